@@ -1,0 +1,266 @@
+//! The throttle inside one process: hot paths against governor, tokio and throttle-net, and memory.
+
+use std::env;
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use governor::clock::MonotonicClock;
+use governor::{Quota, RateLimiter};
+use indicatif::{ProgressBar, ProgressStyle};
+use tidegate::{
+    Budget, Circuit, Clock, Controller, Cost, FastClock, Outcome, Pace, Rate, Slots, Throttle, TokioClock,
+};
+use throttle_net::MultiLimiter;
+use tokio::sync::Semaphore;
+
+use crate::counted::instructions;
+use crate::measure::best_of;
+use crate::report::Row;
+
+const PLENTY: u32 = u32::MAX;
+const SLOTS: u32 = 1_000;
+
+pub(crate) fn rows(rounds: u32, only: Option<&str>) -> Result<Vec<Row>> {
+    type Case = (&'static str, fn(u32) -> Result<Vec<Row>>);
+    let cases: [Case; 8] = [
+        ("rate_std_clock", |rounds| Ok(vec![rate_std_clock(rounds)])),
+        ("rate_fast_clock", |rounds| Ok(vec![rate_fast_clock(rounds)])),
+        ("slots", |rounds| Ok(vec![slots(rounds)])),
+        ("slots_await", |rounds| Ok(vec![slots_await(rounds)?])),
+        ("everything", |rounds| Ok(vec![everything(rounds)])),
+        ("bytes", |_| memory()),
+        ("two_threads", |rounds| Ok(two_threads(rounds))),
+        ("instructions", |_| counts()),
+    ];
+    let wanted: Vec<Case> =
+        cases.into_iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
+    let bar = ProgressBar::new(wanted.len() as u64)
+        .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
+    let mut rows = Vec::new();
+    for (name, measure) in wanted {
+        bar.set_message(name);
+        rows.extend(measure(rounds)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+/// Runs a hot path for callgrind.
+pub(crate) fn run_hot(name: &str, times: u64) -> Result<()> {
+    let rate = rate_only(Frozen);
+    let slots = slots_only();
+    let governor = governor_default();
+    let semaphore = Semaphore::new(SLOTS as usize);
+    let mut operation: Box<dyn FnMut()> = match name {
+        "rate" => Box::new(move || try_and_settle(&rate)),
+        "rate_peer" => Box::new(move || drop(black_box(governor.check()))),
+        "slots" => Box::new(move || try_and_drop(&slots)),
+        "slots_peer" => Box::new(move || drop(black_box(semaphore.try_acquire()))),
+        other => bail!("there is no hot path called `{other}`"),
+    };
+    for _ in 0..times {
+        operation();
+    }
+    Ok(())
+}
+
+/// A clock without a thread, so that callgrind counts the caller alone.
+#[derive(Debug)]
+struct Frozen;
+
+impl Clock for Frozen {
+    fn now(&self) -> tidegate::Instant {
+        tidegate::Instant::from_nanos(1_000_000_000)
+    }
+
+    fn sleep_until(&self, _: tidegate::Instant) -> tidegate::Sleep {
+        Box::pin(std::future::pending())
+    }
+}
+
+fn rate_only(clock: impl Clock) -> Throttle {
+    let builder = Throttle::builder().rate(Rate::per_second(u64::from(PLENTY))).clock(clock);
+    builder.build().expect("within the bounds")
+}
+
+fn slots_only() -> Throttle {
+    Throttle::builder().slots(Slots::fixed(SLOTS)).build().expect("within the bounds")
+}
+
+fn quota() -> Quota {
+    Quota::per_second(NonZeroU32::MAX)
+}
+
+fn governor_default() -> governor::DefaultDirectRateLimiter {
+    RateLimiter::direct(quota())
+}
+
+#[inline]
+fn try_and_settle(throttle: &Throttle) {
+    throttle.try_acquire(Cost::request()).expect("there is plenty").settle(Outcome::success());
+}
+
+#[inline]
+fn try_and_drop(throttle: &Throttle) {
+    drop(black_box(throttle.try_acquire(Cost::request()).expect("there is plenty")));
+}
+
+fn rate_std_clock(rounds: u32) -> Row {
+    let ours = rate_only(TokioClock::new());
+    let peer = RateLimiter::direct_with_clock(quota(), MonotonicClock);
+    let pair = best_of(rounds, || try_and_settle(&ours), || drop(black_box(peer.check())));
+    Row::new("rate_std_clock", pair, Some(1.2), "ns", "try_acquire + settle vs governor check, std clock")
+}
+
+fn rate_fast_clock(rounds: u32) -> Row {
+    let ours = rate_only(FastClock::new());
+    let peer = governor_default();
+    let pair = best_of(rounds, || try_and_settle(&ours), || drop(black_box(peer.check())));
+    Row::new("rate_fast_clock", pair, Some(3.0), "ns", "the same, fast clock vs governor's default clock")
+}
+
+fn slots(rounds: u32) -> Row {
+    let ours = slots_only();
+    let peer = Semaphore::new(SLOTS as usize);
+    let pair = best_of(rounds, || try_and_drop(&ours), || drop(black_box(peer.try_acquire())));
+    Row::new("slots", pair, Some(3.0), "ns", "try_acquire + drop vs tokio Semaphore")
+}
+
+fn slots_await(rounds: u32) -> Result<Row> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let ours = slots_only();
+    let peer = Semaphore::new(SLOTS as usize);
+    // A round of awaits inside one block_on: entering a runtime is not what is measured.
+    let (mut best_ours, mut best_peer) = (f64::INFINITY, f64::INFINITY);
+    let batch = 20_000_u32;
+    for _ in 0..rounds {
+        let start = std::time::Instant::now();
+        runtime.block_on(async {
+            for _ in 0..batch {
+                drop(black_box(ours.acquire(Cost::request()).await));
+            }
+        });
+        best_ours = best_ours.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(batch));
+        let start = std::time::Instant::now();
+        runtime.block_on(async {
+            for _ in 0..batch {
+                drop(black_box(peer.acquire().await));
+            }
+        });
+        best_peer = best_peer.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(batch));
+    }
+    let pair = (best_ours, best_peer);
+    Ok(Row::new("slots_await", pair, Some(2.0), "ns", "acquire().await + drop vs tokio Semaphore"))
+}
+
+/// Every gate that a request can meet, none of which holds it.
+fn everything(rounds: u32) -> Row {
+    let ours = Throttle::builder()
+        .slots(Slots::fixed(SLOTS))
+        .pace(Pace::every(Duration::ZERO))
+        .rate(Rate::per_second(u64::from(PLENTY)))
+        .budget(Budget::tokens(1 << 53, Duration::from_secs(60)))
+        .circuit(Circuit::default())
+        .controller(Controller::Fixed)
+        .total(0)
+        .clock(FastClock::new())
+        .build()
+        .expect("within the bounds");
+    let peer = MultiLimiter::builder()
+        .dimension("requests", throttle_net::Throttle::per_second(PLENTY))
+        .dimension("input_tokens", throttle_net::Throttle::per_second(PLENTY))
+        .dimension("output_tokens", throttle_net::Throttle::per_second(PLENTY))
+        .build();
+    let costs = [("requests", 1), ("input_tokens", 1_500), ("output_tokens", 200)];
+    let cost = Cost::request().tokens(1_700);
+    let pair = best_of(
+        rounds,
+        || {
+            let permit = ours.try_acquire(black_box(cost)).expect("there is plenty");
+            permit.settle(Outcome::success().spent(Cost::request().tokens(1_500)));
+        },
+        || assert!(black_box(peer.try_acquire_costs(black_box(&costs))), "there is plenty"),
+    );
+    let what = "slots, pace, rate, budget, circuit, progress vs throttle-net, three dimensions";
+    Row::new("everything", pair, Some(0.4), "ns", what)
+}
+
+/// Bytes are counted by a program of its own: a counting allocator would slow the timings.
+fn memory() -> Result<Vec<Row>> {
+    let program = env::current_exe()?.with_file_name("memory");
+    let output = Command::new(&program)
+        .output()
+        .with_context(|| format!("{} is built beside this program", program.display()))?;
+    let text = String::from_utf8(output.stdout)?;
+    let number = |name: &str| -> Result<f64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        line.with_context(|| format!("no `{name}` in: {text}"))?.parse().context("a number of bytes")
+    };
+    let throttle = (number("throttle_bytes")?, 512.0);
+    let waiter = (number("waiter_bytes")?, 256.0);
+    Ok(vec![
+        Row::new("throttle_bytes", throttle, Some(1.0), "bytes", "an idle throttle beyond its plan"),
+        Row::new("waiter_bytes", waiter, Some(1.0), "bytes", "a waiter beyond its future, of 10,000"),
+    ])
+}
+
+/// Two threads on one throttle: told, not judged.
+fn two_threads(rounds: u32) -> Vec<Row> {
+    let rate = Arc::new(rate_only(FastClock::new()));
+    let governor = Arc::new(governor_default());
+    let slots = Arc::new(slots_only());
+    let semaphore = Arc::new(Semaphore::new(SLOTS as usize));
+    let rate_pair = contended(
+        rounds,
+        move || try_and_settle(&rate),
+        move || drop(black_box(governor.check())),
+    );
+    let slots_pair = contended(
+        rounds,
+        move || try_and_drop(&slots),
+        move || drop(black_box(semaphore.try_acquire())),
+    );
+    vec![
+        Row::new("two_threads_rate", rate_pair, None, "ns", "rate_fast_clock from two threads at once"),
+        Row::new("two_threads_slots", slots_pair, None, "ns", "slots from two threads at once"),
+    ]
+}
+
+/// Nanoseconds per operation while another thread does the same.
+fn contended<A, B>(rounds: u32, ours: A, peer: B) -> (f64, f64)
+where
+    A: Fn() + Send + Sync,
+    B: Fn() + Send + Sync,
+{
+    fn pair(operation: &(impl Fn() + Sync)) -> f64 {
+        let batch = 50_000_u32;
+        let start = std::time::Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..batch).for_each(|_| operation()));
+            }
+        });
+        start.elapsed().as_secs_f64() * 1e9 / f64::from(2 * batch)
+    }
+    let mut best = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..rounds {
+        best.0 = best.0.min(pair(&ours));
+        best.1 = best.1.min(pair(&peer));
+    }
+    best
+}
+
+fn counts() -> Result<Vec<Row>> {
+    let rate = (instructions("rate")?, instructions("rate_peer")?);
+    let slots = (instructions("slots")?, instructions("slots_peer")?);
+    Ok(vec![
+        Row::new("instructions_rate", rate, None, "instructions", "rate_fast_clock, counted by callgrind"),
+        Row::new("instructions_slots", slots, None, "instructions", "slots, counted by callgrind"),
+    ])
+}

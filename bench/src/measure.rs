@@ -1,0 +1,27 @@
+//! Timing two sides on a noisy machine: interleaved rounds, and the best round of each.
+
+use std::time::Instant;
+
+/// Operations per round: a round of a few milliseconds fits between most disturbances.
+const BATCH: u32 = 20_000;
+
+/// Nanoseconds per operation of both sides, each the best of its rounds.
+pub(crate) fn best_of(rounds: u32, mut ours: impl FnMut(), mut peer: impl FnMut()) -> (f64, f64) {
+    let mut best = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..rounds {
+        best.0 = best.0.min(round(&mut ours));
+        best.1 = best.1.min(round(&mut peer));
+    }
+    best
+}
+
+fn round(operation: &mut impl FnMut()) -> f64 {
+    for _ in 0..BATCH / 20 {
+        operation();
+    }
+    let start = Instant::now();
+    for _ in 0..BATCH {
+        operation();
+    }
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(BATCH)
+}

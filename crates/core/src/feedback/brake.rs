@@ -1,0 +1,152 @@
+//! The brake: after a few failures halve, then let go step by step.
+//!
+//! So many failures in the window, or one overload: slots halve (down to their minimum), the interval doubles,
+//! and the slots there were become the ceiling. Every cooling period without another cut gives one slot back
+//! up to the ceiling and halves the interval, as long as the slots are used. After `ceiling_periods` cooling
+//! periods without any failure the ceiling is the maximum again. So from 64 slots cut to 32 and under demand,
+//! it takes 32 cooling periods to be back.
+
+use std::time::Duration;
+
+use super::{Advice, Sample, Tuning};
+use crate::event::Why;
+use crate::outcome::Kind;
+use crate::plan::{Brake, Plan};
+use crate::time::Instant;
+use crate::window::Window;
+
+/// Where doubling starts when there was no interval at all.
+const INTERVAL_FIRST: Duration = Duration::from_millis(50);
+
+/// What the brake remembers.
+#[derive(Debug, Clone)]
+pub(crate) struct BrakeState {
+    failures: Window,
+    ceiling: u32,
+    /// The cooling period that is running began here.
+    cooling_since: Option<Instant>,
+    last_failure: Option<Instant>,
+    is_cooling: bool,
+}
+
+/// The bounds within which the brake moves.
+struct Bounds {
+    slots_min: u32,
+    slots_max: u32,
+    interval_min: Duration,
+    interval_max: Duration,
+}
+
+impl BrakeState {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self {
+            failures: Window::default(),
+            ceiling: bounds(plan).slots_max,
+            cooling_since: None,
+            last_failure: None,
+            is_cooling: false,
+        }
+    }
+
+    pub(super) fn learn(
+        &mut self,
+        plan: &Plan,
+        brake: &Brake,
+        tuning: Tuning,
+        sample: Sample,
+    ) -> Option<Advice> {
+        let now = sample.now;
+        match sample.kind {
+            Kind::Ignored => None,
+            Kind::Success => self.cool(plan, brake, tuning, sample),
+            Kind::Failure | Kind::Overload if !sample.is_current => None,
+            Kind::Overload => {
+                self.last_failure = Some(now);
+                Some(self.cut(plan, tuning, Why::Overload, now))
+            }
+            Kind::Failure => {
+                self.last_failure = Some(now);
+                self.failures.record(brake.within, now, 1);
+                let count = self.failures.total(brake.within, now);
+                (count >= u64::from(brake.failures)).then(|| {
+                    self.cut(plan, tuning, Why::Failures { count, within: brake.within }, now)
+                })
+            }
+        }
+    }
+
+    pub(super) const fn ceiling(&self) -> u32 {
+        self.ceiling
+    }
+
+    pub(super) const fn is_cooling(&self) -> bool {
+        self.is_cooling
+    }
+
+    pub(super) fn failures(&self, brake: &Brake, now: Instant) -> u64 {
+        self.failures.total(brake.within, now)
+    }
+
+    pub(super) fn tune(&mut self, old: &Plan, new: &Plan) {
+        let (old, new) = (bounds(old), bounds(new));
+        self.ceiling = if self.ceiling == old.slots_max {
+            new.slots_max
+        } else {
+            self.ceiling.clamp(new.slots_min, new.slots_max)
+        };
+    }
+
+    fn cut(&mut self, plan: &Plan, tuning: Tuning, why: Why, now: Instant) -> Advice {
+        let bounds = bounds(plan);
+        self.failures.clear();
+        self.ceiling = tuning.slots;
+        self.cooling_since = Some(now);
+        self.is_cooling = true;
+        let interval = (tuning.interval * 2).max(INTERVAL_FIRST).min(bounds.interval_max);
+        let slots = (tuning.slots / 2).max(bounds.slots_min);
+        Advice::Cut(Tuning { slots, interval }, why)
+    }
+
+    /// A success: perhaps the end of a healthy period.
+    fn cool(&mut self, plan: &Plan, brake: &Brake, tuning: Tuning, sample: Sample) -> Option<Advice> {
+        let (bounds, now) = (bounds(plan), sample.now);
+        self.lift_ceiling(brake, &bounds, now);
+        let since = *self.cooling_since.get_or_insert(now);
+        let is_used = sample.in_flight.saturating_mul(2) >= u64::from(tuning.slots);
+        if now.since(since) < brake.cooling || !is_used {
+            return None;
+        }
+        self.cooling_since = Some(now);
+        let mut interval = (tuning.interval / 2).max(bounds.interval_min);
+        if bounds.interval_min.is_zero() && tuning.interval <= INTERVAL_FIRST {
+            // Halving never reaches zero: the step back mirrors the step away from it.
+            interval = Duration::ZERO;
+        }
+        let slots = tuning.slots.saturating_add(1).min(self.ceiling.max(tuning.slots));
+        let grown = Tuning { slots, interval };
+        self.is_cooling &= grown.slots < self.ceiling || grown.interval > bounds.interval_min;
+        (grown != tuning).then_some(Advice::Grow(grown))
+    }
+
+    fn lift_ceiling(&mut self, brake: &Brake, bounds: &Bounds, now: Instant) {
+        let patience = brake.cooling.saturating_mul(brake.ceiling_periods);
+        if self.ceiling < bounds.slots_max
+            && self.last_failure.is_none_or(|failure| now.since(failure) >= patience)
+        {
+            self.ceiling = bounds.slots_max;
+        }
+    }
+}
+
+fn bounds(plan: &Plan) -> Bounds {
+    // Without slots there is nothing to halve, and without a pace nothing to double.
+    let (slots_min, slots_max) =
+        plan.draft.slots.map_or((u32::MAX, u32::MAX), |slots| (slots.min, slots.max));
+    let (interval_min, interval_max) =
+        plan.draft.pace.map_or((Duration::ZERO, Duration::ZERO), |pace| (pace.interval_min, pace.interval_max));
+    Bounds { slots_min, slots_max, interval_min, interval_max }
+}
+
+#[cfg(test)]
+#[path = "brake_tests.rs"]
+mod tests;

@@ -1,0 +1,205 @@
+//! The circuit breaker: when the far side fails, stop asking; then ask with a few probes.
+//!
+//! Half-open follows from time and is never stored: an open circuit whose time is over admits up to `probes`
+//! at a time, as many successes close it, and a failure re-opens it for twice as long (at most five times the
+//! first). A probe's place belongs to its permit and comes back however the permit ends. What was admitted
+//! before the last change of the circuit says nothing about now, and is not heard.
+
+use std::time::Duration;
+
+use crate::event::{Event, Trip};
+use crate::plan::Circuit;
+use crate::refused::Refused;
+use crate::snapshot::{CircuitState, CircuitView};
+use crate::time::{Instant, nanos};
+use crate::window::Tally;
+
+/// An open circuit is open at most this many times the configured span.
+const OPEN_FACTOR_MAX: u64 = 5;
+/// While all probes are out there is no telling when; this is the least answer.
+const PROBE_WAIT_MIN: Duration = Duration::from_millis(1);
+
+/// The state of a breaker.
+#[derive(Debug, Clone)]
+pub(crate) struct CircuitGate {
+    state: State,
+    /// The generation that began with the last change; earlier ones are not heard.
+    since: u32,
+    tally: Option<Box<Tally>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Closed { failures: u32 },
+    Open { probe_at: Instant, span: u64, probes: u32, successes: u32, probed: bool },
+}
+
+/// Whether an outcome changed the circuit. A change begins a new generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    None,
+    Changed,
+}
+
+impl CircuitGate {
+    pub(crate) fn new(plan: &Circuit, generation: u32) -> Self {
+        let tally = plan.error_rate.map(|rate| Box::new(Tally::new(rate.window, rate.slices)));
+        Self { state: State::Closed { failures: 0 }, since: generation, tally }
+    }
+
+    /// Why nobody may pass at `now`, if nobody may.
+    pub(crate) fn refuses(&self, plan: &Circuit, now: Instant) -> Option<Refused> {
+        match self.state {
+            State::Open { probe_at, .. } if now < probe_at => {
+                Some(Refused::CircuitOpen { retry_after: probe_at.since(now) })
+            }
+            State::Open { probes, span, .. } if probes >= plan.probes => {
+                let retry_after = Duration::from_nanos(span / 10).max(PROBE_WAIT_MIN);
+                Some(Refused::CircuitOpen { retry_after })
+            }
+            State::Open { .. } | State::Closed { .. } => None,
+        }
+    }
+
+    /// Takes a probe's place where the request is one.
+    pub(crate) fn take(&mut self, events: &mut Vec<Event>) -> bool {
+        match &mut self.state {
+            State::Closed { .. } => false,
+            State::Open { probes, probed, .. } => {
+                *probes += 1;
+                if !*probed {
+                    *probed = true;
+                    events.push(Event::CircuitHalfOpened);
+                }
+                true
+            }
+        }
+    }
+
+    /// A probe ended, however it ended.
+    pub(crate) fn give_back(&mut self, generation: u32) {
+        if let State::Open { probes, .. } = &mut self.state
+            && generation >= self.since
+        {
+            *probes = probes.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn success(
+        &mut self,
+        plan: &Circuit,
+        generation: u32,
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) -> Change {
+        if generation < self.since {
+            return Change::None;
+        }
+        match &mut self.state {
+            State::Closed { failures } => {
+                *failures = 0;
+                self.tally(now, false);
+                Change::None
+            }
+            State::Open { probe_at, successes, .. } if now >= *probe_at => {
+                *successes += 1;
+                if *successes < plan.probes {
+                    return Change::None;
+                }
+                self.state = State::Closed { failures: 0 };
+                if let Some(tally) = &mut self.tally {
+                    tally.clear();
+                }
+                events.push(Event::CircuitClosed);
+                Change::Changed
+            }
+            State::Open { .. } => Change::None,
+        }
+    }
+
+    pub(crate) fn failure(
+        &mut self,
+        plan: &Circuit,
+        generation: u32,
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) -> Change {
+        if generation < self.since {
+            return Change::None;
+        }
+        match &mut self.state {
+            State::Closed { failures } => {
+                *failures = failures.saturating_add(1);
+                let failures = *failures;
+                self.tally(now, true);
+                match self.trips(plan, failures, now) {
+                    Some(why) => self.open(nanos(plan.open_for), why, now, events),
+                    None => Change::None,
+                }
+            }
+            State::Open { probe_at, span, .. } if now >= *probe_at => {
+                let span = span.saturating_mul(2).min(nanos(plan.open_for).saturating_mul(OPEN_FACTOR_MAX));
+                self.open(span, Trip::Probe, now, events)
+            }
+            // Nothing lengthens a circuit that is open already.
+            State::Open { .. } => Change::None,
+        }
+    }
+
+    pub(crate) fn view(&self, now: Instant) -> CircuitView {
+        let closed = CircuitView {
+            state: CircuitState::Closed,
+            consecutive_failures: 0,
+            probe_successes: 0,
+            probes_in_flight: 0,
+            retry_after: Duration::ZERO,
+        };
+        match self.state {
+            State::Closed { failures } => CircuitView { consecutive_failures: failures, ..closed },
+            State::Open { probe_at, probes, successes, .. } => CircuitView {
+                state: if now < probe_at { CircuitState::Open } else { CircuitState::HalfOpen },
+                probe_successes: successes,
+                probes_in_flight: probes,
+                retry_after: probe_at.since(now),
+                ..closed
+            },
+        }
+    }
+
+    /// A new generation begins with the change just made: what is in flight by now is of the past.
+    pub(crate) const fn begin(&mut self, generation: u32) {
+        self.since = generation;
+    }
+
+    /// Follows a plan that asks for another error rate; the state stays.
+    pub(crate) fn tune(&mut self, old: Option<&Circuit>, new: &Circuit) {
+        if old.is_none_or(|old| old.error_rate != new.error_rate) {
+            self.tally = new.error_rate.map(|rate| Box::new(Tally::new(rate.window, rate.slices)));
+        }
+    }
+
+    fn open(&mut self, span: u64, why: Trip, now: Instant, events: &mut Vec<Event>) -> Change {
+        let probe_at = now.plus_nanos(span);
+        self.state = State::Open { probe_at, span, probes: 0, successes: 0, probed: false };
+        events.push(Event::CircuitOpened { span: Duration::from_nanos(span), why });
+        Change::Changed
+    }
+
+    fn trips(&self, plan: &Circuit, failures: u32, now: Instant) -> Option<Trip> {
+        if plan.consecutive.is_some_and(|limit| failures >= limit) {
+            return Some(Trip::Consecutive { failures });
+        }
+        let rate = plan.error_rate?;
+        let counts = self.tally.as_ref()?.counts(now);
+        #[expect(clippy::cast_precision_loss, reason = "a share of outcomes, compared with a share")]
+        let trips = counts.total >= u64::from(rate.samples_min)
+            && counts.bad as f64 >= rate.threshold * counts.total as f64;
+        trips.then_some(Trip::ErrorRate { failures: counts.bad, total: counts.total })
+    }
+
+    fn tally(&mut self, now: Instant, is_bad: bool) {
+        if let Some(tally) = &mut self.tally {
+            tally.record(now, is_bad);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The gates, in the order in which they are asked: lifecycle, circuit, pause, pools, pace, rate, budget.
+//!
+//! Each gate is one question in one file, with the state that changes and nothing else; its limits come from
+//! the [`Plan`](crate::plan::Plan). `gates.rs` asks all and takes from all, `settle.rs` gives back and learns,
+//! `retune.rs` puts a new plan under the same state.
+
+pub mod budget;
+pub mod circuit;
+pub mod gates;
+pub mod lifecycle;
+pub mod pace;
+pub mod pause;
+pub mod pool;
+pub mod rate;
+mod retune;
+mod settle;
+mod view;
+
+pub use gates::{Ahead, Gates};

@@ -1,0 +1,96 @@
+//! Capacity that returns: slots, recovery slots, bytes in flight.
+//!
+//! There is no "available": a pool keeps what is held and compares it with the limit of the moment, so a
+//! limit can move under requests in flight. After a shrink nobody enters until enough have left.
+
+/// What is held of a capacity that returns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pool {
+    held: u64,
+}
+
+/// Whether a pool may be overdrawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overdraw {
+    /// What is held never exceeds the limit.
+    Never,
+    /// Whoever enters while no more than the limit is held may exceed it: at most one request too much.
+    OnEntry,
+}
+
+impl Pool {
+    /// Whether `amount` may be taken under `limit`.
+    pub const fn admits(self, amount: u64, limit: u64, overdraw: Overdraw) -> bool {
+        match overdraw {
+            Overdraw::Never => self.held.saturating_add(amount) <= limit,
+            Overdraw::OnEntry => self.held <= limit,
+        }
+    }
+
+    /// Takes `amount`; whether it may was asked before. Answers what was really taken.
+    pub const fn take(&mut self, amount: u64) -> u64 {
+        let before = self.held;
+        self.held = self.held.saturating_add(amount);
+        self.held - before
+    }
+
+    /// Gives `amount` back.
+    pub const fn give_back(&mut self, amount: u64) {
+        debug_assert!(amount <= self.held, "more is returned than is held");
+        self.held = self.held.saturating_sub(amount);
+    }
+
+    /// What is held.
+    pub const fn held(self) -> u64 {
+        self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t1_bytes_overdraw_by_one_request_at_most() {
+        let (limit, overdraw) = (1_000, Overdraw::OnEntry);
+        let mut pool = Pool::default();
+        assert!(pool.admits(500, limit, overdraw));
+        let first = pool.take(500);
+        assert!(pool.admits(600, limit, overdraw));
+        pool.take(600);
+        assert!(!pool.admits(100, limit, overdraw), "1,100 of 1,000 are held");
+        pool.give_back(first);
+        assert!(pool.admits(100, limit, overdraw));
+    }
+
+    #[test]
+    fn t16_at_a_balance_of_exactly_zero_nothing_is_too_large() {
+        let mut pool = Pool::default();
+        pool.take(1_000);
+        assert!(pool.admits(1_000_000_000, 1_000, Overdraw::OnEntry));
+        pool.take(1_000_000_000);
+        assert_eq!(pool.held(), 1_000_001_000);
+        assert!(!pool.admits(0, 1_000, Overdraw::OnEntry));
+    }
+
+    #[test]
+    fn g27_after_a_shrink_nobody_enters_until_enough_have_left() {
+        let mut pool = Pool::default();
+        pool.take(8);
+        for held in (2..8).rev() {
+            pool.give_back(1);
+            assert!(!pool.admits(1, 2, Overdraw::Never), "{held} of 2 slots are held");
+        }
+        pool.give_back(1);
+        assert!(pool.admits(1, 2, Overdraw::Never));
+    }
+
+    #[test]
+    fn what_saturated_on_the_way_in_returns_as_it_was_taken() {
+        let mut pool = Pool::default();
+        pool.take(5);
+        let taken = pool.take(u64::MAX);
+        pool.give_back(taken);
+        assert_eq!(pool.held(), 5);
+    }
+}

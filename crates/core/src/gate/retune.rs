@@ -1,0 +1,61 @@
+//! A new plan under a living state: levels, requests in flight and the circuit stay as they are.
+
+use super::circuit::CircuitGate;
+use super::gates::Gates;
+use super::pace::PaceGate;
+use crate::event::Event;
+use crate::plan::Plan;
+use crate::time::Instant;
+
+impl Gates {
+    /// Goes on under `new`.
+    ///
+    /// What a controller has tuned stays where it is, within the new bounds; what stood at its old maximum (or
+    /// the interval at its old minimum) follows to the new one.
+    pub fn retune(&mut self, old: &Plan, new: &Plan, now: Instant, events: &mut Vec<Event>) {
+        self.see(old, now);
+        self.retune_slots(old, new);
+        self.retune_pace(old, new);
+        if let (Some(from), Some(to)) = (&old.rate, &new.rate)
+            && from != to
+        {
+            // While paused nothing accrues: the level of now is the level at the end of the pause.
+            let accrues_from = self.pause.until(self.latest).unwrap_or(self.latest);
+            self.rate.tune(from, to, accrues_from);
+        }
+        match (&mut self.circuit, &new.draft.circuit) {
+            (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
+            (none @ None, Some(circuit)) => *none = Some(CircuitGate::new(circuit, self.generation)),
+            (_, None) => {}
+        }
+        self.feedback.tune(old, new);
+        events.push(Event::Retuned);
+    }
+
+    fn retune_slots(&mut self, old: &Plan, new: &Plan) {
+        if old.draft.slots == new.draft.slots {
+            return;
+        }
+        self.slots_limit = match (old.draft.slots, new.draft.slots) {
+            (_, None) => u32::MAX,
+            (None, Some(slots)) => slots.start,
+            (Some(old), Some(new)) if self.slots_limit == old.max => new.max,
+            (Some(_), Some(new)) => self.slots_limit.clamp(new.min, new.max),
+        };
+    }
+
+    fn retune_pace(&mut self, old: &Plan, new: &Plan) {
+        let Some(pace) = new.draft.pace else {
+            self.pace = None;
+            return;
+        };
+        let gate = self.pace.get_or_insert_with(|| PaceGate::new(pace.interval_min));
+        let was_fastest = old.draft.pace.is_none_or(|old| gate.interval() == old.interval_min);
+        let interval = if was_fastest {
+            pace.interval_min
+        } else {
+            gate.interval().clamp(pace.interval_min, pace.interval_max)
+        };
+        gate.tune(interval, pace.jitter, &mut self.random);
+    }
+}

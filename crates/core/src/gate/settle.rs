@@ -1,0 +1,285 @@
+//! The way back: what is held returns, what was used is booked, and the outcome is learned from.
+//!
+//! This file is the outcome table of [`outcome`](crate::outcome), row by row.
+
+use std::time::Duration;
+
+use super::circuit::Change as CircuitChange;
+use super::gates::Gates;
+use crate::cost::Charge;
+use crate::event::{Change, Event};
+use crate::feedback::{Advice, Sample, Tuning};
+use crate::outcome::{Kind, Outcome};
+use crate::plan::Plan;
+use crate::time::Instant;
+
+/// Where an outcome comes from.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    generation: u32,
+    bytes: u64,
+    latency: Duration,
+}
+
+impl Gates {
+    /// Ends a request: returns what it holds, books what it used, learns from how it went.
+    ///
+    /// `reported` tokens were said to be used while it ran; `waiting` callers are queued.
+    #[inline]
+    pub fn settle(
+        &mut self,
+        plan: &Plan,
+        charge: Charge,
+        reported: Option<u64>,
+        outcome: Outcome,
+        waiting: u32,
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) {
+        self.see(plan, now);
+        let was_drained = self.is_drained();
+        if outcome.kind != Kind::Ignored {
+            self.learn(plan, Some(&charge), outcome, waiting, events);
+        }
+        self.book(plan, &charge, reported, outcome, events);
+        self.give_back(charge);
+        if self.is_drained() && !was_drained {
+            events.push(Event::Drained);
+        }
+    }
+
+    /// Learns from an outcome without ending anything: part of a batch, or a request that had no permit.
+    ///
+    /// Without a charge the outcome counts as one of the current generation.
+    pub fn record(
+        &mut self,
+        plan: &Plan,
+        charge: Option<&Charge>,
+        outcome: Outcome,
+        waiting: u32,
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) {
+        self.see(plan, now);
+        if outcome.kind != Kind::Ignored {
+            self.learn(plan, charge, outcome, waiting, events);
+        }
+    }
+
+    /// Books tokens that were used without having been asked for.
+    pub fn record_tokens(&mut self, plan: &Plan, tokens: u64, now: Instant, events: &mut Vec<Event>) {
+        self.see(plan, now);
+        if let Some(budget) = &plan.draft.budget {
+            self.budget.take(budget, tokens, self.latest, events);
+        }
+    }
+
+    /// Takes back an admission that never went out: it returns whole, entry in pace and rate included.
+    pub fn undo(&mut self, plan: &Plan, charge: Charge, now: Instant, events: &mut Vec<Event>) {
+        if let Some(pace) = &mut self.pace {
+            pace.undo(charge.entered);
+        }
+        if let (true, Some(shape)) = (charge.rate_held, &plan.rate) {
+            self.rate.give_back(shape);
+        }
+        self.admitted -= 1;
+        self.settle(plan, charge, None, Outcome::ignored(), 0, now, events);
+    }
+
+    fn give_back(&mut self, charge: Charge) {
+        self.slots.give_back(1);
+        if charge.recovery_slot {
+            self.recovery.give_back(1);
+        }
+        if charge.bytes_held > 0 {
+            self.bytes.give_back(charge.bytes_held);
+        }
+        if charge.probe
+            && let Some(circuit) = &mut self.circuit
+        {
+            circuit.give_back(charge.generation);
+        }
+    }
+
+    fn book(
+        &mut self,
+        plan: &Plan,
+        charge: &Charge,
+        reported: Option<u64>,
+        outcome: Outcome,
+        events: &mut Vec<Event>,
+    ) {
+        let Some(budget) = &plan.draft.budget else { return };
+        let estimate = charge.tokens_held;
+        let used = match (outcome.kind, outcome.spent, reported) {
+            (Kind::Ignored, _, reported) => reported.unwrap_or(0),
+            (_, Some(spent), _) => spent.tokens,
+            (_, None, Some(reported)) => reported,
+            (Kind::Success, None, None) => estimate,
+            (Kind::Failure | Kind::Overload, None, None) => 0,
+        };
+        self.budget.settle(budget, estimate, used, charge.entered, self.latest, events);
+    }
+
+    /// The circuit, the controller, the pause and the progress hear of it, in this order.
+    fn learn(
+        &mut self,
+        plan: &Plan,
+        charge: Option<&Charge>,
+        outcome: Outcome,
+        waiting: u32,
+        events: &mut Vec<Event>,
+    ) {
+        let origin = match charge {
+            Some(charge) => Origin {
+                generation: charge.generation,
+                bytes: charge.cost.bytes,
+                latency: outcome.latency.unwrap_or_else(|| self.latest.since(charge.entered)),
+            },
+            None => Origin {
+                generation: self.generation,
+                bytes: outcome.spent.map_or(0, |spent| spent.bytes),
+                latency: outcome.latency.unwrap_or_default(),
+            },
+        };
+        // Before the circuit speaks: a trip begins a new generation, and this outcome is of the old one.
+        let is_current = origin.generation >= self.generation;
+        self.tell_circuit(plan, origin.generation, outcome, events);
+        self.tell_controller(plan, is_current, outcome.kind, events);
+        self.tell_pause(plan, origin.bytes, outcome, waiting, events);
+        self.tell_progress(plan, origin.latency, outcome);
+    }
+
+    fn tell_circuit(&mut self, plan: &Plan, generation: u32, outcome: Outcome, events: &mut Vec<Event>) {
+        let (Some(circuit), Some(limits)) = (&mut self.circuit, &plan.draft.circuit) else { return };
+        let change = match outcome.kind {
+            Kind::Success => circuit.success(limits, generation, self.latest, events),
+            // A far side that says when to come back is alive.
+            Kind::Overload if outcome.retry_after.is_some() => CircuitChange::None,
+            Kind::Failure | Kind::Overload => circuit.failure(limits, generation, self.latest, events),
+            Kind::Ignored => CircuitChange::None,
+        };
+        if change == CircuitChange::Changed {
+            self.generation = self.generation.saturating_add(1);
+            circuit.begin(self.generation);
+        }
+    }
+
+    fn tell_controller(&mut self, plan: &Plan, is_current: bool, kind: Kind, events: &mut Vec<Event>) {
+        let sample = Sample { kind, is_current, in_flight: self.slots.held(), now: self.latest };
+        let before = self.tuning();
+        let ceiling = self.feedback.ceiling();
+        let advice = self.feedback.learn(plan, before, sample);
+        let change = |to: Tuning| {
+            (
+                Change { from: before.slots, to: to.slots },
+                Change { from: before.interval, to: to.interval },
+            )
+        };
+        match advice {
+            Some(Advice::Cut(to, why)) => {
+                self.generation = self.generation.saturating_add(1);
+                self.tune(plan, to);
+                let (slots, interval) = change(to);
+                events.push(Event::Slowed { slots, interval, why });
+            }
+            grow => {
+                if let (Some(from), Some(to)) = (ceiling, self.feedback.ceiling())
+                    && from < to
+                {
+                    events.push(Event::CeilingLifted { ceiling: Change { from, to } });
+                }
+                if let Some(Advice::Grow(to)) = grow {
+                    self.tune(plan, to);
+                    let (slots, interval) = change(to);
+                    events.push(Event::SpedUp { slots, interval });
+                }
+            }
+        }
+    }
+
+    fn tell_pause(
+        &mut self,
+        plan: &Plan,
+        bytes: u64,
+        outcome: Outcome,
+        waiting: u32,
+        events: &mut Vec<Event>,
+    ) {
+        let by_size = match (outcome.kind, &plan.draft.pause.sizes) {
+            (Kind::Overload, Some(rule)) if bytes <= rule.small_max => Some(rule.small),
+            (Kind::Overload, Some(rule)) => Some(rule.large),
+            _ => None,
+        };
+        if let Some(span) = outcome.retry_after.max(by_size) {
+            self.pause_for(plan, span, waiting, events);
+        }
+    }
+
+    fn tell_progress(&mut self, plan: &Plan, latency: Duration, outcome: Outcome) {
+        if plan.draft.total.is_some() && !(outcome.retried && outcome.kind != Kind::Success) {
+            self.progress.get_or_insert_default().complete(latency);
+        }
+    }
+
+    /// Pauses for `span` from the latest time seen, up to the longest allowed.
+    pub(super) fn pause_for(&mut self, plan: &Plan, span: Duration, waiting: u32, events: &mut Vec<Event>) {
+        let (now, max) = (self.latest, plan.draft.pause.max);
+        if span > max {
+            events.push(Event::PauseCapped { asked: span, capped: max });
+        }
+        let until = now + span.min(max);
+        // The rate accrues nothing while paused; what an earlier pause covers is suspended already.
+        let from = self.pause.until(now).unwrap_or(now);
+        if self.pause.raise(until, waiting, now, &mut self.random) {
+            self.rate.suspend(from, until);
+            events.push(Event::Paused { until, span: until.since(now) });
+        }
+    }
+
+    fn tuning(&self) -> Tuning {
+        let interval = self.pace.map_or(Duration::ZERO, |pace| pace.interval());
+        Tuning { slots: self.slots_limit, interval }
+    }
+
+    fn tune(&mut self, plan: &Plan, to: Tuning) {
+        self.slots_limit = to.slots;
+        if let (Some(gate), Some(pace)) = (&mut self.pace, &plan.draft.pace) {
+            gate.tune(to.interval, pace.jitter, &mut self.random);
+        }
+    }
+}
+
+impl Gates {
+    /// Pauses by hand; answers whether that raised anything.
+    pub fn pause(
+        &mut self,
+        plan: &Plan,
+        span: Duration,
+        waiting: u32,
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        self.see(plan, now);
+        let before = self.pause.until(self.latest);
+        self.pause_for(plan, span, waiting, events);
+        self.pause.until(self.latest) > before
+    }
+
+    /// Ends a pause and its tail by hand; answers whether there was one.
+    pub fn resume(&mut self, plan: &Plan, now: Instant, events: &mut Vec<Event>) -> bool {
+        self.see(plan, now);
+        if let Some(until) = self.pause.until(self.latest) {
+            self.rate.unsuspend(self.latest, until);
+        }
+        let resumed = self.pause.resume();
+        if resumed {
+            events.push(Event::Resumed);
+        }
+        resumed
+    }
+}
+
+#[cfg(test)]
+#[path = "settle_tests.rs"]
+mod tests;

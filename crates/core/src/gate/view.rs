@@ -1,0 +1,83 @@
+//! What there is to see of the gates, without touching them.
+
+use std::time::Duration;
+
+use super::gates::{Ahead, Gates};
+use crate::cost::Cost;
+use crate::plan::Plan;
+use crate::snapshot::{CircuitState, Phase, Snapshot, State};
+use crate::time::Instant;
+use crate::verdict::Verdict;
+
+impl Gates {
+    /// Everything there is to see, as of `now`; `ahead` is the queue.
+    pub fn snapshot(&self, plan: &Plan, ahead: Ahead, now: Instant) -> Snapshot {
+        let now = now.max(self.latest);
+        let phase = self.phase(plan, now);
+        let circuit = plan.draft.circuit.as_ref().and(self.circuit.as_ref()).map(|gate| gate.view(now));
+        let budget = plan.draft.budget.as_ref();
+        let tokens_used = budget.map_or(0, |budget| self.budget.used(budget, now));
+        let slots = plan.draft.slots.map(|_| self.slots_limit);
+        let total = plan.draft.total.unwrap_or(0);
+        let progress = self.progress.as_deref().cloned().unwrap_or_default();
+        Snapshot {
+            at: now,
+            state: self.state(phase, circuit.map(|view| view.state)),
+            phase,
+            in_flight: self.in_flight(),
+            slots,
+            slots_max: plan.draft.slots.map(|slots| slots.max),
+            slots_ceiling: plan.draft.slots.map(|slots| self.feedback.ceiling().unwrap_or(slots.max)),
+            recovering_in_flight: u32::try_from(self.recovery.held()).unwrap_or(u32::MAX),
+            interval: self.pace.map_or(Duration::ZERO, |pace| pace.interval()),
+            bytes_in_flight: self.bytes.held(),
+            rate_level: plan.rate.as_ref().map(|shape| self.rate_level(shape, now)),
+            tokens_used,
+            tokens_remaining: budget.map(|budget| budget.tokens.saturating_sub(tokens_used)),
+            failures: self.feedback.failures(plan, now),
+            circuit,
+            completed: progress.completed(),
+            total,
+            percentage: progress.percentage(total),
+            eta: progress.eta(total, slots.unwrap_or_else(|| self.in_flight())),
+            waiting: ahead.requests,
+            admitted: self.admitted,
+            evaluations: self.evaluations,
+            next_entry: self.next_entry(plan, ahead, now),
+            listener_panics: 0,
+            events_lost: 0,
+        }
+    }
+
+    /// The first state that holds.
+    fn state(&self, phase: Phase, circuit: Option<CircuitState>) -> State {
+        if self.is_drained() {
+            State::Closed
+        } else if self.lifecycle.is_closing() {
+            State::Draining
+        } else if matches!(circuit, Some(CircuitState::Open | CircuitState::HalfOpen)) {
+            State::CircuitOpen
+        } else if phase == Phase::Paused {
+            State::Paused
+        } else if phase == Phase::Recovering {
+            State::Recovering
+        } else if self.feedback.is_cooling() {
+            State::Cooling
+        } else {
+            State::Running
+        }
+    }
+
+    /// A paused bucket stands still: its level is the one it will go on from.
+    fn rate_level(&self, shape: &crate::bucket::Shape, now: Instant) -> i64 {
+        self.rate.level(shape, self.pause.until(now).unwrap_or(now))
+    }
+
+    fn next_entry(&self, plan: &Plan, ahead: Ahead, now: Instant) -> Option<Instant> {
+        match self.ask(plan, Cost::request(), now) {
+            Verdict::Refuse(refused) => refused.retry_after().map(|span| now + span),
+            Verdict::Wait(wait) if wait.until.is_none() => None,
+            _ => Some(self.ready_at(plan, Cost::request(), ahead, now).map_or(now, |(_, at)| at)),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The pure heart of tidegate: values and state machines, nothing else.
+//!
+//! A request has a [`Cost`](cost::Cost). Every gate is asked with `now` in hand and answers *admit, wait
+//! or refuse*; asking changes nothing. When all admit, all take, and what was taken is written on a
+//! [`Charge`](cost::Charge). When the work ends the charge is settled with an
+//! [`Outcome`](outcome::Outcome): each gate gets back exactly what it lent, the controller learns and may
+//! retune the gates, and [`Event`](event::Event)s tell what happened.
+//!
+//! Nothing here reads a clock, entropy or the environment, and nothing waits: everything is a function of
+//! (state, now), which is why the whole of it can be tested with tables. The `tidegate` crate is the shell
+//! that brings time, tasks and threads.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate_core::{bucket::{Bucket, Shape}, time::Instant};
+//!
+//! let shape = Shape::new(2, Duration::from_secs(1), 1)?;      // two per second, one at once
+//! let mut bucket = Bucket::full();
+//! let start = Instant::ZERO;
+//! assert!(bucket.take(&shape, 1, start).is_ok());
+//! assert_eq!(bucket.take(&shape, 1, start), Err(start + Duration::from_millis(500)));
+//! # Ok::<(), tidegate_core::bucket::InvalidShape>(())
+//! ```
+
+pub mod backoff;
+pub mod bucket;
+pub mod cost;
+pub mod event;
+pub mod feedback;
+pub mod gate;
+pub mod outcome;
+pub mod plan;
+pub mod progress;
+pub mod random;
+pub mod refused;
+pub mod snapshot;
+pub mod time;
+pub mod verdict;
+pub mod window;

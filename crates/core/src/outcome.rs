@@ -1,0 +1,135 @@
+//! How the work went, and what may be learned from it.
+//!
+//! | outcome | circuit | controller | pause | progress | budget |
+//! |---|---|---|---|---|---|
+//! | success | success | learns, latency sampled | only if hinted | +1 | spent, else estimate |
+//! | failure | failure | learns, latency not sampled | only if hinted | +1 if final | spent, else returned |
+//! | overload, no hint | failure | one decrease per wave | size rule | +1 if final | spent, else returned |
+//! | overload with hint | nothing | one decrease per wave | hint (max) | +1 if final | spent, else returned |
+//! | ignored, drop, panic | probe back | nothing | nothing | 0 | reported stays, rest returns |
+//!
+//! The table is carried out in `gate/settle.rs`, and tested there row by row.
+
+use std::time::Duration;
+
+use crate::cost::Cost;
+
+/// How the work went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "an outcome does nothing until a permit or a throttle is told of it"]
+pub struct Outcome {
+    pub(crate) kind: Kind,
+    pub(crate) spent: Option<Cost>,
+    pub(crate) retry_after: Option<Duration>,
+    pub(crate) latency: Option<Duration>,
+    pub(crate) retried: bool,
+}
+
+/// The four endings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// It worked.
+    Success,
+    /// It failed in a way that speaks of the far side's health.
+    Failure,
+    /// The far side said it is too much.
+    Overload,
+    /// It says nothing about the far side: cancelled, a caller's mistake, not sent.
+    Ignored,
+}
+
+impl Outcome {
+    /// The work succeeded.
+    pub const fn success() -> Self {
+        Self::new(Kind::Success)
+    }
+
+    /// The work failed in a way that speaks of the far side's health.
+    pub const fn failure() -> Self {
+        Self::new(Kind::Failure)
+    }
+
+    /// The far side said it is too much (429, 503, "slow down").
+    pub const fn overload() -> Self {
+        Self::new(Kind::Overload)
+    }
+
+    /// Nothing is learned: cancelled, a mistake of the caller's own, never sent.
+    pub const fn ignored() -> Self {
+        Self::new(Kind::Ignored)
+    }
+
+    /// Success for `Ok`; for `Err`, failure where `is_failure` says so, else ignored.
+    ///
+    /// ```
+    /// use tidegate_core::outcome::{Kind, Outcome};
+    ///
+    /// let reply: Result<(), u16> = Err(404);
+    /// let outcome = Outcome::of(&reply, |status| *status >= 500);
+    /// assert_eq!(outcome.kind(), Kind::Ignored);
+    /// ```
+    pub fn of<T, E>(result: &Result<T, E>, is_failure: impl FnOnce(&E) -> bool) -> Self {
+        match result {
+            Ok(_) => Self::success(),
+            Err(error) if is_failure(error) => Self::failure(),
+            Err(_) => Self::ignored(),
+        }
+    }
+
+    /// What was really used, all told; it replaces the estimate and what was reported so far.
+    pub const fn spent(mut self, actual: Cost) -> Self {
+        self.spent = Some(actual);
+        self
+    }
+
+    /// The far side said when to come back.
+    pub const fn retry_after(mut self, hint: Duration) -> Self {
+        self.retry_after = Some(hint);
+        self
+    }
+
+    /// The work's own time, where it is not the time since the permit was granted.
+    pub const fn took(mut self, latency: Duration) -> Self {
+        self.latency = Some(latency);
+        self
+    }
+
+    /// The work will be tried again: progress does not count this ending.
+    pub const fn retried(mut self) -> Self {
+        self.retried = true;
+        self
+    }
+
+    /// Which of the four endings it is.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What was really used, where it was said.
+    pub const fn spent_cost(&self) -> Option<Cost> {
+        self.spent
+    }
+
+    /// Whether the far side said when to come back.
+    pub const fn has_hint(&self) -> bool {
+        self.retry_after.is_some()
+    }
+
+    const fn new(kind: Kind) -> Self {
+        Self { kind, spent: None, retry_after: None, latency: None, retried: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_becomes_an_outcome_by_the_predicate() {
+        let classify = |result: Result<(), &str>| Outcome::of(&result, |error| *error == "value").kind();
+        assert_eq!(classify(Ok(())), Kind::Success);
+        assert_eq!(classify(Err("value")), Kind::Failure);
+        assert_eq!(classify(Err("runtime")), Kind::Ignored);
+    }
+}

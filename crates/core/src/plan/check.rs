@@ -1,0 +1,244 @@
+//! The bounds of every number in a draft, and the sentence for each that is outside.
+
+use std::fmt;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::{Controller, Draft, Rate};
+use crate::bucket::{AMOUNT_MAX, InvalidShape, PERIOD_MAX, REFILL_MAX, Shape};
+
+/// The longest span a draft may name: 366 days.
+const SPAN_MAX: Duration = PERIOD_MAX;
+/// More slots, probes or waiters than this are a mistake.
+const COUNT_MAX: u32 = 1 << 30;
+/// Bytes and tokens are counted exactly up to this.
+const UNITS_MAX: u64 = 1 << 53;
+
+/// Everything that is wrong with a draft.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{}", sentences(problems))]
+pub struct InvalidPlan {
+    problems: Vec<Problem>,
+}
+
+impl InvalidPlan {
+    /// One entry for each number that is out of its bounds.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+}
+
+/// One number out of its bounds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The field, as it is called in a configuration: `slots.max`.
+    pub field: &'static str,
+    /// The value found there.
+    pub value: String,
+    /// What it may be.
+    pub bound: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is {}, and must be {}", self.field, self.value, self.bound)
+    }
+}
+
+fn sentences(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Problems found so far.
+#[derive(Debug, Default)]
+pub(super) struct Problems(Vec<Problem>);
+
+impl Problems {
+    pub(super) fn look_at(&mut self, draft: &Draft) {
+        if let Some(slots) = draft.slots {
+            self.count("slots.max", slots.max, 1, COUNT_MAX);
+            self.count("slots.min", slots.min, 1, slots.max.max(1));
+            self.count("slots.start", slots.start, slots.min.max(1), slots.max.max(1));
+        }
+        if let Some(slots) = draft.recovery_slots {
+            self.count("recovery_slots", slots, 1, COUNT_MAX);
+        }
+        if let Some(bytes) = draft.bytes {
+            self.units("bytes.capacity", bytes.capacity);
+            self.count("bytes.recovering_price", bytes.recovering_price, 1, 1_000_000);
+        }
+        if let Some(pace) = draft.pace {
+            self.span("pace.interval_min", pace.interval_min, Duration::ZERO, SPAN_MAX);
+            self.span("pace.interval_max", pace.interval_max, pace.interval_min, SPAN_MAX);
+            self.fraction("pace.jitter", pace.jitter, 0.0);
+        }
+        if let Some(budget) = draft.budget {
+            self.units("budget.tokens", budget.tokens);
+            self.span("budget.window", budget.window, Duration::from_nanos(1), SPAN_MAX);
+        }
+        self.look_at_circuit(draft);
+        self.span("pause.max", draft.pause.max, Duration::ZERO, SPAN_MAX);
+        self.span("pause.tail", draft.pause.tail, Duration::ZERO, SPAN_MAX);
+        if let Some(sizes) = draft.pause.sizes {
+            self.span("pause.sizes.small", sizes.small, Duration::ZERO, SPAN_MAX);
+            self.span("pause.sizes.large", sizes.large, Duration::ZERO, SPAN_MAX);
+        }
+        if let Controller::Brake(brake) = draft.controller {
+            self.count("brake.failures", brake.failures, 1, COUNT_MAX);
+            self.span("brake.within", brake.within, Duration::from_nanos(1), SPAN_MAX);
+            self.span("brake.cooling", brake.cooling, Duration::from_nanos(1), SPAN_MAX);
+            self.count("brake.ceiling_periods", brake.ceiling_periods, 1, COUNT_MAX);
+        }
+        self.count("waiters_max", draft.waiters_max, 1, COUNT_MAX);
+    }
+
+    fn look_at_circuit(&mut self, draft: &Draft) {
+        let Some(circuit) = draft.circuit else { return };
+        if let Some(failures) = circuit.consecutive {
+            self.count("circuit.failures", failures, 1, COUNT_MAX);
+        }
+        if let Some(rate) = circuit.error_rate {
+            self.fraction("circuit.error_rate", rate.threshold, f64::MIN_POSITIVE);
+            self.count("circuit.samples_min", rate.samples_min, 1, COUNT_MAX);
+            self.span("circuit.window", rate.window, Duration::from_nanos(1), SPAN_MAX);
+            self.count("circuit.slices", rate.slices, 1, 1_024);
+        }
+        self.span("circuit.open_for", circuit.open_for, Duration::ZERO, SPAN_MAX);
+        self.count("circuit.probes", circuit.probes, 1, COUNT_MAX);
+    }
+
+    /// The bucket of a rate, or the problem with it.
+    pub(super) fn shape(&mut self, rate: Rate) -> Option<Shape> {
+        let (field, value, bound) = match Shape::new(rate.amount, rate.period, rate.burst) {
+            Ok(shape) => return Some(shape),
+            Err(InvalidShape::Amount { amount }) => {
+                ("rate.amount", amount.to_string(), format!("from 1 to {AMOUNT_MAX}"))
+            }
+            Err(InvalidShape::Period { period }) => {
+                ("rate.period", format!("{period:?}"), format!("from 1ns to {PERIOD_MAX:?}"))
+            }
+            Err(InvalidShape::Burst { burst }) => {
+                let bound = format!("at least 1 and refilled within {REFILL_MAX:?}");
+                ("rate.burst", burst.to_string(), bound)
+            }
+        };
+        self.0.push(Problem { field, value, bound });
+        None
+    }
+
+    pub(super) fn into_result(self) -> Result<(), InvalidPlan> {
+        if self.0.is_empty() { Ok(()) } else { Err(InvalidPlan { problems: self.0 }) }
+    }
+
+    fn count(&mut self, field: &'static str, value: u32, min: u32, max: u32) {
+        self.unless((min..=max).contains(&value), field, &value, || format!("from {min} to {max}"));
+    }
+
+    fn units(&mut self, field: &'static str, value: u64) {
+        self.unless((1..=UNITS_MAX).contains(&value), field, &value, || format!("from 1 to {UNITS_MAX}"));
+    }
+
+    fn span(&mut self, field: &'static str, value: Duration, min: Duration, max: Duration) {
+        self.unless((min..=max).contains(&value), field, &format_args!("{value:?}"), || {
+            format!("from {min:?} to {max:?}")
+        });
+    }
+
+    fn fraction(&mut self, field: &'static str, value: f64, min: f64) {
+        self.unless((min..=1.0).contains(&value), field, &value, || {
+            if min > 0.0 { "above 0 and at most 1".to_owned() } else { "from 0 to 1".to_owned() }
+        });
+    }
+
+    fn unless(
+        &mut self,
+        good: bool,
+        field: &'static str,
+        value: &dyn fmt::Display,
+        bound: impl FnOnce() -> String,
+    ) {
+        if !good {
+            self.0.push(Problem { field, value: value.to_string(), bound: bound() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Brake, Budget, Bytes, Circuit, Pace, Pause, SizeRule, Slots};
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const AGES: Duration = Duration::MAX;
+
+    fn fields(draft: Draft) -> Vec<&'static str> {
+        let invalid = draft.check().expect_err("out of bounds");
+        invalid.problems().iter().map(|problem| problem.field).collect()
+    }
+
+    #[test]
+    fn every_number_out_of_its_bounds_is_named() {
+        let base = Draft::default;
+        let brake = |brake| Draft { controller: Controller::Brake(brake), ..base() };
+        let circuit = |circuit| Draft { circuit: Some(circuit), ..base() };
+        let pace = |pace| Draft { pace: Some(pace), ..base() };
+        let rate = |rate| Draft { rate: Some(rate), ..base() };
+        let table: Vec<(Draft, &[&str])> = vec![
+            (Draft { slots: Some(Slots::fixed(0)), ..base() }, &["slots.max", "slots.min", "slots.start"]),
+            (Draft { slots: Some(Slots::adaptive(3..=2)), ..base() }, &["slots.min", "slots.start"]),
+            (Draft { slots: Some(Slots::adaptive(2..=4).start(5)), ..base() }, &["slots.start"]),
+            (Draft { recovery_slots: Some(0), ..base() }, &["recovery_slots"]),
+            (Draft { bytes: Some(Bytes::in_flight(0)), ..base() }, &["bytes.capacity"]),
+            (
+                Draft { bytes: Some(Bytes::in_flight(1).recovering_price(0)), ..base() },
+                &["bytes.recovering_price"],
+            ),
+            (pace(Pace::every(SECOND).slowest(Duration::ZERO)), &["pace.interval_max"]),
+            (pace(Pace::every(AGES)), &["pace.interval_min", "pace.interval_max"]),
+            (pace(Pace::every(SECOND).jitter(f64::NAN)), &["pace.jitter"]),
+            (pace(Pace::every(SECOND).jitter(-0.1)), &["pace.jitter"]),
+            (pace(Pace::every(SECOND).jitter(1.5)), &["pace.jitter"]),
+            (rate(Rate::per_second(0)), &["rate.amount"]),
+            (rate(Rate::new(1, Duration::ZERO)), &["rate.period"]),
+            (rate(Rate::per_second(1).burst(0)), &["rate.burst"]),
+            (
+                Draft { budget: Some(Budget::tokens(0, Duration::ZERO)), ..base() },
+                &["budget.tokens", "budget.window"],
+            ),
+            (circuit(Circuit::after_failures(0)), &["circuit.failures"]),
+            (circuit(Circuit::default().probes(0).open_for(AGES)), &["circuit.open_for", "circuit.probes"]),
+            (
+                circuit(Circuit::at_error_rate(0.0, 0, Duration::ZERO)),
+                &["circuit.error_rate", "circuit.samples_min", "circuit.window"],
+            ),
+            (circuit(Circuit::at_error_rate(f64::NAN, 1, SECOND)), &["circuit.error_rate"]),
+            (Draft { pause: Pause::default().max(AGES).tail(AGES), ..base() }, &["pause.max", "pause.tail"]),
+            (
+                Draft { pause: Pause::default().sizes(SizeRule::new(1, AGES, AGES)), ..base() },
+                &["pause.sizes.small", "pause.sizes.large"],
+            ),
+            (
+                brake(Brake::default().at(0, Duration::ZERO).cooling(Duration::ZERO).ceiling_periods(0)),
+                &["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"],
+            ),
+            (Draft { waiters_max: 0, ..base() }, &["waiters_max"]),
+        ];
+        for (draft, wanted) in table {
+            assert_eq!(fields(draft), wanted);
+        }
+    }
+
+    #[test]
+    fn several_problems_are_told_together_with_field_value_and_bound() {
+        let draft = Draft {
+            slots: Some(Slots::adaptive(2..=4).start(9)),
+            pace: Some(Pace::every(SECOND).jitter(2.0)),
+            ..Draft::default()
+        };
+        assert_eq!(
+            draft.check().expect_err("two problems").to_string(),
+            "`slots.start` is 9, and must be from 2 to 4; `pace.jitter` is 2, and must be from 0 to 1"
+        );
+    }
+}

@@ -1,0 +1,102 @@
+//! How far a batch has come: completions, percentage, time left.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Durations the estimate is made from.
+const DURATIONS_MAX: usize = 50;
+
+/// Completions of a batch of known or unknown size.
+#[derive(Debug, Clone, Default)]
+pub struct Progress {
+    completed: u64,
+    durations: VecDeque<Duration>,
+    sum: Duration,
+}
+
+impl Progress {
+    /// Counts one completion that took `duration`.
+    pub fn complete(&mut self, duration: Duration) {
+        self.completed += 1;
+        if self.durations.len() == DURATIONS_MAX
+            && let Some(oldest) = self.durations.pop_front()
+        {
+            self.sum = self.sum.saturating_sub(oldest);
+        }
+        self.durations.push_back(duration);
+        self.sum = self.sum.saturating_add(duration);
+    }
+
+    /// Completions so far.
+    pub const fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Completions in percent of `total`, at most 100; `None` without a total.
+    #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
+    pub fn percentage(&self, total: u64) -> Option<f64> {
+        (total > 0).then(|| (self.completed as f64 / total as f64 * 100.0).min(100.0))
+    }
+
+    /// Time left: the mean of the last durations times what is left, shared by `slots` workers.
+    ///
+    /// `None` without a total, or before anything is done.
+    pub fn eta(&self, total: u64, slots: u32) -> Option<Duration> {
+        if total == 0 {
+            return None;
+        }
+        let left = total.saturating_sub(self.completed);
+        if left == 0 {
+            return Some(Duration::ZERO);
+        }
+        let samples = u128::try_from(self.durations.len()).ok().filter(|samples| *samples > 0)?;
+        // No more workers than there is work left.
+        let workers = u128::from(left.min(u64::from(slots.max(1))));
+        let nanos = self.sum.as_nanos().saturating_mul(u128::from(left)) / samples / workers;
+        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    #[test]
+    fn g25_the_time_left_is_shared_by_the_slots() {
+        let mut progress = Progress::default();
+        assert_eq!(progress.eta(10, 1), None);
+        progress.complete(secs(1));
+        progress.complete(secs(3));
+        assert_eq!(progress.eta(10, 1), Some(secs(16)));
+        assert_eq!(progress.eta(10, 2), Some(secs(8)));
+        assert_eq!(progress.percentage(10), Some(20.0));
+        for _ in 0..8 {
+            progress.complete(secs(2));
+        }
+        assert_eq!(progress.eta(10, 1), Some(Duration::ZERO));
+        assert_eq!((progress.completed(), progress.percentage(10)), (10, Some(100.0)));
+    }
+
+    #[test]
+    fn a_total_of_zero_counts_and_promises_nothing() {
+        let mut progress = Progress::default();
+        progress.complete(secs(1));
+        assert_eq!((progress.completed(), progress.percentage(0), progress.eta(0, 1)), (1, None, None));
+    }
+
+    #[test]
+    fn only_the_last_fifty_durations_count() {
+        let mut progress = Progress::default();
+        for _ in 0..50 {
+            progress.complete(secs(100));
+        }
+        for _ in 0..50 {
+            progress.complete(secs(2));
+        }
+        assert_eq!(progress.eta(101, 1), Some(secs(2)));
+    }
+}

@@ -1,0 +1,120 @@
+//! A throttle as seen at one moment.
+
+use std::time::Duration;
+
+use crate::time::Instant;
+
+/// Everything there is to see of a throttle, read under one lock.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// When it was taken, by the throttle's clock.
+    pub at: Instant,
+    /// The first state that holds, in the order of [`State`].
+    pub state: State,
+    /// Where a pause stands.
+    pub phase: Phase,
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Slots now; `None` is unlimited.
+    pub slots: Option<u32>,
+    /// The most slots there may be.
+    pub slots_max: Option<u32>,
+    /// What slots may grow to for now.
+    pub slots_ceiling: Option<u32>,
+    /// Requests in flight that entered while recovering.
+    pub recovering_in_flight: u32,
+    /// The least gap between entries now.
+    pub interval: Duration,
+    /// Bytes in flight, as priced.
+    pub bytes_in_flight: u64,
+    /// Entries the rate would admit at once; `None` without a rate.
+    pub rate_level: Option<i64>,
+    /// Tokens used in the window.
+    pub tokens_used: u64,
+    /// Tokens left in the window, never negative; `None` without a budget.
+    pub tokens_remaining: Option<u64>,
+    /// Failures the controller remembers.
+    pub failures: u64,
+    /// The circuit; `None` without one.
+    pub circuit: Option<CircuitView>,
+    /// Requests completed.
+    pub completed: u64,
+    /// Requests there will be; 0 is unknown.
+    pub total: u64,
+    /// Completed in percent of the total; `None` without a total.
+    pub percentage: Option<f64>,
+    /// Time left; `None` while it cannot be told.
+    pub eta: Option<Duration>,
+    /// Callers waiting.
+    pub waiting: u32,
+    /// Requests admitted since the beginning.
+    pub admitted: u64,
+    /// Times the gates were asked since the beginning.
+    pub evaluations: u64,
+    /// When one more plain request could enter as far as time goes; `None` when it waits for a return.
+    pub next_entry: Option<Instant>,
+    /// Listeners that panicked.
+    pub listener_panics: u64,
+    /// Events lost to a listener that was too slow.
+    pub events_lost: u64,
+}
+
+/// The state shown: the first that holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum State {
+    /// Closed, and nothing in flight.
+    Closed,
+    /// Closed, and waiting for what is in flight.
+    Draining,
+    /// The circuit is open or half-open.
+    CircuitOpen,
+    /// Nobody enters for now.
+    Paused,
+    /// The cautious time after a pause.
+    Recovering,
+    /// The controller has cut and not yet given everything back.
+    Cooling,
+    /// All is well.
+    Running,
+}
+
+/// Where a pause stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// No pause.
+    Normal,
+    /// Nobody enters.
+    Paused,
+    /// Entries take recovery slots and pay more for bytes.
+    Recovering,
+}
+
+/// A circuit as seen at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CircuitView {
+    /// Closed, open or half-open.
+    pub state: CircuitState,
+    /// Failures in a row while closed.
+    pub consecutive_failures: u32,
+    /// Successful probes while half-open.
+    pub probe_successes: u32,
+    /// Probes in flight.
+    pub probes_in_flight: u32,
+    /// Time until probes are let through; zero unless open.
+    pub retry_after: Duration,
+}
+
+/// The three states of a circuit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CircuitState {
+    /// Requests pass.
+    Closed,
+    /// Requests are refused.
+    Open,
+    /// Probes pass, others are refused.
+    HalfOpen,
+}

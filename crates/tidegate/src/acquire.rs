@@ -1,0 +1,123 @@
+//! Four ways in, one engine: try once, wait, wait no longer than, block the thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::refused::Refused;
+
+use crate::permit::Permit;
+use crate::state::{Effects, Entry};
+use crate::throttle::{Inner, Throttle};
+use crate::waiting::Waiting;
+
+impl Throttle {
+    /// Waits until every gate admits `cost`, then takes it. Waiters enter in the order they asked.
+    ///
+    /// The place in line is taken when the future is first polled.
+    ///
+    /// # Errors
+    /// [`Refused::Closed`], [`Refused::CircuitOpen`], [`Refused::TooLarge`] when waiting would not help, and
+    /// [`Refused::Busy`] when the line is full. Nothing was taken.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the line and takes nothing; those behind move up at once. You lose your place.
+    ///
+    /// A future that is kept and not polled does not hold up the line: when its turn comes it is granted, and
+    /// from then on holds what it was granted, as any permit does. An event tells if that lasts over a second.
+    #[inline]
+    pub async fn acquire(&self, cost: impl Into<Cost>) -> Result<Permit, Refused> {
+        let cost = cost.into();
+        match self.inner.enter(cost) {
+            Entry::Admitted(charge) => self.permit(Ok(charge)),
+            Entry::Refused(refused) => Err(refused),
+            Entry::Wait(_) => self.permit(Waiting::new(&self.inner, cost, None).await),
+        }
+    }
+
+    /// [`acquire`](Self::acquire), but no longer than `span`.
+    ///
+    /// It is refused as soon as it is clear that time will not do: when what is asked for by those ahead and
+    /// its own cost cannot pass the timed gates before then.
+    ///
+    /// # Errors
+    /// As `acquire`, and [`Refused::Limited`] when `span` is over or cannot be met.
+    ///
+    /// # Cancel safety
+    /// As `acquire`.
+    pub async fn acquire_within(&self, cost: impl Into<Cost>, span: Duration) -> Result<Permit, Refused> {
+        let cost = cost.into();
+        match self.inner.enter(cost) {
+            Entry::Admitted(charge) => self.permit(Ok(charge)),
+            Entry::Refused(refused) => Err(refused),
+            Entry::Wait(_) => {
+                let deadline = self.inner.clock().now() + span;
+                self.permit(Waiting::new(&self.inner, cost, Some(deadline)).await)
+            }
+        }
+    }
+
+    /// Enters now or not at all. It does not overtake those who wait.
+    ///
+    /// # Errors
+    /// [`Refused`], which says when to come back where time decides. Nothing was taken.
+    #[inline]
+    pub fn try_acquire(&self, cost: impl Into<Cost>) -> Result<Permit, Refused> {
+        let cost = cost.into();
+        match self.inner.enter(cost) {
+            Entry::Admitted(charge) => self.permit(Ok(charge)),
+            Entry::Refused(refused) => Err(refused),
+            Entry::Wait(_) => {
+                let now = self.inner.clock().now();
+                Err(self.inner.lock().limited(cost, now))
+            }
+        }
+    }
+
+    /// [`acquire`](Self::acquire) for threads. Not for use inside an async runtime: it blocks the thread.
+    ///
+    /// # Errors
+    /// As `acquire`.
+    pub fn acquire_blocking(&self, cost: impl Into<Cost>) -> Result<Permit, Refused> {
+        self.block(cost.into(), None)
+    }
+
+    /// [`acquire_within`](Self::acquire_within) for threads.
+    ///
+    /// # Errors
+    /// As `acquire_within`.
+    pub fn acquire_blocking_within(
+        &self,
+        cost: impl Into<Cost>,
+        span: Duration,
+    ) -> Result<Permit, Refused> {
+        self.block(cost.into(), Some(span))
+    }
+
+    fn block(&self, cost: Cost, span: Option<Duration>) -> Result<Permit, Refused> {
+        match self.inner.enter(cost) {
+            Entry::Admitted(charge) => return self.permit(Ok(charge)),
+            Entry::Refused(refused) => return Err(refused),
+            Entry::Wait(_) => {}
+        }
+        let deadline = span.map(|span| self.inner.clock().now() + span);
+        self.permit(Waiting::new(&self.inner, cost, deadline).block())
+    }
+
+    #[inline]
+    fn permit(&self, charge: Result<Charge, Refused>) -> Result<Permit, Refused> {
+        charge.map(|charge| Permit::new(Arc::clone(&self.inner), charge))
+    }
+}
+
+impl Inner {
+    /// The way in when nobody waits.
+    #[inline]
+    fn enter(&self, cost: Cost) -> Entry {
+        let mut effects = Effects::default();
+        let (mut state, now) = self.lock_timed(self.reading());
+        let entry = state.enter(cost, now, &mut effects);
+        self.release(state, effects);
+        entry
+    }
+}

@@ -1,0 +1,157 @@
+//! Building a throttle: say what limits, and have it checked.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+use tidegate_core::event::Notice;
+use tidegate_core::plan::{
+    Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Rate, Slots,
+};
+use tidegate_core::random::Random;
+
+use crate::clock::{Clock, TokioClock};
+use crate::events::Sinks;
+use crate::throttle::{Setup, Throttle};
+
+/// Says what limits; made by [`Throttle::builder`] and [`Throttle::gentle`].
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Budget, Circuit, Pace, Rate, Slots, Throttle};
+///
+/// let throttle = Throttle::builder()
+///     .slots(Slots::adaptive(2..=40))
+///     .rate(Rate::per_minute(500).burst(20))
+///     .budget(Budget::tokens(100_000, Duration::from_secs(60)))
+///     .circuit(Circuit::after_failures(10))
+///     .on_state_change(|notice| println!("{:?}", notice.event))
+///     .build()?;
+/// # Ok::<(), tidegate::InvalidPlan>(())
+/// ```
+#[must_use = "a builder does nothing until it is built"]
+pub struct Builder {
+    draft: Draft,
+    clock: Option<Arc<dyn Clock>>,
+    random: Option<Random>,
+    listener: Option<Box<dyn Fn(&Notice) + Send + Sync>>,
+}
+
+impl Builder {
+    pub(crate) fn new(draft: Draft) -> Self {
+        Self { draft, clock: None, random: None, listener: None }
+    }
+
+    /// How many requests may be in flight. Slots that can move bring the brake, unless a controller is named.
+    pub fn slots(mut self, slots: Slots) -> Self {
+        if slots.is_adaptive() && self.draft.controller == Controller::Fixed {
+            self.draft.controller = Controller::Brake(Brake::default());
+        }
+        self.draft.slots = Some(slots);
+        self
+    }
+
+    /// How many requests that entered while recovering may be in flight.
+    pub fn recovery_slots(mut self, slots: u32) -> Self {
+        self.draft.recovery_slots = Some(slots);
+        self
+    }
+
+    /// How many bytes may be in flight.
+    pub fn bytes(mut self, bytes: Bytes) -> Self {
+        self.draft.bytes = Some(bytes);
+        self
+    }
+
+    /// The least gap between entries.
+    pub fn pace(mut self, pace: Pace) -> Self {
+        self.draft.pace = Some(pace);
+        self
+    }
+
+    /// Entries per period.
+    pub fn rate(mut self, rate: Rate) -> Self {
+        self.draft.rate = Some(rate);
+        self
+    }
+
+    /// Tokens per window.
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.draft.budget = Some(budget);
+        self
+    }
+
+    /// A circuit breaker.
+    pub fn circuit(mut self, circuit: Circuit) -> Self {
+        self.draft.circuit = Some(circuit);
+        self
+    }
+
+    /// How pauses are kept.
+    pub fn pause(mut self, pause: Pause) -> Self {
+        self.draft.pause = pause;
+        self
+    }
+
+    /// Who learns from outcomes.
+    pub fn controller(mut self, controller: Controller) -> Self {
+        self.draft.controller = controller;
+        self
+    }
+
+    /// How many requests there will be in all, for progress; 0 counts without a total.
+    pub fn total(mut self, requests: u64) -> Self {
+        self.draft.total = Some(requests);
+        self
+    }
+
+    /// How many callers may wait; the next one is refused.
+    pub fn waiters_max(mut self, waiters: u32) -> Self {
+        self.draft.waiters_max = waiters;
+        self
+    }
+
+    /// A clock other than tokio's.
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// Randomness for jitter and spread other than a fresh seed.
+    pub fn random(mut self, random: Random) -> Self {
+        self.random = Some(random);
+        self
+    }
+
+    /// Hears of every event, in order, outside the lock.
+    ///
+    /// It runs on the thread that caused the event, after everybody was woken, and may call the throttle. For
+    /// slow work read [`Throttle::events`] instead. A panic in it is caught, and counted in the snapshot.
+    pub fn on_state_change(mut self, listener: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
+        self.listener = Some(Box::new(listener));
+        self
+    }
+
+    /// Checks every number and makes the throttle.
+    ///
+    /// # Errors
+    /// [`InvalidPlan`] lists every number that is out of its bounds, with field, value and bound.
+    pub fn build(self) -> Result<Throttle, InvalidPlan> {
+        let plan = Arc::new(self.draft.check()?);
+        let clock = self.clock.unwrap_or_else(|| Arc::new(TokioClock::new()));
+        let setup = Arc::new(Setup { clock, sinks: Sinks::new(self.listener) });
+        Ok(Throttle::from_parts(plan, setup, self.random.unwrap_or_else(fresh_random)))
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("draft", &self.draft).finish_non_exhaustive()
+    }
+}
+
+/// A seed nobody knows: the standard library's hash keys are drawn from the operating system.
+pub(crate) fn fresh_random() -> Random {
+    Random::seeded(RandomState::new().build_hasher().finish())
+}

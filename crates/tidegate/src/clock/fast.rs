@@ -1,0 +1,94 @@
+//! A clock that costs one load: a thread writes the time down every millisecond.
+//!
+//! A reading is at most about a tick old, and an old `now` can only deny, so limits stay exact; entries come up
+//! to a tick late. All fast clocks of a process share the thread, which ends with the last of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use tidegate_core::time::{Instant, nanos};
+
+use super::{Clock, Sleep};
+
+/// How often the time is written down.
+const TICK: Duration = Duration::from_millis(1);
+
+/// The process's ticker, while somebody holds it.
+static SHARED: Mutex<Weak<Ticker>> = Mutex::new(Weak::new());
+
+/// A coarse clock for hot paths: a reading costs less than a nanosecond and is up to a millisecond old.
+///
+/// A background thread wakes a thousand times a second as long as any fast clock lives.
+#[derive(Debug, Clone)]
+pub struct FastClock {
+    ticker: Arc<Ticker>,
+}
+
+#[derive(Debug)]
+struct Ticker {
+    origin: std::time::Instant,
+    latest: AtomicU64,
+}
+
+impl FastClock {
+    /// A clock on the process's ticker, which is started if it does not run.
+    ///
+    /// # Panics
+    /// When the operating system gives no thread for the ticker.
+    pub fn new() -> Self {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ticker) = shared.upgrade() {
+            return Self { ticker };
+        }
+        let ticker = Arc::new(Ticker { origin: std::time::Instant::now(), latest: AtomicU64::new(0) });
+        *shared = Arc::downgrade(&ticker);
+        let weak = Arc::downgrade(&ticker);
+        thread::Builder::new()
+            .name("tidegate-clock".to_owned())
+            .spawn(move || run(&weak))
+            .expect("the operating system gives a thread for the clock");
+        Self { ticker }
+    }
+}
+
+impl Default for FastClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for FastClock {
+    #[inline]
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.ticker.latest.load(Ordering::Relaxed))
+    }
+
+    fn sleep_until(&self, at: Instant) -> Sleep {
+        // One tick past both: when it wakes, the reading has moved on, and a late ticker is not spun on.
+        let wanted = (at + TICK).max(self.ticker.exact() + TICK);
+        match self.ticker.origin.checked_add(wanted.since(Instant::ZERO)) {
+            Some(deadline) => Box::pin(tokio::time::sleep_until(deadline.into())),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+
+    fn park_until(&self, at: Instant) {
+        thread::park_timeout(at.since(self.now()).max(TICK));
+    }
+}
+
+impl Ticker {
+    fn exact(&self) -> Instant {
+        Instant::from_nanos(nanos(self.origin.elapsed()))
+    }
+}
+
+fn run(ticker: &Weak<Ticker>) {
+    while let Some(ticker) = ticker.upgrade() {
+        ticker.latest.store(ticker.exact().as_nanos(), Ordering::Relaxed);
+        drop(ticker);
+        thread::sleep(TICK);
+    }
+}

@@ -1,0 +1,146 @@
+//! Telling what happened: a listener, and streams for whoever subscribes. Always after the lock is gone.
+//!
+//! The listener hears events in order and one at a time, on the thread that caused them or on one that was
+//! telling already. It may call the throttle again; what that causes is told when it returns. A panic in it is
+//! caught and counted. Nobody but the thread that tells waits for it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tidegate_core::event::Notice;
+use tokio::sync::broadcast::{self, error::RecvError};
+
+/// Events a stream holds for a slow reader; older ones are lost to it, and counted.
+const STREAM_MAX: usize = 1_024;
+/// Events waiting for a slow listener; newer ones are lost to it, and counted.
+const PENDING_MAX: usize = 1_024;
+
+type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
+
+/// Where events go.
+#[derive(Default)]
+pub(crate) struct Sinks {
+    listener: Option<Listener>,
+    pending: Mutex<Pending>,
+    /// Made by the first subscriber: a ring of events is not for those who never look.
+    stream: OnceLock<broadcast::Sender<Notice>>,
+    panics: AtomicU64,
+    lost: AtomicU64,
+}
+
+#[derive(Default)]
+struct Pending {
+    notices: VecDeque<Notice>,
+    /// Somebody is telling, and will tell what is added too.
+    telling: bool,
+}
+
+impl Sinks {
+    pub(crate) fn new(listener: Option<Listener>) -> Self {
+        Self { listener, ..Self::default() }
+    }
+
+    /// Tells everybody.
+    pub(crate) fn tell(&self, notices: Vec<Notice>) {
+        if let Some(stream) = self.stream.get() {
+            for notice in &notices {
+                // An error only means that nobody listens any more.
+                let _ = stream.send(notice.clone());
+            }
+        }
+        if let Some(listener) = &self.listener {
+            self.tell_listener(listener, notices);
+        }
+    }
+
+    pub(crate) fn subscribe(&self) -> Events {
+        let stream = self.stream.get_or_init(|| broadcast::Sender::new(STREAM_MAX));
+        Events { receiver: stream.subscribe(), missed: 0 }
+    }
+
+    pub(crate) fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn tell_listener(&self, listener: &Listener, notices: Vec<Notice>) {
+        let mut pending = self.lock();
+        for notice in notices {
+            if pending.notices.len() < PENDING_MAX {
+                pending.notices.push_back(notice);
+            } else {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if pending.telling {
+            return;
+        }
+        pending.telling = true;
+        while let Some(notice) = pending.notices.pop_front() {
+            drop(pending);
+            if catch_unwind(AssertUnwindSafe(|| listener(&notice))).is_err() {
+                self.panics.fetch_add(1, Ordering::Relaxed);
+            }
+            pending = self.lock();
+        }
+        pending.telling = false;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Sinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sinks").field("panics", &self.panics()).field("lost", &self.lost()).finish_non_exhaustive()
+    }
+}
+
+/// A stream of what happens to a throttle, from the moment of subscription on.
+///
+/// It holds the last 1,024 events. A reader that is slower loses the oldest, and [`missed`](Self::missed) says
+/// how many.
+#[derive(Debug)]
+pub struct Events {
+    receiver: broadcast::Receiver<Notice>,
+    missed: u64,
+}
+
+impl Events {
+    /// The next event; `None` when the throttle is gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no event.
+    pub async fn next(&mut self) -> Option<Notice> {
+        loop {
+            match self.receiver.recv().await {
+                Ok(notice) => return Some(notice),
+                Err(RecvError::Lagged(missed)) => self.missed += missed,
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+
+    /// An event that has happened already, if one is left to read.
+    pub fn try_next(&mut self) -> Option<Notice> {
+        loop {
+            match self.receiver.try_recv() {
+                Ok(notice) => return Some(notice),
+                Err(broadcast::error::TryRecvError::Lagged(missed)) => self.missed += missed,
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Events that were lost to this reader because it was slow.
+    pub const fn missed(&self) -> u64 {
+        self.missed
+    }
+}

@@ -1,0 +1,68 @@
+//! Go as fast as the far side really allows, and no faster.
+//!
+//! A [`Throttle`] protects a callee: an LLM API, a crawled site, a back end. Ask it for a [`Permit`] with a
+//! [`Cost`], do the work, and settle the permit with an [`Outcome`]. The throttle keeps slots, pace, rate,
+//! token and byte budgets, a circuit breaker and pauses; it slows down when the far side fails and speeds up
+//! again when it heals.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate::{Budget, Cost, Outcome, Slots, Throttle};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let throttle = Throttle::builder()
+//!     .slots(Slots::adaptive(1..=16))
+//!     .budget(Budget::tokens(90_000, Duration::from_secs(60)))
+//!     .build()?;
+//!
+//! let permit = throttle.acquire(Cost::request().tokens(800)).await?;
+//! let used = 640; // ... the call, and what it said it used ...
+//! permit.settle(Outcome::success().spent(Cost::request().tokens(used)));
+//!
+//! assert_eq!(throttle.snapshot().tokens_used, 640);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything is a handle: clones of a throttle are the same throttle. Nothing polls, nothing sleeps while
+//! holding anything, and whoever waits is served in the order of asking.
+
+mod acquire;
+mod builder;
+mod clock;
+mod drain;
+mod events;
+mod keeper;
+#[cfg(feature = "test-util")]
+mod manual_clock;
+mod permit;
+mod queue;
+mod settle;
+mod state;
+mod sync;
+mod thread_waker;
+mod throttle;
+mod waiting;
+
+pub use builder::Builder;
+pub use clock::{Clock, FastClock, Sleep, TokioClock};
+pub use events::Events;
+#[cfg(feature = "test-util")]
+pub use manual_clock::ManualClock;
+pub use permit::Permit;
+pub use throttle::Throttle;
+
+pub use tidegate_core::backoff::{Backoff, Jitter};
+pub use tidegate_core::cost::Cost;
+pub use tidegate_core::event::{Change, Event, Notice, Trip, Why};
+pub use tidegate_core::outcome::{Kind, Outcome};
+pub use tidegate_core::plan::{
+    Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Oversize, Pace, Pause, Problem, Rate,
+    SizeRule, Slots,
+};
+pub use tidegate_core::random::Random;
+pub use tidegate_core::refused::Refused;
+pub use tidegate_core::snapshot::{CircuitState, CircuitView, Phase, Snapshot, State};
+pub use tidegate_core::time::Instant;
+pub use tidegate_core::verdict::Gate;

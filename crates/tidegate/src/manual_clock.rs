@@ -1,0 +1,132 @@
+//! A clock that moves only by hand, and wakes whoever sleeps on it when it does.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use tidegate_core::time::Instant;
+
+use crate::clock::{Clock, Sleep};
+use crate::thread_waker::thread_waker;
+
+/// A clock for tests: time passes when [`advance`](Self::advance) is called, and not otherwise.
+///
+/// Clones share the time.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Clock, Instant, ManualClock};
+///
+/// let clock = ManualClock::new();
+/// clock.advance(Duration::from_secs(3));
+/// assert_eq!(clock.now(), Instant::ZERO + Duration::from_secs(3));
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct ManualClock {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    now: Instant,
+    readings: u64,
+    sleeps: u64,
+    sleepers: BTreeMap<u64, (Instant, Waker)>,
+}
+
+impl ManualClock {
+    /// A clock at its origin.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Moves the time and wakes every sleeper whose time has come.
+    pub fn advance(&self, span: Duration) {
+        let now = self.lock().now + span;
+        self.set(now);
+    }
+
+    /// Sets the time, back if need be, and wakes every sleeper whose time has come.
+    pub fn set(&self, now: Instant) {
+        let mut shared = self.lock();
+        shared.now = now;
+        let due = shared.sleepers.extract_if(.., |_, (at, _)| *at <= now);
+        let wakers: Vec<Waker> = due.map(|(_, (_, waker))| waker).collect();
+        drop(shared);
+        // Outside the lock: whoever wakes may sleep again at once.
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// How often the time was read.
+    pub fn readings(&self) -> u64 {
+        self.lock().readings
+    }
+
+    /// How many sleeps were begun.
+    pub fn sleeps(&self) -> u64 {
+        self.lock().sleeps
+    }
+
+    /// How many sleepers are waiting now.
+    pub fn sleeping(&self) -> usize {
+        self.lock().sleepers.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Instant {
+        let mut shared = self.lock();
+        shared.readings += 1;
+        shared.now
+    }
+
+    fn sleep_until(&self, at: Instant) -> Sleep {
+        let mut shared = self.lock();
+        shared.sleeps += 1;
+        Box::pin(ManualSleep { clock: self.clone(), at, id: shared.sleeps })
+    }
+
+    fn park_until(&self, at: Instant) {
+        let mut sleep = self.sleep_until(at);
+        if sleep.as_mut().poll(&mut Context::from_waker(&thread_waker())).is_pending() {
+            thread::park();
+        }
+    }
+}
+
+struct ManualSleep {
+    clock: ManualClock,
+    at: Instant,
+    id: u64,
+}
+
+impl Future for ManualSleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let waker = context.waker().clone();
+        let mut shared = self.clock.lock();
+        if shared.now >= self.at {
+            return Poll::Ready(());
+        }
+        let replaced = shared.sleepers.insert(self.id, (self.at, waker));
+        drop(shared);
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl Drop for ManualSleep {
+    fn drop(&mut self) {
+        let removed = self.clock.lock().sleepers.remove(&self.id);
+        drop(removed);
+    }
+}

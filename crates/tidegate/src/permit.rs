@@ -1,0 +1,81 @@
+//! The right to run, and the way back.
+
+use std::sync::Arc;
+
+use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::outcome::Outcome;
+
+use crate::throttle::Inner;
+
+/// The right to run one request. It owns its way back.
+///
+/// Settle it with how the work went. Dropped, by an early return, a cancelled task or a panic, it counts as
+/// ignored: what it holds (slots, bytes, a probe's place) returns, what entering spent (pace, rate) stays
+/// spent, of its tokens what [`spend`](Self::spend) reported stays, and nothing is learned.
+#[derive(Debug)]
+#[must_use = "dropping a permit gives it back at once"]
+pub struct Permit {
+    inner: Arc<Inner>,
+    /// Taken by settling; what is left when the permit is dropped is settled as ignored.
+    charge: Option<Charge>,
+    reported: Option<u64>,
+}
+
+impl Permit {
+    #[inline]
+    pub(crate) fn new(inner: Arc<Inner>, charge: Charge) -> Self {
+        Self { inner, charge: Some(charge), reported: None }
+    }
+
+    /// Ends the request.
+    #[inline]
+    pub fn settle(mut self, outcome: Outcome) {
+        self.end(outcome);
+    }
+
+    /// Reports how a part of the work went, before the end: several requests of a batch under one permit.
+    ///
+    /// The throttle learns as from a request of its own; tokens it names add to what was reported.
+    pub fn record(&mut self, outcome: Outcome) {
+        if let Some(spent) = outcome.spent_cost() {
+            self.spend(spent.tokens);
+        }
+        if let Some(charge) = &self.charge {
+            self.inner.record(Some(charge), outcome);
+        }
+    }
+
+    /// Reports tokens as they are used. They stay used however the request ends.
+    pub fn spend(&mut self, tokens: u64) {
+        self.reported = Some(self.reported.unwrap_or(0).saturating_add(tokens));
+    }
+
+    /// Tokens reported so far.
+    pub fn reported(&self) -> u64 {
+        self.reported.unwrap_or(0)
+    }
+
+    /// What was asked for.
+    pub fn cost(&self) -> Cost {
+        self.charge.as_ref().map_or(Cost::request(), Charge::cost)
+    }
+
+    /// Whether this request probes a half-open circuit.
+    pub fn is_probe(&self) -> bool {
+        self.charge.as_ref().is_some_and(Charge::is_probe)
+    }
+
+    #[inline]
+    fn end(&mut self, outcome: Outcome) {
+        if let Some(charge) = self.charge.take() {
+            self.inner.settle(charge, self.reported, outcome);
+        }
+    }
+}
+
+impl Drop for Permit {
+    #[inline]
+    fn drop(&mut self) {
+        self.end(Outcome::ignored());
+    }
+}

@@ -1,0 +1,366 @@
+//! Who waits, in which order, and who keeps the timer. No runtime, no clock, no lock of its own.
+//!
+//! First come, first served: the head is never overtaken, so a costly request cannot starve. Whoever changes
+//! anything pumps: while the head is admitted it is granted its charge, which stays here until its owner looks.
+//! The owner need not be polled for that, so a task that is busy elsewhere blocks only what it was granted.
+//!
+//! Waiters live in a slab and are linked by index, so leaving from the middle is as cheap as from the front.
+//! Wakers come in and go out by value: they are cloned before the lock and woken or dropped after it.
+
+use std::task::Waker;
+use std::time::Duration;
+
+use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::gate::Ahead;
+use tidegate_core::refused::Refused;
+use tidegate_core::time::Instant;
+use tidegate_core::verdict::{Gate, Wait};
+
+use crate::keeper::{Home, Keeper};
+
+/// No waiter.
+const NIL: u32 = u32::MAX;
+/// Places examined for an unseen grant by each newcomer.
+const EXAMINED_MAX: usize = 8;
+/// A slab larger than this is given back when the last waiter has gone.
+const SLAB_KEPT: usize = 64;
+
+/// A place in the queue. Good until it is redeemed or given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    index: u32,
+    serial: u32,
+}
+
+/// The waiters of one throttle.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    slab: Vec<Waiter>,
+    free: u32,
+    head: u32,
+    tail: u32,
+    waiting: u32,
+    /// Granted or refused, and not yet seen by their owners.
+    unseen: u32,
+    /// Tokens asked for by all who wait: wide, so that no sum of theirs saturates and drifts.
+    tokens: u128,
+    /// Why the head waits, as of the last time it was asked.
+    blocked: Option<Wait>,
+    pub(crate) keeper: Option<Keeper>,
+    /// Keepers so far: each has a number of its own.
+    pub(crate) keepers: u32,
+    serial: u32,
+    /// Where the search for unseen grants goes on.
+    cursor: usize,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    place: Place,
+    waker: Option<Waker>,
+    home: Home,
+    deadline: Option<Instant>,
+    serial: u32,
+    previous: u32,
+    next: u32,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// In line.
+    Waiting(Cost),
+    /// It was its turn; the charge is its owner's to fetch. Stamped by whoever first found it unseen.
+    Granted(Charge, Option<Instant>),
+    /// Turned away; its owner does not know yet.
+    Refused(Refused),
+    /// On the free list.
+    Free,
+}
+
+/// What became of a place in the queue.
+#[derive(Debug)]
+pub(crate) enum Fate {
+    Granted(Charge),
+    Refused(Refused),
+}
+
+impl Queue {
+    pub(crate) const fn new() -> Self {
+        Self {
+            slab: Vec::new(),
+            free: NIL,
+            head: NIL,
+            tail: NIL,
+            waiting: 0,
+            unseen: 0,
+            tokens: 0,
+            blocked: None,
+            keeper: None,
+            keepers: 0,
+            serial: 0,
+            cursor: 0,
+        }
+    }
+
+    /// Callers in line.
+    pub(crate) const fn waiting(&self) -> u32 {
+        self.waiting
+    }
+
+    /// What all in line ask for.
+    pub(crate) fn ahead(&self) -> Ahead {
+        Ahead { requests: self.waiting, tokens: u64::try_from(self.tokens).unwrap_or(u64::MAX) }
+    }
+
+    /// The head's cost.
+    pub(crate) fn head(&self) -> Option<Cost> {
+        match self.slab.get(self.head as usize)?.place {
+            Place::Waiting(cost) => Some(cost),
+            Place::Granted(..) | Place::Refused(_) | Place::Free => {
+                unreachable!("whoever is granted or refused leaves the line")
+            }
+        }
+    }
+
+    pub(crate) fn is_head(&self, ticket: Ticket) -> bool {
+        self.head == ticket.index && self.waiter(ticket).is_some()
+    }
+
+    /// Joins the line at its end.
+    pub(crate) fn push(&mut self, cost: Cost, home: Home, deadline: Option<Instant>, waker: Waker) -> Ticket {
+        self.serial = self.serial.wrapping_add(1);
+        let waiter = Waiter {
+            place: Place::Waiting(cost),
+            waker: Some(waker),
+            home,
+            deadline,
+            serial: self.serial,
+            previous: self.tail,
+            next: NIL,
+        };
+        let index = self.store(waiter);
+        match self.slab.get_mut(self.tail as usize) {
+            Some(last) => last.next = index,
+            None => self.head = index,
+        }
+        self.tail = index;
+        self.waiting += 1;
+        self.tokens += u128::from(cost.tokens);
+        Ticket { index, serial: self.serial }
+    }
+
+    /// Fetches what became of `ticket`. While it waits, `waker` is exchanged for the one left before.
+    pub(crate) fn fetch(&mut self, ticket: Ticket, waker: &mut Option<Waker>) -> Option<Fate> {
+        let waiter = self.waiter_mut(ticket)?;
+        if let Place::Waiting(_) = waiter.place {
+            std::mem::swap(&mut waiter.waker, waker);
+            return None;
+        }
+        // Its own waker left when its turn came, so nothing is dropped here.
+        let (fate, _none) = self.leave(ticket);
+        fate
+    }
+
+    /// Gives a place up. What was granted and never seen is answered, to be undone or used.
+    pub(crate) fn leave(&mut self, ticket: Ticket) -> (Option<Fate>, Option<Waker>) {
+        if self.waiter(ticket).is_none() {
+            return (None, None);
+        }
+        if matches!(self.slab[ticket.index as usize].place, Place::Waiting(_)) {
+            self.unlink(ticket.index);
+        } else {
+            self.unseen -= 1;
+        }
+        let free = self.free;
+        let waiter = &mut self.slab[ticket.index as usize];
+        let waker = waiter.waker.take();
+        waiter.next = free;
+        let place = std::mem::replace(&mut waiter.place, Place::Free);
+        self.free = ticket.index;
+        if self.waiting == 0 && self.unseen == 0 && self.slab.len() > SLAB_KEPT {
+            self.slab = Vec::new();
+            self.free = NIL;
+        }
+        let fate = match place {
+            Place::Granted(charge, _) => Some(Fate::Granted(charge)),
+            Place::Refused(refused) => Some(Fate::Refused(refused)),
+            Place::Waiting(_) | Place::Free => None,
+        };
+        (fate, waker)
+    }
+
+    /// Gives the head what it waited for; its waker is to be woken after the lock.
+    pub(crate) fn end_head(&mut self, fate: Fate) -> Option<Waker> {
+        let index = self.head;
+        self.end(index, fate)
+    }
+
+    /// The head was asked and has to wait.
+    pub(crate) fn block(&mut self, wait: Wait) {
+        self.blocked = Some(wait);
+    }
+
+    /// Something other than time changed: the head is worth asking whatever it was told.
+    pub(crate) fn unblock(&mut self) {
+        self.blocked = None;
+    }
+
+    /// Whether the head is worth asking at `now`. A return helps those who wait for one, and not before
+    /// what the timed gates said; time helps those who wait for time.
+    pub(crate) fn is_due(&self, now: Instant, returned: Returned) -> bool {
+        match (self.waiting, self.blocked) {
+            (0, _) => false,
+            (_, None) => true,
+            (_, Some(wait)) if wait.until.is_some_and(|until| until <= now) => true,
+            (_, Some(wait)) => match (returned, wait.by) {
+                (Returned::Nothing, _) => false,
+                (Returned::Something, Gate::Budget) => true,
+                (Returned::Something, _) => wait.floor <= now,
+            },
+        }
+    }
+
+    /// A return came while only time can help: wait for the time instead of for the next return.
+    pub(crate) fn settle_for_time(&mut self) {
+        if let Some(wait) = &mut self.blocked
+            && wait.until.is_none()
+        {
+            wait.until = Some(wait.floor);
+        }
+    }
+
+    /// When the head is to be asked again; `None` when nobody waits for time.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        if self.waiting == 0 { None } else { self.blocked.and_then(|wait| wait.until) }
+    }
+
+    /// Whoever must be woken so that the timer is set as it should be.
+    ///
+    /// The timer lives where the head lives: a keeper elsewhere may sit in a runtime that nobody drives. So a
+    /// keeper at home is woken if its timer is wrong, and otherwise the head is woken to take the timer over.
+    pub(crate) fn timer_waker(&mut self) -> Option<Waker> {
+        let Some(home) = self.slab.get(self.head as usize).map(|head| head.home) else {
+            // Nobody waits: a keeper that sleeps on may go.
+            return self.keeper.as_mut().and_then(|keeper| keeper.waker.take());
+        };
+        let at = self.wake_at()?;
+        match &mut self.keeper {
+            Some(keeper) if keeper.home == home => {
+                if keeper.armed == Some(at) { None } else { keeper.waker.take() }
+            }
+            _ => self.slab[self.head as usize].waker.take(),
+        }
+    }
+
+    /// Whether `ticket` must keep the timer: it is the head, time matters, and nobody keeps it at its home.
+    pub(crate) fn wants_keeper(&self, ticket: Ticket) -> bool {
+        self.is_head(ticket)
+            && self.wake_at().is_some()
+            && self.keeper.as_ref().is_none_or(|keeper| keeper.home != self.slab[self.head as usize].home)
+    }
+
+    /// The head's waker, for whoever gives the timer up.
+    pub(crate) fn head_waker(&mut self) -> Option<Waker> {
+        self.slab.get_mut(self.head as usize).and_then(|head| head.waker.take())
+    }
+
+    /// Refuses all in line whose own deadline is before `at`, and answers their wakers.
+    pub(crate) fn refuse_before(&mut self, at: Instant, refused: Refused) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        let mut index = self.head;
+        while let Some(waiter) = self.slab.get(index as usize) {
+            let next = waiter.next;
+            if waiter.deadline.is_some_and(|deadline| deadline < at) {
+                wakers.extend(self.end(index, Fate::Refused(refused)));
+            }
+            index = next;
+        }
+        wakers
+    }
+
+    /// Looks at a few places for a grant that nobody has come for in `patience`. Stamps those it finds first.
+    pub(crate) fn finds_unseen(&mut self, now: Instant, patience: Duration) -> bool {
+        let mut found_one = false;
+        for _ in 0..EXAMINED_MAX.min(self.slab.len()) {
+            self.cursor = (self.cursor + 1) % self.slab.len();
+            if let Place::Granted(_, found) = &mut self.slab[self.cursor].place {
+                let since = *found.get_or_insert(now);
+                if now.since(since) >= patience {
+                    // Told once: it is found again only after as long again.
+                    *found = Some(now);
+                    found_one = true;
+                }
+            }
+        }
+        found_one
+    }
+
+    /// Whether grants are waiting for their owners.
+    pub(crate) const fn has_unseen(&self) -> bool {
+        self.unseen > 0
+    }
+
+    fn end(&mut self, index: u32, fate: Fate) -> Option<Waker> {
+        self.unlink(index);
+        self.unseen += 1;
+        let waiter = &mut self.slab[index as usize];
+        waiter.place = match fate {
+            Fate::Granted(charge) => Place::Granted(charge, None),
+            Fate::Refused(refused) => Place::Refused(refused),
+        };
+        waiter.waker.take()
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let waiter = &self.slab[index as usize];
+        let (previous, next) = (waiter.previous, waiter.next);
+        if let Place::Waiting(cost) = waiter.place {
+            self.tokens -= u128::from(cost.tokens);
+        }
+        match self.slab.get_mut(previous as usize) {
+            Some(waiter) => waiter.next = next,
+            None => {
+                self.head = next;
+                // What was said to the old head does not hold for the new one.
+                self.blocked = None;
+            }
+        }
+        match self.slab.get_mut(next as usize) {
+            Some(waiter) => waiter.previous = previous,
+            None => self.tail = previous,
+        }
+        self.waiting -= 1;
+    }
+
+    fn store(&mut self, waiter: Waiter) -> u32 {
+        if let Some(slot) = self.slab.get_mut(self.free as usize) {
+            let index = self.free;
+            self.free = slot.next;
+            *slot = waiter;
+            return index;
+        }
+        self.slab.push(waiter);
+        u32::try_from(self.slab.len() - 1).unwrap_or_else(|_| unreachable!("waiters_max fits in u32"))
+    }
+
+    fn waiter(&self, ticket: Ticket) -> Option<&Waiter> {
+        self.slab.get(ticket.index as usize).filter(|waiter| waiter.is(ticket))
+    }
+
+    fn waiter_mut(&mut self, ticket: Ticket) -> Option<&mut Waiter> {
+        self.slab.get_mut(ticket.index as usize).filter(|waiter| waiter.is(ticket))
+    }
+}
+
+impl Waiter {
+    fn is(&self, ticket: Ticket) -> bool {
+        self.serial == ticket.serial && !matches!(self.place, Place::Free)
+    }
+}
+
+/// Whether the caller just gave something back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Returned {
+    Nothing,
+    Something,
+}

@@ -1,0 +1,75 @@
+//! The end of a request, and outcomes reported without one: give back, learn, let in whoever that lets in.
+
+use tidegate_core::cost::Charge;
+use tidegate_core::outcome::Outcome;
+
+use crate::state::{Effects, State};
+use crate::throttle::{Inner, Throttle};
+
+impl Throttle {
+    /// Learns from a request that had no permit.
+    pub fn record(&self, outcome: Outcome) {
+        self.inner.record(None, outcome);
+    }
+
+    /// Learns of a success.
+    pub fn record_success(&self) {
+        self.record(Outcome::success());
+    }
+
+    /// Learns of a failure.
+    pub fn record_failure(&self) {
+        self.record(Outcome::failure());
+    }
+
+    /// Books tokens that were used without having been asked for.
+    pub fn record_tokens(&self, tokens: u64) {
+        self.change(|state, now, effects| {
+            state.gates.record_tokens(&state.plan, tokens, now, &mut effects.events);
+        });
+    }
+}
+
+impl Inner {
+    #[inline]
+    pub(crate) fn settle(&self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
+        let reading = self.needs_reading(outcome).then(|| self.clock().now());
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        let now = reading.unwrap_or(state.gates.latest());
+        let waiting = state.waiting();
+        let State { plan, gates, .. } = &mut *state;
+        gates.settle(plan, charge, reported, outcome, waiting, now, &mut effects.events);
+        if waiting == 0 {
+            self.release(state, effects);
+        } else {
+            drop(state);
+            self.let_in(reading, effects);
+        }
+    }
+
+    pub(crate) fn record(&self, charge: Option<&Charge>, outcome: Outcome) {
+        let now = self.clock().now();
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        let waiting = state.waiting();
+        let State { plan, gates, .. } = &mut *state;
+        gates.record(plan, charge, outcome, waiting, now, &mut effects.events);
+        state.pump_after(now, &mut effects);
+        self.release(state, effects);
+    }
+
+    /// Something learns, or a hint is counted from now.
+    #[inline]
+    fn needs_reading(&self, outcome: Outcome) -> bool {
+        self.settles_timed() || outcome.has_hint()
+    }
+
+    /// Somebody waits: if time matters to the gates, it is read now.
+    #[cold]
+    fn let_in(&self, reading: Option<tidegate_core::time::Instant>, mut effects: Effects) {
+        let (mut state, now) = self.lock_timed(reading);
+        state.pump_after(now, &mut effects);
+        self.release(state, effects);
+    }
+}

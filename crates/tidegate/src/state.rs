@@ -1,0 +1,278 @@
+//! What is under the lock: the plan of the moment, the gates, the queue, and the pump that joins them.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::event::Event;
+use tidegate_core::gate::{Ahead, Gates};
+use tidegate_core::plan::Plan;
+use tidegate_core::refused::Refused;
+use tidegate_core::time::Instant;
+use tidegate_core::verdict::{Gate, Verdict, Wait};
+
+use crate::keeper::{Home, Keeper, Round};
+use crate::queue::{Fate, Queue, Returned, Ticket};
+
+/// Grants under one lock; then the lock is let go, and those granted are woken.
+const GRANTS_MAX: usize = 32;
+/// A grant that nobody has come for in this long is told of.
+const UNSEEN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Everything that changes.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) gates: Gates,
+    /// Made with the first waiter.
+    pub(crate) queue: Option<Box<Queue>>,
+}
+
+/// What is to be done once the lock is gone.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    pub(crate) wakers: Vec<Waker>,
+    /// Wakers that were replaced: dropping one may run anybody's code.
+    pub(crate) dropped: Vec<Waker>,
+    pub(crate) events: Vec<Event>,
+    /// The pump stopped at its bound, and more may be due.
+    pub(crate) more: bool,
+}
+
+impl Effects {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.wakers.is_empty() && self.dropped.is_empty() && self.events.is_empty() && !self.more
+    }
+}
+
+/// A newcomer's answer.
+pub(crate) enum Entry {
+    Admitted(Charge),
+    Refused(Refused),
+    /// It has to wait its turn; the gates' answer where nobody is ahead.
+    Wait(Option<Wait>),
+}
+
+impl State {
+    pub(crate) fn waiting(&self) -> u32 {
+        self.queue.as_ref().map_or(0, |queue| queue.waiting())
+    }
+
+    pub(crate) fn ahead(&self) -> Ahead {
+        self.queue.as_ref().map_or(Ahead::nobody(), |queue| queue.ahead())
+    }
+
+    /// Admits a newcomer if nobody waits and all gates admit it. It does not overtake.
+    #[inline]
+    pub(crate) fn enter(&mut self, cost: Cost, now: Instant, effects: &mut Effects) -> Entry {
+        if self.waiting() > 0 {
+            self.pump(now, Returned::Nothing, effects);
+            if self.waiting() > 0 {
+                // Behind others only what would be refused at once is known.
+                return match self.gates.refuses(&self.plan, cost, now) {
+                    Some(refused) => Entry::Refused(refused),
+                    None => Entry::Wait(None),
+                };
+            }
+        }
+        match self.gates.admit(&self.plan, cost, 0, now, &mut effects.events) {
+            Ok(charge) => Entry::Admitted(charge),
+            Err(Verdict::Refuse(refused)) => Entry::Refused(refused),
+            Err(Verdict::Wait(wait)) => Entry::Wait(Some(wait)),
+            Err(Verdict::Admit) => unreachable!("what is admitted is charged"),
+        }
+    }
+
+
+    /// Why a caller that waits no longer than `deadline` is turned away at once; `None` if it may queue.
+    pub(crate) fn hopeless(&self, cost: Cost, deadline: Option<Instant>, now: Instant) -> Option<Refused> {
+        let bound = self.gates.ready_at(&self.plan, cost, self.ahead(), now.max(self.gates.latest()));
+        match (deadline, bound) {
+            (Some(deadline), Some((by, at))) if at > deadline => {
+                Some(Refused::Limited { by, retry_after: Some(at.since(now)) })
+            }
+            _ => None,
+        }
+    }
+
+    /// The answer to a caller that would have to wait.
+    pub(crate) fn limited(&self, cost: Cost, now: Instant) -> Refused {
+        let ahead = self.ahead();
+        let bound = self.gates.ready_at(&self.plan, cost, ahead, now.max(self.gates.latest()));
+        let by = match (ahead.requests, self.gates.ask(&self.plan, cost, now)) {
+            (0, Verdict::Wait(wait)) => wait.by,
+            _ => Gate::Queue,
+        };
+        Refused::Limited { by, retry_after: bound.map(|(_, at)| at.since(now)) }
+    }
+
+    /// Puts a caller in line.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] when the line is as long as it may be.
+    pub(crate) fn join(
+        &mut self,
+        cost: Cost,
+        home: Home,
+        deadline: Option<Instant>,
+        waker: Waker,
+        wait: Option<Wait>,
+        effects: &mut Effects,
+    ) -> Result<Ticket, Refused> {
+        let waiters_max = self.plan.draft().waiters_max;
+        if self.waiting() >= waiters_max {
+            effects.events.push(Event::QueueFull { waiters_max });
+            effects.dropped.push(waker);
+            return Err(Refused::Busy { waiters_max });
+        }
+        let queue = self.queue.get_or_insert_with(|| Box::new(Queue::new()));
+        let ticket = queue.push(cost, home, deadline, waker);
+        if let Some(wait) = wait {
+            queue.block(wait);
+        }
+        Ok(ticket)
+    }
+
+    /// What became of a place in line; while it waits, `waker` is exchanged for the one left before.
+    pub(crate) fn fetch(&mut self, ticket: Ticket, waker: &mut Option<Waker>) -> Option<Result<Charge, Refused>> {
+        match self.queue.as_mut()?.fetch(ticket, waker)? {
+            Fate::Granted(charge) => Some(Ok(charge)),
+            Fate::Refused(refused) => Some(Err(refused)),
+        }
+    }
+
+    /// Tells of grants that nobody comes for. Asked by newcomers that have to wait behind them.
+    pub(crate) fn look_for_unseen(&mut self, now: Instant, effects: &mut Effects) {
+        if let Some(queue) = &mut self.queue
+            && queue.finds_unseen(now, UNSEEN_PATIENCE)
+        {
+            effects.events.push(Event::GrantUnseen { span: UNSEEN_PATIENCE });
+        }
+    }
+
+    /// Grants or refuses the head as long as it is worth asking and does not have to wait.
+    pub(crate) fn pump(&mut self, now: Instant, returned: Returned, effects: &mut Effects) {
+        let Some(queue) = &mut self.queue else { return };
+        let now = now.max(self.gates.latest());
+        effects.more = false;
+        let mut granted = 0;
+        if queue.is_due(now, returned) {
+            while let Some(cost) = queue.head() {
+                if granted == GRANTS_MAX {
+                    effects.more = true;
+                    queue.unblock();
+                    break;
+                }
+                let behind = queue.waiting() - 1;
+                let fate = match self.gates.admit(&self.plan, cost, behind, now, &mut effects.events) {
+                    Ok(charge) => Fate::Granted(charge),
+                    Err(Verdict::Refuse(refused)) => Fate::Refused(refused),
+                    Err(Verdict::Wait(wait)) => {
+                        queue.block(wait);
+                        break;
+                    }
+                    Err(Verdict::Admit) => unreachable!("what is admitted is charged"),
+                };
+                granted += 1;
+                effects.wakers.extend(queue.end_head(fate));
+            }
+        } else if returned == Returned::Something {
+            queue.settle_for_time();
+        }
+        effects.wakers.extend(queue.timer_waker());
+    }
+
+    /// Something was given back or changed; a change is worth asking for whatever the head was told.
+    pub(crate) fn pump_after(&mut self, now: Instant, effects: &mut Effects) {
+        if effects.events.is_empty() {
+            self.pump(now, Returned::Something, effects);
+        } else {
+            self.pump_changed(now, effects);
+        }
+    }
+
+    /// Limits, pause, circuit or lifecycle changed: whoever cannot be served in time hears of it at once.
+    pub(crate) fn pump_changed(&mut self, now: Instant, effects: &mut Effects) {
+        let Some(queue) = &mut self.queue else { return };
+        let paused = effects.events.iter().find_map(|event| match event {
+            Event::Paused { until, .. } => Some(*until),
+            _ => None,
+        });
+        if let Some(until) = paused {
+            let refused = Refused::Limited { by: Gate::Pause, retry_after: Some(until.since(now)) };
+            effects.wakers.extend(queue.refuse_before(until, refused));
+        }
+        queue.unblock();
+        self.pump(now, Returned::Something, effects);
+    }
+
+    /// Gives a place in line up; a grant that was not seen goes back whole, and those behind are promoted.
+    pub(crate) fn leave(&mut self, ticket: Ticket, now: Instant, effects: &mut Effects) {
+        let Some(queue) = &mut self.queue else { return };
+        let (fate, waker) = queue.leave(ticket);
+        effects.dropped.extend(waker);
+        if let Some(Fate::Granted(charge)) = fate {
+            self.gates.undo(&self.plan, charge, now, &mut effects.events);
+            queue.unblock();
+        }
+        self.pump(now, Returned::Nothing, effects);
+    }
+
+    /// Gives the timer to the waiter behind `ticket`, if it must keep one. Answers the keeper's number.
+    pub(crate) fn take_timer(
+        &mut self,
+        ticket: Ticket,
+        home: Home,
+        waker: Option<Waker>,
+        effects: &mut Effects,
+    ) -> Option<u32> {
+        let queue = self.queue.as_mut()?;
+        if !queue.wants_keeper(ticket) {
+            return None;
+        }
+        queue.keepers = queue.keepers.wrapping_add(1);
+        let id = queue.keepers;
+        let armed = waker.as_ref().and(queue.wake_at());
+        // A keeper elsewhere is woken, and ends when it finds that it is none.
+        let old = queue.keeper.replace(Keeper { id, home, armed, waker });
+        effects.wakers.extend(old.and_then(|keeper| keeper.waker));
+        Some(id)
+    }
+
+    /// A keeper's round.
+    pub(crate) fn keep(&mut self, id: u32, waker: Waker, now: Instant, effects: &mut Effects) -> Round {
+        let is_keeper = |queue: &Queue| queue.keeper.as_ref().is_some_and(|keeper| keeper.id == id);
+        let Some(queue) = self.queue.as_mut().filter(|queue| is_keeper(queue)) else {
+            effects.dropped.push(waker);
+            return Round::Ended;
+        };
+        if let Some(keeper) = &mut queue.keeper {
+            keeper.armed = None;
+            effects.dropped.extend(keeper.waker.take());
+        }
+        self.pump(now, Returned::Nothing, effects);
+        let Some(queue) = &mut self.queue else { return Round::Ended };
+        if queue.waiting() == 0 {
+            queue.keeper = None;
+            effects.dropped.push(waker);
+            return Round::Ended;
+        }
+        let at = queue.wake_at();
+        if let Some(keeper) = &mut queue.keeper {
+            keeper.armed = at;
+            keeper.waker = Some(waker);
+        }
+        Round::Sleep(at)
+    }
+
+    /// A keeper is gone: the head is woken to take the timer over.
+    pub(crate) fn give_up_timer(&mut self, id: u32) -> Option<Waker> {
+        let queue = self.queue.as_mut()?;
+        if queue.keeper.as_ref().is_none_or(|keeper| keeper.id != id) {
+            return None;
+        }
+        queue.keeper = None;
+        queue.head_waker()
+    }
+}

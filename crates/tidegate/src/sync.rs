@@ -1,0 +1,29 @@
+//! The one lock, from the standard library, or from the model checker under `--cfg tidegate_model`.
+//!
+//! No user code runs under it, so a poisoned lock could only mean a bug of our own; whoever comes next is
+//! served all the same.
+
+use std::sync::PoisonError;
+
+#[cfg(not(tidegate_model))]
+use std::sync as provider;
+
+#[cfg(tidegate_model)]
+use shuttle::sync as provider;
+
+pub(crate) use provider::MutexGuard;
+
+/// A mutual exclusion lock that ignores poison.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(provider::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(provider::Mutex::new(value))
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,256 @@
+//! The throttle: one lock around the gates and the queue, and everything a caller can ask of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tidegate_core::event::Notice;
+use tidegate_core::gate::Gates;
+use tidegate_core::plan::{Draft, InvalidPlan, Plan};
+use tidegate_core::random::Random;
+use tidegate_core::snapshot::Snapshot;
+use tidegate_core::time::Instant;
+use tokio::sync::Notify;
+
+use crate::builder::{Builder, fresh_random};
+use crate::clock::Clock;
+use crate::events::{Events, Sinks};
+use crate::queue::Returned;
+use crate::state::{Effects, State};
+use crate::sync::{Mutex, MutexGuard};
+
+/// Protects a callee: lets requests through as fast as it allows, and no faster.
+///
+/// Clones are handles to the same throttle.
+///
+/// ```
+/// use tidegate::{Cost, Outcome, Throttle};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tidegate::Refused> {
+/// let throttle = Throttle::new();
+/// let permit = throttle.acquire(Cost::request()).await?;
+/// // ... the call ...
+/// permit.settle(Outcome::success());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Throttle {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// What all handles and permits of a throttle share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// What throttles of a kind share: it is not part of a throttle's own memory.
+    setup: Arc<Setup>,
+    /// Copies of what the plan says, readable without the lock: whether the clock is to be read before it.
+    timed: AtomicBool,
+    settles_timed: AtomicBool,
+    state: Mutex<State>,
+    pub(crate) drained: Notify,
+}
+
+/// Clock and sinks.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) sinks: Sinks,
+}
+
+impl Throttle {
+    /// Five slots, 0.2–30 s between entries with jitter, braking at three failures in a minute.
+    #[expect(clippy::missing_panics_doc, reason = "the gentle draft is checked by a test")]
+    pub fn new() -> Self {
+        Self::gentle().build().expect("the gentle draft is within its bounds")
+    }
+
+    /// A builder with no gate at all: what is not asked for does not limit.
+    pub fn builder() -> Builder {
+        Builder::new(Draft::default())
+    }
+
+    /// A builder with the limits of [`Throttle::new`], to be changed.
+    pub fn gentle() -> Builder {
+        Builder::new(Draft::gentle())
+    }
+
+    pub(crate) fn from_parts(plan: Arc<Plan>, setup: Arc<Setup>, random: Random) -> Self {
+        let timed = AtomicBool::new(plan.is_timed());
+        let settles_timed = AtomicBool::new(plan.settles_timed());
+        let gates = Gates::new(&plan, random);
+        let state = Mutex::new(State { plan, gates, queue: None });
+        Self { inner: Arc::new(Inner { setup, timed, settles_timed, state, drained: Notify::new() }) }
+    }
+
+    /// Another throttle with the same plan, clock and listener, and a state of its own.
+    ///
+    /// The two share nothing that limits: the twin starts as this one did when it was built.
+    #[must_use]
+    pub fn twin(&self) -> Self {
+        let plan = Arc::clone(&self.inner.lock().plan);
+        Self::from_parts(plan, Arc::clone(&self.inner.setup), fresh_random())
+    }
+
+    /// Pauses for `span`: nobody enters until then. A pause that runs longer already stays as it is.
+    ///
+    /// Answers whether that raised anything.
+    pub fn pause(&self, span: Duration) -> bool {
+        self.change(|state, now, effects| {
+            let waiting = state.waiting();
+            state.gates.pause(&state.plan, span, waiting, now, &mut effects.events)
+        })
+    }
+
+    /// Ends a pause, and the cautious time after it. Answers whether there was one.
+    pub fn resume(&self) -> bool {
+        self.change(|state, now, effects| state.gates.resume(&state.plan, now, &mut effects.events))
+    }
+
+    /// Changes limits while requests are waiting and in flight.
+    ///
+    /// Levels, requests in flight and the circuit stay; what was tuned stays within the new bounds. After a
+    /// shrink nobody enters until enough have left. `edit` runs outside the lock, and again if another call
+    /// changed the limits in between.
+    ///
+    /// # Errors
+    /// [`InvalidPlan`] if a number is out of its bounds; nothing was changed.
+    ///
+    /// ```
+    /// use tidegate::{Slots, Throttle};
+    ///
+    /// let throttle = Throttle::new();
+    /// throttle.retune(|limits| limits.slots = Some(Slots::fixed(8)))?;
+    /// assert_eq!(throttle.snapshot().slots, Some(8));
+    /// # Ok::<(), tidegate::InvalidPlan>(())
+    /// ```
+    pub fn retune(&self, edit: impl Fn(&mut Draft)) -> Result<(), InvalidPlan> {
+        loop {
+            let old = Arc::clone(&self.inner.lock().plan);
+            let mut draft = old.draft().clone();
+            edit(&mut draft);
+            let new = Arc::new(draft.check()?);
+            let swapped = self.change(|state, now, effects| {
+                let is_same = Arc::ptr_eq(&state.plan, &old);
+                if is_same {
+                    state.gates.retune(&old, &new, now, &mut effects.events);
+                    state.plan = Arc::clone(&new);
+                    self.inner.timed.store(new.is_timed(), Ordering::Relaxed);
+                    self.inner.settles_timed.store(new.settles_timed(), Ordering::Relaxed);
+                }
+                is_same
+            });
+            if swapped {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Everything there is to see, read under one lock.
+    pub fn snapshot(&self) -> Snapshot {
+        let now = self.inner.clock().now();
+        let state = self.inner.lock();
+        let mut snapshot = state.gates.snapshot(&state.plan, state.ahead(), now);
+        drop(state);
+        snapshot.listener_panics = self.inner.setup.sinks.panics();
+        snapshot.events_lost = self.inner.setup.sinks.lost();
+        snapshot
+    }
+
+    /// What happens from now on, for reading at leisure.
+    pub fn events(&self) -> Events {
+        self.inner.setup.sinks.subscribe()
+    }
+
+    /// Changes something other than by entering or leaving, and lets in whoever that lets in.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State, Instant, &mut Effects) -> T) -> T {
+        let mut effects = Effects::default();
+        let (mut state, now) = self.inner.lock_timed(Some(self.inner.clock().now()));
+        let answer = change(&mut state, now, &mut effects);
+        state.pump_changed(now, &mut effects);
+        self.inner.release(state, effects);
+        answer
+    }
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Inner {
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.setup.clock
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The clock's reading for a decision, if the plan needs one.
+    #[inline]
+    pub(crate) fn reading(&self) -> Option<Instant> {
+        self.timed.load(Ordering::Relaxed).then(|| self.clock().now())
+    }
+
+    /// Whether settling reads the clock.
+    #[inline]
+    pub(crate) fn settles_timed(&self) -> bool {
+        self.settles_timed.load(Ordering::Relaxed)
+    }
+
+    /// The lock and the time. Where the time turns out to be needed after all, it is read without the lock.
+    #[inline]
+    pub(crate) fn lock_timed(&self, reading: Option<Instant>) -> (MutexGuard<'_, State>, Instant) {
+        let state = self.lock();
+        match reading {
+            Some(now) => (state, now),
+            None if !state.gates.needs_time(&state.plan) => {
+                let latest = state.gates.latest();
+                (state, latest)
+            }
+            None => {
+                drop(state);
+                let now = self.clock().now();
+                (self.lock(), now)
+            }
+        }
+    }
+
+    /// Lets the lock go and does what was put off until then.
+    #[inline]
+    pub(crate) fn release(&self, state: MutexGuard<'_, State>, effects: Effects) {
+        let at = state.gates.latest();
+        let is_drained = state.gates.is_drained();
+        drop(state);
+        if is_drained {
+            self.drained.notify_waiters();
+        }
+        if !effects.is_empty() {
+            self.carry_out(effects, at);
+        }
+    }
+
+    #[cold]
+    fn carry_out(&self, mut effects: Effects, mut at: Instant) {
+        let mut events = Vec::new();
+        loop {
+            // Wakes first: a listener may be slow.
+            effects.wakers.drain(..).for_each(std::task::Waker::wake);
+            effects.dropped.clear();
+            events.extend(effects.events.drain(..).map(|event| Notice::new(at, event)));
+            if !effects.more {
+                break;
+            }
+            let (mut state, now) = self.lock_timed(self.reading());
+            state.pump(now, Returned::Nothing, &mut effects);
+            at = state.gates.latest();
+        }
+        if !events.is_empty() {
+            self.setup.sinks.tell(events);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A caller in line: the future of `acquire`, and the same for a thread that blocks.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::refused::Refused;
+use tidegate_core::time::Instant;
+
+use crate::clock::Sleep;
+use crate::keeper::{Home, Keep, Round};
+use crate::queue::Ticket;
+use crate::state::{Effects, Entry};
+use crate::thread_waker::thread_waker;
+use crate::throttle::Inner;
+
+/// A caller in line. Dropped, it leaves.
+pub(crate) struct Waiting<'a> {
+    inner: &'a Arc<Inner>,
+    cost: Cost,
+    deadline: Option<Instant>,
+    /// Its place, from the first look until its fate is known.
+    ticket: Option<Ticket>,
+    /// The caller's own deadline; a waiter without one has no timer.
+    sleep: Option<Sleep>,
+    /// The throttle's timer, where there is no runtime to run it.
+    keep: Option<Keep>,
+    /// The throttle's timer, where this thread keeps it while it is parked.
+    keeper: Option<u32>,
+}
+
+/// What a look at the line says.
+enum Look {
+    Known(Result<Charge, Refused>),
+    /// Still in line; with a number, this caller is to keep the throttle's timer.
+    InLine(Option<u32>),
+}
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn new(inner: &'a Arc<Inner>, cost: Cost, deadline: Option<Instant>) -> Self {
+        Self { inner, cost, deadline, ticket: None, sleep: None, keep: None, keeper: None }
+    }
+
+    /// Takes a place in line, unless it may enter after all.
+    ///
+    /// `timer` is the waker of a thread that keeps the timer itself.
+    fn join(&mut self, waker: Waker, home: Home, timer: Option<Waker>) -> Look {
+        let mut effects = Effects::default();
+        let (mut state, now) = self.inner.lock_timed(self.inner.reading());
+        let look = match state.enter(self.cost, now, &mut effects) {
+            Entry::Admitted(charge) => Look::Known(Ok(charge)),
+            Entry::Refused(refused) => Look::Known(Err(refused)),
+            Entry::Wait(wait) => {
+                let joined = match state.hopeless(self.cost, self.deadline, now) {
+                    Some(refused) => Err(refused),
+                    None => state.join(self.cost, home, self.deadline, waker, wait, &mut effects),
+                };
+                match joined {
+                    Err(refused) => Look::Known(Err(refused)),
+                    Ok(ticket) => {
+                        self.ticket = Some(ticket);
+                        Look::InLine(state.take_timer(ticket, home, timer, &mut effects))
+                    }
+                }
+            }
+        };
+        // A keeper that is there already may sleep too long for this head.
+        effects.wakers.extend(state.queue.as_mut().and_then(|queue| queue.timer_waker()));
+        let has_unseen = state.queue.as_ref().is_some_and(|queue| queue.has_unseen());
+        self.inner.release(state, effects);
+        if has_unseen {
+            self.look_for_unseen();
+        }
+        look
+    }
+
+    /// Looks whether its turn has come.
+    fn look(&mut self, ticket: Ticket, waker: Waker, home: Home, timer: Option<Waker>) -> Look {
+        let mut effects = Effects::default();
+        let mut waker = Some(waker);
+        let mut state = self.inner.lock();
+        let look = match state.fetch(ticket, &mut waker) {
+            Some(fate) => {
+                self.ticket = None;
+                Look::Known(fate)
+            }
+            None => Look::InLine(state.take_timer(ticket, home, timer, &mut effects)),
+        };
+        self.inner.release(state, effects);
+        look
+    }
+
+    /// The caller's own deadline has passed: leaves, unless its turn has come in this very moment.
+    fn expire(&mut self, ticket: Ticket) -> Result<Charge, Refused> {
+        let mut effects = Effects::default();
+        let (mut state, now) = self.inner.lock_timed(Some(self.inner.clock().now()));
+        self.ticket = None;
+        let fate = state.fetch(ticket, &mut None).unwrap_or_else(|| {
+            state.leave(ticket, now, &mut effects);
+            Err(state.limited(self.cost, now))
+        });
+        self.inner.release(state, effects);
+        fate
+    }
+
+    /// Blocks the thread until its turn has come.
+    pub(crate) fn block(mut self) -> Result<Charge, Refused> {
+        let (waker, home) = (thread_waker(), Home::thread());
+        let mut look = self.join(waker.clone(), home, Some(waker.clone()));
+        loop {
+            let ticket = match (look, self.ticket) {
+                (Look::Known(fate), _) => return fate,
+                (Look::InLine(_), None) => unreachable!("whoever is in line has a ticket"),
+                (Look::InLine(keeper), Some(ticket)) => {
+                    self.keeper = keeper.or(self.keeper);
+                    ticket
+                }
+            };
+            let now = self.inner.clock().now();
+            if self.deadline.is_some_and(|deadline| deadline <= now) {
+                return self.expire(ticket);
+            }
+            let timer = self.round(&waker, now);
+            // A turn that came in between has unparked this thread already, and it does not sleep.
+            match earliest(timer, self.deadline) {
+                Some(at) => self.inner.clock().park_until(at),
+                None => thread::park(),
+            }
+            look = self.look(ticket, waker.clone(), home, Some(waker.clone()));
+        }
+    }
+
+    /// What the throttle's timer asks of a thread that keeps it: to pump, and when to wake.
+    fn round(&mut self, waker: &Waker, now: Instant) -> Option<Instant> {
+        let id = self.keeper?;
+        let mut effects = Effects::default();
+        let waker = waker.clone();
+        let mut state = self.inner.lock();
+        let round = state.keep(id, waker, now, &mut effects);
+        self.inner.release(state, effects);
+        match round {
+            Round::Sleep(at) => at,
+            Round::Ended => {
+                self.keeper = None;
+                None
+            }
+        }
+    }
+
+    #[cold]
+    fn look_for_unseen(&self) {
+        let now = self.inner.clock().now();
+        let mut effects = Effects::default();
+        let mut state = self.inner.lock();
+        state.look_for_unseen(now, &mut effects);
+        self.inner.release(state, effects);
+    }
+}
+
+impl Future for Waiting<'_> {
+    type Output = Result<Charge, Refused>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let (waker, home) = (context.waker().clone(), Home::here());
+        let look = match this.ticket {
+            None => this.join(waker, home, None),
+            Some(ticket) => this.look(ticket, waker, home, None),
+        };
+        let keeper = match look {
+            Look::Known(fate) => return Poll::Ready(fate),
+            Look::InLine(keeper) => keeper,
+        };
+        if let Some(id) = keeper {
+            this.keep = Keep::new(this.inner, id).spawn();
+        }
+        if let Some(keep) = &mut this.keep
+            && Pin::new(keep).poll(context).is_ready()
+        {
+            this.keep = None;
+        }
+        let (Some(deadline), Some(ticket)) = (this.deadline, this.ticket) else { return Poll::Pending };
+        let inner = this.inner;
+        let sleep = this.sleep.get_or_insert_with(|| inner.clock().sleep_until(deadline));
+        match sleep.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(this.expire(ticket)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut effects = Effects::default();
+        if let Some(ticket) = self.ticket.take() {
+            let (mut state, now) = self.inner.lock_timed(self.inner.reading());
+            state.leave(ticket, now, &mut effects);
+            self.inner.release(state, effects);
+        }
+        if let Some(id) = self.keeper.take() {
+            let waker = self.inner.lock().give_up_timer(id);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+}
+
+fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}

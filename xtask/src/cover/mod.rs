@@ -1,0 +1,174 @@
+//! `cargo xtask cover`: which lines of the library its own tests reach.
+//!
+//! The compiler instruments, the LLVM tools of the same major version count. A build apart (`target/cover`)
+//! keeps the usual one warm. Core is pure, so nothing excuses a line nobody can reach: it has a floor.
+
+mod lines;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::workspace::{self, at_root, cargo};
+use crate::{install, step};
+use lines::{Crate, Lines};
+
+/// The packages that are measured: folder, and the share of lines in thousandths that must be reached.
+const CRATES: [Crate; 2] = [
+    Crate { name: "tidegate-core", folder: "crates/core/src/", floor_permille: Some(950) },
+    Crate { name: "tidegate", folder: "crates/tidegate/src/", floor_permille: None },
+];
+
+/// Whether the annotated sources are written too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// As web pages.
+    Write,
+    /// Only the table.
+    Skip,
+}
+
+/// Measures, prints the table, and fails when a crate is below its floor.
+pub(crate) fn run(pages: Pages) -> Result<()> {
+    let tools = Tools::installed()?;
+    let folder = workspace::target().join("cover");
+    let profiles = folder.join("profiles");
+    let merged = folder.join("merged.profdata");
+    // An old profile describes old code, and would count it as reached.
+    if profiles.exists() {
+        fs::remove_dir_all(&profiles).with_context(|| format!("could not remove {}", profiles.display()))?;
+    }
+
+    let programs = step::capture(
+        "building the instrumented tests",
+        instrumented(&tools, &folder, &profiles)
+            .args(["--no-run", "--message-format=json-render-diagnostics"]),
+    )?;
+    step::stream(&mut instrumented(&tools, &folder, &profiles))?;
+
+    let mut merge = at_root(&tools.profdata);
+    merge.args(["merge", "-sparse", "-o"]).arg(&merged).args(files_in(&profiles)?);
+    step::capture("merging profiles", &mut merge)?;
+    let report = Report { tools, merged, programs: test_programs(&programs)? };
+    if pages == Pages::Write {
+        let html = folder.join("html");
+        let mut show = report.command("show");
+        show.arg("-format=html")
+            .arg("-output-dir")
+            .arg(&html)
+            .arg("-sources")
+            .args(CRATES.map(|measured| measured.folder));
+        step::capture("writing the pages", &mut show)?;
+        println!("wrote {}", html.join("index.html").display());
+    }
+    let lines = step::capture("counting lines", report.command("export").arg("-format=lcov"))?;
+    let lines = Lines::read(&lines, &workspace::root(), |file| fs::read_to_string(file).ok());
+    println!("{}", lines.table(&CRATES));
+    lines.demand_floors(&CRATES)
+}
+
+/// The LLVM tools that understand what this compiler writes.
+struct Tools {
+    profdata: String,
+    cov: String,
+    host: String,
+}
+
+impl Tools {
+    fn installed() -> Result<Self> {
+        let compiler = step::capture("asking rustc", at_root("rustc").arg("-vV"))?;
+        let major = llvm_major(&compiler)?;
+        let host = value(&compiler, "host").context("rustc does not say which host it runs on")?.to_owned();
+        let tools =
+            Self { profdata: format!("llvm-profdata-{major}"), cov: format!("llvm-cov-{major}"), host };
+        for tool in [&tools.profdata, &tools.cov] {
+            install::ensure_tool(tool, &format!("llvm-{major}"))?;
+        }
+        Ok(tools)
+    }
+}
+
+/// What the merged profiles can be asked.
+struct Report {
+    tools: Tools,
+    merged: PathBuf,
+    programs: Vec<String>,
+}
+
+impl Report {
+    fn command(&self, verb: &str) -> Command {
+        let mut command = at_root(&self.tools.cov);
+        command.arg(verb).arg("-instr-profile").arg(&self.merged);
+        for program in &self.programs {
+            command.arg("-object").arg(program);
+        }
+        command
+    }
+}
+
+/// The tests of the measured crates, built to count.
+fn instrumented(tools: &Tools, folder: &Path, profiles: &Path) -> Command {
+    let mut command = cargo("test --all-features --tests");
+    for measured in CRATES {
+        command.args(["-p", measured.name]);
+    }
+    // Naming the target keeps the flags away from build scripts and macros, which would leave profiles too.
+    command.args(["--target", &tools.host]);
+    command.env("RUSTFLAGS", "-C instrument-coverage").env("CARGO_TARGET_DIR", folder);
+    command.env("LLVM_PROFILE_FILE", profiles.join("%p-%m.profraw"));
+    command
+}
+
+fn llvm_major(compiler: &str) -> Result<&str> {
+    let version =
+        value(compiler, "LLVM version").context("rustc does not say which LLVM it was built with")?;
+    Ok(version.split('.').next().unwrap_or(version))
+}
+
+/// The value of `name: value` in what `rustc -vV` writes.
+fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+/// The test programs among what cargo says it built.
+fn test_programs(messages: &str) -> Result<Vec<String>> {
+    let mut programs = Vec::new();
+    for line in messages.lines() {
+        let message: Value = serde_json::from_str(line).context("cargo wrote a line that is no JSON")?;
+        if message["profile"]["test"] == true {
+            programs.extend(message["executable"].as_str().map(str::to_owned));
+        }
+    }
+    ensure!(!programs.is_empty(), "cargo built no test program");
+    Ok(programs)
+}
+
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let unreadable = || format!("the tests left no profiles in {}", folder.display());
+    let entries = fs::read_dir(folder).with_context(unreadable)?;
+    entries.map(|entry| Ok(entry.with_context(unreadable)?.path())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tools_have_the_major_version_of_the_compilers_llvm() {
+        assert_eq!(llvm_major("host: x86_64\nLLVM version: 22.1.2\n").unwrap(), "22");
+        assert!(llvm_major("release: 1.95.0\n").is_err());
+    }
+
+    #[test]
+    fn test_programs_are_told_from_other_artifacts() {
+        let messages = r#"{"reason":"compiler-artifact","profile":{"test":true},"executable":"/t/a"}
+{"reason":"compiler-artifact","profile":{"test":false},"executable":"/t/program"}
+{"reason":"compiler-artifact","profile":{"test":true},"executable":null}
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(test_programs(messages).unwrap(), ["/t/a"]);
+        assert!(test_programs("").is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! The project's own commands, so that everybody and CI run the same checks in the same way.
+//!
+//! `cargo xtask test` is the gate before a push; the other commands are its parts and its instruments.
+//! Written in Rust, because a fresh machine with nothing but Rust and git must be able to run them.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program talks on its terminal")]
+
+mod bench;
+mod cover;
+mod install;
+mod step;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+const EXIT_CODES: &str = "Exit codes:
+  0  everything asked for passed
+  1  a check failed or could not be run; the last line says which
+  2  the command line was not understood";
+
+/// The project's own commands.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = EXIT_CODES)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run every check, in order, and stop at the first that fails
+    ///
+    /// The steps: fmt, tidy, clippy, tests (doc tests too), the concurrency models and their clippy, the
+    /// example, docs, and each feature alone. CI runs exactly this.
+    #[command(after_help = EXIT_CODES)]
+    Test {
+        /// Look longer: ten times as many model schedules, 20,000 cases for each property
+        #[arg(long)]
+        deep: bool,
+    },
+    /// Check the house rules that no compiler knows, and list every breach as `path:line: sentence`
+    ///
+    /// Reads the files git tracks or would track: their length, module docs, what core may use, where
+    /// features and serde may be named, machine paths, placeholders, links and docs/contracts.md.
+    #[command(after_help = EXIT_CODES)]
+    Tidy,
+    /// Measure which lines the tests of tidegate-core and tidegate reach
+    ///
+    /// Fails when tidegate-core falls below its floor. Installs the matching LLVM tools with apt-get when
+    /// they are missing. Doc tests do not count, nor do the lines of the unit tests themselves.
+    #[command(after_help = EXIT_CODES)]
+    Cover {
+        /// Also write the annotated sources, as web pages under target/cover/html
+        #[arg(long)]
+        html: bool,
+    },
+    /// Run a benchmark, print its table and write target/bench/NAME.json
+    ///
+    /// Installs valgrind with apt-get when it is missing.
+    #[command(after_help = EXIT_CODES)]
+    Bench {
+        /// Which benchmark, for example `local`
+        name: String,
+        /// Handed to the benchmark as they are
+        #[arg(last = true, value_name = "ARGS")]
+        extra: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match CommandLine::parse().command {
+        Command::Test { deep } => test::run(if deep { test::Depth::Deep } else { test::Depth::Usual }),
+        Command::Tidy => tidy::run(),
+        Command::Cover { html } => cover::run(if html { cover::Pages::Write } else { cover::Pages::Skip }),
+        Command::Bench { name, extra } => bench::run(&name, &extra),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_two_dashes_belongs_to_the_benchmark() {
+        let line = ["cargo xtask", "bench", "local", "--", "--seconds", "3"];
+        let Command::Bench { name, extra } = CommandLine::try_parse_from(line).unwrap().command else {
+            panic!("bench was asked for");
+        };
+        assert_eq!(name, "local");
+        assert_eq!(extra, ["--seconds", "3"]);
+    }
+
+    #[test]
+    fn a_misspelt_command_is_a_usage_error() {
+        let error = CommandLine::try_parse_from(["cargo xtask", "tests"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+    }
+}
