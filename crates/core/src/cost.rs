@@ -46,22 +46,18 @@ impl Cost {
 
 /// What was taken for one request, and when: the receipt a permit carries.
 ///
-/// Deliberately neither `Clone` nor `Copy`: a charge is settled once.
+/// Deliberately neither `Clone` nor `Copy`: a charge is settled once. Small, because it is handed on by value on
+/// the hottest path there is.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a charge that is not settled leaks what it holds"]
 pub struct Charge {
     pub(crate) cost: Cost,
-    /// Bytes as priced on entry; what returns is this, not `cost.bytes`.
-    pub(crate) bytes_held: u64,
-    /// Tokens reserved in the budget: none where there was no budget on entry.
-    pub(crate) tokens_held: u64,
     /// When it entered: its latency starts here, and its tokens are stamped with it.
     pub(crate) entered: Instant,
     pub(crate) generation: u32,
-    pub(crate) probe: bool,
-    pub(crate) recovery_slot: bool,
-    /// Whether a unit of the rate was taken.
-    pub(crate) rate_held: bool,
+    /// What a byte cost on entry; 0 where bytes were not limited.
+    pub(crate) byte_price: u16,
+    pub(crate) holds: Holds,
 }
 
 impl Charge {
@@ -77,16 +73,59 @@ impl Charge {
 
     /// Bytes held, at the price of the phase in which the request entered.
     pub const fn bytes_held(&self) -> u64 {
-        self.bytes_held
+        priced(self.cost.bytes, self.byte_price)
+    }
+
+    /// Tokens reserved in the budget: none where there was no budget on entry.
+    pub const fn tokens_held(&self) -> u64 {
+        if self.holds.has(Holds::TOKENS) { self.cost.tokens } else { 0 }
+    }
+
+    /// Whether there is anything to give back: a request that met only pace and rate holds nothing.
+    #[inline]
+    pub const fn is_counted(&self) -> bool {
+        self.holds.has(Holds::SLOT)
     }
 
     /// Whether the request is a probe of a half-open circuit.
     pub const fn is_probe(&self) -> bool {
-        self.probe
+        self.holds.has(Holds::PROBE)
     }
 
     /// Whether the request entered while recovering and holds a recovery slot.
     pub const fn is_recovering(&self) -> bool {
-        self.recovery_slot
+        self.holds.has(Holds::RECOVERY_SLOT)
     }
+}
+
+/// Which places a request took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Holds(u8);
+
+impl Holds {
+    /// It is counted among the requests in flight.
+    pub(crate) const SLOT: Self = Self(1);
+    pub(crate) const RECOVERY_SLOT: Self = Self(1 << 1);
+    pub(crate) const PROBE: Self = Self(1 << 2);
+    /// Its tokens are reserved in the budget.
+    pub(crate) const TOKENS: Self = Self(1 << 3);
+    /// It took a unit of the rate.
+    pub(crate) const RATE: Self = Self(1 << 4);
+
+    #[inline]
+    pub(crate) const fn add(&mut self, more: Self) {
+        self.0 |= more.0;
+    }
+
+    #[inline]
+    pub(crate) const fn has(self, wanted: Self) -> bool {
+        self.0 & wanted.0 != 0
+    }
+}
+
+/// Bytes at a price, bounded so that what a pool holds, at most its limit and one request more, fits.
+pub(crate) const fn priced(bytes: u64, price: u16) -> u64 {
+    const PRICED_MAX: u64 = 1 << 62;
+    let priced = bytes.saturating_mul(price as u64);
+    if priced > PRICED_MAX { PRICED_MAX } else { priced }
 }

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::bucket::Shape;
-use crate::plan::check::Problems;
+use crate::plan::check::{COUNT_MAX, Problems};
 
 mod check;
 
@@ -23,6 +23,11 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// As many as come: they are counted, and not limited.
+    pub const fn unlimited() -> Self {
+        Self::fixed(COUNT_MAX)
+    }
+
     /// Always `slots`.
     pub const fn fixed(slots: u32) -> Self {
         Self { min: slots, start: slots, max: slots }
@@ -121,7 +126,7 @@ impl Rate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes {
     pub(crate) capacity: u64,
-    pub(crate) recovering_price: u32,
+    pub(crate) recovering_price: u16,
 }
 
 impl Bytes {
@@ -132,7 +137,7 @@ impl Bytes {
 
     /// While recovering from a pause, a byte costs as much as `price` bytes.
     #[must_use]
-    pub const fn recovering_price(mut self, price: u32) -> Self {
+    pub const fn recovering_price(mut self, price: u16) -> Self {
         self.recovering_price = price;
         self
     }
@@ -343,7 +348,7 @@ pub enum Controller {
 /// What a throttle shall be, not yet checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Draft {
-    /// Requests in flight; `None` is unlimited.
+    /// Requests in flight; `None` is no limit.
     pub slots: Option<Slots>,
     /// Requests in flight that entered while recovering; `None` is as many as there are slots.
     pub recovery_slots: Option<u32>,
@@ -411,7 +416,8 @@ impl Draft {
             self.pace.is_some() || self.rate.is_some() || self.budget.is_some() || self.circuit.is_some();
         let learns = self.circuit.is_some() || self.controller != Controller::Fixed || self.total.is_some();
         let settles_timed = learns || self.budget.is_some() || self.pause.sizes.is_some();
-        Ok(Plan { draft: self, rate, timed: timed || learns, settles_timed })
+        let counts = self.slots.is_some() || self.bytes.is_some() || settles_timed;
+        Ok(Plan { draft: self, rate, timed: timed || learns, settles_timed, counts })
     }
 }
 
@@ -422,6 +428,7 @@ pub struct Plan {
     pub(crate) rate: Option<Shape>,
     timed: bool,
     settles_timed: bool,
+    counts: bool,
 }
 
 impl Plan {
@@ -433,6 +440,12 @@ impl Plan {
     /// Whether admission needs the time.
     pub const fn is_timed(&self) -> bool {
         self.timed
+    }
+
+    /// Whether requests in flight are counted. Pace and rate alone hold nothing and wait for nobody's return,
+    /// so there it would be work for nothing; [`Slots::unlimited`] asks for it.
+    pub const fn counts_in_flight(&self) -> bool {
+        self.counts
     }
 
     /// Whether settling needs the time, because something learns or a window is stamped.

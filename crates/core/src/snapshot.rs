@@ -14,7 +14,7 @@ pub struct Snapshot {
     pub state: State,
     /// Where a pause stands.
     pub phase: Phase,
-    /// Requests in flight.
+    /// Requests in flight. Not counted, and 0, where there is nothing but pace and rate.
     pub in_flight: u32,
     /// Slots now; `None` is unlimited.
     pub slots: Option<u32>,

@@ -1,13 +1,14 @@
 //! Four ways in, one engine: try once, wait, wait no longer than, block the thread.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::refused::Refused;
+use tidegate_core::time::Instant;
 
 use crate::permit::Permit;
-use crate::state::{Effects, Entry};
+use crate::state::{Effects, Entry, State};
+use crate::sync::MutexGuard;
 use crate::throttle::{Inner, Throttle};
 use crate::waiting::Waiting;
 
@@ -26,7 +27,7 @@ impl Throttle {
     /// A future that is kept and not polled does not hold up the line: when its turn comes it is granted, and
     /// from then on holds what it was granted, as any permit does. An event tells if that lasts over a second.
     #[inline]
-    pub async fn acquire(&self, cost: impl Into<Cost>) -> Result<Permit, Refused> {
+    pub async fn acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
         match self.inner.enter(cost) {
             Entry::Admitted(charge) => self.permit(Ok(charge)),
@@ -45,7 +46,11 @@ impl Throttle {
     ///
     /// # Cancel safety
     /// As `acquire`.
-    pub async fn acquire_within(&self, cost: impl Into<Cost>, span: Duration) -> Result<Permit, Refused> {
+    pub async fn acquire_within(
+        &self,
+        cost: impl Into<Cost>,
+        span: Duration,
+    ) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
         match self.inner.enter(cost) {
             Entry::Admitted(charge) => self.permit(Ok(charge)),
@@ -62,7 +67,7 @@ impl Throttle {
     /// # Errors
     /// [`Refused`], which says when to come back where time decides. Nothing was taken.
     #[inline]
-    pub fn try_acquire(&self, cost: impl Into<Cost>) -> Result<Permit, Refused> {
+    pub fn try_acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
         match self.inner.enter(cost) {
             Entry::Admitted(charge) => self.permit(Ok(charge)),
@@ -78,7 +83,7 @@ impl Throttle {
     ///
     /// # Errors
     /// As `acquire`.
-    pub fn acquire_blocking(&self, cost: impl Into<Cost>) -> Result<Permit, Refused> {
+    pub fn acquire_blocking(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         self.block(cost.into(), None)
     }
 
@@ -90,11 +95,11 @@ impl Throttle {
         &self,
         cost: impl Into<Cost>,
         span: Duration,
-    ) -> Result<Permit, Refused> {
+    ) -> Result<Permit<'_>, Refused> {
         self.block(cost.into(), Some(span))
     }
 
-    fn block(&self, cost: Cost, span: Option<Duration>) -> Result<Permit, Refused> {
+    fn block(&self, cost: Cost, span: Option<Duration>) -> Result<Permit<'_>, Refused> {
         match self.inner.enter(cost) {
             Entry::Admitted(charge) => return self.permit(Ok(charge)),
             Entry::Refused(refused) => return Err(refused),
@@ -105,17 +110,33 @@ impl Throttle {
     }
 
     #[inline]
-    fn permit(&self, charge: Result<Charge, Refused>) -> Result<Permit, Refused> {
-        charge.map(|charge| Permit::new(Arc::clone(&self.inner), charge))
+    fn permit(&self, charge: Result<Charge, Refused>) -> Result<Permit<'_>, Refused> {
+        charge.map(|charge| Permit::new(&self.inner, charge))
     }
 }
 
 impl Inner {
-    /// The way in when nobody waits.
+    /// The way in when nobody waits: one lock, one decision.
     #[inline]
     fn enter(&self, cost: Cost) -> Entry {
-        let mut effects = Effects::default();
+        let mut events = Vec::new();
         let (mut state, now) = self.lock_timed(self.reading());
+        if state.waiting() > 0 {
+            return self.enter_behind(state, cost, now);
+        }
+        let entry = state.admit(cost, now, &mut events);
+        if events.is_empty() {
+            drop(state);
+        } else {
+            self.release(state, Effects { events, ..Effects::default() });
+        }
+        entry
+    }
+
+    /// The way in when somebody waits: those who are due go first.
+    #[cold]
+    fn enter_behind(&self, mut state: MutexGuard<'_, State>, cost: Cost, now: Instant) -> Entry {
+        let mut effects = Effects::default();
         let entry = state.enter(cost, now, &mut effects);
         self.release(state, effects);
         entry

@@ -1,5 +1,6 @@
 //! The right to run, and the way back.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use tidegate_core::cost::{Charge, Cost};
@@ -12,19 +13,38 @@ use crate::throttle::Inner;
 /// Settle it with how the work went. Dropped, by an early return, a cancelled task or a panic, it counts as
 /// ignored: what it holds (slots, bytes, a probe's place) returns, what entering spent (pace, rate) stays
 /// spent, of its tokens what [`spend`](Self::spend) reported stays, and nothing is learned.
+///
+/// It borrows its throttle. To store it, or to send it to another task, make it [owned](Self::into_owned).
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back at once"]
-pub struct Permit {
-    inner: Arc<Inner>,
+pub struct Permit<'a> {
+    inner: Cow<'a, Arc<Inner>>,
     /// Taken by settling; what is left when the permit is dropped is settled as ignored.
     charge: Option<Charge>,
     reported: Option<u64>,
 }
 
-impl Permit {
+impl<'a> Permit<'a> {
     #[inline]
-    pub(crate) fn new(inner: Arc<Inner>, charge: Charge) -> Self {
-        Self { inner, charge: Some(charge), reported: None }
+    pub(crate) const fn new(inner: &'a Arc<Inner>, charge: Charge) -> Self {
+        Self { inner: Cow::Borrowed(inner), charge: Some(charge), reported: None }
+    }
+
+    /// The same permit with a handle of its own on the throttle, to be stored or sent elsewhere.
+    ///
+    /// ```
+    /// use tidegate::{Cost, Outcome, Permit, Throttle};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let permit: Permit<'static> = Throttle::new().acquire(Cost::request()).await?.into_owned();
+    /// tokio::spawn(async move { permit.settle(Outcome::success()) }).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_owned(mut self) -> Permit<'static> {
+        let inner = Cow::Owned(Arc::clone(&self.inner));
+        Permit { inner, charge: self.charge.take(), reported: self.reported }
     }
 
     /// Ends the request.
@@ -73,7 +93,7 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for Permit<'_> {
     #[inline]
     fn drop(&mut self) {
         self.end(Outcome::ignored());

@@ -33,18 +33,31 @@ impl Throttle {
 impl Inner {
     #[inline]
     pub(crate) fn settle(&self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
-        let reading = self.needs_reading(outcome).then(|| self.clock().now());
-        let mut effects = Effects::default();
+        let needs_reading = self.needs_reading(outcome);
+        // Where nothing is held and nothing learned there is nobody to tell.
+        if charge.is_counted() || needs_reading {
+            self.settle_locked(charge, reported, outcome, needs_reading);
+        }
+    }
+
+    fn settle_locked(
+        &self,
+        charge: Charge,
+        reported: Option<u64>,
+        outcome: Outcome,
+        needs_reading: bool,
+    ) {
+        let reading = needs_reading.then(|| self.clock().now());
+        let mut events = Vec::new();
         let mut state = self.lock();
         let now = reading.unwrap_or(state.gates.latest());
         let waiting = state.waiting();
         let State { plan, gates, .. } = &mut *state;
-        gates.settle(plan, charge, reported, outcome, waiting, now, &mut effects.events);
-        if waiting == 0 {
-            self.release(state, effects);
-        } else {
-            drop(state);
-            self.let_in(reading, effects);
+        gates.settle(plan, charge, reported, outcome, waiting, now, &mut events);
+        let is_quiet = waiting == 0 && events.is_empty();
+        drop(state);
+        if !is_quiet {
+            self.let_in(reading, Effects { events, ..Effects::default() });
         }
     }
 
@@ -65,7 +78,7 @@ impl Inner {
         self.settles_timed() || outcome.has_hint()
     }
 
-    /// Somebody waits: if time matters to the gates, it is read now.
+    /// Somebody waits, or something happened. If time matters to the gates, it is read now.
     #[cold]
     fn let_in(&self, reading: Option<tidegate_core::time::Instant>, mut effects: Effects) {
         let (mut state, now) = self.lock_timed(reading);

@@ -64,7 +64,6 @@ impl State {
     }
 
     /// Admits a newcomer if nobody waits and all gates admit it. It does not overtake.
-    #[inline]
     pub(crate) fn enter(&mut self, cost: Cost, now: Instant, effects: &mut Effects) -> Entry {
         if self.waiting() > 0 {
             self.pump(now, Returned::Nothing, effects);
@@ -76,7 +75,13 @@ impl State {
                 };
             }
         }
-        match self.gates.admit(&self.plan, cost, 0, now, &mut effects.events) {
+        self.admit(cost, now, &mut effects.events)
+    }
+
+    /// Admits a newcomer where nobody waits.
+    #[inline]
+    pub(crate) fn admit(&mut self, cost: Cost, now: Instant, events: &mut Vec<Event>) -> Entry {
+        match self.gates.admit(&self.plan, cost, 0, now, events) {
             Ok(charge) => Entry::Admitted(charge),
             Err(Verdict::Refuse(refused)) => Entry::Refused(refused),
             Err(Verdict::Wait(wait)) => Entry::Wait(Some(wait)),

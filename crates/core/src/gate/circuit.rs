@@ -203,3 +203,7 @@ impl CircuitGate {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "circuit_tests.rs"]
+mod tests;

@@ -11,7 +11,7 @@ use super::pace::PaceGate;
 use super::pause::PauseGate;
 use super::pool::{Overdraw, Pool};
 use super::rate::RateGate;
-use crate::cost::{Charge, Cost};
+use crate::cost::{Charge, Cost, Holds};
 use crate::event::Event;
 use crate::feedback::Feedback;
 use crate::plan::Plan;
@@ -227,41 +227,43 @@ impl Gates {
     fn take(&mut self, plan: &Plan, cost: Cost, waiting: u32, events: &mut Vec<Event>) -> Charge {
         let now = self.latest;
         self.admitted += 1;
-        self.slots.take(1);
         let mut charge = Charge {
             cost,
-            bytes_held: 0,
-            tokens_held: 0,
             entered: now,
             generation: self.generation,
-            probe: false,
-            recovery_slot: false,
-            rate_held: plan.rate.is_some(),
+            byte_price: 0,
+            holds: Holds::default(),
         };
-        if let (Some(circuit), true) = (&mut self.circuit, plan.draft.circuit.is_some()) {
-            charge.probe = circuit.take(events);
+        if plan.counts_in_flight() {
+            self.slots.take(1);
+            charge.holds.add(Holds::SLOT);
         }
-        let recovering = self.pause.is_set() && self.phase(plan, now) == Phase::Recovering;
+        if let (Some(circuit), true) = (&mut self.circuit, plan.draft.circuit.is_some())
+            && circuit.take(events)
+        {
+            charge.holds.add(Holds::PROBE);
+        }
         if self.pause.is_set() {
+            if self.phase(plan, now) == Phase::Recovering {
+                self.recovery.take(1);
+                charge.holds.add(Holds::RECOVERY_SLOT);
+            }
             self.pause.take(waiting, now, &mut self.random);
         }
-        if recovering {
-            self.recovery.take(1);
-            charge.recovery_slot = true;
-        }
         if let Some(bytes) = &plan.draft.bytes {
-            let price = if recovering { u64::from(bytes.recovering_price) } else { 1 };
-            charge.bytes_held = self.bytes.take(cost.bytes.saturating_mul(price));
+            charge.byte_price = if charge.is_recovering() { bytes.recovering_price } else { 1 };
+            self.bytes.take(charge.bytes_held());
         }
         if let (Some(gate), Some(pace)) = (&mut self.pace, &plan.draft.pace) {
             gate.take(pace.jitter, now, &mut self.random);
         }
         if let Some(shape) = &plan.rate {
             self.rate.take(shape, now);
+            charge.holds.add(Holds::RATE);
         }
         if let Some(budget) = &plan.draft.budget {
-            charge.tokens_held = cost.tokens;
             self.budget.take(budget, cost.tokens, now, events);
+            charge.holds.add(Holds::TOKENS);
         }
         charge
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
-use crate::cost::Charge;
+use crate::cost::{Charge, Holds};
 use crate::event::{Change, Event};
 use crate::feedback::{Advice, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
@@ -38,11 +38,11 @@ impl Gates {
     ) {
         self.see(plan, now);
         let was_drained = self.is_drained();
-        if outcome.kind != Kind::Ignored {
+        if outcome.kind != Kind::Ignored && (plan.settles_timed() || outcome.has_hint()) {
             self.learn(plan, Some(&charge), outcome, waiting, events);
         }
         self.book(plan, &charge, reported, outcome, events);
-        self.give_back(charge);
+        self.give_back(&charge);
         if self.is_drained() && !was_drained {
             events.push(Event::Drained);
         }
@@ -79,28 +79,32 @@ impl Gates {
         if let Some(pace) = &mut self.pace {
             pace.undo(charge.entered);
         }
-        if let (true, Some(shape)) = (charge.rate_held, &plan.rate) {
+        if let (true, Some(shape)) = (charge.holds.has(Holds::RATE), &plan.rate) {
             self.rate.give_back(shape);
         }
         self.admitted -= 1;
         self.settle(plan, charge, None, Outcome::ignored(), 0, now, events);
     }
 
-    fn give_back(&mut self, charge: Charge) {
-        self.slots.give_back(1);
-        if charge.recovery_slot {
+    #[inline]
+    fn give_back(&mut self, charge: &Charge) {
+        if charge.is_counted() {
+            self.slots.give_back(1);
+        }
+        if charge.is_recovering() {
             self.recovery.give_back(1);
         }
-        if charge.bytes_held > 0 {
-            self.bytes.give_back(charge.bytes_held);
+        if charge.byte_price > 0 {
+            self.bytes.give_back(charge.bytes_held());
         }
-        if charge.probe
+        if charge.is_probe()
             && let Some(circuit) = &mut self.circuit
         {
             circuit.give_back(charge.generation);
         }
     }
 
+    #[inline]
     fn book(
         &mut self,
         plan: &Plan,
@@ -110,7 +114,7 @@ impl Gates {
         events: &mut Vec<Event>,
     ) {
         let Some(budget) = &plan.draft.budget else { return };
-        let estimate = charge.tokens_held;
+        let estimate = charge.tokens_held();
         let used = match (outcome.kind, outcome.spent, reported) {
             (Kind::Ignored, _, reported) => reported.unwrap_or(0),
             (_, Some(spent), _) => spent.tokens,

@@ -11,7 +11,7 @@ use crate::bucket::{AMOUNT_MAX, InvalidShape, PERIOD_MAX, REFILL_MAX, Shape};
 /// The longest span a draft may name: 366 days.
 const SPAN_MAX: Duration = PERIOD_MAX;
 /// More slots, probes or waiters than this are a mistake.
-const COUNT_MAX: u32 = 1 << 30;
+pub(super) const COUNT_MAX: u32 = 1 << 30;
 /// Bytes and tokens are counted exactly up to this.
 const UNITS_MAX: u64 = 1 << 53;
 
@@ -66,7 +66,7 @@ impl Problems {
         }
         if let Some(bytes) = draft.bytes {
             self.units("bytes.capacity", bytes.capacity);
-            self.count("bytes.recovering_price", bytes.recovering_price, 1, 1_000_000);
+            self.count("bytes.recovering_price", u32::from(bytes.recovering_price), 1, u32::from(u16::MAX));
         }
         if let Some(pace) = draft.pace {
             self.span("pace.interval_min", pace.interval_min, Duration::ZERO, SPAN_MAX);
