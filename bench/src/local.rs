@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use governor::clock::MonotonicClock;
 use governor::{Quota, RateLimiter};
 use indicatif::{ProgressBar, ProgressStyle};
+use throttle_net::MultiLimiter;
 use tidegate::{
     Budget, Circuit, Clock, Controller, Cost, FastClock, Outcome, Pace, Rate, Slots, Throttle, TokioClock,
 };
-use throttle_net::MultiLimiter;
 use tokio::sync::Semaphore;
 
 use crate::counted::instructions;
@@ -165,7 +165,7 @@ fn everything(rounds: u32) -> Row {
         .slots(Slots::fixed(SLOTS))
         .pace(Pace::every(Duration::ZERO))
         .rate(Rate::per_second(u64::from(PLENTY)))
-        .budget(Budget::tokens(1 << 53, Duration::from_secs(60)))
+        .budget(Budget::tokens(1 << 53, Duration::from_mins(1)))
         .circuit(Circuit::default())
         .controller(Controller::Fixed)
         .total(0)
@@ -216,16 +216,10 @@ fn two_threads(rounds: u32) -> Vec<Row> {
     let governor = Arc::new(governor_default());
     let slots = Arc::new(slots_only());
     let semaphore = Arc::new(Semaphore::new(SLOTS as usize));
-    let rate_pair = contended(
-        rounds,
-        move || try_and_settle(&rate),
-        move || drop(black_box(governor.check())),
-    );
-    let slots_pair = contended(
-        rounds,
-        move || try_and_drop(&slots),
-        move || drop(black_box(semaphore.try_acquire())),
-    );
+    let rate_pair =
+        contended(rounds, move || try_and_settle(&rate), move || drop(black_box(governor.check())));
+    let slots_pair =
+        contended(rounds, move || try_and_drop(&slots), move || drop(black_box(semaphore.try_acquire())));
     vec![
         Row::new("two_threads_rate", rate_pair, None, "ns", "rate_fast_clock from two threads at once"),
         Row::new("two_threads_slots", slots_pair, None, "ns", "slots from two threads at once"),

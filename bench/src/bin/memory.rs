@@ -42,7 +42,8 @@ fn throttle_bytes() -> usize {
 fn waiter_bytes() -> usize {
     let throttle = Throttle::builder().slots(Slots::fixed(1)).build().expect("within the bounds");
     let held = throttle.try_acquire(Cost::request()).expect("nobody is there");
-    let mut futures: Vec<Pin<Box<_>>> = (0..WAITERS).map(|_| Box::pin(throttle.acquire(Cost::request()))).collect();
+    let mut futures: Vec<Pin<Box<_>>> =
+        (0..WAITERS).map(|_| Box::pin(throttle.acquire(Cost::request()))).collect();
     let before = in_use();
     let mut context = Context::from_waker(Waker::noop());
     for future in &mut futures {

@@ -118,6 +118,8 @@ mod tests {
         let mut random = Random::seeded(42);
         let drawn: Vec<Duration> = (0..1_000).map(|_| full.delay(0, &mut random)).collect();
         assert!(drawn.iter().all(|delay| *delay < millis(100)));
-        assert!(drawn.iter().any(|delay| *delay < millis(10)) && drawn.iter().any(|delay| *delay > millis(90)));
+        assert!(
+            drawn.iter().any(|delay| *delay < millis(10)) && drawn.iter().any(|delay| *delay > millis(90))
+        );
     }
 }

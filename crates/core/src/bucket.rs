@@ -16,9 +16,9 @@ use crate::time::{Instant, nanos};
 /// Units per period are at most this: 2⁴⁰.
 pub const AMOUNT_MAX: u64 = 1 << 40;
 /// A period is at most this: 366 days.
-pub const PERIOD_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+pub const PERIOD_MAX: Duration = Duration::from_hours(366 * 24);
 /// An empty bucket is full again within this: 100 years.
-pub const REFILL_MAX: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
+pub const REFILL_MAX: Duration = Duration::from_hours(36_525 * 24);
 
 /// How fast a bucket refills and how much it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,8 +97,20 @@ impl Shape {
         Span::from_parts(u128::from(units) * u128::from(self.period), self.amount)
     }
 
+    #[inline]
     fn span_of(&self, units: u64) -> Span {
         if units == 1 { self.unit } else { self.span(units) }
+    }
+
+    /// When a bucket that is to be full at `full_at` has at least nothing in it.
+    #[inline]
+    fn free_at(&self, full_at: Span) -> Instant {
+        // Rounded up: at the instant answered, the units are really there. Before the origin is at once.
+        let round_up = u64::from(full_at.part > self.capacity.part);
+        match full_at.whole.checked_sub(self.capacity.whole) {
+            Some(whole) => Instant::from_nanos(whole.saturating_add(round_up)),
+            None => Instant::ZERO,
+        }
     }
 }
 
@@ -123,26 +135,26 @@ impl Bucket {
     }
 
     /// When the last of `units` can be taken if they are taken one by one: more than a burst only takes longer.
+    #[inline]
     pub fn free_at(&self, shape: &Shape, units: u64, now: Instant) -> Instant {
-        let full_at = self.after(shape, units, now);
-        // Rounded up: at the instant answered, the units are really there. Before the origin is at once.
-        let round_up = u64::from(full_at.part > shape.capacity.part);
-        match full_at.whole.checked_sub(shape.capacity.whole) {
-            Some(whole) => Instant::from_nanos(whole.saturating_add(round_up)),
-            None => Instant::ZERO,
-        }
+        shape.free_at(self.after(shape, units, now))
     }
 
     /// Takes `units` if they are there, else says when they will be and takes nothing.
     ///
     /// # Errors
     /// The time at which `units` can be taken; [`Instant::MAX`] when `units` is more than the burst.
+    #[inline]
     pub fn take(&mut self, shape: &Shape, units: u64, now: Instant) -> Result<(), Instant> {
-        let ready = self.ready_at(shape, units, now);
+        if units > shape.burst {
+            return Err(Instant::MAX);
+        }
+        let full_at = self.after(shape, units, now);
+        let ready = shape.free_at(full_at);
         if ready > now {
             return Err(ready);
         }
-        self.debit(shape, units, now);
+        self.full_at = full_at;
         Ok(())
     }
 
@@ -191,6 +203,9 @@ impl Bucket {
     pub fn unsuspend(&mut self, now: Instant, until: Instant) {
         if self.full_at.is_after(until) {
             self.full_at.whole = self.full_at.whole.saturating_sub(until.nanos_since(now));
+        } else if self.full_at.is_after(now) {
+            // Full at the end of the suspension, because something returned meanwhile: so it is full now.
+            self.full_at = Span::at(now);
         }
     }
 
@@ -200,6 +215,7 @@ impl Bucket {
     }
 
     /// When the bucket would be full after taking `units` at `now`.
+    #[inline]
     fn after(&self, shape: &Shape, units: u64, now: Instant) -> Span {
         let base = if self.full_at.is_after(now) { self.full_at } else { Span::at(now) };
         base.plus(shape.span_of(units), shape.amount)
@@ -237,10 +253,12 @@ impl Span {
         }
     }
 
+    #[inline]
     const fn is_after(self, now: Instant) -> bool {
         self.whole > now.as_nanos() || (self.whole == now.as_nanos() && self.part > 0)
     }
 
+    #[inline]
     fn plus(self, more: Self, amount: u64) -> Self {
         let part = self.part + more.part;
         let carry = u64::from(part >= amount);

@@ -17,8 +17,8 @@ fn shape(amount: u64, period: Duration, burst: u64) -> Shape {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-const DAY: Duration = Duration::from_secs(86_400);
+const MINUTE: Duration = Duration::from_mins(1);
+const DAY: Duration = Duration::from_hours(24);
 
 #[test]
 fn a1_a_wait_is_the_time_the_next_unit_takes() {

@@ -83,6 +83,12 @@ impl Charge {
 
     /// Whether there is anything to give back: a request that met only pace and rate holds nothing.
     #[inline]
+    pub const fn holds_anything(&self) -> bool {
+        self.holds.has(Holds::RETURNED)
+    }
+
+    /// Whether it is counted among the requests in flight.
+    #[inline]
     pub const fn is_counted(&self) -> bool {
         self.holds.has(Holds::SLOT)
     }
@@ -111,6 +117,11 @@ impl Holds {
     pub(crate) const TOKENS: Self = Self(1 << 3);
     /// It took a unit of the rate.
     pub(crate) const RATE: Self = Self(1 << 4);
+    /// It took a place in the pace.
+    pub(crate) const PACE: Self = Self(1 << 5);
+
+    /// What goes back at the end. Bytes are among it: whoever holds bytes is counted.
+    const RETURNED: Self = Self(Self::SLOT.0 | Self::RECOVERY_SLOT.0 | Self::PROBE.0 | Self::TOKENS.0);
 
     #[inline]
     pub(crate) const fn add(&mut self, more: Self) {

@@ -101,17 +101,17 @@ impl Rate {
 
     /// `amount` per minute, and as many at once.
     pub const fn per_minute(amount: u64) -> Self {
-        Self::new(amount, Duration::from_secs(60))
+        Self::new(amount, Duration::from_mins(1))
     }
 
     /// `amount` per hour, and as many at once.
     pub const fn per_hour(amount: u64) -> Self {
-        Self::new(amount, Duration::from_secs(3_600))
+        Self::new(amount, Duration::from_hours(1))
     }
 
     /// `amount` per day, and as many at once.
     pub const fn per_day(amount: u64) -> Self {
-        Self::new(amount, Duration::from_secs(86_400))
+        Self::new(amount, Duration::from_hours(24))
     }
 
     /// The same, with at most `burst` at once.
@@ -204,12 +204,7 @@ impl Default for Circuit {
 impl Circuit {
     /// Opens after `failures` in a row.
     pub const fn after_failures(failures: u32) -> Self {
-        Self {
-            consecutive: Some(failures),
-            error_rate: None,
-            open_for: Duration::from_secs(30),
-            probes: 1,
-        }
+        Self { consecutive: Some(failures), error_rate: None, open_for: Duration::from_secs(30), probes: 1 }
     }
 
     /// Opens when, of at least `samples_min` outcomes in `window`, this share are failures.
@@ -266,7 +261,7 @@ impl SizeRule {
 impl Default for Pause {
     /// Hints count for up to ten minutes; no tail, no size rule.
     fn default() -> Self {
-        Self { max: Duration::from_secs(600), tail: Duration::ZERO, sizes: None }
+        Self { max: Duration::from_mins(10), tail: Duration::ZERO, sizes: None }
     }
 }
 
@@ -305,7 +300,7 @@ pub struct Brake {
 impl Default for Brake {
     /// Three failures within 60 s; cooling periods of 60 s; the ceiling is lifted after five without failure.
     fn default() -> Self {
-        let minute = Duration::from_secs(60);
+        let minute = Duration::from_mins(1);
         Self { failures: 3, within: minute, cooling: minute, ceiling_periods: 5 }
     }
 }
@@ -417,18 +412,21 @@ impl Draft {
         let learns = self.circuit.is_some() || self.controller != Controller::Fixed || self.total.is_some();
         let settles_timed = learns || self.budget.is_some() || self.pause.sizes.is_some();
         let counts = self.slots.is_some() || self.bytes.is_some() || settles_timed;
-        Ok(Plan { draft: self, rate, timed: timed || learns, settles_timed, counts })
+        let plain = !settles_timed && self.pace.is_none() && self.bytes.is_none();
+        Ok(Plan { draft: self, rate, timed: timed || learns, settles_timed, counts, plain })
     }
 }
 
 /// A checked [`Draft`].
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "answers worked out once, each asked for by name")]
 pub struct Plan {
     pub(crate) draft: Draft,
     pub(crate) rate: Option<Shape>,
     timed: bool,
     settles_timed: bool,
     counts: bool,
+    plain: bool,
 }
 
 impl Plan {
@@ -446,6 +444,12 @@ impl Plan {
     /// so there it would be work for nothing; [`Slots::unlimited`] asks for it.
     pub const fn counts_in_flight(&self) -> bool {
         self.counts
+    }
+
+    /// Whether nothing but slots and a rate limits: the common case, which `gates.rs` decides in a few steps.
+    #[inline]
+    pub const fn is_plain(&self) -> bool {
+        self.plain
     }
 
     /// Whether settling needs the time, because something learns or a window is stamped.

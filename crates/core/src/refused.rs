@@ -95,10 +95,7 @@ mod tests {
                 Refused::TooLarge { tokens: 200, capacity: 100 },
                 "200 tokens are asked for, and the budget holds 100 per window",
             ),
-            (
-                Refused::Busy { waiters_max: 7 },
-                "7 callers are waiting already, as many as the queue holds",
-            ),
+            (Refused::Busy { waiters_max: 7 }, "7 callers are waiting already, as many as the queue holds"),
             (
                 Refused::CircuitOpen { retry_after: Duration::from_secs(3) },
                 "the circuit is open; come back in 3s",

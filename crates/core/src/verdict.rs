@@ -23,7 +23,7 @@ pub struct Wait {
     pub by: Gate,
     /// The earliest time at which it is worth asking again; `None` when only a return can help.
     pub until: Option<Instant>,
-    /// What the timed gates say: even after a return it is not worth asking before this.
+    /// What pause, pace and rate say: even after a return it is not worth asking before this.
     pub floor: Instant,
 }
 

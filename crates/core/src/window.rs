@@ -37,11 +37,13 @@ impl Window {
     /// Answers whether the window was full and had to coarsen.
     pub fn record(&mut self, span: Duration, now: Instant, amount: u64) -> bool {
         self.prune(span, now);
-        self.total = self.total.saturating_add(amount);
+        // The total is the sum of its entries exactly: what no longer fits into it is not recorded at all.
+        let amount = amount.min(u64::MAX - self.total);
+        self.total += amount;
         self.count += 1;
         match self.entries.back_mut() {
             Some(last) if last.at >= now => {
-                last.sum = last.sum.saturating_add(amount);
+                last.sum += amount;
                 last.count += 1;
                 return false;
             }
@@ -124,7 +126,7 @@ impl Window {
             match merged.back_mut() {
                 Some(last) if last.at.as_nanos() / slice == entry.at.as_nanos() / slice => {
                     last.at = entry.at;
-                    last.sum = last.sum.saturating_add(entry.sum);
+                    last.sum += entry.sum;
                     last.count += entry.count;
                 }
                 _ => merged.push_back(entry),

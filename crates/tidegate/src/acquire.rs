@@ -25,11 +25,16 @@ impl Throttle {
     /// Dropping the future leaves the line and takes nothing; those behind move up at once. You lose your place.
     ///
     /// A future that is kept and not polled does not hold up the line: when its turn comes it is granted, and
-    /// from then on holds what it was granted, as any permit does. An event tells if that lasts over a second.
+    /// from then on holds what it was granted, as any permit does. Newcomers that have to wait behind it for
+    /// over a second find it, and an event tells.
     #[inline]
     pub async fn acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
-        match self.inner.enter(cost) {
+        let reading = match self.inner.enter_plain(cost) {
+            Ok(charge) => return Ok(Permit::new(&self.inner, charge)),
+            Err(reading) => reading,
+        };
+        match self.inner.enter(cost, reading) {
             Entry::Admitted(charge) => self.permit(Ok(charge)),
             Entry::Refused(refused) => Err(refused),
             Entry::Wait(_) => self.permit(Waiting::new(&self.inner, cost, None).await),
@@ -46,13 +51,9 @@ impl Throttle {
     ///
     /// # Cancel safety
     /// As `acquire`.
-    pub async fn acquire_within(
-        &self,
-        cost: impl Into<Cost>,
-        span: Duration,
-    ) -> Result<Permit<'_>, Refused> {
+    pub async fn acquire_within(&self, cost: impl Into<Cost>, span: Duration) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
-        match self.inner.enter(cost) {
+        match self.inner.enter(cost, self.inner.reading()) {
             Entry::Admitted(charge) => self.permit(Ok(charge)),
             Entry::Refused(refused) => Err(refused),
             Entry::Wait(_) => {
@@ -69,7 +70,14 @@ impl Throttle {
     #[inline]
     pub fn try_acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
-        match self.inner.enter(cost) {
+        match self.inner.enter_plain(cost) {
+            Ok(charge) => Ok(Permit::new(&self.inner, charge)),
+            Err(reading) => self.try_any(cost, reading),
+        }
+    }
+
+    fn try_any(&self, cost: Cost, reading: Option<Instant>) -> Result<Permit<'_>, Refused> {
+        match self.inner.enter(cost, reading) {
             Entry::Admitted(charge) => self.permit(Ok(charge)),
             Entry::Refused(refused) => Err(refused),
             Entry::Wait(_) => {
@@ -100,7 +108,7 @@ impl Throttle {
     }
 
     fn block(&self, cost: Cost, span: Option<Duration>) -> Result<Permit<'_>, Refused> {
-        match self.inner.enter(cost) {
+        match self.inner.enter(cost, self.inner.reading()) {
             Entry::Admitted(charge) => return self.permit(Ok(charge)),
             Entry::Refused(refused) => return Err(refused),
             Entry::Wait(_) => {}
@@ -116,11 +124,31 @@ impl Throttle {
 }
 
 impl Inner {
-    /// The way in when nobody waits: one lock, one decision.
+    /// The short way in, small enough to become part of the caller: nobody waits, and slots and a rate are all
+    /// there is.
+    ///
+    /// An error says nothing about the request. It is the clock's reading, if there was one: the long way
+    /// decides, and does not read again.
     #[inline]
-    fn enter(&self, cost: Cost) -> Entry {
+    fn enter_plain(&self, cost: Cost) -> Result<Charge, Option<Instant>> {
+        let reading = self.reading();
+        if !self.is_plain() {
+            return Err(reading);
+        }
+        let mut state = self.lock();
+        // Without a reading although time matters: the plan changed a moment ago.
+        if state.waiting() > 0 || (reading.is_none() && state.plan.is_timed()) {
+            return Err(reading);
+        }
+        let State { plan, gates, .. } = &mut *state;
+        let now = reading.unwrap_or(gates.latest());
+        gates.admit_plain(plan, cost, now).ok_or(reading)
+    }
+
+    /// The way in when nobody waits: one lock, one decision.
+    fn enter(&self, cost: Cost, reading: Option<Instant>) -> Entry {
         let mut events = Vec::new();
-        let (mut state, now) = self.lock_timed(self.reading());
+        let (mut state, now) = self.lock_timed(reading);
         if state.waiting() > 0 {
             return self.enter_behind(state, cost, now);
         }
@@ -135,7 +163,7 @@ impl Inner {
 
     /// The way in when somebody waits: those who are due go first.
     #[cold]
-    fn enter_behind(&self, mut state: MutexGuard<'_, State>, cost: Cost, now: Instant) -> Entry {
+    fn enter_behind<'a>(&'a self, mut state: MutexGuard<'a, State>, cost: Cost, now: Instant) -> Entry {
         let mut effects = Effects::default();
         let entry = state.enter(cost, now, &mut effects);
         self.release(state, effects);

@@ -12,7 +12,7 @@ use tidegate_core::plan::{
 use tidegate_core::random::Random;
 
 use crate::clock::{Clock, TokioClock};
-use crate::events::Sinks;
+use crate::events::{Listener, Sinks};
 use crate::throttle::{Setup, Throttle};
 
 /// Says what limits; made by [`Throttle::builder`] and [`Throttle::gentle`].
@@ -35,7 +35,7 @@ pub struct Builder {
     draft: Draft,
     clock: Option<Arc<dyn Clock>>,
     random: Option<Random>,
-    listener: Option<Box<dyn Fn(&Notice) + Send + Sync>>,
+    listener: Option<Listener>,
 }
 
 impl Builder {
@@ -124,10 +124,12 @@ impl Builder {
         self
     }
 
-    /// Hears of every event, in order, outside the lock.
+    /// Hears of events in the order in which they happened, outside the lock, one at a time.
     ///
-    /// It runs on the thread that caused the event, after everybody was woken, and may call the throttle. For
-    /// slow work read [`Throttle::events`] instead. A panic in it is caught, and counted in the snapshot.
+    /// It runs on the thread that caused an event, or on one that is telling already, after everybody was
+    /// woken, and may call the throttle. A panic in it is caught, and counted in the snapshot. While it is slow
+    /// up to 1,024 events wait for it; more are lost to it, and counted. For slow work read
+    /// [`Throttle::events`] instead.
     pub fn on_state_change(mut self, listener: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
         self.listener = Some(Box::new(listener));
         self

@@ -1,8 +1,9 @@
 //! Telling what happened: a listener, and streams for whoever subscribes. Always after the lock is gone.
 //!
-//! The listener hears events in order and one at a time, on the thread that caused them or on one that was
-//! telling already. It may call the throttle again; what that causes is told when it returns. A panic in it is
-//! caught and counted. Nobody but the thread that tells waits for it.
+//! Events are taken in under the throttle's lock, so their order is the order in which they happened, and told
+//! after it, one at a time, on the thread that caused them or on one that was telling already. A listener may
+//! call the throttle again; what that causes is told when it returns. A panic in it is caught and counted.
+//! Nobody but the thread that tells waits for it, streams included.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,7 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tidegate_core::event::Notice;
+use tidegate_core::event::{Event, Notice};
+use tidegate_core::time::Instant;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 /// Events a stream holds for a slow reader; older ones are lost to it, and counted.
@@ -18,21 +20,23 @@ const STREAM_MAX: usize = 1_024;
 /// Events waiting for a slow listener; newer ones are lost to it, and counted.
 const PENDING_MAX: usize = 1_024;
 
-type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
+pub(crate) type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
 
 /// Where events go.
 #[derive(Default)]
 pub(crate) struct Sinks {
     listener: Option<Listener>,
-    pending: Mutex<Pending>,
+    for_listener: Mutex<Outbox>,
     /// Made by the first subscriber: a ring of events is not for those who never look.
     stream: OnceLock<broadcast::Sender<Notice>>,
+    for_stream: Mutex<Outbox>,
     panics: AtomicU64,
     lost: AtomicU64,
 }
 
+/// Events in the order in which they happened, on their way out.
 #[derive(Default)]
-struct Pending {
+struct Outbox {
     notices: VecDeque<Notice>,
     /// Somebody is telling, and will tell what is added too.
     telling: bool,
@@ -43,16 +47,36 @@ impl Sinks {
         Self { listener, ..Self::default() }
     }
 
-    /// Tells everybody.
-    pub(crate) fn tell(&self, notices: Vec<Notice>) {
-        if let Some(stream) = self.stream.get() {
-            for notice in &notices {
-                // An error only means that nobody listens any more.
-                let _ = stream.send(notice.clone());
+    /// Takes events in; called under the throttle's lock. Answers whether there is anybody to [`tell`](Self::tell).
+    pub(crate) fn post(&self, at: Instant, events: impl ExactSizeIterator<Item = Event>) -> bool {
+        let stream = self.stream.get().filter(|stream| stream.receiver_count() > 0);
+        if events.len() == 0 || (stream.is_none() && self.listener.is_none()) {
+            return false;
+        }
+        for event in events {
+            let notice = Notice::new(at, event);
+            if self.listener.is_some() {
+                self.put(&self.for_listener, notice.clone());
+            }
+            if stream.is_some() {
+                self.put(&self.for_stream, notice);
             }
         }
+        true
+    }
+
+    /// Tells everybody what was taken in, unless somebody is doing so already.
+    pub(crate) fn tell(&self) {
+        if let Some(stream) = self.stream.get() {
+            // An error only means that nobody reads any more.
+            deliver(&self.for_stream, |notice| drop(stream.send(notice)));
+        }
         if let Some(listener) = &self.listener {
-            self.tell_listener(listener, notices);
+            deliver(&self.for_listener, |notice| {
+                if catch_unwind(AssertUnwindSafe(|| listener(&notice))).is_err() {
+                    self.panics.fetch_add(1, Ordering::Relaxed);
+                }
+            });
         }
     }
 
@@ -69,37 +93,41 @@ impl Sinks {
         self.lost.load(Ordering::Relaxed)
     }
 
-    fn tell_listener(&self, listener: &Listener, notices: Vec<Notice>) {
-        let mut pending = self.lock();
-        for notice in notices {
-            if pending.notices.len() < PENDING_MAX {
-                pending.notices.push_back(notice);
-            } else {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-            }
+    fn put(&self, outbox: &Mutex<Outbox>, notice: Notice) {
+        let mut outbox = lock(outbox);
+        if outbox.notices.len() < PENDING_MAX {
+            outbox.notices.push_back(notice);
+        } else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
         }
-        if pending.telling {
-            return;
-        }
-        pending.telling = true;
-        while let Some(notice) = pending.notices.pop_front() {
-            drop(pending);
-            if catch_unwind(AssertUnwindSafe(|| listener(&notice))).is_err() {
-                self.panics.fetch_add(1, Ordering::Relaxed);
-            }
-            pending = self.lock();
-        }
-        pending.telling = false;
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+/// Hands out what is in the box, one by one and in order; whoever comes meanwhile leaves that to the first.
+fn deliver(outbox: &Mutex<Outbox>, tell: impl Fn(Notice)) {
+    let mut pending = lock(outbox);
+    if pending.telling {
+        return;
     }
+    pending.telling = true;
+    while let Some(notice) = pending.notices.pop_front() {
+        drop(pending);
+        tell(notice);
+        pending = lock(outbox);
+    }
+    pending.telling = false;
+}
+
+fn lock(outbox: &Mutex<Outbox>) -> MutexGuard<'_, Outbox> {
+    outbox.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Sinks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sinks").field("panics", &self.panics()).field("lost", &self.lost()).finish_non_exhaustive()
+        f.debug_struct("Sinks")
+            .field("panics", &self.panics())
+            .field("lost", &self.lost())
+            .finish_non_exhaustive()
     }
 }
 

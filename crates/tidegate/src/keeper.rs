@@ -93,6 +93,16 @@ pub(crate) enum Round {
     Sleep(Option<Instant>),
 }
 
+impl Inner {
+    /// A keeper is gone: the head is woken to take the timer over.
+    pub(crate) fn give_up_timer(&self, id: u32) {
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        state.give_up_timer(id, &mut effects);
+        self.release(state, effects);
+    }
+}
+
 impl Future for Keep {
     type Output = ();
 
@@ -133,10 +143,7 @@ impl Drop for Keep {
             return;
         }
         if let Some(inner) = self.inner.upgrade() {
-            let waker = inner.lock().give_up_timer(self.id);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            inner.give_up_timer(self.id);
         }
     }
 }

@@ -37,6 +37,11 @@ mod keeper;
 #[cfg(feature = "test-util")]
 mod manual_clock;
 mod permit;
+#[cfg(not(tidegate_model))]
+mod planted;
+#[cfg(tidegate_model)]
+#[doc(hidden)]
+pub mod planted;
 mod queue;
 mod settle;
 mod state;

@@ -40,6 +40,8 @@ pub(crate) struct Queue {
     head: u32,
     tail: u32,
     waiting: u32,
+    /// Those in line with a deadline of their own.
+    hurried: u32,
     /// Granted or refused, and not yet seen by their owners.
     unseen: u32,
     /// Tokens asked for by all who wait: wide, so that no sum of theirs saturates and drifts.
@@ -92,6 +94,7 @@ impl Queue {
             head: NIL,
             tail: NIL,
             waiting: 0,
+            hurried: 0,
             unseen: 0,
             tokens: 0,
             blocked: None,
@@ -145,15 +148,18 @@ impl Queue {
         }
         self.tail = index;
         self.waiting += 1;
+        self.hurried += u32::from(deadline.is_some());
         self.tokens += u128::from(cost.tokens);
         Ticket { index, serial: self.serial }
     }
 
     /// Fetches what became of `ticket`. While it waits, `waker` is exchanged for the one left before.
-    pub(crate) fn fetch(&mut self, ticket: Ticket, waker: &mut Option<Waker>) -> Option<Fate> {
+    pub(crate) fn fetch(&mut self, ticket: Ticket, home: Home, waker: &mut Option<Waker>) -> Option<Fate> {
         let waiter = self.waiter_mut(ticket)?;
         if let Place::Waiting(_) = waiter.place {
             std::mem::swap(&mut waiter.waker, waker);
+            // A future may move to another runtime between two looks.
+            waiter.home = home;
             return None;
         }
         // Its own waker left when its turn came, so nothing is dropped here.
@@ -212,11 +218,7 @@ impl Queue {
             (0, _) => false,
             (_, None) => true,
             (_, Some(wait)) if wait.until.is_some_and(|until| until <= now) => true,
-            (_, Some(wait)) => match (returned, wait.by) {
-                (Returned::Nothing, _) => false,
-                (Returned::Something, Gate::Budget) => true,
-                (Returned::Something, _) => wait.floor <= now,
-            },
+            (_, Some(wait)) => returned == Returned::Something && wait.floor <= now,
         }
     }
 
@@ -246,17 +248,29 @@ impl Queue {
         let at = self.wake_at()?;
         match &mut self.keeper {
             Some(keeper) if keeper.home == home => {
-                if keeper.armed == Some(at) { None } else { keeper.waker.take() }
+                if keeper.armed == Some(at) {
+                    None
+                } else {
+                    keeper.waker.take()
+                }
             }
             _ => self.slab[self.head as usize].waker.take(),
         }
     }
 
-    /// Whether `ticket` must keep the timer: it is the head, time matters, and nobody keeps it at its home.
-    pub(crate) fn wants_keeper(&self, ticket: Ticket) -> bool {
-        self.is_head(ticket)
-            && self.wake_at().is_some()
-            && self.keeper.as_ref().is_none_or(|keeper| keeper.home != self.slab[self.head as usize].home)
+    /// Whether the waiter behind `ticket` must keep the timer: time matters to the head and nobody keeps it at
+    /// the head's home. In a runtime the first to wait begins it, where time may come to matter (`timed`): a
+    /// head that must set it later may not be polled by then.
+    pub(crate) fn wants_keeper(&self, ticket: Ticket, timed: bool) -> bool {
+        let Some(waiter) = self.waiter(ticket) else { return false };
+        match &self.keeper {
+            None if timed && matches!(waiter.home, Home::Runtime(_)) => true,
+            keeper => {
+                self.is_head(ticket)
+                    && self.wake_at().is_some()
+                    && keeper.as_ref().is_none_or(|keeper| keeper.home != waiter.home)
+            }
+        }
     }
 
     /// The head's waker, for whoever gives the timer up.
@@ -264,14 +278,31 @@ impl Queue {
         self.slab.get_mut(self.head as usize).and_then(|head| head.waker.take())
     }
 
-    /// Refuses all in line whose own deadline is before `at`, and answers their wakers.
-    pub(crate) fn refuse_before(&mut self, at: Instant, refused: Refused) -> Vec<Waker> {
+    /// Refuses all in line whose own deadline is before what `ready_at` says, and answers their wakers.
+    ///
+    /// `ready_at` is asked with a waiter's cost and all that is ahead of it, and says whose bound it is.
+    pub(crate) fn refuse_hopeless(
+        &mut self,
+        now: Instant,
+        ready_at: impl Fn(Cost, Ahead) -> Option<(Gate, Instant)>,
+    ) -> Vec<Waker> {
         let mut wakers = Vec::new();
+        if self.hurried == 0 {
+            return wakers;
+        }
+        let mut ahead = Ahead::nobody();
         let mut index = self.head;
         while let Some(waiter) = self.slab.get(index as usize) {
-            let next = waiter.next;
-            if waiter.deadline.is_some_and(|deadline| deadline < at) {
+            let (next, deadline) = (waiter.next, waiter.deadline);
+            let Place::Waiting(cost) = waiter.place else { unreachable!("only who waits is in line") };
+            let bound =
+                deadline.and_then(|deadline| ready_at(cost, ahead).filter(|(_, ready)| *ready > deadline));
+            if let Some((by, ready)) = bound {
+                let refused = Refused::Limited { by, retry_after: Some(ready.since(now)) };
                 wakers.extend(self.end(index, Fate::Refused(refused)));
+            } else {
+                ahead.requests += 1;
+                ahead.tokens = ahead.tokens.saturating_add(cost.tokens);
             }
             index = next;
         }
@@ -314,22 +345,23 @@ impl Queue {
     fn unlink(&mut self, index: u32) {
         let waiter = &self.slab[index as usize];
         let (previous, next) = (waiter.previous, waiter.next);
+        let is_hurried = waiter.deadline.is_some();
         if let Place::Waiting(cost) = waiter.place {
             self.tokens -= u128::from(cost.tokens);
         }
-        match self.slab.get_mut(previous as usize) {
-            Some(waiter) => waiter.next = next,
-            None => {
-                self.head = next;
-                // What was said to the old head does not hold for the new one.
-                self.blocked = None;
-            }
+        if let Some(waiter) = self.slab.get_mut(previous as usize) {
+            waiter.next = next;
+        } else {
+            self.head = next;
+            // What was said to the old head does not hold for the new one.
+            self.blocked = None;
         }
         match self.slab.get_mut(next as usize) {
             Some(waiter) => waiter.previous = previous,
             None => self.tail = previous,
         }
         self.waiting -= 1;
+        self.hurried -= u32::from(is_hurried);
     }
 
     fn store(&mut self, waiter: Waiter) -> u32 {

@@ -1,9 +1,13 @@
 //! The end of a request, and outcomes reported without one: give back, learn, let in whoever that lets in.
 
 use tidegate_core::cost::Charge;
+use tidegate_core::event::Event;
+use tidegate_core::gate::Ending;
 use tidegate_core::outcome::Outcome;
+use tidegate_core::time::Instant;
 
 use crate::state::{Effects, State};
+use crate::sync::MutexGuard;
 use crate::throttle::{Inner, Throttle};
 
 impl Throttle {
@@ -35,29 +39,21 @@ impl Inner {
     pub(crate) fn settle(&self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
         let needs_reading = self.needs_reading(outcome);
         // Where nothing is held and nothing learned there is nobody to tell.
-        if charge.is_counted() || needs_reading {
-            self.settle_locked(charge, reported, outcome, needs_reading);
+        if charge.holds_anything() || needs_reading {
+            self.settle_locked(Ending { charge, reported, outcome }, needs_reading);
         }
     }
 
-    fn settle_locked(
-        &self,
-        charge: Charge,
-        reported: Option<u64>,
-        outcome: Outcome,
-        needs_reading: bool,
-    ) {
+    fn settle_locked(&self, ending: Ending, needs_reading: bool) {
         let reading = needs_reading.then(|| self.clock().now());
         let mut events = Vec::new();
         let mut state = self.lock();
         let now = reading.unwrap_or(state.gates.latest());
         let waiting = state.waiting();
         let State { plan, gates, .. } = &mut *state;
-        gates.settle(plan, charge, reported, outcome, waiting, now, &mut events);
-        let is_quiet = waiting == 0 && events.is_empty();
-        drop(state);
-        if !is_quiet {
-            self.let_in(reading, Effects { events, ..Effects::default() });
+        gates.settle(plan, ending, waiting, now, &mut events);
+        if waiting > 0 || !events.is_empty() {
+            self.let_in(state, reading, events);
         }
     }
 
@@ -78,10 +74,17 @@ impl Inner {
         self.settles_timed() || outcome.has_hint()
     }
 
-    /// Somebody waits, or something happened. If time matters to the gates, it is read now.
+    /// Somebody waits, or something happened.
     #[cold]
-    fn let_in(&self, reading: Option<tidegate_core::time::Instant>, mut effects: Effects) {
-        let (mut state, now) = self.lock_timed(reading);
+    fn let_in<'a>(&'a self, state: MutexGuard<'a, State>, reading: Option<Instant>, events: Vec<Event>) {
+        let mut effects = Effects { events, ..Effects::default() };
+        let (mut state, now) = if let Some(now) = reading {
+            (state, now)
+        } else {
+            // Nothing was learned, so nothing happened that others could hear of out of order.
+            drop(state);
+            self.lock_timed(None)
+        };
         state.pump_after(now, &mut effects);
         self.release(state, effects);
     }

@@ -13,6 +13,7 @@ use tidegate_core::time::Instant;
 use tidegate_core::verdict::{Gate, Verdict, Wait};
 
 use crate::keeper::{Home, Keeper, Round};
+use crate::planted::{Bug, is_planted};
 use crate::queue::{Fate, Queue, Returned, Ticket};
 
 /// Grants under one lock; then the lock is let go, and those granted are woken.
@@ -38,12 +39,6 @@ pub(crate) struct Effects {
     pub(crate) events: Vec<Event>,
     /// The pump stopped at its bound, and more may be due.
     pub(crate) more: bool,
-}
-
-impl Effects {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.wakers.is_empty() && self.dropped.is_empty() && self.events.is_empty() && !self.more
-    }
 }
 
 /// A newcomer's answer.
@@ -88,7 +83,6 @@ impl State {
             Err(Verdict::Admit) => unreachable!("what is admitted is charged"),
         }
     }
-
 
     /// Why a caller that waits no longer than `deadline` is turned away at once; `None` if it may queue.
     pub(crate) fn hopeless(&self, cost: Cost, deadline: Option<Instant>, now: Instant) -> Option<Refused> {
@@ -140,8 +134,13 @@ impl State {
     }
 
     /// What became of a place in line; while it waits, `waker` is exchanged for the one left before.
-    pub(crate) fn fetch(&mut self, ticket: Ticket, waker: &mut Option<Waker>) -> Option<Result<Charge, Refused>> {
-        match self.queue.as_mut()?.fetch(ticket, waker)? {
+    pub(crate) fn fetch(
+        &mut self,
+        ticket: Ticket,
+        home: Home,
+        waker: &mut Option<Waker>,
+    ) -> Option<Result<Charge, Refused>> {
+        match self.queue.as_mut()?.fetch(ticket, home, waker)? {
             Fate::Granted(charge) => Some(Ok(charge)),
             Fate::Refused(refused) => Some(Err(refused)),
         }
@@ -197,17 +196,14 @@ impl State {
         }
     }
 
-    /// Limits, pause, circuit or lifecycle changed: whoever cannot be served in time hears of it at once.
+    /// Limits, pause, circuit or lifecycle changed: whoever can no longer be served in time hears of it at once.
     pub(crate) fn pump_changed(&mut self, now: Instant, effects: &mut Effects) {
         let Some(queue) = &mut self.queue else { return };
-        let paused = effects.events.iter().find_map(|event| match event {
-            Event::Paused { until, .. } => Some(*until),
-            _ => None,
-        });
-        if let Some(until) = paused {
-            let refused = Refused::Limited { by: Gate::Pause, retry_after: Some(until.since(now)) };
-            effects.wakers.extend(queue.refuse_before(until, refused));
-        }
+        let now = now.max(self.gates.latest());
+        let (gates, plan) = (&self.gates, &self.plan);
+        effects
+            .wakers
+            .extend(queue.refuse_hopeless(now, |cost, ahead| gates.ready_at(plan, cost, ahead, now)));
         queue.unblock();
         self.pump(now, Returned::Something, effects);
     }
@@ -217,11 +213,15 @@ impl State {
         let Some(queue) = &mut self.queue else { return };
         let (fate, waker) = queue.leave(ticket);
         effects.dropped.extend(waker);
-        if let Some(Fate::Granted(charge)) = fate {
+        if let Some(Fate::Granted(charge)) = fate
+            && !is_planted(Bug::ForgetUnseen)
+        {
             self.gates.undo(&self.plan, charge, now, &mut effects.events);
             queue.unblock();
         }
-        self.pump(now, Returned::Nothing, effects);
+        if !is_planted(Bug::ForgetThoseBehind) {
+            self.pump(now, Returned::Nothing, effects);
+        }
     }
 
     /// Gives the timer to the waiter behind `ticket`, if it must keep one. Answers the keeper's number.
@@ -233,7 +233,7 @@ impl State {
         effects: &mut Effects,
     ) -> Option<u32> {
         let queue = self.queue.as_mut()?;
-        if !queue.wants_keeper(ticket) {
+        if !queue.wants_keeper(ticket, self.plan.is_timed()) {
             return None;
         }
         queue.keepers = queue.keepers.wrapping_add(1);
@@ -272,12 +272,14 @@ impl State {
     }
 
     /// A keeper is gone: the head is woken to take the timer over.
-    pub(crate) fn give_up_timer(&mut self, id: u32) -> Option<Waker> {
-        let queue = self.queue.as_mut()?;
+    pub(crate) fn give_up_timer(&mut self, id: u32, effects: &mut Effects) {
+        let Some(queue) = &mut self.queue else { return };
         if queue.keeper.as_ref().is_none_or(|keeper| keeper.id != id) {
-            return None;
+            return;
         }
-        queue.keeper = None;
-        queue.head_waker()
+        effects.dropped.extend(queue.keeper.take().and_then(|keeper| keeper.waker));
+        if !is_planted(Bug::LoseTimer) {
+            effects.wakers.extend(queue.head_waker());
+        }
     }
 }

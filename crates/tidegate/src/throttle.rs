@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate_core::event::Notice;
 use tidegate_core::gate::Gates;
 use tidegate_core::plan::{Draft, InvalidPlan, Plan};
 use tidegate_core::random::Random;
@@ -45,9 +44,11 @@ pub struct Throttle {
 pub(crate) struct Inner {
     /// What throttles of a kind share: it is not part of a throttle's own memory.
     setup: Arc<Setup>,
-    /// Copies of what the plan says, readable without the lock: whether the clock is to be read before it.
+    /// Copies of what the plan says, readable without the lock: whether the clock is to be read before it, and
+    /// whether the short way may be tried.
     timed: AtomicBool,
     settles_timed: AtomicBool,
+    plain: AtomicBool,
     state: Mutex<State>,
     pub(crate) drained: Notify,
 }
@@ -77,11 +78,17 @@ impl Throttle {
     }
 
     pub(crate) fn from_parts(plan: Arc<Plan>, setup: Arc<Setup>, random: Random) -> Self {
-        let timed = AtomicBool::new(plan.is_timed());
-        let settles_timed = AtomicBool::new(plan.settles_timed());
         let gates = Gates::new(&plan, random);
-        let state = Mutex::new(State { plan, gates, queue: None });
-        Self { inner: Arc::new(Inner { setup, timed, settles_timed, state, drained: Notify::new() }) }
+        Self {
+            inner: Arc::new(Inner {
+                setup,
+                timed: AtomicBool::new(plan.is_timed()),
+                settles_timed: AtomicBool::new(plan.settles_timed()),
+                plain: AtomicBool::new(plan.is_plain()),
+                state: Mutex::new(State { plan, gates, queue: None }),
+                drained: Notify::new(),
+            }),
+        }
     }
 
     /// Another throttle with the same plan, clock and listener, and a state of its own.
@@ -138,6 +145,7 @@ impl Throttle {
                     state.plan = Arc::clone(&new);
                     self.inner.timed.store(new.is_timed(), Ordering::Relaxed);
                     self.inner.settles_timed.store(new.settles_timed(), Ordering::Relaxed);
+                    self.inner.plain.store(new.is_plain(), Ordering::Relaxed);
                 }
                 is_same
             });
@@ -196,6 +204,12 @@ impl Inner {
         self.timed.load(Ordering::Relaxed).then(|| self.clock().now())
     }
 
+    /// Whether the short way may be tried.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain.load(Ordering::Relaxed)
+    }
+
     /// Whether settling reads the clock.
     #[inline]
     pub(crate) fn settles_timed(&self) -> bool {
@@ -221,36 +235,29 @@ impl Inner {
     }
 
     /// Lets the lock go and does what was put off until then.
-    #[inline]
-    pub(crate) fn release(&self, state: MutexGuard<'_, State>, effects: Effects) {
-        let at = state.gates.latest();
-        let is_drained = state.gates.is_drained();
-        drop(state);
-        if is_drained {
-            self.drained.notify_waiters();
-        }
-        if !effects.is_empty() {
-            self.carry_out(effects, at);
-        }
-    }
-
-    #[cold]
-    fn carry_out(&self, mut effects: Effects, mut at: Instant) {
-        let mut events = Vec::new();
+    pub(crate) fn release<'a>(&'a self, mut state: MutexGuard<'a, State>, mut effects: Effects) {
         loop {
-            // Wakes first: a listener may be slow.
-            effects.wakers.drain(..).for_each(std::task::Waker::wake);
-            effects.dropped.clear();
-            events.extend(effects.events.drain(..).map(|event| Notice::new(at, event)));
-            if !effects.more {
-                break;
+            let is_drained = state.gates.is_drained();
+            // Under the lock, so that events are told in the order in which they happened.
+            let told = self.setup.sinks.post(state.gates.latest(), effects.events.drain(..));
+            drop(state);
+            if is_drained {
+                self.drained.notify_waiters();
             }
-            let (mut state, now) = self.lock_timed(self.reading());
+            // Wakes before events: a listener may be slow.
+            for waker in effects.wakers.drain(..) {
+                waker.wake();
+            }
+            effects.dropped.clear();
+            if told {
+                self.setup.sinks.tell();
+            }
+            if !effects.more {
+                return;
+            }
+            let now;
+            (state, now) = self.lock_timed(self.reading());
             state.pump(now, Returned::Nothing, &mut effects);
-            at = state.gates.latest();
-        }
-        if !events.is_empty() {
-            self.setup.sinks.tell(events);
         }
     }
 }

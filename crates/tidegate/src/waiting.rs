@@ -12,7 +12,8 @@ use tidegate_core::time::Instant;
 
 use crate::clock::Sleep;
 use crate::keeper::{Home, Keep, Round};
-use crate::queue::Ticket;
+use crate::planted::{Bug, is_planted};
+use crate::queue::{Returned, Ticket};
 use crate::state::{Effects, Entry};
 use crate::thread_waker::thread_waker;
 use crate::throttle::Inner;
@@ -54,6 +55,10 @@ impl<'a> Waiting<'a> {
             Entry::Admitted(charge) => Look::Known(Ok(charge)),
             Entry::Refused(refused) => Look::Known(Err(refused)),
             Entry::Wait(wait) => {
+                if is_planted(Bug::JoinLate) {
+                    drop(state);
+                    state = self.inner.lock();
+                }
                 let joined = match state.hopeless(self.cost, self.deadline, now) {
                     Some(refused) => Err(refused),
                     None => state.join(self.cost, home, self.deadline, waker, wait, &mut effects),
@@ -82,7 +87,7 @@ impl<'a> Waiting<'a> {
         let mut effects = Effects::default();
         let mut waker = Some(waker);
         let mut state = self.inner.lock();
-        let look = match state.fetch(ticket, &mut waker) {
+        let look = match state.fetch(ticket, home, &mut waker) {
             Some(fate) => {
                 self.ticket = None;
                 Look::Known(fate)
@@ -96,9 +101,12 @@ impl<'a> Waiting<'a> {
     /// The caller's own deadline has passed: leaves, unless its turn has come in this very moment.
     fn expire(&mut self, ticket: Ticket) -> Result<Charge, Refused> {
         let mut effects = Effects::default();
+        let mut left = None;
         let (mut state, now) = self.inner.lock_timed(Some(self.inner.clock().now()));
         self.ticket = None;
-        let fate = state.fetch(ticket, &mut None).unwrap_or_else(|| {
+        // What is due in this tick enters in this tick, though the timer may fire a moment later.
+        state.pump(now, Returned::Nothing, &mut effects);
+        let fate = state.fetch(ticket, Home::here(), &mut left).unwrap_or_else(|| {
             state.leave(ticket, now, &mut effects);
             Err(state.limited(self.cost, now))
         });
@@ -150,6 +158,15 @@ impl<'a> Waiting<'a> {
         }
     }
 
+    /// Runs the throttle's timer where there is no runtime to run it.
+    fn poll_keep(&mut self, context: &mut Context<'_>) {
+        if let Some(keep) = &mut self.keep
+            && Pin::new(keep).poll(context).is_ready()
+        {
+            self.keep = None;
+        }
+    }
+
     #[cold]
     fn look_for_unseen(&self) {
         let now = self.inner.clock().now();
@@ -165,6 +182,8 @@ impl Future for Waiting<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
+        // Before the look: a timer that fires may bring this very turn.
+        this.poll_keep(context);
         let (waker, home) = (context.waker().clone(), Home::here());
         let look = match this.ticket {
             None => this.join(waker, home, None),
@@ -176,11 +195,7 @@ impl Future for Waiting<'_> {
         };
         if let Some(id) = keeper {
             this.keep = Keep::new(this.inner, id).spawn();
-        }
-        if let Some(keep) = &mut this.keep
-            && Pin::new(keep).poll(context).is_ready()
-        {
-            this.keep = None;
+            this.poll_keep(context);
         }
         let (Some(deadline), Some(ticket)) = (this.deadline, this.ticket) else { return Poll::Pending };
         let inner = this.inner;
@@ -201,10 +216,7 @@ impl Drop for Waiting<'_> {
             self.inner.release(state, effects);
         }
         if let Some(id) = self.keeper.take() {
-            let waker = self.inner.lock().give_up_timer(id);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            self.inner.give_up_timer(id);
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! So many failures in the window, or one overload: slots halve (down to their minimum), the interval doubles,
 //! and the slots there were become the ceiling. Every cooling period without another cut gives one slot back
-//! up to the ceiling and halves the interval, as long as the slots are used. After `ceiling_periods` cooling
-//! periods without any failure the ceiling is the maximum again. So from 64 slots cut to 32 and under demand,
-//! it takes 32 cooling periods to be back.
+//! up to the ceiling, as long as the slots are used, and halves the interval, as long as they are used or
+//! someone waits. After `ceiling_periods` cooling periods without any failure the ceiling is the maximum again.
+//! So from 64 slots cut to 32 and under demand, it takes 32 cooling periods to be back.
 
 use std::time::Duration;
 
@@ -68,9 +68,8 @@ impl BrakeState {
                 self.last_failure = Some(now);
                 self.failures.record(brake.within, now, 1);
                 let count = self.failures.total(brake.within, now);
-                (count >= u64::from(brake.failures)).then(|| {
-                    self.cut(plan, tuning, Why::Failures { count, within: brake.within }, now)
-                })
+                (count >= u64::from(brake.failures))
+                    .then(|| self.cut(plan, tuning, Why::Failures { count, within: brake.within }, now))
             }
         }
     }
@@ -102,7 +101,8 @@ impl BrakeState {
         self.ceiling = tuning.slots;
         self.cooling_since = Some(now);
         self.is_cooling = true;
-        let interval = (tuning.interval * 2).max(INTERVAL_FIRST).min(bounds.interval_max);
+        let slower = if tuning.interval.is_zero() { INTERVAL_FIRST } else { tuning.interval * 2 };
+        let interval = slower.min(bounds.interval_max);
         let slots = (tuning.slots / 2).max(bounds.slots_min);
         Advice::Cut(Tuning { slots, interval }, why)
     }
@@ -113,7 +113,8 @@ impl BrakeState {
         self.lift_ceiling(brake, &bounds, now);
         let since = *self.cooling_since.get_or_insert(now);
         let is_used = sample.in_flight.saturating_mul(2) >= u64::from(tuning.slots);
-        if now.since(since) < brake.cooling || !is_used {
+        // An interval can keep the slots idle: whoever it holds back asks for a shorter one all the same.
+        if now.since(since) < brake.cooling || !(is_used || sample.has_demand) {
             return None;
         }
         self.cooling_since = Some(now);
@@ -122,7 +123,8 @@ impl BrakeState {
             // Halving never reaches zero: the step back mirrors the step away from it.
             interval = Duration::ZERO;
         }
-        let slots = tuning.slots.saturating_add(1).min(self.ceiling.max(tuning.slots));
+        let more = tuning.slots.saturating_add(u32::from(is_used));
+        let slots = more.min(self.ceiling.max(tuning.slots));
         let grown = Tuning { slots, interval };
         self.is_cooling &= grown.slots < self.ceiling || grown.interval > bounds.interval_min;
         (grown != tuning).then_some(Advice::Grow(grown))
@@ -142,8 +144,10 @@ fn bounds(plan: &Plan) -> Bounds {
     // Without slots there is nothing to halve, and without a pace nothing to double.
     let (slots_min, slots_max) =
         plan.draft.slots.map_or((u32::MAX, u32::MAX), |slots| (slots.min, slots.max));
-    let (interval_min, interval_max) =
-        plan.draft.pace.map_or((Duration::ZERO, Duration::ZERO), |pace| (pace.interval_min, pace.interval_max));
+    let (interval_min, interval_max) = plan
+        .draft
+        .pace
+        .map_or((Duration::ZERO, Duration::ZERO), |pace| (pace.interval_min, pace.interval_max));
     Bounds { slots_min, slots_max, interval_min, interval_max }
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Sample {
     pub(crate) is_current: bool,
     /// Requests in flight, this one included.
     pub(crate) in_flight: u64,
+    /// Whether slots or interval hold callers back, or have done so since the last step.
+    pub(crate) has_demand: bool,
     pub(crate) now: Instant,
 }
 

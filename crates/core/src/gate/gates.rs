@@ -53,6 +53,9 @@ pub struct Gates {
     pub(super) progress: Option<Box<Progress>>,
     /// Bumped by every cut and every change of the circuit; each charge carries the one it entered in.
     pub(super) generation: u32,
+    /// Whether slots or pace made somebody wait since the controller's last step: demand, also of one caller
+    /// that comes back again and again and is never seen waiting.
+    pub(super) held_back: bool,
     pub(super) random: Random,
     /// The latest time seen: a clock that steps back stands still here.
     pub(super) latest: Instant,
@@ -93,6 +96,7 @@ impl Gates {
             feedback: Feedback::new(plan),
             progress: None,
             generation: 0,
+            held_back: false,
             random,
             latest: Instant::ZERO,
             admitted: 0,
@@ -125,14 +129,18 @@ impl Gates {
         }
         let pool = self.full_pool(plan, now);
         let timed = self.ready_at(plan, cost, Ahead::nobody(), now);
-        match (pool, timed) {
-            (None, None) => Verdict::Admit,
-            (Some((by, until)), timed) => {
-                let floor = timed.map_or(now, |(_, until)| until);
-                Verdict::Wait(Wait { by, until: until.map(|until| until.max(floor)), floor })
-            }
-            (None, Some((by, until))) => Verdict::Wait(Wait { by, until: Some(until), floor: until }),
+        if pool.is_none() && timed.is_none() {
+            return Verdict::Admit;
         }
+        let floor = self.firm_at(plan, Ahead::nobody(), now).map_or(now, |(_, at)| at);
+        Verdict::Wait(match (pool, timed) {
+            (Some((by, until)), timed) => {
+                let latest = timed.map_or(now, |(_, at)| at);
+                Wait { by, until: until.map(|until| until.max(latest)), floor }
+            }
+            (None, Some((by, until))) => Wait { by, until: Some(until), floor },
+            (None, None) => unreachable!("nothing holds it"),
+        })
     }
 
     /// Asks every gate, and takes from every gate if all admit.
@@ -150,12 +158,46 @@ impl Gates {
         now: Instant,
         events: &mut Vec<Event>,
     ) -> Result<Charge, Verdict> {
-        self.see(plan, now);
         self.evaluations += 1;
-        match self.ask(plan, cost, now) {
-            Verdict::Admit => Ok(self.take(plan, cost, waiting, events)),
-            verdict => Err(verdict),
+        self.see(plan, now);
+        let verdict = self.ask(plan, cost, now);
+        match verdict {
+            Verdict::Admit => return Ok(self.take(plan, cost, waiting, events)),
+            Verdict::Wait(Wait { by: Gate::Slots | Gate::Pace, .. }) => self.held_back = true,
+            Verdict::Wait(_) | Verdict::Refuse(_) => {}
         }
+        Err(verdict)
+    }
+
+    /// The short way for what is limited by slots and a rate alone, with no pause running and room in both.
+    ///
+    /// `None` says nothing about the request: [`admit`](Self::admit) is to be asked, and where this admits it
+    /// would have admitted the same (a property says so).
+    #[inline]
+    pub fn admit_plain(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
+        let now = now.max(self.latest);
+        if !plan.is_plain()
+            || self.pause.is_set()
+            || self.lifecycle.is_closing()
+            || self.slots.held() >= u64::from(self.slots_limit)
+        {
+            return None;
+        }
+        let mut holds = Holds::default();
+        if let Some(shape) = &plan.rate {
+            if !self.rate.try_take(shape, now) {
+                return None;
+            }
+            holds.add(Holds::RATE);
+        }
+        if plan.counts_in_flight() {
+            self.slots.take(1);
+            holds.add(Holds::SLOT);
+        }
+        self.latest = now;
+        self.admitted += 1;
+        self.evaluations += 1;
+        Some(Charge { cost, entered: now, generation: self.generation, byte_price: 0, holds })
     }
 
     /// The latest of the timed gates' lower bounds, where it is after `now`, and whose it is.
@@ -163,12 +205,21 @@ impl Gates {
     /// `ahead` is asked for by those who come first: nobody behind them can enter earlier than this.
     #[inline]
     pub fn ready_at(&self, plan: &Plan, cost: Cost, ahead: Ahead, now: Instant) -> Option<(Gate, Instant)> {
+        let firm = self.firm_at(plan, ahead, now);
+        let Some(budget) = &plan.draft.budget else { return firm };
+        let ready = self.budget.ready_at(budget, ahead.tokens, cost.tokens, now);
+        if ready > firm.map_or(now, |(_, at)| at) { Some((Gate::Budget, ready)) } else { firm }
+    }
+
+    /// The same without the budget: bounds that no return of others can lower.
+    #[inline]
+    fn firm_at(&self, plan: &Plan, ahead: Ahead, now: Instant) -> Option<(Gate, Instant)> {
         let mut latest = None;
         let mut until = now;
         let mut hold = |by, at| {
             if at > until {
                 until = at;
-                latest = Some(by);
+                latest = Some((by, at));
             }
         };
         hold(Gate::Pause, self.pause.ready_at());
@@ -178,10 +229,7 @@ impl Gates {
         if let Some(shape) = &plan.rate {
             hold(Gate::Rate, self.rate.ready_at(shape, u64::from(ahead.requests), now));
         }
-        if let Some(budget) = &plan.draft.budget {
-            hold(Gate::Budget, self.budget.ready_at(budget, ahead.tokens, cost.tokens, now));
-        }
-        latest.map(|by| (by, until))
+        latest
     }
 
     /// Why the request would be turned away at once, however long it were ready to wait.
@@ -207,16 +255,18 @@ impl Gates {
         if !self.slots.admits(1, u64::from(self.slots_limit), Overdraw::Never) {
             return Some((Gate::Slots, None));
         }
-        if let Some(slots) = plan.draft.recovery_slots
-            && self.phase(plan, now) == Phase::Recovering
-            && !self.recovery.admits(1, u64::from(slots), Overdraw::Never)
+        if let Some(bytes) = &plan.draft.bytes
+            && !self.bytes.admits(0, bytes.capacity, Overdraw::OnEntry)
         {
-            // A return helps, and so does the end of the tail.
-            return Some((Gate::RecoverySlots, self.pause.tail_end(plan.draft.pause.tail)));
+            return Some((Gate::Bytes, None));
         }
-        match &plan.draft.bytes {
-            Some(bytes) if !self.bytes.admits(0, bytes.capacity, Overdraw::OnEntry) => {
-                Some((Gate::Bytes, None))
+        // Last of the pools, for here a return helps, and so does the end of the tail.
+        match plan.draft.recovery_slots {
+            Some(slots)
+                if self.phase(plan, now) == Phase::Recovering
+                    && !self.recovery.admits(1, u64::from(slots), Overdraw::Never) =>
+            {
+                Some((Gate::RecoverySlots, self.pause.tail_end(plan.draft.pause.tail)))
             }
             _ => None,
         }
@@ -256,6 +306,7 @@ impl Gates {
         }
         if let (Some(gate), Some(pace)) = (&mut self.pace, &plan.draft.pace) {
             gate.take(pace.jitter, now, &mut self.random);
+            charge.holds.add(Holds::PACE);
         }
         if let Some(shape) = &plan.rate {
             self.rate.take(shape, now);
@@ -299,3 +350,7 @@ impl Gates {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "gates_tests.rs"]
+mod tests;

@@ -17,3 +17,9 @@ mod settle;
 mod view;
 
 pub use gates::{Ahead, Gates};
+pub use settle::Ending;
+
+#[cfg(test)]
+mod pausing_tests;
+#[cfg(test)]
+mod tests;

@@ -54,6 +54,7 @@ impl PauseGate {
     }
 
     /// Whether it may still hold someone or be recovering: only then the time matters.
+    #[inline]
     pub(crate) const fn is_set(&self) -> bool {
         self.pause.is_some()
     }

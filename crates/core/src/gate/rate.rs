@@ -23,6 +23,12 @@ impl RateGate {
         self.bucket.debit(shape, 1, now);
     }
 
+    /// Takes if it may; answers whether it did.
+    #[inline]
+    pub(crate) fn try_take(&mut self, shape: &Shape, now: Instant) -> bool {
+        self.bucket.take(shape, 1, now).is_ok()
+    }
+
     /// The entry never went out.
     pub(crate) fn give_back(&mut self, shape: &Shape) {
         self.bucket.credit(shape, 1);

@@ -3,6 +3,7 @@
 use super::circuit::CircuitGate;
 use super::gates::Gates;
 use super::pace::PaceGate;
+use super::rate::RateGate;
 use crate::event::Event;
 use crate::plan::Plan;
 use crate::time::Instant;
@@ -16,12 +17,15 @@ impl Gates {
         self.see(old, now);
         self.retune_slots(old, new);
         self.retune_pace(old, new);
-        if let (Some(from), Some(to)) = (&old.rate, &new.rate)
-            && from != to
-        {
-            // While paused nothing accrues: the level of now is the level at the end of the pause.
-            let accrues_from = self.pause.until(self.latest).unwrap_or(self.latest);
-            self.rate.tune(from, to, accrues_from);
+        match (&old.rate, &new.rate) {
+            (Some(from), Some(to)) if from != to => {
+                // While paused nothing accrues: the level of now is the level at the end of the pause.
+                let accrues_from = self.pause.until(self.latest).unwrap_or(self.latest);
+                self.rate.tune(from, to, accrues_from);
+            }
+            // What an earlier rate was owed is counted in its own units, and means nothing to this one.
+            (None, Some(_)) => self.rate = RateGate::full(),
+            _ => {}
         }
         match (&mut self.circuit, &new.draft.circuit) {
             (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
@@ -59,3 +63,7 @@ impl Gates {
         gate.tune(interval, pace.jitter, &mut self.random);
     }
 }
+
+#[cfg(test)]
+#[path = "retune_tests.rs"]
+mod tests;

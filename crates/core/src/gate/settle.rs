@@ -13,6 +13,17 @@ use crate::outcome::{Kind, Outcome};
 use crate::plan::Plan;
 use crate::time::Instant;
 
+/// The end of a request.
+#[derive(Debug)]
+pub struct Ending {
+    /// What it took.
+    pub charge: Charge,
+    /// Tokens that were said to be used while it ran.
+    pub reported: Option<u64>,
+    /// How it went.
+    pub outcome: Outcome,
+}
+
 /// Where an outcome comes from.
 #[derive(Debug, Clone, Copy)]
 struct Origin {
@@ -24,18 +35,17 @@ struct Origin {
 impl Gates {
     /// Ends a request: returns what it holds, books what it used, learns from how it went.
     ///
-    /// `reported` tokens were said to be used while it ran; `waiting` callers are queued.
+    /// `waiting` callers are queued.
     #[inline]
     pub fn settle(
         &mut self,
         plan: &Plan,
-        charge: Charge,
-        reported: Option<u64>,
-        outcome: Outcome,
+        ending: Ending,
         waiting: u32,
         now: Instant,
         events: &mut Vec<Event>,
     ) {
+        let Ending { charge, reported, outcome } = ending;
         self.see(plan, now);
         let was_drained = self.is_drained();
         if outcome.kind != Kind::Ignored && (plan.settles_timed() || outcome.has_hint()) {
@@ -64,6 +74,10 @@ impl Gates {
         if outcome.kind != Kind::Ignored {
             self.learn(plan, charge, outcome, waiting, events);
         }
+        // A request without a permit has reserved nothing: what it used is booked as it is told.
+        if let (None, Some(spent), Some(budget)) = (charge, outcome.spent, &plan.draft.budget) {
+            self.budget.take(budget, spent.tokens, self.latest, events);
+        }
     }
 
     /// Books tokens that were used without having been asked for.
@@ -76,14 +90,15 @@ impl Gates {
 
     /// Takes back an admission that never went out: it returns whole, entry in pace and rate included.
     pub fn undo(&mut self, plan: &Plan, charge: Charge, now: Instant, events: &mut Vec<Event>) {
-        if let Some(pace) = &mut self.pace {
+        if let (true, Some(pace)) = (charge.holds.has(Holds::PACE), &mut self.pace) {
             pace.undo(charge.entered);
         }
         if let (true, Some(shape)) = (charge.holds.has(Holds::RATE), &plan.rate) {
             self.rate.give_back(shape);
         }
         self.admitted -= 1;
-        self.settle(plan, charge, None, Outcome::ignored(), 0, now, events);
+        let ending = Ending { charge, reported: None, outcome: Outcome::ignored() };
+        self.settle(plan, ending, 0, now, events);
     }
 
     #[inline]
@@ -149,7 +164,7 @@ impl Gates {
         // Before the circuit speaks: a trip begins a new generation, and this outcome is of the old one.
         let is_current = origin.generation >= self.generation;
         self.tell_circuit(plan, origin.generation, outcome, events);
-        self.tell_controller(plan, is_current, outcome.kind, events);
+        self.tell_controller(plan, is_current, outcome.kind, waiting, events);
         self.tell_pause(plan, origin.bytes, outcome, waiting, events);
         self.tell_progress(plan, origin.latency, outcome);
     }
@@ -169,16 +184,24 @@ impl Gates {
         }
     }
 
-    fn tell_controller(&mut self, plan: &Plan, is_current: bool, kind: Kind, events: &mut Vec<Event>) {
-        let sample = Sample { kind, is_current, in_flight: self.slots.held(), now: self.latest };
+    fn tell_controller(
+        &mut self,
+        plan: &Plan,
+        is_current: bool,
+        kind: Kind,
+        waiting: u32,
+        events: &mut Vec<Event>,
+    ) {
+        let in_flight = self.slots.held();
+        let has_demand = waiting > 0 || self.held_back;
+        let sample = Sample { kind, is_current, in_flight, has_demand, now: self.latest };
         let before = self.tuning();
         let ceiling = self.feedback.ceiling();
         let advice = self.feedback.learn(plan, before, sample);
+        // Whoever was held back before this step says nothing of the limits after it.
+        self.held_back &= advice.is_none();
         let change = |to: Tuning| {
-            (
-                Change { from: before.slots, to: to.slots },
-                Change { from: before.interval, to: to.interval },
-            )
+            (Change { from: before.slots, to: to.slots }, Change { from: before.interval, to: to.interval })
         };
         match advice {
             Some(Advice::Cut(to, why)) => {

@@ -1,0 +1,404 @@
+//! The outcome table of `outcome.rs`, row by row, and the cases in which an outcome once did too much.
+
+use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
+use super::*;
+use crate::cost::Cost;
+use crate::event::Why;
+use crate::plan::{Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, SizeRule, Slots};
+use crate::snapshot::CircuitState::{self, Closed, HalfOpen, Open};
+use crate::snapshot::Snapshot;
+use crate::verdict::Gate;
+
+/// A brake that cuts at so many failures.
+fn brake(failures: u32) -> Controller {
+    Controller::Brake(Brake::default().at(failures, secs(60)))
+}
+
+/// Everything that hears of an outcome, each so that one outcome shows.
+fn listening() -> Draft {
+    Draft {
+        slots: Some(Slots::adaptive(1..=8)),
+        circuit: Some(Circuit::after_failures(1)),
+        controller: brake(1),
+        pause: Pause::default().sizes(SizeRule::new(10, secs(1), secs(5))),
+        budget: Some(Budget::tokens(100, secs(10))),
+        total: Some(10),
+        ..Draft::default()
+    }
+}
+
+/// Circuit, slots, end of the pause in milliseconds, completed, tokens used.
+type Row = (CircuitState, u32, Option<u64>, u64, u64);
+
+fn row(rig: &Rig) -> Row {
+    let seen = rig.seen();
+    let paused = rig.gates.pause.until(rig.now).map(|until| until.as_nanos() / 1_000_000);
+    (seen.circuit.unwrap().state, seen.slots.unwrap(), paused, seen.completed, seen.tokens_used)
+}
+
+#[test]
+fn each_outcome_does_what_its_row_says() {
+    let (success, failure) = (Outcome::success(), Outcome::failure());
+    let (overload, ignored) = (Outcome::overload(), Outcome::ignored());
+    let hint = secs(2);
+    // Each enters with an estimate of 40 tokens.
+    let table: [(Outcome, Option<u64>, Row); 20] = [
+        (success, None, (Closed, 8, None, 1, 40)),
+        (success, Some(30), (Closed, 8, None, 1, 30)),
+        (success.spent(tokens(55)), Some(30), (Closed, 8, None, 1, 55)),
+        (success.spent(REQUEST), None, (Closed, 8, None, 1, 0)),
+        (success.retry_after(hint), None, (Closed, 8, Some(2_000), 1, 40)),
+        (success.retried(), None, (Closed, 8, None, 1, 40)),
+        (failure, None, (Open, 4, None, 1, 0)),
+        (failure, Some(30), (Open, 4, None, 1, 30)),
+        (failure.spent(tokens(55)), None, (Open, 4, None, 1, 55)),
+        (failure.retry_after(hint), None, (Open, 4, Some(2_000), 1, 0)),
+        (failure.retried(), None, (Open, 4, None, 0, 0)),
+        (overload, None, (Open, 4, Some(1_000), 1, 0)),
+        (overload.spent(tokens(7)), None, (Open, 4, Some(1_000), 1, 7)),
+        (overload.retried(), Some(3), (Open, 4, Some(1_000), 0, 3)),
+        (overload.retry_after(hint), None, (Closed, 4, Some(2_000), 1, 0)),
+        (overload.retry_after(millis(5)), None, (Closed, 4, Some(1_000), 1, 0)),
+        (overload.retry_after(hint).retried(), None, (Closed, 4, Some(2_000), 0, 0)),
+        (ignored, None, (Closed, 8, None, 0, 0)),
+        (ignored, Some(30), (Closed, 8, None, 0, 30)),
+        (ignored.spent(tokens(55)).retry_after(hint), None, (Closed, 8, None, 0, 0)),
+    ];
+    for (outcome, reported, wanted) in table {
+        let mut rig = Rig::new(listening());
+        let charge = rig.enter(tokens(40).bytes(10));
+        rig.settle_reported(charge, reported, outcome);
+        assert_eq!(row(&rig), wanted, "{outcome:?}, {reported:?} reported");
+        assert_eq!(rig.gates.in_flight(), 0, "{outcome:?}");
+    }
+}
+
+#[test]
+fn an_outcome_without_a_permit_teaches_the_same_and_returns_nothing() {
+    let table = [
+        (Outcome::success(), (Closed, 8, None, 1, 40)),
+        (Outcome::failure(), (Open, 4, None, 1, 40)),
+        (Outcome::overload(), (Open, 4, Some(1_000), 1, 40)),
+        (Outcome::overload().spent(bytes(11)), (Open, 4, Some(5_000), 1, 40)),
+        (Outcome::overload().retry_after(secs(30)), (Closed, 4, Some(30_000), 1, 40)),
+        (Outcome::ignored().retry_after(secs(30)), (Closed, 8, None, 0, 40)),
+    ];
+    for (outcome, wanted) in table {
+        let mut rig = Rig::new(listening());
+        let _held = rig.enter(tokens(40));
+        rig.record(outcome);
+        assert_eq!((row(&rig), rig.gates.in_flight()), (wanted, 1), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_batch_under_one_permit_is_recorded_part_by_part() {
+    let mut rig = Rig::new(Draft { circuit: Some(Circuit::after_failures(3)), ..listening() });
+    let charge = rig.enter(tokens(40));
+    for outcome in [Outcome::failure(), Outcome::success(), Outcome::failure()] {
+        rig.gates.record(&rig.plan, Some(&charge), outcome, 0, at(1), &mut rig.events);
+    }
+    assert_eq!(row(&rig), (Closed, 4, None, 3, 40), "one cut: the batch entered before it");
+    rig.settle(charge, Outcome::success());
+    assert_eq!(row(&rig), (Closed, 4, None, 4, 40));
+}
+
+#[test]
+fn t7_the_size_of_the_request_decides_how_long_an_overload_pauses() {
+    let sizes = SizeRule::new(100_000, secs(1), secs(5));
+    for (size, until) in [(10, 1), (100_000, 1), (100_001, 5), (150_000, 5)] {
+        let mut rig = Rig::new(Draft { pause: Pause::default().sizes(sizes), ..Draft::default() });
+        rig.call(bytes(size), Outcome::overload());
+        assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(until))), "{size} bytes");
+    }
+}
+
+#[test]
+fn without_a_size_rule_only_a_hint_pauses() {
+    let mut rig = Rig::new(Draft::default());
+    rig.call(REQUEST, Outcome::overload());
+    assert!(!rig.gates.needs_time(&rig.plan));
+    rig.call(REQUEST, Outcome::overload().retry_after(secs(3)));
+    assert!(rig.gates.needs_time(&rig.plan), "around a pause the time matters");
+    assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(3))));
+}
+
+#[test]
+fn g9_what_expires_makes_room_and_g10_overuse_leaves_nothing_and_no_less() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
+    rig.call(tokens(60), Outcome::success());
+    rig.at(at(3)).call(tokens(30), Outcome::success());
+    assert_eq!(rig.waits(tokens(50)), (Gate::Budget, Some(at(10).plus_nanos(1))));
+    rig.at(at(10).plus_nanos(1)).call(tokens(50), Outcome::success());
+    rig.at(at(30)).call(tokens(100), Outcome::success().spent(tokens(150)));
+    assert_eq!((rig.seen().tokens_used, rig.seen().tokens_remaining), (150, Some(0)));
+}
+
+#[test]
+fn what_was_used_beyond_the_estimate_is_stamped_when_it_is_known() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
+    let charge = rig.enter(tokens(60));
+    rig.at(at(8)).settle(charge, Outcome::success().spent(tokens(90)));
+    let used = [8, 10, 11, 18, 19].map(|second| rig.at(at(second)).seen().tokens_used);
+    assert_eq!(used, [90, 90, 30, 30, 0]);
+}
+
+#[test]
+fn tokens_used_without_having_been_asked_for_are_booked() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
+    rig.gates.record_tokens(&rig.plan, 70, at(1), &mut rig.events);
+    assert_eq!(rig.at(at(1)).seen().tokens_remaining, Some(30));
+    let mut free = Rig::new(Draft::default());
+    free.gates.record_tokens(&free.plan, 70, at(1), &mut free.events);
+    assert_eq!((free.seen().tokens_used, free.seen().tokens_remaining), (0, None));
+}
+
+#[test]
+fn use_beyond_what_can_be_counted_is_counted_as_far_as_it_can() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
+    for second in [0, 5, 9] {
+        rig.at(at(second));
+        rig.gates.record_tokens(&rig.plan, u64::MAX - 1, rig.now, &mut rig.events);
+    }
+    let used = [9, 11, 16, 20].map(|second| rig.at(at(second)).seen().tokens_used);
+    assert_eq!(used, [u64::MAX, 1, 0, 0], "the first entry filled the count but for one");
+    rig.call(tokens(1), Outcome::success());
+}
+
+#[test]
+fn g39_concurrent_estimates_never_exceed_the_budget() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
+    let admitted = (0..10).filter_map(|_| rig.admit(tokens(100)).ok()).count();
+    assert_eq!((admitted, rig.seen().tokens_used), (1, 100));
+}
+
+#[test]
+fn g40_what_a_dropped_permit_reported_stays_spent() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(1_000, secs(10))), ..Draft::default() });
+    for (estimate, used) in [(40, 90), (500, 180)] {
+        let charge = rig.enter(tokens(estimate));
+        rig.settle_reported(charge, Some(90), Outcome::ignored());
+        assert_eq!(rig.seen().tokens_used, used);
+    }
+}
+
+#[test]
+fn a_budget_of_one_admits_one_token_at_a_time() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(1, secs(10))), ..Draft::default() });
+    rig.call(tokens(1), Outcome::failure());
+    rig.call(tokens(1), Outcome::success());
+    assert_eq!(rig.waits(REQUEST), (Gate::Budget, Some(at(10).plus_nanos(1))));
+}
+
+#[test]
+fn g18_only_what_the_predicate_calls_a_failure_cuts() {
+    let draft = Draft { slots: Some(Slots::adaptive(1..=10)), controller: brake(1), ..Draft::default() };
+    let mut rig = Rig::new(draft.clone());
+    for (error, slots) in [("runtime", 10), ("value", 5)] {
+        rig.call(REQUEST, Outcome::of(&Err::<(), _>(error), |error| *error == "value"));
+        assert_eq!(rig.seen().slots, Some(slots), "{error}");
+    }
+    let mut never = Rig::new(draft);
+    for _ in 0..100 {
+        never.call(REQUEST, Outcome::of(&Err::<(), _>("value"), |_| false));
+    }
+    assert_eq!((never.seen().slots, never.told()), (Some(10), vec![]), "a predicate that is never true");
+}
+
+#[test]
+fn g33_a_cancelled_request_cuts_nothing() {
+    let mut rig = Rig::new(listening());
+    for _ in 0..50 {
+        rig.call(tokens(40), Outcome::ignored());
+    }
+    assert_eq!((row(&rig), rig.told()), ((Closed, 8, None, 0, 0), vec![]));
+}
+
+#[test]
+fn g34_a_probe_that_says_nothing_gives_its_place_back() {
+    let hinted = Outcome::overload().retry_after(Duration::ZERO);
+    for outcome in [Outcome::ignored(), hinted] {
+        let circuit = Some(Circuit::after_failures(1).open_for(secs(5)));
+        let mut rig = Rig::new(Draft { circuit, ..Draft::default() });
+        rig.call(REQUEST, Outcome::failure());
+        let probe = rig.at(at(5)).enter(REQUEST);
+        assert!(probe.is_probe() && rig.admit(REQUEST).is_err());
+        rig.settle(probe, outcome);
+        assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(HalfOpen), "{outcome:?}");
+        rig.call(REQUEST, Outcome::success());
+        assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(Closed));
+    }
+}
+
+#[test]
+fn g36_one_wave_of_failures_is_one_cut() {
+    let slots = Some(Slots::adaptive(1..=64));
+    for outcome in [Outcome::failure(), Outcome::overload()] {
+        let mut rig = Rig::new(Draft { slots, controller: brake(3), ..Draft::default() });
+        for charge in rig.enter_all(30) {
+            rig.later(millis(1)).settle(charge, outcome);
+        }
+        assert_eq!((rig.cuts(), rig.seen().slots), (1, Some(32)), "{outcome:?}");
+        for charge in rig.enter_all(3) {
+            rig.settle(charge, outcome);
+        }
+        assert_eq!((rig.cuts(), rig.seen().slots), (2, Some(16)), "the next wave is news: {outcome:?}");
+    }
+}
+
+#[test]
+fn what_the_controller_does_is_told_with_its_numbers() {
+    let pace = Some(Pace::every(secs(1)).slowest(secs(9)));
+    let draft = Draft { slots: Some(Slots::adaptive(1..=4)), pace, ..Draft::default() };
+    let mut rig = Rig::new(Draft { controller: brake(1), ..draft });
+    let change = |from, to| Change { from, to };
+    let time = |from, to| Change { from: secs(from), to: secs(to) };
+    rig.record(Outcome::overload());
+    let why = Why::Overload;
+    assert_eq!(rig.told(), [Event::Slowed { slots: change(4, 2), interval: time(1, 2), why }]);
+    rig.record(Outcome::failure());
+    let why = Why::Failures { count: 1, within: secs(60) };
+    assert_eq!(rig.told(), [Event::Slowed { slots: change(2, 1), interval: time(2, 4), why }]);
+    let _held = rig.at(at(60)).enter(REQUEST);
+    rig.record(Outcome::success());
+    assert_eq!(rig.told(), [Event::SpedUp { slots: change(1, 2), interval: time(4, 2) }]);
+    rig.at(at(300)).record(Outcome::success());
+    let lifted = Event::CeilingLifted { ceiling: change(2, 4) };
+    assert_eq!(rig.told(), [lifted, Event::SpedUp { slots: change(2, 3), interval: time(2, 1) }]);
+}
+
+#[test]
+fn t12_no_failure_of_a_wave_is_lost_on_the_circuit_though_the_brake_cuts_in_its_midst() {
+    let circuit = Some(Circuit::after_failures(20));
+    for controller in [Controller::Fixed, brake(3)] {
+        let mut rig = Rig::new(Draft { circuit, controller, ..Draft::default() });
+        let wave = rig.enter_all(20);
+        for (index, charge) in wave.into_iter().enumerate() {
+            assert_eq!(rig.seen().circuit.unwrap().state, Closed, "after {index} failures");
+            rig.settle(charge, Outcome::failure());
+        }
+        assert_eq!(rig.seen().circuit.unwrap().state, Open);
+    }
+}
+
+#[test]
+fn a_failure_that_opens_the_circuit_still_counts_for_the_brake() {
+    let circuit = Some(Circuit::after_failures(1));
+    let slots = Some(Slots::adaptive(1..=8));
+    let mut rig = Rig::new(Draft { slots, circuit, controller: brake(1), ..Draft::default() });
+    rig.call(REQUEST, Outcome::failure());
+    assert_eq!((rig.cuts(), rig.seen().slots), (1, Some(4)));
+}
+
+#[test]
+fn the_first_request_may_fail() {
+    let mut rig = Rig::new(Draft { total: Some(4), ..Draft::gentle() });
+    rig.call(REQUEST, Outcome::failure());
+    let seen = rig.seen();
+    assert_eq!((seen.in_flight, seen.slots, seen.failures, seen.completed), (0, Some(5), 1, 1));
+    assert_eq!((seen.percentage, seen.eta), (Some(25.0), Some(Duration::ZERO)));
+}
+
+#[test]
+fn a_total_of_zero_counts_and_promises_nothing() {
+    let mut rig = Rig::new(Draft { total: Some(0), ..Draft::default() });
+    rig.call(REQUEST, Outcome::success());
+    let seen = rig.seen();
+    assert_eq!((seen.completed, seen.total, seen.percentage, seen.eta), (1, 0, None, None));
+}
+
+#[test]
+fn a_latency_is_the_time_since_entry_or_what_the_work_says() {
+    for (outcome, eta) in [(Outcome::success(), 6), (Outcome::success().took(secs(1)), 3)] {
+        let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(1)), total: Some(4), ..Draft::default() });
+        let charge = rig.enter(REQUEST);
+        rig.at(at(2)).settle(charge, outcome);
+        assert_eq!(rig.seen().eta, Some(secs(eta)));
+    }
+}
+
+/// All gates at once, recovering from a pause and with a half-open circuit at 20 s.
+fn everything() -> Rig {
+    let mut rig = Rig::new(Draft {
+        slots: Some(Slots::fixed(5)),
+        recovery_slots: Some(2),
+        bytes: Some(Bytes::in_flight(1_000).recovering_price(20)),
+        pace: Some(Pace::every(secs(1))),
+        rate: Some(Rate::per_minute(3)),
+        budget: Some(Budget::tokens(100, secs(60))),
+        circuit: Some(Circuit::after_failures(1).open_for(secs(1))),
+        pause: Pause::default().tail(secs(60)),
+        ..Draft::default()
+    });
+    rig.call(tokens(10), Outcome::failure());
+    rig.pause(secs(5));
+    rig.at(at(20));
+    rig
+}
+
+#[test]
+fn what_never_went_out_returns_whole() {
+    let mut rig = everything();
+    let before = rig.seen();
+    let charge = rig.enter(tokens(30).bytes(10));
+    let taken = rig.seen();
+    assert!(charge.is_counted() && charge.is_probe() && charge.is_recovering());
+    assert_eq!((charge.bytes_held(), charge.tokens_held(), taken.admitted), (200, 30, before.admitted + 1));
+    assert_eq!(taken.next_entry, Some(at(20) + millis(100)), "the probe is out");
+    rig.undo(charge);
+    assert_eq!(Snapshot { evaluations: before.evaluations, ..rig.seen() }, before);
+    let again = rig.enter(tokens(30).bytes(10));
+    assert!(again.is_probe(), "the place in the pace is free, too");
+}
+
+#[test]
+fn what_entering_spent_stays_spent_when_a_permit_is_dropped() {
+    let mut rig = everything();
+    let before = rig.seen();
+    rig.call(tokens(30).bytes(10), Outcome::ignored());
+    let after = rig.seen();
+    assert_eq!((after.in_flight, after.bytes_in_flight, after.tokens_used), (0, 0, before.tokens_used));
+    assert_eq!(after.rate_level, before.rate_level.map(|level| level - 1));
+    assert_eq!(rig.waits(REQUEST), (Gate::Pace, Some(at(21))));
+}
+
+#[test]
+fn only_the_last_entry_can_be_taken_back_from_the_pace() {
+    let mut rig = Rig::new(Draft { pace: Some(Pace::every(secs(1))), ..Draft::default() });
+    let first = rig.enter(REQUEST);
+    let second = rig.at(at(1)).enter(REQUEST);
+    rig.undo(first);
+    assert_eq!(rig.waits(REQUEST), (Gate::Pace, Some(at(2))));
+    rig.undo(second);
+    let _third = rig.enter(REQUEST);
+    assert_eq!(rig.waits(REQUEST), (Gate::Pace, Some(at(2))));
+}
+
+#[test]
+fn the_last_request_of_a_closed_throttle_drains_it() {
+    let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(2)), ..Draft::default() });
+    let (first, second) = (rig.enter(REQUEST), rig.enter(REQUEST));
+    assert!(rig.close() && !rig.close(), "it closes once");
+    rig.settle(first, Outcome::failure());
+    assert!(!rig.gates.is_drained());
+    rig.undo(second);
+    assert!(rig.gates.is_drained());
+    assert_eq!(rig.told(), [Event::Closed { in_flight: 2 }, Event::Drained]);
+}
+
+#[test]
+fn costs_beyond_all_bounds_are_taken_and_returned_alike() {
+    let mut rig = Rig::new(Draft { bytes: Some(Bytes::in_flight(1)), ..Draft::default() });
+    let huge = rig.enter(Cost::request().bytes(u64::MAX).tokens(u64::MAX));
+    assert_eq!(rig.waits(REQUEST), (Gate::Bytes, None));
+    rig.settle(huge, Outcome::success());
+    assert_eq!(rig.seen().bytes_in_flight, 0);
+}
+
+#[test]
+fn tokens_of_a_request_without_a_permit_are_booked_as_told() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
+    rig.record(Outcome::success().spent(tokens(30)));
+    rig.record(Outcome::ignored().spent(tokens(5)));
+    assert_eq!(rig.seen().tokens_used, 35);
+}

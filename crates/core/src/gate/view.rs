@@ -74,10 +74,17 @@ impl Gates {
     }
 
     fn next_entry(&self, plan: &Plan, ahead: Ahead, now: Instant) -> Option<Instant> {
+        let after_those_ahead = |from: Instant| {
+            self.ready_at(plan, Cost::request(), ahead, now).map_or(from, |(_, at)| at.max(from))
+        };
         match self.ask(plan, Cost::request(), now) {
             Verdict::Refuse(refused) => refused.retry_after().map(|span| now + span),
-            Verdict::Wait(wait) if wait.until.is_none() => None,
-            _ => Some(self.ready_at(plan, Cost::request(), ahead, now).map_or(now, |(_, at)| at)),
+            Verdict::Wait(wait) => wait.until.map(after_those_ahead),
+            Verdict::Admit => Some(after_those_ahead(now)),
         }
     }
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

@@ -166,6 +166,8 @@ impl Problems {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
+
     use super::super::{Brake, Budget, Bytes, Circuit, Pace, Pause, SizeRule, Slots};
     use super::*;
 
@@ -186,7 +188,10 @@ mod tests {
         let rate = |rate| Draft { rate: Some(rate), ..base() };
         let table: Vec<(Draft, &[&str])> = vec![
             (Draft { slots: Some(Slots::fixed(0)), ..base() }, &["slots.max", "slots.min", "slots.start"]),
-            (Draft { slots: Some(Slots::adaptive(3..=2)), ..base() }, &["slots.min", "slots.start"]),
+            (
+                Draft { slots: Some(Slots::adaptive(RangeInclusive::new(3, 2))), ..base() },
+                &["slots.min", "slots.start"],
+            ),
             (Draft { slots: Some(Slots::adaptive(2..=4).start(5)), ..base() }, &["slots.start"]),
             (Draft { recovery_slots: Some(0), ..base() }, &["recovery_slots"]),
             (Draft { bytes: Some(Bytes::in_flight(0)), ..base() }, &["bytes.capacity"]),

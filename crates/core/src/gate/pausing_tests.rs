@@ -1,0 +1,238 @@
+//! Pauses through all gates: who is held, at what price they enter afterwards, and what the rate does meanwhile.
+
+use super::tests::{REQUEST, Rig, at, bytes, millis, secs};
+use crate::event::Event;
+use crate::outcome::Outcome;
+use crate::plan::{Bytes, Draft, Pause, Rate, SizeRule, Slots};
+use crate::random::Random;
+use crate::snapshot::Phase::{Normal, Paused, Recovering};
+use crate::time::Instant;
+use crate::verdict::{Gate, Verdict};
+
+/// Ten slots, fewer and dearer while recovering.
+fn layered(recovery_slots: u32) -> Draft {
+    Draft {
+        slots: Some(Slots::fixed(100)),
+        recovery_slots: Some(recovery_slots),
+        bytes: Some(Bytes::in_flight(1_000).recovering_price(20)),
+        pause: Pause::default().tail(secs(10)),
+        ..Draft::default()
+    }
+}
+
+/// A rate of one per second that holds two, both used up at the origin.
+fn drained() -> Rig {
+    let mut rig = Rig::new(Draft { rate: Some(Rate::per_second(1).burst(2)), ..Draft::default() });
+    assert_eq!(rig.obtain().len(), 2);
+    rig
+}
+
+fn level(rig: &Rig) -> i64 {
+    rig.seen().rate_level.unwrap()
+}
+
+#[test]
+fn t3_bytes_cost_more_while_recovering_and_return_at_the_price_they_were_taken_at() {
+    let mut rig = Rig::new(layered(2));
+    rig.pause(secs(1));
+    let first = rig.at(at(1)).enter(bytes(100));
+    assert_eq!((first.bytes_held(), rig.seen().bytes_in_flight), (2_000, 2_000));
+    assert_eq!(rig.waits(bytes(100)), (Gate::Bytes, None));
+    rig.at(at(60)).settle(first, Outcome::success());
+    assert_eq!(rig.seen().bytes_in_flight, 0, "whatever the phase is by then");
+    assert_eq!(rig.enter(bytes(100)).bytes_held(), 100);
+}
+
+#[test]
+fn t22_a_request_queued_before_the_pause_recovers_like_all_others() {
+    let mut rig = Rig::new(layered(1));
+    let sent = rig.enter(bytes(10));
+    rig.settle(sent, Outcome::overload().retry_after(secs(5)));
+    assert_eq!(rig.waits(bytes(10)), (Gate::Pause, Some(at(5))));
+    let queued = rig.at(at(5)).enter(bytes(10));
+    assert!(queued.is_recovering());
+    assert_eq!((queued.bytes_held(), rig.seen().recovering_in_flight), (200, 1));
+}
+
+#[test]
+fn t23_a_shorter_pause_that_comes_later_shortens_nothing() {
+    let mut rig = Rig::new(Draft::default());
+    assert!(rig.pause(secs(5)));
+    assert!(!rig.at(at(1)).pause(secs(1)));
+    rig.record(Outcome::failure().retry_after(secs(2)));
+    assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(5))));
+    assert!(rig.pause(secs(9)));
+    let told =
+        [Event::Paused { until: at(5), span: secs(5) }, Event::Paused { until: at(10), span: secs(9) }];
+    assert_eq!(rig.told(), told);
+}
+
+#[test]
+fn t24_no_success_ends_a_pause_or_its_tail() {
+    let mut rig = Rig::new(layered(2));
+    let (early, late) = (rig.enter(REQUEST), rig.enter(REQUEST));
+    rig.at(at(1)).record(Outcome::overload().retry_after(secs(1)));
+    rig.later(millis(200)).settle(early, Outcome::success());
+    assert_eq!((rig.seen().phase, rig.waits(REQUEST)), (Paused, (Gate::Pause, Some(at(2)))));
+    rig.at(at(3)).settle(late, Outcome::success());
+    rig.call(REQUEST, Outcome::success());
+    assert_eq!(rig.seen().phase, Recovering);
+}
+
+#[test]
+fn t26_a_hint_and_the_size_rule_both_hold() {
+    let sizes = SizeRule::new(100, secs(1), secs(5));
+    for (hint, size, until) in [(30, 10, 30), (3, 1_000, 5), (0, 10, 1)] {
+        let mut rig = Rig::new(Draft { pause: Pause::default().sizes(sizes), ..Draft::default() });
+        rig.call(bytes(size), Outcome::overload().retry_after(secs(hint)));
+        assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(until))), "{hint} s for {size} bytes");
+    }
+}
+
+#[test]
+fn t27_paused_then_recovering_then_normal() {
+    let mut rig = Rig::new(layered(10));
+    rig.pause(secs(10));
+    let phases = [9_900, 10_000, 19_900, 20_000]
+        .map(|millis| rig.at(Instant::from_nanos(millis * 1_000_000)).seen().phase);
+    assert_eq!(phases, [Paused, Recovering, Recovering, Normal]);
+    let entered = [9_900, 10_000, 19_900, 20_000].map(|millis| {
+        rig.at(Instant::from_nanos(millis * 1_000_000))
+            .admit(REQUEST)
+            .ok()
+            .map(|charge| charge.is_recovering())
+    });
+    assert_eq!(entered, [None, Some(true), Some(true), Some(false)]);
+}
+
+#[test]
+fn t29_no_more_enter_while_recovering_than_there_are_recovery_slots() {
+    let mut rig = Rig::new(layered(10));
+    rig.pause(secs(1));
+    let mut held = rig.at(at(1)).obtain();
+    assert_eq!(held.len(), 10);
+    let before = rig.seen();
+    assert_eq!(rig.waits(REQUEST), (Gate::RecoverySlots, Some(at(11))), "a return helps, or the tail's end");
+    let after = rig.seen();
+    assert_eq!((after.in_flight, after.admitted), (before.in_flight, before.admitted), "it holds nothing");
+    rig.settle(held.remove(0), Outcome::success());
+    held.extend(rig.obtain());
+    assert_eq!((held.len(), rig.seen().recovering_in_flight), (10, 10));
+    let normal = rig.at(at(11)).enter(REQUEST);
+    assert!(!normal.is_recovering());
+    for charge in held {
+        rig.settle(charge, Outcome::success());
+    }
+    assert_eq!((rig.seen().recovering_in_flight, rig.seen().in_flight), (0, 1));
+}
+
+/// The tail's end brings a recovery slot, and no bytes: whoever lacks both was told to come back then.
+#[test]
+fn a_request_that_lacks_bytes_too_waits_for_a_return() {
+    let mut rig = Rig::new(layered(1));
+    rig.pause(secs(1));
+    let _held = rig.at(at(1)).enter(bytes(100));
+    assert_eq!((rig.waits(REQUEST), rig.seen().next_entry), ((Gate::Bytes, None), None));
+}
+
+#[test]
+fn without_recovery_slots_recovering_only_makes_bytes_dearer() {
+    let mut rig = Rig::new(Draft { recovery_slots: None, ..layered(1) });
+    rig.pause(secs(1));
+    assert_eq!(rig.at(at(1)).obtain().len(), 100);
+}
+
+#[test]
+fn a_pause_longer_than_the_longest_is_capped_and_told() {
+    let mut rig = Rig::new(Draft { pause: Pause::default().max(secs(60)), ..Draft::default() });
+    rig.record(Outcome::success().retry_after(secs(3_600)));
+    assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(60))));
+    let capped = Event::PauseCapped { asked: secs(3_600), capped: secs(60) };
+    assert_eq!(rig.told(), [capped, Event::Paused { until: at(60), span: secs(60) }]);
+    assert!(!rig.pause(secs(60)), "it is as long already");
+    assert_eq!(rig.told(), []);
+}
+
+#[test]
+fn where_no_pause_is_allowed_a_hint_is_told_and_holds_nobody() {
+    let mut rig = Rig::new(Draft { pause: Pause::default().max(secs(0)), ..Draft::default() });
+    assert!(!rig.pause(secs(1)));
+    assert_eq!(rig.told(), [Event::PauseCapped { asked: secs(1), capped: secs(0) }]);
+    rig.call(REQUEST, Outcome::success());
+}
+
+#[test]
+fn only_a_hand_ends_a_pause_and_its_tail() {
+    for when in [0, 4, 5, 14] {
+        let mut rig = Rig::new(layered(1));
+        rig.pause(secs(5));
+        rig.told();
+        assert!(rig.at(at(when)).resume() && !rig.resume(), "at {when} s, and once");
+        assert_eq!((rig.seen().phase, rig.told()), (Normal, vec![Event::Resumed]));
+        assert!(!rig.enter(REQUEST).is_recovering());
+    }
+    let mut rig = Rig::new(layered(1));
+    rig.pause(secs(5));
+    assert!(!rig.at(at(15)).resume(), "the tail is over");
+}
+
+#[test]
+fn the_rate_accrues_nothing_while_paused() {
+    let mut rig = drained();
+    rig.at(at(1)).pause(secs(10));
+    let levels = [1, 6, 11, 12, 99].map(|second| level(rig.at(at(second))));
+    assert_eq!(levels, [1, 1, 1, 2, 2]);
+}
+
+#[test]
+fn a_lengthened_pause_suspends_the_rate_for_the_whole_of_it_once() {
+    let mut rig = drained();
+    rig.pause(secs(10));
+    rig.at(at(5)).pause(secs(20));
+    rig.at(at(6)).pause(secs(1));
+    let levels = [6, 25, 26, 27].map(|second| level(rig.at(at(second))));
+    assert_eq!(levels, [0, 0, 1, 2]);
+}
+
+#[test]
+fn a_rate_resumed_by_hand_goes_on_where_it_stood() {
+    let mut rig = drained();
+    rig.at(at(1)).pause(secs(100));
+    rig.at(at(50)).resume();
+    let levels = [50, 51].map(|second| level(rig.at(at(second))));
+    assert_eq!(levels, [1, 2]);
+}
+
+/// An entry that is undone during a pause fills the bucket to a time within the pause; resuming left it there,
+/// and a full bucket denied until the pause would have been over.
+#[test]
+fn an_entry_undone_while_paused_is_there_when_resumed() {
+    let mut rig = Rig::new(Draft { rate: Some(Rate::new(1, secs(10))), ..Draft::default() });
+    let charge = rig.enter(REQUEST);
+    rig.at(at(1)).pause(secs(30));
+    rig.at(at(2)).undo(charge);
+    assert_eq!(level(&rig), 1);
+    rig.at(at(5)).resume();
+    assert_eq!(level(&rig), 1);
+    rig.call(REQUEST, Outcome::success());
+}
+
+#[test]
+fn those_who_waited_enter_spread_and_none_before_the_end() {
+    let mut rig = Rig::new(Draft::default());
+    rig.gates.random = Random::seeded(5);
+    rig.waiting = 20;
+    rig.pause(secs(10));
+    let mut entries = Vec::new();
+    while entries.len() < 20 {
+        rig.waiting = 19 - u32::try_from(entries.len()).unwrap();
+        match rig.admit(REQUEST) {
+            Ok(charge) => entries.push(charge.entered()),
+            Err(Verdict::Wait(wait)) => rig.now = wait.until.unwrap(),
+            Err(refused) => panic!("{refused:?}"),
+        }
+    }
+    assert!(entries.iter().all(|entry| (at(10)..=at(11)).contains(entry)), "{entries:?}");
+    let at_once = entries.iter().filter(|entry| **entry == entries[0]).count();
+    assert!(at_once < 5, "{at_once} of 20 entered together");
+}

@@ -1,0 +1,152 @@
+//! What the tests of the gates share: gates with their plan, a clock and the events so far.
+
+use std::time::Duration;
+
+use super::{Ahead, Ending, Gates};
+use crate::cost::{Charge, Cost};
+use crate::event::Event;
+use crate::outcome::Outcome;
+use crate::plan::{Draft, Plan};
+use crate::random::Random;
+use crate::snapshot::Snapshot;
+use crate::time::Instant;
+use crate::verdict::{Gate, Verdict};
+
+/// One request, with neither tokens nor bytes.
+pub(super) const REQUEST: Cost = Cost::request();
+
+pub(super) const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+pub(super) const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// The point `seconds` after the origin.
+pub(super) const fn at(seconds: u64) -> Instant {
+    Instant::from_nanos(seconds * 1_000_000_000)
+}
+
+pub(super) const fn tokens(tokens: u64) -> Cost {
+    REQUEST.tokens(tokens)
+}
+
+pub(super) const fn bytes(bytes: u64) -> Cost {
+    REQUEST.bytes(bytes)
+}
+
+/// Gates as a throttle uses them, with jitter that always comes out at zero.
+pub(super) struct Rig {
+    pub(super) plan: Plan,
+    pub(super) gates: Gates,
+    pub(super) events: Vec<Event>,
+    pub(super) now: Instant,
+    pub(super) waiting: u32,
+}
+
+impl Rig {
+    pub(super) fn new(draft: Draft) -> Self {
+        let plan = draft.check().unwrap();
+        let gates = Gates::new(&plan, Random::fixed(0.0));
+        Self { plan, gates, events: Vec::new(), now: Instant::ZERO, waiting: 0 }
+    }
+
+    /// Sets the clock, forward or back.
+    pub(super) fn at(&mut self, now: Instant) -> &mut Self {
+        self.now = now;
+        self
+    }
+
+    pub(super) fn later(&mut self, span: Duration) -> &mut Self {
+        self.at(self.now + span)
+    }
+
+    pub(super) fn admit(&mut self, cost: Cost) -> Result<Charge, Verdict> {
+        self.gates.admit(&self.plan, cost, self.waiting, self.now, &mut self.events)
+    }
+
+    /// Enters, or fails the test.
+    #[track_caller]
+    pub(super) fn enter(&mut self, cost: Cost) -> Charge {
+        let now = self.now;
+        self.admit(cost).unwrap_or_else(|verdict| panic!("at {now:?} the answer was {verdict:?}"))
+    }
+
+    /// `count` plain requests at once.
+    #[track_caller]
+    pub(super) fn enter_all(&mut self, count: u32) -> Vec<Charge> {
+        (0..count).map(|_| self.enter(REQUEST)).collect()
+    }
+
+    /// As many plain requests as get in now, and at most 1,000.
+    pub(super) fn obtain(&mut self) -> Vec<Charge> {
+        std::iter::from_fn(|| self.admit(REQUEST).ok()).take(1_000).collect()
+    }
+
+    /// Who holds the request back, and until when; fails the test if it is not held back.
+    #[track_caller]
+    pub(super) fn waits(&mut self, cost: Cost) -> (Gate, Option<Instant>) {
+        match self.admit(cost) {
+            Err(Verdict::Wait(wait)) => (wait.by, wait.until),
+            answer => panic!("the answer was {answer:?}"),
+        }
+    }
+
+    pub(super) fn settle(&mut self, charge: Charge, outcome: Outcome) {
+        self.settle_reported(charge, None, outcome);
+    }
+
+    pub(super) fn settle_reported(&mut self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
+        let (plan, events) = (&self.plan, &mut self.events);
+        self.gates.settle(plan, Ending { charge, reported, outcome }, self.waiting, self.now, events);
+    }
+
+    /// Enters and ends at once.
+    #[track_caller]
+    pub(super) fn call(&mut self, cost: Cost, outcome: Outcome) {
+        let charge = self.enter(cost);
+        self.settle(charge, outcome);
+    }
+
+    /// An outcome without a permit.
+    pub(super) fn record(&mut self, outcome: Outcome) {
+        self.gates.record(&self.plan, None, outcome, self.waiting, self.now, &mut self.events);
+    }
+
+    pub(super) fn undo(&mut self, charge: Charge) {
+        self.gates.undo(&self.plan, charge, self.now, &mut self.events);
+    }
+
+    pub(super) fn pause(&mut self, span: Duration) -> bool {
+        self.gates.pause(&self.plan, span, self.waiting, self.now, &mut self.events)
+    }
+
+    pub(super) fn resume(&mut self) -> bool {
+        self.gates.resume(&self.plan, self.now, &mut self.events)
+    }
+
+    pub(super) fn retune(&mut self, draft: Draft) {
+        let new = draft.check().unwrap();
+        self.gates.retune(&self.plan, &new, self.now, &mut self.events);
+        self.plan = new;
+    }
+
+    pub(super) fn close(&mut self) -> bool {
+        self.gates.close(&mut self.events)
+    }
+
+    pub(super) fn seen(&self) -> Snapshot {
+        self.gates.snapshot(&self.plan, Ahead::nobody(), self.now)
+    }
+
+    /// The events since the last call.
+    pub(super) fn told(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// How often the controller cut since the events were last told.
+    pub(super) fn cuts(&self) -> usize {
+        self.events.iter().filter(|event| matches!(event, Event::Slowed { .. })).count()
+    }
+}

@@ -1,0 +1,147 @@
+//! A snapshot shows the first state that holds, and the next entry as far as time can tell.
+
+use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
+use super::*;
+use crate::outcome::Outcome;
+use crate::plan::{Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
+use crate::verdict::Gate;
+
+/// Slots that each overload cuts, a circuit that each failure opens, and a tail of 10 s.
+fn draft() -> Draft {
+    Draft {
+        slots: Some(Slots::adaptive(1..=2)),
+        circuit: Some(Circuit::after_failures(1).open_for(secs(2))),
+        controller: Controller::Brake(Brake::default()),
+        pause: Pause::default().tail(secs(10)),
+        ..Draft::default()
+    }
+}
+
+/// Cut, paused for 5 s with a tail of 10 s, and with an open circuit: everything at once.
+fn trouble(rig: &mut Rig) {
+    rig.record(Outcome::overload().retry_after(secs(5)));
+    rig.record(Outcome::failure());
+}
+
+fn troubled() -> Rig {
+    let mut rig = Rig::new(draft());
+    trouble(&mut rig);
+    rig
+}
+
+#[test]
+fn the_state_shown_is_the_first_that_holds() {
+    let mut rig = troubled();
+    let mut state = |seconds| rig.at(at(seconds)).seen().state;
+    assert_eq!([state(0), state(2), state(3)], [State::CircuitOpen; 3], "half-open is shown as open");
+    rig.at(at(3)).record(Outcome::success());
+    let shown = [3, 5, 14, 15].map(|seconds| rig.at(at(seconds)).seen().state);
+    assert_eq!(shown, [State::Paused, State::Recovering, State::Recovering, State::Cooling]);
+    let held = rig.at(at(75)).enter(REQUEST);
+    rig.settle(held, Outcome::success());
+    assert_eq!(rig.seen().state, State::Running);
+}
+
+#[test]
+fn closing_is_shown_before_everything_else() {
+    for has_trouble in [false, true] {
+        let mut rig = Rig::new(draft());
+        let held = rig.enter(REQUEST);
+        if has_trouble {
+            trouble(&mut rig);
+        }
+        rig.close();
+        assert_eq!(rig.seen().state, State::Draining);
+        rig.settle(held, Outcome::ignored());
+        assert_eq!(rig.seen().state, State::Closed);
+    }
+}
+
+#[test]
+fn the_next_entry_is_told_as_far_as_time_goes() {
+    let entered = |draft: Draft| {
+        let mut rig = Rig::new(draft);
+        let charge = rig.enter(tokens(10).bytes(11));
+        assert!(!charge.is_probe());
+        rig
+    };
+    let empty = Draft::default;
+    let paused = |mut rig: Rig| {
+        rig.pause(secs(5));
+        rig
+    };
+    let table = [
+        ("free", entered(empty()), Some(at(0))),
+        ("paced", entered(Draft { pace: Some(Pace::every(secs(3))), ..empty() }), Some(at(3))),
+        ("rated", entered(Draft { rate: Some(Rate::new(1, secs(4))), ..empty() }), Some(at(4))),
+        (
+            "spent",
+            entered(Draft { budget: Some(Budget::tokens(10, secs(6))), ..empty() }),
+            Some(at(6).plus_nanos(1)),
+        ),
+        ("full", entered(Draft { slots: Some(Slots::fixed(1)), ..empty() }), None),
+        ("overdrawn", entered(Draft { bytes: Some(Bytes::in_flight(10)), ..empty() }), None),
+        ("paused", paused(entered(empty())), Some(at(5))),
+        ("open", troubled(), Some(at(2))),
+    ];
+    for (name, rig, wanted) in table {
+        assert_eq!(rig.seen().next_entry, wanted, "{name}");
+    }
+    let mut closed = entered(empty());
+    closed.close();
+    assert_eq!(closed.seen().next_entry, None);
+}
+
+/// Recovery slots return, and failing that the tail ends: the snapshot said "now".
+#[test]
+fn with_all_recovery_slots_out_the_next_entry_is_at_the_end_of_the_tail() {
+    let mut rig = Rig::new(Draft { recovery_slots: Some(1), ..draft() });
+    rig.pause(secs(5));
+    let _held = rig.at(at(5)).enter(REQUEST);
+    assert_eq!(rig.waits(REQUEST), (Gate::RecoverySlots, Some(at(15))));
+    assert_eq!(rig.seen().next_entry, Some(at(15)));
+}
+
+#[test]
+fn the_queue_pushes_the_next_entry_back() {
+    let mut rig = Rig::new(Draft { pace: Some(Pace::every(secs(2))), ..Draft::default() });
+    let _held = rig.enter(REQUEST);
+    let seen = rig.gates.snapshot(&rig.plan, Ahead { requests: 3, tokens: 0 }, at(1));
+    assert_eq!((seen.waiting, seen.next_entry), (3, Some(at(8))));
+}
+
+#[test]
+fn a_snapshot_shows_every_gate() {
+    let mut rig = Rig::new(Draft {
+        slots: Some(Slots::adaptive(1..=8).start(6)),
+        bytes: Some(Bytes::in_flight(100)),
+        pace: Some(Pace::every(millis(10)).slowest(secs(1))),
+        rate: Some(Rate::per_minute(5)),
+        budget: Some(Budget::tokens(50, secs(60))),
+        total: Some(4),
+        ..draft()
+    });
+    let charge = rig.enter(tokens(20).bytes(30));
+    rig.at(at(4)).settle(charge, Outcome::overload().retry_after(secs(1)).spent(tokens(25)));
+    let _held = rig.at(at(5)).enter(bytes(40));
+    let seen = rig.at(at(6)).seen();
+    assert_eq!((seen.at, seen.state, seen.phase), (at(6), State::Recovering, Phase::Recovering));
+    assert_eq!((seen.slots, seen.slots_max, seen.slots_ceiling), (Some(3), Some(8), Some(6)));
+    assert_eq!((seen.in_flight, seen.recovering_in_flight, seen.bytes_in_flight), (1, 1, 40));
+    assert_eq!((seen.interval, seen.rate_level), (millis(20), Some(3)));
+    assert_eq!((seen.tokens_used, seen.tokens_remaining, seen.failures), (25, Some(25), 0));
+    assert_eq!((seen.completed, seen.total, seen.percentage), (1, 4, Some(25.0)));
+    assert_eq!(seen.eta, Some(secs(4)), "three of 4 s each, by three slots");
+    assert_eq!((seen.admitted, seen.evaluations, seen.waiting), (2, 2, 0));
+}
+
+#[test]
+fn without_slots_the_time_left_is_shared_by_those_in_flight() {
+    let mut rig = Rig::new(Draft { total: Some(5), ..Draft::default() });
+    let mut held = rig.enter_all(3);
+    rig.at(at(2)).settle(held.remove(0), Outcome::success());
+    let seen = rig.seen();
+    assert_eq!((seen.slots, seen.slots_ceiling, seen.eta), (None, None, Some(secs(4))));
+    rig.at(at(3)).record(Outcome::overload());
+    assert_eq!((rig.seen().completed, rig.seen().failures), (2, 0), "nobody learns: nothing is remembered");
+}

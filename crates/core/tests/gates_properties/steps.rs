@@ -1,0 +1,179 @@
+//! Random plans, and random things that happen under them.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use tidegate_core::cost::Cost;
+use tidegate_core::outcome::Outcome;
+use tidegate_core::plan::{
+    Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule, Slots,
+};
+
+/// The numbers of a plan that the model compares with.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) draft: Draft,
+    pub(crate) recovery_slots: Option<u32>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) burst: Option<i64>,
+    pub(crate) budget: Option<u64>,
+    pub(crate) probes: Option<u32>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    Admit { tokens: u64, bytes: u64, waiting: u32 },
+    Settle { which: Index, outcome: Outcome, reported: Option<u64> },
+    Record(Outcome),
+    Undo(Index),
+    Pause(Duration),
+    Resume,
+    Retune(Box<Limits>),
+    Close,
+    Forward(Duration),
+    Back(Duration),
+}
+
+const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Something that is there more often than not.
+fn some<S: Strategy>(strategy: S) -> impl Strategy<Value = Option<S::Value>>
+where
+    S::Value: Clone,
+{
+    prop::option::weighted(0.6, strategy)
+}
+
+/// Plans of gates that time opens again: nobody waits for a return.
+pub(crate) fn timed_limits() -> impl Strategy<Value = Limits> {
+    let pace = (0_u64..400, 0_u64..2_000, prop_oneof![Just(0.0), 0.0..=1.0])
+        .prop_map(|(min, more, jitter)| Pace::every(millis(min)).slowest(millis(min + more)).jitter(jitter));
+    let rate = (1_u64..40, prop_oneof![Just(1_000_u64), Just(7_000)], 1_u64..6)
+        .prop_map(|(amount, period, burst)| (Rate::new(amount, millis(period)).burst(burst), burst));
+    let budget = (1_u64..300, 1_u64..4_000, prop_oneof![Just(Oversize::Refuse), Just(Oversize::Alone)])
+        .prop_map(|(tokens, window, oversize)| {
+            (Budget::tokens(tokens, millis(window)).oversize(oversize), tokens)
+        });
+    let pause = (0_u64..9_000, 0_u64..4_000, any::<bool>()).prop_map(|(max, tail, is_sized)| {
+        let pause = Pause::default().max(millis(max)).tail(millis(tail));
+        if is_sized { pause.sizes(SizeRule::new(50, millis(300), millis(900))) } else { pause }
+    });
+    (some(pace), some(rate), some(budget), pause).prop_map(|(pace, rate, budget, pause)| Limits {
+        draft: Draft {
+            pace,
+            rate: rate.map(|(rate, _)| rate),
+            budget: budget.map(|(budget, _)| budget),
+            pause,
+            ..Draft::default()
+        },
+        recovery_slots: None,
+        bytes: None,
+        burst: rate.map(|(_, burst)| i64::try_from(burst).expect("a small burst")),
+        budget: budget.map(|(_, tokens)| tokens),
+        probes: None,
+    })
+}
+
+/// Plans of all gates.
+pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
+    let slots = (1_u32..4, 0_u32..5, any::<bool>()).prop_map(|(min, more, is_low)| {
+        let slots = Slots::adaptive(min..=min + more);
+        if is_low { slots.start(min) } else { slots }
+    });
+    let circuit = (1_u32..4, 0_u64..3_000, 1_u32..3, any::<bool>()).prop_map(
+        |(failures, open_for, probes, by_rate)| {
+            let circuit = if by_rate {
+                Circuit::at_error_rate(0.6, failures * 2, millis(4_000))
+            } else {
+                Circuit::after_failures(failures)
+            };
+            (circuit.open_for(millis(open_for)).probes(probes), probes)
+        },
+    );
+    let brake = (1_u32..4, 1_u64..3_000).prop_map(|(failures, span)| {
+        Controller::Brake(Brake::default().at(failures, millis(span)).cooling(millis(span)))
+    });
+    let bytes = (1_u64..300, 1_u16..20);
+    (timed_limits(), some(slots), some(1_u32..4), some(bytes), some(circuit), some(brake), some(0_u64..9))
+        .prop_map(|(timed, slots, recovery_slots, bytes, circuit, brake, total)| Limits {
+            draft: Draft {
+                slots,
+                recovery_slots,
+                bytes: bytes.map(|(bytes, price)| Bytes::in_flight(bytes).recovering_price(price)),
+                circuit: circuit.map(|(circuit, _)| circuit),
+                controller: brake.unwrap_or_default(),
+                total,
+                ..timed.draft
+            },
+            recovery_slots,
+            bytes: bytes.map(|(bytes, _)| bytes),
+            probes: circuit.map(|(_, probes)| probes),
+            ..timed
+        })
+}
+
+fn any_outcome() -> impl Strategy<Value = Outcome> {
+    let kind = prop_oneof![
+        4 => Just(Outcome::success()),
+        2 => Just(Outcome::failure()),
+        1 => Just(Outcome::overload()),
+        2 => Just(Outcome::ignored()),
+    ];
+    let hint = prop::option::weighted(0.1, 0_u64..3_000);
+    (kind, prop::option::of(0_u64..200), hint, any::<bool>()).prop_map(
+        |(mut outcome, spent, hint, retried)| {
+            if let Some(tokens) = spent {
+                outcome = outcome.spent(Cost::request().tokens(tokens));
+            }
+            if let Some(hint) = hint {
+                outcome = outcome.retry_after(millis(hint));
+            }
+            if retried { outcome.retried() } else { outcome }
+        },
+    )
+}
+
+fn any_step(limits: impl Strategy<Value = Limits> + 'static) -> impl Strategy<Value = Step> {
+    let reported = prop::option::of(0_u64..200);
+    let settle = (any::<Index>(), any_outcome(), reported)
+        .prop_map(|(which, outcome, reported)| Step::Settle { which, outcome, reported });
+    prop_oneof![
+        40 => (0_u64..250, 0_u64..300, 0_u32..4)
+            .prop_map(|(tokens, bytes, waiting)| Step::Admit { tokens, bytes, waiting }),
+        24 => settle,
+        3 => any_outcome().prop_map(Step::Record),
+        6 => any::<Index>().prop_map(Step::Undo),
+        2 => (0_u64..3_000).prop_map(|span| Step::Pause(millis(span))),
+        1 => Just(Step::Resume),
+        3 => limits.prop_map(|limits| Step::Retune(Box::new(limits))),
+        14 => (0_u64..1_500).prop_map(|span| Step::Forward(millis(span))),
+        2 => (0_u64..5_000).prop_map(|span| Step::Back(millis(span))),
+    ]
+}
+
+/// Plans of slots and a rate alone.
+pub(crate) fn plain_limits() -> impl Strategy<Value = Limits> {
+    any_limits().prop_map(|Limits { draft, burst, .. }| Limits {
+        draft: Draft { slots: draft.slots, rate: draft.rate, ..Draft::default() },
+        recovery_slots: None,
+        bytes: None,
+        burst,
+        budget: None,
+        probes: None,
+    })
+}
+
+/// Steps of which at most one closes, late.
+pub(crate) fn any_steps(limits: impl Strategy<Value = Limits> + 'static) -> impl Strategy<Value = Vec<Step>> {
+    (prop::collection::vec(any_step(limits), 1..150), prop::option::weighted(0.3, any::<Index>())).prop_map(
+        |(mut steps, close)| {
+            if let Some(at) = close {
+                steps.insert(steps.len() / 2 + at.index(steps.len() / 2 + 1), Step::Close);
+            }
+            steps
+        },
+    )
+}

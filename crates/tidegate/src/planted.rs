@@ -1,0 +1,46 @@
+//! Bugs for the models to find: a model that cannot catch one proves nothing.
+//!
+//! Compiled to nothing except under `--cfg tidegate_model`.
+
+/// A mistake that is easy to make in this crate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, unreachable_pub, reason = "planted by the models only")]
+pub enum Bug {
+    /// A grant that is dropped unseen is not given back.
+    ForgetUnseen = 1,
+    /// Between being told to wait and joining the line, the lock is let go.
+    JoinLate = 2,
+    /// Whoever leaves the timer behind wakes nobody to take it over.
+    LoseTimer = 3,
+    /// Those behind a head that leaves are not asked.
+    ForgetThoseBehind = 4,
+}
+
+#[cfg(not(tidegate_model))]
+#[inline]
+pub(crate) const fn is_planted(_: Bug) -> bool {
+    false
+}
+
+#[cfg(tidegate_model)]
+pub(crate) use model::is_planted;
+#[cfg(tidegate_model)]
+pub use model::plant;
+
+#[cfg(tidegate_model)]
+mod model {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Bug;
+
+    static PLANTED: AtomicU8 = AtomicU8::new(0);
+
+    /// Plants a bug, or none.
+    pub fn plant(bug: Option<Bug>) {
+        PLANTED.store(bug.map_or(0, |bug| bug as u8), Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_planted(bug: Bug) -> bool {
+        PLANTED.load(Ordering::SeqCst) == bug as u8
+    }
+}
