@@ -24,7 +24,7 @@ const REQUEST: Cost = Cost::request();
 static ONE_AT_A_TIME: StdMutex<()> = StdMutex::new(());
 
 fn schedules() -> usize {
-    if std::env::var_os("TIDEGATE_MODEL_DEEP").is_some() { 200_000 } else { 20_000 }
+    if std::env::var_os("TIDEGATE_MODEL_DEEP").is_some() { 1_000_000 } else { 100_000 }
 }
 
 fn explore(model: fn()) {
@@ -47,7 +47,7 @@ fn holds_and_catches(model: fn(), bugs: &[Bug]) {
 }
 
 fn slots(slots: u32) -> Throttle {
-    Throttle::builder().slots(Slots::fixed(slots)).build().unwrap()
+    Throttle::builder().slots(Slots::fixed(slots)).build().expect("within the bounds")
 }
 
 /// Takes a permit, holds it while others run, and checks how many hold one.

@@ -97,14 +97,7 @@ fn g28_what_is_given_back_slot_by_slot_is_never_more_than_the_limit() {
 #[test]
 fn g29_callers_at_once_leave_one_by_one() {
     let mut rig = Rig::new(Draft { pace: Some(Pace::every(millis(500))), ..Draft::default() });
-    let mut dispatched = Vec::new();
-    while dispatched.len() < 10 {
-        match rig.admit(REQUEST) {
-            Ok(charge) => dispatched.push(charge.entered().as_nanos() / 1_000_000),
-            Err(Verdict::Wait(wait)) => rig.now = wait.until.unwrap(),
-            Err(refused) => panic!("{refused:?}"),
-        }
-    }
+    let dispatched = [(); 10].map(|()| rig.enter_when_told().entered().as_nanos() / 1_000_000);
     assert_eq!(dispatched, [0, 500, 1_000, 1_500, 2_000, 2_500, 3_000, 3_500, 4_000, 4_500]);
 }
 
@@ -173,6 +166,15 @@ fn a_request_larger_than_the_budget_may_go_alone() {
     let _alone = rig.at(at(11)).enter(tokens(500));
     assert_eq!((rig.seen().tokens_used, rig.seen().tokens_remaining), (500, Some(0)));
     assert_eq!(rig.waits(REQUEST).0, Gate::Budget);
+}
+
+#[test]
+fn a_budget_with_too_many_entries_is_coarsened_and_told() {
+    let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(10_000, secs(60))), ..Draft::default() });
+    for micros in 0..=4_096 {
+        rig.at(Instant::from_nanos(micros * 1_000)).call(tokens(1), Outcome::success());
+    }
+    assert_eq!((rig.told(), rig.seen().tokens_used), (vec![Event::BudgetCoarsened], 4_097));
 }
 
 #[test]

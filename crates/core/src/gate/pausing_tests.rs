@@ -7,7 +7,7 @@ use crate::plan::{Bytes, Draft, Pause, Rate, SizeRule, Slots};
 use crate::random::Random;
 use crate::snapshot::Phase::{Normal, Paused, Recovering};
 use crate::time::Instant;
-use crate::verdict::{Gate, Verdict};
+use crate::verdict::Gate;
 
 /// Ten slots, fewer and dearer while recovering.
 fn layered(recovery_slots: u32) -> Draft {
@@ -218,20 +218,28 @@ fn an_entry_undone_while_paused_is_there_when_resumed() {
 }
 
 #[test]
+fn a_lengthened_pause_is_spread_by_its_whole_length() {
+    let mut rig = Rig::new(Draft::default());
+    rig.gates.random = Random::fixed(1.0);
+    rig.waiting = 1;
+    rig.pause(secs(5));
+    rig.at(at(4)).pause(secs(2));
+    assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(6) + millis(600))), "a tenth of six seconds later");
+}
+
+#[test]
 fn those_who_waited_enter_spread_and_none_before_the_end() {
     let mut rig = Rig::new(Draft::default());
     rig.gates.random = Random::seeded(5);
     rig.waiting = 20;
     rig.pause(secs(10));
-    let mut entries = Vec::new();
-    while entries.len() < 20 {
-        rig.waiting = 19 - u32::try_from(entries.len()).unwrap();
-        match rig.admit(REQUEST) {
-            Ok(charge) => entries.push(charge.entered()),
-            Err(Verdict::Wait(wait)) => rig.now = wait.until.unwrap(),
-            Err(refused) => panic!("{refused:?}"),
-        }
-    }
+    let entries: Vec<_> = (0..20)
+        .rev()
+        .map(|behind| {
+            rig.waiting = behind;
+            rig.enter_when_told().entered()
+        })
+        .collect();
     assert!(entries.iter().all(|entry| (at(10)..=at(11)).contains(entry)), "{entries:?}");
     let at_once = entries.iter().filter(|entry| **entry == entries[0]).count();
     assert!(at_once < 5, "{at_once} of 20 entered together");

@@ -10,7 +10,7 @@ use crate::plan::{Draft, Plan};
 use crate::random::Random;
 use crate::snapshot::Snapshot;
 use crate::time::Instant;
-use crate::verdict::{Gate, Verdict};
+use crate::verdict::{Gate, Verdict, Wait};
 
 /// One request, with neither tokens nor bytes.
 pub(super) const REQUEST: Cost = Cost::request();
@@ -82,6 +82,15 @@ impl Rig {
     /// As many plain requests as get in now, and at most 1,000.
     pub(super) fn obtain(&mut self) -> Vec<Charge> {
         std::iter::from_fn(|| self.admit(REQUEST).ok()).take(1_000).collect()
+    }
+
+    /// Enters a plain request, now or at the time it is told to come back.
+    #[track_caller]
+    pub(super) fn enter_when_told(&mut self) -> Charge {
+        self.admit(REQUEST).unwrap_or_else(|verdict| match verdict {
+            Verdict::Wait(Wait { until: Some(until), .. }) => self.at(until).enter(REQUEST),
+            verdict => panic!("the answer was {verdict:?}"),
+        })
     }
 
     /// Who holds the request back, and until when; fails the test if it is not held back.
