@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::time::nanos;
+
 /// Durations the estimate is made from.
 const DURATIONS_MAX: usize = 50;
 
@@ -10,8 +12,9 @@ const DURATIONS_MAX: usize = 50;
 #[derive(Debug, Clone, Default)]
 pub struct Progress {
     completed: u64,
-    durations: VecDeque<Duration>,
-    sum: Duration,
+    /// In nanoseconds, each small enough that the sum is exact.
+    durations: VecDeque<u64>,
+    sum: u64,
 }
 
 impl Progress {
@@ -21,10 +24,11 @@ impl Progress {
         if self.durations.len() == DURATIONS_MAX
             && let Some(oldest) = self.durations.pop_front()
         {
-            self.sum = self.sum.saturating_sub(oldest);
+            self.sum -= oldest;
         }
+        let duration = nanos(duration).min(u64::MAX / DURATIONS_MAX as u64);
         self.durations.push_back(duration);
-        self.sum = self.sum.saturating_add(duration);
+        self.sum += duration;
     }
 
     /// Completions so far.
@@ -52,7 +56,7 @@ impl Progress {
         let samples = u128::try_from(self.durations.len()).ok().filter(|samples| *samples > 0)?;
         // No more workers than there is work left.
         let workers = u128::from(left.min(u64::from(slots.max(1))));
-        let nanos = self.sum.as_nanos().saturating_mul(u128::from(left)) / samples / workers;
+        let nanos = u128::from(self.sum) * u128::from(left) / samples / workers;
         Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
 }

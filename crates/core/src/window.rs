@@ -63,8 +63,11 @@ impl Window {
             return;
         }
         // An entry merged since then carries a later time, so the first one not before the stamp has it.
-        let index = self.entries.partition_point(|entry| entry.at < stamp);
-        if let Some(entry) = self.entries.get_mut(index) {
+        // Mostly it is the last.
+        let last = self.entries.len().saturating_sub(1);
+        let is_last = last == 0 || self.entries[last - 1].at < stamp;
+        let index = if is_last { last } else { self.entries.partition_point(|entry| entry.at < stamp) };
+        if let Some(entry) = self.entries.get_mut(index).filter(|entry| entry.at >= stamp) {
             let back = amount.min(entry.sum);
             entry.sum -= back;
             self.total -= back;

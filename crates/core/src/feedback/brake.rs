@@ -126,7 +126,7 @@ impl BrakeState {
         let more = tuning.slots.saturating_add(u32::from(is_used));
         let slots = more.min(self.ceiling.max(tuning.slots));
         let grown = Tuning { slots, interval };
-        self.is_cooling &= grown.slots < self.ceiling || grown.interval > bounds.interval_min;
+        self.is_cooling &= grown.slots < bounds.slots_max || grown.interval > bounds.interval_min;
         (grown != tuning).then_some(Advice::Grow(grown))
     }
 

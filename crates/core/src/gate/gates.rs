@@ -132,6 +132,18 @@ impl Gates {
         if pool.is_none() && timed.is_none() {
             return Verdict::Admit;
         }
+        self.wait(plan, pool, timed, now)
+    }
+
+    /// The answer to a request that a pool or time holds.
+    #[cold]
+    fn wait(
+        &self,
+        plan: &Plan,
+        pool: Option<(Gate, Option<Instant>)>,
+        timed: Option<(Gate, Instant)>,
+        now: Instant,
+    ) -> Verdict {
         let floor = self.firm_at(plan, Ahead::nobody(), now).map_or(now, |(_, at)| at);
         Verdict::Wait(match (pool, timed) {
             (Some((by, until)), timed) => {

@@ -274,3 +274,15 @@ fn closing_an_idle_throttle_drains_it_at_once() {
     assert_eq!(rig.told(), [Event::Closed { in_flight: 0 }, Event::Drained]);
     assert_eq!(rig.admit(REQUEST), Err(Verdict::Refuse(Refused::Closed)));
 }
+
+#[test]
+fn the_last_request_of_a_closed_throttle_drains_it() {
+    let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(2)), ..Draft::default() });
+    let (first, second) = (rig.enter(REQUEST), rig.enter(REQUEST));
+    assert!(rig.close() && !rig.close(), "it closes once");
+    rig.settle(first, Outcome::failure());
+    assert!(!rig.gates.is_drained());
+    rig.undo(second);
+    assert!(rig.gates.is_drained());
+    assert_eq!(rig.told(), [Event::Closed { in_flight: 2 }, Event::Drained]);
+}

@@ -8,7 +8,7 @@ use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
 use crate::cost::{Charge, Holds};
 use crate::event::{Change, Event};
-use crate::feedback::{Advice, Sample, Tuning};
+use crate::feedback::{Advice, Feedback, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
 use crate::plan::Plan;
 use crate::time::Instant;
@@ -192,6 +192,9 @@ impl Gates {
         waiting: u32,
         events: &mut Vec<Event>,
     ) {
+        if matches!(self.feedback, Feedback::Fixed) {
+            return;
+        }
         let in_flight = self.slots.held();
         let has_demand = waiting > 0 || self.held_back;
         let sample = Sample { kind, is_current, in_flight, has_demand, now: self.latest };

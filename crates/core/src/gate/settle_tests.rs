@@ -375,18 +375,6 @@ fn only_the_last_entry_can_be_taken_back_from_the_pace() {
 }
 
 #[test]
-fn the_last_request_of_a_closed_throttle_drains_it() {
-    let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(2)), ..Draft::default() });
-    let (first, second) = (rig.enter(REQUEST), rig.enter(REQUEST));
-    assert!(rig.close() && !rig.close(), "it closes once");
-    rig.settle(first, Outcome::failure());
-    assert!(!rig.gates.is_drained());
-    rig.undo(second);
-    assert!(rig.gates.is_drained());
-    assert_eq!(rig.told(), [Event::Closed { in_flight: 2 }, Event::Drained]);
-}
-
-#[test]
 fn costs_beyond_all_bounds_are_taken_and_returned_alike() {
     let mut rig = Rig::new(Draft { bytes: Some(Bytes::in_flight(1)), ..Draft::default() });
     let huge = rig.enter(Cost::request().bytes(u64::MAX).tokens(u64::MAX));
