@@ -57,6 +57,24 @@ impl Backoff {
         self
     }
 
+    /// The first delay and the longest.
+    pub const fn span(&self) -> (Duration, Duration) {
+        match self.growth {
+            Growth::Fixed(delay) => (delay, delay),
+            Growth::Exponential { base, max } => (base, max),
+        }
+    }
+
+    /// How delays are spread.
+    pub const fn spread(&self) -> &Jitter {
+        &self.jitter
+    }
+
+    /// Whether delays grow.
+    pub const fn is_exponential(&self) -> bool {
+        matches!(self.growth, Growth::Exponential { .. })
+    }
+
     /// The delay after the attempt numbered `attempt`, counted from 0.
     pub fn delay(&self, attempt: u32, random: &mut Random) -> Duration {
         let delay = match self.growth {

@@ -89,6 +89,15 @@ pub enum Event {
         /// For how long at least.
         span: Duration,
     },
+    /// A milestone was reached.
+    Progressed {
+        /// The milestone.
+        percent: u32,
+        /// Requests completed.
+        completed: u64,
+        /// Requests there will be.
+        total: u64,
+    },
     /// The throttle was closed; whoever waited was refused.
     Closed {
         /// Requests still in flight.

@@ -33,6 +33,7 @@ pub mod plan;
 pub mod progress;
 pub mod random;
 pub mod refused;
+pub mod retry;
 pub mod snapshot;
 pub mod time;
 pub mod verdict;

@@ -6,7 +6,7 @@
 //! | failure | failure | learns, latency not sampled | only if hinted | +1 if final | spent, else returned |
 //! | overload, no hint | failure | one decrease per wave | size rule | +1 if final | spent, else returned |
 //! | overload with hint | nothing | one decrease per wave | hint (max) | +1 if final | spent, else returned |
-//! | ignored, drop, panic | probe back | nothing | nothing | 0 | reported stays, rest returns |
+//! | ignored, drop, panic | probe back | nothing | nothing | 0 | spent or reported stays, rest returns |
 //!
 //! The table is carried out in `gate/settle.rs`, and tested there row by row.
 

@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use crate::bucket::Shape;
 use crate::plan::check::{COUNT_MAX, Problems};
+use crate::retry::Retry;
 
 mod check;
+mod fields;
 
 pub use check::{InvalidPlan, Problem};
+pub use fields::FieldValue;
 
 /// Slots: how many requests may be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -361,8 +364,12 @@ pub struct Draft {
     pub pause: Pause,
     /// Who learns.
     pub controller: Controller,
+    /// When work is tried again.
+    pub retry: Retry,
     /// How many requests there will be in all, for progress; `Some(0)` counts without a total.
     pub total: Option<u64>,
+    /// Progress is told whenever so many percent of the total are completed.
+    pub milestone_percent: u32,
     /// Callers that may wait at the same time.
     pub waiters_max: u32,
 }
@@ -380,7 +387,9 @@ impl Default for Draft {
             circuit: None,
             pause: Pause::default(),
             controller: Controller::Fixed,
+            retry: Retry::default(),
             total: None,
+            milestone_percent: 10,
             waiters_max: 65_536,
         }
     }
@@ -394,6 +403,19 @@ impl Draft {
             slots: Some(Slots::adaptive(1..=5)),
             pace: Some(pace),
             controller: Controller::Brake(Brake::default()),
+            ..Self::default()
+        }
+    }
+
+    /// Layered dispatch: 400 slots, 10 of them while recovering, 5 MiB in flight at twenty times the price while
+    /// recovering, a tail of 10 s, and after an overload a pause of 1 s for up to 128 KiB and 5 s for more.
+    pub fn layered() -> Self {
+        let sizes = SizeRule::new(128 << 10, Duration::from_secs(1), Duration::from_secs(5));
+        Self {
+            slots: Some(Slots::fixed(400)),
+            recovery_slots: Some(10),
+            bytes: Some(Bytes::in_flight(5 << 20).recovering_price(20)),
+            pause: Pause::default().tail(Duration::from_secs(10)).sizes(sizes),
             ..Self::default()
         }
     }

@@ -20,7 +20,7 @@ pub struct Progress {
 impl Progress {
     /// Counts one completion that took `duration`.
     pub fn complete(&mut self, duration: Duration) {
-        self.completed += 1;
+        self.complete_unmeasured();
         if self.durations.len() == DURATIONS_MAX
             && let Some(oldest) = self.durations.pop_front()
         {
@@ -31,9 +31,26 @@ impl Progress {
         self.sum += duration;
     }
 
+    /// Counts one completion of which nothing else is known.
+    pub const fn complete_unmeasured(&mut self) {
+        self.completed += 1;
+    }
+
     /// Completions so far.
     pub const fn completed(&self) -> u64 {
         self.completed
+    }
+
+    /// The milestone that the last completion reached: the multiple of `step` percent of `total` that was crossed.
+    pub fn milestone(&self, total: u64, step: u32) -> Option<u32> {
+        let reached = |completed: u64| {
+            let percent = u128::from(completed.min(total)) * 100 / u128::from(total.max(1));
+            let step = u128::from(step.max(1));
+            // The whole is a milestone, whatever the step.
+            if percent == 100 { 100 } else { u32::try_from(percent / step * step).unwrap_or(100) }
+        };
+        let (before, now) = (reached(self.completed.saturating_sub(1)), reached(self.completed));
+        (total > 0 && now > before).then_some(now)
     }
 
     /// Completions in percent of `total`, at most 100; `None` without a total.
@@ -83,6 +100,24 @@ mod tests {
         }
         assert_eq!(progress.eta(10, 1), Some(Duration::ZERO));
         assert_eq!((progress.completed(), progress.percentage(10)), (10, Some(100.0)));
+    }
+
+    #[test]
+    fn g24_milestones_are_told_once_each_and_end_at_the_whole() {
+        let milestones = |total, step| {
+            let mut progress = Progress::default();
+            let mut told = Vec::new();
+            for _ in 0..total + 2 {
+                progress.complete(secs(1));
+                told.extend(progress.milestone(total, step));
+            }
+            told
+        };
+        assert_eq!(milestones(10, 10), (1..=10).map(|tenth| tenth * 10).collect::<Vec<_>>());
+        assert_eq!(milestones(4, 25), [25, 50, 75, 100]);
+        assert_eq!(milestones(4, 10), [20, 50, 70, 100]);
+        assert_eq!(milestones(1_000, 30), [30, 60, 90, 100]);
+        assert_eq!(milestones(0, 10), [0_u32; 0], "without a total there are none");
     }
 
     #[test]

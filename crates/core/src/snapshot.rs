@@ -54,7 +54,7 @@ pub struct Snapshot {
     pub evaluations: u64,
     /// When one more plain request could enter as far as time goes; `None` when it waits for a return.
     pub next_entry: Option<Instant>,
-    /// Listeners that panicked.
+    /// Panics of listeners and wakers.
     pub listener_panics: u64,
     /// Events lost to a listener that was too slow.
     pub events_lost: u64,

@@ -112,7 +112,8 @@ impl Window {
         self.entries.iter().take_while(move |entry| is_expired(entry.at, span, now))
     }
 
-    fn prune(&mut self, span: Duration, now: Instant) {
+    /// Removes what has expired at `now`, so that the next look need not step over it.
+    pub fn prune(&mut self, span: Duration, now: Instant) {
         while let Some(entry) = self.entries.front().filter(|entry| is_expired(entry.at, span, now)) {
             self.total -= entry.sum;
             self.count -= entry.count;
@@ -194,7 +195,7 @@ impl Tally {
     pub fn counts(&self, now: Instant) -> Counts {
         let newest = self.number(now);
         let length = self.slices.len() as u64;
-        self.slices.iter().filter(|slice| slice.number <= newest && slice.number + length > newest).fold(
+        self.slices.iter().filter(|slice| slice.number <= newest && newest - slice.number < length).fold(
             Counts::default(),
             |counts, slice| Counts {
                 total: counts.total + slice.good + slice.bad,
@@ -336,6 +337,13 @@ mod tests {
         assert_eq!(tally.counts(at(2_000)), Counts { total: 3, bad: 1 });
         tally.clear();
         assert_eq!(tally.counts(at(2_000)), Counts::default());
+    }
+
+    #[test]
+    fn a_tally_of_the_end_of_time_counts_on() {
+        let mut tally = Tally::new(Duration::from_nanos(1), 3);
+        tally.record(Instant::MAX, true);
+        assert_eq!(tally.counts(Instant::MAX), Counts { total: 1, bad: 1 });
     }
 
     #[test]

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::event::Event;
-use tidegate_core::gate::{Ahead, Ending, Gates};
+use tidegate_core::gate::{Ending, Gates};
 use tidegate_core::outcome::{Kind, Outcome};
 use tidegate_core::plan::Plan;
 use tidegate_core::random::Random;
@@ -58,7 +58,7 @@ impl Model {
     }
 
     fn seen(&self) -> Snapshot {
-        self.gates.snapshot(&self.plan, Ahead::nobody(), self.now)
+        self.gates.snapshot(&self.plan, 0, self.now)
     }
 
     fn run(&mut self, step: &Step) {
@@ -135,7 +135,6 @@ impl Model {
         let charge = self.held.swap_remove(which.index(self.held.len()));
         let spent = outcome.spent_cost().map(|spent| spent.tokens).or(reported);
         let used = match outcome.kind() {
-            Kind::Ignored => reported.unwrap_or(0),
             Kind::Success => spent.unwrap_or(charge.tokens_held()),
             _ => spent.unwrap_or(0),
         };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::event::Event;
 use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
 
@@ -20,6 +21,10 @@ impl Throttle {
     /// # Errors
     /// [`Refused::Closed`], [`Refused::CircuitOpen`], [`Refused::TooLarge`] when waiting would not help, and
     /// [`Refused::Busy`] when the line is full. Nothing was taken.
+    ///
+    /// # Panics
+    /// When it has to wait for time, and its clock cannot sleep where it is polled: the default clock and the fast
+    /// one need a tokio runtime with its timer enabled.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the line and takes nothing; those behind move up at once. You lose your place.
@@ -77,14 +82,18 @@ impl Throttle {
     }
 
     fn try_any(&self, cost: Cost, reading: Option<Instant>) -> Result<Permit<'_>, Refused> {
-        match self.inner.enter(cost, reading) {
-            Entry::Admitted(charge) => self.permit(Ok(charge)),
-            Entry::Refused(refused) => Err(refused),
-            Entry::Wait(_) => {
-                let now = self.inner.clock().now();
-                Err(self.inner.lock().limited(cost, now))
-            }
+        let mut events = Vec::new();
+        let (mut state, now) = self.inner.lock_timed(reading);
+        if state.waiting() > 0 {
+            return self.permit(self.inner.try_behind(state, cost, now));
         }
+        let answer = match state.admit(cost, now, &mut events) {
+            Entry::Admitted(charge) => Ok(charge),
+            Entry::Refused(refused) => Err(refused),
+            Entry::Wait(wait) => Err(state.limited(cost, wait, now)),
+        };
+        self.inner.leave(state, events);
+        self.permit(answer)
     }
 
     /// [`acquire`](Self::acquire) for threads. Not for use inside an async runtime: it blocks the thread.
@@ -153,12 +162,18 @@ impl Inner {
             return self.enter_behind(state, cost, now);
         }
         let entry = state.admit(cost, now, &mut events);
+        self.leave(state, events);
+        entry
+    }
+
+    /// Lets the lock go; mostly that is all.
+    #[inline]
+    fn leave<'a>(&'a self, state: MutexGuard<'a, State>, events: Vec<Event>) {
         if events.is_empty() {
             drop(state);
         } else {
             self.release(state, Effects { events, ..Effects::default() });
         }
-        entry
     }
 
     /// The way in when somebody waits: those who are due go first.
@@ -168,5 +183,23 @@ impl Inner {
         let entry = state.enter(cost, now, &mut effects);
         self.release(state, effects);
         entry
+    }
+
+    /// The same for a caller that will not wait.
+    #[cold]
+    fn try_behind<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        cost: Cost,
+        now: Instant,
+    ) -> Result<Charge, Refused> {
+        let mut effects = Effects::default();
+        let answer = match state.enter(cost, now, &mut effects) {
+            Entry::Admitted(charge) => Ok(charge),
+            Entry::Refused(refused) => Err(refused),
+            Entry::Wait(wait) => Err(state.limited(cost, wait, now)),
+        };
+        self.release(state, effects);
+        answer
     }
 }

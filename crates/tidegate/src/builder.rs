@@ -10,9 +10,11 @@ use tidegate_core::plan::{
     Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Rate, Slots,
 };
 use tidegate_core::random::Random;
+use tidegate_core::retry::Retry;
+use tidegate_core::snapshot::Snapshot;
 
 use crate::clock::{Clock, TokioClock};
-use crate::events::{Listener, Sinks};
+use crate::events::{Listener, Sinks, Watcher};
 use crate::throttle::{Setup, Throttle};
 
 /// Says what limits; made by [`Throttle::builder`] and [`Throttle::gentle`].
@@ -33,21 +35,21 @@ use crate::throttle::{Setup, Throttle};
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
     draft: Draft,
+    /// Named, or left to the slots.
+    controller: Option<Controller>,
     clock: Option<Arc<dyn Clock>>,
     random: Option<Random>,
     listener: Option<Listener>,
+    watcher: Option<Watcher>,
 }
 
 impl Builder {
     pub(crate) fn new(draft: Draft) -> Self {
-        Self { draft, clock: None, random: None, listener: None }
+        Self { draft, controller: None, clock: None, random: None, listener: None, watcher: None }
     }
 
     /// How many requests may be in flight. Slots that can move bring the brake, unless a controller is named.
     pub fn slots(mut self, slots: Slots) -> Self {
-        if slots.is_adaptive() && self.draft.controller == Controller::Fixed {
-            self.draft.controller = Controller::Brake(Brake::default());
-        }
         self.draft.slots = Some(slots);
         self
     }
@@ -96,7 +98,13 @@ impl Builder {
 
     /// Who learns from outcomes.
     pub fn controller(mut self, controller: Controller) -> Self {
-        self.draft.controller = controller;
+        self.controller = Some(controller);
+        self
+    }
+
+    /// When [`run`](Throttle::run) tries again.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.draft.retry = retry;
         self
     }
 
@@ -135,14 +143,36 @@ impl Builder {
         self
     }
 
+    /// Is shown the throttle whenever a milestone of the [`total`](Self::total) is reached: every 10 %, unless
+    /// [`milestones`](Self::milestones) says otherwise. Called as [`on_state_change`](Self::on_state_change) is.
+    pub fn on_progress(mut self, watcher: impl Fn(&Snapshot) + Send + Sync + 'static) -> Self {
+        self.watcher = Some(Box::new(watcher));
+        self
+    }
+
+    /// How many percent of the total make a milestone.
+    pub fn milestones(mut self, percent: u32) -> Self {
+        self.draft.milestone_percent = percent;
+        self
+    }
+
     /// Checks every number and makes the throttle.
     ///
     /// # Errors
     /// [`InvalidPlan`] lists every number that is out of its bounds, with field, value and bound.
     pub fn build(self) -> Result<Throttle, InvalidPlan> {
-        let plan = Arc::new(self.draft.check()?);
+        let mut draft = self.draft;
+        let is_adaptive = draft.slots.is_some_and(|slots| slots.is_adaptive());
+        match self.controller {
+            Some(controller) => draft.controller = controller,
+            None if is_adaptive && draft.controller == Controller::Fixed => {
+                draft.controller = Controller::Brake(Brake::default());
+            }
+            None => {}
+        }
+        let plan = Arc::new(draft.check()?);
         let clock = self.clock.unwrap_or_else(|| Arc::new(TokioClock::new()));
-        let setup = Arc::new(Setup { clock, sinks: Sinks::new(self.listener) });
+        let setup = Arc::new(Setup { clock, sinks: Sinks::new(self.listener, self.watcher) });
         Ok(Throttle::from_parts(plan, setup, self.random.unwrap_or_else(fresh_random)))
     }
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tidegate_core::event::{Event, Notice};
+use tidegate_core::snapshot::Snapshot;
 use tidegate_core::time::Instant;
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -21,12 +22,15 @@ const STREAM_MAX: usize = 1_024;
 const PENDING_MAX: usize = 1_024;
 
 pub(crate) type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
+pub(crate) type Watcher = Box<dyn Fn(&Snapshot) + Send + Sync>;
 
 /// Where events go.
 #[derive(Default)]
 pub(crate) struct Sinks {
     listener: Option<Listener>,
     for_listener: Mutex<Outbox>,
+    watcher: Option<Watcher>,
+    for_watcher: Mutex<Outbox>,
     /// Made by the first subscriber: a ring of events is not for those who never look.
     stream: OnceLock<broadcast::Sender<Notice>>,
     for_stream: Mutex<Outbox>,
@@ -43,18 +47,21 @@ struct Outbox {
 }
 
 impl Sinks {
-    pub(crate) fn new(listener: Option<Listener>) -> Self {
-        Self { listener, ..Self::default() }
+    pub(crate) fn new(listener: Option<Listener>, watcher: Option<Watcher>) -> Self {
+        Self { listener, watcher, ..Self::default() }
     }
 
     /// Takes events in; called under the throttle's lock. Answers whether there is anybody to [`tell`](Self::tell).
     pub(crate) fn post(&self, at: Instant, events: impl ExactSizeIterator<Item = Event>) -> bool {
         let stream = self.stream.get().filter(|stream| stream.receiver_count() > 0);
-        if events.len() == 0 || (stream.is_none() && self.listener.is_none()) {
+        if events.len() == 0 || (stream.is_none() && self.listener.is_none() && self.watcher.is_none()) {
             return false;
         }
         for event in events {
             let notice = Notice::new(at, event);
+            if self.watcher.is_some() && matches!(notice.event, Event::Progressed { .. }) {
+                self.put(&self.for_watcher, notice.clone());
+            }
             if self.listener.is_some() {
                 self.put(&self.for_listener, notice.clone());
             }
@@ -66,16 +73,20 @@ impl Sinks {
     }
 
     /// Tells everybody what was taken in, unless somebody is doing so already.
-    pub(crate) fn tell(&self) {
+    ///
+    /// `snapshot` is what a watcher of progress is shown.
+    pub(crate) fn tell(&self, snapshot: impl Fn() -> Snapshot) {
         if let Some(stream) = self.stream.get() {
             // An error only means that nobody reads any more.
             deliver(&self.for_stream, |notice| drop(stream.send(notice)));
         }
         if let Some(listener) = &self.listener {
-            deliver(&self.for_listener, |notice| {
-                if catch_unwind(AssertUnwindSafe(|| listener(&notice))).is_err() {
-                    self.panics.fetch_add(1, Ordering::Relaxed);
-                }
+            deliver(&self.for_listener, |notice| self.guard(|| listener(&notice)));
+        }
+        if let Some(watcher) = &self.watcher {
+            deliver(&self.for_watcher, |_| {
+                let seen = snapshot();
+                self.guard(|| watcher(&seen));
             });
         }
     }
@@ -91,6 +102,13 @@ impl Sinks {
 
     pub(crate) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Runs somebody's code; a panic in it is counted, and goes no further.
+    pub(crate) fn guard(&self, call: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(call)).is_err() {
+            self.panics.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn put(&self, outbox: &Mutex<Outbox>, notice: Notice) {

@@ -7,9 +7,9 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
-use std::thread::{self, ThreadId};
 
 use tidegate_core::time::Instant;
 use tokio::runtime::{Handle, Id};
@@ -23,18 +23,20 @@ use crate::throttle::Inner;
 pub(crate) enum Home {
     /// A tokio runtime.
     Runtime(Id),
-    /// A thread: one that blocks, or one that polls without a runtime.
-    Thread(ThreadId),
+    /// Nowhere but with itself: a thread that blocks, or a future that is polled without a runtime.
+    Alone(u64),
 }
 
 impl Home {
-    /// Where the running code lives.
-    pub(crate) fn here() -> Self {
-        Handle::try_current().map_or_else(|_| Self::thread(), |handle| Self::Runtime(handle.id()))
+    /// Where the running code lives, if that is a runtime.
+    pub(crate) fn runtime() -> Option<Self> {
+        Handle::try_current().ok().map(|handle| Self::Runtime(handle.id()))
     }
 
-    pub(crate) fn thread() -> Self {
-        Self::Thread(thread::current().id())
+    /// A home of one's own.
+    pub(crate) fn alone() -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        Self::Alone(NUMBER.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -58,8 +60,14 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub(crate) fn new(inner: &Arc<Inner>, id: u32) -> Self {
-        Self { inner: Arc::downgrade(inner), id, sleep: None, ended: false }
+    pub(crate) fn new(inner: Weak<Inner>, id: u32) -> Self {
+        Self { inner, id, sleep: None, ended: false }
+    }
+
+    /// Begins to sleep where the caller can hear it: a runtime without a timer panics here, in the call that
+    /// needs it, and not in a task that nobody asks.
+    pub(crate) fn prime(&mut self, inner: &Inner, at: Option<Instant>) {
+        self.sleep = at.map(|at| (at, inner.clock().sleep_until(at)));
     }
 
     /// Lets the runtime run it; without a runtime the caller has to.
@@ -107,6 +115,7 @@ impl Future for Keep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut has_slept = false;
         loop {
             let Some(inner) = self.inner.upgrade() else {
                 self.ended = true;
@@ -122,6 +131,11 @@ impl Future for Keep {
                     return Poll::Pending;
                 }
                 Round::Sleep(Some(at)) => {
+                    if has_slept {
+                        // The sleep was over before its time had come: a coarse clock. Others run first.
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                     if self.sleep.as_ref().is_none_or(|(armed, _)| *armed != at) {
                         self.sleep = Some((at, inner.clock().sleep_until(at)));
                     }
@@ -130,6 +144,7 @@ impl Future for Keep {
                         return Poll::Pending;
                     }
                     self.sleep = None;
+                    has_slept = true;
                 }
             }
         }

@@ -31,8 +31,12 @@
 mod acquire;
 mod builder;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 mod drain;
+mod estimate;
 mod events;
+pub mod guide;
 mod keeper;
 #[cfg(feature = "test-util")]
 mod manual_clock;
@@ -43,6 +47,7 @@ mod planted;
 #[doc(hidden)]
 pub mod planted;
 mod queue;
+mod run;
 mod settle;
 mod state;
 mod sync;
@@ -52,10 +57,14 @@ mod waiting;
 
 pub use builder::Builder;
 pub use clock::{Clock, FastClock, Sleep, TokioClock};
+#[cfg(feature = "config")]
+pub use config::{Config, ConfigError};
+pub use estimate::{EstimateBytes, Part};
 pub use events::Events;
 #[cfg(feature = "test-util")]
 pub use manual_clock::ManualClock;
 pub use permit::Permit;
+pub use run::{Attempt, Class, Classify, EveryError, RunError, Runner, Running, Stopped};
 pub use throttle::Throttle;
 
 pub use tidegate_core::backoff::{Backoff, Jitter};
@@ -68,6 +77,7 @@ pub use tidegate_core::plan::{
 };
 pub use tidegate_core::random::Random;
 pub use tidegate_core::refused::Refused;
+pub use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 pub use tidegate_core::snapshot::{CircuitState, CircuitView, Phase, Snapshot, State};
 pub use tidegate_core::time::Instant;
 pub use tidegate_core::verdict::Gate;

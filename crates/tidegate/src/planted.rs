@@ -10,7 +10,7 @@ pub enum Bug {
     ForgetUnseen = 1,
     /// Between being told to wait and joining the line, the lock is let go.
     JoinLate = 2,
-    /// Whoever leaves the timer behind wakes nobody to take it over.
+    /// A timer that is missing where the head lives is nobody's business.
     LoseTimer = 3,
     /// Those behind a head that leaves are not asked.
     ForgetThoseBehind = 4,

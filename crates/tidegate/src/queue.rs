@@ -11,10 +11,9 @@ use std::task::Waker;
 use std::time::Duration;
 
 use tidegate_core::cost::{Charge, Cost};
-use tidegate_core::gate::Ahead;
 use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
-use tidegate_core::verdict::{Gate, Wait};
+use tidegate_core::verdict::Wait;
 
 use crate::keeper::{Home, Keeper};
 
@@ -41,11 +40,9 @@ pub(crate) struct Queue {
     tail: u32,
     waiting: u32,
     /// Those in line with a deadline of their own.
-    hurried: u32,
+    pub(crate) hurried: u32,
     /// Granted or refused, and not yet seen by their owners.
     unseen: u32,
-    /// Tokens asked for by all who wait: wide, so that no sum of theirs saturates and drifts.
-    tokens: u128,
     /// Why the head waits, as of the last time it was asked.
     blocked: Option<Wait>,
     pub(crate) keeper: Option<Keeper>,
@@ -96,7 +93,6 @@ impl Queue {
             waiting: 0,
             hurried: 0,
             unseen: 0,
-            tokens: 0,
             blocked: None,
             keeper: None,
             keepers: 0,
@@ -108,11 +104,6 @@ impl Queue {
     /// Callers in line.
     pub(crate) const fn waiting(&self) -> u32 {
         self.waiting
-    }
-
-    /// What all in line ask for.
-    pub(crate) fn ahead(&self) -> Ahead {
-        Ahead { requests: self.waiting, tokens: u64::try_from(self.tokens).unwrap_or(u64::MAX) }
     }
 
     /// The head's cost.
@@ -149,7 +140,6 @@ impl Queue {
         self.tail = index;
         self.waiting += 1;
         self.hurried += u32::from(deadline.is_some());
-        self.tokens += u128::from(cost.tokens);
         Ticket { index, serial: self.serial }
     }
 
@@ -201,6 +191,11 @@ impl Queue {
         self.end(index, fate)
     }
 
+    /// Why the head waits, as of the last time it was asked.
+    pub(crate) const fn blocked(&self) -> Option<Wait> {
+        self.blocked
+    }
+
     /// The head was asked and has to wait.
     pub(crate) fn block(&mut self, wait: Wait) {
         self.blocked = Some(wait);
@@ -222,12 +217,11 @@ impl Queue {
         }
     }
 
-    /// A return came while only time can help: wait for the time instead of for the next return.
+    /// A return came before pace or rate let anybody in: the head is asked again when they do.
     pub(crate) fn settle_for_time(&mut self) {
-        if let Some(wait) = &mut self.blocked
-            && wait.until.is_none()
-        {
-            wait.until = Some(wait.floor);
+        if let Some(wait) = &mut self.blocked {
+            // A budget or a tail may say much later: it did not know of what came back just now.
+            wait.until = Some(wait.until.map_or(wait.floor, |until| until.min(wait.floor)));
         }
     }
 
@@ -236,26 +230,36 @@ impl Queue {
         if self.waiting == 0 { None } else { self.blocked.and_then(|wait| wait.until) }
     }
 
-    /// Whoever must be woken so that the timer is set as it should be.
+    /// What is to be done so that the timer is set as it should be.
     ///
     /// The timer lives where the head lives: a keeper elsewhere may sit in a runtime that nobody drives. So a
-    /// keeper at home is woken if its timer is wrong, and otherwise the head is woken to take the timer over.
-    pub(crate) fn timer_waker(&mut self) -> Option<Waker> {
+    /// keeper at home is woken if its timer is wrong. Without one, whoever runs at the head's home becomes the
+    /// keeper, and otherwise the head is woken to do so.
+    pub(crate) fn timer(&mut self) -> Timer {
         let Some(home) = self.slab.get(self.head as usize).map(|head| head.home) else {
             // Nobody waits: a keeper that sleeps on may go.
-            return self.keeper.as_mut().and_then(|keeper| keeper.waker.take());
+            return Timer::Wake(self.keeper.as_mut().and_then(|keeper| keeper.waker.take()));
         };
-        let at = self.wake_at()?;
+        let Some(at) = self.wake_at() else { return Timer::Wake(None) };
         match &mut self.keeper {
             Some(keeper) if keeper.home == home => {
-                if keeper.armed == Some(at) {
-                    None
-                } else {
-                    keeper.waker.take()
-                }
+                Timer::Wake(if keeper.armed == Some(at) { None } else { keeper.waker.take() })
             }
-            _ => self.slab[self.head as usize].waker.take(),
+            _ => Timer::Missing,
         }
+    }
+
+    /// The number of a new keeper, which is at `home`; the old one, to be woken.
+    pub(crate) fn new_keeper(&mut self, home: Home, waker: Option<Waker>) -> (u32, Option<Keeper>) {
+        self.keepers = self.keepers.wrapping_add(1);
+        let armed = waker.as_ref().and(self.wake_at());
+        let keeper = Keeper { id: self.keepers, home, armed, waker };
+        (self.keepers, self.keeper.replace(keeper))
+    }
+
+    /// Where the head lives.
+    pub(crate) fn head_home(&self) -> Option<Home> {
+        self.slab.get(self.head as usize).map(|head| head.home)
     }
 
     /// Whether the waiter behind `ticket` must keep the timer: time matters to the head and nobody keeps it at
@@ -278,31 +282,21 @@ impl Queue {
         self.slab.get_mut(self.head as usize).and_then(|head| head.waker.take())
     }
 
-    /// Refuses all in line whose own deadline is before what `ready_at` says, and answers their wakers.
-    ///
-    /// `ready_at` is asked with a waiter's cost and all that is ahead of it, and says whose bound it is.
-    pub(crate) fn refuse_hopeless(
+    /// Refuses all in line for whom there is a `reason`, told their cost, how many are ahead of them and their own
+    /// deadline, and answers their wakers.
+    pub(crate) fn refuse_some(
         &mut self,
-        now: Instant,
-        ready_at: impl Fn(Cost, Ahead) -> Option<(Gate, Instant)>,
+        reason: impl Fn(Cost, u32, Option<Instant>) -> Option<Refused>,
     ) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        if self.hurried == 0 {
-            return wakers;
-        }
-        let mut ahead = Ahead::nobody();
+        let mut ahead = 0;
         let mut index = self.head;
         while let Some(waiter) = self.slab.get(index as usize) {
             let (next, deadline) = (waiter.next, waiter.deadline);
             let Place::Waiting(cost) = waiter.place else { unreachable!("only who waits is in line") };
-            let bound =
-                deadline.and_then(|deadline| ready_at(cost, ahead).filter(|(_, ready)| *ready > deadline));
-            if let Some((by, ready)) = bound {
-                let refused = Refused::Limited { by, retry_after: Some(ready.since(now)) };
-                wakers.extend(self.end(index, Fate::Refused(refused)));
-            } else {
-                ahead.requests += 1;
-                ahead.tokens = ahead.tokens.saturating_add(cost.tokens);
+            match reason(cost, ahead, deadline) {
+                Some(refused) => wakers.extend(self.end(index, Fate::Refused(refused))),
+                None => ahead += 1,
             }
             index = next;
         }
@@ -346,9 +340,6 @@ impl Queue {
         let waiter = &self.slab[index as usize];
         let (previous, next) = (waiter.previous, waiter.next);
         let is_hurried = waiter.deadline.is_some();
-        if let Place::Waiting(cost) = waiter.place {
-            self.tokens -= u128::from(cost.tokens);
-        }
         if let Some(waiter) = self.slab.get_mut(previous as usize) {
             waiter.next = next;
         } else {
@@ -388,6 +379,15 @@ impl Waiter {
     fn is(&self, ticket: Ticket) -> bool {
         self.serial == ticket.serial && !matches!(self.place, Place::Free)
     }
+}
+
+/// What the timer needs.
+#[derive(Debug)]
+pub(crate) enum Timer {
+    /// Somebody may have to be woken, and that is all.
+    Wake(Option<Waker>),
+    /// There is none where the head lives.
+    Missing,
 }
 
 /// Whether the caller just gave something back.

@@ -78,12 +78,17 @@ impl Inner {
     #[cold]
     fn let_in<'a>(&'a self, state: MutexGuard<'a, State>, reading: Option<Instant>, events: Vec<Event>) {
         let mut effects = Effects { events, ..Effects::default() };
-        let (mut state, now) = if let Some(now) = reading {
-            (state, now)
-        } else {
+        let (mut state, now) = match reading {
+            Some(now) => (state, now),
+            None if !state.gates.needs_time(&state.plan) => {
+                let latest = state.gates.latest();
+                (state, latest)
+            }
             // Nothing was learned, so nothing happened that others could hear of out of order.
-            drop(state);
-            self.lock_timed(None)
+            None => {
+                drop(state);
+                self.lock_timed(None)
+            }
         };
         state.pump_after(now, &mut effects);
         self.release(state, effects);

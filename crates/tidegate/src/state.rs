@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::event::Event;
-use tidegate_core::gate::{Ahead, Gates};
+use tidegate_core::gate::Gates;
 use tidegate_core::plan::Plan;
 use tidegate_core::refused::Refused;
+use tidegate_core::retry::Retries;
 use tidegate_core::time::Instant;
 use tidegate_core::verdict::{Gate, Verdict, Wait};
 
-use crate::keeper::{Home, Keeper, Round};
+use crate::keeper::{Home, Round};
 use crate::planted::{Bug, is_planted};
-use crate::queue::{Fate, Queue, Returned, Ticket};
+use crate::queue::{Fate, Queue, Returned, Ticket, Timer};
 
 /// Grants under one lock; then the lock is let go, and those granted are woken.
 const GRANTS_MAX: usize = 32;
@@ -28,6 +29,8 @@ pub(crate) struct State {
     pub(crate) gates: Gates,
     /// Made with the first waiter.
     pub(crate) queue: Option<Box<Queue>>,
+    /// Made with the first work under a retry budget.
+    pub(crate) retries: Option<Box<Retries>>,
 }
 
 /// What is to be done once the lock is gone.
@@ -39,6 +42,8 @@ pub(crate) struct Effects {
     pub(crate) events: Vec<Event>,
     /// The pump stopped at its bound, and more may be due.
     pub(crate) more: bool,
+    /// Time matters to the head, and nobody keeps the timer where it lives.
+    pub(crate) timer_missing: bool,
 }
 
 /// A newcomer's answer.
@@ -52,10 +57,6 @@ pub(crate) enum Entry {
 impl State {
     pub(crate) fn waiting(&self) -> u32 {
         self.queue.as_ref().map_or(0, |queue| queue.waiting())
-    }
-
-    pub(crate) fn ahead(&self) -> Ahead {
-        self.queue.as_ref().map_or(Ahead::nobody(), |queue| queue.ahead())
     }
 
     /// Admits a newcomer if nobody waits and all gates admit it. It does not overtake.
@@ -86,23 +87,16 @@ impl State {
 
     /// Why a caller that waits no longer than `deadline` is turned away at once; `None` if it may queue.
     pub(crate) fn hopeless(&self, cost: Cost, deadline: Option<Instant>, now: Instant) -> Option<Refused> {
-        let bound = self.gates.ready_at(&self.plan, cost, self.ahead(), now.max(self.gates.latest()));
-        match (deadline, bound) {
-            (Some(deadline), Some((by, at))) if at > deadline => {
-                Some(Refused::Limited { by, retry_after: Some(at.since(now)) })
-            }
-            _ => None,
-        }
+        let now = now.max(self.gates.latest());
+        let (by, at) = self.gates.bound_at(&self.plan, cost, self.waiting(), now)?;
+        (at > deadline?).then(|| Refused::Limited { by, retry_after: Some(at.since(now)) })
     }
 
-    /// The answer to a caller that would have to wait.
-    pub(crate) fn limited(&self, cost: Cost, now: Instant) -> Refused {
-        let ahead = self.ahead();
-        let bound = self.gates.ready_at(&self.plan, cost, ahead, now.max(self.gates.latest()));
-        let by = match (ahead.requests, self.gates.ask(&self.plan, cost, now)) {
-            (0, Verdict::Wait(wait)) => wait.by,
-            _ => Gate::Queue,
-        };
+    /// The answer to a caller that would have to wait, and what the gates said to it if nobody is ahead.
+    pub(crate) fn limited(&self, cost: Cost, wait: Option<Wait>, now: Instant) -> Refused {
+        let now = now.max(self.gates.latest());
+        let bound = self.gates.bound_at(&self.plan, cost, self.waiting(), now);
+        let by = wait.map_or(Gate::Queue, |wait| wait.by);
         Refused::Limited { by, retry_after: bound.map(|(_, at)| at.since(now)) }
     }
 
@@ -146,6 +140,11 @@ impl State {
         }
     }
 
+    /// Why the head waits, if it is the head that asks.
+    pub(crate) fn wait_of(&self, ticket: Ticket) -> Option<Wait> {
+        self.queue.as_ref().filter(|queue| queue.is_head(ticket)).and_then(|queue| queue.blocked())
+    }
+
     /// Tells of grants that nobody comes for. Asked by newcomers that have to wait behind them.
     pub(crate) fn look_for_unseen(&mut self, now: Instant, effects: &mut Effects) {
         if let Some(queue) = &mut self.queue
@@ -184,7 +183,10 @@ impl State {
         } else if returned == Returned::Something {
             queue.settle_for_time();
         }
-        effects.wakers.extend(queue.timer_waker());
+        match queue.timer() {
+            Timer::Wake(waker) => effects.wakers.extend(waker),
+            Timer::Missing => effects.timer_missing = true,
+        }
     }
 
     /// Something was given back or changed; a change is worth asking for whatever the head was told.
@@ -196,14 +198,23 @@ impl State {
         }
     }
 
-    /// Limits, pause, circuit or lifecycle changed: whoever can no longer be served in time hears of it at once.
+    /// Limits, pause, circuit or lifecycle changed: whoever can no longer be served hears of it at once.
     pub(crate) fn pump_changed(&mut self, now: Instant, effects: &mut Effects) {
         let Some(queue) = &mut self.queue else { return };
         let now = now.max(self.gates.latest());
         let (gates, plan) = (&self.gates, &self.plan);
-        effects
-            .wakers
-            .extend(queue.refuse_hopeless(now, |cost, ahead| gates.ready_at(plan, cost, ahead, now)));
+        let is_later = |event: &Event| matches!(event, Event::Paused { .. } | Event::Slowed { .. });
+        let is_retuned = effects.events.contains(&Event::Retuned);
+        if is_retuned || (queue.hurried > 0 && effects.events.iter().any(is_later)) {
+            // Only bounds that cost nothing to know: the walk is as long as the line.
+            effects.wakers.extend(queue.refuse_some(|cost, ahead, deadline| {
+                let too_late = deadline.and_then(|deadline| {
+                    let (by, at) = gates.firm_at(plan, ahead, now)?;
+                    (at > deadline).then(|| Refused::Limited { by, retry_after: Some(at.since(now)) })
+                });
+                too_late.or_else(|| gates.refuses(plan, cost, now).filter(Refused::is_final))
+            }));
+        }
         queue.unblock();
         self.pump(now, Returned::Something, effects);
     }
@@ -236,13 +247,29 @@ impl State {
         if !queue.wants_keeper(ticket, self.plan.is_timed()) {
             return None;
         }
-        queue.keepers = queue.keepers.wrapping_add(1);
-        let id = queue.keepers;
-        let armed = waker.as_ref().and(queue.wake_at());
+        let (id, old) = queue.new_keeper(home, waker);
         // A keeper elsewhere is woken, and ends when it finds that it is none.
-        let old = queue.keeper.replace(Keeper { id, home, armed, waker });
         effects.wakers.extend(old.and_then(|keeper| keeper.waker));
         Some(id)
+    }
+
+    /// The timer is missing where the head lives. Whoever is there, and so runs this, becomes the keeper; else
+    /// the head is woken to become it.
+    pub(crate) fn find_keeper(&mut self, here: Option<Home>, effects: &mut Effects) -> Option<u32> {
+        effects.timer_missing = false;
+        let queue = self.queue.as_mut()?;
+        if !matches!(queue.timer(), Timer::Missing) {
+            return None;
+        }
+        if let Some(home) = here.filter(|here| queue.head_home() == Some(*here)) {
+            let (id, old) = queue.new_keeper(home, None);
+            effects.wakers.extend(old.and_then(|keeper| keeper.waker));
+            return Some(id);
+        }
+        if !is_planted(Bug::LoseTimer) {
+            effects.wakers.extend(queue.head_waker());
+        }
+        None
     }
 
     /// A keeper's round.

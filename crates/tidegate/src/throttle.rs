@@ -1,7 +1,8 @@
 //! The throttle: one lock around the gates and the queue, and everything a caller can ask of it.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tidegate_core::gate::Gates;
@@ -14,6 +15,7 @@ use tokio::sync::Notify;
 use crate::builder::{Builder, fresh_random};
 use crate::clock::Clock;
 use crate::events::{Events, Sinks};
+use crate::keeper::{Home, Keep};
 use crate::queue::Returned;
 use crate::state::{Effects, State};
 use crate::sync::{Mutex, MutexGuard};
@@ -34,13 +36,12 @@ use crate::sync::{Mutex, MutexGuard};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Throttle {
     pub(crate) inner: Arc<Inner>,
 }
 
 /// What all handles and permits of a throttle share.
-#[derive(Debug)]
 pub(crate) struct Inner {
     /// What throttles of a kind share: it is not part of a throttle's own memory.
     setup: Arc<Setup>,
@@ -51,6 +52,8 @@ pub(crate) struct Inner {
     plain: AtomicBool,
     state: Mutex<State>,
     pub(crate) drained: Notify,
+    /// For keepers, which must not keep a throttle alive.
+    itself: Weak<Inner>,
 }
 
 /// Clock and sinks.
@@ -77,30 +80,39 @@ impl Throttle {
         Builder::new(Draft::gentle())
     }
 
+    /// A builder for layered dispatch of requests of very different sizes: 400 slots, of which 10 while recovering
+    /// from a pause; 5 MiB in flight, at twenty times the price while recovering; a recovering phase of 10 s; and
+    /// after an overload a pause of 1 s for requests up to 128 KiB, of 5 s for larger ones.
+    pub fn layered() -> Builder {
+        Builder::new(Draft::layered())
+    }
+
     pub(crate) fn from_parts(plan: Arc<Plan>, setup: Arc<Setup>, random: Random) -> Self {
         let gates = Gates::new(&plan, random);
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new_cyclic(|itself| Inner {
+                itself: Weak::clone(itself),
                 setup,
                 timed: AtomicBool::new(plan.is_timed()),
                 settles_timed: AtomicBool::new(plan.settles_timed()),
                 plain: AtomicBool::new(plan.is_plain()),
-                state: Mutex::new(State { plan, gates, queue: None }),
+                state: Mutex::new(State { plan, gates, queue: None, retries: None }),
                 drained: Notify::new(),
             }),
         }
     }
 
-    /// Another throttle with the same plan, clock and listener, and a state of its own.
-    ///
-    /// The two share nothing that limits: the twin starts as this one did when it was built.
+    /// Another throttle under the same plan of the moment, clock and sinks, with a state of its own: what a
+    /// throttle costs beyond its plan is measured with it.
+    #[doc(hidden)]
     #[must_use]
     pub fn twin(&self) -> Self {
         let plan = Arc::clone(&self.inner.lock().plan);
         Self::from_parts(plan, Arc::clone(&self.inner.setup), fresh_random())
     }
 
-    /// Pauses for `span`: nobody enters until then. A pause that runs longer already stays as it is.
+    /// Pauses for `span`: nobody enters until then. A pause that runs longer already stays as it is. Hints of the
+    /// far side are capped by the plan; this is not.
     ///
     /// Answers whether that raised anything.
     pub fn pause(&self, span: Duration) -> bool {
@@ -157,13 +169,7 @@ impl Throttle {
 
     /// Everything there is to see, read under one lock.
     pub fn snapshot(&self) -> Snapshot {
-        let now = self.inner.clock().now();
-        let state = self.inner.lock();
-        let mut snapshot = state.gates.snapshot(&state.plan, state.ahead(), now);
-        drop(state);
-        snapshot.listener_panics = self.inner.setup.sinks.panics();
-        snapshot.events_lost = self.inner.setup.sinks.lost();
-        snapshot
+        self.inner.snapshot()
     }
 
     /// What happens from now on, for reading at leisure.
@@ -191,6 +197,16 @@ impl Default for Throttle {
 impl Inner {
     pub(crate) fn clock(&self) -> &dyn Clock {
         &*self.setup.clock
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let now = self.clock().now();
+        let state = self.lock();
+        let mut snapshot = state.gates.snapshot(&state.plan, state.waiting(), now);
+        drop(state);
+        snapshot.listener_panics = self.setup.sinks.panics();
+        snapshot.events_lost = self.setup.sinks.lost();
+        snapshot
     }
 
     #[inline]
@@ -234,9 +250,18 @@ impl Inner {
         }
     }
 
+    /// When the head is to be asked again.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        self.lock().queue.as_ref().and_then(|queue| queue.wake_at())
+    }
+
     /// Lets the lock go and does what was put off until then.
     pub(crate) fn release<'a>(&'a self, mut state: MutexGuard<'a, State>, mut effects: Effects) {
         loop {
+            let mut keeper = None;
+            if effects.timer_missing {
+                keeper = state.find_keeper(Home::runtime(), &mut effects);
+            }
             let is_drained = state.gates.is_drained();
             // Under the lock, so that events are told in the order in which they happened.
             let told = self.setup.sinks.post(state.gates.latest(), effects.events.drain(..));
@@ -244,13 +269,17 @@ impl Inner {
             if is_drained {
                 self.drained.notify_waiters();
             }
-            // Wakes before events: a listener may be slow.
+            if let Some(id) = keeper {
+                // It was made for the runtime that runs this, so there is one to run it.
+                drop(Keep::new(Weak::clone(&self.itself), id).spawn());
+            }
+            // Wakes before events: a listener may be slow. And each for itself: a waker is somebody's code.
             for waker in effects.wakers.drain(..) {
-                waker.wake();
+                self.setup.sinks.guard(|| waker.wake());
             }
             effects.dropped.clear();
             if told {
-                self.setup.sinks.tell();
+                self.setup.sinks.tell(|| self.snapshot());
             }
             if !effects.more {
                 return;
@@ -259,5 +288,17 @@ impl Inner {
             (state, now) = self.lock_timed(self.reading());
             state.pump(now, Returned::Nothing, &mut effects);
         }
+    }
+}
+
+impl fmt::Debug for Throttle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Throttle").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use tidegate_core::time::Instant;
 use crate::clock::Sleep;
 use crate::keeper::{Home, Keep, Round};
 use crate::planted::{Bug, is_planted};
-use crate::queue::{Returned, Ticket};
+use crate::queue::{Returned, Ticket, Timer};
 use crate::state::{Effects, Entry};
 use crate::thread_waker::thread_waker;
 use crate::throttle::Inner;
@@ -31,6 +31,8 @@ pub(crate) struct Waiting<'a> {
     keep: Option<Keep>,
     /// The throttle's timer, where this thread keeps it while it is parked.
     keeper: Option<u32>,
+    /// Its home where it has no runtime for one.
+    alone: Option<Home>,
 }
 
 /// What a look at the line says.
@@ -42,13 +44,22 @@ enum Look {
 
 impl<'a> Waiting<'a> {
     pub(crate) fn new(inner: &'a Arc<Inner>, cost: Cost, deadline: Option<Instant>) -> Self {
-        Self { inner, cost, deadline, ticket: None, sleep: None, keep: None, keeper: None }
+        Self { inner, cost, deadline, ticket: None, sleep: None, keep: None, keeper: None, alone: None }
+    }
+
+    /// Where it lives: a thread that blocks lives alone, a future in the runtime that polls it, if there is one.
+    fn home(&mut self) -> Home {
+        if let Some(alone) = self.alone {
+            return alone;
+        }
+        Home::runtime().unwrap_or_else(|| *self.alone.insert(Home::alone()))
     }
 
     /// Takes a place in line, unless it may enter after all.
     ///
     /// `timer` is the waker of a thread that keeps the timer itself.
-    fn join(&mut self, waker: Waker, home: Home, timer: Option<Waker>) -> Look {
+    fn join(&mut self, waker: Waker, timer: Option<Waker>) -> Look {
+        let home = self.home();
         let mut effects = Effects::default();
         let (mut state, now) = self.inner.lock_timed(self.inner.reading());
         let look = match state.enter(self.cost, now, &mut effects) {
@@ -73,7 +84,9 @@ impl<'a> Waiting<'a> {
             }
         };
         // A keeper that is there already may sleep too long for this head.
-        effects.wakers.extend(state.queue.as_mut().and_then(|queue| queue.timer_waker()));
+        if let Some(Timer::Wake(waker)) = state.queue.as_mut().map(|queue| queue.timer()) {
+            effects.wakers.extend(waker);
+        }
         let has_unseen = state.queue.as_ref().is_some_and(|queue| queue.has_unseen());
         self.inner.release(state, effects);
         if has_unseen {
@@ -83,7 +96,8 @@ impl<'a> Waiting<'a> {
     }
 
     /// Looks whether its turn has come.
-    fn look(&mut self, ticket: Ticket, waker: Waker, home: Home, timer: Option<Waker>) -> Look {
+    fn look(&mut self, ticket: Ticket, waker: Waker, timer: Option<Waker>) -> Look {
+        let home = self.home();
         let mut effects = Effects::default();
         let mut waker = Some(waker);
         let mut state = self.inner.lock();
@@ -106,9 +120,10 @@ impl<'a> Waiting<'a> {
         self.ticket = None;
         // What is due in this tick enters in this tick, though the timer may fire a moment later.
         state.pump(now, Returned::Nothing, &mut effects);
-        let fate = state.fetch(ticket, Home::here(), &mut left).unwrap_or_else(|| {
+        let fate = state.fetch(ticket, self.home(), &mut left).unwrap_or_else(|| {
+            let wait = state.wait_of(ticket);
             state.leave(ticket, now, &mut effects);
-            Err(state.limited(self.cost, now))
+            Err(state.limited(self.cost, wait, now))
         });
         self.inner.release(state, effects);
         fate
@@ -116,8 +131,9 @@ impl<'a> Waiting<'a> {
 
     /// Blocks the thread until its turn has come.
     pub(crate) fn block(mut self) -> Result<Charge, Refused> {
-        let (waker, home) = (thread_waker(), Home::thread());
-        let mut look = self.join(waker.clone(), home, Some(waker.clone()));
+        let waker = thread_waker();
+        self.alone = Some(Home::alone());
+        let mut look = self.join(waker.clone(), Some(waker.clone()));
         loop {
             let ticket = match (look, self.ticket) {
                 (Look::Known(fate), _) => return fate,
@@ -137,7 +153,7 @@ impl<'a> Waiting<'a> {
                 Some(at) => self.inner.clock().park_until(at),
                 None => thread::park(),
             }
-            look = self.look(ticket, waker.clone(), home, Some(waker.clone()));
+            look = self.look(ticket, waker.clone(), Some(waker.clone()));
         }
     }
 
@@ -184,17 +200,19 @@ impl Future for Waiting<'_> {
         let this = &mut *self;
         // Before the look: a timer that fires may bring this very turn.
         this.poll_keep(context);
-        let (waker, home) = (context.waker().clone(), Home::here());
+        let waker = context.waker().clone();
         let look = match this.ticket {
-            None => this.join(waker, home, None),
-            Some(ticket) => this.look(ticket, waker, home, None),
+            None => this.join(waker, None),
+            Some(ticket) => this.look(ticket, waker, None),
         };
         let keeper = match look {
             Look::Known(fate) => return Poll::Ready(fate),
             Look::InLine(keeper) => keeper,
         };
         if let Some(id) = keeper {
-            this.keep = Keep::new(this.inner, id).spawn();
+            let mut keep = Keep::new(Arc::downgrade(this.inner), id);
+            keep.prime(this.inner, this.inner.wake_at());
+            this.keep = keep.spawn();
             this.poll_keep(context);
         }
         let (Some(deadline), Some(ticket)) = (this.deadline, this.ticket) else { return Poll::Pending };

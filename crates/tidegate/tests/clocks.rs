@@ -19,6 +19,10 @@ fn a_throttle_without_timed_gates_reads_no_clock() {
     permit.settle(Outcome::success());
     drop(waiter.permit().unwrap());
     assert_eq!((clock.readings(), clock.sleeps()), (0, 0));
+    let held = throttle.try_acquire(REQUEST).unwrap();
+    assert!(throttle.try_acquire(REQUEST).is_err());
+    drop(held);
+    assert_eq!(clock.readings(), 0, "a refusal reads none either");
     // A pause makes time matter, for as long as it lasts.
     throttle.pause(secs(5));
     assert!(throttle.try_acquire(REQUEST).is_err());
@@ -248,4 +252,42 @@ async fn a_time_that_never_comes_is_slept_for() {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(sleep.as_mut().poll(&mut context).is_pending());
     }
+}
+
+/// A keeper's task that panics is heard by nobody: the first sleep is begun in the call that needs it.
+#[test]
+fn a_runtime_without_a_timer_is_a_panic_of_the_caller() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let throttle = Throttle::builder().rate(Rate::per_second(1)).build().unwrap();
+    let worker = throttle.clone();
+    let ended = runtime.block_on(async move {
+        drop(worker.try_acquire(REQUEST).unwrap());
+        tokio::spawn(async move { worker.acquire(REQUEST).await.map(|_| ()) }).await
+    });
+    assert!(ended.unwrap_err().is_panic());
+    assert_eq!(throttle.snapshot().waiting, 0, "and it has left the line");
+}
+
+/// A sleep that ends before its time is begun anew, but not in one breath.
+#[tokio::test]
+async fn a_clock_whose_sleeps_end_early_wedges_nobody() {
+    #[derive(Debug)]
+    struct Hasty(ManualClock);
+    impl Clock for Hasty {
+        fn now(&self) -> Instant {
+            self.0.now()
+        }
+        fn sleep_until(&self, _: Instant) -> tidegate::Sleep {
+            Box::pin(std::future::ready(()))
+        }
+    }
+    let time = ManualClock::new();
+    let throttle = Throttle::builder().rate(Rate::per_second(1)).clock(Hasty(time.clone())).build().unwrap();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let mut waiter = Caller::asks(&throttle, REQUEST);
+    settle_tasks().await;
+    assert!(waiter.permit().is_none());
+    time.advance(secs(1));
+    settle_tasks().await;
+    assert!(waiter.permit().is_some());
 }

@@ -32,6 +32,9 @@ enum Step {
     Drop(usize),
     Slots(u32),
     Rate(u64),
+    Budget(Option<u64>),
+    Pace(Option<u64>),
+    Circuit(bool),
     Pause(u64),
     Resume,
     Tick(u64),
@@ -49,6 +52,9 @@ fn any_step() -> impl Strategy<Value = Step> {
         3 => (0_usize..20).prop_map(Step::Drop),
         1 => (1_u32..6).prop_map(Step::Slots),
         1 => (1_u64..50).prop_map(Step::Rate),
+        1 => prop::option::of(40_u64..200).prop_map(Step::Budget),
+        1 => prop::option::of(1_u64..200).prop_map(Step::Pace),
+        1 => any::<bool>().prop_map(Step::Circuit),
         1 => (0_u64..2_000).prop_map(Step::Pause),
         1 => Just(Step::Resume),
         5 => (0_u64..1_500).prop_map(Step::Tick),
@@ -179,7 +185,10 @@ impl<'a> World<'a> {
                 }
                 Err(refused) => self.check_refusal(refused),
             },
-            Step::Run => self.run().await,
+            Step::Run => {
+                self.run().await;
+                self.check_nobody_is_forgotten();
+            }
             Step::Leave(index) if !self.line.is_empty() => {
                 drop(self.line.remove(index % self.line.len()));
             }
@@ -202,6 +211,19 @@ impl<'a> World<'a> {
             Step::Rate(rate) => {
                 throttle.retune(|limits| limits.rate = Some(Rate::per_second(rate))).expect("in bounds");
             }
+            Step::Budget(tokens) => {
+                let budget = tokens.map(|tokens| Budget::tokens(tokens, Duration::from_secs(2)));
+                throttle.retune(|limits| limits.budget = budget).expect("in bounds");
+            }
+            Step::Pace(millis) => {
+                let pace = millis.map(|millis| Pace::every(Duration::from_millis(millis)));
+                throttle.retune(|limits| limits.pace = pace).expect("in bounds");
+            }
+            Step::Circuit(is_there) => {
+                let circuit =
+                    is_there.then(|| Circuit::after_failures(3).open_for(Duration::from_millis(90)));
+                throttle.retune(|limits| limits.circuit = circuit).expect("in bounds");
+            }
             Step::Pause(millis) => drop(throttle.pause(Duration::from_millis(millis))),
             Step::Resume => drop(throttle.resume()),
             Step::Tick(millis) => self.clock.advance(Duration::from_millis(millis)),
@@ -220,6 +242,13 @@ impl<'a> World<'a> {
         let line = u32::try_from(self.line.len()).expect("few");
         assert!(snapshot.in_flight >= held, "{} in flight, {held} held", snapshot.in_flight);
         assert!(snapshot.in_flight + snapshot.waiting <= held + line, "somebody is counted twice");
+    }
+
+    /// When everybody who was woken has run, asking the head once more lets nobody in: it was not forgotten.
+    fn check_nobody_is_forgotten(&self) {
+        let before = self.throttle.snapshot();
+        self.throttle.retune(|_| ()).expect("nothing changed");
+        assert_eq!(self.throttle.snapshot().admitted, before.admitted, "somebody was due");
     }
 
     /// Everybody leaves or is served: the end every interleaving must be able to reach.

@@ -334,3 +334,97 @@ fn a_slower_rate_refuses_those_it_makes_too_late() {
     assert_eq!(hurried.refused(), Some(Refused::Limited { by: Gate::Rate, retry_after: Some(secs(60)) }));
     assert!(patient.permit().is_none());
 }
+
+/// The head waits for the budget's window, a minute away, when tokens come back; pace would not let it in yet. It is
+/// asked again when pace does, and not a minute later.
+#[tokio::test]
+async fn tokens_that_come_back_before_the_pace_allows_are_not_forgotten() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder()
+        .pace(Pace::every(secs(1)))
+        .budget(Budget::tokens(100, secs(60)))
+        .clock(clock.clone())
+        .build()
+        .unwrap();
+    let first = throttle.try_acquire(Cost::request().tokens(100)).unwrap();
+    let mut second = Caller::asks(&throttle, Cost::request().tokens(50));
+    settle_tasks().await;
+    clock.advance(millis(500));
+    first.settle(Outcome::success().spent(Cost::request().tokens(10)));
+    settle_tasks().await;
+    assert!(second.permit().is_none(), "the pace holds it");
+    clock.advance(millis(500));
+    settle_tasks().await;
+    assert!(second.permit().is_some());
+}
+
+/// Nobody needed a timer until the pause; whoever sets the pause sees to it that there is one.
+#[tokio::test]
+async fn a_pause_set_while_all_wait_for_slots_ends_without_the_head_being_polled() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder()
+        .slots(Slots::fixed(2))
+        .random(Random::fixed(0.0))
+        .clock(clock.clone())
+        .build()
+        .unwrap();
+    let held = [throttle.try_acquire(REQUEST).unwrap(), throttle.try_acquire(REQUEST).unwrap()];
+    let forgotten = Caller::asks(&throttle, REQUEST);
+    let mut live = Caller::asks(&throttle, REQUEST);
+    for permit in held {
+        permit.settle(Outcome::overload().retry_after(secs(5)));
+    }
+    settle_tasks().await;
+    clock.advance(secs(6));
+    settle_tasks().await;
+    assert!(live.permit().is_some(), "one slot is the forgotten one's, and the other is free");
+    drop(forgotten);
+}
+
+#[test]
+fn a_bound_counts_only_what_cannot_come_back() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder().budget(Budget::tokens(100, secs(60))).clock(clock).build().unwrap();
+    let held = throttle.try_acquire(Cost::request().tokens(100)).unwrap();
+    let mut hurried = Caller::new(throttle.acquire_within(Cost::request().tokens(50), secs(5)));
+    assert!(hurried.poll().is_pending(), "the one in flight may use less than it reserved");
+    held.settle(Outcome::success().spent(Cost::request().tokens(10)));
+    assert!(hurried.permit().is_some());
+}
+
+#[test]
+fn a_waker_that_panics_keeps_nobody_else_asleep() {
+    struct Bomb;
+    impl std::task::Wake for Bomb {
+        fn wake(self: std::sync::Arc<Self>) {
+            panic!("a bug in somebody's runtime");
+        }
+    }
+    let throttle = slots(2);
+    let held = [throttle.try_acquire(REQUEST).unwrap(), throttle.try_acquire(REQUEST).unwrap()];
+    let bomb = std::task::Waker::from(std::sync::Arc::new(Bomb));
+    let mut first = Box::pin(throttle.acquire(REQUEST));
+    assert!(first.as_mut().poll(&mut std::task::Context::from_waker(&bomb)).is_pending());
+    let mut second = Caller::asks(&throttle, REQUEST);
+    throttle.retune(|limits| limits.slots = Some(Slots::fixed(4))).unwrap();
+    assert_eq!((second.wakes(), throttle.snapshot().listener_panics), (1, 1));
+    assert!(second.permit().is_some());
+    drop(held);
+}
+
+#[test]
+fn a_cost_that_became_impossible_is_refused_wherever_it_stands_in_line() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder()
+        .slots(Slots::fixed(1))
+        .budget(Budget::tokens(100, secs(60)))
+        .clock(clock)
+        .build()
+        .unwrap();
+    let _held = throttle.try_acquire(REQUEST).unwrap();
+    let mut small = Caller::asks(&throttle, Cost::request().tokens(5));
+    let mut large = Caller::asks(&throttle, Cost::request().tokens(80));
+    throttle.retune(|limits| limits.budget = Some(Budget::tokens(50, secs(60)))).unwrap();
+    assert_eq!(large.refused(), Some(Refused::TooLarge { tokens: 80, capacity: 50 }));
+    assert!(small.permit().is_none());
+}

@@ -64,8 +64,34 @@ async fn g27_g28_after_a_shrink_no_more_than_the_limit_are_obtainable() {
             permit.settle(Outcome::success());
         }
     }
-    assert!(throttle.snapshot().slots <= Some(4));
-    assert!(count(&throttle) <= 4);
+    assert_eq!((throttle.snapshot().slots, count(&throttle)), (Some(4), 4));
+}
+
+#[test]
+fn t12_twenty_concurrent_failures_are_twenty() {
+    let throttle =
+        Throttle::builder().slots(Slots::fixed(20)).circuit(Circuit::after_failures(20)).build().unwrap();
+    let permits: Vec<_> = (0..20).map(|_| throttle.try_acquire(REQUEST).unwrap().into_owned()).collect();
+    let threads: Vec<_> = permits
+        .into_iter()
+        .map(|permit| std::thread::spawn(move || permit.settle(Outcome::failure())))
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(throttle.snapshot().circuit.unwrap().state, CircuitState::Open);
+}
+
+#[test]
+fn a_controller_that_is_named_stays_whatever_the_slots() {
+    let adaptive = Slots::adaptive(1..=8);
+    let first = Throttle::builder().controller(Controller::Fixed).slots(adaptive).build().unwrap();
+    let last = Throttle::builder().slots(adaptive).controller(Controller::Fixed).build().unwrap();
+    let unnamed = Throttle::builder().slots(adaptive).build().unwrap();
+    for (throttle, slots) in [(first, 8), (last, 8), (unnamed, 4)] {
+        throttle.record(Outcome::overload());
+        assert_eq!(throttle.snapshot().slots, Some(slots));
+    }
 }
 
 #[tokio::test(start_paused = true)]

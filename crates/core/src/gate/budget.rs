@@ -10,6 +10,8 @@ use crate::window::Window;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BudgetGate {
     window: Window,
+    /// Of that, what requests in flight have reserved, and may give back.
+    reserved: u64,
 }
 
 impl BudgetGate {
@@ -23,32 +25,55 @@ impl BudgetGate {
         }
     }
 
-    /// When `tokens`, with `ahead` tokens asked for by others before, fit at the earliest.
+    /// When `tokens` fit if nothing more is returned; `now` or earlier is at once.
     ///
     /// A request without an estimate reserves nothing, and still waits while the budget is used up.
-    pub(crate) fn ready_at(&self, plan: &Budget, ahead: u64, tokens: u64, now: Instant) -> Instant {
+    pub(crate) fn ready_at(&self, plan: &Budget, tokens: u64, now: Instant) -> Instant {
+        self.freed_at(plan, tokens, 0, now)
+    }
+
+    /// When `tokens` fit at the earliest: what is reserved by requests in flight may all come back before.
+    pub(crate) fn bound_at(&self, plan: &Budget, tokens: u64, now: Instant) -> Instant {
+        self.freed_at(plan, tokens, self.reserved, now)
+    }
+
+    fn freed_at(&self, plan: &Budget, tokens: u64, returns: u64, now: Instant) -> Instant {
         // What is larger than the budget waits for an empty window.
-        let wanted = ahead.saturating_add(tokens.clamp(1, plan.tokens));
+        let wanted = tokens.clamp(1, plan.tokens);
         let used = self.window.total(plan.window, now);
-        let excess = used.saturating_add(wanted).saturating_sub(plan.tokens);
+        let excess = used.saturating_add(wanted).saturating_sub(plan.tokens).saturating_sub(returns);
         if excess == 0 {
             return now;
         }
-        match self.window.freed_at(plan.window, now, excess.min(used)) {
-            Some(freed) if excess <= used => freed,
-            // Those ahead fill whole windows of their own, none of which has begun.
-            freed => {
-                let windows = u32::try_from((wanted - 1) / plan.tokens).unwrap_or(u32::MAX);
-                freed.unwrap_or(now).max(now + plan.window.saturating_mul(windows))
-            }
-        }
+        self.window.freed_at(plan.window, now, excess).unwrap_or(now)
     }
 
     /// Reserves an estimate.
+    pub(crate) fn reserve(&mut self, plan: &Budget, tokens: u64, now: Instant, events: &mut Vec<Event>) {
+        self.reserved = self.reserved.saturating_add(tokens);
+        self.take(plan, tokens, now, events);
+    }
+
+    /// Books what was used.
     pub(crate) fn take(&mut self, plan: &Budget, tokens: u64, now: Instant, events: &mut Vec<Event>) {
         if tokens > 0 && self.window.record(plan.window, now, tokens) {
             events.push(Event::BudgetCoarsened);
         }
+    }
+
+    /// A request that had reserved `tokens` ended.
+    pub(crate) const fn unreserve(&mut self, tokens: u64) {
+        self.reserved = self.reserved.saturating_sub(tokens);
+    }
+
+    /// The budget is gone: one that comes back later starts empty.
+    pub(crate) fn forget(&mut self) {
+        self.window.clear();
+    }
+
+    /// Removes what has expired.
+    pub(crate) fn prune(&mut self, plan: &Budget, now: Instant) {
+        self.window.prune(plan.window, now);
     }
 
     /// Replaces the estimate reserved at `entered` by what was used; what is beyond it is stamped `now`.
@@ -96,24 +121,28 @@ mod tests {
     #[test]
     fn g9_a_request_fits_just_after_enough_has_expired() {
         let gate = used(&[(0, 60), (3, 30)]);
-        assert_eq!(gate.ready_at(&PLAN, 0, 50, at(3)), at(10).plus_nanos(1));
-        assert_eq!(gate.ready_at(&PLAN, 0, 10, at(3)), at(3));
+        assert_eq!(gate.ready_at(&PLAN, 50, at(3)), at(10).plus_nanos(1));
+        assert_eq!(gate.ready_at(&PLAN, 10, at(3)), at(3));
     }
 
     #[test]
     fn a_request_without_an_estimate_waits_while_the_budget_is_used_up() {
         let gate = used(&[(0, 100)]);
-        assert_eq!(gate.ready_at(&PLAN, 0, 0, at(1)), at(10).plus_nanos(1));
-        assert_eq!(used(&[(0, 99)]).ready_at(&PLAN, 0, 0, at(1)), at(1));
+        assert_eq!(gate.ready_at(&PLAN, 0, at(1)), at(10).plus_nanos(1));
+        assert_eq!(used(&[(0, 99)]).ready_at(&PLAN, 0, at(1)), at(1));
     }
 
     #[test]
-    fn those_ahead_fill_windows_of_their_own() {
-        let gate = used(&[(0, 60)]);
-        assert_eq!(gate.ready_at(&PLAN, 0, 100, at(1)), at(10).plus_nanos(1));
-        // 100 ahead and 100 of its own: one whole window must pass after the first can have entered.
-        assert_eq!(gate.ready_at(&PLAN, 100, 100, at(1)), at(11));
-        assert_eq!(gate.ready_at(&PLAN, 450, 100, at(1)), at(51));
+    fn what_is_reserved_may_come_back_before_any_bound() {
+        let mut gate = used(&[(0, 60)]);
+        gate.reserve(&PLAN, 40, at(1), &mut Vec::new());
+        assert_eq!(gate.ready_at(&PLAN, 50, at(1)), at(10).plus_nanos(1));
+        assert_eq!(gate.bound_at(&PLAN, 30, at(1)), at(1), "the forty may come back at once");
+        assert_eq!(gate.bound_at(&PLAN, 50, at(1)), at(10).plus_nanos(1), "the sixty may not");
+        gate.unreserve(40);
+        gate.settle(&PLAN, 40, 10, at(1), at(2), &mut Vec::new());
+        assert_eq!(gate.bound_at(&PLAN, 30, at(2)), at(2));
+        assert_eq!(gate.bound_at(&PLAN, 31, at(2)), at(10).plus_nanos(1));
     }
 
     #[test]
@@ -123,7 +152,7 @@ mod tests {
         assert_eq!(BudgetGate::refuses(&PLAN, 100), None);
         let alone = PLAN.oversize(Oversize::Alone);
         assert_eq!(BudgetGate::refuses(&alone, 150), None);
-        assert_eq!(used(&[(0, 1)]).ready_at(&alone, 0, 150, at(1)), at(10).plus_nanos(1));
-        assert_eq!(used(&[]).ready_at(&alone, 0, 150, at(1)), at(1));
+        assert_eq!(used(&[(0, 1)]).ready_at(&alone, 150, at(1)), at(10).plus_nanos(1));
+        assert_eq!(used(&[]).ready_at(&alone, 150, at(1)), at(1));
     }
 }

@@ -193,7 +193,7 @@ impl CircuitGate {
         let counts = self.tally.as_ref()?.counts(now);
         #[expect(clippy::cast_precision_loss, reason = "a share of outcomes, compared with a share")]
         let trips = counts.total >= u64::from(rate.samples_min)
-            && counts.bad as f64 >= rate.threshold * counts.total as f64;
+            && counts.bad as f64 / counts.total as f64 >= rate.threshold;
         trips.then_some(Trip::ErrorRate { failures: counts.bad, total: counts.total })
     }
 

@@ -396,3 +396,17 @@ fn tuning_swaps_the_tally_only_for_another_error_rate() {
         rig.run(&[at(0).fails(), at(0).shows(state)]);
     }
 }
+
+#[test]
+fn the_threshold_itself_trips_whatever_its_binary_digits() {
+    for (threshold, bad, total) in [(0.07, 7, 100), (0.14, 7, 50), (0.28, 7, 25), (0.55, 55, 100)] {
+        let plan = Circuit::at_error_rate(threshold, total, Duration::from_mins(1));
+        let mut gate = CircuitGate::new(&plan, 0);
+        let now = Instant::from_nanos(1);
+        for _ in 0..total - bad {
+            gate.success(&plan, 0, now, &mut Vec::new());
+        }
+        let changes = (0..bad).map(|_| gate.failure(&plan, 0, now, &mut Vec::new()));
+        assert_eq!(changes.last(), Some(Change::Changed), "{bad} of {total} at {threshold}");
+    }
+}

@@ -38,7 +38,8 @@ use crate::verdict::{Gate, Verdict, Wait};
 #[derive(Debug)]
 pub struct Gates {
     pub(super) lifecycle: Lifecycle,
-    pub(super) circuit: Option<CircuitGate>,
+    /// Boxed: most throttles have none, and should not pay for it.
+    pub(super) circuit: Option<Box<CircuitGate>>,
     pub(super) pause: PauseGate,
     /// Slots as tuned; `u32::MAX` is unlimited.
     pub(super) slots_limit: u32,
@@ -63,28 +64,12 @@ pub struct Gates {
     pub(super) evaluations: u64,
 }
 
-/// What is asked for by those who came before.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Ahead {
-    /// Requests waiting.
-    pub requests: u32,
-    /// Tokens they ask for.
-    pub tokens: u64,
-}
-
-impl Ahead {
-    /// Nobody came before.
-    pub const fn nobody() -> Self {
-        Self { requests: 0, tokens: 0 }
-    }
-}
-
 impl Gates {
     /// Gates that nobody has passed yet.
     pub fn new(plan: &Plan, random: Random) -> Self {
         Self {
             lifecycle: Lifecycle::Open,
-            circuit: plan.draft.circuit.as_ref().map(|circuit| CircuitGate::new(circuit, 0)),
+            circuit: plan.draft.circuit.as_ref().map(|circuit| Box::new(CircuitGate::new(circuit, 0))),
             pause: PauseGate::default(),
             slots_limit: plan.draft.slots.map_or(u32::MAX, |slots| slots.start),
             slots: Pool::default(),
@@ -128,7 +113,7 @@ impl Gates {
             return Verdict::Refuse(refused);
         }
         let pool = self.full_pool(plan, now);
-        let timed = self.ready_at(plan, cost, Ahead::nobody(), now);
+        let timed = self.ready_at(plan, cost, now);
         if pool.is_none() && timed.is_none() {
             return Verdict::Admit;
         }
@@ -144,7 +129,7 @@ impl Gates {
         timed: Option<(Gate, Instant)>,
         now: Instant,
     ) -> Verdict {
-        let floor = self.firm_at(plan, Ahead::nobody(), now).map_or(now, |(_, at)| at);
+        let floor = self.firm_at(plan, 0, now).map_or(now, |(_, at)| at);
         Verdict::Wait(match (pool, timed) {
             (Some((by, until)), timed) => {
                 let latest = timed.map_or(now, |(_, at)| at);
@@ -214,32 +199,31 @@ impl Gates {
 
     /// The latest of the timed gates' lower bounds, where it is after `now`, and whose it is.
     ///
-    /// `ahead` is asked for by those who come first: nobody behind them can enter earlier than this.
-    #[inline]
-    pub fn ready_at(&self, plan: &Plan, cost: Cost, ahead: Ahead, now: Instant) -> Option<(Gate, Instant)> {
+    /// Nobody with `ahead` others before it can enter earlier than this, whatever comes back. Tokens asked for
+    /// by those ahead do not count: they are estimates, and may be returned as soon as they were reserved.
+    pub fn bound_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         let firm = self.firm_at(plan, ahead, now);
         let Some(budget) = &plan.draft.budget else { return firm };
-        let ready = self.budget.ready_at(budget, ahead.tokens, cost.tokens, now);
-        if ready > firm.map_or(now, |(_, at)| at) { Some((Gate::Budget, ready)) } else { firm }
+        later(firm, Gate::Budget, self.budget.bound_at(budget, cost.tokens, now), now)
     }
 
-    /// The same without the budget: bounds that no return of others can lower.
+    /// When time lets a request in that nobody is ahead of, if nothing is returned before.
     #[inline]
-    fn firm_at(&self, plan: &Plan, ahead: Ahead, now: Instant) -> Option<(Gate, Instant)> {
-        let mut latest = None;
-        let mut until = now;
-        let mut hold = |by, at| {
-            if at > until {
-                until = at;
-                latest = Some((by, at));
-            }
-        };
-        hold(Gate::Pause, self.pause.ready_at());
+    fn ready_at(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<(Gate, Instant)> {
+        let firm = self.firm_at(plan, 0, now);
+        let Some(budget) = &plan.draft.budget else { return firm };
+        later(firm, Gate::Budget, self.budget.ready_at(budget, cost.tokens, now), now)
+    }
+
+    /// Bounds that no return of others can lower: pause, pace and rate.
+    #[inline]
+    pub fn firm_at(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
+        let mut latest = later(None, Gate::Pause, self.pause.ready_at(), now);
         if let Some(pace) = &self.pace {
-            hold(Gate::Pace, pace.ready_at(u64::from(ahead.requests)));
+            latest = later(latest, Gate::Pace, pace.ready_at(u64::from(ahead)), now);
         }
         if let Some(shape) = &plan.rate {
-            hold(Gate::Rate, self.rate.ready_at(shape, u64::from(ahead.requests), now));
+            latest = later(latest, Gate::Rate, self.rate.ready_at(shape, u64::from(ahead), now), now);
         }
         latest
     }
@@ -325,7 +309,7 @@ impl Gates {
             charge.holds.add(Holds::RATE);
         }
         if let Some(budget) = &plan.draft.budget {
-            self.budget.take(budget, cost.tokens, now, events);
+            self.budget.reserve(budget, cost.tokens, now, events);
             charge.holds.add(Holds::TOKENS);
         }
         charge
@@ -360,7 +344,17 @@ impl Gates {
         if self.pause.is_set() {
             self.pause.expire(plan.draft.pause.tail, self.latest);
         }
+        if let Some(budget) = &plan.draft.budget {
+            self.budget.prune(budget, self.latest);
+        }
     }
+}
+
+/// The later of a bound and another one, where that is after `now`.
+#[inline]
+fn later(bound: Option<(Gate, Instant)>, by: Gate, at: Instant, now: Instant) -> Option<(Gate, Instant)> {
+    let latest = bound.map_or(now, |(_, latest)| latest);
+    if at > latest { Some((by, at)) } else { bound }
 }
 
 #[cfg(test)]

@@ -207,21 +207,29 @@ fn of_the_timed_gates_the_latest_decides() {
 fn those_ahead_push_the_lower_bound_of_the_timed_gates() {
     let pace = |draft| Draft { pace: Some(Pace::every(secs(1))), ..draft };
     let rate = |draft| Draft { rate: Some(Rate::per_second(2)), ..draft };
-    let budget = |draft| Draft { budget: Some(Budget::tokens(100, secs(10))), ..draft };
     let table = [
-        (pace(Draft::default()), 3, 0, Some((Gate::Pace, at(4)))),
-        (rate(Draft::default()), 4, 0, Some((Gate::Rate, at(2)))),
-        (budget(Draft::default()), 0, 200, Some((Gate::Budget, at(20)))),
-        (budget(pace(Draft::default())), 1, 200, Some((Gate::Budget, at(20)))),
-        (slots(1), 9, 900, None),
+        (pace(Draft::default()), 3, Some((Gate::Pace, at(4)))),
+        (rate(Draft::default()), 4, Some((Gate::Rate, at(2)))),
+        (slots(1), 9, None),
     ];
-    for (draft, requests, tokens_ahead, wanted) in table {
+    for (draft, ahead, wanted) in table {
         let mut rig = Rig::new(draft);
         let _held = rig.enter(REQUEST);
-        let ahead = Ahead { requests, tokens: tokens_ahead };
-        let cost = tokens(u64::from(tokens_ahead > 0) * 50);
-        assert_eq!(rig.gates.ready_at(&rig.plan, cost, ahead, at(0)), wanted);
+        assert_eq!(rig.gates.bound_at(&rig.plan, REQUEST, ahead, at(0)), wanted);
     }
+}
+
+/// A bound that is too late would refuse a caller that could have been served.
+#[test]
+fn tokens_that_may_come_back_push_no_bound() {
+    let budget = Budget::tokens(100, secs(10)).oversize(Oversize::Alone);
+    let mut rig = Rig::new(Draft { budget: Some(budget), ..Draft::default() });
+    let held = rig.enter(tokens(100));
+    assert_eq!(rig.waits(tokens(50)), (Gate::Budget, Some(at(10).plus_nanos(1))));
+    assert_eq!(rig.gates.bound_at(&rig.plan, tokens(50), 7, at(0)), None, "all of it is reserved, not used");
+    rig.settle(held, Outcome::success().spent(tokens(60)));
+    let bound = rig.gates.bound_at(&rig.plan, tokens(50), 0, at(0));
+    assert_eq!(bound, Some((Gate::Budget, at(10).plus_nanos(1))), "what was used stays until it expires");
 }
 
 /// Invariant 7: a clock that steps back stands still.

@@ -16,7 +16,7 @@ mod retune;
 mod settle;
 mod view;
 
-pub use gates::{Ahead, Gates};
+pub use gates::Gates;
 pub use settle::Ending;
 
 #[cfg(test)]

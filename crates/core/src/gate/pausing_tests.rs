@@ -154,9 +154,16 @@ fn a_pause_longer_than_the_longest_is_capped_and_told() {
 }
 
 #[test]
+fn a_pause_by_hand_is_not_capped() {
+    let mut rig = Rig::new(Draft { pause: Pause::default().max(secs(60)), ..Draft::default() });
+    assert!(rig.pause(secs(3_600)));
+    assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(3_600))));
+}
+
+#[test]
 fn where_no_pause_is_allowed_a_hint_is_told_and_holds_nobody() {
     let mut rig = Rig::new(Draft { pause: Pause::default().max(secs(0)), ..Draft::default() });
-    assert!(!rig.pause(secs(1)));
+    rig.record(Outcome::overload().retry_after(secs(1)));
     assert_eq!(rig.told(), [Event::PauseCapped { asked: secs(1), capped: secs(0) }]);
     rig.call(REQUEST, Outcome::success());
 }

@@ -29,8 +29,14 @@ impl Gates {
         }
         match (&mut self.circuit, &new.draft.circuit) {
             (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
-            (none @ None, Some(circuit)) => *none = Some(CircuitGate::new(circuit, self.generation)),
-            (_, None) => {}
+            (none @ None, Some(circuit)) => {
+                *none = Some(Box::new(CircuitGate::new(circuit, self.generation)));
+            }
+            // One that comes back later knows nothing of what happened before.
+            (gone, None) => *gone = None,
+        }
+        if new.draft.budget.is_none() {
+            self.budget.forget();
         }
         self.feedback.tune(old, new);
         events.push(Event::Retuned);

@@ -33,6 +33,8 @@ fn everything() -> Draft {
         pause: Pause::default().tail(secs(60)),
         controller: Controller::Brake(Brake::default()),
         total: Some(100),
+        milestone_percent: 10,
+        retry: crate::retry::Retry::default(),
         waiters_max: 9,
     }
 }
@@ -212,7 +214,7 @@ fn what_was_taken_returns_when_its_gate_is_removed_in_between() {
     rig.retune(everything());
     let seen = rig.seen();
     assert_eq!((seen.in_flight, seen.bytes_in_flight, seen.recovering_in_flight), (0, 0, 0));
-    assert_eq!(seen.tokens_used, 20, "nobody was there to take the estimates back: they count as used");
+    assert_eq!(seen.tokens_used, 0, "a budget that comes back starts empty");
 }
 
 #[test]
@@ -247,15 +249,18 @@ fn a_circuit_stays_as_it_is_and_one_added_live_is_closed() {
 }
 
 #[test]
-fn a_probe_returns_though_its_circuit_was_removed_in_between() {
-    let circuit = Draft { circuit: Some(Circuit::after_failures(1).open_for(secs(10))), ..Draft::default() };
+fn a_circuit_that_comes_back_is_closed_and_knows_nothing() {
+    let circuit = Draft { circuit: Some(Circuit::after_failures(2).open_for(secs(10))), ..Draft::default() };
     let mut rig = Rig::new(circuit.clone());
+    rig.call(REQUEST, Outcome::failure());
     rig.call(REQUEST, Outcome::failure());
     let probe = rig.at(at(10)).enter(REQUEST);
     rig.retune(Draft::default());
-    rig.settle(probe, Outcome::ignored());
     rig.retune(circuit);
-    assert!(rig.enter(REQUEST).is_probe());
+    assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(CircuitState::Closed));
+    rig.settle(probe, Outcome::ignored());
+    rig.call(REQUEST, Outcome::failure());
+    assert_eq!(rig.seen().circuit.map(|circuit| circuit.consecutive_failures), Some(1));
 }
 
 #[test]

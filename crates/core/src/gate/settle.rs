@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
+use crate::backoff::Backoff;
 use crate::cost::{Charge, Holds};
 use crate::event::{Change, Event};
 use crate::feedback::{Advice, Feedback, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
 use crate::plan::Plan;
+use crate::snapshot::Phase;
 use crate::time::Instant;
 
 /// The end of a request.
@@ -88,6 +90,24 @@ impl Gates {
         }
     }
 
+    /// Counts a completion for which no attempt was final: the last one was to be tried again, and could not be.
+    pub fn complete(&mut self, plan: &Plan, events: &mut Vec<Event>) {
+        if plan.draft.total.is_some() {
+            self.progress.get_or_insert_default().complete_unmeasured();
+            self.tell_milestone(plan, events);
+        }
+    }
+
+    /// Whether nobody enters at `now` because of a pause.
+    pub fn is_paused(&self, plan: &Plan, now: Instant) -> bool {
+        self.phase(plan, now.max(self.latest)) == Phase::Paused
+    }
+
+    /// A delay of `backoff` after the attempt numbered `attempt`, by the throttle's own chance.
+    pub fn delay(&mut self, backoff: &Backoff, attempt: u32) -> Duration {
+        backoff.delay(attempt, &mut self.random)
+    }
+
     /// Takes back an admission that never went out: it returns whole, entry in pace and rate included.
     pub fn undo(&mut self, plan: &Plan, charge: Charge, now: Instant, events: &mut Vec<Event>) {
         if let (true, Some(pace)) = (charge.holds.has(Holds::PACE), &mut self.pace) {
@@ -128,11 +148,12 @@ impl Gates {
         outcome: Outcome,
         events: &mut Vec<Event>,
     ) {
-        let Some(budget) = &plan.draft.budget else { return };
         let estimate = charge.tokens_held();
+        self.budget.unreserve(estimate);
+        let Some(budget) = &plan.draft.budget else { return };
         let used = match (outcome.kind, outcome.spent, reported) {
-            (Kind::Ignored, _, reported) => reported.unwrap_or(0),
             (_, Some(spent), _) => spent.tokens,
+            (Kind::Ignored, None, reported) => reported.unwrap_or(0),
             (_, None, Some(reported)) => reported,
             (Kind::Success, None, None) => estimate,
             (Kind::Failure | Kind::Overload, None, None) => 0,
@@ -166,7 +187,7 @@ impl Gates {
         self.tell_circuit(plan, origin.generation, outcome, events);
         self.tell_controller(plan, is_current, outcome.kind, waiting, events);
         self.tell_pause(plan, origin.bytes, outcome, waiting, events);
-        self.tell_progress(plan, origin.latency, outcome);
+        self.tell_progress(plan, origin.latency, outcome, events);
     }
 
     fn tell_circuit(&mut self, plan: &Plan, generation: u32, outcome: Outcome, events: &mut Vec<Event>) {
@@ -242,23 +263,34 @@ impl Gates {
             _ => None,
         };
         if let Some(span) = outcome.retry_after.max(by_size) {
-            self.pause_for(plan, span, waiting, events);
+            // Others may say what they like: a hint is capped. A hand is not.
+            let max = plan.draft.pause.max;
+            if span > max {
+                events.push(Event::PauseCapped { asked: span, capped: max });
+            }
+            self.pause_for(span.min(max), waiting, events);
         }
     }
 
-    fn tell_progress(&mut self, plan: &Plan, latency: Duration, outcome: Outcome) {
+    fn tell_progress(&mut self, plan: &Plan, latency: Duration, outcome: Outcome, events: &mut Vec<Event>) {
         if plan.draft.total.is_some() && !(outcome.retried && outcome.kind != Kind::Success) {
             self.progress.get_or_insert_default().complete(latency);
+            self.tell_milestone(plan, events);
         }
     }
 
-    /// Pauses for `span` from the latest time seen, up to the longest allowed.
-    pub(super) fn pause_for(&mut self, plan: &Plan, span: Duration, waiting: u32, events: &mut Vec<Event>) {
-        let (now, max) = (self.latest, plan.draft.pause.max);
-        if span > max {
-            events.push(Event::PauseCapped { asked: span, capped: max });
+    fn tell_milestone(&self, plan: &Plan, events: &mut Vec<Event>) {
+        let total = plan.draft.total.unwrap_or(0);
+        let Some(progress) = &self.progress else { return };
+        if let Some(percent) = progress.milestone(total, plan.draft.milestone_percent) {
+            events.push(Event::Progressed { percent, completed: progress.completed(), total });
         }
-        let until = now + span.min(max);
+    }
+
+    /// Pauses for `span` from the latest time seen.
+    fn pause_for(&mut self, span: Duration, waiting: u32, events: &mut Vec<Event>) {
+        let now = self.latest;
+        let until = now + span;
         // The rate accrues nothing while paused; what an earlier pause covers is suspended already.
         let from = self.pause.until(now).unwrap_or(now);
         if self.pause.raise(until, waiting, now, &mut self.random) {
@@ -292,7 +324,7 @@ impl Gates {
     ) -> bool {
         self.see(plan, now);
         let before = self.pause.until(self.latest);
-        self.pause_for(plan, span, waiting, events);
+        self.pause_for(span, waiting, events);
         self.pause.until(self.latest) > before
     }
 

@@ -62,7 +62,7 @@ fn each_outcome_does_what_its_row_says() {
         (overload.retry_after(hint).retried(), None, (Closed, 4, Some(2_000), 0, 0)),
         (ignored, None, (Closed, 8, None, 0, 0)),
         (ignored, Some(30), (Closed, 8, None, 0, 30)),
-        (ignored.spent(tokens(55)).retry_after(hint), None, (Closed, 8, None, 0, 0)),
+        (ignored.spent(tokens(55)).retry_after(hint), None, (Closed, 8, None, 0, 55)),
     ];
     for (outcome, reported, wanted) in table {
         let mut rig = Rig::new(listening());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Ahead, Ending, Gates};
+use super::{Ending, Gates};
 use crate::cost::{Charge, Cost};
 use crate::event::Event;
 use crate::outcome::Outcome;
@@ -146,7 +146,7 @@ impl Rig {
     }
 
     pub(super) fn seen(&self) -> Snapshot {
-        self.gates.snapshot(&self.plan, Ahead::nobody(), self.now)
+        self.gates.snapshot(&self.plan, 0, self.now)
     }
 
     /// The events since the last call.

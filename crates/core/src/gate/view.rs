@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use super::gates::{Ahead, Gates};
+use super::gates::Gates;
 use crate::cost::Cost;
 use crate::plan::Plan;
+use crate::progress::Progress;
 use crate::snapshot::{CircuitState, Phase, Snapshot, State};
 use crate::time::Instant;
 use crate::verdict::Verdict;
 
 impl Gates {
     /// Everything there is to see, as of `now`; `ahead` is the queue.
-    pub fn snapshot(&self, plan: &Plan, ahead: Ahead, now: Instant) -> Snapshot {
+    pub fn snapshot(&self, plan: &Plan, ahead: u32, now: Instant) -> Snapshot {
         let now = now.max(self.latest);
         let phase = self.phase(plan, now);
         let circuit = plan.draft.circuit.as_ref().and(self.circuit.as_ref()).map(|gate| gate.view(now));
@@ -19,7 +20,8 @@ impl Gates {
         let tokens_used = budget.map_or(0, |budget| self.budget.used(budget, now));
         let slots = plan.draft.slots.map(|_| self.slots_limit);
         let total = plan.draft.total.unwrap_or(0);
-        let progress = self.progress.as_deref().cloned().unwrap_or_default();
+        let nothing = Progress::default();
+        let progress = self.progress.as_deref().unwrap_or(&nothing);
         Snapshot {
             at: now,
             state: self.state(phase, circuit.map(|view| view.state)),
@@ -40,7 +42,7 @@ impl Gates {
             total,
             percentage: progress.percentage(total),
             eta: progress.eta(total, slots.unwrap_or_else(|| self.in_flight())),
-            waiting: ahead.requests,
+            waiting: ahead,
             admitted: self.admitted,
             evaluations: self.evaluations,
             next_entry: self.next_entry(plan, ahead, now),
@@ -73,9 +75,9 @@ impl Gates {
         self.rate.level(shape, self.pause.until(now).unwrap_or(now))
     }
 
-    fn next_entry(&self, plan: &Plan, ahead: Ahead, now: Instant) -> Option<Instant> {
+    fn next_entry(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<Instant> {
         let after_those_ahead = |from: Instant| {
-            self.ready_at(plan, Cost::request(), ahead, now).map_or(from, |(_, at)| at.max(from))
+            self.bound_at(plan, Cost::request(), ahead, now).map_or(from, |(_, at)| at.max(from))
         };
         match self.ask(plan, Cost::request(), now) {
             Verdict::Refuse(refused) => refused.retry_after().map(|span| now + span),

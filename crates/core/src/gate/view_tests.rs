@@ -106,7 +106,7 @@ fn with_all_recovery_slots_out_the_next_entry_is_at_the_end_of_the_tail() {
 fn the_queue_pushes_the_next_entry_back() {
     let mut rig = Rig::new(Draft { pace: Some(Pace::every(secs(2))), ..Draft::default() });
     let _held = rig.enter(REQUEST);
-    let seen = rig.gates.snapshot(&rig.plan, Ahead { requests: 3, tokens: 0 }, at(1));
+    let seen = rig.gates.snapshot(&rig.plan, 3, at(1));
     assert_eq!((seen.waiting, seen.next_entry), (3, Some(at(8))));
 }
 

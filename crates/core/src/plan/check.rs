@@ -6,12 +6,16 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::{Controller, Draft, Rate};
+use crate::backoff::Jitter;
 use crate::bucket::{AMOUNT_MAX, InvalidShape, PERIOD_MAX, REFILL_MAX, Shape};
+use crate::retry::Retry;
 
 /// The longest span a draft may name: 366 days.
 const SPAN_MAX: Duration = PERIOD_MAX;
 /// More slots, probes or waiters than this are a mistake.
 pub(super) const COUNT_MAX: u32 = 1 << 30;
+/// More attempts than this are a mistake.
+const ATTEMPTS_MAX: u32 = 1_000;
 /// Bytes and tokens are counted exactly up to this.
 const UNITS_MAX: u64 = 1 << 53;
 
@@ -90,6 +94,8 @@ impl Problems {
             self.span("brake.cooling", brake.cooling, Duration::from_nanos(1), SPAN_MAX);
             self.count("brake.ceiling_periods", brake.ceiling_periods, 1, COUNT_MAX);
         }
+        self.look_at_retry(&draft.retry);
+        self.count("milestone_percent", draft.milestone_percent, 1, 100);
         self.count("waiters_max", draft.waiters_max, 1, COUNT_MAX);
     }
 
@@ -106,6 +112,22 @@ impl Problems {
         }
         self.span("circuit.open_for", circuit.open_for, Duration::ZERO, SPAN_MAX);
         self.count("circuit.probes", circuit.probes, 1, COUNT_MAX);
+    }
+
+    fn look_at_retry(&mut self, retry: &Retry) {
+        self.count("retry.attempts", retry.attempts, 1, ATTEMPTS_MAX);
+        let (base, max) = retry.backoff.span();
+        self.span("retry.backoff_base", base, Duration::ZERO, SPAN_MAX);
+        self.span("retry.backoff_max", max, base.min(SPAN_MAX), SPAN_MAX);
+        if let Jitter::Range(range) = retry.backoff.spread() {
+            self.fraction("retry.jitter_min", *range.start(), 0.0);
+            self.fraction("retry.jitter_max", *range.end(), 0.0);
+        }
+        if let Some(budget) = retry.budget {
+            self.fraction("retry.budget.share", budget.share, 0.0);
+            self.count("retry.budget.at_least", budget.at_least, 0, COUNT_MAX);
+            self.span("retry.budget.window", budget.window, Duration::from_nanos(1), SPAN_MAX);
+        }
     }
 
     /// The bucket of a rate, or the problem with it.

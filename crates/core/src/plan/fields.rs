@@ -1,0 +1,239 @@
+//! A draft as a list: everything it says, under the names that problems and configurations use.
+
+use std::time::Duration;
+
+use super::{Circuit, Controller, Draft, Oversize, Pause};
+use crate::backoff::Jitter;
+use crate::retry::{Retry, WhenRefused};
+
+/// What a draft says in one field. Whoever writes fields down has to know all kinds, so there is no `_` for it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum FieldValue {
+    /// How many.
+    Count(u64),
+    /// How long.
+    Span(Duration),
+    /// A part of a whole.
+    Fraction(f64),
+    /// One of several ways.
+    Word(&'static str),
+}
+
+impl Draft {
+    /// Everything the draft says, each under its name, as in [`Problem::field`](super::Problem::field).
+    ///
+    /// ```
+    /// use tidegate_core::plan::{Draft, FieldValue};
+    ///
+    /// assert!(Draft::gentle().fields().contains(&("slots.max", FieldValue::Count(5))));
+    /// ```
+    pub fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        // Taken apart whole, so that a field that is added cannot be forgotten here.
+        let Self {
+            slots,
+            recovery_slots,
+            bytes,
+            pace,
+            rate,
+            budget,
+            circuit,
+            pause,
+            controller,
+            retry,
+            total,
+            milestone_percent,
+            waiters_max,
+        } = self;
+        let mut list = List::default();
+        if let Some(slots) = slots {
+            list.count("slots.min", slots.min)
+                .count("slots.start", slots.start)
+                .count("slots.max", slots.max);
+        }
+        if let Some(slots) = recovery_slots {
+            list.count("recovery_slots", *slots);
+        }
+        if let Some(bytes) = bytes {
+            list.count("bytes.capacity", bytes.capacity);
+            list.count("bytes.recovering_price", bytes.recovering_price);
+        }
+        if let Some(pace) = pace {
+            list.span("pace.interval_min", pace.interval_min).span("pace.interval_max", pace.interval_max);
+            list.fraction("pace.jitter", pace.jitter);
+        }
+        if let Some(rate) = rate {
+            list.count("rate.amount", rate.amount).span("rate.period", rate.period);
+            list.count("rate.burst", rate.burst);
+        }
+        if let Some(budget) = budget {
+            list.count("budget.tokens", budget.tokens).span("budget.window", budget.window);
+            list.word("budget.oversize", oversize(budget.oversize));
+        }
+        if let Some(circuit) = circuit {
+            list.circuit(circuit);
+        }
+        list.pause(pause);
+        list.controller(controller);
+        list.retry(retry);
+        if let Some(total) = total {
+            list.count("total", *total);
+        }
+        list.count("milestone_percent", *milestone_percent).count("waiters_max", *waiters_max);
+        list.0
+    }
+}
+
+#[derive(Default)]
+struct List(Vec<(&'static str, FieldValue)>);
+
+impl List {
+    fn circuit(&mut self, circuit: &Circuit) {
+        if let Some(failures) = circuit.consecutive {
+            self.count("circuit.failures", failures);
+        }
+        if let Some(rate) = circuit.error_rate {
+            self.fraction("circuit.error_rate", rate.threshold);
+            self.count("circuit.samples_min", rate.samples_min).span("circuit.window", rate.window);
+        }
+        self.span("circuit.open_for", circuit.open_for).count("circuit.probes", circuit.probes);
+    }
+
+    fn pause(&mut self, pause: &Pause) {
+        self.span("pause.max", pause.max).span("pause.tail", pause.tail);
+        if let Some(sizes) = pause.sizes {
+            self.count("pause.sizes.small_max", sizes.small_max);
+            self.span("pause.sizes.small", sizes.small).span("pause.sizes.large", sizes.large);
+        }
+    }
+
+    fn controller(&mut self, controller: &Controller) {
+        match controller {
+            Controller::Fixed => self.word("controller", "fixed"),
+            Controller::Brake(brake) => self
+                .word("controller", "brake")
+                .count("brake.failures", brake.failures)
+                .span("brake.within", brake.within)
+                .span("brake.cooling", brake.cooling)
+                .count("brake.ceiling_periods", brake.ceiling_periods),
+        };
+    }
+
+    fn retry(&mut self, retry: &Retry) {
+        self.count("retry.attempts", retry.attempts);
+        let (base, max) = retry.backoff.span();
+        if retry.backoff.is_exponential() {
+            self.word("retry.backoff", "exponential").span("retry.backoff_base", base);
+            self.span("retry.backoff_max", max);
+        } else {
+            self.word("retry.backoff", "fixed").span("retry.backoff_base", base);
+        }
+        match retry.backoff.spread() {
+            Jitter::None => self.word("retry.jitter", "none"),
+            Jitter::Full => self.word("retry.jitter", "full"),
+            Jitter::Range(range) => self
+                .word("retry.jitter", "range")
+                .fraction("retry.jitter_min", *range.start())
+                .fraction("retry.jitter_max", *range.end()),
+        };
+        if let Some(budget) = retry.budget {
+            self.fraction("retry.budget.share", budget.share);
+            self.count("retry.budget.at_least", budget.at_least).span("retry.budget.window", budget.window);
+        }
+        let when_refused = match retry.when_refused {
+            WhenRefused::Stop => "stop",
+            WhenRefused::Wait => "wait",
+        };
+        self.word("retry.when_refused", when_refused);
+    }
+
+    fn count(&mut self, name: &'static str, value: impl Into<u64>) -> &mut Self {
+        self.push(name, FieldValue::Count(value.into()))
+    }
+
+    fn span(&mut self, name: &'static str, value: Duration) -> &mut Self {
+        self.push(name, FieldValue::Span(value))
+    }
+
+    fn fraction(&mut self, name: &'static str, value: f64) -> &mut Self {
+        self.push(name, FieldValue::Fraction(value))
+    }
+
+    fn word(&mut self, name: &'static str, value: &'static str) -> &mut Self {
+        self.push(name, FieldValue::Word(value))
+    }
+
+    fn push(&mut self, name: &'static str, value: FieldValue) -> &mut Self {
+        self.0.push((name, value));
+        self
+    }
+}
+
+const fn oversize(oversize: Oversize) -> &'static str {
+    match oversize {
+        Oversize::Refuse => "refuse",
+        Oversize::Alone => "alone",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Budget, Bytes, Rate, SizeRule};
+    use super::*;
+    use crate::backoff::Backoff;
+    use crate::retry::RetryBudget;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn says(draft: &Draft, wanted: &[(&'static str, FieldValue)]) {
+        let fields = draft.fields();
+        for field in wanted {
+            assert!(fields.contains(field), "{field:?} is not in {fields:?}");
+        }
+    }
+
+    #[test]
+    fn every_group_is_listed_under_the_names_of_its_problems() {
+        use FieldValue::{Count, Fraction, Span, Word};
+
+        let draft = Draft {
+            recovery_slots: Some(3),
+            bytes: Some(Bytes::in_flight(9).recovering_price(20)),
+            rate: Some(Rate::per_second(4).burst(7)),
+            budget: Some(Budget::tokens(8, SECOND).oversize(Oversize::Alone)),
+            circuit: Some(Circuit::at_error_rate(0.5, 6, SECOND).or_after_failures(2)),
+            pause: Pause::default().sizes(SizeRule::new(1, SECOND, SECOND)),
+            retry: Retry::attempts(3)
+                .backoff(Backoff::fixed(SECOND).jitter(Jitter::Range(0.5..=1.0)))
+                .budget(RetryBudget::default())
+                .when_refused(WhenRefused::Wait),
+            total: Some(0),
+            ..Draft::gentle()
+        };
+        says(&draft, &[("slots.min", Count(1)), ("recovery_slots", Count(3)), ("total", Count(0))]);
+        says(&draft, &[("bytes.recovering_price", Count(20)), ("pace.jitter", Fraction(0.5))]);
+        says(&draft, &[("rate.burst", Count(7)), ("budget.oversize", Word("alone"))]);
+        says(&draft, &[("circuit.failures", Count(2)), ("circuit.error_rate", Fraction(0.5))]);
+        says(&draft, &[("pause.sizes.large", Span(SECOND)), ("controller", Word("brake"))]);
+        says(&draft, &[("retry.backoff", Word("fixed")), ("retry.jitter", Word("range"))]);
+        says(&draft, &[("retry.jitter_min", Fraction(0.5)), ("retry.budget.at_least", Count(10))]);
+        says(&draft, &[("retry.when_refused", Word("wait")), ("waiters_max", Count(65_536))]);
+    }
+
+    #[test]
+    fn what_a_draft_leaves_out_is_not_listed() {
+        let names: Vec<_> = Draft::default().fields().into_iter().map(|(name, _)| name).collect();
+        let retry = ["retry.attempts", "retry.backoff", "retry.backoff_base", "retry.backoff_max"];
+        let wanted = [&["pause.max", "pause.tail", "controller"][..], &retry, &["retry.jitter"]].concat();
+        assert_eq!(
+            names,
+            [&wanted[..], &["retry.when_refused", "milestone_percent", "waiters_max"]].concat()
+        );
+        let full = Draft {
+            retry: Retry::default().backoff(Backoff::fixed(SECOND).jitter(Jitter::Full)),
+            budget: Some(Budget::tokens(1, SECOND)),
+            ..Draft::default()
+        };
+        says(&full, &[("retry.jitter", FieldValue::Word("full"))]);
+        says(&full, &[("budget.oversize", FieldValue::Word("refuse"))]);
+    }
+}

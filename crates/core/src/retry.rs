@@ -1,0 +1,172 @@
+//! Trying again: how often, how far apart, and how much of it is too much.
+
+use std::time::Duration;
+
+use crate::backoff::Backoff;
+use crate::time::Instant;
+use crate::window::Tally;
+
+/// Slices in which a retry budget counts its window.
+const SLICES: u32 = 10;
+
+/// When and how often work is tried again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Retry {
+    pub(crate) attempts: u32,
+    pub(crate) backoff: Backoff,
+    pub(crate) budget: Option<RetryBudget>,
+    pub(crate) when_refused: WhenRefused,
+}
+
+/// What happens when an attempt is not admitted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WhenRefused {
+    /// The work ends there.
+    #[default]
+    Stop,
+    /// It waits as long as the refusal says and asks again; a refusal that says no time ends it.
+    Wait,
+}
+
+impl Default for Retry {
+    /// One attempt.
+    fn default() -> Self {
+        Self::attempts(1)
+    }
+}
+
+impl Retry {
+    /// At most `attempts` in all, 200 ms after the first, twice that after the next, and so on up to 5 s.
+    pub const fn attempts(attempts: u32) -> Self {
+        let backoff = Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5));
+        Self { attempts, backoff, budget: None, when_refused: WhenRefused::Stop }
+    }
+
+    /// The same with other delays.
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// The same with a bound on how much of the traffic may be retries.
+    #[must_use]
+    pub const fn budget(mut self, budget: RetryBudget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// The same with another way to take a refusal.
+    #[must_use]
+    pub const fn when_refused(mut self, when_refused: WhenRefused) -> Self {
+        self.when_refused = when_refused;
+        self
+    }
+
+    /// Attempts in all, at least one.
+    pub const fn attempts_max(&self) -> u32 {
+        if self.attempts == 0 { 1 } else { self.attempts }
+    }
+
+    /// The delays between attempts.
+    pub const fn delays(&self) -> &Backoff {
+        &self.backoff
+    }
+
+    /// The bound on retries, if there is one.
+    pub const fn retry_budget(&self) -> Option<RetryBudget> {
+        self.budget
+    }
+
+    /// How a refusal is taken.
+    pub const fn refusal(&self) -> WhenRefused {
+        self.when_refused
+    }
+}
+
+/// How much of the traffic may be retries: what keeps a failing far side from being asked many times as often.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RetryBudget {
+    pub(crate) share: f64,
+    pub(crate) at_least: u32,
+    pub(crate) window: Duration,
+}
+
+impl Default for RetryBudget {
+    /// A fifth of the work begun in the last 10 s, and always ten.
+    fn default() -> Self {
+        Self { share: 0.2, at_least: 10, window: Duration::from_secs(10) }
+    }
+}
+
+impl RetryBudget {
+    /// Retries may be this share of the work begun in `window`, and always `at_least` so many.
+    pub const fn new(share: f64, at_least: u32, window: Duration) -> Self {
+        Self { share, at_least, window }
+    }
+}
+
+/// Work begun and retried in the window of a [`RetryBudget`].
+#[derive(Debug, Clone)]
+pub struct Retries {
+    tally: Tally,
+}
+
+impl Retries {
+    /// Nothing begun yet.
+    pub fn new(budget: &RetryBudget) -> Self {
+        Self { tally: Tally::new(budget.window, SLICES) }
+    }
+
+    /// Work was begun: its first attempt.
+    pub fn begin(&mut self, now: Instant) {
+        self.tally.record(now, false);
+    }
+
+    /// Takes one retry from the budget if there is one left.
+    #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
+    pub fn take(&mut self, budget: &RetryBudget, now: Instant) -> bool {
+        let counts = self.tally.counts(now);
+        let begun = counts.total - counts.bad;
+        let allowed = counts.bad < u64::from(budget.at_least)
+            || ((counts.bad + 1) as f64) <= begun as f64 * budget.share;
+        if allowed {
+            self.tally.record(now, true);
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(secs: u64) -> Instant {
+        Instant::from_nanos(secs * 1_000_000_000)
+    }
+
+    #[test]
+    fn retries_are_a_fifth_of_what_was_begun_and_always_ten() {
+        for (begun, allowed) in [(0, 10), (10, 10), (49, 10), (55, 11), (100, 20)] {
+            let budget = RetryBudget::default();
+            let mut retries = Retries::new(&budget);
+            (0..begun).for_each(|_| retries.begin(at(1)));
+            let taken = (0..100).filter(|_| retries.take(&budget, at(1))).count();
+            assert_eq!(taken, allowed, "of {begun} begun");
+        }
+    }
+
+    #[test]
+    fn the_budget_comes_back_with_time() {
+        let budget = RetryBudget::new(0.0, 2, Duration::from_secs(10));
+        let mut retries = Retries::new(&budget);
+        let taken: Vec<bool> = [0, 0, 0, 5, 10, 11].map(|when| retries.take(&budget, at(when))).into();
+        assert_eq!(taken, [true, true, false, false, true, true]);
+    }
+
+    #[test]
+    fn no_attempts_count_as_one() {
+        assert_eq!(Retry::attempts(0).attempts_max(), 1);
+        assert_eq!(Retry::default().attempts_max(), 1);
+    }
+}

@@ -1,0 +1,325 @@
+//! From keys to a draft: what the keys must be to each other, and what each group needs.
+//!
+//! A group is there when any of its keys is. What core has a default for may be left out; the rest must be
+//! there, and is named when it is not.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidegate_core::backoff::{Backoff, Jitter};
+use tidegate_core::plan::{
+    Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Problem, Rate,
+    SizeRule, Slots,
+};
+use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
+
+use super::Entry;
+use super::error::{ConfigError, ConfigProblem, Fault, Origin};
+
+/// Keys whose preset value falls away when the other key is given: they follow it.
+const FOLLOWERS: [(&str, &str); 2] = [("slots.max", "slots.start"), ("rate.amount", "rate.burst")];
+
+/// The draft that `given` asks for, above its preset.
+///
+/// # Errors
+/// What is missing, without effect or out of its bounds.
+pub(super) fn draft(given: &BTreeMap<&'static str, Entry>) -> Result<Draft, ConfigError> {
+    let preset = match given.get("preset").map(|entry| &entry.value) {
+        Some(FieldValue::Word("empty")) => Draft::default(),
+        Some(FieldValue::Word("layered")) => Draft::layered(),
+        _ => Draft::gentle(),
+    };
+    let mut assembly = Assembly { entries: over_preset(given, &preset), problems: Vec::new() };
+    let draft = assembly.draft();
+    if let Err(invalid) = draft.clone().check() {
+        for problem in invalid.problems() {
+            assembly.out_of_bounds(problem);
+        }
+    }
+    ConfigError::unless_any(assembly.problems, draft)
+}
+
+/// What is given, and what the preset says where nothing is.
+fn over_preset(given: &BTreeMap<&'static str, Entry>, preset: &Draft) -> BTreeMap<&'static str, Entry> {
+    let mut entries = BTreeMap::new();
+    for (key, value) in preset.fields() {
+        let follows = FOLLOWERS.iter().any(|(lead, led)| *led == key && given.contains_key(lead));
+        if !follows {
+            entries.insert(key, Entry::new(value, Origin::Default));
+        }
+    }
+    entries.extend(given.iter().map(|(key, entry)| (*key, entry.clone())));
+    // Where a preset's slots do not move, another number of them does not move either.
+    let is_fixed = preset.slots.is_some_and(|slots| !slots.is_adaptive());
+    if let Some(max) = given.get("slots.max").filter(|_| is_fixed && !given.contains_key("slots.min")) {
+        entries.insert("slots.min", Entry::new(max.value, Origin::Default));
+    }
+    entries
+}
+
+struct Assembly {
+    entries: BTreeMap<&'static str, Entry>,
+    problems: Vec<ConfigProblem>,
+}
+
+impl Assembly {
+    fn draft(&mut self) -> Draft {
+        let slots = self.slots();
+        let empty = Draft::default();
+        Draft {
+            slots,
+            recovery_slots: self.count("recovery_slots"),
+            bytes: self.bytes(),
+            pace: self.pace(),
+            rate: self.rate(),
+            budget: self.budget(),
+            circuit: self.circuit(),
+            pause: self.pause(),
+            controller: self.controller(slots.is_some_and(|slots| slots.is_adaptive())),
+            retry: self.retry(),
+            total: self.units("total"),
+            milestone_percent: self.count("milestone_percent").unwrap_or(empty.milestone_percent),
+            waiters_max: self.count("waiters_max").unwrap_or(empty.waiters_max),
+        }
+    }
+
+    fn slots(&mut self) -> Option<Slots> {
+        let because = self.any_of("slots.")?;
+        let min = self.needed("slots.min", because, Self::count);
+        let max = self.needed("slots.max", because, Self::count);
+        let slots = Slots::adaptive(min?..=max?);
+        Some(self.count("slots.start").map_or(slots, |start| slots.start(start)))
+    }
+
+    fn bytes(&mut self) -> Option<Bytes> {
+        let because = self.any_of("bytes.")?;
+        let bytes = Bytes::in_flight(self.needed("bytes.capacity", because, Self::units)?);
+        let price = self.count("bytes.recovering_price");
+        Some(price.map_or(bytes, |price| bytes.recovering_price(u16::try_from(price).unwrap_or(u16::MAX))))
+    }
+
+    fn pace(&mut self) -> Option<Pace> {
+        let because = self.any_of("pace.")?;
+        let mut pace = Pace::every(self.needed("pace.interval_min", because, Self::span)?);
+        if let Some(interval) = self.span("pace.interval_max") {
+            pace = pace.slowest(interval);
+        }
+        Some(self.fraction("pace.jitter").map_or(pace, |fraction| pace.jitter(fraction)))
+    }
+
+    fn rate(&mut self) -> Option<Rate> {
+        let because = self.any_of("rate.")?;
+        let amount = self.needed("rate.amount", because, Self::units);
+        let period = self.needed("rate.period", because, Self::span);
+        let rate = Rate::new(amount?, period?);
+        Some(self.units("rate.burst").map_or(rate, |burst| rate.burst(burst)))
+    }
+
+    fn budget(&mut self) -> Option<Budget> {
+        let because = self.any_of("budget.")?;
+        let tokens = self.needed("budget.tokens", because, Self::units);
+        let window = self.needed("budget.window", because, Self::span);
+        let budget = Budget::tokens(tokens?, window?);
+        let is_alone = self.word("budget.oversize") == Some("alone");
+        Some(budget.oversize(if is_alone { Oversize::Alone } else { Oversize::Refuse }))
+    }
+
+    fn circuit(&mut self) -> Option<Circuit> {
+        self.any_of("circuit.")?;
+        let failures = self.count("circuit.failures");
+        let because = self.any_given(&["circuit.error_rate", "circuit.samples_min", "circuit.window"]);
+        let mut circuit = if let Some(because) = because {
+            let threshold = self.needed("circuit.error_rate", because, Self::fraction);
+            let samples_min = self.needed("circuit.samples_min", because, Self::count);
+            let window = self.needed("circuit.window", because, Self::span);
+            let circuit = Circuit::at_error_rate(threshold?, samples_min?, window?);
+            failures.map_or(circuit, |failures| circuit.or_after_failures(failures))
+        } else {
+            failures.map_or_else(Circuit::default, Circuit::after_failures)
+        };
+        if let Some(span) = self.span("circuit.open_for") {
+            circuit = circuit.open_for(span);
+        }
+        Some(self.count("circuit.probes").map_or(circuit, |probes| circuit.probes(probes)))
+    }
+
+    fn pause(&mut self) -> Pause {
+        let mut pause = Pause::default();
+        if let Some(max) = self.span("pause.max") {
+            pause = pause.max(max);
+        }
+        if let Some(tail) = self.span("pause.tail") {
+            pause = pause.tail(tail);
+        }
+        self.size_rule().map_or(pause, |rule| pause.sizes(rule))
+    }
+
+    fn size_rule(&mut self) -> Option<SizeRule> {
+        let because = self.any_of("pause.sizes.")?;
+        let small_max = self.needed("pause.sizes.small_max", because, Self::units);
+        let small = self.needed("pause.sizes.small", because, Self::span);
+        let large = self.needed("pause.sizes.large", because, Self::span);
+        Some(SizeRule::new(small_max?, small?, large?))
+    }
+
+    /// As with a builder, slots that can move bring the brake unless a controller is named; so do its own keys.
+    fn controller(&mut self, slots_move: bool) -> Controller {
+        const KEYS: [&str; 4] = ["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"];
+        let is_implied = !self.is_given("controller") && (slots_move || self.any_of("brake.").is_some());
+        if self.word("controller") != Some("brake") && !is_implied {
+            self.useless(&KEYS, "controller");
+            return Controller::Fixed;
+        }
+        let mut brake = Brake::default();
+        self.complete("brake.", &Draft { controller: Controller::Brake(brake), ..Draft::default() });
+        if let (Some(failures), Some(within)) = (self.count("brake.failures"), self.span("brake.within")) {
+            brake = brake.at(failures, within);
+        }
+        if let Some(period) = self.span("brake.cooling") {
+            brake = brake.cooling(period);
+        }
+        if let Some(periods) = self.count("brake.ceiling_periods") {
+            brake = brake.ceiling_periods(periods);
+        }
+        Controller::Brake(brake)
+    }
+
+    fn retry(&mut self) -> Retry {
+        let attempts = self.count("retry.attempts").unwrap_or(1);
+        let mut retry = Retry::attempts(attempts);
+        if let Some(backoff) = self.backoff() {
+            retry = retry.backoff(backoff);
+        }
+        if let Some(budget) = self.retry_budget() {
+            retry = retry.budget(budget);
+        }
+        let waits = self.word("retry.when_refused") == Some("wait");
+        retry.when_refused(if waits { WhenRefused::Wait } else { WhenRefused::Stop })
+    }
+
+    fn backoff(&mut self) -> Option<Backoff> {
+        let base = self.span("retry.backoff_base")?;
+        let backoff = if self.word("retry.backoff") == Some("fixed") {
+            self.useless(&["retry.backoff_max"], "retry.backoff");
+            Backoff::fixed(base)
+        } else {
+            Backoff::exponential(base, self.span("retry.backoff_max")?)
+        };
+        Some(backoff.jitter(self.jitter()?))
+    }
+
+    /// A range of its own asks for jitter from that range, unless another jitter is named.
+    fn jitter(&mut self) -> Option<Jitter> {
+        const KEYS: [&str; 2] = ["retry.jitter_min", "retry.jitter_max"];
+        let because = self.any_given(&KEYS).filter(|_| !self.is_given("retry.jitter"));
+        if let Some(because) = because.or((self.word("retry.jitter")? == "range").then_some("retry.jitter")) {
+            let min = self.needed(KEYS[0], because, Self::fraction);
+            let max = self.needed(KEYS[1], because, Self::fraction);
+            return Some(Jitter::Range(min?..=max?));
+        }
+        self.useless(&KEYS, "retry.jitter");
+        Some(if self.word("retry.jitter") == Some("full") { Jitter::Full } else { Jitter::None })
+    }
+
+    fn retry_budget(&mut self) -> Option<RetryBudget> {
+        self.any_of("retry.budget.")?;
+        let usual = Retry::default().budget(RetryBudget::default());
+        self.complete("retry.budget.", &Draft { retry: usual, ..Draft::default() });
+        let share = self.fraction("retry.budget.share")?;
+        Some(RetryBudget::new(share, self.count("retry.budget.at_least")?, self.span("retry.budget.window")?))
+    }
+}
+
+/// Reading entries, and saying what is wrong with them.
+impl Assembly {
+    /// Adds what `draft` says in a group where nobody else said anything.
+    fn complete(&mut self, group: &str, draft: &Draft) {
+        for (key, value) in draft.fields().into_iter().filter(|(key, _)| key.starts_with(group)) {
+            self.entries.entry(key).or_insert_with(|| Entry::new(value, Origin::Default));
+        }
+    }
+
+    fn units(&self, key: &str) -> Option<u64> {
+        match self.entries.get(key)?.value {
+            FieldValue::Count(count) => Some(count),
+            _ => None,
+        }
+    }
+
+    fn count(&self, key: &str) -> Option<u32> {
+        self.units(key).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
+    fn span(&self, key: &str) -> Option<Duration> {
+        match self.entries.get(key)?.value {
+            FieldValue::Span(span) => Some(span),
+            _ => None,
+        }
+    }
+
+    fn fraction(&self, key: &str) -> Option<f64> {
+        match self.entries.get(key)?.value {
+            FieldValue::Fraction(fraction) => Some(fraction),
+            _ => None,
+        }
+    }
+
+    fn word(&self, key: &str) -> Option<&'static str> {
+        match self.entries.get(key)?.value {
+            FieldValue::Word(word) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// Whether somebody said it, other than the preset.
+    fn is_given(&self, key: &str) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.origin != Origin::Default)
+    }
+
+    fn any_given(&self, keys: &[&'static str]) -> Option<&'static str> {
+        keys.iter().copied().find(|key| self.is_given(key))
+    }
+
+    /// A key of the group that is there; one that somebody said, if there is one.
+    fn any_of(&self, group: &str) -> Option<&'static str> {
+        let keys = || self.entries.keys().copied().filter(|key| key.starts_with(group));
+        keys().find(|key| self.is_given(key)).or_else(|| keys().next())
+    }
+
+    fn needed<T>(
+        &mut self,
+        key: &'static str,
+        because: &'static str,
+        read: impl Fn(&Self, &str) -> Option<T>,
+    ) -> Option<T> {
+        let value = read(self, key);
+        if value.is_none() {
+            let fault = Fault::Missing { because: because.to_owned() };
+            self.problems.push(ConfigProblem::new(self.origin(because), key, fault));
+        }
+        value
+    }
+
+    /// Those of `keys` that somebody said do nothing, by what `because` says.
+    fn useless(&mut self, keys: &[&'static str], because: &'static str) {
+        let says = self.word(because).unwrap_or_default();
+        let faults = keys.iter().filter(|key| self.is_given(key)).map(|key| {
+            let fault = Fault::Useless { because: because.to_owned(), says: says.to_owned() };
+            ConfigProblem::new(self.origin(key), *key, fault)
+        });
+        let faults: Vec<_> = faults.collect();
+        self.problems.extend(faults);
+    }
+
+    fn out_of_bounds(&mut self, problem: &Problem) {
+        let entry = self.entries.get(problem.field);
+        // As it was written, if it was.
+        let value = entry.map_or_else(|| problem.value.clone(), |entry| entry.shown.clone());
+        let fault = Fault::OutOfBounds { value, bound: problem.bound.clone() };
+        self.problems.push(ConfigProblem::new(self.origin(problem.field), problem.field, fault));
+    }
+
+    fn origin(&self, key: &str) -> Origin {
+        self.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone())
+    }
+}

@@ -1,0 +1,162 @@
+//! Texts in TOML and JSON as flat lists of keys and values, and values as text again.
+
+use serde_json::Value as Json;
+use tidegate_core::plan::FieldValue;
+use toml::de::{DeTable, DeValue, Error as TomlError};
+
+use super::duration;
+use super::error::{ConfigProblem, Fault, Origin};
+use super::scalar::Scalar;
+
+/// Dotted keys and what is said there, in the order of the document.
+pub(super) type Pairs = Vec<(String, Scalar)>;
+
+/// Deeper than this is no key, and not worth walking through.
+const DEPTH_MAX: usize = 8;
+
+/// The keys and values of a TOML text.
+///
+/// # Errors
+/// Where it is no TOML.
+pub(super) fn from_toml(text: &str) -> Result<Pairs, ConfigProblem> {
+    // The parser bounds braces and dots each by itself; together they are deep enough to exhaust a small stack.
+    if let Some(start) = too_deep(text) {
+        let message = format!("more than {DEPTH_MAX} tables inside each other {}", place(text, start));
+        return Err(unreadable(Origin::Toml, message));
+    }
+    let table = DeTable::parse(text).map_err(|error| unreadable(Origin::Toml, sentence(text, &error)))?;
+    let mut pairs = Pairs::new();
+    flatten_toml("", table.get_ref(), &mut pairs);
+    Ok(pairs)
+}
+
+/// The keys and values of a JSON text.
+///
+/// # Errors
+/// Where it is no JSON, or no object.
+pub(super) fn from_json(text: &str) -> Result<Pairs, ConfigProblem> {
+    let json: Json =
+        serde_json::from_str(text).map_err(|error| unreadable(Origin::Json, error.to_string()))?;
+    let Json::Object(_) = json else {
+        return Err(unreadable(Origin::Json, "it is not an object".to_owned()));
+    };
+    let mut pairs = Pairs::new();
+    flatten_json("", &json, &mut pairs);
+    Ok(pairs)
+}
+
+/// A value as it stands in a map or a variable.
+pub(super) fn to_text(value: &FieldValue) -> String {
+    match value {
+        FieldValue::Count(count) => count.to_string(),
+        FieldValue::Span(span) => duration::text(*span),
+        FieldValue::Fraction(fraction) => format!("{fraction:?}"),
+        FieldValue::Word(word) => (*word).to_owned(),
+    }
+}
+
+/// A value as it stands in TOML. JSON writes these the same way.
+pub(super) fn to_literal(value: &FieldValue) -> String {
+    match value {
+        FieldValue::Count(_) | FieldValue::Fraction(_) => to_text(value),
+        // Nothing in it has to be escaped: digits, units, and words of the schema.
+        _ => format!("\"{}\"", to_text(value)),
+    }
+}
+
+fn flatten_toml(path: &str, table: &DeTable<'_>, pairs: &mut Pairs) {
+    if table.is_empty() && !path.is_empty() {
+        pairs.push((path.to_owned(), Scalar::Empty));
+    }
+    for (key, value) in table {
+        let path = join(path, key.get_ref());
+        let scalar = match value.get_ref() {
+            DeValue::Table(_) if is_too_deep(&path) => Scalar::Other("a table"),
+            DeValue::Table(table) => {
+                flatten_toml(&path, table, pairs);
+                continue;
+            }
+            DeValue::String(text) => Scalar::Text(text.clone().into_owned()),
+            DeValue::Integer(integer) => i128::from_str_radix(integer.as_str(), integer.radix())
+                .map_or_else(|_| Scalar::Huge(integer.to_string()), Scalar::Integer),
+            DeValue::Float(float) => float
+                .as_str()
+                .parse()
+                .map_or_else(|_| Scalar::Huge(float.to_string()), |number| huge_or(number, float.as_str())),
+            DeValue::Boolean(bool) => Scalar::Bool(*bool),
+            DeValue::Datetime(_) => Scalar::Other("a date or time of day"),
+            DeValue::Array(_) => Scalar::Other("an array"),
+        };
+        pairs.push((path, scalar));
+    }
+}
+
+fn flatten_json(path: &str, json: &Json, pairs: &mut Pairs) {
+    let scalar = match json {
+        Json::Object(object) if object.is_empty() && path.is_empty() => return,
+        Json::Object(object) if object.is_empty() => Scalar::Empty,
+        Json::Object(_) if is_too_deep(path) => Scalar::Other("an object"),
+        Json::Object(object) => {
+            object.iter().for_each(|(key, json)| flatten_json(&join(path, key), json, pairs));
+            return;
+        }
+        Json::Null => Scalar::Other("null"),
+        Json::Array(_) => Scalar::Other("an array"),
+        Json::Bool(bool) => Scalar::Bool(*bool),
+        Json::String(text) => Scalar::Text(text.clone()),
+        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(integer), ..) => Scalar::Integer(integer.into()),
+            (_, Some(integer), _) => Scalar::Integer(integer.into()),
+            (.., Some(float)) => huge_or(float, &number.to_string()),
+            _ => Scalar::Huge(number.to_string()),
+        },
+    };
+    pairs.push((path.to_owned(), scalar));
+}
+
+/// The number, unless it became infinite by being read.
+fn huge_or(number: f64, text: &str) -> Scalar {
+    if number.is_infinite() && !text.contains("inf") {
+        Scalar::Huge(text.to_owned())
+    } else {
+        Scalar::Float(number)
+    }
+}
+
+fn is_too_deep(path: &str) -> bool {
+    path.matches('.').count() >= DEPTH_MAX
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+fn unreadable(origin: Origin, message: String) -> ConfigProblem {
+    ConfigProblem::new(origin, "", Fault::Unreadable { message })
+}
+
+/// Where more braces are open than any config needs, be they in a comment.
+fn too_deep(text: &str) -> Option<usize> {
+    let mut open = 0_usize;
+    text.bytes().position(|letter| {
+        match letter {
+            b'{' => open += 1,
+            b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        open > DEPTH_MAX
+    })
+}
+
+/// What the parser says and where it stopped, on one line.
+fn sentence(text: &str, error: &TomlError) -> String {
+    let message = error.message();
+    error.span().map_or_else(|| message.to_owned(), |span| format!("{message} {}", place(text, span.start)))
+}
+
+fn place(text: &str, start: usize) -> String {
+    let before = text.get(..start).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
+    format!("at line {line} column {column}")
+}

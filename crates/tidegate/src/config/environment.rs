@@ -1,0 +1,54 @@
+//! Environment variables as keys: `TIDEGATE_SLOTS_MAX` is `slots.max`.
+//!
+//! Variables are looked up by the list of keys, so that an underscore inside a key is no riddle, and one with
+//! the prefix that is no key is a mistake and not somebody else's.
+
+use std::ffi::OsString;
+
+use super::error::{ConfigProblem, Fault, Origin, shown};
+use super::scalar::Scalar;
+use super::schema::{self, Field, fields};
+
+/// What one variable says: its key, where it stands, its value.
+pub(super) type Said = (&'static Field, Origin, Scalar);
+
+/// What the variables with the prefix say, and what is wrong with them.
+pub(super) fn read<N, V>(
+    prefix: &str,
+    variables: impl IntoIterator<Item = (N, V)>,
+) -> (Vec<Said>, Vec<ConfigProblem>)
+where
+    N: Into<OsString>,
+    V: Into<OsString>,
+{
+    let mut said = Vec::new();
+    let mut problems = Vec::new();
+    if prefix.is_empty() {
+        let message = "the prefix is empty, and would claim every variable".to_owned();
+        problems.push(ConfigProblem::new(Origin::Environment, "", Fault::Unreadable { message }));
+        return (said, problems);
+    }
+    for (name, value) in variables {
+        let name = name.into();
+        let name = name.to_string_lossy();
+        if !name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('_')) {
+            continue;
+        }
+        let Some(field) = fields().iter().find(|field| field.variable(prefix) == name) else {
+            let closest = schema::closest(&name, fields().iter().map(|field| field.variable(prefix)));
+            let fault = Fault::Unknown { closest };
+            problems.push(ConfigProblem::new(Origin::Environment, shown(&name), fault));
+            continue;
+        };
+        let origin = Origin::Variable(name.into_owned());
+        match value.into().into_string() {
+            Ok(text) => said.push((field, origin, Scalar::Untyped(text))),
+            Err(bytes) => {
+                let value = format!("\"{}\"", shown(&bytes.to_string_lossy()));
+                let fault = Fault::OutOfBounds { value, bound: "valid UTF-8".to_owned() };
+                problems.push(ConfigProblem::new(origin, field.key(), fault));
+            }
+        }
+    }
+    (said, problems)
+}

@@ -1,0 +1,114 @@
+//! A value as a source says it, before anybody knows what it should be.
+
+use std::fmt;
+use std::time::Duration;
+
+use tidegate_core::plan::FieldValue;
+
+use super::duration;
+use super::error::shown;
+use super::schema::Kind;
+
+/// One value of a document, a map or a variable.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Scalar {
+    /// Text where other types could have been written.
+    Text(String),
+    /// Text where there is nothing but text: a number is written in it, too.
+    Untyped(String),
+    Integer(i128),
+    Float(f64),
+    Bool(bool),
+    /// A number that no type holds.
+    Huge(String),
+    /// A table without any key.
+    Empty,
+    /// What can never be right: an array, a date, null.
+    Other(&'static str),
+}
+
+impl Scalar {
+    /// The value as `kind` wants it.
+    ///
+    /// # Errors
+    /// What it must be.
+    pub(super) fn read(&self, kind: &Kind) -> Result<FieldValue, String> {
+        match *kind {
+            Kind::Whole { min, max } => match self.integer() {
+                Some(Ok(value)) if (min..=max).contains(&value) => Ok(FieldValue::Count(value)),
+                Some(_) => Err(kind.bounds()),
+                None => Err(kind.demand()),
+            },
+            Kind::Span { min, max } => match self.span() {
+                Some(Ok(span)) if (min..=max).contains(&span) => Ok(FieldValue::Span(span)),
+                Some(_) => Err(kind.bounds()),
+                None => Err(kind.demand()),
+            },
+            Kind::Fraction { min } => match self.number() {
+                Some(number) if (min..=1.0).contains(&number) => Ok(FieldValue::Fraction(number)),
+                Some(_) => Err(kind.bounds()),
+                None => Err(kind.demand()),
+            },
+            Kind::Word(words) => {
+                let (Self::Text(text) | Self::Untyped(text)) = self else { return Err(kind.demand()) };
+                let word = words.iter().find(|word| *word == text);
+                word.map(|word| FieldValue::Word(word)).ok_or_else(|| kind.demand())
+            }
+        }
+    }
+
+    /// The value as it was written, for one that was understood: text stands without quotes.
+    pub(super) fn bare(&self) -> String {
+        match self {
+            Self::Text(text) | Self::Untyped(text) => shown(text),
+            _ => self.to_string(),
+        }
+    }
+
+    /// A whole number; an error inside is one that is negative or too large.
+    fn integer(&self) -> Option<Result<u64, ()>> {
+        let integer = match self {
+            Self::Integer(integer) => *integer,
+            Self::Huge(_) => return Some(Err(())),
+            Self::Untyped(text) => text.parse().ok()?,
+            _ => return None,
+        };
+        Some(u64::try_from(integer).map_err(drop))
+    }
+
+    /// A time; an error inside is one that is negative, too long or not a number.
+    fn span(&self) -> Option<Result<Duration, ()>> {
+        match self {
+            Self::Integer(seconds) => Some(u64::try_from(*seconds).map(Duration::from_secs).map_err(drop)),
+            Self::Float(seconds) => Some(Duration::try_from_secs_f64(*seconds).map_err(drop)),
+            Self::Huge(_) => Some(Err(())),
+            Self::Text(text) | Self::Untyped(text) => duration::parse(text).map(Ok),
+            Self::Bool(_) | Self::Empty | Self::Other(_) => None,
+        }
+    }
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            #[expect(clippy::cast_precision_loss, reason = "what is not exact is far out of bounds")]
+            Self::Integer(integer) => Some(*integer as f64),
+            Self::Float(float) => Some(*float),
+            Self::Huge(_) => Some(f64::NAN),
+            Self::Untyped(text) => text.parse().ok(),
+            Self::Text(_) | Self::Bool(_) | Self::Empty | Self::Other(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) | Self::Untyped(text) => write!(f, "\"{}\"", shown(text)),
+            Self::Huge(number) => f.write_str(&shown(number)),
+            Self::Integer(integer) => integer.fmt(f),
+            Self::Float(float) => write!(f, "{float:?}"),
+            Self::Bool(bool) => bool.fmt(f),
+            Self::Empty => f.write_str("an empty table"),
+            Self::Other(what) => f.write_str(what),
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The keys there are, and what each may be by itself. What keys must be to each other is for `assemble.rs`.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use tidegate_core::bucket::{AMOUNT_MAX, PERIOD_MAX};
+
+/// As in core: more slots, probes or waiters than this are a mistake.
+const COUNT_MAX: u64 = 1 << 30;
+/// As in core: bytes and tokens are counted exactly up to this.
+const UNITS_MAX: u64 = 1 << 53;
+const ATTEMPTS_MAX: u64 = 1_000;
+const NANO: Duration = Duration::from_nanos(1);
+
+/// Keys further apart than this are not alike.
+const DISTANCE_MAX: usize = 2;
+
+/// All keys, in the order in which they are written.
+pub fn fields() -> &'static [Field] {
+    &FIELDS
+}
+
+/// A key and what it may be.
+///
+/// ```
+/// let field = tidegate::config::fields().iter().find(|field| field.key() == "slots.max").unwrap();
+/// assert_eq!(field.variable("TIDEGATE"), "TIDEGATE_SLOTS_MAX");
+/// assert_eq!(field.kind(), "a whole number");
+/// assert_eq!(field.bounds(), "from 1 to 1073741824");
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    key: &'static str,
+    kind: Kind,
+}
+
+impl Field {
+    /// The key: `slots.max`.
+    pub const fn key(&self) -> &'static str {
+        self.key
+    }
+
+    /// The environment variable that says the same: `TIDEGATE_SLOTS_MAX`.
+    pub fn variable(&self, prefix: &str) -> String {
+        format!("{prefix}_{}", self.key.replace('.', "_").to_ascii_uppercase())
+    }
+
+    /// What kind of value it is: `a time`.
+    pub const fn kind(&self) -> &'static str {
+        match self.kind {
+            Kind::Whole { .. } => "a whole number",
+            Kind::Span { .. } => "a time",
+            Kind::Fraction { .. } => "a number",
+            Kind::Word(_) => "a word",
+        }
+    }
+
+    /// What it may be by itself: `from 1 to 1000`.
+    pub fn bounds(&self) -> String {
+        self.kind.bounds()
+    }
+
+    pub(super) const fn shape(&self) -> &Kind {
+        &self.kind
+    }
+}
+
+/// What a value may be by itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    Whole { min: u64, max: u64 },
+    Span { min: Duration, max: Duration },
+    Fraction { min: f64 },
+    Word(&'static [&'static str]),
+}
+
+impl Kind {
+    /// What the value may be, in the words in which core says it.
+    pub(super) fn bounds(&self) -> String {
+        match self {
+            Self::Whole { min, max } => format!("from {min} to {max}"),
+            Self::Span { min, max } => format!("from {min:?} to {max:?}"),
+            Self::Fraction { min } if *min > 0.0 => "above 0 and at most 1".to_owned(),
+            Self::Fraction { .. } => "from 0 to 1".to_owned(),
+            Self::Word(words) => {
+                words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(" or ")
+            }
+        }
+    }
+
+    /// The same for a value that is not even of the kind.
+    pub(super) fn demand(&self) -> String {
+        match self {
+            Self::Whole { .. } => format!("a whole number {}", self.bounds()),
+            Self::Span { .. } => {
+                format!("a time {}, in seconds or with a unit, such as `200ms`, `1.5s`, `2m`", self.bounds())
+            }
+            Self::Fraction { .. } => format!("a number {}", self.bounds()),
+            Self::Word(_) => self.bounds(),
+        }
+    }
+}
+
+/// The field of this key.
+pub(super) fn field(key: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.key == key)
+}
+
+/// Whether there are keys inside `key`.
+pub(super) fn is_group(key: &str) -> bool {
+    FIELDS.iter().any(|field| is_inside(field.key, key))
+}
+
+/// Of `names`, the one that `name` most likely was to be.
+pub(super) fn closest(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
+    let distances = names.filter_map(|known| {
+        // Long names are not worth the work: they are far from every key.
+        let is_near = known.len().abs_diff(name.len()) <= 4 * DISTANCE_MAX;
+        let distance = is_near.then(|| distance(name, &known)).filter(|distance| *distance <= DISTANCE_MAX);
+        distance.map(|distance| (distance, known))
+    });
+    // The first of those that are equally near.
+    distances.min_by_key(|(distance, _)| *distance).map(|(_, known)| known)
+}
+
+/// The key that was most likely meant by one that is not known; for a group given a value, its first key.
+pub(super) fn closest_key(key: &str) -> Option<String> {
+    let inside = || FIELDS.iter().find(|field| is_inside(field.key, key)).map(|field| field.key.to_owned());
+    closest(key, FIELDS.iter().map(|field| field.key.to_owned())).or_else(inside)
+}
+
+fn is_inside(key: &str, group: &str) -> bool {
+    key.strip_prefix(group).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// How many letters have to be put in, taken out or changed to make one of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, letter) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, other) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *other);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+const fn whole(key: &'static str, bounds: RangeInclusive<u64>) -> Field {
+    Field { key, kind: Kind::Whole { min: *bounds.start(), max: *bounds.end() } }
+}
+
+const fn count(key: &'static str) -> Field {
+    whole(key, 1..=COUNT_MAX)
+}
+
+const fn span(key: &'static str, min: Duration) -> Field {
+    Field { key, kind: Kind::Span { min, max: PERIOD_MAX } }
+}
+
+const fn fraction(key: &'static str, min: f64) -> Field {
+    Field { key, kind: Kind::Fraction { min } }
+}
+
+const fn word(key: &'static str, words: &'static [&'static str]) -> Field {
+    Field { key, kind: Kind::Word(words) }
+}
+
+/// The schema: one line for each key, in the order of `Draft`.
+static FIELDS: [Field; 46] = [
+    word("preset", &["gentle", "layered", "empty"]),
+    count("slots.min"),
+    count("slots.start"),
+    count("slots.max"),
+    count("recovery_slots"),
+    whole("bytes.capacity", 1..=UNITS_MAX),
+    whole("bytes.recovering_price", 1..=u16::MAX as u64),
+    span("pace.interval_min", Duration::ZERO),
+    span("pace.interval_max", Duration::ZERO),
+    fraction("pace.jitter", 0.0),
+    whole("rate.amount", 1..=AMOUNT_MAX),
+    span("rate.period", NANO),
+    whole("rate.burst", 1..=u64::MAX),
+    whole("budget.tokens", 1..=UNITS_MAX),
+    span("budget.window", NANO),
+    word("budget.oversize", &["refuse", "alone"]),
+    count("circuit.failures"),
+    fraction("circuit.error_rate", f64::MIN_POSITIVE),
+    count("circuit.samples_min"),
+    span("circuit.window", NANO),
+    span("circuit.open_for", Duration::ZERO),
+    count("circuit.probes"),
+    span("pause.max", Duration::ZERO),
+    span("pause.tail", Duration::ZERO),
+    whole("pause.sizes.small_max", 0..=u64::MAX),
+    span("pause.sizes.small", Duration::ZERO),
+    span("pause.sizes.large", Duration::ZERO),
+    word("controller", &["fixed", "brake"]),
+    count("brake.failures"),
+    span("brake.within", NANO),
+    span("brake.cooling", NANO),
+    count("brake.ceiling_periods"),
+    whole("retry.attempts", 1..=ATTEMPTS_MAX),
+    word("retry.backoff", &["exponential", "fixed"]),
+    span("retry.backoff_base", Duration::ZERO),
+    span("retry.backoff_max", Duration::ZERO),
+    word("retry.jitter", &["none", "full", "range"]),
+    fraction("retry.jitter_min", 0.0),
+    fraction("retry.jitter_max", 0.0),
+    fraction("retry.budget.share", 0.0),
+    whole("retry.budget.at_least", 0..=COUNT_MAX),
+    span("retry.budget.window", NANO),
+    word("retry.when_refused", &["stop", "wait"]),
+    whole("total", 0..=u64::MAX),
+    whole("milestone_percent", 1..=100),
+    count("waiters_max"),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_keys_share_a_variable() {
+        let variables: BTreeSet<_> = FIELDS.iter().map(|field| field.variable("T")).collect();
+        assert_eq!(variables.len(), FIELDS.len());
+    }
+
+    #[test]
+    fn no_key_is_a_group() {
+        assert!(FIELDS.iter().all(|field| !is_group(field.key)));
+    }
+
+    #[test]
+    fn the_closest_key_is_at_most_two_letters_away() {
+        let table = [
+            ("slots.maks", Some("slots.max")),
+            ("slot.max", Some("slots.max")),
+            ("budget.windows", Some("budget.window")),
+            ("waitersmax", Some("waiters_max")),
+            ("slots", Some("slots.min")),
+            ("pause.sizes", Some("pause.sizes.small_max")),
+            ("concurrency", None),
+            ("", None),
+        ];
+        for (given, wanted) in table {
+            assert_eq!(closest_key(given).as_deref(), wanted, "{given}");
+        }
+    }
+
+    #[test]
+    fn the_distance_counts_letters() {
+        for (a, b, wanted) in [("", "", 0), ("a", "", 1), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
+            assert_eq!(distance(a, b), wanted);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! How many bytes a request will send, before it is serialized: what layered dispatch needs to know.
+
+use tidegate_core::cost::Cost;
+
+/// Bytes that a token of text is taken for.
+const BYTES_PER_TOKEN: u64 = 10;
+
+/// Knows about how many bytes it will take on the wire.
+///
+/// ```
+/// use tidegate::{EstimateBytes, Part};
+///
+/// let prompt = [Part::Text { tokens: 120 }, Part::Image { bytes: 40_000 }];
+/// assert_eq!(prompt.estimated_bytes(), 41_200);
+/// ```
+pub trait EstimateBytes {
+    /// Bytes, about.
+    fn estimated_bytes(&self) -> u64;
+
+    /// The cost of one request that sends this.
+    fn to_cost(&self) -> Cost {
+        Cost::request().bytes(self.estimated_bytes())
+    }
+}
+
+/// A part of a model's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part<'a> {
+    /// Text, by its tokens.
+    Text {
+        /// Tokens.
+        tokens: u64,
+    },
+    /// An image, sent as it is.
+    Image {
+        /// Its length.
+        bytes: u64,
+    },
+    /// Something that is only pointed to.
+    Pointer {
+        /// Where it is.
+        location: &'a str,
+    },
+    /// Anything else; it counts for nothing.
+    Unknown,
+}
+
+impl EstimateBytes for Part<'_> {
+    fn estimated_bytes(&self) -> u64 {
+        match self {
+            Self::Text { tokens } => tokens.saturating_mul(BYTES_PER_TOKEN),
+            Self::Image { bytes } => *bytes,
+            Self::Pointer { location } => location.len() as u64,
+            Self::Unknown => 0,
+        }
+    }
+}
+
+impl<P: EstimateBytes> EstimateBytes for [P] {
+    fn estimated_bytes(&self) -> u64 {
+        self.iter().fold(0, |sum, part| sum.saturating_add(part.estimated_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t15_each_kind_of_part_has_its_estimate() {
+        let table = [
+            (Part::Text { tokens: 15 }, 150),
+            (Part::Text { tokens: u64::MAX }, u64::MAX),
+            (Part::Image { bytes: 4_096 }, 4_096),
+            (Part::Pointer { location: "s3://bucket/key" }, 15),
+            (Part::Unknown, 0),
+        ];
+        for (part, bytes) in table {
+            assert_eq!(part.estimated_bytes(), bytes, "{part:?}");
+        }
+        let prompt = [Part::Text { tokens: 1 }, Part::Unknown, Part::Image { bytes: 7 }];
+        assert_eq!(prompt.to_cost(), Cost::request().bytes(17));
+    }
+}

@@ -1,0 +1,35 @@
+//! The guide: how to use a throttle, page by page. Every code block here is compiled and run as a test.
+//!
+//! | page | read it when |
+//! |---|---|
+//! | [`quick_start`] | you have five minutes |
+//! | [`gates`] | you choose what is to be limited |
+//! | [`outcomes`] | you tell the throttle how a request went |
+//! | [`retry`] | failed work is to be tried again |
+//! | [`layered`] | your requests differ a lot in size |
+//! | [`progress`] | you run a batch and want to see how far it is |
+//! | [`testing`] | you test code of your own that uses a throttle |
+//!
+//! The examples are whole programs: `cargo run --example llm_batch`, and likewise `layered`, `shutdown`,
+//! `blocking` and `hello`.
+
+#[doc = include_str!("guide/quick_start.md")]
+pub mod quick_start {}
+
+#[doc = include_str!("guide/gates.md")]
+pub mod gates {}
+
+#[doc = include_str!("guide/outcomes.md")]
+pub mod outcomes {}
+
+#[doc = include_str!("guide/retry.md")]
+pub mod retry {}
+
+#[doc = include_str!("guide/layered.md")]
+pub mod layered {}
+
+#[doc = include_str!("guide/progress.md")]
+pub mod progress {}
+
+#[doc = include_str!("guide/testing.md")]
+pub mod testing {}

@@ -1,0 +1,435 @@
+//! Work under a throttle, tried again as often as it is worth it.
+//!
+//! Every attempt is admitted anew and holds its permit only while it runs: nobody sleeps on a permit. Where the
+//! far side asked for a pause, that shared pause is the wait, and nobody sleeps beside it. What decides is one
+//! [`Course`]; a future and a thread drive the same.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::cost::Cost;
+use tidegate_core::outcome::Outcome;
+use tidegate_core::refused::Refused;
+use tidegate_core::retry::{Retries, Retry, WhenRefused};
+use tidegate_core::time::Instant;
+
+use crate::permit::Permit;
+use crate::state::{Effects, State};
+use crate::throttle::{Inner, Throttle};
+
+/// Which attempt is running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Attempt {
+    /// Counted from 0.
+    pub number: u32,
+}
+
+/// What an attempt's result means: how it went, and whether it is worth another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a class does nothing until it is answered to a runner"]
+pub struct Class {
+    outcome: Outcome,
+    again: bool,
+}
+
+impl Class {
+    /// It went like this, and that is the end of it.
+    pub const fn end(outcome: Outcome) -> Self {
+        Self { outcome, again: false }
+    }
+
+    /// It went like this, and is worth another attempt.
+    pub const fn again(outcome: Outcome) -> Self {
+        Self { outcome, again: true }
+    }
+}
+
+/// Reads a result.
+///
+/// Any `Fn(&Result<T, E>) -> Class` does; [`EveryError`] is the default.
+pub trait Classify<T, E> {
+    /// What `result` means.
+    fn classify(&self, result: &Result<T, E>) -> Class;
+}
+
+/// Every error is a failure and worth another attempt.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EveryError;
+
+impl<T, E> Classify<T, E> for EveryError {
+    fn classify(&self, result: &Result<T, E>) -> Class {
+        match result {
+            Ok(_) => Class::end(Outcome::success()),
+            Err(_) => Class::again(Outcome::failure()),
+        }
+    }
+}
+
+impl<T, E, F: Fn(&Result<T, E>) -> Class> Classify<T, E> for F {
+    fn classify(&self, result: &Result<T, E>) -> Class {
+        self(result)
+    }
+}
+
+/// Why work under a throttle did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunError<E> {
+    /// The work never ran.
+    Refused(Refused),
+    /// The work ran and failed; its own last error, and why there was no further attempt.
+    Failed {
+        /// The work's last error.
+        error: E,
+        /// Attempts made.
+        attempts: u32,
+        /// Why there was no further one.
+        why: Stopped,
+    },
+}
+
+/// Why no further attempt was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stopped {
+    /// All attempts were made.
+    Spent,
+    /// The error is not worth another.
+    NotRetryable,
+    /// Too much of the traffic is retries already.
+    Budget,
+    /// The next attempt was not admitted: the circuit is open, the throttle is closed.
+    Refused(Refused),
+}
+
+impl<E: fmt::Display> fmt::Display for RunError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refused) => write!(f, "{refused}"),
+            Self::Failed { error, attempts, why } => write!(f, "{error} (attempt {attempts}; {why})"),
+        }
+    }
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Spent => f.write_str("no attempts are left"),
+            Self::NotRetryable => f.write_str("trying again would not help"),
+            Self::Budget => f.write_str("the retry budget is used up"),
+            Self::Refused(refused) => write!(f, "not tried again: {refused}"),
+        }
+    }
+}
+
+impl<E: std::error::Error + 'static> std::error::Error for RunError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Refused(refused) => Some(refused),
+            Self::Failed { error, .. } => Some(error),
+        }
+    }
+}
+
+impl<E> RunError<E> {
+    /// The work's own last error, if it ran.
+    pub fn into_error(self) -> Option<E> {
+        match self {
+            Self::Refused(_) => None,
+            Self::Failed { error, .. } => Some(error),
+        }
+    }
+}
+
+/// Work that runs under a throttle.
+pub type Running<T, E> = Pin<Box<dyn Future<Output = Result<T, RunError<E>>> + Send>>;
+
+impl Throttle {
+    /// Runs `work` under a permit, and again as the throttle's [`Retry`] says.
+    ///
+    /// ```
+    /// use tidegate::{Cost, Retry, Throttle};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let throttle = Throttle::gentle().retry(Retry::attempts(3)).build()?;
+    /// let reply = throttle
+    ///     .run(Cost::request(), |attempt| async move {
+    ///         if attempt.number < 2 { Err("503") } else { Ok("hello") }
+    ///     })
+    ///     .await;
+    /// assert_eq!(reply, Ok("hello"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RunError::Refused`] if the work never ran, else the work's own last error and why it was the last.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the running attempt, which counts as ignored; nothing is tried again.
+    pub async fn run<T, E, F, W>(&self, cost: impl Into<Cost>, work: F) -> Result<T, RunError<E>>
+    where
+        F: FnMut(Attempt) -> W,
+        W: Future<Output = Result<T, E>>,
+    {
+        self.runner().run(cost, work).await
+    }
+
+    /// [`run`](Self::run) for blocking code.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub fn run_blocking<T, E>(
+        &self,
+        cost: impl Into<Cost>,
+        work: impl FnMut(Attempt) -> Result<T, E>,
+    ) -> Result<T, RunError<E>> {
+        self.runner().run_blocking(cost, work)
+    }
+
+    /// A runner with the throttle's [`Retry`], to be changed.
+    pub fn runner(&self) -> Runner<'_, EveryError> {
+        let retry = self.inner.lock().plan.draft().retry.clone();
+        Runner { throttle: self, retry, classify: EveryError }
+    }
+
+    /// Makes a throttled function of `work`: each call is a [`run`](Self::run) of its own.
+    ///
+    /// ```
+    /// use tidegate::{Cost, Throttle};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let double = Throttle::new().wrap(Cost::request(), |number: u32| async move { Ok::<_, ()>(2 * number) });
+    /// assert_eq!(double(21).await, Ok(42));
+    /// # }
+    /// ```
+    pub fn wrap<A, T, E, F, W>(&self, cost: Cost, work: F) -> impl Fn(A) -> Running<T, E> + use<A, T, E, F, W>
+    where
+        A: Clone + Send + Sync + 'static,
+        T: Send + 'static,
+        E: Send + 'static,
+        F: Fn(A) -> W + Send + Sync + 'static,
+        W: Future<Output = Result<T, E>> + Send,
+    {
+        let (throttle, work) = (self.clone(), Arc::new(work));
+        move |argument| {
+            let (throttle, work) = (throttle.clone(), Arc::clone(&work));
+            Box::pin(async move { throttle.run(cost, |_| work(argument.clone())).await })
+        }
+    }
+}
+
+/// Runs work under a throttle; made by [`Throttle::runner`].
+///
+/// ```
+/// use tidegate::{Class, Cost, Outcome, Retry, Throttle};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// let throttle = Throttle::new();
+/// let reply = throttle
+///     .runner()
+///     .retry(Retry::attempts(4))
+///     .classify(|reply: &Result<u32, u16>| match reply {
+///         Ok(tokens) => Class::end(Outcome::success().spent(Cost::request().tokens(u64::from(*tokens)))),
+///         Err(429) => Class::again(Outcome::overload()),
+///         Err(500..) => Class::again(Outcome::failure()),
+///         Err(_) => Class::end(Outcome::ignored()), // our own mistake
+///     })
+///     .run(Cost::request(), |_| async { Err(404) })
+///     .await;
+/// assert_eq!(reply.unwrap_err().into_error(), Some(404));
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a runner does nothing until it runs something"]
+pub struct Runner<'a, C> {
+    throttle: &'a Throttle,
+    retry: Retry,
+    classify: C,
+}
+
+impl<'a, C> Runner<'a, C> {
+    /// Another rule for trying again.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Another reading of results.
+    ///
+    /// An `Ok` may be worth another attempt too (a response that says 429); the last one is answered as it is.
+    pub fn classify<T, E, D: Fn(&Result<T, E>) -> Class>(self, classify: D) -> Runner<'a, D> {
+        Runner { throttle: self.throttle, retry: self.retry, classify }
+    }
+
+    /// Runs `work`, and again as the rule says.
+    ///
+    /// # Errors
+    /// As [`Throttle::run`].
+    ///
+    /// # Cancel safety
+    /// As [`Throttle::run`].
+    pub async fn run<T, E, F, W>(&self, cost: impl Into<Cost>, mut work: F) -> Result<T, RunError<E>>
+    where
+        C: Classify<T, E>,
+        F: FnMut(Attempt) -> W,
+        W: Future<Output = Result<T, E>>,
+    {
+        let cost = cost.into();
+        let mut course = Course::begin(&self.throttle.inner, &self.retry);
+        loop {
+            let step = match self.throttle.acquire(cost).await {
+                Err(refused) => course.refused(refused),
+                Ok(permit) => {
+                    let result = work(course.attempt()).await;
+                    let class = self.classify.classify(&result);
+                    course.judge(permit, result, class)
+                }
+            };
+            match step {
+                Step::Done(result) => return result,
+                Step::AskAgain(None) => {}
+                Step::AskAgain(Some(at)) => self.throttle.inner.clock().sleep_until(at).await,
+            }
+        }
+    }
+
+    /// [`run`](Self::run) for blocking code.
+    ///
+    /// # Errors
+    /// As [`Throttle::run`].
+    pub fn run_blocking<T, E>(
+        &self,
+        cost: impl Into<Cost>,
+        mut work: impl FnMut(Attempt) -> Result<T, E>,
+    ) -> Result<T, RunError<E>>
+    where
+        C: Classify<T, E>,
+    {
+        let cost = cost.into();
+        let mut course = Course::begin(&self.throttle.inner, &self.retry);
+        loop {
+            let step = match self.throttle.acquire_blocking(cost) {
+                Err(refused) => course.refused(refused),
+                Ok(permit) => {
+                    let result = work(course.attempt());
+                    let class = self.classify.classify(&result);
+                    course.judge(permit, result, class)
+                }
+            };
+            match step {
+                Step::Done(result) => return result,
+                Step::AskAgain(None) => {}
+                Step::AskAgain(Some(at)) => {
+                    let clock = self.throttle.inner.clock();
+                    while clock.now() < at {
+                        clock.park_until(at);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The course of one piece of work: what has been tried, and what comes next.
+struct Course<'a, T, E> {
+    inner: &'a Arc<Inner>,
+    retry: &'a Retry,
+    attempts: u32,
+    /// What the last attempt came to, while another is to follow.
+    last: Option<Result<T, E>>,
+}
+
+/// What comes next.
+enum Step<T, E> {
+    Done(Result<T, RunError<E>>),
+    /// Asks for admission again, not before the time if there is one.
+    AskAgain(Option<Instant>),
+}
+
+impl<'a, T, E> Course<'a, T, E> {
+    fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
+        if let Some(budget) = retry.retry_budget() {
+            let now = inner.clock().now();
+            inner.lock().retries.get_or_insert_with(|| Box::new(Retries::new(&budget))).begin(now);
+        }
+        Self { inner, retry, attempts: 0, last: None }
+    }
+
+    const fn attempt(&self) -> Attempt {
+        Attempt { number: self.attempts }
+    }
+
+    /// An attempt was not admitted.
+    fn refused(&mut self, refused: Refused) -> Step<T, E> {
+        if let (WhenRefused::Wait, Some(span)) = (self.retry.refusal(), refused.retry_after()) {
+            return Step::AskAgain(Some(self.inner.clock().now() + span));
+        }
+        let Some(last) = self.last.take() else { return Step::Done(Err(RunError::Refused(refused))) };
+        // The last attempt was settled as one that would be followed by another.
+        self.inner.complete();
+        Step::Done(self.end(last, Stopped::Refused(refused)))
+    }
+
+    /// An attempt ended: settles it, and says what comes next.
+    fn judge(&mut self, permit: Permit<'_>, result: Result<T, E>, class: Class) -> Step<T, E> {
+        self.attempts += 1;
+        let why = if !class.again {
+            Some(Stopped::NotRetryable)
+        } else if self.attempts >= self.retry.attempts_max() {
+            Some(Stopped::Spent)
+        } else if !self.takes_retry() {
+            Some(Stopped::Budget)
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            permit.settle(class.outcome);
+            return Step::Done(self.end(result, why));
+        }
+        permit.settle(class.outcome.retried());
+        self.last = Some(result);
+        Step::AskAgain(self.delay())
+    }
+
+    fn end(&self, result: Result<T, E>, why: Stopped) -> Result<T, RunError<E>> {
+        result.map_err(|error| RunError::Failed { error, attempts: self.attempts, why })
+    }
+
+    fn takes_retry(&self) -> bool {
+        let Some(budget) = self.retry.retry_budget() else { return true };
+        let now = self.inner.clock().now();
+        let mut state = self.inner.lock();
+        state.retries.get_or_insert_with(|| Box::new(Retries::new(&budget))).take(&budget, now)
+    }
+
+    /// How long to stay away; a pause that all share replaces a wait of one's own.
+    fn delay(&self) -> Option<Instant> {
+        let now = self.inner.clock().now();
+        let mut state = self.inner.lock();
+        let State { plan, gates, .. } = &mut *state;
+        if gates.is_paused(plan, now) {
+            return None;
+        }
+        let delay = gates.delay(self.retry.delays(), self.attempts - 1);
+        (delay > Duration::ZERO).then(|| now + delay)
+    }
+}
+
+impl Inner {
+    /// Counts work as completed whose last attempt was not counted.
+    fn complete(&self) {
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        let State { plan, gates, .. } = &mut *state;
+        gates.complete(plan, &mut effects.events);
+        self.release(state, effects);
+    }
+}
