@@ -109,13 +109,22 @@ impl RetryBudget {
 /// Work begun and retried in the window of a [`RetryBudget`].
 #[derive(Debug, Clone)]
 pub struct Retries {
+    budget: RetryBudget,
     tally: Tally,
 }
 
 impl Retries {
     /// Nothing begun yet.
     pub fn new(budget: &RetryBudget) -> Self {
-        Self { tally: Tally::new(budget.window, SLICES) }
+        Self { budget: *budget, tally: Tally::new(budget.window, SLICES) }
+    }
+
+    /// Counts for `budget` from now on; with another window it begins anew.
+    pub fn follow(&mut self, budget: &RetryBudget) {
+        if self.budget.window != budget.window {
+            self.tally = Tally::new(budget.window, SLICES);
+        }
+        self.budget = *budget;
     }
 
     /// Work was begun: its first attempt.
@@ -125,11 +134,11 @@ impl Retries {
 
     /// Takes one retry from the budget if there is one left.
     #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
-    pub fn take(&mut self, budget: &RetryBudget, now: Instant) -> bool {
+    pub fn take(&mut self, now: Instant) -> bool {
         let counts = self.tally.counts(now);
         let begun = counts.total - counts.bad;
-        let allowed = counts.bad < u64::from(budget.at_least)
-            || ((counts.bad + 1) as f64) <= begun as f64 * budget.share;
+        let allowed = counts.bad < u64::from(self.budget.at_least)
+            || ((counts.bad + 1) as f64) <= begun as f64 * self.budget.share;
         if allowed {
             self.tally.record(now, true);
         }
@@ -151,7 +160,7 @@ mod tests {
             let budget = RetryBudget::default();
             let mut retries = Retries::new(&budget);
             (0..begun).for_each(|_| retries.begin(at(1)));
-            let taken = (0..100).filter(|_| retries.take(&budget, at(1))).count();
+            let taken = (0..100).filter(|_| retries.take(at(1))).count();
             assert_eq!(taken, allowed, "of {begun} begun");
         }
     }
@@ -160,8 +169,18 @@ mod tests {
     fn the_budget_comes_back_with_time() {
         let budget = RetryBudget::new(0.0, 2, Duration::from_secs(10));
         let mut retries = Retries::new(&budget);
-        let taken: Vec<bool> = [0, 0, 0, 5, 10, 11].map(|when| retries.take(&budget, at(when))).into();
+        let taken: Vec<bool> = [0, 0, 0, 5, 10, 11].map(|when| retries.take(at(when))).into();
         assert_eq!(taken, [true, true, false, false, true, true]);
+    }
+
+    #[test]
+    fn another_budget_is_followed_and_another_window_begins_anew() {
+        let mut retries = Retries::new(&RetryBudget::new(0.0, 1, Duration::from_secs(10)));
+        assert!(retries.take(at(0)) && !retries.take(at(0)));
+        retries.follow(&RetryBudget::new(0.0, 2, Duration::from_secs(10)));
+        assert!(retries.take(at(0)) && !retries.take(at(0)), "one more, of two");
+        retries.follow(&RetryBudget::new(0.0, 1, Duration::from_mins(1)));
+        assert!(retries.take(at(0)) && !retries.take(at(0)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A throttle as seen at one moment.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::time::Instant;
@@ -78,6 +79,20 @@ pub enum State {
     Cooling,
     /// All is well.
     Running,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Closed => "closed",
+            Self::Draining => "draining",
+            Self::CircuitOpen => "circuit open",
+            Self::Paused => "paused",
+            Self::Recovering => "recovering",
+            Self::Cooling => "cooling",
+            Self::Running => "running",
+        })
+    }
 }
 
 /// Where a pause stands.

@@ -9,14 +9,12 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt::Display;
-use std::io::{IsTerminal as _, stderr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use tidegate::{
-    Backoff, Brake, Budget, Change, Class, Controller, Cost, Event, Jitter, Notice, Outcome, Pace, Random,
-    Retry, Slots, Snapshot, Throttle, Why,
+    Backoff, Bar, Brake, Budget, Change, Class, Controller, Cost, Event, Jitter, Notice, Outcome, Pace,
+    Random, Retry, Slots, Snapshot, Throttle, Why,
 };
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -59,6 +57,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut random = Random::seeded(2);
 
     show.say(&format!("{PROMPTS} prompts, up to 8 slots, 24000 tokens a second"));
+    let bar = show.bar.watch(&throttle);
     let watching = tokio::spawn(watch(throttle.clone(), show.clone()));
     let mut tasks = JoinSet::new();
     for _ in 0..PROMPTS {
@@ -81,6 +80,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     watching.abort();
+    drop(bar);
     let retries = throttle.snapshot().admitted - PROMPTS;
     throttle.drain().await;
     show.summary(done, retries, tokens);
@@ -106,7 +106,7 @@ async fn watch(throttle: Throttle, show: Show) {
 #[derive(Clone)]
 struct Show {
     start: Instant,
-    bar: ProgressBar,
+    bar: Bar,
     slowest: Arc<Mutex<Option<Slowest>>>,
 }
 
@@ -120,11 +120,7 @@ struct Slowest {
 
 impl Show {
     fn new() -> Self {
-        let bar = if stderr().is_terminal() { ProgressBar::new(PROMPTS) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("[{bar:20}] {pos}/{len}  {msg}")
-            .map(|style| style.progress_chars("=> "));
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self { start: Instant::now(), bar, slowest: Arc::default() }
+        Self { start: Instant::now(), bar: Bar::new(), slowest: Arc::default() }
     }
 
     /// One plain line, above the live one where there is one.
@@ -135,10 +131,7 @@ impl Show {
 
     fn look(&self, seen: &Snapshot, rate: u64, is_whole_second: bool) {
         let slots = seen.slots.unwrap_or(0);
-        let state = format!("{:?}", seen.state).to_lowercase();
-        let eta = seen.eta.map_or_else(|| "?".to_owned(), |eta| format!("{:.1} s", eta.as_secs_f64()));
-        self.bar.set_position(seen.completed);
-        self.bar.set_message(format!("{rate:>2}/s  {slots} of 8 slots  {state:<8}  ETA {eta}"));
+        let state = seen.state.to_string();
         let mut slowest = lock(&self.slowest);
         if is_whole_second && slowest.as_ref().is_none_or(|slowest| rate < slowest.rate) {
             *slowest = Some(Slowest { at: self.start.elapsed(), rate, slots, state });
@@ -169,7 +162,6 @@ impl Show {
     }
 
     fn summary(&self, done: u64, retries: u64, tokens: u64) {
-        self.bar.finish_and_clear();
         self.say(&format!("{done} of {PROMPTS} done, {retries} retries, {tokens} tokens used"));
         if let Some(Slowest { at, rate, slots, state }) = &*lock(&self.slowest) {
             let at = at.as_secs_f64();

@@ -29,6 +29,8 @@
 //! holding anything, and whoever waits is served in the order of asking.
 
 mod acquire;
+#[cfg(feature = "bar")]
+mod bar;
 mod builder;
 mod clock;
 #[cfg(feature = "config")]
@@ -55,6 +57,8 @@ mod thread_waker;
 mod throttle;
 mod waiting;
 
+#[cfg(feature = "bar")]
+pub use bar::{Bar, Watching};
 pub use builder::Builder;
 pub use clock::{Clock, FastClock, Sleep, TokioClock};
 #[cfg(feature = "config")]

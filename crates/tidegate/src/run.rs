@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::refused::Refused;
-use tidegate_core::retry::{Retries, Retry, WhenRefused};
+use tidegate_core::retry::{Retry, WhenRefused};
 use tidegate_core::time::Instant;
 
 use crate::permit::Permit;
@@ -358,7 +358,7 @@ impl<'a, T, E> Course<'a, T, E> {
     fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
         if let Some(budget) = retry.retry_budget() {
             let now = inner.clock().now();
-            inner.lock().retries.get_or_insert_with(|| Box::new(Retries::new(&budget))).begin(now);
+            inner.lock().retries(&budget).begin(now);
         }
         Self { inner, retry, attempts: 0, last: None }
     }
@@ -406,8 +406,7 @@ impl<'a, T, E> Course<'a, T, E> {
     fn takes_retry(&self) -> bool {
         let Some(budget) = self.retry.retry_budget() else { return true };
         let now = self.inner.clock().now();
-        let mut state = self.inner.lock();
-        state.retries.get_or_insert_with(|| Box::new(Retries::new(&budget))).take(&budget, now)
+        self.inner.lock().retries(&budget).take(now)
     }
 
     /// How long to stay away; a pause that all share replaces a wait of one's own.

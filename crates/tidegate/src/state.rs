@@ -9,7 +9,7 @@ use tidegate_core::event::Event;
 use tidegate_core::gate::Gates;
 use tidegate_core::plan::Plan;
 use tidegate_core::refused::Refused;
-use tidegate_core::retry::Retries;
+use tidegate_core::retry::{Retries, RetryBudget};
 use tidegate_core::time::Instant;
 use tidegate_core::verdict::{Gate, Verdict, Wait};
 
@@ -57,6 +57,13 @@ pub(crate) enum Entry {
 impl State {
     pub(crate) fn waiting(&self) -> u32 {
         self.queue.as_ref().map_or(0, |queue| queue.waiting())
+    }
+
+    /// Work begun and retried, counted for `budget`.
+    pub(crate) fn retries(&mut self, budget: &RetryBudget) -> &mut Retries {
+        let retries = self.retries.get_or_insert_with(|| Box::new(Retries::new(budget)));
+        retries.follow(budget);
+        retries
     }
 
     /// Admits a newcomer if nobody waits and all gates admit it. It does not overtake.
