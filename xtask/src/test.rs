@@ -31,7 +31,7 @@ pub(crate) fn run(depth: Depth) -> Result<()> {
     steps.run("tests", || tests(depth))?;
     steps.run("model", || model(depth))?;
     steps.run("model-clippy", model_clippy)?;
-    steps.run("example", || step::stream(&mut cargo("run --quiet --example hello")))?;
+    steps.run("examples", examples)?;
     steps.run("docs", || {
         step::stream(cargo("doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings"))
     })?;
@@ -49,10 +49,18 @@ fn tests(depth: Depth) -> Result<()> {
     step::stream(&mut tests)
 }
 
+/// Each must run to its end; what they print is for people.
+fn examples() -> Result<()> {
+    for name in ["hello", "layered", "shutdown", "blocking", "llm_batch"] {
+        step::stream(&mut cargo(&format!("run --quiet --example {name}")))?;
+    }
+    Ok(())
+}
+
 fn model(depth: Depth) -> Result<()> {
     let mut model = cargo("test --release -p tidegate --features test-util --test model");
     if depth == Depth::Deep {
-        model.env("TIDEGATE_MODEL_DEEP", "1");
+        model.env("MODEL_DEEP", "1");
     }
     step::stream(as_model(&mut model))
 }

@@ -78,18 +78,8 @@ impl Inner {
     #[cold]
     fn let_in<'a>(&'a self, state: MutexGuard<'a, State>, reading: Option<Instant>, events: Vec<Event>) {
         let mut effects = Effects { events, ..Effects::default() };
-        let (mut state, now) = match reading {
-            Some(now) => (state, now),
-            None if !state.gates.needs_time(&state.plan) => {
-                let latest = state.gates.latest();
-                (state, latest)
-            }
-            // Nothing was learned, so nothing happened that others could hear of out of order.
-            None => {
-                drop(state);
-                self.lock_timed(None)
-            }
-        };
+        // Where the lock is let go to read the clock nothing was learned, so nothing is told out of order.
+        let (mut state, now) = self.time(state, reading);
         state.pump_after(now, &mut effects);
         self.release(state, effects);
     }

@@ -232,10 +232,19 @@ impl Inner {
         self.settles_timed.load(Ordering::Relaxed)
     }
 
-    /// The lock and the time. Where the time turns out to be needed after all, it is read without the lock.
+    /// The lock and the time.
     #[inline]
     pub(crate) fn lock_timed(&self, reading: Option<Instant>) -> (MutexGuard<'_, State>, Instant) {
-        let state = self.lock();
+        self.time(self.lock(), reading)
+    }
+
+    /// The time beside a lock that is held. Where it turns out to be needed after all, it is read without the lock.
+    #[inline]
+    pub(crate) fn time<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        reading: Option<Instant>,
+    ) -> (MutexGuard<'a, State>, Instant) {
         match reading {
             Some(now) => (state, now),
             None if !state.gates.needs_time(&state.plan) => {

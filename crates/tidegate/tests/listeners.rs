@@ -20,6 +20,24 @@ fn touchy() -> Builder {
         .clock(ManualClock::new())
 }
 
+/// A throttle whose listener is stuck in the first event until the sender is dropped, and the thread that tells it.
+fn with_a_stuck_listener() -> (Throttle, mpsc::Sender<()>, thread::JoinHandle<()>) {
+    let (started, begun) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let throttle = touchy()
+        .on_state_change(move |_| {
+            let _ = started.send(());
+            let _ = released.lock().map(|released| released.recv());
+        })
+        .build()
+        .expect("within the bounds");
+    let teller = throttle.clone();
+    let telling = thread::spawn(move || teller.record_failure());
+    begun.recv().expect("the listener was called");
+    (throttle, release, telling)
+}
+
 #[test]
 fn events_are_told_in_order_with_their_numbers() {
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -80,19 +98,7 @@ fn a_listener_may_call_the_throttle_again() {
 
 #[test]
 fn a_slow_listener_holds_up_nobody_but_the_thread_that_tells() {
-    let (started, begun) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
-    let released = Mutex::new(released);
-    let throttle = touchy()
-        .on_state_change(move |_| {
-            let _ = started.send(());
-            let _ = released.lock().unwrap().recv();
-        })
-        .build()
-        .unwrap();
-    let teller = throttle.clone();
-    let telling = thread::spawn(move || teller.record_failure());
-    begun.recv().unwrap();
+    let (throttle, release, telling) = with_a_stuck_listener();
     // The listener is stuck; everybody else enters, settles, waits and is granted as ever, events included.
     let held: Vec<_> = std::iter::from_fn(|| throttle.try_acquire(REQUEST).ok()).collect();
     assert_eq!(held.len(), 4);
@@ -125,19 +131,7 @@ async fn a_slow_reader_loses_the_oldest_events_and_knows_how_many() {
 
 #[test]
 fn events_for_a_stuck_listener_are_bounded_and_counted() {
-    let (started, begun) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
-    let released = Mutex::new(released);
-    let throttle = touchy()
-        .on_state_change(move |_| {
-            let _ = started.send(());
-            let _ = released.lock().unwrap().recv();
-        })
-        .build()
-        .unwrap();
-    let teller = throttle.clone();
-    let telling = thread::spawn(move || teller.record_failure());
-    begun.recv().unwrap();
+    let (throttle, release, telling) = with_a_stuck_listener();
     for _ in 0..1_100 {
         throttle.retune(|limits| limits.total = None).unwrap();
     }

@@ -24,7 +24,7 @@ const REQUEST: Cost = Cost::request();
 static ONE_AT_A_TIME: StdMutex<()> = StdMutex::new(());
 
 fn schedules() -> usize {
-    if std::env::var_os("TIDEGATE_MODEL_DEEP").is_some() { 1_000_000 } else { 100_000 }
+    if std::env::var_os("MODEL_DEEP").is_some() { 1_000_000 } else { 100_000 }
 }
 
 fn explore(model: fn()) {
