@@ -43,14 +43,17 @@ impl Progress {
 
     /// The milestone that the last completion reached: the multiple of `step` percent of `total` that was crossed.
     pub fn milestone(&self, total: u64, step: u32) -> Option<u32> {
+        if total == 0 {
+            return None;
+        }
         let reached = |completed: u64| {
-            let percent = u128::from(completed.min(total)) * 100 / u128::from(total.max(1));
+            let percent = u128::from(completed.min(total)) * 100 / u128::from(total);
             let step = u128::from(step.max(1));
             // The whole is a milestone, whatever the step.
             if percent == 100 { 100 } else { u32::try_from(percent / step * step).unwrap_or(100) }
         };
         let (before, now) = (reached(self.completed.saturating_sub(1)), reached(self.completed));
-        (total > 0 && now > before).then_some(now)
+        (now > before).then_some(now)
     }
 
     /// Completions in percent of `total`, at most 100; `None` without a total.

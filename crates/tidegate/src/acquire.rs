@@ -35,10 +35,10 @@ impl Throttle {
     #[inline]
     pub async fn acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
-        let reading = match self.inner.enter_plain(cost) {
-            Ok(charge) => return Ok(Permit::new(&self.inner, charge)),
-            Err(reading) => reading,
-        };
+        let reading = self.inner.reading();
+        if let Some(charge) = self.inner.enter_plain(cost, reading) {
+            return Ok(Permit::new(&self.inner, charge));
+        }
         match self.inner.enter(cost, reading) {
             Entry::Admitted(charge) => self.permit(Ok(charge)),
             Entry::Refused(refused) => Err(refused),
@@ -75,9 +75,10 @@ impl Throttle {
     #[inline]
     pub fn try_acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
-        match self.inner.enter_plain(cost) {
-            Ok(charge) => Ok(Permit::new(&self.inner, charge)),
-            Err(reading) => self.try_any(cost, reading),
+        let reading = self.inner.reading();
+        match self.inner.enter_plain(cost, reading) {
+            Some(charge) => Ok(Permit::new(&self.inner, charge)),
+            None => self.try_any(cost, reading),
         }
     }
 
@@ -134,24 +135,20 @@ impl Throttle {
 
 impl Inner {
     /// The short way in, small enough to become part of the caller: nobody waits, and slots and a rate are all
-    /// there is.
-    ///
-    /// An error says nothing about the request. It is the clock's reading, if there was one: the long way
-    /// decides, and does not read again.
+    /// there is. `None` says nothing about the request: the long way decides.
     #[inline]
-    fn enter_plain(&self, cost: Cost) -> Result<Charge, Option<Instant>> {
-        let reading = self.reading();
+    fn enter_plain(&self, cost: Cost, reading: Option<Instant>) -> Option<Charge> {
         if !self.is_plain() {
-            return Err(reading);
+            return None;
         }
         let mut state = self.lock();
         // Without a reading although time matters: the plan changed a moment ago.
         if state.waiting() > 0 || (reading.is_none() && state.plan.is_timed()) {
-            return Err(reading);
+            return None;
         }
         let State { plan, gates, .. } = &mut *state;
         let now = reading.unwrap_or(gates.latest());
-        gates.admit_plain(plan, cost, now).ok_or(reading)
+        gates.admit_plain(plan, cost, now)
     }
 
     /// The way in when nobody waits: one lock, one decision.
