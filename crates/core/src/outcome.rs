@@ -2,10 +2,10 @@
 //!
 //! | outcome | circuit | controller | pause | progress | budget |
 //! |---|---|---|---|---|---|
-//! | success | success | learns, latency sampled | only if hinted | +1 | spent, else estimate |
-//! | failure | failure | learns, latency not sampled | only if hinted | +1 if final | spent, else returned |
-//! | overload, no hint | failure | one decrease per wave | size rule | +1 if final | spent, else returned |
-//! | overload with hint | nothing | one decrease per wave | hint (max) | +1 if final | spent, else returned |
+//! | success | success | learns, latency sampled | only if hinted | +1 if final | spent or reported, else estimate |
+//! | failure | failure | learns, latency not sampled | only if hinted | +1 if final | spent or reported, else returned |
+//! | overload, no hint | failure | one decrease per wave | size rule | +1 if final | spent or reported, else returned |
+//! | overload with hint | nothing | one decrease per wave | hint (max) | +1 if final | spent or reported, else returned |
 //! | ignored, drop, panic | probe back | nothing | nothing | 0 | spent or reported stays, rest returns |
 //!
 //! The table is carried out in `gate/settle.rs`, and tested there row by row.

@@ -119,12 +119,9 @@ impl Retries {
         Self { budget: *budget, tally: Tally::new(budget.window, SLICES) }
     }
 
-    /// Counts for `budget` from now on; with another window it begins anew.
-    pub fn follow(&mut self, budget: &RetryBudget) {
-        if self.budget.window != budget.window {
-            self.tally = Tally::new(budget.window, SLICES);
-        }
-        self.budget = *budget;
+    /// The budget it counts for.
+    pub const fn budget(&self) -> &RetryBudget {
+        &self.budget
     }
 
     /// Work was begun: its first attempt.
@@ -171,16 +168,6 @@ mod tests {
         let mut retries = Retries::new(&budget);
         let taken: Vec<bool> = [0, 0, 0, 5, 10, 11].map(|when| retries.take(at(when))).into();
         assert_eq!(taken, [true, true, false, false, true, true]);
-    }
-
-    #[test]
-    fn another_budget_is_followed_and_another_window_begins_anew() {
-        let mut retries = Retries::new(&RetryBudget::new(0.0, 1, Duration::from_secs(10)));
-        assert!(retries.take(at(0)) && !retries.take(at(0)));
-        retries.follow(&RetryBudget::new(0.0, 2, Duration::from_secs(10)));
-        assert!(retries.take(at(0)) && !retries.take(at(0)), "one more, of two");
-        retries.follow(&RetryBudget::new(0.0, 1, Duration::from_mins(1)));
-        assert!(retries.take(at(0)) && !retries.take(at(0)));
     }
 
     #[test]

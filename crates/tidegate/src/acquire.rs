@@ -48,8 +48,8 @@ impl Throttle {
 
     /// [`acquire`](Self::acquire), but no longer than `span`.
     ///
-    /// It is refused as soon as it is clear that time will not do: when what is asked for by those ahead and
-    /// its own cost cannot pass the timed gates before then.
+    /// It is refused as soon as it is clear that time will not do: when those ahead and itself cannot pass pause,
+    /// pace and rate before then, or its tokens do not fit into the budget beside what was used for good.
     ///
     /// # Errors
     /// As `acquire`, and [`Refused::Limited`] when `span` is over or cannot be met.

@@ -17,7 +17,7 @@ use crate::clock::{Clock, TokioClock};
 use crate::events::{Listener, Sinks, Watcher};
 use crate::throttle::{Setup, Throttle};
 
-/// Says what limits; made by [`Throttle::builder`] and [`Throttle::gentle`].
+/// Says what limits; made by [`Throttle::builder`], [`Throttle::gentle`] and [`Throttle::layered`].
 ///
 /// ```
 /// use std::time::Duration;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::cost::Cost;
-use tidegate_core::outcome::Outcome;
+use tidegate_core::outcome::{Kind, Outcome};
 use tidegate_core::refused::Refused;
 use tidegate_core::retry::{Retry, WhenRefused};
 use tidegate_core::time::Instant;
@@ -278,6 +278,7 @@ struct Course<'a, T, E> {
     attempts: u32,
     /// What the last attempt came to, while another is to follow.
     last: Option<Result<T, E>>,
+    last_kind: Kind,
 }
 
 /// What comes next.
@@ -291,9 +292,11 @@ impl<'a, T, E> Course<'a, T, E> {
     fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
         if let Some(budget) = retry.retry_budget() {
             let now = inner.clock().now();
-            inner.lock().retries(&budget).begin(now);
+            let mut state = inner.lock();
+            let now = now.max(state.gates.latest());
+            state.retries(&budget).begin(now);
         }
-        Self { inner, retry, attempts: 0, last: None }
+        Self { inner, retry, attempts: 0, last: None, last_kind: Kind::Ignored }
     }
 
     const fn attempt(&self) -> Attempt {
@@ -306,8 +309,10 @@ impl<'a, T, E> Course<'a, T, E> {
             return Step::AskAgain(Some(self.inner.clock().now() + span));
         }
         let Some(last) = self.last.take() else { return Step::Done(Err(RunError::Refused(refused))) };
-        // The last attempt was settled as one that would be followed by another.
-        self.inner.complete();
+        // The last attempt was settled as one that would be followed by another, and so not counted.
+        if self.last_kind != Kind::Ignored {
+            self.inner.complete();
+        }
         Step::Done(self.end(last, Stopped::Refused(refused)))
     }
 
@@ -329,6 +334,7 @@ impl<'a, T, E> Course<'a, T, E> {
         }
         permit.settle(class.outcome.retried());
         self.last = Some(result);
+        self.last_kind = class.outcome.kind();
         Step::AskAgain(self.delay())
     }
 
@@ -339,7 +345,9 @@ impl<'a, T, E> Course<'a, T, E> {
     fn takes_retry(&self) -> bool {
         let Some(budget) = self.retry.retry_budget() else { return true };
         let now = self.inner.clock().now();
-        self.inner.lock().retries(&budget).take(now)
+        let mut state = self.inner.lock();
+        let now = now.max(state.gates.latest());
+        state.retries(&budget).take(now)
     }
 
     /// How long to stay away; a pause that all share replaces a wait of one's own.

@@ -19,6 +19,8 @@ use crate::queue::{Fate, Queue, Returned, Ticket, Timer};
 
 /// Grants under one lock; then the lock is let go, and those granted are woken.
 const GRANTS_MAX: usize = 32;
+/// Retry budgets a throttle counts for at the same time; another one takes the place of the oldest.
+const BUDGETS_MAX: usize = 8;
 /// A grant that nobody has come for in this long is told of.
 const UNSEEN_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -29,8 +31,8 @@ pub(crate) struct State {
     pub(crate) gates: Gates,
     /// Made with the first waiter.
     pub(crate) queue: Option<Box<Queue>>,
-    /// Made with the first work under a retry budget.
-    pub(crate) retries: Option<Box<Retries>>,
+    /// What was retried under each budget that runners brought; empty, and so without memory, where none did.
+    pub(crate) retries: Vec<Retries>,
 }
 
 /// What is to be done once the lock is gone.
@@ -61,9 +63,15 @@ impl State {
 
     /// Work begun and retried, counted for `budget`.
     pub(crate) fn retries(&mut self, budget: &RetryBudget) -> &mut Retries {
-        let retries = self.retries.get_or_insert_with(|| Box::new(Retries::new(budget)));
-        retries.follow(budget);
-        retries
+        let known = self.retries.iter().position(|retries| retries.budget() == budget);
+        let index = known.unwrap_or_else(|| {
+            if self.retries.len() == BUDGETS_MAX {
+                self.retries.remove(0);
+            }
+            self.retries.push(Retries::new(budget));
+            self.retries.len() - 1
+        });
+        &mut self.retries[index]
     }
 
     /// Admits a newcomer if nobody waits and all gates admit it. It does not overtake.

@@ -96,7 +96,7 @@ impl Throttle {
                 timed: AtomicBool::new(plan.is_timed()),
                 settles_timed: AtomicBool::new(plan.settles_timed()),
                 plain: AtomicBool::new(plan.is_plain()),
-                state: Mutex::new(State { plan, gates, queue: None, retries: None }),
+                state: Mutex::new(State { plan, gates, queue: None, retries: Vec::new() }),
                 drained: Notify::new(),
             }),
         }

@@ -33,6 +33,8 @@ pub(crate) struct Waiting<'a> {
     keeper: Option<u32>,
     /// Its home where it has no runtime for one.
     alone: Option<Home>,
+    /// Whether a thread blocks on it: that has no runtime, wherever it runs.
+    is_thread: bool,
 }
 
 /// What a look at the line says.
@@ -44,15 +46,23 @@ enum Look {
 
 impl<'a> Waiting<'a> {
     pub(crate) fn new(inner: &'a Arc<Inner>, cost: Cost, deadline: Option<Instant>) -> Self {
-        Self { inner, cost, deadline, ticket: None, sleep: None, keep: None, keeper: None, alone: None }
+        Self {
+            inner,
+            cost,
+            deadline,
+            ticket: None,
+            sleep: None,
+            keep: None,
+            keeper: None,
+            alone: None,
+            is_thread: false,
+        }
     }
 
     /// Where it lives: a thread that blocks lives alone, a future in the runtime that polls it, if there is one.
     fn home(&mut self) -> Home {
-        if let Some(alone) = self.alone {
-            return alone;
-        }
-        Home::runtime().unwrap_or_else(|| *self.alone.insert(Home::alone()))
+        let runtime = if self.is_thread { None } else { Home::runtime() };
+        runtime.unwrap_or_else(|| *self.alone.get_or_insert_with(Home::alone))
     }
 
     /// Takes a place in line, unless it may enter after all.
@@ -132,7 +142,7 @@ impl<'a> Waiting<'a> {
     /// Blocks the thread until its turn has come.
     pub(crate) fn block(mut self) -> Result<Charge, Refused> {
         let waker = thread_waker();
-        self.alone = Some(Home::alone());
+        self.is_thread = true;
         let mut look = self.join(waker.clone(), Some(waker.clone()));
         loop {
             let ticket = match (look, self.ticket) {

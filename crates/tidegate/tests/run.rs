@@ -233,6 +233,61 @@ async fn a_retry_budget_bounds_how_much_is_tried_again() {
     assert!(out_of_budget > 80, "{out_of_budget} ended for want of budget");
 }
 
+#[tokio::test]
+async fn a_clock_that_steps_back_gives_no_retry_back() {
+    let clock = ManualClock::new();
+    clock.advance(secs(1_000));
+    let budget = RetryBudget::new(0.0, 1, secs(10));
+    let throttle = Throttle::builder()
+        .slots(Slots::fixed(1))
+        .retry(at_once(2).budget(budget))
+        .total(0)
+        .clock(clock.clone())
+        .build()
+        .unwrap();
+    for step in 0..5 {
+        clock.set(tidegate::Instant::ZERO + secs(1_000 - 100 * step));
+        let _: Result<(), _> = throttle.run(REQUEST, |_| async { Err("down") }).await;
+    }
+    assert_eq!(throttle.snapshot().admitted, 6, "five begun, and one retry in all");
+}
+
+#[tokio::test(start_paused = true)]
+async fn runners_with_other_budgets_do_not_reset_each_other() {
+    let throttle = slots(1);
+    for turn in 0..20 {
+        let window = secs(if turn % 2 == 0 { 100 } else { 200 });
+        let runner = throttle.runner().retry(at_once(2).budget(RetryBudget::new(0.0, 1, window)));
+        let _: Result<(), _> = runner.run(REQUEST, |_| async { Err("down") }).await;
+    }
+    assert_eq!(throttle.snapshot().admitted, 22, "twenty begun, and one retry for each of two budgets");
+}
+
+#[tokio::test(start_paused = true)]
+async fn progress_counts_work_and_not_attempts() {
+    let throttle = Throttle::builder()
+        .slots(Slots::fixed(1))
+        .circuit(Circuit::after_failures(9))
+        .retry(at_once(3))
+        .total(10)
+        .build()
+        .unwrap();
+    let classes = [
+        (Class::again(Outcome::success()), 1),
+        (Class::again(Outcome::failure()), 2),
+        (Class::again(Outcome::ignored()), 2),
+        (Class::end(Outcome::ignored()), 2),
+    ];
+    for (class, completed) in classes {
+        let _: Result<(), _> = throttle
+            .runner()
+            .classify(move |_: &Result<(), ()>| class)
+            .run(REQUEST, |_| async { Err(()) })
+            .await;
+        assert_eq!(throttle.snapshot().completed, completed, "{class:?}");
+    }
+}
+
 #[test]
 fn blocking_work_runs_by_the_same_rules() {
     let clock = ManualClock::new();

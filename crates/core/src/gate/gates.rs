@@ -215,7 +215,7 @@ impl Gates {
         later(firm, Gate::Budget, self.budget.ready_at(budget, cost.tokens, now), now)
     }
 
-    /// Bounds that no return of others can lower: pause, pace and rate.
+    /// Bounds that no return of others can lower at the limits of the moment: pause, pace and rate.
     #[inline]
     pub fn firm_at(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         let mut latest = later(None, Gate::Pause, self.pause.ready_at(), now);

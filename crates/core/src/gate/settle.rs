@@ -273,7 +273,7 @@ impl Gates {
     }
 
     fn tell_progress(&mut self, plan: &Plan, latency: Duration, outcome: Outcome, events: &mut Vec<Event>) {
-        if plan.draft.total.is_some() && !(outcome.retried && outcome.kind != Kind::Success) {
+        if plan.draft.total.is_some() && !outcome.retried {
             self.progress.get_or_insert_default().complete(latency);
             self.tell_milestone(plan, events);
         }

@@ -48,7 +48,7 @@ fn each_outcome_does_what_its_row_says() {
         (success.spent(tokens(55)), Some(30), (Closed, 8, None, 1, 55)),
         (success.spent(REQUEST), None, (Closed, 8, None, 1, 0)),
         (success.retry_after(hint), None, (Closed, 8, Some(2_000), 1, 40)),
-        (success.retried(), None, (Closed, 8, None, 1, 40)),
+        (success.retried(), None, (Closed, 8, None, 0, 40)),
         (failure, None, (Open, 4, None, 1, 0)),
         (failure, Some(30), (Open, 4, None, 1, 30)),
         (failure.spent(tokens(55)), None, (Open, 4, None, 1, 55)),
