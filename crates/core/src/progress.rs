@@ -15,6 +15,8 @@ pub struct Progress {
     /// In nanoseconds, each small enough that the sum is exact.
     durations: VecDeque<u64>,
     sum: u64,
+    /// The last milestone that was told.
+    told: u32,
 }
 
 impl Progress {
@@ -41,19 +43,18 @@ impl Progress {
         self.completed
     }
 
-    /// The milestone that the last completion reached: the multiple of `step` percent of `total` that was crossed.
-    pub fn milestone(&self, total: u64, step: u32) -> Option<u32> {
+    /// The multiple of `step` percent of `total` that is reached, if it is further than what was answered before.
+    pub fn milestone(&mut self, total: u64, step: u32) -> Option<u32> {
         if total == 0 {
             return None;
         }
-        let reached = |completed: u64| {
-            let percent = u128::from(completed.min(total)) * 100 / u128::from(total);
-            let step = u128::from(step.max(1));
-            // The whole is a milestone, whatever the step.
-            if percent == 100 { 100 } else { u32::try_from(percent / step * step).unwrap_or(100) }
-        };
-        let (before, now) = (reached(self.completed.saturating_sub(1)), reached(self.completed));
-        (now > before).then_some(now)
+        let percent = u128::from(self.completed.min(total)) * 100 / u128::from(total);
+        let step = u128::from(step.max(1));
+        // The whole is a milestone, whatever the step.
+        let reached = if percent == 100 { 100 } else { u32::try_from(percent / step * step).unwrap_or(100) };
+        let is_new = reached > self.told;
+        self.told = self.told.max(reached);
+        is_new.then_some(reached)
     }
 
     /// Completions in percent of `total`, at most 100; `None` without a total.
@@ -121,6 +122,9 @@ mod tests {
         assert_eq!(milestones(4, 10), [20, 50, 70, 100]);
         assert_eq!(milestones(1_000, 30), [30, 60, 90, 100]);
         assert_eq!(milestones(0, 10), [0_u32; 0], "without a total there are none");
+        let mut shrunk = Progress::default();
+        (0..55).for_each(|_| shrunk.complete(secs(1)));
+        assert_eq!((shrunk.milestone(100, 10), shrunk.milestone(50, 10)), (Some(50), Some(100)));
     }
 
     #[test]

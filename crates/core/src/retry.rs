@@ -104,24 +104,29 @@ impl RetryBudget {
     pub const fn new(share: f64, at_least: u32, window: Duration) -> Self {
         Self { share, at_least, window }
     }
+
+    /// The window over which work and retries are counted.
+    pub const fn window(&self) -> Duration {
+        self.window
+    }
 }
 
-/// Work begun and retried in the window of a [`RetryBudget`].
+/// Work begun and retried over one window, for all budgets that have it.
 #[derive(Debug, Clone)]
 pub struct Retries {
-    budget: RetryBudget,
+    window: Duration,
     tally: Tally,
 }
 
 impl Retries {
     /// Nothing begun yet.
     pub fn new(budget: &RetryBudget) -> Self {
-        Self { budget: *budget, tally: Tally::new(budget.window, SLICES) }
+        Self { window: budget.window, tally: Tally::new(budget.window, SLICES) }
     }
 
-    /// The budget it counts for.
-    pub const fn budget(&self) -> &RetryBudget {
-        &self.budget
+    /// The window it counts over.
+    pub const fn window(&self) -> Duration {
+        self.window
     }
 
     /// Work was begun: its first attempt.
@@ -131,11 +136,11 @@ impl Retries {
 
     /// Takes one retry from the budget if there is one left.
     #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
-    pub fn take(&mut self, now: Instant) -> bool {
+    pub fn take(&mut self, budget: &RetryBudget, now: Instant) -> bool {
         let counts = self.tally.counts(now);
         let begun = counts.total - counts.bad;
-        let allowed = counts.bad < u64::from(self.budget.at_least)
-            || ((counts.bad + 1) as f64) <= begun as f64 * self.budget.share;
+        let allowed = counts.bad < u64::from(budget.at_least)
+            || ((counts.bad + 1) as f64) <= begun as f64 * budget.share;
         if allowed {
             self.tally.record(now, true);
         }
@@ -157,7 +162,7 @@ mod tests {
             let budget = RetryBudget::default();
             let mut retries = Retries::new(&budget);
             (0..begun).for_each(|_| retries.begin(at(1)));
-            let taken = (0..100).filter(|_| retries.take(at(1))).count();
+            let taken = (0..100).filter(|_| retries.take(&budget, at(1))).count();
             assert_eq!(taken, allowed, "of {begun} begun");
         }
     }
@@ -166,7 +171,7 @@ mod tests {
     fn the_budget_comes_back_with_time() {
         let budget = RetryBudget::new(0.0, 2, Duration::from_secs(10));
         let mut retries = Retries::new(&budget);
-        let taken: Vec<bool> = [0, 0, 0, 5, 10, 11].map(|when| retries.take(at(when))).into();
+        let taken: Vec<bool> = [0, 0, 0, 5, 10, 11].map(|when| retries.take(&budget, at(when))).into();
         assert_eq!(taken, [true, true, false, false, true, true]);
     }
 

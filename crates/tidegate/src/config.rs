@@ -118,6 +118,9 @@ impl Config {
         Self::from_scalars(&Origin::Map, pairs)
     }
 
+    /// The prefix of variables where no other is asked for.
+    pub const PREFIX: &'static str = "TIDEGATE";
+
     /// Reads the environment of the process: with the prefix `TIDEGATE`, the variable `TIDEGATE_SLOTS_MAX` is
     /// the key `slots.max`.
     ///
@@ -126,6 +129,14 @@ impl Config {
     /// empty prefix.
     pub fn from_env(prefix: &str) -> Result<Self, ConfigError> {
         Self::from_variables(prefix, std::env::vars_os())
+    }
+
+    /// [`from_env`](Self::from_env) with the prefix [`PREFIX`](Self::PREFIX).
+    ///
+    /// # Errors
+    /// As `from_env`.
+    pub fn from_default_env() -> Result<Self, ConfigError> {
+        Self::from_env(Self::PREFIX)
     }
 
     /// Reads variables as [`from_env`](Self::from_env) does, from a list of names and values.
@@ -211,6 +222,23 @@ impl Config {
         text
     }
 
+    /// A JSON text, such that [`from_json`](Self::from_json) reads it back: one key on each line.
+    ///
+    /// ```
+    /// let config = tidegate::Config::from_map([("slots.max", "8")])?;
+    /// assert_eq!(config.to_json(), "{\n  \"slots.max\": 8\n}\n");
+    /// assert_eq!(tidegate::Config::from_json(&config.to_json())?, config);
+    /// # Ok::<(), tidegate::ConfigError>(())
+    /// ```
+    pub fn to_json(&self) -> String {
+        let lines: Vec<String> = fields()
+            .iter()
+            .filter_map(|field| Some((field.key(), self.entries.get(field.key())?)))
+            .map(|(key, entry)| format!("  \"{key}\": {}", codec::to_literal(&entry.value)))
+            .collect();
+        if lines.is_empty() { "{}\n".to_owned() } else { format!("{{\n{}\n}}\n", lines.join(",\n")) }
+    }
+
     fn from_scalars(
         origin: &Origin,
         scalars: impl IntoIterator<Item = (String, Scalar)>,
@@ -270,6 +298,6 @@ impl Throttle {
     /// # Errors
     /// Everything that is missing, without effect, or out of its bounds given the other keys.
     pub fn from_config(config: &Config) -> Result<Builder, ConfigError> {
-        config.to_draft().map(Builder::new)
+        config.to_draft().map(Builder::exactly)
     }
 }

@@ -63,6 +63,24 @@ impl<P: EstimateBytes> EstimateBytes for [P] {
     }
 }
 
+impl<P: EstimateBytes, const N: usize> EstimateBytes for [P; N] {
+    fn estimated_bytes(&self) -> u64 {
+        self.as_slice().estimated_bytes()
+    }
+}
+
+impl<P: EstimateBytes> EstimateBytes for Vec<P> {
+    fn estimated_bytes(&self) -> u64 {
+        self.as_slice().estimated_bytes()
+    }
+}
+
+impl<T: EstimateBytes + ?Sized> EstimateBytes for &T {
+    fn estimated_bytes(&self) -> u64 {
+        T::estimated_bytes(self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,5 +99,7 @@ mod tests {
         }
         let prompt = [Part::Text { tokens: 1 }, Part::Unknown, Part::Image { bytes: 7 }];
         assert_eq!(prompt.to_cost(), Cost::request().bytes(17));
+        let parts: &Vec<Part<'_>> = &prompt.to_vec();
+        assert_eq!(EstimateBytes::to_cost(&parts), prompt.to_cost());
     }
 }

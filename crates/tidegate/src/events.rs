@@ -78,16 +78,13 @@ impl Sinks {
     pub(crate) fn tell(&self, snapshot: impl Fn() -> Snapshot) {
         if let Some(stream) = self.stream.get() {
             // An error only means that nobody reads any more.
-            deliver(&self.for_stream, |notice| drop(stream.send(notice)));
+            deliver(&self.for_stream, |notice| self.guard(|| drop(stream.send(notice))));
         }
         if let Some(listener) = &self.listener {
             deliver(&self.for_listener, |notice| self.guard(|| listener(&notice)));
         }
         if let Some(watcher) = &self.watcher {
-            deliver(&self.for_watcher, |_| {
-                let seen = snapshot();
-                self.guard(|| watcher(&seen));
-            });
+            deliver(&self.for_watcher, |_| self.guard(|| watcher(&snapshot())));
         }
     }
 

@@ -262,18 +262,17 @@ impl Queue {
         self.slab.get(self.head as usize).map(|head| head.home)
     }
 
-    /// Whether the waiter behind `ticket` must keep the timer: time matters to the head and nobody keeps it at
-    /// the head's home. In a runtime the first to wait begins it, where time may come to matter (`timed`): a
-    /// head that must set it later may not be polled by then.
-    pub(crate) fn wants_keeper(&self, ticket: Ticket, timed: bool) -> bool {
+    /// Whether the waiter behind `ticket` must keep the timer.
+    ///
+    /// In a runtime, whoever finds that nobody keeps it there does: time may come to matter in any plan, and the
+    /// head may not be polled, or not even driven, by then. Elsewhere only the head keeps it, while time matters.
+    pub(crate) fn wants_keeper(&self, ticket: Ticket) -> bool {
         let Some(waiter) = self.waiter(ticket) else { return false };
-        match &self.keeper {
-            None if timed && matches!(waiter.home, Home::Runtime(_)) => true,
-            keeper => {
-                self.is_head(ticket)
-                    && self.wake_at().is_some()
-                    && keeper.as_ref().is_none_or(|keeper| keeper.home != waiter.home)
-            }
+        let is_kept = self.keeper.as_ref().is_some_and(|keeper| keeper.home == waiter.home);
+        match waiter.home {
+            _ if is_kept => false,
+            Home::Runtime(_) => true,
+            Home::Alone(_) => self.is_head(ticket) && self.wake_at().is_some(),
         }
     }
 

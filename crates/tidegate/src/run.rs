@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::backoff::{Backoff, Jitter};
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::{Kind, Outcome};
 use tidegate_core::refused::Refused;
@@ -221,7 +222,7 @@ impl<'a, C> Runner<'a, C> {
             let step = match self.throttle.acquire(cost).await {
                 Err(refused) => course.refused(refused),
                 Ok(permit) => {
-                    let result = work(course.attempt()).await;
+                    let result = work(course.admitted()).await;
                     let class = self.classify.classify(&result);
                     course.judge(permit, result, class)
                 }
@@ -252,7 +253,7 @@ impl<'a, C> Runner<'a, C> {
             let step = match self.throttle.acquire_blocking(cost) {
                 Err(refused) => course.refused(refused),
                 Ok(permit) => {
-                    let result = work(course.attempt());
+                    let result = work(course.admitted());
                     let class = self.classify.classify(&result);
                     course.judge(permit, result, class)
                 }
@@ -289,24 +290,29 @@ enum Step<T, E> {
 }
 
 impl<'a, T, E> Course<'a, T, E> {
-    fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
-        if let Some(budget) = retry.retry_budget() {
-            let now = inner.clock().now();
-            let mut state = inner.lock();
-            let now = now.max(state.gates.latest());
-            state.retries(&budget).begin(now);
-        }
+    const fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
         Self { inner, retry, attempts: 0, last: None, last_kind: Kind::Ignored }
     }
 
-    const fn attempt(&self) -> Attempt {
+    /// An attempt was admitted. The first one begins the work: what is never admitted pays for no retries.
+    fn admitted(&self) -> Attempt {
+        if let (0, Some(budget)) = (self.attempts, self.retry.retry_budget()) {
+            let now = self.inner.clock().now();
+            let mut state = self.inner.lock();
+            let now = now.max(state.gates.latest());
+            state.retries(&budget).begin(now);
+        }
         Attempt { number: self.attempts }
     }
 
     /// An attempt was not admitted.
     fn refused(&mut self, refused: Refused) -> Step<T, E> {
         if let (WhenRefused::Wait, Some(span)) = (self.retry.refusal(), refused.retry_after()) {
-            return Step::AskAgain(Some(self.inner.clock().now() + span));
+            // Spread: whoever was refused with this one was told the same.
+            let spread = Backoff::fixed(span / 10).jitter(Jitter::Full);
+            let now = self.inner.clock().now();
+            let extra = self.inner.lock().gates.delay(&spread, 0);
+            return Step::AskAgain(Some(now + span + extra));
         }
         let Some(last) = self.last.take() else { return Step::Done(Err(RunError::Refused(refused))) };
         // The last attempt was settled as one that would be followed by another, and so not counted.
@@ -347,7 +353,7 @@ impl<'a, T, E> Course<'a, T, E> {
         let now = self.inner.clock().now();
         let mut state = self.inner.lock();
         let now = now.max(state.gates.latest());
-        state.retries(&budget).take(now)
+        state.retries(&budget).take(&budget, now)
     }
 
     /// How long to stay away; a pause that all share replaces a wait of one's own.

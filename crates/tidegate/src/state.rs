@@ -19,8 +19,8 @@ use crate::queue::{Fate, Queue, Returned, Ticket, Timer};
 
 /// Grants under one lock; then the lock is let go, and those granted are woken.
 const GRANTS_MAX: usize = 32;
-/// Retry budgets a throttle counts for at the same time; another one takes the place of the oldest.
-const BUDGETS_MAX: usize = 8;
+/// Windows over which retries are counted; budgets with still others are counted over the last.
+const WINDOWS_MAX: usize = 8;
 /// A grant that nobody has come for in this long is told of.
 const UNSEEN_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) gates: Gates,
     /// Made with the first waiter.
     pub(crate) queue: Option<Box<Queue>>,
-    /// What was retried under each budget that runners brought; empty, and so without memory, where none did.
+    /// What was begun and retried, over each window that a retry budget has; without memory where none has.
     pub(crate) retries: Vec<Retries>,
 }
 
@@ -63,12 +63,11 @@ impl State {
 
     /// Work begun and retried, counted for `budget`.
     pub(crate) fn retries(&mut self, budget: &RetryBudget) -> &mut Retries {
-        let known = self.retries.iter().position(|retries| retries.budget() == budget);
+        let known = self.retries.iter().position(|retries| retries.window() == budget.window());
         let index = known.unwrap_or_else(|| {
-            if self.retries.len() == BUDGETS_MAX {
-                self.retries.remove(0);
+            if self.retries.len() < WINDOWS_MAX {
+                self.retries.push(Retries::new(budget));
             }
-            self.retries.push(Retries::new(budget));
             self.retries.len() - 1
         });
         &mut self.retries[index]
@@ -112,7 +111,8 @@ impl State {
         let now = now.max(self.gates.latest());
         let bound = self.gates.bound_at(&self.plan, cost, self.waiting(), now);
         let by = wait.map_or(Gate::Queue, |wait| wait.by);
-        Refused::Limited { by, retry_after: bound.map(|(_, at)| at.since(now)) }
+        let at = wait.and_then(|wait| wait.until).or(bound.map(|(_, at)| at));
+        Refused::Limited { by, retry_after: at.map(|at| at.since(now)) }
     }
 
     /// Puts a caller in line.
@@ -259,7 +259,7 @@ impl State {
         effects: &mut Effects,
     ) -> Option<u32> {
         let queue = self.queue.as_mut()?;
-        if !queue.wants_keeper(ticket, self.plan.is_timed()) {
+        if !queue.wants_keeper(ticket) {
             return None;
         }
         let (id, old) = queue.new_keeper(home, waker);
@@ -283,6 +283,8 @@ impl State {
         }
         if !is_planted(Bug::LoseTimer) {
             effects.wakers.extend(queue.head_waker());
+            // Until the head is polled, a keeper elsewhere is better than none.
+            effects.wakers.extend(queue.keeper.as_mut().and_then(|keeper| keeper.waker.take()));
         }
         None
     }

@@ -276,7 +276,7 @@ impl Inner {
             let told = self.setup.sinks.post(state.gates.latest(), effects.events.drain(..));
             drop(state);
             if is_drained {
-                self.drained.notify_waiters();
+                self.setup.sinks.guard(|| self.drained.notify_waiters());
             }
             if let Some(id) = keeper {
                 // It was made for the runtime that runs this, so there is one to run it.
@@ -286,7 +286,7 @@ impl Inner {
             for waker in effects.wakers.drain(..) {
                 self.setup.sinks.guard(|| waker.wake());
             }
-            effects.dropped.clear();
+            self.setup.sinks.guard(|| effects.dropped.clear());
             if told {
                 self.setup.sinks.tell(|| self.snapshot());
             }

@@ -129,8 +129,15 @@ impl<'a> Waiting<'a> {
         let (mut state, now) = self.inner.lock_timed(Some(self.inner.clock().now()));
         self.ticket = None;
         // What is due in this tick enters in this tick, though the timer may fire a moment later.
-        state.pump(now, Returned::Nothing, &mut effects);
-        let fate = state.fetch(ticket, self.home(), &mut left).unwrap_or_else(|| {
+        let home = self.home();
+        let fate = loop {
+            state.pump(now, Returned::Nothing, &mut effects);
+            let fate = state.fetch(ticket, home, &mut left);
+            if fate.is_some() || !effects.more {
+                break fate;
+            }
+        };
+        let fate = fate.unwrap_or_else(|| {
             let wait = state.wait_of(ticket);
             state.leave(ticket, now, &mut effects);
             Err(state.limited(self.cost, wait, now))

@@ -295,3 +295,18 @@ fn the_documentation_lists_every_key_with_its_type_bounds_variable_and_default()
         assert!(if wanted[3].is_empty() { !row[3].is_empty() } else { row[3] == wanted[3] }, "{row:?}");
     }
 }
+
+#[test]
+fn a_controller_named_in_a_configuration_is_the_one_that_is_built() {
+    let config = Config::from_toml("slots.max = 8\ncontroller = \"fixed\"").unwrap();
+    let throttle = Throttle::from_config(&config).unwrap().build().unwrap();
+    throttle.record(tidegate::Outcome::overload());
+    assert_eq!(throttle.snapshot().slots, Some(8));
+}
+
+#[test]
+fn json_is_read_back_as_it_was_written() {
+    let config = Config::from_draft(&Draft::gentle());
+    assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
+    assert_eq!(Config::from_json(&Config::default().to_json()).unwrap(), Config::default());
+}

@@ -130,6 +130,27 @@ async fn a_slow_reader_loses_the_oldest_events_and_knows_how_many() {
 }
 
 #[test]
+fn a_readers_waker_that_panics_ends_no_stream() {
+    struct Bomb;
+    impl std::task::Wake for Bomb {
+        fn wake(self: Arc<Self>) {
+            panic!("a bug in somebody's runtime");
+        }
+    }
+    let throttle = touchy().build().unwrap();
+    let (mut bad, mut good) = (throttle.events(), throttle.events());
+    let bomb = std::task::Waker::from(Arc::new(Bomb));
+    let mut next = Box::pin(bad.next());
+    assert!(next.as_mut().poll(&mut std::task::Context::from_waker(&bomb)).is_pending());
+    throttle.pause(secs(1));
+    drop(next);
+    drop(bad);
+    throttle.resume();
+    let told: Vec<_> = std::iter::from_fn(|| good.try_next()).map(|notice| notice.event).collect();
+    assert!(matches!(told[..], [Event::Paused { .. }, Event::Resumed]), "{told:?}");
+}
+
+#[test]
 fn events_for_a_stuck_listener_are_bounded_and_counted() {
     let (throttle, release, telling) = with_a_stuck_listener();
     for _ in 0..1_100 {

@@ -76,7 +76,8 @@ async fn g21_an_open_circuit_ends_it_with_the_works_own_error() {
 
 #[tokio::test(start_paused = true)]
 async fn g21_told_to_wait_it_waits_out_a_refusal() {
-    let throttle = Throttle::builder().circuit(Circuit::after_failures(2)).build().unwrap();
+    let throttle =
+        Throttle::builder().circuit(Circuit::after_failures(2)).random(Random::fixed(0.0)).build().unwrap();
     let start = Instant::now();
     let result = throttle
         .runner()
@@ -261,6 +262,31 @@ async fn runners_with_other_budgets_do_not_reset_each_other() {
         let _: Result<(), _> = runner.run(REQUEST, |_| async { Err("down") }).await;
     }
     assert_eq!(throttle.snapshot().admitted, 22, "twenty begun, and one retry for each of two budgets");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_number_and_no_number_of_budgets_unbounds_retries() {
+    let throttle = slots(1);
+    for turn in 0..40_u64 {
+        let share = if turn % 2 == 0 { f64::NAN } else { 0.0 };
+        let budget = RetryBudget::new(share, 1, secs(100 + turn));
+        let _: Result<(), _> =
+            throttle.runner().retry(at_once(2).budget(budget)).run(REQUEST, |_| async { Err("down") }).await;
+    }
+    assert!(throttle.snapshot().admitted <= 40 + 8, "one retry for each of eight windows");
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_is_never_admitted_pays_for_no_retries() {
+    let throttle = Throttle::builder().budget(tidegate::Budget::tokens(10, secs(60))).build().unwrap();
+    let retry = at_once(9).budget(RetryBudget::new(0.2, 0, secs(60)));
+    for _ in 0..500 {
+        let refused: Result<(), RunError<()>> =
+            throttle.runner().retry(retry.clone()).run(REQUEST.tokens(11), |_| async { Ok(()) }).await;
+        assert!(matches!(refused, Err(RunError::Refused(Refused::TooLarge { .. }))));
+    }
+    let failed: Result<(), _> = throttle.runner().retry(retry).run(REQUEST, |_| async { Err("down") }).await;
+    assert_eq!(failed, Err(RunError::Failed { error: "down", attempts: 1, why: Stopped::Budget }));
 }
 
 #[tokio::test(start_paused = true)]

@@ -306,6 +306,29 @@ async fn t23_t24_t26_a_pause_is_only_ever_raised() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_wave_of_the_same_hints_is_one_piece_of_news() {
+    let throttle = slots(100);
+    let mut events = throttle.events();
+    let wave: Vec<_> = (0..100).map(|_| throttle.try_acquire(REQUEST).unwrap()).collect();
+    for permit in wave {
+        advance(std::time::Duration::from_micros(10)).await;
+        permit.settle(Outcome::overload().retry_after(secs(5)));
+    }
+    let told = std::iter::from_fn(|| events.try_next()).count();
+    assert_eq!(told, 1);
+    let refused = throttle.try_acquire(REQUEST).unwrap_err();
+    assert!(refused.retry_after() >= Some(secs(5)), "and the last of them counts: {refused}");
+}
+
+#[test]
+fn a_refusal_by_a_budget_says_when_it_would_fit() {
+    let throttle = Throttle::builder().budget(Budget::tokens(10, secs(60))).build().unwrap();
+    let _held = throttle.try_acquire(Cost::request().tokens(10)).unwrap();
+    let refused = throttle.try_acquire(Cost::request().tokens(1)).unwrap_err();
+    assert!(matches!(refused, Refused::Limited { by: Gate::Budget, retry_after: Some(_) }), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pause_by_hand_ends_by_hand() {
     let throttle = slots(2);
     assert!(throttle.pause(secs(100)));

@@ -30,6 +30,8 @@ impl Gates {
         match (&mut self.circuit, &new.draft.circuit) {
             (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
             (none @ None, Some(circuit)) => {
+                // What is in flight was never under this circuit.
+                self.generation = self.generation.saturating_add(1);
                 *none = Some(Box::new(CircuitGate::new(circuit, self.generation)));
             }
             // One that comes back later knows nothing of what happened before.

@@ -258,9 +258,10 @@ fn a_circuit_that_comes_back_is_closed_and_knows_nothing() {
     rig.retune(Draft::default());
     rig.retune(circuit);
     assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(CircuitState::Closed));
-    rig.settle(probe, Outcome::ignored());
+    rig.settle(probe, Outcome::failure());
     rig.call(REQUEST, Outcome::failure());
-    assert_eq!(rig.seen().circuit.map(|circuit| circuit.consecutive_failures), Some(1));
+    let failures = rig.seen().circuit.map(|circuit| circuit.consecutive_failures);
+    assert_eq!(failures, Some(1), "what entered before it came says nothing to it");
 }
 
 #[test]

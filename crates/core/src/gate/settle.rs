@@ -279,9 +279,9 @@ impl Gates {
         }
     }
 
-    fn tell_milestone(&self, plan: &Plan, events: &mut Vec<Event>) {
+    fn tell_milestone(&mut self, plan: &Plan, events: &mut Vec<Event>) {
         let total = plan.draft.total.unwrap_or(0);
-        let Some(progress) = &self.progress else { return };
+        let Some(progress) = &mut self.progress else { return };
         if let Some(percent) = progress.milestone(total, plan.draft.milestone_percent) {
             events.push(Event::Progressed { percent, completed: progress.completed(), total });
         }
@@ -295,7 +295,10 @@ impl Gates {
         let from = self.pause.until(now).unwrap_or(now);
         if self.pause.raise(until, waiting, now, &mut self.random) {
             self.rate.suspend(from, until);
-            events.push(Event::Paused { until, span: until.since(now) });
+            // A wave of the same hints raises it by a little each time: that is one piece of news.
+            if until.since(from) > span / 100 {
+                events.push(Event::Paused { until, span: until.since(now) });
+            }
         }
     }
 

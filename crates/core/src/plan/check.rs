@@ -121,7 +121,8 @@ impl Problems {
         self.span("retry.backoff_max", max, base.min(SPAN_MAX), SPAN_MAX);
         if let Jitter::Range(range) = retry.backoff.spread() {
             self.fraction("retry.jitter_min", *range.start(), 0.0);
-            self.fraction("retry.jitter_max", *range.end(), 0.0);
+            let (min, max) = (*range.start(), *range.end());
+            self.unless((min..=1.0).contains(&max), "retry.jitter_max", &max, || format!("from {min} to 1"));
         }
         if let Some(budget) = retry.budget {
             self.fraction("retry.budget.share", budget.share, 0.0);
@@ -190,6 +191,9 @@ impl Problems {
 mod tests {
     use std::ops::RangeInclusive;
 
+    use crate::backoff::Backoff;
+    use crate::retry::RetryBudget;
+
     use super::super::{Brake, Budget, Bytes, Circuit, Pace, Pause, SizeRule, Slots};
     use super::*;
 
@@ -250,6 +254,24 @@ mod tests {
                 &["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"],
             ),
             (Draft { waiters_max: 0, ..base() }, &["waiters_max"]),
+            (Draft { milestone_percent: 0, ..base() }, &["milestone_percent"]),
+            (
+                Draft {
+                    retry: Retry::attempts(0)
+                        .backoff(
+                            Backoff::exponential(SECOND, Duration::ZERO).jitter(Jitter::Range(0.9..=0.1)),
+                        )
+                        .budget(RetryBudget::new(f64::NAN, 0, Duration::ZERO)),
+                    ..base()
+                },
+                &[
+                    "retry.attempts",
+                    "retry.backoff_max",
+                    "retry.jitter_max",
+                    "retry.budget.share",
+                    "retry.budget.window",
+                ],
+            ),
         ];
         for (draft, wanted) in table {
             assert_eq!(fields(draft), wanted);

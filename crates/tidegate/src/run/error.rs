@@ -59,7 +59,8 @@ impl<E: std::error::Error + 'static> std::error::Error for RunError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Refused(refused) => Some(refused),
-            Self::Failed { error, .. } => Some(error),
+            // Its own words are in ours already.
+            Self::Failed { error, .. } => error.source(),
         }
     }
 }
