@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use support::{Caller, REQUEST, millis, secs, settle_tasks};
 use tidegate::{
-    Brake, Class, Controller, Cost, EstimateBytes, Event, Outcome, Part, Phase, Retry, RunError, Slots,
-    State, Throttle,
+    Brake, Class, Controller, Cost, EstimateBytes, Event, Outcome, Part, Phase, Random, Retry, RunError,
+    Slots, State, Throttle,
 };
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -76,7 +76,8 @@ async fn t8_a_storm_of_429s_is_waited_out_recovered_from_and_left_behind() {
                             Phase::Recovering => {
                                 log.most_while_recovering = log.most_while_recovering.max(now);
                             }
-                            _ => log.most_after = log.most_after.max(now),
+                            _ if sent > PAUSE => log.most_after = log.most_after.max(now),
+                            _ => {}
                         }
                     }
                     sleep(millis(if sent < PAUSE { 100 } else { 200 })).await;
@@ -109,8 +110,38 @@ async fn t8_a_storm_of_429s_is_waited_out_recovered_from_and_left_behind() {
     assert!(spread > millis(1), "the first ten came back within {spread:?}");
     let recovering = log.sent.iter().filter(|sent| (until..until + secs(10)).contains(*sent)).count();
     assert!((300..=510).contains(&recovering), "ten at a time, 200 ms each, for ten seconds: {recovering}");
-    assert!(log.most_after > 50, "after the tail it goes wide again: {}", log.most_after);
+    let left = log.sent.iter().filter(|sent| **sent >= until + secs(10)).count();
+    assert!(left > 50, "{left} are left after the tail");
+    // All that are left at once, beside the last of those who were recovering.
+    assert!((left..=left + 10).contains(&log.most_after), "{} of {left} at once", log.most_after);
     assert_eq!(throttle.snapshot().phase, Phase::Normal);
+}
+
+/// Nothing but the pause holds the 64 who wait: all slots are free when it ends.
+#[tokio::test(start_paused = true)]
+async fn those_who_waited_out_a_pause_come_back_spread_over_a_second() {
+    for seed in 0..20 {
+        let builder = Throttle::builder().slots(Slots::fixed(64)).random(Random::seeded(seed));
+        let throttle = builder.build().unwrap();
+        throttle.pause(secs(30));
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
+        for _ in 0..64 {
+            let throttle = throttle.clone();
+            tasks.spawn(async move {
+                let permit = throttle.acquire(REQUEST).await.unwrap().into_owned();
+                (start.elapsed(), permit)
+            });
+        }
+        let mut entered: Vec<_> = tasks.join_all().await.into_iter().map(|(at, _)| at).collect();
+        entered.sort();
+        let (first, last) = (entered[0], entered[63]);
+        assert!(first >= secs(30) && last <= millis(31_010), "seed {seed}: {first:?} to {last:?}");
+        for window in entered.windows(24) {
+            let span = window[23].saturating_sub(window[0]);
+            assert!(span > millis(60), "seed {seed}: 24 of 64 within {span:?}");
+        }
+    }
 }
 
 /// The recovering phase is not shortened by successes.

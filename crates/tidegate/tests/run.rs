@@ -366,23 +366,34 @@ proptest! {
         attempts in 1_u32..6,
         patterns in prop::collection::vec(prop::collection::vec(0_u8..4, 6), 1..12),
         cancel_at in prop::option::of(0_u64..400),
+        budget in prop::option::of(0_u32..6),
+        waits in any::<bool>(),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .expect("a runtime");
+        let mut retry = Retry::attempts(attempts).backoff(Backoff::fixed(millis(30)));
+        if let Some(at_least) = budget {
+            retry = retry.budget(RetryBudget::new(0.0, at_least, secs(1_000)));
+        }
+        if waits {
+            retry = retry.when_refused(WhenRefused::Wait);
+        }
         runtime.block_on(async move {
             let throttle = Throttle::builder()
                 .slots(Slots::fixed(2))
                 .circuit(Circuit::after_failures(8).open_for(millis(50)))
-                .retry(Retry::attempts(attempts).backoff(Backoff::fixed(millis(30))))
+                .retry(retry)
                 .build()
                 .expect("within the bounds");
+            let retries = Arc::new(AtomicU32::new(0));
             let inside = Arc::new(AtomicU32::new(0));
             let mut tasks = tokio::task::JoinSet::new();
             for pattern in patterns {
                 let (throttle, inside) = (throttle.clone(), Arc::clone(&inside));
+                let retries = Arc::clone(&retries);
                 tasks.spawn(async move {
                     let mut made = 0;
                     let result: Result<(), RunError<u8>> = throttle
@@ -395,6 +406,7 @@ proptest! {
                         })
                         .run(Cost::request(), |attempt| {
                             made += 1;
+                            retries.fetch_add(u32::from(attempt.number > 0), Ordering::SeqCst);
                             let (kind, inside) = (pattern[attempt.number as usize], Arc::clone(&inside));
                             async move {
                                 inside.fetch_add(1, Ordering::SeqCst);
@@ -423,6 +435,8 @@ proptest! {
                 assert!(ended.is_ok() || ended.is_err_and(|error| error.is_cancelled()));
             }
             assert_eq!(inside.load(Ordering::SeqCst), 0);
+            let made = retries.load(Ordering::SeqCst);
+            assert!(budget.is_none_or(|budget| made <= budget), "{made} retries of {budget:?}");
             let seen = throttle.snapshot();
             assert_eq!((seen.in_flight, seen.waiting), (0, 0));
         });

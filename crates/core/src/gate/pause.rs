@@ -77,7 +77,8 @@ impl PauseGate {
         let since = running.map_or(now, |pause| pause.since);
         let spread = nanos(SPREAD_MAX).min(until.nanos_since(since) / 10);
         let spread_until = until.plus_nanos(spread);
-        let first = random.below(share(spread, waiting));
+        // Those who come while it lasts need room too: the first takes half of the spread at most.
+        let first = random.below(share(spread, waiting.max(3)));
         self.pause = Some(Set { since, until, next: until.plus_nanos(first), spread_until });
         true
     }

@@ -231,7 +231,11 @@ fn a_lengthened_pause_is_spread_by_its_whole_length() {
     rig.waiting = 1;
     rig.pause(secs(5));
     rig.at(at(4)).pause(secs(2));
-    assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(6) + millis(600))), "a tenth of six seconds later");
+    assert_eq!(
+        rig.waits(REQUEST),
+        (Gate::Pause, Some(at(6) + millis(300))),
+        "half of a tenth of six seconds later"
+    );
 }
 
 #[test]
