@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
-use tidegate_core::verdict::Wait;
+use tidegate_core::verdict::{Gate, Wait};
 
 use crate::keeper::{Home, Keeper};
 
@@ -213,7 +213,15 @@ impl Queue {
             (0, _) => false,
             (_, None) => true,
             (_, Some(wait)) if wait.until.is_some_and(|until| until <= now) => true,
-            (_, Some(wait)) => returned == Returned::Something && wait.floor <= now,
+            (_, Some(wait)) => self.is_helped_by(returned) && wait.floor <= now,
+        }
+    }
+
+    /// Whether what came back is of any use to the head: places do not help one that waits for tokens.
+    pub(crate) fn is_helped_by(&self, returned: Returned) -> bool {
+        match (returned, self.blocked.map(|wait| wait.by)) {
+            (Returned::Nothing, _) | (Returned::Places, Some(Gate::Budget)) => false,
+            (Returned::Places | Returned::Tokens, _) => true,
         }
     }
 
@@ -389,9 +397,12 @@ pub(crate) enum Timer {
     Missing,
 }
 
-/// Whether the caller just gave something back.
+/// What the caller just gave back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Returned {
     Nothing,
-    Something,
+    /// Slots, bytes, a probe's place.
+    Places,
+    /// Tokens too.
+    Tokens,
 }

@@ -6,6 +6,7 @@ use tidegate_core::gate::Ending;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::time::Instant;
 
+use crate::queue::Returned;
 use crate::state::{Effects, State};
 use crate::sync::MutexGuard;
 use crate::throttle::{Inner, Throttle};
@@ -51,9 +52,10 @@ impl Inner {
         let now = reading.unwrap_or(state.gates.latest());
         let waiting = state.waiting();
         let State { plan, gates, .. } = &mut *state;
-        gates.settle(plan, ending, waiting, now, &mut events);
+        let has_tokens_back = gates.settle(plan, ending, waiting, now, &mut events);
         if waiting > 0 || !events.is_empty() {
-            self.let_in(state, reading, events);
+            let returned = if has_tokens_back { Returned::Tokens } else { Returned::Places };
+            self.let_in(state, reading, returned, events);
         }
     }
 
@@ -64,7 +66,7 @@ impl Inner {
         let waiting = state.waiting();
         let State { plan, gates, .. } = &mut *state;
         gates.record(plan, charge, outcome, waiting, now, &mut effects.events);
-        state.pump_after(now, &mut effects);
+        state.pump_after(now, Returned::Nothing, &mut effects);
         self.release(state, effects);
     }
 
@@ -76,11 +78,17 @@ impl Inner {
 
     /// Somebody waits, or something happened.
     #[cold]
-    fn let_in<'a>(&'a self, state: MutexGuard<'a, State>, reading: Option<Instant>, events: Vec<Event>) {
+    fn let_in<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        reading: Option<Instant>,
+        returned: Returned,
+        events: Vec<Event>,
+    ) {
         let mut effects = Effects { events, ..Effects::default() };
         // Where the lock is let go to read the clock nothing was learned, so nothing is told out of order.
         let (mut state, now) = self.time(state, reading);
-        state.pump_after(now, &mut effects);
+        state.pump_after(now, returned, &mut effects);
         self.release(state, effects);
     }
 }

@@ -195,7 +195,7 @@ impl State {
                 granted += 1;
                 effects.wakers.extend(queue.end_head(fate));
             }
-        } else if returned == Returned::Something {
+        } else if queue.is_helped_by(returned) {
             queue.settle_for_time();
         }
         match queue.timer() {
@@ -205,9 +205,9 @@ impl State {
     }
 
     /// Something was given back or changed; a change is worth asking for whatever the head was told.
-    pub(crate) fn pump_after(&mut self, now: Instant, effects: &mut Effects) {
+    pub(crate) fn pump_after(&mut self, now: Instant, returned: Returned, effects: &mut Effects) {
         if effects.events.is_empty() {
-            self.pump(now, Returned::Something, effects);
+            self.pump(now, returned, effects);
         } else {
             self.pump_changed(now, effects);
         }
@@ -231,7 +231,7 @@ impl State {
             }));
         }
         queue.unblock();
-        self.pump(now, Returned::Something, effects);
+        self.pump(now, Returned::Tokens, effects);
     }
 
     /// Gives a place in line up; a grant that was not seen goes back whole, and those behind are promoted.

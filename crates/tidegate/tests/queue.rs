@@ -174,6 +174,32 @@ fn ten_thousand_waiters_for_slots_and_pace_cost_at_most_two_evaluations_each() {
     ten_thousand(&throttle, &clock, millis(10));
 }
 
+#[test]
+fn ten_thousand_waiters_for_a_budget_cost_at_most_two_evaluations_each() {
+    let clock = ManualClock::new();
+    // Five tokens a second, one for each: whoever ends brings a place and no token, and the head need not be asked.
+    let throttle =
+        Throttle::builder().budget(Budget::tokens(5, secs(1))).clock(clock.clone()).build().unwrap();
+    let cost = Cost::request().tokens(1);
+    let mut waiters: Vec<_> = (0..10_000).map(|_| Caller::new(throttle.acquire(cost))).collect();
+    let mut permits: Vec<_> = waiters.iter_mut().filter_map(Caller::permit).collect();
+    let before = throttle.snapshot();
+    let mut next = permits.len();
+    while next < 10_000 {
+        for permit in permits.drain(..) {
+            permit.settle(Outcome::success());
+        }
+        clock.advance(secs(1) + Duration::from_nanos(1));
+        while let Some(permit) = waiters.get_mut(next).and_then(Caller::permit) {
+            permits.push(permit);
+            next += 1;
+        }
+    }
+    let after = throttle.snapshot();
+    let (grants, evaluations) = (after.admitted - before.admitted, after.evaluations - before.evaluations);
+    assert!(evaluations <= 2 * grants, "{evaluations} evaluations for {grants} grants");
+}
+
 #[tokio::test]
 async fn one_timer_serves_ten_thousand_waiters_and_each_is_woken_once() {
     let clock = ManualClock::new();

@@ -37,7 +37,7 @@ struct Origin {
 impl Gates {
     /// Ends a request: returns what it holds, books what it used, learns from how it went.
     ///
-    /// `waiting` callers are queued.
+    /// `waiting` callers are queued. Answers whether tokens came back: slots, bytes and places always do.
     #[inline]
     pub fn settle(
         &mut self,
@@ -46,18 +46,19 @@ impl Gates {
         waiting: u32,
         now: Instant,
         events: &mut Vec<Event>,
-    ) {
+    ) -> bool {
         let Ending { charge, reported, outcome } = ending;
         self.see(plan, now);
         let was_drained = self.is_drained();
         if outcome.kind != Kind::Ignored && (plan.settles_timed() || outcome.has_hint()) {
             self.learn(plan, Some(&charge), outcome, waiting, events);
         }
-        self.book(plan, &charge, reported, outcome, events);
+        let has_tokens_back = self.book(plan, &charge, reported, outcome, events);
         self.give_back(&charge);
         if self.is_drained() && !was_drained {
             events.push(Event::Drained);
         }
+        has_tokens_back
     }
 
     /// Learns from an outcome without ending anything: part of a batch, or a request that had no permit.
@@ -147,10 +148,10 @@ impl Gates {
         reported: Option<u64>,
         outcome: Outcome,
         events: &mut Vec<Event>,
-    ) {
+    ) -> bool {
         let estimate = charge.tokens_held();
         self.budget.unreserve(estimate);
-        let Some(budget) = &plan.draft.budget else { return };
+        let Some(budget) = &plan.draft.budget else { return false };
         let used = match (outcome.kind, outcome.spent, reported) {
             (_, Some(spent), _) => spent.tokens,
             (Kind::Ignored, None, reported) => reported.unwrap_or(0),
@@ -159,6 +160,7 @@ impl Gates {
             (Kind::Failure | Kind::Overload, None, None) => 0,
         };
         self.budget.settle(budget, estimate, used, charge.entered, self.latest, events);
+        used < estimate
     }
 
     /// The circuit, the controller, the pause and the progress hear of it, in this order.
