@@ -48,12 +48,6 @@ impl Builder {
         Self { draft, controller: None, clock: None, random: None, listener: None, watcher: None }
     }
 
-    /// Starts from a draft that says which controller it wants.
-    #[allow(dead_code, reason = "only configurations are as definite")]
-    pub(crate) fn exactly(draft: Draft) -> Self {
-        Self { controller: Some(draft.controller), ..Self::new(draft) }
-    }
-
     /// How many requests may be in flight. Slots that can move bring the brake, unless a controller is named.
     pub fn slots(mut self, slots: Slots) -> Self {
         self.draft.slots = Some(slots);

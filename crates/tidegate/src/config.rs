@@ -298,6 +298,10 @@ impl Throttle {
     /// # Errors
     /// Everything that is missing, without effect, or out of its bounds given the other keys.
     pub fn from_config(config: &Config) -> Result<Builder, ConfigError> {
-        config.to_draft().map(Builder::exactly)
+        // A configuration is definite about its controller: what it implies was worked out with the rest.
+        config.to_draft().map(|draft| {
+            let controller = draft.controller;
+            Builder::new(draft).controller(controller)
+        })
     }
 }

@@ -1,9 +1,9 @@
 //! The one timer of a throttle: who keeps it, and the task that does.
 //!
-//! The queue says when its head is to be asked again; somebody has to be awake then. Where the head lives in a
-//! tokio runtime this is a task of its own there, so that waiters need not be polled to let others pass, and
-//! each is woken once, with its answer. A blocked thread, or a future outside any runtime, keeps the timer
-//! itself while it is the head. Whoever leaves a timer behind wakes the head, which takes it over.
+//! The queue says when its head is to be asked again; somebody has to be awake then. Where callers wait in a tokio
+//! runtime this is a task of its own there, so that waiters need not be polled to let others pass, and each is
+//! woken once, with its answer. A blocked thread, or a future outside any runtime, keeps the timer itself while
+//! it is the head. The timer follows the head; until the head takes it, whoever had it keeps it.
 
 use std::future::Future;
 use std::pin::Pin;

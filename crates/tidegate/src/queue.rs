@@ -47,7 +47,7 @@ pub(crate) struct Queue {
     blocked: Option<Wait>,
     pub(crate) keeper: Option<Keeper>,
     /// Keepers so far: each has a number of its own.
-    pub(crate) keepers: u32,
+    keepers: u32,
     serial: u32,
     /// Where the search for unseen grants goes on.
     cursor: usize,

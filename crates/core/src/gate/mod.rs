@@ -2,7 +2,7 @@
 //!
 //! Each gate is one question in one file, with the state that changes and nothing else; its limits come from
 //! the [`Plan`](crate::plan::Plan). `gates.rs` asks all and takes from all, `settle.rs` gives back and learns,
-//! `retune.rs` puts a new plan under the same state.
+//! `pausing.rs` pauses and resumes, `retune.rs` puts a new plan under the same state.
 
 pub mod budget;
 pub mod circuit;
@@ -10,6 +10,7 @@ pub mod gates;
 pub mod lifecycle;
 pub mod pace;
 pub mod pause;
+mod pausing;
 pub mod pool;
 pub mod rate;
 mod retune;
@@ -19,7 +20,5 @@ mod view;
 pub use gates::Gates;
 pub use settle::Ending;
 
-#[cfg(test)]
-mod pausing_tests;
 #[cfg(test)]
 mod tests;

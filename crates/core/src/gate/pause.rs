@@ -27,6 +27,8 @@ struct Set {
     next: Instant,
     /// From here on entries are spread no longer.
     spread_until: Instant,
+    /// The end that was last told of; at first the beginning.
+    told: Instant,
 }
 
 impl PauseGate {
@@ -74,13 +76,23 @@ impl PauseGate {
         if until <= now || running.is_some_and(|pause| until <= pause.until) {
             return false;
         }
-        let since = running.map_or(now, |pause| pause.since);
+        let (since, told) = running.map_or((now, now), |pause| (pause.since, pause.told));
         let spread = nanos(SPREAD_MAX).min(until.nanos_since(since) / 10);
         let spread_until = until.plus_nanos(spread);
         // Those who come while it lasts need room too: the first takes half of the spread at most.
         let first = random.below(share(spread, waiting.max(3)));
-        self.pause = Some(Set { since, until, next: until.plus_nanos(first), spread_until });
+        self.pause = Some(Set { since, until, next: until.plus_nanos(first), spread_until, told });
         true
+    }
+
+    /// Whether the end has moved by more than `least` since it was last told of; if so, it is told of now.
+    pub(crate) fn is_news(&mut self, least: Duration) -> bool {
+        let Some(pause) = &mut self.pause else { return false };
+        let is_news = pause.until.since(pause.told) > least;
+        if is_news {
+            pause.told = pause.until;
+        }
+        is_news
     }
 
     /// Someone enters with `waiting` others behind; the next of them is kept a random gap away.

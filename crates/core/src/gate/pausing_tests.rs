@@ -1,7 +1,7 @@
 //! Pauses through all gates: who is held, at what price they enter afterwards, and what the rate does meanwhile.
 
-use super::tests::{REQUEST, Rig, at, bytes, millis, secs};
 use crate::event::Event;
+use crate::gate::tests::{REQUEST, Rig, at, bytes, millis, secs};
 use crate::outcome::Outcome;
 use crate::plan::{Bytes, Draft, Pause, Rate, SizeRule, Slots};
 use crate::random::Random;
@@ -158,6 +158,18 @@ fn a_pause_by_hand_is_not_capped() {
     let mut rig = Rig::new(Draft { pause: Pause::default().max(secs(60)), ..Draft::default() });
     assert!(rig.pause(secs(3_600)));
     assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(3_600))));
+}
+
+#[test]
+fn small_raises_are_told_of_when_they_add_up() {
+    let mut rig = Rig::new(Draft::default());
+    // Hints of 5 s every 40 ms: none is news by itself, and after 50 ms together they are.
+    for _ in 0..100 {
+        rig.later(millis(40)).record(Outcome::overload().retry_after(secs(5)));
+    }
+    let told: Vec<_> = rig.told().into_iter().filter(|event| matches!(event, Event::Paused { .. })).collect();
+    assert_eq!(told.len(), 50, "the first, and then every second one");
+    assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(rig.now + secs(5))));
 }
 
 #[test]

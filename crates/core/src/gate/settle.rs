@@ -12,7 +12,6 @@ use crate::event::{Change, Event};
 use crate::feedback::{Advice, Feedback, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
 use crate::plan::Plan;
-use crate::snapshot::Phase;
 use crate::time::Instant;
 
 /// The end of a request.
@@ -97,11 +96,6 @@ impl Gates {
             self.progress.get_or_insert_default().complete_unmeasured();
             self.tell_milestone(plan, events);
         }
-    }
-
-    /// Whether nobody enters at `now` because of a pause.
-    pub fn is_paused(&self, plan: &Plan, now: Instant) -> bool {
-        self.phase(plan, now.max(self.latest)) == Phase::Paused
     }
 
     /// A delay of `backoff` after the attempt numbered `attempt`, by the throttle's own chance.
@@ -289,21 +283,6 @@ impl Gates {
         }
     }
 
-    /// Pauses for `span` from the latest time seen.
-    fn pause_for(&mut self, span: Duration, waiting: u32, events: &mut Vec<Event>) {
-        let now = self.latest;
-        let until = now + span;
-        // The rate accrues nothing while paused; what an earlier pause covers is suspended already.
-        let from = self.pause.until(now).unwrap_or(now);
-        if self.pause.raise(until, waiting, now, &mut self.random) {
-            self.rate.suspend(from, until);
-            // A wave of the same hints raises it by a little each time: that is one piece of news.
-            if until.since(from) > span / 100 {
-                events.push(Event::Paused { until, span: until.since(now) });
-            }
-        }
-    }
-
     fn tuning(&self) -> Tuning {
         let interval = self.pace.map_or(Duration::ZERO, |pace| pace.interval());
         Tuning { slots: self.slots_limit, interval }
@@ -314,36 +293,6 @@ impl Gates {
         if let (Some(gate), Some(pace)) = (&mut self.pace, &plan.draft.pace) {
             gate.tune(to.interval, pace.jitter, &mut self.random);
         }
-    }
-}
-
-impl Gates {
-    /// Pauses by hand; answers whether that raised anything.
-    pub fn pause(
-        &mut self,
-        plan: &Plan,
-        span: Duration,
-        waiting: u32,
-        now: Instant,
-        events: &mut Vec<Event>,
-    ) -> bool {
-        self.see(plan, now);
-        let before = self.pause.until(self.latest);
-        self.pause_for(span, waiting, events);
-        self.pause.until(self.latest) > before
-    }
-
-    /// Ends a pause and its tail by hand; answers whether there was one.
-    pub fn resume(&mut self, plan: &Plan, now: Instant, events: &mut Vec<Event>) -> bool {
-        self.see(plan, now);
-        if let Some(until) = self.pause.until(self.latest) {
-            self.rate.unsuspend(self.latest, until);
-        }
-        let resumed = self.pause.resume();
-        if resumed {
-            events.push(Event::Resumed);
-        }
-        resumed
     }
 }
 
