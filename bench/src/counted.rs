@@ -1,5 +1,7 @@
-//! Instructions per operation, counted by callgrind: the same on a busy machine as on an idle one.
+//! What is counted instead of timed: instructions, by callgrind, and bytes, by an allocator that counts. Both are
+//! the same on a busy machine as on an idle one.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::process::Command;
 
@@ -27,4 +29,19 @@ fn run(name: &str, times: u32) -> Result<f64> {
         Some(count) => Ok(count),
         None => bail!("callgrind said nothing of `{name}`: {text}"),
     }
+}
+
+/// Bytes by name, as a program beside this one counts them: a counting allocator would slow the timings.
+pub(crate) fn bytes_by(program: &str, arguments: &[&str]) -> Result<BTreeMap<String, f64>> {
+    let program = env::current_exe()?.with_file_name(program);
+    let output = Command::new(&program)
+        .args(arguments)
+        .output()
+        .with_context(|| format!("{} is built beside this program", program.display()))?;
+    let text = String::from_utf8(output.stdout)?;
+    let line = |line: &str| {
+        let (name, bytes) = line.split_once(' ')?;
+        Some((name.to_owned(), bytes.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(line).collect())
 }

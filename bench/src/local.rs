@@ -1,9 +1,7 @@
 //! The throttle inside one process: hot paths against governor, tokio and throttle-net, and memory.
 
-use std::env;
 use std::hint::black_box;
 use std::num::NonZeroU32;
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -11,48 +9,33 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use governor::clock::{FakeRelativeClock, MonotonicClock};
 use governor::{Quota, RateLimiter};
-use indicatif::{ProgressBar, ProgressStyle};
 use throttle_net::MultiLimiter;
 use tidegate::{
     Budget, Circuit, Clock, Controller, Cost, FastClock, Outcome, Pace, Rate, Slots, Throttle, TokioClock,
 };
 use tokio::sync::Semaphore;
 
-use crate::counted::instructions;
-use crate::measure::best_of;
+use crate::Case;
+use crate::counted::{bytes_by, instructions};
+use crate::measure::{best_of, best_of_batches};
 use crate::report::Row;
 
 const PLENTY: u32 = u32::MAX;
 const SLOTS: u32 = 1_000;
 
-pub(crate) fn rows(rounds: u32, only: Option<&str>) -> Result<Vec<Row>> {
-    type Case = (&'static str, fn(u32) -> Result<Vec<Row>>);
-    let cases: [Case; 8] = [
-        ("rate_std_clock", |rounds| Ok(vec![rate_std_clock(rounds)])),
-        ("rate_fast_clock", |rounds| Ok(vec![rate_fast_clock(rounds)])),
-        ("slots", |rounds| Ok(vec![slots(rounds)])),
-        ("slots_await", |rounds| Ok(vec![slots_await(rounds)?])),
-        ("everything", |rounds| Ok(vec![everything(rounds)])),
-        ("bytes", |_| memory()),
-        ("two_threads", |rounds| Ok(two_threads(rounds))),
-        ("instructions", |_| counts()),
-    ];
-    let wanted: Vec<Case> =
-        cases.into_iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
-    let bar = ProgressBar::new(wanted.len() as u64)
-        .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
-    let mut rows = Vec::new();
-    for (name, measure) in wanted {
-        bar.set_message(name);
-        rows.extend(measure(rounds)?);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    Ok(rows)
-}
+pub(crate) const CASES: [Case; 8] = [
+    ("rate_std_clock", |rounds| Ok(vec![rate_std_clock(rounds)])),
+    ("rate_fast_clock", |rounds| Ok(vec![rate_fast_clock(rounds)])),
+    ("slots", |rounds| Ok(vec![slots(rounds)])),
+    ("slots_await", |rounds| Ok(vec![slots_await(rounds)?])),
+    ("everything", |rounds| Ok(vec![everything(rounds)])),
+    ("bytes", |_| memory()),
+    ("two_threads", |rounds| Ok(two_threads(rounds))),
+    ("instructions", |_| counts()),
+];
 
 /// Runs a hot path for callgrind.
-pub(crate) fn run_hot(name: &str, times: u64) -> Result<()> {
+pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
     // Only what is asked for is made: starting a clock that calibrates itself would drown the count.
     let mut operation: Box<dyn FnMut()> = match name {
         "rate" => {
@@ -149,26 +132,23 @@ fn slots_await(rounds: u32) -> Result<Row> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let ours = slots_only();
     let peer = Semaphore::new(SLOTS as usize);
-    // A round of awaits inside one block_on: entering a runtime is not what is measured.
-    let (mut best_ours, mut best_peer) = (f64::INFINITY, f64::INFINITY);
-    let batch = 20_000_u32;
-    for _ in 0..rounds {
-        let start = std::time::Instant::now();
-        runtime.block_on(async {
-            for _ in 0..batch {
-                drop(black_box(ours.acquire(Cost::request()).await));
-            }
-        });
-        best_ours = best_ours.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(batch));
-        let start = std::time::Instant::now();
-        runtime.block_on(async {
-            for _ in 0..batch {
-                drop(black_box(peer.acquire().await));
-            }
-        });
-        best_peer = best_peer.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(batch));
-    }
-    let pair = (best_ours, best_peer);
+    let pair = best_of_batches(
+        rounds,
+        |times| {
+            runtime.block_on(async {
+                for _ in 0..times {
+                    drop(black_box(ours.acquire(Cost::request()).await));
+                }
+            });
+        },
+        |times| {
+            runtime.block_on(async {
+                for _ in 0..times {
+                    drop(black_box(peer.acquire().await));
+                }
+            });
+        },
+    );
     Ok(Row::new("slots_await", pair, Some(2.0), "ns", "acquire().await + drop vs tokio Semaphore"))
 }
 
@@ -210,17 +190,9 @@ fn everything(rounds: u32) -> Row {
     Row::new("everything", pair, Some(0.4), "ns", what)
 }
 
-/// Bytes are counted by a program of its own: a counting allocator would slow the timings.
 fn memory() -> Result<Vec<Row>> {
-    let program = env::current_exe()?.with_file_name("memory");
-    let output = Command::new(&program)
-        .output()
-        .with_context(|| format!("{} is built beside this program", program.display()))?;
-    let text = String::from_utf8(output.stdout)?;
-    let number = |name: &str| -> Result<f64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        line.with_context(|| format!("no `{name}` in: {text}"))?.parse().context("a number of bytes")
-    };
+    let bytes = bytes_by("memory", &[])?;
+    let number = |name: &str| bytes.get(name).copied().with_context(|| format!("no `{name}`"));
     let throttle = (number("throttle_bytes")?, 512.0);
     let waiter = (number("waiter_bytes")?, 256.0);
     Ok(vec![

@@ -1,4 +1,4 @@
-//! How many bytes a throttle and a waiter take, by an allocator that counts.
+//! How many bytes a throttle, a waiter and, if asked for `buckets`, a bucket take, by an allocator that counts.
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::alloc::System;
@@ -7,12 +7,14 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use tidegate::{Cost, Rate, Slots, Throttle};
+use tidegate::store::{ManualWall, Store};
+use tidegate::{Cost, Limit, Limiter, Memory, Rate, Slots, Stamp, Throttle};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const WAITERS: usize = 10_000;
+const ENTITIES: usize = 1_000_000;
 
 /// Bytes in use.
 fn in_use() -> usize {
@@ -21,6 +23,12 @@ fn in_use() -> usize {
 }
 
 fn main() {
+    if std::env::args().nth(1).as_deref() == Some("buckets") {
+        let (bucket, ledger) = bucket_bytes();
+        println!("bucket_bytes {bucket}");
+        println!("ledger_bytes {ledger}");
+        return;
+    }
     println!("throttle_bytes {}", throttle_bytes());
     println!("waiter_bytes {}", waiter_bytes());
 }
@@ -53,4 +61,33 @@ fn waiter_bytes() -> usize {
     drop(futures);
     drop(held);
     bytes
+}
+
+/// A bucket of two limits without and with what was used, each of a million entities.
+fn bucket_bytes() -> (usize, usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        let clock = ManualWall::new(Stamp::from_secs(1_800_000_000));
+        let store = Memory::with_clock(clock.clone());
+        let before = in_use();
+        let limits = [Limit::per_minute("rpm", 60), Limit::per_minute("tpm", 100_000)];
+        let limiter = Limiter::builder(store.clone()).defaults(limits).cache_max(1).build();
+        let limiter = limiter.expect("within the bounds");
+        for number in 0..ENTITIES {
+            let name = format!("user-{number}");
+            let lease = limiter.acquire((name.as_str(), "gpt-4"), [("rpm", 1), ("tpm", 800)]).await;
+            // Returned: nothing is written to the ledger.
+            drop(lease.expect("a fresh bucket is full"));
+        }
+        // What is remembered of the leases goes, and with it the room it took.
+        clock.advance(std::time::Duration::from_mins(11));
+        store.sweep(ENTITIES).await.expect("in memory");
+        let bucket = (in_use() - before) / ENTITIES;
+        for number in 0..ENTITIES {
+            let name = format!("user-{number}");
+            let spent = limiter.spend((name.as_str(), "gpt-4"), [("rpm", 1), ("tpm", 800)]).await;
+            spent.expect("a full bucket");
+        }
+        (bucket, (in_use() - before) / ENTITIES)
+    })
 }

@@ -3,15 +3,19 @@
 //! A bucket of `burst` units that refills `amount` units per `period` is one number: the time at which it
 //! will be full again. Taking `n` units moves that time `n·period/amount` further away; the units are there
 //! while it is not further away than a whole burst takes. Refill costs nothing and rounds nothing: the time
-//! is whole nanoseconds plus a fraction with `amount` as its denominator, so a unit costs exactly
+//! is whole ticks plus a fraction with `amount` as its denominator, so a unit costs exactly
 //! `period/amount` for one a day and for a million a second alike. A stale `now` can only deny, returns cap
 //! themselves (a time in the past is a full bucket), and debt is a time still further away.
+//!
+//! A bucket lives on a [`Timeline`]: a throttle's on the local one, in nanoseconds, a shared limit's on the
+//! wall's, in microseconds.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::time::{Instant, nanos};
+use crate::time::{Instant, Timeline, nanos};
 
 /// Units per period are at most this: 2⁴⁰.
 pub const AMOUNT_MAX: u64 = 1 << 40;
@@ -22,14 +26,16 @@ pub const REFILL_MAX: Duration = Duration::from_hours(36_525 * 24);
 
 /// How fast a bucket refills and how much it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct Shape<T = Instant> {
     amount: u64,
+    /// In ticks.
     period: u64,
     burst: u64,
     /// What one unit costs, worked out once: the common cost is 1, and 128-bit division is slow.
     unit: Span,
     /// What the whole burst costs.
     capacity: Span,
+    timeline: PhantomData<T>,
 }
 
 /// A shape that cannot be.
@@ -42,11 +48,13 @@ pub enum InvalidShape {
         /// Units per period.
         amount: u64,
     },
-    /// No period, or one too long to count exactly.
-    #[error("a period of {period:?}, outside 1ns..={PERIOD_MAX:?}")]
+    /// No period, one too long to count exactly, or one that is no whole number of ticks.
+    #[error("a period of {period:?}, no multiple of {tick:?} in {tick:?}..={PERIOD_MAX:?}")]
     Period {
         /// The period.
         period: Duration,
+        /// The time line's tick: the shortest period there is.
+        tick: Duration,
     },
     /// A bucket that holds nothing, or that would take more than a century to fill.
     #[error("a burst of {burst} units, which is none or takes more than {REFILL_MAX:?} to refill")]
@@ -56,7 +64,7 @@ pub enum InvalidShape {
     },
 }
 
-impl Shape {
+impl<T: Timeline> Shape<T> {
     /// `amount` units per `period`, and at most `burst` at once.
     ///
     /// # Errors
@@ -65,13 +73,20 @@ impl Shape {
         if amount == 0 || amount > AMOUNT_MAX {
             return Err(InvalidShape::Amount { amount });
         }
-        if period.is_zero() || period > PERIOD_MAX {
-            return Err(InvalidShape::Period { period });
+        if period.is_zero() || period > PERIOD_MAX || !nanos(period).is_multiple_of(T::TICK) {
+            return Err(InvalidShape::Period { period, tick: Duration::from_nanos(T::TICK) });
         }
-        let mut shape = Self { amount, period: nanos(period), burst, unit: Span::ZERO, capacity: Span::ZERO };
+        let mut shape = Self {
+            amount,
+            period: nanos(period) / T::TICK,
+            burst,
+            unit: Span::ZERO,
+            capacity: Span::ZERO,
+            timeline: PhantomData,
+        };
         shape.unit = shape.span(1);
         shape.capacity = shape.span(burst);
-        if burst == 0 || shape.capacity.whole > nanos(REFILL_MAX) {
+        if burst == 0 || shape.capacity.whole > nanos(REFILL_MAX) / T::TICK {
             return Err(InvalidShape::Burst { burst });
         }
         Ok(shape)
@@ -83,8 +98,8 @@ impl Shape {
     }
 
     /// The period.
-    pub const fn period(&self) -> Duration {
-        Duration::from_nanos(self.period)
+    pub fn period(&self) -> Duration {
+        Duration::from_nanos(self.period * T::TICK)
     }
 
     /// Units the bucket holds when full.
@@ -92,8 +107,12 @@ impl Shape {
         self.burst
     }
 
-    /// How long `units` take to refill.
-    fn span(&self, units: u64) -> Span {
+    /// How long `units` take to refill, in whole ticks and a fraction over the amount.
+    pub fn span(&self, units: u64) -> Span {
+        // Nearly always it fits, and dividing 128 bits takes several times as long.
+        if let Some(parts) = units.checked_mul(self.period) {
+            return Span { whole: parts / self.amount, part: parts % self.amount };
+        }
         Span::from_parts(u128::from(units) * u128::from(self.period), self.amount)
     }
 
@@ -104,79 +123,98 @@ impl Shape {
 
     /// When a bucket that is to be full at `full_at` has at least nothing in it.
     #[inline]
-    fn free_at(&self, full_at: Span) -> Instant {
+    fn free_at(&self, full_at: Span) -> T {
         // Rounded up: at the instant answered, the units are really there. Before the origin is at once.
         let round_up = u64::from(full_at.part > self.capacity.part);
         match full_at.whole.checked_sub(self.capacity.whole) {
-            Some(whole) => Instant::from_nanos(whole.saturating_add(round_up)),
-            None => Instant::ZERO,
+            Some(whole) => T::from_ticks(whole.saturating_add(round_up)),
+            None => T::from_ticks(0),
         }
     }
 }
 
 /// The level of one bucket: when it is full. Its [`Shape`] is handed in with every call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bucket {
+pub struct Bucket<T = Instant> {
     full_at: Span,
+    timeline: PhantomData<T>,
 }
 
-impl Bucket {
+impl<T> Bucket<T> {
     /// A bucket that has been full since the beginning of time.
     pub const fn full() -> Self {
-        Self { full_at: Span::ZERO }
+        Self::from_full_at(Span::ZERO)
     }
 
-    /// When `units` can be taken; `now` or earlier means at once, [`Instant::MAX`] means never.
-    pub fn ready_at(&self, shape: &Shape, units: u64, now: Instant) -> Instant {
+    /// A bucket that is full at `full_at`, as an engine keeps it.
+    pub const fn from_full_at(full_at: Span) -> Self {
+        Self { full_at, timeline: PhantomData }
+    }
+
+    /// The time at which the bucket is full.
+    pub const fn full_at(&self) -> Span {
+        self.full_at
+    }
+}
+
+impl<T: Timeline> Bucket<T> {
+    /// When `units` can be taken; `now` or earlier means at once, the end of time means never.
+    pub fn ready_at(&self, shape: &Shape<T>, units: u64, now: T) -> T {
         if units > shape.burst {
-            return Instant::MAX;
+            return T::from_ticks(u64::MAX);
         }
         self.free_at(shape, units, now)
     }
 
     /// When the last of `units` can be taken if they are taken one by one: more than a burst only takes longer.
     #[inline]
-    pub fn free_at(&self, shape: &Shape, units: u64, now: Instant) -> Instant {
+    pub fn free_at(&self, shape: &Shape<T>, units: u64, now: T) -> T {
         shape.free_at(self.after(shape, units, now))
     }
 
     /// Takes `units` if they are there, else says when they will be and takes nothing.
     ///
     /// # Errors
-    /// The time at which `units` can be taken; [`Instant::MAX`] when `units` is more than the burst.
+    /// The time at which `units` can be taken; the end of time when `units` is more than the burst.
     #[inline]
-    pub fn take(&mut self, shape: &Shape, units: u64, now: Instant) -> Result<(), Instant> {
-        if units > shape.burst {
-            return Err(Instant::MAX);
-        }
-        let full_at = self.after(shape, units, now);
-        let ready = shape.free_at(full_at);
-        if ready > now {
-            return Err(ready);
-        }
-        self.full_at = full_at;
+    pub fn take(&mut self, shape: &Shape<T>, units: u64, now: T) -> Result<(), T> {
+        *self = self.taking(shape, units, now)?;
         Ok(())
     }
 
+    /// The bucket that taking `units` would leave, if they are there; else when they will be.
+    ///
+    /// # Errors
+    /// The time at which `units` can be taken; the end of time when `units` is more than the burst.
+    #[inline]
+    pub fn taking(&self, shape: &Shape<T>, units: u64, now: T) -> Result<Self, T> {
+        if units > shape.burst {
+            return Err(T::from_ticks(u64::MAX));
+        }
+        let full_at = self.after(shape, units, now);
+        let ready = shape.free_at(full_at);
+        if ready > now { Err(ready) } else { Ok(Self::from_full_at(full_at)) }
+    }
+
     /// Takes `units` whether they are there or not; what is missing is debt.
-    pub fn debit(&mut self, shape: &Shape, units: u64, now: Instant) {
+    pub fn debit(&mut self, shape: &Shape<T>, units: u64, now: T) {
         self.full_at = self.after(shape, units, now);
     }
 
     /// Gives `units` back. More than was taken fills the bucket, and no further.
-    pub fn credit(&mut self, shape: &Shape, units: u64) {
+    pub fn credit(&mut self, shape: &Shape<T>, units: u64) {
         self.full_at = self.full_at.minus(shape.span_of(units), shape.amount);
     }
 
     /// Whole units there at `now`; negative is debt.
-    pub fn level(&self, shape: &Shape, now: Instant) -> i64 {
+    pub fn level(&self, shape: &Shape<T>, now: T) -> i64 {
         let missing = self.missing(shape, now).div_ceil(u128::from(shape.period));
         let level = i128::from(shape.burst) - i128::try_from(missing).unwrap_or(i128::MAX);
         i64::try_from(level).unwrap_or(i64::MIN)
     }
 
     /// Keeps the level, capped to the new burst, under another shape.
-    pub fn reshape(&mut self, old: &Shape, new: &Shape, now: Instant) {
+    pub fn reshape(&mut self, old: &Shape<T>, new: &Shape<T>, now: T) {
         // Missing units as a fraction over the old period; what the new burst adds is missing too.
         let period = i128::from(old.period);
         let grown = (i128::from(new.burst) - i128::from(old.burst)) * period;
@@ -193,16 +231,17 @@ impl Bucket {
     }
 
     /// Accrues nothing between `from` and `until`: moves a bucket that was filling by that much.
-    pub fn suspend(&mut self, from: Instant, until: Instant) {
+    pub fn suspend(&mut self, from: T, until: T) {
         if self.full_at.is_after(from) {
-            self.full_at.whole = self.full_at.whole.saturating_add(until.nanos_since(from));
+            self.full_at.whole =
+                self.full_at.whole.saturating_add(until.ticks().saturating_sub(from.ticks()));
         }
     }
 
     /// Undoes the rest of a [`suspend`](Self::suspend) that was to last until `until`, as of `now`.
-    pub fn unsuspend(&mut self, now: Instant, until: Instant) {
+    pub fn unsuspend(&mut self, now: T, until: T) {
         if self.full_at.is_after(until) {
-            self.full_at.whole = self.full_at.whole.saturating_sub(until.nanos_since(now));
+            self.full_at.whole = self.full_at.whole.saturating_sub(until.ticks().saturating_sub(now.ticks()));
         } else if self.full_at.is_after(now) {
             // Full at the end of the suspension, because something returned meanwhile: so it is full now.
             self.full_at = Span::at(now);
@@ -210,39 +249,42 @@ impl Bucket {
     }
 
     /// Whether nothing is missing at `now`: such a bucket is the same as a new one.
-    pub fn is_full(&self, now: Instant) -> bool {
+    pub fn is_full(&self, now: T) -> bool {
         !self.full_at.is_after(now)
     }
 
     /// When the bucket would be full after taking `units` at `now`.
     #[inline]
-    fn after(&self, shape: &Shape, units: u64, now: Instant) -> Span {
+    fn after(&self, shape: &Shape<T>, units: u64, now: T) -> Span {
         let base = if self.full_at.is_after(now) { self.full_at } else { Span::at(now) };
         base.plus(shape.span_of(units), shape.amount)
     }
 
     /// Missing units at `now`, times the period.
-    fn missing(&self, shape: &Shape, now: Instant) -> u128 {
+    fn missing(&self, shape: &Shape<T>, now: T) -> u128 {
         if self.is_full(now) {
             return 0;
         }
-        let whole = u128::from(self.full_at.whole - now.as_nanos());
+        let whole = u128::from(self.full_at.whole - now.ticks());
         whole * u128::from(shape.amount) + u128::from(self.full_at.part)
     }
 }
 
-/// Nanoseconds and a fraction over the shape's amount: an amount of time, or a point on the time line.
+/// Ticks and a fraction over the shape's amount: an amount of time, or a point on the time line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
-    whole: u64,
-    part: u64,
+pub struct Span {
+    /// Whole ticks.
+    pub whole: u64,
+    /// What is beyond them, over the shape's amount: less than a tick.
+    pub part: u64,
 }
 
 impl Span {
-    const ZERO: Self = Self { whole: 0, part: 0 };
+    /// The origin of time, or no time at all.
+    pub const ZERO: Self = Self { whole: 0, part: 0 };
 
-    const fn at(now: Instant) -> Self {
-        Self { whole: now.as_nanos(), part: 0 }
+    fn at(now: impl Timeline) -> Self {
+        Self { whole: now.ticks(), part: 0 }
     }
 
     fn from_parts(parts: u128, amount: u64) -> Self {
@@ -254,8 +296,8 @@ impl Span {
     }
 
     #[inline]
-    const fn is_after(self, now: Instant) -> bool {
-        self.whole > now.as_nanos() || (self.whole == now.as_nanos() && self.part > 0)
+    fn is_after(self, now: impl Timeline) -> bool {
+        self.whole > now.ticks() || (self.whole == now.ticks() && self.part > 0)
     }
 
     #[inline]

@@ -134,10 +134,13 @@ fn a_bucket_is_full_at_the_origin_of_time_too() {
 #[test]
 fn shapes_beyond_the_bounds_are_refused_with_the_number() {
     let table = [
-        (Shape::new(0, SECOND, 1), "0 units per period, outside 1..=1099511627776"),
+        (Shape::<Instant>::new(0, SECOND, 1), "0 units per period, outside 1..=1099511627776"),
         (Shape::new(AMOUNT_MAX + 1, SECOND, 1), "1099511627777 units per period, outside 1..=1099511627776"),
-        (Shape::new(1, Duration::ZERO, 1), "a period of 0ns, outside 1ns..=31622400s"),
-        (Shape::new(1, PERIOD_MAX + SECOND, 1), "a period of 31622401s, outside 1ns..=31622400s"),
+        (Shape::new(1, Duration::ZERO, 1), "a period of 0ns, no multiple of 1ns in 1ns..=31622400s"),
+        (
+            Shape::new(1, PERIOD_MAX + SECOND, 1),
+            "a period of 31622401s, no multiple of 1ns in 1ns..=31622400s",
+        ),
         (
             Shape::new(1, SECOND, 0),
             "a burst of 0 units, which is none or takes more than 3155760000s to refill",

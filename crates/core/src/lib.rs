@@ -24,10 +24,12 @@
 
 pub mod backoff;
 pub mod bucket;
+pub mod calendar;
 pub mod cost;
 pub mod event;
 pub mod feedback;
 pub mod gate;
+pub mod limit;
 pub mod outcome;
 pub mod plan;
 pub mod progress;

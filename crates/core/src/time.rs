@@ -1,11 +1,116 @@
-//! A point on the local, monotonic time line, in whole nanoseconds.
+//! The two time lines: the local, monotonic one in whole nanoseconds, and the wall's in whole microseconds.
 //!
-//! `std::time::Instant` cannot be made from a number, so nothing pure can be tested with it. This one is a
-//! `u64` since an origin that the shell's clock chooses; 584 years fit. All arithmetic saturates: a clock
-//! that steps back, or a wait of centuries, denies or waits, and never panics.
+//! `std::time::Instant` cannot be made from a number, so nothing pure can be tested with it. [`Instant`] is a
+//! `u64` since an origin that the shell's clock chooses; 584 years fit. [`Stamp`] is the wall time that stores
+//! share: microseconds since 1970, so that an engine whose numbers are doubles holds it exactly. All arithmetic
+//! saturates: a clock that steps back, or a wait of centuries, denies or waits, and never panics.
 
+use std::fmt;
 use std::ops::Add;
 use std::time::Duration;
+
+use crate::calendar;
+
+/// A time line that a bucket can live on: points are whole ticks since its origin.
+pub trait Timeline: Copy + Ord + fmt::Debug {
+    /// Nanoseconds per tick.
+    const TICK: u64;
+
+    /// The point `ticks` after the origin.
+    fn from_ticks(ticks: u64) -> Self;
+
+    /// Ticks since the origin.
+    fn ticks(self) -> u64;
+}
+
+impl Timeline for Instant {
+    const TICK: u64 = 1;
+
+    #[inline]
+    fn from_ticks(ticks: u64) -> Self {
+        Self(ticks)
+    }
+
+    #[inline]
+    fn ticks(self) -> u64 {
+        self.0
+    }
+}
+
+impl Timeline for Stamp {
+    const TICK: u64 = 1_000;
+
+    #[inline]
+    fn from_ticks(ticks: u64) -> Self {
+        Self(ticks)
+    }
+
+    #[inline]
+    fn ticks(self) -> u64 {
+        self.0
+    }
+}
+
+/// A point in wall time: microseconds since 1970-01-01T00:00:00Z, as a store's clock tells it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(u64);
+
+impl Stamp {
+    /// The beginning of 1970.
+    pub const ZERO: Self = Self(0);
+    /// Later than anything that will be waited for.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// The point `micros` after the beginning of 1970.
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// The point `seconds` after the beginning of 1970.
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(seconds.saturating_mul(1_000_000))
+    }
+
+    /// Microseconds since the beginning of 1970.
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Time passed since `earlier`; zero when `earlier` is not earlier.
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Stamp {
+    type Output = Self;
+
+    /// Rounded up to the microsecond: a deadline is never early.
+    fn add(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(nanos(span).div_ceil(1_000)))
+    }
+}
+
+impl fmt::Display for Stamp {
+    /// As RFC 3339 writes it: `2026-01-31T09:30:00.000250Z`, without a fraction where there is none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, micros) = (self.0 / 1_000_000, self.0 % 1_000_000);
+        let (days, rest) = (seconds / 86_400, seconds % 86_400);
+        let date = calendar::date(days);
+        write!(f, "{:04}-{:02}-{:02}", date.year, date.month, date.day)?;
+        write!(f, "T{:02}:{:02}:{:02}", rest / 3_600, rest / 60 % 60, rest % 60)?;
+        if micros > 0 {
+            write!(f, ".{micros:06}")?;
+        }
+        f.write_str("Z")
+    }
+}
+
+impl fmt::Debug for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
 
 /// A point in time: nanoseconds since the clock's origin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,6 +181,16 @@ mod tests {
         assert_eq!(Instant::ZERO.since(late), Duration::ZERO);
         assert_eq!(Instant::ZERO.minus_nanos(1), Instant::ZERO);
         assert_eq!(nanos(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_stamp_reads_as_a_date_and_saturates() {
+        assert_eq!(Stamp::from_secs(1_704_067_200).to_string(), "2024-01-01T00:00:00Z");
+        assert_eq!(Stamp::from_micros(951_782_400_000_250).to_string(), "2000-02-29T00:00:00.000250Z");
+        assert_eq!(Stamp::from_secs(1) + Duration::from_nanos(1), Stamp::from_micros(1_000_001));
+        assert_eq!(Stamp::MAX + Duration::from_secs(1), Stamp::MAX);
+        assert_eq!(Stamp::ZERO.since(Stamp::MAX), Duration::ZERO);
+        assert!(Stamp::MAX.to_string().ends_with('Z'));
     }
 
     #[test]

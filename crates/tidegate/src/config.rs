@@ -28,6 +28,7 @@ mod codec;
 mod duration;
 mod environment;
 mod error;
+mod manifest;
 mod scalar;
 mod schema;
 
@@ -39,6 +40,7 @@ use std::fmt::Write as _;
 use tidegate_core::plan::{Draft, FieldValue};
 
 pub use error::{ConfigError, ConfigProblem, Fault, Origin};
+pub use manifest::{Manifest, ManifestError};
 pub use schema::{Field, fields};
 
 use crate::builder::Builder;

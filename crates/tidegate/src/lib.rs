@@ -40,6 +40,8 @@ mod estimate;
 mod events;
 pub mod guide;
 mod keeper;
+#[cfg(feature = "shared")]
+mod limiter;
 #[cfg(feature = "test-util")]
 mod manual_clock;
 mod permit;
@@ -62,9 +64,14 @@ pub use bar::{Bar, Watching};
 pub use builder::Builder;
 pub use clock::{Clock, FastClock, Sleep, TokioClock};
 #[cfg(feature = "config")]
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Manifest, ManifestError};
 pub use estimate::{EstimateBytes, Part};
 pub use events::Events;
+#[cfg(feature = "shared")]
+pub use limiter::{
+    Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LimitError, LimitEvent,
+    LimitLine, Limited, Limiter, LimiterBuilder, LimiterStats, Request, Settled, SubjectRef, UsageSum, Would,
+};
 #[cfg(feature = "test-util")]
 pub use manual_clock::ManualClock;
 pub use permit::Permit;
@@ -74,6 +81,16 @@ pub use throttle::Throttle;
 pub use tidegate_core::backoff::{Backoff, Jitter};
 pub use tidegate_core::cost::Cost;
 pub use tidegate_core::event::{Change, Event, Notice, Trip, Why};
+pub use tidegate_core::limit::balance::Balance;
+pub use tidegate_core::limit::entity::{Entity, InvalidEntity};
+pub use tidegate_core::limit::lease::LeaseId;
+pub use tidegate_core::limit::name::{EntityId, InvalidName, LimitName, ResourceName, Subject};
+pub use tidegate_core::limit::policy::{
+    Expect, InvalidPolicy, OnExpiry, OnUnavailable, Policy, Scope, Share, Version, Versioned,
+};
+pub use tidegate_core::limit::resolve::Source;
+pub use tidegate_core::limit::rule::{InvalidLimit, Limit};
+pub use tidegate_core::limit::usage::{Tally, Usage, Window};
 pub use tidegate_core::outcome::{Kind, Outcome};
 pub use tidegate_core::plan::{
     Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Oversize, Pace, Pause, Problem, Rate,
@@ -83,5 +100,9 @@ pub use tidegate_core::random::Random;
 pub use tidegate_core::refused::Refused;
 pub use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 pub use tidegate_core::snapshot::{CircuitState, CircuitView, Phase, Snapshot, State};
-pub use tidegate_core::time::Instant;
+pub use tidegate_core::time::{Instant, Stamp};
 pub use tidegate_core::verdict::Gate;
+#[cfg(feature = "shared")]
+pub use tidegate_store as store;
+#[cfg(feature = "shared")]
+pub use tidegate_store::{Memory, Paging, Store, StoreError, UsageOf, UsageQuery};

@@ -138,7 +138,7 @@ impl Problems {
             Err(InvalidShape::Amount { amount }) => {
                 ("rate.amount", amount.to_string(), format!("from 1 to {AMOUNT_MAX}"))
             }
-            Err(InvalidShape::Period { period }) => {
+            Err(InvalidShape::Period { period, .. }) => {
                 ("rate.period", format!("{period:?}"), format!("from 1ns to {PERIOD_MAX:?}"))
             }
             Err(InvalidShape::Burst { burst }) => {

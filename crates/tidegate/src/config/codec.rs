@@ -19,15 +19,40 @@ const DEPTH_MAX: usize = 8;
 /// # Errors
 /// Where it is no TOML.
 pub(super) fn from_toml(text: &str) -> Result<Pairs, ConfigProblem> {
+    let mut pairs = Pairs::new();
+    flatten_toml("", &toml_table(text)?, &mut pairs);
+    Ok(pairs)
+}
+
+/// A TOML text as the table it is.
+///
+/// # Errors
+/// Where it is no TOML.
+pub(super) fn toml_table(text: &str) -> Result<DeTable<'_>, ConfigProblem> {
     // The parser bounds braces and dots each by itself; together they are deep enough to exhaust a small stack.
     if let Some(start) = too_deep(text) {
         let message = format!("more than {DEPTH_MAX} tables inside each other {}", place(text, start));
         return Err(unreadable(Origin::Toml, message));
     }
     let table = DeTable::parse(text).map_err(|error| unreadable(Origin::Toml, sentence(text, &error)))?;
-    let mut pairs = Pairs::new();
-    flatten_toml("", table.get_ref(), &mut pairs);
-    Ok(pairs)
+    Ok(table.into_inner())
+}
+
+/// A TOML value by itself.
+pub(super) fn toml_scalar(value: &DeValue<'_>) -> Scalar {
+    match value {
+        DeValue::String(text) => Scalar::Text(text.clone().into_owned()),
+        DeValue::Integer(integer) => i128::from_str_radix(integer.as_str(), integer.radix())
+            .map_or_else(|_| Scalar::Huge(integer.to_string()), Scalar::Integer),
+        DeValue::Float(float) => float
+            .as_str()
+            .parse()
+            .map_or_else(|_| Scalar::Huge(float.to_string()), |number| huge_or(number, float.as_str())),
+        DeValue::Boolean(bool) => Scalar::Bool(*bool),
+        DeValue::Datetime(_) => Scalar::Other("a date or time of day"),
+        DeValue::Array(_) => Scalar::Other("an array"),
+        DeValue::Table(_) => Scalar::Other("a table"),
+    }
 }
 
 /// The keys and values of a JSON text.
@@ -70,24 +95,10 @@ fn flatten_toml(path: &str, table: &DeTable<'_>, pairs: &mut Pairs) {
     }
     for (key, value) in table {
         let path = join(path, key.get_ref());
-        let scalar = match value.get_ref() {
-            DeValue::Table(_) if is_too_deep(&path) => Scalar::Other("a table"),
-            DeValue::Table(table) => {
-                flatten_toml(&path, table, pairs);
-                continue;
-            }
-            DeValue::String(text) => Scalar::Text(text.clone().into_owned()),
-            DeValue::Integer(integer) => i128::from_str_radix(integer.as_str(), integer.radix())
-                .map_or_else(|_| Scalar::Huge(integer.to_string()), Scalar::Integer),
-            DeValue::Float(float) => float
-                .as_str()
-                .parse()
-                .map_or_else(|_| Scalar::Huge(float.to_string()), |number| huge_or(number, float.as_str())),
-            DeValue::Boolean(bool) => Scalar::Bool(*bool),
-            DeValue::Datetime(_) => Scalar::Other("a date or time of day"),
-            DeValue::Array(_) => Scalar::Other("an array"),
-        };
-        pairs.push((path, scalar));
+        match value.get_ref() {
+            DeValue::Table(table) if !is_too_deep(&path) => flatten_toml(&path, table, pairs),
+            value => pairs.push((path, toml_scalar(value))),
+        }
     }
 }
 

@@ -1,0 +1,176 @@
+//! The shared limiter on the memory store, against limitador in memory, and its memory.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+
+use anyhow::{Context, Result, bail};
+use limitador::RateLimiter;
+use limitador::limit::{Context as PeerContext, Limit as PeerLimit};
+use tidegate::{Entity, EntityId, Expect, Limit, Limiter, Memory, Policy, Scope};
+use tokio::runtime::Runtime;
+
+use crate::Case;
+use crate::counted::{bytes_by, instructions};
+use crate::measure::best_of_batches;
+use crate::report::Row;
+
+const PLENTY: u64 = 1 << 39;
+const ENTITIES: usize = 1_000;
+const COST: [(&str, u64); 2] = [("rpm", 1), ("tpm", 800)];
+
+pub(crate) const CASES: [Case; 5] = [
+    ("memory_acquire", |rounds| memory_acquire(rounds).map(|row| vec![row])),
+    ("memory_spend", |rounds| memory_spend(rounds).map(|row| vec![row])),
+    ("memory_bucket_bytes", |_| memory_bucket_bytes()),
+    ("cascade", |rounds| cascade(rounds).map(|row| vec![row])),
+    ("instructions", |_| counts()),
+];
+
+/// Runs a hot path for callgrind.
+pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
+    let ours = Ours::new(1)?;
+    let names = names();
+    match name {
+        "shared_acquire" => ours.acquire_and_settle(&names[..1], times),
+        "shared_spend" => ours.spend(&names[..1], times),
+        "shared_peer" => {
+            let (peer, contexts) = peer(true)?;
+            check_and_update(&peer, &contexts[..1], times);
+        }
+        other => bail!("there is no hot path called `{other}`"),
+    }
+    Ok(())
+}
+
+/// A limiter whose entities have so many levels, each with two limits that nobody reaches.
+struct Ours {
+    limiter: Limiter,
+    runtime: Runtime,
+}
+
+impl Ours {
+    fn new(levels: usize) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let limiter = Limiter::new(Memory::new());
+        runtime.block_on(async {
+            let admin = limiter.admin("bench");
+            let limits = [Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)];
+            admin.set_policy(Scope::System, Policy::new(limits)?).await?;
+            let mut above: Option<EntityId> = None;
+            for level in 1..levels {
+                let id = EntityId::new(&format!("above-{level}"))?;
+                let entity = Entity::new(id.clone()).cascade();
+                let entity = above.into_iter().fold(entity, Entity::parent);
+                admin.put_entity(&entity, Expect::Any).await?;
+                above = Some(id);
+            }
+            if let Some(above) = above {
+                for name in names() {
+                    let entity = Entity::new(EntityId::new(&name)?).parent(above.clone()).cascade();
+                    admin.put_entity(&entity, Expect::Any).await?;
+                }
+            }
+            anyhow::Ok(())
+        })?;
+        Ok(Self { limiter, runtime })
+    }
+
+    fn acquire_and_settle(&self, names: &[String], times: u32) {
+        self.runtime.block_on(async {
+            for name in names.iter().cycle().take(times as usize) {
+                let lease = self.limiter.acquire((name.as_str(), "gpt-4"), COST).await;
+                let mut lease = lease.expect("there is plenty");
+                black_box(lease.settle([("tpm", 640)]).await).expect("the store is there");
+            }
+        });
+    }
+
+    fn spend(&self, names: &[String], times: u32) {
+        self.runtime.block_on(async {
+            for name in names.iter().cycle().take(times as usize) {
+                let spent = self.limiter.spend((name.as_str(), "gpt-4"), COST).await;
+                black_box(spent).expect("there is plenty");
+            }
+        });
+    }
+}
+
+fn names() -> Vec<String> {
+    (0..ENTITIES).map(|number| format!("user-{number}")).collect()
+}
+
+/// Two limits, per user or for all, and the contexts of the users' requests, made beforehand.
+fn peer(per_user: bool) -> Result<(RateLimiter, Vec<PeerContext<'static>>)> {
+    let peer = RateLimiter::new(2 * ENTITIES as u64);
+    for (value, seconds) in [(PLENTY, 60), (PLENTY - 1, 60)] {
+        let user = if per_user { vec!["user_id".try_into().context("a variable")?] } else { Vec::new() };
+        peer.add_limit(PeerLimit::new("gpt-4", value, seconds, Vec::new(), user));
+    }
+    let context = |name| PeerContext::from(HashMap::from([("user_id".to_owned(), name)]));
+    Ok((peer, names().into_iter().map(context).collect()))
+}
+
+fn check_and_update(peer: &RateLimiter, contexts: &[PeerContext<'_>], times: u32) {
+    let namespace = "gpt-4".into();
+    for context in contexts.iter().cycle().take(times as usize) {
+        let checked = peer.check_rate_limited_and_update(&namespace, context, 1);
+        assert!(!black_box(checked).expect("the limits apply").limited, "there is plenty");
+    }
+}
+
+fn memory_acquire(rounds: u32) -> Result<Row> {
+    let (ours, names) = (Ours::new(1)?, names());
+    let (peer, contexts) = peer(true)?;
+    let pair = best_of_batches(
+        rounds,
+        |times| ours.acquire_and_settle(&names, times),
+        |times| check_and_update(&peer, &contexts, times),
+    );
+    let what =
+        "acquire + settle of two limits, lease and ledger included, vs limitador check and update of two";
+    Ok(Row::new("memory_acquire", pair, Some(0.5), "ns", what))
+}
+
+fn memory_spend(rounds: u32) -> Result<Row> {
+    let (ours, names) = (Ours::new(1)?, names());
+    let (peer, contexts) = peer(false)?;
+    let pair = best_of_batches(
+        rounds,
+        |times| ours.spend(&names, times),
+        |times| check_and_update(&peer, &contexts, times),
+    );
+    let what = "spend of two limits per user vs limitador with two limits for all users, nothing per user";
+    Ok(Row::new("memory_spend", pair, None, "ns", what))
+}
+
+fn cascade(rounds: u32) -> Result<Row> {
+    let (three, one, names) = (Ours::new(3)?, Ours::new(1)?, names());
+    let pair = best_of_batches(
+        rounds,
+        |times| three.acquire_and_settle(&names, times),
+        |times| one.acquire_and_settle(&names, times),
+    );
+    Ok(Row::new("cascade", pair, Some(3.0), "ns", "acquire + settle on three levels vs on one"))
+}
+
+fn memory_bucket_bytes() -> Result<Vec<Row>> {
+    let bytes = bytes_by("memory", &["buckets"])?;
+    let number = |name: &str| bytes.get(name).copied().with_context(|| format!("no `{name}`"));
+    let what = "a bucket of two limits of one of a million entities, ledger and leases apart";
+    let with_ledger = "the same with an hour of usage and the entity's lease remembered";
+    Ok(vec![
+        Row::new("memory_bucket_bytes", (number("bucket_bytes")?, 512.0), Some(1.0), "bytes", what),
+        Row::new("memory_ledger_bytes", (number("ledger_bytes")?, 512.0), None, "bytes", with_ledger),
+    ])
+}
+
+fn counts() -> Result<Vec<Row>> {
+    let peer = instructions("shared_peer")?;
+    let acquire = (instructions("shared_acquire")?, peer);
+    let spend = (instructions("shared_spend")?, peer);
+    let what = "memory_acquire on one entity, counted by callgrind";
+    Ok(vec![
+        Row::new("instructions_acquire", acquire, None, "instructions", what),
+        Row::new("instructions_spend", spend, None, "instructions", "spend, counted by callgrind"),
+    ])
+}

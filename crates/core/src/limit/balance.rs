@@ -1,0 +1,90 @@
+//! A limit's state as people see it.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::limit::meter::Meter;
+use crate::limit::name::{LimitName, Subject};
+use crate::time::Stamp;
+
+/// What a limit has, holds and asks its callers to wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Balance {
+    /// Whose limit.
+    pub subject: Subject,
+    /// Which one.
+    pub limit: LimitName,
+    /// Whole units there; below zero is debt.
+    pub available: i64,
+    /// What a full bucket holds.
+    pub burst: u64,
+    /// Units per period.
+    pub amount: u64,
+    /// The period.
+    pub period: Duration,
+    /// Taken less given back, since the bucket was first used.
+    pub consumed: i64,
+    /// What was asked of it.
+    pub asked: u64,
+    /// How long until that can be had: zero is now, `None` never.
+    pub retry_after: Option<Duration>,
+}
+
+impl Balance {
+    /// What `meter` of `subject` shows at `now` to someone who asks for `asked` units.
+    pub fn of(subject: &Subject, meter: &Meter, asked: u64, now: Stamp) -> Self {
+        let shape = meter.rule().shape();
+        let ready_at = meter.ready_at(asked, now);
+        Self {
+            subject: subject.clone(),
+            limit: meter.rule().name().clone(),
+            available: meter.available(now),
+            burst: shape.burst(),
+            amount: shape.amount(),
+            period: shape.period(),
+            consumed: meter.consumed(),
+            asked,
+            retry_after: (ready_at < Stamp::MAX).then(|| ready_at.since(now)),
+        }
+    }
+
+    /// Whether what was asked is not there.
+    pub fn is_short(&self) -> bool {
+        self.retry_after != Some(Duration::ZERO)
+    }
+}
+
+impl fmt::Display for Balance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}: ", self.limit, self.subject)?;
+        write!(f, "{} of {} there, {} asked", self.available, self.burst, self.asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::limit::policy::Version;
+    use crate::limit::rule::Limit;
+
+    #[test]
+    fn a_balance_says_when_to_come_back_or_never() {
+        let now = Stamp::from_secs(1_800_000_000);
+        let rule = Limit::per_minute("rpm", 100_000).check().unwrap();
+        let mut meter = Meter::new(Arc::new(rule), Version::ZERO);
+        meter.take(100_000, now);
+        let subject = Subject::new("a", "b").unwrap();
+        let after = |asked| Balance::of(&subject, &meter, asked, now).retry_after;
+        // Z4
+        assert_eq!(after(10_000), Some(Duration::from_secs(6)));
+        assert_eq!(after(100_000), Some(Duration::from_mins(1)));
+        assert_eq!(after(0), Some(Duration::ZERO));
+        assert_eq!(after(100_001), None);
+        let balance = Balance::of(&subject, &meter, 5, now);
+        assert_eq!(balance.to_string(), "rpm of a on b: 0 of 100000 there, 5 asked");
+        assert!(balance.is_short());
+        assert!(!Balance::of(&subject, &meter, 0, now).is_short());
+    }
+}

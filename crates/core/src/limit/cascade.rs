@@ -1,0 +1,332 @@
+//! The levels an acquire draws from: the entity, its parent, the parent's parent, all or nothing.
+//!
+//! [`Levels`] is what a subject resolves to: for each level its subject and the limits that hold there. It is
+//! made once, cached and shared; a draw is one of these and a number per limit name. A lease keeps the levels
+//! it drew from, so that no later edit of a policy can strand it.
+
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+use thiserror::Error;
+
+use crate::limit::name::{LimitName, Subject};
+use crate::limit::policy::{OnExpiry, OnUnavailable, Version};
+use crate::limit::resolve::{Held, Resolved, Source};
+use crate::limit::rule::Rule;
+
+/// A cost or a change is at most so many units of a limit: 2⁴⁰.
+pub const UNITS_MAX: u64 = 1 << 40;
+
+/// Whole units per limit name, in the order of [`Levels::names`]; `None` where the limit takes no part.
+pub type Units = SmallVec<[Option<u64>; 4]>;
+/// Changes per limit name, in the order of [`Levels::names`]; `None` where the limit takes no part.
+pub type Deltas = SmallVec<[Option<i64>; 4]>;
+
+/// A subject's levels, its own first, as of a version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "the levels are what it has")]
+pub struct Levels {
+    version: Version,
+    names: Box<[LimitName]>,
+    levels: Box<[Level]>,
+    on_unavailable: (OnUnavailable, Source),
+    on_expiry: (OnExpiry, Source),
+}
+
+/// One level: a subject and the limits that hold for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Level {
+    /// Whose limits.
+    pub subject: Subject,
+    /// The limits.
+    pub limits: Box<[Line]>,
+}
+
+/// One limit of one level.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// The limit's place in [`Levels::names`].
+    pub name: usize,
+    /// The limit.
+    pub rule: Arc<Rule>,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// A cost that cannot be asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidCost {
+    /// No level has such a limit.
+    #[error("`{subject}` has no limit `{name}`; it has {}", listed(known))]
+    Unknown {
+        /// For whom.
+        subject: Subject,
+        /// The name that was asked for.
+        name: String,
+        /// The names there are.
+        known: Vec<LimitName>,
+    },
+    /// Nothing, or nothing but zeros.
+    #[error(
+        "nothing is asked of `{subject}`: at least one limit needs a cost above 0; it has {}",
+        listed(known)
+    )]
+    Nothing {
+        /// For whom.
+        subject: Subject,
+        /// The names there are.
+        known: Vec<LimitName>,
+    },
+    /// A name twice.
+    #[error("the limit `{name}` is asked for twice")]
+    Twice {
+        /// Which one.
+        name: String,
+    },
+    /// More than can be counted.
+    #[error("{units} units of `{name}`, more than {UNITS_MAX}")]
+    Units {
+        /// Of which limit.
+        name: String,
+        /// How many.
+        units: i128,
+    },
+}
+
+fn listed(names: &[LimitName]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+impl Levels {
+    /// The levels of what was resolved, the subject's own first, as of `version`.
+    ///
+    /// How to behave is said by the subject's own policies.
+    ///
+    /// # Panics
+    /// With no level at all.
+    pub fn new(version: Version, resolved: Vec<(Subject, Resolved)>) -> Self {
+        let own = &resolved.first().expect("a subject is a level by itself").1;
+        let (on_unavailable, on_expiry) = (own.on_unavailable.clone(), own.on_expiry.clone());
+        let mut names: Vec<LimitName> = Vec::new();
+        let mut line = |held: Held| {
+            let found = names.iter().position(|name| name == held.rule.name());
+            let name = found.unwrap_or_else(|| {
+                names.push(held.rule.name().clone());
+                names.len() - 1
+            });
+            Line { name, rule: held.rule, source: held.source }
+        };
+        let level = |(subject, resolved): (Subject, Resolved)| Level {
+            subject,
+            limits: resolved.limits.into_iter().map(&mut line).collect(),
+        };
+        let levels = resolved.into_iter().map(level).collect();
+        Self { version, names: names.into(), levels, on_unavailable, on_expiry }
+    }
+
+    /// The same with `rules` given for one call in the place of the subject's own of the same names.
+    #[must_use]
+    pub fn with_call_limits(&self, rules: impl IntoIterator<Item = Rule>) -> Self {
+        let mut levels = self.clone();
+        let mut names = levels.names.into_vec();
+        let mut own = std::mem::take(&mut levels.levels[0].limits).into_vec();
+        for rule in rules {
+            let found = names.iter().position(|name| name == rule.name());
+            let name = found.unwrap_or_else(|| {
+                names.push(rule.name().clone());
+                names.len() - 1
+            });
+            own.retain(|line| line.name != name);
+            own.push(Line { name, rule: Arc::new(rule.of_call()), source: Source::Call });
+        }
+        levels.levels[0].limits = own.into();
+        levels.names = names.into();
+        levels
+    }
+
+    /// The same levels with other rules in the place of each.
+    #[must_use]
+    pub fn map_rules(&self, mut map: impl FnMut(&Rule) -> Rule) -> Self {
+        let mut levels = self.clone();
+        for line in levels.levels.iter_mut().flat_map(|level| level.limits.iter_mut()) {
+            line.rule = Arc::new(map(&line.rule));
+        }
+        levels
+    }
+
+    /// The subject that was resolved.
+    pub fn subject(&self) -> &Subject {
+        &self.levels[0].subject
+    }
+
+    /// The count of administrative changes as of which this holds.
+    pub const fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Every limit's name, of whatever level.
+    pub fn names(&self) -> &[LimitName] {
+        &self.names
+    }
+
+    /// The levels, the subject's own first.
+    pub fn levels(&self) -> &[Level] {
+        &self.levels
+    }
+
+    /// Whether no level has a limit.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// What an acquire does when the store is away, and who says so.
+    pub const fn on_unavailable(&self) -> &(OnUnavailable, Source) {
+        &self.on_unavailable
+    }
+
+    /// What becomes of a lease that is never ended, and who says so.
+    pub const fn on_expiry(&self) -> &(OnExpiry, Source) {
+        &self.on_expiry
+    }
+
+    /// The place of a limit in [`names`](Self::names).
+    ///
+    /// # Errors
+    /// [`InvalidCost::Unknown`] lists the names there are.
+    #[inline]
+    pub fn position(&self, name: &str) -> Result<usize, InvalidCost> {
+        self.names.iter().position(|known| known.as_str() == name).ok_or_else(|| InvalidCost::Unknown {
+            subject: self.subject().clone(),
+            name: name.to_owned(),
+            known: self.names.to_vec(),
+        })
+    }
+
+    /// What a cost asks of each limit.
+    ///
+    /// # Errors
+    /// [`InvalidCost`] for a name that no level knows, a name twice, too many units, or nothing but zeros.
+    pub fn units(&self, cost: &[(&str, u64)]) -> Result<Units, InvalidCost> {
+        let units = self.amounts(cost)?;
+        if units.iter().flatten().all(|units| *units == 0) {
+            return Err(InvalidCost::Nothing { subject: self.subject().clone(), known: self.names.to_vec() });
+        }
+        Ok(units)
+    }
+
+    /// Units by name, nothing and zeros allowed: what a lease is settled at.
+    ///
+    /// # Errors
+    /// [`InvalidCost`] for a name that no level knows, a name twice or too many units.
+    pub fn amounts(&self, amounts: &[(&str, u64)]) -> Result<Units, InvalidCost> {
+        let mut units: Units = smallvec![None; self.names.len()];
+        for (place, (name, amount)) in amounts.iter().enumerate() {
+            if *amount > UNITS_MAX {
+                return Err(InvalidCost::Units { name: (*name).to_owned(), units: i128::from(*amount) });
+            }
+            // Mostly they are named in the order they are written in.
+            let is_there = self.names.get(place).is_some_and(|known| known.as_str() == *name);
+            let place = if is_there { place } else { self.position(name)? };
+            if units[place].replace(*amount).is_some() {
+                return Err(InvalidCost::Twice { name: (*name).to_owned() });
+            }
+        }
+        Ok(units)
+    }
+
+    /// Changes by name.
+    ///
+    /// # Errors
+    /// [`InvalidCost`] for a name that no level knows, a name twice or too many units.
+    pub fn deltas(&self, changes: &[(&str, i64)]) -> Result<Deltas, InvalidCost> {
+        let mut deltas: Deltas = smallvec![None; self.names.len()];
+        for (name, delta) in changes {
+            if delta.unsigned_abs() > UNITS_MAX {
+                return Err(InvalidCost::Units { name: (*name).to_owned(), units: i128::from(*delta) });
+            }
+            if deltas[self.position(name)?].replace(*delta).is_some() {
+                return Err(InvalidCost::Twice { name: (*name).to_owned() });
+            }
+        }
+        Ok(deltas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::policy::Policy;
+    use crate::limit::resolve::resolve;
+    use crate::limit::rule::Limit;
+
+    fn resolved(entity: &str, limits: &[(&str, u64)]) -> (Subject, Resolved) {
+        let subject = Subject::new(entity, "gpt").expect("valid");
+        let limits = limits.iter().map(|(name, amount)| Limit::per_minute(*name, *amount));
+        let policy = Policy::new(limits).expect("valid");
+        let resolved = resolve(&subject, [Some(&policy), None, None, None], &Policy::default());
+        (subject, resolved)
+    }
+
+    fn levels() -> Levels {
+        let child = resolved("child", &[("rpm", 1), ("tpm", 10)]);
+        Levels::new(Version::new(3), vec![child, resolved("parent", &[("tpm", 100), ("usd", 5)])])
+    }
+
+    #[test]
+    fn each_level_draws_the_limits_it_has() {
+        let levels = levels();
+        let names: Vec<_> = levels.names().iter().map(LimitName::as_str).collect();
+        assert_eq!(names, ["rpm", "tpm", "usd"]);
+        let lines = |level: usize| levels.levels()[level].limits.iter().map(|line| line.name);
+        assert_eq!((lines(0).collect(), lines(1).collect()), (vec![0, 1], vec![1, 2]));
+        assert_eq!(levels.units(&[("usd", 1), ("rpm", 0)]), Ok(smallvec![Some(0), None, Some(1)]));
+    }
+
+    #[test]
+    fn z37_an_impossible_cost_is_refused_with_the_known_limits() {
+        let levels = levels();
+        let table: [(&[(&str, u64)], &str); 5] = [
+            (&[("typo", 1_000)], "`child on gpt` has no limit `typo`; it has `rpm`, `tpm`, `usd`"),
+            (
+                &[],
+                "nothing is asked of `child on gpt`: at least one limit needs a cost above 0; it has `rpm`",
+            ),
+            (&[("rpm", 0)], "nothing is asked of `child on gpt`"),
+            (&[("rpm", 1), ("rpm", 1)], "the limit `rpm` is asked for twice"),
+            (&[("rpm", u64::MAX)], "18446744073709551615 units of `rpm`, more than 1099511627776"),
+        ];
+        for (cost, sentence) in table {
+            let error = levels.units(cost).unwrap_err().to_string();
+            assert!(error.starts_with(sentence), "{error}");
+        }
+        assert!(levels.amounts(&[]).is_ok());
+        let error = levels.deltas(&[("rpm", i64::MIN)]).unwrap_err().to_string();
+        assert_eq!(error, "-9223372036854775808 units of `rpm`, more than 1099511627776");
+        assert!(levels.deltas(&[("rpm", -1), ("rpm", 1)]).is_err());
+    }
+
+    #[test]
+    fn a_limit_of_a_call_takes_the_place_of_the_subjects_own() {
+        let rules = [Limit::per_second("tpm", 7), Limit::per_second("new", 1)];
+        let called = levels().with_call_limits(rules.map(|limit| limit.check().unwrap()));
+        let rows = |level: usize| -> Vec<&str> {
+            called.levels()[level].limits.iter().map(|line| line.rule.row()).collect()
+        };
+        assert_eq!(rows(0), ["rpm", "tpm~7/1000000/7", "new~1/1000000/1"]);
+        assert_eq!(rows(1), ["tpm", "usd"]);
+        assert_eq!(called.position("new"), Ok(3));
+    }
+
+    #[test]
+    fn the_rules_of_every_level_can_be_mapped() {
+        let tenth = levels().map_rules(|rule| {
+            Limit::per_minute(rule.name().as_str(), rule.shape().amount().div_ceil(10)).check().unwrap()
+        });
+        let amounts = tenth.levels().iter().flat_map(|level| &level.limits);
+        assert_eq!(amounts.map(|line| line.rule.shape().amount()).collect::<Vec<_>>(), [1, 1, 10, 1]);
+    }
+}

@@ -1,0 +1,104 @@
+//! Leases one by one: each step counts once, nobody gives back more than it holds, nothing moves after the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{BucketId, Kind, Move, Violation};
+use crate::limit::lease::LeaseId;
+use crate::time::Stamp;
+
+/// What is known of every lease of a log.
+#[derive(Debug, Default)]
+pub(super) struct Leases<'a> {
+    leases: BTreeMap<LeaseId, Lease<'a>>,
+}
+
+#[derive(Debug, Default)]
+struct Lease<'a> {
+    held: BTreeMap<&'a BucketId, i128>,
+    /// Steps that took, with the bucket.
+    charged: BTreeSet<(u32, &'a BucketId)>,
+    /// Steps that are to be all or nothing: when, and how many buckets each named.
+    named: BTreeMap<u32, (Stamp, u32)>,
+    end: Option<End<'a>>,
+}
+
+#[derive(Debug)]
+struct End<'a> {
+    at: Stamp,
+    step: u32,
+    /// What has been said of each bucket: one step may give back and then say what the lease ended at.
+    said: BTreeSet<(Kind, &'a BucketId)>,
+}
+
+impl<'a> Leases<'a> {
+    /// Follows a movement, in the order of time and, for each lease, of steps. Answers by how much it changes what
+    /// is taken from the bucket.
+    pub(super) fn follow(
+        &mut self,
+        at: Stamp,
+        bucket: &'a BucketId,
+        movement: &Move,
+        violations: &mut Vec<Violation>,
+    ) -> i128 {
+        let lease = self.leases.entry(movement.lease).or_default();
+        match movement.kind {
+            Kind::Return | Kind::Settle => violations.extend(lease.end(at, bucket, movement)),
+            _ => violations.extend(lease.charge(at, bucket, movement)),
+        }
+        let held = lease.held.entry(bucket).or_default();
+        let units = i128::from(movement.units);
+        let delta = if movement.kind == Kind::Settle { units - *held } else { units };
+        if *held + delta < 0 {
+            violations.push(Violation::ReturnedTooMuch {
+                bucket: bucket.clone(),
+                at,
+                lease: movement.lease,
+                held: *held,
+                returned: -delta,
+            });
+        }
+        *held = (*held + delta).max(0);
+        delta
+    }
+
+    /// What shows only when all is known: steps that were not all or nothing. Answers the leases that are open.
+    pub(super) fn finish(&self, violations: &mut Vec<Violation>) -> Vec<LeaseId> {
+        for (id, lease) in &self.leases {
+            for (step, (at, named)) in &lease.named {
+                let found = lease.charged.iter().filter(|(charged, _)| charged == step).count();
+                let found = u32::try_from(found).unwrap_or(u32::MAX);
+                if found < *named {
+                    let (lease, step, named) = (*id, *step, *named);
+                    violations.push(Violation::Partial { at: *at, lease, step, found, named });
+                }
+            }
+        }
+        self.leases.iter().filter(|(_, lease)| lease.end.is_none()).map(|(id, _)| *id).collect()
+    }
+}
+
+impl<'a> Lease<'a> {
+    /// A step that takes, or an adjustment: it counts once, and not after the end.
+    fn charge(&mut self, at: Stamp, bucket: &'a BucketId, movement: &Move) -> Option<Violation> {
+        let Move { lease, step, units, kind, buckets } = *movement;
+        if kind != Kind::Adjust && buckets > 0 {
+            self.named.entry(step).or_insert((at, buckets));
+        }
+        if !self.charged.insert((step, bucket)) {
+            return Some(Violation::ChargedTwice { bucket: bucket.clone(), at, lease, step, units });
+        }
+        let ended = self.end.as_ref()?.at;
+        Some(Violation::AfterEnd { bucket: bucket.clone(), at, lease, step, kind, units, ended })
+    }
+
+    /// A step that ends the lease: it is the only one, and says each thing once of each bucket.
+    fn end(&mut self, at: Stamp, bucket: &'a BucketId, movement: &Move) -> Option<Violation> {
+        let Move { lease, step, units, kind, .. } = *movement;
+        let end = self.end.get_or_insert_with(|| End { at, step, said: BTreeSet::new() });
+        let is_first = end.said.insert((kind, bucket));
+        if is_first && (end.at, end.step) == (at, step) {
+            return None;
+        }
+        Some(Violation::EndedTwice { bucket: bucket.clone(), at, lease, kind, units, ended: end.at })
+    }
+}

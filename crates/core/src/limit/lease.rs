@@ -1,0 +1,300 @@
+//! A lease as a store remembers it: what it drew, and which step came last, so that each counts once.
+//!
+//! A lease's calls are numbered by its holder. A step that comes again is answered as the first time and
+//! changes nothing; one that comes after a later one is too late. What is remembered after the end makes the
+//! same ending, said again, the same answer, and everything else an error. A lease that is cancelled before its
+//! draw arrived is remembered too: the draw is then refused.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::limit::cascade::{Deltas, Units};
+use crate::limit::policy::OnExpiry;
+use crate::time::Stamp;
+
+/// How long an ended lease is remembered.
+pub const REMEMBERED: Duration = Duration::from_mins(10);
+/// How long a lease may stay open unless said otherwise.
+pub const DEADLINE: Duration = Duration::from_hours(1);
+
+/// The id of a lease: 48 bits of the time it was made at, and 80 that nobody can guess.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(u128);
+
+impl LeaseId {
+    /// The id made at `millis` since 1970 with these random bits, of which the lower 80 count.
+    pub const fn new(millis: u64, random: u128) -> Self {
+        let random = random & ((1 << 80) - 1);
+        Self(((millis as u128) << 80) | random)
+    }
+
+    /// The id of this number.
+    pub const fn from_number(number: u128) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u128 {
+        self.0
+    }
+
+    /// When it was made, in milliseconds since 1970 by its maker's clock.
+    pub const fn millis(self) -> u64 {
+        (self.0 >> 80) as u64
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Text that is no lease id.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{text}` is no lease id: it has 32 hexadecimal digits")]
+pub struct InvalidLeaseId {
+    /// The text, at most 80 characters of it.
+    pub text: String,
+}
+
+impl FromStr for LeaseId {
+    type Err = InvalidLeaseId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidLeaseId> {
+        let is_hex = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        match u128::from_str_radix(text, 16) {
+            Ok(number) if is_hex => Ok(Self(number)),
+            _ => Err(InvalidLeaseId { text: text.chars().take(80).collect() }),
+        }
+    }
+}
+
+/// How a lease ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// At what was used.
+    Settled,
+    /// With everything returned.
+    Cancelled,
+    /// By its deadline.
+    Expired,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Settled => "settled",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+        })
+    }
+}
+
+/// What to do with a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It is new: do it.
+    Apply,
+    /// It was done: answer as the first time.
+    Repeat,
+    /// A later one was done, or the lease has ended: refuse it.
+    Late,
+}
+
+/// An open lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    step: u32,
+    held: Units,
+    drawn_at: Stamp,
+    deadline: Stamp,
+    on_expiry: OnExpiry,
+}
+
+impl Record {
+    /// A lease that drew `units` at `now`. The draw is step 0.
+    pub fn new(units: Units, now: Stamp, deadline: Stamp, on_expiry: OnExpiry) -> Self {
+        Self { step: 0, held: units, drawn_at: now, deadline, on_expiry }
+    }
+
+    /// What to do with step `step`.
+    pub const fn turn(&self, step: u32) -> Turn {
+        if step > self.step {
+            Turn::Apply
+        } else if step == self.step {
+            Turn::Repeat
+        } else {
+            Turn::Late
+        }
+    }
+
+    /// Holds `more`.
+    pub fn extend(&mut self, step: u32, more: &[Option<u64>]) {
+        self.step = step;
+        for (held, more) in self.held.iter_mut().zip(more) {
+            if let Some(more) = more {
+                *held = Some(held.unwrap_or(0).saturating_add(*more));
+            }
+        }
+    }
+
+    /// Holds more or less by `deltas`, and never less than nothing. Answers by how much it changed.
+    pub fn adjust(&mut self, step: u32, deltas: &[Option<i64>]) -> Deltas {
+        self.step = step;
+        let change = |(held, delta): (&mut Option<u64>, &Option<i64>)| {
+            let (before, delta) = (held.unwrap_or(0), (*delta)?);
+            let after = before.saturating_add_signed(delta);
+            *held = Some(after);
+            Some(difference(after, before))
+        };
+        self.held.iter_mut().zip(deltas).map(change).collect()
+    }
+
+    /// Holds exactly `actual` where it says a number. Answers by how much that changes each.
+    pub fn settle(&mut self, actual: &[Option<u64>]) -> Deltas {
+        let change = |(held, actual): (&mut Option<u64>, &Option<u64>)| {
+            let (before, actual) = (held.unwrap_or(0), (*actual)?);
+            *held = Some(actual);
+            Some(difference(actual, before))
+        };
+        self.held.iter_mut().zip(actual).map(change).collect()
+    }
+
+    /// What it holds, per limit name; `None` where a limit takes no part.
+    pub fn held(&self) -> &[Option<u64>] {
+        &self.held
+    }
+
+    /// The last step that was done.
+    pub const fn step(&self) -> u32 {
+        self.step
+    }
+
+    /// When it drew: usage is counted in that time's windows.
+    pub const fn drawn_at(&self) -> Stamp {
+        self.drawn_at
+    }
+
+    /// When it expires.
+    pub const fn deadline(&self) -> Stamp {
+        self.deadline
+    }
+
+    /// What becomes of it then.
+    pub const fn on_expiry(&self) -> OnExpiry {
+        self.on_expiry
+    }
+}
+
+/// What is remembered of a lease that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// How.
+    pub how: Ending,
+    /// By which step.
+    pub step: u32,
+    /// When.
+    pub at: Stamp,
+    /// Tells a settle with these amounts from one with others.
+    pub digest: u64,
+}
+
+impl Ended {
+    /// What to do with a settle that comes after the end.
+    pub fn turn_settle(&self, step: u32, actual: &[Option<u64>]) -> Turn {
+        let is_same = self.how == Ending::Settled && self.step == step && self.digest == digest(actual);
+        if is_same { Turn::Repeat } else { Turn::Late }
+    }
+
+    /// What to do with a cancel that comes after the end.
+    pub fn turn_cancel(&self) -> Turn {
+        if self.how == Ending::Cancelled { Turn::Repeat } else { Turn::Late }
+    }
+}
+
+/// A number for amounts: the same for the same, and different for different ones but by great chance.
+pub fn digest(actual: &[Option<u64>]) -> u64 {
+    // FNV-1a over 64-bit words: it tells honest repeats apart, and need not withstand anybody.
+    actual.iter().fold(0xCBF2_9CE4_8422_2325, |hash, units| {
+        let word = units.map_or(u64::MAX, |units| units);
+        (hash ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23)
+    })
+}
+
+fn difference(after: u64, before: u64) -> i64 {
+    i64::try_from(i128::from(after) - i128::from(before)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(held: &[Option<u64>]) -> Record {
+        let start = Stamp::from_secs(1_800_000_000);
+        Record::new(held.into(), start, start + DEADLINE, OnExpiry::Settle)
+    }
+
+    #[test]
+    fn each_step_counts_once_and_in_order() {
+        let mut lease = record(&[Some(500)]);
+        assert_eq!((lease.turn(0), lease.turn(1)), (Turn::Repeat, Turn::Apply));
+        lease.extend(2, &[Some(100)]);
+        let turns = [0, 1, 2, 3].map(|step| lease.turn(step));
+        assert_eq!(turns, [Turn::Late, Turn::Late, Turn::Repeat, Turn::Apply]);
+        assert_eq!((lease.held(), lease.step()), (&[Some(600)][..], 2));
+    }
+
+    #[test]
+    fn z13_an_adjustment_returns_no_more_than_is_held() {
+        let mut lease = record(&[Some(500), None, None]);
+        assert_eq!(lease.adjust(1, &[Some(-200), None, Some(7)])[..], [Some(-200), None, Some(7)]);
+        assert_eq!(lease.held(), [Some(300), None, Some(7)]);
+        assert_eq!(lease.adjust(2, &[Some(-900), None, None])[..], [Some(-300), None, None]);
+        assert_eq!(lease.held(), [Some(0), None, Some(7)]);
+    }
+
+    #[test]
+    fn a_settle_says_what_stays_and_leaves_what_it_does_not_name() {
+        let mut lease = record(&[Some(40), Some(1), None]);
+        assert_eq!(lease.settle(&[Some(55), None, Some(3)])[..], [Some(15), None, Some(3)]);
+        assert_eq!(lease.held(), [Some(55), Some(1), Some(3)]);
+    }
+
+    #[test]
+    fn z14_the_same_ending_again_is_a_repeat_and_anything_else_is_late() {
+        let at = Stamp::from_secs(1);
+        let (five, six) = ([Some(5), None], [Some(6), None]);
+        let settled = Ended { how: Ending::Settled, step: 3, at, digest: digest(&five) };
+        assert_eq!(settled.turn_settle(3, &five), Turn::Repeat);
+        assert_eq!(settled.turn_settle(3, &six), Turn::Late);
+        assert_eq!(settled.turn_settle(4, &five), Turn::Late);
+        assert_eq!(settled.turn_cancel(), Turn::Late);
+        let cancelled = Ended { how: Ending::Cancelled, ..settled };
+        assert_eq!(cancelled.turn_cancel(), Turn::Repeat);
+        assert_eq!(cancelled.turn_settle(3, &five), Turn::Late);
+        assert_ne!(digest(&[Some(0)]), digest(&[None]));
+    }
+
+    #[test]
+    fn an_id_is_32_digits_and_knows_when_it_was_made() {
+        let id = LeaseId::new(1_700_000_000_123, u128::MAX);
+        assert_eq!(id.millis(), 1_700_000_000_123);
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_eq!(LeaseId::from_number(id.number()), id);
+        for bad in ["", "12", "+2345678901234567890123456789012", "g2345678901234567890123456789012"] {
+            assert!(bad.parse::<LeaseId>().is_err(), "{bad}");
+        }
+        let endings = [Ending::Settled, Ending::Cancelled, Ending::Expired].map(|how| how.to_string());
+        assert_eq!(endings, ["settled", "cancelled", "expired"]);
+    }
+}

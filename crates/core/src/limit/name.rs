@@ -1,0 +1,227 @@
+//! Names of entities, resources and limits: checked once, at the edge.
+//!
+//! `#` separates the parts of keys in stores and is in no name, nor are control characters. A leading `$` and
+//! `_default_` are reserved: audit subjects such as `$SYSTEM` begin with the one, and stores write an entity's
+//! policy for all resources under the other.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+/// An entity id and a resource name have at most so many bytes.
+pub const NAME_MAX: usize = 256;
+/// A limit name has at most so many bytes.
+pub const LIMIT_NAME_MAX: usize = 64;
+/// What stores write for "all resources"; no name is this.
+pub const DEFAULT: &str = "_default_";
+
+/// A name that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{kind} `{}` {why}", shown(name))]
+pub struct InvalidName {
+    /// What was to be named.
+    pub kind: &'static str,
+    /// The name.
+    pub name: String,
+    /// What is wrong with it.
+    pub why: NameProblem,
+}
+
+/// What is wrong with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum NameProblem {
+    /// There is none.
+    #[error("is empty")]
+    Empty,
+    /// It has too many bytes.
+    #[error("has {bytes} bytes, more than {max}")]
+    Long {
+        /// Its bytes.
+        bytes: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// A character that no such name has.
+    #[error("holds {letter:?} at byte {at}, which no such name does")]
+    Letter {
+        /// The character.
+        letter: char,
+        /// Where it is.
+        at: usize,
+    },
+    /// It is kept for the system.
+    #[error("is reserved: a leading `$` and `{DEFAULT}` belong to the system")]
+    Reserved,
+}
+
+fn shown(name: &str) -> String {
+    let mut short: String = name.chars().take(80).flat_map(char::escape_debug).collect();
+    if name.chars().nth(80).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {
+    if name.is_empty() {
+        return Err(NameProblem::Empty);
+    }
+    if name.len() > max {
+        return Err(NameProblem::Long { bytes: name.len(), max });
+    }
+    if let Some((at, letter)) = name.char_indices().find(|(_, letter)| *letter == '#' || letter.is_control())
+    {
+        return Err(NameProblem::Letter { letter, at });
+    }
+    if name.starts_with('$') || name == DEFAULT {
+        return Err(NameProblem::Reserved);
+    }
+    Ok(())
+}
+
+/// Limit names are written between other signs (`tpm:100k/min`), so they have letters, digits, `_`, `-`, `.`.
+fn check_limit_name(name: &str, max: usize) -> Result<(), NameProblem> {
+    check_name(name, max)?;
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+    match name.char_indices().find(|(_, letter)| !fits(*letter)) {
+        Some((at, letter)) => Err(NameProblem::Letter { letter, at }),
+        None => Ok(()),
+    }
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $Name:ident, $kind:literal, $check:ident, $max:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $Name(Arc<str>);
+
+        impl $Name {
+            /// The checked name.
+            ///
+            /// # Errors
+            /// [`InvalidName`] says which name it is and what is wrong with it.
+            pub fn new(name: &str) -> Result<Self, InvalidName> {
+                match $check(name, $max) {
+                    Ok(()) => Ok(Self(name.into())),
+                    Err(why) => Err(InvalidName { kind: $kind, name: name.to_owned(), why }),
+                }
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Borrow<str> for $Name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<&str> for $Name {
+            type Error = InvalidName;
+
+            fn try_from(name: &str) -> Result<Self, InvalidName> {
+                Self::new(name)
+            }
+        }
+
+        impl fmt::Display for $Name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $Name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", &*self.0)
+            }
+        }
+    };
+}
+
+name!(
+    /// Who uses: a tenant, a team, a user, a key.
+    EntityId, "the entity", check_name, NAME_MAX
+);
+name!(
+    /// What is used: a model, an endpoint, a service.
+    ResourceName, "the resource", check_name, NAME_MAX
+);
+name!(
+    /// Which of a subject's limits.
+    LimitName, "the limit", check_limit_name, LIMIT_NAME_MAX
+);
+
+name!(
+    /// A world of its own within a store: its entities, policies and buckets meet no other's.
+    Namespace, "the namespace", check_name, NAME_MAX
+);
+
+/// An entity's use of a resource: what has a bucket.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Subject {
+    /// Who.
+    pub entity: EntityId,
+    /// What.
+    pub resource: ResourceName,
+}
+
+impl Subject {
+    /// The subject of two names.
+    ///
+    /// # Errors
+    /// [`InvalidName`] says which of the two is wrong, and how.
+    pub fn new(entity: &str, resource: &str) -> Result<Self, InvalidName> {
+        Ok(Self { entity: EntityId::new(entity)?, resource: ResourceName::new(resource)? })
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.entity, self.resource)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_refused_with_the_place_and_the_bound() {
+        let long = "x".repeat(NAME_MAX + 1);
+        let table = [
+            ("", "the entity `` is empty"),
+            ("a#b", "the entity `a#b` holds '#' at byte 1, which no such name does"),
+            ("a\nb", "the entity `a\\nb` holds '\\n' at byte 1, which no such name does"),
+            ("$SYSTEM", "is reserved"),
+            ("_default_", "is reserved"),
+            (&long, "…` has 257 bytes, more than 256"),
+        ];
+        for (name, sentence) in table {
+            let error = EntityId::new(name).unwrap_err().to_string();
+            assert!(error.contains(sentence), "{error}");
+        }
+        for good in ["a", "user 7", "größe", "org/team:7", "a$", "_default"] {
+            assert_eq!(EntityId::new(good).unwrap().as_str(), good);
+        }
+    }
+
+    #[test]
+    fn limit_names_stand_between_signs() {
+        assert!(LimitName::new("tpm-in.v2_x").is_ok());
+        let error = LimitName::new("a:b").unwrap_err().to_string();
+        assert_eq!(error, "the limit `a:b` holds ':' at byte 1, which no such name does");
+        assert!(LimitName::new(&"x".repeat(LIMIT_NAME_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn a_subject_says_which_of_its_names_is_wrong() {
+        assert_eq!(Subject::new("a", "b").unwrap().to_string(), "a on b");
+        assert_eq!(Subject::new("a", "").unwrap_err().kind, "the resource");
+    }
+}

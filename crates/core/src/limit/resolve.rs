@@ -1,0 +1,165 @@
+//! Which limits hold for a subject: per limit name, the narrowest scope that speaks of it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::limit::name::Subject;
+use crate::limit::policy::{OnExpiry, OnUnavailable, Policy, Scope};
+use crate::limit::rule::Rule;
+
+/// The four scopes whose policies hold for a subject, the narrowest first.
+pub fn scopes(subject: &Subject) -> [Scope; 4] {
+    [
+        Scope::Subject(subject.clone()),
+        Scope::Entity(subject.entity.clone()),
+        Scope::Resource(subject.resource.clone()),
+        Scope::System,
+    ]
+}
+
+/// Where a limit, or a way to behave, comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A policy at this scope.
+    Policy(Scope),
+    /// The limiter's own defaults.
+    Defaults,
+    /// Given with the call.
+    Call,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Policy(scope) => write!(f, "{scope}"),
+            Self::Defaults => f.write_str("defaults"),
+            Self::Call => f.write_str("this call"),
+        }
+    }
+}
+
+/// A limit that holds, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The limit.
+    pub rule: Arc<Rule>,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// All that holds for one subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// The limits, each name once, those of the narrowest scope first.
+    pub limits: Vec<Held>,
+    /// What an acquire does when the store is away, and who says so.
+    pub on_unavailable: (OnUnavailable, Source),
+    /// What becomes of a lease that is never ended, and who says so.
+    pub on_expiry: (OnExpiry, Source),
+}
+
+/// Resolves a subject's four policies, given in the order of [`scopes`], over `defaults`.
+///
+/// A policy that says `only` ends the search for limits, and not for how to behave.
+pub fn resolve(subject: &Subject, policies: [Option<&Policy>; 4], defaults: &Policy) -> Resolved {
+    let written = scopes(subject).into_iter().map(Source::Policy).zip(policies);
+    let written = written.filter_map(|(source, policy)| Some((source, policy?)));
+    let mut resolved = Resolved {
+        limits: Vec::new(),
+        on_unavailable: (OnUnavailable::default(), Source::Defaults),
+        on_expiry: (OnExpiry::default(), Source::Defaults),
+    };
+    let (mut cut, mut unavailable, mut expiry) = (false, None, None);
+    for (source, policy) in written.chain([(Source::Defaults, defaults)]) {
+        if !cut {
+            for rule in policy.rules() {
+                if resolved.limits.iter().all(|held| held.rule.name() != rule.name()) {
+                    resolved.limits.push(Held { rule: Arc::clone(rule), source: source.clone() });
+                }
+            }
+        }
+        cut |= policy.is_only();
+        unavailable = unavailable.or_else(|| policy.unavailable().map(|said| (said, source.clone())));
+        expiry = expiry.or_else(|| policy.expiry().map(|said| (said, source.clone())));
+    }
+    if let Some(said) = unavailable {
+        resolved.on_unavailable = said;
+    }
+    if let Some(said) = expiry {
+        resolved.on_expiry = said;
+    }
+    resolved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::rule::Limit;
+
+    fn policy(limits: &[(&str, u64)]) -> Policy {
+        Policy::new(limits.iter().map(|(name, amount)| Limit::per_minute(*name, *amount))).expect("valid")
+    }
+
+    fn shown(resolved: &Resolved) -> Vec<(String, u64, String)> {
+        let limits = resolved.limits.iter();
+        let row =
+            |held: &Held| (held.rule.name().to_string(), held.rule.shape().amount(), held.source.to_string());
+        limits.map(row).collect()
+    }
+
+    fn row(name: &str, amount: u64, source: &str) -> (String, u64, String) {
+        (name.to_owned(), amount, source.to_owned())
+    }
+
+    #[test]
+    fn z27_the_narrowest_scope_wins_for_each_limit_name() {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let own = policy(&[("a", 1)]);
+        let entity = policy(&[("a", 2), ("b", 2)]);
+        let resource = policy(&[("a", 3), ("b", 3), ("c", 3)]);
+        let system = policy(&[("a", 4), ("b", 4), ("c", 4), ("d", 4)]);
+        let defaults = policy(&[("d", 5), ("e", 5)]);
+        let all = resolve(&subject, [Some(&own), Some(&entity), Some(&resource), Some(&system)], &defaults);
+        let expected = [
+            row("a", 1, "entity acme, resource gpt"),
+            row("b", 2, "entity acme"),
+            row("c", 3, "resource gpt"),
+            row("d", 4, "system"),
+            row("e", 5, "defaults"),
+        ];
+        assert_eq!(shown(&all), expected);
+        assert!(resolve(&subject, [None; 4], &Policy::default()).limits.is_empty());
+    }
+
+    #[test]
+    fn z48_only_cuts_the_limits_of_wider_scopes() {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let own = policy(&[("rpm", 1)]);
+        let resource = policy(&[("rpm", 9), ("tpm", 9)]).on_unavailable(OnUnavailable::Allow);
+        let inherited = resolve(&subject, [Some(&own), None, Some(&resource), None], &Policy::default());
+        assert_eq!(
+            shown(&inherited),
+            [row("rpm", 1, "entity acme, resource gpt"), row("tpm", 9, "resource gpt")]
+        );
+        let own = own.only();
+        let cut = resolve(&subject, [Some(&own), None, Some(&resource), None], &policy(&[("tpm", 5)]));
+        assert_eq!(shown(&cut), [row("rpm", 1, "entity acme, resource gpt")]);
+        // How to behave is inherited all the same.
+        assert_eq!(cut.on_unavailable.0, OnUnavailable::Allow);
+        assert_eq!(cut.on_unavailable.1.to_string(), "resource gpt");
+    }
+
+    #[test]
+    fn the_narrowest_that_says_how_to_behave_is_heard() {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let entity = Policy::default().on_expiry(OnExpiry::Return);
+        let system = Policy::default().on_expiry(OnExpiry::Settle).on_unavailable(OnUnavailable::Allow);
+        let defaults = Policy::default().on_unavailable(OnUnavailable::Block);
+        let resolved = resolve(&subject, [None, Some(&entity), None, Some(&system)], &defaults);
+        assert_eq!(resolved.on_expiry.0, OnExpiry::Return);
+        assert_eq!(resolved.on_unavailable, (OnUnavailable::Allow, Source::Policy(Scope::System)));
+        let nobody = resolve(&subject, [None; 4], &Policy::default());
+        assert_eq!(nobody.on_unavailable, (OnUnavailable::Block, Source::Defaults));
+        assert_eq!(nobody.on_expiry, (OnExpiry::Settle, Source::Defaults));
+    }
+}

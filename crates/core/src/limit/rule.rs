@@ -1,0 +1,189 @@
+//! A limit as people write it, and as a checked rule.
+//!
+//! [`Limit`] is a draft: any name, any numbers. [`Limit::check`] makes a [`Rule`] of it, whose name is valid and
+//! whose shape can be counted exactly.
+
+mod text;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::bucket::{InvalidShape, Shape};
+use crate::limit::name::{InvalidName, LimitName};
+use crate::time::Stamp;
+
+/// One named limit: so many units per period, and at most `burst` at once.
+///
+/// ```
+/// use tidegate_core::limit::rule::Limit;
+///
+/// let tokens = Limit::per_minute("tpm", 10_000).burst(15_000);
+/// assert!(tokens.check().is_ok());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limit {
+    name: String,
+    amount: u64,
+    period: Duration,
+    burst: Option<u64>,
+}
+
+impl Limit {
+    /// `amount` units per `period`.
+    pub fn per(name: impl Into<String>, amount: u64, period: Duration) -> Self {
+        Self { name: name.into(), amount, period, burst: None }
+    }
+
+    /// `amount` units per second.
+    pub fn per_second(name: impl Into<String>, amount: u64) -> Self {
+        Self::per(name, amount, Duration::from_secs(1))
+    }
+
+    /// `amount` units per minute.
+    pub fn per_minute(name: impl Into<String>, amount: u64) -> Self {
+        Self::per(name, amount, Duration::from_mins(1))
+    }
+
+    /// `amount` units per hour.
+    pub fn per_hour(name: impl Into<String>, amount: u64) -> Self {
+        Self::per(name, amount, Duration::from_hours(1))
+    }
+
+    /// `amount` units per day of 24 hours.
+    pub fn per_day(name: impl Into<String>, amount: u64) -> Self {
+        Self::per(name, amount, Duration::from_hours(24))
+    }
+
+    /// What a full bucket holds: what can be taken at once. By default the amount of one period.
+    #[must_use]
+    pub const fn burst(mut self, burst: u64) -> Self {
+        self.burst = Some(burst);
+        self
+    }
+
+    /// The name, checked or not.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The rule that this limit is.
+    ///
+    /// # Errors
+    /// [`InvalidLimit`] says which limit it is, and which number is outside which bound.
+    pub fn check(&self) -> Result<Rule, InvalidLimit> {
+        let name = LimitName::new(&self.name)?;
+        let burst = self.burst.unwrap_or(self.amount);
+        match Shape::new(self.amount, self.period, burst) {
+            Ok(shape) => Ok(Rule::stored(name, shape)),
+            Err(problem) => Err(InvalidLimit::Shape { name: self.name.clone(), problem }),
+        }
+    }
+}
+
+/// A limit that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidLimit {
+    /// Its name is none.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// One of its numbers is outside its bound.
+    #[error("the limit `{name}`: {problem}")]
+    Shape {
+        /// Which limit.
+        name: String,
+        /// Which number, and its bound.
+        problem: InvalidShape,
+    },
+    /// The text says no limit.
+    #[error("`{text}` is no limit: {why}; write name:amount/period[:burst], such as tpm:100k/min:150k")]
+    Text {
+        /// What was written.
+        text: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// A checked limit: a name, and the shape of the bucket it has with each subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    name: LimitName,
+    row: Arc<str>,
+    shape: Shape<Stamp>,
+}
+
+impl Rule {
+    /// A limit as policies hold it: one bucket per subject and name, whose shape follows the policy.
+    pub fn stored(name: LimitName, shape: Shape<Stamp>) -> Self {
+        Self { row: name.as_str().into(), name, shape }
+    }
+
+    /// The same limit given with one call: a bucket of its own per subject, name and shape.
+    #[must_use]
+    pub fn of_call(self) -> Self {
+        let shape = &self.shape;
+        let period = shape.period().as_micros();
+        // No limit name holds `~`, so that no stored limit is met by chance.
+        let row = format!("{}~{}/{period}/{}", self.name, shape.amount(), shape.burst()).into();
+        Self { row, ..self }
+    }
+
+    /// The limit's name.
+    pub const fn name(&self) -> &LimitName {
+        &self.name
+    }
+
+    /// What the bucket is called among the subject's: the name, and for a limit given with a call its shape too.
+    pub fn row(&self) -> &str {
+        &self.row
+    }
+
+    /// How fast the bucket refills and how much it holds.
+    pub const fn shape(&self) -> &Shape<Stamp> {
+        &self.shape
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_burst_is_the_amount_unless_said_otherwise() {
+        let rule = Limit::per_minute("tpm", 10_000).check().unwrap();
+        assert_eq!((rule.shape().amount(), rule.shape().burst()), (10_000, 10_000));
+        let rule = Limit::per_minute("tpm", 10_000).burst(15_000).check().unwrap();
+        assert_eq!((rule.shape().period(), rule.shape().burst()), (Duration::from_mins(1), 15_000));
+        let periods = [Limit::per_second("a", 1), Limit::per_hour("a", 1), Limit::per_day("a", 1)];
+        let seconds = periods.map(|limit| limit.check().unwrap().shape().period().as_secs());
+        assert_eq!(seconds, [1, 3_600, 86_400]);
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_is_named_with_its_number_and_bound() {
+        let table = [
+            (Limit::per_minute("a b", 1), "the limit `a b` holds ' ' at byte 1, which no such name does"),
+            (Limit::per_minute("x", 0), "the limit `x`: 0 units per period, outside 1..=1099511627776"),
+            (Limit::per_minute("x", 5).burst(0), "the limit `x`: a burst of 0 units"),
+            (
+                Limit::per("x", 1, Duration::from_nanos(1_500)),
+                "the limit `x`: a period of 1.5µs, no multiple",
+            ),
+        ];
+        for (limit, sentence) in table {
+            let error = limit.check().unwrap_err().to_string();
+            assert!(error.starts_with(sentence), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_limit_of_a_call_has_a_row_of_its_own_per_shape() {
+        let stored = Limit::per_minute("tpm", 100).check().unwrap();
+        assert_eq!(stored.row(), "tpm");
+        let call = stored.of_call();
+        assert_eq!((call.row(), call.name().as_str()), ("tpm~100/60000000/100", "tpm"));
+    }
+}

@@ -1,0 +1,207 @@
+//! Usage: what was settled, per hour, day and month of the draw.
+
+use std::ops::Range;
+
+use crate::calendar;
+use crate::limit::name::{LimitName, Subject};
+use crate::time::Stamp;
+
+const HOUR: u64 = 3_600;
+const DAY: u64 = 86_400;
+
+/// How long a span usage is summed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Window {
+    /// From a full hour to the next, UTC.
+    Hour,
+    /// From midnight to midnight, UTC.
+    Day,
+    /// From the first of a month to the next, UTC.
+    Month,
+}
+
+impl Window {
+    /// All of them, the shortest first.
+    pub const ALL: [Self; 3] = [Self::Hour, Self::Day, Self::Month];
+
+    /// The window that `at` lies in.
+    pub fn around(self, at: Stamp) -> Range<Stamp> {
+        let seconds = at.as_micros() / 1_000_000;
+        let (start, end) = match self {
+            Self::Hour => (seconds / HOUR * HOUR, (seconds / HOUR + 1) * HOUR),
+            Self::Day => (seconds / DAY * DAY, (seconds / DAY + 1) * DAY),
+            Self::Month => {
+                let today = seconds / DAY;
+                let date = calendar::date(today);
+                let first = today - (date.day - 1);
+                (first * DAY, (first + calendar::days_in(date.year, date.month)) * DAY)
+            }
+        };
+        Stamp::from_secs(start)..Stamp::from_secs(end)
+    }
+}
+
+/// What was used within a window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Units settled, those of children that cascade included.
+    pub units: u64,
+    /// Units settled by the subject's own leases: summed over all subjects, each unit counts once.
+    pub own: u64,
+    /// Leases settled, those of children that cascade included.
+    pub leases: u64,
+}
+
+impl Tally {
+    /// Adds another.
+    pub const fn add(&mut self, more: Self) {
+        self.units = self.units.saturating_add(more.units);
+        self.own = self.own.saturating_add(more.own);
+        self.leases = self.leases.saturating_add(more.leases);
+    }
+}
+
+/// A line of a usage report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Usage {
+    /// Whose.
+    pub subject: Subject,
+    /// Of which limit.
+    pub limit: LimitName,
+    /// Over how long a span.
+    pub window: Window,
+    /// When it began.
+    pub start: Stamp,
+    /// What was used.
+    pub tally: Tally,
+}
+
+/// The usage of one limit of one subject, for engines that keep it in memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Windows {
+    /// The newest hour that was counted, its day and its month, together: nearly everything is counted there.
+    newest: [Counted; 3],
+    past: [Vec<Counted>; 3],
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Counted {
+    start: Stamp,
+    /// The beginning of time where nothing was counted yet.
+    end: Stamp,
+    tally: Tally,
+}
+
+/// Hours, days and months that are kept; the oldest go first.
+const KEPT: [usize; 3] = [24 * 62, 800, 240];
+
+impl Windows {
+    /// Adds what was drawn at `at`, in its hour, its day and its month.
+    #[inline]
+    pub fn add(&mut self, at: Stamp, tally: Tally) {
+        let [hour, day, month] = &mut self.newest;
+        if hour.start <= at && at < hour.end {
+            hour.tally.add(tally);
+            day.tally.add(tally);
+            month.tally.add(tally);
+        } else {
+            for window in Window::ALL {
+                self.add_to(window, at, tally);
+            }
+        }
+    }
+
+    #[cold]
+    fn add_to(&mut self, window: Window, at: Stamp, tally: Tally) {
+        let (newest, past) = (&mut self.newest[window as usize], &mut self.past[window as usize]);
+        if newest.start <= at && at < newest.end {
+            newest.tally.add(tally);
+            return;
+        }
+        let Range { start, end } = window.around(at);
+        let counted = Counted { start, end, tally };
+        if at >= newest.end {
+            let before = std::mem::replace(newest, counted);
+            if before.end > Stamp::ZERO {
+                past.push(before);
+            }
+        } else {
+            let place = past.partition_point(|counted| counted.end <= at);
+            match past.get_mut(place) {
+                Some(found) if found.start <= at => found.tally.add(tally),
+                _ => past.insert(place, counted),
+            }
+        }
+        if past.len() >= KEPT[window as usize] {
+            past.remove(0);
+        }
+    }
+
+    /// The windows that begin in `range`, the oldest first.
+    pub fn within(&self, window: Window, range: &Range<Stamp>) -> impl Iterator<Item = (Stamp, Tally)> {
+        let (newest, past) = (&self.newest[window as usize], &self.past[window as usize]);
+        let from = past.partition_point(|counted| counted.start < range.start);
+        let all = past[from..].iter().chain([newest]).filter(|counted| counted.end > Stamp::ZERO);
+        let range = range.clone();
+        all.filter(move |counted| range.contains(&counted.start))
+            .map(|counted| (counted.start, counted.tally))
+    }
+
+    /// Whether nothing was ever counted.
+    pub fn is_empty(&self) -> bool {
+        self.newest[0].end == Stamp::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2024-02-29T13:45:10Z.
+    const LEAP: Stamp = Stamp::from_secs(1_709_214_310);
+
+    #[test]
+    fn windows_begin_and_end_with_the_calendar() {
+        let shown = |window: Window, at| {
+            let Range { start, end } = window.around(at);
+            (start.to_string(), end.to_string())
+        };
+        let expect = |start: &str, end: &str| (start.to_owned(), end.to_owned());
+        assert_eq!(shown(Window::Hour, LEAP), expect("2024-02-29T13:00:00Z", "2024-02-29T14:00:00Z"));
+        assert_eq!(shown(Window::Day, LEAP), expect("2024-02-29T00:00:00Z", "2024-03-01T00:00:00Z"));
+        assert_eq!(shown(Window::Month, LEAP), expect("2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"));
+        let december = Stamp::from_secs(1_735_689_599);
+        assert_eq!(shown(Window::Month, december), expect("2024-12-01T00:00:00Z", "2025-01-01T00:00:00Z"));
+    }
+
+    #[test]
+    fn what_is_settled_late_counts_where_it_was_drawn() {
+        let mut windows = Windows::default();
+        assert!(windows.is_empty());
+        let tally = Tally { units: 5, own: 5, leases: 1 };
+        let hour = |hours: u64| Stamp::from_secs(1_709_214_310 + hours * HOUR);
+        for hours in [0, 3, 1, 0, 3] {
+            windows.add(hour(hours), tally);
+        }
+        let all = Stamp::ZERO..Stamp::MAX;
+        let hours: Vec<u64> = windows.within(Window::Hour, &all).map(|(_, tally)| tally.units).collect();
+        assert_eq!(hours, [10, 5, 10]);
+        let months: Vec<Tally> = windows.within(Window::Month, &all).map(|(_, tally)| tally).collect();
+        assert_eq!(months, [Tally { units: 25, own: 25, leases: 5 }]);
+        let first = Window::Hour.around(hour(1));
+        let range = first.start..first.end;
+        assert_eq!(windows.within(Window::Hour, &range).count(), 1);
+    }
+
+    #[test]
+    fn the_oldest_windows_go_first() {
+        let mut windows = Windows::default();
+        for hours in 0..24 * 63 {
+            windows.add(Stamp::from_secs(hours * HOUR), Tally { units: 1, own: 0, leases: 1 });
+        }
+        let all = Stamp::ZERO..Stamp::MAX;
+        assert_eq!(windows.within(Window::Hour, &all).count(), 24 * 62);
+        assert_eq!(windows.within(Window::Hour, &all).next().unwrap().0, Stamp::from_secs(24 * HOUR));
+        assert_eq!(windows.within(Window::Day, &all).count(), 63);
+    }
+}

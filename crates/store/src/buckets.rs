@@ -1,0 +1,202 @@
+//! Drawing from buckets, and what becomes of it: the part of a store that every request meets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limit::cascade::{Deltas, Levels, Units};
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::meter::Meter;
+use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
+use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::time::Stamp;
+
+use crate::page::{Page, Paging};
+use crate::reply::Reply;
+
+/// A lease that begins: what it draws, from which levels.
+#[derive(Debug, Clone)]
+pub struct Draw {
+    /// The lease's id, chosen by its holder. The draw is its step 0.
+    pub lease: LeaseId,
+    /// Whose buckets, and the rules that hold for them.
+    pub levels: Arc<Levels>,
+    /// How much of each limit; at least one is above 0.
+    pub units: Units,
+    /// What becomes of it if it is never ended.
+    pub terms: Terms,
+}
+
+/// What becomes of a lease that is never ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// How long after the draw it expires.
+    pub deadline: Duration,
+    /// What happens then.
+    pub on_expiry: OnExpiry,
+}
+
+/// A lease that asks for more.
+#[derive(Debug, Clone)]
+pub struct Extend {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Its next step.
+    pub step: u32,
+    /// The levels it drew from.
+    pub levels: Arc<Levels>,
+    /// How much more of each limit.
+    pub units: Units,
+}
+
+/// A lease that has used more or less than it drew, and says so before its end.
+#[derive(Debug, Clone)]
+pub struct Adjust {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Its next step.
+    pub step: u32,
+    /// The levels it drew from.
+    pub levels: Arc<Levels>,
+    /// More, or less, of each limit.
+    pub deltas: Deltas,
+}
+
+/// A lease that ends, and what it used.
+#[derive(Debug, Clone)]
+pub struct Settle {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Its next step.
+    pub step: u32,
+    /// The levels it drew from.
+    pub levels: Arc<Levels>,
+    /// What it used of each limit; `None` is what it holds.
+    pub actual: Units,
+}
+
+/// A lease that ends as if it had never been.
+#[derive(Debug, Clone)]
+pub struct Cancel {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Its next step.
+    pub step: u32,
+    /// The levels it drew from, or was to.
+    pub levels: Arc<Levels>,
+}
+
+/// The answer to a draw.
+#[derive(Debug, Clone)]
+pub enum Drawn {
+    /// All of it was drawn.
+    Granted(Moved),
+    /// None of it was: the readings tell which limits are short.
+    Refused(Moved),
+}
+
+/// What a call moved, by the store's clock.
+#[derive(Debug, Clone)]
+pub struct Moved {
+    /// When it was decided. A repeat tells when it was decided first.
+    pub at: Stamp,
+    /// It was done before: this is the answer of then, and nothing moved now.
+    pub is_repeat: bool,
+    /// Each limit of each level that took part, its own level first. A repeat may leave them out.
+    pub readings: Vec<Reading>,
+}
+
+/// One limit of one level after a call.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// Which of the [`Levels`].
+    pub level: usize,
+    /// The limit's place in [`Levels::names`].
+    pub name: usize,
+    /// What the call took; below zero is what it gave back.
+    pub moved: i64,
+    /// The limit's state after it.
+    pub meter: Meter,
+}
+
+/// Whose buckets to look at.
+#[derive(Debug, Clone)]
+pub enum Lookup {
+    /// These.
+    Subjects(Vec<Subject>),
+    /// Every bucket of these entities.
+    Entities(Vec<EntityId>),
+    /// Every bucket of an entity, and of those above it that it cascades to.
+    Lineage(EntityId),
+}
+
+/// Buckets as they were found.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// When.
+    pub at: Stamp,
+    /// Those that are there; what is not there is full.
+    pub buckets: Vec<Bucket>,
+}
+
+/// A subject's limits as they were found.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    /// Whose.
+    pub subject: Subject,
+    /// When.
+    pub at: Stamp,
+    /// Every limit that was ever drawn, by row.
+    pub meters: Vec<Meter>,
+}
+
+/// Draws, leases and balances.
+///
+/// # The contract
+///
+/// *All or nothing.* A draw or an extension takes from every limit of every level that its units name, or from
+/// none. Concurrent calls are decided one after the other, each at one reading of the store's clock.
+///
+/// *The rule.* A limit admits `units` when they are there, exactly: in every span of time *t*, what is taken less
+/// what is given back is at most burst + rate·*t*, whatever the polling. Zero units ask only that the limit is not
+/// in debt. More than the burst is never there.
+///
+/// *Rules change.* A bucket keeps the newest version a caller has brought, and that caller's rule; the level stays,
+/// capped to the new burst. A call that brings an older version is decided by the rule that is there.
+///
+/// *Each step counts once.* A call with the lease and step of one that was done is answered as the first time
+/// and moves nothing. One with an earlier step is refused ([`Late`](crate::StoreError::Late)), one on a lease that
+/// has ended too ([`Ended`](crate::StoreError::Ended)), except the same ending again. What was refused was not
+/// done. An ended lease is remembered for ten minutes.
+///
+/// *A cancel comes first or last.* Cancelling a lease that is not known leaves a mark, and its draw is refused when
+/// it arrives.
+///
+/// *Deadlines.* A lease past its deadline ends by itself: settled at what it holds, or returned, as its terms say.
+/// A store does so no later than [`sweep`](crate::Store::sweep) is called.
+///
+/// *The ledger* is written with what ends the lease, in one transaction, and stamped with the draw's time.
+pub trait Buckets {
+    /// Takes what is asked of every level, or nothing.
+    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn>;
+
+    /// Takes more for a lease, or nothing; the lease stays as it is if it is refused.
+    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, Drawn>;
+
+    /// Takes or gives back, and is never refused: what is missing is debt. No more is given back than is held.
+    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Moved>;
+
+    /// Ends a lease at what it used, which may leave a debt, and writes it to the ledger.
+    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved>;
+
+    /// Ends a lease and gives back all it holds. Nothing is written to the ledger.
+    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Moved>;
+
+    /// Draws and settles at once. The lease is remembered as one that was settled at its first step.
+    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn>;
+
+    /// Buckets as they are, in one round trip. Nothing is written.
+    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen>;
+
+    /// The buckets of a resource, by entity.
+    fn buckets<'a>(&'a self, resource: &'a ResourceName, paging: &'a Paging) -> Reply<'a, Page<Bucket>>;
+}

@@ -1,0 +1,112 @@
+//! Wall time for stores that live in a process.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tidegate_core::limit::anchor::Anchor;
+use tidegate_core::time::Stamp;
+use tokio::time::Instant;
+
+/// A clock that tells wall time and never runs back.
+pub trait WallClock: fmt::Debug + Send + Sync + 'static {
+    /// The time now: never before what was told earlier.
+    fn now(&self) -> Stamp;
+}
+
+/// The wall time at which it was made, and monotonic time since: setting the system's clock does not move it.
+///
+/// It runs on tokio's time, so that a test that pauses time pauses this too.
+#[derive(Debug, Clone)]
+pub struct SystemWall {
+    made: Stamp,
+    at: Instant,
+}
+
+impl SystemWall {
+    /// A clock set by the system's.
+    pub fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { made: Stamp::ZERO + since, at: Instant::now() }
+    }
+}
+
+impl Default for SystemWall {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl WallClock for SystemWall {
+    #[inline]
+    fn now(&self) -> Stamp {
+        let passed = Instant::now().saturating_duration_since(self.at);
+        // Whole microseconds, rounded down: a time that has not come is not told.
+        let micros = passed.as_secs() * 1_000_000 + u64::from(passed.subsec_micros());
+        Stamp::from_micros(self.made.as_micros().saturating_add(micros))
+    }
+}
+
+/// A clock that may be set back, made into one that never runs back.
+#[derive(Debug)]
+pub struct Anchored<C> {
+    clock: C,
+    anchor: Mutex<Anchor>,
+}
+
+impl<C: Fn() -> Stamp> Anchored<C> {
+    /// Goes by what `clock` reads.
+    pub fn new(clock: C) -> Self {
+        Self { clock, anchor: Mutex::default() }
+    }
+}
+
+impl<C: Fn() -> Stamp + fmt::Debug + Send + Sync + 'static> WallClock for Anchored<C> {
+    fn now(&self) -> Stamp {
+        let wall = (self.clock)();
+        self.anchor.lock().unwrap_or_else(PoisonError::into_inner).read(wall)
+    }
+}
+
+/// A clock that moves only by hand, for tests. Clones share the time.
+#[derive(Debug, Clone)]
+pub struct ManualWall(Arc<AtomicU64>);
+
+impl ManualWall {
+    /// A clock that stands at `start`.
+    pub fn new(start: Stamp) -> Self {
+        Self(Arc::new(AtomicU64::new(start.as_micros())))
+    }
+
+    /// Lets time pass.
+    pub fn advance(&self, span: Duration) {
+        let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        self.0.fetch_add(micros, Ordering::SeqCst);
+    }
+
+    /// Sets the clock, back if need be: use it under an [`Anchored`] one then.
+    pub fn set(&self, now: Stamp) {
+        self.0.store(now.as_micros(), Ordering::SeqCst);
+    }
+}
+
+impl WallClock for ManualWall {
+    fn now(&self) -> Stamp {
+        Stamp::from_micros(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wall_clock_runs_on_tokios_time() {
+        let clock = SystemWall::new();
+        let before = clock.now();
+        tokio::time::advance(Duration::from_secs(90)).await;
+        assert_eq!(clock.now().since(before), Duration::from_secs(90));
+        assert!(before > Stamp::from_secs(1_700_000_000));
+    }
+}

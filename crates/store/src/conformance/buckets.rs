@@ -1,0 +1,261 @@
+//! What a limit admits: exactly what is there, all or nothing, whatever the polling.
+
+use std::time::Duration;
+
+use tidegate_core::limit::rule::Limit;
+
+use super::Fixture;
+use super::kit::{balance, entity_id, granted, levels_of, millis, on, own, reading, refilled, slow, subject};
+use crate::{Drawn, Lookup};
+
+/// Z3: all of it can be had, and nothing after it.
+pub async fn a_full_limit_is_taken_to_the_last_unit_and_no_further(fixture: Fixture) {
+    let levels = own("acme", &[slow("tpm", 100)]);
+    fixture.takes(&levels, &[("tpm", 100)]).await;
+    assert_eq!(fixture.shows("acme", "tpm").await, (0, 100));
+    fixture.is_refused(&levels, &[("tpm", 1)]).await;
+    assert_eq!(fixture.shows("acme", "tpm").await, (0, 100));
+}
+
+/// Z3, Z34: no wait helps, and the answer says so.
+pub async fn more_than_the_burst_is_never_there_and_takes_nothing(fixture: Fixture) {
+    let levels = own("acme", &[slow("tpm", 100)]);
+    let moved = fixture.is_refused(&levels, &[("tpm", 150)]).await;
+    let shown = balance(&moved, &levels, (0, "tpm"), 150);
+    assert_eq!((shown.available, shown.retry_after), (100, None));
+    fixture.is_untouched("acme", "tpm").await;
+    fixture.takes(&levels, &[("tpm", 100)]).await;
+}
+
+/// Z7: one limit that is short keeps the others whole.
+pub async fn a_refused_draw_takes_from_no_limit(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 100), slow("tpm", 100)]);
+    fixture.takes(&levels, &[("rpm", 1), ("tpm", 50)]).await;
+    let moved = fixture.is_refused(&levels, &[("rpm", 1), ("tpm", 80)]).await;
+    assert_eq!(moved.readings.len(), 2, "both limits took part");
+    assert!(!balance(&moved, &levels, (0, "rpm"), 1).is_short());
+    assert!(balance(&moved, &levels, (0, "tpm"), 80).is_short());
+    assert_eq!(fixture.shows("acme", "rpm").await, (99, 1));
+    assert_eq!(fixture.shows("acme", "tpm").await, (50, 50));
+}
+
+/// Z8: what is there, and when to come back.
+pub async fn a_refusal_tells_what_is_there_and_when_to_come_back(fixture: Fixture) {
+    let levels = own("acme", &[Limit::per_day("rpm", 10)]);
+    fixture.takes(&levels, &[("rpm", 5)]).await;
+    let moved = fixture.is_refused(&levels, &[("rpm", 8)]).await;
+    let shown = balance(&moved, &levels, (0, "rpm"), 8);
+    assert_eq!((shown.available, shown.burst, shown.asked, shown.consumed), (5, 10, 8, 5));
+    let wait = shown.retry_after.expect("eight of ten will be there");
+    let (day, passed) = (Duration::from_hours(24), Duration::from_mins(10));
+    assert!(wait <= day * 3 / 10 && wait + passed > day * 3 / 10, "three tenths of a day, not {wait:?}");
+}
+
+/// Z10: a draw is written before it is answered.
+pub async fn what_is_drawn_is_seen_by_others_before_it_is_settled(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 100)]);
+    let mut lease = fixture.takes(&levels, &[("rpm", 10)]).await;
+    assert_eq!(fixture.shows("acme", "rpm").await, (90, 10));
+    fixture.is_refused(&levels, &[("rpm", 91)]).await;
+    lease.settles(&[]).await;
+    assert_eq!(fixture.shows("acme", "rpm").await, (90, 10));
+}
+
+/// A grant answers with each limit that took part, as it is after it.
+pub async fn a_grant_reads_each_limit_that_took_part(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 10), slow("tpm", 100), slow("usd", 5)]);
+    let draw = fixture.draw_of(&levels, &[("rpm", 1), ("tpm", 30)]);
+    let moved = granted(fixture.store.draw(&draw).await);
+    assert_eq!(moved.readings.len(), 2, "the third took no part");
+    for (name, taken, left) in [("rpm", 1, 9), ("tpm", 30, 70)] {
+        let reading = reading(&moved, &levels, 0, name);
+        assert_eq!((reading.moved, reading.meter.available(moved.at)), (taken, left), "{name}");
+        assert_eq!(reading.meter.rule().name().as_str(), name);
+    }
+    fixture.is_untouched("acme", "usd").await;
+}
+
+/// Zero units ask only that there is no debt.
+pub async fn zero_units_ask_only_that_there_is_no_debt(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 100), slow("tpm", 10)]);
+    let mut lease = fixture.takes(&levels, &[("rpm", 1), ("tpm", 10)]).await;
+    fixture.takes(&levels, &[("rpm", 1), ("tpm", 0)]).await;
+    assert_eq!(fixture.shows("acme", "tpm").await, (0, 10));
+    lease.adjusts(&[("tpm", 1)]).await;
+    let moved = fixture.is_refused(&levels, &[("rpm", 1), ("tpm", 0)]).await;
+    assert!(balance(&moved, &levels, (0, "tpm"), 0).is_short());
+    assert_eq!(fixture.shows("acme", "rpm").await, (98, 2));
+    // Who does not name it is not asked.
+    fixture.takes(&levels, &[("rpm", 1)]).await;
+}
+
+/// Subjects are pairs: another entity or another resource has a bucket of its own.
+pub async fn each_subject_has_buckets_of_its_own(fixture: Fixture) {
+    let limits = [slow("rpm", 10)];
+    let pairs = [("acme", "gpt"), ("acme", "embed"), ("globex", "gpt")];
+    for (number, (entity, name)) in (1..).zip(pairs) {
+        let subject = on(entity, name);
+        let levels = levels_of(0, &[(subject.clone(), &limits)]);
+        fixture.takes(&levels, &[("rpm", number)]).await;
+        let (at, meter) = fixture.meter(&subject, "rpm").await;
+        let left = meter.map(|meter| meter.available(at));
+        assert_eq!(left, 10_i64.checked_sub_unsigned(number), "{subject}");
+    }
+}
+
+/// A limit given with a call has a bucket per subject, name and shape, and leaves the stored one alone.
+pub async fn a_limit_of_a_call_has_a_bucket_of_its_own(fixture: Fixture) {
+    let stored = own("acme", &[slow("rpm", 10)]);
+    let with = |burst| {
+        let rule = slow("rpm", burst).check().expect("the suite's limits are valid");
+        std::sync::Arc::new(stored.with_call_limits([rule]))
+    };
+    let (five, seven) = (with(5), with(7));
+    fixture.takes(&stored, &[("rpm", 10)]).await;
+    let mut lease = fixture.takes(&five, &[("rpm", 5)]).await;
+    fixture.is_refused(&five, &[("rpm", 1)]).await;
+    fixture.takes(&seven, &[("rpm", 1)]).await;
+    let row =
+        |levels: &tidegate_core::limit::cascade::Levels| levels.levels()[0].limits[0].rule.row().to_owned();
+    assert_eq!(fixture.shows("acme", "rpm").await, (0, 10));
+    assert_eq!(fixture.shows("acme", &row(&five)).await, (0, 5));
+    assert_eq!(fixture.shows("acme", &row(&seven)).await, (6, 1));
+    lease.cancels().await;
+    assert_eq!(fixture.shows("acme", &row(&five)).await, (5, 0));
+    assert_eq!(fixture.shows("acme", "rpm").await, (0, 10));
+}
+
+/// Reading is not writing: neither the level nor the count changes by it.
+pub async fn looking_at_balances_takes_nothing(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 10)]);
+    fixture.takes(&levels, &[("rpm", 3)]).await;
+    let (_, before) = fixture.meter(&subject("acme"), "rpm").await;
+    for _ in 0..3 {
+        assert_eq!(fixture.meter(&subject("acme"), "rpm").await.1, before);
+    }
+    let lookup = Lookup::Subjects(vec![subject("nobody")]);
+    let seen = fixture.store.balances(&lookup).await.expect("balances are answered");
+    assert!(seen.buckets.is_empty(), "what was never drawn from is not listed");
+}
+
+/// Several subjects, or every bucket of several entities, in one answer.
+pub async fn balances_are_of_subjects_or_of_entities(fixture: Fixture) {
+    let limits = [slow("rpm", 10)];
+    for (entity, name) in [("acme", "gpt"), ("acme", "embed"), ("globex", "gpt"), ("initech", "gpt")] {
+        let subject = on(entity, name);
+        fixture.takes(&levels_of(0, &[(subject, &limits)]), &[("rpm", 1)]).await;
+    }
+    let table = [
+        (Lookup::Subjects(vec![subject("globex"), subject("nobody"), subject("acme")]), 2),
+        (Lookup::Entities(vec![entity_id("acme")]), 2),
+        (Lookup::Entities(vec![entity_id("acme"), entity_id("nobody"), entity_id("initech")]), 3),
+        (Lookup::Subjects(Vec::new()), 0),
+    ];
+    for (lookup, expected) in table {
+        let seen = fixture.store.balances(&lookup).await.expect("balances are answered");
+        assert_eq!(seen.buckets.len(), expected, "{lookup:?}");
+        for bucket in seen.buckets {
+            assert_eq!(bucket.meters.len(), 1, "{}", bucket.subject);
+            assert_eq!(bucket.meters[0].consumed(), 1, "{}", bucket.subject);
+        }
+    }
+}
+
+/// Z1: what a span of the store's own clock is worth, to the unit, on every engine.
+pub async fn a_limit_refills_by_the_stores_clock_exactly(fixture: Fixture) {
+    let limit = Limit::per_second("tpm", 100).burst(1_000);
+    let levels = own("acme", std::slice::from_ref(&limit));
+    let drained = fixture.takes(&levels, &[("tpm", 1_000)]).await;
+    for _ in 0..4 {
+        fixture.time.pass(millis(110)).await;
+        let (at, meter) = fixture.meter(&subject("acme"), "tpm").await;
+        let available = meter.map(|meter| meter.available(at));
+        assert_eq!(available, Some(refilled(&limit, drained.at, at)), "{:?} on", at.since(drained.at));
+    }
+}
+
+/// Z1: no longer than it takes to be full.
+pub async fn a_limit_refills_to_its_burst_and_no_further(fixture: Fixture) {
+    let levels = own("acme", &[Limit::per_second("tpm", 1_000).burst(100)]);
+    fixture.spends(&levels, &[("tpm", 100)]).await;
+    fixture.time.pass(millis(300)).await;
+    assert_eq!(fixture.shows("acme", "tpm").await, (100, 100));
+    fixture.takes(&levels, &[("tpm", 100)]).await;
+}
+
+/// Z18: a drained limit says when, and then it is so.
+pub async fn a_drained_limit_says_when_and_then_admits(fixture: Fixture) {
+    let levels = own("acme", &[Limit::per_second("rpm", 100)]);
+    let drained = fixture.spends(&levels, &[("rpm", 100)]).await;
+    match fixture.store.draw(&fixture.draw_of(&levels, &[("rpm", 100)])).await.expect("a draw is answered") {
+        Drawn::Refused(moved) => {
+            let wait = balance(&moved, &levels, (0, "rpm"), 100).retry_after;
+            let full_at = drained + Duration::from_secs(1);
+            assert_eq!(wait, Some(full_at.since(moved.at)), "a second after it was drained");
+            assert_ne!(wait, Some(Duration::ZERO), "a refusal says to wait");
+        }
+        // A store so slow that the second has passed.
+        Drawn::Granted(moved) => assert!(moved.at.since(drained) >= Duration::from_secs(1)),
+    }
+    fixture.time.pass(millis(1_100)).await;
+    fixture.takes(&own("acme", &[Limit::per_second("rpm", 100)]), &[("rpm", 50)]).await;
+}
+
+/// A limit that is used all the time does not keep the one beside it from refilling.
+pub async fn a_slow_limit_beside_a_busy_one_refills(fixture: Fixture) {
+    let slow = Limit::per_second("slow", 10).burst(20);
+    let levels = own("acme", &[slow.clone(), Limit::per_second("busy", 1_000)]);
+    let drained = fixture.spends(&levels, &[("slow", 20), ("busy", 1)]).await;
+    for _ in 0..25 {
+        fixture.time.pass(millis(20)).await;
+        fixture.spends(&levels, &[("busy", 1)]).await;
+    }
+    let (at, meter) = fixture.meter(&subject("acme"), "slow").await;
+    let available = meter.map(|meter| meter.available(at));
+    assert_eq!(available, Some(refilled(&slow, drained, at)));
+    assert!(available >= Some(5), "half a second is worth five units");
+}
+
+/// Z44: many draws on one subject, with nothing at work behind the scenes.
+pub async fn thirteen_hundred_draws_of_one_subject_are_counted_exactly(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 2_000)]);
+    for number in 0..1_300 {
+        let mut lease = fixture.takes(&levels, &[("rpm", 1)]).await;
+        if number % 2 == 0 {
+            lease.settles(&[]).await;
+        }
+    }
+    assert_eq!(fixture.shows("acme", "rpm").await, (700, 1_300));
+}
+
+/// Z1, Z2, Z6, with the numbers they are written with: from nothing, and from debt.
+pub async fn minutes_refill_what_a_minute_is_worth(fixture: Fixture) {
+    assert!(fixture.time.can_jump(), "this case lets minutes pass");
+    // The level to begin with, and what is there 30 s and 120 s later.
+    let table = [(0, 50_000, 100_000), (-50_000, 0, 100_000), (-100_000, -50_000, 100_000)];
+    for (number, (level, half, two)) in table.into_iter().enumerate() {
+        let entity = format!("acme-{number}");
+        let levels = own(&entity, &[Limit::per_minute("tpm", 100_000)]);
+        let mut lease = fixture.takes(&levels, &[("tpm", 100_000)]).await;
+        lease.adjusts(&[("tpm", -level)]).await;
+        assert_eq!(fixture.shows(&entity, "tpm").await.0, level);
+        fixture.time.pass(Duration::from_secs(30)).await;
+        assert_eq!(fixture.shows(&entity, "tpm").await.0, half);
+        fixture.time.pass(Duration::from_secs(90)).await;
+        assert_eq!(fixture.shows(&entity, "tpm").await.0, two);
+    }
+}
+
+/// Z31: a rate that no millisecond divides, polled every millisecond for a minute.
+pub async fn polling_neither_makes_nor_loses_a_unit(fixture: Fixture) {
+    assert!(fixture.time.can_jump(), "this case lets a minute pass, a millisecond at a time");
+    let levels = own("acme", &[Limit::per("tpm", 1_000, Duration::from_secs(3))]);
+    fixture.spends(&levels, &[("tpm", 1_000)]).await;
+    let mut admitted = 0;
+    for _ in 0..60_000 {
+        fixture.time.pass(millis(1)).await;
+        let answer = fixture.store.spend(&fixture.draw_of(&levels, &[("tpm", 1)])).await;
+        admitted += u32::from(matches!(answer.expect("a spend is answered"), Drawn::Granted(_)));
+    }
+    assert_eq!(admitted, 20_000);
+}

@@ -1,0 +1,291 @@
+//! Listings of the memory store: balances, buckets, policies, entities, usage and audit, in pages.
+//!
+//! A cursor is the place of the last item of the page before it; `#` parts it, since no name holds one.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included, Unbounded};
+
+use tidegate_core::limit::audit::Entry;
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
+use tidegate_core::limit::policy::{Scope, Versioned};
+use tidegate_core::limit::usage::{Tally, Usage};
+use tidegate_core::time::Stamp;
+
+use super::admin::{Admin, WrittenPolicy};
+use super::shelves::{Bucket as Kept, shelf_of};
+use super::{Memory, Space, lock};
+use crate::buckets::{Bucket, Lookup, Seen};
+use crate::error::StoreError;
+use crate::ledger::{AuditQuery, Ledger, UsageOf, UsageQuery};
+use crate::page::{Cursor, Page, Paging};
+use crate::policies::Listing;
+use crate::reply::Reply;
+
+impl Ledger for Memory {
+    fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>> {
+        Reply::ready(self.space.usage(query, paging))
+    }
+
+    fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
+        Reply::ready(lock(&self.space.admin).audited(query, paging))
+    }
+}
+
+impl Space {
+    pub(super) fn balances(&self, lookup: &Lookup) -> Seen {
+        let at = self.now();
+        let buckets = match lookup {
+            Lookup::Subjects(subjects) => {
+                subjects.iter().filter_map(|subject| self.bucket(subject, at)).collect()
+            }
+            Lookup::Entities(entities) => self.buckets_of_entities(entities, at),
+            Lookup::Lineage(entity) => {
+                let above = lock(&self.admin).lineage(entity);
+                let above = above.iter().filter_map(|entity| entity.value.next().cloned());
+                let entities: Vec<_> = [entity.clone()].into_iter().chain(above).collect();
+                self.buckets_of_entities(&entities, at)
+            }
+        };
+        Seen { at, buckets }
+    }
+
+    fn buckets_of_entities(&self, entities: &[EntityId], at: Stamp) -> Vec<Bucket> {
+        let subjects = entities.iter().flat_map(|entity| self.subjects_of(entity));
+        subjects.filter_map(|subject| self.bucket(&subject, at)).collect()
+    }
+
+    pub(super) fn buckets_of(
+        &self,
+        resource: &ResourceName,
+        paging: &Paging,
+    ) -> Result<Page<Bucket>, StoreError> {
+        let at = self.now();
+        let from = paging.cursor().map(|cursor| entity(cursor.as_str())).transpose()?;
+        let from = from.as_ref().map_or(Unbounded, Excluded);
+        let entities: Vec<EntityId> = lock(&self.index)
+            .by_resource
+            .get(resource)
+            .map(|entities| {
+                entities.range::<EntityId, _>((from, Unbounded)).take(paging.max() + 1).cloned().collect()
+            })
+            .unwrap_or_default();
+        let subject = |entity| Subject { entity, resource: resource.clone() };
+        let buckets = entities.into_iter().filter_map(|entity| self.bucket(&subject(entity), at)).collect();
+        Ok(Page::cut(buckets, paging, |bucket: &Bucket| Cursor::new(bucket.subject.entity.as_str())))
+    }
+
+    fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, StoreError> {
+        // Whoever asks for usage means that of leases past their deadline too.
+        self.now();
+        let after = paging.cursor().map(UsagePlace::parse).transpose()?;
+        let mut lines = Vec::new();
+        for subject in self.subjects_from(&query.of, after.as_ref().map(|place| place.name)) {
+            self.with_bucket(&subject, |bucket| lines_of(bucket, query, after.as_ref(), &mut lines));
+            if lines.len() > paging.max() {
+                break;
+            }
+        }
+        Ok(Page::cut(lines, paging, |line| UsagePlace::of(&query.of, line)))
+    }
+
+    /// The subjects whose usage is asked for, from the one named on, in order.
+    fn subjects_from(&self, of: &UsageOf, from: Option<&str>) -> Vec<Subject> {
+        let index = lock(&self.index);
+        match of {
+            UsageOf::Entity(entity) => {
+                let resources = index.by_entity.get(entity).into_iter().flatten();
+                let resources =
+                    resources.filter(|resource| from.is_none_or(|from| resource.as_str() >= from));
+                let subject =
+                    |resource: &ResourceName| Subject { entity: entity.clone(), resource: resource.clone() };
+                resources.map(subject).collect()
+            }
+            UsageOf::Resource(resource) => {
+                let range = (from.map_or(Unbounded, Included), Unbounded);
+                let entities = index.by_resource.get(resource).into_iter();
+                let entities = entities.flat_map(|entities| entities.range::<str, _>(range));
+                let subject =
+                    |entity: &EntityId| Subject { entity: entity.clone(), resource: resource.clone() };
+                entities.map(subject).collect()
+            }
+        }
+    }
+
+    fn subjects_of(&self, entity: &EntityId) -> Vec<Subject> {
+        self.subjects_from(&UsageOf::Entity(entity.clone()), None)
+    }
+
+    fn bucket(&self, subject: &Subject, at: Stamp) -> Option<Bucket> {
+        self.with_bucket(subject, |kept| Bucket {
+            subject: subject.clone(),
+            at,
+            meters: kept.rows.iter().map(|row| row.meter.clone()).collect(),
+        })
+    }
+
+    fn with_bucket<T>(&self, subject: &Subject, read: impl FnOnce(&Kept) -> T) -> Option<T> {
+        let hash = self.hash(subject.entity.as_str(), subject.resource.as_str());
+        let shelf = lock(&self.shelves[shelf_of(hash)]);
+        shelf.get(hash, subject).map(read)
+    }
+}
+
+/// Where a page of usage begins: after this resource or entity, limit and window.
+struct UsagePlace<'a> {
+    name: &'a str,
+    limit: &'a str,
+    start: Stamp,
+}
+
+impl<'a> UsagePlace<'a> {
+    fn parse(cursor: &'a Cursor) -> Result<Self, StoreError> {
+        let mut parts = cursor.as_str().split('#');
+        let place =
+            (parts.next(), parts.next(), parts.next().and_then(|start| start.parse().ok()), parts.next());
+        match place {
+            (Some(name), Some(limit), Some(start), None) => {
+                Ok(Self { name, limit, start: Stamp::from_micros(start) })
+            }
+            _ => Err(bad_cursor(cursor.as_str())),
+        }
+    }
+
+    fn of(of: &UsageOf, line: &Usage) -> Cursor {
+        let name = match of {
+            UsageOf::Entity(_) => line.subject.resource.as_str(),
+            UsageOf::Resource(_) => line.subject.entity.as_str(),
+        };
+        Cursor::new(format!("{name}#{}#{}", line.limit, line.start.as_micros()))
+    }
+}
+
+fn lines_of(bucket: &Kept, query: &UsageQuery, after: Option<&UsagePlace<'_>>, found: &mut Vec<Usage>) {
+    let name = match &query.of {
+        UsageOf::Entity(_) => bucket.subject.resource.as_str(),
+        UsageOf::Resource(_) => bucket.subject.entity.as_str(),
+    };
+    let after = after.filter(|place| place.name == name);
+    // Limits given with calls have rows of their own, and are used under the same name.
+    let mut sums: BTreeMap<(&LimitName, Stamp), Tally> = BTreeMap::new();
+    for row in &bucket.rows {
+        for (start, tally) in row.usage.iter().flat_map(|usage| usage.within(query.window, &query.range)) {
+            sums.entry((row.meter.rule().name(), start)).or_default().add(tally);
+        }
+    }
+    for ((limit, start), tally) in sums {
+        if after.is_none_or(|place| (limit.as_str(), start) > (place.limit, place.start)) {
+            let (subject, limit) = (bucket.subject.clone(), limit.clone());
+            found.push(Usage { subject, limit, window: query.window, start, tally });
+        }
+    }
+}
+
+impl Admin {
+    pub(super) fn list(
+        &self,
+        listing: &Listing,
+        paging: &Paging,
+    ) -> Result<Page<(Scope, WrittenPolicy)>, StoreError> {
+        let after = paging.cursor().map(parse_scope).transpose()?;
+        let from = after.as_ref().map_or(Unbounded, Excluded);
+        let written = |scope: Scope| {
+            let found = self.policies.get(&scope).cloned();
+            found.map(|written| (scope, written))
+        };
+        let is_later = |scope: &Scope| after.as_ref().is_none_or(|after| scope > after);
+        let count = paging.max() + 1;
+        let policies = match listing {
+            Listing::All => {
+                let policies = self.policies.range((from, Unbounded)).take(count);
+                policies.map(|(scope, policy)| (scope.clone(), policy.clone())).collect()
+            }
+            Listing::Entity(entity) => {
+                let resources = self.own.get(entity).into_iter().flatten().cloned();
+                let own =
+                    resources.map(|resource| Scope::Subject(Subject { entity: entity.clone(), resource }));
+                let scopes = [Scope::Entity(entity.clone())].into_iter().chain(own);
+                scopes.filter(is_later).filter_map(written).take(count).collect()
+            }
+            Listing::Custom(resource) => {
+                let entities = self.custom.get(resource).into_iter().flatten().cloned();
+                let scopes =
+                    entities.map(|entity| Scope::Subject(Subject { entity, resource: resource.clone() }));
+                scopes.filter(is_later).filter_map(written).take(count).collect()
+            }
+        };
+        Ok(Page::cut(policies, paging, |(scope, _)| scope_cursor(scope)))
+    }
+
+    pub(super) fn children_of(
+        &self,
+        parent: &EntityId,
+        paging: &Paging,
+    ) -> Result<Page<Versioned<Entity>>, StoreError> {
+        let after = paging.cursor().map(|cursor| entity(cursor.as_str())).transpose()?;
+        let from = after.as_ref().map_or(Unbounded, Excluded);
+        let children = self.children.get(parent).into_iter();
+        let children = children.flat_map(|children| children.range::<EntityId, _>((from, Unbounded)));
+        let found = children.filter_map(|id| self.entities.get(id).cloned()).take(paging.max() + 1).collect();
+        Ok(Page::cut(found, paging, entity_cursor))
+    }
+
+    pub(super) fn entities_page(&self, paging: &Paging) -> Result<Page<Versioned<Entity>>, StoreError> {
+        let after = paging.cursor().map(|cursor| entity(cursor.as_str())).transpose()?;
+        let from = after.as_ref().map_or(Unbounded, Excluded);
+        let found = self.entities.range::<EntityId, _>((from, Unbounded)).take(paging.max() + 1);
+        Ok(Page::cut(found.map(|(_, found)| found.clone()).collect(), paging, entity_cursor))
+    }
+
+    fn audited(&self, query: &AuditQuery, paging: &Paging) -> Result<Page<Entry>, StoreError> {
+        let after: Option<u64> = match paging.cursor() {
+            Some(cursor) => Some(cursor.as_str().parse().map_err(|_| bad_cursor(cursor.as_str()))?),
+            None => None,
+        };
+        let is_asked = |entry: &Entry| {
+            query.range.contains(&entry.at) && query.filed.as_ref().is_none_or(|filed| *filed == entry.filed)
+        };
+        let skip = after.map_or(0, |after| after.saturating_add(1).saturating_sub(self.forgotten));
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        let numbered = (self.forgotten..).zip(&self.audit).skip(skip);
+        let found = numbered.filter(|(_, entry)| is_asked(entry)).take(paging.max() + 1);
+        let page = Page::cut(found.collect(), paging, |(number, _)| Cursor::new(number.to_string()));
+        let items = page.items.into_iter().map(|(_, entry)| entry.clone()).collect();
+        Ok(Page { items, next: page.next })
+    }
+}
+
+fn entity_cursor(entity: &Versioned<Entity>) -> Cursor {
+    Cursor::new(entity.value.id().as_str())
+}
+
+fn scope_cursor(scope: &Scope) -> Cursor {
+    Cursor::new(match scope {
+        Scope::System => "s".to_owned(),
+        Scope::Resource(resource) => format!("r#{resource}"),
+        Scope::Entity(entity) => format!("e#{entity}"),
+        Scope::Subject(subject) => format!("x#{}#{}", subject.entity, subject.resource),
+    })
+}
+
+fn parse_scope(cursor: &Cursor) -> Result<Scope, StoreError> {
+    let text = cursor.as_str();
+    let parts: Vec<&str> = text.split('#').collect();
+    let bad = |_| bad_cursor(text);
+    match parts[..] {
+        ["s"] => Ok(Scope::System),
+        ["r", resource] => Ok(Scope::Resource(ResourceName::new(resource).map_err(bad)?)),
+        ["e", entity] => Ok(Scope::Entity(EntityId::new(entity).map_err(bad)?)),
+        ["x", entity, resource] => Ok(Scope::Subject(Subject::new(entity, resource).map_err(bad)?)),
+        _ => Err(bad_cursor(text)),
+    }
+}
+
+fn entity(text: &str) -> Result<EntityId, StoreError> {
+    EntityId::new(text).map_err(|_| bad_cursor(text))
+}
+
+fn bad_cursor(text: &str) -> StoreError {
+    let text: String = text.chars().take(80).collect();
+    StoreError::Invalid { what: format!("the cursor {text:?} is not one of this listing") }
+}

@@ -1,0 +1,143 @@
+//! The reference store: in the process, sharded, with nothing to wait for.
+//!
+//! A call locks the shards of its buckets in their order, decides and moves under all of these locks, and lets go. Its
+//! lease is kept with the bucket of its own subject. Everything is bounded: buckets, entities and policies refuse to grow beyond their bounds
+//! ([`StoreError::Full`](crate::StoreError::Full)), ended leases are forgotten early, and the oldest of the audit goes.
+
+mod admin;
+mod leases;
+mod listing;
+mod shelves;
+mod steps;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate_core::limit::name::{InvalidName, Namespace};
+use tidegate_core::time::Stamp;
+
+use crate::clock::{SystemWall, WallClock};
+use crate::reply::Reply;
+use crate::store::{Capabilities, Clocked, Store, Swept};
+use admin::Admin;
+use shelves::{Index, Shelf};
+
+/// Shards of buckets and leases.
+const SHARDS: usize = 32;
+/// Leases a call ends in passing whose deadline has passed.
+const SWEPT_IN_PASSING: usize = 16;
+
+/// A store in this process's memory. Clones are the same store.
+///
+/// ```
+/// use tidegate_store::{Memory, Store};
+///
+/// let store = Memory::new();
+/// assert_eq!(store.capabilities().engine, "memory");
+/// ```
+#[derive(Clone)]
+pub struct Memory {
+    space: Arc<Space>,
+    spaces: Arc<Mutex<BTreeMap<Namespace, Arc<Space>>>>,
+}
+
+/// One namespace.
+struct Space {
+    clock: Arc<dyn WallClock>,
+    hasher: foldhash::fast::RandomState,
+    shelves: Box<[Mutex<Shelf>]>,
+    /// Which buckets there are. Locked after a shelf, never before.
+    index: Mutex<Index>,
+    /// No lease is past its deadline before this, in microseconds.
+    due_at: AtomicU64,
+    admin: Mutex<Admin>,
+    /// The version of what administrators have changed, for those who only want to know whether they have.
+    version: AtomicU64,
+}
+
+impl Memory {
+    /// An empty store that goes by the system's clock.
+    pub fn new() -> Self {
+        Self::with_clock(SystemWall::new())
+    }
+
+    /// An empty store that goes by `clock`.
+    pub fn with_clock(clock: impl WallClock) -> Self {
+        Self { space: Arc::new(Space::new(Arc::new(clock))), spaces: Arc::default() }
+    }
+
+    /// Another namespace of the same store: whoever asks for the same name gets the same.
+    ///
+    /// # Errors
+    /// [`InvalidName`] for a name that cannot be.
+    pub fn namespace(&self, name: &str) -> Result<Self, InvalidName> {
+        let name = Namespace::new(name)?;
+        let mut spaces = lock(&self.spaces);
+        let space = spaces.entry(name).or_insert_with(|| Arc::new(Space::new(Arc::clone(&self.space.clock))));
+        Ok(Self { space: Arc::clone(space), spaces: Arc::clone(&self.spaces) })
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("clock", &self.space.clock).finish_non_exhaustive()
+    }
+}
+
+impl Store for Memory {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            engine: "memory",
+            is_immediate: true,
+            is_durable: false,
+            clock: Clocked::Process,
+            deadline: Duration::from_secs(1),
+        }
+    }
+
+    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
+        Reply::ready(Ok(self.space.sweep(self.space.clock.now(), max)))
+    }
+}
+
+impl Space {
+    fn new(clock: Arc<dyn WallClock>) -> Self {
+        Self {
+            clock,
+            hasher: foldhash::fast::RandomState::default(),
+            shelves: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            index: Mutex::default(),
+            due_at: AtomicU64::new(u64::MAX),
+            admin: Mutex::default(),
+            version: AtomicU64::new(0),
+        }
+    }
+
+    /// The time, once those leases have ended that are past it.
+    fn now(&self) -> Stamp {
+        let now = self.clock.now();
+        if now.as_micros() >= self.due_at.load(Ordering::Relaxed) {
+            self.sweep(now, SWEPT_IN_PASSING);
+        }
+        now
+    }
+
+    fn hash(&self, entity: &str, resource: &str) -> u64 {
+        self.hasher.hash_one((entity, resource))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing of the caller's runs under these locks; if we panicked, whoever comes next is served all the same.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,52 @@
+//! The answer of a store: there already, or on its way.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::error::StoreError;
+
+/// What a store answers with. It is a future; a store that need not wait answers without an allocation.
+///
+/// Nothing happens before it is polled first, and what has begun is not undone by dropping it: the call may
+/// have been made. Whoever drops one mid-way says what is to become of it by another call.
+#[must_use = "a reply does nothing unless it is awaited"]
+pub struct Reply<'a, T>(Inner<'a, T>);
+
+enum Inner<'a, T> {
+    Ready(Option<Result<T, StoreError>>),
+    Waiting(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>),
+}
+
+impl<'a, T> Reply<'a, T> {
+    /// An answer that is there.
+    pub const fn ready(answer: Result<T, StoreError>) -> Self {
+        Self(Inner::Ready(Some(answer)))
+    }
+
+    /// An answer that takes time.
+    pub fn later(answer: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Self {
+        Self(Inner::Waiting(Box::pin(answer)))
+    }
+}
+
+impl<T: Unpin> Future for Reply<'_, T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.get_mut().0 {
+            Inner::Ready(answer) => Poll::Ready(answer.take().expect("a reply is polled until it is ready")),
+            Inner::Waiting(future) => future.as_mut().poll(context),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Reply<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Inner::Ready(_) => "Reply(ready)",
+            Inner::Waiting(_) => "Reply(waiting)",
+        })
+    }
+}

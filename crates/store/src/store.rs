@@ -1,0 +1,66 @@
+//! A store: all of it together.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::buckets::Buckets;
+use crate::entities::Entities;
+use crate::ledger::Ledger;
+use crate::policies::Policies;
+use crate::reply::Reply;
+
+/// Where the shared limits of one namespace live.
+///
+/// The contract is written at its four parts: [`Buckets`], [`Policies`], [`Entities`] and [`Ledger`]. The feature
+/// `conformance` has a suite that shows whether a store keeps it.
+///
+/// # Cancel safety
+/// A reply that is dropped before its end may have been done or not. Calls on leases can be made again with the
+/// same step, and administrative ones with the same expectation.
+pub trait Store: Buckets + Policies + Entities + Ledger + fmt::Debug + Send + Sync + 'static {
+    /// What the store is and can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Ends up to `max` leases that are past their deadline, and forgets what need not be remembered. A store that
+    /// is used does so by itself now and then; this is for one that is not.
+    fn sweep(&self, max: usize) -> Reply<'_, Swept>;
+}
+
+/// What a store is and can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// What the engine is called.
+    pub engine: &'static str,
+    /// Replies are ready at once: there is nothing to wait for, and nothing that can be away.
+    pub is_immediate: bool,
+    /// What is settled survives the process.
+    pub is_durable: bool,
+    /// Whose clock decides.
+    pub clock: Clocked,
+    /// How long a call may take before the engine counts as away.
+    pub deadline: Duration,
+}
+
+/// Whose clock decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clocked {
+    /// This process's: all users of the store are in it.
+    Process,
+    /// That of the machine all users share.
+    Host,
+    /// The engine's own.
+    Engine,
+    /// Each caller's, corrected: exact up to their skew.
+    Caller,
+}
+
+/// What a sweep did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Leases settled because their deadline had passed.
+    pub settled: u64,
+    /// Leases returned because their deadline had passed.
+    pub returned: u64,
+    /// Ended leases that were forgotten.
+    pub forgotten: u64,
+}

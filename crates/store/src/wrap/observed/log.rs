@@ -1,0 +1,205 @@
+//! The log: what moved, from what the store answered, in whatever order the answers came.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use tidegate_core::bucket::Shape;
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, What};
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::time::Stamp;
+
+use crate::{Adjust, Cancel, Draw, Drawn, Extend, Moved, Reading, Settle};
+
+/// What moved so far.
+pub(super) struct Log {
+    lines: Vec<Line>,
+    max: usize,
+    missed: u64,
+    /// The shapes each bucket was seen with, by when it took them. Replies may come in another order than their
+    /// times, and of several at one time nobody knows the last.
+    shapes: HashMap<BucketId, BTreeMap<Stamp, Vec<Shape<Stamp>>>>,
+}
+
+enum Line {
+    Entry(Entry),
+    /// A lease was settled. What at is known when all its steps are: their replies may come in any order.
+    Settled {
+        at: Stamp,
+        step: Step,
+        moved: Vec<(BucketId, i64)>,
+    },
+}
+
+/// Which step of which lease, and how it moved.
+#[derive(Clone, Copy)]
+struct Step {
+    lease: LeaseId,
+    number: u32,
+    kind: Kind,
+}
+
+impl Log {
+    pub(super) fn new(max: usize) -> Self {
+        Self { lines: Vec::new(), max, missed: 0, shapes: HashMap::new() }
+    }
+
+    /// What moved, as the checker reads it.
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        let mut held: HashMap<LeaseId, Vec<(BucketId, i64)>> = HashMap::new();
+        for line in &self.lines {
+            match line {
+                Line::Entry(Entry { bucket, what: What::Moved(movement), .. }) => {
+                    hold(held.entry(movement.lease).or_default(), bucket, movement.units);
+                }
+                Line::Entry(_) => {}
+                Line::Settled { step, moved, .. } => {
+                    let held = held.entry(step.lease).or_default();
+                    for (bucket, units) in moved {
+                        hold(held, bucket, *units);
+                    }
+                }
+            }
+        }
+        let mut entries = Vec::new();
+        for line in &self.lines {
+            match line {
+                Line::Entry(entry) => entries.push(entry.clone()),
+                Line::Settled { at, step, .. } => {
+                    let ended = held.get(&step.lease).into_iter().flatten();
+                    entries.extend(ended.map(|(bucket, units)| step.entry(*at, bucket.clone(), *units, 0)));
+                }
+            }
+        }
+        entries
+    }
+
+    pub(super) const fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    pub(super) fn draw(&mut self, draw: &Draw, answer: &Drawn) {
+        let step = Step { lease: draw.lease, number: 0, kind: Kind::Draw };
+        self.taken(step, &draw.levels, &draw.units, answer);
+    }
+
+    pub(super) fn extend(&mut self, extend: &Extend, answer: &Drawn) {
+        let step = Step { lease: extend.lease, number: extend.step, kind: Kind::Extend };
+        self.taken(step, &extend.levels, &extend.units, answer);
+    }
+
+    pub(super) fn adjust(&mut self, adjust: &Adjust, moved: &Moved) {
+        let step = Step { lease: adjust.lease, number: adjust.step, kind: Kind::Adjust };
+        self.moved(step, &adjust.levels, 0, moved);
+    }
+
+    pub(super) fn settle(&mut self, settle: &Settle, moved: &Moved) {
+        if moved.is_repeat {
+            return;
+        }
+        self.see(&settle.levels, moved);
+        let step = Step { lease: settle.lease, number: settle.step, kind: Kind::Settle };
+        let by_bucket =
+            moved.readings.iter().map(|reading| (bucket_of(&settle.levels, reading), reading.moved));
+        self.push(Line::Settled { at: moved.at, step, moved: by_bucket.collect() });
+    }
+
+    pub(super) fn cancel(&mut self, cancel: &Cancel, moved: &Moved) {
+        let step = Step { lease: cancel.lease, number: cancel.step, kind: Kind::Return };
+        self.moved(step, &cancel.levels, 0, moved);
+        if !moved.is_repeat && moved.readings.is_empty() {
+            // It had not drawn: that it never may is an ending of its own in each bucket it was to draw from.
+            for level in cancel.levels.levels() {
+                for line in &level.limits {
+                    let bucket = BucketId::new(&level.subject, &line.rule);
+                    self.push(Line::Entry(step.entry(moved.at, bucket, 0, 0)));
+                }
+            }
+        }
+    }
+
+    pub(super) fn spend(&mut self, draw: &Draw, answer: &Drawn) {
+        self.draw(draw, answer);
+        if let Drawn::Granted(moved) = answer
+            && !moved.is_repeat
+        {
+            let step = Step { lease: draw.lease, number: 1, kind: Kind::Settle };
+            self.push(Line::Settled { at: moved.at, step, moved: Vec::new() });
+        }
+    }
+
+    fn taken(&mut self, step: Step, levels: &Levels, units: &[Option<u64>], answer: &Drawn) {
+        match answer {
+            Drawn::Granted(moved) => self.moved(step, levels, named(levels, units), moved),
+            Drawn::Refused(moved) => self.see(levels, moved),
+        }
+    }
+
+    fn moved(&mut self, step: Step, levels: &Levels, named: u32, moved: &Moved) {
+        if moved.is_repeat {
+            return;
+        }
+        self.see(levels, moved);
+        for reading in &moved.readings {
+            let entry = step.entry(moved.at, bucket_of(levels, reading), reading.moved, named);
+            self.push(Line::Entry(entry));
+        }
+    }
+
+    /// Writes down the shapes that are new.
+    fn see(&mut self, levels: &Levels, moved: &Moved) {
+        for reading in &moved.readings {
+            let (bucket, shape) = (bucket_of(levels, reading), *reading.meter.rule().shape());
+            let known = self.shapes.entry(bucket.clone()).or_default();
+            let is_known = match known.range(..=moved.at).next_back() {
+                Some((at, shapes)) if *at == moved.at => shapes.contains(&shape),
+                Some((_, shapes)) => *shapes == [shape],
+                None => false,
+            };
+            // A log that is full is not whole, and what it lacks is not looked for.
+            if !is_known && self.push(Line::Entry(Entry::shape(moved.at, bucket.clone(), shape))) {
+                self.shapes.entry(bucket).or_default().entry(moved.at).or_default().push(shape);
+            }
+        }
+    }
+
+    fn push(&mut self, line: Line) -> bool {
+        let has_room = self.lines.len() < self.max;
+        if has_room {
+            self.lines.push(line);
+        } else {
+            self.missed += 1;
+        }
+        has_room
+    }
+}
+
+impl Step {
+    fn entry(self, at: Stamp, bucket: BucketId, units: i64, named: u32) -> Entry {
+        Entry::moved(at, bucket, Move::new(self.kind, self.lease, self.number, units).one_of(named))
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (lines, missed) = (self.lines.len(), self.missed);
+        f.debug_struct("Log").field("lines", &lines).field("missed", &missed).finish_non_exhaustive()
+    }
+}
+
+fn bucket_of(levels: &Levels, reading: &Reading) -> BucketId {
+    BucketId::new(&levels.levels()[reading.level].subject, reading.meter.rule())
+}
+
+/// How many buckets these units name.
+fn named(levels: &Levels, units: &[Option<u64>]) -> u32 {
+    let lines = levels.levels().iter().flat_map(|level| &level.limits);
+    u32::try_from(lines.filter(|line| units[line.name].is_some()).count()).unwrap_or(u32::MAX)
+}
+
+fn hold(held: &mut Vec<(BucketId, i64)>, bucket: &BucketId, units: i64) {
+    match held.iter_mut().find(|(known, _)| known == bucket) {
+        Some((_, sum)) => *sum += units,
+        None => held.push((bucket.clone(), units)),
+    }
+}

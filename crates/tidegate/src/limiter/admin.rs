@@ -1,0 +1,115 @@
+//! Changing what is written: policies, entities, and plans made of declared policies.
+
+use std::sync::Arc;
+
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
+use tidegate_store::{Listing, Paging, PolicyChange};
+
+use super::Limiter;
+use super::error::LimitError;
+
+/// Changes what is written, in somebody's name. Every change is audited, and counts at once in this process;
+/// others notice within the time that they remember policies for.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    limiter: Limiter,
+    actor: String,
+}
+
+impl Limiter {
+    /// Changes what is written, in the name of `actor`.
+    pub fn admin(&self, actor: impl Into<String>) -> Admin {
+        Admin { limiter: self.clone(), actor: actor.into() }
+    }
+}
+
+impl Admin {
+    /// Writes a policy, whatever was there.
+    ///
+    /// # Errors
+    /// [`LimitError::Unavailable`] when the store is away, and [`LimitError::Store`] for what it refuses.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave it done or not.
+    pub async fn set_policy(&self, scope: Scope, policy: Policy) -> Result<Version, LimitError> {
+        self.change(vec![PolicyChange { scope, expect: Expect::Any, policy: Some(policy) }]).await
+    }
+
+    /// Removes a policy, whatever was there.
+    ///
+    /// # Errors
+    /// As [`set_policy`](Self::set_policy).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave it done or not.
+    pub async fn remove_policy(&self, scope: Scope) -> Result<Version, LimitError> {
+        self.change(vec![PolicyChange { scope, expect: Expect::Any, policy: None }]).await
+    }
+
+    /// Makes all of these changes, or none.
+    ///
+    /// # Errors
+    /// [`StoreError::Stale`] with the version that is there, where an expectation does not hold; else as
+    /// [`set_policy`](Self::set_policy).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave it done or not.
+    pub async fn change(&self, changes: Vec<PolicyChange>) -> Result<Version, LimitError> {
+        let shared = &self.limiter.shared;
+        let answer = shared.ask(shared.store.apply(&changes, &self.actor), shared.until()).await;
+        self.limiter.invalidate();
+        answer
+    }
+
+    /// Writes an entity.
+    ///
+    /// # Errors
+    /// [`StoreError::Entity`] for a parent that cannot be one, [`StoreError::Stale`] where the expectation does not
+    /// hold; else as [`set_policy`](Self::set_policy).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave it done or not.
+    pub async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, LimitError> {
+        let shared = &self.limiter.shared;
+        let answer = shared.ask(shared.store.put(entity, expect, &self.actor), shared.until()).await;
+        self.limiter.invalidate();
+        answer
+    }
+
+    /// Removes an entity and its policies.
+    ///
+    /// # Errors
+    /// [`StoreError::HasChildren`] for one with others below it; else as [`put_entity`](Self::put_entity).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave it done or not.
+    pub async fn remove_entity(&self, id: &EntityId, expect: Expect) -> Result<Version, LimitError> {
+        let shared = &self.limiter.shared;
+        let answer = shared.ask(shared.store.remove(id, expect, &self.actor), shared.until()).await;
+        self.limiter.invalidate();
+        answer
+    }
+
+    /// Every policy there is, page by page.
+    ///
+    /// # Errors
+    /// [`LimitError::Unavailable`] when the store is away.
+    ///
+    /// # Cancel safety
+    /// Nothing is changed.
+    pub async fn policies(&self) -> Result<Vec<(Scope, Versioned<Arc<Policy>>)>, LimitError> {
+        let shared = &self.limiter.shared;
+        let first = Paging::first(1_000).map_err(LimitError::Store)?;
+        let (mut all, mut paging) = (Vec::new(), first.clone());
+        loop {
+            let page = shared.ask(shared.store.list(&Listing::All, &paging), shared.until()).await?;
+            all.extend(page.items);
+            match page.next {
+                Some(next) => paging = first.clone().after(next),
+                None => return Ok(all),
+            }
+        }
+    }
+}

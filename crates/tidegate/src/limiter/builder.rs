@@ -1,0 +1,230 @@
+//! How a limiter is made.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use thiserror::Error;
+use tidegate_core::limit::lease::DEADLINE;
+use tidegate_core::limit::policy::{InvalidPolicy, OnExpiry, OnUnavailable, Policy};
+use tidegate_core::limit::rule::Limit;
+use tidegate_store::{Memory, Store};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use super::events::{LimitEvent, Listener, Listeners};
+use super::guard::Guard;
+use super::home::Home;
+use super::policies::PolicyCache;
+use super::settler::Settler;
+use super::turns::Turns;
+use super::{Counters, Limiter, Shared};
+
+/// A lease's deadline is within these.
+const DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_hours(24 * 30));
+/// How long policies are remembered is at most this.
+const CACHE_TTL_MAX: Duration = Duration::from_hours(24);
+/// How long the store may take to answer is within these.
+const STORE_DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mins(1));
+/// Bounds of lists are within these.
+const COUNTS: (usize, usize) = (1, 1 << 24);
+
+/// Makes a [`Limiter`].
+#[must_use = "a builder does nothing until it is built"]
+pub struct LimiterBuilder {
+    store: Arc<dyn Store>,
+    defaults: Vec<Limit>,
+    on_unavailable: Option<OnUnavailable>,
+    on_expiry: Option<OnExpiry>,
+    cache_ttl: Duration,
+    cache_max: usize,
+    lease_deadline: Duration,
+    store_deadline: Option<Duration>,
+    waiters_max: usize,
+    settler_max: usize,
+    runtime: Option<Handle>,
+    listeners: Vec<Listener>,
+}
+
+/// A limiter that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidLimiter {
+    /// Its default limits cannot be.
+    #[error("the defaults: {0}")]
+    Defaults(#[from] InvalidPolicy),
+    /// A span is outside its bounds.
+    #[error("{field} is {value:?}, outside {min:?}..={max:?}")]
+    Span {
+        /// Which one.
+        field: &'static str,
+        /// What it is.
+        value: Duration,
+        /// The least it may be.
+        min: Duration,
+        /// The most it may be.
+        max: Duration,
+    },
+    /// A bound is outside its bounds.
+    #[error("{field} is {value}, outside {}..={}", COUNTS.0, COUNTS.1)]
+    Count {
+        /// Which one.
+        field: &'static str,
+        /// What it is.
+        value: usize,
+    },
+}
+
+impl LimiterBuilder {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            defaults: Vec::new(),
+            on_unavailable: None,
+            on_expiry: None,
+            cache_ttl: Duration::from_mins(1),
+            cache_max: 65_536,
+            lease_deadline: DEADLINE,
+            store_deadline: None,
+            waiters_max: 65_536,
+            settler_max: 65_536,
+            runtime: None,
+            listeners: Vec::new(),
+        }
+    }
+
+    /// Limits for whatever no policy limits. They are this process's own and are not stored.
+    pub fn defaults(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
+        self.defaults = limits.into_iter().collect();
+        self
+    }
+
+    /// What an acquire does when the store is away and no policy says. By default nobody enters.
+    pub const fn on_unavailable(mut self, behaviour: OnUnavailable) -> Self {
+        self.on_unavailable = Some(behaviour);
+        self
+    }
+
+    /// What becomes of leases that are never ended where no policy says. By default they are settled.
+    pub const fn on_expiry(mut self, behaviour: OnExpiry) -> Self {
+        self.on_expiry = Some(behaviour);
+        self
+    }
+
+    /// How long policies are remembered before the store's version is asked for. By default a minute.
+    pub const fn cache_ttl(mut self, ttl: Duration) -> Self {
+        self.cache_ttl = ttl;
+        self
+    }
+
+    /// For how many subjects policies are remembered. By default 65,536.
+    pub const fn cache_max(mut self, subjects: usize) -> Self {
+        self.cache_max = subjects;
+        self
+    }
+
+    /// How long after its draw a lease expires by itself. By default an hour.
+    pub const fn lease_deadline(mut self, deadline: Duration) -> Self {
+        self.lease_deadline = deadline;
+        self
+    }
+
+    /// How long the store may take before it counts as away. By default what the store says of itself.
+    pub const fn store_deadline(mut self, deadline: Duration) -> Self {
+        self.store_deadline = Some(deadline);
+        self
+    }
+
+    /// How many may wait. By default 65,536.
+    pub const fn waiters_max(mut self, waiters: usize) -> Self {
+        self.waiters_max = waiters;
+        self
+    }
+
+    /// How many endings may wait for the store. By default 65,536; beyond, leases stay spent.
+    pub const fn settler_max(mut self, endings: usize) -> Self {
+        self.settler_max = endings;
+        self
+    }
+
+    /// Where background work runs, and blocking callers' too. By default in the caller's runtime, and for callers
+    /// without one on a thread of our own.
+    pub fn runtime(mut self, handle: Handle) -> Self {
+        self.runtime = Some(handle);
+        self
+    }
+
+    /// Hears what happens. It runs on the thread that caused it, with no lock held; a panic in it is counted.
+    pub fn on_event(mut self, listener: impl Fn(&LimitEvent) + Send + Sync + 'static) -> Self {
+        self.listeners.push(Box::new(listener));
+        self
+    }
+
+    /// The limiter.
+    ///
+    /// # Errors
+    /// [`InvalidLimiter`] names the field, the value and the bound.
+    pub fn build(self) -> Result<Limiter, InvalidLimiter> {
+        let mut defaults = Policy::new(self.defaults)?;
+        if let Some(behaviour) = self.on_unavailable {
+            defaults = defaults.on_unavailable(behaviour);
+        }
+        if let Some(behaviour) = self.on_expiry {
+            defaults = defaults.on_expiry(behaviour);
+        }
+        let capabilities = self.store.capabilities();
+        let store_deadline = self.store_deadline.unwrap_or(capabilities.deadline);
+        within("lease_deadline", self.lease_deadline, DEADLINES)?;
+        within("store_deadline", store_deadline, STORE_DEADLINES)?;
+        within("cache_ttl", self.cache_ttl, (Duration::ZERO, CACHE_TTL_MAX))?;
+        count("cache_max", self.cache_max)?;
+        count("waiters_max", self.waiters_max)?;
+        count("settler_max", self.settler_max)?;
+        let listeners = Arc::new(Listeners::new(self.listeners));
+        let shared = Shared {
+            is_immediate: capabilities.is_immediate,
+            guard: Guard::new(store_deadline, &listeners),
+            policies: PolicyCache::new(self.cache_ttl, self.cache_max),
+            turns: Turns::new(self.waiters_max),
+            settler: Settler::new(self.settler_max),
+            listeners,
+            home: Home { chosen: self.runtime },
+            defaults,
+            lease_deadline: self.lease_deadline,
+            local: Memory::new(),
+            is_closed: AtomicBool::new(false),
+            lease_ended: Notify::new(),
+            counters: Counters::default(),
+            store: self.store,
+        };
+        Ok(Limiter { shared: Arc::new(shared) })
+    }
+}
+
+impl fmt::Debug for LimiterBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimiterBuilder")
+            .field("store", &self.store)
+            .field("defaults", &self.defaults)
+            .finish_non_exhaustive()
+    }
+}
+
+fn within(
+    field: &'static str,
+    value: Duration,
+    (min, max): (Duration, Duration),
+) -> Result<(), InvalidLimiter> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(InvalidLimiter::Span { field, value, min, max })
+}
+
+const fn count(field: &'static str, value: usize) -> Result<(), InvalidLimiter> {
+    if COUNTS.0 <= value && value <= COUNTS.1 {
+        return Ok(());
+    }
+    Err(InvalidLimiter::Count { field, value })
+}

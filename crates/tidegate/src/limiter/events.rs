@@ -1,0 +1,72 @@
+//! What happens to a limiter that is worth telling.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::Subject;
+
+/// Something that happened to a limiter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LimitEvent {
+    /// The store failed so often in a row that it is left alone for a while.
+    StoreAway {
+        /// How long it is left alone.
+        span: Duration,
+    },
+    /// The store answers again.
+    StoreBack,
+    /// A lease was given without the store.
+    Degraded {
+        /// To whom.
+        subject: Subject,
+        /// Which lease.
+        lease: LeaseId,
+    },
+    /// A lease stays spent: the settler was full, or could not reach the store in time.
+    Unsettled {
+        /// Which lease.
+        lease: LeaseId,
+        /// Endings that are waiting.
+        waiting: usize,
+    },
+    /// A draw was decided by newer rules than this process knew; they are read again.
+    RulesStale {
+        /// Whose.
+        subject: Subject,
+    },
+    /// Nobody may wait any more.
+    QueueFull {
+        /// The bound.
+        waiters_max: usize,
+    },
+}
+
+pub(super) type Listener = Box<dyn Fn(&LimitEvent) + Send + Sync>;
+
+/// Who is told. Listeners run on the thread that caused the event, with no lock held.
+#[derive(Default)]
+pub(super) struct Listeners {
+    listeners: Vec<Listener>,
+    panics: AtomicU64,
+}
+
+impl Listeners {
+    pub(super) fn new(listeners: Vec<Listener>) -> Self {
+        Self { listeners, panics: AtomicU64::new(0) }
+    }
+
+    pub(super) fn tell(&self, event: &LimitEvent) {
+        for listener in &self.listeners {
+            if catch_unwind(AssertUnwindSafe(|| listener(event))).is_err() {
+                self.panics.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,99 @@
+//! Calling a store that may be away: a deadline, and a breaker so that not every caller waits for it.
+//!
+//! The breaker is a throttle with nothing but a circuit. A store that answers at once is called without either.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::cost::Cost;
+use tidegate_core::event::Event;
+use tidegate_core::outcome::Outcome;
+use tidegate_core::plan::{Circuit, Controller};
+use tidegate_store::{Reply, StoreError};
+use tokio::time::{Instant, timeout_at};
+
+use super::events::{LimitEvent, Listeners};
+use crate::throttle::Throttle;
+
+/// Failures in a row after which the store is left alone.
+const FAILURES: u32 = 5;
+/// For how long, the first time.
+const LEFT_ALONE: Duration = Duration::from_secs(1);
+
+/// The way to the store.
+pub(super) struct Guard {
+    deadline: Duration,
+    breaker: Throttle,
+}
+
+/// A call that failed, and whether the store may have done it all the same.
+pub(super) struct Failed {
+    pub(super) error: StoreError,
+    pub(super) may_be_done: bool,
+}
+
+impl From<Failed> for StoreError {
+    fn from(failed: Failed) -> Self {
+        failed.error
+    }
+}
+
+impl Guard {
+    pub(super) fn new(deadline: Duration, listeners: &Arc<Listeners>) -> Self {
+        let listeners = Arc::clone(listeners);
+        let breaker = Throttle::builder()
+            .circuit(Circuit::after_failures(FAILURES).open_for(LEFT_ALONE))
+            .controller(Controller::Fixed)
+            .on_state_change(move |notice| match notice.event {
+                Event::CircuitOpened { span, .. } => listeners.tell(&LimitEvent::StoreAway { span }),
+                Event::CircuitClosed => listeners.tell(&LimitEvent::StoreBack),
+                _ => {}
+            })
+            .build()
+            .expect("a circuit within its bounds");
+        Self { deadline, breaker }
+    }
+
+    /// Until when a caller that comes now waits for the store.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+
+    /// Waits for a reply until `until`, unless the store is being left alone.
+    pub(super) async fn call<T: Unpin>(&self, reply: Reply<'_, T>, until: Instant) -> Result<T, Failed> {
+        let permit = match self.breaker.try_acquire(Cost::request()) {
+            Ok(permit) => permit,
+            Err(refused) => {
+                let error =
+                    StoreError::unavailable(format!("it failed before, and is left alone: {refused}"));
+                return Err(Failed { error, may_be_done: false });
+            }
+        };
+        let millis = || u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX);
+        let answer = match timeout_at(until, reply).await {
+            Ok(answer) => answer,
+            Err(_) => Err(StoreError::TimedOut { millis: millis() }),
+        };
+        match answer {
+            Ok(answer) => {
+                permit.settle(Outcome::success());
+                Ok(answer)
+            }
+            Err(error) if error.is_transient() => {
+                permit.settle(Outcome::failure());
+                Err(Failed { error, may_be_done: true })
+            }
+            // A refusal is an answer: the store is there.
+            Err(error) => {
+                permit.settle(Outcome::success());
+                Err(Failed { error, may_be_done: false })
+            }
+        }
+    }
+
+    /// When it is worth trying again.
+    pub(super) fn retry_after(&self) -> Duration {
+        let open = self.breaker.snapshot().circuit.map(|circuit| circuit.retry_after);
+        open.unwrap_or_default().max(self.deadline)
+    }
+}

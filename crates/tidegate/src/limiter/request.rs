@@ -1,0 +1,223 @@
+//! An acquire with more to say than who and how much.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::rule::Limit;
+use tokio::time::Instant;
+
+use super::Shared;
+use super::acquire::{Kind, SubjectRef, spent};
+use super::error::LimitError;
+use super::events::LimitEvent;
+use super::lease::Lease;
+use super::turns::{Head, NoTurn, Ticket};
+
+/// A request for units of a shared limit.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Limit, Limiter, Memory};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_minute("rpm", 60)]).build()?;
+/// // This caller has a limit of its own for today's import, in the place of the stored one.
+/// let mut lease = limiter
+///     .request(("acme", "import"), &[("rpm", 1)])
+///     .limits([Limit::per_minute("rpm", 600)])
+///     .deadline(Duration::from_secs(30))
+///     .acquire()
+///     .await?;
+/// lease.settle_as_held().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a request does nothing until it is acquired or spent"]
+pub struct Request<'a> {
+    shared: &'a Arc<Shared>,
+    subject: SubjectRef<'a>,
+    cost: &'a [(&'a str, u64)],
+    limits: Vec<Limit>,
+    deadline: Duration,
+}
+
+impl<'a> Request<'a> {
+    pub(super) fn new(shared: &'a Arc<Shared>, subject: SubjectRef<'a>, cost: &'a [(&'a str, u64)]) -> Self {
+        let deadline = shared.lease_deadline;
+        Self { shared, subject, cost, limits: Vec::new(), deadline }
+    }
+
+    /// Limits for this call, in the place of the subject's own of the same names. Each has a bucket of its own per
+    /// subject, name and shape. Those above the subject keep theirs.
+    pub fn limits(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
+        self.limits.extend(limits);
+        self
+    }
+
+    /// How long after the draw the lease expires by itself, if it is never ended.
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Draws at once, or says why not.
+    ///
+    /// # Errors
+    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    ///
+    /// # Cancel safety
+    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    pub async fn acquire(self) -> Result<Lease, LimitError> {
+        self.draw(Kind::Draw).await
+    }
+
+    /// Draws and settles at once.
+    ///
+    /// # Errors
+    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    ///
+    /// # Cancel safety
+    /// As [`Limiter::spend`](super::Limiter::spend).
+    pub async fn spend(self) -> Result<(), LimitError> {
+        self.draw(Kind::Spend).await.map(spent).map(drop)
+    }
+
+    /// Draws, waiting up to `within`.
+    ///
+    /// # Errors
+    /// As [`Limiter::acquire_within`](super::Limiter::acquire_within).
+    ///
+    /// # Cancel safety
+    /// As [`Limiter::acquire_within`](super::Limiter::acquire_within).
+    pub async fn acquire_within(self, within: Duration) -> Result<Lease, LimitError> {
+        let shared = self.shared;
+        shared.check_open()?;
+        let deadline = Instant::now().checked_add(within);
+        let subject = self.subject.check()?;
+        let Some(ticket) = shared.turns.enter(&subject) else {
+            let waiters_max = shared.turns.waiters_max();
+            shared.listeners.tell(&LimitEvent::QueueFull { waiters_max });
+            return Err(LimitError::Busy { waiters_max });
+        };
+        if let Some(head) = ticket.head()
+            && deadline.is_some_and(|deadline| head.ready_at > deadline)
+        {
+            // The first of the line cannot be served in time, so nobody behind it can.
+            self.check_possible().await?;
+            return Err(LimitError::Limited(head.limited));
+        }
+        let turn = match ticket.turn(deadline).await {
+            Ok(turn) => turn,
+            Err(NoTurn::Closed) => return Err(LimitError::Closed),
+            Err(NoTurn::TimedOut) => return Err(self.timed_out(&ticket)),
+        };
+        let lease = self.draw_in_turn(&ticket, deadline).await;
+        drop(turn);
+        lease
+    }
+
+    /// Draws again and again, until it is granted or the time will not do.
+    async fn draw_in_turn(
+        &self,
+        ticket: &Ticket<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<Lease, LimitError> {
+        loop {
+            self.shared.check_open()?;
+            let limited = match self.draw_now(Kind::Draw).await {
+                Err(LimitError::Limited(limited)) => limited,
+                answer => return answer,
+            };
+            let primary =
+                limited.primary().map(|line| (line.balance.subject.clone(), line.balance.retry_after));
+            let Some((stuck_at, Some(retry_after))) = primary else {
+                return Err(LimitError::Limited(limited));
+            };
+            // A wait is never zero: the store's clock has microseconds.
+            let ready_at = Instant::now() + retry_after.max(Duration::from_micros(1));
+            if deadline.is_some_and(|deadline| ready_at > deadline) {
+                return Err(LimitError::Limited(limited));
+            }
+            ticket.tell(Head { ready_at, limited });
+            self.shared.turns.watch(&stuck_at).wait(ready_at).await;
+        }
+    }
+
+    /// Draws unless others are waiting.
+    async fn draw(&self, kind: Kind) -> Result<Lease, LimitError> {
+        self.shared.check_open()?;
+        if self.shared.turns.waiting() > 0
+            && let Some((ahead, head)) = self.shared.turns.ahead(&self.subject.check()?)
+        {
+            let retry_after = head.map(|head| head.ready_at.saturating_duration_since(Instant::now()));
+            return Err(LimitError::Waiting { subject: self.subject.check()?, ahead, retry_after });
+        }
+        self.draw_now(kind).await
+    }
+
+    async fn draw_now(&self, kind: Kind) -> Result<Lease, LimitError> {
+        let until = self.shared.until();
+        let levels = self.levels(until).await?;
+        let units = levels.units(self.cost)?;
+        self.shared.draw(levels, units, self.deadline, kind, until).await
+    }
+
+    /// What limits the subject, with the limits of this call.
+    pub(super) async fn levels(&self, until: Option<Instant>) -> Result<Arc<Levels>, LimitError> {
+        let levels = match self.shared.levels(self.subject, until).await {
+            // It has never been known what limits this subject: the limiter's own defaults say what to do.
+            Err(LimitError::Unavailable { source, retry_after }) => {
+                let levels = self.shared.levels_by_default(self.subject.check()?);
+                let is_block =
+                    matches!(levels.on_unavailable().0, tidegate_core::limit::policy::OnUnavailable::Block);
+                if is_block || levels.is_empty() {
+                    return Err(LimitError::Unavailable { source, retry_after });
+                }
+                Arc::new(levels)
+            }
+            levels => levels?,
+        };
+        let levels =
+            if self.limits.is_empty() { levels } else { Shared::with_limits(&levels, &self.limits)? };
+        if levels.is_empty() {
+            return Err(LimitError::NoLimits { subject: self.subject.check()? });
+        }
+        Ok(levels)
+    }
+
+    /// Refuses what could never be had, or asked, before anything else is said.
+    async fn check_possible(&self) -> Result<(), LimitError> {
+        let levels = self.levels(self.shared.until()).await?;
+        let units = levels.units(self.cost)?;
+        Shared::never(&levels, &units).map_or(Ok(()), |never| Err(never.into_error()))
+    }
+
+    fn timed_out(&self, ticket: &Ticket<'_>) -> LimitError {
+        match (ticket.head(), self.subject.check()) {
+            (Some(head), _) => LimitError::Limited(head.limited),
+            (None, Ok(subject)) => LimitError::Waiting { subject, ahead: ticket.ahead(), retry_after: None },
+            (None, Err(name)) => LimitError::Name(name),
+        }
+    }
+
+    pub(super) const fn cost(&self) -> &[(&'a str, u64)] {
+        self.cost
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        self.shared
+    }
+}
+
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("subject", &self.subject)
+            .field("cost", &self.cost)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}

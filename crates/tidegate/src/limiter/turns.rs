@@ -1,0 +1,215 @@
+//! Whose turn it is: callers that wait for the same subject draw one at a time, in the order they came.
+//!
+//! Only the first of a line asks the store. It sleeps until the time that a refusal named, or until a lease of
+//! this process gives back what it waits for.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::name::Subject;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout_at};
+
+use super::error::Limited;
+
+/// The lines of all subjects.
+#[derive(Debug)]
+pub(super) struct Turns {
+    lines: Mutex<HashMap<Subject, Arc<Line>>>,
+    stuck: Mutex<HashMap<Subject, Stuck>>,
+    waiting: AtomicUsize,
+    waiters_max: usize,
+    is_closed: AtomicBool,
+}
+
+/// Those who wait for one subject.
+#[derive(Debug)]
+struct Line {
+    turn: Semaphore,
+    waiting: AtomicUsize,
+    head: Mutex<Option<Head>>,
+}
+
+/// What the first of a line was told.
+#[derive(Debug, Clone)]
+pub(super) struct Head {
+    pub(super) ready_at: Instant,
+    pub(super) limited: Box<Limited>,
+}
+
+/// Those who are first of their line and wait for what this subject's buckets are short of.
+#[derive(Debug)]
+struct Stuck {
+    returned: Arc<Notify>,
+    watching: usize,
+}
+
+/// A place in a line; leaving it is dropping it.
+#[derive(Debug)]
+pub(super) struct Ticket<'a> {
+    turns: &'a Turns,
+    subject: Subject,
+    line: Arc<Line>,
+}
+
+/// Waits for returns to a subject's buckets; dropped, it does not any more.
+#[derive(Debug)]
+pub(super) struct Watch<'a> {
+    turns: &'a Turns,
+    subject: Subject,
+    returned: Arc<Notify>,
+}
+
+/// Why somebody's turn did not come.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NoTurn {
+    TimedOut,
+    Closed,
+}
+
+impl Turns {
+    pub(super) fn new(waiters_max: usize) -> Self {
+        Self {
+            lines: Mutex::default(),
+            stuck: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            waiters_max,
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(super) const fn waiters_max(&self) -> usize {
+        self.waiters_max
+    }
+
+    /// How many wait for a subject, and what the first was told.
+    #[inline]
+    pub(super) fn ahead(&self, subject: &Subject) -> Option<(usize, Option<Head>)> {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let line = lock(&self.lines).get(subject).cloned()?;
+        let head = lock(&line.head).clone();
+        Some((line.waiting.load(Ordering::Relaxed), head))
+    }
+
+    /// A place at the end of a subject's line; `None` where too many wait already.
+    pub(super) fn enter(&self, subject: &Subject) -> Option<Ticket<'_>> {
+        let mut lines = lock(&self.lines);
+        if self.waiting.load(Ordering::Relaxed) >= self.waiters_max {
+            return None;
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let line = lines.entry(subject.clone()).or_insert_with(|| {
+            Arc::new(Line { turn: Semaphore::new(1), waiting: AtomicUsize::new(0), head: Mutex::new(None) })
+        });
+        line.waiting.fetch_add(1, Ordering::Relaxed);
+        if self.is_closed.load(Ordering::SeqCst) {
+            line.turn.close();
+        }
+        Some(Ticket { turns: self, subject: subject.clone(), line: Arc::clone(line) })
+    }
+
+    /// Waits for returns to a subject's buckets.
+    pub(super) fn watch(&self, subject: &Subject) -> Watch<'_> {
+        let mut stuck = lock(&self.stuck);
+        let place = stuck
+            .entry(subject.clone())
+            .or_insert_with(|| Stuck { returned: Arc::new(Notify::new()), watching: 0 });
+        place.watching += 1;
+        Watch { turns: self, subject: subject.clone(), returned: Arc::clone(&place.returned) }
+    }
+
+    /// A lease gave something back to these levels: one who waits for each of them asks again.
+    #[inline]
+    pub(super) fn returned(&self, levels: &Levels) {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            let stuck = lock(&self.stuck);
+            let places = levels.levels().iter().filter_map(|level| stuck.get(&level.subject));
+            let woken: Vec<_> = places.map(|place| Arc::clone(&place.returned)).collect();
+            drop(stuck);
+            for returned in woken {
+                returned.notify_one();
+            }
+        }
+    }
+
+    /// Nobody's turn comes any more.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        let lines: Vec<_> = lock(&self.lines).values().cloned().collect();
+        for line in lines {
+            line.turn.close();
+        }
+        let stuck: Vec<_> = lock(&self.stuck).values().map(|place| Arc::clone(&place.returned)).collect();
+        for returned in stuck {
+            returned.notify_waiters();
+        }
+    }
+}
+
+impl Ticket<'_> {
+    /// Waits until everybody ahead has left.
+    pub(super) async fn turn(&self, deadline: Option<Instant>) -> Result<SemaphorePermit<'_>, NoTurn> {
+        let turn = self.line.turn.acquire();
+        let turn = match deadline {
+            Some(deadline) => timeout_at(deadline, turn).await.map_err(|_| NoTurn::TimedOut)?,
+            None => turn.await,
+        };
+        turn.map_err(|_| NoTurn::Closed)
+    }
+
+    /// What the first was told last.
+    pub(super) fn head(&self) -> Option<Head> {
+        lock(&self.line.head).clone()
+    }
+
+    /// Tells those behind what the first was told.
+    pub(super) fn tell(&self, head: Head) {
+        *lock(&self.line.head) = Some(head);
+    }
+
+    pub(super) fn ahead(&self) -> usize {
+        self.line.waiting.load(Ordering::Relaxed).saturating_sub(1)
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let mut lines = lock(&self.turns.lines);
+        self.turns.waiting.fetch_sub(1, Ordering::Relaxed);
+        if self.line.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
+            lines.remove(&self.subject);
+        }
+    }
+}
+
+impl Watch<'_> {
+    /// Waits for a return, at most until `until`.
+    pub(super) async fn wait(&self, until: Instant) {
+        // Either way it is time to ask again.
+        let _ = timeout_at(until, self.returned.notified()).await;
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let mut stuck = lock(&self.turns.stuck);
+        if let Some(place) = stuck.get_mut(&self.subject) {
+            place.watching -= 1;
+            if place.watching == 0 {
+                stuck.remove(&self.subject);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

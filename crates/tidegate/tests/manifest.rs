@@ -1,0 +1,246 @@
+//! The manifest: declared policies in TOML, and every way in which they can be wrong.
+
+use proptest::prelude::*;
+use tidegate::{Manifest, ManifestError};
+use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::plan::{Extra, plan};
+use tidegate_core::limit::policy::{OnExpiry, OnUnavailable, Policy, Scope, Share};
+use tidegate_core::limit::rule::Limit;
+
+fn manifest(text: &str) -> Manifest {
+    Manifest::from_toml(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// What is wrong with a text, one sentence for each thing.
+fn complaints(text: &str) -> Vec<String> {
+    let error = Manifest::from_toml(text).expect_err(text);
+    error.problems().iter().map(ToString::to_string).collect()
+}
+
+fn policy(limits: &[&str]) -> Policy {
+    Policy::new(limits.iter().map(|text| text.parse::<Limit>().expect("a limit"))).expect("a policy")
+}
+
+#[test]
+fn every_scope_and_everything_a_policy_says_is_read() {
+    let manifest = manifest(
+        r#"
+        [entity.acme.resource."gpt-4"]
+        limits = ["rpm:5/s"]
+        on_unavailable = "block"
+        on_expiry = "settle"
+
+        [entity.acme]
+        limits = []
+        only = true
+
+        [resource."gpt-4"]
+        limits = ["tpm:1M/min"]
+        only = false
+        on_unavailable = "allow"
+
+        [system]
+        limits = ["rpm:1000/min", "tpm:100k/min:150k"]
+        on_unavailable = { local_share = 0.2 }
+        on_expiry = "return"
+        "#,
+    );
+    let subject = Subject::new("acme", "gpt-4").unwrap();
+    let share = OnUnavailable::LocalShare(Share::new(0.2).unwrap());
+    let system = policy(&["rpm:1k/min", "tpm:100k/min:150k"]);
+    let own = policy(&["rpm:5/s"]).on_unavailable(OnUnavailable::Block).on_expiry(OnExpiry::Settle);
+    let expected = [
+        (Scope::System, system.on_unavailable(share).on_expiry(OnExpiry::Return)),
+        (
+            Scope::Resource(subject.resource.clone()),
+            policy(&["tpm:1M/min"]).on_unavailable(OnUnavailable::Allow),
+        ),
+        (Scope::Entity(subject.entity.clone()), policy(&[]).only()),
+        (Scope::Subject(subject), own),
+    ];
+    assert_eq!(manifest.policies(), expected);
+}
+
+#[test]
+fn a_table_that_says_nothing_declares_nothing() {
+    for text in ["", "[system]", "[resource]", "[entity.a]", "[entity.a.resource.b]", "[entity.a.resource]"] {
+        assert_eq!(manifest(text), Manifest::default(), "{text}");
+    }
+    let only_inner = manifest("[entity.a.resource.b]\nlimits = ['x:1/s']");
+    assert_eq!(only_inner.policies().len(), 1);
+}
+
+#[test]
+fn names_that_look_like_keys_are_names() {
+    let manifest = manifest(
+        "
+        [entity.resource]
+        limits = ['x:1/s']
+        [entity.resource.resource.resource]
+        limits = ['x:2/s']
+        [entity.limits.resource.system]
+        limits = ['x:3/s']
+        [resource.'a.b c']
+        limits = ['x:4/s']
+        ",
+    );
+    let scopes: Vec<String> = manifest.policies().iter().map(|(scope, _)| scope.to_string()).collect();
+    let expected = [
+        "resource a.b c",
+        "entity resource",
+        "entity limits, resource system",
+        "entity resource, resource resource",
+    ];
+    assert_eq!(scopes, expected);
+}
+
+#[test]
+fn a_manifest_is_planned_and_shown_as_a_diff() {
+    let manifest = manifest("[system]\nlimits = ['tpm:100000/minute']\nonly = true");
+    let plan = plan(&[], manifest.policies(), Extra::Keep).unwrap();
+    assert_eq!(plan.to_string(), "+ system\n    + tpm:100k/min\n    + only = true");
+}
+
+/// Asserts that each text has one thing wrong with it, and what is said of it.
+fn refused(table: &[(&str, &str)]) {
+    for (text, sentence) in table {
+        assert_eq!(complaints(text), [*sentence], "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_key_or_no_table_is_told_with_its_place() {
+    refused(&[
+        ("sytem.limits = []", "`sytem` in TOML is not a key, did you mean `system`?"),
+        ("whatever = 1", "`whatever` in TOML is not a key"),
+        ("system = 1", "`system` is 1 in TOML, and must be a table"),
+        ("resource = []", "`resource` is an array in TOML, and must be a table"),
+        ("entity.a = 'x'", "`entity.a` is \"x\" in TOML, and must be a table"),
+        ("entity.a.resource = 1", "`entity.a.resource` is 1 in TOML, and must be a table"),
+        ("entity.a.limit = []", "`entity.a.limit` in TOML is not a key, did you mean `entity.a.limits`?"),
+        (
+            "entity.a.resources = {}",
+            "`entity.a.resources` in TOML is not a key, did you mean `entity.a.resource`?",
+        ),
+        ("system.resource = {}", "`system.resource` in TOML is not a key"),
+        ("system.on_unavailable = { share = 1 }", "`system.on_unavailable.share` in TOML is not a key"),
+    ]);
+}
+
+#[test]
+fn what_is_no_name_is_told_with_what_is_wrong_with_it() {
+    refused(&[
+        (
+            "[entity.'a#b']",
+            "`entity.\"a#b\"` is \"a#b\" in TOML, and must be a valid name; the entity holds '#' at byte 1, which no \
+             such name does",
+        ),
+        ("[resource.'']", "`resource.\"\"` is \"\" in TOML, and must be a valid name; the resource is empty"),
+        (
+            "[entity.a.resource._default_]",
+            "`entity.a.resource._default_` is \"_default_\" in TOML, and must be a valid name; the resource is \
+             reserved: a leading `$` and `_default_` belong to the system",
+        ),
+    ]);
+}
+
+#[test]
+fn what_is_no_limit_is_told_with_its_place_and_what_it_must_be() {
+    let limit = "and must be name:amount/period[:burst], such as \"tpm:100k/min:150k\"";
+    for (value, said) in [("5", "5"), ("nan", "NaN"), ("{}", "a table"), ("true", "true")] {
+        let wanted = format!("`system.limits[0]` is {said} in TOML, {limit}");
+        assert_eq!(complaints(&format!("system.limits = [{value}]")), [wanted]);
+    }
+    let negative = format!(
+        "`system.limits[1]` is \"b:-1/s\" in TOML, {limit}; the amount `-1` is no number of digits, with k, M or G \
+         behind them or not"
+    );
+    refused(&[
+        ("system.limits = ['a:1/s', 'b:-1/s']", &negative),
+        (
+            "system.limits = 'rpm:5/s'",
+            "`system.limits` is \"rpm:5/s\" in TOML, and must be an array of limits such as \"tpm:100k/min:150k\"",
+        ),
+        (
+            "system.limits = ['a:0/s']",
+            "`system.limits[0]` is \"a:0/s\" in TOML, and must be a limit that can be counted; the limit `a`: 0 \
+             units per period, outside 1..=1099511627776",
+        ),
+        (
+            "system.limits = ['a:1/s', 'a:1/m']",
+            "`system.limits[1]` is \"a:1/m\" in TOML, and must be a limit of another name: `a` is there twice",
+        ),
+    ]);
+}
+
+#[test]
+fn a_way_to_behave_that_is_none_is_told_with_those_there_are() {
+    let unavailable = "\"block\", \"allow\" or { local_share = 0.2 }";
+    let never = format!("`system.on_unavailable` is \"never\" in TOML, and must be {unavailable}");
+    let empty = format!("`system.on_unavailable` is an empty table in TOML, and must be {unavailable}");
+    refused(&[
+        ("system.only = 'yes'", "`system.only` is \"yes\" in TOML, and must be true or false"),
+        ("system.on_unavailable = 'never'", &never),
+        ("system.on_unavailable = {}", &empty),
+    ]);
+}
+
+#[test]
+fn a_share_that_is_none_is_refused() {
+    for share in ["0", "-0.1", "1.5", "nan", "inf", "'0.2'", "true", "1e-9", "[]"] {
+        let said = complaints(&format!("system.on_unavailable.local_share = {share}"));
+        let is_told = said[0].starts_with("`system.on_unavailable.local_share` is ");
+        assert!(said.len() == 1 && is_told && said[0].contains("and must be "), "{said:?}");
+    }
+    for share in ["1", "1.0", "0.000001", "2e-1"] {
+        manifest(&format!("system.on_unavailable.local_share = {share}"));
+    }
+    let said = complaints("system.on_expiry = 'never'");
+    assert!(said[0].starts_with("`system.on_expiry` is \"never\" in TOML, and must be "), "{said:?}");
+}
+
+#[test]
+fn too_many_limits_are_counted() {
+    let limits: Vec<String> = (0..17).map(|number| format!("'l{number}:1/s'")).collect();
+    let text = format!("system.limits = [{}]", limits.join(", "));
+    assert_eq!(complaints(&text), ["`system.limits` is 17 limits in TOML, and must be at most 16"]);
+}
+
+#[test]
+fn everything_wrong_is_told_at_once() {
+    let text = "
+        [system]
+        limits = ['rpm:5', 'tpm:1/s']
+        only = 0
+        [entity.'$x']
+        limits = []
+        [entity.y.resource.z]
+        on_expiry = 5
+        [other]
+    ";
+    assert_eq!(complaints(text).len(), 5);
+    let error: ManifestError = Manifest::from_toml(text).unwrap_err();
+    assert_eq!(error.to_string().matches("; ").count(), 6, "{error}");
+}
+
+#[test]
+fn what_is_no_toml_or_says_a_thing_twice_is_refused_with_the_place() {
+    for (text, wanted) in [
+        ("[system", "line 1"),
+        ("[system]\nonly = true\nonly = true", "line 3"),
+        ("[entity.a]\n[entity.a]", "line 2"),
+        ("a = {b={c={d={e={f={g={h={i={}}}}}}}}}", "tables inside each other"),
+    ] {
+        let said = complaints(text);
+        assert!(said.len() == 1 && said[0].contains(wanted), "{said:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in any::<String>(), lines in prop::collection::vec(
+        "(\\[(system|resource|entity)(\\.[a-z\"#$]{1,3}){0,3}\\])|(limits|only|on_expiry|on_unavailable)(\\.local_share)? = ([a-z0-9.'\"]{0,6}|\\['[a-z]:[0-9]{1,3}/[smhd]'\\])", 0..8)) {
+        let _ = Manifest::from_toml(&text);
+        let _ = Manifest::from_toml(&lines.join("\n"));
+    }
+}
