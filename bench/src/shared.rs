@@ -19,7 +19,7 @@ const ENTITIES: usize = 1_000;
 const COST: [(&str, u64); 2] = [("rpm", 1), ("tpm", 800)];
 
 pub(crate) const CASES: [Case; 5] = [
-    ("memory_acquire", |rounds| memory_acquire(rounds).map(|row| vec![row])),
+    ("memory_acquire", memory_acquire),
     ("memory_spend", |rounds| memory_spend(rounds).map(|row| vec![row])),
     ("memory_bucket_bytes", |_| memory_bucket_bytes()),
     ("cascade", |rounds| cascade(rounds).map(|row| vec![row])),
@@ -118,17 +118,23 @@ fn check_and_update(peer: &RateLimiter, contexts: &[PeerContext<'_>], times: u32
     }
 }
 
-fn memory_acquire(rounds: u32) -> Result<Row> {
+fn memory_acquire(rounds: u32) -> Result<Vec<Row>> {
     let (ours, names) = (Ours::new(1)?, names());
     let (peer, contexts) = peer(true)?;
-    let pair = best_of_batches(
-        rounds,
-        |times| ours.acquire_and_settle(&names, times),
-        |times| check_and_update(&peer, &contexts, times),
-    );
-    let what =
+    let pair = |count: usize| {
+        best_of_batches(
+            rounds,
+            |times| ours.acquire_and_settle(&names[..count], times),
+            |times| check_and_update(&peer, &contexts[..count], times),
+        )
+    };
+    let one =
         "acquire + settle of two limits, lease and ledger included, vs limitador check and update of two";
-    Ok(Row::new("memory_acquire", pair, Some(0.5), "ns", what))
+    let many = "the same for a thousand users in turn";
+    Ok(vec![
+        Row::new("memory_acquire", pair(1), Some(0.5), "ns", one),
+        Row::new("memory_acquire_1000", pair(ENTITIES), None, "ns", many),
+    ])
 }
 
 fn memory_spend(rounds: u32) -> Result<Row> {

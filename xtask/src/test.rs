@@ -51,7 +51,7 @@ fn tests(depth: Depth) -> Result<()> {
 
 /// Each must run to its end; what they print is for people.
 fn examples() -> Result<()> {
-    for name in ["hello", "layered", "shutdown", "blocking", "llm_batch"] {
+    for name in ["hello", "layered", "shutdown", "blocking", "llm_batch", "tenants"] {
         step::stream(&mut cargo(&format!("run --quiet --example {name}")))?;
     }
     Ok(())

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::limit::cascade::{Deltas, Levels, Units};
+use tidegate_core::limit::cascade::{Deltas, Levels, Line, Units};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
-use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::limit::policy::{OnExpiry, Version};
+use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 
 use crate::page::{Page, Paging};
@@ -24,6 +25,8 @@ pub struct Draw {
     pub units: Units,
     /// What becomes of it if it is never ended.
     pub terms: Terms,
+    /// Whether the readings of a grant are wanted; those of a refusal always are.
+    pub is_watched: bool,
 }
 
 /// What becomes of a lease that is never ended.
@@ -72,6 +75,8 @@ pub struct Settle {
     pub levels: Arc<Levels>,
     /// What it used of each limit; `None` is what it holds.
     pub actual: Units,
+    /// Whether the readings are wanted: most who settle are done.
+    pub is_watched: bool,
 }
 
 /// A lease that ends as if it had never been.
@@ -83,6 +88,8 @@ pub struct Cancel {
     pub step: u32,
     /// The levels it drew from, or was to.
     pub levels: Arc<Levels>,
+    /// Whether the readings are wanted.
+    pub is_watched: bool,
 }
 
 /// The answer to a draw.
@@ -101,9 +108,13 @@ pub struct Moved {
     pub at: Stamp,
     /// It was done before: this is the answer of then, and nothing moved now.
     pub is_repeat: bool,
-    /// Each limit of each level that took part, its own level first. A repeat may leave them out.
-    pub readings: Vec<Reading>,
+    /// Each limit of each level that took part, its own level first. A repeat may leave them out, and so may a grant
+    /// and an ending that nobody watches.
+    pub readings: Readings,
 }
+
+/// The readings of a call.
+pub type Readings = Vec<Reading>;
 
 /// One limit of one level after a call.
 #[derive(Debug, Clone)]
@@ -114,8 +125,46 @@ pub struct Reading {
     pub name: usize,
     /// What the call took; below zero is what it gave back.
     pub moved: i64,
-    /// The limit's state after it.
-    pub meter: Meter,
+    bucket: tidegate_core::bucket::Bucket<Stamp>,
+    version: Version,
+    consumed: i64,
+    /// The rule that the limit follows, where it is not the caller's: to count who shares a rule takes time.
+    rule: Option<Arc<Rule>>,
+}
+
+impl Reading {
+    /// The limit of `line` on the level numbered `level`, whose state after the call is `meter`.
+    #[inline]
+    pub fn new(level: usize, line: &Line, moved: i64, meter: &Meter) -> Self {
+        let is_callers = Arc::ptr_eq(meter.rule(), &line.rule);
+        Self {
+            level,
+            name: line.name,
+            moved,
+            bucket: *meter.bucket(),
+            version: meter.version(),
+            consumed: meter.consumed(),
+            rule: (!is_callers).then(|| Arc::clone(meter.rule())),
+        }
+    }
+
+    /// The limit's state after the call, which was made with `levels`.
+    ///
+    /// # Panics
+    /// With other levels.
+    pub fn meter(&self, levels: &Levels) -> Meter {
+        let rule = self.rule.clone().unwrap_or_else(|| {
+            let mut lines = levels.levels()[self.level].limits.iter();
+            let line = lines.find(|line| line.name == self.name).expect("the levels of the call");
+            Arc::clone(&line.rule)
+        });
+        Meter::restored(self.bucket, rule, self.version, self.consumed)
+    }
+
+    /// The newest version that a caller has brought to the limit.
+    pub const fn version(&self) -> Version {
+        self.version
+    }
 }
 
 /// Whose buckets to look at.
@@ -161,12 +210,14 @@ pub struct Bucket {
 /// in debt. More than the burst is never there.
 ///
 /// *Rules change.* A bucket keeps the newest version a caller has brought, and that caller's rule; the level stays,
-/// capped to the new burst. A call that brings an older version is decided by the rule that is there.
+/// capped to the new burst. A call that brings an older version is decided by the rule that is there. The readings of a
+/// refusal tell of every limit that took part by the rule that holds after it.
 ///
 /// *Each step counts once.* A call with the lease and step of one that was done is answered as the first time
 /// and moves nothing. One with an earlier step is refused ([`Late`](crate::StoreError::Late)), one on a lease that
 /// has ended too ([`Ended`](crate::StoreError::Ended)), except the same ending again. What was refused was not
-/// done. An ended lease is remembered for ten minutes.
+/// done. An ended lease is remembered for ten minutes. A store may have a bound for how many it remembers; it then refuses
+/// a draw that it may have forgotten, by the time in its id, as one that has ended.
 ///
 /// *A cancel comes first or last.* Cancelling a lease that is not known leaves a mark, and its draw is refused when
 /// it arrives.

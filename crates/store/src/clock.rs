@@ -49,23 +49,41 @@ impl WallClock for SystemWall {
 }
 
 /// A clock that may be set back, made into one that never runs back.
-#[derive(Debug)]
 pub struct Anchored<C> {
     clock: C,
     anchor: Mutex<Anchor>,
+    /// Readings that were taken in.
+    readings: AtomicU64,
 }
 
 impl<C: Fn() -> Stamp> Anchored<C> {
     /// Goes by what `clock` reads.
     pub fn new(clock: C) -> Self {
-        Self { clock, anchor: Mutex::default() }
+        Self { clock, anchor: Mutex::default(), readings: AtomicU64::new(0) }
     }
 }
 
-impl<C: Fn() -> Stamp + fmt::Debug + Send + Sync + 'static> WallClock for Anchored<C> {
-    fn now(&self) -> Stamp {
+impl<C: Fn() -> Stamp> Anchored<C> {
+    fn read(&self) -> Stamp {
+        let before = self.readings.load(Ordering::SeqCst);
+        // Outside the lock, since it is somebody's code.
         let wall = (self.clock)();
-        self.anchor.lock().unwrap_or_else(PoisonError::into_inner).read(wall)
+        let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = self.readings.fetch_add(1, Ordering::SeqCst) == before;
+        // A reading that others have overtaken is old, which does not mean that the clock was set back.
+        if is_first { anchor.read(wall) } else { anchor.read_late(wall) }
+    }
+}
+
+impl<C: Fn() -> Stamp + Send + Sync + 'static> WallClock for Anchored<C> {
+    fn now(&self) -> Stamp {
+        self.read()
+    }
+}
+
+impl<C> fmt::Debug for Anchored<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Anchored").field("anchor", &self.anchor).finish_non_exhaustive()
     }
 }
 
@@ -82,7 +100,8 @@ impl ManualWall {
     /// Lets time pass.
     pub fn advance(&self, span: Duration) {
         let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
-        self.0.fetch_add(micros, Ordering::SeqCst);
+        let _ =
+            self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(now.saturating_add(micros)));
     }
 
     /// Sets the clock, back if need be: use it under an [`Anchored`] one then.
@@ -100,6 +119,31 @@ impl WallClock for ManualWall {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reading_that_others_have_overtaken_is_no_step_back() {
+        // The first to read is held up in the clock until another has read two seconds later.
+        let clock = ManualWall::new(Stamp::from_secs(100));
+        let (barrier, asked) = (std::sync::Barrier::new(2), AtomicU64::new(0));
+        let anchored = Anchored::new(|| {
+            let now = clock.now();
+            if asked.fetch_add(1, Ordering::SeqCst) == 0 {
+                barrier.wait();
+                barrier.wait();
+            }
+            now
+        });
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| anchored.read());
+            barrier.wait();
+            clock.advance(Duration::from_secs(2));
+            assert_eq!(anchored.read(), Stamp::from_secs(102));
+            barrier.wait();
+            assert_eq!(late.join().unwrap(), Stamp::from_secs(102));
+        });
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(anchored.read(), Stamp::from_secs(103));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_wall_clock_runs_on_tokios_time() {

@@ -12,7 +12,8 @@ use crate::reply::Reply;
 /// # The contract
 /// An entity need not be written to be drawn from: without a record it has no parent. Writes raise the namespace's
 /// version, carry what the writer expects and are audited as those of [`Policies`](crate::Policies) are. A parent
-/// must be there, must not be below the entity, and has at most seven levels from itself up.
+/// must be there, must not be below the entity, and has at most seven levels from itself up. Those below the entity are
+/// not looked at: whoever moves a tree below another may put its leaves too deep to draw from.
 pub trait Entities {
     /// Writes an entity.
     fn put<'a>(&'a self, entity: &'a Entity, expect: Expect, actor: &'a str) -> Reply<'a, Version>;

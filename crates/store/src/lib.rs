@@ -21,7 +21,8 @@ pub mod wrap;
 pub mod conformance;
 
 pub use buckets::{
-    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Reading, Seen, Settle, Terms,
+    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Reading, Readings, Seen, Settle,
+    Terms,
 };
 pub use clock::{Anchored, ManualWall, SystemWall, WallClock};
 pub use entities::Entities;

@@ -9,8 +9,8 @@ use crate::error::StoreError;
 
 /// What a store answers with. It is a future; a store that need not wait answers without an allocation.
 ///
-/// Nothing happens before it is polled first, and what has begun is not undone by dropping it: the call may
-/// have been made. Whoever drops one mid-way says what is to become of it by another call.
+/// A store may act when it is called or when the reply is first polled, and what has begun is not undone by dropping it:
+/// the call may have been made. Whoever drops one says what is to become of it by another call.
 #[must_use = "a reply does nothing unless it is awaited"]
 pub struct Reply<'a, T>(Inner<'a, T>);
 
@@ -23,6 +23,15 @@ impl<'a, T> Reply<'a, T> {
     /// An answer that is there.
     pub const fn ready(answer: Result<T, StoreError>) -> Self {
         Self(Inner::Ready(Some(answer)))
+    }
+
+    /// The answer, if it is there; `None` where it takes time.
+    #[inline]
+    pub fn now(self) -> Option<Result<T, StoreError>> {
+        match self.0 {
+            Inner::Ready(answer) => answer,
+            Inner::Waiting(_) => None,
+        }
     }
 
     /// An answer that takes time.

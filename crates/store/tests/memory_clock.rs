@@ -49,7 +49,7 @@ fn draw(lease: u128) -> Draw {
     let levels = Arc::new(Levels::new(Version::ZERO, vec![(subject, resolved)]));
     let units = levels.units(&[("rpm", 10)]).expect("valid");
     let terms = Terms { deadline: Duration::from_hours(1), on_expiry: OnExpiry::Settle };
-    Draw { lease: LeaseId::from_number(lease), levels, units, terms }
+    Draw { lease: LeaseId::from_number(lease), levels, units, terms, is_watched: true }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,7 +68,10 @@ async fn a_buckets_times_do_not_run_against_the_order_of_its_changes() {
     reads.await.unwrap().unwrap();
 
     clock.time.advance(Duration::from_millis(1));
-    store.cancel(&Cancel { lease: first.lease, step: 1, levels: first.levels }).await.unwrap();
+    store
+        .cancel(&Cancel { lease: first.lease, step: 1, levels: first.levels, is_watched: true })
+        .await
+        .unwrap();
     // Gone already, if it kept us out until it was done.
     let _ = go.send(());
     slow.await.unwrap().unwrap();

@@ -49,11 +49,17 @@ fn levels() -> Arc<Levels> {
 
 fn draw(fixture: &Fixture, units: u64) -> Draw {
     let terms = Terms { deadline: Duration::from_hours(1), on_expiry: OnExpiry::Settle };
-    Draw { lease: fixture.next_lease(), levels: levels(), units: [Some(units)].into_iter().collect(), terms }
+    Draw {
+        lease: fixture.next_lease(),
+        levels: levels(),
+        units: [Some(units)].into_iter().collect(),
+        terms,
+        is_watched: true,
+    }
 }
 
 fn cancel(draw: &Draw) -> Cancel {
-    Cancel { lease: draw.lease, step: 1, levels: draw.levels.clone() }
+    Cancel { lease: draw.lease, step: 1, levels: draw.levels.clone(), is_watched: true }
 }
 
 async fn consumed(store: &impl Store) -> i64 {
@@ -81,8 +87,13 @@ async fn what_moves_is_written_down_once_and_refusals_are_not() {
     let returned = draw(&fixture, 4);
     observed.draw(&returned).await.unwrap();
     observed.cancel(&cancel(&returned)).await.unwrap();
-    let settle =
-        Settle { lease: kept.lease, step: 1, levels: levels(), actual: [Some(2)].into_iter().collect() };
+    let settle = Settle {
+        lease: kept.lease,
+        step: 1,
+        levels: levels(),
+        actual: [Some(2)].into_iter().collect(),
+        is_watched: true,
+    };
     observed.settle(&settle).await.unwrap();
     observed.settle(&settle).await.unwrap();
     observed.spend(&draw(&fixture, 3)).await.unwrap();

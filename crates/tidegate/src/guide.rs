@@ -1,4 +1,4 @@
-//! The guide: how to use a throttle, page by page. Every code block here is compiled and run as a test.
+//! The guide: how to use a throttle and a limiter, page by page. Every code block here is compiled and run as a test.
 //!
 //! | page | read it when |
 //! |---|---|
@@ -8,10 +8,11 @@
 //! | [`retry`] | failed work is to be tried again |
 //! | [`layered`] | your requests differ a lot in size |
 //! | [`progress`] | you run a batch and want to see how far it is |
+//! | [`shared_limits`] | users, teams and processes share a budget |
 //! | [`testing`] | you test code of your own that uses a throttle |
 //!
 //! The examples are whole programs: `cargo run --example llm_batch`, and likewise `layered`, `shutdown`,
-//! `blocking` and `hello`.
+//! `blocking`, `tenants` and `hello`.
 
 #[doc = include_str!("guide/quick_start.md")]
 pub mod quick_start {}
@@ -30,6 +31,9 @@ pub mod layered {}
 
 #[doc = include_str!("guide/progress.md")]
 pub mod progress {}
+
+#[doc = include_str!("guide/shared_limits.md")]
+pub mod shared_limits {}
 
 #[doc = include_str!("guide/testing.md")]
 pub mod testing {}

@@ -25,6 +25,9 @@
 //! # }
 //! ```
 //!
+//! A `Limiter` (feature `shared`) protects a budget that many users, teams and processes share. It draws a `Lease` from a
+//! store and settles it at what was used: see [`guide::shared_limits`].
+//!
 //! Everything is a handle: clones of a throttle are the same throttle. Nothing polls, nothing sleeps while
 //! holding anything, and whoever waits is served in the order of asking.
 
@@ -85,6 +88,7 @@ pub use tidegate_core::limit::balance::Balance;
 pub use tidegate_core::limit::entity::{Entity, InvalidEntity};
 pub use tidegate_core::limit::lease::LeaseId;
 pub use tidegate_core::limit::name::{EntityId, InvalidName, LimitName, ResourceName, Subject};
+pub use tidegate_core::limit::plan::{Extra, Plan, Step};
 pub use tidegate_core::limit::policy::{
     Expect, InvalidPolicy, OnExpiry, OnUnavailable, Policy, Scope, Share, Version, Versioned,
 };

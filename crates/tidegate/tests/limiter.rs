@@ -29,9 +29,9 @@ fn limiter(limits: impl IntoIterator<Item = Limit>) -> (Limiter, ManualWall) {
 
 async fn available(limiter: &Limiter, entity: &str, limit: &str) -> i64 {
     let lines = limiter.balances((entity, "gpt")).await.expect("the store is there");
-    let own = lines.iter().find(|line| {
-        line.balance.limit.as_str() == limit && line.balance.subject.entity.as_str() == entity
-    });
+    let own = lines
+        .iter()
+        .find(|line| line.balance.limit.as_str() == limit && line.balance.subject.entity.as_str() == entity);
     own.expect("the limit is there").balance.available
 }
 
@@ -44,12 +44,12 @@ async fn z7_a_refusal_takes_nothing_and_lists_every_balance() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
     limiter.spend(("acme", "gpt"), [("tpm", 50)]).await.unwrap();
     let error = limiter.acquire(("acme", "gpt"), [("rpm", 1), ("tpm", 80)]).await.unwrap_err();
-    let limited = error.limited().unwrap();
+    let refusal = error.limited().unwrap();
     let seen: Vec<_> =
-        limited.lines.iter().map(|line| (line.balance.limit.as_str(), line.balance.is_short())).collect();
+        refusal.lines.iter().map(|line| (line.balance.limit.as_str(), line.balance.is_short())).collect();
     assert_eq!(seen, [("rpm", false), ("tpm", true)]);
     // Z8: what was asked, what there is, and when to come back.
-    let primary = limited.primary().unwrap();
+    let primary = refusal.primary().unwrap();
     assert_eq!((primary.balance.asked, primary.balance.available), (80, 50));
     assert_eq!(error.retry_after(), Some(Duration::from_secs(DAYS * 30 / 100)));
     assert_eq!(
@@ -137,10 +137,13 @@ async fn z14_the_same_ending_again_is_answered_and_anything_else_is_refused() {
     assert_eq!(available(&limiter, "acme", "tpm").await, 70);
 }
 
+/// Who, what, and the beginning of the answer.
+type Impossible = ((&'static str, &'static str), &'static [(&'static str, u64)], &'static str);
+
 #[tokio::test]
 async fn bad_input_is_refused_and_changes_nothing() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
-    let table: [((&str, &str), &[(&str, u64)], &str); 6] = [
+    let table: [Impossible; 6] = [
         (("acme", "gpt"), &[("typo", 1_000)], "`acme on gpt` has no limit `typo`; it has `rpm`, `tpm`"),
         (("acme", "gpt"), &[("rpm", 0), ("tpm", 0)], "nothing is asked of `acme on gpt`"),
         (("acme", "gpt"), &[("rpm", 1), ("rpm", 1)], "the limit `rpm` is asked for twice"),
@@ -174,10 +177,10 @@ async fn a_limiter_that_cannot_be_is_refused_with_the_field_and_the_bound() {
         "lease_deadline is 0ns, outside 1ms..=2592000s"
     );
     assert_eq!(build(|builder| builder.waiters_max(0)), "waiters_max is 0, outside 1..=16777216");
-    assert_eq!(build(|builder| builder.settler_max(usize::MAX)), format!(
-        "settler_max is {}, outside 1..=16777216",
-        usize::MAX
-    ));
+    assert_eq!(
+        build(|builder| builder.settler_max(usize::MAX)),
+        format!("settler_max is {}, outside 1..=16777216", usize::MAX)
+    );
     assert_eq!(
         build(|builder| builder.defaults([Limit::per_minute("rpm", 0)])),
         "the defaults: the limit `rpm`: 0 units per period, outside 1..=1099511627776"

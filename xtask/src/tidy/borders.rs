@@ -33,8 +33,8 @@ const IMPURE: [(&str, &str); 18] = [
 /// The same, where a `use std::{…}` takes the words apart.
 const IMPURE_IMPORTS: [&str; 6] = ["Instant", "SystemTime", "env", "fs", "net", "thread"];
 
-/// Core's only dependency.
-const CORE_DEPENDENCY: &str = "thiserror";
+/// Core's only dependencies: what its errors are made of, and short lists without an allocation.
+const CORE_DEPENDENCIES: [&str; 2] = ["smallvec", "thiserror"];
 
 /// Core reads no clock, no entropy and no environment, and never waits.
 pub(super) fn pure_core(source: &Source) -> Vec<Problem> {
@@ -75,8 +75,9 @@ pub(super) fn core_dependencies(source: &Source) -> Vec<Problem> {
         if let Some(header) = line.strip_prefix('[') {
             section = header.trim_end_matches(']');
         }
-        if let Some(name) = dependency(section, line).filter(|name| *name != CORE_DEPENDENCY) {
-            let sentence = format!("core depends on {name}; it may use {CORE_DEPENDENCY} and nothing else");
+        if let Some(name) = dependency(section, line).filter(|name| !CORE_DEPENDENCIES.contains(name)) {
+            let may = CORE_DEPENDENCIES.join(" and ");
+            let sentence = format!("core depends on {name}; it may use {may} and nothing else");
             problems.push(Problem::new(&source.path, number, sentence));
         }
     }
@@ -182,16 +183,19 @@ mod tests {
     }
 
     #[test]
-    fn core_depends_on_thiserror_alone() {
+    fn core_depends_on_thiserror_and_smallvec_alone() {
         let text = "[package]\nname = \"c\"\n[dependencies]\nthiserror.workspace = true\nrand = \"1\"\n\
                     [dependencies.tokio]\nversion = \"1\"\n[target.'cfg(unix)'.dependencies]\nlibc.workspace = true\n";
         assert_eq!(lines(core_dependencies, "crates/core/Cargo.toml", text), [5, 6, 9]);
+        let problems = core_dependencies(&Source::new("crates/core/Cargo.toml", text));
+        let sentence = "core depends on rand; it may use smallvec and thiserror and nothing else";
+        assert!(problems[0].to_string().ends_with(sentence), "{}", problems[0]);
     }
 
     #[test]
     fn tests_of_core_and_other_crates_may_depend_on_more() {
-        let text =
-            "[dependencies]\nthiserror = \"2\" # rand = 1\n[dev-dependencies]\nproptest.workspace = true\n";
+        let text = "[dependencies]\nsmallvec.workspace = true\nthiserror = \"2\" # rand = 1\n\
+                    [dev-dependencies]\nproptest.workspace = true\n";
         assert!(lines(core_dependencies, "crates/core/Cargo.toml", text).is_empty());
         assert!(
             lines(core_dependencies, "crates/tidegate/Cargo.toml", "[dependencies]\ntokio = \"1\"\n")

@@ -18,6 +18,12 @@ pub struct Anchor {
 }
 
 impl Anchor {
+    /// What time it is by a reading that others have overtaken: it moves time forward, and is no setting back.
+    pub fn read_late(&mut self, wall: Stamp) -> Stamp {
+        self.latest = self.latest.max(wall.as_micros().saturating_add(self.ahead));
+        Stamp::from_micros(self.latest)
+    }
+
     /// What time it is when the clock reads `wall`.
     pub fn read(&mut self, wall: Stamp) -> Stamp {
         let read = wall.as_micros().saturating_add(self.ahead);

@@ -5,11 +5,12 @@
 //! it drew from, so that no later edit of a policy can strand it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 use thiserror::Error;
 
-use crate::limit::name::{LimitName, Subject};
+use crate::limit::name::{LimitName, Subject, shown};
 use crate::limit::policy::{OnExpiry, OnUnavailable, Version};
 use crate::limit::resolve::{Held, Resolved, Source};
 use crate::limit::rule::Rule;
@@ -18,9 +19,9 @@ use crate::limit::rule::Rule;
 pub const UNITS_MAX: u64 = 1 << 40;
 
 /// Whole units per limit name, in the order of [`Levels::names`]; `None` where the limit takes no part.
-pub type Units = SmallVec<[Option<u64>; 4]>;
+pub type Units = SmallVec<[Option<u64>; 2]>;
 /// Changes per limit name, in the order of [`Levels::names`]; `None` where the limit takes no part.
-pub type Deltas = SmallVec<[Option<i64>; 4]>;
+pub type Deltas = SmallVec<[Option<i64>; 2]>;
 
 /// A subject's levels, its own first, as of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub type Deltas = SmallVec<[Option<i64>; 4]>;
 pub struct Levels {
     version: Version,
     names: Box<[LimitName]>,
+    /// Units of each name that can be said at once: further ones could not be counted exactly.
+    units_max: Box<[u64]>,
     levels: Box<[Level]>,
     on_unavailable: (OnUnavailable, Source),
     on_expiry: (OnExpiry, Source),
@@ -58,7 +61,7 @@ pub struct Line {
 #[non_exhaustive]
 pub enum InvalidCost {
     /// No level has such a limit.
-    #[error("`{subject}` has no limit `{name}`; it has {}", listed(known))]
+    #[error("`{subject}` has no limit `{}`; it has {}", shown(name), listed(known))]
     Unknown {
         /// For whom.
         subject: Subject,
@@ -79,19 +82,40 @@ pub enum InvalidCost {
         known: Vec<LimitName>,
     },
     /// A name twice.
-    #[error("the limit `{name}` is asked for twice")]
+    #[error("the limit `{}` is asked for twice", shown(name))]
     Twice {
         /// Which one.
         name: String,
     },
     /// More than can be counted.
-    #[error("{units} units of `{name}`, more than {UNITS_MAX}")]
+    #[error("{units} units of `{name}`, more than {max}")]
     Units {
         /// Of which limit.
         name: String,
         /// How many.
         units: i128,
+        /// The bound: 2⁴⁰, or what takes a thousand years to refill.
+        max: u64,
     },
+}
+
+/// What takes longer to refill than this is not counted: a bucket's time line is some 580 times as long.
+const DEBT_MAX: Duration = Duration::from_hours(365_250 * 24);
+
+fn units_max(names: usize, levels: &[Level]) -> Box<[u64]> {
+    let mut max: Box<[u64]> = vec![UNITS_MAX; names].into();
+    for line in levels.iter().flat_map(|level| &level.limits) {
+        let shape = line.rule.shape();
+        let units = DEBT_MAX.as_micros() * u128::from(shape.amount()) / shape.period().as_micros();
+        max[line.name] = max[line.name].min(u64::try_from(units).unwrap_or(u64::MAX));
+    }
+    max
+}
+
+/// Whether two names are the same text. They have a few letters: to call for a comparison takes longer than to make it.
+#[inline]
+fn is_same(one: &str, other: &str) -> bool {
+    one.len() == other.len() && one.bytes().eq(other.bytes())
 }
 
 fn listed(names: &[LimitName]) -> String {
@@ -124,8 +148,9 @@ impl Levels {
             subject,
             limits: resolved.limits.into_iter().map(&mut line).collect(),
         };
-        let levels = resolved.into_iter().map(level).collect();
-        Self { version, names: names.into(), levels, on_unavailable, on_expiry }
+        let levels: Box<[Level]> = resolved.into_iter().map(level).collect();
+        let units_max = units_max(names.len(), &levels);
+        Self { version, names: names.into(), units_max, levels, on_unavailable, on_expiry }
     }
 
     /// The same with `rules` given for one call in the place of the subject's own of the same names.
@@ -144,6 +169,7 @@ impl Levels {
             own.push(Line { name, rule: Arc::new(rule.of_call()), source: Source::Call });
         }
         levels.levels[0].limits = own.into();
+        levels.units_max = units_max(names.len(), &levels.levels);
         levels.names = names.into();
         levels
     }
@@ -155,6 +181,7 @@ impl Levels {
         for line in levels.levels.iter_mut().flat_map(|level| level.limits.iter_mut()) {
             line.rule = Arc::new(map(&line.rule));
         }
+        levels.units_max = units_max(levels.names.len(), &levels.levels);
         levels
     }
 
@@ -199,10 +226,12 @@ impl Levels {
     /// [`InvalidCost::Unknown`] lists the names there are.
     #[inline]
     pub fn position(&self, name: &str) -> Result<usize, InvalidCost> {
-        self.names.iter().position(|known| known.as_str() == name).ok_or_else(|| InvalidCost::Unknown {
-            subject: self.subject().clone(),
-            name: name.to_owned(),
-            known: self.names.to_vec(),
+        self.names.iter().position(|known| is_same(known.as_str(), name)).ok_or_else(|| {
+            InvalidCost::Unknown {
+                subject: self.subject().clone(),
+                name: name.to_owned(),
+                known: self.names.to_vec(),
+            }
         })
     }
 
@@ -218,6 +247,18 @@ impl Levels {
         Ok(units)
     }
 
+    /// Whether so many units of the limit numbered `name`, or so many fewer, can be said at once.
+    ///
+    /// # Errors
+    /// [`InvalidCost::Units`] with the bound.
+    pub fn check_units(&self, name: usize, units: i128) -> Result<(), InvalidCost> {
+        let max = self.units_max[name];
+        if units.unsigned_abs() <= u128::from(max) {
+            return Ok(());
+        }
+        Err(InvalidCost::Units { name: self.names[name].to_string(), units, max })
+    }
+
     /// Units by name, nothing and zeros allowed: what a lease is settled at.
     ///
     /// # Errors
@@ -225,12 +266,12 @@ impl Levels {
     pub fn amounts(&self, amounts: &[(&str, u64)]) -> Result<Units, InvalidCost> {
         let mut units: Units = smallvec![None; self.names.len()];
         for (place, (name, amount)) in amounts.iter().enumerate() {
-            if *amount > UNITS_MAX {
-                return Err(InvalidCost::Units { name: (*name).to_owned(), units: i128::from(*amount) });
-            }
             // Mostly they are named in the order they are written in.
-            let is_there = self.names.get(place).is_some_and(|known| known.as_str() == *name);
+            let is_there = self.names.get(place).is_some_and(|known| is_same(known.as_str(), name));
             let place = if is_there { place } else { self.position(name)? };
+            if *amount > self.units_max[place] {
+                self.check_units(place, i128::from(*amount))?;
+            }
             if units[place].replace(*amount).is_some() {
                 return Err(InvalidCost::Twice { name: (*name).to_owned() });
             }
@@ -245,10 +286,9 @@ impl Levels {
     pub fn deltas(&self, changes: &[(&str, i64)]) -> Result<Deltas, InvalidCost> {
         let mut deltas: Deltas = smallvec![None; self.names.len()];
         for (name, delta) in changes {
-            if delta.unsigned_abs() > UNITS_MAX {
-                return Err(InvalidCost::Units { name: (*name).to_owned(), units: i128::from(*delta) });
-            }
-            if deltas[self.position(name)?].replace(*delta).is_some() {
+            let place = self.position(name)?;
+            self.check_units(place, i128::from(*delta))?;
+            if deltas[place].replace(*delta).is_some() {
                 return Err(InvalidCost::Twice { name: (*name).to_owned() });
             }
         }
@@ -297,7 +337,7 @@ mod tests {
             ),
             (&[("rpm", 0)], "nothing is asked of `child on gpt`"),
             (&[("rpm", 1), ("rpm", 1)], "the limit `rpm` is asked for twice"),
-            (&[("rpm", u64::MAX)], "18446744073709551615 units of `rpm`, more than 1099511627776"),
+            (&[("rpm", u64::MAX)], "18446744073709551615 units of `rpm`, more than 525960000"),
         ];
         for (cost, sentence) in table {
             let error = levels.units(cost).unwrap_err().to_string();
@@ -305,8 +345,20 @@ mod tests {
         }
         assert!(levels.amounts(&[]).is_ok());
         let error = levels.deltas(&[("rpm", i64::MIN)]).unwrap_err().to_string();
-        assert_eq!(error, "-9223372036854775808 units of `rpm`, more than 1099511627776");
+        assert_eq!(error, "-9223372036854775808 units of `rpm`, more than 525960000");
         assert!(levels.deltas(&[("rpm", -1), ("rpm", 1)]).is_err());
+    }
+
+    #[test]
+    fn no_more_can_be_said_than_can_be_counted() {
+        let slow = Levels::new(Version::ZERO, vec![resolved("child", &[("rpm", 1)])]);
+        // One a minute: a thousand years of them.
+        assert!(slow.deltas(&[("rpm", 525_960_000)]).is_ok());
+        let error = slow.deltas(&[("rpm", 525_960_001)]).unwrap_err().to_string();
+        assert_eq!(error, "525960001 units of `rpm`, more than 525960000");
+        assert!(slow.check_units(0, -525_960_001).is_err());
+        let error = slow.position("a\u{1b}b").unwrap_err().to_string();
+        assert!(!error.contains('\u{1b}'), "{error}");
     }
 
     #[test]

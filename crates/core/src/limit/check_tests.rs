@@ -191,15 +191,48 @@ fn a_lease_that_gives_back_what_it_does_not_hold_is_named() {
 }
 
 #[test]
+fn a_lease_that_ends_and_keeps_what_it_held_is_named() {
+    let kept = "tpm of a on gpt: the lease 00000000000000000000000000000001 ended at 2027-01-15T08:00:02Z, and 3 units \
+                it held there neither returned nor were settled";
+    assert_eq!(said(&[moved(1, Kind::Draw, 1, 0, 5), moved(2, Kind::Return, 1, 1, -2)]), [kept]);
+    // It returned to the one bucket, or was settled there, and not to the other.
+    for (kind, units) in [(Kind::Return, -5), (Kind::Settle, 5)] {
+        let parent = |second, kind, step, units| {
+            Entry::moved(at(second), bucket("b"), Move::new(kind, lease(1), step, units))
+        };
+        let mut log = vec![
+            shape(0, "b", 60),
+            moved(1, Kind::Draw, 1, 0, 5),
+            parent(1, Kind::Draw, 0, 5),
+            moved(2, kind, 1, 1, units),
+        ];
+        assert!(said(&log)[0].starts_with("tpm of b on gpt: the lease"), "{:?}", said(&log));
+        log.push(parent(2, kind, 1, units));
+        assert!(said(&log).is_empty());
+    }
+}
+
+#[test]
+fn a_lease_that_never_drew_is_named() {
+    for kind in [Kind::Extend, Kind::Adjust, Kind::Settle] {
+        let told = said(&[moved(1, kind, 1, 1, 5)]);
+        assert!(
+            told[0].ends_with("for the lease 00000000000000000000000000000001, which never drew"),
+            "{told:?}"
+        );
+    }
+}
+
+#[test]
 fn what_moves_after_the_end_is_named() {
     for (kind, units) in [(Kind::Return, -5), (Kind::Settle, 5)] {
         let ended = [moved(1, Kind::Draw, 1, 0, 5), moved(2, kind, 1, 1, units)];
         assert!(said(&ended).is_empty());
         let moves = [&ended[..], &[moved(3, Kind::Adjust, 1, 2, 1)]].concat();
         assert_eq!(
-            said(&moves),
-            ["tpm of a on gpt: adjustment of 1 units at 2027-01-15T08:00:03Z as step 2 of the lease \
-              00000000000000000000000000000001, which ended at 2027-01-15T08:00:02Z"]
+            said(&moves)[0],
+            "tpm of a on gpt: adjustment of 1 units at 2027-01-15T08:00:03Z as step 2 of the lease \
+             00000000000000000000000000000001, which ended at 2027-01-15T08:00:02Z"
         );
         let ends = [&ended[..], &[moved(3, Kind::Settle, 1, 2, 5)]].concat();
         assert!(said(&ends)[0].contains("again, which ended at 2027-01-15T08:00:02Z"), "{:?}", said(&ends));

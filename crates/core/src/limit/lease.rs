@@ -117,6 +117,7 @@ pub struct Record {
     step: u32,
     held: Units,
     drawn_at: Stamp,
+    stepped_at: Stamp,
     deadline: Stamp,
     on_expiry: OnExpiry,
 }
@@ -124,7 +125,7 @@ pub struct Record {
 impl Record {
     /// A lease that drew `units` at `now`. The draw is step 0.
     pub fn new(units: Units, now: Stamp, deadline: Stamp, on_expiry: OnExpiry) -> Self {
-        Self { step: 0, held: units, drawn_at: now, deadline, on_expiry }
+        Self { step: 0, held: units, drawn_at: now, stepped_at: now, deadline, on_expiry }
     }
 
     /// What to do with step `step`.
@@ -139,8 +140,8 @@ impl Record {
     }
 
     /// Holds `more`.
-    pub fn extend(&mut self, step: u32, more: &[Option<u64>]) {
-        self.step = step;
+    pub fn extend(&mut self, step: u32, more: &[Option<u64>], now: Stamp) {
+        (self.step, self.stepped_at) = (step, now);
         for (held, more) in self.held.iter_mut().zip(more) {
             if let Some(more) = more {
                 *held = Some(held.unwrap_or(0).saturating_add(*more));
@@ -149,8 +150,8 @@ impl Record {
     }
 
     /// Holds more or less by `deltas`, and never less than nothing. Answers by how much it changed.
-    pub fn adjust(&mut self, step: u32, deltas: &[Option<i64>]) -> Deltas {
-        self.step = step;
+    pub fn adjust(&mut self, step: u32, deltas: &[Option<i64>], now: Stamp) -> Deltas {
+        (self.step, self.stepped_at) = (step, now);
         let change = |(held, delta): (&mut Option<u64>, &Option<i64>)| {
             let (before, delta) = (held.unwrap_or(0), (*delta)?);
             let after = before.saturating_add_signed(delta);
@@ -160,14 +161,15 @@ impl Record {
         self.held.iter_mut().zip(deltas).map(change).collect()
     }
 
-    /// Holds exactly `actual` where it says a number. Answers by how much that changes each.
-    pub fn settle(&mut self, actual: &[Option<u64>]) -> Deltas {
-        let change = |(held, actual): (&mut Option<u64>, &Option<u64>)| {
-            let (before, actual) = (held.unwrap_or(0), (*actual)?);
-            *held = Some(actual);
-            Some(difference(actual, before))
-        };
-        self.held.iter_mut().zip(actual).map(change).collect()
+    /// By how much being settled at `actual` changes what is held of the limit numbered `name`: zero where it keeps
+    /// what is held, `None` where it takes no part.
+    #[inline]
+    pub fn change(&self, name: usize, actual: Option<u64>) -> Option<i64> {
+        let held = self.held[name];
+        match actual {
+            Some(actual) => Some(difference(actual, held.unwrap_or(0))),
+            None => held.map(|_| 0),
+        }
     }
 
     /// What it holds, per limit name; `None` where a limit takes no part.
@@ -183,6 +185,11 @@ impl Record {
     /// When it drew: usage is counted in that time's windows.
     pub const fn drawn_at(&self) -> Stamp {
         self.drawn_at
+    }
+
+    /// When the last step was done.
+    pub const fn stepped_at(&self) -> Stamp {
+        self.stepped_at
     }
 
     /// When it expires.
@@ -248,7 +255,9 @@ mod tests {
     fn each_step_counts_once_and_in_order() {
         let mut lease = record(&[Some(500)]);
         assert_eq!((lease.turn(0), lease.turn(1)), (Turn::Repeat, Turn::Apply));
-        lease.extend(2, &[Some(100)]);
+        let later = lease.drawn_at() + Duration::from_secs(5);
+        lease.extend(2, &[Some(100)], later);
+        assert_eq!(lease.stepped_at(), later);
         let turns = [0, 1, 2, 3].map(|step| lease.turn(step));
         assert_eq!(turns, [Turn::Late, Turn::Late, Turn::Repeat, Turn::Apply]);
         assert_eq!((lease.held(), lease.step()), (&[Some(600)][..], 2));
@@ -257,17 +266,21 @@ mod tests {
     #[test]
     fn z13_an_adjustment_returns_no_more_than_is_held() {
         let mut lease = record(&[Some(500), None, None]);
-        assert_eq!(lease.adjust(1, &[Some(-200), None, Some(7)])[..], [Some(-200), None, Some(7)]);
+        assert_eq!(
+            lease.adjust(1, &[Some(-200), None, Some(7)], Stamp::MAX)[..],
+            [Some(-200), None, Some(7)]
+        );
         assert_eq!(lease.held(), [Some(300), None, Some(7)]);
-        assert_eq!(lease.adjust(2, &[Some(-900), None, None])[..], [Some(-300), None, None]);
+        assert_eq!(lease.adjust(2, &[Some(-900), None, None], Stamp::MAX)[..], [Some(-300), None, None]);
         assert_eq!(lease.held(), [Some(0), None, Some(7)]);
     }
 
     #[test]
     fn a_settle_says_what_stays_and_leaves_what_it_does_not_name() {
-        let mut lease = record(&[Some(40), Some(1), None]);
-        assert_eq!(lease.settle(&[Some(55), None, Some(3)])[..], [Some(15), None, Some(3)]);
-        assert_eq!(lease.held(), [Some(55), Some(1), Some(3)]);
+        let lease = record(&[Some(40), Some(1), None, None]);
+        let changes = [Some(55), None, Some(3), None].into_iter().enumerate();
+        let changes: Vec<_> = changes.map(|(name, actual)| lease.change(name, actual)).collect();
+        assert_eq!(changes, [Some(15), Some(0), Some(3), None]);
     }
 
     #[test]

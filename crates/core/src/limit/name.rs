@@ -57,7 +57,7 @@ pub enum NameProblem {
     Reserved,
 }
 
-fn shown(name: &str) -> String {
+pub(crate) fn shown(name: &str) -> String {
     let mut short: String = name.chars().take(80).flat_map(char::escape_debug).collect();
     if name.chars().nth(80).is_some() {
         short.push('…');
@@ -95,8 +95,17 @@ fn check_limit_name(name: &str, max: usize) -> Result<(), NameProblem> {
 macro_rules! name {
     ($(#[$doc:meta])* $Name:ident, $kind:literal, $check:ident, $max:ident) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Eq, PartialOrd, Ord, Hash)]
+        #[expect(clippy::derived_hash_with_manual_eq, reason = "the same text is equal, and hashes the same")]
         pub struct $Name(Arc<str>);
+
+        impl PartialEq for $Name {
+            #[inline]
+            fn eq(&self, other: &Self) -> bool {
+                // Most names that meet are one text in one place.
+                Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+            }
+        }
 
         impl $Name {
             /// The checked name.

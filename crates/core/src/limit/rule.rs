@@ -141,6 +141,11 @@ impl Rule {
         &self.row
     }
 
+    /// Whether it was given with a call.
+    pub fn is_of_call(&self) -> bool {
+        *self.row != *self.name.as_str()
+    }
+
     /// How fast the bucket refills and how much it holds.
     pub const fn shape(&self) -> &Shape<Stamp> {
         &self.shape
@@ -182,8 +187,9 @@ mod tests {
     #[test]
     fn a_limit_of_a_call_has_a_row_of_its_own_per_shape() {
         let stored = Limit::per_minute("tpm", 100).check().unwrap();
-        assert_eq!(stored.row(), "tpm");
+        assert_eq!((stored.row(), stored.is_of_call()), ("tpm", false));
         let call = stored.of_call();
         assert_eq!((call.row(), call.name().as_str()), ("tpm~100/60000000/100", "tpm"));
+        assert!(call.is_of_call());
     }
 }

@@ -137,6 +137,15 @@ impl Windows {
         }
     }
 
+    /// Adds all that another has counted.
+    pub fn absorb(&mut self, other: &Self) {
+        for window in Window::ALL {
+            for (start, tally) in other.within(window, &(Stamp::ZERO..Stamp::MAX)) {
+                self.add_to(window, start, tally);
+            }
+        }
+    }
+
     /// The windows that begin in `range`, the oldest first.
     pub fn within(&self, window: Window, range: &Range<Stamp>) -> impl Iterator<Item = (Stamp, Tally)> {
         let (newest, past) = (&self.newest[window as usize], &self.past[window as usize]);
@@ -191,6 +200,28 @@ mod tests {
         let first = Window::Hour.around(hour(1));
         let range = first.start..first.end;
         assert_eq!(windows.within(Window::Hour, &range).count(), 1);
+    }
+
+    #[test]
+    fn what_another_has_counted_is_added() {
+        let tally = Tally { units: 5, own: 5, leases: 1 };
+        let (mut one, mut other, mut both) = (Windows::default(), Windows::default(), Windows::default());
+        for hours in [0, 3, 30] {
+            one.add(Stamp::from_secs(1_709_214_310 + hours * HOUR), tally);
+            both.add(Stamp::from_secs(1_709_214_310 + hours * HOUR), tally);
+        }
+        for hours in [1, 3, 900] {
+            other.add(Stamp::from_secs(1_709_214_310 + hours * HOUR), tally);
+            both.add(Stamp::from_secs(1_709_214_310 + hours * HOUR), tally);
+        }
+        one.absorb(&other);
+        let all = Stamp::ZERO..Stamp::MAX;
+        for window in Window::ALL {
+            assert!(one.within(window, &all).eq(both.within(window, &all)), "{window:?}");
+        }
+        // The three newest are of one time, so that what comes now is counted in all of them.
+        one.add(Stamp::from_secs(1_709_214_310 + 900 * HOUR), tally);
+        assert_eq!(one.within(Window::Month, &all).map(|(_, tally)| tally.units).sum::<u64>(), 35);
     }
 
     #[test]

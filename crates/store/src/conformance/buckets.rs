@@ -69,8 +69,8 @@ pub async fn a_grant_reads_each_limit_that_took_part(fixture: Fixture) {
     assert_eq!(moved.readings.len(), 2, "the third took no part");
     for (name, taken, left) in [("rpm", 1, 9), ("tpm", 30, 70)] {
         let reading = reading(&moved, &levels, 0, name);
-        assert_eq!((reading.moved, reading.meter.available(moved.at)), (taken, left), "{name}");
-        assert_eq!(reading.meter.rule().name().as_str(), name);
+        assert_eq!((reading.moved, reading.meter(&levels).available(moved.at)), (taken, left), "{name}");
+        assert_eq!(reading.meter(&levels).rule().name().as_str(), name);
     }
     fixture.is_untouched("acme", "usd").await;
 }

@@ -85,7 +85,7 @@ impl Fixture {
     /// A draw under a lease of its own.
     pub(super) fn draw_of(&self, levels: &Arc<Levels>, cost: &[(&str, u64)]) -> Draw {
         let units = levels.amounts(cost).expect("the suite's costs are valid");
-        Draw { lease: self.next_lease(), levels: Arc::clone(levels), units, terms: OPEN }
+        Draw { lease: self.next_lease(), levels: Arc::clone(levels), units, terms: OPEN, is_watched: true }
     }
 
     /// Draws what must be there.
@@ -184,11 +184,11 @@ impl Lease {
 
     pub(super) fn settlement(&self, step: u32, actual: &[(&str, u64)]) -> Settle {
         let actual = self.levels.amounts(actual).expect("the suite's amounts are valid");
-        Settle { lease: self.id, step, levels: Arc::clone(&self.levels), actual }
+        Settle { lease: self.id, step, levels: Arc::clone(&self.levels), actual, is_watched: true }
     }
 
     pub(super) fn cancellation(&self, step: u32) -> Cancel {
-        Cancel { lease: self.id, step, levels: Arc::clone(&self.levels) }
+        Cancel { lease: self.id, step, levels: Arc::clone(&self.levels), is_watched: true }
     }
 
     fn next_step(&mut self) -> u32 {
@@ -267,7 +267,7 @@ pub(super) fn reading<'a>(moved: &'a Moved, levels: &Levels, level: usize, name:
 /// What a reading shows to someone who asks for `asked`.
 pub(super) fn balance(moved: &Moved, levels: &Levels, (level, name): (usize, &str), asked: u64) -> Balance {
     let reading = reading(moved, levels, level, name);
-    Balance::of(&levels.levels()[level].subject, &reading.meter, asked, moved.at)
+    Balance::of(&levels.levels()[level].subject, &reading.meter(levels), asked, moved.at)
 }
 
 /// What a limit drained at `from` has at `to`: the units of that time, rounded down, and no more than its burst.

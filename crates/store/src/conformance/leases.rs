@@ -101,7 +101,7 @@ pub async fn an_adjustment_may_leave_a_debt(fixture: Fixture) {
     let mut lease = fixture.takes(&levels, &[("tpm", 500)]).await;
     let moved = lease.adjusts(&[("tpm", 1_000)]).await;
     let adjusted = reading(&moved, &levels, 0, "tpm");
-    assert_eq!((adjusted.moved, adjusted.meter.available(moved.at)), (1_000, -500));
+    assert_eq!((adjusted.moved, adjusted.meter(&levels).available(moved.at)), (1_000, -500));
     assert_eq!(fixture.shows("acme", "tpm").await, (-500, 1_500));
     fixture.is_refused(&levels, &[("tpm", 1)]).await;
     lease.settles(&[]).await;

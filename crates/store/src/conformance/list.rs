@@ -58,6 +58,7 @@ macro_rules! __tidegate_cases {
             rules:
                 a_newer_rule_keeps_the_level_capped_to_its_burst
                 a_newer_rate_refills_from_the_level_that_was_there
+                a_refusal_reads_every_limit_by_the_newest_rule
                 a_stale_rule_is_decided_by_the_one_that_is_there
                 the_same_rule_at_a_newer_version_outdates_what_lies_between
                 a_limit_added_to_a_live_bucket_is_drawn

@@ -134,7 +134,8 @@ pub async fn a_cancel_that_races_its_draw_leaves_nothing_taken(fixture: Fixture)
         at_once(4, |number| {
             let (store, draw) = (Arc::clone(&fixture.store), draw.clone());
             async move {
-                let cancel = Cancel { lease: draw.lease, step: 1, levels: draw.levels.clone() };
+                let cancel =
+                    Cancel { lease: draw.lease, step: 1, levels: draw.levels.clone(), is_watched: true };
                 if number % 2 == 0 {
                     store.cancel(&cancel).await.map(drop).expect("a cancel is answered");
                 } else if let Err(error) = store.draw(&draw).await {
@@ -266,9 +267,11 @@ pub async fn draws_that_race_with_a_change_of_their_rule_stay_exact(fixture: Fix
                 let levels = levels(version, &[("acme", std::slice::from_ref(rule))]);
                 let draw = fixture.draw_of(&levels, &[("rpm", 1 + round % 4)]);
                 if is_granted(fixture.store.draw(&draw).await) {
-                    let cancel = Cancel { lease: draw.lease, step: 1, levels: levels.clone() };
+                    let cancel =
+                        Cancel { lease: draw.lease, step: 1, levels: levels.clone(), is_watched: true };
                     let actual = levels.amounts(&[]).expect("nothing is an amount");
-                    let settle = crate::Settle { lease: draw.lease, step: 1, levels, actual };
+                    let settle =
+                        crate::Settle { lease: draw.lease, step: 1, levels, actual, is_watched: true };
                     match round % 3 {
                         0 => fixture.store.cancel(&cancel).await.expect("no lease is stranded"),
                         _ => fixture.store.settle(&settle).await.expect("no lease is stranded"),

@@ -36,13 +36,24 @@ pub async fn a_newer_rate_refills_from_the_level_that_was_there(fixture: Fixture
     assert_eq!(available, Some(refilled(&fast, since, at)));
 }
 
+/// A refusal tells of every limit by the rule that holds, of those too that come after one that is short.
+pub async fn a_refusal_reads_every_limit_by_the_newest_rule(fixture: Fixture) {
+    fixture
+        .takes(&levels(1, &[("acme", &[slow("rpm", 1), slow("tpm", 100)])]), &[("rpm", 1), ("tpm", 1)])
+        .await;
+    let wider = levels(2, &[("acme", &[slow("rpm", 1), slow("tpm", 1_000)])]);
+    let moved = fixture.is_refused(&wider, &[("rpm", 1), ("tpm", 500)]).await;
+    let tpm = reading(&moved, &wider, 0, "tpm").meter(&wider);
+    assert_eq!((tpm.rule().shape().burst(), tpm.version()), (1_000, Version::new(2)));
+}
+
 /// A caller that is behind is decided by the rule that is there, and cannot flip it.
 pub async fn a_stale_rule_is_decided_by_the_one_that_is_there(fixture: Fixture) {
     fixture.takes(&levels(5, &[("acme", &[slow("rpm", 10)])]), &[("rpm", 1)]).await;
     // Wider than what is there.
     let stale = levels(4, &[("acme", &[slow("rpm", 1_000)])]);
     let moved = fixture.is_refused(&stale, &[("rpm", 50)]).await;
-    let told = reading(&moved, &stale, 0, "rpm").meter.version();
+    let told = reading(&moved, &stale, 0, "rpm").version();
     assert_eq!(told, Version::new(5), "the answer shows that the caller is behind");
     // Narrower.
     let stale = levels(3, &[("acme", &[slow("rpm", 1)])]);

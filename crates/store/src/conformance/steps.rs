@@ -189,7 +189,7 @@ pub async fn steps_may_be_left_out(fixture: Fixture) {
 pub async fn a_cancel_that_comes_first_refuses_the_draw(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 10)]);
     let draw = fixture.draw_of(&levels, &[("rpm", 6)]);
-    let cancel = Cancel { lease: draw.lease, step: 1, levels: levels.clone() };
+    let cancel = Cancel { lease: draw.lease, step: 1, levels: levels.clone(), is_watched: true };
     let moved = fixture.store.cancel(&cancel).await.expect("cancelling an unknown lease is no error");
     assert!(moved.readings.iter().all(|reading| reading.moved == 0), "nothing was held");
     fixture.store.cancel(&cancel).await.expect("nor is it the second time");
@@ -235,7 +235,7 @@ pub async fn the_mark_of_a_cancel_is_remembered_for_ten_minutes(fixture: Fixture
     assert!(fixture.time.can_jump(), "this case lets minutes pass");
     let levels = own("acme", &[slow("rpm", 10)]);
     let draw = fixture.draw_of(&levels, &[("rpm", 5)]);
-    let cancel = Cancel { lease: draw.lease, step: 1, levels: levels.clone() };
+    let cancel = Cancel { lease: draw.lease, step: 1, levels: levels.clone(), is_watched: true };
     fixture.store.cancel(&cancel).await.expect("cancelling an unknown lease is no error");
     fixture.time.pass(Duration::from_secs(599)).await;
     fixture.sweep_all().await;

@@ -167,14 +167,24 @@ impl Caller {
         let used = [("rpm", 1), ("tpm", self.random.below(150))];
         let named = usize::try_from(self.random.below(3)).unwrap_or(0);
         let actual = held.draw.levels.amounts(&used[..named]).expect("the suite's amounts are valid");
-        let settle =
-            Settle { lease: held.draw.lease, step: held.step, levels: held.draw.levels.clone(), actual };
+        let settle = Settle {
+            lease: held.draw.lease,
+            step: held.step,
+            levels: held.draw.levels.clone(),
+            actual,
+            is_watched: true,
+        };
         insist("a settle", || self.fixture.store.settle(&settle)).await;
     }
 
     async fn cancel(&mut self, held: &mut Held) {
         held.step += 1;
-        let cancel = Cancel { lease: held.draw.lease, step: held.step, levels: held.draw.levels.clone() };
+        let cancel = Cancel {
+            lease: held.draw.lease,
+            step: held.step,
+            levels: held.draw.levels.clone(),
+            is_watched: true,
+        };
         insist("a cancel", || self.fixture.store.cancel(&cancel)).await;
         let again = self.fixture.store.draw(&held.draw).await;
         let is_refused = match &again {

@@ -107,17 +107,20 @@ impl Space {
         check_actor(actor)?;
         let now = self.clock.now();
         let mut admin = lock(&self.admin);
-        for (number, change) in changes.iter().enumerate() {
+        let mut scopes = BTreeSet::new();
+        for change in changes {
             let current = admin.policies.get(&change.scope).map(|written| written.version);
             if !change.expect.holds(current) {
                 return Err(StoreError::Stale { what: format!("the policy for {}", change.scope), current });
             }
-            if changes[..number].iter().any(|earlier| earlier.scope == change.scope) {
+            if !scopes.insert(&change.scope) {
                 let what = format!("the policy for {} is changed twice at once", change.scope);
                 return Err(StoreError::Invalid { what });
             }
         }
-        if admin.policies.len() + changes.len() > RECORDS_MAX {
+        let is_new =
+            |change: &&PolicyChange| change.policy.is_some() && !admin.policies.contains_key(&change.scope);
+        if admin.policies.len() + changes.iter().filter(is_new).count() > RECORDS_MAX {
             return Err(StoreError::Full { what: "policies", max: RECORDS_MAX as u64 });
         }
         let made = changes

@@ -4,30 +4,36 @@
 //! remembered in two generations: when the young one is full, or as old as they are to be remembered, it becomes the
 //! old one, and the old one is forgotten as a whole.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hashbrown::HashTable;
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{Ended, Ending, LeaseId, REMEMBERED, Record};
 use tidegate_core::time::Stamp;
 
-use super::SHARDS;
 use super::shelves::Places;
 use crate::error::StoreError;
 
-/// Ended leases that one generation of a shard remembers: 65,536 in all, and as many in the other.
-const GENERATION_MAX: usize = (1 << 16) / SHARDS;
-/// Keeps the set of deadlines from being empty: its one node would be freed and made again with every lease.
-const NEVER_DUE: (Stamp, LeaseId) = (Stamp::MAX, LeaseId::from_number(u128::MAX));
+/// Ended leases that one generation of a shard remembers, unless more end within [`REMEMBERED_MIN`]. A subject's are all
+/// on one shard: so many are remembered of it at least, and half a million of all.
+const GENERATION_MAX: usize = 1 << 12;
+/// Whatever their number, ended leases are remembered for this long, so that hardly anybody takes longer from making an
+/// id to drawing with it. Whoever does is refused, and makes another.
+const REMEMBERED_MIN: Duration = Duration::from_millis(2);
+/// Deadlines of ended leases that are left lying, beside as many as there are open ones.
+const STALE_MAX: usize = 128;
 
 /// A shard of the leases.
 pub(super) struct Leases {
     hasher: foldhash::fast::RandomState,
     open: HashTable<Open>,
-    /// The open ones by deadline.
-    due: BTreeSet<(Stamp, LeaseId)>,
+    /// The open ones by deadline, the next first, and some that have ended: to take one out takes longer than to find
+    /// out later.
+    due: BinaryHeap<Reverse<(Stamp, LeaseId)>>,
     young: Generation,
     old: Generation,
     /// Ids made no later than this may have been forgotten before their time: an unknown one does not draw.
@@ -37,7 +43,10 @@ pub(super) struct Leases {
 /// Leases that ended at about the same time.
 #[derive(Default)]
 struct Generation {
-    ended: HashTable<(LeaseId, Ended)>,
+    /// In the order of their ends, one behind the other: to write somewhere in a large table takes long.
+    ended: Vec<(LeaseId, Ended)>,
+    /// Their places, by id.
+    places: HashTable<u32>,
     /// When the first and the last of them ended.
     since: Stamp,
     until: Stamp,
@@ -65,7 +74,7 @@ impl Default for Leases {
         Self {
             hasher: foldhash::fast::RandomState::default(),
             open: HashTable::new(),
-            due: [NEVER_DUE].into(),
+            due: BinaryHeap::new(),
             young: Generation::default(),
             old: Generation::default(),
             horizon: 0,
@@ -87,8 +96,16 @@ impl Leases {
     pub(super) fn open(&self, lease: LeaseId) -> Result<&Open, StoreError> {
         match self.find(lease) {
             Known::Open(open) => Ok(open),
-            Known::Ended(ended) => Err(StoreError::Ended { lease, how: ended.how }),
-            Known::Unknown => Err(StoreError::NoLease { lease }),
+            Known::Ended(_) | Known::Unknown => Err(self.not_open(lease)),
+        }
+    }
+
+    /// Why a lease that is not open is not.
+    #[cold]
+    fn not_open(&self, lease: LeaseId) -> StoreError {
+        match self.find(lease) {
+            Known::Ended(ended) => StoreError::Ended { lease, how: ended.how },
+            Known::Open(_) | Known::Unknown => StoreError::NoLease { lease },
         }
     }
 
@@ -102,35 +119,29 @@ impl Leases {
 
     pub(super) fn insert(&mut self, open: Open) {
         let hasher = &self.hasher;
-        self.due.insert((open.record.deadline(), open.lease));
+        self.due.push(Reverse((open.record.deadline(), open.lease)));
         self.open.insert_unique(hash_of(hasher, open.lease), open, |open| hash_of(hasher, open.lease));
     }
 
-    /// Changes the record of an open lease.
-    pub(super) fn change<T>(&mut self, lease: LeaseId, change: impl FnOnce(&mut Record) -> T) -> Option<T> {
-        let hash = self.hash(lease);
-        self.open.find_mut(hash, |open| open.lease == lease).map(|open| change(&mut open.record))
-    }
-
-    /// Takes out a lease that is open.
-    pub(super) fn take(&mut self, lease: LeaseId) -> Option<Open> {
-        let hash = self.hash(lease);
-        let (open, _) = self.open.find_entry(hash, |open| open.lease == lease).ok()?.remove();
-        self.due.remove(&(open.record.deadline(), lease));
-        Some(open)
+    /// The open lease, to be changed in its place, or why there is none.
+    pub(super) fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError> {
+        let place = self.open.find_bucket_index(self.hash(lease), |open| open.lease == lease);
+        let Some(place) = place else { return Err(self.not_open(lease)) };
+        self.open.get_bucket_mut(place).ok_or(StoreError::NoLease { lease })
     }
 
     /// Remembers that a lease has ended, and forgets those that ended long ago.
     pub(super) fn end(&mut self, lease: LeaseId, ended: Ended) -> u64 {
         let forgotten = self.forget(ended.at);
-        let hasher = &self.hasher;
-        if self.young.ended.is_empty() {
-            self.young.since = ended.at;
+        let hash = self.hash(lease);
+        if let Ok(found) = self.open.find_entry(hash, |open| open.lease == lease) {
+            drop(found.remove());
+            if self.due.len() > 2 * self.open.len() + STALE_MAX {
+                self.due.clear();
+                self.due.extend(self.open.iter().map(|open| Reverse((open.record.deadline(), open.lease))));
+            }
         }
-        self.young.until = ended.at;
-        self.young.newest = self.young.newest.max(lease.millis());
-        let hash = hash_of(hasher, lease);
-        self.young.ended.insert_unique(hash, (lease, ended), |(lease, _)| hash_of(hasher, *lease));
+        self.young.push(hash, lease, ended, &self.hasher);
         forgotten
     }
 
@@ -144,14 +155,13 @@ impl Leases {
             forgotten += self.old.ended.len() as u64;
             self.old = Generation::default();
         }
-        let is_full = self.young.ended.len() >= GENERATION_MAX;
+        let is_full = self.young.ended.len() >= GENERATION_MAX && now.since(self.old.until) > REMEMBERED_MIN;
         if is_full || (!self.young.ended.is_empty() && now.since(self.young.since) > REMEMBERED) {
             forgotten += self.old.ended.len() as u64;
             // Forgotten before its time: what is as old as these and not known may be one of them.
             self.horizon = self.horizon.max(self.old.newest);
-            let mut room = mem::take(&mut self.old.ended);
-            room.clear();
-            self.old = mem::replace(&mut self.young, Generation { ended: room, ..Generation::default() });
+            let room = mem::take(&mut self.old).emptied();
+            self.old = mem::replace(&mut self.young, room);
         }
         if is_old(&self.old) {
             forgotten += self.old.ended.len() as u64;
@@ -160,16 +170,21 @@ impl Leases {
         forgotten
     }
 
-    /// Up to `max` leases whose deadline has passed.
-    pub(super) fn due(&self, now: Stamp, max: usize) -> Vec<(LeaseId, Arc<Levels>)> {
-        let due = self.due.iter().take_while(|(deadline, _)| *deadline <= now).take(max);
-        due.filter_map(|(_, lease)| self.open(*lease).ok().map(|open| (*lease, Arc::clone(&open.levels))))
-            .collect()
+    /// Up to `max` leases whose deadline has passed. They are not told of again.
+    pub(super) fn due(&mut self, now: Stamp, max: usize) -> Vec<(LeaseId, Arc<Levels>)> {
+        let mut due = Vec::new();
+        while due.len() < max && self.next_due() <= now {
+            let Some(Reverse((_, lease))) = self.due.pop() else { break };
+            if let Known::Open(open) = self.find(lease) {
+                due.push((lease, Arc::clone(&open.levels)));
+            }
+        }
+        due
     }
 
-    /// When the next one is due.
+    /// No lease is due before this.
     pub(super) fn next_due(&self) -> Stamp {
-        self.due.first().map_or(Stamp::MAX, |(deadline, _)| *deadline)
+        self.due.peek().map_or(Stamp::MAX, |Reverse((deadline, _))| *deadline)
     }
 
     fn hash(&self, lease: LeaseId) -> u64 {
@@ -179,7 +194,28 @@ impl Leases {
 
 impl Generation {
     fn find(&self, hash: u64, lease: LeaseId) -> Option<Ended> {
-        self.ended.find(hash, |(id, _)| *id == lease).map(|(_, ended)| *ended)
+        let place = self.places.find(hash, |place| self.ended[*place as usize].0 == lease);
+        place.map(|place| self.ended[*place as usize].1)
+    }
+
+    fn push(&mut self, hash: u64, lease: LeaseId, ended: Ended, hasher: &foldhash::fast::RandomState) {
+        if self.ended.is_empty() {
+            self.since = ended.at;
+        }
+        self.until = ended.at;
+        self.newest = self.newest.max(lease.millis());
+        // A generation has far fewer.
+        let place = u32::try_from(self.ended.len()).unwrap_or(u32::MAX);
+        self.ended.push((lease, ended));
+        let all = &self.ended;
+        self.places.insert_unique(hash, place, |place| hash_of(hasher, all[*place as usize].0));
+    }
+
+    /// Nothing, in the same room.
+    fn emptied(mut self) -> Self {
+        self.ended.clear();
+        self.places.clear();
+        Self { ended: self.ended, places: self.places, ..Self::default() }
     }
 }
 

@@ -3,7 +3,8 @@
 //! A cursor is the place of the last item of the page before it; `#` parts it, since no name holds one.
 
 use std::collections::BTreeMap;
-use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::ops::Bound::{self, Excluded, Included, Unbounded};
+use std::ops::RangeBounds;
 
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::entity::Entity;
@@ -21,6 +22,9 @@ use crate::ledger::{AuditQuery, Ledger, UsageOf, UsageQuery};
 use crate::page::{Cursor, Page, Paging};
 use crate::policies::Listing;
 use crate::reply::Reply;
+
+/// Subjects that are looked up at a time: whoever draws from a new one waits that long.
+const CHUNK: usize = 256;
 
 impl Ledger for Memory {
     fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>> {
@@ -77,43 +81,51 @@ impl Space {
 
     fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, StoreError> {
         // Whoever asks for usage means that of leases past their deadline too.
-        self.now();
+        self.sweep(self.clock.now(), usize::MAX);
         let after = paging.cursor().map(UsagePlace::parse).transpose()?;
         let mut lines = Vec::new();
-        for subject in self.subjects_from(&query.of, after.as_ref().map(|place| place.name)) {
-            self.with_bucket(&subject, |bucket| lines_of(bucket, query, after.as_ref(), &mut lines));
-            if lines.len() > paging.max() {
-                break;
+        let mut from = after.as_ref().map(|place| place.name.to_owned());
+        let mut is_first = true;
+        loop {
+            let bound = match &from {
+                None => Unbounded,
+                Some(name) if is_first => Included(name.as_str()),
+                Some(name) => Excluded(name.as_str()),
+            };
+            let subjects = self.subjects_from(&query.of, bound, CHUNK);
+            for subject in &subjects {
+                self.with_bucket(subject, |bucket| lines_of(bucket, query, after.as_ref(), &mut lines));
             }
+            let last = subjects.last().filter(|_| subjects.len() == CHUNK && lines.len() <= paging.max());
+            let Some(last) = last else { break };
+            (from, is_first) = (Some(name_of(&query.of, last).to_owned()), false);
         }
         Ok(Page::cut(lines, paging, |line| UsagePlace::of(&query.of, line)))
     }
 
-    /// The subjects whose usage is asked for, from the one named on, in order.
-    fn subjects_from(&self, of: &UsageOf, from: Option<&str>) -> Vec<Subject> {
+    /// Up to `count` of the subjects whose usage is asked for, in order, from `from` on.
+    fn subjects_from(&self, of: &UsageOf, from: Bound<&str>, count: usize) -> Vec<Subject> {
         let index = lock(&self.index);
         match of {
             UsageOf::Entity(entity) => {
                 let resources = index.by_entity.get(entity).into_iter().flatten();
-                let resources =
-                    resources.filter(|resource| from.is_none_or(|from| resource.as_str() >= from));
+                let resources = resources.filter(|resource| (from, Unbounded).contains(resource.as_str()));
                 let subject =
                     |resource: &ResourceName| Subject { entity: entity.clone(), resource: resource.clone() };
-                resources.map(subject).collect()
+                resources.take(count).map(subject).collect()
             }
             UsageOf::Resource(resource) => {
-                let range = (from.map_or(Unbounded, Included), Unbounded);
                 let entities = index.by_resource.get(resource).into_iter();
-                let entities = entities.flat_map(|entities| entities.range::<str, _>(range));
+                let entities = entities.flat_map(|entities| entities.range::<str, _>((from, Unbounded)));
                 let subject =
                     |entity: &EntityId| Subject { entity: entity.clone(), resource: resource.clone() };
-                entities.map(subject).collect()
+                entities.take(count).map(subject).collect()
             }
         }
     }
 
     fn subjects_of(&self, entity: &EntityId) -> Vec<Subject> {
-        self.subjects_from(&UsageOf::Entity(entity.clone()), None)
+        self.subjects_from(&UsageOf::Entity(entity.clone()), Unbounded, usize::MAX)
     }
 
     fn bucket(&self, subject: &Subject, at: Stamp) -> Option<Bucket> {
@@ -125,9 +137,9 @@ impl Space {
     }
 
     fn with_bucket<T>(&self, subject: &Subject, read: impl FnOnce(&Kept) -> T) -> Option<T> {
-        let hash = self.hash(subject.entity.as_str(), subject.resource.as_str());
-        let shelf = lock(&self.shelves[shelf_of(hash)]);
-        shelf.get(hash, subject).map(read)
+        let hash = self.hash(subject);
+        let guard = lock(&self.shelves[shelf_of(hash)]);
+        guard.buckets.get(hash, subject).map(read)
     }
 }
 
@@ -152,19 +164,21 @@ impl<'a> UsagePlace<'a> {
     }
 
     fn of(of: &UsageOf, line: &Usage) -> Cursor {
-        let name = match of {
-            UsageOf::Entity(_) => line.subject.resource.as_str(),
-            UsageOf::Resource(_) => line.subject.entity.as_str(),
-        };
+        let name = name_of(of, &line.subject);
         Cursor::new(format!("{name}#{}#{}", line.limit, line.start.as_micros()))
     }
 }
 
+/// What tells the subjects of a usage query apart.
+fn name_of<'a>(of: &UsageOf, subject: &'a Subject) -> &'a str {
+    match of {
+        UsageOf::Entity(_) => subject.resource.as_str(),
+        UsageOf::Resource(_) => subject.entity.as_str(),
+    }
+}
+
 fn lines_of(bucket: &Kept, query: &UsageQuery, after: Option<&UsagePlace<'_>>, found: &mut Vec<Usage>) {
-    let name = match &query.of {
-        UsageOf::Entity(_) => bucket.subject.resource.as_str(),
-        UsageOf::Resource(_) => bucket.subject.entity.as_str(),
-    };
+    let name = name_of(&query.of, &bucket.subject);
     let after = after.filter(|place| place.name == name);
     // Limits given with calls have rows of their own, and are used under the same name.
     let mut sums: BTreeMap<(&LimitName, Stamp), Tally> = BTreeMap::new();

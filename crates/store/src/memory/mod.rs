@@ -12,15 +12,16 @@ mod steps;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tidegate_core::limit::name::{InvalidName, Namespace};
+use tidegate_core::limit::name::{Namespace, Subject};
 use tidegate_core::time::Stamp;
 
 use crate::clock::{SystemWall, WallClock};
+use crate::error::StoreError;
 use crate::reply::Reply;
 use crate::store::{Capabilities, Clocked, Store, Swept};
 use admin::Admin;
@@ -28,6 +29,8 @@ use shelves::{Index, Shelf};
 
 /// Shards of buckets and leases.
 const SHARDS: usize = 32;
+/// A store has at most so many namespaces.
+const NAMESPACES_MAX: usize = 4_096;
 /// Leases a call ends in passing whose deadline has passed.
 const SWEPT_IN_PASSING: usize = 16;
 
@@ -73,10 +76,13 @@ impl Memory {
     /// Another namespace of the same store: whoever asks for the same name gets the same.
     ///
     /// # Errors
-    /// [`InvalidName`] for a name that cannot be.
-    pub fn namespace(&self, name: &str) -> Result<Self, InvalidName> {
-        let name = Namespace::new(name)?;
+    /// [`StoreError::Invalid`] for a name that cannot be, [`StoreError::Full`] where there are too many.
+    pub fn namespace(&self, name: &str) -> Result<Self, StoreError> {
+        let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
         let mut spaces = lock(&self.spaces);
+        if spaces.len() >= NAMESPACES_MAX && !spaces.contains_key(&name) {
+            return Err(StoreError::Full { what: "namespaces", max: NAMESPACES_MAX as u64 });
+        }
         let space = spaces.entry(name).or_insert_with(|| Arc::new(Space::new(Arc::clone(&self.space.clock))));
         Ok(Self { space: Arc::clone(space), spaces: Arc::clone(&self.spaces) })
     }
@@ -132,8 +138,14 @@ impl Space {
         now
     }
 
-    fn hash(&self, entity: &str, resource: &str) -> u64 {
-        self.hasher.hash_one((entity, resource))
+    #[inline]
+    fn hash(&self, subject: &Subject) -> u64 {
+        // One behind the other: no name holds `#`, so that no two subjects are the same bytes.
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(subject.entity.as_str().as_bytes());
+        hasher.write(b"#");
+        hasher.write(subject.resource.as_str().as_bytes());
+        hasher.finish()
     }
 }
 

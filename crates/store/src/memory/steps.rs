@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record, Turn, digest};
 use tidegate_core::limit::name::ResourceName;
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::leases::{Known, Open};
-use super::shelves::{Locked, Place};
+use super::shelves::{Place, Places, Reach};
 use super::{Memory, Space, lock};
-use crate::buckets::{Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Seen, Settle};
+use crate::buckets::{
+    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Readings, Seen, Settle,
+};
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::reply::Reply;
@@ -54,137 +56,119 @@ impl Buckets for Memory {
 
 impl Space {
     fn draw(&self, draw: &Draw) -> Result<Drawn, StoreError> {
-        let read = self.now();
-        let mut places = self.places(&draw.levels)?;
-        let mut locked = self.lock_shelves(&places);
-        let now = locked.not_before(read);
-        let leases = locked.leases();
-        match leases.find(draw.lease) {
-            Known::Unknown => leases.may_draw(draw.lease)?,
-            Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
-            Known::Open(_) => return repeated(&mut locked, draw.lease, &draw.levels, &mut places),
-        }
-        let answer = take(&mut locked, &draw.levels, &draw.units, &mut places, now)?;
-        if matches!(answer, Drawn::Granted(_)) {
-            let deadline = now + draw.terms.deadline;
-            let record = Record::new(draw.units.clone(), now, deadline, draw.terms.on_expiry);
-            let open = Open { lease: draw.lease, record, levels: Arc::clone(&draw.levels), places };
-            locked.leases().insert(open);
-            self.is_due_at(deadline);
-        }
-        Ok(answer)
+        self.decide(&draw.levels, self.now(), |leases, reach, places, now| {
+            match leases.find(draw.lease) {
+                Known::Unknown => leases.may_draw(draw.lease)?,
+                Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
+                Known::Open(open) => {
+                    same_levels(open, &draw.levels)?;
+                    return Ok(Drawn::Granted(repeated(reach, open)));
+                }
+            }
+            let answer = take(reach, &draw.levels, &draw.units, places, (now, draw.is_watched))?;
+            if matches!(answer, Drawn::Granted(_)) {
+                let deadline = now + draw.terms.deadline;
+                let record = Record::new(Units::from_slice(&draw.units), now, deadline, draw.terms.on_expiry);
+                let (levels, places) = (Arc::clone(&draw.levels), Places::from_slice(places));
+                leases.insert(Open { lease: draw.lease, record, levels, places });
+                self.is_due_at(deadline);
+            }
+            Ok(answer)
+        })
     }
 
     fn spend(&self, draw: &Draw) -> Result<Drawn, StoreError> {
-        let read = self.now();
-        let mut places = self.places(&draw.levels)?;
-        let mut locked = self.lock_shelves(&places);
-        let now = locked.not_before(read);
-        let leases = locked.leases();
-        match leases.find(draw.lease) {
-            Known::Unknown => leases.may_draw(draw.lease)?,
-            Known::Ended(ended) if ended.turn_settle(0, &draw.units) == Turn::Repeat => {
-                return Ok(Drawn::Granted(repeat(ended.at)));
+        self.decide(&draw.levels, self.now(), |leases, reach, places, now| {
+            match leases.find(draw.lease) {
+                Known::Unknown => leases.may_draw(draw.lease)?,
+                Known::Ended(ended) if ended.turn_settle(0, &draw.units) == Turn::Repeat => {
+                    return Ok(Drawn::Granted(repeat(ended.at)));
+                }
+                Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
+                Known::Open(open) => {
+                    return Err(StoreError::Late { lease: draw.lease, step: 0, done: open.record.step() });
+                }
             }
-            Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
-            Known::Open(open) => {
-                return Err(StoreError::Late { lease: draw.lease, step: 0, done: open.record.step() });
+            let answer = take(reach, &draw.levels, &draw.units, places, (now, draw.is_watched))?;
+            if matches!(answer, Drawn::Granted(_)) {
+                reach.count(&draw.levels, &draw.units, places, now);
+                let digest = digest(&draw.units);
+                leases.end(draw.lease, Ended { how: Ending::Settled, step: 0, at: now, digest });
             }
-        }
-        let answer = take(&mut locked, &draw.levels, &draw.units, &mut places, now)?;
-        if matches!(answer, Drawn::Granted(_)) {
-            locked.count(&draw.levels, &draw.units, &mut places, now);
-            let digest = digest(&draw.units);
-            locked.leases().end(draw.lease, Ended { how: Ending::Settled, step: 0, at: now, digest });
-        }
-        Ok(answer)
+            Ok(answer)
+        })
     }
 
     fn extend(&self, extend: &Extend) -> Result<Drawn, StoreError> {
-        let read = self.now();
-        let mut places = self.places(&extend.levels)?;
-        let mut locked = self.lock_shelves(&places);
-        let now = locked.not_before(read);
-        if turn(&mut locked, extend.lease, extend.step, &extend.levels)? == Turn::Repeat {
-            return repeated(&mut locked, extend.lease, &extend.levels, &mut places);
-        }
-        let answer = take(&mut locked, &extend.levels, &extend.units, &mut places, now)?;
-        if matches!(answer, Drawn::Granted(_)) {
-            locked.leases().change(extend.lease, |record| record.extend(extend.step, &extend.units));
-        }
-        Ok(answer)
+        self.decide(&extend.levels, self.now(), |leases, reach, _, now| {
+            if turn(leases.open(extend.lease)?, extend.step, &extend.levels)? == Turn::Repeat {
+                return Ok(Drawn::Granted(repeated(reach, leases.open(extend.lease)?)));
+            }
+            let open = leases.open_mut(extend.lease)?;
+            let answer = take(reach, &open.levels, &extend.units, &mut open.places, (now, true))?;
+            if matches!(answer, Drawn::Granted(_)) {
+                open.record.extend(extend.step, &extend.units, now);
+            }
+            Ok(answer)
+        })
     }
 
     fn adjust(&self, adjust: &Adjust) -> Result<Moved, StoreError> {
-        let read = self.now();
-        let mut places = self.places(&adjust.levels)?;
-        let mut locked = self.lock_shelves(&places);
-        let now = locked.not_before(read);
-        if turn(&mut locked, adjust.lease, adjust.step, &adjust.levels)? == Turn::Repeat {
-            let (Drawn::Granted(moved) | Drawn::Refused(moved)) =
-                repeated(&mut locked, adjust.lease, &adjust.levels, &mut places)?;
-            return Ok(moved);
-        }
-        fits(&adjust.levels, adjust.deltas.len())?;
-        locked.prepare(&adjust.levels, |name| adjust.deltas[name].is_some(), &mut places)?;
-        let changes =
-            locked.leases().change(adjust.lease, |record| record.adjust(adjust.step, &adjust.deltas));
-        let changes = changes.unwrap_or_default();
-        let change = |name: usize| changes.get(name).copied().flatten();
-        let readings = locked.shift(&adjust.levels, change, &mut places, now);
-        Ok(Moved { at: now, is_repeat: false, readings })
+        self.decide(&adjust.levels, self.now(), |leases, reach, _, now| {
+            if turn(leases.open(adjust.lease)?, adjust.step, &adjust.levels)? == Turn::Repeat {
+                return Ok(repeated(reach, leases.open(adjust.lease)?));
+            }
+            let Open { record, levels, places, .. } = leases.open_mut(adjust.lease)?;
+            fits(levels, adjust.deltas.len())?;
+            reach.prepare(levels, |name| adjust.deltas[name].is_some(), places)?;
+            let changes = record.adjust(adjust.step, &adjust.deltas, now);
+            let readings = reach.shift(levels, |name| changes[name], places, now);
+            Ok(Moved { at: now, is_repeat: false, readings })
+        })
     }
 
     fn settle(&self, settle: &Settle) -> Result<Moved, StoreError> {
-        let (read, lease, step) = (self.now(), settle.lease, settle.step);
-        let places = self.places(&settle.levels)?;
-        let mut locked = self.lock_shelves(&places);
-        let now = locked.not_before(read);
-        match locked.leases().find(lease) {
-            Known::Ended(ended) if ended.turn_settle(step, &settle.actual) == Turn::Repeat => {
-                return Ok(repeat(ended.at));
-            }
-            Known::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
-            Known::Unknown => return Err(StoreError::NoLease { lease }),
-            Known::Open(open) => last_turn(open, step, &settle.levels)?,
-        }
-        fits(&settle.levels, settle.actual.len())?;
-        let mut places = places;
-        locked.prepare(&settle.levels, |name| settle.actual[name].is_some(), &mut places)?;
-        let Some(Open { mut record, levels, mut places, .. }) = locked.leases().take(lease) else {
-            return Err(StoreError::NoLease { lease });
-        };
-        let changes = record.settle(&settle.actual);
-        // What it holds and does not change is read all the same.
-        let held = record.held();
-        let change = |name: usize| changes[name].or_else(|| held[name].map(|_| 0));
-        let readings = locked.shift_and_count(&levels, change, &record, &mut places, now);
-        let digest = digest(&settle.actual);
-        locked.leases().end(lease, Ended { how: Ending::Settled, step, at: now, digest });
-        Ok(Moved { at: now, is_repeat: false, readings })
+        let (lease, step) = (settle.lease, settle.step);
+        self.decide(&settle.levels, self.now(), |leases, reach, _, now| {
+            let open = match leases.open_mut(lease) {
+                Ok(open) => open,
+                Err(error) => {
+                    return match leases.find(lease) {
+                        Known::Ended(ended) if ended.turn_settle(step, &settle.actual) == Turn::Repeat => {
+                            Ok(repeat(ended.at))
+                        }
+                        _ => Err(error),
+                    };
+                }
+            };
+            last_turn(open, step, &settle.levels)?;
+            let Open { record, levels, places, .. } = open;
+            fits(levels, settle.actual.len())?;
+            reach.prepare(levels, |name| settle.actual[name].is_some(), places)?;
+            let readings = reach.settle(levels, record, &settle.actual, places, (now, settle.is_watched));
+            let digest = digest(&settle.actual);
+            leases.end(lease, Ended { how: Ending::Settled, step, at: now, digest });
+            Ok(Moved { at: now, is_repeat: false, readings })
+        })
     }
 
     fn cancel(&self, cancel: &Cancel) -> Result<Moved, StoreError> {
-        let (read, lease) = (self.now(), cancel.lease);
-        let places = self.places(&cancel.levels)?;
-        let mut locked = self.lock_shelves(&places);
-        let now = locked.not_before(read);
-        match locked.leases().find(lease) {
-            Known::Ended(ended) if ended.turn_cancel() == Turn::Repeat => return Ok(repeat(ended.at)),
-            Known::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
-            Known::Open(open) => last_turn(open, cancel.step, &cancel.levels)?,
-            Known::Unknown => {}
-        }
-        // Without one its draw is still on its way: a mark is left, and it will be refused.
-        let readings = match locked.leases().take(lease) {
-            Some(Open { record, levels, mut places, .. }) => {
-                locked.shift(&levels, |name| returned(record.held(), name), &mut places, now)
-            }
-            None => Vec::new(),
-        };
-        let ended = Ended { how: Ending::Cancelled, step: cancel.step, at: now, digest: 0 };
-        locked.leases().end(lease, ended);
-        Ok(Moved { at: now, is_repeat: false, readings })
+        let lease = cancel.lease;
+        self.decide(&cancel.levels, self.now(), |leases, reach, _, now| {
+            let readings = match leases.find(lease) {
+                Known::Ended(ended) if ended.turn_cancel() == Turn::Repeat => return Ok(repeat(ended.at)),
+                Known::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
+                // Its draw is still on its way: a mark is left, and it will be refused.
+                Known::Unknown => Readings::new(),
+                Known::Open(open) => {
+                    last_turn(open, cancel.step, &cancel.levels)?;
+                    let Open { record, levels, places, .. } = leases.open_mut(lease)?;
+                    reach.shift(levels, |name| returned(record.held(), name), places, now)
+                }
+            };
+            leases.end(lease, Ended { how: Ending::Cancelled, step: cancel.step, at: now, digest: 0 });
+            Ok(Moved { at: now, is_repeat: false, readings })
+        })
     }
 
     /// A lease will be due at `deadline`.
@@ -208,47 +192,52 @@ impl Space {
             left -= due.len();
             // One after the other, since each may need other shelves too.
             for (lease, levels) in due {
-                self.expire(lease, &levels, now, &mut swept);
+                if let Ok(one) = self.expire(lease, &levels, now) {
+                    swept.settled += one.settled;
+                    swept.returned += one.returned;
+                    swept.forgotten += one.forgotten;
+                }
             }
             self.is_due_at(lock(shelf).leases.next_due());
         }
         swept
     }
 
-    fn expire(&self, lease: LeaseId, levels: &Levels, now: Stamp, swept: &mut Swept) {
-        let (read, Ok(mut places)) = (now, self.places(levels)) else { return };
-        let mut locked = self.lock_shelves(&places);
-        let now = locked.not_before(read);
-        // Whoever ended it meanwhile was in time.
-        let Some(Open { record, .. }) = locked.leases().take(lease) else { return };
-        match record.on_expiry() {
-            OnExpiry::Settle => {
-                swept.settled += 1;
-                locked.count(levels, record.held(), &mut places, record.drawn_at());
+    /// Ends a lease that is past its deadline, unless somebody was faster.
+    fn expire(&self, lease: LeaseId, levels: &Levels, read: Stamp) -> Result<Swept, StoreError> {
+        self.decide(levels, read, |leases, reach, _, now| {
+            let mut swept = Swept::default();
+            let Open { record, levels, places, .. } = leases.open_mut(lease)?;
+            match record.on_expiry() {
+                OnExpiry::Settle => {
+                    swept.settled = 1;
+                    reach.count(levels, record.held(), places, record.drawn_at());
+                }
+                OnExpiry::Return => {
+                    swept.returned = 1;
+                    reach.shift(levels, |name| returned(record.held(), name), places, now);
+                }
             }
-            OnExpiry::Return => {
-                swept.returned += 1;
-                locked.shift(levels, |name| returned(record.held(), name), &mut places, now);
-            }
-        }
-        let ended = Ended { how: Ending::Expired, step: record.step(), at: now, digest: 0 };
-        swept.forgotten += locked.leases().end(lease, ended);
+            let ended = Ended { how: Ending::Expired, step: record.step(), at: now, digest: 0 };
+            swept.forgotten = leases.end(lease, ended);
+            Ok(swept)
+        })
     }
 }
 
 /// Takes `units` of every limit that takes part, or nothing.
 fn take(
-    locked: &mut Locked<'_>,
+    reach: &mut Reach<'_>,
     levels: &Levels,
     units: &[Option<u64>],
     places: &mut [Place],
-    now: Stamp,
+    (now, is_watched): (Stamp, bool),
 ) -> Result<Drawn, StoreError> {
     fits(levels, units.len())?;
-    if let Some(readings) = locked.take(levels, units, places, now)? {
+    if let Some(readings) = reach.take(levels, units, places, (now, is_watched))? {
         return Ok(Drawn::Granted(Moved { at: now, is_repeat: false, readings }));
     }
-    let readings = locked.read(levels, units, places);
+    let readings = reach.read(levels, units, places);
     Ok(Drawn::Refused(Moved { at: now, is_repeat: false, readings }))
 }
 
@@ -261,32 +250,20 @@ fn fits(levels: &Levels, count: usize) -> Result<(), StoreError> {
     Err(StoreError::Invalid { what: format!("{count} numbers for {names} limits") })
 }
 
-const fn repeat(at: Stamp) -> Moved {
-    Moved { at, is_repeat: true, readings: Vec::new() }
+fn repeat(at: Stamp) -> Moved {
+    Moved { at, is_repeat: true, readings: Readings::new() }
 }
 
 /// The answer to a step that was done before: as of then, with the limits as they are.
-fn repeated(
-    locked: &mut Locked<'_>,
-    lease: LeaseId,
-    levels: &Levels,
-    places: &mut [Place],
-) -> Result<Drawn, StoreError> {
-    let record = locked.leases().open(lease)?.record.clone();
-    let readings = locked.read(levels, record.held(), places);
-    Ok(Drawn::Granted(Moved { at: record.drawn_at(), is_repeat: true, readings }))
+fn repeated(reach: &mut Reach<'_>, open: &Open) -> Moved {
+    let readings = reach.read(&open.levels, open.record.held(), &mut open.places.clone());
+    Moved { at: open.record.stepped_at(), is_repeat: true, readings }
 }
 
-fn turn(
-    locked: &mut Locked<'_>,
-    lease: LeaseId,
-    step: u32,
-    levels: &Arc<Levels>,
-) -> Result<Turn, StoreError> {
-    let open = locked.leases().open(lease)?;
+fn turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<Turn, StoreError> {
     same_levels(open, levels)?;
     match open.record.turn(step) {
-        Turn::Late => Err(StoreError::Late { lease, step, done: open.record.step() }),
+        Turn::Late => Err(StoreError::Late { lease: open.lease, step, done: open.record.step() }),
         turn => Ok(turn),
     }
 }

@@ -94,7 +94,10 @@ impl<S: Store> Observed<S> {
 
 impl<S: Store> Buckets for Observed<S> {
     fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
-        self.noted(Verb::Draw, move || self.store.draw(draw), move |log, answer| log.draw(draw, answer))
+        Reply::later(async move {
+            let watched = Draw { is_watched: true, ..draw.clone() };
+            self.noted(Verb::Draw, || self.store.draw(&watched), |log, answer| log.draw(draw, answer)).await
+        })
     }
 
     fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, Drawn> {
@@ -114,23 +117,27 @@ impl<S: Store> Buckets for Observed<S> {
     }
 
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
-        self.noted(
-            Verb::Settle,
-            move || self.store.settle(settle),
-            move |log, answer| log.settle(settle, answer),
-        )
+        Reply::later(async move {
+            let watched = Settle { is_watched: true, ..settle.clone() };
+            let call = || self.store.settle(&watched);
+            self.noted(Verb::Settle, call, |log, answer| log.settle(settle, answer)).await
+        })
     }
 
     fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Moved> {
-        self.noted(
-            Verb::Cancel,
-            move || self.store.cancel(cancel),
-            move |log, answer| log.cancel(cancel, answer),
-        )
+        Reply::later(async move {
+            let watched = Cancel { is_watched: true, ..cancel.clone() };
+            let call = || self.store.cancel(&watched);
+            self.noted(Verb::Cancel, call, |log, answer| log.cancel(cancel, answer)).await
+        })
     }
 
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
-        self.noted(Verb::Spend, move || self.store.spend(draw), move |log, answer| log.spend(draw, answer))
+        Reply::later(async move {
+            let watched = Draw { is_watched: true, ..draw.clone() };
+            self.noted(Verb::Spend, || self.store.spend(&watched), |log, answer| log.spend(draw, answer))
+                .await
+        })
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -206,7 +213,8 @@ impl<S: Store> Ledger for Observed<S> {
 
 impl<S: Store> Store for Observed<S> {
     fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
+        // What is noted is noted when a reply is awaited.
+        Capabilities { is_immediate: false, ..self.store.capabilities() }
     }
 
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {

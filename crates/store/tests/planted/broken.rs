@@ -15,8 +15,8 @@ use tidegate_core::limit::resolve::{Held, Resolved};
 use tidegate_core::limit::usage::Usage;
 use tidegate_store::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Reply, Seen, Settle, Store,
-    StoreError, Swept, UsageQuery, Written,
+    Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Readings, Reply, Seen, Settle,
+    Store, StoreError, Swept, UsageQuery, Written,
 };
 
 /// Which promise is broken.
@@ -142,14 +142,16 @@ impl Broken {
 
     async fn cancel_or_break(&self, cancel: &Cancel) -> Result<Moved, StoreError> {
         let is_known = self.see(cancel.lease);
-        let Cancel { lease, step, levels } = cancel.clone();
+        let Cancel { lease, step, levels, is_watched } = cancel.clone();
         let actual = vec![None; levels.names().len()].into();
         match self.defect {
-            Defect::KeepsWhatIsCancelled => self.store.settle(&Settle { lease, step, levels, actual }).await,
+            Defect::KeepsWhatIsCancelled => {
+                self.store.settle(&Settle { lease, step, levels, actual, is_watched }).await
+            }
             Defect::ForgetsMarks if !is_known => {
                 let at = self.store.balances(&Lookup::Subjects(Vec::new())).await?.at;
                 self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
-                Ok(Moved { at, is_repeat: false, readings: Vec::new() })
+                Ok(Moved { at, is_repeat: false, readings: Readings::new() })
             }
             _ => self.store.cancel(cancel).await,
         }
@@ -159,7 +161,7 @@ impl Broken {
         match self.store.settle(settle).await {
             Err(StoreError::Ended { .. }) if self.is(Defect::SettlesTwice) => {
                 let at = self.store.balances(&Lookup::Subjects(Vec::new())).await?.at;
-                Ok(Moved { at, is_repeat: false, readings: Vec::new() })
+                Ok(Moved { at, is_repeat: false, readings: Readings::new() })
             }
             answer => answer,
         }

@@ -5,22 +5,24 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Levels, Units};
-use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::{InvalidName, Subject};
 use tidegate_core::limit::policy::{OnUnavailable, Policy, Share, Version};
 use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::{Limit, Rule};
 use tidegate_core::time::Stamp;
-use tidegate_store::{Cancel, Draw, Drawn, Moved, Reply, StoreError, Terms};
-use tokio::time::Instant;
+use tidegate_store::{Cancel, Draw, Drawn, Lookup, Moved, Readings, Reply, Settle, StoreError, Terms};
 
 use super::error::{LimitError, Limited};
 use super::events::LimitEvent;
 use super::guard::Failed;
-use super::lease::{Backing, Lease, State};
+use super::lease::{Backing, Lease, Settled, State};
 use super::request::Request;
 use super::settler::End;
 use super::{Limiter, Shared};
+
+/// Ids that are made for one draw, should the first ones look too old.
+const IDS_MAX: usize = 8;
 
 /// Who asks, and for what: a pair of names, or a [`Subject`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,8 +145,23 @@ struct Pending<'a> {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         if !self.is_answered {
-            let cancel = Cancel { lease: self.draw.lease, step: 1, levels: Arc::clone(&self.draw.levels) };
+            let levels = Arc::clone(&self.draw.levels);
+            let cancel = Cancel { lease: self.draw.lease, step: 1, levels, is_watched: false };
             self.shared.settle_later(End::Cancel(cancel));
+        }
+    }
+}
+
+/// One who is asking the store.
+pub(super) struct Asking<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.shared.asking.fetch_sub(1, Ordering::SeqCst);
+        if self.shared.is_closed.load(Ordering::SeqCst) {
+            self.shared.lease_ended.notify_waiters();
         }
     }
 }
@@ -159,12 +176,6 @@ pub(super) enum Kind {
 }
 
 impl Shared {
-    /// Until when a caller that comes now waits for the store; `None` for one that answers at once.
-    #[inline]
-    pub(super) fn until(&self) -> Option<Instant> {
-        (!self.is_immediate).then(|| self.guard.until())
-    }
-
     /// Draws at once. When the store is away, the policy decides.
     pub(super) async fn draw(
         self: &Arc<Self>,
@@ -172,40 +183,101 @@ impl Shared {
         units: Units,
         deadline: Duration,
         kind: Kind,
-        until: Option<Instant>,
     ) -> Result<Lease, LimitError> {
-        let terms = Terms { deadline, on_expiry: levels.on_expiry().0 };
-        let draw = Draw { lease: Self::new_id(), levels, units, terms };
-        let answer = match until {
-            None => match kind {
-                Kind::Draw => self.store.draw(&draw).await,
-                Kind::Spend => self.store.spend(&draw).await,
+        if self.is_immediate
+            && let Some(answer) = self.draw_now(Arc::clone(&levels), units.clone(), deadline, kind)
+        {
+            return answer;
+        }
+        let mut draw = new_draw(Self::new_id(), levels, units, deadline);
+        let mut answer = self.ask_to_draw(&draw, kind).await;
+        for _ in 0..IDS_MAX {
+            if !matches!(&answer, Err(failed) if matches!(failed.error, StoreError::Ended { .. })) {
+                break;
             }
-            .map_err(|error| Failed { error, may_be_done: false }),
-            Some(until) => {
-                let mut pending = Pending { shared: self, draw: &draw, is_answered: false };
-                let reply = match kind {
-                    Kind::Draw => self.store.draw(&draw),
-                    Kind::Spend => self.store.spend(&draw),
-                };
-                let answer = self.guard.call(reply, until).await;
-                pending.is_answered = answer.as_ref().err().is_none_or(|failed| !failed.may_be_done);
-                answer
-            }
-        };
+            // The id is new, and looks so old that the store may have forgotten it.
+            draw.lease = Self::new_id();
+            answer = self.ask_to_draw(&draw, kind).await;
+        }
         match answer {
-            Ok(Drawn::Granted(moved)) => {
-                self.notice(&draw.levels, &moved);
-                Ok(self.lease(draw, moved.at, moved.readings, Backing::Store))
+            Ok(drawn) => self.answered(draw, drawn, kind),
+            Err(failed) if failed.error.is_transient() => self.without_store(draw, kind, failed.error).await,
+            Err(failed) => Err(LimitError::Store(failed.error)),
+        }
+    }
+
+    /// Asks a store that may be away. Given up, by us or by the caller, the draw is cancelled in the background.
+    async fn ask_to_draw(self: &Arc<Self>, draw: &Draw, kind: Kind) -> Result<Drawn, Failed> {
+        let mut pending = Pending { shared: self, draw, is_answered: false };
+        let answer = match kind {
+            Kind::Draw => self.guard.call(self.store.draw(draw)).await,
+            Kind::Spend => match self.guard.call(self.store.spend(draw)).await {
+                // It cannot be cancelled if it was done: asked again, the store answers as the first time.
+                Err(Failed { error: StoreError::Unavailable { .. }, may_be_done: true }) => {
+                    self.guard.call(self.store.spend(draw)).await
+                }
+                answer => answer,
+            },
+        };
+        pending.is_answered = answer.as_ref().err().is_none_or(|failed| !failed.may_be_done);
+        answer
+    }
+
+    /// Draws from a store that answers at once: no future is made, and nothing is moved through one.
+    #[inline]
+    pub(super) fn draw_now(
+        self: &Arc<Self>,
+        levels: Arc<Levels>,
+        units: Units,
+        deadline: Duration,
+        kind: Kind,
+    ) -> Option<Result<Lease, LimitError>> {
+        // Whoever wants to know its balances can ask such a store at any time.
+        let mut draw = Draw { is_watched: false, ..new_draw(self.new_id_at(), levels, units, deadline) };
+        let ask = |draw: &Draw| match kind {
+            Kind::Draw => self.store.draw(draw).now(),
+            Kind::Spend => self.store.spend(draw).now(),
+        };
+        let mut answer = ask(&draw)?;
+        for _ in 0..IDS_MAX {
+            if !matches!(answer, Err(StoreError::Ended { .. })) {
+                break;
             }
-            Ok(Drawn::Refused(moved)) => {
+            // The id is new, and looks so old that the store may have forgotten it: once more, by the store's clock.
+            let seen = self.store.balances(&Lookup::Subjects(Vec::new())).now()?;
+            self.told.fetch_max(seen.map_or(0, |seen| seen.at.as_micros() / 1_000), Ordering::Relaxed);
+            draw.lease = self.new_id_at();
+            answer = ask(&draw)?;
+        }
+        Some(answer.map_err(LimitError::Store).and_then(|drawn| self.answered(draw, drawn, kind)))
+    }
+
+    /// What the store's answer is to the caller.
+    fn answered(self: &Arc<Self>, draw: Draw, drawn: Drawn, kind: Kind) -> Result<Lease, LimitError> {
+        match drawn {
+            Drawn::Granted(moved) => {
+                self.notice(&draw.levels, &moved);
+                self.told.store(moved.at.as_micros() / 1_000, Ordering::Relaxed);
+                self.lease(draw, moved.at, moved.readings, (Backing::Store, kind))
+            }
+            Drawn::Refused(moved) => {
                 self.notice(&draw.levels, &moved);
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 Err(Limited::new(&draw.levels, &moved, &draw.units).into_error())
             }
-            Err(failed) if failed.error.is_transient() => self.without_store(draw, kind, failed.error).await,
-            Err(failed) => Err(LimitError::Store(failed.error)),
         }
+    }
+
+    /// What becomes of a draw when the store is known to be away.
+    pub(super) async fn draw_without(
+        self: &Arc<Self>,
+        levels: Arc<Levels>,
+        units: Units,
+        deadline: Duration,
+        kind: Kind,
+        error: StoreError,
+    ) -> Result<Lease, LimitError> {
+        self.without_store(new_draw(Self::new_id(), levels, units, deadline), kind, error).await
     }
 
     /// What becomes of a draw when the store is away.
@@ -217,7 +289,9 @@ impl Shared {
     ) -> Result<Lease, LimitError> {
         let lease = match draw.levels.on_unavailable().0 {
             OnUnavailable::Block => return Err(self.failure(error)),
-            OnUnavailable::Allow => self.lease(draw, Stamp::ZERO, Vec::new(), Backing::Nobody),
+            OnUnavailable::Allow => {
+                self.lease(draw, Stamp::ZERO, Readings::new(), (Backing::Nobody, kind))?
+            }
             OnUnavailable::LocalShare(share) => {
                 let levels = Arc::new(draw.levels.map_rules(|rule| share_of(rule, share)));
                 let draw = Draw { lease: Self::new_id(), levels, ..draw };
@@ -226,16 +300,24 @@ impl Shared {
                     Kind::Spend => tidegate_store::Buckets::spend(&self.local, &draw),
                 };
                 match reply.await.map_err(LimitError::Store)? {
-                    Drawn::Granted(moved) => self.lease(draw, moved.at, moved.readings, Backing::Local),
+                    Drawn::Granted(moved) => {
+                        self.lease(draw, moved.at, moved.readings, (Backing::Local, kind))?
+                    }
                     Drawn::Refused(moved) => {
                         self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                        return Err(Limited::new(&draw.levels, &moved, &draw.units).into_error());
+                        let limited = Limited::new(&draw.levels, &moved, &draw.units);
+                        // More than our share may be had again when the store is back.
+                        return Err(if limited.is_never() {
+                            self.failure(error)
+                        } else {
+                            limited.into_error()
+                        });
                     }
                 }
             }
         };
         self.counters.degraded.fetch_add(1, Ordering::Relaxed);
-        self.listeners.tell(&LimitEvent::Degraded { subject: lease.subject().clone(), lease: lease.id });
+        self.listeners.tell(&LimitEvent::Degraded { subject: lease.subject().clone(), lease: lease.id() });
         Ok(lease)
     }
 
@@ -243,22 +325,24 @@ impl Shared {
         self: &Arc<Self>,
         draw: Draw,
         at: Stamp,
-        readings: Vec<tidegate_store::Reading>,
-        backing: Backing,
-    ) -> Lease {
+        readings: Readings,
+        (backing, kind): (Backing, Kind),
+    ) -> Result<Lease, LimitError> {
         self.counters.granted.fetch_add(1, Ordering::SeqCst);
-        let Draw { lease: id, levels, units: held, .. } = draw;
-        Lease {
-            shared: Arc::clone(self),
-            id,
-            levels,
-            held,
-            step: 0,
-            at,
-            readings,
-            backing,
-            state: State::Open,
+        let Draw { lease, levels, units, .. } = draw;
+        let now = Settle { lease, step: 0, levels, actual: units, is_watched: false };
+        let lease = Lease { shared: Arc::clone(self), now, at, readings, backing, state: State::Open };
+        // Counted before it is asked: either we see that it was closed, or whoever drains sees the lease.
+        if kind == Kind::Draw && self.is_closed.load(Ordering::SeqCst) {
+            return Err(LimitError::Closed);
         }
+        Ok(lease)
+    }
+
+    /// Somebody is asking the store: a drain waits for the answer.
+    pub(super) fn asking(&self) -> Asking<'_> {
+        self.asking.fetch_add(1, Ordering::SeqCst);
+        Asking { shared: self }
     }
 
     /// What limits a subject when the store cannot say and never has: the limiter's own defaults.
@@ -270,14 +354,14 @@ impl Shared {
     /// The levels with limits given for one call.
     pub(super) fn with_limits(levels: &Arc<Levels>, limits: &[Limit]) -> Result<Arc<Levels>, LimitError> {
         let policy = Policy::new(limits.iter().cloned())?;
-        let rules = policy.rules().iter().map(|rule| Rule::clone(rule));
+        let rules = policy.rules().iter().map(|rule| (**rule).clone());
         Ok(Arc::new(levels.with_call_limits(rules)))
     }
 
     /// Sees whether the store knows newer rules than we do.
     #[inline]
     fn notice(&self, levels: &Levels, moved: &Moved) {
-        let newest = moved.readings.iter().map(|reading| reading.meter.version()).max();
+        let newest = moved.readings.iter().map(tidegate_store::Reading::version).max();
         if let Some(newest) = newest
             && newest > levels.version()
             && self.policies.saw(newest)
@@ -287,20 +371,22 @@ impl Shared {
     }
 }
 
+fn new_draw(lease: LeaseId, levels: Arc<Levels>, units: Units, deadline: Duration) -> Draw {
+    let terms = Terms { deadline, on_expiry: levels.on_expiry().0 };
+    Draw { lease, levels, units, terms, is_watched: true }
+}
+
 /// This process's share of a rule.
 fn share_of(rule: &Rule, part: Share) -> Rule {
     let shape = rule.shape();
     let limit = Limit::per(rule.name().as_str(), part.of(shape.amount()), shape.period());
     // A share of a valid rule is one: both numbers are at least one, and the time to refill stays the same.
-    limit.burst(part.of(shape.burst())).check().unwrap_or_else(|_| rule.clone())
+    let shared = limit.burst(part.of(shape.burst())).check().unwrap_or_else(|_| rule.clone());
+    // What was given with a call keeps a bucket of its own.
+    if rule.is_of_call() { shared.of_call() } else { shared }
 }
 
 /// The lease of a spend ends as it begins.
-pub(super) fn spent(mut lease: Lease) -> LeaseId {
-    lease.state = State::Ended {
-        how: tidegate_core::limit::lease::Ending::Settled,
-        amounts: Units::default(),
-        answer: super::lease::Settled::Now,
-    };
-    lease.id
+pub(super) fn spent(mut lease: Lease) {
+    lease.close(Ending::Settled, Settled::Now);
 }

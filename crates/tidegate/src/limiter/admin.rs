@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::plan::{Extra, Plan, Step, plan};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
-use tidegate_store::{Listing, Paging, PolicyChange};
+use tidegate_store::{Listing, Paging, PolicyChange, StoreError};
 
 use super::Limiter;
 use super::error::LimitError;
@@ -58,12 +59,13 @@ impl Admin {
     /// Dropping the future may leave it done or not.
     pub async fn change(&self, changes: Vec<PolicyChange>) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
-        let answer = shared.ask(shared.store.apply(&changes, &self.actor), shared.until()).await;
+        let answer = shared.ask(shared.store.apply(&changes, &self.actor)).await;
         self.limiter.invalidate();
         answer
     }
 
-    /// Writes an entity.
+    /// Writes an entity. Its parent is checked, those below it are not: moved too far down, they are refused when they
+    /// draw.
     ///
     /// # Errors
     /// [`StoreError::Entity`] for a parent that cannot be one, [`StoreError::Stale`] where the expectation does not
@@ -73,7 +75,7 @@ impl Admin {
     /// Dropping the future may leave it done or not.
     pub async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
-        let answer = shared.ask(shared.store.put(entity, expect, &self.actor), shared.until()).await;
+        let answer = shared.ask(shared.store.put(entity, expect, &self.actor)).await;
         self.limiter.invalidate();
         answer
     }
@@ -87,7 +89,7 @@ impl Admin {
     /// Dropping the future may leave it done or not.
     pub async fn remove_entity(&self, id: &EntityId, expect: Expect) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
-        let answer = shared.ask(shared.store.remove(id, expect, &self.actor), shared.until()).await;
+        let answer = shared.ask(shared.store.remove(id, expect, &self.actor)).await;
         self.limiter.invalidate();
         answer
     }
@@ -104,12 +106,51 @@ impl Admin {
         let first = Paging::first(1_000).map_err(LimitError::Store)?;
         let (mut all, mut paging) = (Vec::new(), first.clone());
         loop {
-            let page = shared.ask(shared.store.list(&Listing::All, &paging), shared.until()).await?;
+            let page = shared.ask(shared.store.list(&Listing::All, &paging)).await?;
             all.extend(page.items);
             match page.next {
                 Some(next) => paging = first.clone().after(next),
                 None => return Ok(all),
             }
         }
+    }
+
+    /// What has to change so that what is written is what is `declared`. Nothing is changed yet: show the plan, and
+    /// [`apply`](Self::apply) it.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for a scope that is declared twice; [`LimitError::Unavailable`] when the store is away.
+    ///
+    /// # Cancel safety
+    /// Nothing is changed.
+    pub async fn plan(&self, declared: &[(Scope, Policy)], extra: Extra) -> Result<Plan, LimitError> {
+        let written = self.policies().await?;
+        let plan = plan(&written, declared, extra);
+        plan.map_err(|twice| LimitError::Store(StoreError::Invalid { what: twice.to_string() }))
+    }
+
+    /// Makes all changes of a plan, or none, and answers the version they were made at. A plan without changes changes
+    /// nothing, and answers the version there is.
+    ///
+    /// Each change expects what its plan found. If somebody has changed one of these policies since, nothing is done:
+    /// make the plan again, and look at it again.
+    ///
+    /// # Errors
+    /// [`StoreError::Stale`] with the version that is there, where a policy has changed since the plan was made; else
+    /// as [`set_policy`](Self::set_policy).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave all of it done, or none. Applied again, a plan that was done is refused as stale.
+    pub async fn apply(&self, plan: &Plan) -> Result<Version, LimitError> {
+        if plan.is_empty() {
+            let shared = &self.limiter.shared;
+            return shared.ask(shared.store.version()).await;
+        }
+        let change = |step: &Step| PolicyChange {
+            scope: step.scope.clone(),
+            expect: step.expect(),
+            policy: step.after.clone(),
+        };
+        self.change(plan.steps().iter().map(change).collect()).await
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -22,7 +22,7 @@ use super::turns::Turns;
 use super::{Counters, Limiter, Shared};
 
 /// A lease's deadline is within these.
-const DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_hours(24 * 30));
+pub(super) const DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_hours(24 * 30));
 /// How long policies are remembered is at most this.
 const CACHE_TTL_MAX: Duration = Duration::from_hours(24);
 /// How long the store may take to answer is within these.
@@ -118,7 +118,7 @@ impl LimiterBuilder {
         self
     }
 
-    /// For how many subjects policies are remembered. By default 65,536.
+    /// For how many subjects policies are remembered. By default 65,536; fewer than 32 are taken for 32.
     pub const fn cache_max(mut self, subjects: usize) -> Self {
         self.cache_max = subjects;
         self
@@ -196,6 +196,8 @@ impl LimiterBuilder {
             is_closed: AtomicBool::new(false),
             lease_ended: Notify::new(),
             counters: Counters::default(),
+            asking: AtomicUsize::new(0),
+            told: AtomicU64::new(0),
             store: self.store,
         };
         Ok(Limiter { shared: Arc::new(shared) })

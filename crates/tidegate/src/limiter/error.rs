@@ -12,7 +12,10 @@ use tidegate_core::limit::policy::InvalidPolicy;
 use tidegate_core::limit::resolve::Source;
 use tidegate_store::{Moved, StoreError};
 
-/// Why nothing was drawn. Nothing was taken, unless the store is away: then what it may have taken is cancelled.
+use super::builder::DEADLINES;
+
+/// Why nothing was drawn. Nothing was taken, unless the store is away: then what it may have taken is cancelled. Only a
+/// spend whose answer was lost, and again when it was asked for once more, may stay spent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -59,6 +62,12 @@ pub enum LimitError {
     /// A limit given with the call cannot be.
     #[error(transparent)]
     Policy(#[from] InvalidPolicy),
+    /// The lease's deadline is outside its bounds.
+    #[error("a lease's deadline of {deadline:?}, outside {:?}..={:?}", DEADLINES.0, DEADLINES.1)]
+    Deadline {
+        /// The deadline.
+        deadline: Duration,
+    },
     /// The entity has too many levels above it, or is above itself.
     #[error("the entity `{entity}` draws from more than {LEVELS_MAX} levels")]
     Deep {
@@ -135,7 +144,7 @@ impl Limited {
             let asked = units.get(reading.name).copied().flatten().unwrap_or(0);
             let source = level.limits.iter().find(|line| line.name == reading.name);
             LimitLine {
-                balance: Balance::of(&level.subject, &reading.meter, asked, moved.at),
+                balance: Balance::of(&level.subject, &reading.meter(levels), asked, moved.at),
                 source: source.map_or(Source::Defaults, |line| line.source.clone()),
             }
         };

@@ -1,5 +1,6 @@
 //! Looking without taking: balances, explanations, and when something can be had.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tidegate_core::limit::name::{EntityId, Subject};
 use tidegate_core::limit::policy::{OnExpiry, OnUnavailable, Version};
 use tidegate_core::limit::resolve::Source;
 use tidegate_core::limit::rule::Rule;
+use tidegate_core::time::Stamp;
 use tidegate_store::{Bucket, Lookup, Seen};
 
 use super::acquire::SubjectRef;
@@ -55,15 +57,13 @@ impl Request<'_> {
     /// # Cancel safety
     /// Nothing is taken.
     pub async fn explain(self) -> Result<Explanation, LimitError> {
-        let until = self.shared().until();
-        let levels = self.levels(until).await?;
+        let (levels, _) = self.levels().await?;
         let units = levels.units(self.cost())?;
         let subjects = levels.levels().iter().map(|level| level.subject.clone()).collect();
         let lookup = Lookup::Subjects(subjects);
-        let seen = self.shared().ask(self.shared().store.balances(&lookup), until).await?;
-        let lines = lines(&levels, &seen, &units);
-        let asked =
-            Limited { lines: lines.iter().filter(|line| is_asked(&levels, line, &units)).cloned().collect() };
+        let seen = self.shared().ask(self.shared().store.balances(&lookup)).await?;
+        let asked = Limited { lines: lines(&levels, &by_subject(&seen), seen.at, (&units, Asked::Only)) };
+        let lines = lines(&levels, &by_subject(&seen), seen.at, (&units, Asked::OrNot));
         let would = match asked.primary() {
             None => Would::Grant,
             Some(line) => line.balance.retry_after.map_or(Would::Never, Would::Wait),
@@ -80,7 +80,7 @@ impl Request<'_> {
 }
 
 impl Limiter {
-    /// What an acquire would do, taking nothing.
+    /// What the store would answer to an acquire, taking nothing. Those of this process who wait are not counted.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), for what cannot be asked and for a store that is away.
@@ -95,7 +95,9 @@ impl Limiter {
         self.request(subject.into(), cost.as_ref()).explain().await
     }
 
-    /// How long until `cost` can be had, if nobody else takes it: zero is now.
+    /// How long until `cost` can be had, if nobody else takes it: zero is now. Those of this process who wait for the
+    /// same subject are not counted. After a change of the rate it is told as if the next draw were now: until then the
+    /// level grows by the rate that the bucket was last drawn by.
     ///
     /// # Errors
     /// [`LimitError::TooLarge`] if never; else as [`explain`](Self::explain).
@@ -111,7 +113,11 @@ impl Limiter {
         match explanation.would {
             Would::Grant => Ok(Duration::ZERO),
             Would::Wait(span) => Ok(span),
-            Would::Never => Err(LimitError::TooLarge(Box::new(Limited { lines: explanation.lines }))),
+            Would::Never => {
+                let mut lines = explanation.lines;
+                lines.retain(|line| line.balance.retry_after.is_none());
+                Err(LimitError::TooLarge(Box::new(Limited { lines })))
+            }
         }
     }
 
@@ -141,17 +147,20 @@ impl Limiter {
         &self,
         subjects: &[SubjectRef<'_>],
     ) -> Result<Vec<Vec<LimitLine>>, LimitError> {
-        let until = self.shared.until();
         let mut all: Vec<Arc<Levels>> = Vec::with_capacity(subjects.len());
         for subject in subjects {
-            all.push(self.shared.levels(*subject, until).await?);
+            all.push(self.shared.levels(*subject).await?.0);
         }
         let mut wanted: Vec<Subject> =
             all.iter().flat_map(|levels| levels.levels()).map(|level| level.subject.clone()).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let seen = self.shared.ask(self.shared.store.balances(&Lookup::Subjects(wanted)), until).await?;
-        let of = |levels: &Arc<Levels>| lines(levels, &seen, &vec![Some(0); levels.names().len()]);
+        let seen = self.shared.ask(self.shared.store.balances(&Lookup::Subjects(wanted))).await?;
+        let buckets = by_subject(&seen);
+        let of = |levels: &Arc<Levels>| {
+            let units = vec![Some(0); levels.names().len()];
+            lines(levels, &buckets, seen.at, (&units, Asked::OrNot))
+        };
         Ok(all.iter().map(of).collect())
     }
 
@@ -165,7 +174,7 @@ impl Limiter {
     /// Nothing is taken.
     pub async fn balances_of_entity(&self, entity: &str) -> Result<Vec<Balance>, LimitError> {
         let lookup = Lookup::Lineage(EntityId::new(entity)?);
-        let seen = self.shared.ask(self.shared.store.balances(&lookup), self.shared.until()).await?;
+        let seen = self.shared.ask(self.shared.store.balances(&lookup)).await?;
         let balances = |bucket: &Bucket| {
             let balance = |meter: &Meter| Balance::of(&bucket.subject, meter, 0, seen.at);
             bucket.meters.iter().map(balance).collect::<Vec<_>>()
@@ -174,15 +183,36 @@ impl Limiter {
     }
 }
 
-/// Every limit of every level, as it was seen; what is not there is full.
-fn lines(levels: &Levels, seen: &Seen, units: &[Option<u64>]) -> Vec<LimitLine> {
+/// Which limits are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Those that something is asked of.
+    Only,
+    /// The others too.
+    OrNot,
+}
+
+/// Buckets that were seen, to be found.
+pub(super) type Found<'a> = BTreeMap<&'a Subject, &'a Bucket>;
+
+pub(super) fn by_subject(seen: &Seen) -> Found<'_> {
+    seen.buckets.iter().map(|bucket| (&bucket.subject, bucket)).collect()
+}
+
+/// The limits of every level, as they were seen; what is not there is full.
+pub(super) fn lines(
+    levels: &Levels,
+    seen: &Found<'_>,
+    at: Stamp,
+    (units, wanted): (&[Option<u64>], Asked),
+) -> Vec<LimitLine> {
     let mut lines = Vec::new();
     for level in levels.levels() {
-        let bucket = seen.buckets.iter().find(|bucket| bucket.subject == level.subject);
-        for line in &level.limits {
+        let bucket = seen.get(&level.subject).copied();
+        for line in level.limits.iter().filter(|line| wanted == Asked::OrNot || units[line.name].is_some()) {
             let asked = units[line.name].unwrap_or(0);
-            let meter = meter(bucket, &line.rule, levels.version(), seen);
-            let balance = Balance::of(&level.subject, &meter, asked, seen.at);
+            let meter = meter(bucket, &line.rule, levels.version(), at);
+            let balance = Balance::of(&level.subject, &meter, asked, at);
             lines.push(LimitLine { balance, source: line.source.clone() });
         }
     }
@@ -190,22 +220,17 @@ fn lines(levels: &Levels, seen: &Seen, units: &[Option<u64>]) -> Vec<LimitLine> 
 }
 
 /// A limit's state as a draw would find it.
-fn meter(bucket: Option<&Bucket>, rule: &Arc<Rule>, version: Version, seen: &Seen) -> Meter {
+fn meter(bucket: Option<&Bucket>, rule: &Arc<Rule>, version: Version, at: Stamp) -> Meter {
     let found = bucket.and_then(|bucket| bucket.meters.iter().find(|meter| meter.rule().row() == rule.row()));
     let mut meter = found.cloned().unwrap_or_else(|| Meter::new(Arc::clone(rule), version));
-    meter.follow(rule, version, seen.at);
+    meter.follow(rule, version, at);
     meter
-}
-
-fn is_asked(levels: &Levels, line: &LimitLine, units: &[Option<u64>]) -> bool {
-    levels.position(line.balance.limit.as_str()).is_ok_and(|name| units[name].is_some())
 }
 
 impl Shared {
     /// What could never be had, by the rules that are known.
     pub(super) fn never(levels: &Levels, units: &[Option<u64>]) -> Option<Limited> {
-        let mut lines =
-            lines(levels, &Seen { at: tidegate_core::time::Stamp::ZERO, buckets: Vec::new() }, units);
+        let mut lines = lines(levels, &Found::new(), Stamp::ZERO, (units, Asked::Only));
         lines.retain(|line| line.balance.retry_after.is_none());
         (!lines.is_empty()).then_some(Limited { lines })
     }

@@ -10,7 +10,7 @@ use tidegate_core::event::Event;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::plan::{Circuit, Controller};
 use tidegate_store::{Reply, StoreError};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use super::events::{LimitEvent, Listeners};
 use crate::throttle::Throttle;
@@ -54,13 +54,8 @@ impl Guard {
         Self { deadline, breaker }
     }
 
-    /// Until when a caller that comes now waits for the store.
-    pub(super) fn until(&self) -> Instant {
-        Instant::now() + self.deadline
-    }
-
-    /// Waits for a reply until `until`, unless the store is being left alone.
-    pub(super) async fn call<T: Unpin>(&self, reply: Reply<'_, T>, until: Instant) -> Result<T, Failed> {
+    /// Waits for a reply as long as the store may take, unless it is being left alone.
+    pub(super) async fn call<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Failed> {
         let permit = match self.breaker.try_acquire(Cost::request()) {
             Ok(permit) => permit,
             Err(refused) => {
@@ -70,7 +65,7 @@ impl Guard {
             }
         };
         let millis = || u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX);
-        let answer = match timeout_at(until, reply).await {
+        let answer = match timeout(self.deadline, reply).await {
             Ok(answer) => answer,
             Err(_) => Err(StoreError::TimedOut { millis: millis() }),
         };

@@ -4,21 +4,21 @@
 //! so that whatever became of an extension or an adjustment whose answer was lost is put right by it.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Waker};
 
 use tidegate_core::limit::balance::Balance;
-use tidegate_core::limit::cascade::{Levels, Units};
+use tidegate_core::limit::cascade::Units;
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
-use tidegate_store::{Adjust, Cancel, Drawn, Extend, Moved, Reading, Reply, Settle, Store, StoreError};
+use tidegate_store::{
+    Adjust, Cancel, Drawn, Extend, Lookup, Moved, Reading, Readings, Reply, Settle, Store, StoreError,
+};
 
 use super::Shared;
 use super::error::{LimitError, Limited};
+use super::explain::{Asked, by_subject, lines};
 use super::guard::Failed;
 use super::settler::End;
 
@@ -29,13 +29,11 @@ use super::settler::End;
 #[must_use = "dropping a lease returns what it drew"]
 pub struct Lease {
     pub(super) shared: Arc<Shared>,
-    pub(super) id: LeaseId,
-    pub(super) levels: Arc<Levels>,
-    pub(super) held: Units,
-    pub(super) step: u32,
+    /// The id, the last step, the levels, and what is held: what a settle would say now.
+    pub(super) now: Settle,
     /// When the store last told about it.
     pub(super) at: Stamp,
-    pub(super) readings: Vec<Reading>,
+    pub(super) readings: Readings,
     pub(super) backing: Backing,
     pub(super) state: State,
 }
@@ -51,14 +49,13 @@ pub(super) enum Backing {
     Nobody,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum State {
     Open,
     /// The store is being told of an ending; if nobody waits for it any more, the settler goes on.
-    Ending(End),
+    Ending(Ending),
     Ended {
         how: Ending,
-        amounts: Units,
         answer: Settled,
     },
 }
@@ -84,17 +81,17 @@ pub enum Settled {
 impl Lease {
     /// The lease's id.
     pub const fn id(&self) -> LeaseId {
-        self.id
+        self.now.lease
     }
 
     /// Who drew it, and of what.
     pub fn subject(&self) -> &Subject {
-        self.levels.subject()
+        self.now.levels.subject()
     }
 
-    /// What is held of a limit; `None` where it takes no part.
+    /// What is held of a limit; `None` where it takes no part. Of a lease that has ended, what it was settled at.
     pub fn held(&self, limit: &str) -> Option<u64> {
-        self.held[self.levels.position(limit).ok()?]
+        self.now.actual[self.now.levels.position(limit).ok()?]
     }
 
     /// Whether, and why, the lease was given without the store.
@@ -106,13 +103,26 @@ impl Lease {
         }
     }
 
-    /// The limits it drew from, as the store last told: at the draw, or at the last extension or adjustment.
+    /// The limits it drew from: as they are now, where the store is in this process, else as the store last told, at the
+    /// draw or at the last extension or adjustment.
     pub fn balances(&self) -> Vec<Balance> {
+        if self.is_here() {
+            return self.balances_now().unwrap_or_default();
+        }
         let balance = |reading: &Reading| {
-            let subject = &self.levels.levels()[reading.level].subject;
-            Balance::of(subject, &reading.meter, 0, self.at)
+            let subject = &self.now.levels.levels()[reading.level].subject;
+            Balance::of(subject, &reading.meter(&self.now.levels), 0, self.at)
         };
         self.readings.iter().map(balance).collect()
+    }
+
+    fn balances_now(&self) -> Option<Vec<Balance>> {
+        let levels = self.now.levels.levels();
+        let lookup = Lookup::Subjects(levels.iter().map(|level| level.subject.clone()).collect());
+        let seen = self.store().balances(&lookup).now()?.ok()?;
+        let units: Units = self.now.actual.iter().map(|held| held.map(|_| 0)).collect();
+        let lines = lines(&self.now.levels, &by_subject(&seen), seen.at, (&units, Asked::Only));
+        Some(lines.into_iter().map(|line| line.balance).collect())
     }
 
     /// Draws more, all or nothing. Refused, the lease stays as it is.
@@ -125,32 +135,36 @@ impl Lease {
     /// Dropping the future leaves the lease as it was: what the store may have drawn returns when the lease ends.
     pub async fn extend<'a>(&mut self, more: impl AsRef<[(&'a str, u64)]>) -> Result<(), LimitError> {
         self.check_open()?;
-        let units = self.levels.units(more.as_ref())?;
-        let drawn = match self.backing {
-            Backing::Nobody => None,
-            Backing::Store | Backing::Local => {
-                let extend = Extend {
-                    lease: self.id,
-                    step: self.next_step(),
-                    levels: self.levels.clone(),
-                    units: units.clone(),
-                };
-                let answer = self.call(self.store().extend(&extend)).await;
-                match answer.map_err(|failed| self.shared.failure(failed.error))? {
-                    Drawn::Granted(moved) => Some(moved),
-                    Drawn::Refused(moved) => {
-                        return Err(Limited::new(&self.levels, &moved, &units).into_error());
-                    }
-                }
+        let units = self.now.levels.units(more.as_ref())?;
+        if self.backing != Backing::Nobody {
+            let step = self.next_step();
+            let levels = Arc::clone(&self.now.levels);
+            let extend = Extend { lease: self.now.lease, step, levels, units: units.clone() };
+            // What is new to the lease is named from now on: should the answer be lost, the end says that it holds none.
+            let before = self.now.actual.clone();
+            for (held, _) in self.now.actual.iter_mut().zip(&units).filter(|(_, more)| more.is_some()) {
+                held.get_or_insert(0);
             }
-        };
-        for (held, more) in self.held.iter_mut().zip(&units) {
+            let refused = match self.call(self.store().extend(&extend)).await {
+                Ok(Drawn::Granted(moved)) => {
+                    self.learn(moved);
+                    None
+                }
+                Ok(Drawn::Refused(moved)) => Some(Limited::new(&extend.levels, &moved, &units).into_error()),
+                Err(failed) if failed.error.is_transient() => {
+                    return Err(self.shared.failure(failed.error));
+                }
+                Err(failed) => Some(LimitError::Store(failed.error)),
+            };
+            if let Some(error) = refused {
+                self.now.actual = before;
+                return Err(error);
+            }
+        }
+        for (held, more) in self.now.actual.iter_mut().zip(&units) {
             if let Some(more) = more {
                 *held = Some(held.unwrap_or(0).saturating_add(*more));
             }
-        }
-        if let Some(moved) = drawn {
-            self.learn(moved);
         }
         Ok(())
     }
@@ -165,9 +179,10 @@ impl Lease {
     /// Dropping the future leaves the change made: it is told with the end if the store has not heard of it.
     pub async fn adjust<'a>(&mut self, changes: impl AsRef<[(&'a str, i64)]>) -> Result<(), LimitError> {
         self.check_open()?;
-        let deltas = self.levels.deltas(changes.as_ref())?;
+        let deltas = self.now.levels.deltas(changes.as_ref())?;
+        self.check_held(&deltas)?;
         let gives_back = deltas.iter().flatten().any(|delta| *delta < 0);
-        for (held, delta) in self.held.iter_mut().zip(&deltas) {
+        for (held, delta) in self.now.actual.iter_mut().zip(&deltas) {
             if let Some(delta) = delta {
                 *held = Some(held.unwrap_or(0).saturating_add_signed(*delta));
             }
@@ -175,12 +190,13 @@ impl Lease {
         if self.backing == Backing::Nobody {
             return Ok(());
         }
-        let adjust = Adjust { lease: self.id, step: self.next_step(), levels: self.levels.clone(), deltas };
+        let (step, levels) = (self.next_step(), Arc::clone(&self.now.levels));
+        let adjust = Adjust { lease: self.now.lease, step, levels, deltas };
         match self.call(self.store().adjust(&adjust)).await {
             Ok(moved) => {
                 self.learn(moved);
                 if gives_back {
-                    self.shared.turns.returned(&self.levels);
+                    self.shared.turns.returned(&self.now.levels);
                 }
                 Ok(())
             }
@@ -201,20 +217,27 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future does not undo it: the settler goes on.
     pub async fn settle<'a>(&mut self, actual: impl AsRef<[(&'a str, u64)]>) -> Result<Settled, LimitError> {
-        let mut amounts = self.levels.amounts(actual.as_ref())?;
-        for (actual, held) in amounts.iter_mut().zip(&self.held) {
+        let mut amounts = self.now.levels.amounts(actual.as_ref())?;
+        for (actual, held) in amounts.iter_mut().zip(&self.now.actual) {
             *actual = actual.or(*held);
         }
-        if let State::Ended { how: Ending::Settled, amounts: settled, answer } = &self.state
-            && *settled == amounts
-        {
-            return Ok(*answer);
+        let is_same = self.now.actual == amounts;
+        match self.state {
+            State::Ended { how: Ending::Settled, answer } if is_same => return Ok(answer),
+            // Nobody waited for the answer the first time.
+            State::Ending(Ending::Settled) if is_same => return self.end(Ending::Settled, true).await,
+            _ => self.check_open()?,
         }
-        self.check_open()?;
-        let gives_back = amounts.iter().zip(&self.held).any(|(actual, held)| actual < held);
-        let step = self.next_step();
-        let settle = Settle { lease: self.id, step, levels: self.levels.clone(), actual: amounts.clone() };
-        self.end(End::Settle(settle), Ending::Settled, amounts, gives_back).await
+        let gives_back = amounts.iter().zip(&self.now.actual).any(|(actual, held)| actual < held);
+        self.now.actual = amounts;
+        self.next_step();
+        if self.is_here()
+            && let Some(answer) = self.store().settle(&self.now).now()
+        {
+            // Such a store is not away, so there is nothing to remember for later.
+            return self.ended(answer.map(drop), Ending::Settled, gives_back);
+        }
+        self.end(Ending::Settled, gives_back).await
     }
 
     /// Ends the lease at what it holds.
@@ -237,69 +260,118 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future does not undo it: the settler goes on.
     pub async fn cancel(&mut self) -> Result<Settled, LimitError> {
-        if let State::Ended { how: Ending::Cancelled, answer, .. } = &self.state {
-            return Ok(*answer);
+        match self.state {
+            State::Ended { how: Ending::Cancelled, answer } => return Ok(answer),
+            State::Ending(Ending::Cancelled) => {}
+            _ => {
+                self.check_open()?;
+                self.next_step();
+            }
         }
-        self.check_open()?;
-        let cancel = Cancel { lease: self.id, step: self.next_step(), levels: self.levels.clone() };
-        self.end(End::Cancel(cancel), Ending::Cancelled, Units::default(), true).await
+        self.end(Ending::Cancelled, true).await
     }
 
     /// Tells the store of an end, or the settler if the store is away.
-    async fn end(
-        &mut self,
-        end: End,
-        how: Ending,
-        amounts: Units,
-        gives_back: bool,
-    ) -> Result<Settled, LimitError> {
-        self.state = State::Ending(end);
-        let answer = match (&self.state, self.backing) {
-            (State::Ending(End::Settle(settle)), Backing::Store | Backing::Local) => {
-                self.call(self.store().settle(settle)).await.map(drop)
+    async fn end(&mut self, how: Ending, gives_back: bool) -> Result<Settled, LimitError> {
+        self.state = State::Ending(how);
+        let answer = match (self.backing, how) {
+            (Backing::Nobody, _) => Ok(()),
+            (_, Ending::Cancelled) => {
+                let cancel = self.cancellation();
+                self.call(self.store().cancel(&cancel)).await.map(drop)
             }
-            (State::Ending(End::Cancel(cancel)), Backing::Store | Backing::Local) => {
-                self.call(self.store().cancel(cancel)).await.map(drop)
-            }
-            _ => Ok(()),
+            _ => self.call(self.store().settle(&self.now)).await.map(drop),
         };
-        let answer = match answer {
-            Ok(()) => Ok(Settled::Now),
-            Err(failed) if failed.error.is_transient() => self.end_later(failed.error),
-            Err(Failed { error: StoreError::Ended { lease, how }, .. }) => {
-                self.state = State::Ended { how, amounts, answer: Settled::Now };
-                return Err(LimitError::Store(StoreError::Ended { lease, how }));
+        match answer {
+            Err(failed) if failed.error.is_transient() => {
+                if self.shared.settle_later(self.ending(how)) {
+                    self.close(how, Settled::Later);
+                    return Ok(Settled::Later);
+                }
+                // It did not end: whoever holds it may say the same again, or drop it.
+                Err(self.shared.failure(failed.error))
             }
-            Err(failed) => Err(LimitError::Store(failed.error)),
-        };
-        let said = answer.as_ref().copied().unwrap_or(Settled::Now);
-        self.state = State::Ended { how, amounts, answer: said };
-        if gives_back {
-            self.shared.turns.returned(&self.levels);
+            answer => self.ended(answer.map_err(StoreError::from), how, gives_back),
         }
-        answer
     }
 
-    fn end_later(&mut self, error: StoreError) -> Result<Settled, LimitError> {
-        let State::Ending(end) = std::mem::replace(&mut self.state, State::Open) else {
-            unreachable!("only an ending is told later")
-        };
-        if self.shared.settle_later(end) {
-            return Ok(Settled::Later);
+    /// The store has answered an ending.
+    #[inline]
+    fn ended(
+        &mut self,
+        answer: Result<(), StoreError>,
+        how: Ending,
+        gives_back: bool,
+    ) -> Result<Settled, LimitError> {
+        match &answer {
+            Ok(()) => self.close(how, Settled::Now),
+            // It ended by itself before.
+            Err(StoreError::Ended { how, .. }) => self.close(*how, Settled::Now),
+            Err(StoreError::NoLease { .. }) => self.close(Ending::Expired, Settled::Now),
+            // It did not end: whoever holds it may try again, or drop it.
+            Err(_) => self.state = State::Open,
         }
-        Err(self.shared.failure(error))
+        answer.map_err(LimitError::Store)?;
+        if gives_back {
+            self.shared.turns.returned(&self.now.levels);
+        }
+        Ok(Settled::Now)
+    }
+
+    /// Refuses to hold more than can be said at the end.
+    fn check_held(&self, deltas: &[Option<i64>]) -> Result<(), LimitError> {
+        let levels = &self.now.levels;
+        for (name, (held, delta)) in self.now.actual.iter().zip(deltas).enumerate() {
+            let after = held.unwrap_or(0).saturating_add_signed(delta.unwrap_or(0));
+            levels.check_units(name, i128::from(after))?;
+        }
+        Ok(())
+    }
+
+    /// It is over.
+    #[inline]
+    pub(super) fn close(&mut self, how: Ending, answer: Settled) {
+        self.state = State::Ended { how, answer };
+        self.shared.counters.ended.fetch_add(1, Ordering::SeqCst);
+        if self.shared.is_closed.load(Ordering::SeqCst) {
+            self.shared.lease_ended.notify_waiters();
+        }
+    }
+
+    /// What is to be told to the store.
+    fn ending(&self, how: Ending) -> End {
+        match how {
+            Ending::Settled => End::Settle(self.now.clone()),
+            Ending::Cancelled | Ending::Expired => End::Cancel(self.cancellation()),
+        }
+    }
+
+    fn cancellation(&self) -> Cancel {
+        let Settle { lease, step, levels, .. } = &self.now;
+        Cancel { lease: *lease, step: *step, levels: Arc::clone(levels), is_watched: false }
+    }
+
+    /// Whether what it drew is kept in this process, so that every call is answered at once.
+    fn is_here(&self) -> bool {
+        match self.backing {
+            Backing::Local => true,
+            Backing::Store => self.shared.is_immediate,
+            Backing::Nobody => false,
+        }
     }
 
     fn check_open(&self) -> Result<(), LimitError> {
         match self.state {
-            State::Open | State::Ending(_) => Ok(()),
-            State::Ended { how, .. } => Err(LimitError::Store(StoreError::Ended { lease: self.id, how })),
+            State::Open => Ok(()),
+            State::Ending(how) | State::Ended { how, .. } => {
+                Err(LimitError::Store(StoreError::Ended { lease: self.now.lease, how }))
+            }
         }
     }
 
     const fn next_step(&mut self) -> u32 {
-        self.step += 1;
-        self.step
+        self.now.step += 1;
+        self.now.step
     }
 
     fn store(&self) -> &dyn Store {
@@ -310,10 +382,10 @@ impl Lease {
     }
 
     async fn call<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Failed> {
-        if self.shared.is_immediate || self.backing == Backing::Local {
+        if self.is_here() {
             return reply.await.map_err(|error| Failed { error, may_be_done: true });
         }
-        self.shared.guard.call(reply, self.shared.guard.until()).await
+        self.shared.guard.call(reply).await
     }
 
     /// Takes in what the store told.
@@ -332,46 +404,46 @@ impl Lease {
     }
 
     /// The end of a lease that was dropped.
-    fn drop_open(&mut self) {
-        let end = match std::mem::replace(&mut self.state, State::Open) {
-            State::Ended { .. } => return,
-            State::Ending(end) => end,
-            State::Open => {
-                let cancel = Cancel { lease: self.id, step: self.next_step(), levels: self.levels.clone() };
-                End::Cancel(cancel)
-            }
-        };
-        if self.shared.is_immediate || self.backing == Backing::Local {
-            // Such a store answers when it is first asked.
-            let mut context = Context::from_waker(Waker::noop());
-            let answered = match &end {
-                End::Cancel(cancel) => Pin::new(&mut self.store().cancel(cancel)).poll(&mut context),
-                End::Settle(settle) => Pin::new(&mut self.store().settle(settle)).poll(&mut context),
+    #[cold]
+    fn drop_open(&mut self, how: Ending) {
+        if self.is_here() {
+            // Such a store answers when it is asked.
+            let answered = match self.ending(how) {
+                End::Cancel(cancel) => self.store().cancel(&cancel).now().is_some(),
+                End::Settle(settle) => self.store().settle(&settle).now().is_some(),
             };
-            debug_assert!(answered.is_ready(), "a store that answers at once does");
-            self.shared.turns.returned(&self.levels);
-        } else if self.backing == Backing::Store {
-            self.shared.settle_later(end);
+            if answered {
+                self.shared.turns.returned(&self.now.levels);
+                return;
+            }
+        }
+        if self.backing == Backing::Store {
+            self.shared.settle_later(self.ending(how));
         }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.drop_open();
-        self.shared.counters.ended.fetch_add(1, Ordering::SeqCst);
-        if self.shared.is_closed.load(Ordering::SeqCst) {
-            self.shared.lease_ended.notify_waiters();
-        }
+        let how = match self.state {
+            State::Ended { .. } => return,
+            State::Ending(how) => how,
+            State::Open => {
+                self.next_step();
+                Ending::Cancelled
+            }
+        };
+        self.drop_open(how);
+        self.close(how, Settled::Later);
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("id", &self.id)
+            .field("id", &self.now.lease)
             .field("subject", self.subject())
-            .field("held", &self.held)
+            .field("held", &self.now.actual)
             .field("degraded", &self.degraded())
             .finish_non_exhaustive()
     }

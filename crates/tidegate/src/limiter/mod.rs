@@ -20,7 +20,7 @@ mod usage;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidegate_core::limit::lease::LeaseId;
@@ -88,6 +88,10 @@ struct Shared {
     is_closed: AtomicBool,
     lease_ended: Notify,
     counters: Counters,
+    /// Those who are asking the store for a lease.
+    asking: AtomicUsize,
+    /// The time that the store last told, in milliseconds.
+    told: AtomicU64,
 }
 
 #[derive(Default)]
@@ -179,7 +183,7 @@ impl Limiter {
         loop {
             let ended = self.shared.lease_ended.notified();
             let idle = self.shared.settler.idle();
-            if self.shared.open_leases() > 0 {
+            if self.shared.asking.load(Ordering::SeqCst) > 0 || self.shared.open_leases() > 0 {
                 ended.await;
             } else if self.shared.settler.pending() > 0 {
                 self.shared.wake_settler();
@@ -202,6 +206,12 @@ impl Shared {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let millis = since.as_secs() * 1_000 + u64::from(since.subsec_millis());
         LeaseId::new(millis, rand::random())
+    }
+
+    /// The same with the time that the store last told: to read a clock is a good part of a draw's time.
+    #[inline]
+    fn new_id_at(&self) -> LeaseId {
+        LeaseId::new(self.told.load(Ordering::Relaxed), rand::random())
     }
 
     fn open_leases(&self) -> u64 {

@@ -8,7 +8,7 @@
 //! Two generations bound the cache: when the young one is full it becomes the old one, and what is asked for
 //! again is young again.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher};
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +30,8 @@ use super::guard::Failed;
 use super::{Limiter, Shared};
 
 const SHARDS: usize = 16;
+/// What changes while it is read is read again, up to so often.
+const READS_MAX: usize = 3;
 
 /// Levels by subject.
 pub(super) struct PolicyCache {
@@ -40,6 +42,8 @@ pub(super) struct PolicyCache {
     generation_max: usize,
     /// The newest version any draw was decided by: what is older is stale.
     seen: AtomicU64,
+    /// How often everything was made stale by hand.
+    epoch: AtomicU64,
 }
 
 #[derive(Default)]
@@ -52,10 +56,18 @@ struct Generations {
 struct Entry {
     hash: u64,
     subject: Subject,
+    /// When it was made: one that was made before everything became stale is stale.
+    epoch: u64,
     /// Filled by the first who needs it.
     loaded: OnceCell<Loaded>,
     /// What was known before, for when the store is away.
-    before: Option<Arc<Levels>>,
+    before: Option<Before>,
+}
+
+#[derive(Clone)]
+struct Before {
+    levels: Arc<Levels>,
+    epoch: u64,
 }
 
 #[derive(Clone)]
@@ -64,6 +76,9 @@ struct Loaded {
     /// When it has to be asked for again.
     until: Instant,
 }
+
+/// What limits a subject, and what is wrong with the store if it could not be asked whether that still holds.
+pub(super) type Known = (Arc<Levels>, Option<StoreError>);
 
 /// What makes an entry fresh.
 #[derive(Clone, Copy)]
@@ -112,7 +127,22 @@ impl PolicyCache {
             ttl,
             generation_max: (entries_max / SHARDS / 2).max(1),
             seen: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
         }
+    }
+
+    #[inline]
+    fn hash(&self, asked: SubjectRef<'_>) -> u64 {
+        // One behind the other: no name holds `#`, so that no two subjects are the same bytes.
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(asked.entity.as_bytes());
+        hasher.write(b"#");
+        hasher.write(asked.resource.as_bytes());
+        hasher.finish()
+    }
+
+    pub(super) const fn ttl(&self) -> Duration {
+        self.ttl
     }
 
     pub(super) fn stats(&self) -> CacheStats {
@@ -128,13 +158,8 @@ impl PolicyCache {
         self.seen.fetch_max(version.number(), Ordering::Relaxed) < version.number()
     }
 
-    fn clear(&self) {
-        for shard in &self.shards {
-            let mut shard = lock(shard);
-            let gone = (mem::take(&mut shard.young), mem::take(&mut shard.old));
-            drop(shard);
-            drop(gone);
-        }
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
     }
 
     /// A fresh answer, if there is one.
@@ -142,14 +167,17 @@ impl PolicyCache {
     fn fresh(&self, hash: u64, asked: SubjectRef<'_>, fresh: Fresh) -> Option<Arc<Levels>> {
         let mut shard = self.shard(hash);
         let entry = shard.find(hash, asked, self.generation_max)?;
-        let loaded = entry.loaded.get().filter(|loaded| self.is_fresh(loaded, fresh))?;
+        let loaded = entry.loaded.get().filter(|loaded| self.is_fresh(entry, loaded, fresh))?;
         let levels = Arc::clone(&loaded.levels);
         shard.stats.hits += 1;
         shard.stats.negative_hits += u64::from(levels.is_empty());
         Some(levels)
     }
 
-    fn is_fresh(&self, loaded: &Loaded, fresh: Fresh) -> bool {
+    fn is_fresh(&self, entry: &Entry, loaded: &Loaded, fresh: Fresh) -> bool {
+        if entry.epoch != self.epoch() {
+            return false;
+        }
         match fresh {
             Fresh::At(version) => loaded.levels.version() == version,
             Fresh::By(now) => {
@@ -163,25 +191,35 @@ impl PolicyCache {
         let subject = asked.check()?;
         let mut shard = self.shard(hash);
         let found = shard.find(hash, asked, self.generation_max).map(Arc::clone);
+        // Read before anything is asked of the store: what becomes stale meanwhile is found so.
+        let epoch = self.epoch();
         let before = match found {
-            // Somebody is filling it, or was faster than us.
-            Some(entry) if entry.loaded.get().is_none_or(|loaded| self.is_fresh(loaded, fresh)) => {
-                return Ok(entry);
-            }
-            Some(entry) => entry.loaded.get().map(|loaded| Arc::clone(&loaded.levels)),
+            Some(entry) => match entry.loaded.get() {
+                // Somebody is filling it, or was faster than us.
+                None if entry.epoch == epoch => return Ok(entry),
+                Some(loaded) if self.is_fresh(&entry, loaded, fresh) => return Ok(entry),
+                None => entry.before.clone(),
+                Some(loaded) => Some(Before { levels: Arc::clone(&loaded.levels), epoch: entry.epoch }),
+            },
             None => None,
         };
-        let entry = Arc::new(Entry { hash, subject, loaded: OnceCell::new(), before });
+        let entry = Arc::new(Entry { hash, subject, epoch, loaded: OnceCell::new(), before });
         shard.put(Arc::clone(&entry), self.generation_max);
         Ok(entry)
     }
 
-    /// Keeps what is known in the place of an entry that could not be filled.
+    /// Keeps what is known in the place of an entry that could not be filled, unless somebody has filled another.
     fn put_back(&self, entry: &Entry) {
-        let Some(levels) = &entry.before else { return };
-        let loaded = OnceCell::new_with(Some(Loaded { levels: Arc::clone(levels), until: Instant::now() }));
-        let kept = Entry { hash: entry.hash, subject: entry.subject.clone(), loaded, before: None };
-        self.shard(entry.hash).put(Arc::new(kept), self.generation_max);
+        let Some(Before { levels, epoch }) = entry.before.clone() else { return };
+        let mut shard = self.shard(entry.hash);
+        let asked = SubjectRef::from(&entry.subject);
+        let found = shard.find(entry.hash, asked, self.generation_max);
+        if found.is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), entry)) {
+            let loaded = OnceCell::new_with(Some(Loaded { levels, until: Instant::now() }));
+            let (hash, subject) = (entry.hash, entry.subject.clone());
+            let kept = Entry { hash, subject, epoch, loaded, before: None };
+            shard.put(Arc::new(kept), self.generation_max);
+        }
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Generations> {
@@ -193,12 +231,13 @@ impl PolicyCache {
 impl Generations {
     #[inline]
     fn find(&mut self, hash: u64, asked: SubjectRef<'_>, generation_max: usize) -> Option<&Arc<Entry>> {
-        if self.young.find(hash, |entry| asked.is(&entry.subject)).is_none() {
-            let old = self.old.find_entry(hash, |entry| asked.is(&entry.subject)).ok()?;
-            let (entry, _) = old.remove();
-            self.put(entry, generation_max);
+        let is_it = |entry: &Arc<Entry>| asked.is(&entry.subject);
+        if let Some(place) = self.young.find_bucket_index(hash, is_it) {
+            return self.young.get_bucket(place);
         }
-        self.young.find(hash, |entry| asked.is(&entry.subject))
+        let (entry, _) = self.old.find_entry(hash, is_it).ok()?.remove();
+        self.put(entry, generation_max);
+        self.young.find(hash, is_it)
     }
 
     /// Puts an entry among the young, in the place of an older one of the same subject.
@@ -219,44 +258,43 @@ impl Generations {
 }
 
 impl Shared {
-    /// What limits a subject: from the cache, or from the store until `until`.
-    pub(super) async fn levels(
-        &self,
-        asked: SubjectRef<'_>,
-        until: Option<Instant>,
-    ) -> Result<Arc<Levels>, LimitError> {
+    /// What limits a subject, if it is known and the store says at once that it still holds.
+    #[inline]
+    pub(super) fn levels_now(&self, asked: SubjectRef<'_>) -> Option<Arc<Levels>> {
+        let version = self.store.version().now()?.ok()?;
+        let hash = self.policies.hash(asked);
+        self.policies.fresh(hash, asked, Fresh::At(version))
+    }
+
+    /// What limits a subject: from the cache, or from the store. If the store is away it is what was known, and what is
+    /// wrong with the store.
+    pub(super) async fn levels(&self, asked: SubjectRef<'_>) -> Result<Known, LimitError> {
         let cache = &self.policies;
-        let hash = cache.hasher.hash_one((asked.entity, asked.resource));
+        let hash = cache.hash(asked);
         let fresh = if self.is_immediate {
             Fresh::At(self.store.version().await.map_err(LimitError::Store)?)
         } else {
             Fresh::By(Instant::now())
         };
         match cache.fresh(hash, asked, fresh) {
-            Some(levels) => Ok(levels),
-            None => self.load(hash, asked, fresh, until).await,
+            Some(levels) => Ok((levels, None)),
+            None => self.load(hash, asked, fresh).await,
         }
     }
 
     #[cold]
-    async fn load(
-        &self,
-        hash: u64,
-        asked: SubjectRef<'_>,
-        fresh: Fresh,
-        until: Option<Instant>,
-    ) -> Result<Arc<Levels>, LimitError> {
+    async fn load(&self, hash: u64, asked: SubjectRef<'_>, fresh: Fresh) -> Result<Known, LimitError> {
         let cache = &self.policies;
         let entry = cache.entry(hash, asked, fresh)?;
-        let loaded = entry.loaded.get_or_try_init(|| self.read_levels(&entry, until)).await;
+        let loaded = entry.loaded.get_or_try_init(|| self.read_levels(&entry)).await;
         match loaded {
-            Ok(loaded) => Ok(Arc::clone(&loaded.levels)),
+            Ok(loaded) => Ok((Arc::clone(&loaded.levels), None)),
             Err(failed) => {
                 cache.put_back(&entry);
                 match (failed, &entry.before) {
-                    (LimitError::Unavailable { .. }, Some(levels)) => {
+                    (LimitError::Unavailable { source, .. }, Some(before)) => {
                         cache.shard(hash).stats.stale += 1;
-                        Ok(Arc::clone(levels))
+                        Ok((Arc::clone(&before.levels), Some(source)))
                     }
                     (error, _) => Err(error),
                 }
@@ -264,28 +302,41 @@ impl Shared {
         }
     }
 
-    async fn read_levels(&self, entry: &Entry, until: Option<Instant>) -> Result<Loaded, LimitError> {
+    async fn read_levels(&self, entry: &Entry) -> Result<Loaded, LimitError> {
         let cache = &self.policies;
         // Asked for first: whatever is read later may be newer, and is then found stale, never the reverse.
-        let version = self.ask(self.store.version(), until).await?;
-        if let Some(levels) = &entry.before
+        let version = self.ask(self.store.version()).await?;
+        // A store that was restored to an earlier state knows no newer version any more.
+        cache.seen.fetch_min(version.number(), Ordering::Relaxed);
+        if let Some(Before { levels, epoch }) = &entry.before
+            && *epoch == entry.epoch
             && levels.version() == version
         {
             cache.shard(entry.hash).stats.renewed += 1;
             return Ok(Loaded { levels: Arc::clone(levels), until: Instant::now() + cache.ttl });
         }
-        let levels = Arc::new(self.resolve(&entry.subject, version, until).await?);
+        let levels = Arc::new(self.read_consistently(&entry.subject, version).await?);
         cache.shard(entry.hash).stats.misses += 1;
         Ok(Loaded { levels, until: Instant::now() + cache.ttl })
     }
 
-    async fn resolve(
-        &self,
-        subject: &Subject,
-        version: Version,
-        until: Option<Instant>,
-    ) -> Result<Levels, LimitError> {
-        let lineage = self.ask(self.store.lineage(&subject.entity), until).await?;
+    /// What limits a subject, all of it as of one version. New rules under an old version would be taken for the
+    /// old ones: two processes would turn a bucket's shape to and fro.
+    async fn read_consistently(&self, subject: &Subject, mut version: Version) -> Result<Levels, LimitError> {
+        for _ in 1..READS_MAX {
+            let (levels, read_at) = self.resolve(subject, version).await?;
+            if read_at == version {
+                return Ok(levels);
+            }
+            version = read_at;
+        }
+        // It changes faster than we read.
+        self.resolve(subject, version).await.map(|(levels, _)| levels)
+    }
+
+    /// What limits a subject, said to be as of `version`, and the version that the policies were of.
+    async fn resolve(&self, subject: &Subject, version: Version) -> Result<(Levels, Version), LimitError> {
+        let lineage = self.ask(self.store.lineage(&subject.entity)).await?;
         if lineage.len() > LEVELS_MAX {
             return Err(LimitError::Deep { entity: subject.entity.clone() });
         }
@@ -294,7 +345,7 @@ impl Shared {
             above.map(|entity| Subject { entity: entity.clone(), resource: subject.resource.clone() });
         let subjects: Vec<Subject> = [subject.clone()].into_iter().chain(above).collect();
         let asked: Vec<_> = subjects.iter().flat_map(scopes).collect();
-        let written = self.ask(self.store.read(&asked), until).await?;
+        let written = self.ask(self.store.read(&asked)).await?;
         if written.policies.len() != asked.len() {
             let what = format!("{} policies for {} scopes", written.policies.len(), asked.len());
             return Err(LimitError::Store(StoreError::Corrupt { what }));
@@ -306,18 +357,16 @@ impl Shared {
             let resolved = resolve(&subject, four, &self.defaults);
             (subject, resolved)
         };
-        Ok(Levels::new(version, subjects.into_iter().enumerate().map(level).collect()))
+        let levels = Levels::new(version, subjects.into_iter().enumerate().map(level).collect());
+        Ok((levels, written.version))
     }
 
     /// Calls the store for something that can be asked again.
-    pub(super) async fn ask<T: Unpin>(
-        &self,
-        reply: Reply<'_, T>,
-        until: Option<Instant>,
-    ) -> Result<T, LimitError> {
-        let answer = match until {
-            None => reply.await.map_err(|error| Failed { error, may_be_done: true }),
-            Some(until) => self.guard.call(reply, until).await,
+    pub(super) async fn ask<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, LimitError> {
+        let answer = if self.is_immediate {
+            reply.await.map_err(|error| Failed { error, may_be_done: true })
+        } else {
+            self.guard.call(reply).await
         };
         answer.map_err(|failed| self.failure(failed.error))
     }
@@ -332,9 +381,12 @@ impl Shared {
 }
 
 impl Limiter {
-    /// Forgets what limits whom: the next acquire of each subject reads it again.
+    /// Makes stale what is known of who is limited by what: the next acquire of each subject reads it again. Should
+    /// the store be away then, what was known is used.
     pub fn invalidate(&self) {
-        self.shared.policies.clear();
+        self.shared.policies.epoch.fetch_add(1, Ordering::SeqCst);
+        // Whoever waits may be let in by what is written now.
+        self.shared.turns.wake();
     }
 }
 

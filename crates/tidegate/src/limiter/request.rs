@@ -4,16 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::policy::OnUnavailable;
 use tidegate_core::limit::rule::Limit;
 use tokio::time::Instant;
 
 use super::Shared;
 use super::acquire::{Kind, SubjectRef, spent};
+use super::builder::DEADLINES;
 use super::error::LimitError;
 use super::events::LimitEvent;
 use super::lease::Lease;
-use super::turns::{Head, NoTurn, Ticket};
+use super::policies::Known;
+use super::turns::{Head, NoTurn, Ticket, Watch};
 
 /// A request for units of a shared limit.
 ///
@@ -82,7 +84,7 @@ impl<'a> Request<'a> {
     /// # Cancel safety
     /// As [`Limiter::spend`](super::Limiter::spend).
     pub async fn spend(self) -> Result<(), LimitError> {
-        self.draw(Kind::Spend).await.map(spent).map(drop)
+        self.draw(Kind::Spend).await.map(spent)
     }
 
     /// Draws, waiting up to `within`.
@@ -94,7 +96,7 @@ impl<'a> Request<'a> {
     /// As [`Limiter::acquire_within`](super::Limiter::acquire_within).
     pub async fn acquire_within(self, within: Duration) -> Result<Lease, LimitError> {
         let shared = self.shared;
-        shared.check_open()?;
+        self.check()?;
         let deadline = Instant::now().checked_add(within);
         let subject = self.subject.check()?;
         let Some(ticket) = shared.turns.enter(&subject) else {
@@ -102,17 +104,19 @@ impl<'a> Request<'a> {
             shared.listeners.tell(&LimitEvent::QueueFull { waiters_max });
             return Err(LimitError::Busy { waiters_max });
         };
+        if ticket.ahead() > 0 {
+            self.check_possible().await?;
+        }
         if let Some(head) = ticket.head()
             && deadline.is_some_and(|deadline| head.ready_at > deadline)
         {
             // The first of the line cannot be served in time, so nobody behind it can.
-            self.check_possible().await?;
-            return Err(LimitError::Limited(head.limited));
+            return Err(self.behind(&ticket));
         }
         let turn = match ticket.turn(deadline).await {
             Ok(turn) => turn,
             Err(NoTurn::Closed) => return Err(LimitError::Closed),
-            Err(NoTurn::TimedOut) => return Err(self.timed_out(&ticket)),
+            Err(NoTurn::TimedOut) => return Err(self.behind(&ticket)),
         };
         let lease = self.draw_in_turn(&ticket, deadline).await;
         drop(turn);
@@ -125,11 +129,16 @@ impl<'a> Request<'a> {
         ticket: &Ticket<'_>,
         deadline: Option<Instant>,
     ) -> Result<Lease, LimitError> {
+        let mut watch: Option<Watch<'_>> = None;
         loop {
             self.shared.check_open()?;
+            let returns = self.shared.turns.returns();
             let limited = match self.draw_now(Kind::Draw).await {
                 Err(LimitError::Limited(limited)) => limited,
-                answer => return answer,
+                answer => {
+                    watch.iter().for_each(Watch::pass_on);
+                    return answer;
+                }
             };
             let primary =
                 limited.primary().map(|line| (line.balance.subject.clone(), line.balance.retry_after));
@@ -141,65 +150,103 @@ impl<'a> Request<'a> {
             if deadline.is_some_and(|deadline| ready_at > deadline) {
                 return Err(LimitError::Limited(limited));
             }
-            ticket.tell(Head { ready_at, limited });
-            self.shared.turns.watch(&stuck_at).wait(ready_at).await;
+            ticket.tell(Head { ready_at });
+            let watched = self.shared.turns.watch(&stuck_at);
+            // Asked after the line above: what returns from now on wakes us, and what returned before is asked for.
+            if self.shared.turns.returns() == returns {
+                // Others' changes of policies are noticed within the time that they are remembered for.
+                let noticed_at = Instant::now() + self.shared.policies.ttl().max(Duration::from_secs(1));
+                watched.wait(ready_at.min(noticed_at)).await;
+            }
+            watch = Some(watched);
         }
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), LimitError> {
+        self.shared.check_open()?;
+        let (min, max) = DEADLINES;
+        if self.deadline < min || self.deadline > max {
+            return Err(LimitError::Deadline { deadline: self.deadline });
+        }
+        Ok(())
     }
 
     /// Draws unless others are waiting.
     async fn draw(&self, kind: Kind) -> Result<Lease, LimitError> {
-        self.shared.check_open()?;
+        self.check()?;
         if self.shared.turns.waiting() > 0
             && let Some((ahead, head)) = self.shared.turns.ahead(&self.subject.check()?)
         {
             let retry_after = head.map(|head| head.ready_at.saturating_duration_since(Instant::now()));
             return Err(LimitError::Waiting { subject: self.subject.check()?, ahead, retry_after });
         }
-        self.draw_now(kind).await
+        match self.draw_at_once(kind) {
+            Some(answer) => answer,
+            None => self.draw_now(kind).await,
+        }
+    }
+
+    /// Draws if nothing has to be waited for: what limits the subject is known, and the store answers at once.
+    #[inline]
+    fn draw_at_once(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
+        if !self.shared.is_immediate || !self.limits.is_empty() {
+            return None;
+        }
+        let levels = self.shared.levels_now(self.subject)?;
+        if levels.is_empty() {
+            return Some(Err(LimitError::NoLimits { subject: levels.subject().clone() }));
+        }
+        match levels.units(self.cost) {
+            Ok(units) => self.shared.draw_now(levels, units, self.deadline, kind),
+            Err(invalid) => Some(Err(invalid.into())),
+        }
     }
 
     async fn draw_now(&self, kind: Kind) -> Result<Lease, LimitError> {
-        let until = self.shared.until();
-        let levels = self.levels(until).await?;
+        let _asking = self.shared.asking();
+        let (levels, away) = self.levels().await?;
         let units = levels.units(self.cost)?;
-        self.shared.draw(levels, units, self.deadline, kind, until).await
+        match away {
+            Some(error) => self.shared.draw_without(levels, units, self.deadline, kind, error).await,
+            None => self.shared.draw(levels, units, self.deadline, kind).await,
+        }
     }
 
-    /// What limits the subject, with the limits of this call.
-    pub(super) async fn levels(&self, until: Option<Instant>) -> Result<Arc<Levels>, LimitError> {
-        let levels = match self.shared.levels(self.subject, until).await {
+    /// What limits the subject, with the limits of this call, and what is wrong with the store if it is away.
+    pub(super) async fn levels(&self) -> Result<Known, LimitError> {
+        let (levels, away) = match self.shared.levels(self.subject).await {
             // It has never been known what limits this subject: the limiter's own defaults say what to do.
             Err(LimitError::Unavailable { source, retry_after }) => {
                 let levels = self.shared.levels_by_default(self.subject.check()?);
-                let is_block =
-                    matches!(levels.on_unavailable().0, tidegate_core::limit::policy::OnUnavailable::Block);
-                if is_block || levels.is_empty() {
+                if levels.on_unavailable().0 == OnUnavailable::Block || levels.is_empty() {
                     return Err(LimitError::Unavailable { source, retry_after });
                 }
-                Arc::new(levels)
+                (Arc::new(levels), Some(source))
             }
-            levels => levels?,
+            known => known?,
         };
         let levels =
             if self.limits.is_empty() { levels } else { Shared::with_limits(&levels, &self.limits)? };
         if levels.is_empty() {
             return Err(LimitError::NoLimits { subject: self.subject.check()? });
         }
-        Ok(levels)
+        Ok((levels, away))
     }
 
     /// Refuses what could never be had, or asked, before anything else is said.
     async fn check_possible(&self) -> Result<(), LimitError> {
-        let levels = self.levels(self.shared.until()).await?;
+        let (levels, _) = self.levels().await?;
         let units = levels.units(self.cost)?;
         Shared::never(&levels, &units).map_or(Ok(()), |never| Err(never.into_error()))
     }
 
-    fn timed_out(&self, ticket: &Ticket<'_>) -> LimitError {
-        match (ticket.head(), self.subject.check()) {
-            (Some(head), _) => LimitError::Limited(head.limited),
-            (None, Ok(subject)) => LimitError::Waiting { subject, ahead: ticket.ahead(), retry_after: None },
-            (None, Err(name)) => LimitError::Name(name),
+    /// The time will not do, because of those ahead.
+    fn behind(&self, ticket: &Ticket<'_>) -> LimitError {
+        let retry_after = ticket.head().map(|head| head.ready_at.saturating_duration_since(Instant::now()));
+        match self.subject.check() {
+            Ok(subject) => LimitError::Waiting { subject, ahead: ticket.ahead(), retry_after },
+            Err(name) => LimitError::Name(name),
         }
     }
 

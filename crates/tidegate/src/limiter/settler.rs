@@ -5,8 +5,12 @@
 //! and is counted. A runtime that shuts down hands what it had back.
 
 use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tidegate_core::backoff::{Backoff, Jitter};
@@ -137,7 +141,8 @@ impl Worker {
     async fn run(mut self) {
         while self.next() {
             let Some(job) = &self.job else { return };
-            if !self.shared.tell_store(job).await {
+            // A store that panics at this one would at the next attempt: it is given up, and the others go on.
+            if !unless_it_panics(self.shared.tell_store(job)).await {
                 let lease = job.end.lease();
                 self.shared.settler.lost.fetch_add(1, Ordering::Relaxed);
                 let waiting = self.shared.settler.pending();
@@ -172,7 +177,7 @@ impl Drop for Worker {
         if self.has_left {
             return;
         }
-        // Its runtime is shutting down, or the store panicked: another one goes on.
+        // Its runtime is shutting down: another one goes on.
         let mut list = self.shared.settler.lock();
         list.workers -= 1;
         if let Some(job) = self.job.take() {
@@ -190,10 +195,9 @@ impl Shared {
         let backoff = Backoff::exponential(BACKOFF.0, BACKOFF.1).jitter(Jitter::Full);
         let mut random = Random::seeded(rand::random());
         for attempt in 1.. {
-            let until = self.guard.until();
             let answer = match &job.end {
-                End::Cancel(cancel) => self.guard.call(self.store.cancel(cancel), until).await,
-                End::Settle(settle) => self.guard.call(self.store.settle(settle), until).await,
+                End::Cancel(cancel) => self.guard.call(self.store.cancel(cancel)).await,
+                End::Settle(settle) => self.guard.call(self.store.settle(settle)).await,
             };
             match answer.map_err(StoreError::from) {
                 Ok(_) => {
@@ -213,4 +217,13 @@ impl Shared {
         }
         false
     }
+}
+
+async fn unless_it_panics(told: impl Future<Output = bool>) -> bool {
+    let mut told = pin!(told);
+    let poll = |context: &mut Context<'_>| {
+        let answer = catch_unwind(AssertUnwindSafe(|| told.as_mut().poll(context)));
+        answer.unwrap_or(Poll::Ready(false))
+    };
+    poll_fn(poll).await
 }

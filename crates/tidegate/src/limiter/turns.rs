@@ -4,15 +4,16 @@
 //! this process gives back what it waits for.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::name::Subject;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
-
-use super::error::Limited;
 
 /// The lines of all subjects.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(super) struct Turns {
     waiting: AtomicUsize,
     waiters_max: usize,
     is_closed: AtomicBool,
+    /// Returns that were told of while somebody waited.
+    returns: AtomicU64,
 }
 
 /// Those who wait for one subject.
@@ -30,13 +33,14 @@ struct Line {
     turn: Semaphore,
     waiting: AtomicUsize,
     head: Mutex<Option<Head>>,
+    /// The first was told something new.
+    told: Notify,
 }
 
 /// What the first of a line was told.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
     pub(super) ready_at: Instant,
-    pub(super) limited: Box<Limited>,
 }
 
 /// Those who are first of their line and wait for what this subject's buckets are short of.
@@ -52,6 +56,8 @@ pub(super) struct Ticket<'a> {
     turns: &'a Turns,
     subject: Subject,
     line: Arc<Line>,
+    /// When this one is to be served, if it was the first and has told.
+    ready_at: Mutex<Option<Instant>>,
 }
 
 /// Waits for returns to a subject's buckets; dropped, it does not any more.
@@ -77,6 +83,21 @@ impl Turns {
             waiting: AtomicUsize::new(0),
             waiters_max,
             is_closed: AtomicBool::new(false),
+            returns: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns so far: one that is refused and finds more of them than before it asked may ask again.
+    pub(super) fn returns(&self) -> u64 {
+        self.returns.load(Ordering::SeqCst)
+    }
+
+    /// Everybody who is first asks again.
+    pub(super) fn wake(&self) {
+        self.returns.fetch_add(1, Ordering::SeqCst);
+        let stuck: Vec<_> = lock(&self.stuck).values().map(|place| Arc::clone(&place.returned)).collect();
+        for returned in stuck {
+            returned.notify_waiters();
         }
     }
 
@@ -95,8 +116,10 @@ impl Turns {
             return None;
         }
         let line = lock(&self.lines).get(subject).cloned()?;
-        let head = lock(&line.head).clone();
-        Some((line.waiting.load(Ordering::Relaxed), head))
+        let head = *lock(&line.head);
+        let ahead = line.waiting.load(Ordering::Relaxed);
+        // One who is alone and has not been refused does not wait: it is asking, as whoever comes now may too.
+        (ahead > 1 || head.is_some()).then_some((ahead, head))
     }
 
     /// A place at the end of a subject's line; `None` where too many wait already.
@@ -107,13 +130,19 @@ impl Turns {
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let line = lines.entry(subject.clone()).or_insert_with(|| {
-            Arc::new(Line { turn: Semaphore::new(1), waiting: AtomicUsize::new(0), head: Mutex::new(None) })
+            Arc::new(Line {
+                turn: Semaphore::new(1),
+                waiting: AtomicUsize::new(0),
+                head: Mutex::new(None),
+                told: Notify::new(),
+            })
         });
         line.waiting.fetch_add(1, Ordering::Relaxed);
         if self.is_closed.load(Ordering::SeqCst) {
             line.turn.close();
         }
-        Some(Ticket { turns: self, subject: subject.clone(), line: Arc::clone(line) })
+        let (line, ready_at) = (Arc::clone(line), Mutex::new(None));
+        Some(Ticket { turns: self, subject: subject.clone(), line, ready_at })
     }
 
     /// Waits for returns to a subject's buckets.
@@ -130,6 +159,7 @@ impl Turns {
     #[inline]
     pub(super) fn returned(&self, levels: &Levels) {
         if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.returns.fetch_add(1, Ordering::SeqCst);
             let stuck = lock(&self.stuck);
             let places = levels.levels().iter().filter_map(|level| stuck.get(&level.subject));
             let woken: Vec<_> = places.map(|place| Arc::clone(&place.returned)).collect();
@@ -147,32 +177,44 @@ impl Turns {
         for line in lines {
             line.turn.close();
         }
-        let stuck: Vec<_> = lock(&self.stuck).values().map(|place| Arc::clone(&place.returned)).collect();
-        for returned in stuck {
-            returned.notify_waiters();
-        }
+        self.wake();
     }
 }
 
 impl Ticket<'_> {
-    /// Waits until everybody ahead has left.
+    /// Waits until everybody ahead has left; not if the first is told that it takes longer than until `deadline`.
     pub(super) async fn turn(&self, deadline: Option<Instant>) -> Result<SemaphorePermit<'_>, NoTurn> {
-        let turn = self.line.turn.acquire();
-        let turn = match deadline {
-            Some(deadline) => timeout_at(deadline, turn).await.map_err(|_| NoTurn::TimedOut)?,
-            None => turn.await,
-        };
-        turn.map_err(|_| NoTurn::Closed)
+        let mut turn = pin!(self.line.turn.acquire());
+        let Some(deadline) = deadline else { return turn.await.map_err(|_| NoTurn::Closed) };
+        let mut was_told = false;
+        loop {
+            let mut told = pin!(self.line.told.notified());
+            // Looked at after the line above: whatever is told from now on wakes us.
+            if was_told && self.head().is_some_and(|head| head.ready_at > deadline) {
+                return Err(NoTurn::TimedOut);
+            }
+            let turn_or_told = poll_fn(|context| match turn.as_mut().poll(context) {
+                Poll::Ready(turn) => Poll::Ready(Some(turn)),
+                Poll::Pending => told.as_mut().poll(context).map(|()| None),
+            });
+            match timeout_at(deadline, turn_or_told).await {
+                Ok(Some(turn)) => return turn.map_err(|_| NoTurn::Closed),
+                Ok(None) => was_told = true,
+                Err(_) => return Err(NoTurn::TimedOut),
+            }
+        }
     }
 
     /// What the first was told last.
     pub(super) fn head(&self) -> Option<Head> {
-        lock(&self.line.head).clone()
+        *lock(&self.line.head)
     }
 
     /// Tells those behind what the first was told.
     pub(super) fn tell(&self, head: Head) {
+        *lock(&self.ready_at) = Some(head.ready_at);
         *lock(&self.line.head) = Some(head);
+        self.line.told.notify_waiters();
     }
 
     pub(super) fn ahead(&self) -> usize {
@@ -182,6 +224,10 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
+        if let Some(ready_at) = *lock(&self.ready_at) {
+            // What it was told goes with it, unless the next has told already.
+            lock(&self.line.head).take_if(|head| head.ready_at == ready_at);
+        }
         let mut lines = lock(&self.turns.lines);
         self.turns.waiting.fetch_sub(1, Ordering::Relaxed);
         if self.line.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
@@ -191,10 +237,19 @@ impl Drop for Ticket<'_> {
 }
 
 impl Watch<'_> {
+    /// What returned was enough for us: there may be some left for the next.
+    pub(super) fn pass_on(&self) {
+        self.returned.notify_one();
+    }
+
     /// Waits for a return, at most until `until`.
     pub(super) async fn wait(&self, until: Instant) {
-        // Either way it is time to ask again.
-        let _ = timeout_at(until, self.returned.notified()).await;
+        let returned = self.returned.notified();
+        // Asked after the line above: whoever closes from now on wakes us.
+        if !self.turns.is_closed.load(Ordering::SeqCst) {
+            // Either way it is time to ask again.
+            let _ = timeout_at(until, returned).await;
+        }
     }
 }
 

@@ -94,7 +94,8 @@ impl Limiter {
         }
     }
 
-    /// How much of a resource's limits is in use, per limit name, over all its buckets.
+    /// How much of a resource's limits is in use, per limit name, over all its buckets. Limits given with calls are left
+    /// out. A bucket counts by the rule it was last drawn by.
     ///
     /// # Errors
     /// [`LimitError::Name`] for a name that cannot be, [`LimitError::Unavailable`] when the store is away.
@@ -107,9 +108,9 @@ impl Limiter {
         let (mut sum, mut paging): (BTreeMap<LimitName, Capacity>, _) = (BTreeMap::new(), first.clone());
         loop {
             let shared = &self.shared;
-            let page = shared.ask(shared.store.buckets(&resource, &paging), shared.until()).await?;
+            let page = shared.ask(shared.store.buckets(&resource, &paging)).await?;
             for bucket in page.items {
-                for meter in &bucket.meters {
+                for meter in bucket.meters.iter().filter(|meter| !meter.rule().is_of_call()) {
                     let capacity = sum.entry(meter.rule().name().clone()).or_default();
                     capacity.buckets += 1;
                     capacity.burst = capacity.burst.saturating_add(meter.rule().shape().burst());
@@ -125,6 +126,6 @@ impl Limiter {
     }
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, LimitError> {
-        self.shared.ask(self.shared.store.usage(query, paging), self.shared.until()).await
+        self.shared.ask(self.shared.store.usage(query, paging)).await
     }
 }

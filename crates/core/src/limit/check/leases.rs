@@ -20,6 +20,7 @@ struct Lease<'a> {
     /// Steps that are to be all or nothing: when, and how many buckets each named.
     named: BTreeMap<u32, (Stamp, u32)>,
     end: Option<End<'a>>,
+    has_drawn: bool,
 }
 
 #[derive(Debug)]
@@ -41,6 +42,11 @@ impl<'a> Leases<'a> {
         violations: &mut Vec<Violation>,
     ) -> i128 {
         let lease = self.leases.entry(movement.lease).or_default();
+        lease.has_drawn |= matches!(movement.kind, Kind::Draw | Kind::Degraded);
+        if !lease.has_drawn && movement.units != 0 {
+            let Move { lease, units, kind, .. } = *movement;
+            violations.push(Violation::NoDraw { bucket: bucket.clone(), at, lease, kind, units });
+        }
         match movement.kind {
             Kind::Return | Kind::Settle => violations.extend(lease.end(at, bucket, movement)),
             _ => violations.extend(lease.charge(at, bucket, movement)),
@@ -72,6 +78,17 @@ impl<'a> Leases<'a> {
                     violations.push(Violation::Partial { at: *at, lease, step, found, named });
                 }
             }
+        }
+        for (id, lease) in &self.leases {
+            let Some(end) = &lease.end else { continue };
+            let kept = lease
+                .held
+                .iter()
+                .filter(|(bucket, held)| **held > 0 && !end.said.contains(&(Kind::Settle, **bucket)));
+            violations.extend(kept.map(|(bucket, held)| {
+                let bucket = (*bucket).clone();
+                Violation::Kept { bucket, at: end.at, lease: *id, held: *held }
+            }));
         }
         self.leases.iter().filter(|(_, lease)| lease.end.is_none()).map(|(id, _)| *id).collect()
     }

@@ -185,6 +185,34 @@ pub enum Violation {
         /// Buckets it named.
         named: u32,
     },
+    /// A lease ended and kept what it held.
+    #[error(
+        "{bucket}: the lease {lease} ended at {at}, and {held} units it held there neither returned nor were settled"
+    )]
+    Kept {
+        /// Of which bucket.
+        bucket: BucketId,
+        /// When it ended.
+        at: Stamp,
+        /// Which lease.
+        lease: LeaseId,
+        /// What it held.
+        held: i128,
+    },
+    /// Something moved for a lease that never drew.
+    #[error("{bucket}: {kind} of {units} units at {at} for the lease {lease}, which never drew")]
+    NoDraw {
+        /// In which bucket.
+        bucket: BucketId,
+        /// When.
+        at: Stamp,
+        /// Which lease.
+        lease: LeaseId,
+        /// How.
+        kind: Kind,
+        /// How many units.
+        units: i64,
+    },
     /// The ledger does not say what was settled.
     #[error("{limit} of {subject}: the ledger has {ledger} units, and leases were settled at {settled}")]
     Ledger {

@@ -149,7 +149,7 @@ impl Log {
     /// Writes down the shapes that are new.
     fn see(&mut self, levels: &Levels, moved: &Moved) {
         for reading in &moved.readings {
-            let (bucket, shape) = (bucket_of(levels, reading), *reading.meter.rule().shape());
+            let (bucket, shape) = (bucket_of(levels, reading), *reading.meter(levels).rule().shape());
             let known = self.shapes.entry(bucket.clone()).or_default();
             let is_known = match known.range(..=moved.at).next_back() {
                 Some((at, shapes)) if *at == moved.at => shapes.contains(&shape),
@@ -188,7 +188,7 @@ impl fmt::Debug for Log {
 }
 
 fn bucket_of(levels: &Levels, reading: &Reading) -> BucketId {
-    BucketId::new(&levels.levels()[reading.level].subject, reading.meter.rule())
+    BucketId::new(&levels.levels()[reading.level].subject, reading.meter(levels).rule())
 }
 
 /// How many buckets these units name.

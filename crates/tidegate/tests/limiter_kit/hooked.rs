@@ -1,0 +1,195 @@
+//! A memory store behind a network that does what a test says, call by call.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate::store::wrap::Verb;
+use tidegate::store::{
+    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
+    Listing, Lookup, Moved, Page, Policies, PolicyChange, Reply, Seen, Settle, Swept, Written,
+};
+use tidegate::{
+    Entity, EntityId, Expect, Memory, Paging, Policy, ResourceName, Scope, Store, StoreError, Usage,
+    UsageQuery, Version, Versioned,
+};
+use tidegate_core::limit::audit::Entry;
+
+/// When a hook is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// The call has not been made.
+    Before,
+    /// It has been made, and its answer is on the way.
+    After,
+}
+
+/// What a hook says.
+#[derive(Debug)]
+pub(crate) enum Act {
+    /// Go on.
+    Pass,
+    /// Answer this instead.
+    Fail(StoreError),
+    /// Take so long.
+    Sleep(Duration),
+    /// Never answer.
+    Hang,
+    /// A bug of the store.
+    Panic,
+}
+
+type Hook = dyn Fn(Verb, Moment) -> Act + Send + Sync;
+
+/// A store whose every call is decided by a function, before and after it is made.
+pub(crate) struct Hooked {
+    store: Memory,
+    hook: Box<Hook>,
+}
+
+impl Hooked {
+    pub(crate) fn new(
+        store: &Memory,
+        hook: impl Fn(Verb, Moment) -> Act + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { store: store.clone(), hook: Box::new(hook) })
+    }
+
+    async fn meet(&self, verb: Verb, moment: Moment) -> Result<(), StoreError> {
+        match (self.hook)(verb, moment) {
+            Act::Pass => Ok(()),
+            Act::Fail(error) => Err(error),
+            Act::Sleep(span) => {
+                tokio::time::sleep(span).await;
+                Ok(())
+            }
+            Act::Hang => std::future::pending().await,
+            Act::Panic => panic!("the store has a bug, as the test planned"),
+        }
+    }
+
+    fn call<'a, T: Unpin + Send + 'a>(
+        &'a self,
+        verb: Verb,
+        call: impl FnOnce() -> Reply<'a, T> + Send + 'a,
+    ) -> Reply<'a, T> {
+        Reply::later(async move {
+            self.meet(verb, Moment::Before).await?;
+            let answer = call().await;
+            self.meet(verb, Moment::After).await?;
+            answer
+        })
+    }
+}
+
+impl fmt::Debug for Hooked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hooked").finish_non_exhaustive()
+    }
+}
+
+impl Buckets for Hooked {
+    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
+        self.call(Verb::Draw, move || self.store.draw(draw))
+    }
+
+    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, Drawn> {
+        self.call(Verb::Extend, move || self.store.extend(extend))
+    }
+
+    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Moved> {
+        self.call(Verb::Adjust, move || self.store.adjust(adjust))
+    }
+
+    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
+        self.call(Verb::Settle, move || self.store.settle(settle))
+    }
+
+    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Moved> {
+        self.call(Verb::Cancel, move || self.store.cancel(cancel))
+    }
+
+    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
+        self.call(Verb::Spend, move || self.store.spend(draw))
+    }
+
+    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+        self.call(Verb::Balances, move || self.store.balances(lookup))
+    }
+
+    fn buckets<'a>(&'a self, resource: &'a ResourceName, paging: &'a Paging) -> Reply<'a, Page<Bucket>> {
+        self.call(Verb::Buckets, move || self.store.buckets(resource, paging))
+    }
+}
+
+impl Policies for Hooked {
+    fn read<'a>(&'a self, scopes: &'a [Scope]) -> Reply<'a, Written> {
+        self.call(Verb::Read, move || self.store.read(scopes))
+    }
+
+    fn version(&self) -> Reply<'_, Version> {
+        self.call(Verb::Version, move || self.store.version())
+    }
+
+    fn list<'a>(
+        &'a self,
+        listing: &'a Listing,
+        paging: &'a Paging,
+    ) -> Reply<'a, Page<(Scope, Versioned<Arc<Policy>>)>> {
+        self.call(Verb::List, move || self.store.list(listing, paging))
+    }
+
+    fn apply<'a>(&'a self, changes: &'a [PolicyChange], actor: &'a str) -> Reply<'a, Version> {
+        self.call(Verb::Apply, move || self.store.apply(changes, actor))
+    }
+}
+
+impl Entities for Hooked {
+    fn put<'a>(&'a self, entity: &'a Entity, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        self.call(Verb::Put, move || self.store.put(entity, expect, actor))
+    }
+
+    fn get<'a>(&'a self, id: &'a EntityId) -> Reply<'a, Option<Versioned<Entity>>> {
+        self.call(Verb::Get, move || self.store.get(id))
+    }
+
+    fn lineage<'a>(&'a self, id: &'a EntityId) -> Reply<'a, Vec<Versioned<Entity>>> {
+        self.call(Verb::Lineage, move || self.store.lineage(id))
+    }
+
+    fn remove<'a>(&'a self, id: &'a EntityId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        self.call(Verb::Remove, move || self.store.remove(id, expect, actor))
+    }
+
+    fn children<'a>(
+        &'a self,
+        parent: &'a EntityId,
+        paging: &'a Paging,
+    ) -> Reply<'a, Page<Versioned<Entity>>> {
+        self.call(Verb::Children, move || self.store.children(parent, paging))
+    }
+
+    fn entities<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Entity>>> {
+        self.call(Verb::Entities, move || self.store.entities(paging))
+    }
+}
+
+impl Ledger for Hooked {
+    fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>> {
+        self.call(Verb::Usage, move || self.store.usage(query, paging))
+    }
+
+    fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
+        self.call(Verb::Audit, move || self.store.audit(query, paging))
+    }
+}
+
+impl Store for Hooked {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { is_immediate: false, deadline: super::DEADLINE, ..self.store.capabilities() }
+    }
+
+    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
+        self.call(Verb::Sweep, move || self.store.sweep(max))
+    }
+}
