@@ -387,3 +387,34 @@ async fn changes_by_administrators_expect_versions() {
     admin.change(vec![change(Expect::Version(version))]).await.unwrap();
     assert!(admin.policies().await.unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn a_request_has_a_deadline_of_its_own_within_bounds() {
+    let (limiter, clock) = limiter([Limit::per_day("rpm", 100)]);
+    let request = |deadline| limiter.request(("acme", "gpt"), &[("rpm", 40)]).deadline(deadline);
+    let error = request(Duration::ZERO).acquire().await.unwrap_err();
+    assert_eq!(error.to_string(), "a lease's deadline of 0ns, outside 1ms..=2592000s");
+    assert!(request(Duration::MAX).acquire_within(Duration::ZERO).await.is_err());
+    assert!(format!("{:?}", request(Duration::ZERO)).contains("acme"));
+    let lease = request(Duration::from_secs(5)).acquire().await.unwrap();
+    clock.advance(Duration::from_secs(6));
+    assert_eq!(available(&limiter, "acme", "rpm").await, 60);
+    drop(lease);
+    assert_eq!(available(&limiter, "acme", "rpm").await, 60, "it was settled at what it drew");
+}
+
+#[tokio::test]
+async fn an_entity_is_removed_with_its_policies_and_not_with_those_below_it() {
+    let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
+    let admin = limiter.admin("ops");
+    admin.put_entity(&Entity::new(id("org")), Expect::Absent).await.unwrap();
+    admin.put_entity(&Entity::new(id("team")).parent(id("org")).cascade(), Expect::Absent).await.unwrap();
+    let own = Scope::Subject(Subject::new("team", "gpt").unwrap());
+    admin.set_policy(own, policy([Limit::per_day("rpm", 7)])).await.unwrap();
+    let error = admin.remove_entity(&id("org"), Expect::Any).await.unwrap_err();
+    assert_eq!(error.to_string(), "the entity `org` has 1 below it; move or remove them first");
+    admin.remove_entity(&id("team"), Expect::Any).await.unwrap();
+    assert_eq!(available(&limiter, "team", "rpm").await, 100);
+    admin.remove_entity(&id("org"), Expect::Any).await.unwrap();
+    assert!(admin.policies().await.unwrap().is_empty());
+}

@@ -464,3 +464,21 @@ async fn a_listener_may_use_the_limiter_that_tells_it() {
     }
     assert_eq!(limiter.stats().panics, 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_from_afar_tells_its_balances_as_the_store_last_told() {
+    let store = calm();
+    let limits = [Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)];
+    let limiter = over(&store).defaults(limits).build().unwrap();
+    let told = |lease: &tidegate::Lease| -> Vec<(String, i64)> {
+        lease.balances().iter().map(|balance| (balance.limit.to_string(), balance.available)).collect()
+    };
+    let mut lease = limiter.acquire(ACME, [("rpm", 10)]).await.unwrap();
+    assert_eq!(told(&lease), [("rpm".to_owned(), 90)]);
+    limiter.spend(ACME, [("rpm", 5)]).await.unwrap();
+    assert_eq!(told(&lease), [("rpm".to_owned(), 90)], "it was not told of what others took");
+    lease.extend([("rpm", 1), ("tpm", 30)]).await.unwrap();
+    assert_eq!(told(&lease), [("rpm".to_owned(), 84), ("tpm".to_owned(), 70)]);
+    lease.adjust([("tpm", -10)]).await.unwrap();
+    assert_eq!(told(&lease)[1], ("tpm".to_owned(), 80));
+}
