@@ -66,20 +66,33 @@ impl Clock for FastClock {
     }
 
     fn sleep_until(&self, at: Instant) -> Sleep {
-        // One tick past both: when it wakes, the reading has moved on, and a late ticker is not spun on.
+        // One tick past both: entries come up to a tick late, and a late ticker is not spun on.
         let wanted = (at + TICK).max(self.ticker.exact() + TICK);
-        match self.ticker.origin.checked_add(wanted.since(Instant::ZERO)) {
-            Some(deadline) => Box::pin(tokio::time::sleep_until(deadline.into())),
-            None => Box::pin(std::future::pending()),
-        }
+        let Some(deadline) = self.ticker.origin.checked_add(wanted.since(Instant::ZERO)) else {
+            return Box::pin(std::future::pending());
+        };
+        let ticker = Arc::clone(&self.ticker);
+        // Begun here and not when it is first polled: a runtime without a timer is a panic of the caller.
+        let sleep = tokio::time::sleep_until(deadline.into());
+        Box::pin(async move {
+            sleep.await;
+            // The ticker's thread may not have had its turn: whoever wakes reads that the time has come.
+            ticker.tick();
+        })
     }
 
     fn park_until(&self, at: Instant) {
         thread::park_timeout(at.since(self.now()).max(TICK));
+        self.ticker.tick();
     }
 }
 
 impl Ticker {
+    /// Writes the time down.
+    fn tick(&self) {
+        self.latest.fetch_max(self.exact().as_nanos(), Ordering::Relaxed);
+    }
+
     fn exact(&self) -> Instant {
         Instant::from_nanos(nanos(self.origin.elapsed()))
     }
@@ -87,7 +100,7 @@ impl Ticker {
 
 fn run(ticker: &Weak<Ticker>) {
     while let Some(ticker) = ticker.upgrade() {
-        ticker.latest.store(ticker.exact().as_nanos(), Ordering::Relaxed);
+        ticker.tick();
         drop(ticker);
         thread::sleep(TICK);
     }
