@@ -11,17 +11,18 @@ use super::ledger::used_by;
 use crate::Terms;
 
 const BRIEF: Duration = millis(50);
+/// Longer than anybody takes for two calls, on a busy machine too.
+const AMPLE: Duration = Duration::from_secs(5);
 const SETTLED: Terms = Terms { deadline: BRIEF, on_expiry: OnExpiry::Settle };
 const RETURNED: Terms = Terms { deadline: BRIEF, on_expiry: OnExpiry::Return };
 
 /// The work was probably done: what it holds stays spent, and is in the ledger.
 pub async fn a_lease_past_its_deadline_is_settled_at_what_it_holds(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
-    let mut lease =
-        fixture.takes_on(Terms { deadline: millis(1_200), ..SETTLED }, &levels, &[("rpm", 10)]).await;
+    let mut lease = fixture.takes_on(Terms { deadline: AMPLE, ..SETTLED }, &levels, &[("rpm", 10)]).await;
     lease.extends(&[("rpm", 5)]).await;
     lease.adjusts(&[("rpm", -3)]).await;
-    fixture.time.pass(millis(1_250)).await;
+    fixture.time.pass(AMPLE + BRIEF).await;
     fixture.sweep_all().await;
     lease.has_ended(Ending::Expired, &[("rpm", 1)]).await;
     assert_eq!(fixture.shows("acme", "rpm").await, (88, 12));
@@ -45,13 +46,12 @@ pub async fn a_lease_past_its_deadline_is_returned_where_its_terms_say_so(fixtur
 /// A lease that has ended does not expire as well.
 pub async fn a_lease_that_has_ended_does_not_expire(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
-    let second = millis(1_200);
-    let terms = |on_expiry| Terms { deadline: second, on_expiry };
+    let terms = |on_expiry| Terms { deadline: AMPLE, on_expiry };
     let mut settled = fixture.takes_on(terms(OnExpiry::Return), &levels, &[("rpm", 10)]).await;
     let mut cancelled = fixture.takes_on(terms(OnExpiry::Settle), &levels, &[("rpm", 20)]).await;
     settled.settles(&[("rpm", 4)]).await;
     cancelled.cancels().await;
-    fixture.time.pass(millis(1_250)).await;
+    fixture.time.pass(AMPLE + BRIEF).await;
     fixture.sweep_all().await;
     assert_eq!(fixture.shows("acme", "rpm").await, (96, 4));
     assert_eq!(used_by(&fixture, "acme", "rpm").await, (4, 4, 1));
