@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::time::Stamp;
 use tokio::time::Instant;
+
+use crate::sync::lock;
 
 /// A clock that tells wall time and never runs back.
 pub trait WallClock: fmt::Debug + Send + Sync + 'static {
@@ -68,7 +70,7 @@ impl<C: Fn() -> Stamp> Anchored<C> {
         let before = self.readings.load(Ordering::SeqCst);
         // Outside the lock, since it is somebody's code.
         let wall = (self.clock)();
-        let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut anchor = lock(&self.anchor);
         let is_first = self.readings.fetch_add(1, Ordering::SeqCst) == before;
         // A reading that others have overtaken is old, which does not mean that the clock was set back.
         if is_first { anchor.read(wall) } else { anchor.read_late(wall) }

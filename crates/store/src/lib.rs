@@ -15,6 +15,7 @@ mod page;
 mod policies;
 mod reply;
 mod store;
+mod sync;
 pub mod wrap;
 
 #[cfg(feature = "conformance")]

@@ -7,22 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use limiter_kit::{
-    ACME, Act, Hooked, Moment, calm, flushed, level, millis, over, secs, settle_tasks, settled,
+    ACME, Act, Hooked, Moment, calm, flushed, level, millis, over, secs, settle_tasks, settled, wait,
 };
 use tidegate::store::wrap::{Observed, Verb};
-use tidegate::{Lease, Limit, LimitError, Limiter, Memory, StoreError};
-use tokio::task::JoinHandle;
+use tidegate::{Limit, LimitError, Limiter, Memory, StoreError};
 use tokio::time::Instant;
-
-fn wait(
-    limiter: &Limiter,
-    subject: (&'static str, &'static str),
-    units: u64,
-    within: Duration,
-) -> JoinHandle<Result<Lease, LimitError>> {
-    let limiter = limiter.clone();
-    tokio::spawn(async move { limiter.acquire_within(subject, [("rpm", units)], within).await })
-}
 
 /// An acquire whose draw was under way when the limiter was closed was granted after the drain had returned.
 #[tokio::test(start_paused = true)]

@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use limiter_kit::{
     ACME, Act, Heard, Hooked, Moment, Network, calls, calm, child, flushed, id, level, memory, millis,
-    policy, secs, settle_tasks,
+    policy, secs, settle_tasks, wait,
 };
 use tidegate::store::wrap::Verb;
 use tidegate::{Lease, Limit, LimitError, LimitEvent, Limiter, Memory, Scope, Subject};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// A limiter on a store that counts what it is asked.
@@ -23,16 +22,6 @@ fn limiter(limits: impl IntoIterator<Item = Limit>) -> (Limiter, Network) {
 /// One unit each second, and ten at once.
 fn rps() -> Limit {
     Limit::per_second("rpm", 1).burst(10)
-}
-
-fn wait(
-    limiter: &Limiter,
-    subject: (&'static str, &'static str),
-    units: u64,
-    within: Duration,
-) -> JoinHandle<Result<Lease, LimitError>> {
-    let limiter = limiter.clone();
-    tokio::spawn(async move { limiter.acquire_within(subject, [("rpm", units)], within).await })
 }
 
 fn draws(store: &Network) -> u64 {

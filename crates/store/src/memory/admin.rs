@@ -10,12 +10,13 @@ use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 use tidegate_core::time::Stamp;
 
-use super::{Memory, Space, lock};
+use super::{Memory, Space};
 use crate::entities::Entities;
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::policies::{Listing, Policies, PolicyChange, Written};
 use crate::reply::Reply;
+use crate::sync::lock;
 
 /// A store holds at most so many entities, and so many policies.
 const RECORDS_MAX: usize = 1 << 22;

@@ -15,13 +15,14 @@ use tidegate_core::time::Stamp;
 
 use super::admin::{Admin, WrittenPolicy};
 use super::shelves::{Bucket as Kept, shelf_of};
-use super::{Memory, Space, lock};
+use super::{Memory, Space};
 use crate::buckets::{Bucket, Lookup, Seen};
 use crate::error::StoreError;
 use crate::ledger::{AuditQuery, Ledger, UsageOf, UsageQuery};
 use crate::page::{Cursor, Page, Paging};
 use crate::policies::Listing;
 use crate::reply::Reply;
+use crate::sync::lock;
 
 /// Subjects that are looked up at a time: whoever draws from a new one waits that long.
 const CHUNK: usize = 256;

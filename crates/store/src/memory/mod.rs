@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_core::limit::name::{Namespace, Subject};
@@ -24,6 +24,7 @@ use crate::clock::{SystemWall, WallClock};
 use crate::error::StoreError;
 use crate::reply::Reply;
 use crate::store::{Capabilities, Clocked, Store, Swept};
+use crate::sync::lock;
 use admin::Admin;
 use shelves::{Index, Shelf};
 
@@ -147,9 +148,4 @@ impl Space {
         hasher.write(subject.resource.as_str().as_bytes());
         hasher.finish()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing of the caller's runs under these locks; if we panicked, whoever comes next is served all the same.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

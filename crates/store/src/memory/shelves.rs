@@ -16,19 +16,20 @@ use tidegate_core::limit::usage::{Tally, Windows};
 use tidegate_core::time::Stamp;
 
 use super::leases::Leases;
-use super::{SHARDS, Space, lock};
+use super::{SHARDS, Space};
 use crate::buckets::{Reading, Readings};
 use crate::error::StoreError;
+use crate::sync::lock;
 
 /// What a limit has left once something is taken.
 type Left = tidegate_core::bucket::Bucket<Stamp>;
 
 /// A store holds at most so many buckets.
 const BUCKETS_MAX: usize = 1 << 22;
-/// A subject has at most so many limits, those given with calls included.
-const ROWS_MAX: usize = 64;
 /// A shelf holds its part of them.
 const SHELF_MAX: usize = BUCKETS_MAX / SHARDS;
+/// A subject has at most so many limits, those given with calls included.
+const ROWS_MAX: usize = 64;
 
 /// A shard: buckets, and the leases of their subjects. Buckets are only ever added, so that a place is good for ever.
 #[derive(Default)]

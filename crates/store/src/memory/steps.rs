@@ -11,7 +11,7 @@ use tidegate_core::time::Stamp;
 
 use super::leases::{Known, Open};
 use super::shelves::{Place, Places, Reach};
-use super::{Memory, Space, lock};
+use super::{Memory, Space};
 use crate::buckets::{
     Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Readings, Seen, Settle,
 };
@@ -19,6 +19,7 @@ use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::reply::Reply;
 use crate::store::Swept;
+use crate::sync::lock;
 
 impl Buckets for Memory {
     fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {

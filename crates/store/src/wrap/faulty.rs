@@ -5,7 +5,7 @@
 //! loses nothing by it. The engine can also be away altogether, or hang.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tidegate_core::limit::audit::Entry;
@@ -16,6 +16,7 @@ use tidegate_core::limit::usage::Usage;
 use tidegate_core::random::Random;
 
 use super::plan::{Fate, Faults, InvalidPlan, Plan};
+use crate::sync::lock;
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
     Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Reply, Seen, Settle, Store, StoreError,
@@ -118,7 +119,7 @@ impl<S: Store> Faulty<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn call<'a, T: Unpin + Send + 'a>(

@@ -5,7 +5,7 @@
 
 mod log;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::check;
@@ -15,6 +15,7 @@ use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 use tidegate_core::limit::usage::Usage;
 
 use super::verb::{Calls, Counter, Verb};
+use crate::sync::lock;
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
     Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Reply, Seen, Settle, Store, Swept,
@@ -66,7 +67,7 @@ impl<S: Store> Observed<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     fn counted<'a, T: Unpin + Send + 'a>(

@@ -268,20 +268,8 @@ impl Shared {
         }
     }
 
-    /// What becomes of a draw when the store is known to be away.
-    pub(super) async fn draw_without(
-        self: &Arc<Self>,
-        levels: Arc<Levels>,
-        units: Units,
-        deadline: Duration,
-        kind: Kind,
-        error: StoreError,
-    ) -> Result<Lease, LimitError> {
-        self.without_store(new_draw(Self::new_id(), levels, units, deadline), kind, error).await
-    }
-
     /// What becomes of a draw when the store is away.
-    async fn without_store(
+    pub(super) async fn without_store(
         self: &Arc<Self>,
         draw: Draw,
         kind: Kind,
@@ -371,7 +359,8 @@ impl Shared {
     }
 }
 
-fn new_draw(lease: LeaseId, levels: Arc<Levels>, units: Units, deadline: Duration) -> Draw {
+/// A draw that tells its readings.
+pub(super) fn new_draw(lease: LeaseId, levels: Arc<Levels>, units: Units, deadline: Duration) -> Draw {
     let terms = Terms { deadline, on_expiry: levels.on_expiry().0 };
     Draw { lease, levels, units, terms, is_watched: true }
 }

@@ -8,10 +8,10 @@
 //! Two generations bound the cache: when the young one is full it becomes the old one, and what is asked for
 //! again is young again.
 
-use std::hash::{BuildHasher, Hasher};
+use std::hash::BuildHasher;
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hashbrown::HashTable;
@@ -28,6 +28,7 @@ use super::acquire::SubjectRef;
 use super::error::LimitError;
 use super::guard::Failed;
 use super::{Limiter, Shared};
+use crate::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
 /// What changes while it is read is read again, up to so often.
@@ -131,14 +132,8 @@ impl PolicyCache {
         }
     }
 
-    #[inline]
     fn hash(&self, asked: SubjectRef<'_>) -> u64 {
-        // One behind the other: no name holds `#`, so that no two subjects are the same bytes.
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write(asked.entity.as_bytes());
-        hasher.write(b"#");
-        hasher.write(asked.resource.as_bytes());
-        hasher.finish()
+        self.hasher.hash_one((asked.entity, asked.resource))
     }
 
     pub(super) const fn ttl(&self) -> Duration {
@@ -147,7 +142,7 @@ impl PolicyCache {
 
     pub(super) fn stats(&self) -> CacheStats {
         let stats = |shard: &Mutex<Generations>| {
-            let shard = lock(shard);
+            let shard = shard.lock();
             CacheStats { entries: (shard.young.len() + shard.old.len()) as u64, ..shard.stats }
         };
         self.shards.iter().map(stats).fold(CacheStats::default(), CacheStats::add)
@@ -224,7 +219,7 @@ impl PolicyCache {
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Generations> {
         let number = (hash >> 32) as usize % SHARDS;
-        lock(&self.shards[number])
+        self.shards[number].lock()
     }
 }
 
@@ -388,8 +383,4 @@ impl Limiter {
         // Whoever waits may be let in by what is written now.
         self.shared.turns.wake();
     }
-}
-
-fn lock(shard: &Mutex<Generations>) -> MutexGuard<'_, Generations> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,7 +9,7 @@ use tidegate_core::limit::rule::Limit;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::acquire::{Kind, SubjectRef, spent};
+use super::acquire::{Kind, SubjectRef, new_draw, spent};
 use super::builder::DEADLINES;
 use super::error::LimitError;
 use super::events::LimitEvent;
@@ -133,7 +133,7 @@ impl<'a> Request<'a> {
         loop {
             self.shared.check_open()?;
             let returns = self.shared.turns.returns();
-            let limited = match self.draw_now(Kind::Draw).await {
+            let limited = match self.resolve_and_draw(Kind::Draw).await {
                 Err(LimitError::Limited(limited)) => limited,
                 answer => {
                     watch.iter().for_each(Watch::pass_on);
@@ -183,7 +183,7 @@ impl<'a> Request<'a> {
         }
         match self.draw_at_once(kind) {
             Some(answer) => answer,
-            None => self.draw_now(kind).await,
+            None => self.resolve_and_draw(kind).await,
         }
     }
 
@@ -203,12 +203,16 @@ impl<'a> Request<'a> {
         }
     }
 
-    async fn draw_now(&self, kind: Kind) -> Result<Lease, LimitError> {
+    /// Reads what limits the subject, from the cache or from the store, and draws.
+    async fn resolve_and_draw(&self, kind: Kind) -> Result<Lease, LimitError> {
         let _asking = self.shared.asking();
         let (levels, away) = self.levels().await?;
         let units = levels.units(self.cost)?;
         match away {
-            Some(error) => self.shared.draw_without(levels, units, self.deadline, kind, error).await,
+            Some(error) => {
+                let draw = new_draw(Shared::new_id(), levels, units, self.deadline);
+                self.shared.without_store(draw, kind, error).await
+            }
             None => self.shared.draw(levels, units, self.deadline, kind).await,
         }
     }

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep};
 use super::Shared;
 use super::events::LimitEvent;
 use super::home::own_thread;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Tasks that work on the list at the same time.
 const WORKERS_MAX: usize = 4;
@@ -91,7 +92,7 @@ impl Settler {
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock()
     }
 }
 

@@ -6,14 +6,16 @@
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::name::Subject;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
+
+use crate::sync::Mutex;
 
 /// The lines of all subjects.
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Turns {
     /// Everybody who is first asks again.
     pub(super) fn wake(&self) {
         self.returns.fetch_add(1, Ordering::SeqCst);
-        let stuck: Vec<_> = lock(&self.stuck).values().map(|place| Arc::clone(&place.returned)).collect();
+        let stuck: Vec<_> = self.stuck.lock().values().map(|place| Arc::clone(&place.returned)).collect();
         for returned in stuck {
             returned.notify_waiters();
         }
@@ -115,8 +117,8 @@ impl Turns {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let line = lock(&self.lines).get(subject).cloned()?;
-        let head = *lock(&line.head);
+        let line = self.lines.lock().get(subject).cloned()?;
+        let head = *line.head.lock();
         let ahead = line.waiting.load(Ordering::Relaxed);
         // One who is alone and has not been refused does not wait: it is asking, as whoever comes now may too.
         (ahead > 1 || head.is_some()).then_some((ahead, head))
@@ -124,7 +126,7 @@ impl Turns {
 
     /// A place at the end of a subject's line; `None` where too many wait already.
     pub(super) fn enter(&self, subject: &Subject) -> Option<Ticket<'_>> {
-        let mut lines = lock(&self.lines);
+        let mut lines = self.lines.lock();
         if self.waiting.load(Ordering::Relaxed) >= self.waiters_max {
             return None;
         }
@@ -147,7 +149,7 @@ impl Turns {
 
     /// Waits for returns to a subject's buckets.
     pub(super) fn watch(&self, subject: &Subject) -> Watch<'_> {
-        let mut stuck = lock(&self.stuck);
+        let mut stuck = self.stuck.lock();
         let place = stuck
             .entry(subject.clone())
             .or_insert_with(|| Stuck { returned: Arc::new(Notify::new()), watching: 0 });
@@ -160,7 +162,7 @@ impl Turns {
     pub(super) fn returned(&self, levels: &Levels) {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.returns.fetch_add(1, Ordering::SeqCst);
-            let stuck = lock(&self.stuck);
+            let stuck = self.stuck.lock();
             let places = levels.levels().iter().filter_map(|level| stuck.get(&level.subject));
             let woken: Vec<_> = places.map(|place| Arc::clone(&place.returned)).collect();
             drop(stuck);
@@ -173,7 +175,7 @@ impl Turns {
     /// Nobody's turn comes any more.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        let lines: Vec<_> = lock(&self.lines).values().cloned().collect();
+        let lines: Vec<_> = self.lines.lock().values().cloned().collect();
         for line in lines {
             line.turn.close();
         }
@@ -207,13 +209,13 @@ impl Ticket<'_> {
 
     /// What the first was told last.
     pub(super) fn head(&self) -> Option<Head> {
-        *lock(&self.line.head)
+        *self.line.head.lock()
     }
 
     /// Tells those behind what the first was told.
     pub(super) fn tell(&self, head: Head) {
-        *lock(&self.ready_at) = Some(head.ready_at);
-        *lock(&self.line.head) = Some(head);
+        *self.ready_at.lock() = Some(head.ready_at);
+        *self.line.head.lock() = Some(head);
         self.line.told.notify_waiters();
     }
 
@@ -224,11 +226,11 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        if let Some(ready_at) = *lock(&self.ready_at) {
+        if let Some(ready_at) = *self.ready_at.lock() {
             // What it was told goes with it, unless the next has told already.
-            lock(&self.line.head).take_if(|head| head.ready_at == ready_at);
+            self.line.head.lock().take_if(|head| head.ready_at == ready_at);
         }
-        let mut lines = lock(&self.turns.lines);
+        let mut lines = self.turns.lines.lock();
         self.turns.waiting.fetch_sub(1, Ordering::Relaxed);
         if self.line.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
             lines.remove(&self.subject);
@@ -255,7 +257,7 @@ impl Watch<'_> {
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        let mut stuck = lock(&self.turns.stuck);
+        let mut stuck = self.turns.stuck.lock();
         if let Some(place) = stuck.get_mut(&self.subject) {
             place.watching -= 1;
             if place.watching == 0 {
@@ -263,8 +265,4 @@ impl Drop for Watch<'_> {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

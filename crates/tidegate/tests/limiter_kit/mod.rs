@@ -12,9 +12,10 @@ pub(crate) use hooked::{Act, Hooked, Moment};
 use tidegate::store::wrap::{Faulty, Observed, Plan, Verb};
 use tidegate::store::{Buckets, Ledger, Lookup, Store};
 use tidegate::{
-    Entity, EntityId, Expect, Limit, LimitEvent, Limiter, LimiterBuilder, Memory, Paging, Policy, Stamp,
-    Subject, UsageOf, UsageQuery, Window,
+    Entity, EntityId, Expect, Lease, Limit, LimitError, LimitEvent, Limiter, LimiterBuilder, Memory, Paging,
+    Policy, Stamp, Subject, UsageOf, UsageQuery, Window,
 };
+use tokio::task::JoinHandle;
 
 /// Who asks, in most tests.
 pub(crate) const ACME: (&str, &str) = ("acme", "gpt");
@@ -135,6 +136,17 @@ pub(crate) async fn poll_and_drop<F: Future>(future: F, polls: usize) -> Option<
         }
     })
     .await
+}
+
+/// One who waits in a task of its own.
+pub(crate) fn wait(
+    limiter: &Limiter,
+    subject: (&'static str, &'static str),
+    units: u64,
+    within: Duration,
+) -> JoinHandle<Result<Lease, LimitError>> {
+    let limiter = limiter.clone();
+    tokio::spawn(async move { limiter.acquire_within(subject, [("rpm", units)], within).await })
 }
 
 /// Waits until the settler has nothing to do, without closing the limiter.
