@@ -148,6 +148,12 @@ impl Reading {
         }
     }
 
+    /// The same for a caller whose levels are not the `drawn` ones that it was read with: it tells its rule itself.
+    pub(crate) fn for_others(mut self, drawn: &Levels) -> Self {
+        self.rule = Some(Arc::clone(self.meter(drawn).rule()));
+        self
+    }
+
     /// The limit's state after the call, which was made with `levels`.
     ///
     /// # Panics

@@ -11,10 +11,20 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// A clock that tells wall time and never runs back.
+/// A clock that tells wall time.
 pub trait WallClock: fmt::Debug + Send + Sync + 'static {
-    /// The time now: never before what was told earlier.
+    /// The time now. A store in memory needs one that never tells less than it told earlier; one in a file does not.
     fn now(&self) -> Stamp;
+}
+
+/// The machine's clock as it is, which may be set: for stores that keep the time with what they hold.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostWall;
+
+impl WallClock for HostWall {
+    fn now(&self) -> Stamp {
+        Stamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    }
 }
 
 /// The wall time at which it was made, and monotonic time since: setting the system's clock does not move it.
@@ -29,8 +39,7 @@ pub struct SystemWall {
 impl SystemWall {
     /// A clock set by the system's.
     pub fn new() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { made: Stamp::ZERO + since, at: Instant::now() }
+        Self { made: HostWall.now(), at: Instant::now() }
     }
 }
 

@@ -28,6 +28,12 @@ pub enum StoreError {
         /// How long was waited.
         millis: u64,
     },
+    /// The store was closed by this process. It never opens again: whoever wants it opens another.
+    #[error("the store is closed: {what}")]
+    Closed {
+        /// Which one was closed.
+        what: String,
+    },
     /// The engine does not let us in.
     #[error("the store denies access: {what}")]
     Denied {

@@ -2,21 +2,34 @@
 //!
 //! A [`Store`] keeps the buckets, leases, policies, entities and the ledger of one namespace, and decides draws
 //! by itself, all or nothing. [`Memory`] is the reference: it lives in the process and is what the others are
-//! measured by. With the feature `conformance` comes the suite that every store passes, for stores of third
+//! measured by. `Sqlite` (feature `sqlite`) is a file that all processes of a machine share. [`open()`] takes either by
+//! its address. With the feature `conformance` comes the suite that every store passes, for stores of third
 //! parties too.
 
 mod buckets;
 mod clock;
+mod cursor;
+mod desk;
 mod entities;
 mod error;
 mod ledger;
 mod memory;
+mod open;
 mod page;
 mod policies;
 mod reply;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod store;
 mod sync;
 pub mod wrap;
+
+#[cfg(feature = "codec")]
+#[allow(dead_code, reason = "which records are kept as text depends on what is built in")]
+mod codec;
+
+#[cfg(feature = "archive")]
+pub mod archive;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -25,12 +38,15 @@ pub use buckets::{
     Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Reading, Readings, Seen, Settle,
     Terms,
 };
-pub use clock::{Anchored, ManualWall, SystemWall, WallClock};
+pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
 pub use entities::Entities;
 pub use error::StoreError;
-pub use ledger::{AuditQuery, Ledger, UsageOf, UsageQuery};
+pub use ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
 pub use memory::Memory;
+pub use open::open;
 pub use page::{Cursor, Page, Paging};
 pub use policies::{Listing, Policies, PolicyChange, Written};
 pub use reply::Reply;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{Durable, Retention, Sqlite, SqliteOptions, SqliteStats};
 pub use store::{Capabilities, Clocked, Store, Swept};

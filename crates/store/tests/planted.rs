@@ -224,6 +224,26 @@ fn a_ledger_that_is_not_the_sum_is_found_by_the_checker() {
 }
 
 #[test]
+fn a_prune_of_what_is_new_is_found() {
+    finds(
+        Defect::PrunesWhatIsNew,
+        conformance::prune::a_prune_of_usage_forgets_what_has_ended_and_nothing_else,
+        "nothing has ended yet",
+    );
+    finds(
+        Defect::PrunesWhatIsNew,
+        conformance::prune::a_prune_of_the_audit_forgets_whole_changes_and_keeps_later_ones,
+        "left: 7",
+    );
+}
+
+#[test]
+fn a_prune_beyond_its_bound_is_found() {
+    let case = conformance::prune::a_prune_has_a_bound_and_counts_what_it_forgets;
+    finds(Defect::PrunesTooMuch, case, "at most 2 at a time");
+}
+
+#[test]
 fn a_spend_without_a_trace_is_found() {
     finds(Defect::SpendsUnseen, conformance::ledger::a_spend_is_in_the_ledger_once, "left: (0, 0, 0)");
 }

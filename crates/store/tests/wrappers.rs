@@ -164,6 +164,14 @@ async fn a_store_that_went_away_does_nothing_until_it_comes_back() {
         [store.draw(&one).await.is_ok(), store.draw(&one).await.is_ok(), store.draw(&one).await.is_ok()];
     assert_eq!(answers, [false, false, true]);
     assert_eq!(consumed(store.inner()).await, 1);
+    store.go_away_after(1);
+    let mut answers = [false; 3];
+    for answer in &mut answers {
+        *answer = store.version().await.is_ok();
+    }
+    assert_eq!(answers, [true, false, false]);
+    store.come_back();
+    assert!(store.version().await.is_ok());
     let capabilities = store.capabilities();
     assert!(!capabilities.is_immediate);
     assert_eq!(capabilities.deadline, Duration::from_millis(50));

@@ -61,6 +61,14 @@ impl CircuitGate {
         }
     }
 
+    /// Whether a request admitted in `generation`, as a probe or not, is of the circuit as it is.
+    pub(crate) const fn is_of_now(&self, generation: u32, is_probe: bool) -> bool {
+        match self.state {
+            State::Closed { .. } => true,
+            State::Open { .. } => is_probe && generation >= self.since,
+        }
+    }
+
     /// Takes a probe's place where the request is one.
     pub(crate) fn take(&mut self, events: &mut Vec<Event>) -> bool {
         match &mut self.state {

@@ -245,6 +245,28 @@ impl Gates {
         }
     }
 
+    /// Whether a request that was admitted, and has not gone out yet, may still go. Changes nothing.
+    ///
+    /// What it took is its own, so only what may have begun since then is asked: the end, an open circuit, a pause. Told
+    /// to wait, it is to be [undone](Self::undo) and to ask anew.
+    pub fn confirm(&self, plan: &Plan, charge: &Charge, now: Instant) -> Verdict {
+        let now = now.max(self.latest);
+        if self.lifecycle.is_closing() {
+            return Verdict::Refuse(Refused::Closed);
+        }
+        if let (Some(gate), Some(circuit)) = (&self.circuit, &plan.draft.circuit)
+            && !gate.is_of_now(charge.generation, charge.is_probe())
+        {
+            // It entered before the circuit opened. Where a probe's place is free, it may ask for that.
+            let wait = Wait { by: Gate::Queue, until: Some(now), floor: now };
+            return gate.refuses(circuit, now).map_or(Verdict::Wait(wait), Verdict::Refuse);
+        }
+        match self.pause.until(now) {
+            Some(until) => Verdict::Wait(Wait { by: Gate::Pause, until: Some(until), floor: until }),
+            None => Verdict::Admit,
+        }
+    }
+
     /// The pool that has no room, if one has not, and when time would help it.
     #[inline]
     fn full_pool(&self, plan: &Plan, now: Instant) -> Option<(Gate, Option<Instant>)> {

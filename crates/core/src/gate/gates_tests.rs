@@ -294,3 +294,35 @@ fn the_last_request_of_a_closed_throttle_drains_it() {
     assert!(rig.gates.is_drained());
     assert_eq!(rig.told(), [Event::Closed { in_flight: 2 }, Event::Drained]);
 }
+
+#[test]
+fn what_has_not_gone_out_is_asked_again_for_what_began_since() {
+    let circuit = Circuit::after_failures(1).open_for(secs(10)).probes(1);
+    let mut rig = Rig::new(Draft { circuit: Some(circuit), ..slots(4) });
+    let confirm = |rig: &Rig, charge: &Charge| rig.gates.confirm(&rig.plan, charge, rig.now);
+    let early = rig.enter(REQUEST);
+    assert_eq!(confirm(&rig, &early), Verdict::Admit);
+    // A pause is to be waited out, not an end of it.
+    rig.pause(secs(5));
+    let wait = Wait { by: Gate::Pause, until: Some(at(5)), floor: at(5) };
+    assert_eq!(confirm(&rig, &early), Verdict::Wait(wait));
+    rig.at(at(5));
+    assert_eq!(confirm(&rig, &early), Verdict::Admit, "its own place is not asked for again");
+    // An open circuit refuses, and half-open it wants the place of a probe, which this is not.
+    rig.record(Outcome::failure());
+    let refused = Refused::CircuitOpen { retry_after: secs(10) };
+    assert_eq!(confirm(&rig, &early), Verdict::Refuse(refused));
+    rig.at(at(15));
+    assert!(matches!(confirm(&rig, &early), Verdict::Wait(_)), "a place is free: it may ask for that");
+    let probe = rig.enter(REQUEST);
+    assert_eq!(confirm(&rig, &probe), Verdict::Admit);
+    assert!(matches!(confirm(&rig, &early), Verdict::Refuse(Refused::CircuitOpen { .. })));
+    // A probe of an earlier opening is none of this one.
+    rig.record(Outcome::failure());
+    assert!(matches!(confirm(&rig, &probe), Verdict::Refuse(Refused::CircuitOpen { .. })));
+    rig.close();
+    assert_eq!(confirm(&rig, &early), Verdict::Refuse(Refused::Closed));
+    rig.undo(early);
+    rig.undo(probe);
+    assert_eq!(rig.seen().in_flight, 0);
+}

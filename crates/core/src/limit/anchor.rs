@@ -18,6 +18,21 @@ pub struct Anchor {
 }
 
 impl Anchor {
+    /// The anchor that an engine kept: the latest time seen, and how far the clock had been set back by then.
+    pub const fn restored(latest: Stamp, ahead: u64) -> Self {
+        Self { latest: latest.as_micros(), ahead }
+    }
+
+    /// The latest time seen.
+    pub const fn latest(&self) -> Stamp {
+        Stamp::from_micros(self.latest)
+    }
+
+    /// By how many microseconds the clock has been set back.
+    pub const fn ahead(&self) -> u64 {
+        self.ahead
+    }
+
     /// What time it is by a reading that others have overtaken: it moves time forward, and is no setting back.
     pub fn read_late(&mut self, wall: Stamp) -> Stamp {
         self.latest = self.latest.max(wall.as_micros().saturating_add(self.ahead));

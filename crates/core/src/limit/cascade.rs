@@ -99,6 +99,29 @@ pub enum InvalidCost {
     },
 }
 
+/// Levels that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidLevels {
+    /// There is not even the subject's own.
+    #[error("there is no level")]
+    Empty,
+    /// A name twice.
+    #[error("the limit `{name}` is there twice")]
+    Twice {
+        /// Which one.
+        name: LimitName,
+    },
+    /// A limit that is not the one named at its place.
+    #[error("the limit `{name}` is not the one at place {place} of the names")]
+    Misplaced {
+        /// Which limit.
+        name: LimitName,
+        /// Its place.
+        place: usize,
+    },
+}
+
 /// What takes longer to refill than this is not counted: a bucket's time line is some 580 times as long.
 const DEBT_MAX: Duration = Duration::from_hours(365_250 * 24);
 
@@ -151,6 +174,39 @@ impl Levels {
         let levels: Box<[Level]> = resolved.into_iter().map(level).collect();
         let units_max = units_max(names.len(), &levels);
         Self { version, names: names.into(), units_max, levels, on_unavailable, on_expiry }
+    }
+
+    /// The levels of a lease as a store has kept them, to end it by. Nothing new is drawn from them, so that they
+    /// say nothing about a store that is away.
+    ///
+    /// # Errors
+    /// [`InvalidLevels`] where there is none, a name is there twice, or a limit is not the one its place names.
+    pub fn restored(
+        version: Version,
+        names: Vec<LimitName>,
+        levels: Vec<Level>,
+        on_expiry: OnExpiry,
+    ) -> Result<Self, InvalidLevels> {
+        if levels.is_empty() {
+            return Err(InvalidLevels::Empty);
+        }
+        if let Some((_, name)) = names.iter().enumerate().find(|(place, name)| names[..*place].contains(name))
+        {
+            return Err(InvalidLevels::Twice { name: name.clone() });
+        }
+        let mut lines = levels.iter().flat_map(|level| &level.limits);
+        if let Some(line) = lines.find(|line| names.get(line.name) != Some(line.rule.name())) {
+            return Err(InvalidLevels::Misplaced { name: line.rule.name().clone(), place: line.name });
+        }
+        let units_max = units_max(names.len(), &levels);
+        Ok(Self {
+            version,
+            names: names.into(),
+            units_max,
+            levels: levels.into(),
+            on_unavailable: (OnUnavailable::default(), Source::Defaults),
+            on_expiry: (on_expiry, Source::Defaults),
+        })
     }
 
     /// The same with `rules` given for one call in the place of the subject's own of the same names.
@@ -371,6 +427,27 @@ mod tests {
         assert_eq!(rows(0), ["rpm", "tpm~7/1000000/7", "new~1/1000000/1"]);
         assert_eq!(rows(1), ["tpm", "usd"]);
         assert_eq!(called.position("new"), Ok(3));
+    }
+
+    #[test]
+    fn levels_are_restored_as_they_were_and_only_if_they_can_be() {
+        let was = levels();
+        let (names, parts) = (was.names().to_vec(), was.levels().to_vec());
+        let restored = |names, levels| Levels::restored(Version::new(3), names, levels, OnExpiry::Return);
+        let back = restored(names.clone(), parts.clone()).unwrap();
+        assert_eq!((back.names(), back.levels(), back.version()), (was.names(), was.levels(), was.version()));
+        assert_eq!(back.check_units(0, 525_960_001), was.check_units(0, 525_960_001));
+        assert_eq!(*back.on_expiry(), (OnExpiry::Return, Source::Defaults));
+        let swapped = vec![names[1].clone(), names[0].clone(), names[2].clone()];
+        let table = [
+            (restored(names.clone(), Vec::new()), "there is no level"),
+            (restored([names.clone(), names].concat(), parts.clone()), "the limit `rpm` is there twice"),
+            (restored(swapped, parts.clone()), "the limit `rpm` is not the one at place 0 of the names"),
+            (restored(Vec::new(), parts), "the limit `rpm` is not the one at place 0 of the names"),
+        ];
+        for (levels, sentence) in table {
+            assert_eq!(levels.unwrap_err().to_string(), sentence);
+        }
     }
 
     #[test]

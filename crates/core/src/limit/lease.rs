@@ -128,6 +128,18 @@ impl Record {
         Self { step: 0, held: units, drawn_at: now, stepped_at: now, deadline, on_expiry }
     }
 
+    /// A lease as a store has kept it, after its step `step`.
+    pub const fn restored(
+        step: u32,
+        held: Units,
+        drawn_at: Stamp,
+        stepped_at: Stamp,
+        deadline: Stamp,
+        on_expiry: OnExpiry,
+    ) -> Self {
+        Self { step, held, drawn_at, stepped_at, deadline, on_expiry }
+    }
+
     /// What to do with step `step`.
     pub const fn turn(&self, step: u32) -> Turn {
         if step > self.step {
@@ -261,6 +273,16 @@ mod tests {
         let turns = [0, 1, 2, 3].map(|step| lease.turn(step));
         assert_eq!(turns, [Turn::Late, Turn::Late, Turn::Repeat, Turn::Apply]);
         assert_eq!((lease.held(), lease.step()), (&[Some(600)][..], 2));
+    }
+
+    #[test]
+    fn a_lease_is_restored_as_it_was() {
+        let mut was = record(&[Some(500), None]);
+        was.extend(3, &[None, Some(7)], was.drawn_at() + Duration::from_secs(5));
+        let (drawn_at, stepped_at) = (was.drawn_at(), was.stepped_at());
+        let held = was.held().into();
+        let back = Record::restored(was.step(), held, drawn_at, stepped_at, was.deadline(), was.on_expiry());
+        assert_eq!(back, was);
     }
 
     #[test]

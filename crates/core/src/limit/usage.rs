@@ -92,6 +92,13 @@ struct Counted {
     tally: Tally,
 }
 
+impl Counted {
+    /// Whether anything was counted. Every lease counts at least itself.
+    fn is_there(&self) -> bool {
+        self.tally != Tally::default()
+    }
+}
+
 /// Hours, days and months that are kept; the oldest go first.
 const KEPT: [usize; 3] = [24 * 62, 800, 240];
 
@@ -122,7 +129,7 @@ impl Windows {
         let counted = Counted { start, end, tally };
         if at >= newest.end {
             let before = std::mem::replace(newest, counted);
-            if before.end > Stamp::ZERO {
+            if before.is_there() {
                 past.push(before);
             }
         } else {
@@ -150,10 +157,24 @@ impl Windows {
     pub fn within(&self, window: Window, range: &Range<Stamp>) -> impl Iterator<Item = (Stamp, Tally)> {
         let (newest, past) = (&self.newest[window as usize], &self.past[window as usize]);
         let from = past.partition_point(|counted| counted.start < range.start);
-        let all = past[from..].iter().chain([newest]).filter(|counted| counted.end > Stamp::ZERO);
+        let all = past[from..].iter().chain([newest]).filter(|counted| counted.is_there());
         let range = range.clone();
         all.filter(move |counted| range.contains(&counted.start))
             .map(|counted| (counted.start, counted.tally))
+    }
+
+    /// Forgets the windows that ended at `before` or earlier, and answers how many.
+    pub fn prune(&mut self, window: Window, before: Stamp) -> usize {
+        let (newest, past) = (&mut self.newest[window as usize], &mut self.past[window as usize]);
+        let mut count = past.partition_point(|counted| counted.end <= before);
+        past.drain(..count);
+        past.shrink_to_fit();
+        if newest.end <= before && newest.is_there() {
+            // The span stays: what is drawn within it is counted there, with the hour, the day and the month in step.
+            newest.tally = Tally::default();
+            count += 1;
+        }
+        count
     }
 
     /// Whether nothing was ever counted.
@@ -222,6 +243,40 @@ mod tests {
         // The three newest are of one time, so that what comes now is counted in all of them.
         one.add(Stamp::from_secs(1_709_214_310 + 900 * HOUR), tally);
         assert_eq!(one.within(Window::Month, &all).map(|(_, tally)| tally.units).sum::<u64>(), 35);
+    }
+
+    #[test]
+    fn what_has_ended_is_forgotten_and_what_comes_later_is_counted() {
+        let tally = Tally { units: 5, own: 5, leases: 1 };
+        let hour = |hours: u64| Stamp::from_secs(1_709_214_310 + hours * HOUR);
+        let all = Stamp::ZERO..Stamp::MAX;
+        let units = |windows: &Windows, window| -> Vec<u64> {
+            windows.within(window, &all).map(|(_, tally)| tally.units).collect()
+        };
+        let mut windows = Windows::default();
+        for hours in [0, 1, 1, 3] {
+            windows.add(hour(hours), tally);
+        }
+        let end = Window::Hour.around(hour(1)).end;
+        assert_eq!(windows.prune(Window::Hour, Stamp::from_micros(end.as_micros() - 1)), 1);
+        assert_eq!(units(&windows, Window::Hour), [10, 5]);
+        assert_eq!((windows.prune(Window::Hour, end), windows.prune(Window::Hour, end)), (1, 0));
+        assert_eq!((units(&windows, Window::Hour), units(&windows, Window::Day)), (vec![5], vec![20]));
+        // The newest day goes, and its hour stays: what is settled late counts in both all the same.
+        assert_eq!(windows.prune(Window::Day, Window::Day.around(hour(3)).end), 1);
+        assert_eq!(windows.prune(Window::Day, Stamp::MAX), 0);
+        assert_eq!((units(&windows, Window::Day), units(&windows, Window::Month)), (vec![], vec![20]));
+        windows.add(hour(3), tally);
+        assert_eq!((units(&windows, Window::Hour), units(&windows, Window::Day)), (vec![10], vec![5]));
+        assert_eq!(windows.prune(Window::Day, Stamp::MAX), 1);
+        windows.add(hour(48), tally);
+        windows.add(hour(1), tally);
+        assert_eq!(
+            (units(&windows, Window::Hour), units(&windows, Window::Day)),
+            (vec![5, 10, 5], vec![5, 5])
+        );
+        assert!(Window::ALL.into_iter().all(|window| windows.prune(window, Stamp::MAX) > 0));
+        assert!(Window::ALL.into_iter().all(|window| units(&windows, window).is_empty()));
     }
 
     #[test]

@@ -141,6 +141,15 @@ macro_rules! __tidegate_cases {
                 the_entries_of_one_change_have_one_version
                 changes_are_found_by_what_they_are_filed_under_and_when
             ;
+            prune:
+                a_prune_of_usage_forgets_what_has_ended_and_nothing_else
+                a_prune_of_the_audit_forgets_whole_changes_and_keeps_later_ones
+                a_prune_has_a_bound_and_counts_what_it_forgets
+                a_limit_of_a_call_is_pruned_with_the_one_of_its_name
+                what_is_settled_after_a_prune_is_counted
+                a_listing_goes_on_after_a_prune
+                a_prune_changes_nothing_but_the_ledger
+            ;
             listings:
                 buckets_of_a_resource_come_in_pages
                 policies_come_in_pages
@@ -187,6 +196,10 @@ macro_rules! __tidegate_cases {
             ledger:
                 usage_is_stamped_with_the_time_of_the_draw
             ;
+            prune:
+                the_oldest_hours_are_pruned_and_days_and_months_stay_whole
+                what_expired_before_a_prune_is_pruned_with_its_window
+            ;
         }
     };
 }
@@ -226,6 +239,7 @@ mod tests {
             include_str!("entities.rs"),
             include_str!("ledger.rs"),
             include_str!("audit.rs"),
+            include_str!("prune.rs"),
             include_str!("listings.rs"),
             include_str!("races.rs"),
         ];

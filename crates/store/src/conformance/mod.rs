@@ -43,6 +43,8 @@ pub mod listings;
 #[doc(hidden)]
 pub mod policies;
 #[doc(hidden)]
+pub mod prune;
+#[doc(hidden)]
 pub mod races;
 #[doc(hidden)]
 pub mod rules;

@@ -14,7 +14,7 @@ use super::{Memory, Space};
 use crate::entities::Entities;
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
-use crate::policies::{Listing, Policies, PolicyChange, Written};
+use crate::policies::{Listing, Policies, PolicyChange, Written, check_actor, check_changes};
 use crate::reply::Reply;
 use crate::sync::lock;
 
@@ -22,8 +22,6 @@ use crate::sync::lock;
 const RECORDS_MAX: usize = 1 << 22;
 /// Changes that are remembered; the oldest go first.
 const AUDIT_MAX: usize = 100_000;
-/// An actor's name has at most so many bytes.
-const ACTOR_MAX: usize = 256;
 
 /// A policy as it was written.
 pub(super) type WrittenPolicy = Versioned<Arc<Policy>>;
@@ -108,26 +106,13 @@ impl Space {
         check_actor(actor)?;
         let now = self.clock.now();
         let mut admin = lock(&self.admin);
-        let mut scopes = BTreeSet::new();
-        for change in changes {
-            let current = admin.policies.get(&change.scope).map(|written| written.version);
-            if !change.expect.holds(current) {
-                return Err(StoreError::Stale { what: format!("the policy for {}", change.scope), current });
-            }
-            if !scopes.insert(&change.scope) {
-                let what = format!("the policy for {} is changed twice at once", change.scope);
-                return Err(StoreError::Invalid { what });
-            }
-        }
+        let version_at = |scope: &Scope| Ok(admin.policies.get(scope).map(|written| written.version));
+        let made = check_changes(changes, version_at)?;
         let is_new =
-            |change: &&PolicyChange| change.policy.is_some() && !admin.policies.contains_key(&change.scope);
-        if admin.policies.len() + changes.iter().filter(is_new).count() > RECORDS_MAX {
+            |change: &&&PolicyChange| change.policy.is_some() && !admin.policies.contains_key(&change.scope);
+        if admin.policies.len() + made.iter().filter(is_new).count() > RECORDS_MAX {
             return Err(StoreError::Full { what: "policies", max: RECORDS_MAX as u64 });
         }
-        let made = changes
-            .iter()
-            .filter(|change| change.policy.is_some() || admin.policies.contains_key(&change.scope));
-        let made: Vec<&PolicyChange> = made.collect();
         if made.is_empty() {
             return Ok(admin.version);
         }
@@ -259,13 +244,4 @@ fn take_out<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value:
             sets.remove(key);
         }
     }
-}
-
-fn check_actor(actor: &str) -> Result<(), StoreError> {
-    if actor.is_empty() || actor.len() > ACTOR_MAX || actor.contains(char::is_control) {
-        let what =
-            format!("an actor of {} bytes, outside 1..={ACTOR_MAX} without control characters", actor.len());
-        return Err(StoreError::Invalid { what });
-    }
-    Ok(())
 }

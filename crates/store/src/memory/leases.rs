@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use hashbrown::HashTable;
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{Ended, Ending, LeaseId, REMEMBERED, Record};
+use tidegate_core::limit::lease::{Ended, Ending, LeaseId, REMEMBERED};
 use tidegate_core::time::Stamp;
 
-use super::shelves::Places;
+use crate::desk::{Book, Known, Open};
 use crate::error::StoreError;
 
 /// Ended leases that one generation of a shard remembers, unless more end within [`REMEMBERED_MIN`]. A subject's are all
@@ -54,21 +54,6 @@ struct Generation {
     newest: u64,
 }
 
-/// An open lease, and where its buckets are.
-pub(super) struct Open {
-    pub(super) lease: LeaseId,
-    pub(super) record: Record,
-    pub(super) levels: Arc<Levels>,
-    pub(super) places: Places,
-}
-
-/// What is known of a lease.
-pub(super) enum Known<'a> {
-    Open(&'a Open),
-    Ended(Ended),
-    Unknown,
-}
-
 impl Default for Leases {
     fn default() -> Self {
         Self {
@@ -82,8 +67,8 @@ impl Default for Leases {
     }
 }
 
-impl Leases {
-    pub(super) fn find(&self, lease: LeaseId) -> Known<'_> {
+impl Book for Leases {
+    fn find(&self, lease: LeaseId) -> Known<'_> {
         let hash = self.hash(lease);
         if let Some(open) = self.open.find(hash, |open| open.lease == lease) {
             return Known::Open(open);
@@ -92,46 +77,26 @@ impl Leases {
         ended.map_or(Known::Unknown, Known::Ended)
     }
 
-    /// The open lease, or why there is none.
-    pub(super) fn open(&self, lease: LeaseId) -> Result<&Open, StoreError> {
-        match self.find(lease) {
-            Known::Open(open) => Ok(open),
-            Known::Ended(_) | Known::Unknown => Err(self.not_open(lease)),
-        }
-    }
-
-    /// Why a lease that is not open is not.
-    #[cold]
-    fn not_open(&self, lease: LeaseId) -> StoreError {
-        match self.find(lease) {
-            Known::Ended(ended) => StoreError::Ended { lease, how: ended.how },
-            Known::Open(_) | Known::Unknown => StoreError::NoLease { lease },
-        }
-    }
-
-    /// Whether an unknown lease may draw: one that may have ended and been forgotten may not.
-    pub(super) const fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError> {
+    fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError> {
         if self.horizon == 0 || lease.millis() > self.horizon {
             return Ok(());
         }
         Err(StoreError::Ended { lease, how: Ending::Expired })
     }
 
-    pub(super) fn insert(&mut self, open: Open) {
+    fn insert(&mut self, open: Open) {
         let hasher = &self.hasher;
         self.due.push(Reverse((open.record.deadline(), open.lease)));
         self.open.insert_unique(hash_of(hasher, open.lease), open, |open| hash_of(hasher, open.lease));
     }
 
-    /// The open lease, to be changed in its place, or why there is none.
-    pub(super) fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError> {
+    fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError> {
         let place = self.open.find_bucket_index(self.hash(lease), |open| open.lease == lease);
         let Some(place) = place else { return Err(self.not_open(lease)) };
         self.open.get_bucket_mut(place).ok_or(StoreError::NoLease { lease })
     }
 
-    /// Remembers that a lease has ended, and forgets those that ended long ago.
-    pub(super) fn end(&mut self, lease: LeaseId, ended: Ended) -> u64 {
+    fn end(&mut self, lease: LeaseId, ended: Ended) -> u64 {
         let forgotten = self.forget(ended.at);
         let hash = self.hash(lease);
         if let Ok(found) = self.open.find_entry(hash, |open| open.lease == lease) {
@@ -144,7 +109,9 @@ impl Leases {
         self.young.push(hash, lease, ended, &self.hasher);
         forgotten
     }
+}
 
+impl Leases {
     /// Forgets a generation if it is time, and answers how many leases that were.
     pub(super) fn forget(&mut self, now: Stamp) -> u64 {
         let mut forgotten = 0;

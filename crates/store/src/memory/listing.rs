@@ -1,10 +1,7 @@
 //! Listings of the memory store: balances, buckets, policies, entities, usage and audit, in pages.
-//!
-//! A cursor is the place of the last item of the page before it; `#` parts it, since no name holds one.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{self, Excluded, Included, Unbounded};
-use std::ops::RangeBounds;
 
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::entity::Entity;
@@ -14,12 +11,15 @@ use tidegate_core::limit::usage::{Tally, Usage};
 use tidegate_core::time::Stamp;
 
 use super::admin::{Admin, WrittenPolicy};
-use super::shelves::{Bucket as Kept, shelf_of};
 use super::{Memory, Space};
 use crate::buckets::{Bucket, Lookup, Seen};
+use crate::cursor::{
+    UsagePlace, entity_cursor, name_of, number_cursor, parse_entity, parse_number, parse_scope, scope_cursor,
+};
+use crate::desk::{Bucket as Kept, shelf_of};
 use crate::error::StoreError;
-use crate::ledger::{AuditQuery, Ledger, UsageOf, UsageQuery};
-use crate::page::{Cursor, Page, Paging};
+use crate::ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
+use crate::page::{Page, Paging};
 use crate::policies::Listing;
 use crate::reply::Reply;
 use crate::sync::lock;
@@ -34,6 +34,13 @@ impl Ledger for Memory {
 
     fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
         Reply::ready(lock(&self.space.admin).audited(query, paging))
+    }
+
+    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        Reply::ready(Ok(match *prune {
+            Prune::Usage { window, before } => self.space.prune_usage(window, before, max),
+            Prune::Audit { through } => lock(&self.space.admin).prune_audit(through, max),
+        } as u64))
     }
 }
 
@@ -66,7 +73,7 @@ impl Space {
         paging: &Paging,
     ) -> Result<Page<Bucket>, StoreError> {
         let at = self.now();
-        let from = paging.cursor().map(|cursor| entity(cursor.as_str())).transpose()?;
+        let from = paging.cursor().map(parse_entity).transpose()?;
         let from = from.as_ref().map_or(Unbounded, Excluded);
         let entities: Vec<EntityId> = lock(&self.index)
             .by_resource
@@ -77,7 +84,7 @@ impl Space {
             .unwrap_or_default();
         let subject = |entity| Subject { entity, resource: resource.clone() };
         let buckets = entities.into_iter().filter_map(|entity| self.bucket(&subject(entity), at)).collect();
-        Ok(Page::cut(buckets, paging, |bucket: &Bucket| Cursor::new(bucket.subject.entity.as_str())))
+        Ok(Page::cut(buckets, paging, |bucket: &Bucket| entity_cursor(&bucket.subject.entity)))
     }
 
     fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, StoreError> {
@@ -110,7 +117,11 @@ impl Space {
         match of {
             UsageOf::Entity(entity) => {
                 let resources = index.by_entity.get(entity).into_iter().flatten();
-                let resources = resources.filter(|resource| (from, Unbounded).contains(resource.as_str()));
+                let resources = resources.filter(|resource| match from {
+                    Unbounded => true,
+                    Included(from) => resource.as_str() >= from,
+                    Excluded(from) => resource.as_str() > from,
+                });
                 let subject =
                     |resource: &ResourceName| Subject { entity: entity.clone(), resource: resource.clone() };
                 resources.take(count).map(subject).collect()
@@ -139,42 +150,8 @@ impl Space {
 
     fn with_bucket<T>(&self, subject: &Subject, read: impl FnOnce(&Kept) -> T) -> Option<T> {
         let hash = self.hash(subject);
-        let guard = lock(&self.shelves[shelf_of(hash)]);
-        guard.buckets.get(hash, subject).map(read)
-    }
-}
-
-/// Where a page of usage begins: after this resource or entity, limit and window.
-struct UsagePlace<'a> {
-    name: &'a str,
-    limit: &'a str,
-    start: Stamp,
-}
-
-impl<'a> UsagePlace<'a> {
-    fn parse(cursor: &'a Cursor) -> Result<Self, StoreError> {
-        let mut parts = cursor.as_str().split('#');
-        let place =
-            (parts.next(), parts.next(), parts.next().and_then(|start| start.parse().ok()), parts.next());
-        match place {
-            (Some(name), Some(limit), Some(start), None) => {
-                Ok(Self { name, limit, start: Stamp::from_micros(start) })
-            }
-            _ => Err(bad_cursor(cursor.as_str())),
-        }
-    }
-
-    fn of(of: &UsageOf, line: &Usage) -> Cursor {
-        let name = name_of(of, &line.subject);
-        Cursor::new(format!("{name}#{}#{}", line.limit, line.start.as_micros()))
-    }
-}
-
-/// What tells the subjects of a usage query apart.
-fn name_of<'a>(of: &UsageOf, subject: &'a Subject) -> &'a str {
-    match of {
-        UsageOf::Entity(_) => subject.resource.as_str(),
-        UsageOf::Resource(_) => subject.entity.as_str(),
+        let guard = lock(&self.shards[shelf_of(hash)]);
+        guard.shelf.get(hash, subject).map(read)
     }
 }
 
@@ -237,26 +214,25 @@ impl Admin {
         parent: &EntityId,
         paging: &Paging,
     ) -> Result<Page<Versioned<Entity>>, StoreError> {
-        let after = paging.cursor().map(|cursor| entity(cursor.as_str())).transpose()?;
+        let after = paging.cursor().map(parse_entity).transpose()?;
         let from = after.as_ref().map_or(Unbounded, Excluded);
         let children = self.children.get(parent).into_iter();
         let children = children.flat_map(|children| children.range::<EntityId, _>((from, Unbounded)));
         let found = children.filter_map(|id| self.entities.get(id).cloned()).take(paging.max() + 1).collect();
-        Ok(Page::cut(found, paging, entity_cursor))
+        Ok(Page::cut(found, paging, |entity| entity_cursor(entity.value.id())))
     }
 
     pub(super) fn entities_page(&self, paging: &Paging) -> Result<Page<Versioned<Entity>>, StoreError> {
-        let after = paging.cursor().map(|cursor| entity(cursor.as_str())).transpose()?;
+        let after = paging.cursor().map(parse_entity).transpose()?;
         let from = after.as_ref().map_or(Unbounded, Excluded);
         let found = self.entities.range::<EntityId, _>((from, Unbounded)).take(paging.max() + 1);
-        Ok(Page::cut(found.map(|(_, found)| found.clone()).collect(), paging, entity_cursor))
+        Ok(Page::cut(found.map(|(_, found)| found.clone()).collect(), paging, |entity| {
+            entity_cursor(entity.value.id())
+        }))
     }
 
     fn audited(&self, query: &AuditQuery, paging: &Paging) -> Result<Page<Entry>, StoreError> {
-        let after: Option<u64> = match paging.cursor() {
-            Some(cursor) => Some(cursor.as_str().parse().map_err(|_| bad_cursor(cursor.as_str()))?),
-            None => None,
-        };
+        let after = paging.cursor().map(parse_number).transpose()?;
         let is_asked = |entry: &Entry| {
             query.range.contains(&entry.at) && query.filed.as_ref().is_none_or(|filed| *filed == entry.filed)
         };
@@ -264,43 +240,8 @@ impl Admin {
         let skip = usize::try_from(skip).unwrap_or(usize::MAX);
         let numbered = (self.forgotten..).zip(&self.audit).skip(skip);
         let found = numbered.filter(|(_, entry)| is_asked(entry)).take(paging.max() + 1);
-        let page = Page::cut(found.collect(), paging, |(number, _)| Cursor::new(number.to_string()));
+        let page = Page::cut(found.collect(), paging, |(number, _)| number_cursor(*number));
         let items = page.items.into_iter().map(|(_, entry)| entry.clone()).collect();
         Ok(Page { items, next: page.next })
     }
-}
-
-fn entity_cursor(entity: &Versioned<Entity>) -> Cursor {
-    Cursor::new(entity.value.id().as_str())
-}
-
-fn scope_cursor(scope: &Scope) -> Cursor {
-    Cursor::new(match scope {
-        Scope::System => "s".to_owned(),
-        Scope::Resource(resource) => format!("r#{resource}"),
-        Scope::Entity(entity) => format!("e#{entity}"),
-        Scope::Subject(subject) => format!("x#{}#{}", subject.entity, subject.resource),
-    })
-}
-
-fn parse_scope(cursor: &Cursor) -> Result<Scope, StoreError> {
-    let text = cursor.as_str();
-    let parts: Vec<&str> = text.split('#').collect();
-    let bad = |_| bad_cursor(text);
-    match parts[..] {
-        ["s"] => Ok(Scope::System),
-        ["r", resource] => Ok(Scope::Resource(ResourceName::new(resource).map_err(bad)?)),
-        ["e", entity] => Ok(Scope::Entity(EntityId::new(entity).map_err(bad)?)),
-        ["x", entity, resource] => Ok(Scope::Subject(Subject::new(entity, resource).map_err(bad)?)),
-        _ => Err(bad_cursor(text)),
-    }
-}
-
-fn entity(text: &str) -> Result<EntityId, StoreError> {
-    EntityId::new(text).map_err(|_| bad_cursor(text))
-}
-
-fn bad_cursor(text: &str) -> StoreError {
-    let text: String = text.chars().take(80).collect();
-    StoreError::Invalid { what: format!("the cursor {text:?} is not one of this listing") }
 }

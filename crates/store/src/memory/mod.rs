@@ -7,12 +7,12 @@
 mod admin;
 mod leases;
 mod listing;
-mod shelves;
+mod prune;
+mod shards;
 mod steps;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,15 +21,14 @@ use tidegate_core::limit::name::{Namespace, Subject};
 use tidegate_core::time::Stamp;
 
 use crate::clock::{SystemWall, WallClock};
+use crate::desk::{SHARDS, hash_subject};
 use crate::error::StoreError;
 use crate::reply::Reply;
 use crate::store::{Capabilities, Clocked, Store, Swept};
 use crate::sync::lock;
 use admin::Admin;
-use shelves::{Index, Shelf};
+use shards::{Index, Shard};
 
-/// Shards of buckets and leases.
-const SHARDS: usize = 32;
 /// A store has at most so many namespaces.
 const NAMESPACES_MAX: usize = 4_096;
 /// Leases a call ends in passing whose deadline has passed.
@@ -53,8 +52,8 @@ pub struct Memory {
 struct Space {
     clock: Arc<dyn WallClock>,
     hasher: foldhash::fast::RandomState,
-    shelves: Box<[Mutex<Shelf>]>,
-    /// Which buckets there are. Locked after a shelf, never before.
+    shards: Box<[Mutex<Shard>]>,
+    /// Which buckets there are. Locked after a shard, never before.
     index: Mutex<Index>,
     /// No lease is past its deadline before this, in microseconds.
     due_at: AtomicU64,
@@ -122,7 +121,7 @@ impl Space {
         Self {
             clock,
             hasher: foldhash::fast::RandomState::default(),
-            shelves: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             index: Mutex::default(),
             due_at: AtomicU64::new(u64::MAX),
             admin: Mutex::default(),
@@ -141,11 +140,6 @@ impl Space {
 
     #[inline]
     fn hash(&self, subject: &Subject) -> u64 {
-        // One behind the other: no name holds `#`, so that no two subjects are the same bytes.
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write(subject.entity.as_str().as_bytes());
-        hasher.write(b"#");
-        hasher.write(subject.resource.as_str().as_bytes());
-        hasher.finish()
+        hash_subject(&self.hasher, subject)
     }
 }

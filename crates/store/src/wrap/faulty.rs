@@ -19,8 +19,8 @@ use super::plan::{Fate, Faults, InvalidPlan, Plan};
 use crate::sync::lock;
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Reply, Seen, Settle, Store, StoreError,
-    Swept, UsageQuery, Written,
+    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Reply, Seen, Settle, Store,
+    StoreError, Swept, UsageQuery, Written,
 };
 
 /// A call may take so long before the engine counts as away.
@@ -41,6 +41,8 @@ struct State {
     random: Random,
     presence: Presence,
     fail_next: u32,
+    /// Calls that are made before it goes away.
+    away_after: Option<u32>,
     late: VecDeque<Late>,
     faults: Faults,
 }
@@ -74,6 +76,7 @@ impl<S: Store> Faulty<S> {
             random: plan.random(),
             presence: Presence::Here,
             fail_next: 0,
+            away_after: None,
             late: VecDeque::new(),
             faults: Faults::default(),
         };
@@ -85,6 +88,11 @@ impl<S: Store> Faulty<S> {
         self.lock().presence = Presence::Away;
     }
 
+    /// After `calls` more every call fails, and does nothing: whoever makes many is stopped in the middle.
+    pub fn go_away_after(&self, calls: u32) {
+        self.lock().away_after = Some(calls);
+    }
+
     /// From now on no call is answered, or made.
     pub fn hang(&self) {
         self.lock().presence = Presence::Hanging;
@@ -92,7 +100,8 @@ impl<S: Store> Faulty<S> {
 
     /// From now on calls are made and answered again. Those that hang stay so.
     pub fn come_back(&self) {
-        self.lock().presence = Presence::Here;
+        let mut state = self.lock();
+        (state.presence, state.away_after) = (Presence::Here, None);
     }
 
     /// The next `count` calls fail, and do nothing.
@@ -161,6 +170,11 @@ impl<S: Store> Faulty<S> {
 
     fn presence(&self) -> Result<Presence, StoreError> {
         let mut state = self.lock();
+        match &mut state.away_after {
+            Some(0) => state.presence = Presence::Away,
+            Some(calls) => *calls -= 1,
+            None => {}
+        }
         if state.presence == Presence::Away {
             return Err(StoreError::unavailable("it was told to go away"));
         }
@@ -330,6 +344,10 @@ impl<S: Store> Ledger for Faulty<S> {
 
     fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
         self.call(move || self.store.audit(query, paging))
+    }
+
+    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        self.call(move || self.store.prune(prune, max))
     }
 }
 

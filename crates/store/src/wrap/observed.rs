@@ -18,7 +18,7 @@ use super::verb::{Calls, Counter, Verb};
 use crate::sync::lock;
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Reply, Seen, Settle, Store, Swept,
+    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Reply, Seen, Settle, Store, Swept,
     UsageQuery, Written,
 };
 use log::Log;
@@ -209,6 +209,10 @@ impl<S: Store> Ledger for Observed<S> {
 
     fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
         self.counted(Verb::Audit, move || self.store.audit(query, paging))
+    }
+
+    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        self.counted(Verb::Prune, move || self.store.prune(prune, max))
     }
 }
 

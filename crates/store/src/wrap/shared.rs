@@ -10,7 +10,7 @@ use tidegate_core::limit::usage::Usage;
 
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Reply, Seen, Settle, Store, Swept,
+    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Reply, Seen, Settle, Store, Swept,
     UsageQuery, Written,
 };
 
@@ -107,6 +107,10 @@ impl<S: Store + ?Sized> Ledger for Arc<S> {
 
     fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
         (**self).audit(query, paging)
+    }
+
+    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        (**self).prune(prune, max)
     }
 }
 

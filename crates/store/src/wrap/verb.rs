@@ -26,6 +26,7 @@ pub enum Verb {
     Entities,
     Usage,
     Audit,
+    Prune,
     Sweep,
 }
 

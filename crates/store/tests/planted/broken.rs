@@ -13,10 +13,11 @@ use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{Expect, OnExpiry, Policy, Scope, Version, Versioned};
 use tidegate_core::limit::resolve::{Held, Resolved};
 use tidegate_core::limit::usage::Usage;
+use tidegate_core::time::Stamp;
 use tidegate_store::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Readings, Reply, Seen, Settle,
-    Store, StoreError, Swept, UsageQuery, Written,
+    Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Prune, Readings, Reply, Seen,
+    Settle, Store, StoreError, Swept, UsageQuery, Written,
 };
 
 /// Which promise is broken.
@@ -66,6 +67,10 @@ pub(crate) enum Defect {
     CountsUsageTwice,
     /// A spend is not in the ledger.
     SpendsUnseen,
+    /// What is not old is pruned too.
+    PrunesWhatIsNew,
+    /// More is pruned at a time than asked for.
+    PrunesTooMuch,
 }
 
 /// A store that breaks one promise and keeps all others.
@@ -236,6 +241,19 @@ impl Broken {
         }
         Ok(page)
     }
+
+    async fn prune_or_break(&self, mut prune: Prune, mut max: usize) -> Result<u64, StoreError> {
+        if self.is(Defect::PrunesWhatIsNew) {
+            match &mut prune {
+                Prune::Usage { before, .. } => *before = Stamp::MAX,
+                Prune::Audit { through } => *through = Version::new(u64::MAX),
+            }
+        }
+        if self.is(Defect::PrunesTooMuch) {
+            max += 1;
+        }
+        self.store.prune(&prune, max).await
+    }
 }
 
 /// The draw's own level by itself. Its names come first.
@@ -356,6 +374,10 @@ impl Ledger for Broken {
 
     fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
         self.store.audit(query, paging)
+    }
+
+    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        Reply::later(self.prune_or_break(*prune, max))
     }
 }
 

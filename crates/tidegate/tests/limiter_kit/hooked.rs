@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate::store::wrap::Verb;
 use tidegate::store::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Policies, PolicyChange, Reply, Seen, Settle, Swept, Written,
+    Listing, Lookup, Moved, Page, Policies, PolicyChange, Prune, Reply, Seen, Settle, Swept, Written,
 };
 use tidegate::{
     Entity, EntityId, Expect, Memory, Paging, Policy, ResourceName, Scope, Store, StoreError, Usage,
@@ -45,6 +45,8 @@ type Hook = dyn Fn(Verb, Moment) -> Act + Send + Sync;
 pub(crate) struct Hooked {
     store: Memory,
     hook: Box<Hook>,
+    /// It answers at once: a hook can only pass or fail, before the call.
+    is_immediate: bool,
 }
 
 impl Hooked {
@@ -52,7 +54,15 @@ impl Hooked {
         store: &Memory,
         hook: impl Fn(Verb, Moment) -> Act + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { store: store.clone(), hook: Box::new(hook) })
+        Arc::new(Self { store: store.clone(), hook: Box::new(hook), is_immediate: false })
+    }
+
+    /// The same in this process.
+    pub(crate) fn here(
+        store: &Memory,
+        hook: impl Fn(Verb, Moment) -> Act + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { store: store.clone(), hook: Box::new(hook), is_immediate: true })
     }
 
     async fn meet(&self, verb: Verb, moment: Moment) -> Result<(), StoreError> {
@@ -73,6 +83,12 @@ impl Hooked {
         verb: Verb,
         call: impl FnOnce() -> Reply<'a, T> + Send + 'a,
     ) -> Reply<'a, T> {
+        if self.is_immediate {
+            return match (self.hook)(verb, Moment::Before) {
+                Act::Fail(error) => Reply::ready(Err(error)),
+                _ => call(),
+            };
+        }
         Reply::later(async move {
             self.meet(verb, Moment::Before).await?;
             let answer = call().await;
@@ -182,11 +198,19 @@ impl Ledger for Hooked {
     fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
         self.call(Verb::Audit, move || self.store.audit(query, paging))
     }
+
+    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        self.call(Verb::Prune, move || self.store.prune(prune, max))
+    }
 }
 
 impl Store for Hooked {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { is_immediate: false, deadline: super::DEADLINE, ..self.store.capabilities() }
+        Capabilities {
+            is_immediate: self.is_immediate,
+            deadline: super::DEADLINE,
+            ..self.store.capabilities()
+        }
     }
 
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {

@@ -1,0 +1,449 @@
+//! Records as text: JSON that people can read, and that is read back as exactly what was written.
+//!
+//! Limits are written as people write them (`tpm:100k/min:150k`), and what is as usual is left out. What is read was
+//! perhaps written by somebody else: a key that is not known, a name that cannot be and numbers out of bounds are
+//! [`StoreError::Corrupt`], with what is wrong, and never a panic.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidegate_core::limit::audit::{Change, Entry, Filed};
+use tidegate_core::limit::cascade::{Level, Levels, Line};
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
+use tidegate_core::limit::policy::{OnExpiry, OnUnavailable, Policy, Scope, Share, Version};
+use tidegate_core::limit::resolve::Source;
+use tidegate_core::limit::rule::{Limit, Rule};
+use tidegate_core::time::Stamp;
+
+use crate::error::StoreError;
+
+/// A message tells at most so many characters of what was found.
+const SHOWN_MAX: usize = 300;
+/// Stands before a limit that was given with a call; no limit's name holds it.
+const OF_CALL: char = '~';
+
+/// A policy: `{"limits":["tpm:100k/min:150k"],"only":true,"on_unavailable":{"local_share":0.25}}`.
+pub(crate) fn policy_to_text(policy: &Policy) -> String {
+    write(&PolicyText::of(policy))
+}
+
+/// The policy that [`policy_to_text`] wrote.
+pub(crate) fn policy_from_text(text: &str) -> Result<Policy, StoreError> {
+    let read = |text| read::<PolicyText<'_>>(text)?.policy();
+    read(text).map_err(|why| corrupt("a policy", &why))
+}
+
+/// An entity: `{"id":"acme","name":"Acme","parent":"group","cascade":true,"metadata":{"tier":"gold"}}`.
+pub(crate) fn entity_to_text(entity: &Entity) -> String {
+    write(&EntityText::of(entity))
+}
+
+/// The entity that [`entity_to_text`] wrote.
+pub(crate) fn entity_from_text(text: &str) -> Result<Entity, StoreError> {
+    let read = |text| read::<EntityText<'_>>(text)?.entity();
+    read(text).map_err(|why| corrupt("an entity", &why))
+}
+
+/// A change: `{"entity":{"after":{..}}}` or `{"policy":{"scope":{"resource":"gpt"},"before":{..},"after":{..}}}`.
+pub(crate) fn change_to_text(change: &Change) -> String {
+    write(&ChangeText::of(change))
+}
+
+/// The change that [`change_to_text`] wrote, and where it is filed. One of an entity names an entity, and the same before
+/// and after.
+pub(crate) fn change_from_text(text: &str) -> Result<(Change, Filed), StoreError> {
+    let read = |text| read::<ChangeText<'_>>(text)?.change();
+    read(text).map_err(|why: String| corrupt("a change", &why))
+}
+
+/// An entry of the audit in one line, without the line's end.
+pub(crate) fn entry_to_line(entry: &Entry) -> String {
+    write(&EntryText {
+        version: entry.version.number(),
+        at: Cow::Owned(entry.at.to_string()),
+        at_micros: entry.at.as_micros(),
+        actor: Cow::Borrowed(&entry.actor),
+        filed: Cow::Borrowed(entry.filed.as_str()),
+        change: ChangeText::of(&entry.change),
+    })
+}
+
+/// The entry that [`entry_to_line`] wrote. The date is for people: the microseconds are what counts.
+pub(crate) fn entry_from_line(line: &str) -> Result<Entry, StoreError> {
+    let read = |line| read::<EntryText<'_>>(line)?.entry();
+    read(line).map_err(|why| corrupt("an entry of the audit", &why))
+}
+
+/// What a lease remembers of the levels it drew from, so that a store can end it without its holder:
+/// `{"v":3,"n":["rpm","tpm"],"l":[{"e":"acme","r":"gpt","l":["rpm:60/min","~tpm:7/s"]}]}`.
+///
+/// Where a limit came from is forgotten, but for whether it was given with the call (`~`).
+pub(crate) fn levels_to_text(levels: &Levels) -> String {
+    write(&LevelsText::of(levels))
+}
+
+/// The levels that [`levels_to_text`] wrote.
+pub(crate) fn levels_from_text(text: &str) -> Result<Levels, StoreError> {
+    let read = |text| read::<LevelsText<'_>>(text)?.levels();
+    read(text).map_err(|why| corrupt("the levels of a lease", &why))
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PolicyText<'a> {
+    #[serde(borrow, default, skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    only: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    on_unavailable: Option<OnUnavailableText>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    on_expiry: Option<OnExpiryText>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OnUnavailableText {
+    Block,
+    Allow,
+    LocalShare(f64),
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OnExpiryText {
+    Settle,
+    Return,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EntityText<'a> {
+    #[serde(borrow)]
+    id: Cow<'a, str>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    parent: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    cascade: bool,
+    #[serde(borrow, default, skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum ChangeText<'a> {
+    Entity {
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        before: Option<EntityText<'a>>,
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        after: Option<EntityText<'a>>,
+    },
+    Policy {
+        #[serde(borrow)]
+        scope: ScopeText<'a>,
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        before: Option<PolicyText<'a>>,
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        after: Option<PolicyText<'a>>,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScopeText<'a> {
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    entity: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    resource: Option<Cow<'a, str>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EntryText<'a> {
+    version: u64,
+    #[serde(borrow)]
+    at: Cow<'a, str>,
+    at_micros: u64,
+    #[serde(borrow)]
+    actor: Cow<'a, str>,
+    #[serde(borrow)]
+    filed: Cow<'a, str>,
+    #[serde(borrow)]
+    change: ChangeText<'a>,
+}
+
+/// Short keys: a store writes one of these with every draw.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LevelsText<'a> {
+    #[serde(rename = "v")]
+    version: u64,
+    #[serde(rename = "n", borrow)]
+    names: Vec<Cow<'a, str>>,
+    #[serde(rename = "l", borrow)]
+    levels: Vec<LevelText<'a>>,
+    #[serde(rename = "x", default, skip_serializing_if = "Option::is_none")]
+    on_expiry: Option<OnExpiryText>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LevelText<'a> {
+    #[serde(rename = "e", borrow)]
+    entity: Cow<'a, str>,
+    #[serde(rename = "r", borrow)]
+    resource: Cow<'a, str>,
+    #[serde(rename = "l", borrow)]
+    limits: Vec<Cow<'a, str>>,
+}
+
+impl<'a> PolicyText<'a> {
+    fn of(policy: &'a Policy) -> Self {
+        let on_unavailable = policy.unavailable().map(|said| match said {
+            OnUnavailable::Block => OnUnavailableText::Block,
+            OnUnavailable::Allow => OnUnavailableText::Allow,
+            OnUnavailable::LocalShare(share) => OnUnavailableText::LocalShare(share.fraction()),
+        });
+        Self {
+            limits: policy.rules().iter().map(|rule| Cow::Owned(rule.to_string())).collect(),
+            only: policy.is_only(),
+            on_unavailable,
+            on_expiry: policy.expiry().map(OnExpiryText::of),
+        }
+    }
+
+    fn policy(self) -> Result<Policy, String> {
+        let limits: Result<Vec<Limit>, _> = self.limits.iter().map(|limit| limit.parse()).collect();
+        let mut policy = Policy::new(limits.map_err(told)?).map_err(told)?;
+        if self.only {
+            policy = policy.only();
+        }
+        policy = match self.on_unavailable {
+            Some(OnUnavailableText::Block) => policy.on_unavailable(OnUnavailable::Block),
+            Some(OnUnavailableText::Allow) => policy.on_unavailable(OnUnavailable::Allow),
+            Some(OnUnavailableText::LocalShare(fraction)) => {
+                policy.on_unavailable(OnUnavailable::LocalShare(Share::new(fraction).map_err(told)?))
+            }
+            None => policy,
+        };
+        Ok(match self.on_expiry {
+            Some(said) => policy.on_expiry(said.on_expiry()),
+            None => policy,
+        })
+    }
+}
+
+impl OnExpiryText {
+    const fn of(said: OnExpiry) -> Self {
+        match said {
+            OnExpiry::Settle => Self::Settle,
+            OnExpiry::Return => Self::Return,
+        }
+    }
+
+    const fn on_expiry(self) -> OnExpiry {
+        match self {
+            Self::Settle => OnExpiry::Settle,
+            Self::Return => OnExpiry::Return,
+        }
+    }
+}
+
+impl<'a> EntityText<'a> {
+    fn of(entity: &'a Entity) -> Self {
+        let note = |(key, value): (&'a String, &'a String)| (Cow::Borrowed(&**key), Cow::Borrowed(&**value));
+        Self {
+            id: Cow::Borrowed(entity.id().as_str()),
+            name: entity.display_name().map(Cow::Borrowed),
+            parent: entity.parent_id().map(|parent| Cow::Borrowed(parent.as_str())),
+            cascade: entity.cascades(),
+            metadata: entity.notes().iter().map(note).collect(),
+        }
+    }
+
+    fn entity(self) -> Result<Entity, String> {
+        let mut entity = Entity::new(EntityId::new(&self.id).map_err(told)?);
+        if let Some(name) = self.name {
+            entity = entity.name(name);
+        }
+        if let Some(parent) = self.parent {
+            entity = entity.parent(EntityId::new(&parent).map_err(told)?);
+        }
+        if self.cascade {
+            entity = entity.cascade();
+        }
+        for (key, value) in self.metadata {
+            entity = entity.metadata(key, value);
+        }
+        entity.check().map_err(told)?;
+        Ok(entity)
+    }
+}
+
+impl<'a> ChangeText<'a> {
+    fn of(change: &'a Change) -> Self {
+        match change {
+            Change::Entity { before, after } => Self::Entity {
+                before: before.as_ref().map(EntityText::of),
+                after: after.as_ref().map(EntityText::of),
+            },
+            Change::Policy { scope, before, after } => Self::Policy {
+                scope: ScopeText::of(scope),
+                before: before.as_ref().map(PolicyText::of),
+                after: after.as_ref().map(PolicyText::of),
+            },
+        }
+    }
+
+    /// The change, and what it is filed under.
+    fn change(self) -> Result<(Change, Filed), String> {
+        match self {
+            Self::Entity { before, after } => {
+                let before = before.map(EntityText::entity).transpose()?;
+                let after = after.map(EntityText::entity).transpose()?;
+                let filed = match (&before, &after) {
+                    (Some(before), Some(after)) if before.id() != after.id() => {
+                        return Err(format!("`{}` cannot become `{}`", before.id(), after.id()));
+                    }
+                    (Some(entity), _) | (None, Some(entity)) => Filed::entity(entity.id()),
+                    (None, None) => return Err("no entity, before or after".to_owned()),
+                };
+                Ok((Change::Entity { before, after }, filed))
+            }
+            Self::Policy { scope, before, after } => {
+                let scope = scope.scope()?;
+                let before = before.map(PolicyText::policy).transpose()?;
+                let after = after.map(PolicyText::policy).transpose()?;
+                let filed = Filed::scope(&scope);
+                Ok((Change::Policy { scope, before, after }, filed))
+            }
+        }
+    }
+}
+
+impl<'a> ScopeText<'a> {
+    fn of(scope: &'a Scope) -> Self {
+        Self {
+            entity: scope.entity().map(|entity| Cow::Borrowed(entity.as_str())),
+            resource: scope.resource().map(|resource| Cow::Borrowed(resource.as_str())),
+        }
+    }
+
+    fn scope(self) -> Result<Scope, String> {
+        let entity = self.entity.map(|entity| EntityId::new(&entity)).transpose().map_err(told)?;
+        let resource =
+            self.resource.map(|resource| ResourceName::new(&resource)).transpose().map_err(told)?;
+        Ok(match (entity, resource) {
+            (None, None) => Scope::System,
+            (None, Some(resource)) => Scope::Resource(resource),
+            (Some(entity), None) => Scope::Entity(entity),
+            (Some(entity), Some(resource)) => Scope::Subject(Subject { entity, resource }),
+        })
+    }
+}
+
+impl EntryText<'_> {
+    fn entry(self) -> Result<Entry, String> {
+        let (change, filed) = self.change.change()?;
+        if filed.as_str() != self.filed {
+            return Err(format!("a change of `{filed}` is filed under `{}`", self.filed));
+        }
+        Ok(Entry {
+            version: Version::new(self.version),
+            at: Stamp::from_micros(self.at_micros),
+            actor: self.actor.into_owned(),
+            filed,
+            change,
+        })
+    }
+}
+
+impl<'a> LevelsText<'a> {
+    fn of(levels: &'a Levels) -> Self {
+        let level = |level: &'a Level| LevelText {
+            entity: Cow::Borrowed(level.subject.entity.as_str()),
+            resource: Cow::Borrowed(level.subject.resource.as_str()),
+            limits: level.limits.iter().map(|line| Cow::Owned(rule_text(&line.rule))).collect(),
+        };
+        let on_expiry = levels.on_expiry().0;
+        Self {
+            version: levels.version().number(),
+            names: levels.names().iter().map(|name| Cow::Borrowed(name.as_str())).collect(),
+            levels: levels.levels().iter().map(level).collect(),
+            on_expiry: (on_expiry != OnExpiry::default()).then(|| OnExpiryText::of(on_expiry)),
+        }
+    }
+
+    fn levels(self) -> Result<Levels, String> {
+        let names: Result<Vec<LimitName>, _> = self.names.iter().map(|name| LimitName::new(name)).collect();
+        let names = names.map_err(told)?;
+        let levels: Result<Vec<Level>, String> =
+            self.levels.into_iter().map(|level| level.level(&names)).collect();
+        let on_expiry = self.on_expiry.map(OnExpiryText::on_expiry).unwrap_or_default();
+        Levels::restored(Version::new(self.version), names, levels?, on_expiry).map_err(told)
+    }
+}
+
+impl LevelText<'_> {
+    fn level(self, names: &[LimitName]) -> Result<Level, String> {
+        let line = |text: &Cow<'_, str>| {
+            let (rule, source) = match text.strip_prefix(OF_CALL) {
+                Some(text) => (checked(text)?.of_call(), Source::Call),
+                None => (checked(text)?, Source::Defaults),
+            };
+            let found = names.iter().position(|name| name == rule.name());
+            let name = found.ok_or_else(|| format!("the limit `{}` is not among the names", rule.name()))?;
+            Ok(Line { name, rule: Arc::new(rule), source })
+        };
+        let limits: Result<Box<[Line]>, String> = self.limits.iter().map(line).collect();
+        let subject = Subject::new(&self.entity, &self.resource).map_err(told)?;
+        Ok(Level { subject, limits: limits? })
+    }
+}
+
+fn rule_text(rule: &Rule) -> String {
+    if rule.is_of_call() { format!("{OF_CALL}{rule}") } else { rule.to_string() }
+}
+
+fn checked(text: &str) -> Result<Rule, String> {
+    text.parse::<Limit>().and_then(|limit| limit.check()).map_err(told)
+}
+
+fn write(record: &impl Serialize) -> String {
+    serde_json::to_string(record).unwrap_or_else(|_| unreachable!("texts, numbers and keys that are texts"))
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(told)
+}
+
+fn told(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+/// What is wrong, fit for a terminal and not long: a message may quote what was found.
+fn corrupt(what: &str, why: &str) -> StoreError {
+    let mut shown = String::new();
+    for letter in why.chars().take(SHOWN_MAX) {
+        if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+    }
+    if why.chars().nth(SHOWN_MAX).is_some() {
+        shown.push('…');
+    }
+    StoreError::Corrupt { what: format!("{what}: {shown}") }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "asked by reference")]
+const fn is_false(is: &bool) -> bool {
+    !*is
+}
+
+#[cfg(test)]
+#[path = "codec_tests.rs"]
+mod tests;

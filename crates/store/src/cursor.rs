@@ -1,0 +1,152 @@
+//! Cursors as our own stores write them: the place of the last item of the page before.
+//!
+//! `#` parts a place, since no name holds one. A cursor comes back from outside, so that each is checked when it is
+//! read.
+
+use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
+use tidegate_core::limit::policy::Scope;
+use tidegate_core::limit::usage::Usage;
+use tidegate_core::time::Stamp;
+
+use crate::error::StoreError;
+use crate::ledger::UsageOf;
+use crate::page::Cursor;
+
+/// Where a page of usage begins: after this resource or entity, limit and window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UsagePlace<'a> {
+    /// What tells the subjects apart, as [`name_of`] says.
+    pub(crate) name: &'a str,
+    /// The limit.
+    pub(crate) limit: &'a str,
+    /// When the window began.
+    pub(crate) start: Stamp,
+}
+
+impl<'a> UsagePlace<'a> {
+    /// The place that [`of`](Self::of) wrote.
+    pub(crate) fn parse(cursor: &'a Cursor) -> Result<Self, StoreError> {
+        let mut parts = cursor.as_str().split('#');
+        let place =
+            (parts.next(), parts.next(), parts.next().and_then(|start| start.parse().ok()), parts.next());
+        match place {
+            (Some(name), Some(limit), Some(start), None) => {
+                Ok(Self { name, limit, start: Stamp::from_micros(start) })
+            }
+            _ => Err(bad_cursor(cursor.as_str())),
+        }
+    }
+
+    /// Where the page after this line begins.
+    pub(crate) fn of(of: &UsageOf, line: &Usage) -> Cursor {
+        let name = name_of(of, &line.subject);
+        Cursor::new(format!("{name}#{}#{}", line.limit, line.start.as_micros()))
+    }
+}
+
+/// What tells the subjects of a usage query apart.
+pub(crate) fn name_of<'a>(of: &UsageOf, subject: &'a Subject) -> &'a str {
+    match of {
+        UsageOf::Entity(_) => subject.resource.as_str(),
+        UsageOf::Resource(_) => subject.entity.as_str(),
+    }
+}
+
+/// Where the page after this policy begins.
+pub(crate) fn scope_cursor(scope: &Scope) -> Cursor {
+    Cursor::new(match scope {
+        Scope::System => "s".to_owned(),
+        Scope::Resource(resource) => format!("r#{resource}"),
+        Scope::Entity(entity) => format!("e#{entity}"),
+        Scope::Subject(subject) => format!("x#{}#{}", subject.entity, subject.resource),
+    })
+}
+
+/// The scope that [`scope_cursor`] wrote.
+pub(crate) fn parse_scope(cursor: &Cursor) -> Result<Scope, StoreError> {
+    let text = cursor.as_str();
+    let parts: Vec<&str> = text.split('#').collect();
+    let bad = |_| bad_cursor(text);
+    match parts[..] {
+        ["s"] => Ok(Scope::System),
+        ["r", resource] => Ok(Scope::Resource(ResourceName::new(resource).map_err(bad)?)),
+        ["e", entity] => Ok(Scope::Entity(EntityId::new(entity).map_err(bad)?)),
+        ["x", entity, resource] => Ok(Scope::Subject(Subject::new(entity, resource).map_err(bad)?)),
+        _ => Err(bad_cursor(text)),
+    }
+}
+
+/// Where the page after this entity begins.
+pub(crate) fn entity_cursor(entity: &EntityId) -> Cursor {
+    Cursor::new(entity.as_str())
+}
+
+/// The entity that [`entity_cursor`] wrote.
+pub(crate) fn parse_entity(cursor: &Cursor) -> Result<EntityId, StoreError> {
+    EntityId::new(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
+}
+
+/// Where the page after the item of this number begins.
+pub(crate) fn number_cursor(number: u64) -> Cursor {
+    Cursor::new(number.to_string())
+}
+
+/// The number that [`number_cursor`] wrote.
+pub(crate) fn parse_number(cursor: &Cursor) -> Result<u64, StoreError> {
+    cursor.as_str().parse().map_err(|_| bad_cursor(cursor.as_str()))
+}
+
+/// A cursor that none of ours is.
+pub(crate) fn bad_cursor(text: &str) -> StoreError {
+    let text: String = text.chars().take(80).collect();
+    StoreError::Invalid { what: format!("the cursor {text:?} is not one of this listing") }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::limit::name::LimitName;
+    use tidegate_core::limit::usage::{Tally, Window};
+
+    use super::*;
+
+    #[test]
+    fn every_cursor_is_read_back_as_the_place_it_was_written_for() {
+        let subject = Subject::new("größe 7", "gpt:4").unwrap();
+        let scopes = [
+            Scope::System,
+            Scope::Resource(subject.resource.clone()),
+            Scope::Entity(subject.entity.clone()),
+            Scope::Subject(subject.clone()),
+        ];
+        for scope in scopes {
+            assert_eq!(parse_scope(&scope_cursor(&scope)).unwrap(), scope);
+        }
+        assert_eq!(parse_entity(&entity_cursor(&subject.entity)).unwrap(), subject.entity);
+        assert_eq!(parse_number(&number_cursor(u64::MAX)).unwrap(), u64::MAX);
+        let limit = LimitName::new("tpm").unwrap();
+        let start = Stamp::from_secs(7_200);
+        let line = Usage { subject, limit, window: Window::Hour, start, tally: Tally::default() };
+        let table = [
+            (UsageOf::Entity(line.subject.entity.clone()), "gpt:4"),
+            (UsageOf::Resource(line.subject.resource.clone()), "größe 7"),
+        ];
+        for (of, name) in table {
+            let cursor = UsagePlace::of(&of, &line);
+            assert_eq!(UsagePlace::parse(&cursor).unwrap(), UsagePlace { name, limit: "tpm", start });
+        }
+    }
+
+    #[test]
+    fn a_cursor_of_another_listing_is_refused() {
+        let cursor = |text: &str| Cursor::new(text);
+        for text in ["", "s#", "r", "e#a#b", "x#a", "y#a", "r#$SYSTEM"] {
+            assert!(parse_scope(&cursor(text)).is_err(), "{text}");
+        }
+        for text in ["", "a", "a#b", "a#b#c", "a#b#1#2", "a#b#-1"] {
+            assert!(UsagePlace::parse(&cursor(text)).is_err(), "{text}");
+        }
+        assert!(parse_entity(&cursor("a#b")).is_err());
+        let error = parse_number(&cursor("-1\u{1b}")).unwrap_err().to_string();
+        assert_eq!(error, r#"the cursor "-1\u{1b}" is not one of this listing"#);
+    }
+}

@@ -1,0 +1,314 @@
+//! The steps of a lease: draw, extend, adjust, settle, cancel, and spend, which is the first and the last at once.
+//!
+//! Each is a function of the leases that are known, the buckets in reach, and one time.
+
+use std::sync::Arc;
+
+use tidegate_core::limit::cascade::{Levels, Units};
+use tidegate_core::limit::entity::LEVELS_MAX;
+use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record, Turn, digest};
+use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::time::Stamp;
+
+use super::reach::Reach;
+use super::shelf::{Place, Places};
+use crate::buckets::{Adjust, Cancel, Draw, Drawn, Extend, Moved, Readings, Settle};
+use crate::error::StoreError;
+use crate::store::Swept;
+
+/// An open lease, and where its buckets are.
+pub(crate) struct Open {
+    pub(crate) lease: LeaseId,
+    pub(crate) record: Record,
+    pub(crate) levels: Arc<Levels>,
+    pub(crate) places: Places,
+}
+
+/// What is known of a lease.
+pub(crate) enum Known<'a> {
+    Open(&'a Open),
+    Ended(Ended),
+    Unknown,
+}
+
+/// The leases that a store knows.
+pub(crate) trait Book {
+    /// What is known of a lease.
+    fn find(&self, lease: LeaseId) -> Known<'_>;
+
+    /// The open lease, to be changed in its place, or why there is none.
+    fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError>;
+
+    /// Whether an unknown lease may draw: one that may have ended and been forgotten may not.
+    fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError>;
+
+    /// Remembers a lease that has drawn.
+    fn insert(&mut self, open: Open);
+
+    /// Remembers that a lease has ended, and answers how many others were forgotten.
+    fn end(&mut self, lease: LeaseId, ended: Ended) -> u64;
+
+    /// The open lease, or why there is none.
+    fn open(&self, lease: LeaseId) -> Result<&Open, StoreError> {
+        match self.find(lease) {
+            Known::Open(open) => Ok(open),
+            Known::Ended(_) | Known::Unknown => Err(self.not_open(lease)),
+        }
+    }
+
+    /// Why a lease that is not open is not.
+    #[cold]
+    fn not_open(&self, lease: LeaseId) -> StoreError {
+        match self.find(lease) {
+            Known::Ended(ended) => StoreError::Ended { lease, how: ended.how },
+            Known::Open(_) | Known::Unknown => StoreError::NoLease { lease },
+        }
+    }
+}
+
+/// What one call works on: the leases, the buckets in reach, the places of its levels, and the time.
+pub(crate) struct Desk<'a, B> {
+    pub(crate) leases: &'a mut B,
+    pub(crate) reach: Reach<'a>,
+    pub(crate) places: &'a mut [Place],
+    pub(crate) now: Stamp,
+}
+
+impl<B: Book> Desk<'_, B> {
+    /// Takes what is asked of every level, or nothing.
+    pub(crate) fn draw(&mut self, draw: &Draw) -> Result<Drawn, StoreError> {
+        let Self { leases, reach, places, now } = self;
+        let now = *now;
+        match leases.find(draw.lease) {
+            Known::Unknown => leases.may_draw(draw.lease)?,
+            Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
+            Known::Open(open) => {
+                same_levels(open, &draw.levels)?;
+                return Ok(Drawn::Granted(repeated(reach, open, &draw.levels)));
+            }
+        }
+        let answer = take(reach, &draw.levels, &draw.units, places, (now, draw.is_watched))?;
+        if matches!(answer, Drawn::Granted(_)) {
+            let deadline = now + draw.terms.deadline;
+            let record = Record::new(Units::from_slice(&draw.units), now, deadline, draw.terms.on_expiry);
+            let (levels, places) = (Arc::clone(&draw.levels), Places::from_slice(places));
+            leases.insert(Open { lease: draw.lease, record, levels, places });
+        }
+        Ok(answer)
+    }
+
+    /// Draws and settles at once.
+    pub(crate) fn spend(&mut self, draw: &Draw) -> Result<Drawn, StoreError> {
+        let Self { leases, reach, places, now } = self;
+        let now = *now;
+        match leases.find(draw.lease) {
+            Known::Unknown => leases.may_draw(draw.lease)?,
+            Known::Ended(ended) if ended.turn_settle(0, &draw.units) == Turn::Repeat => {
+                return Ok(Drawn::Granted(repeat(ended.at)));
+            }
+            Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
+            Known::Open(open) => {
+                return Err(StoreError::Late { lease: draw.lease, step: 0, done: open.record.step() });
+            }
+        }
+        let answer = take(reach, &draw.levels, &draw.units, places, (now, draw.is_watched))?;
+        if matches!(answer, Drawn::Granted(_)) {
+            reach.count(&draw.levels, &draw.units, places, now);
+            let digest = digest(&draw.units);
+            leases.end(draw.lease, Ended { how: Ending::Settled, step: 0, at: now, digest });
+        }
+        Ok(answer)
+    }
+
+    /// Takes more for a lease, or nothing.
+    pub(crate) fn extend(&mut self, extend: &Extend) -> Result<Drawn, StoreError> {
+        let Self { leases, reach, now, .. } = self;
+        let now = *now;
+        if turn(leases.open(extend.lease)?, extend.step, &extend.levels)? == Turn::Repeat {
+            return Ok(Drawn::Granted(repeated(reach, leases.open(extend.lease)?, &extend.levels)));
+        }
+        let open = leases.open_mut(extend.lease)?;
+        let mut answer = take(reach, &open.levels, &extend.units, &mut open.places, (now, true))?;
+        if matches!(answer, Drawn::Granted(_)) {
+            open.record.extend(extend.step, &extend.units, now);
+        }
+        let (Drawn::Granted(moved) | Drawn::Refused(moved)) = &mut answer;
+        tell(&mut moved.readings, &open.levels, &extend.levels);
+        Ok(answer)
+    }
+
+    /// Takes or gives back, and is never refused.
+    pub(crate) fn adjust(&mut self, adjust: &Adjust) -> Result<Moved, StoreError> {
+        let Self { leases, reach, now, .. } = self;
+        let now = *now;
+        if turn(leases.open(adjust.lease)?, adjust.step, &adjust.levels)? == Turn::Repeat {
+            return Ok(repeated(reach, leases.open(adjust.lease)?, &adjust.levels));
+        }
+        let Open { record, levels, places, .. } = leases.open_mut(adjust.lease)?;
+        fits(levels, adjust.deltas.len())?;
+        reach.prepare(levels, |name| adjust.deltas[name].is_some(), places)?;
+        let changes = record.adjust(adjust.step, &adjust.deltas, now);
+        let mut readings = reach.shift(levels, |name| changes[name], places, now);
+        tell(&mut readings, levels, &adjust.levels);
+        Ok(Moved { at: now, is_repeat: false, readings })
+    }
+
+    /// Ends a lease at what it used.
+    pub(crate) fn settle(&mut self, settle: &Settle) -> Result<Moved, StoreError> {
+        let Self { leases, reach, now, .. } = self;
+        let now = *now;
+        let (lease, step) = (settle.lease, settle.step);
+        let open = match leases.open_mut(lease) {
+            Ok(open) => open,
+            Err(error) => {
+                return match leases.find(lease) {
+                    Known::Ended(ended) if ended.turn_settle(step, &settle.actual) == Turn::Repeat => {
+                        Ok(repeat(ended.at))
+                    }
+                    _ => Err(error),
+                };
+            }
+        };
+        last_turn(open, step, &settle.levels)?;
+        let Open { record, levels, places, .. } = open;
+        fits(levels, settle.actual.len())?;
+        reach.prepare(levels, |name| settle.actual[name].is_some(), places)?;
+        let mut readings = reach.settle(levels, record, &settle.actual, places, (now, settle.is_watched));
+        tell(&mut readings, levels, &settle.levels);
+        let digest = digest(&settle.actual);
+        leases.end(lease, Ended { how: Ending::Settled, step, at: now, digest });
+        Ok(Moved { at: now, is_repeat: false, readings })
+    }
+
+    /// Ends a lease and gives back all it holds.
+    pub(crate) fn cancel(&mut self, cancel: &Cancel) -> Result<Moved, StoreError> {
+        let Self { leases, reach, now, .. } = self;
+        let now = *now;
+        let lease = cancel.lease;
+        let readings = match leases.find(lease) {
+            Known::Ended(ended) if ended.turn_cancel() == Turn::Repeat => return Ok(repeat(ended.at)),
+            Known::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
+            // Its draw is still on its way: a mark is left, and it will be refused.
+            Known::Unknown => Readings::new(),
+            Known::Open(open) => {
+                last_turn(open, cancel.step, &cancel.levels)?;
+                let Open { record, levels, places, .. } = leases.open_mut(lease)?;
+                let mut readings = reach.shift(levels, |name| returned(record.held(), name), places, now);
+                tell(&mut readings, levels, &cancel.levels);
+                readings
+            }
+        };
+        leases.end(lease, Ended { how: Ending::Cancelled, step: cancel.step, at: now, digest: 0 });
+        Ok(Moved { at: now, is_repeat: false, readings })
+    }
+
+    /// Ends a lease that is past its deadline, unless somebody was faster.
+    pub(crate) fn expire(&mut self, lease: LeaseId) -> Result<Swept, StoreError> {
+        let Self { leases, reach, now, .. } = self;
+        let now = *now;
+        let mut swept = Swept::default();
+        let Open { record, levels, places, .. } = leases.open_mut(lease)?;
+        match record.on_expiry() {
+            OnExpiry::Settle => {
+                swept.settled = 1;
+                reach.count(levels, record.held(), places, record.drawn_at());
+            }
+            OnExpiry::Return => {
+                swept.returned = 1;
+                reach.shift(levels, |name| returned(record.held(), name), places, now);
+            }
+        }
+        let ended = Ended { how: Ending::Expired, step: record.step(), at: now, digest: 0 };
+        swept.forgotten = leases.end(lease, ended);
+        Ok(swept)
+    }
+}
+
+/// Takes `units` of every limit that takes part, or nothing.
+fn take(
+    reach: &mut Reach<'_>,
+    levels: &Levels,
+    units: &[Option<u64>],
+    places: &mut [Place],
+    (now, is_watched): (Stamp, bool),
+) -> Result<Drawn, StoreError> {
+    fits(levels, units.len())?;
+    if let Some(readings) = reach.take(levels, units, places, (now, is_watched))? {
+        return Ok(Drawn::Granted(Moved { at: now, is_repeat: false, readings }));
+    }
+    let readings = reach.read(levels, units, places);
+    Ok(Drawn::Refused(Moved { at: now, is_repeat: false, readings }))
+}
+
+/// There are no more levels than there may be.
+pub(crate) fn check_levels(levels: &Levels) -> Result<(), StoreError> {
+    let count = levels.levels().len();
+    if count <= LEVELS_MAX + 1 {
+        return Ok(());
+    }
+    Err(StoreError::Invalid { what: format!("{count} levels, more than {LEVELS_MAX}") })
+}
+
+/// There is a number, or none, for each limit name.
+fn fits(levels: &Levels, count: usize) -> Result<(), StoreError> {
+    let names = levels.names().len();
+    if count == names {
+        return Ok(());
+    }
+    Err(StoreError::Invalid { what: format!("{count} numbers for {names} limits") })
+}
+
+fn repeat(at: Stamp) -> Moved {
+    Moved { at, is_repeat: true, readings: Readings::new() }
+}
+
+/// The answer to a step that was done before: as of then, with the limits as they are.
+fn repeated(reach: &mut Reach<'_>, open: &Open, asked: &Arc<Levels>) -> Moved {
+    let mut readings = reach.read(&open.levels, open.record.held(), &mut open.places.clone());
+    tell(&mut readings, &open.levels, asked);
+    Moved { at: open.record.stepped_at(), is_repeat: true, readings }
+}
+
+/// Readings of the levels that a lease drew from, for a caller who may have brought others with newer rules.
+fn tell(readings: &mut Readings, drawn: &Arc<Levels>, asked: &Arc<Levels>) {
+    if !Arc::ptr_eq(drawn, asked) {
+        *readings = readings.drain(..).map(|reading| reading.for_others(drawn)).collect();
+    }
+}
+
+fn turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<Turn, StoreError> {
+    same_levels(open, levels)?;
+    match open.record.turn(step) {
+        Turn::Late => Err(StoreError::Late { lease: open.lease, step, done: open.record.step() }),
+        turn => Ok(turn),
+    }
+}
+
+/// An ending is a step of its own: one with the number of a step that was done comes too late.
+fn last_turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<(), StoreError> {
+    same_levels(open, levels)?;
+    match open.record.turn(step) {
+        Turn::Apply => Ok(()),
+        Turn::Repeat | Turn::Late => {
+            Err(StoreError::Late { lease: open.lease, step, done: open.record.step() })
+        }
+    }
+}
+
+/// A lease is moved where it drew, and nowhere else.
+fn same_levels(open: &Open, levels: &Arc<Levels>) -> Result<(), StoreError> {
+    let is_same = |levels: &Levels| {
+        let subjects = levels.levels().iter().map(|level| &level.subject);
+        levels.names() == open.levels.names()
+            && subjects.eq(open.levels.levels().iter().map(|level| &level.subject))
+    };
+    if Arc::ptr_eq(&open.levels, levels) || is_same(levels) {
+        return Ok(());
+    }
+    Err(StoreError::Invalid { what: format!("the lease {} drew from other levels", open.lease) })
+}
+
+/// What goes back of a limit when all that is held returns.
+fn returned(held: &[Option<u64>], name: usize) -> Option<i64> {
+    held[name].map(|units| 0_i64.saturating_sub_unsigned(units))
+}

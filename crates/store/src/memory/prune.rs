@@ -1,0 +1,84 @@
+//! Forgetting what is old of the memory store's ledger.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidegate_core::limit::name::LimitName;
+use tidegate_core::limit::policy::Version;
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+
+use super::Space;
+use super::admin::Admin;
+use crate::desk::Bucket;
+use crate::sync::lock;
+
+/// Buckets that are looked through at a time: whoever draws from their shard waits that long.
+const CHUNK: u32 = 256;
+
+impl Space {
+    /// Forgets up to `max` lines of usage whose window ended at `before` or earlier.
+    pub(super) fn prune_usage(&self, window: Window, before: Stamp, max: usize) -> usize {
+        if max == 0 {
+            return 0;
+        }
+        // A lease past its deadline is counted before its window goes, and not after.
+        self.sweep(self.clock.now(), usize::MAX);
+        let mut count = 0;
+        for shard in &self.shards {
+            let mut next = 0;
+            loop {
+                let mut shard = lock(shard);
+                let end = u32::try_from(shard.shelf.len()).unwrap_or(u32::MAX).min(next + CHUNK);
+                for place in next..end {
+                    count += prune_bucket(shard.shelf.at_mut(place), window, before, max - count);
+                    if count >= max {
+                        return count;
+                    }
+                }
+                if end < next + CHUNK {
+                    break;
+                }
+                next = end;
+            }
+        }
+        count
+    }
+}
+
+impl Admin {
+    /// Forgets up to `max` of the oldest entries, up to those of the change `through`.
+    pub(super) fn prune_audit(&mut self, through: Version, max: usize) -> usize {
+        let old = self.audit.partition_point(|entry| entry.version <= through).min(max);
+        self.audit.drain(..old);
+        self.audit.shrink_to(self.audit.len() * 2);
+        // Cursors are numbers of entries: those that are left keep theirs.
+        self.forgotten += old as u64;
+        old
+    }
+}
+
+/// Forgets up to `max` lines of a subject. Limits given with calls have rows of their own, and are lines with the
+/// others of their name.
+fn prune_bucket(bucket: &mut Bucket, window: Window, before: Stamp, max: usize) -> usize {
+    let range = Stamp::ZERO..before;
+    let mut lines: BTreeMap<LimitName, BTreeSet<Stamp>> = BTreeMap::new();
+    for row in &bucket.rows {
+        let begun = row.usage.iter().flat_map(|usage| usage.within(window, &range));
+        let ended = begun.map(|(start, _)| window.around(start).end).filter(|end| *end <= before);
+        for end in ended {
+            lines.entry(row.meter.rule().name().clone()).or_default().insert(end);
+        }
+    }
+    let mut count = 0;
+    for (name, ends) in lines {
+        let old = ends.len().min(max - count);
+        let Some(last) = ends.into_iter().take(old).next_back() else { break };
+        for row in bucket.rows.iter_mut().filter(|row| *row.meter.rule().name() == name) {
+            if let Some(usage) = &mut row.usage {
+                usage.prune(window, last);
+            }
+        }
+        count += old;
+    }
+    count
+}

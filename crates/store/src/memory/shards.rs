@@ -1,0 +1,107 @@
+//! Shards of buckets and leases, locked together for one decision.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidegate_core::limit::cascade::{Level, Levels};
+use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
+use tidegate_core::time::Stamp;
+
+use super::Space;
+use super::leases::Leases;
+use crate::desk::{Desk, Place, Places, Reach, Room, SHARDS, Shelf, check_levels, shelf_of};
+use crate::error::StoreError;
+use crate::sync::lock;
+
+/// A store holds at most so many buckets.
+const BUCKETS_MAX: usize = 1 << 22;
+
+/// A shard: buckets, and the leases of their subjects.
+#[derive(Default)]
+pub(super) struct Shard {
+    pub(super) shelf: Shelf,
+    pub(super) leases: Leases,
+    /// The latest time that anything here was decided at.
+    latest: Stamp,
+}
+
+/// Which buckets there are, in order.
+#[derive(Default)]
+pub(super) struct Index {
+    pub(super) by_entity: BTreeMap<EntityId, Vec<ResourceName>>,
+    pub(super) by_resource: BTreeMap<ResourceName, BTreeSet<EntityId>>,
+}
+
+impl Space {
+    /// Locks the shards of these levels, in their order, and decides under the locks at one time: `read`, which was
+    /// read before them, unless somebody who read later was faster. So what is told to have happened earlier did.
+    #[inline]
+    pub(super) fn decide<T>(
+        &self,
+        levels: &Levels,
+        read: Stamp,
+        decide: impl FnOnce(&mut Desk<'_, Leases>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let [level] = levels.levels() else { return self.decide_above(levels, read, decide) };
+        // Nearly always there is one, and nothing to be put in order.
+        let mut place = Place { hash: self.hash(&level.subject), index: None };
+        let number = shelf_of(place.hash);
+        let mut guard = lock(&self.shards[number]);
+        let Shard { shelf, leases, latest } = &mut *guard;
+        *latest = read.max(*latest);
+        let reach = Reach { home: (number, shelf), others: Vec::new(), room: self };
+        let places = std::slice::from_mut(&mut place);
+        decide(&mut Desk { leases, reach, places, now: *latest })
+    }
+
+    fn decide_above<T>(
+        &self,
+        levels: &Levels,
+        read: Stamp,
+        decide: impl FnOnce(&mut Desk<'_, Leases>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        check_levels(levels)?;
+        let place = |level: &Level| Place { hash: self.hash(&level.subject), index: None };
+        let mut places: Places = levels.levels().iter().map(place).collect();
+        let mut wanted: Vec<usize> = places.iter().map(|place| shelf_of(place.hash)).collect();
+        let home = wanted[0];
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut shards: Vec<_> = wanted.into_iter().map(|shard| (shard, lock(&self.shards[shard]))).collect();
+        let now = shards.iter().map(|(_, shard)| shard.latest).fold(read, Stamp::max);
+        for (_, shard) in &mut shards {
+            shard.latest = now;
+        }
+        let (mut own, mut others) = (None, Vec::with_capacity(shards.len() - 1));
+        for (number, shard) in &mut shards {
+            let Shard { shelf, leases, .. } = &mut **shard;
+            if *number == home { own = Some((shelf, leases)) } else { others.push((*number, shelf)) }
+        }
+        let (own, leases) = own.expect("the subject's own shard is one of them");
+        let reach = Reach { home: (home, own), others, room: self };
+        decide(&mut Desk { leases, reach, places: &mut places, now })
+    }
+}
+
+impl Room for Space {
+    fn has_room(&self, buckets: usize) -> Result<(), StoreError> {
+        if buckets < BUCKETS_MAX / SHARDS {
+            return Ok(());
+        }
+        Err(StoreError::Full { what: "buckets", max: BUCKETS_MAX as u64 })
+    }
+
+    /// Remembers in order which buckets there are.
+    #[cold]
+    fn made(&self, subject: &Subject) {
+        let mut index = lock(&self.index);
+        let Index { by_entity, by_resource } = &mut *index;
+        let resources = by_entity.entry(subject.entity.clone()).or_default();
+        let place = resources.partition_point(|resource| *resource < subject.resource);
+        resources.reserve_exact(1);
+        resources.insert(place, subject.resource.clone());
+        match by_resource.get_mut(&subject.resource) {
+            Some(entities) => drop(entities.insert(subject.entity.clone())),
+            None => drop(by_resource.insert(subject.resource.clone(), [subject.entity.clone()].into())),
+        }
+    }
+}

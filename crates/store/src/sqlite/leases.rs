@@ -1,0 +1,322 @@
+//! Leases in a file: those that a transaction has looked at or changed, until they are written.
+
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use rusqlite::{Connection, OptionalExtension, Row, named_params};
+use tidegate_core::limit::cascade::{Levels, Units};
+use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record};
+use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::time::Stamp;
+
+use super::trouble::{Trouble, column, number};
+use crate::codec::{levels_from_text, levels_to_text};
+use crate::desk::{Book, Known, Open, Places};
+use crate::error::StoreError;
+
+/// Texts of levels that are remembered: mostly the same are drawn from again.
+const TEXTS_MAX: usize = 1_024;
+
+/// The leases of one namespace that are known in this process.
+#[derive(Default)]
+pub(super) struct Leases {
+    known: HashMap<LeaseId, Entry>,
+    changed: Vec<LeaseId>,
+    /// Those that had ended when they were looked up.
+    past: Vec<LeaseId>,
+    /// When the first of those ended that have ended here.
+    pub(super) first_end: Option<Stamp>,
+    /// What levels are written as, by their address, which stays theirs while they are held here.
+    texts: HashMap<usize, (Arc<Levels>, Arc<str>)>,
+}
+
+struct Entry {
+    state: State,
+    is_written: bool,
+    is_changed: bool,
+}
+
+enum State {
+    Open(Box<Open>),
+    Ended(Ended),
+}
+
+impl Book for Leases {
+    fn find(&self, lease: LeaseId) -> Known<'_> {
+        match self.known.get(&lease).map(|entry| &entry.state) {
+            Some(State::Open(open)) => Known::Open(open),
+            Some(State::Ended(ended)) => Known::Ended(*ended),
+            None => Known::Unknown,
+        }
+    }
+
+    fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError> {
+        if let Known::Ended(_) | Known::Unknown = self.find(lease) {
+            return Err(self.not_open(lease));
+        }
+        self.change(lease);
+        match self.known.get_mut(&lease).map(|entry| &mut entry.state) {
+            Some(State::Open(open)) => Ok(open),
+            Some(State::Ended(_)) | None => Err(StoreError::NoLease { lease }),
+        }
+    }
+
+    fn may_draw(&self, _: LeaseId) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn insert(&mut self, open: Open) {
+        let lease = open.lease;
+        let entry = Entry { state: State::Open(Box::new(open)), is_written: false, is_changed: false };
+        self.known.insert(lease, entry);
+        self.change(lease);
+    }
+
+    fn end(&mut self, lease: LeaseId, ended: Ended) -> u64 {
+        self.first_end.get_or_insert(ended.at);
+        let state = State::Ended(ended);
+        let is_written = self.known.get(&lease).is_some_and(|entry| entry.is_written);
+        let is_changed = self.known.get(&lease).is_some_and(|entry| entry.is_changed);
+        self.known.insert(lease, Entry { state, is_written, is_changed });
+        self.change(lease);
+        0
+    }
+}
+
+impl Leases {
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    fn change(&mut self, lease: LeaseId) {
+        if let Some(entry) = self.known.get_mut(&lease)
+            && !entry.is_changed
+        {
+            entry.is_changed = true;
+            self.changed.push(lease);
+        }
+    }
+
+    /// Looks a lease up in the file, unless it is known.
+    pub(super) fn load(
+        &mut self,
+        connection: &Connection,
+        namespace: i64,
+        lease: LeaseId,
+        place: impl Fn(&Levels) -> Places,
+    ) -> Result<(), Trouble> {
+        if self.known.contains_key(&lease) {
+            return Ok(());
+        }
+        let mut found = connection.prepare_cached(
+            "SELECT levels, held, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest
+             FROM leases WHERE namespace = ?1 AND id = ?2",
+        )?;
+        let found = found.query_row((namespace, lease.number().to_be_bytes()), Kept::read).optional();
+        let Some(kept) = found.map_err(|error| of_lease(lease, error.into()))? else { return Ok(()) };
+        let state = kept.state(lease, place).map_err(|error| of_lease(lease, error.into()))?;
+        if let State::Ended(_) = state {
+            self.past.push(lease);
+        }
+        self.known.insert(lease, Entry { state, is_written: true, is_changed: false });
+        Ok(())
+    }
+
+    /// Writes what has changed, and forgets those that have ended: they are looked up if they are asked for again.
+    pub(super) fn write(&mut self, connection: &Connection, namespace: i64) -> Result<(), Trouble> {
+        let mut changed = std::mem::take(&mut self.changed);
+        for lease in changed.drain(..) {
+            let Some(entry) = self.known.get_mut(&lease) else { continue };
+            entry.is_changed = false;
+            let is_written = std::mem::replace(&mut entry.is_written, true);
+            match &entry.state {
+                State::Ended(ended) => {
+                    write_ended(connection, namespace, (lease, *ended), is_written)?;
+                    self.known.remove(&lease);
+                }
+                State::Open(open) if is_written => write_step(connection, namespace, open)?,
+                State::Open(open) => {
+                    let text = text_of(&mut self.texts, &open.levels);
+                    write_open(connection, namespace, open, &text)?;
+                }
+            }
+        }
+        self.changed = changed;
+        for lease in self.past.drain(..) {
+            self.known.remove(&lease);
+        }
+        Ok(())
+    }
+}
+
+/// A lease as its row has it.
+struct Kept {
+    levels: Option<String>,
+    held: Option<String>,
+    /// The step, and when it drew, was last changed, and is due.
+    numbers: [i64; 4],
+    step: u32,
+    how: Option<i64>,
+    ended_at: Option<i64>,
+    digest: Option<i64>,
+}
+
+impl Kept {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            levels: row.get(0)?,
+            held: row.get(1)?,
+            step: row.get(2)?,
+            numbers: [row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?],
+            how: row.get(7)?,
+            ended_at: row.get(8)?,
+            digest: row.get(9)?,
+        })
+    }
+
+    fn state(self, lease: LeaseId, place: impl Fn(&Levels) -> Places) -> Result<State, StoreError> {
+        if let Some(how) = self.how {
+            let at = stamp(self.ended_at.unwrap_or(0))?;
+            let digest = self.digest.unwrap_or(0).cast_unsigned();
+            return Ok(State::Ended(Ended { how: ending(how)?, step: self.step, at, digest }));
+        }
+        let corrupt = || StoreError::Corrupt { what: "it is open and holds nothing".to_owned() };
+        let levels = levels_from_text(&self.levels.ok_or_else(corrupt)?)?;
+        let held = held_from_text(&self.held.ok_or_else(corrupt)?)?;
+        if held.len() != levels.names().len() {
+            let what = format!("it holds {} of {} limits", held.len(), levels.names().len());
+            return Err(StoreError::Corrupt { what });
+        }
+        let [drawn_at, stepped_at, deadline, on_expiry] = self.numbers;
+        let on_expiry = match on_expiry {
+            0 => OnExpiry::Settle,
+            1 => OnExpiry::Return,
+            other => return Err(StoreError::Corrupt { what: format!("it expires in the way {other}") }),
+        };
+        let times = (stamp(drawn_at)?, stamp(stepped_at)?, stamp(deadline)?);
+        let record = Record::restored(self.step, held, times.0, times.1, times.2, on_expiry);
+        let places = place(&levels);
+        Ok(State::Open(Box::new(Open { lease, record, levels: Arc::new(levels), places })))
+    }
+}
+
+fn write_open(connection: &Connection, namespace: i64, open: &Open, levels: &str) -> rusqlite::Result<()> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO leases (namespace, id, levels, held, step, drawn_at, stepped_at, deadline, on_expiry)
+         VALUES (:namespace, :id, :levels, :held, :step, :drawn_at, :stepped_at, :deadline, :on_expiry)",
+    )?;
+    let record = &open.record;
+    insert.execute(named_params! {
+        ":namespace": namespace,
+        ":id": open.lease.number().to_be_bytes(),
+        ":levels": levels,
+        ":held": held_to_text(record.held()),
+        ":step": record.step(),
+        ":drawn_at": column(record.drawn_at().as_micros()),
+        ":stepped_at": column(record.stepped_at().as_micros()),
+        ":deadline": column(record.deadline().as_micros()),
+        ":on_expiry": i64::from(record.on_expiry() == OnExpiry::Return),
+    })?;
+    Ok(())
+}
+
+fn write_step(connection: &Connection, namespace: i64, open: &Open) -> rusqlite::Result<()> {
+    let mut update = connection.prepare_cached(
+        "UPDATE leases SET held = ?3, step = ?4, stepped_at = ?5 WHERE namespace = ?1 AND id = ?2",
+    )?;
+    let (id, record) = (open.lease.number().to_be_bytes(), &open.record);
+    let stepped_at = column(record.stepped_at().as_micros());
+    update.execute((namespace, id, held_to_text(record.held()), record.step(), stepped_at))?;
+    Ok(())
+}
+
+fn write_ended(
+    connection: &Connection,
+    namespace: i64,
+    (lease, ended): (LeaseId, Ended),
+    is_written: bool,
+) -> rusqlite::Result<()> {
+    let sql = if is_written {
+        "UPDATE leases SET levels = NULL, held = NULL, step = ?3, how = ?4, ended_at = ?5, digest = ?6
+         WHERE namespace = ?1 AND id = ?2"
+    } else {
+        "INSERT INTO leases (namespace, id, step, how, ended_at, digest, drawn_at, stepped_at, deadline, on_expiry)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, 0, 0, 0)"
+    };
+    let how = match ended.how {
+        Ending::Settled => 0,
+        Ending::Cancelled => 1,
+        Ending::Expired => 2,
+    };
+    let (id, at) = (lease.number().to_be_bytes(), column(ended.at.as_micros()));
+    let mut write = connection.prepare_cached(sql)?;
+    write.execute((namespace, id, ended.step, how, at, ended.digest.cast_signed()))?;
+    Ok(())
+}
+
+fn text_of(texts: &mut HashMap<usize, (Arc<Levels>, Arc<str>)>, levels: &Arc<Levels>) -> Arc<str> {
+    if texts.len() >= TEXTS_MAX {
+        texts.clear();
+    }
+    let address = Arc::as_ptr(levels).addr();
+    let make = || (Arc::clone(levels), levels_to_text(levels).into());
+    Arc::clone(&texts.entry(address).or_insert_with(make).1)
+}
+
+fn ending(how: i64) -> Result<Ending, StoreError> {
+    match how {
+        0 => Ok(Ending::Settled),
+        1 => Ok(Ending::Cancelled),
+        2 => Ok(Ending::Expired),
+        other => Err(StoreError::Corrupt { what: format!("it ended in the way {other}") }),
+    }
+}
+
+fn stamp(column: i64) -> Result<Stamp, StoreError> {
+    Ok(Stamp::from_micros(number(column, "a time")?))
+}
+
+/// What is held of each limit, `-` where it takes no part: `12,-,500`.
+fn held_to_text(held: &[Option<u64>]) -> String {
+    let units = held.iter().map(|units| units.map_or_else(|| "-".to_owned(), |units| units.to_string()));
+    units.collect::<Vec<_>>().join(",")
+}
+
+fn held_from_text(text: &str) -> Result<Units, StoreError> {
+    let units = |part: &str| match part {
+        "-" => Ok(None),
+        part => part.parse().map(Some),
+    };
+    let held: Result<Units, _> = text.split(',').map(units).collect();
+    held.map_err(|_| StoreError::Corrupt { what: format!("it holds `{}`", text.escape_debug()) })
+}
+
+/// Says which lease is not as we write it.
+fn of_lease(lease: LeaseId, trouble: Trouble) -> Trouble {
+    match trouble {
+        Trouble::Answer(StoreError::Corrupt { what }) => {
+            Trouble::Answer(StoreError::Corrupt { what: format!("the lease {lease}: {what}") })
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_lease_holds_is_read_back_as_it_was_written() {
+        let table: [&[Option<u64>]; 4] =
+            [&[Some(0)], &[None], &[Some(12), None, Some(500)], &[Some(u64::MAX)]];
+        for held in table {
+            assert_eq!(&held_from_text(&held_to_text(held)).unwrap()[..], held);
+        }
+        for bad in ["", "x", "1,", "-1", "1,,2"] {
+            let error = held_from_text(bad).unwrap_err();
+            assert!(matches!(error, StoreError::Corrupt { .. }), "{bad}");
+        }
+        assert!(ending(3).is_err());
+        assert!(stamp(-1).is_err());
+    }
+}

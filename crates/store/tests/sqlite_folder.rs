@@ -1,0 +1,23 @@
+//! A file by a relative path, in a program that changes its folder, as those do that go into the background: every read
+//! and write said that it had vanished. In a process of its own, since a folder is a process's.
+
+use tidegate_store::{Policies, Sqlite};
+
+#[tokio::test]
+async fn a_relative_path_stays_the_file_it_was_when_the_program_changes_its_folder() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::env::set_current_dir(folder.path()).unwrap();
+    let store = Sqlite::open("limits.db").await.unwrap();
+    store.namespace("before").await.unwrap();
+    std::env::set_current_dir(other.path()).unwrap();
+    store.version().await.unwrap();
+    store.namespace("after").await.unwrap();
+    assert!(!other.path().join("limits.db").exists());
+    // And one that is reached by another name is the file itself.
+    std::os::unix::fs::symlink(folder.path().join("limits.db"), other.path().join("link.db")).unwrap();
+    let linked = Sqlite::open("link.db").await.unwrap();
+    std::env::set_current_dir("/").unwrap();
+    linked.namespace("after").await.unwrap();
+    std::fs::remove_file(other.path().join("link.db")).unwrap();
+    linked.version().await.unwrap();
+}
