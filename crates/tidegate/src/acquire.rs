@@ -137,7 +137,7 @@ impl Inner {
     /// The short way in, small enough to become part of the caller: nobody waits, and slots and a rate are all
     /// there is. `None` says nothing about the request: the long way decides.
     #[inline]
-    fn enter_plain(&self, cost: Cost, reading: Option<Instant>) -> Option<Charge> {
+    pub(crate) fn enter_plain(&self, cost: Cost, reading: Option<Instant>) -> Option<Charge> {
         if !self.is_plain() {
             return None;
         }
@@ -152,7 +152,7 @@ impl Inner {
     }
 
     /// The way in when nobody waits: one lock, one decision.
-    fn enter(&self, cost: Cost, reading: Option<Instant>) -> Entry {
+    pub(crate) fn enter(&self, cost: Cost, reading: Option<Instant>) -> Entry {
         let mut events = Vec::new();
         let (mut state, now) = self.lock_timed(reading);
         if state.waiting() > 0 {

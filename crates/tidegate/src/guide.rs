@@ -9,10 +9,12 @@
 //! | [`layered`] | your requests differ a lot in size |
 //! | [`progress`] | you run a batch and want to see how far it is |
 //! | [`shared_limits`] | users, teams and processes share a budget |
+//! | [`joined`] | requests for many tenants go to one callee |
+//! | [`stores`] | you choose where shared limits live, or look after a file of them |
 //! | [`testing`] | you test code of your own that uses a throttle |
 //!
 //! The examples are whole programs: `cargo run --example llm_batch`, and likewise `layered`, `shutdown`,
-//! `blocking`, `tenants` and `hello`.
+//! `blocking`, `tenants`, `gateway` and `hello`.
 
 #[doc = include_str!("guide/quick_start.md")]
 pub mod quick_start {}
@@ -34,6 +36,12 @@ pub mod progress {}
 
 #[doc = include_str!("guide/shared_limits.md")]
 pub mod shared_limits {}
+
+#[doc = include_str!("guide/joined.md")]
+pub mod joined {}
+
+#[doc = include_str!("guide/stores.md")]
+pub mod stores {}
 
 #[doc = include_str!("guide/testing.md")]
 pub mod testing {}

@@ -26,10 +26,16 @@
 //! ```
 //!
 //! A `Limiter` (feature `shared`) protects a budget that many users, teams and processes share. It draws a `Lease` from a
-//! store and settles it at what was used: see [`guide::shared_limits`].
+//! store and settles it at what was used: see [`guide::shared_limits`], and [`guide::stores`] for where they live.
+//! `Throttle::limited_by` joins the two, for requests of many tenants to one callee: see [`guide::joined`].
 //!
 //! Everything is a handle: clones of a throttle are the same throttle. Nothing polls, nothing sleeps while
 //! holding anything, and whoever waits is served in the order of asking.
+
+#![cfg_attr(
+    not(feature = "shared"),
+    allow(rustdoc::broken_intra_doc_links, reason = "the guide speaks of shared limits, built in or not")
+)]
 
 mod acquire;
 #[cfg(feature = "bar")]
@@ -42,6 +48,8 @@ mod drain;
 mod estimate;
 mod events;
 pub mod guide;
+#[cfg(feature = "shared")]
+mod joined;
 mod keeper;
 #[cfg(feature = "shared")]
 mod limiter;
@@ -70,6 +78,8 @@ pub use clock::{Clock, FastClock, Sleep, TokioClock};
 pub use config::{Config, ConfigError, Manifest, ManifestError};
 pub use estimate::{EstimateBytes, Part};
 pub use events::Events;
+#[cfg(feature = "shared")]
+pub use joined::{Joined, JoinedError, JoinedPermit};
 #[cfg(feature = "shared")]
 pub use limiter::{
     Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LimitError, LimitEvent,
@@ -108,5 +118,7 @@ pub use tidegate_core::time::{Instant, Stamp};
 pub use tidegate_core::verdict::Gate;
 #[cfg(feature = "shared")]
 pub use tidegate_store as store;
+#[cfg(feature = "sqlite")]
+pub use tidegate_store::{Durable, Retention, Sqlite, SqliteOptions};
 #[cfg(feature = "shared")]
 pub use tidegate_store::{Memory, Paging, Store, StoreError, UsageOf, UsageQuery};

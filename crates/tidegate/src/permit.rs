@@ -20,7 +20,7 @@ use crate::throttle::Inner;
 pub struct Permit<'a> {
     inner: Cow<'a, Arc<Inner>>,
     /// Taken by settling; what is left when the permit is dropped is settled as ignored.
-    charge: Option<Charge>,
+    pub(crate) charge: Option<Charge>,
     reported: Option<u64>,
 }
 

@@ -49,6 +49,8 @@ pub(crate) struct Queue {
     /// Keepers so far: each has a number of its own.
     keepers: u32,
     serial: u32,
+    /// Those who have joined so far, each once.
+    arrived: u64,
     /// Where the search for unseen grants goes on.
     cursor: usize,
 }
@@ -59,6 +61,8 @@ struct Waiter {
     waker: Option<Waker>,
     home: Home,
     deadline: Option<Instant>,
+    /// When it came, in the count of all who came: the line is in this order.
+    arrival: u64,
     serial: u32,
     previous: u32,
     next: u32,
@@ -83,6 +87,15 @@ pub(crate) enum Fate {
     Refused(Refused),
 }
 
+impl Fate {
+    pub(crate) fn known(self) -> Result<Charge, Refused> {
+        match self {
+            Self::Granted(charge) => Ok(charge),
+            Self::Refused(refused) => Err(refused),
+        }
+    }
+}
+
 impl Queue {
     pub(crate) const fn new() -> Self {
         Self {
@@ -97,6 +110,7 @@ impl Queue {
             keeper: None,
             keepers: 0,
             serial: 0,
+            arrived: 0,
             cursor: 0,
         }
     }
@@ -120,27 +134,78 @@ impl Queue {
         self.head == ticket.index && self.waiter(ticket).is_some()
     }
 
-    /// Joins the line at its end.
-    pub(crate) fn push(&mut self, cost: Cost, home: Home, deadline: Option<Instant>, waker: Waker) -> Ticket {
+    /// Joins the line: at its end, or where one belongs that came at `arrival` and has been out since.
+    pub(crate) fn push(
+        &mut self,
+        cost: Cost,
+        home: Home,
+        deadline: Option<Instant>,
+        waker: Waker,
+        arrival: Option<u64>,
+    ) -> Ticket {
         self.serial = self.serial.wrapping_add(1);
+        let (previous, next) = match arrival {
+            Some(arrival) => self.gap_of(arrival),
+            None => (self.tail, NIL),
+        };
+        let arrival = arrival.unwrap_or_else(|| {
+            self.arrived += 1;
+            self.arrived
+        });
         let waiter = Waiter {
             place: Place::Waiting(cost),
             waker: Some(waker),
             home,
             deadline,
+            arrival,
             serial: self.serial,
-            previous: self.tail,
-            next: NIL,
+            previous,
+            next,
         };
         let index = self.store(waiter);
-        match self.slab.get_mut(self.tail as usize) {
-            Some(last) => last.next = index,
-            None => self.head = index,
+        if let Some(waiter) = self.slab.get_mut(previous as usize) {
+            waiter.next = index;
+        } else {
+            self.head = index;
+            // What was said to the old head does not hold for the new one.
+            self.blocked = None;
         }
-        self.tail = index;
+        match self.slab.get_mut(next as usize) {
+            Some(waiter) => waiter.previous = index,
+            None => self.tail = index,
+        }
         self.waiting += 1;
         self.hurried += u32::from(deadline.is_some());
         Ticket { index, serial: self.serial }
+    }
+
+    /// Those who have joined so far: whoever enters now came after them, and before whoever joins later.
+    pub(crate) const fn arrived(&self) -> u64 {
+        self.arrived
+    }
+
+    /// When the waiter behind `ticket` came.
+    pub(crate) fn arrival(&self, ticket: Ticket) -> Option<u64> {
+        self.waiter(ticket).map(|waiter| waiter.arrival)
+    }
+
+    /// How many in line came at `arrival` or before.
+    pub(crate) fn ahead_of(&self, arrival: u64) -> u32 {
+        let mut ahead = 0;
+        let mut index = self.head;
+        while let Some(waiter) = self.slab.get(index as usize).filter(|waiter| waiter.arrival <= arrival) {
+            (ahead, index) = (ahead + 1, waiter.next);
+        }
+        ahead
+    }
+
+    /// Between whom one that came at `arrival` belongs. It came long ago, so its place is near the front.
+    fn gap_of(&self, arrival: u64) -> (u32, u32) {
+        let (mut previous, mut next) = (NIL, self.head);
+        while let Some(waiter) = self.slab.get(next as usize).filter(|waiter| waiter.arrival <= arrival) {
+            (previous, next) = (next, waiter.next);
+        }
+        (previous, next)
     }
 
     /// Fetches what became of `ticket`. While it waits, `waker` is exchanged for the one left before.
@@ -150,6 +215,14 @@ impl Queue {
             std::mem::swap(&mut waiter.waker, waker);
             // A future may move to another runtime between two looks.
             waiter.home = home;
+            return None;
+        }
+        self.ended(ticket)
+    }
+
+    /// What became of `ticket`, if its turn has come.
+    pub(crate) fn ended(&mut self, ticket: Ticket) -> Option<Fate> {
+        if matches!(self.waiter(ticket)?.place, Place::Waiting(_)) {
             return None;
         }
         // Its own waker left when its turn came, so nothing is dropped here.

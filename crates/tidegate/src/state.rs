@@ -100,9 +100,15 @@ impl State {
     }
 
     /// Why a caller that waits no longer than `deadline` is turned away at once; `None` if it may queue.
-    pub(crate) fn hopeless(&self, cost: Cost, deadline: Option<Instant>, now: Instant) -> Option<Refused> {
+    pub(crate) fn hopeless(
+        &self,
+        cost: Cost,
+        ahead: u32,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Option<Refused> {
         let now = now.max(self.gates.latest());
-        let (by, at) = self.gates.bound_at(&self.plan, cost, self.waiting(), now)?;
+        let (by, at) = self.gates.bound_at(&self.plan, cost, ahead, now)?;
         (at > deadline?).then(|| Refused::Limited { by, retry_after: Some(at.since(now)) })
     }
 
@@ -135,10 +141,47 @@ impl State {
             return Err(Refused::Busy { waiters_max });
         }
         let queue = self.queue.get_or_insert_with(|| Box::new(Queue::new()));
-        let ticket = queue.push(cost, home, deadline, waker);
+        let ticket = queue.push(cost, home, deadline, waker, None);
         if let Some(wait) = wait {
             queue.block(wait);
         }
+        Ok(ticket)
+    }
+
+    /// When the waiter behind `ticket` came.
+    pub(crate) fn arrival(&self, ticket: Ticket) -> Option<u64> {
+        self.queue.as_ref().and_then(|queue| queue.arrival(ticket))
+    }
+
+    /// Those who have queued so far.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.queue.as_ref().map_or(0, |queue| queue.arrived())
+    }
+
+    /// Puts a caller back in line where it belongs by its arrival, and asks for it if that is the front.
+    ///
+    /// It was admitted before, so no bound turns it away: those who may come back are bounded where they wait.
+    ///
+    /// # Errors
+    /// What the gates refuse at once, and a deadline that cannot be met.
+    pub(crate) fn rejoin(
+        &mut self,
+        cost: Cost,
+        home: Home,
+        deadline: Option<Instant>,
+        waker: Waker,
+        (arrival, now): (u64, Instant),
+        effects: &mut Effects,
+    ) -> Result<Ticket, Refused> {
+        let ahead = self.queue.as_ref().map_or(0, |queue| queue.ahead_of(arrival));
+        let refused = self.gates.refuses(&self.plan, cost, now.max(self.gates.latest()));
+        if let Some(refused) = refused.or_else(|| self.hopeless(cost, ahead, deadline, now)) {
+            effects.dropped.push(waker);
+            return Err(refused);
+        }
+        let queue = self.queue.get_or_insert_with(|| Box::new(Queue::new()));
+        let ticket = queue.push(cost, home, deadline, waker, Some(arrival));
+        self.pump(now, Returned::Nothing, effects);
         Ok(ticket)
     }
 
@@ -149,10 +192,12 @@ impl State {
         home: Home,
         waker: &mut Option<Waker>,
     ) -> Option<Result<Charge, Refused>> {
-        match self.queue.as_mut()?.fetch(ticket, home, waker)? {
-            Fate::Granted(charge) => Some(Ok(charge)),
-            Fate::Refused(refused) => Some(Err(refused)),
-        }
+        self.queue.as_mut()?.fetch(ticket, home, waker).map(Fate::known)
+    }
+
+    /// What became of a place in line, if its turn has come.
+    pub(crate) fn ended(&mut self, ticket: Ticket) -> Option<Result<Charge, Refused>> {
+        self.queue.as_mut()?.ended(ticket).map(Fate::known)
     }
 
     /// Why the head waits, if it is the head that asks.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tidegate_core::event::Event;
 use tidegate_core::gate::Gates;
 use tidegate_core::plan::{Draft, InvalidPlan, Plan};
 use tidegate_core::random::Random;
@@ -51,6 +52,8 @@ pub(crate) struct Inner {
     settles_timed: AtomicBool,
     plain: AtomicBool,
     state: Mutex<State>,
+    /// Told when the last request has ended after a close, and when everybody who waits is turned away, be it in the
+    /// queue or elsewhere: by a close, by an open circuit.
     pub(crate) drained: Notify,
     /// For keepers, which must not keep a throttle alive.
     itself: Weak<Inner>,
@@ -271,11 +274,11 @@ impl Inner {
             if effects.timer_missing {
                 keeper = state.find_keeper(Home::runtime(), &mut effects);
             }
-            let is_drained = state.gates.is_drained();
+            let is_turned = state.gates.is_drained() || effects.events.iter().any(turns_away);
             // Under the lock, so that events are told in the order in which they happened.
             let told = self.setup.sinks.post(state.gates.latest(), effects.events.drain(..));
             drop(state);
-            if is_drained {
+            if is_turned {
                 self.setup.sinks.guard(|| self.drained.notify_waiters());
             }
             if let Some(id) = keeper {
@@ -298,6 +301,11 @@ impl Inner {
             state.pump(now, Returned::Nothing, &mut effects);
         }
     }
+}
+
+/// Whether an event turns away whoever waits.
+fn turns_away(event: &Event) -> bool {
+    matches!(event, Event::Closed { .. } | Event::CircuitOpened { .. })
 }
 
 impl fmt::Debug for Throttle {

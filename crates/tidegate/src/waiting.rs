@@ -23,6 +23,8 @@ pub(crate) struct Waiting<'a> {
     inner: &'a Arc<Inner>,
     cost: Cost,
     deadline: Option<Instant>,
+    /// When it came, once it has been in line; one that was in line before takes its old place.
+    pub(crate) arrival: Option<u64>,
     /// Its place, from the first look until its fate is known.
     ticket: Option<Ticket>,
     /// The caller's own deadline; a waiter without one has no timer.
@@ -50,6 +52,7 @@ impl<'a> Waiting<'a> {
             inner,
             cost,
             deadline,
+            arrival: None,
             ticket: None,
             sleep: None,
             keep: None,
@@ -69,18 +72,24 @@ impl<'a> Waiting<'a> {
     ///
     /// `timer` is the waker of a thread that keeps the timer itself.
     fn join(&mut self, waker: Waker, timer: Option<Waker>) -> Look {
+        if let Some(arrival) = self.arrival {
+            return self.rejoin(arrival, waker, timer);
+        }
         let home = self.home();
         let mut effects = Effects::default();
         let (mut state, now) = self.inner.lock_timed(self.inner.reading());
         let look = match state.enter(self.cost, now, &mut effects) {
-            Entry::Admitted(charge) => Look::Known(Ok(charge)),
+            Entry::Admitted(charge) => {
+                self.arrival = Some(state.arrived());
+                Look::Known(Ok(charge))
+            }
             Entry::Refused(refused) => Look::Known(Err(refused)),
             Entry::Wait(wait) => {
                 if is_planted(Bug::JoinLate) {
                     drop(state);
                     state = self.inner.lock();
                 }
-                let joined = match state.hopeless(self.cost, self.deadline, now) {
+                let joined = match state.hopeless(self.cost, state.waiting(), self.deadline, now) {
                     Some(refused) => Err(refused),
                     None => state.join(self.cost, home, self.deadline, waker, wait, &mut effects),
                 };
@@ -88,6 +97,7 @@ impl<'a> Waiting<'a> {
                     Err(refused) => Look::Known(Err(refused)),
                     Ok(ticket) => {
                         self.ticket = Some(ticket);
+                        self.arrival = state.arrival(ticket);
                         Look::InLine(state.take_timer(ticket, home, timer, &mut effects))
                     }
                 }
@@ -102,6 +112,25 @@ impl<'a> Waiting<'a> {
         if has_unseen {
             self.look_for_unseen();
         }
+        look
+    }
+
+    /// Takes its old place in line. Its turn may come at once; it is then woken for nothing, once.
+    fn rejoin(&mut self, arrival: u64, waker: Waker, timer: Option<Waker>) -> Look {
+        let home = self.home();
+        let mut effects = Effects::default();
+        let (mut state, now) = self.inner.lock_timed(self.inner.reading());
+        let joined = state.rejoin(self.cost, home, self.deadline, waker, (arrival, now), &mut effects);
+        let known = joined.map(|ticket| state.ended(ticket).ok_or(ticket));
+        let look = match known {
+            Err(refused) => Look::Known(Err(refused)),
+            Ok(Ok(fate)) => Look::Known(fate),
+            Ok(Err(ticket)) => {
+                self.ticket = Some(ticket);
+                Look::InLine(state.take_timer(ticket, home, timer, &mut effects))
+            }
+        };
+        self.inner.release(state, effects);
         look
     }
 

@@ -2,13 +2,16 @@
 
 mod limiter_kit;
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
 use limiter_kit::{ACME, Hooked, calm, level, memory, over, secs, settled};
-use tidegate::{Limit, LimitError, Limiter, Memory, Settled};
+use tidegate::{Cost, Limit, LimitError, Limiter, Memory, Outcome, Settled, Slots, Sqlite, Throttle};
 use tokio::runtime::{Builder, Runtime};
 
 const THREADS: u64 = 6;
@@ -165,5 +168,47 @@ fn threads_use_the_runtime_that_was_chosen() {
     for _ in 0..3 {
         drop(limiter.acquire_blocking(ACME, [("rpm", 1)], secs(600)).unwrap());
     }
+    check_idle(&limiter);
+}
+
+/// Runs a future on this thread, with no runtime anywhere near.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(answer) => return answer,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_polls_for_itself_is_served_where_nothing_has_to_be_waited_for_but_the_store() {
+    // Nothing was said of a panic, and the first call of a store that was not in this process did: it wanted a timer.
+    let folder = tempfile::tempdir().unwrap();
+    let store = runtime().block_on(Sqlite::open(folder.path().join("limits.db"))).unwrap();
+    let limiter = Limiter::builder(store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let mut lease = block_on(limiter.acquire(ACME, [("rpm", 2)])).unwrap();
+    block_on(lease.extend([("rpm", 1)])).unwrap();
+    assert_eq!(block_on(lease.settle_as_held()).unwrap(), Settled::Now);
+    block_on(limiter.spend(ACME, [("rpm", 1)])).unwrap();
+    let throttle = Throttle::builder().slots(Slots::fixed(2)).build().unwrap();
+    let joined = throttle.limited_by(&limiter);
+    for permit in
+        [block_on(joined.try_acquire(ACME, Cost::request())), block_on(joined.acquire(ACME, Cost::request()))]
+    {
+        block_on(permit.unwrap().settle(Outcome::success())).unwrap();
+    }
+    let hangs = Hooked::new(&Memory::new(), |_, _| limiter_kit::Act::Hang);
+    let limiter_of_none = over(&hangs).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let error = block_on(limiter_of_none.acquire(ACME, [("rpm", 1)])).unwrap_err();
+    assert!(matches!(error, LimitError::Unavailable { .. }), "its deadline holds there too: {error}");
     check_idle(&limiter);
 }

@@ -216,7 +216,7 @@ async fn a_listener_that_panics_is_counted_and_the_others_hear() {
     let (memory, heard) = (Memory::new(), Heard::default());
     let store = Hooked::new(&memory, |verb, moment| match (verb, moment) {
         (Verb::Cancel, Moment::Before) => {
-            Act::Fail(tidegate::StoreError::Denied { what: "read only".into() })
+            Act::Fail(tidegate::StoreError::Invalid { what: "read only".into() })
         }
         _ => Act::Pass,
     });

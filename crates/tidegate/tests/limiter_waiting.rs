@@ -445,3 +445,51 @@ async fn a_return_that_is_enough_for_two_wakes_two() {
     }
     assert!(start.elapsed() < secs(1), "{:?}", start.elapsed());
 }
+
+/// An organisation whose ten a day are out: nine with a lease that stays, and one.
+async fn all_but_out(limiter: &Limiter) -> (Lease, Lease) {
+    for name in ["one", "two", "three"] {
+        child(limiter, name, "org").await;
+    }
+    let narrow = policy([Limit::per_day("rpm", 10)]);
+    limiter.admin("ops").set_policy(Scope::Entity(id("org")), narrow).await.expect("it is written");
+    let rest = limiter.acquire(("one", "gpt"), [("rpm", 9)]).await.expect("ten are there");
+    (rest, limiter.acquire(("one", "gpt"), [("rpm", 1)]).await.expect("one is there"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_return_too_small_for_one_reaches_another() {
+    // It woke one who needed ten. The other, who needed one, slept until policies were read again, with a unit there all
+    // the while.
+    let (limiter, store) = limiter([Limit::per_day("rpm", 1_000)]);
+    let (rest, mut lease) = all_but_out(&limiter).await;
+    let large = wait(&limiter, ("two", "gpt"), 10, Duration::from_hours(96));
+    settle_tasks().await;
+    let small = wait(&limiter, ("three", "gpt"), 1, Duration::from_hours(96));
+    settle_tasks().await;
+    let (start, before) = (Instant::now(), draws(&store));
+    lease.cancel().await.unwrap();
+    small.await.unwrap().unwrap().settle_as_held().await.unwrap();
+    assert!(start.elapsed() < secs(1), "{:?}", start.elapsed());
+    assert_eq!(draws(&store) - before, 2, "each of the two asked once");
+    large.abort();
+    drop(rest);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_who_are_both_refused_do_not_wake_each_other() {
+    let (limiter, store) = limiter([Limit::per_day("rpm", 1_000)]);
+    let (rest, mut lease) = all_but_out(&limiter).await;
+    let tasks = ["two", "three"].map(|name| wait(&limiter, (name, "gpt"), 10, Duration::from_hours(96)));
+    settle_tasks().await;
+    let before = draws(&store);
+    lease.cancel().await.unwrap();
+    tokio::time::sleep(secs(30)).await;
+    assert_eq!(draws(&store) - before, 2, "each of the two asked once");
+    // One who leaves has nothing to hand on: the other has heard of all that it has.
+    tasks[0].abort();
+    tokio::time::sleep(secs(10)).await;
+    assert_eq!(draws(&store) - before, 2);
+    tasks[1].abort();
+    drop(rest);
+}

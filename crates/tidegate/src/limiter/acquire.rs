@@ -46,7 +46,7 @@ impl<'a> From<&'a Subject> for SubjectRef<'a> {
 }
 
 impl SubjectRef<'_> {
-    pub(super) fn check(self) -> Result<Subject, InvalidName> {
+    pub(crate) fn check(self) -> Result<Subject, InvalidName> {
         Subject::new(self.entity, self.resource)
     }
 
@@ -64,7 +64,11 @@ impl Limiter {
     /// [`LimitError::Limited`] with every limit's balance, which are short, whose they are and when to come back;
     /// [`LimitError::TooLarge`] where no waiting would help; [`LimitError::Waiting`] while others of this process wait
     /// for the same subject; [`LimitError::NoLimits`], [`LimitError::Cost`] and [`LimitError::Name`] for what cannot be
-    /// asked; [`LimitError::Unavailable`] when the store is away.
+    /// asked; [`LimitError::Unavailable`] when the store is away, and [`LimitError::Store`] where it refuses, or was closed.
+    ///
+    /// # Panics
+    /// Where the store is not in this process: within a tokio runtime whose timer is not enabled. Outside a runtime it is
+    /// fine, if the store needs none.
     ///
     /// # Cancel safety
     /// Dropping the future takes nothing: a draw that is under way is cancelled in the background.
@@ -81,6 +85,10 @@ impl Limiter {
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), and [`LimitError::Busy`] when as many wait as may.
+    ///
+    /// # Panics
+    /// As [`acquire`](Self::acquire), and when it has to wait outside a tokio runtime with its timer enabled: there,
+    /// [block](Self::acquire_blocking).
     ///
     /// # Cancel safety
     /// Dropping the future leaves the line and takes nothing. You lose your place.
@@ -113,6 +121,9 @@ impl Limiter {
     /// Draws and settles in one call: no lease is kept.
     ///
     /// # Errors
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Panics
     /// As [`acquire`](Self::acquire).
     ///
     /// # Cancel safety

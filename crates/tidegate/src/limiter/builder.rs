@@ -20,6 +20,7 @@ use super::policies::PolicyCache;
 use super::settler::Settler;
 use super::turns::Turns;
 use super::{Counters, Limiter, Shared};
+use crate::joined::Lines;
 
 /// A lease's deadline is within these.
 pub(super) const DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_hours(24 * 30));
@@ -187,6 +188,7 @@ impl LimiterBuilder {
             guard: Guard::new(store_deadline, &listeners),
             policies: PolicyCache::new(self.cache_ttl, self.cache_max),
             turns: Turns::new(self.waiters_max),
+            lines: Lines::default(),
             settler: Settler::new(self.settler_max),
             listeners,
             home: Home { chosen: self.runtime },

@@ -25,7 +25,8 @@ pub enum LimitEvent {
         /// Which lease.
         lease: LeaseId,
     },
-    /// A lease stays spent: the settler was full, or could not reach the store in time.
+    /// A lease stays spent until its deadline: the settler was full, or the store did not hear of its end in time, or
+    /// never will.
     Unsettled {
         /// Which lease.
         lease: LeaseId,

@@ -39,6 +39,7 @@ pub struct Explanation {
 
 /// What would happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Would {
     /// It would be granted.
     Grant,

@@ -10,9 +10,9 @@ use tidegate_core::event::Event;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::plan::{Circuit, Controller};
 use tidegate_store::{Reply, StoreError};
-use tokio::time::timeout;
 
 use super::events::{LimitEvent, Listeners};
+use super::home::timeout;
 use crate::throttle::Throttle;
 
 /// Failures in a row after which the store is left alone.

@@ -3,8 +3,10 @@
 use std::future::Future;
 use std::sync::OnceLock;
 use std::thread;
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
+use tokio::time::Timeout;
 
 /// One thread for all limiters of a process whose callers have no runtime.
 static THREAD: OnceLock<Handle> = OnceLock::new();
@@ -26,6 +28,15 @@ impl Home {
         let handle = self.chosen.clone().unwrap_or_else(own_thread);
         handle.block_on(future)
     }
+}
+
+/// Waits for a future no longer than `span`, by the timer of the caller's runtime, or by ours where the caller has none: a
+/// thread may poll for itself.
+pub(super) fn timeout<F: Future>(span: Duration, future: F) -> Timeout<F> {
+    let own = Handle::try_current().is_err().then(own_thread);
+    // A timer belongs to the runtime that it was made in, wherever it is polled.
+    let _within = own.as_ref().map(Handle::enter);
+    tokio::time::timeout(span, future)
 }
 
 /// A runtime on a thread of its own, which outlives every other.

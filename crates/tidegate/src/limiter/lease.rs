@@ -2,6 +2,9 @@
 //!
 //! The store's record of a lease is the truth. A settle says what was used in whole numbers, not as a difference,
 //! so that whatever became of an extension or an adjustment whose answer was lost is put right by it.
+//!
+//! An ending that has begun stays that ending: whatever the store says, a drop repeats it and makes no other of it. What
+//! was used is used, and a lease whose settle failed is never cancelled by being dropped.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,12 +23,16 @@ use super::Shared;
 use super::error::{LimitError, Limited};
 use super::explain::{Asked, by_subject, lines};
 use super::guard::Failed;
-use super::settler::End;
+use super::settler::{End, Unheard};
 
 /// Units drawn from a shared limit.
 ///
 /// Dropping a lease cancels it: all it drew returns, adjustments included. Leases of a store that is not in this
-/// process are cancelled in the background.
+/// process are cancelled in the background. A lease that was settled, or cancelled, and whose store did not do it, is not
+/// open any more: dropped, it is settled, or cancelled, in the background.
+///
+/// Its calls panic where [`Limiter::acquire`](super::Limiter::acquire) does: within a tokio runtime whose timer is not
+/// enabled, if the store is not in this process.
 #[must_use = "dropping a lease returns what it drew"]
 pub struct Lease {
     pub(super) shared: Arc<Shared>,
@@ -54,6 +61,9 @@ pub(super) enum State {
     Open,
     /// The store is being told of an ending; if nobody waits for it any more, the settler goes on.
     Ending(Ending),
+    /// The store refused an ending, and has done nothing. Whoever holds the lease may say the same again, or end it
+    /// otherwise; if nobody does, the settler says the same again.
+    Refused(Ending),
     Ended {
         how: Ending,
         answer: Settled,
@@ -62,6 +72,7 @@ pub(super) enum State {
 
 /// Why a lease does not stand for units of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Degraded {
     /// The store was away, and the policy said to let everybody in.
     Allowed,
@@ -71,6 +82,7 @@ pub enum Degraded {
 
 /// Whether the store has heard of an ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Settled {
     /// It has.
     Now,
@@ -89,7 +101,8 @@ impl Lease {
         self.now.levels.subject()
     }
 
-    /// What is held of a limit; `None` where it takes no part. Of a lease that has ended, what it was settled at.
+    /// What is held of a limit; `None` where it takes no part. Of a lease that was settled, what it was
+    /// settled at, whether the store has heard of it or not.
     pub fn held(&self, limit: &str) -> Option<u64> {
         self.now.actual[self.now.levels.position(limit).ok()?]
     }
@@ -129,7 +142,7 @@ impl Lease {
     ///
     /// # Errors
     /// [`LimitError::Limited`] and [`LimitError::TooLarge`] where a limit is short, [`LimitError::Unavailable`] when
-    /// the store is away, and a [`StoreError::Ended`] for a lease that has ended.
+    /// the store is away, and a [`StoreError::Ended`] for a lease that has ended, or whose end has begun.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the lease as it was: what the store may have drawn returns when the lease ends.
@@ -173,7 +186,8 @@ impl Lease {
     /// No more is given back than is held. When the store is away the change is kept and told with the end.
     ///
     /// # Errors
-    /// [`LimitError::Cost`] for a limit that is not known, and a [`StoreError::Ended`] for a lease that has ended.
+    /// [`LimitError::Cost`] for a limit that is not known, and a [`StoreError::Ended`] for a lease that has ended, or
+    /// whose end has begun.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the change made: it is told with the end if the store has not heard of it.
@@ -211,8 +225,17 @@ impl Lease {
     /// Settling again at the same is answered as the first time.
     ///
     /// # Errors
-    /// [`LimitError::Cost`] for a limit that is not known: the lease stays open. A [`StoreError::Ended`] for a lease
-    /// that has ended otherwise. [`LimitError::Unavailable`] when the store is away and the settler is full.
+    /// [`LimitError::Cost`] for a limit that is not known: nothing was said, and the lease stays open.
+    ///
+    /// After any other error the lease is not open any more. Dropped, it is settled at this in the background, and never
+    /// cancelled:
+    ///
+    /// | error | what became of it | what its holder may do |
+    /// |---|---|---|
+    /// | [`StoreError::Ended`], [`StoreError::NoLease`] | it has ended otherwise: by its deadline, or as it was ended before | nothing: it is over |
+    /// | [`LimitError::Unavailable`]: the store is away, and the settler is full | the store may have done it | settle at the same again |
+    /// | [`StoreError::Denied`], [`StoreError::Corrupt`], [`StoreError::Full`] | nothing was done; the store may be repaired | settle at the same again or at something else, cancel; dropped, the settler tries for ten minutes |
+    /// | [`StoreError::Invalid`], [`StoreError::Late`], [`StoreError::Closed`], all others | nothing was done, and the same would be refused again | settle at something else, cancel; dropped, it is [unsettled](super::LimiterStats::unsettled), and ends by its deadline |
     ///
     /// # Cancel safety
     /// Dropping the future does not undo it: the settler goes on.
@@ -225,12 +248,18 @@ impl Lease {
         match self.state {
             State::Ended { how: Ending::Settled, answer } if is_same => return Ok(answer),
             // Nobody waited for the answer the first time.
-            State::Ending(Ending::Settled) if is_same => return self.end(Ending::Settled, true).await,
-            _ => self.check_open()?,
+            State::Ending(Ending::Settled) | State::Refused(Ending::Settled) if is_same => {
+                return self.end(Ending::Settled, true).await;
+            }
+            _ => self.check_not_ending()?,
         }
-        let gives_back = amounts.iter().zip(&self.now.actual).any(|(actual, held)| actual < held);
+        // What was said before and not done is not what it holds at the store.
+        let is_again = matches!(self.state, State::Refused(_));
+        let gives_back = is_again || amounts.iter().zip(&self.now.actual).any(|(actual, held)| actual < held);
         self.now.actual = amounts;
         self.next_step();
+        // From here on it is not open, even if the store panics.
+        self.state = State::Ending(Ending::Settled);
         if self.is_here()
             && let Some(answer) = self.store().settle(&self.now).now()
         {
@@ -254,17 +283,17 @@ impl Lease {
     /// Ends the lease as if it had never been: all of it returns, adjustments included.
     ///
     /// # Errors
-    /// A [`StoreError::Ended`] for a lease that was settled. [`LimitError::Unavailable`] when the store is away and
-    /// the settler is full.
+    /// A [`StoreError::Ended`] for a lease that was settled, and the other errors of [`settle`](Self::settle): dropped
+    /// after one of them, the lease is cancelled in the background.
     ///
     /// # Cancel safety
     /// Dropping the future does not undo it: the settler goes on.
     pub async fn cancel(&mut self) -> Result<Settled, LimitError> {
         match self.state {
             State::Ended { how: Ending::Cancelled, answer } => return Ok(answer),
-            State::Ending(Ending::Cancelled) => {}
+            State::Ending(Ending::Cancelled) | State::Refused(Ending::Cancelled) => {}
             _ => {
-                self.check_open()?;
+                self.check_not_ending()?;
                 self.next_step();
             }
         }
@@ -272,7 +301,7 @@ impl Lease {
     }
 
     /// Tells the store of an end, or the settler if the store is away.
-    async fn end(&mut self, how: Ending, gives_back: bool) -> Result<Settled, LimitError> {
+    pub(super) async fn end(&mut self, how: Ending, gives_back: bool) -> Result<Settled, LimitError> {
         self.state = State::Ending(how);
         let answer = match (self.backing, how) {
             (Backing::Nobody, _) => Ok(()),
@@ -288,7 +317,7 @@ impl Lease {
                     self.close(how, Settled::Later);
                     return Ok(Settled::Later);
                 }
-                // It did not end: whoever holds it may say the same again, or drop it.
+                // It may have ended or not: whoever holds it may say the same again, and a drop does.
                 Err(self.shared.failure(failed.error))
             }
             answer => self.ended(answer.map_err(StoreError::from), how, gives_back),
@@ -297,19 +326,18 @@ impl Lease {
 
     /// The store has answered an ending.
     #[inline]
-    fn ended(
+    pub(super) fn ended(
         &mut self,
         answer: Result<(), StoreError>,
         how: Ending,
         gives_back: bool,
     ) -> Result<Settled, LimitError> {
-        match &answer {
+        match answer.as_ref().map_err(Unheard::of) {
             Ok(()) => self.close(how, Settled::Now),
             // It ended by itself before.
-            Err(StoreError::Ended { how, .. }) => self.close(*how, Settled::Now),
-            Err(StoreError::NoLease { .. }) => self.close(Ending::Expired, Settled::Now),
-            // It did not end: whoever holds it may try again, or drop it.
-            Err(_) => self.state = State::Open,
+            Err(Unheard::Over(how)) => self.close(how, Settled::Now),
+            // Never open again: what was used would return if it were dropped.
+            Err(Unheard::Later | Unheard::Never) => self.state = State::Refused(how),
         }
         answer.map_err(LimitError::Store)?;
         if gives_back {
@@ -346,13 +374,13 @@ impl Lease {
         }
     }
 
-    fn cancellation(&self) -> Cancel {
+    pub(super) fn cancellation(&self) -> Cancel {
         let Settle { lease, step, levels, .. } = &self.now;
         Cancel { lease: *lease, step: *step, levels: Arc::clone(levels), is_watched: false }
     }
 
     /// Whether what it drew is kept in this process, so that every call is answered at once.
-    fn is_here(&self) -> bool {
+    pub(super) fn is_here(&self) -> bool {
         match self.backing {
             Backing::Local => true,
             Backing::Store => self.shared.is_immediate,
@@ -363,18 +391,23 @@ impl Lease {
     fn check_open(&self) -> Result<(), LimitError> {
         match self.state {
             State::Open => Ok(()),
-            State::Ending(how) | State::Ended { how, .. } => {
+            State::Ending(how) | State::Refused(how) | State::Ended { how, .. } => {
                 Err(LimitError::Store(StoreError::Ended { lease: self.now.lease, how }))
             }
         }
     }
 
-    const fn next_step(&mut self) -> u32 {
+    /// Refuses to end otherwise what may have ended.
+    fn check_not_ending(&self) -> Result<(), LimitError> {
+        if matches!(self.state, State::Refused(_)) { Ok(()) } else { self.check_open() }
+    }
+
+    pub(super) const fn next_step(&mut self) -> u32 {
         self.now.step += 1;
         self.now.step
     }
 
-    fn store(&self) -> &dyn Store {
+    pub(super) fn store(&self) -> &dyn Store {
         match self.backing {
             Backing::Local => &self.shared.local,
             Backing::Store | Backing::Nobody => &*self.shared.store,
@@ -408,17 +441,21 @@ impl Lease {
     fn drop_open(&mut self, how: Ending) {
         if self.is_here() {
             // Such a store answers when it is asked.
-            let answered = match self.ending(how) {
-                End::Cancel(cancel) => self.store().cancel(&cancel).now().is_some(),
-                End::Settle(settle) => self.store().settle(&settle).now().is_some(),
+            let answer = match self.ending(how) {
+                End::Cancel(cancel) => self.store().cancel(&cancel).now(),
+                End::Settle(settle) => self.store().settle(&settle).now(),
             };
-            if answered {
+            let is_over = |error: &StoreError| matches!(Unheard::of(error), Unheard::Over(_));
+            if answer.is_some_and(|answer| answer.as_ref().err().is_none_or(is_over)) {
                 self.shared.turns.returned(&self.now.levels);
                 return;
             }
         }
-        if self.backing == Backing::Store {
-            self.shared.settle_later(self.ending(how));
+        match self.backing {
+            Backing::Store => drop(self.shared.settle_later(self.ending(how))),
+            // The settler speaks to the store, and not to this process's share.
+            Backing::Local => self.shared.lost(self.now.lease),
+            Backing::Nobody => {}
         }
     }
 }
@@ -427,7 +464,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let how = match self.state {
             State::Ended { .. } => return,
-            State::Ending(how) => how,
+            State::Ending(how) | State::Refused(how) => how,
             State::Open => {
                 self.next_step();
                 Ending::Cancelled

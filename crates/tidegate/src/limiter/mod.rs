@@ -11,11 +11,12 @@ mod events;
 mod explain;
 mod guard;
 mod home;
+mod joining;
 mod lease;
 mod policies;
 mod request;
 mod settler;
-mod turns;
+pub(crate) mod turns;
 mod usage;
 
 use std::fmt;
@@ -34,6 +35,7 @@ pub use builder::{InvalidLimiter, LimiterBuilder};
 pub use error::{LimitError, LimitLine, Limited};
 pub use events::LimitEvent;
 pub use explain::{Explanation, Would};
+pub(crate) use joining::{Finish, Resolved};
 pub use lease::{Degraded, Lease, Settled};
 pub use policies::CacheStats;
 pub use request::Request;
@@ -45,6 +47,8 @@ use home::Home;
 use policies::PolicyCache;
 use settler::Settler;
 use turns::Turns;
+
+use crate::joined::Lines;
 
 /// Limits shared by all who use the same store. Clones are the same limiter.
 ///
@@ -78,6 +82,8 @@ struct Shared {
     guard: Guard,
     policies: PolicyCache,
     turns: Turns,
+    /// Callers of joined throttles that a limit has turned away.
+    lines: Lines,
     settler: Settler,
     listeners: Arc<Listeners>,
     home: Home,
@@ -120,7 +126,8 @@ pub struct LimiterStats {
     pub waiting: usize,
     /// Endings that the settler has yet to do.
     pub settling: usize,
-    /// Leases that stayed spent because the settler was full or could not reach the store in time.
+    /// Leases that stayed spent, until their deadline, because the settler was full, or the store did not hear of their end
+    /// within ten minutes, or never will.
     pub unsettled: u64,
     /// Panics of listeners.
     pub panics: u64,
@@ -172,9 +179,11 @@ impl Limiter {
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         self.shared.turns.close();
+        self.shared.lines.wake();
     }
 
-    /// Closes, and waits until every lease has ended and every ending has reached the store.
+    /// Closes, and waits until every lease has ended and every ending has reached the store, or was given up: after ten
+    /// minutes, or at once where the store was [closed](crate::StoreError::Closed).
     ///
     /// # Cancel safety
     /// Dropping the future stops the waiting; the limiter stays closed.

@@ -70,6 +70,9 @@ impl<'a> Request<'a> {
     /// # Errors
     /// As [`Limiter::acquire`](super::Limiter::acquire).
     ///
+    /// # Panics
+    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    ///
     /// # Cancel safety
     /// As [`Limiter::acquire`](super::Limiter::acquire).
     pub async fn acquire(self) -> Result<Lease, LimitError> {
@@ -81,6 +84,9 @@ impl<'a> Request<'a> {
     /// # Errors
     /// As [`Limiter::acquire`](super::Limiter::acquire).
     ///
+    /// # Panics
+    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    ///
     /// # Cancel safety
     /// As [`Limiter::spend`](super::Limiter::spend).
     pub async fn spend(self) -> Result<(), LimitError> {
@@ -90,6 +96,9 @@ impl<'a> Request<'a> {
     /// Draws, waiting up to `within`.
     ///
     /// # Errors
+    /// As [`Limiter::acquire_within`](super::Limiter::acquire_within).
+    ///
+    /// # Panics
     /// As [`Limiter::acquire_within`](super::Limiter::acquire_within).
     ///
     /// # Cancel safety
@@ -135,10 +144,7 @@ impl<'a> Request<'a> {
             let returns = self.shared.turns.returns();
             let limited = match self.resolve_and_draw(Kind::Draw).await {
                 Err(LimitError::Limited(limited)) => limited,
-                answer => {
-                    watch.iter().for_each(Watch::pass_on);
-                    return answer;
-                }
+                answer => return answer,
             };
             let primary =
                 limited.primary().map(|line| (line.balance.subject.clone(), line.balance.retry_after));
@@ -151,14 +157,16 @@ impl<'a> Request<'a> {
                 return Err(LimitError::Limited(limited));
             }
             ticket.tell(Head { ready_at });
-            let watched = self.shared.turns.watch(&stuck_at);
+            // Kept while it is stuck at the same: it has heard of what returned while it asked.
+            watch.take_if(|watch| !watch.is_of(&stuck_at));
+            let was_watching = watch.is_some();
+            let watched = watch.get_or_insert_with(|| self.shared.turns.watch(&stuck_at));
             // Asked after the line above: what returns from now on wakes us, and what returned before is asked for.
-            if self.shared.turns.returns() == returns {
+            if was_watching || self.shared.turns.returns() == returns {
                 // Others' changes of policies are noticed within the time that they are remembered for.
                 let noticed_at = Instant::now() + self.shared.policies.ttl().max(Duration::from_secs(1));
                 watched.wait(ready_at.min(noticed_at)).await;
             }
-            watch = Some(watched);
         }
     }
 
@@ -189,7 +197,7 @@ impl<'a> Request<'a> {
 
     /// Draws if nothing has to be waited for: what limits the subject is known, and the store answers at once.
     #[inline]
-    fn draw_at_once(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
+    pub(super) fn draw_at_once(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
         if !self.shared.is_immediate || !self.limits.is_empty() {
             return None;
         }

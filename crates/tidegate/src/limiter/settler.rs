@@ -1,8 +1,9 @@
 //! Ending leases in the background: those that were dropped, and those whose ending did not reach the store.
 //!
 //! A drop never waits. What it has to say is put on a bounded list, and tasks in the caller's runtime say it to the
-//! store, again and again while the store is away. When the list is full the lease stays spent, which is an event
-//! and is counted. A runtime that shuts down hands what it had back.
+//! store, again and again while the store is away or in a state that can be repaired. When the list is full, when the
+//! time is over or when it cannot help to say the same again, the lease stays spent, which is an event and is counted. A
+//! runtime that shuts down hands what it had back.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -14,13 +15,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tidegate_core::backoff::{Backoff, Jitter};
-use tidegate_core::limit::lease::{LeaseId, REMEMBERED};
+use tidegate_core::limit::lease::{Ending, LeaseId, REMEMBERED};
 use tidegate_core::random::Random;
 use tidegate_store::{Cancel, Settle, StoreError};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Shared;
 use super::events::LimitEvent;
@@ -52,6 +53,46 @@ struct Job {
     end: End,
     /// After this it is given up: the lease expires by itself.
     until: Instant,
+    /// How often the store was there and refused it, and when it is told again.
+    refusals: u32,
+    not_before: Option<Instant>,
+}
+
+/// What an error says about the ending that it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unheard {
+    /// The lease has ended otherwise, which is an end too.
+    Over(Ending),
+    /// The same may be heard later.
+    Later,
+    /// The same would be refused again.
+    Never,
+}
+
+impl Unheard {
+    pub(super) const fn of(error: &StoreError) -> Self {
+        match error {
+            StoreError::Ended { how, .. } => Self::Over(*how),
+            // It is not known any more: its deadline was long ago.
+            StoreError::NoLease { .. } => Self::Over(Ending::Expired),
+            // Away, or there and in need of repair: rights that are missing, a disk that is full, a backup to be put back.
+            StoreError::Unavailable { .. }
+            | StoreError::TimedOut { .. }
+            | StoreError::Denied { .. }
+            | StoreError::Corrupt { .. }
+            | StoreError::Full { .. } => Self::Later,
+            // A closed store never opens again. What is invalid, or late, stays so; the rest answers no ending.
+            _ => Self::Never,
+        }
+    }
+}
+
+/// What became of an attempt to tell the store.
+enum Told {
+    Heard,
+    /// The store is there and refuses; later it may not.
+    Refused,
+    Lost,
 }
 
 /// How a lease ends.
@@ -103,14 +144,21 @@ impl Shared {
         let waiting = list.jobs.len() + list.in_hand;
         if waiting >= self.settler.max {
             drop(list);
-            self.settler.lost.fetch_add(1, Ordering::Relaxed);
-            self.listeners.tell(&LimitEvent::Unsettled { lease: end.lease(), waiting });
+            self.lost(end.lease());
             return false;
         }
-        list.jobs.push_back(Job { end, until: Instant::now() + REMEMBERED });
+        let until = Instant::now() + REMEMBERED;
+        list.jobs.push_back(Job { end, until, refusals: 0, not_before: None });
         drop(list);
         self.wake_settler();
         true
+    }
+
+    /// A lease stays spent.
+    pub(super) fn lost(&self, lease: LeaseId) {
+        self.settler.lost.fetch_add(1, Ordering::Relaxed);
+        let waiting = self.settler.pending();
+        self.listeners.tell(&LimitEvent::Unsettled { lease, waiting });
     }
 
     /// Sees to it that somebody works on the list.
@@ -143,15 +191,28 @@ impl Worker {
         while self.next() {
             let Some(job) = &self.job else { return };
             // A store that panics at this one would at the next attempt: it is given up, and the others go on.
-            if !unless_it_panics(self.shared.tell_store(job)).await {
-                let lease = job.end.lease();
-                self.shared.settler.lost.fetch_add(1, Ordering::Relaxed);
-                let waiting = self.shared.settler.pending();
-                self.shared.listeners.tell(&LimitEvent::Unsettled { lease, waiting });
+            match unless_it_panics(self.shared.tell_store(job)).await {
+                Told::Heard => {}
+                Told::Refused => {
+                    self.put_back();
+                    continue;
+                }
+                Told::Lost => self.shared.lost(job.end.lease()),
             }
             self.job = None;
             self.shared.settler.lock().in_hand -= 1;
         }
+    }
+
+    /// Leaves a job for later, behind the others: one bucket that is damaged holds up nobody else's endings.
+    fn put_back(&mut self) {
+        let Some(mut job) = self.job.take() else { return };
+        job.refusals += 1;
+        let delay = backoff().delay(job.refusals, &mut Random::seeded(rand::random()));
+        job.not_before = Some(Instant::now() + delay);
+        let mut list = self.shared.settler.lock();
+        list.in_hand -= 1;
+        list.jobs.push_back(job);
     }
 
     fn next(&mut self) -> bool {
@@ -191,40 +252,48 @@ impl Drop for Worker {
 }
 
 impl Shared {
-    /// Tells the store how a lease ended, until it has heard. Answers whether it has.
-    async fn tell_store(&self, job: &Job) -> bool {
-        let backoff = Backoff::exponential(BACKOFF.0, BACKOFF.1).jitter(Jitter::Full);
+    /// Tells the store how a lease ended, again and again while it is away.
+    async fn tell_store(&self, job: &Job) -> Told {
+        if let Some(not_before) = job.not_before {
+            sleep_until(not_before).await;
+        }
+        let backoff = backoff();
         let mut random = Random::seeded(rand::random());
         for attempt in 1.. {
             let answer = match &job.end {
                 End::Cancel(cancel) => self.guard.call(self.store.cancel(cancel)).await,
                 End::Settle(settle) => self.guard.call(self.store.settle(settle)).await,
             };
-            match answer.map_err(StoreError::from) {
-                Ok(_) => {
-                    self.turns.returned(match &job.end {
-                        End::Cancel(cancel) => &cancel.levels,
-                        End::Settle(settle) => &settle.levels,
-                    });
-                    return true;
-                }
-                Err(error) if error.is_transient() && Instant::now() < job.until => {
+            let Err(failed) = answer else {
+                self.turns.returned(match &job.end {
+                    End::Cancel(cancel) => &cancel.levels,
+                    End::Settle(settle) => &settle.levels,
+                });
+                return Told::Heard;
+            };
+            match Unheard::of(&failed.error) {
+                Unheard::Over(_) => return Told::Heard,
+                Unheard::Later if Instant::now() >= job.until => return Told::Lost,
+                Unheard::Later if failed.error.is_transient() => {
                     sleep(backoff.delay(attempt, &mut random)).await;
                 }
-                // It ended otherwise meanwhile, which is an end too.
-                Err(StoreError::Ended { .. } | StoreError::NoLease { .. }) => return true,
-                Err(_) => return false,
+                Unheard::Later => return Told::Refused,
+                Unheard::Never => return Told::Lost,
             }
         }
-        false
+        Told::Lost
     }
 }
 
-async fn unless_it_panics(told: impl Future<Output = bool>) -> bool {
+fn backoff() -> Backoff {
+    Backoff::exponential(BACKOFF.0, BACKOFF.1).jitter(Jitter::Full)
+}
+
+async fn unless_it_panics(told: impl Future<Output = Told>) -> Told {
     let mut told = pin!(told);
     let poll = |context: &mut Context<'_>| {
         let answer = catch_unwind(AssertUnwindSafe(|| told.as_mut().poll(context)));
-        answer.unwrap_or(Poll::Ready(false))
+        answer.unwrap_or(Poll::Ready(Told::Lost))
     };
     poll_fn(poll).await
 }

@@ -1,7 +1,9 @@
 //! Whose turn it is: callers that wait for the same subject draw one at a time, in the order they came.
 //!
 //! Only the first of a line asks the store. It sleeps until the time that a refusal named, or until a lease of
-//! this process gives back what it waits for.
+//! this process gives something back to what it waits for. Several lines may wait for the same, an organisation's
+//! bucket, and what comes back may be too little for one and enough for another: the first of each of them asks. A
+//! refusal gives nothing back, so that those who are refused do not wake each other.
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -12,20 +14,22 @@ use std::task::Poll;
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::name::Subject;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::sync::Mutex;
 
 /// The lines of all subjects.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     lines: Mutex<HashMap<Subject, Arc<Line>>>,
     stuck: Mutex<HashMap<Subject, Stuck>>,
     waiting: AtomicUsize,
+    /// Those who ask, do not wait yet, and want to know of returns all the same.
+    listening: AtomicUsize,
     waiters_max: usize,
     is_closed: AtomicBool,
-    /// Returns that were told of while somebody waited.
+    /// Returns that were told of while somebody waited, and calls to everybody.
     returns: AtomicU64,
 }
 
@@ -41,20 +45,21 @@ struct Line {
 
 /// What the first of a line was told.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Head {
-    pub(super) ready_at: Instant,
+pub(crate) struct Head {
+    pub(crate) ready_at: Instant,
 }
 
 /// Those who are first of their line and wait for what this subject's buckets are short of.
 #[derive(Debug)]
 struct Stuck {
-    returned: Arc<Notify>,
+    /// Tells each of them, and keeps it for those who are asking meanwhile.
+    returned: Arc<watch::Sender<()>>,
     watching: usize,
 }
 
 /// A place in a line; leaving it is dropping it.
 #[derive(Debug)]
-pub(super) struct Ticket<'a> {
+pub(crate) struct Ticket<'a> {
     turns: &'a Turns,
     subject: Subject,
     line: Arc<Line>,
@@ -64,25 +69,38 @@ pub(super) struct Ticket<'a> {
 
 /// Waits for returns to a subject's buckets; dropped, it does not any more.
 #[derive(Debug)]
-pub(super) struct Watch<'a> {
+pub(crate) struct Watch<'a> {
     turns: &'a Turns,
     subject: Subject,
-    returned: Arc<Notify>,
+    returned: watch::Receiver<()>,
+}
+
+/// One to whom returns matter.
+#[derive(Debug)]
+pub(crate) struct Listening<'a> {
+    turns: &'a Turns,
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.turns.listening.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Why somebody's turn did not come.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum NoTurn {
+pub(crate) enum NoTurn {
     TimedOut,
     Closed,
 }
 
 impl Turns {
-    pub(super) fn new(waiters_max: usize) -> Self {
+    pub(crate) fn new(waiters_max: usize) -> Self {
         Self {
             lines: Mutex::default(),
             stuck: Mutex::default(),
             waiting: AtomicUsize::new(0),
+            listening: AtomicUsize::new(0),
             waiters_max,
             is_closed: AtomicBool::new(false),
             returns: AtomicU64::new(0),
@@ -90,30 +108,30 @@ impl Turns {
     }
 
     /// Returns so far: one that is refused and finds more of them than before it asked may ask again.
-    pub(super) fn returns(&self) -> u64 {
+    pub(crate) fn returns(&self) -> u64 {
         self.returns.load(Ordering::SeqCst)
     }
 
     /// Everybody who is first asks again.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.returns.fetch_add(1, Ordering::SeqCst);
         let stuck: Vec<_> = self.stuck.lock().values().map(|place| Arc::clone(&place.returned)).collect();
         for returned in stuck {
-            returned.notify_waiters();
+            returned.send_replace(());
         }
     }
 
-    pub(super) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    pub(super) const fn waiters_max(&self) -> usize {
+    pub(crate) const fn waiters_max(&self) -> usize {
         self.waiters_max
     }
 
     /// How many wait for a subject, and what the first was told.
     #[inline]
-    pub(super) fn ahead(&self, subject: &Subject) -> Option<(usize, Option<Head>)> {
+    pub(crate) fn ahead(&self, subject: &Subject) -> Option<(usize, Option<Head>)> {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -125,7 +143,7 @@ impl Turns {
     }
 
     /// A place at the end of a subject's line; `None` where too many wait already.
-    pub(super) fn enter(&self, subject: &Subject) -> Option<Ticket<'_>> {
+    pub(crate) fn enter(&self, subject: &Subject) -> Option<Ticket<'_>> {
         let mut lines = self.lines.lock();
         if self.waiting.load(Ordering::Relaxed) >= self.waiters_max {
             return None;
@@ -148,32 +166,39 @@ impl Turns {
     }
 
     /// Waits for returns to a subject's buckets.
-    pub(super) fn watch(&self, subject: &Subject) -> Watch<'_> {
+    pub(crate) fn watch(&self, subject: &Subject) -> Watch<'_> {
         let mut stuck = self.stuck.lock();
         let place = stuck
             .entry(subject.clone())
-            .or_insert_with(|| Stuck { returned: Arc::new(Notify::new()), watching: 0 });
+            .or_insert_with(|| Stuck { returned: Arc::new(watch::Sender::new(())), watching: 0 });
         place.watching += 1;
-        Watch { turns: self, subject: subject.clone(), returned: Arc::clone(&place.returned) }
+        Watch { turns: self, subject: subject.clone(), returned: place.returned.subscribe() }
     }
 
-    /// A lease gave something back to these levels: one who waits for each of them asks again.
+    /// A lease gave something back to these levels: the first of every line that waits for one of them asks again. How much
+    /// each of them needs is for the store to say.
     #[inline]
-    pub(super) fn returned(&self, levels: &Levels) {
-        if self.waiting.load(Ordering::Relaxed) > 0 {
+    pub(crate) fn returned(&self, levels: &Levels) {
+        if self.waiting.load(Ordering::Relaxed) > 0 || self.listening.load(Ordering::Relaxed) > 0 {
             self.returns.fetch_add(1, Ordering::SeqCst);
             let stuck = self.stuck.lock();
             let places = levels.levels().iter().filter_map(|level| stuck.get(&level.subject));
             let woken: Vec<_> = places.map(|place| Arc::clone(&place.returned)).collect();
             drop(stuck);
             for returned in woken {
-                returned.notify_one();
+                returned.send_replace(());
             }
         }
     }
 
+    /// From now on returns are counted, until the answer is dropped.
+    pub(crate) fn listen(&self) -> Listening<'_> {
+        self.listening.fetch_add(1, Ordering::SeqCst);
+        Listening { turns: self }
+    }
+
     /// Nobody's turn comes any more.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         let lines: Vec<_> = self.lines.lock().values().cloned().collect();
         for line in lines {
@@ -185,7 +210,7 @@ impl Turns {
 
 impl Ticket<'_> {
     /// Waits until everybody ahead has left; not if the first is told that it takes longer than until `deadline`.
-    pub(super) async fn turn(&self, deadline: Option<Instant>) -> Result<SemaphorePermit<'_>, NoTurn> {
+    pub(crate) async fn turn(&self, deadline: Option<Instant>) -> Result<SemaphorePermit<'_>, NoTurn> {
         let mut turn = pin!(self.line.turn.acquire());
         let Some(deadline) = deadline else { return turn.await.map_err(|_| NoTurn::Closed) };
         let mut was_told = false;
@@ -208,18 +233,18 @@ impl Ticket<'_> {
     }
 
     /// What the first was told last.
-    pub(super) fn head(&self) -> Option<Head> {
+    pub(crate) fn head(&self) -> Option<Head> {
         *self.line.head.lock()
     }
 
     /// Tells those behind what the first was told.
-    pub(super) fn tell(&self, head: Head) {
+    pub(crate) fn tell(&self, head: Head) {
         *self.ready_at.lock() = Some(head.ready_at);
         *self.line.head.lock() = Some(head);
         self.line.told.notify_waiters();
     }
 
-    pub(super) fn ahead(&self) -> usize {
+    pub(crate) fn ahead(&self) -> usize {
         self.line.waiting.load(Ordering::Relaxed).saturating_sub(1)
     }
 }
@@ -239,30 +264,36 @@ impl Drop for Ticket<'_> {
 }
 
 impl Watch<'_> {
-    /// What returned was enough for us: there may be some left for the next.
-    pub(super) fn pass_on(&self) {
-        self.returned.notify_one();
+    /// Whether it watches this subject's buckets.
+    pub(crate) fn is_of(&self, subject: &Subject) -> bool {
+        self.subject == *subject
+    }
+
+    /// The next return, for one who waits for other things too. What returned since the last one counts.
+    pub(crate) async fn returned(&mut self) {
+        if self.returned.changed().await.is_err() {
+            unreachable!("its place is kept while somebody watches");
+        }
     }
 
     /// Waits for a return, at most until `until`.
-    pub(super) async fn wait(&self, until: Instant) {
-        let returned = self.returned.notified();
-        // Asked after the line above: whoever closes from now on wakes us.
+    pub(crate) async fn wait(&mut self, until: Instant) {
+        // Whoever closes from now on wakes us.
         if !self.turns.is_closed.load(Ordering::SeqCst) {
             // Either way it is time to ask again.
-            let _ = timeout_at(until, returned).await;
+            let _ = timeout_at(until, self.returned()).await;
         }
     }
 }
 
 impl Drop for Watch<'_> {
+    /// Nobody else is to be told: what this one heard of, the others did too.
     fn drop(&mut self) {
         let mut stuck = self.turns.stuck.lock();
-        if let Some(place) = stuck.get_mut(&self.subject) {
-            place.watching -= 1;
-            if place.watching == 0 {
-                stuck.remove(&self.subject);
-            }
+        let Some(place) = stuck.get_mut(&self.subject) else { return };
+        place.watching -= 1;
+        if place.watching == 0 {
+            stuck.remove(&self.subject);
         }
     }
 }
