@@ -9,7 +9,10 @@ use anyhow::{Context, Result, bail};
 
 /// Instructions one operation of the hot path `name` takes: the difference of two runs, so that starting up
 /// does not count.
-pub(crate) fn instructions(name: &str) -> Result<f64> {
+///
+/// # Errors
+/// If valgrind is not there, or says nothing.
+pub fn instructions(name: &str) -> Result<f64> {
     let (few, many) = (2_000_u32, 12_000_u32);
     let difference = run(name, many)? - run(name, few)?;
     Ok(difference / f64::from(many - few))
@@ -32,7 +35,10 @@ fn run(name: &str, times: u32) -> Result<f64> {
 }
 
 /// Bytes by name, as a program beside this one counts them: a counting allocator would slow the timings.
-pub(crate) fn bytes_by(program: &str, arguments: &[&str]) -> Result<BTreeMap<String, f64>> {
+///
+/// # Errors
+/// If that program is not there, or says something else.
+pub fn bytes_by(program: &str, arguments: &[&str]) -> Result<BTreeMap<String, f64>> {
     let program = env::current_exe()?.with_file_name(program);
     let output = Command::new(&program)
         .args(arguments)

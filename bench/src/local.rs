@@ -15,10 +15,10 @@ use tidegate::{
 };
 use tokio::sync::Semaphore;
 
-use crate::Case;
-use crate::counted::{bytes_by, instructions};
-use crate::measure::{best_of, best_of_batches};
-use crate::report::Row;
+use tidegate_bench::Case;
+use tidegate_bench::counted::{bytes_by, instructions};
+use tidegate_bench::measure::{best_of, best_of_batches};
+use tidegate_bench::report::Row;
 
 const PLENTY: u32 = u32::MAX;
 const SLOTS: u32 = 1_000;

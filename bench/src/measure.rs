@@ -6,16 +6,12 @@ use std::time::Instant;
 const BATCH: u32 = 20_000;
 
 /// Nanoseconds per operation of both sides, each the best of its rounds.
-pub(crate) fn best_of(rounds: u32, mut ours: impl FnMut(), mut peer: impl FnMut()) -> (f64, f64) {
+pub fn best_of(rounds: u32, mut ours: impl FnMut(), mut peer: impl FnMut()) -> (f64, f64) {
     best_of_batches(rounds, |times| (0..times).for_each(|_| ours()), |times| (0..times).for_each(|_| peer()))
 }
 
 /// The same for sides that do so many operations when called: entering a runtime is then not what is measured.
-pub(crate) fn best_of_batches(
-    rounds: u32,
-    mut ours: impl FnMut(u32),
-    mut peer: impl FnMut(u32),
-) -> (f64, f64) {
+pub fn best_of_batches(rounds: u32, mut ours: impl FnMut(u32), mut peer: impl FnMut(u32)) -> (f64, f64) {
     let mut best = (f64::INFINITY, f64::INFINITY);
     for _ in 0..rounds {
         best.0 = best.0.min(round(&mut ours));

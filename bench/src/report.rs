@@ -9,20 +9,30 @@ use serde::Serialize;
 
 /// One comparison.
 #[derive(Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) name: String,
-    pub(crate) ours: f64,
-    pub(crate) peer: f64,
-    pub(crate) ratio: f64,
-    /// The ratio is to be at most this; without one the row is told and not judged.
-    pub(crate) target: Option<f64>,
-    pub(crate) met: Option<bool>,
-    pub(crate) unit: &'static str,
-    pub(crate) what: String,
+pub struct Row {
+    /// What it is called.
+    pub name: String,
+    /// Our side.
+    pub ours: f64,
+    /// The other.
+    pub peer: f64,
+    /// Ours by the peer's.
+    pub ratio: f64,
+    /// The ratio is to be at most this, or at least; without one the row is told and not judged.
+    pub target: Option<f64>,
+    /// Whether it is.
+    pub met: Option<bool>,
+    /// Whether more is better.
+    pub is_at_least: bool,
+    /// Of what both sides are.
+    pub unit: &'static str,
+    /// What was compared.
+    pub what: String,
 }
 
 impl Row {
-    pub(crate) fn new(
+    /// A comparison where less is better.
+    pub fn new(
         name: &str,
         (ours, peer): (f64, f64),
         target: Option<f64>,
@@ -31,11 +41,25 @@ impl Row {
     ) -> Self {
         let ratio = ours / peer;
         let met = target.map(|target| ratio <= target);
-        Self { name: name.to_owned(), ours, peer, ratio, target, met, unit, what: what.to_owned() }
+        let (name, what) = (name.to_owned(), what.to_owned());
+        Self { name, ours, peer, ratio, target, met, is_at_least: false, unit, what }
+    }
+
+    /// The same where more is better.
+    pub fn at_least(
+        name: &str,
+        sides: (f64, f64),
+        target: Option<f64>,
+        unit: &'static str,
+        what: &str,
+    ) -> Self {
+        let row = Self::new(name, sides, target, unit, what);
+        Self { met: target.map(|target| row.ratio >= target), is_at_least: true, ..row }
     }
 }
 
-pub(crate) fn print(rows: &[Row]) {
+/// A table for people.
+pub fn print(rows: &[Row]) {
     let mut table = Table::new();
     table.load_preset(UTF8_BORDERS_ONLY);
     table.set_header(["name", "ours", "peer", "unit", "ratio", "target", "met", "what"]);
@@ -51,7 +75,9 @@ pub(crate) fn print(rows: &[Row]) {
             format!("{:.1}", row.peer),
             row.unit.to_owned(),
             format!("{:.2}", row.ratio),
-            row.target.map_or_else(String::new, |target| format!("≤ {target:.1}")),
+            row.target.map_or_else(String::new, |target| {
+                format!("{} {target:.1}", if row.is_at_least { "≥" } else { "≤" })
+            }),
             met.to_owned(),
             row.what.clone(),
         ]);
@@ -64,7 +90,11 @@ pub(crate) fn print(rows: &[Row]) {
     println!("{table}");
 }
 
-pub(crate) fn write(rows: &[Row], path: &Path) -> Result<()> {
+/// JSON for programs.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write(rows: &[Row], path: &Path) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     }

@@ -9,10 +9,10 @@ use limitador::limit::{Context as PeerContext, Limit as PeerLimit};
 use tidegate::{Entity, EntityId, Expect, Limit, Limiter, Memory, Policy, Scope};
 use tokio::runtime::Runtime;
 
-use crate::Case;
-use crate::counted::{bytes_by, instructions};
-use crate::measure::best_of_batches;
-use crate::report::Row;
+use tidegate_bench::Case;
+use tidegate_bench::counted::{bytes_by, instructions};
+use tidegate_bench::measure::best_of_batches;
+use tidegate_bench::report::Row;
 
 const PLENTY: u64 = 1 << 39;
 const ENTITIES: usize = 1_000;

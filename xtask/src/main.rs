@@ -7,6 +7,7 @@
 
 mod bench;
 mod cover;
+mod examples;
 mod install;
 mod step;
 mod test;
@@ -36,7 +37,7 @@ enum Command {
     /// Run every check, in order, and stop at the first that fails
     ///
     /// The steps: fmt, tidy, clippy, tests (doc tests too), the concurrency models and their clippy, the
-    /// example, docs, and each feature alone. CI runs exactly this.
+    /// examples, docs, and each feature alone. CI runs exactly this.
     #[command(after_help = EXIT_CODES)]
     Test {
         /// Look longer: ten times as many model schedules, 20,000 cases for each property
@@ -64,7 +65,7 @@ enum Command {
     /// Installs valgrind with apt-get when it is missing.
     #[command(after_help = EXIT_CODES)]
     Bench {
-        /// Which benchmark, for example `local`
+        /// Which benchmark: `local`, `shared` or `sqlite`
         name: String,
         /// Handed to the benchmark as they are
         #[arg(last = true, value_name = "ARGS")]

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use crate::examples;
 use crate::step::{self, Steps};
 use crate::tidy;
 use crate::workspace::{self, cargo};
@@ -31,7 +32,7 @@ pub(crate) fn run(depth: Depth) -> Result<()> {
     steps.run("tests", || tests(depth))?;
     steps.run("model", || model(depth))?;
     steps.run("model-clippy", model_clippy)?;
-    steps.run("examples", examples)?;
+    steps.run("examples", examples::run)?;
     steps.run("docs", || {
         step::stream(cargo("doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings"))
     })?;
@@ -44,17 +45,9 @@ fn tests(depth: Depth) -> Result<()> {
     // Not `--all-targets`: that would leave the doc tests out.
     let mut tests = cargo("test --workspace --all-features");
     if depth == Depth::Deep {
-        tests.env("PROPTEST_CASES", "20000");
+        tests.env("PROPTEST_CASES", "20000").env("TIDEGATE_DEEP", "1");
     }
     step::stream(&mut tests)
-}
-
-/// Each must run to its end; what they print is for people.
-fn examples() -> Result<()> {
-    for name in ["hello", "layered", "shutdown", "blocking", "llm_batch", "tenants"] {
-        step::stream(&mut cargo(&format!("run --quiet --example {name}")))?;
-    }
-    Ok(())
 }
 
 fn model(depth: Depth) -> Result<()> {

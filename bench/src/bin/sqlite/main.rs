@@ -1,0 +1,26 @@
+//! The store in a file, and a throttle joined to a limiter: `cargo xtask bench sqlite`.
+
+mod file;
+mod joined;
+
+use anyhow::Result;
+use clap::Parser;
+use tidegate_bench::{Case, Options};
+
+const CASES: [Case; 3] = [
+    ("draws_per_transaction", file::draws_per_transaction),
+    ("group_commit", file::group_commit),
+    ("joined_overhead", joined::rows),
+];
+
+/// Measures the store in a file, and one permit over both halves.
+#[derive(Debug, Parser)]
+#[command(name = "sqlite")]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn main() -> Result<()> {
+    tidegate_bench::run("sqlite", &CASES, &Arguments::parse().options)
+}
