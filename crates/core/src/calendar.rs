@@ -30,6 +30,17 @@ pub const fn date(days: u64) -> Date {
     Date { year: cycle * 400 + year + carry, month, day }
 }
 
+/// Days from 1970-01-01 to this date; `None` for an earlier one, for one no calendar has, and past the year 9999.
+pub const fn days(date: Date) -> Option<u64> {
+    let Date { year, month, day } = date;
+    if year < 1970 || year > 9_999 || month < 1 || month > 12 || day < 1 || day > days_in(year, month) {
+        return None;
+    }
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let day = (153 * month + 2) / 5 + day - 1;
+    Some(365 * year + year / 4 - year / 100 + year / 400 + day - EPOCH_DAYS)
+}
+
 /// Days in `month` of `year`.
 pub const fn days_in(year: u64, month: u64) -> u64 {
     match month {
@@ -49,6 +60,7 @@ mod tests {
         let mut expected = Date { year: 1970, month: 1, day: 1 };
         for days in 0..CYCLE_DAYS + 1_000 {
             assert_eq!(date(days), expected, "{days} days after 1970-01-01");
+            assert_eq!(super::days(expected), Some(days), "{expected:?}");
             expected.day += 1;
             if expected.day > days_in(expected.year, expected.month) {
                 expected = Date { month: expected.month + 1, day: 1, ..expected };
@@ -56,6 +68,14 @@ mod tests {
             if expected.month > 12 {
                 expected = Date { year: expected.year + 1, month: 1, day: 1 };
             }
+        }
+    }
+
+    #[test]
+    fn what_is_no_date_has_no_days() {
+        let table = [(1969, 12, 31), (2025, 2, 29), (2025, 0, 1), (2025, 13, 1), (2025, 4, 31), (2025, 1, 0)];
+        for (year, month, day) in table.into_iter().chain([(10_000, 1, 1), (u64::MAX, u64::MAX, u64::MAX)]) {
+            assert_eq!(days(Date { year, month, day }), None, "{year}-{month}-{day}");
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::plan::{Controller, Plan};
 use crate::time::Instant;
 
 pub(crate) mod brake;
+pub mod headers;
 
 use brake::BrakeState;
 
