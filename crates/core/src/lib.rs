@@ -22,6 +22,7 @@
 //! # Ok::<(), tidegate_core::bucket::InvalidShape>(())
 //! ```
 
+pub mod authority;
 pub mod backoff;
 pub mod bucket;
 pub mod calendar;
