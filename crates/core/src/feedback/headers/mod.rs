@@ -47,6 +47,8 @@ pub const LIMIT_MAX: u64 = AMOUNT_MAX;
 pub const QUOTAS_MAX: usize = 16;
 /// A value of more bytes is malformed.
 pub const VALUE_MAX: usize = 4_096;
+/// A far side's clock that is further off than this is not believed: one day.
+pub const SKEW_MAX: Duration = Duration::from_hours(24);
 /// How far beyond the caller's own back-off `x-amz-retry-after` is followed.
 pub const AMZ_BEYOND: Duration = Duration::from_secs(5);
 
@@ -209,6 +211,42 @@ where
         collector.header(name.as_ref(), value.as_ref());
     }
     collector.finish(wait_max)
+}
+
+/// When the far side sent this response by its own clock: its `Date`, and the `Age` that a cache added.
+///
+/// Dates in headers are the far side's. Where the two clocks differ, a reset of its future may be in our past;
+/// given to [`read`] in place of the local time, this makes it a wait again. `now`, the local time, is the answer
+/// where there is no such header, where it cannot be read, and where it is more than a day off. A `Date` has whole
+/// seconds, so waits may be up to one second longer.
+///
+/// ```
+/// use tidegate_core::feedback::headers::{read, sent_at};
+/// use tidegate_core::time::Stamp;
+///
+/// let headers = [("date", "Sat, 31 Jan 2026 09:30:00 GMT"), ("retry-after", "Sat, 31 Jan 2026 09:30:20 GMT")];
+/// let fast = Stamp::from_secs(1_769_851_800 + 300);      // our clock is five minutes ahead
+/// assert_eq!(read(headers, fast).hint().map(|hint| hint.wait.as_secs()), Some(0));
+/// assert_eq!(read(headers, sent_at(headers, fast)).hint().map(|hint| hint.wait.as_secs()), Some(20));
+/// ```
+pub fn sent_at<N, V>(headers: impl IntoIterator<Item = (N, V)>, now: Stamp) -> Stamp
+where
+    N: AsRef<[u8]>,
+    V: AsRef<[u8]>,
+{
+    let (mut date, mut age) = (None, Duration::ZERO);
+    for (name, value) in headers {
+        let name = name.as_ref().trim_ascii();
+        let text = std::str::from_utf8(value.as_ref().trim_ascii()).unwrap_or_default();
+        if name.eq_ignore_ascii_case(b"date") {
+            date = http_date(text, now).or(date);
+        } else if name.eq_ignore_ascii_case(b"age") {
+            age = text.parse().map_or(age, Duration::from_secs);
+        }
+    }
+    let sent = date.map_or(now, |date| date + age);
+    let is_near = sent.since(now).max(now.since(sent)) <= SKEW_MAX;
+    if is_near { sent } else { now }
 }
 
 /// The value of one `Retry-After` header: seconds, or a date in any of HTTP's three forms.

@@ -2,7 +2,7 @@
 
 use super::{Dimension, Profile};
 
-/// The longest name that is looked at, and the longest label that is kept.
+/// The longest name that is looked at; a label is a part of it.
 const NAME_MAX: usize = 96;
 
 /// What a header is about.
@@ -37,9 +37,14 @@ pub(super) enum Part {
 
 /// What the header of this name is about; `None` for one that is none of ours.
 pub(super) fn field(name: &[u8]) -> Option<Field> {
-    let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= NAME_MAX)?;
-    let name = name.trim_matches([' ', '\t']).to_ascii_lowercase();
-    let field = match name.as_str() {
+    // On the stack: every header of every response comes by here.
+    let mut lower = [0; NAME_MAX];
+    let name = name.trim_ascii();
+    let lower = lower.get_mut(..name.len())?;
+    lower.copy_from_slice(name);
+    lower.make_ascii_lowercase();
+    let name = std::str::from_utf8(lower).ok()?;
+    let field = match name {
         "retry-after" => Field::RetryAfter,
         "retry-after-ms" => Field::RetryAfterMs,
         "x-amz-retry-after" => Field::AmzRetryAfter,

@@ -396,6 +396,27 @@ fn no_more_quotas_are_kept_than_the_bound() {
 }
 
 #[test]
+fn a_far_sides_clock_is_believed_within_a_day() {
+    let at = |seconds: u64| Stamp::from_secs(NOW.as_micros() / 1_000_000 + seconds);
+    let table: [(&[(&str, &str)], Stamp); 9] = [
+        (&[], NOW),
+        (&[("Date", " Sat, 31 Jan 2026 09:30:20 GMT ")], at(20)),
+        (&[("Age", "5"), ("DATE", "Saturday, 31-Jan-26 09:30:20 GMT")], at(25)),
+        (&[("age", "soon"), ("date", "Sat, 31 Jan 2026 09:30:20 GMT")], at(20)),
+        (&[("age", "5")], NOW),
+        (&[("date", "soon")], NOW),
+        (&[("date", "Sun, 01 Feb 2026 09:30:00 GMT")], at(86_400)),
+        (&[("date", "Sun, 01 Feb 2026 09:30:01 GMT")], NOW),
+        (&[("date", "Fri, 30 Jan 2026 09:29:59 GMT")], NOW),
+    ];
+    for (headers, expected) in table {
+        assert_eq!(sent_at(headers.iter().copied(), NOW), expected, "{headers:?}");
+    }
+    let skewed = [("age", "18446744073709551615"), ("date", "Sat, 31 Jan 2026 09:30:20 GMT")];
+    assert_eq!(sent_at(skewed, NOW), NOW);
+}
+
+#[test]
 fn other_headers_and_other_bytes_say_nothing() {
     let signals = say(&[("date", "Sat, 31 Jan 2026 09:31:00 GMT"), ("x-ratelimit-used", "5"), ("", "")]);
     assert!(signals.is_empty());
@@ -404,11 +425,11 @@ fn other_headers_and_other_bytes_say_nothing() {
 }
 
 const NAMES: [&str; 18] = [
+    "ratelimit",
+    "RateLimit-Policy",
     "retry-after",
     "Retry-After-Ms",
     "x-amz-retry-after",
-    "ratelimit",
-    "RateLimit-Policy",
     "ratelimit-limit",
     "ratelimit-reset",
     "x-ratelimit-limit",
@@ -468,18 +489,20 @@ proptest! {
         headers in prop::collection::vec((any::<Vec<u8>>(), any::<Vec<u8>>()), 0..8),
         now in any::<u64>(),
     ) {
-        let _ = read(headers, Stamp::from_micros(now));
+        let pairs = || headers.iter().map(|(name, value)| (name, value));
+        let _ = (read(pairs(), Stamp::from_micros(now)), sent_at(pairs(), Stamp::from_micros(now)));
     }
 
     #[test]
-    fn the_order_of_headers_does_not_matter(
-        mut headers in prop::collection::vec((prop::sample::select(&NAMES[5..]), any_value()), 0..12),
+    fn the_order_of_headers_with_numbers_does_not_matter(
+        mut headers in prop::collection::vec((prop::sample::select(&NAMES[2..]), any_value()), 0..12),
     ) {
         let sorted = |headers: &[(&str, Vec<u8>)]| {
             let mut signals = read(headers.iter().map(|(name, value)| (*name, value)), NOW);
             signals.quotas.sort_by_key(|quota| format!("{quota:?}"));
             // Of two that are empty for as long, either may be named.
-            (signals.hint().map(|hint| hint.wait), signals.quotas, signals.malformed, signals.ignored)
+            let waits = (signals.wait(secs(1)), signals.retry_after, signals.drained.map(|hint| hint.wait));
+            (waits, signals.amz_retry_after, signals.quotas, signals.malformed, signals.ignored)
         };
         let before = sorted(&headers);
         headers.reverse();
