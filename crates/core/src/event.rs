@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::per_second::PerSecond;
 use crate::time::Instant;
 
 /// An event and when it happened.
@@ -33,6 +34,8 @@ pub enum Event {
         slots: Change<u32>,
         /// Least gap between entries before and after.
         interval: Change<Duration>,
+        /// Entries per second before and after, where the controller moves the rate.
+        rate: Option<Change<PerSecond>>,
         /// What made it cut.
         why: Why,
     },
@@ -42,6 +45,13 @@ pub enum Event {
         slots: Change<u32>,
         /// Least gap between entries before and after.
         interval: Change<Duration>,
+        /// Entries per second before and after, where the controller moves the rate.
+        rate: Option<Change<PerSecond>>,
+    },
+    /// The rate is back where it was before it was cut.
+    Recovered {
+        /// Entries per second.
+        rate: PerSecond,
     },
     /// Slots may grow to the maximum again.
     CeilingLifted {
@@ -129,6 +139,13 @@ pub enum Why {
     },
     /// The far side said it is too much.
     Overload,
+    /// A success took much longer than it should.
+    Latency {
+        /// How long it took.
+        latency: Duration,
+        /// What was to be expected.
+        target: Duration,
+    },
 }
 
 /// What tripped a circuit.

@@ -32,6 +32,7 @@ pub mod feedback;
 pub mod gate;
 pub mod limit;
 pub mod outcome;
+pub mod per_second;
 pub mod plan;
 pub mod progress;
 pub mod random;

@@ -11,9 +11,12 @@ use crate::bucket::Shape;
 use crate::plan::check::{COUNT_MAX, Problems};
 use crate::retry::Retry;
 
+mod aimd;
 mod check;
 mod fields;
 
+pub use aimd::Aimd;
+pub(crate) use aimd::AimdLimits;
 pub use check::{InvalidPlan, Problem};
 pub use fields::FieldValue;
 
@@ -333,7 +336,7 @@ impl Brake {
 }
 
 /// Which controller learns from outcomes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Controller {
     /// None: limits move by hand only.
@@ -341,6 +344,8 @@ pub enum Controller {
     Fixed,
     /// Brakes on failures.
     Brake(Brake),
+    /// Moves the rate.
+    Aimd(Aimd),
 }
 
 /// What a throttle shall be, not yet checked.
@@ -427,7 +432,10 @@ impl Draft {
     pub fn check(self) -> Result<Plan, InvalidPlan> {
         let mut problems = Problems::default();
         problems.look_at(&self);
-        let rate = self.rate.and_then(|rate| problems.shape(rate));
+        let (aimd, rate) = match (&self.controller, self.rate) {
+            (Controller::Aimd(aimd), rate) => problems.aimd(aimd, rate).unzip(),
+            (_, rate) => (None, rate.and_then(|rate| problems.shape(rate))),
+        };
         problems.into_result()?;
         let timed =
             self.pace.is_some() || self.rate.is_some() || self.budget.is_some() || self.circuit.is_some();
@@ -435,7 +443,7 @@ impl Draft {
         let settles_timed = learns || self.budget.is_some() || self.pause.sizes.is_some();
         let counts = self.slots.is_some() || self.bytes.is_some() || settles_timed;
         let plain = !settles_timed && self.pace.is_none() && self.bytes.is_none();
-        Ok(Plan { draft: self, rate, timed: timed || learns, settles_timed, counts, plain })
+        Ok(Plan { draft: self, rate, aimd, timed: timed || learns, settles_timed, counts, plain })
     }
 }
 
@@ -444,7 +452,10 @@ impl Draft {
 #[expect(clippy::struct_excessive_bools, reason = "answers worked out once, each asked for by name")]
 pub struct Plan {
     pub(crate) draft: Draft,
+    /// The bucket of the rate; where a controller moves it, the one to start with.
     pub(crate) rate: Option<Shape>,
+    /// Where the controller is one that moves the rate.
+    pub(crate) aimd: Option<AimdLimits>,
     timed: bool,
     settles_timed: bool,
     counts: bool,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::per_second::PerSecond;
 use crate::time::Instant;
 
 /// Everything there is to see of a throttle, read under one lock.
@@ -29,6 +30,8 @@ pub struct Snapshot {
     pub interval: Duration,
     /// Bytes in flight, as priced.
     pub bytes_in_flight: u64,
+    /// Entries per second now, rounded down to a millionth; `None` without a rate.
+    pub rate: Option<PerSecond>,
     /// Entries the rate would admit at once; `None` without a rate.
     pub rate_level: Option<i64>,
     /// Tokens used in the window.

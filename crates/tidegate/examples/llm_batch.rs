@@ -145,7 +145,7 @@ impl Show {
 
     fn event(&self, notice: &Notice) {
         match &notice.event {
-            Event::Slowed { slots, interval, why } => {
+            Event::Slowed { slots, interval, why, .. } => {
                 let why = match why {
                     Why::Overload => "a 429".to_owned(),
                     Why::Failures { count, .. } => format!("{count} failures"),
@@ -153,7 +153,9 @@ impl Show {
                 };
                 self.say(&format!("slowed by {why}: {}", limits(*slots, *interval)));
             }
-            Event::SpedUp { slots, interval } => self.say(&format!("sped up: {}", limits(*slots, *interval))),
+            Event::SpedUp { slots, interval, .. } => {
+                self.say(&format!("sped up: {}", limits(*slots, *interval)));
+            }
             Event::Paused { span, .. } => {
                 self.say(&format!("paused: nobody enters for {} ms", span.as_millis()));
             }

@@ -106,9 +106,10 @@ pub use tidegate_core::limit::resolve::Source;
 pub use tidegate_core::limit::rule::{InvalidLimit, Limit};
 pub use tidegate_core::limit::usage::{Tally, Usage, Window};
 pub use tidegate_core::outcome::{Kind, Outcome};
+pub use tidegate_core::per_second::PerSecond;
 pub use tidegate_core::plan::{
-    Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Oversize, Pace, Pause, Problem, Rate,
-    SizeRule, Slots,
+    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Oversize, Pace, Pause, Problem,
+    Rate, SizeRule, Slots,
 };
 pub use tidegate_core::random::Random;
 pub use tidegate_core::refused::Refused;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tidegate::config::fields;
 use tidegate::{
-    Backoff, Brake, Budget, Circuit, Config, ConfigError, Controller, Draft, Jitter, Oversize, Pace, Pause,
-    Rate, Retry, RetryBudget, SizeRule, Slots, Throttle, WhenRefused,
+    Aimd, Backoff, Brake, Budget, Circuit, Config, ConfigError, Controller, Draft, Jitter, Oversize, Pace,
+    Pause, Rate, Retry, RetryBudget, SizeRule, Slots, Throttle, WhenRefused,
 };
 
 #[path = "config/properties.rs"]
@@ -151,6 +151,41 @@ fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
             Draft { controller: Controller::Brake(Brake::default().at(3, SECOND)), ..Draft::default() },
         ),
         (
+            "preset = 'empty'\naimd.rate_max = 20",
+            Draft {
+                rate: Some(Aimd::RATE),
+                controller: Controller::Aimd(Aimd::default().within(0.25..=20.0)),
+                ..Draft::default()
+            },
+        ),
+        (
+            "controller = 'aimd'\nrate = { amount = 30, period = '1m', burst = 2 }",
+            Draft {
+                rate: Some(Rate::per_minute(30).burst(2)),
+                controller: Controller::Aimd(Aimd::default()),
+                ..Draft::gentle()
+            },
+        ),
+        (
+            "preset = 'empty'\n[aimd]\nrate_min = 1\nrate_max = 4\nincrease = 0.5\ndecrease = 0.7\nmemory = 60\n\
+             latency_target = '100ms'\nlatency_factor = 3\nlatency_weight = 0.5\nslow_start = 'on'",
+            Draft {
+                rate: Some(Aimd::RATE),
+                controller: Controller::Aimd(
+                    Aimd::default()
+                        .within(1.0..=4.0)
+                        .increase(0.5)
+                        .decrease(0.7)
+                        .memory(MINUTE)
+                        .latency_target(SECOND / 10)
+                        .latency_factor(3.0)
+                        .latency_weight(0.5)
+                        .slow_start(),
+                ),
+                ..Draft::default()
+            },
+        ),
+        (
             "preset = 'empty'\nslots = { min = 2, max = 40 }",
             Draft {
                 slots: Some(Slots::adaptive(2..=40)),
@@ -258,6 +293,10 @@ fn what_a_half_given_group_lacks_is_named() {
 fn what_another_key_leaves_without_effect_is_refused() {
     let table = [
         ("controller = 'fixed'\nbrake.failures = 3", "brake.failures", "controller", "fixed"),
+        ("controller = 'fixed'\naimd.memory = 3", "aimd.memory", "controller", "fixed"),
+        ("controller = 'brake'\naimd.slow_start = 'on'", "aimd.slow_start", "controller", "brake"),
+        ("controller = 'aimd'\nbrake.within = 3", "brake.within", "controller", "aimd"),
+        ("aimd.memory = 3\nbrake.within = 3", "brake.within", "controller", "aimd"),
         ("retry.backoff = 'fixed'\nretry.backoff_max = 3", "retry.backoff_max", "retry.backoff", "fixed"),
         ("retry.jitter = 'full'\nretry.jitter_min = 0", "retry.jitter_min", "retry.jitter", "full"),
     ];
@@ -302,6 +341,22 @@ fn a_controller_named_in_a_configuration_is_the_one_that_is_built() {
     let throttle = Throttle::from_config(&config).unwrap().build().unwrap();
     throttle.record(tidegate::Outcome::overload());
     assert_eq!(throttle.snapshot().slots, Some(8));
+}
+
+#[test]
+fn what_an_adaptive_rate_cannot_be_is_said_in_a_sentence() {
+    let table = [
+        ("aimd.rate_min = 9", "`aimd.rate_min` is 9 in TOML, and must be from 0.000001 to 8"),
+        ("aimd.rate_min = -1", "`aimd.rate_min` is -1 in TOML, and must be from 0.000001 to 1000000"),
+        ("aimd.decrease = nan", "`aimd.decrease` is NaN in TOML, and must be from 0.000001 to 0.999999"),
+        ("aimd.decrease = 1", "`aimd.decrease` is 1 in TOML, and must be from 0.000001 to 0.999999"),
+        ("aimd.slow_start = true", "`aimd.slow_start` is true in TOML, and must be `off` or `on`"),
+        ("aimd.rate_min = 3", "and must be from 3/s to 8/s, where `aimd` moves it"),
+    ];
+    for (text, wanted) in table {
+        let told = Config::from_toml(text).and_then(|config| config.to_draft()).unwrap_err().to_string();
+        assert!(told.ends_with(wanted), "{told}");
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn events_are_told_in_order_with_their_numbers() {
     assert_eq!(told.len(), 3);
     assert!(matches!(
         &told[0],
-        Event::Slowed { slots, interval, why: Why::Failures { count: 1, .. } }
+        Event::Slowed { slots, interval, rate: None, why: Why::Failures { count: 1, .. } }
             if (slots.from, slots.to) == (8, 4) && (interval.from, interval.to) == (millis(100), millis(200))
     ));
     assert_eq!(told[1], Event::CircuitOpened { span: secs(0), why: Trip::Consecutive { failures: 2 } });

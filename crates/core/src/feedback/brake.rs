@@ -104,7 +104,7 @@ impl BrakeState {
         let slower = if tuning.interval.is_zero() { INTERVAL_FIRST } else { tuning.interval * 2 };
         let interval = slower.min(bounds.interval_max);
         let slots = (tuning.slots / 2).max(bounds.slots_min);
-        Advice::Cut(Tuning { slots, interval }, why)
+        Advice::Cut(Tuning { slots, interval, ..tuning }, why)
     }
 
     /// A success: perhaps the end of a healthy period.
@@ -125,7 +125,7 @@ impl BrakeState {
         }
         let more = tuning.slots.saturating_add(u32::from(is_used));
         let slots = more.min(self.ceiling.max(tuning.slots));
-        let grown = Tuning { slots, interval };
+        let grown = Tuning { slots, interval, ..tuning };
         self.is_cooling &= grown.slots < bounds.slots_max || grown.interval > bounds.interval_min;
         (grown != tuning).then_some(Advice::Grow(grown))
     }

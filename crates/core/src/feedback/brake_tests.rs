@@ -37,6 +37,7 @@ impl Rig {
         let tuning = Tuning {
             slots: slots.map_or(u32::MAX, |slots| slots.start),
             interval: pace.map_or(Duration::ZERO, |pace| pace.interval_min),
+            rate: None,
         };
         let state = BrakeState::new(&plan);
         Self { plan, brake, state, tuning, now: Instant::ZERO, cuts: 0 }
@@ -44,7 +45,9 @@ impl Rig {
 
     /// Learns of one outcome and follows the advice.
     fn learn(&mut self, kind: Kind, is_current: bool, in_flight: u64, waiting: u32) -> &mut Self {
-        let sample = Sample { kind, is_current, in_flight, has_demand: waiting > 0, now: self.now };
+        let has_demand = waiting > 0;
+        let sample =
+            Sample { kind, is_current, in_flight, has_demand, latency: None, admitted: 0, now: self.now };
         match self.state.learn(&self.plan, &self.brake, self.tuning, sample) {
             Some(Advice::Cut(tuning, _)) => {
                 self.cuts += 1;

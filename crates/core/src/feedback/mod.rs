@@ -1,4 +1,4 @@
-//! Controllers: they see how requests went, and retune slots and interval.
+//! Controllers: they see how requests went, and retune slots and interval, or the rate.
 //!
 //! For all of them: one cut per wave (what was admitted before the last cut cannot cause another); grow only
 //! what is used; a rejected call's latency is never a sample; what is ignored teaches nothing; and under
@@ -6,14 +6,19 @@
 
 use std::time::Duration;
 
+use crate::bucket::Shape;
 use crate::event::Why;
 use crate::outcome::Kind;
+use crate::per_second::PerSecond;
 use crate::plan::{Controller, Plan};
 use crate::time::Instant;
+use crate::verdict::Gate;
 
+pub(crate) mod aimd;
 pub(crate) mod brake;
 pub mod headers;
 
+use aimd::AimdState;
 use brake::BrakeState;
 
 /// What a controller has learned so far.
@@ -23,6 +28,8 @@ pub(crate) enum Feedback {
     Fixed,
     /// Boxed: a throttle without a controller should not pay for the window.
     Brake(Box<BrakeState>),
+    /// Moves the rate.
+    Aimd(Box<AimdState>),
 }
 
 /// One outcome as a controller sees it.
@@ -33,8 +40,12 @@ pub(crate) struct Sample {
     pub(crate) is_current: bool,
     /// Requests in flight, this one included.
     pub(crate) in_flight: u64,
-    /// Whether slots or interval hold callers back, or have done so since the last step.
+    /// Whether what the controller moves holds callers back, or has done so since the last step.
     pub(crate) has_demand: bool,
+    /// How long the work took, where that is known.
+    pub(crate) latency: Option<Duration>,
+    /// Requests admitted since the beginning.
+    pub(crate) admitted: u64,
     pub(crate) now: Instant,
 }
 
@@ -43,6 +54,8 @@ pub(crate) struct Sample {
 pub(crate) struct Tuning {
     pub(crate) slots: u32,
     pub(crate) interval: Duration,
+    /// Where the controller moves it.
+    pub(crate) rate: Option<PerSecond>,
 }
 
 /// What a controller wants.
@@ -56,9 +69,10 @@ pub(crate) enum Advice {
 
 impl Feedback {
     pub(crate) fn new(plan: &Plan) -> Self {
-        match plan.draft.controller {
-            Controller::Fixed => Self::Fixed,
-            Controller::Brake(_) => Self::Brake(Box::new(BrakeState::new(plan))),
+        match (plan.draft.controller, &plan.aimd) {
+            (Controller::Brake(_), _) => Self::Brake(Box::new(BrakeState::new(plan))),
+            (Controller::Aimd(_), Some(limits)) => Self::Aimd(Box::new(AimdState::new(limits))),
+            (Controller::Fixed | Controller::Aimd(_), _) => Self::Fixed,
         }
     }
 
@@ -66,14 +80,55 @@ impl Feedback {
     pub(crate) fn learn(&mut self, plan: &Plan, tuning: Tuning, sample: Sample) -> Option<Advice> {
         match (self, plan.draft.controller) {
             (Self::Brake(state), Controller::Brake(brake)) => state.learn(plan, &brake, tuning, sample),
+            (Self::Aimd(state), _) => state.learn(plan.aimd.as_ref()?, tuning, sample),
             _ => None,
+        }
+    }
+
+    /// The bucket of the rate as it is now.
+    #[inline]
+    pub(crate) fn shape<'a>(&'a self, plan: &'a Plan) -> Option<&'a Shape> {
+        match self {
+            Self::Aimd(state) => Some(state.shape()),
+            Self::Fixed | Self::Brake(_) => plan.rate.as_ref(),
+        }
+    }
+
+    /// The rate, where it moves.
+    pub(crate) fn rate(&self) -> Option<PerSecond> {
+        match self {
+            Self::Aimd(state) => Some(state.rate()),
+            Self::Fixed | Self::Brake(_) => None,
+        }
+    }
+
+    /// Takes the rate that was advised, where it moves.
+    pub(crate) fn set_rate(&mut self, plan: &Plan, to: Tuning) {
+        if let (Self::Aimd(state), Some(limits), Some(rate)) = (self, &plan.aimd, to.rate) {
+            state.set(limits, rate);
+        }
+    }
+
+    /// Whether it moves what `gate` allows: whoever is held there asks for more of it.
+    pub(crate) const fn moves(&self, gate: Gate) -> bool {
+        match self {
+            Self::Fixed => false,
+            Self::Brake(_) => matches!(gate, Gate::Slots | Gate::Pace),
+            Self::Aimd(_) => matches!(gate, Gate::Rate),
+        }
+    }
+
+    /// Nobody enters until then: time that is not healthy, nor unused.
+    pub(crate) fn rest(&mut self, admitted: u64, until: Instant) {
+        if let Self::Aimd(state) = self {
+            state.rest(admitted, until);
         }
     }
 
     /// What slots may grow to for now; `None` when nothing but the plan says.
     pub(crate) fn ceiling(&self) -> Option<u32> {
         match self {
-            Self::Fixed => None,
+            Self::Fixed | Self::Aimd(_) => None,
             Self::Brake(state) => Some(state.ceiling()),
         }
     }
@@ -83,6 +138,7 @@ impl Feedback {
         match self {
             Self::Fixed => false,
             Self::Brake(state) => state.is_cooling(),
+            Self::Aimd(state) => state.is_cooling(),
         }
     }
 
@@ -96,9 +152,10 @@ impl Feedback {
 
     /// Follows a new plan: the same kind of controller keeps what it knows, within the new bounds.
     pub(crate) fn tune(&mut self, old: &Plan, new: &Plan) {
-        match (&mut *self, new.draft.controller) {
-            (Self::Fixed, Controller::Fixed) => {}
-            (Self::Brake(state), Controller::Brake(_)) => state.tune(old, new),
+        match (&mut *self, new.draft.controller, &new.aimd) {
+            (Self::Fixed, Controller::Fixed, _) => {}
+            (Self::Brake(state), Controller::Brake(_), _) => state.tune(old, new),
+            (Self::Aimd(state), Controller::Aimd(_), Some(limits)) => state.tune(old.aimd.as_ref(), limits),
             _ => *self = Self::new(new),
         }
     }

@@ -54,7 +54,7 @@ pub struct Gates {
     pub(super) progress: Option<Box<Progress>>,
     /// Bumped by every cut and every change of the circuit; each charge carries the one it entered in.
     pub(super) generation: u32,
-    /// Whether slots or pace made somebody wait since the controller's last step: demand, also of one caller
+    /// Whether what the controller moves made somebody wait since its last step: demand, also of one caller
     /// that comes back again and again and is never seen waiting.
     pub(super) held_back: bool,
     pub(super) random: Random,
@@ -160,8 +160,8 @@ impl Gates {
         let verdict = self.ask(plan, cost, now);
         match verdict {
             Verdict::Admit => return Ok(self.take(plan, cost, waiting, events)),
-            Verdict::Wait(Wait { by: Gate::Slots | Gate::Pace, .. }) => self.held_back = true,
-            Verdict::Wait(_) | Verdict::Refuse(_) => {}
+            Verdict::Wait(Wait { by, .. }) => self.held_back |= self.feedback.moves(by),
+            Verdict::Refuse(_) => {}
         }
         Err(verdict)
     }
@@ -222,7 +222,7 @@ impl Gates {
         if let Some(pace) = &self.pace {
             latest = later(latest, Gate::Pace, pace.ready_at(u64::from(ahead)), now);
         }
-        if let Some(shape) = &plan.rate {
+        if let Some(shape) = self.feedback.shape(plan) {
             latest = later(latest, Gate::Rate, self.rate.ready_at(shape, u64::from(ahead), now), now);
         }
         latest
@@ -326,7 +326,7 @@ impl Gates {
             gate.take(pace.jitter, now, &mut self.random);
             charge.holds.add(Holds::PACE);
         }
-        if let Some(shape) = &plan.rate {
+        if let Some(shape) = self.feedback.shape(plan) {
             self.rate.take(shape, now);
             charge.holds.add(Holds::RATE);
         }

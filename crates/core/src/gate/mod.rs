@@ -21,4 +21,6 @@ pub use gates::Gates;
 pub use settle::Ending;
 
 #[cfg(test)]
+mod aimd_tests;
+#[cfg(test)]
 mod tests;

@@ -3,7 +3,6 @@
 use super::circuit::CircuitGate;
 use super::gates::Gates;
 use super::pace::PaceGate;
-use super::rate::RateGate;
 use crate::event::Event;
 use crate::plan::Plan;
 use crate::time::Instant;
@@ -17,16 +16,9 @@ impl Gates {
         self.see(old, now);
         self.retune_slots(old, new);
         self.retune_pace(old, new);
-        match (&old.rate, &new.rate) {
-            (Some(from), Some(to)) if from != to => {
-                // While paused nothing accrues: the level of now is the level at the end of the pause.
-                let accrues_from = self.pause.until(self.latest).unwrap_or(self.latest);
-                self.rate.tune(from, to, accrues_from);
-            }
-            // What an earlier rate was owed is counted in its own units, and means nothing to this one.
-            (None, Some(_)) => self.rate = RateGate::full(),
-            _ => {}
-        }
+        let from = self.feedback.shape(old).copied();
+        self.feedback.tune(old, new);
+        self.reshape_rate(new, from);
         match (&mut self.circuit, &new.draft.circuit) {
             (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
             (none @ None, Some(circuit)) => {
@@ -40,7 +32,6 @@ impl Gates {
         if new.draft.budget.is_none() {
             self.budget.forget();
         }
-        self.feedback.tune(old, new);
         events.push(Event::Retuned);
     }
 

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
+use super::rate::RateGate;
 use crate::backoff::Backoff;
+use crate::bucket::Shape;
 use crate::cost::{Charge, Holds};
 use crate::event::{Change, Event};
 use crate::feedback::{Advice, Feedback, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
+use crate::per_second::PerSecond;
 use crate::plan::Plan;
 use crate::time::Instant;
 
@@ -30,7 +33,7 @@ pub struct Ending {
 struct Origin {
     generation: u32,
     bytes: u64,
-    latency: Duration,
+    latency: Option<Duration>,
 }
 
 impl Gates {
@@ -108,7 +111,7 @@ impl Gates {
         if let (true, Some(pace)) = (charge.holds.has(Holds::PACE), &mut self.pace) {
             pace.undo(charge.entered);
         }
-        if let (true, Some(shape)) = (charge.holds.has(Holds::RATE), &plan.rate) {
+        if let (true, Some(shape)) = (charge.holds.has(Holds::RATE), self.feedback.shape(plan)) {
             self.rate.give_back(shape);
         }
         self.admitted -= 1;
@@ -170,20 +173,20 @@ impl Gates {
             Some(charge) => Origin {
                 generation: charge.generation,
                 bytes: charge.cost.bytes,
-                latency: outcome.latency.unwrap_or_else(|| self.latest.since(charge.entered)),
+                latency: Some(outcome.latency.unwrap_or_else(|| self.latest.since(charge.entered))),
             },
             None => Origin {
                 generation: self.generation,
                 bytes: outcome.spent.map_or(0, |spent| spent.bytes),
-                latency: outcome.latency.unwrap_or_default(),
+                latency: outcome.latency,
             },
         };
         // Before the circuit speaks: a trip begins a new generation, and this outcome is of the old one.
         let is_current = origin.generation >= self.generation;
         self.tell_circuit(plan, origin.generation, outcome, events);
-        self.tell_controller(plan, is_current, outcome.kind, waiting, events);
+        self.tell_controller(plan, is_current, outcome.kind, origin.latency, waiting, events);
         self.tell_pause(plan, origin.bytes, outcome, waiting, events);
-        self.tell_progress(plan, origin.latency, outcome, events);
+        self.tell_progress(plan, origin.latency.unwrap_or_default(), outcome, events);
     }
 
     fn tell_circuit(&mut self, plan: &Plan, generation: u32, outcome: Outcome, events: &mut Vec<Event>) {
@@ -206,29 +209,35 @@ impl Gates {
         plan: &Plan,
         is_current: bool,
         kind: Kind,
+        latency: Option<Duration>,
         waiting: u32,
         events: &mut Vec<Event>,
     ) {
         if matches!(self.feedback, Feedback::Fixed) {
             return;
         }
-        let in_flight = self.slots.held();
-        let has_demand = waiting > 0 || self.held_back;
-        let sample = Sample { kind, is_current, in_flight, has_demand, now: self.latest };
+        // Those in line may wait for anything: what moves the rate counts those whom the rate itself held back.
+        let has_demand = self.held_back || (waiting > 0 && self.feedback.rate().is_none());
+        let sample = Sample {
+            kind,
+            is_current,
+            in_flight: self.slots.held(),
+            has_demand,
+            latency,
+            admitted: self.admitted,
+            now: self.latest,
+        };
         let before = self.tuning();
         let ceiling = self.feedback.ceiling();
         let advice = self.feedback.learn(plan, before, sample);
         // Whoever was held back before this step says nothing of the limits after it.
         self.held_back &= advice.is_none();
-        let change = |to: Tuning| {
-            (Change { from: before.slots, to: to.slots }, Change { from: before.interval, to: to.interval })
-        };
         match advice {
             Some(Advice::Cut(to, why)) => {
                 self.generation = self.generation.saturating_add(1);
                 self.tune(plan, to);
-                let (slots, interval) = change(to);
-                events.push(Event::Slowed { slots, interval, why });
+                let (slots, interval, rate) = changes(before, to);
+                events.push(Event::Slowed { slots, interval, rate, why });
             }
             grow => {
                 if let (Some(from), Some(to)) = (ceiling, self.feedback.ceiling())
@@ -237,9 +246,13 @@ impl Gates {
                     events.push(Event::CeilingLifted { ceiling: Change { from, to } });
                 }
                 if let Some(Advice::Grow(to)) = grow {
+                    let was_cooling = self.feedback.is_cooling();
                     self.tune(plan, to);
-                    let (slots, interval) = change(to);
-                    events.push(Event::SpedUp { slots, interval });
+                    let (slots, interval, rate) = changes(before, to);
+                    events.push(Event::SpedUp { slots, interval, rate });
+                    if let (Some(rate), true) = (to.rate, was_cooling && !self.feedback.is_cooling()) {
+                        events.push(Event::Recovered { rate });
+                    }
                 }
             }
         }
@@ -285,7 +298,7 @@ impl Gates {
 
     fn tuning(&self) -> Tuning {
         let interval = self.pace.map_or(Duration::ZERO, |pace| pace.interval());
-        Tuning { slots: self.slots_limit, interval }
+        Tuning { slots: self.slots_limit, interval, rate: self.feedback.rate() }
     }
 
     fn tune(&mut self, plan: &Plan, to: Tuning) {
@@ -293,7 +306,31 @@ impl Gates {
         if let (Some(gate), Some(pace)) = (&mut self.pace, &plan.draft.pace) {
             gate.tune(to.interval, pace.jitter, &mut self.random);
         }
+        let from = self.feedback.shape(plan).copied();
+        self.feedback.set_rate(plan, to);
+        self.reshape_rate(plan, from);
     }
+
+    /// The rate was `from`, and is now what the controller or `plan` says: what is in its bucket stays.
+    pub(super) fn reshape_rate(&mut self, plan: &Plan, from: Option<Shape>) {
+        match (from, self.feedback.shape(plan)) {
+            (Some(from), Some(to)) if from != *to => {
+                // While paused nothing accrues: the level of now is the level at the end of the pause.
+                let accrues_from = self.pause.until(self.latest).unwrap_or(self.latest);
+                self.rate.tune(&from, to, accrues_from);
+            }
+            // What an earlier rate was owed is counted in its own units, and means nothing to this one.
+            (None, Some(_)) => self.rate = RateGate::full(),
+            _ => {}
+        }
+    }
+}
+
+type Changes = (Change<u32>, Change<Duration>, Option<Change<PerSecond>>);
+
+fn changes(from: Tuning, to: Tuning) -> Changes {
+    let rate = from.rate.zip(to.rate).map(|(from, to)| Change { from, to });
+    (Change { from: from.slots, to: to.slots }, Change { from: from.interval, to: to.interval }, rate)
 }
 
 #[cfg(test)]

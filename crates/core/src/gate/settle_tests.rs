@@ -255,16 +255,16 @@ fn what_the_controller_does_is_told_with_its_numbers() {
     let time = |from, to| Change { from: secs(from), to: secs(to) };
     rig.record(Outcome::overload());
     let why = Why::Overload;
-    assert_eq!(rig.told(), [Event::Slowed { slots: change(4, 2), interval: time(1, 2), why }]);
+    assert_eq!(rig.told(), [Event::Slowed { slots: change(4, 2), interval: time(1, 2), rate: None, why }]);
     rig.record(Outcome::failure());
     let why = Why::Failures { count: 1, within: secs(60) };
-    assert_eq!(rig.told(), [Event::Slowed { slots: change(2, 1), interval: time(2, 4), why }]);
+    assert_eq!(rig.told(), [Event::Slowed { slots: change(2, 1), interval: time(2, 4), rate: None, why }]);
     let _held = rig.at(at(60)).enter(REQUEST);
     rig.record(Outcome::success());
-    assert_eq!(rig.told(), [Event::SpedUp { slots: change(1, 2), interval: time(4, 2) }]);
+    assert_eq!(rig.told(), [Event::SpedUp { slots: change(1, 2), interval: time(4, 2), rate: None }]);
     rig.at(at(300)).record(Outcome::success());
     let lifted = Event::CeilingLifted { ceiling: change(2, 4) };
-    assert_eq!(rig.told(), [lifted, Event::SpedUp { slots: change(2, 3), interval: time(2, 1) }]);
+    assert_eq!(rig.told(), [lifted, Event::SpedUp { slots: change(2, 3), interval: time(2, 1), rate: None }]);
 }
 
 #[test]

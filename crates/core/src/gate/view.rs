@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::gates::Gates;
 use crate::cost::Cost;
+use crate::per_second::PerSecond;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::snapshot::{CircuitState, Phase, Snapshot, State};
@@ -33,7 +34,11 @@ impl Gates {
             recovering_in_flight: u32::try_from(self.recovery.held()).unwrap_or(u32::MAX),
             interval: self.pace.map_or(Duration::ZERO, |pace| pace.interval()),
             bytes_in_flight: self.bytes.held(),
-            rate_level: plan.rate.as_ref().map(|shape| self.rate_level(shape, now)),
+            rate: self
+                .feedback
+                .rate()
+                .or_else(|| plan.rate.map(|shape| PerSecond::of(shape.amount(), shape.period()))),
+            rate_level: self.feedback.shape(plan).map(|shape| self.rate_level(shape, now)),
             tokens_used,
             tokens_remaining: budget.map(|budget| budget.tokens.saturating_sub(tokens_used)),
             failures: self.feedback.failures(plan, now),

@@ -11,7 +11,7 @@ use crate::bucket::{AMOUNT_MAX, InvalidShape, PERIOD_MAX, REFILL_MAX, Shape};
 use crate::retry::Retry;
 
 /// The longest span a draft may name: 366 days.
-const SPAN_MAX: Duration = PERIOD_MAX;
+pub(super) const SPAN_MAX: Duration = PERIOD_MAX;
 /// More slots, probes or waiters than this are a mistake.
 pub(super) const COUNT_MAX: u32 = 1 << 30;
 /// More attempts than this are a mistake.
@@ -162,10 +162,24 @@ impl Problems {
         self.unless((1..=UNITS_MAX).contains(&value), field, &value, || format!("from 1 to {UNITS_MAX}"));
     }
 
-    fn span(&mut self, field: &'static str, value: Duration, min: Duration, max: Duration) {
+    pub(super) fn span(&mut self, field: &'static str, value: Duration, min: Duration, max: Duration) {
         self.unless((min..=max).contains(&value), field, &format_args!("{value:?}"), || {
             format!("from {min:?} to {max:?}")
         });
+    }
+
+    /// NaN is in no range.
+    pub(super) fn number(&mut self, field: &'static str, value: f64, min: f64, max: f64) {
+        self.unless((min..=max).contains(&value), field, &value, || format!("from {min} to {max}"));
+    }
+
+    /// A problem that is no number out of a range.
+    pub(super) fn say(&mut self, field: &'static str, value: &str, bound: &str) {
+        self.0.push(Problem { field, value: value.to_owned(), bound: bound.to_owned() });
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     fn fraction(&mut self, field: &'static str, value: f64, min: f64) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Circuit, Controller, Draft, Oversize, Pause};
+use super::{Aimd, Circuit, Controller, Draft, Oversize, Pause};
 use crate::backoff::Jitter;
 use crate::retry::{Retry, WhenRefused};
 
@@ -15,6 +15,8 @@ pub enum FieldValue {
     Span(Duration),
     /// A part of a whole.
     Fraction(f64),
+    /// A number that need not be whole.
+    Number(f64),
     /// One of several ways.
     Word(&'static str),
 }
@@ -115,7 +117,18 @@ impl List {
                 .span("brake.within", brake.within)
                 .span("brake.cooling", brake.cooling)
                 .count("brake.ceiling_periods", brake.ceiling_periods),
+            Controller::Aimd(aimd) => self.word("controller", "aimd").aimd(aimd),
         };
+    }
+
+    fn aimd(&mut self, aimd: &Aimd) -> &mut Self {
+        self.number("aimd.rate_min", aimd.rate_min).number("aimd.rate_max", aimd.rate_max);
+        self.number("aimd.increase", aimd.increase).number("aimd.decrease", aimd.decrease);
+        self.span("aimd.latency_target", aimd.latency_target);
+        self.number("aimd.latency_factor", aimd.latency_factor);
+        self.number("aimd.latency_weight", aimd.latency_weight);
+        self.word("aimd.slow_start", if aimd.slow_start { "on" } else { "off" });
+        self.span("aimd.memory", aimd.memory)
     }
 
     fn retry(&mut self, retry: &Retry) {
@@ -156,6 +169,10 @@ impl List {
 
     fn fraction(&mut self, name: &'static str, value: f64) -> &mut Self {
         self.push(name, FieldValue::Fraction(value))
+    }
+
+    fn number(&mut self, name: &'static str, value: f64) -> &mut Self {
+        self.push(name, FieldValue::Number(value))
     }
 
     fn word(&mut self, name: &'static str, value: &'static str) -> &mut Self {
@@ -217,6 +234,20 @@ mod tests {
         says(&draft, &[("retry.backoff", Word("fixed")), ("retry.jitter", Word("range"))]);
         says(&draft, &[("retry.jitter_min", Fraction(0.5)), ("retry.budget.at_least", Count(10))]);
         says(&draft, &[("retry.when_refused", Word("wait")), ("waiters_max", Count(65_536))]);
+    }
+
+    #[test]
+    fn an_adaptive_rate_is_listed_number_by_number() {
+        use FieldValue::{Number, Span, Word};
+
+        let aimd = |aimd| Draft { controller: Controller::Aimd(aimd), ..Draft::default() };
+        let usual = aimd(Aimd::default());
+        says(&usual, &[("controller", Word("aimd")), ("aimd.slow_start", Word("off"))]);
+        says(&usual, &[("aimd.rate_min", Number(0.25)), ("aimd.rate_max", Number(8.0))]);
+        says(&usual, &[("aimd.increase", Number(0.25)), ("aimd.decrease", Number(0.5))]);
+        says(&usual, &[("aimd.latency_target", Span(SECOND)), ("aimd.memory", Span(180 * SECOND))]);
+        says(&usual, &[("aimd.latency_factor", Number(2.0)), ("aimd.latency_weight", Number(0.2))]);
+        says(&aimd(Aimd::default().slow_start()), &[("aimd.slow_start", Word("on"))]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use proptest::sample::Index;
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::plan::{
-    Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule, Slots,
+    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule, Slots,
 };
 
 /// The numbers of a plan that the model compares with.
@@ -96,15 +96,21 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
     let brake = (1_u32..4, 1_u64..3_000).prop_map(|(failures, span)| {
         Controller::Brake(Brake::default().at(failures, millis(span)).cooling(millis(span)))
     });
+    // Within what the rates here are, whether one is there or not.
+    let aimd = (0.05..0.14, 40.0..80.0, 0.1..9.0, any::<bool>()).prop_map(|(min, max, increase, is_slow)| {
+        let aimd = Aimd::default().within(min..=max).increase(increase).latency_target(millis(400));
+        Controller::Aimd(if is_slow { aimd.slow_start() } else { aimd })
+    });
+    let learns = prop_oneof![brake, aimd];
     let bytes = (1_u64..300, 1_u16..20);
-    (timed_limits(), some(slots), some(1_u32..4), some(bytes), some(circuit), some(brake), some(0_u64..9))
-        .prop_map(|(timed, slots, recovery_slots, bytes, circuit, brake, total)| Limits {
+    (timed_limits(), some(slots), some(1_u32..4), some(bytes), some(circuit), some(learns), some(0_u64..9))
+        .prop_map(|(timed, slots, recovery_slots, bytes, circuit, learns, total)| Limits {
             draft: Draft {
                 slots,
                 recovery_slots,
                 bytes: bytes.map(|(bytes, price)| Bytes::in_flight(bytes).recovering_price(price)),
                 circuit: circuit.map(|(circuit, _)| circuit),
-                controller: brake.unwrap_or_default(),
+                controller: learns.filter(|learns| fits(learns, &timed)).unwrap_or_default(),
                 total,
                 ..timed.draft
             },
@@ -113,6 +119,11 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
             probes: circuit.map(|(_, probes)| probes),
             ..timed
         })
+}
+
+/// Without a rate there is none to move.
+fn fits(controller: &Controller, limits: &Limits) -> bool {
+    !matches!(controller, Controller::Aimd(_)) || limits.draft.rate.is_some()
 }
 
 fn any_outcome() -> impl Strategy<Value = Outcome> {
@@ -154,10 +165,18 @@ fn any_step(limits: impl Strategy<Value = Limits> + 'static) -> impl Strategy<Va
     ]
 }
 
-/// Plans of slots and a rate alone.
+/// Plans of slots and a rate alone; where that rate moves they look plain and are not.
 pub(crate) fn plain_limits() -> impl Strategy<Value = Limits> {
     any_limits().prop_map(|Limits { draft, burst, .. }| Limits {
-        draft: Draft { slots: draft.slots, rate: draft.rate, ..Draft::default() },
+        draft: Draft {
+            slots: draft.slots,
+            rate: draft.rate,
+            controller: match draft.controller {
+                moves @ Controller::Aimd(_) => moves,
+                _ => Controller::Fixed,
+            },
+            ..Draft::default()
+        },
         recovery_slots: None,
         bytes: None,
         burst,

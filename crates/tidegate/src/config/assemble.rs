@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate_core::backoff::{Backoff, Jitter};
 use tidegate_core::plan::{
-    Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Problem, Rate,
+    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Problem, Rate,
     SizeRule, Slots,
 };
 use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
@@ -18,6 +18,19 @@ use super::error::{ConfigError, ConfigProblem, Fault, Origin};
 
 /// Keys whose preset value falls away when the other key is given: they follow it.
 const FOLLOWERS: [(&str, &str); 2] = [("slots.max", "slots.start"), ("rate.amount", "rate.burst")];
+
+const BRAKE: [&str; 4] = ["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"];
+const AIMD: [&str; 9] = [
+    "aimd.rate_min",
+    "aimd.rate_max",
+    "aimd.increase",
+    "aimd.decrease",
+    "aimd.latency_target",
+    "aimd.latency_factor",
+    "aimd.latency_weight",
+    "aimd.slow_start",
+    "aimd.memory",
+];
 
 /// The draft that `given` asks for, above its preset.
 ///
@@ -65,6 +78,10 @@ struct Assembly {
 impl Assembly {
     fn draft(&mut self) -> Draft {
         let slots = self.slots();
+        let controller = self.controller(slots.is_some_and(|slots| slots.is_adaptive()));
+        if matches!(controller, Controller::Aimd(_)) && self.any_of("rate.").is_none() {
+            self.complete("rate.", &Draft { rate: Some(Aimd::RATE), ..Draft::default() });
+        }
         let empty = Draft::default();
         Draft {
             slots,
@@ -75,7 +92,7 @@ impl Assembly {
             budget: self.budget(),
             circuit: self.circuit(),
             pause: self.pause(),
-            controller: self.controller(slots.is_some_and(|slots| slots.is_adaptive())),
+            controller,
             retry: self.retry(),
             total: self.units("total"),
             milestone_percent: self.count("milestone_percent").unwrap_or(empty.milestone_percent),
@@ -162,14 +179,62 @@ impl Assembly {
         Some(SizeRule::new(small_max?, small?, large?))
     }
 
-    /// As with a builder, slots that can move bring the brake unless a controller is named; so do its own keys.
+    /// As with a builder, slots that can move bring the brake unless a controller is named; so do its own keys, and
+    /// those of an adaptive rate bring that.
     fn controller(&mut self, slots_move: bool) -> Controller {
-        const KEYS: [&str; 4] = ["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"];
-        let is_implied = !self.is_given("controller") && (slots_move || self.any_of("brake.").is_some());
-        if self.word("controller") != Some("brake") && !is_implied {
-            self.useless(&KEYS, "controller");
-            return Controller::Fixed;
+        if !self.is_given("controller") {
+            let implied = if self.any_of("aimd.").is_some() {
+                Some("aimd")
+            } else {
+                (slots_move || self.any_of("brake.").is_some()).then_some("brake")
+            };
+            let implied = implied.map(|word| Entry::new(FieldValue::Word(word), Origin::Default));
+            self.entries.extend(implied.map(|entry| ("controller", entry)));
         }
+        match self.word("controller") {
+            Some("brake") => {
+                self.useless(&AIMD, "controller");
+                Controller::Brake(self.brake())
+            }
+            Some("aimd") => {
+                self.useless(&BRAKE, "controller");
+                Controller::Aimd(self.aimd())
+            }
+            _ => {
+                self.useless(&[&BRAKE[..], &AIMD].concat(), "controller");
+                Controller::Fixed
+            }
+        }
+    }
+
+    fn aimd(&mut self) -> Aimd {
+        let mut aimd = Aimd::default();
+        self.complete("aimd.", &Draft { controller: Controller::Aimd(aimd), ..Draft::default() });
+        if let (Some(min), Some(max)) = (self.number("aimd.rate_min"), self.number("aimd.rate_max")) {
+            aimd = aimd.within(min..=max);
+        }
+        if let Some(increase) = self.number("aimd.increase") {
+            aimd = aimd.increase(increase);
+        }
+        if let Some(decrease) = self.number("aimd.decrease") {
+            aimd = aimd.decrease(decrease);
+        }
+        if let Some(target) = self.span("aimd.latency_target") {
+            aimd = aimd.latency_target(target);
+        }
+        if let Some(factor) = self.number("aimd.latency_factor") {
+            aimd = aimd.latency_factor(factor);
+        }
+        if let Some(weight) = self.number("aimd.latency_weight") {
+            aimd = aimd.latency_weight(weight);
+        }
+        if let Some(span) = self.span("aimd.memory") {
+            aimd = aimd.memory(span);
+        }
+        if self.word("aimd.slow_start") == Some("on") { aimd.slow_start() } else { aimd }
+    }
+
+    fn brake(&mut self) -> Brake {
         let mut brake = Brake::default();
         self.complete("brake.", &Draft { controller: Controller::Brake(brake), ..Draft::default() });
         if let (Some(failures), Some(within)) = (self.count("brake.failures"), self.span("brake.within")) {
@@ -181,7 +246,7 @@ impl Assembly {
         if let Some(periods) = self.count("brake.ceiling_periods") {
             brake = brake.ceiling_periods(periods);
         }
-        Controller::Brake(brake)
+        brake
     }
 
     fn retry(&mut self) -> Retry {
@@ -260,6 +325,13 @@ impl Assembly {
     fn fraction(&self, key: &str) -> Option<f64> {
         match self.entries.get(key)?.value {
             FieldValue::Fraction(fraction) => Some(fraction),
+            _ => None,
+        }
+    }
+
+    fn number(&self, key: &str) -> Option<f64> {
+        match self.entries.get(key)?.value {
+            FieldValue::Number(number) => Some(number),
             _ => None,
         }
     }

@@ -75,7 +75,7 @@ pub(super) fn to_text(value: &FieldValue) -> String {
     match value {
         FieldValue::Count(count) => count.to_string(),
         FieldValue::Span(span) => duration::text(*span),
-        FieldValue::Fraction(fraction) => format!("{fraction:?}"),
+        FieldValue::Fraction(number) | FieldValue::Number(number) => format!("{number:?}"),
         FieldValue::Word(word) => (*word).to_owned(),
     }
 }
@@ -83,7 +83,7 @@ pub(super) fn to_text(value: &FieldValue) -> String {
 /// A value as it stands in TOML. JSON writes these the same way.
 pub(super) fn to_literal(value: &FieldValue) -> String {
     match value {
-        FieldValue::Count(_) | FieldValue::Fraction(_) => to_text(value),
+        FieldValue::Count(_) | FieldValue::Fraction(_) | FieldValue::Number(_) => to_text(value),
         // Nothing in it has to be escaped: digits, units, and words of the schema.
         _ => format!("\"{}\"", to_text(value)),
     }

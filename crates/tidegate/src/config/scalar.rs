@@ -49,6 +49,11 @@ impl Scalar {
                 Some(_) => Err(kind.bounds()),
                 None => Err(kind.demand()),
             },
+            Kind::Number { min, max } => match self.number() {
+                Some(number) if (min..=max).contains(&number) => Ok(FieldValue::Number(number)),
+                Some(_) => Err(kind.bounds()),
+                None => Err(kind.demand()),
+            },
             Kind::Word(words) => {
                 let (Self::Text(text) | Self::Untyped(text)) = self else { return Err(kind.demand()) };
                 let word = words.iter().find(|word| *word == text);

@@ -10,6 +10,9 @@ const COUNT_MAX: u64 = 1 << 30;
 /// As in core: bytes and tokens are counted exactly up to this.
 const UNITS_MAX: u64 = 1 << 53;
 const ATTEMPTS_MAX: u64 = 1_000;
+/// As in core: rates and their steps are within these, per second.
+const LEAST: f64 = 1e-6;
+const MOST: f64 = 1e6;
 const NANO: Duration = Duration::from_nanos(1);
 
 /// Keys further apart than this are not alike.
@@ -50,7 +53,7 @@ impl Field {
         match self.kind {
             Kind::Whole { .. } => "a whole number",
             Kind::Span { .. } => "a time",
-            Kind::Fraction { .. } => "a number",
+            Kind::Fraction { .. } | Kind::Number { .. } => "a number",
             Kind::Word(_) => "a word",
         }
     }
@@ -71,6 +74,7 @@ pub(super) enum Kind {
     Whole { min: u64, max: u64 },
     Span { min: Duration, max: Duration },
     Fraction { min: f64 },
+    Number { min: f64, max: f64 },
     Word(&'static [&'static str]),
 }
 
@@ -80,6 +84,7 @@ impl Kind {
         match self {
             Self::Whole { min, max } => format!("from {min} to {max}"),
             Self::Span { min, max } => format!("from {min:?} to {max:?}"),
+            Self::Number { min, max } => format!("from {min} to {max}"),
             Self::Fraction { min } if *min > 0.0 => "above 0 and at most 1".to_owned(),
             Self::Fraction { .. } => "from 0 to 1".to_owned(),
             Self::Word(words) => {
@@ -95,7 +100,7 @@ impl Kind {
             Self::Span { .. } => {
                 format!("a time {}, in seconds or with a unit, such as `200ms`, `1.5s`, `2m`", self.bounds())
             }
-            Self::Fraction { .. } => format!("a number {}", self.bounds()),
+            Self::Fraction { .. } | Self::Number { .. } => format!("a number {}", self.bounds()),
             Self::Word(_) => self.bounds(),
         }
     }
@@ -165,12 +170,16 @@ const fn fraction(key: &'static str, min: f64) -> Field {
     Field { key, kind: Kind::Fraction { min } }
 }
 
+const fn number(key: &'static str, bounds: RangeInclusive<f64>) -> Field {
+    Field { key, kind: Kind::Number { min: *bounds.start(), max: *bounds.end() } }
+}
+
 const fn word(key: &'static str, words: &'static [&'static str]) -> Field {
     Field { key, kind: Kind::Word(words) }
 }
 
 /// The schema: one line for each key, in the order of `Draft`.
-static FIELDS: [Field; 46] = [
+static FIELDS: [Field; 55] = [
     word("preset", &["gentle", "layered", "empty"]),
     count("slots.min"),
     count("slots.start"),
@@ -198,11 +207,20 @@ static FIELDS: [Field; 46] = [
     whole("pause.sizes.small_max", 0..=u64::MAX),
     span("pause.sizes.small", Duration::ZERO),
     span("pause.sizes.large", Duration::ZERO),
-    word("controller", &["fixed", "brake"]),
+    word("controller", &["fixed", "brake", "aimd"]),
     count("brake.failures"),
     span("brake.within", NANO),
     span("brake.cooling", NANO),
     count("brake.ceiling_periods"),
+    number("aimd.rate_min", LEAST..=MOST),
+    number("aimd.rate_max", LEAST..=MOST),
+    number("aimd.increase", LEAST..=MOST),
+    number("aimd.decrease", LEAST..=1.0 - LEAST),
+    span("aimd.latency_target", NANO),
+    number("aimd.latency_factor", 1.0..=1_000.0),
+    number("aimd.latency_weight", LEAST..=1.0),
+    word("aimd.slow_start", &["off", "on"]),
+    span("aimd.memory", Duration::ZERO),
     whole("retry.attempts", 1..=ATTEMPTS_MAX),
     word("retry.backoff", &["exponential", "fixed"]),
     span("retry.backoff_base", Duration::ZERO),

@@ -6,8 +6,8 @@ use proptest::option;
 use proptest::prelude::*;
 use tidegate::config::fields;
 use tidegate::{
-    Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, Jitter, Oversize, Pace, Pause, Rate,
-    Retry, RetryBudget, SizeRule, Slots, WhenRefused,
+    Aimd, Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, Jitter, Oversize, Pace, Pause,
+    Rate, Retry, RetryBudget, SizeRule, Slots, WhenRefused,
 };
 
 const COUNT_MAX: u32 = 1 << 30;
@@ -86,6 +86,19 @@ fn any_pause() -> impl Strategy<Value = Pause> {
     })
 }
 
+/// A rate and who moves it.
+fn any_adaptive_rate() -> impl Strategy<Value = (Rate, Controller)> {
+    let rates = (1e-6..=10.0, 10.0..=1e6);
+    let steps = (1e-6..=1e6, 1e-6..=0.999_999, span(), 1.0..=1e3, 1e-6..=1.0);
+    (rates, steps, any::<bool>(), span_or_zero()).prop_map(|((min, max), steps, starts_slowly, memory)| {
+        let (increase, decrease, target, factor, weight) = steps;
+        let aimd = Aimd::default().within(min..=max).increase(increase).decrease(decrease).memory(memory);
+        let aimd = aimd.latency_target(target).latency_factor(factor).latency_weight(weight);
+        let aimd = if starts_slowly { aimd.slow_start() } else { aimd };
+        (Rate::per_second(10).burst(4), Controller::Aimd(aimd))
+    })
+}
+
 fn any_controller() -> impl Strategy<Value = Controller> {
     let brake = (count(), span(), span(), count()).prop_map(|(failures, within, cooling, periods)| {
         Brake::default().at(failures, within).cooling(cooling).ceiling_periods(periods)
@@ -124,10 +137,13 @@ fn any_draft() -> impl Strategy<Value = Draft> {
     let learnt =
         (option::of(any_circuit()).boxed(), any_pause().boxed(), any_controller(), any_retry().boxed());
     let counted = (option::of(any_count()), 1_u32..=100, count());
-    (held.boxed(), spent.boxed(), learnt.boxed(), counted).prop_map(|(held, spent, learnt, counted)| {
+    let moved = option::weighted(0.3, any_adaptive_rate()).boxed();
+    let all = (held.boxed(), spent.boxed(), learnt.boxed(), counted, moved);
+    all.prop_map(|(held, spent, learnt, counted, moved)| {
         let (slots, recovery_slots, bytes) = held;
         let (pace, rate, budget) = spent;
         let (circuit, pause, controller, retry) = learnt;
+        let (rate, controller) = moved.map_or((rate, controller), |(rate, moved)| (Some(rate), moved));
         let (total, milestone_percent, waiters_max) = counted;
         Draft {
             slots,

@@ -59,8 +59,12 @@ fn numbers_that_cannot_be_are_refused_in_every_source() {
         ("pause.max", "31622401", "31622401", span),
         ("pause.max", "\"367d\"", "367d", span),
         ("budget.window", "0", "0", "from 1ns to 31622400s"),
-        ("controller", "\"aimd\"", "aimd", "`fixed` or `brake`"),
-        ("controller", "1", "1", "`fixed` or `brake`"),
+        ("controller", "\"vegas\"", "vegas", "`fixed` or `brake` or `aimd`"),
+        ("controller", "1", "1", "`fixed` or `brake` or `aimd`"),
+        ("aimd.rate_min", "0", "0", "from 0.000001 to 1000000"),
+        ("aimd.rate_max", "-8", "-8", "from 0.000001 to 1000000"),
+        ("aimd.decrease", "1.5", "1.5", "from 0.000001 to 0.999999"),
+        ("aimd.latency_factor", "true", "twice", "a number from 1 to 1000"),
     ];
     for (key, literal, text, bound) in table {
         for result in in_every_source(key, literal, text) {
@@ -83,7 +87,7 @@ fn what_is_no_number_at_all_is_refused_in_every_source() {
     let of_json = ["null", "[1]", "{}", "1e99", "\"NaN\"", "\"\"", "{\"a\": 1}", "false", "-1"];
     let of_text =
         ["NaN", "inf", "-1", "-1s", "", " ", "1e3", "1_000", "1w", "٣", "99999999999999999999999999"];
-    for key in ["slots.max", "pace.interval_min", "pace.jitter", "rate.burst", "preset"] {
+    for key in ["slots.max", "pace.interval_min", "pace.jitter", "rate.burst", "aimd.decrease", "preset"] {
         for value in of_toml {
             assert!(Config::from_toml(&format!("{key} = {value}")).is_err(), "{key} = {value}");
         }
@@ -185,6 +189,10 @@ fn no_bound_of_the_schema_is_wider_than_cores() {
             None => ["0.000001", "1"],
         };
         for end in ends {
+            if field.key().starts_with("aimd.") {
+                check_adaptive(field.key(), end);
+                continue;
+            }
             let key = Config::from_map([(field.key(), end)]).unwrap_or_else(|error| panic!("{error}"));
             let result = toml(AROUND).overlaid_by(key).to_draft();
             // How much burst there may be depends on the rate.
@@ -192,6 +200,21 @@ fn no_bound_of_the_schema_is_wider_than_cores() {
             assert!(result.is_ok() || is_apart, "{} = {end}: {result:?}", field.key());
         }
     }
+}
+
+/// A key of the adaptive rate may be what its bounds say; its rates, where all three are the same.
+fn check_adaptive(key: &str, end: &str) {
+    let around = match (key, end) {
+        ("aimd.rate_min" | "aimd.rate_max", "0.000001") => {
+            "rate.amount = 1\nrate.period = 1000000\naimd.rate_min = 0.000001\naimd.rate_max = 0.000001"
+        }
+        ("aimd.rate_min" | "aimd.rate_max", _) => {
+            "rate.amount = 1000000\nrate.period = 1\naimd.rate_min = 1e6\naimd.rate_max = 1e6"
+        }
+        _ => "controller = 'aimd'",
+    };
+    let result = toml(around).overlaid_by(Config::from_map([(key, end)]).unwrap()).to_draft();
+    assert!(result.is_ok(), "{key} = {end}: {result:?}");
 }
 
 #[test]

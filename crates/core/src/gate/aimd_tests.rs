@@ -1,0 +1,304 @@
+//! An adaptive rate at the gates: the cases, a scripted far side step by step, and what moving a rate must not do.
+
+use proptest::prelude::*;
+
+use super::tests::{REQUEST, Rig, at, millis, secs};
+use crate::event::{Change, Event, Trip, Why};
+use crate::outcome::Outcome;
+use crate::per_second::PerSecond;
+use crate::plan::{Aimd, Circuit, Controller, Draft, Rate, Slots};
+use crate::snapshot::{CircuitState, State};
+use crate::time::{Instant, nanos};
+use crate::verdict::{Gate, Verdict};
+
+/// The numbers of the cases: 2 per second within 0.5 and 8, four at once, half a unit more each second, 100 ms.
+fn cases() -> Draft {
+    let aimd = Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100));
+    Draft { rate: Some(Aimd::RATE), controller: Controller::Aimd(aimd), ..Draft::default() }
+}
+
+fn starting(rate: Rate) -> Draft {
+    Draft { rate: Some(rate), ..cases() }
+}
+
+const fn per_second(millionths: u64) -> PerSecond {
+    PerSecond::from_millionths(millionths)
+}
+
+impl Rig {
+    /// The rate in millionths per second.
+    fn rate(&self) -> u64 {
+        self.seen().rate.expect("a rate").millionths()
+    }
+
+    /// Enters as soon as it may, ends after `latency`, and answers the rate.
+    fn goes(&mut self, latency: u64, outcome: Outcome) -> u64 {
+        let charge = self.enter_when_told();
+        self.later(millis(latency)).settle(charge, outcome);
+        self.rate()
+    }
+}
+
+/// What was slowed by `why`, from and to so many millionths.
+fn slowed(from: u64, to: u64, why: Why) -> Event {
+    let rate = Some(Change { from: per_second(from), to: per_second(to) });
+    let (slots, interval) = (Change { from: u32::MAX, to: u32::MAX }, Change { from: secs(0), to: secs(0) });
+    Event::Slowed { slots, interval, rate, why }
+}
+
+fn sped_up(from: u64, to: u64) -> Event {
+    let rate = Some(Change { from: per_second(from), to: per_second(to) });
+    let (slots, interval) = (Change { from: u32::MAX, to: u32::MAX }, Change { from: secs(0), to: secs(0) });
+    Event::SpedUp { slots, interval, rate }
+}
+
+#[test]
+fn a3_a4_and_a5_move_the_rate_of_the_gate() {
+    let mut rig = Rig::new(cases());
+    let rates: Vec<_> = (0..6).map(|_| rig.goes(50, Outcome::success())).collect();
+    assert_eq!(rates, [2_000_000, 2_000_000, 2_000_000, 2_000_000, 2_000_000, 2_500_000]);
+    assert_eq!(rig.now, Instant::ZERO + millis(1_050), "a second after the first success");
+    assert_eq!(rig.told(), [sped_up(2_000_000, 2_500_000)]);
+
+    let mut rig = Rig::new(cases());
+    assert_eq!(rig.goes(220, Outcome::success()), 1_000_000);
+    let why = Why::Latency { latency: millis(220), target: millis(100) };
+    assert_eq!(rig.told(), [slowed(2_000_000, 1_000_000, why)]);
+    assert_eq!(rig.seen().state, State::Cooling);
+
+    let mut rig = Rig::new(cases());
+    let rates: Vec<_> = (0..3).map(|_| rig.goes(50, Outcome::overload())).collect();
+    assert_eq!(rates, [1_000_000, 500_000, 500_000]);
+}
+
+#[test]
+fn a22_a_wave_of_overloads_is_one_decrease() {
+    let mut rig = Rig::new(starting(Rate::per_second(8)));
+    let wave = rig.enter_all(8);
+    for charge in wave {
+        rig.later(millis(10)).settle(charge, Outcome::overload());
+    }
+    assert_eq!((rig.rate(), rig.cuts()), (4_000_000, 1));
+    // The next wave was sent at the lower rate, and may lower it further.
+    assert_eq!(rig.goes(10, Outcome::overload()), 2_000_000);
+}
+
+#[test]
+fn a25_a_hint_pauses_and_slows_once_and_opens_no_circuit() {
+    let mut rig = Rig::new(Draft { circuit: Some(Circuit::after_failures(1)), ..cases() });
+    let wave = rig.enter_all(4);
+    for charge in wave {
+        rig.settle(charge, Outcome::overload().retry_after(secs(3)));
+    }
+    let seen = rig.seen();
+    assert_eq!((rig.rate(), rig.cuts(), seen.state), (1_000_000, 1, State::Paused));
+    assert_eq!(seen.circuit.unwrap().state, CircuitState::Closed);
+    // Nothing accrues while paused: after it, one second for the next unit.
+    assert_eq!(rig.waits(REQUEST), (Gate::Rate, Some(at(4))));
+}
+
+#[test]
+fn a9_a_success_with_a_hint_pauses_and_does_not_slow() {
+    let mut rig = Rig::new(starting(Rate::per_second(1).burst(1)));
+    rig.goes(50, Outcome::success().retry_after(secs(2)));
+    assert_eq!((rig.rate(), rig.cuts(), rig.seen().state), (1_000_000, 0, State::Paused));
+}
+
+#[test]
+fn a26_what_is_ignored_moves_nothing() {
+    let mut rig = Rig::new(cases());
+    for _ in 0..100 {
+        assert_eq!(rig.goes(900, Outcome::ignored()), 2_000_000);
+    }
+    assert!(rig.told().is_empty());
+}
+
+/// Seed 003 §14: fast, slow, 429, fast again, then nothing but 503 until the circuit opens, and back.
+#[test]
+fn the_path_of_the_rate_and_of_the_circuit_against_a_scripted_far_side() {
+    let circuit = Circuit::after_failures(3).open_for(secs(5));
+    let mut rig = Rig::new(Draft { circuit: Some(circuit), ..cases() });
+    let fast = (50, Outcome::success());
+    let script = [
+        (fast, 50, 2_000_000),
+        (fast, 100, 2_000_000),
+        (fast, 150, 2_000_000),
+        (fast, 200, 2_000_000),
+        (fast, 550, 2_000_000),
+        // A second since the first: +0.5.
+        (fast, 1_050, 2_500_000),
+        // Between the target and twice that: nothing moves but the target, to 110 ms.
+        ((150, Outcome::success()), 1_560, 2_500_000),
+        // Twice 110 ms are too much.
+        ((220, Outcome::success()), 2_030, 1_250_000),
+        // Told to come back in two seconds; nothing accrues meanwhile.
+        ((50, Outcome::overload().retry_after(secs(2))), 2_440, 625_000),
+        // 1.25/s was too much: a quarter more for the first second after the pause, and for the 0.55 s after it.
+        (fast, 5_990, 888_671),
+    ];
+    for (index, ((latency, outcome), ended, rate)) in script.into_iter().enumerate() {
+        let now = rig.goes(latency, outcome);
+        assert_eq!((rig.now.as_nanos() / 1_000_000, now), (ended, rate), "step {index}");
+    }
+    assert_eq!(rig.seen().state, State::Cooling);
+
+    // Nothing but 503 from here on: each is of a wave of its own, and the third opens the circuit.
+    rig.told();
+    let rates: Vec<_> = (0..3).map(|_| rig.goes(50, Outcome::overload())).collect();
+    assert_eq!(rates, [500_000, 500_000, 500_000], "never below the floor");
+    let opened = Event::CircuitOpened { span: secs(5), why: Trip::Consecutive { failures: 3 } };
+    assert_eq!(rig.told().iter().filter(|event| **event == opened).count(), 1);
+    let opened_at = rig.now;
+    rig.at(opened_at + millis(4_999));
+    assert!(matches!(rig.admit(REQUEST), Err(Verdict::Refuse(_))));
+
+    // The probe closes it, and the rate comes back to all that is allowed.
+    rig.at(opened_at + secs(5)).goes(50, Outcome::success());
+    assert_eq!(rig.seen().circuit.unwrap().state, CircuitState::Closed);
+    rig.told();
+    let mut before = rig.rate();
+    while rig.rate() < 8_000_000 {
+        rig.goes(20, Outcome::success());
+        assert!(rig.rate() >= before, "healthy, it only grows");
+        before = rig.rate();
+        assert!(rig.now < opened_at + secs(240), "the maximum is reached in bounded time");
+    }
+    let told = rig.told();
+    assert!(told.iter().any(|event| matches!(event, Event::Recovered { .. })), "{told:?}");
+    assert_eq!(rig.seen().state, State::Running);
+}
+
+#[test]
+fn the_level_stays_when_the_rate_moves() {
+    let mut rig = Rig::new(starting(Rate::per_second(8).burst(4)));
+    let charges = rig.enter_all(4);
+    assert_eq!(rig.seen().rate_level, Some(0));
+    for charge in charges {
+        rig.settle(charge, Outcome::overload());
+    }
+    assert_eq!(
+        (rig.rate(), rig.seen().rate_level),
+        (4_000_000, Some(0)),
+        "a cut owes nothing and gives nothing"
+    );
+    assert_eq!(rig.waits(REQUEST), (Gate::Rate, Some(Instant::ZERO + millis(250))));
+    // An entry taken at one rate is given back as a whole entry at another.
+    let charge = rig.later(millis(250)).enter(REQUEST);
+    rig.record(Outcome::overload());
+    assert_eq!((rig.rate(), rig.seen().rate_level), (2_000_000, Some(0)));
+    rig.undo(charge);
+    assert_eq!(rig.seen().rate_level, Some(1));
+}
+
+#[test]
+fn a_new_plan_keeps_the_rate_that_was_learned_and_the_level() {
+    let mut rig = Rig::new(starting(Rate::per_second(8).burst(4)));
+    let wave = rig.enter_all(3);
+    for charge in wave {
+        rig.settle(charge, Outcome::overload());
+    }
+    rig.retune(starting(Rate::per_second(2).burst(6)));
+    assert_eq!((rig.rate(), rig.seen().rate_level), (4_000_000, Some(1)));
+    // Another controller begins anew where the plan says.
+    rig.retune(Draft { controller: Controller::Fixed, ..starting(Rate::per_second(5).burst(6)) });
+    assert_eq!((rig.rate(), rig.seen().rate_level), (5_000_000, Some(1)));
+    rig.retune(starting(Rate::per_second(1).burst(2)));
+    assert_eq!((rig.rate(), rig.seen().rate_level), (1_000_000, Some(1)));
+    rig.retune(Draft { rate: None, controller: Controller::Fixed, ..cases() });
+    assert_eq!((rig.seen().rate, rig.seen().rate_level), (None, None));
+}
+
+#[test]
+fn slots_and_whoever_waits_for_them_do_not_make_the_rate_grow() {
+    let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(1)), ..starting(Rate::per_second(4)) });
+    rig.waiting = 9;
+    for _ in 0..20 {
+        // One a second is all that one slot gives.
+        let charge = rig.enter(REQUEST);
+        assert_eq!(rig.waits(REQUEST).0, Gate::Slots);
+        rig.later(secs(1)).settle(charge, Outcome::success().took(millis(10)));
+        assert_eq!(rig.rate(), 4_000_000);
+    }
+}
+
+#[test]
+fn a_plan_that_moves_its_rate_has_no_short_way() {
+    let mut rig = Rig::new(cases());
+    assert!(!rig.plan.is_plain());
+    assert!(rig.gates.admit_plain(&rig.plan, REQUEST, rig.now).is_none());
+}
+
+/// What a caller does next.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Wait(u64),
+    Enter,
+    End(usize, Outcome),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let outcome = prop_oneof![
+        5 => Just(Outcome::success()),
+        1 => Just(Outcome::failure()),
+        2 => Just(Outcome::overload()),
+        1 => Just(Outcome::ignored()),
+    ];
+    prop_oneof![
+        2 => (0_u64..1_500).prop_map(Step::Wait),
+        5 => Just(Step::Enter),
+        4 => (0_usize..8, outcome).prop_map(|(which, outcome)| Step::End(which, outcome)),
+    ]
+}
+
+proptest! {
+    /// However the rate moves, no more enters than the burst and what the rates of each moment refill.
+    #[test]
+    fn moving_the_rate_invents_no_refill(
+        steps in prop::collection::vec(any_step(), 1..300), slow_start in any::<bool>(),
+    ) {
+        let aimd = Aimd::default().within(0.25..=50.0).increase(1.0).latency_target(millis(400));
+        let aimd = if slow_start { aimd.slow_start() } else { aimd };
+        let mut rig = Rig::new(Draft { controller: Controller::Aimd(aimd), ..starting(Rate::per_second(5).burst(4)) });
+        let mut held = Vec::new();
+        // Millionths of a unit, times nanoseconds per second.
+        let unit = 1_000_000 * u128::from(nanos(secs(1)));
+        let mut allowed = 4 * unit;
+        for step in steps {
+            match step {
+                Step::Wait(span) => {
+                    allowed += u128::from(rig.rate()) * u128::from(nanos(millis(span)));
+                    rig.later(millis(span));
+                }
+                Step::Enter => held.extend(rig.admit(REQUEST)),
+                Step::End(which, outcome) if which < held.len() => {
+                    let before = rig.rate();
+                    let charge = held.swap_remove(which);
+                    rig.settle(charge, outcome);
+                    prop_assert!((250_000..=50_000_000).contains(&rig.rate()));
+                    prop_assert!(rig.rate() <= before * 2);
+                }
+                Step::End(..) => {}
+            }
+            prop_assert!(u128::from(rig.seen().admitted) * unit <= allowed);
+        }
+    }
+
+    /// However a wave ends and in whatever order, it is one decrease.
+    #[test]
+    fn a_wave_is_one_decrease(
+        outcomes in prop::collection::vec(
+            prop_oneof![Just(Outcome::overload()), Just(Outcome::success().took(secs(9))), Just(Outcome::failure())],
+            1..40,
+        ),
+        gap in 0_u64..100,
+    ) {
+        let mut rig = Rig::new(starting(Rate::per_second(8).burst(40)));
+        let wave = rig.enter_all(u32::try_from(outcomes.len()).unwrap());
+        let is_cut = outcomes.iter().any(|outcome| *outcome != Outcome::failure());
+        for (charge, outcome) in wave.into_iter().zip(outcomes) {
+            rig.later(millis(gap)).settle(charge, outcome);
+        }
+        prop_assert_eq!(rig.cuts(), usize::from(is_cut));
+        prop_assert_eq!(rig.rate(), if is_cut { 4_000_000 } else { 8_000_000 });
+    }
+}
