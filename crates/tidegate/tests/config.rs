@@ -151,41 +151,6 @@ fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
             Draft { controller: Controller::Brake(Brake::default().at(3, SECOND)), ..Draft::default() },
         ),
         (
-            "preset = 'empty'\naimd.rate_max = 20",
-            Draft {
-                rate: Some(Aimd::RATE),
-                controller: Controller::Aimd(Aimd::default().within(0.25..=20.0)),
-                ..Draft::default()
-            },
-        ),
-        (
-            "controller = 'aimd'\nrate = { amount = 30, period = '1m', burst = 2 }",
-            Draft {
-                rate: Some(Rate::per_minute(30).burst(2)),
-                controller: Controller::Aimd(Aimd::default()),
-                ..Draft::gentle()
-            },
-        ),
-        (
-            "preset = 'empty'\n[aimd]\nrate_min = 1\nrate_max = 4\nincrease = 0.5\ndecrease = 0.7\nmemory = 60\n\
-             latency_target = '100ms'\nlatency_factor = 3\nlatency_weight = 0.5\nslow_start = 'on'",
-            Draft {
-                rate: Some(Aimd::RATE),
-                controller: Controller::Aimd(
-                    Aimd::default()
-                        .within(1.0..=4.0)
-                        .increase(0.5)
-                        .decrease(0.7)
-                        .memory(MINUTE)
-                        .latency_target(SECOND / 10)
-                        .latency_factor(3.0)
-                        .latency_weight(0.5)
-                        .slow_start(),
-                ),
-                ..Draft::default()
-            },
-        ),
-        (
             "preset = 'empty'\nslots = { min = 2, max = 40 }",
             Draft {
                 slots: Some(Slots::adaptive(2..=40)),
@@ -341,6 +306,50 @@ fn a_controller_named_in_a_configuration_is_the_one_that_is_built() {
     let throttle = Throttle::from_config(&config).unwrap().build().unwrap();
     throttle.record(tidegate::Outcome::overload());
     assert_eq!(throttle.snapshot().slots, Some(8));
+}
+
+#[test]
+fn an_adaptive_rate_becomes_its_part_of_the_draft() {
+    let table = [
+        (
+            "preset = 'empty'\naimd.rate_max = 20",
+            Draft {
+                rate: Some(Aimd::RATE),
+                controller: Controller::Aimd(Aimd::default().within(0.25..=20.0)),
+                ..Draft::default()
+            },
+        ),
+        (
+            "controller = 'aimd'\nrate = { amount = 30, period = '1m', burst = 2 }",
+            Draft {
+                rate: Some(Rate::per_minute(30).burst(2)),
+                controller: Controller::Aimd(Aimd::default()),
+                ..Draft::gentle()
+            },
+        ),
+        (
+            "preset = 'empty'\n[aimd]\nrate_min = 1\nrate_max = 4\nincrease = 0.5\ndecrease = 0.7\nmemory = 60\n\
+             latency_target = '100ms'\nlatency_factor = 3\nlatency_weight = 0.5\nslow_start = 'on'",
+            Draft {
+                rate: Some(Aimd::RATE),
+                controller: Controller::Aimd(
+                    Aimd::default()
+                        .within(1.0..=4.0)
+                        .increase(0.5)
+                        .decrease(0.7)
+                        .memory(MINUTE)
+                        .latency_target(SECOND / 10)
+                        .latency_factor(3.0)
+                        .latency_weight(0.5)
+                        .slow_start(),
+                ),
+                ..Draft::default()
+            },
+        ),
+    ];
+    for (text, wanted) in table {
+        assert_eq!(draft(text), wanted, "{text}");
+    }
 }
 
 #[test]

@@ -209,6 +209,19 @@ fn a_new_plan_keeps_the_rate_that_was_learned_and_the_level() {
 }
 
 #[test]
+fn a_clock_that_steps_back_neither_grows_nor_refills() {
+    let mut rig = Rig::new(starting(Rate::per_second(2).burst(1)));
+    rig.at(at(100)).goes(10, Outcome::success());
+    let charge = rig.enter_when_told();
+    for second in [0, 50, 99] {
+        rig.at(at(second)).record(Outcome::success());
+        assert_eq!((rig.rate(), rig.seen().rate_level), (2_000_000, Some(0)));
+    }
+    rig.at(at(0)).settle(charge, Outcome::overload());
+    assert_eq!(rig.rate(), 1_000_000, "a cut is a cut whatever the clock says");
+}
+
+#[test]
 fn slots_and_whoever_waits_for_them_do_not_make_the_rate_grow() {
     let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(1)), ..starting(Rate::per_second(4)) });
     rig.waiting = 9;

@@ -213,7 +213,7 @@ fn check_adaptive(key: &str, end: &str) {
         }
         _ => "controller = 'aimd'",
     };
-    let result = toml(around).overlaid_by(Config::from_map([(key, end)]).unwrap()).to_draft();
+    let result = toml(around).overlaid_by(Config::from_map([(key, end)]).expect(key)).to_draft();
     assert!(result.is_ok(), "{key} = {end}: {result:?}");
 }
 
