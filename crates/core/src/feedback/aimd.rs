@@ -106,9 +106,20 @@ impl AimdState {
         self.cut_from = self.cut_from.filter(|from| *from > rate);
     }
 
-    /// A pause until then: what comes after it is a stretch of its own.
-    pub(super) fn rest(&mut self, admitted: u64, until: Instant) {
-        self.stretch = Some(Stretch::new(admitted, until));
+    /// A pause is no time at all: neither healthy nor unused.
+    pub(super) fn rest(&mut self, from: Instant, until: Instant) {
+        if let Some(stretch) = &mut self.stretch {
+            stretch.since = stretch.since + until.since(from);
+            stretch.latest = until;
+        }
+    }
+
+    /// What is left of the pause does not take place.
+    pub(super) fn wake(&mut self, now: Instant, until: Instant) {
+        if let Some(stretch) = &mut self.stretch {
+            stretch.since = stretch.since.minus_nanos(until.nanos_since(now));
+            stretch.latest = now;
+        }
     }
 
     /// Goes on within other bounds; what stood at the old maximum follows to the new one.

@@ -269,6 +269,33 @@ fn a_step_is_as_long_as_the_time_that_passed_and_never_more_than_doubles() {
 }
 
 #[test]
+fn a_pause_is_neither_healthy_time_nor_unused() {
+    let at = |millis: u64| Instant::ZERO + Duration::from_millis(millis);
+    let mut rig = Rig::new(cases());
+    rig.succeeds_after(Duration::ZERO);
+    rig.admitted += 1;
+    rig.later(millis(500)).succeeds_after(Duration::ZERO);
+    // Ten seconds of it, and then five more.
+    rig.state.rest(at(500), at(10_500));
+    rig.state.rest(at(10_500), at(15_500));
+    rig.admitted += 1;
+    rig.later(millis(9_000)).succeeds_after(Duration::ZERO);
+    assert_eq!(rig.rate(), 2_000_000, "what comes back meanwhile is no news");
+    rig.now = at(15_999);
+    assert_eq!(rig.succeeds_after(Duration::ZERO).rate(), 2_000_000);
+    rig.now = at(16_000);
+    assert_eq!(rig.succeeds_after(Duration::ZERO).rate(), 2_500_000, "two sent in two halves of a second");
+    // A pause that ends early counts for as long as it was.
+    rig.state.rest(at(16_000), at(99_000));
+    rig.state.wake(at(17_000), at(99_000));
+    rig.admitted += 3;
+    rig.now = at(17_999);
+    assert_eq!(rig.succeeds_after(Duration::ZERO).rate(), 2_500_000);
+    rig.now = at(18_000);
+    assert_eq!(rig.succeeds_after(Duration::ZERO).rate(), 3_000_000);
+}
+
+#[test]
 fn other_bounds_keep_the_rate_within_them_and_the_maximum_is_followed() {
     let old = limits(cases(), Aimd::RATE);
     let slower = limits(cases().within(0.5..=1.0), Rate::per_second(1));

@@ -118,10 +118,17 @@ impl Feedback {
         }
     }
 
-    /// Nobody enters until then: time that is not healthy, nor unused.
-    pub(crate) fn rest(&mut self, admitted: u64, until: Instant) {
+    /// A pause was set or lengthened: from `from` to `until` nobody enters.
+    pub(crate) fn rest(&mut self, from: Instant, until: Instant) {
         if let Self::Aimd(state) = self {
-            state.rest(admitted, until);
+            state.rest(from, until);
+        }
+    }
+
+    /// The pause that was to last until `until` ends `now`.
+    pub(crate) fn wake(&mut self, now: Instant, until: Instant) {
+        if let Self::Aimd(state) = self {
+            state.wake(now, until);
         }
     }
 

@@ -105,6 +105,18 @@ fn a9_a_success_with_a_hint_pauses_and_does_not_slow() {
 }
 
 #[test]
+fn hints_with_every_answer_and_pauses_by_hand_do_not_keep_it_slow() {
+    let mut rig = Rig::new(cases());
+    let outcome = Outcome::success().retry_after(millis(100));
+    for _ in 0..200 {
+        rig.goes(20, outcome);
+        rig.pause(secs(60));
+        rig.resume();
+    }
+    assert_eq!((rig.rate(), rig.cuts()), (8_000_000, 0));
+}
+
+#[test]
 fn a26_what_is_ignored_moves_nothing() {
     let mut rig = Rig::new(cases());
     for _ in 0..100 {

@@ -31,7 +31,7 @@ impl Gates {
         self.see(plan, now);
         if let Some(until) = self.pause.until(self.latest) {
             self.rate.unsuspend(self.latest, until);
-            self.feedback.rest(self.admitted, self.latest);
+            self.feedback.wake(self.latest, until);
         }
         let resumed = self.pause.resume();
         if resumed {
@@ -53,7 +53,7 @@ impl Gates {
         let from = self.pause.until(now).unwrap_or(now);
         if self.pause.raise(until, waiting, now, &mut self.random) {
             self.rate.suspend(from, until);
-            self.feedback.rest(self.admitted, until);
+            self.feedback.rest(from, until);
             // A wave of the same hints raises it by a little each time: that is one piece of news, until it adds up.
             if self.pause.is_news(span / 100) {
                 events.push(Event::Paused { until, span: until.since(now) });
