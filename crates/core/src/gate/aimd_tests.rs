@@ -246,6 +246,30 @@ fn slots_and_whoever_waits_for_them_do_not_make_the_rate_grow() {
     }
 }
 
+/// Nine entries in 1.05 s at ten per second are a little less than nine tenths.
+#[test]
+fn whom_the_rate_itself_held_back_is_forgiven_a_part_of_a_unit() {
+    for (asks_too_early, waiting, wanted) in
+        [(false, 0, 10_000_000), (true, 0, 10_525_000), (false, 5, 10_000_000)]
+    {
+        let aimd = Aimd::default().within(1.0..=20.0).increase(0.5);
+        let controller = Controller::Aimd(aimd);
+        let mut rig = Rig::new(Draft { controller, ..starting(Rate::per_second(10).burst(1)) });
+        rig.waiting = waiting;
+        let fast = || Outcome::success().took(millis(10));
+        rig.call(REQUEST, fast());
+        for _ in 0..8 {
+            rig.later(millis(100)).call(REQUEST, fast());
+        }
+        let last = rig.later(millis(100)).enter(REQUEST);
+        if asks_too_early {
+            assert_eq!(rig.later(millis(50)).waits(REQUEST).0, Gate::Rate);
+        }
+        rig.at(Instant::ZERO + millis(1_050)).settle(last, fast());
+        assert_eq!(rig.rate(), wanted, "held back: {asks_too_early}, waiting: {waiting}");
+    }
+}
+
 #[test]
 fn a_plan_that_moves_its_rate_has_no_short_way() {
     let mut rig = Rig::new(cases());
