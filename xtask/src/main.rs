@@ -1,7 +1,8 @@
 //! The project's own commands, so that everybody and CI run the same checks in the same way.
 //!
 //! `cargo xtask test` is the gate before a push; the other commands are its parts and its instruments.
-//! Written in Rust, because a fresh machine with nothing but Rust and git must be able to run them.
+//! Written in Rust, because a fresh machine with nothing but Rust, git and a C compiler must be able to run
+//! them.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program talks on its terminal")]
 

@@ -125,7 +125,7 @@ pub struct Record {
 impl Record {
     /// A lease that drew `units` at `now`. The draw is step 0.
     pub fn new(units: Units, now: Stamp, deadline: Stamp, on_expiry: OnExpiry) -> Self {
-        Self { step: 0, held: units, drawn_at: now, stepped_at: now, deadline, on_expiry }
+        Self::restored(0, units, now, now, deadline, on_expiry)
     }
 
     /// A lease as a store has kept it, after its step `step`.

@@ -6,11 +6,10 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use std::sync::atomic::Ordering;
 
 use super::trouble::Fault;
 use super::writer::Counters;

@@ -2,7 +2,7 @@
 
 use tidegate_store::{Buckets, Durable, ManualWall, Sqlite};
 
-use crate::kit::{Place, START, draw_of, granted, join_all, own, settle_of, shows};
+use crate::kit::{Place, START, draw_of, eventually, granted, join_all, own, settle_of, shows};
 
 #[tokio::test]
 async fn durable_by_commit_every_answer_is_on_the_disk() {
@@ -80,13 +80,18 @@ async fn whoever_holds_the_file_keeps_nothing_off_the_disk() {
     other.execute_batch("ROLLBACK").unwrap();
 }
 
-/// Waits until the store says so, and fails if it never does.
+/// What a process has left that was killed is with the operating system, and nobody else would put it on the disk.
+#[tokio::test]
+async fn what_others_left_in_the_log_is_put_on_the_disk_when_the_file_is_opened() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let other = place.open(&clock).await;
+    granted(other.draw(&draw_of(&own("acme", 100), 1)).await);
+    // It has the file open, so that its log stays, and nothing is written from here on.
+    let store = place.open(&clock).await;
+    is_synced(&store, 1).await;
+    assert_eq!(store.stats().transactions, 0);
+}
+
 async fn is_synced(store: &Sqlite, count: u64) {
-    for _ in 0..6_000 {
-        if store.stats().syncs >= count {
-            return;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
-    panic!("it is not on the disk after half a minute: {:?}", store.stats());
+    eventually("it is on the disk", async || store.stats().syncs >= count).await;
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use tidegate_core::time::Stamp;
 use tidegate_store::{Buckets, Reply, Sqlite, SqliteOptions, WallClock};
 
-use crate::kit::{Place, START, draw_of, granted, own, said, settle_of, shows, used};
+use crate::kit::{Place, START, draw_of, eventually, granted, own, said, settle_of, shows, used};
 
 /// A clock that holds up whoever reads it, which is the writer in the middle of a transaction.
 #[derive(Debug, Clone, Default)]
@@ -179,9 +179,7 @@ async fn what_is_to_return_returns_after_the_trouble() {
     gate.open();
     // It is drawn, and what is to return it fails. It is tried again though nobody asks for anything.
     gate.has_broken();
-    while shows(&store, "acme").await != Some((10, 0)) {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    eventually("all of it is back", async || shows(&store, "acme").await == Some((10, 0))).await;
     let error = said(store.draw(&gone).await);
     assert!(error.contains("it was cancelled"), "{error}");
 }

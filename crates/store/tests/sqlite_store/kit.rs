@@ -149,6 +149,17 @@ pub(crate) fn said<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String 
     answer.expect_err("it is refused").to_string()
 }
 
+/// Waits until something is so, and fails if it never is.
+pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    for _ in 0..6_000 {
+        if is_so().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("half a minute on it is not so: {what}");
+}
+
 /// Waits for all of them at once.
 pub(crate) async fn join_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
     let mut answers: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
