@@ -92,7 +92,8 @@ pub struct SqliteStats {
     pub transactions: u64,
     /// Draws, extensions and spends that were decided in them.
     pub draws: u64,
-    /// Transactions that were on the disk before they were answered.
+    /// How often something was put on the disk: with [`Durable::Commit`] each transaction that was written, with
+    /// [`Durable::Second`] the log.
     pub syncs: u64,
 }
 
@@ -118,7 +119,10 @@ impl Sqlite {
     /// Another namespace of the same file: whoever asks for the same name gets the same.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a name that cannot be.
+    /// [`StoreError::Invalid`] for a name that cannot be, and what the file says.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves a namespace that is there or not; asking again finds it.
     pub async fn namespace(&self, name: &str) -> Result<Self, StoreError> {
         let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
         let make = |work: &mut Work<'_>, name: &Namespace| {
@@ -184,29 +188,22 @@ impl Inner {
     /// Reads beside the writer, in one snapshot and at one time.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&rusqlite::Connection, Stamp) -> Result<T, Trouble> + Send + 'static,
+        read: impl Fn(&rusqlite::Connection, Stamp) -> Result<T, Trouble> + Send + 'static,
     ) -> Result<T, StoreError> {
         if let Some(readers) = &self.readers {
             let (place, clock) = (Arc::clone(&self.place), Arc::clone(&self.clock));
             return readers.read(place, clock, read).await;
         }
-        let read = std::sync::Mutex::new(Some(read));
-        let run = |work: &mut Work<'_>, read: &std::sync::Mutex<Option<_>>| {
-            // Those before it in the same transaction are read too.
-            work.write()?;
-            let Some(read) = crate::sync::lock(read).take() else {
-                return Err(StoreError::unavailable("it was read before").into());
-            };
-            read_once(read, work)
-        };
-        self.write(Call::new(read, run)).await
+        self.write(Call::new(read, read_in_turn)).await
     }
 }
 
-fn read_once<T>(
-    read: impl FnOnce(&rusqlite::Connection, Stamp) -> Result<T, Trouble>,
-    work: &Work<'_>,
+/// Reads what those before it in the same transaction have done too.
+fn read_in_turn<T>(
+    work: &mut Work<'_>,
+    read: &impl Fn(&rusqlite::Connection, Stamp) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
+    work.write()?;
     read(work.connection, work.now)
 }
 
