@@ -26,6 +26,7 @@ pub mod authority;
 pub mod backoff;
 pub mod bucket;
 pub mod calendar;
+pub mod cause;
 pub mod cost;
 pub mod event;
 pub mod feedback;

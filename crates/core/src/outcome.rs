@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use crate::cause::Cause;
 use crate::cost::Cost;
 
 /// How the work went.
@@ -23,6 +24,7 @@ pub struct Outcome {
     pub(crate) retry_after: Option<Duration>,
     pub(crate) latency: Option<Duration>,
     pub(crate) retried: bool,
+    pub(crate) cause: Option<Cause>,
 }
 
 /// The four endings.
@@ -101,6 +103,17 @@ impl Outcome {
         self
     }
 
+    /// What lies behind it, for those who count.
+    pub const fn because(mut self, cause: Cause) -> Self {
+        self.cause = Some(cause);
+        self
+    }
+
+    /// What lies behind it, where that was said.
+    pub const fn cause(&self) -> Option<Cause> {
+        self.cause
+    }
+
     /// Which of the four endings it is.
     pub const fn kind(&self) -> Kind {
         self.kind
@@ -117,7 +130,7 @@ impl Outcome {
     }
 
     const fn new(kind: Kind) -> Self {
-        Self { kind, spent: None, retry_after: None, latency: None, retried: false }
+        Self { kind, spent: None, retry_after: None, latency: None, retried: false, cause: None }
     }
 }
 

@@ -92,6 +92,7 @@ pub use run::{Attempt, Class, Classify, EveryError, RunError, Runner, Running, S
 pub use throttle::Throttle;
 
 pub use tidegate_core::backoff::{Backoff, Jitter};
+pub use tidegate_core::cause::Cause;
 pub use tidegate_core::cost::Cost;
 pub use tidegate_core::event::{Change, Event, Notice, Trip, Why};
 pub use tidegate_core::limit::balance::Balance;
