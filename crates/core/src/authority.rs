@@ -16,8 +16,10 @@
 //!   refused; written as `xn--…` they are taken. The rules for who may register what are not checked.
 //! - Percent signs, backslashes, blanks and control characters are refused, not decoded.
 //!
-//! Hosts are not grouped by the domain somebody registered (`a.example.co.uk` with `b.example.co.uk`): that needs
-//! the public suffix list, which changes every week and is no part of this crate.
+//! Hosts are not grouped here by the domain somebody registered (`a.example.co.uk` with `b.example.co.uk`): that needs
+//! the public suffix list, which changes every week. `tidegate::registrable` does it, behind the feature `registrable`.
+//!
+//! Where a far side counts each of its customers apart, [`Account`] is the key, or a tuple of an authority and a name.
 
 mod host;
 mod punycode;

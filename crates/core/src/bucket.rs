@@ -230,6 +230,15 @@ impl<T: Timeline> Bucket<T> {
         self.full_at = Span::at(now).plus(Span::from_parts(parts, new.amount), new.amount);
     }
 
+    /// Leaves at most `units` in the bucket as of `then`; what is less stays less.
+    pub fn leave(&mut self, shape: &Shape<T>, units: u64, then: T) {
+        let missing = shape.span_of(shape.burst.saturating_sub(units));
+        let full_at = Span::at(then).plus(missing, shape.amount);
+        if (full_at.whole, full_at.part) > (self.full_at.whole, self.full_at.part) {
+            self.full_at = full_at;
+        }
+    }
+
     /// Accrues nothing between `from` and `until`: moves a bucket that was filling by that much.
     pub fn suspend(&mut self, from: T, until: T) {
         if self.full_at.is_after(from) {

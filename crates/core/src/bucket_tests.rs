@@ -40,6 +40,20 @@ fn a2_refill_stops_at_the_burst() {
 }
 
 #[test]
+fn what_is_left_as_of_a_time_is_there_then_and_no_more_and_less_stays_less() {
+    let shape = shape(2, SECOND, 5);
+    // Units taken at the origin, left at 10 s, and the level then and a second later.
+    for (taken, left, then, later) in [(0, 1, 1, 3), (5, 1, 1, 3), (5, 0, 0, 2), (0, 5, 5, 5), (27, 1, -2, 0)]
+    {
+        let mut bucket = Bucket::full();
+        bucket.debit(&shape, taken, secs(0));
+        bucket.leave(&shape, left, secs(10));
+        let levels = [10, 11].map(|at| bucket.level(&shape, secs(at)));
+        assert_eq!(levels, [then, later], "{taken} taken, {left} left");
+    }
+}
+
+#[test]
 fn z1_z2_z6_an_empty_or_indebted_bucket_refills_at_its_rate() {
     let shape = shape(100_000, MINUTE, 100_000);
     let drained = |units| {

@@ -98,6 +98,11 @@ impl Charge {
         self.holds.has(Holds::PROBE)
     }
 
+    /// Whether it went past the gates, which were bypassed.
+    pub const fn is_past(&self) -> bool {
+        self.holds.has(Holds::PAST)
+    }
+
     /// Whether the request entered while recovering and holds a recovery slot.
     pub const fn is_recovering(&self) -> bool {
         self.holds.has(Holds::RECOVERY_SLOT)
@@ -119,6 +124,9 @@ impl Holds {
     pub(crate) const RATE: Self = Self(1 << 4);
     /// It took a place in the pace.
     pub(crate) const PACE: Self = Self(1 << 5);
+
+    /// It went past the gates.
+    pub(crate) const PAST: Self = Self(1 << 6);
 
     /// What goes back at the end. Bytes are among it: whoever holds bytes is counted.
     const RETURNED: Self = Self(Self::SLOT.0 | Self::RECOVERY_SLOT.0 | Self::PROBE.0 | Self::TOKENS.0);

@@ -25,6 +25,7 @@ pub struct Outcome {
     pub(crate) latency: Option<Duration>,
     pub(crate) retried: bool,
     pub(crate) cause: Option<Cause>,
+    pub(crate) malformed: u16,
 }
 
 /// The four endings.
@@ -114,6 +115,39 @@ impl Outcome {
         self.cause
     }
 
+    /// So many header values of the response could not be read, or not be believed.
+    #[expect(clippy::cast_possible_truncation, reason = "what is above the bound is the bound")]
+    pub const fn with_malformed(mut self, values: u32) -> Self {
+        self.malformed = if values > u16::MAX as u32 { u16::MAX } else { values as u16 };
+        self
+    }
+
+    /// Header values of the response that could not be read, or not be believed; at most 65,535 are counted.
+    pub const fn malformed(&self) -> u16 {
+        self.malformed
+    }
+
+    /// Where the blame lies: what was said, else what the kind suggests. `None` for what is no error.
+    #[inline]
+    pub const fn blame(&self) -> Option<Cause> {
+        match (self.kind, self.cause) {
+            (Kind::Success | Kind::Ignored, _) => None,
+            (Kind::Failure | Kind::Overload, Some(cause)) => Some(cause),
+            (Kind::Overload, None) => Some(Cause::Throttled),
+            (Kind::Failure, None) => Some(Cause::Other),
+        }
+    }
+
+    /// The work's own time, where it was said.
+    pub const fn latency(&self) -> Option<Duration> {
+        self.latency
+    }
+
+    /// Whether the work will be tried again.
+    pub const fn is_retried(&self) -> bool {
+        self.retried
+    }
+
     /// Which of the four endings it is.
     pub const fn kind(&self) -> Kind {
         self.kind
@@ -129,8 +163,21 @@ impl Outcome {
         self.retry_after.is_some()
     }
 
+    /// When the far side said to come back, where it did.
+    pub const fn hint(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
     const fn new(kind: Kind) -> Self {
-        Self { kind, spent: None, retry_after: None, latency: None, retried: false, cause: None }
+        Self {
+            kind,
+            spent: None,
+            retry_after: None,
+            latency: None,
+            retried: false,
+            cause: None,
+            malformed: 0,
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::retry::Retry;
 mod aimd;
 mod check;
 mod fields;
+mod presets;
 
 pub use aimd::Aimd;
 pub(crate) use aimd::AimdLimits;
@@ -191,6 +192,9 @@ pub struct Circuit {
     pub(crate) probes: u32,
 }
 
+/// The slices of a window of errors, unless said otherwise.
+const SLICES: u32 = 15;
+
 /// The share of errors at which a circuit opens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ErrorRate {
@@ -215,8 +219,18 @@ impl Circuit {
 
     /// Opens when, of at least `samples_min` outcomes in `window`, this share are failures.
     pub const fn at_error_rate(threshold: f64, samples_min: u32, window: Duration) -> Self {
-        let rate = ErrorRate { threshold, samples_min, window, slices: 15 };
+        let rate = ErrorRate { threshold, samples_min, window, slices: SLICES };
         Self { consecutive: None, error_rate: Some(rate), ..Self::after_failures(0) }
+    }
+
+    /// How finely an error rate's window is counted: an outcome leaves it with its slice, so up to one slice early.
+    /// 15 unless said otherwise; where no error rate opens the circuit, there is no window to slice.
+    #[must_use]
+    pub const fn slices(mut self, slices: u32) -> Self {
+        if let Some(rate) = &mut self.error_rate {
+            rate.slices = slices;
+        }
+        self
     }
 
     /// Opens after `failures` in a row as well.
@@ -401,30 +415,6 @@ impl Default for Draft {
 }
 
 impl Draft {
-    /// Five slots, 0.2–30 s between entries with half as much jitter, braking at three failures in a minute.
-    pub fn gentle() -> Self {
-        let pace = Pace::every(Duration::from_millis(200)).slowest(Duration::from_secs(30)).jitter(0.5);
-        Self {
-            slots: Some(Slots::adaptive(1..=5)),
-            pace: Some(pace),
-            controller: Controller::Brake(Brake::default()),
-            ..Self::default()
-        }
-    }
-
-    /// Layered dispatch: 400 slots, 10 of them while recovering, 5 MiB in flight at twenty times the price while
-    /// recovering, a tail of 10 s, and after an overload a pause of 1 s for up to 128 KiB and 5 s for more.
-    pub fn layered() -> Self {
-        let sizes = SizeRule::new(128 << 10, Duration::from_secs(1), Duration::from_secs(5));
-        Self {
-            slots: Some(Slots::fixed(400)),
-            recovery_slots: Some(10),
-            bytes: Some(Bytes::in_flight(5 << 20).recovering_price(20)),
-            pause: Pause::default().tail(Duration::from_secs(10)).sizes(sizes),
-            ..Self::default()
-        }
-    }
-
     /// Checks every number.
     ///
     /// # Errors
@@ -494,25 +484,6 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_gentle_draft_is_seed_000s_defaults() {
-        let draft = Draft::gentle();
-        assert_eq!(draft.slots, Some(Slots { min: 1, start: 5, max: 5 }));
-        let pace = draft.pace.expect("the gentle draft has a pace");
-        assert_eq!(
-            (pace.interval_min, pace.interval_max),
-            (Duration::from_millis(200), Duration::from_secs(30))
-        );
-        assert!((pace.jitter - 0.5).abs() < f64::EPSILON);
-        assert_eq!(draft.controller, Controller::Brake(Brake::default()));
-        let circuit = Circuit::default();
-        assert_eq!(
-            (circuit.consecutive, circuit.open_for, circuit.probes),
-            (Some(10), Duration::from_secs(30), 1)
-        );
-        assert!(draft.check().is_ok_and(|plan| plan.is_timed() && plan.settles_timed()));
-    }
 
     #[test]
     fn only_what_needs_the_time_is_timed() {

@@ -30,6 +30,16 @@ impl Random {
         Self(Source::Fixed((fraction * u64::MAX as f64) as u64))
     }
 
+    /// Another source for `number`, whatever is drawn from this one: a stream of its own, or the same fixed answer.
+    #[must_use]
+    pub const fn fork(self, number: u64) -> Self {
+        match self.0 {
+            Source::Fixed(_) => self,
+            // Streams that begin near each other would meet: the number is spread over all bits.
+            Source::Stream(state) => Self(Source::Stream(mix(state ^ mix(number)))),
+        }
+    }
+
     /// A uniform draw from `[0, span)`: 0 when `span` is 0.
     pub fn below(&mut self, span: u64) -> u64 {
         let product = u128::from(self.next()) * u128::from(span);
@@ -44,13 +54,17 @@ impl Random {
             Source::Fixed(value) => *value,
             Source::Stream(state) => {
                 *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-                let mut z = *state;
-                z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-                z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-                z ^ (z >> 31)
+                mix(*state)
             }
         }
     }
+}
+
+const fn mix(state: u64) -> u64 {
+    let mut z = state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

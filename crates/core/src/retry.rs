@@ -129,6 +129,11 @@ impl Retries {
         self.window
     }
 
+    /// Whether it counts anything at `now`.
+    pub fn has_any(&self, now: Instant) -> bool {
+        self.tally.counts(now).total > 0
+    }
+
     /// Work was begun: its first attempt.
     pub fn begin(&mut self, now: Instant) {
         self.tally.record(now, false);

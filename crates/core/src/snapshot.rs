@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::observed::Outcomes;
 use crate::per_second::PerSecond;
 use crate::time::Instant;
 
@@ -42,6 +43,17 @@ pub struct Snapshot {
     pub failures: u64,
     /// The circuit; `None` without one.
     pub circuit: Option<CircuitView>,
+    /// The share of failures in the circuit's window; `None` without one, or with nothing in it.
+    pub error_rate: Option<f64>,
+    /// How requests went since the beginning. Counted, as latency is, where something learns from outcomes: a
+    /// controller, a circuit, a budget, a rule for pauses, progress.
+    pub outcomes: Outcomes,
+    /// How long successes took of late, in the mean; `None` before the first.
+    pub latency_mean: Option<Duration>,
+    /// What half of them did not exceed, within a sixteenth.
+    pub latency_p50: Option<Duration>,
+    /// What 95 in 100 of them did not exceed, within a sixteenth.
+    pub latency_p95: Option<Duration>,
     /// Requests completed.
     pub completed: u64,
     /// Requests there will be; 0 is unknown.
@@ -56,12 +68,29 @@ pub struct Snapshot {
     pub admitted: u64,
     /// Times the gates were asked since the beginning.
     pub evaluations: u64,
-    /// When one more plain request could enter as far as time goes; `None` when it waits for a return.
+    /// Header values of responses that could not be read, or not be believed; at most 4,294,967,295 are counted.
+    pub headers_malformed: u64,
+    /// When one more plain request could enter, behind those who wait, as far as time goes; `None` when it waits for a
+    /// return, and when it is closed.
     pub next_entry: Option<Instant>,
     /// Panics of listeners and wakers.
     pub listener_panics: u64,
     /// Events lost to a listener that was too slow.
     pub events_lost: u64,
+}
+
+/// The part of a [`Snapshot`] that is cheap enough to be read after every call, as of the latest time seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Levels {
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Slots now; `None` is unlimited.
+    pub slots: Option<u32>,
+    /// Entries per second now; `None` without a rate.
+    pub rate: Option<PerSecond>,
+    /// The circuit; `None` without one.
+    pub circuit: Option<CircuitState>,
 }
 
 /// The state shown: the first that holds.

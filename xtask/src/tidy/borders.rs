@@ -36,6 +36,9 @@ const IMPURE_IMPORTS: [&str; 6] = ["Instant", "SystemTime", "env", "fs", "net", 
 /// Core's only dependencies: what its errors are made of, and short lists without an allocation.
 const CORE_DEPENDENCIES: [&str; 2] = ["smallvec", "thiserror"];
 
+/// What core may use where somebody asks for it: types of others to be read, and nothing that does anything.
+const CORE_TYPES: [&str; 1] = ["http"];
+
 /// Core reads no clock, no entropy and no environment, and never waits.
 pub(super) fn pure_core(source: &Source) -> Vec<Problem> {
     if !source.path.starts_with(CORE) || !source.path[CORE.len()..].starts_with("src/") {
@@ -75,7 +78,10 @@ pub(super) fn core_dependencies(source: &Source) -> Vec<Problem> {
         if let Some(header) = line.strip_prefix('[') {
             section = header.trim_end_matches(']');
         }
-        if let Some(name) = dependency(section, line).filter(|name| !CORE_DEPENDENCIES.contains(name)) {
+        let is_asked_for = line.contains("optional = true");
+        let may_use =
+            |name: &str| CORE_DEPENDENCIES.contains(&name) || (is_asked_for && CORE_TYPES.contains(&name));
+        if let Some(name) = dependency(section, line).filter(|name| !may_use(name)) {
             let may = CORE_DEPENDENCIES.join(" and ");
             let sentence = format!("core depends on {name}; it may use {may} and nothing else");
             problems.push(Problem::new(&source.path, number, sentence));
@@ -190,6 +196,14 @@ mod tests {
         let problems = core_dependencies(&Source::new("crates/core/Cargo.toml", text));
         let sentence = "core depends on rand; it may use smallvec and thiserror and nothing else";
         assert!(problems[0].to_string().ends_with(sentence), "{}", problems[0]);
+    }
+
+    #[test]
+    fn core_may_know_the_types_of_http_where_they_are_asked_for() {
+        let text = "[dependencies]\nhttp = { workspace = true, optional = true }\n";
+        assert!(lines(core_dependencies, "crates/core/Cargo.toml", text).is_empty());
+        let always = "[dependencies]\nhttp.workspace = true\ntokio = { version = \"1\", optional = true }\n";
+        assert_eq!(lines(core_dependencies, "crates/core/Cargo.toml", always), [2, 3]);
     }
 
     #[test]

@@ -56,6 +56,30 @@ fn a30_there_is_one_key_for_each_authority() {
 }
 
 #[test]
+fn a12_hosts_are_lower_case_and_without_usual_ports() {
+    let table = [
+        ("Example.COM", "example.com"),
+        ("s.e.com:80", "s.e.com"),
+        ("s.e.com:443", "s.e.com"),
+        ("s.e.com:8080", "s.e.com:8080"),
+        ("[2001:db8::1]:443", "[2001:db8::1]"),
+        ("[2001:db8::1]:8443", "[2001:db8::1]:8443"),
+        ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+    ];
+    for (text, expected) in table {
+        assert_eq!(key(text).as_deref(), Ok(expected), "{text}");
+    }
+    assert_eq!(key(""), Err(InvalidAuthority::Empty));
+    assert_eq!(key(":80"), Err(InvalidAuthority::Empty));
+    assert_eq!(key("invalid::domain"), Err(InvalidAuthority::Port));
+}
+
+#[test]
+fn t10_a_url_with_the_usual_port_is_the_same_key() {
+    assert_eq!(Authority::new("https://EXAMPLE.com:443"), Authority::new("https://example.com"));
+}
+
+#[test]
 fn letters_beyond_ascii_become_punycode_in_lower_case() {
     let table = [
         ("https://BÜCHER.example/", "xn--bcher-kva.example"),

@@ -6,12 +6,17 @@
 //! the last bad rate is remembered, by a quarter each second below nine tenths of it and by a fiftieth above; else
 //! by `increase`. It grows only if it was used, and a step never more than doubles it.
 //!
+//! What was too much is what was sent: a rate on its way up passes a far side's capacity while that lives off its
+//! reserves, and remembered as it stood at the cut it would be passed again at full speed. And of cuts with no success
+//! between them it is the first that counts: where nothing is answered any more, how little was sent says nothing.
+//!
 //! The target follows the latency of successes, between the configured one and twice that; a sample is compared
 //! with the target before it moves it. What lies between fast and too slow, and what fails, moves nothing, and the
 //! time before it does not count as healthy.
 
 use std::time::Duration;
 
+use super::lately::Lately;
 use super::{Advice, Sample, Tuning};
 use crate::bucket::Shape;
 use crate::event::Why;
@@ -40,6 +45,9 @@ pub(crate) struct AimdState {
     stretch: Option<Stretch>,
     /// The last rate that was too much, and when it was.
     bad: Option<(PerSecond, Instant)>,
+    /// Whether nothing has succeeded since the last cut.
+    is_falling: bool,
+    lately: Lately,
     /// The highest rate that was cut and is not reached again yet.
     cut_from: Option<PerSecond>,
     is_starting: bool,
@@ -65,6 +73,8 @@ impl AimdState {
             target: limits.latency_target,
             stretch: None,
             bad: None,
+            is_falling: false,
+            lately: Lately::default(),
             cut_from: None,
             is_starting: limits.slow_start,
         }
@@ -75,6 +85,7 @@ impl AimdState {
         if !sample.is_current {
             return None;
         }
+        self.lately.see(sample.admitted, sample.now);
         match sample.kind {
             Kind::Ignored => None,
             Kind::Failure => {
@@ -92,6 +103,15 @@ impl AimdState {
 
     pub(super) const fn rate(&self) -> PerSecond {
         self.rate
+    }
+
+    /// Whether it knows anything that a new one would not. The last bad rate counts as long as it is remembered.
+    pub(super) fn has_learned(&self, limits: &AimdLimits, now: Instant) -> bool {
+        self.rate != limits.start
+            || self.target != limits.latency_target
+            || self.is_starting != limits.slow_start
+            || self.is_cooling()
+            || self.bad.is_some_and(|(_, at)| now.since(at) < limits.memory)
     }
 
     /// Whether a cut has not yet been given back.
@@ -112,6 +132,7 @@ impl AimdState {
             stretch.since = stretch.since + until.since(from);
             stretch.latest = until;
         }
+        self.lately.rest(until.since(from));
     }
 
     /// What is left of the pause does not take place.
@@ -120,12 +141,17 @@ impl AimdState {
             stretch.since = stretch.since.minus_nanos(until.nanos_since(now));
             stretch.latest = now;
         }
+        self.lately.wake(until.nanos_since(now));
     }
 
-    /// Goes on within other bounds; what stood at the old maximum follows to the new one.
-    pub(super) fn tune(&mut self, old: Option<&AimdLimits>, new: &AimdLimits) {
-        let was_fastest = old.is_some_and(|old| self.rate == old.max);
-        let rate = if was_fastest { new.max } else { self.rate.clamp(new.min, new.max) };
+    /// Goes on within other bounds. A rate is climbed to and not jumped to: what is allowed is not yet borne. One that
+    /// has learned nothing starts where the new limits start.
+    pub(super) fn tune(&mut self, old: Option<&AimdLimits>, new: &AimdLimits, now: Instant) {
+        if old.is_some_and(|old| !self.has_learned(old, now)) {
+            (self.rate, self.target) = (new.start, new.latency_target);
+            self.is_starting = new.slow_start;
+        }
+        let rate = self.rate.clamp(new.min, new.max);
         self.cut_from = self.cut_from.map(|from| from.min(new.max));
         self.target = self.target.clamp(new.latency_target, new.latency_target.saturating_mul(2));
         self.is_starting &= new.slow_start;
@@ -134,13 +160,27 @@ impl AimdState {
 
     fn cut(&mut self, limits: &AimdLimits, tuning: Tuning, why: Why, sample: Sample) -> Advice {
         let left = if self.is_starting { limits.decrease.min(HALF) } else { limits.decrease };
-        self.bad = Some((self.rate, sample.now));
+        self.bad = Some((self.too_much(limits, sample), sample.now));
+        self.is_falling = true;
         self.cut_from = self.cut_from.max(Some(self.rate));
         self.is_starting = false;
         self.stretch = Some(Stretch::new(sample.admitted, sample.now));
         let to = part(self.rate.millionths(), left, MILLION);
         let rate = PerSecond::from_millionths(to).clamp(limits.min, limits.max);
         Advice::Cut(Tuning { rate: Some(rate), ..tuning }, why)
+    }
+
+    /// What a cut says was too much.
+    fn too_much(&self, limits: &AimdLimits, sample: Sample) -> PerSecond {
+        if let Some((bad, _)) = self.bad.filter(|_| self.is_falling) {
+            return bad;
+        }
+        // While it doubles each second what was sent lags far behind; and where less was asked for than there was, nobody
+        // knows what would have been sent.
+        let is_used = self.stretch.is_some_and(|stretch| stretch.is_used(self.rate, sample));
+        let sent = self.lately.per_second(sample.admitted, sample.now);
+        sent.filter(|_| is_used && !self.is_starting)
+            .map_or(self.rate, |sent| sent.clamp(limits.min, self.rate))
     }
 
     fn succeed(&mut self, limits: &AimdLimits, tuning: Tuning, sample: Sample) -> Option<Advice> {
@@ -154,6 +194,7 @@ impl AimdState {
         if nanos(latency) >= too_slow {
             return Some(self.cut(limits, tuning, Why::Latency { latency, target }, sample));
         }
+        self.is_falling = false;
         let stretch = self.stretch.get_or_insert(Stretch::new(sample.admitted, sample.now));
         if latency < target {
             stretch.healthy += sample.now.since(stretch.latest);
@@ -165,6 +206,7 @@ impl AimdState {
         let done = *stretch;
         *stretch = Stretch::new(sample.admitted, sample.now);
         if !done.is_used(self.rate, sample) {
+            self.lately.forget();
             return None;
         }
         let rate = self.grown(limits, done.healthy, sample.now);

@@ -224,6 +224,48 @@ fn below_the_bad_rate_it_grows_fast_near_it_slowly_and_later_as_ever() {
     assert_eq!(path(&mut rig, 2), [4_500_000, 5_000_000], "nothing to remember");
 }
 
+/// An outage of a minute took a rate of 8 down to the least there is, each cut was remembered as the last bad rate, and
+/// from 0.25 it grew by a fiftieth each second: it was back after two minutes, where without any memory it took half a one.
+#[test]
+fn of_cuts_with_no_success_between_them_the_first_is_remembered() {
+    let mut rig = Rig::starting(cases(), Rate::per_second(8));
+    for wanted in [4_000_000, 2_000_000, 1_000_000, 500_000, 500_000, 500_000] {
+        assert_eq!(rig.later(secs(10)).overloads().rate(), wanted);
+    }
+    let wanted = [625_000, 781_250, 976_562, 1_220_702, 1_525_877, 1_907_346, 2_384_182, 2_980_227];
+    assert_eq!(path(&mut rig, 8), wanted, "a quarter more each second");
+    assert_eq!(path(&mut rig, 6)[3..], [7_275_941, 7_421_459, 7_569_888], "and a fiftieth near 8");
+    // It has succeeded since: what is too much now is another matter.
+    rig.overloads();
+    assert_eq!(rig.state.bad.unwrap().0.millionths(), 7_569_888);
+}
+
+#[test]
+fn what_was_sent_is_what_was_too_much_where_all_there_was_was_asked_for() {
+    let bad = |rig: &mut Rig| rig.overloads().state.bad.unwrap().0.millionths();
+    let grown = |slow_start: bool| {
+        let aimd = cases().within(0.5..=16.0);
+        let mut rig = Rig::new(if slow_start { aimd.slow_start() } else { aimd });
+        rig.succeeds_after(Duration::ZERO);
+        for sent in [2, 3, 3, 4, 4, 5, 5, 6] {
+            rig.admitted += if slow_start { 16 } else { sent };
+            rig.later(secs(1)).succeeds_after(Duration::ZERO);
+        }
+        rig
+    };
+    let mut rig = grown(false);
+    assert_eq!((rig.rate(), bad(&mut rig)), (6_000_000, 4_000_000), "32 in 8 s");
+    let mut rig = grown(true);
+    assert_eq!(
+        (rig.rate(), bad(&mut rig)),
+        (16_000_000, 16_000_000),
+        "it doubled: what was sent lags behind"
+    );
+    let mut rig = grown(false);
+    rig.later(secs(20));
+    assert_eq!(bad(&mut rig), 6_000_000, "nothing was sent for a while: nobody knows");
+}
+
 #[test]
 fn it_grows_only_if_nine_tenths_of_it_were_sent() {
     // Ten per second; a stretch of 1 s.
@@ -296,19 +338,21 @@ fn a_pause_is_neither_healthy_time_nor_unused() {
 }
 
 #[test]
-fn other_bounds_keep_the_rate_within_them_and_the_maximum_is_followed() {
+fn other_bounds_keep_the_rate_within_them_and_what_has_learned_nothing_starts_anew() {
     let old = limits(cases(), Aimd::RATE);
     let slower = limits(cases().within(0.5..=1.0), Rate::per_second(1));
     let faster = limits(cases().within(4.0..=16.0).latency_target(secs(1)), Rate::per_second(4));
     let mut rig = Rig::new(cases());
-    rig.state.tune(Some(&old), &slower);
-    assert_eq!(rig.rate(), 1_000_000, "no more than the most");
-    rig.state.tune(Some(&slower), &faster);
-    assert_eq!((rig.rate(), rig.state.target), (16_000_000, secs(1)), "from the most to the most");
+    rig.state.tune(Some(&old), &slower, Instant::ZERO);
+    assert_eq!(rig.rate(), 1_000_000, "where it starts");
+    rig.state.tune(Some(&slower), &faster, Instant::ZERO);
+    assert_eq!((rig.rate(), rig.state.target), (4_000_000, secs(1)), "where it starts, and not the most");
     let mut rig = Rig::new(cases());
     rig.overloads();
     assert!(rig.state.is_cooling());
-    rig.state.tune(Some(&old), &faster);
+    rig.state.tune(Some(&old), &slower, Instant::ZERO);
+    assert_eq!(rig.rate(), 1_000_000, "half of two, as it was learned");
+    rig.state.tune(Some(&slower), &faster, Instant::ZERO);
     assert_eq!(rig.rate(), 4_000_000, "no less than the least");
     assert!(!rig.state.is_cooling(), "faster than before the cut");
 }

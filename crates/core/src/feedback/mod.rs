@@ -17,6 +17,7 @@ use crate::verdict::Gate;
 pub(crate) mod aimd;
 pub(crate) mod brake;
 pub mod headers;
+mod lately;
 
 use aimd::AimdState;
 use brake::BrakeState;
@@ -149,6 +150,14 @@ impl Feedback {
         }
     }
 
+    /// Whether it knows anything that a new one would not.
+    pub(crate) fn has_learned(&self, plan: &Plan, now: Instant) -> bool {
+        match (self, &plan.aimd) {
+            (Self::Aimd(state), Some(limits)) => state.has_learned(limits, now),
+            _ => self.is_cooling() || self.failures(plan, now) > 0,
+        }
+    }
+
     /// Failures remembered at `now`.
     pub(crate) fn failures(&self, plan: &Plan, now: Instant) -> u64 {
         match (self, plan.draft.controller) {
@@ -158,11 +167,13 @@ impl Feedback {
     }
 
     /// Follows a new plan: the same kind of controller keeps what it knows, within the new bounds.
-    pub(crate) fn tune(&mut self, old: &Plan, new: &Plan) {
+    pub(crate) fn tune(&mut self, old: &Plan, new: &Plan, now: Instant) {
         match (&mut *self, new.draft.controller, &new.aimd) {
             (Self::Fixed, Controller::Fixed, _) => {}
             (Self::Brake(state), Controller::Brake(_), _) => state.tune(old, new),
-            (Self::Aimd(state), Controller::Aimd(_), Some(limits)) => state.tune(old.aimd.as_ref(), limits),
+            (Self::Aimd(state), Controller::Aimd(_), Some(limits)) => {
+                state.tune(old.aimd.as_ref(), limits, now);
+            }
             _ => *self = Self::new(new),
         }
     }

@@ -9,6 +9,12 @@ use crate::window::Window;
 /// The tokens used in the running window.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BudgetGate {
+    /// Made with the first tokens: a throttle without a budget should not pay for it.
+    used: Option<Box<Used>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Used {
     window: Window,
     /// Of that, what requests in flight have reserved, and may give back.
     reserved: u64,
@@ -34,46 +40,54 @@ impl BudgetGate {
 
     /// When `tokens` fit at the earliest: what is reserved by requests in flight may all come back before.
     pub(crate) fn bound_at(&self, plan: &Budget, tokens: u64, now: Instant) -> Instant {
-        self.freed_at(plan, tokens, self.reserved, now)
+        self.freed_at(plan, tokens, self.used.as_ref().map_or(0, |used| used.reserved), now)
     }
 
     fn freed_at(&self, plan: &Budget, tokens: u64, returns: u64, now: Instant) -> Instant {
         // What is larger than the budget waits for an empty window.
         let wanted = tokens.clamp(1, plan.tokens);
-        let used = self.window.total(plan.window, now);
-        let excess = used.saturating_add(wanted).saturating_sub(plan.tokens).saturating_sub(returns);
+        let Some(used) = &self.used else { return now };
+        let total = used.window.total(plan.window, now);
+        let excess = total.saturating_add(wanted).saturating_sub(plan.tokens).saturating_sub(returns);
         if excess == 0 {
             return now;
         }
-        self.window.freed_at(plan.window, now, excess).unwrap_or(now)
+        used.window.freed_at(plan.window, now, excess).unwrap_or(now)
     }
 
     /// Reserves an estimate.
     pub(crate) fn reserve(&mut self, plan: &Budget, tokens: u64, now: Instant, events: &mut Vec<Event>) {
-        self.reserved = self.reserved.saturating_add(tokens);
+        let used = self.used.get_or_insert_default();
+        used.reserved = used.reserved.saturating_add(tokens);
         self.take(plan, tokens, now, events);
     }
 
     /// Books what was used.
     pub(crate) fn take(&mut self, plan: &Budget, tokens: u64, now: Instant, events: &mut Vec<Event>) {
-        if tokens > 0 && self.window.record(plan.window, now, tokens) {
+        if tokens > 0 && self.used.get_or_insert_default().window.record(plan.window, now, tokens) {
             events.push(Event::BudgetCoarsened);
         }
     }
 
     /// A request that had reserved `tokens` ended.
-    pub(crate) const fn unreserve(&mut self, tokens: u64) {
-        self.reserved = self.reserved.saturating_sub(tokens);
+    pub(crate) fn unreserve(&mut self, tokens: u64) {
+        if let Some(used) = &mut self.used {
+            used.reserved = used.reserved.saturating_sub(tokens);
+        }
     }
 
     /// The budget is gone: one that comes back later starts empty.
     pub(crate) fn forget(&mut self) {
-        self.window.clear();
+        if let Some(used) = &mut self.used {
+            used.window.clear();
+        }
     }
 
     /// Removes what has expired.
     pub(crate) fn prune(&mut self, plan: &Budget, now: Instant) {
-        self.window.prune(plan.window, now);
+        if let Some(used) = &mut self.used {
+            used.window.prune(plan.window, now);
+        }
     }
 
     /// Replaces the estimate reserved at `entered` by what was used; what is beyond it is stamped `now`.
@@ -86,15 +100,17 @@ impl BudgetGate {
         now: Instant,
         events: &mut Vec<Event>,
     ) {
-        if used < reserved {
-            self.window.take_back(entered, reserved - used);
-        } else {
+        if used > reserved {
             self.take(plan, used - reserved, now, events);
+        } else if used < reserved
+            && let Some(gate) = &mut self.used
+        {
+            gate.window.take_back(entered, reserved - used);
         }
     }
 
     pub(crate) fn used(&self, plan: &Budget, now: Instant) -> u64 {
-        self.window.total(plan.window, now)
+        self.used.as_ref().map_or(0, |used| used.window.total(plan.window, now))
     }
 }
 

@@ -61,6 +61,14 @@ impl CircuitGate {
         }
     }
 
+    /// When probes are let through, where that is after `now`.
+    pub(crate) fn open_until(&self, now: Instant) -> Option<Instant> {
+        match self.state {
+            State::Open { probe_at, .. } if now < probe_at => Some(probe_at),
+            State::Open { .. } | State::Closed { .. } => None,
+        }
+    }
+
     /// Whether a request admitted in `generation`, as a probe or not, is of the circuit as it is.
     pub(crate) const fn is_of_now(&self, generation: u32, is_probe: bool) -> bool {
         match self.state {
@@ -154,6 +162,21 @@ impl CircuitGate {
         }
     }
 
+    pub(crate) const fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed { .. })
+    }
+
+    /// Whether it holds somebody back, or a probe is out.
+    pub(crate) fn holds(&self, now: Instant) -> bool {
+        matches!(self.state, State::Open { probe_at, probes, .. } if now < probe_at || probes > 0)
+    }
+
+    /// Whether it remembers an outcome.
+    pub(crate) fn has_seen(&self, now: Instant) -> bool {
+        let is_new = matches!(self.state, State::Closed { failures: 0 });
+        !is_new || self.tally.as_ref().is_some_and(|tally| tally.counts(now).total > 0)
+    }
+
     pub(crate) fn view(&self, now: Instant) -> CircuitView {
         let closed = CircuitView {
             state: CircuitState::Closed,
@@ -172,6 +195,13 @@ impl CircuitGate {
                 ..closed
             },
         }
+    }
+
+    /// The share of failures in the window; `None` without a window, or with nothing in it.
+    #[expect(clippy::cast_precision_loss, reason = "a share for people")]
+    pub(crate) fn error_rate(&self, now: Instant) -> Option<f64> {
+        let counts = self.tally.as_ref()?.counts(now);
+        (counts.total > 0).then(|| counts.bad as f64 / counts.total as f64)
     }
 
     /// A new generation begins with the change just made: what is in flight by now is of the past.

@@ -14,6 +14,7 @@ use super::rate::RateGate;
 use crate::cost::{Charge, Cost, Holds};
 use crate::event::Event;
 use crate::feedback::Feedback;
+use crate::observed::Observed;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::random::Random;
@@ -36,32 +37,44 @@ use crate::verdict::{Gate, Verdict, Wait};
 /// # Ok::<(), tidegate_core::plan::InvalidPlan>(())
 /// ```
 #[derive(Debug)]
+// What the short way of a rate reads and writes comes first, in 40 bytes: with many throttles each line of memory that a
+// call meets is a wait, and with what the shell has before it this is two lines wherever they begin.
+#[repr(C)]
 pub struct Gates {
     pub(super) lifecycle: Lifecycle,
-    /// Boxed: most throttles have none, and should not pay for it.
-    pub(super) circuit: Option<Box<CircuitGate>>,
-    pub(super) pause: PauseGate,
+    /// Whether everybody may pass.
+    pub(super) is_bypassed: bool,
+    /// Whether what the controller moves made somebody wait since its last step: demand, also of one caller
+    /// that comes back again and again and is never seen waiting.
+    pub(super) held_back: bool,
+    /// Whether there is a pause, running or just over: `pause` says the same from further away.
+    pub(super) has_pause: bool,
+    /// Bumped by every cut and every change of the circuit; each charge carries the one it entered in.
+    pub(super) generation: u32,
+    pub(super) rate: RateGate,
+    /// The latest time seen: a clock that steps back stands still here.
+    pub(super) latest: Instant,
+    pub(super) admitted: u64,
     /// Slots as tuned; `u32::MAX` is unlimited.
     pub(super) slots_limit: u32,
+    /// Values of headers that could not be read.
+    pub(super) headers_malformed: u32,
     pub(super) slots: Pool,
+    pub(super) pause: PauseGate,
+    // Boxed, or nothing at all, from here on: most throttles have few of these, and should not pay for the others.
+    pub(super) circuit: Option<Box<CircuitGate>>,
     pub(super) recovery: Pool,
     pub(super) bytes: Pool,
-    pub(super) pace: Option<PaceGate>,
-    pub(super) rate: RateGate,
+    pub(super) pace: Option<Box<PaceGate>>,
     pub(super) budget: BudgetGate,
     pub(super) feedback: Feedback,
     /// Allocated with the first completion.
     pub(super) progress: Option<Box<Progress>>,
-    /// Bumped by every cut and every change of the circuit; each charge carries the one it entered in.
-    pub(super) generation: u32,
-    /// Whether what the controller moves made somebody wait since its last step: demand, also of one caller
-    /// that comes back again and again and is never seen waiting.
-    pub(super) held_back: bool,
+    /// Allocated with the first outcome learned from.
+    pub(super) observed: Option<Box<Observed>>,
     pub(super) random: Random,
-    /// The latest time seen: a clock that steps back stands still here.
-    pub(super) latest: Instant,
-    pub(super) admitted: u64,
-    pub(super) evaluations: u64,
+    /// Times the gates were asked and did not admit, or what they admitted never went out.
+    pub(super) asked_in_vain: u64,
 }
 
 impl Gates {
@@ -69,34 +82,43 @@ impl Gates {
     pub fn new(plan: &Plan, random: Random) -> Self {
         Self {
             lifecycle: Lifecycle::Open,
+            is_bypassed: false,
+            has_pause: false,
             circuit: plan.draft.circuit.as_ref().map(|circuit| Box::new(CircuitGate::new(circuit, 0))),
             pause: PauseGate::default(),
             slots_limit: plan.draft.slots.map_or(u32::MAX, |slots| slots.start),
             slots: Pool::default(),
             recovery: Pool::default(),
             bytes: Pool::default(),
-            pace: plan.draft.pace.map(|pace| PaceGate::new(pace.interval_min)),
+            pace: plan.draft.pace.map(|pace| Box::new(PaceGate::new(pace.interval_min))),
             rate: RateGate::full(),
             budget: BudgetGate::default(),
             feedback: Feedback::new(plan),
             progress: None,
+            observed: None,
             generation: 0,
             held_back: false,
+            headers_malformed: 0,
             random,
             latest: Instant::ZERO,
             admitted: 0,
-            evaluations: 0,
+            asked_in_vain: 0,
         }
     }
 
     /// Whether deciding needs the time: a plan without timed gates needs it only around a pause.
     pub const fn needs_time(&self, plan: &Plan) -> bool {
-        plan.is_timed() || self.pause.is_set()
+        plan.is_timed() || self.has_pause
     }
 
     /// The latest time seen.
     pub const fn latest(&self) -> Instant {
         self.latest
+    }
+
+    /// Requests admitted since the beginning.
+    pub const fn admitted(&self) -> u64 {
+        self.admitted
     }
 
     /// Requests in flight.
@@ -111,6 +133,9 @@ impl Gates {
         let now = now.max(self.latest);
         if let Some(refused) = self.refuses(plan, cost, now) {
             return Verdict::Refuse(refused);
+        }
+        if self.is_bypassed {
+            return Verdict::Admit;
         }
         let pool = self.full_pool(plan, now);
         let timed = self.ready_at(plan, cost, now);
@@ -155,14 +180,17 @@ impl Gates {
         now: Instant,
         events: &mut Vec<Event>,
     ) -> Result<Charge, Verdict> {
-        self.evaluations += 1;
         self.see(plan, now);
+        if self.is_bypassed && !self.lifecycle.is_closing() {
+            return Ok(self.let_past(plan, cost));
+        }
         let verdict = self.ask(plan, cost, now);
         match verdict {
             Verdict::Admit => return Ok(self.take(plan, cost, waiting, events)),
             Verdict::Wait(Wait { by, .. }) => self.held_back |= self.feedback.moves(by),
             Verdict::Refuse(_) => {}
         }
+        self.asked_in_vain += 1;
         Err(verdict)
     }
 
@@ -174,9 +202,10 @@ impl Gates {
     pub fn admit_plain(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
         let now = now.max(self.latest);
         if !plan.is_plain()
-            || self.pause.is_set()
+            || self.has_pause
             || self.lifecycle.is_closing()
-            || self.slots.held() >= u64::from(self.slots_limit)
+            || self.is_bypassed
+            || (plan.counts_in_flight() && self.slots.held() >= u64::from(self.slots_limit))
         {
             return None;
         }
@@ -193,7 +222,6 @@ impl Gates {
         }
         self.latest = now;
         self.admitted += 1;
-        self.evaluations += 1;
         Some(Charge { cost, entered: now, generation: self.generation, byte_price: 0, holds })
     }
 
@@ -234,6 +262,9 @@ impl Gates {
         if self.lifecycle.is_closing() {
             return Some(Refused::Closed);
         }
+        if self.is_bypassed {
+            return None;
+        }
         if let Some(budget) = &plan.draft.budget
             && let Some(refused) = BudgetGate::refuses(budget, cost.tokens)
         {
@@ -254,6 +285,9 @@ impl Gates {
         if self.lifecycle.is_closing() {
             return Verdict::Refuse(Refused::Closed);
         }
+        if self.is_bypassed {
+            return Verdict::Admit;
+        }
         if let (Some(gate), Some(circuit)) = (&self.circuit, &plan.draft.circuit)
             && !gate.is_of_now(charge.generation, charge.is_probe())
         {
@@ -265,6 +299,13 @@ impl Gates {
             Some(until) => Verdict::Wait(Wait { by: Gate::Pause, until: Some(until), floor: until }),
             None => Verdict::Admit,
         }
+    }
+
+    /// Whether anything has begun that [`confirm`](Self::confirm) would hear of: mostly not, and that needs no time.
+    pub fn has_begun(&self) -> bool {
+        self.has_pause
+            || self.lifecycle.is_closing()
+            || self.circuit.as_ref().is_some_and(|circuit| !circuit.is_closed())
     }
 
     /// The pool that has no room, if one has not, and when time would help it.
@@ -294,14 +335,7 @@ impl Gates {
     #[inline]
     fn take(&mut self, plan: &Plan, cost: Cost, waiting: u32, events: &mut Vec<Event>) -> Charge {
         let now = self.latest;
-        self.admitted += 1;
-        let mut charge = Charge {
-            cost,
-            entered: now,
-            generation: self.generation,
-            byte_price: 0,
-            holds: Holds::default(),
-        };
+        let mut charge = self.pass(cost);
         if plan.counts_in_flight() {
             self.slots.take(1);
             charge.holds.add(Holds::SLOT);
@@ -337,6 +371,30 @@ impl Gates {
         charge
     }
 
+    /// Lets everybody pass from now on, or nobody but whom the gates admit.
+    ///
+    /// Who passes is counted, among those in flight too, and takes nothing else. Circuit and counts go on learning; the
+    /// controller does not, for what is sent past the limits says nothing of them.
+    pub const fn bypass(&mut self, is_bypassed: bool) {
+        self.is_bypassed = is_bypassed;
+    }
+
+    fn let_past(&mut self, plan: &Plan, cost: Cost) -> Charge {
+        let mut charge = self.pass(cost);
+        charge.holds.add(Holds::PAST);
+        if plan.counts_in_flight() {
+            self.slots.take(1);
+            charge.holds.add(Holds::SLOT);
+        }
+        charge
+    }
+
+    fn pass(&mut self, cost: Cost) -> Charge {
+        self.admitted += 1;
+        let holds = Holds::default();
+        Charge { cost, entered: self.latest, generation: self.generation, byte_price: 0, holds }
+    }
+
     /// Closes for good; answers whether it was open.
     pub fn close(&mut self, events: &mut Vec<Event>) -> bool {
         if self.lifecycle.is_closing() {
@@ -363,8 +421,9 @@ impl Gates {
     #[inline]
     pub(super) fn see(&mut self, plan: &Plan, now: Instant) {
         self.latest = self.latest.max(now);
-        if self.pause.is_set() {
+        if self.has_pause {
             self.pause.expire(plan.draft.pause.tail, self.latest);
+            self.has_pause = self.pause.is_set();
         }
         if let Some(budget) = &plan.draft.budget {
             self.budget.prune(budget, self.latest);

@@ -14,9 +14,10 @@ use crate::time::{Instant, nanos};
 const SPREAD_MAX: Duration = Duration::from_secs(1);
 
 /// The running pause, if there is one.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct PauseGate {
-    pause: Option<Set>,
+    /// Boxed: a throttle that is not paused should not pay for it.
+    pause: Option<Box<Set>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +34,7 @@ struct Set {
 
 impl PauseGate {
     pub(crate) fn phase(&self, tail: Duration, now: Instant) -> Phase {
-        match self.pause {
+        match &self.pause {
             Some(pause) if now < pause.until => Phase::Paused,
             Some(pause) if now < pause.until + tail => Phase::Recovering,
             _ => Phase::Normal,
@@ -42,17 +43,17 @@ impl PauseGate {
 
     /// When the next request may enter at the earliest.
     pub(crate) fn ready_at(&self) -> Instant {
-        self.pause.map_or(Instant::ZERO, |pause| pause.next)
+        self.pause.as_ref().map_or(Instant::ZERO, |pause| pause.next)
     }
 
     /// The end of the pause that is running at `now`.
     pub(crate) fn until(&self, now: Instant) -> Option<Instant> {
-        self.pause.map(|pause| pause.until).filter(|until| now < *until)
+        self.pause.as_ref().map(|pause| pause.until).filter(|until| now < *until)
     }
 
     /// When the recovering phase ends; `None` without a pause.
     pub(crate) fn tail_end(&self, tail: Duration) -> Option<Instant> {
-        self.pause.map(|pause| pause.until + tail)
+        self.pause.as_ref().map(|pause| pause.until + tail)
     }
 
     /// Whether it may still hold someone or be recovering: only then the time matters.
@@ -61,18 +62,21 @@ impl PauseGate {
         self.pause.is_some()
     }
 
+    /// Whether it still holds someone, or is recovering.
+    pub(crate) fn holds(&self, tail: Duration, now: Instant) -> bool {
+        self.pause.as_ref().is_some_and(|pause| now < (pause.until + tail).max(pause.spread_until))
+    }
+
     /// Forgets a pause that no longer holds anyone.
     pub(crate) fn expire(&mut self, tail: Duration, now: Instant) {
-        if let Some(pause) = self.pause
-            && now >= (pause.until + tail).max(pause.spread_until)
-        {
+        if !self.holds(tail, now) {
             self.pause = None;
         }
     }
 
     /// Raises the pause to `until`; answers whether that raised anything.
     pub(crate) fn raise(&mut self, until: Instant, waiting: u32, now: Instant, random: &mut Random) -> bool {
-        let running = self.pause.filter(|pause| now < pause.until);
+        let running = self.pause.as_deref().copied().filter(|pause| now < pause.until);
         if until <= now || running.is_some_and(|pause| until <= pause.until) {
             return false;
         }
@@ -81,7 +85,7 @@ impl PauseGate {
         let spread_until = until.plus_nanos(spread);
         // Those who come while it lasts need room too: the first takes half of the spread at most.
         let first = random.below(share(spread, waiting.max(3)));
-        self.pause = Some(Set { since, until, next: until.plus_nanos(first), spread_until, told });
+        self.pause = Some(Box::new(Set { since, until, next: until.plus_nanos(first), spread_until, told }));
         true
     }
 

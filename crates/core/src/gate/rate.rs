@@ -34,6 +34,10 @@ impl RateGate {
         self.bucket.credit(shape, 1);
     }
 
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        self.bucket.is_full(now)
+    }
+
     pub(crate) fn level(&self, shape: &Shape, now: Instant) -> i64 {
         self.bucket.level(shape, now)
     }
@@ -41,6 +45,11 @@ impl RateGate {
     /// Keeps the level under a new shape.
     pub(crate) fn tune(&mut self, old: &Shape, new: &Shape, now: Instant) {
         self.bucket.reshape(old, new, now);
+    }
+
+    /// At `then` there is at most one entry in it, and it refills from there.
+    pub(crate) fn leave_one(&mut self, shape: &Shape, then: Instant) {
+        self.bucket.leave(shape, 1, then);
     }
 
     /// A pause was set or lengthened: from `from` to `until` nothing accrues.

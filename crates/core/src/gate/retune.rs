@@ -16,8 +16,11 @@ impl Gates {
         self.see(old, now);
         self.retune_slots(old, new);
         self.retune_pace(old, new);
+        if new.draft.circuit.is_none() {
+            self.wake_from_circuit();
+        }
         let from = self.feedback.shape(old).copied();
-        self.feedback.tune(old, new);
+        self.feedback.tune(old, new, self.latest);
         self.reshape_rate(new, from);
         match (&mut self.circuit, &new.draft.circuit) {
             (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
@@ -52,7 +55,7 @@ impl Gates {
             self.pace = None;
             return;
         };
-        let gate = self.pace.get_or_insert_with(|| PaceGate::new(pace.interval_min));
+        let gate = self.pace.get_or_insert_with(|| Box::new(PaceGate::new(pace.interval_min)));
         let was_fastest = old.draft.pace.is_none_or(|old| gate.interval() == old.interval_min);
         let interval = if was_fastest {
             pace.interval_min

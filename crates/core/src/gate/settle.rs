@@ -52,6 +52,7 @@ impl Gates {
         let Ending { charge, reported, outcome } = ending;
         self.see(plan, now);
         let was_drained = self.is_drained();
+        self.count_malformed(outcome);
         if outcome.kind != Kind::Ignored && (plan.settles_timed() || outcome.has_hint()) {
             self.learn(plan, Some(&charge), outcome, waiting, events);
         }
@@ -76,6 +77,7 @@ impl Gates {
         events: &mut Vec<Event>,
     ) {
         self.see(plan, now);
+        self.count_malformed(outcome);
         if outcome.kind != Kind::Ignored {
             self.learn(plan, charge, outcome, waiting, events);
         }
@@ -115,8 +117,15 @@ impl Gates {
             self.rate.give_back(shape);
         }
         self.admitted -= 1;
+        self.asked_in_vain += 1;
         let ending = Ending { charge, reported: None, outcome: Outcome::ignored() };
         self.settle(plan, ending, 0, now, events);
+    }
+
+    /// However it went: what a header says badly is no less bad on a mistake.
+    #[inline]
+    fn count_malformed(&mut self, outcome: Outcome) {
+        self.headers_malformed = self.headers_malformed.saturating_add(u32::from(outcome.malformed));
     }
 
     #[inline]
@@ -160,7 +169,8 @@ impl Gates {
         used < estimate
     }
 
-    /// The circuit, the controller, the pause and the progress hear of it, in this order.
+    /// The circuit, the controller, the pause and the progress hear of it, in this order. It is counted first, of
+    /// whatever generation it is.
     fn learn(
         &mut self,
         plan: &Plan,
@@ -181,16 +191,31 @@ impl Gates {
                 latency: outcome.latency,
             },
         };
+        if plan.settles_timed() {
+            self.observed.get_or_insert_default().note(outcome, origin.latency);
+        }
         // Before the circuit speaks: a trip begins a new generation, and this outcome is of the old one.
-        let is_current = origin.generation >= self.generation;
-        self.tell_circuit(plan, origin.generation, outcome, events);
+        let is_past = charge.is_some_and(Charge::is_past);
+        let is_current = origin.generation >= self.generation && !is_past;
+        let circuit = self.tell_circuit(plan, origin.generation, outcome, events);
         self.tell_controller(plan, is_current, outcome.kind, origin.latency, waiting, events);
+        if circuit == CircuitChange::Changed {
+            self.rest_while_open(plan);
+        }
         self.tell_pause(plan, origin.bytes, outcome, waiting, events);
         self.tell_progress(plan, origin.latency.unwrap_or_default(), outcome, events);
     }
 
-    fn tell_circuit(&mut self, plan: &Plan, generation: u32, outcome: Outcome, events: &mut Vec<Event>) {
-        let (Some(circuit), Some(limits)) = (&mut self.circuit, &plan.draft.circuit) else { return };
+    fn tell_circuit(
+        &mut self,
+        plan: &Plan,
+        generation: u32,
+        outcome: Outcome,
+        events: &mut Vec<Event>,
+    ) -> CircuitChange {
+        let (Some(circuit), Some(limits)) = (&mut self.circuit, &plan.draft.circuit) else {
+            return CircuitChange::None;
+        };
         let change = match outcome.kind {
             Kind::Success => circuit.success(limits, generation, self.latest, events),
             // A far side that says when to come back is alive.
@@ -202,6 +227,7 @@ impl Gates {
             self.generation = self.generation.saturating_add(1);
             circuit.begin(self.generation);
         }
+        change
     }
 
     fn tell_controller(
@@ -297,7 +323,7 @@ impl Gates {
     }
 
     fn tuning(&self) -> Tuning {
-        let interval = self.pace.map_or(Duration::ZERO, |pace| pace.interval());
+        let interval = self.pace.as_ref().map_or(Duration::ZERO, |pace| pace.interval());
         Tuning { slots: self.slots_limit, interval, rate: self.feedback.rate() }
     }
 
@@ -315,9 +341,8 @@ impl Gates {
     pub(super) fn reshape_rate(&mut self, plan: &Plan, from: Option<Shape>) {
         match (from, self.feedback.shape(plan)) {
             (Some(from), Some(to)) if from != *to => {
-                // While paused nothing accrues: the level of now is the level at the end of the pause.
-                let accrues_from = self.pause.until(self.latest).unwrap_or(self.latest);
-                self.rate.tune(&from, to, accrues_from);
+                // While it rests nothing accrues: the level of now is the level at the end of that.
+                self.rate.tune(&from, to, self.rests_until(self.latest));
             }
             // What an earlier rate was owed is counted in its own units, and means nothing to this one.
             (None, Some(_)) => self.rate = RateGate::full(),

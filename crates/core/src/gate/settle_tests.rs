@@ -390,3 +390,34 @@ fn tokens_of_a_request_without_a_permit_are_booked_as_told() {
     rig.record(Outcome::ignored().spent(tokens(5)));
     assert_eq!(rig.seen().tokens_used, 35);
 }
+
+#[test]
+fn headers_that_could_not_be_read_are_counted_whatever_the_outcome() {
+    let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(4)), ..Draft::default() });
+    let outcomes = [Outcome::success(), Outcome::failure(), Outcome::overload(), Outcome::ignored()];
+    for (outcome, count) in outcomes.into_iter().zip(1..) {
+        rig.call(REQUEST, outcome.with_malformed(2));
+        assert_eq!(rig.seen().headers_malformed, 2 * count, "{outcome:?}");
+    }
+    rig.record(Outcome::ignored().with_malformed(u32::MAX));
+    assert_eq!(rig.seen().headers_malformed, 8 + u64::from(u16::MAX));
+    rig.gates.headers_malformed = u32::MAX;
+    rig.record(Outcome::success().with_malformed(1));
+    assert_eq!(rig.seen().headers_malformed, u64::from(u32::MAX), "it ends there, and does not begin anew");
+}
+
+#[test]
+fn a26_mistakes_change_nothing_and_do_not_end_a_row_of_failures() {
+    use crate::classes::{Classes, Ended};
+    let classes = Classes::new();
+    let mut rig = Rig::new(Draft { circuit: Some(Circuit::after_failures(3)), ..listening() });
+    let failures = |rig: &Rig| rig.seen().circuit.unwrap().consecutive_failures;
+    rig.record(classes.outcome(Ended::Status(500)));
+    rig.record(classes.outcome(Ended::Timeout));
+    assert_eq!(failures(&rig), 2);
+    let before = row(&rig);
+    (0..100).for_each(|_| rig.record(classes.outcome(Ended::Status(404))));
+    assert_eq!((row(&rig), failures(&rig)), (before, 2));
+    rig.record(classes.outcome(Ended::Status(501)));
+    assert_eq!(row(&rig).0, Open, "the third in a row");
+}

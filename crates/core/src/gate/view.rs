@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::gates::Gates;
 use crate::cost::Cost;
+use crate::latency::Latency;
 use crate::per_second::PerSecond;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::snapshot::{CircuitState, Phase, Snapshot, State};
+use crate::snapshot::{CircuitState, Levels, Phase, Snapshot, State};
 use crate::time::Instant;
 use crate::verdict::Verdict;
 
@@ -16,7 +17,10 @@ impl Gates {
     pub fn snapshot(&self, plan: &Plan, ahead: u32, now: Instant) -> Snapshot {
         let now = now.max(self.latest);
         let phase = self.phase(plan, now);
-        let circuit = plan.draft.circuit.as_ref().and(self.circuit.as_ref()).map(|gate| gate.view(now));
+        let breaker = plan.draft.circuit.as_ref().and(self.circuit.as_ref());
+        let circuit = breaker.map(|gate| gate.view(now));
+        let observed = self.observed.as_deref();
+        let latency = observed.map(|observed| &observed.latency);
         let budget = plan.draft.budget.as_ref();
         let tokens_used = budget.map_or(0, |budget| self.budget.used(budget, now));
         let slots = plan.draft.slots.map(|_| self.slots_limit);
@@ -32,28 +36,52 @@ impl Gates {
             slots_max: plan.draft.slots.map(|slots| slots.max),
             slots_ceiling: plan.draft.slots.map(|slots| self.feedback.ceiling().unwrap_or(slots.max)),
             recovering_in_flight: u32::try_from(self.recovery.held()).unwrap_or(u32::MAX),
-            interval: self.pace.map_or(Duration::ZERO, |pace| pace.interval()),
+            interval: self.pace.as_ref().map_or(Duration::ZERO, |pace| pace.interval()),
             bytes_in_flight: self.bytes.held(),
-            rate: self
-                .feedback
-                .rate()
-                .or_else(|| plan.rate.map(|shape| PerSecond::of(shape.amount(), shape.period()))),
+            rate: self.rate_now(plan),
             rate_level: self.feedback.shape(plan).map(|shape| self.rate_level(shape, now)),
             tokens_used,
             tokens_remaining: budget.map(|budget| budget.tokens.saturating_sub(tokens_used)),
             failures: self.feedback.failures(plan, now),
             circuit,
+            error_rate: breaker.and_then(|gate| gate.error_rate(now)),
+            outcomes: observed.map(|observed| observed.outcomes).unwrap_or_default(),
+            latency_mean: latency.and_then(Latency::mean),
+            latency_p50: latency.and_then(|latency| latency.quantile(0.5)),
+            latency_p95: latency.and_then(|latency| latency.quantile(0.95)),
             completed: progress.completed(),
             total,
             percentage: progress.percentage(total),
             eta: progress.eta(total, slots.unwrap_or_else(|| self.in_flight())),
             waiting: ahead,
             admitted: self.admitted,
-            evaluations: self.evaluations,
+            evaluations: self.admitted + self.asked_in_vain,
+            headers_malformed: u64::from(self.headers_malformed),
             next_entry: self.next_entry(plan, ahead, now),
             listener_panics: 0,
             events_lost: 0,
         }
+    }
+
+    /// The circuit's state; `None` without one.
+    pub fn circuit_state(&self, now: Instant) -> Option<CircuitState> {
+        self.circuit.as_ref().map(|circuit| circuit.view(now.max(self.latest)).state)
+    }
+
+    /// What moves, and nothing that takes work to find out.
+    pub fn levels(&self, plan: &Plan) -> Levels {
+        let breaker = plan.draft.circuit.as_ref().and(self.circuit.as_ref());
+        Levels {
+            in_flight: self.in_flight(),
+            slots: plan.draft.slots.map(|_| self.slots_limit),
+            rate: self.rate_now(plan),
+            circuit: breaker.map(|gate| gate.view(self.latest).state),
+        }
+    }
+
+    fn rate_now(&self, plan: &Plan) -> Option<PerSecond> {
+        let planned = || plan.rate.map(|shape| PerSecond::of(shape.amount(), shape.period()));
+        self.feedback.rate().or_else(planned)
     }
 
     /// The first state that holds.
@@ -75,9 +103,9 @@ impl Gates {
         }
     }
 
-    /// A paused bucket stands still: its level is the one it will go on from.
+    /// A bucket that rests stands still: its level is the one it will go on from.
     fn rate_level(&self, shape: &crate::bucket::Shape, now: Instant) -> i64 {
-        self.rate.level(shape, self.pause.until(now).unwrap_or(now))
+        self.rate.level(shape, self.rests_until(now))
     }
 
     fn next_entry(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<Instant> {

@@ -2,6 +2,8 @@
 
 use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
+use crate::cause::Cause;
+use crate::observed::Outcomes;
 use crate::outcome::Outcome;
 use crate::plan::{Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
 use crate::verdict::Gate;
@@ -144,4 +146,64 @@ fn without_slots_the_time_left_is_shared_by_those_in_flight() {
     assert_eq!((seen.slots, seen.slots_ceiling, seen.eta), (None, None, Some(secs(4))));
     rig.at(at(3)).record(Outcome::overload());
     assert_eq!((rig.seen().completed, rig.seen().failures), (2, 0), "nobody learns: nothing is remembered");
+}
+
+#[test]
+fn outcomes_and_latency_are_shown_where_something_learns_whatever_the_generation() {
+    let error_rate = Circuit::at_error_rate(0.9, 10, secs(10));
+    let mut rig = Rig::new(Draft { circuit: Some(error_rate), ..draft() });
+    assert_eq!((rig.seen().outcomes, rig.seen().latency_mean), (Outcomes::default(), None));
+    let [early, late] = <[_; 2]>::try_from(rig.enter_all(2)).unwrap();
+    rig.at(at(1)).settle(late, Outcome::overload().because(Cause::Server));
+    assert_eq!(rig.cuts(), 1, "a new generation");
+    rig.at(at(2)).settle(early, Outcome::success());
+    rig.record(Outcome::success().took(secs(4)));
+    rig.record(Outcome::success());
+    rig.record(Outcome::failure().took(secs(9)));
+    rig.record(Outcome::ignored().took(secs(9)));
+    let seen = rig.seen();
+    let counts = seen.outcomes;
+    assert_eq!((counts.successes, counts.server, counts.other, counts.total()), (3, 1, 1, 5));
+    assert_eq!(seen.latency_mean, Some(secs(3)), "of 2 s and 4 s: the others have none, or are no successes");
+    let near = |told: Option<Duration>, wanted: Duration| {
+        told.is_some_and(|told| told.abs_diff(wanted) <= wanted / 16)
+    };
+    assert!(near(seen.latency_p50, secs(2)) && near(seen.latency_p95, secs(4)), "{seen:?}");
+    assert_eq!(
+        seen.error_rate,
+        Some(0.4),
+        "two of five: the window hears of all generations while it is closed"
+    );
+    assert_eq!(rig.at(at(30)).seen().error_rate, None, "nothing is in the window");
+    assert_eq!(rig.seen().outcomes, counts, "and nothing is forgotten");
+}
+
+#[test]
+fn without_a_window_there_is_no_error_rate() {
+    let consecutive = Some(Circuit::after_failures(9));
+    for circuit in [None, consecutive] {
+        let mut rig = Rig::new(Draft { circuit, ..draft() });
+        rig.record(Outcome::failure());
+        assert_eq!((rig.seen().error_rate, rig.seen().outcomes.other), (None, 1));
+    }
+}
+
+#[test]
+fn where_nothing_learns_nothing_is_observed_and_nothing_allocated() {
+    let limited = Draft { slots: Some(Slots::fixed(3)), rate: Some(Rate::per_second(9)), ..Draft::default() };
+    let mut rig = Rig::new(limited);
+    rig.call(REQUEST, Outcome::success());
+    rig.call(REQUEST, Outcome::overload().retry_after(secs(1)));
+    rig.record(Outcome::failure());
+    assert!(rig.gates.observed.is_none());
+    assert_eq!((rig.seen().outcomes, rig.seen().latency_p95), (Outcomes::default(), None));
+}
+
+#[test]
+fn what_was_observed_outlives_a_change_of_limits() {
+    let mut rig = Rig::new(draft());
+    rig.record(Outcome::success().took(secs(1)));
+    rig.retune(Draft { slots: Some(Slots::fixed(2)), ..Draft::default() });
+    rig.record(Outcome::success().took(secs(5)));
+    assert_eq!((rig.seen().outcomes.successes, rig.seen().latency_mean), (1, Some(secs(1))));
 }

@@ -16,6 +16,8 @@ pub(super) const SPAN_MAX: Duration = PERIOD_MAX;
 pub(super) const COUNT_MAX: u32 = 1 << 30;
 /// More attempts than this are a mistake.
 const ATTEMPTS_MAX: u32 = 1_000;
+/// A window in more slices than this is a mistake.
+const SLICES_MAX: u32 = 1_024;
 /// Bytes and tokens are counted exactly up to this.
 const UNITS_MAX: u64 = 1 << 53;
 
@@ -108,7 +110,7 @@ impl Problems {
             self.fraction("circuit.error_rate", rate.threshold, f64::MIN_POSITIVE);
             self.count("circuit.samples_min", rate.samples_min, 1, COUNT_MAX);
             self.span("circuit.window", rate.window, Duration::from_nanos(1), SPAN_MAX);
-            self.count("circuit.slices", rate.slices, 1, 1_024);
+            self.count("circuit.slices", rate.slices, 1, SLICES_MAX);
         }
         self.span("circuit.open_for", circuit.open_for, Duration::ZERO, SPAN_MAX);
         self.count("circuit.probes", circuit.probes, 1, COUNT_MAX);
@@ -254,10 +256,11 @@ mod tests {
             (circuit(Circuit::after_failures(0)), &["circuit.failures"]),
             (circuit(Circuit::default().probes(0).open_for(AGES)), &["circuit.open_for", "circuit.probes"]),
             (
-                circuit(Circuit::at_error_rate(0.0, 0, Duration::ZERO)),
-                &["circuit.error_rate", "circuit.samples_min", "circuit.window"],
+                circuit(Circuit::at_error_rate(0.0, 0, Duration::ZERO).slices(0)),
+                &["circuit.error_rate", "circuit.samples_min", "circuit.window", "circuit.slices"],
             ),
             (circuit(Circuit::at_error_rate(f64::NAN, 1, SECOND)), &["circuit.error_rate"]),
+            (circuit(Circuit::at_error_rate(0.5, 1, SECOND).slices(1_025)), &["circuit.slices"]),
             (Draft { pause: Pause::default().max(AGES).tail(AGES), ..base() }, &["pause.max", "pause.tail"]),
             (
                 Draft { pause: Pause::default().sizes(SizeRule::new(1, AGES, AGES)), ..base() },
@@ -267,8 +270,7 @@ mod tests {
                 brake(Brake::default().at(0, Duration::ZERO).cooling(Duration::ZERO).ceiling_periods(0)),
                 &["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"],
             ),
-            (Draft { waiters_max: 0, ..base() }, &["waiters_max"]),
-            (Draft { milestone_percent: 0, ..base() }, &["milestone_percent"]),
+            (Draft { waiters_max: 0, milestone_percent: 0, ..base() }, &["milestone_percent", "waiters_max"]),
             (
                 Draft {
                     retry: Retry::attempts(0)

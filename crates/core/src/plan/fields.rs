@@ -19,6 +19,8 @@ pub enum FieldValue {
     Number(f64),
     /// One of several ways.
     Word(&'static str),
+    /// Whether at all.
+    Flag(bool),
 }
 
 impl Draft {
@@ -96,6 +98,7 @@ impl List {
         if let Some(rate) = circuit.error_rate {
             self.fraction("circuit.error_rate", rate.threshold);
             self.count("circuit.samples_min", rate.samples_min).span("circuit.window", rate.window);
+            self.count("circuit.slices", rate.slices);
         }
         self.span("circuit.open_for", circuit.open_for).count("circuit.probes", circuit.probes);
     }
@@ -217,7 +220,7 @@ mod tests {
             bytes: Some(Bytes::in_flight(9).recovering_price(20)),
             rate: Some(Rate::per_second(4).burst(7)),
             budget: Some(Budget::tokens(8, SECOND).oversize(Oversize::Alone)),
-            circuit: Some(Circuit::at_error_rate(0.5, 6, SECOND).or_after_failures(2)),
+            circuit: Some(Circuit::at_error_rate(0.5, 6, SECOND).slices(4).or_after_failures(2)),
             pause: Pause::default().sizes(SizeRule::new(1, SECOND, SECOND)),
             retry: Retry::attempts(3)
                 .backoff(Backoff::fixed(SECOND).jitter(Jitter::Range(0.5..=1.0)))
@@ -230,6 +233,7 @@ mod tests {
         says(&draft, &[("bytes.recovering_price", Count(20)), ("pace.jitter", Fraction(0.5))]);
         says(&draft, &[("rate.burst", Count(7)), ("budget.oversize", Word("alone"))]);
         says(&draft, &[("circuit.failures", Count(2)), ("circuit.error_rate", Fraction(0.5))]);
+        says(&draft, &[("circuit.samples_min", Count(6)), ("circuit.slices", Count(4))]);
         says(&draft, &[("pause.sizes.large", Span(SECOND)), ("controller", Word("brake"))]);
         says(&draft, &[("retry.backoff", Word("fixed")), ("retry.jitter", Word("range"))]);
         says(&draft, &[("retry.jitter_min", Fraction(0.5)), ("retry.budget.at_least", Count(10))]);

@@ -53,21 +53,25 @@ fn asctime(text: &str) -> Option<Stamp> {
     stamp(date, clock(time)?).filter(|_| is_day(day))
 }
 
-/// A point in time as RFC 3339 writes it, with any offset; a fraction is rounded up to the microsecond.
+/// A point in time as RFC 3339 writes it, with any offset; a fraction is rounded up to the microsecond. Seconds may be
+/// missing, as ISO 8601 has it: Jira writes so.
 pub(super) fn rfc3339(text: &str) -> Option<Stamp> {
     let (date, rest) = text.split_at_checked(10)?;
     let mut parts = date.split('-');
     let (year, month, day) = (parts.next()?, parts.next()?, parts.next()?);
     let date = Date { year: digits(year, 4)?, month: digits(month, 2)?, day: digits(day, 2)? };
-    let (time, rest) = rest.strip_prefix(['T', 't', ' '])?.split_at_checked(8)?;
+    let rest = rest.strip_prefix(['T', 't', ' '])?;
+    let has_seconds = rest.as_bytes().get(5) == Some(&b':');
+    let (time, rest) = rest.split_at_checked(if has_seconds { 8 } else { 5 })?;
+    let seconds = if has_seconds { clock(time)? } else { minutes(time)? };
     let (micros, rest) = match rest.strip_prefix('.') {
-        Some(rest) => {
+        Some(rest) if has_seconds => {
             let end = rest.find(|letter: char| !letter.is_ascii_digit())?;
             (fraction(&rest[..end])?, &rest[end..])
         }
-        None => (0, rest),
+        _ => (0, rest),
     };
-    let point = stamp(date, clock(time)?)?.as_micros() + micros;
+    let point = stamp(date, seconds)?.as_micros() + micros;
     if rest.eq_ignore_ascii_case("Z") {
         return Some(Stamp::from_micros(point));
     }
@@ -109,11 +113,16 @@ fn century(two: u64, now: Stamp) -> u64 {
 
 /// The seconds since midnight that `08:49:37` says. A leap second is the next minute's first.
 fn clock(text: &str) -> Option<u64> {
-    let mut parts = text.split(':');
-    let (hour, minute, second) = (parts.next()?, parts.next()?, parts.next()?);
-    let (hour, minute, second) = (digits(hour, 2)?, digits(minute, 2)?, digits(second, 2)?);
-    let fits = parts.next().is_none() && hour < 24 && minute < 60 && second <= 60;
-    fits.then_some(hour * 3_600 + minute * 60 + second)
+    let (time, second) = text.rsplit_once(':')?;
+    let second = digits(second, 2).filter(|second| *second <= 60)?;
+    Some(minutes(time)? + second)
+}
+
+/// The seconds since midnight that `08:49` says.
+fn minutes(text: &str) -> Option<u64> {
+    let (hour, minute) = text.split_once(':')?;
+    let (hour, minute) = (digits(hour, 2)?, digits(minute, 2)?);
+    (hour < 24 && minute < 60).then_some(hour * 3_600 + minute * 60)
 }
 
 fn stamp(date: Date, seconds: u64) -> Option<Stamp> {
@@ -231,7 +240,14 @@ mod tests {
             ("2026-01-31T09:30:05.Z", None),
             ("2026-01-31T09:30:05+0200", None),
             ("2026-01-31T09:30:05+24:00", None),
-            ("2026-01-31T09:30Z", None),
+            ("2026-01-31T09:30Z", Some("2026-01-31T09:30:00Z")),
+            ("2026-01-31T09:30+02:00", Some("2026-01-31T07:30:00Z")),
+            ("2026-01-31T09:30", None),
+            ("2026-01-31T09:30.5Z", None),
+            ("2026-01-31T09:60Z", None),
+            ("2026-01-31T24:00Z", None),
+            ("2026-01-31T09Z", None),
+            ("2026-01-31T09:3é:05Z", None),
             ("2026-13-31T09:30:05Z", None),
             ("2026-01-31", None),
             ("2026-01-3éT09:30:05Z", None),

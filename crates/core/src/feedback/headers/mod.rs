@@ -297,6 +297,16 @@ impl Signals {
         self.hint().map_or_else(amz, |hint| hint.wait)
     }
 
+    /// How long until one unit of every quota is there, where a quota of requests or tokens is surely empty: nothing
+    /// is left, and both the limit and the time to more are known.
+    pub fn until_more(&self) -> Option<Duration> {
+        let is_empty = |quota: &&Quota| {
+            quota.remaining == Some(0) && quota.limit.is_some() && quota.dimension != Dimension::Other
+        };
+        let waits = self.quotas.iter().filter(is_empty).filter_map(|quota| quota.time_to(1));
+        waits.filter(|wait| !wait.is_zero()).max()
+    }
+
     /// The first quota that counts this.
     pub fn quota(&self, dimension: Dimension) -> Option<&Quota> {
         self.quotas.iter().find(|quota| quota.dimension == dimension)

@@ -1,0 +1,141 @@
+//! The cases of the keyed adaptive limiter (seed 003) that speak of one throttle's gates: circuit, rate and refusals
+//! together. Those that speak of the rate alone are in `aimd_tests.rs`.
+
+use super::tests::{REQUEST, Rig, at, millis, secs};
+use crate::outcome::Outcome;
+use crate::plan::{Aimd, Circuit, Controller, Draft, Rate};
+use crate::refused::Refused;
+use crate::snapshot::CircuitState::{self, Closed, HalfOpen, Open};
+use crate::time::Instant;
+use crate::verdict::Verdict;
+
+/// The numbers of the cases: 2 per second within 0.5 and 8, four at once, half a unit more each second, 100 ms; a
+/// circuit at 40 % of at least five in 10 s or at three in a row, open for 5 s, with one probe.
+fn cases() -> Draft {
+    let aimd = Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100));
+    Draft {
+        rate: Some(Aimd::RATE),
+        controller: Controller::Aimd(aimd),
+        circuit: Some(circuit(3, 1)),
+        ..Draft::default()
+    }
+}
+
+const fn circuit(consecutive: u32, probes: u32) -> Circuit {
+    let circuit = Circuit::at_error_rate(0.4, 5, secs(10)).slices(10).or_after_failures(consecutive);
+    circuit.open_for(secs(5)).probes(probes)
+}
+
+fn with(circuit: Circuit) -> Rig {
+    Rig::new(Draft { circuit: Some(circuit), ..cases() })
+}
+
+/// The point so many milliseconds after the origin.
+const fn ms(millis: u64) -> Instant {
+    Instant::from_nanos(millis * 1_000_000)
+}
+
+impl Rig {
+    fn circuit(&self) -> CircuitState {
+        self.seen().circuit.expect("a circuit").state
+    }
+
+    /// The refusal, or none where the request entered or is to wait.
+    fn refused(&mut self) -> Option<Refused> {
+        match self.admit(REQUEST) {
+            Err(Verdict::Refuse(refused)) => Some(refused),
+            _ => None,
+        }
+    }
+}
+
+/// A 503 is an overload that brings no hint.
+const fn unavailable() -> Outcome {
+    Outcome::overload()
+}
+
+#[test]
+fn a6_the_second_503_in_a_row_opens_the_circuit_and_the_next_is_denied() {
+    let mut rig = with(circuit(2, 1));
+    let table = [(500, Closed), (1_000, Open)];
+    for (time, wanted) in table {
+        rig.at(ms(time)).call(REQUEST, unavailable());
+        assert_eq!(rig.circuit(), wanted, "at {time} ms");
+    }
+    let retry_after = millis(4_500);
+    assert_eq!(rig.at(ms(1_500)).refused(), Some(Refused::CircuitOpen { retry_after }));
+}
+
+#[test]
+fn a7_two_probes_close_it_and_the_next_failure_opens_it_again() {
+    let mut rig = with(circuit(1, 2));
+    rig.at(ms(100)).call(REQUEST, unavailable());
+    assert_eq!(rig.circuit(), Open);
+    let probe = rig.at(ms(5_100)).enter(REQUEST);
+    assert_eq!(rig.circuit(), HalfOpen);
+    rig.settle(probe, Outcome::success());
+    assert_eq!(rig.circuit(), HalfOpen);
+    for (outcome, wanted) in [(Outcome::success(), Closed), (unavailable(), Open)] {
+        let charge = rig.enter_when_told();
+        rig.settle(charge, outcome);
+        assert_eq!(rig.circuit(), wanted);
+    }
+}
+
+#[test]
+fn a8_a29_a_refusal_says_what_is_left_of_the_open_time_and_then_there_is_none() {
+    let mut rig = with(circuit(1, 1).open_for(secs(2)));
+    rig.call(REQUEST, unavailable());
+    for (time, left) in [(0, 2_000), (500, 1_500), (1_999, 1)] {
+        let refused = rig.at(ms(time)).refused().expect("the circuit is open");
+        assert_eq!(refused, Refused::CircuitOpen { retry_after: millis(left) }, "at {time} ms");
+        assert_eq!(refused.retry_after(), Some(millis(left)));
+    }
+    rig.at(at(2)).call(REQUEST, Outcome::success());
+    assert_eq!(rig.circuit(), Closed);
+}
+
+#[test]
+fn a15_of_fifty_who_ask_a_half_open_circuit_one_is_admitted() {
+    let mut rig = with(circuit(1, 1));
+    rig.call(REQUEST, unavailable());
+    rig.at(at(5));
+    let admitted = (0..50).filter_map(|_| rig.admit(REQUEST).ok()).count();
+    assert_eq!(admitted, 1);
+    // It is the circuit that refuses: nobody waits in line for a place that a success would make superfluous.
+    assert_eq!(rig.refused(), Some(Refused::CircuitOpen { retry_after: millis(500) }));
+}
+
+#[test]
+fn a17_a_bucket_that_holds_nothing_is_an_error_and_a_slow_one_grants_in_bounded_time() {
+    let quarter = |burst| {
+        let aimd = Aimd::default().within(0.25..=8.0);
+        let rate = Rate::new(1, secs(4)).burst(burst);
+        Draft { rate: Some(rate), controller: Controller::Aimd(aimd), ..Draft::default() }
+    };
+    let told = quarter(0).check().expect_err("nothing would ever enter").to_string();
+    assert!(told.starts_with("`rate.burst` is 0, and must be at least 1"), "{told}");
+    let mut rig = Rig::new(quarter(1));
+    for second in [0, 4, 8] {
+        let _entered = rig.enter_when_told();
+        assert_eq!(rig.now, at(second));
+    }
+}
+
+#[test]
+fn a26_a_hundred_404s_move_neither_rate_nor_circuit_and_reset_no_count() {
+    let mut rig = with(circuit(3, 1));
+    rig.call(REQUEST, unavailable());
+    rig.later(secs(2)).call(REQUEST, unavailable());
+    let rate = rig.seen().rate;
+    for _ in 0..100 {
+        let charge = rig.enter_when_told();
+        rig.later(millis(900)).settle(charge, Outcome::ignored());
+        let view = rig.seen().circuit.expect("a circuit");
+        assert_eq!((rig.seen().rate, view.state, view.consecutive_failures), (rate, Closed, 2));
+    }
+    // So the third failure in a row is still the third, minutes later.
+    let charge = rig.enter_when_told();
+    rig.settle(charge, unavailable());
+    assert_eq!(rig.circuit(), Open);
+}

@@ -1,0 +1,116 @@
+//! Drafts to start from: whole sets of numbers that have proved to go together.
+
+use std::time::Duration;
+
+use super::{Aimd, Brake, Bytes, Circuit, Controller, Draft, Pace, Pause, SizeRule, Slots};
+use crate::backoff::{Backoff, Jitter};
+use crate::retry::Retry;
+
+impl Draft {
+    /// Five slots, 0.2–30 s between entries with half as much jitter, braking at three failures in a minute.
+    pub fn gentle() -> Self {
+        let pace = Pace::every(Duration::from_millis(200)).slowest(Duration::from_secs(30)).jitter(0.5);
+        Self {
+            slots: Some(Slots::adaptive(1..=5)),
+            pace: Some(pace),
+            controller: Controller::Brake(Brake::default()),
+            ..Self::default()
+        }
+    }
+
+    /// Layered dispatch: 400 slots, 10 of them while recovering, 5 MiB in flight at twenty times the price while
+    /// recovering, a tail of 10 s, and after an overload a pause of 1 s for up to 128 KiB and 5 s for more.
+    pub fn layered() -> Self {
+        let sizes = SizeRule::new(128 << 10, Duration::from_secs(1), Duration::from_secs(5));
+        Self {
+            slots: Some(Slots::fixed(400)),
+            recovery_slots: Some(10),
+            bytes: Some(Bytes::in_flight(5 << 20).recovering_price(20)),
+            pause: Pause::default().tail(Duration::from_secs(10)).sizes(sizes),
+            ..Self::default()
+        }
+    }
+
+    /// One of many hosts, of which nobody knows how much they bear: two per second and four at once, moved between 0.25
+    /// and 8 by a quarter more each second and by half at a cut, with a second of latency to expect and two too much;
+    /// a circuit that opens for 15 s at five failures in a row or at 40 % of at least ten outcomes in 30 s, and closes
+    /// with three probes; three attempts, with anything up to 200 ms, then 400 ms, between them.
+    pub fn host() -> Self {
+        let circuit = Circuit::at_error_rate(0.4, 10, Duration::from_secs(30)).slices(15);
+        let backoff = Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5));
+        Self {
+            rate: Some(Aimd::RATE),
+            circuit: Some(circuit.or_after_failures(5).open_for(Duration::from_secs(15)).probes(3)),
+            controller: Controller::Aimd(Aimd::default()),
+            retry: Retry::attempts(3).backoff(backoff.jitter(Jitter::Full)),
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::FieldValue::{self, Count, Fraction, Number, Span, Word};
+
+    #[test]
+    fn the_gentle_draft_is_seed_000s_defaults() {
+        let draft = Draft::gentle();
+        assert_eq!(draft.slots, Some(Slots { min: 1, start: 5, max: 5 }));
+        let pace = draft.pace.expect("the gentle draft has a pace");
+        assert_eq!(
+            (pace.interval_min, pace.interval_max),
+            (Duration::from_millis(200), Duration::from_secs(30))
+        );
+        assert!((pace.jitter - 0.5).abs() < f64::EPSILON);
+        assert_eq!(draft.controller, Controller::Brake(Brake::default()));
+        let circuit = Circuit::default();
+        assert_eq!(
+            (circuit.consecutive, circuit.open_for, circuit.probes),
+            (Some(10), Duration::from_secs(30), 1)
+        );
+        assert!(draft.check().is_ok_and(|plan| plan.is_timed() && plan.settles_timed()));
+    }
+
+    /// Seed 003 §10 names the fields, the issue their numbers; what is not among them is as everywhere.
+    #[test]
+    fn the_host_draft_is_seed_003s_defaults_and_nothing_else() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let wanted: [(&str, FieldValue); 30] = [
+            ("rate.amount", Count(2)),
+            ("rate.period", Span(SECOND)),
+            ("rate.burst", Count(4)),
+            ("circuit.failures", Count(5)),
+            ("circuit.error_rate", Fraction(0.4)),
+            ("circuit.samples_min", Count(10)),
+            ("circuit.window", Span(30 * SECOND)),
+            // Two seconds each.
+            ("circuit.slices", Count(15)),
+            ("circuit.open_for", Span(15 * SECOND)),
+            ("circuit.probes", Count(3)),
+            ("pause.max", Span(600 * SECOND)),
+            ("pause.tail", Span(Duration::ZERO)),
+            ("controller", Word("aimd")),
+            ("aimd.rate_min", Number(0.25)),
+            ("aimd.rate_max", Number(8.0)),
+            ("aimd.increase", Number(0.25)),
+            ("aimd.decrease", Number(0.5)),
+            ("aimd.latency_target", Span(SECOND)),
+            ("aimd.latency_factor", Number(2.0)),
+            ("aimd.latency_weight", Number(0.2)),
+            ("aimd.slow_start", Word("off")),
+            ("aimd.memory", Span(180 * SECOND)),
+            ("retry.attempts", Count(3)),
+            ("retry.backoff", Word("exponential")),
+            ("retry.backoff_base", Span(Duration::from_millis(200))),
+            ("retry.backoff_max", Span(5 * SECOND)),
+            ("retry.jitter", Word("full")),
+            ("retry.when_refused", Word("stop")),
+            ("milestone_percent", Count(10)),
+            ("waiters_max", Count(65_536)),
+        ];
+        assert_eq!(Draft::host().fields(), wanted);
+        let plan = Draft::host().check().expect("within the bounds");
+        assert!(plan.is_timed() && plan.settles_timed() && plan.counts_in_flight());
+    }
+}

@@ -1,0 +1,240 @@
+//! Responses as providers send them, whole: what their headers say together is what a caller waits for.
+
+use std::time::Duration;
+
+use http::Response;
+use tidegate_core::feedback::headers::read;
+use tidegate_core::outcome::{Kind, Outcome};
+use tidegate_core::response::signals;
+use tidegate_core::time::Stamp;
+
+/// 2026-01-31T09:30:00Z.
+const NOW: Stamp = Stamp::from_secs(1_769_851_800);
+
+fn outcome(status: u16, headers: &[(&str, &str)]) -> Outcome {
+    let mut response = Response::builder().status(status);
+    for (name, value) in headers {
+        response = response.header(*name, *value);
+    }
+    Outcome::from_response(&response.body(()).expect("headers without mistakes"), NOW)
+}
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// GitHub's primary limit: no `retry-after`, and nobody is to come back before `x-ratelimit-reset`.
+#[test]
+fn a_403_of_github_with_nothing_left_waits_for_its_reset() {
+    let outcome = outcome(
+        403,
+        &[
+            ("date", "Sat, 31 Jan 2026 09:30:00 GMT"),
+            ("content-type", "application/json; charset=utf-8"),
+            ("x-ratelimit-limit", "60"),
+            ("x-ratelimit-remaining", "0"),
+            ("x-ratelimit-reset", "1769851920"),
+            ("x-ratelimit-used", "60"),
+            ("x-ratelimit-resource", "core"),
+        ],
+    );
+    assert_eq!((outcome.kind(), outcome.hint()), (Kind::Overload, Some(secs(120))));
+}
+
+/// Jira Cloud writes its resets without seconds.
+#[test]
+fn a_reset_of_jira_without_seconds_is_read() {
+    let outcome = outcome(
+        429,
+        &[
+            ("x-ratelimit-limit", "350"),
+            ("x-ratelimit-remaining", "0"),
+            ("x-ratelimit-reset", "2026-01-31T09:32Z"),
+        ],
+    );
+    assert_eq!((outcome.hint(), outcome.malformed()), (Some(secs(120)), 0));
+}
+
+#[test]
+fn what_model_providers_send_is_read_as_it_is_meant() {
+    // OpenAI, well.
+    let openai = outcome(
+        200,
+        &[
+            ("x-ratelimit-limit-requests", "5000"),
+            ("x-ratelimit-remaining-requests", "4999"),
+            ("x-ratelimit-reset-requests", "12ms"),
+            ("x-ratelimit-limit-tokens", "160000"),
+            ("x-ratelimit-remaining-tokens", "159976"),
+            ("x-ratelimit-reset-tokens", "9ms"),
+            ("openai-processing-ms", "420"),
+        ],
+    );
+    assert_eq!(openai, Outcome::success());
+    // OpenAI, over.
+    let over = outcome(
+        429,
+        &[("retry-after", "1"), ("retry-after-ms", "642"), ("x-ratelimit-remaining-tokens", "12")],
+    );
+    assert_eq!((over.kind(), over.hint()), (Kind::Overload, Some(millis(642))));
+    // Azure, over, with both and `-1`.
+    let azure = outcome(
+        429,
+        &[
+            ("retry-after", "7"),
+            ("retry-after-ms", "6900"),
+            ("x-ratelimit-remaining-requests", "-1"),
+            ("x-ms-region", "x"),
+        ],
+    );
+    assert_eq!((azure.hint(), azure.malformed()), (Some(millis(6_900)), 1));
+    // Anthropic, over without retry-after: the latest reset of those at 0.
+    let anthropic = outcome(
+        429,
+        &[
+            ("anthropic-ratelimit-requests-limit", "50"),
+            ("anthropic-ratelimit-requests-remaining", "0"),
+            ("anthropic-ratelimit-requests-reset", "2026-01-31T09:30:10Z"),
+            ("anthropic-ratelimit-tokens-limit", "40000"),
+            ("anthropic-ratelimit-tokens-remaining", "0"),
+            ("anthropic-ratelimit-tokens-reset", "2026-01-31T09:30:42Z"),
+        ],
+    );
+    assert_eq!(anthropic.hint(), Some(secs(42)));
+    // Groq.
+    let groq = outcome(
+        429,
+        &[
+            ("retry-after", "2"),
+            ("x-ratelimit-limit-requests", "14400"),
+            ("x-ratelimit-remaining-requests", "14370"),
+            ("x-ratelimit-reset-requests", "2m59.56s"),
+            ("x-ratelimit-reset-tokens", "7.66s"),
+        ],
+    );
+    assert_eq!((groq.hint(), groq.malformed()), (Some(secs(2)), 0));
+}
+
+#[test]
+fn what_other_far_sides_send_is_read_as_it_is_meant() {
+    // AWS.
+    let aws = outcome(503, &[("x-amz-retry-after", "1500"), ("x-amzn-requestid", "x")]);
+    assert_eq!(aws.hint(), Some(millis(1_500)));
+    // GitHub, the secondary limit.
+    let github = outcome(403, &[("retry-after", "60"), ("x-ratelimit-remaining", "4990")]);
+    assert_eq!((github.kind(), github.hint()), (Kind::Overload, Some(secs(60))));
+    // IETF, the current draft.
+    let ietf = outcome(
+        429,
+        &[
+            ("ratelimit-policy", "\"burst\";q=100;w=60,\"daily\";q=1000;w=86400"),
+            ("ratelimit", "\"burst\";r=0;t=30,\"daily\";r=900;t=3600"),
+        ],
+    );
+    assert_eq!(ietf.hint(), Some(secs(30)));
+    // IETF, an older one.
+    let older = outcome(
+        429,
+        &[("ratelimit-limit", "100, 100;w=60"), ("ratelimit-remaining", "0"), ("ratelimit-reset", "50")],
+    );
+    assert_eq!(older.hint(), Some(secs(50)));
+    // Cloudflare.
+    let cloudflare = outcome(
+        429,
+        &[
+            ("ratelimit", "\"default\";r=0;t=10"),
+            ("ratelimit-policy", "\"default\";q=1200;w=300"),
+            ("retry-after", "10"),
+        ],
+    );
+    assert_eq!(cloudflare.hint(), Some(secs(10)));
+    // Discord.
+    let discord = outcome(
+        429,
+        &[
+            ("x-ratelimit-limit", "5"),
+            ("x-ratelimit-remaining", "0"),
+            ("x-ratelimit-reset", "1769851801.250"),
+            ("x-ratelimit-reset-after", "1.250"),
+            ("x-ratelimit-bucket", "abcd1234"),
+            ("x-ratelimit-scope", "user"),
+            ("retry-after", "2"),
+        ],
+    );
+    assert_eq!((discord.hint(), discord.malformed()), (Some(secs(2)), 0));
+    // Twitter / X.
+    let twitter = outcome(
+        429,
+        &[
+            ("x-rate-limit-limit", "15"),
+            ("x-rate-limit-remaining", "0"),
+            ("x-rate-limit-reset", "1769852700"),
+        ],
+    );
+    assert_eq!(twitter.hint(), Some(secs(900)));
+    // Reddit.
+    let reddit = outcome(
+        429,
+        &[("x-ratelimit-used", "600"), ("x-ratelimit-remaining", "0.0"), ("x-ratelimit-reset", "117")],
+    );
+    assert_eq!(reddit.hint(), Some(secs(117)));
+}
+
+/// A far side whose clock is four hours behind.
+#[test]
+fn skewed_dates_do_not_shorten_a_wait() {
+    let response = Response::builder()
+        .status(429)
+        .header("date", "Sat, 31 Jan 2026 05:30:00 GMT")
+        .header("x-ratelimit-limit", "10")
+        .header("x-ratelimit-remaining", "0")
+        .header("x-ratelimit-reset", "1769837430")
+        .body(())
+        .unwrap();
+    assert_eq!(Outcome::from_response(&response, NOW).hint(), Some(secs(30)));
+}
+
+/// A cache may say how old a response is, and anything else.
+#[test]
+fn an_absurd_age_is_not_believed() {
+    for age in ["18446744073709551615", "86401", "-1", "x"] {
+        let headers = [
+            ("date", "Sat, 31 Jan 2026 09:30:00 GMT"),
+            ("age", age),
+            ("retry-after", "Sat, 31 Jan 2026 09:30:20 GMT"),
+        ];
+        let map = http::HeaderMap::from_iter(headers.map(|(name, value)| {
+            (name.parse::<http::HeaderName>().unwrap(), value.parse::<http::HeaderValue>().unwrap())
+        }));
+        assert_eq!(signals(&map, NOW).hint().map(|hint| hint.wait), Some(secs(20)), "{age}");
+    }
+}
+
+/// Kong: a limit by the minute that is used up is one of requests.
+#[test]
+fn a_quota_of_requests_by_the_minute_counts() {
+    let signals = read(
+        [
+            ("x-ratelimit-limit-minute", "5"),
+            ("x-ratelimit-remaining-minute", "0"),
+            ("ratelimit-limit", "5"),
+            ("ratelimit-remaining", "0"),
+            ("ratelimit-reset", "48"),
+        ],
+        NOW,
+    );
+    assert_eq!(signals.hint().map(|hint| hint.wait), Some(secs(48)));
+}
+
+/// Azure and others tell of long work so: ask for *this* again in 10 s.
+#[test]
+fn a_202_that_says_when_to_poll_again_pauses_nobody_else() {
+    let polled = outcome(202, &[("location", "/operations/7"), ("retry-after", "10")]);
+    assert_eq!((polled.kind(), polled.hint()), (Kind::Success, None));
+    let moved = outcome(301, &[("location", "/elsewhere"), ("retry-after", "120")]);
+    assert_eq!((moved.kind(), moved.hint()), (Kind::Success, None));
+}
