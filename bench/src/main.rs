@@ -17,7 +17,7 @@ use tidegate_bench::Options;
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-bench")]
 struct Arguments {
-    /// What to measure: `local`, `shared` or `sqlite`.
+    /// What to measure: `local`, `keyed`, `shared` or `sqlite`.
     name: String,
     #[command(flatten)]
     options: Options,
@@ -37,8 +37,10 @@ fn main() -> Result<()> {
     match arguments.name.as_str() {
         "local" => tidegate_bench::run("local", &local::CASES, &arguments.options),
         "shared" => tidegate_bench::run("shared", &shared::CASES, &arguments.options),
-        "sqlite" => run_beside("sqlite"),
-        other => bail!("there is no benchmark called `{other}`; there are `local`, `shared` and `sqlite`"),
+        name @ ("keyed" | "sqlite") => run_beside(name),
+        other => {
+            bail!("there is no benchmark called `{other}`; there are `local`, `keyed`, `shared` and `sqlite`")
+        }
     }
 }
 

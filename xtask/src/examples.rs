@@ -20,7 +20,19 @@ pub(crate) fn run() -> Result<()> {
     for name in PLAIN {
         step::stream(&mut cargo(&format!("run --quiet --example {name}")))?;
     }
+    per_host()?;
     gateway()
+}
+
+/// In a pipe there is one table of all hosts, and nothing that only a terminal understands.
+fn per_host() -> Result<()> {
+    let output = step::capture("per_host", &mut cargo("run --quiet --example per_host -- --seconds 3"))?;
+    print!("{output}");
+    let hosts = output.lines().filter(|line| line.contains(".test ")).count();
+    ensure!(hosts == 5, "a table of {hosts} hosts, and not of five");
+    let is_plain = !output.contains(|letter: char| letter.is_control() && letter != '\n');
+    ensure!(is_plain, "what only a terminal understands, in a pipe:\n{output:?}");
+    Ok(())
 }
 
 /// Usage goes on where it was, though the process was killed in the middle of its work.

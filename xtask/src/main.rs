@@ -66,7 +66,7 @@ enum Command {
     /// Installs valgrind with apt-get when it is missing.
     #[command(after_help = EXIT_CODES)]
     Bench {
-        /// Which benchmark: `local`, `shared` or `sqlite`
+        /// Which benchmark: `local`, `keyed`, `shared` or `sqlite`
         name: String,
         /// Handed to the benchmark as they are
         #[arg(last = true, value_name = "ARGS")]

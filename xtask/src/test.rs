@@ -51,7 +51,7 @@ fn tests(depth: Depth) -> Result<()> {
 }
 
 fn model(depth: Depth) -> Result<()> {
-    let mut model = cargo("test --release -p tidegate --features test-util --test model");
+    let mut model = cargo("test --release -p tidegate --features test-util --test model --test model_keyed");
     if depth == Depth::Deep {
         model.env("MODEL_DEEP", "1");
     }
@@ -60,7 +60,9 @@ fn model(depth: Depth) -> Result<()> {
 
 fn model_clippy() -> Result<()> {
     // In release, as the models run, so that the two share what they build.
-    let mut clippy = cargo("clippy --release -p tidegate --features test-util --test model -- -D warnings");
+    let mut clippy = cargo(
+        "clippy --release -p tidegate --features test-util --test model --test model_keyed -- -D warnings",
+    );
     step::stream(as_model(&mut clippy))
 }
 

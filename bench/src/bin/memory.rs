@@ -1,4 +1,5 @@
-//! How many bytes a throttle, a waiter and, if asked for `buckets`, a bucket take, by an allocator that counts.
+//! How many bytes a throttle and a waiter take, or if asked for `buckets` a bucket, or if asked for `keys` a key, by an
+//! allocator that counts.
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::alloc::System;
@@ -8,13 +9,14 @@ use std::task::{Context, Waker};
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tidegate::store::{ManualWall, Store};
-use tidegate::{Cost, Limit, Limiter, Memory, Rate, Slots, Stamp, Throttle};
+use tidegate::{Cost, Keyed, Limit, Limiter, Memory, Rate, Slots, Stamp, Throttle};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const WAITERS: usize = 10_000;
 const ENTITIES: usize = 1_000_000;
+const KEYS: usize = 1_000_000;
 
 /// Bytes in use.
 fn in_use() -> usize {
@@ -23,14 +25,18 @@ fn in_use() -> usize {
 }
 
 fn main() {
-    if std::env::args().nth(1).as_deref() == Some("buckets") {
-        let (bucket, ledger) = bucket_bytes();
-        println!("bucket_bytes {bucket}");
-        println!("ledger_bytes {ledger}");
-        return;
+    match std::env::args().nth(1).as_deref() {
+        Some("buckets") => {
+            let (bucket, ledger) = bucket_bytes();
+            println!("bucket_bytes {bucket}");
+            println!("ledger_bytes {ledger}");
+        }
+        Some("keys") => println!("key_bytes {}", key_bytes()),
+        _ => {
+            println!("throttle_bytes {}", throttle_bytes());
+            println!("waiter_bytes {}", waiter_bytes());
+        }
     }
-    println!("throttle_bytes {}", throttle_bytes());
-    println!("waiter_bytes {}", waiter_bytes());
 }
 
 /// What a throttle adds to the plan it shares with others: `twin` builds a second one under the same plan.
@@ -45,6 +51,18 @@ fn throttle_bytes() -> usize {
     let bytes = in_use() - before;
     drop(twin);
     bytes
+}
+
+/// A key with a rate and nothing else, of a million; the table they are in is part of it.
+fn key_bytes() -> usize {
+    let limits = Throttle::builder().rate(Rate::per_second(5)).limits().expect("within the bounds");
+    let keyed: Keyed<u64> = Keyed::builder(limits).keys_max(KEYS).build().expect("within the bounds");
+    let before = in_use();
+    for key in 0..KEYS {
+        drop(keyed.try_acquire(&(key as u64), Cost::request()).expect("a fresh bucket is full"));
+    }
+    assert_eq!(keyed.len(), KEYS, "all of them are there");
+    (in_use() - before) / KEYS
 }
 
 fn waiter_bytes() -> usize {

@@ -1,5 +1,6 @@
 //! Four ways in, one engine: try once, wait, wait no longer than, block the thread.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::cost::{Charge, Cost};
@@ -39,11 +40,7 @@ impl Throttle {
         if let Some(charge) = self.inner.enter_plain(cost, reading) {
             return Ok(Permit::new(&self.inner, charge));
         }
-        match self.inner.enter(cost, reading) {
-            Entry::Admitted(charge) => self.permit(Ok(charge)),
-            Entry::Refused(refused) => Err(refused),
-            Entry::Wait(_) => self.permit(Waiting::new(&self.inner, cost, None).await),
-        }
+        self.permit(self.inner.charge(cost, reading, None).await)
     }
 
     /// [`acquire`](Self::acquire), but no longer than `span`.
@@ -57,15 +54,7 @@ impl Throttle {
     /// # Cancel safety
     /// As `acquire`.
     pub async fn acquire_within(&self, cost: impl Into<Cost>, span: Duration) -> Result<Permit<'_>, Refused> {
-        let cost = cost.into();
-        match self.inner.enter(cost, self.inner.reading()) {
-            Entry::Admitted(charge) => self.permit(Ok(charge)),
-            Entry::Refused(refused) => Err(refused),
-            Entry::Wait(_) => {
-                let deadline = self.inner.clock().now() + span;
-                self.permit(Waiting::new(&self.inner, cost, Some(deadline)).await)
-            }
-        }
+        self.permit(self.inner.charge(cost.into(), self.inner.reading(), Some(span)).await)
     }
 
     /// Enters now or not at all. It does not overtake those who wait.
@@ -78,23 +67,8 @@ impl Throttle {
         let reading = self.inner.reading();
         match self.inner.enter_plain(cost, reading) {
             Some(charge) => Ok(Permit::new(&self.inner, charge)),
-            None => self.try_any(cost, reading),
+            None => self.permit(self.inner.try_charge(cost, reading)),
         }
-    }
-
-    fn try_any(&self, cost: Cost, reading: Option<Instant>) -> Result<Permit<'_>, Refused> {
-        let mut events = Vec::new();
-        let (mut state, now) = self.inner.lock_timed(reading);
-        if state.waiting() > 0 {
-            return self.permit(self.inner.try_behind(state, cost, now));
-        }
-        let answer = match state.admit(cost, now, &mut events) {
-            Entry::Admitted(charge) => Ok(charge),
-            Entry::Refused(refused) => Err(refused),
-            Entry::Wait(wait) => Err(state.limited(cost, wait, now)),
-        };
-        self.inner.leave(state, events);
-        self.permit(answer)
     }
 
     /// [`acquire`](Self::acquire) for threads. Not for use inside an async runtime: it blocks the thread.
@@ -102,7 +76,7 @@ impl Throttle {
     /// # Errors
     /// As `acquire`.
     pub fn acquire_blocking(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
-        self.block(cost.into(), None)
+        self.permit(self.inner.charge_blocking(cost.into(), self.inner.reading(), None))
     }
 
     /// [`acquire_within`](Self::acquire_within) for threads.
@@ -114,17 +88,7 @@ impl Throttle {
         cost: impl Into<Cost>,
         span: Duration,
     ) -> Result<Permit<'_>, Refused> {
-        self.block(cost.into(), Some(span))
-    }
-
-    fn block(&self, cost: Cost, span: Option<Duration>) -> Result<Permit<'_>, Refused> {
-        match self.inner.enter(cost, self.inner.reading()) {
-            Entry::Admitted(charge) => return self.permit(Ok(charge)),
-            Entry::Refused(refused) => return Err(refused),
-            Entry::Wait(_) => {}
-        }
-        let deadline = span.map(|span| self.inner.clock().now() + span);
-        self.permit(Waiting::new(&self.inner, cost, deadline).block())
+        self.permit(self.inner.charge_blocking(cost.into(), self.inner.reading(), Some(span)))
     }
 
     #[inline]
@@ -143,7 +107,7 @@ impl Inner {
         }
         let mut state = self.lock();
         // Without a reading although time matters: the plan changed a moment ago.
-        if state.waiting() > 0 || (reading.is_none() && state.plan.is_timed()) {
+        if self.waiting(&state) > 0 || (reading.is_none() && state.plan.is_timed()) {
             return None;
         }
         let State { plan, gates, .. } = &mut *state;
@@ -151,22 +115,82 @@ impl Inner {
         gates.admit_plain(plan, cost, now)
     }
 
+    /// Waits until it may enter, but no longer than `span`.
+    pub(crate) async fn charge(
+        self: &Arc<Self>,
+        cost: Cost,
+        reading: Option<Instant>,
+        span: Option<Duration>,
+    ) -> Result<Charge, Refused> {
+        match self.enter(cost, reading) {
+            Entry::Admitted(charge) => Ok(charge),
+            Entry::Refused(refused) => Err(refused),
+            Entry::Wait(_) => {
+                let deadline = span.map(|span| self.clock().now() + span);
+                Waiting::new(self, cost, deadline).await
+            }
+        }
+    }
+
+    /// The same for a thread that blocks.
+    pub(crate) fn charge_blocking(
+        self: &Arc<Self>,
+        cost: Cost,
+        reading: Option<Instant>,
+        span: Option<Duration>,
+    ) -> Result<Charge, Refused> {
+        match self.enter(cost, reading) {
+            Entry::Admitted(charge) => Ok(charge),
+            Entry::Refused(refused) => Err(refused),
+            Entry::Wait(_) => {
+                let deadline = span.map(|span| self.clock().now() + span);
+                Waiting::new(self, cost, deadline).block()
+            }
+        }
+    }
+
+    /// Enters now or not at all, where the short way did not do.
+    pub(crate) fn try_charge(&self, cost: Cost, reading: Option<Instant>) -> Result<Charge, Refused> {
+        let mut events = Vec::new();
+        let (mut state, now) = self.lock_timed(reading);
+        let answer = if state.waiting() > 0 {
+            self.try_behind(state, cost, now)
+        } else {
+            let answer = match state.admit(cost, now, &mut events) {
+                Entry::Admitted(charge) => Ok(charge),
+                Entry::Refused(refused) => Err(refused),
+                Entry::Wait(wait) => Err(state.limited(cost, wait, now)),
+            };
+            self.leave(state, events);
+            answer
+        };
+        self.answered(None, answer.as_ref().map(|_| ()));
+        answer
+    }
+
     /// The way in when nobody waits: one lock, one decision.
     pub(crate) fn enter(&self, cost: Cost, reading: Option<Instant>) -> Entry {
         let mut events = Vec::new();
         let (mut state, now) = self.lock_timed(reading);
-        if state.waiting() > 0 {
-            return self.enter_behind(state, cost, now);
+        let entry = if state.waiting() > 0 {
+            self.enter_behind(state, cost, now)
+        } else {
+            let entry = state.admit(cost, now, &mut events);
+            self.leave(state, events);
+            entry
+        };
+        match &entry {
+            Entry::Admitted(_) => self.answered(None, Ok(())),
+            Entry::Refused(refused) => self.answered(None, Err(refused)),
+            Entry::Wait(_) => {}
         }
-        let entry = state.admit(cost, now, &mut events);
-        self.leave(state, events);
         entry
     }
 
     /// Lets the lock go; mostly that is all.
     #[inline]
     fn leave<'a>(&'a self, state: MutexGuard<'a, State>, events: Vec<Event>) {
-        if events.is_empty() {
+        if events.is_empty() && !self.gauged.is_measured() {
             drop(state);
         } else {
             self.release(state, Effects { events, ..Effects::default() });

@@ -7,17 +7,20 @@ use std::sync::Arc;
 
 use tidegate_core::event::Notice;
 use tidegate_core::plan::{
-    Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Rate, Slots,
+    Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Plan, Rate, Slots,
 };
 use tidegate_core::random::Random;
 use tidegate_core::retry::Retry;
 use tidegate_core::snapshot::Snapshot;
+use tokio::sync::Notify;
 
 use crate::clock::{Clock, TokioClock};
 use crate::events::{Listener, Sinks, Watcher};
+use crate::keyed::Limits;
+use crate::observe::Observer;
 use crate::throttle::{Setup, Throttle};
 
-/// Says what limits; made by [`Throttle::builder`], [`Throttle::gentle`] and [`Throttle::layered`].
+/// Says what limits; made by [`Throttle::builder`], [`Throttle::gentle`], [`Throttle::layered`] and [`Throttle::host`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,11 +44,22 @@ pub struct Builder {
     random: Option<Random>,
     listener: Option<Listener>,
     watcher: Option<Watcher>,
+    name: String,
+    pub(crate) is_measured: bool,
 }
 
 impl Builder {
     pub(crate) fn new(draft: Draft) -> Self {
-        Self { draft, controller: None, clock: None, random: None, listener: None, watcher: None }
+        Self {
+            draft,
+            controller: None,
+            clock: None,
+            random: None,
+            listener: None,
+            watcher: None,
+            name: String::new(),
+            is_measured: false,
+        }
     }
 
     /// How many requests may be in flight. Slots that can move bring the brake, unless a controller is named.
@@ -156,25 +170,52 @@ impl Builder {
         self
     }
 
+    /// Checks every number and makes limits for many throttles: see [`Keyed`](crate::Keyed). Clock, randomness and
+    /// listeners are not among them.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn limits(self) -> Result<Limits, InvalidPlan> {
+        checked(self.draft, self.controller).map(Limits::new)
+    }
+
+    /// What the throttle is called in traces and metrics; nothing, unless this says it.
+    ///
+    /// See [the guide](crate::guide::observability).
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
     /// Checks every number and makes the throttle.
     ///
     /// # Errors
     /// [`InvalidPlan`] lists every number that is out of its bounds, with field, value and bound.
     pub fn build(self) -> Result<Throttle, InvalidPlan> {
-        let mut draft = self.draft;
-        let is_adaptive = draft.slots.is_some_and(|slots| slots.is_adaptive());
-        match self.controller {
-            Some(controller) => draft.controller = controller,
-            None if is_adaptive && draft.controller == Controller::Fixed => {
-                draft.controller = Controller::Brake(Brake::default());
-            }
-            None => {}
-        }
-        let plan = Arc::new(draft.check()?);
+        let plan = Arc::new(checked(self.draft, self.controller)?);
         let clock = self.clock.unwrap_or_else(|| Arc::new(TokioClock::new()));
-        let setup = Arc::new(Setup { clock, sinks: Sinks::new(self.listener, self.watcher) });
+        let setup = Arc::new(Setup {
+            clock,
+            sinks: Sinks::new(self.listener, self.watcher),
+            tally: None,
+            drained: Notify::new(),
+            observer: Observer::new(&self.name, self.is_measured),
+        });
         Ok(Throttle::from_parts(plan, setup, self.random.unwrap_or_else(fresh_random)))
     }
+}
+
+/// The plan of a draft; slots that can move bring the brake where no controller is named.
+fn checked(mut draft: Draft, controller: Option<Controller>) -> Result<Plan, InvalidPlan> {
+    let is_adaptive = draft.slots.is_some_and(|slots| slots.is_adaptive());
+    match controller {
+        Some(controller) => draft.controller = controller,
+        None if is_adaptive && draft.controller == Controller::Fixed => {
+            draft.controller = Controller::Brake(Brake::default());
+        }
+        None => {}
+    }
+    draft.check()
 }
 
 impl fmt::Debug for Builder {

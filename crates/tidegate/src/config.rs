@@ -36,6 +36,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Place;
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::hash::Hash;
 
 use tidegate_core::plan::{Draft, FieldValue};
 
@@ -44,11 +45,12 @@ pub use manifest::{Manifest, ManifestError};
 pub use schema::{Field, fields};
 
 use crate::builder::Builder;
+use crate::keyed::{Keyed, KeyedBuilder, KeyedOptions, Limits};
 use crate::throttle::Throttle;
 use error::shown;
 use scalar::Scalar;
 
-/// Values for some of the keys of a throttle.
+/// Values for some of the keys of a throttle, or of many that are kept by key.
 ///
 /// Two are equal when they say the same, wherever they say it and however it is written: `0.2`, `"200ms"`.
 #[derive(Debug, Clone, Default)]
@@ -191,14 +193,51 @@ impl Config {
         self
     }
 
-    /// The draft this config asks for, with the defaults of its preset where it says nothing.
+    /// This config with everything that `options` say, for keyed throttles.
+    ///
+    /// ```
+    /// use tidegate::{Config, Draft, KeyedOptions};
+    ///
+    /// let config = Config::from_draft(&Draft::host()).with_keyed(&KeyedOptions::default().shards(64));
+    /// assert_eq!(config.to_map()["keyed.shards"], "64");
+    /// assert_eq!(config.to_keyed()?, (Draft::host(), KeyedOptions::default().shards(64)));
+    /// # Ok::<(), tidegate::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn with_keyed(mut self, options: &KeyedOptions) -> Self {
+        let fields = options.fields().map(|(key, value)| (key, Entry::new(value, Origin::Draft)));
+        self.entries.extend(fields);
+        self
+    }
+
+    /// The draft this config asks for, with the defaults of its preset where it says nothing: `gentle`, unless it
+    /// names another.
     ///
     /// It suits [`Throttle::retune`], to put a changed configuration under a living throttle.
     ///
     /// # Errors
-    /// Everything that is missing, without effect, or out of its bounds given the other keys.
+    /// Everything that is missing, without effect (a key of `keyed.`), or out of its bounds given the other keys.
     pub fn to_draft(&self) -> Result<Draft, ConfigError> {
         assemble::draft(&self.entries)
+    }
+
+    /// For keyed throttles: the draft of each key, and how the keys are kept. The defaults are those of the preset
+    /// `host`, unless another is named.
+    ///
+    /// ```
+    /// use tidegate::Config;
+    ///
+    /// let config = Config::from_toml("aimd.rate_max = 20\n[keyed]\nkeys_max = 5_000\nidle_ttl = '10m'")?;
+    /// let (limits, options) = config.to_keyed()?;
+    /// assert_eq!((options.keys_max, options.shards), (5_000, 16));
+    /// assert!(limits.check().is_ok());
+    /// # Ok::<(), tidegate::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Everything that is missing, without effect, or out of its bounds given the other keys.
+    pub fn to_keyed(&self) -> Result<(Draft, KeyedOptions), ConfigError> {
+        assemble::keyed(&self.entries)
     }
 
     /// Keys and values as text, such that [`from_map`](Self::from_map) reads them back.
@@ -298,12 +337,35 @@ impl Throttle {
     /// ```
     ///
     /// # Errors
-    /// Everything that is missing, without effect, or out of its bounds given the other keys.
+    /// Everything that is missing, without effect, or out of its bounds given the other keys. The keys of `keyed.` have no
+    /// effect on a single throttle: they are for [`Config::to_keyed`].
     pub fn from_config(config: &Config) -> Result<Builder, ConfigError> {
         // A configuration is definite about its controller: what it implies was worked out with the rest.
         config.to_draft().map(|draft| {
             let controller = draft.controller;
             Builder::new(draft).controller(controller)
         })
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
+    /// A builder with what `config` says, above the limits of [`Throttle::host`] or of the preset it names: the same for
+    /// every key, each for itself.
+    ///
+    /// ```
+    /// use tidegate::{Authority, Config, Keyed};
+    ///
+    /// let config = Config::from_toml("aimd.rate_max = 20\nkeyed.keys_max = 5_000")?;
+    /// let hosts: Keyed<Authority> = Keyed::from_config(&config)?.labelled(Authority::to_string).build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Config::to_keyed`].
+    #[expect(clippy::missing_panics_doc, reason = "what is assembled is checked")]
+    pub fn from_config(config: &Config) -> Result<KeyedBuilder<K>, ConfigError> {
+        let (draft, options) = config.to_keyed()?;
+        let limits = Limits::try_from(draft).expect("a draft that was assembled is checked");
+        Ok(Self::builder(limits).options(options))
     }
 }

@@ -18,7 +18,7 @@ impl Throttle {
     pub async fn drain(&self) {
         self.close();
         loop {
-            let mut ended = pin!(self.inner.drained.notified());
+            let mut ended = pin!(self.inner.drained().notified());
             // Enabled before looking: an end in between is not missed.
             ended.as_mut().enable();
             if self.inner.lock().gates.is_drained() {

@@ -5,21 +5,21 @@
 //! call the throttle again; what that causes is told when it returns. A panic in it is caught and counted.
 //! Nobody but the thread that tells waits for it, streams included.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, Weak};
 
 use tidegate_core::event::{Event, Notice};
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::time::Instant;
-use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::broadcast::{self, error::RecvError, error::TryRecvError};
+
+use crate::outbox::Outbox;
+use crate::throttle::Inner;
 
 /// Events a stream holds for a slow reader; older ones are lost to it, and counted.
 const STREAM_MAX: usize = 1_024;
-/// Events waiting for a slow listener; newer ones are lost to it, and counted.
-const PENDING_MAX: usize = 1_024;
 
 pub(crate) type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
 pub(crate) type Watcher = Box<dyn Fn(&Snapshot) + Send + Sync>;
@@ -28,22 +28,35 @@ pub(crate) type Watcher = Box<dyn Fn(&Snapshot) + Send + Sync>;
 #[derive(Default)]
 pub(crate) struct Sinks {
     listener: Option<Listener>,
-    for_listener: Mutex<Outbox>,
+    for_listener: Outbox<Notice>,
     watcher: Option<Watcher>,
-    for_watcher: Mutex<Outbox>,
-    /// Made by the first subscriber: a ring of events is not for those who never look.
-    stream: OnceLock<broadcast::Sender<Notice>>,
-    for_stream: Mutex<Outbox>,
+    for_watcher: Outbox<()>,
+    streams: Streams<Told>,
+    /// Where the events of all throttles of a registry go.
+    registry: Option<Arc<dyn Registrar>>,
     panics: AtomicU64,
-    lost: AtomicU64,
 }
 
-/// Events in the order in which they happened, on their way out.
-#[derive(Default)]
-struct Outbox {
-    notices: VecDeque<Notice>,
-    /// Somebody is telling, and will tell what is added too.
-    telling: bool,
+/// An event and whose it is: throttles of a kind share their sinks.
+#[derive(Debug, Clone)]
+struct Told {
+    notice: Notice,
+    /// As long as it is on its way no other throttle comes to be in the same place of memory.
+    throttle: Weak<Inner>,
+}
+
+/// A registry of throttles hears of what happens to each.
+pub(crate) trait Registrar: Send + Sync {
+    /// Whether anybody listens.
+    fn is_heard(&self) -> bool;
+    /// The key of a throttle in words, where there are words for it.
+    fn label(&self, throttle: &Arc<Inner>) -> Option<String>;
+    /// Takes in what happened; called under the throttle's lock, so it is to put it down and no more.
+    fn post(&self, throttle: Arc<Inner>, notice: Notice);
+    /// Tells what was taken in; called without any lock.
+    fn tell(&self);
+    /// Events lost to those who were told too slowly.
+    fn lost(&self) -> u64;
 }
 
 impl Sinks {
@@ -51,22 +64,42 @@ impl Sinks {
         Self { listener, watcher, ..Self::default() }
     }
 
+    /// Sinks of throttles that a registry holds.
+    pub(crate) fn of(registry: Arc<dyn Registrar>) -> Self {
+        Self { registry: Some(registry), ..Self::default() }
+    }
+
+    /// Where the throttles of these sinks are registered.
+    pub(crate) fn registry(&self) -> Option<&Arc<dyn Registrar>> {
+        self.registry.as_ref()
+    }
+
     /// Takes events in; called under the throttle's lock. Answers whether there is anybody to [`tell`](Self::tell).
-    pub(crate) fn post(&self, at: Instant, events: impl ExactSizeIterator<Item = Event>) -> bool {
-        let stream = self.stream.get().filter(|stream| stream.receiver_count() > 0);
-        if events.len() == 0 || (stream.is_none() && self.listener.is_none() && self.watcher.is_none()) {
+    pub(crate) fn post(
+        &self,
+        throttle: &Inner,
+        at: Instant,
+        events: impl ExactSizeIterator<Item = Event>,
+    ) -> bool {
+        let has_streams = self.streams.are_heard();
+        let registry = self.registry.as_ref().filter(|registry| registry.is_heard());
+        let is_heard = has_streams || registry.is_some() || self.listener.is_some() || self.watcher.is_some();
+        if events.len() == 0 || !is_heard {
             return false;
         }
         for event in events {
             let notice = Notice::new(at, event);
             if self.watcher.is_some() && matches!(notice.event, Event::Progressed { .. }) {
-                self.put(&self.for_watcher, notice.clone());
+                self.for_watcher.put(());
+            }
+            if let (Some(registry), Some(throttle)) = (registry, throttle.itself()) {
+                registry.post(throttle, notice.clone());
             }
             if self.listener.is_some() {
-                self.put(&self.for_listener, notice.clone());
+                self.for_listener.put(notice.clone());
             }
-            if stream.is_some() {
-                self.put(&self.for_stream, notice);
+            if has_streams {
+                self.streams.put(Told { notice, throttle: throttle.weak() });
             }
         }
         true
@@ -76,21 +109,21 @@ impl Sinks {
     ///
     /// `snapshot` is what a watcher of progress is shown.
     pub(crate) fn tell(&self, snapshot: impl Fn() -> Snapshot) {
-        if let Some(stream) = self.stream.get() {
-            // An error only means that nobody reads any more.
-            deliver(&self.for_stream, |notice| self.guard(|| drop(stream.send(notice))));
-        }
+        self.streams.tell(|call| self.guard(call));
         if let Some(listener) = &self.listener {
-            deliver(&self.for_listener, |notice| self.guard(|| listener(&notice)));
+            self.for_listener.deliver(|notice| self.guard(|| listener(&notice)));
         }
         if let Some(watcher) = &self.watcher {
-            deliver(&self.for_watcher, |_| self.guard(|| watcher(&snapshot())));
+            self.for_watcher.deliver(|()| self.guard(|| watcher(&snapshot())));
+        }
+        if let Some(registry) = &self.registry {
+            registry.tell();
         }
     }
 
-    pub(crate) fn subscribe(&self) -> Events {
-        let stream = self.stream.get_or_init(|| broadcast::Sender::new(STREAM_MAX));
-        Events { receiver: stream.subscribe(), missed: 0 }
+    /// What happens from now on to `throttle`.
+    pub(crate) fn subscribe(&self, throttle: &Arc<Inner>) -> Events {
+        Events { feed: self.streams.subscribe(), throttle: Arc::downgrade(throttle) }
     }
 
     pub(crate) fn panics(&self) -> u64 {
@@ -98,43 +131,13 @@ impl Sinks {
     }
 
     pub(crate) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.for_listener.lost() + self.for_watcher.lost() + self.streams.lost()
     }
 
     /// Runs somebody's code; a panic in it is counted, and goes no further.
     pub(crate) fn guard(&self, call: impl FnOnce()) {
-        if catch_unwind(AssertUnwindSafe(call)).is_err() {
-            self.panics.fetch_add(1, Ordering::Relaxed);
-        }
+        guarded(&self.panics, call);
     }
-
-    fn put(&self, outbox: &Mutex<Outbox>, notice: Notice) {
-        let mut outbox = lock(outbox);
-        if outbox.notices.len() < PENDING_MAX {
-            outbox.notices.push_back(notice);
-        } else {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Hands out what is in the box, one by one and in order; whoever comes meanwhile leaves that to the first.
-fn deliver(outbox: &Mutex<Outbox>, tell: impl Fn(Notice)) {
-    let mut pending = lock(outbox);
-    if pending.telling {
-        return;
-    }
-    pending.telling = true;
-    while let Some(notice) = pending.notices.pop_front() {
-        drop(pending);
-        tell(notice);
-        pending = lock(outbox);
-    }
-    pending.telling = false;
-}
-
-fn lock(outbox: &Mutex<Outbox>) -> MutexGuard<'_, Outbox> {
-    outbox.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Sinks {
@@ -146,22 +149,73 @@ impl fmt::Debug for Sinks {
     }
 }
 
-/// A stream of what happens to a throttle, from the moment of subscription on.
-///
-/// It holds the last 1,024 events. A reader that is slower loses the oldest, and [`missed`](Self::missed) says
-/// how many.
+/// Runs somebody's code; a panic in it is counted, and goes no further.
+pub(crate) fn guarded(panics: &AtomicU64, call: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+        panics.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Streams for whoever subscribes, and what is on its way to them.
+pub(crate) struct Streams<N> {
+    /// Made by the first subscriber: a ring of events is not for those who never look.
+    sender: OnceLock<broadcast::Sender<N>>,
+    outbox: Outbox<N>,
+}
+
+impl<N> Default for Streams<N> {
+    fn default() -> Self {
+        Self { sender: OnceLock::new(), outbox: Outbox::default() }
+    }
+}
+
+impl<N: Clone> Streams<N> {
+    pub(crate) fn are_heard(&self) -> bool {
+        self.sender.get().is_some_and(|sender| sender.receiver_count() > 0)
+    }
+
+    pub(crate) fn put(&self, notice: N) {
+        self.outbox.put(notice);
+    }
+
+    /// Hands out what was put in; `guard` is run around each, since it wakes somebody.
+    pub(crate) fn tell(&self, guard: impl Fn(&mut dyn FnMut())) {
+        if let Some(sender) = self.sender.get() {
+            self.outbox.deliver(|notice| {
+                let mut notice = Some(notice);
+                // An error only means that nobody reads any more.
+                guard(&mut || drop(notice.take().map(|notice| sender.send(notice))));
+            });
+        }
+    }
+
+    /// Hands one out at once.
+    pub(crate) fn send(&self, notice: N) {
+        if let Some(sender) = self.sender.get() {
+            // An error only means that nobody reads any more.
+            let _ = sender.send(notice);
+        }
+    }
+
+    pub(crate) fn subscribe(&self) -> Feed<N> {
+        let sender = self.sender.get_or_init(|| broadcast::Sender::new(STREAM_MAX));
+        Feed { receiver: sender.subscribe(), missed: 0 }
+    }
+
+    pub(crate) fn lost(&self) -> u64 {
+        self.outbox.lost()
+    }
+}
+
+/// One reader's end of a stream.
 #[derive(Debug)]
-pub struct Events {
-    receiver: broadcast::Receiver<Notice>,
+pub(crate) struct Feed<N> {
+    receiver: broadcast::Receiver<N>,
     missed: u64,
 }
 
-impl Events {
-    /// The next event; `None` when the throttle is gone.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses no event.
-    pub async fn next(&mut self) -> Option<Notice> {
+impl<N: Clone> Feed<N> {
+    pub(crate) async fn next(&mut self) -> Option<N> {
         loop {
             match self.receiver.recv().await {
                 Ok(notice) => return Some(notice),
@@ -171,19 +225,69 @@ impl Events {
         }
     }
 
-    /// An event that has happened already, if one is left to read.
-    pub fn try_next(&mut self) -> Option<Notice> {
+    pub(crate) fn try_next(&mut self) -> Option<N> {
         loop {
             match self.receiver.try_recv() {
                 Ok(notice) => return Some(notice),
-                Err(broadcast::error::TryRecvError::Lagged(missed)) => self.missed += missed,
+                Err(TryRecvError::Lagged(missed)) => self.missed += missed,
                 Err(_) => return None,
             }
         }
     }
+}
+
+impl<N> Feed<N> {
+    pub(crate) const fn missed(&self) -> u64 {
+        self.missed
+    }
+}
+
+/// A stream of what happens to a throttle, from the moment of subscription on.
+///
+/// It holds the last 1,024 events. A reader that is slower loses the oldest, and [`missed`](Self::missed) says
+/// how many. Throttles of one [`Keyed`](crate::Keyed) share that room.
+///
+/// It does not keep the throttle, and tells of no other: when a key is forgotten and comes back, its new throttle is
+/// another one.
+#[derive(Debug)]
+pub struct Events {
+    feed: Feed<Told>,
+    /// Its place in memory stays taken as long as this points there, so no other throttle can be mistaken for it.
+    throttle: Weak<Inner>,
+}
+
+impl Events {
+    /// The next event; `None` when the throttle is gone and all that happened was read. Throttles of one
+    /// [`Keyed`](crate::Keyed) tell through one stream: it ends when the last of them and all handles on the keys are
+    /// gone, and not when this key is forgotten.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no event.
+    pub async fn next(&mut self) -> Option<Notice> {
+        loop {
+            let told = self.feed.next().await?;
+            if self.is_mine(&told) {
+                return Some(told.notice);
+            }
+        }
+    }
+
+    /// An event that has happened already, if one is left to read.
+    pub fn try_next(&mut self) -> Option<Notice> {
+        loop {
+            let told = self.feed.try_next()?;
+            if self.is_mine(&told) {
+                return Some(told.notice);
+            }
+        }
+    }
+
+    fn is_mine(&self, told: &Told) -> bool {
+        Weak::ptr_eq(&told.throttle, &self.throttle)
+    }
 
     /// Events that were lost to this reader because it was slow.
     pub const fn missed(&self) -> u64 {
-        self.missed
+        self.feed.missed()
     }
 }

@@ -25,6 +25,8 @@
 //! # }
 //! ```
 //!
+//! [`Keyed`] is a throttle for each host, account or model: see [`guide::keyed`].
+//!
 //! A `Limiter` (feature `shared`) protects a budget that many users, teams and processes share. It draws a `Lease` from a
 //! store and settles it at what was used: see [`guide::shared_limits`], and [`guide::stores`] for where they live.
 //! `Throttle::limited_by` joins the two, for requests of many tenants to one callee: see [`guide::joined`].
@@ -48,13 +50,24 @@ mod drain;
 mod estimate;
 mod events;
 pub mod guide;
+#[cfg(feature = "http")]
+mod http;
 #[cfg(feature = "shared")]
 mod joined;
 mod keeper;
+mod keyed;
 #[cfg(feature = "shared")]
 mod limiter;
 #[cfg(feature = "test-util")]
 mod manual_clock;
+#[cfg(feature = "metrics")]
+#[path = "observe/meter.rs"]
+mod meter;
+#[cfg(not(feature = "metrics"))]
+#[path = "observe/no_meter.rs"]
+mod meter;
+mod observe;
+mod outbox;
 mod permit;
 #[cfg(not(tidegate_model))]
 mod planted;
@@ -62,12 +75,21 @@ mod planted;
 #[doc(hidden)]
 pub mod planted;
 mod queue;
+#[cfg(feature = "registrable")]
+mod registrable;
 mod run;
 mod settle;
 mod state;
 mod sync;
+mod tally;
 mod thread_waker;
 mod throttle;
+#[cfg(not(feature = "tracing"))]
+#[path = "observe/no_traces.rs"]
+mod traces;
+#[cfg(feature = "tracing")]
+#[path = "observe/traces.rs"]
+mod traces;
 mod waiting;
 
 #[cfg(feature = "bar")]
@@ -78,8 +100,14 @@ pub use clock::{Clock, FastClock, Sleep, TokioClock};
 pub use config::{Config, ConfigError, Manifest, ManifestError};
 pub use estimate::{EstimateBytes, Part};
 pub use events::Events;
+#[cfg(feature = "http")]
+pub use http::{HttpClasses, Lost, RETRY_INFO_BODY_MAX, ReadError, RetryInfo, retry_info};
 #[cfg(feature = "shared")]
 pub use joined::{Joined, JoinedError, JoinedPermit};
+pub use keyed::{
+    Evict, InvalidKeyedOptions, KeyView, Keyed, KeyedBuilder, KeyedEvent, KeyedEvents, KeyedNotice,
+    KeyedOptions, KeyedSnapshot, Limits, NoRoom, Snapshots,
+};
 #[cfg(feature = "shared")]
 pub use limiter::{
     Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LimitError, LimitEvent,
@@ -88,11 +116,15 @@ pub use limiter::{
 #[cfg(feature = "test-util")]
 pub use manual_clock::ManualClock;
 pub use permit::Permit;
+#[cfg(feature = "registrable")]
+pub use registrable::registrable;
 pub use run::{Attempt, Class, Classify, EveryError, RunError, Runner, Running, Stopped};
 pub use throttle::Throttle;
 
+pub use tidegate_core::authority::{Account, Authority, InvalidAccount, InvalidAuthority};
 pub use tidegate_core::backoff::{Backoff, Jitter};
 pub use tidegate_core::cause::Cause;
+pub use tidegate_core::classes::{Classes, Drained, Ended, InvalidStatus, Sort};
 pub use tidegate_core::cost::Cost;
 pub use tidegate_core::event::{Change, Event, Notice, Trip, Why};
 pub use tidegate_core::limit::balance::Balance;
@@ -106,6 +138,7 @@ pub use tidegate_core::limit::policy::{
 pub use tidegate_core::limit::resolve::Source;
 pub use tidegate_core::limit::rule::{InvalidLimit, Limit};
 pub use tidegate_core::limit::usage::{Tally, Usage, Window};
+pub use tidegate_core::observed::Outcomes;
 pub use tidegate_core::outcome::{Kind, Outcome};
 pub use tidegate_core::per_second::PerSecond;
 pub use tidegate_core::plan::{

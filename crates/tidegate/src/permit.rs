@@ -30,6 +30,12 @@ impl<'a> Permit<'a> {
         Self { inner: Cow::Borrowed(inner), charge: Some(charge), reported: None }
     }
 
+    /// A permit with a handle of its own.
+    #[inline]
+    pub(crate) const fn owned(inner: Arc<Inner>, charge: Charge) -> Permit<'static> {
+        Permit { inner: Cow::Owned(inner), charge: Some(charge), reported: None }
+    }
+
     /// The same permit with a handle of its own on the throttle, to be stored or sent elsewhere.
     ///
     /// ```

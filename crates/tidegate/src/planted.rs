@@ -14,6 +14,18 @@ pub enum Bug {
     LoseTimer = 3,
     /// Those behind a head that leaves are not asked.
     ForgetThoseBehind = 4,
+    /// A key is forgotten though somebody has a handle on its throttle.
+    EvictHandedOut = 5,
+    /// A new key is put in its table without looking whether it is there by now.
+    InsertUnlooked = 6,
+    /// Limits that changed while a key was made are not looked for.
+    MissChange = 7,
+    /// A key that another made meanwhile is handed out under the limits it was made with.
+    HandOutStale = 8,
+    /// Which change the shared entry follows is read after what it says.
+    ReadVersionLate = 9,
+    /// A key for which there is no room shares without looking whether it is there by now.
+    ShareUnlooked = 10,
 }
 
 #[cfg(not(tidegate_model))]

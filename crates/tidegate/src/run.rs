@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::backoff::{Backoff, Jitter};
+use tidegate_core::classes::{Classes, Ended, Sort};
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::{Kind, Outcome};
 use tidegate_core::refused::Refused;
@@ -49,6 +50,35 @@ impl Class {
     /// It went like this, and is worth another attempt.
     pub const fn again(outcome: Outcome) -> Self {
         Self { outcome, again: true }
+    }
+
+    /// It ended like this, and `classes` says what that means.
+    ///
+    /// ```
+    /// use tidegate::{Class, Classes, Cost, Ended, Retry, Throttle};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let classes = Classes::new();
+    /// let reply = Throttle::new()
+    ///     .runner()
+    ///     .retry(Retry::attempts(3))
+    ///     .classify(|reply: &Result<&str, u16>| match reply {
+    ///         Ok(_) => Class::of(&classes, Ended::Status(200)),
+    ///         Err(status) => Class::of(&classes, Ended::Status(*status)),
+    ///     })
+    ///     .run(Cost::request(), |attempt| async move { if attempt.number == 0 { Err(503) } else { Ok("hello") } })
+    ///     .await;
+    /// assert_eq!(reply, Ok("hello"));
+    /// # }
+    /// ```
+    pub fn of(classes: &Classes, ended: Ended) -> Self {
+        Self::sorted(classes.sort(ended), classes.outcome(ended))
+    }
+
+    /// It was of this sort and went like this: worth another attempt where the sort is.
+    pub const fn sorted(sort: Sort, outcome: Outcome) -> Self {
+        Self { outcome, again: sort.is_worth_another() }
     }
 }
 
@@ -203,6 +233,11 @@ impl<'a, C> Runner<'a, C> {
         Runner { throttle: self.throttle, retry: self.retry, classify }
     }
 
+    /// Another reading of results, by a type made for that. Closures go to [`classify`](Self::classify).
+    pub fn classified_by<D>(self, classify: D) -> Runner<'a, D> {
+        Runner { throttle: self.throttle, retry: self.retry, classify }
+    }
+
     /// Runs `work`, and again as the rule says.
     ///
     /// # Errors
@@ -301,6 +336,9 @@ impl<'a, T, E> Course<'a, T, E> {
             let mut state = self.inner.lock();
             let now = now.max(state.gates.latest());
             state.retries(&budget).begin(now);
+        }
+        if let (1.., Some(tally)) = (self.attempts, &self.inner.setup().tally) {
+            tally.retry();
         }
         Attempt { number: self.attempts }
     }

@@ -11,6 +11,15 @@ use crate::state::{Effects, State};
 use crate::sync::MutexGuard;
 use crate::throttle::{Inner, Throttle};
 
+/// What settling knows of the time.
+#[derive(Clone, Copy)]
+enum Time {
+    /// Nothing asks for it.
+    Idle,
+    Needed,
+    Read(Instant),
+}
+
 impl Throttle {
     /// Learns from a request that had no permit.
     pub fn record(&self, outcome: Outcome) {
@@ -39,14 +48,21 @@ impl Inner {
     #[inline]
     pub(crate) fn settle(&self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
         let needs_reading = self.needs_reading(outcome);
-        // Where nothing is held and nothing learned there is nobody to tell.
-        if charge.holds_anything() || needs_reading {
-            self.settle_locked(Ending { charge, reported, outcome }, needs_reading);
+        // Where nothing is held, learned or counted there is nobody to tell.
+        if charge.holds_anything() || needs_reading || outcome.malformed() > 0 {
+            let time = if needs_reading { Time::Needed } else { Time::Idle };
+            self.settle_locked(Ending { charge, reported, outcome }, time);
         }
     }
 
-    fn settle_locked(&self, ending: Ending, needs_reading: bool) {
-        let reading = needs_reading.then(|| self.clock().now());
+    fn settle_locked(&self, ending: Ending, time: Time) {
+        let reading = match time {
+            Time::Idle => None,
+            Time::Read(now) => Some(now),
+            // Whoever is measured is timed, so nobody else is asked.
+            Time::Needed if self.gauged.is_measured() => return self.settle_measured(ending),
+            Time::Needed => Some(self.clock().now()),
+        };
         let mut events = Vec::new();
         let mut state = self.lock();
         let now = reading.unwrap_or(state.gates.latest());
@@ -59,6 +75,17 @@ impl Inner {
         }
     }
 
+    /// The same for one that is measured, which has somebody to tell whatever comes of it.
+    #[cold]
+    #[inline(never)]
+    fn settle_measured(&self, ending: Ending) {
+        let now = self.clock().now();
+        let (outcome, since_entry) = (ending.outcome, now.since(ending.charge.entered()));
+        self.settle_locked(ending, Time::Read(now));
+        self.show();
+        self.ended(outcome, Some(since_entry));
+    }
+
     pub(crate) fn record(&self, charge: Option<&Charge>, outcome: Outcome) {
         let now = self.clock().now();
         let mut effects = Effects::default();
@@ -68,6 +95,7 @@ impl Inner {
         gates.record(plan, charge, outcome, waiting, now, &mut effects.events);
         state.pump_after(now, Returned::Nothing, &mut effects);
         self.release(state, effects);
+        self.ended(outcome, charge.map(|charge| now.since(charge.entered())));
     }
 
     /// Something learns, or a hint is counted from now.

@@ -26,13 +26,19 @@ const UNSEEN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Everything that changes.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct State {
     pub(crate) plan: Arc<Plan>,
     pub(crate) gates: Gates,
     /// Made with the first waiter.
     pub(crate) queue: Option<Box<Queue>>,
     /// What was begun and retried, over each window that a retry budget has; without memory where none has.
-    pub(crate) retries: Vec<Retries>,
+    #[expect(clippy::box_collection, reason = "few throttles have one, and none should pay for three words")]
+    pub(crate) retries: Option<Box<Vec<Retries>>>,
+    /// The version of the registry's rules that it follows; later ones are not undone by earlier ones.
+    pub(crate) version: u32,
+    /// The change of limits that it follows.
+    pub(crate) plans: u32,
 }
 
 /// What is to be done once the lock is gone.
@@ -63,14 +69,15 @@ impl State {
 
     /// Work begun and retried, counted for `budget`.
     pub(crate) fn retries(&mut self, budget: &RetryBudget) -> &mut Retries {
-        let known = self.retries.iter().position(|retries| retries.window() == budget.window());
+        let all = self.retries.get_or_insert_default();
+        let known = all.iter().position(|retries| retries.window() == budget.window());
         let index = known.unwrap_or_else(|| {
-            if self.retries.len() < WINDOWS_MAX {
-                self.retries.push(Retries::new(budget));
+            if all.len() < WINDOWS_MAX {
+                all.push(Retries::new(budget));
             }
-            self.retries.len() - 1
+            all.len() - 1
         });
-        &mut self.retries[index]
+        &mut all[index]
     }
 
     /// Admits a newcomer if nobody waits and all gates admit it. It does not overtake.
@@ -293,6 +300,15 @@ impl State {
         if !is_planted(Bug::ForgetThoseBehind) {
             self.pump(now, Returned::Nothing, effects);
         }
+    }
+
+    /// Takes back an admission that never went out, and lets in whoever that lets in.
+    pub(crate) fn undo(&mut self, charge: Charge, now: Instant, effects: &mut Effects) {
+        self.gates.undo(&self.plan, charge, now, &mut effects.events);
+        if let Some(queue) = &mut self.queue {
+            queue.unblock();
+        }
+        self.pump_after(now, Returned::Tokens, effects);
     }
 
     /// Gives the timer to the waiter behind `ticket`, if it must keep one. Answers the keeper's number.

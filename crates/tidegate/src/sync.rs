@@ -1,6 +1,7 @@
-//! The one lock, from the standard library, or from the model checker under `--cfg tidegate_model`.
+//! Locks and what is read beside them, from the standard library, or from the model checker under
+//! `--cfg tidegate_model`.
 //!
-//! No user code runs under it, so a poisoned lock could only mean a bug of our own; whoever comes next is
+//! No user code runs under a lock, so a poisoned one could only mean a bug of our own; whoever comes next is
 //! served all the same.
 
 use std::sync::PoisonError;
@@ -11,7 +12,8 @@ use std::sync as provider;
 #[cfg(tidegate_model)]
 use shuttle::sync as provider;
 
-pub(crate) use provider::MutexGuard;
+pub(crate) use provider::atomic::{AtomicU32, AtomicUsize};
+pub(crate) use provider::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 /// A mutual exclusion lock that ignores poison.
 #[derive(Debug, Default)]
@@ -25,5 +27,23 @@ impl<T> Mutex<T> {
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lock for many who read and few who write, that ignores poison.
+#[derive(Debug, Default)]
+pub(crate) struct RwLock<T>(provider::RwLock<T>);
+
+impl<T> RwLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(provider::RwLock::new(value))
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

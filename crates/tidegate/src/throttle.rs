@@ -1,7 +1,7 @@
 //! The throttle: one lock around the gates and the queue, and everything a caller can ask of it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,9 +17,12 @@ use crate::builder::{Builder, fresh_random};
 use crate::clock::Clock;
 use crate::events::{Events, Sinks};
 use crate::keeper::{Home, Keep};
+use crate::meter::Gauged;
+use crate::observe::Observer;
 use crate::queue::Returned;
 use crate::state::{Effects, State};
 use crate::sync::{Mutex, MutexGuard};
+use crate::tally::Tally;
 
 /// Protects a callee: lets requests through as fast as it allows, and no faster.
 ///
@@ -43,27 +46,40 @@ pub struct Throttle {
 }
 
 /// What all handles and permits of a throttle share.
+// In the order in which the short way meets it: with many throttles each line of memory is a wait.
+#[repr(C)]
 pub(crate) struct Inner {
-    /// What throttles of a kind share: it is not part of a throttle's own memory.
-    setup: Arc<Setup>,
     /// Copies of what the plan says, readable without the lock: whether the clock is to be read before it, and
     /// whether the short way may be tried.
     timed: AtomicBool,
     settles_timed: AtomicBool,
     plain: AtomicBool,
+    /// Whether anybody has ever waited: the queue is further away. Written under the lock, and meant for whoever has it.
+    has_queue: AtomicBool,
+    /// Which rules of a registry it follows.
+    epoch: AtomicU32,
     state: Mutex<State>,
-    /// Told when the last request has ended after a close, and when everybody who waits is turned away, be it in the
-    /// queue or elsewhere: by a close, by an open circuit.
-    pub(crate) drained: Notify,
+    /// What throttles of a kind share: it is not part of a throttle's own memory.
+    setup: Arc<Setup>,
     /// For keepers, which must not keep a throttle alive.
     itself: Weak<Inner>,
+    /// By which a registry finds it again.
+    number: u64,
+    /// What it adds to the gauges, where it is measured.
+    pub(crate) gauged: Gauged,
 }
 
-/// Clock and sinks.
+/// Clock, sinks, counts, and who else is told.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) sinks: Sinks,
+    /// Of the throttles that a registry holds.
+    pub(crate) tally: Option<Tally>,
+    /// Told when the last request has ended after a close, and when everybody who waits is turned away, be it in the
+    /// queue or elsewhere: by a close, by an open circuit. Throttles of a kind share it, so whoever hears looks again.
+    pub(crate) drained: Notify,
+    pub(crate) observer: Observer,
 }
 
 impl Throttle {
@@ -90,19 +106,21 @@ impl Throttle {
         Builder::new(Draft::layered())
     }
 
+    /// A builder for one of many hosts, of which nobody knows how much they bear: an adaptive rate of 0.25 to 8 per second
+    /// that starts at two, with a burst of four; a circuit that opens for 15 s at five failures in a row or at 40 % of at
+    /// least ten outcomes in 30 s, and closes with three probes; and three attempts for [`run`](Self::run), with jitter.
+    ///
+    /// ```
+    /// let throttle = tidegate::Throttle::host().build()?;
+    /// assert_eq!(throttle.snapshot().rate.unwrap().to_string(), "2/s");
+    /// # Ok::<(), tidegate::InvalidPlan>(())
+    /// ```
+    pub fn host() -> Builder {
+        Builder::new(Draft::host())
+    }
+
     pub(crate) fn from_parts(plan: Arc<Plan>, setup: Arc<Setup>, random: Random) -> Self {
-        let gates = Gates::new(&plan, random);
-        Self {
-            inner: Arc::new_cyclic(|itself| Inner {
-                itself: Weak::clone(itself),
-                setup,
-                timed: AtomicBool::new(plan.is_timed()),
-                settles_timed: AtomicBool::new(plan.settles_timed()),
-                plain: AtomicBool::new(plan.is_plain()),
-                state: Mutex::new(State { plan, gates, queue: None, retries: Vec::new() }),
-                drained: Notify::new(),
-            }),
-        }
+        Self { inner: Inner::new(plan, setup, random, 0) }
     }
 
     /// Another throttle under the same plan of the moment, clock and sinks, with a state of its own: what a
@@ -156,11 +174,7 @@ impl Throttle {
             let swapped = self.change(|state, now, effects| {
                 let is_same = Arc::ptr_eq(&state.plan, &old);
                 if is_same {
-                    state.gates.retune(&old, &new, now, &mut effects.events);
-                    state.plan = Arc::clone(&new);
-                    self.inner.timed.store(new.is_timed(), Ordering::Relaxed);
-                    self.inner.settles_timed.store(new.settles_timed(), Ordering::Relaxed);
-                    self.inner.plain.store(new.is_plain(), Ordering::Relaxed);
+                    self.inner.put(state, &new, now, effects);
                 }
                 is_same
             });
@@ -177,17 +191,12 @@ impl Throttle {
 
     /// What happens from now on, for reading at leisure.
     pub fn events(&self) -> Events {
-        self.inner.setup.sinks.subscribe()
+        self.inner.setup.sinks.subscribe(&self.inner)
     }
 
     /// Changes something other than by entering or leaving, and lets in whoever that lets in.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State, Instant, &mut Effects) -> T) -> T {
-        let mut effects = Effects::default();
-        let (mut state, now) = self.inner.lock_timed(Some(self.inner.clock().now()));
-        let answer = change(&mut state, now, &mut effects);
-        state.pump_changed(now, &mut effects);
-        self.inner.release(state, effects);
-        answer
+        self.inner.change(change)
     }
 }
 
@@ -197,7 +206,101 @@ impl Default for Throttle {
     }
 }
 
+impl Setup {
+    /// Events lost to those who were told too slowly, without those lost to listeners of a registry's keys.
+    pub(crate) fn events_lost(&self) -> u64 {
+        self.sinks.lost() + self.observer.lost()
+    }
+
+    /// Events lost to anybody.
+    pub(crate) fn all_events_lost(&self) -> u64 {
+        self.events_lost() + self.sinks.registry().map_or(0, |registry| registry.lost())
+    }
+}
+
 impl Inner {
+    /// What is told when requests have ended, or those who wait are turned away.
+    pub(crate) fn drained(&self) -> &Notify {
+        &self.setup.drained
+    }
+
+    pub(crate) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// A throttle with a number by which a registry finds it again.
+    pub(crate) fn new(plan: Arc<Plan>, setup: Arc<Setup>, random: Random, number: u64) -> Arc<Self> {
+        let gates = Gates::new(&plan, random);
+        let gauged = setup.observer.gauged();
+        let is_measured = gauged.is_measured();
+        let throttle = Arc::new_cyclic(|itself| Self {
+            itself: Weak::clone(itself),
+            number,
+            setup,
+            gauged,
+            // Whoever is measured is timed, and takes the long way, where it is counted.
+            timed: AtomicBool::new(is_measured || plan.is_timed()),
+            settles_timed: AtomicBool::new(is_measured || plan.settles_timed()),
+            plain: AtomicBool::new(!is_measured && plan.is_plain()),
+            has_queue: AtomicBool::new(false),
+            epoch: AtomicU32::new(0),
+            state: Mutex::new(State { plan, gates, queue: None, retries: None, version: 0, plans: 0 }),
+        });
+        throttle.show();
+        throttle
+    }
+
+    /// A handle, unless the last one is being dropped.
+    pub(crate) fn itself(&self) -> Option<Arc<Self>> {
+        self.itself.upgrade()
+    }
+
+    /// The key in words under which a registry holds it, where there are words for it.
+    pub(crate) fn label(self: &Arc<Self>) -> Option<String> {
+        self.setup.sinks.registry()?.label(self)
+    }
+
+    /// What tells it from others, and does not keep it.
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.itself)
+    }
+
+    /// Which rules of a registry it follows.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// It follows the rules of `epoch`; called under its lock.
+    pub(crate) fn follows(&self, epoch: u32) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Changes something other than by entering or leaving, and lets in whoever that lets in.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State, Instant, &mut Effects) -> T) -> T {
+        let mut effects = Effects::default();
+        let (mut state, now) = self.lock_timed(Some(self.clock().now()));
+        let answer = change(&mut state, now, &mut effects);
+        state.pump_changed(now, &mut effects);
+        self.release(state, effects);
+        answer
+    }
+
+    /// Puts another plan under the state.
+    pub(crate) fn put(&self, state: &mut State, new: &Arc<Plan>, now: Instant, effects: &mut Effects) {
+        let State { plan, gates, .. } = state;
+        gates.retune(plan, new, now, &mut effects.events);
+        *plan = Arc::clone(new);
+        let is_measured = self.gauged.is_measured();
+        self.timed.store(is_measured || new.is_timed(), Ordering::Relaxed);
+        self.settles_timed.store(is_measured || new.settles_timed(), Ordering::Relaxed);
+        self.plain.store(!is_measured && new.is_plain(), Ordering::Relaxed);
+    }
+
     pub(crate) fn clock(&self) -> &dyn Clock {
         &*self.setup.clock
     }
@@ -208,7 +311,7 @@ impl Inner {
         let mut snapshot = state.gates.snapshot(&state.plan, state.waiting(), now);
         drop(state);
         snapshot.listener_panics = self.setup.sinks.panics();
-        snapshot.events_lost = self.setup.sinks.lost();
+        snapshot.events_lost = self.setup.all_events_lost();
         snapshot
     }
 
@@ -227,6 +330,17 @@ impl Inner {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.plain.load(Ordering::Relaxed)
+    }
+
+    /// Somebody is about to wait; called under the lock.
+    pub(crate) fn will_queue(&self) {
+        self.has_queue.store(true, Ordering::Relaxed);
+    }
+
+    /// Callers waiting in `state`, which is this throttle's.
+    #[inline]
+    pub(crate) fn waiting(&self, state: &State) -> u32 {
+        if self.has_queue.load(Ordering::Relaxed) { state.waiting() } else { 0 }
     }
 
     /// Whether settling reads the clock.
@@ -275,11 +389,13 @@ impl Inner {
                 keeper = state.find_keeper(Home::runtime(), &mut effects);
             }
             let is_turned = state.gates.is_drained() || effects.events.iter().any(turns_away);
+            let reading = self.gauged.read(&state, &effects.events);
+            let is_traced = self.setup.observer.post(self, &effects.events);
             // Under the lock, so that events are told in the order in which they happened.
-            let told = self.setup.sinks.post(state.gates.latest(), effects.events.drain(..));
+            let told = self.setup.sinks.post(self, state.gates.latest(), effects.events.drain(..));
             drop(state);
             if is_turned {
-                self.setup.sinks.guard(|| self.drained.notify_waiters());
+                self.setup.sinks.guard(|| self.setup.drained.notify_waiters());
             }
             if let Some(id) = keeper {
                 // It was made for the runtime that runs this, so there is one to run it.
@@ -290,6 +406,10 @@ impl Inner {
                 self.setup.sinks.guard(|| waker.wake());
             }
             self.setup.sinks.guard(|| effects.dropped.clear());
+            self.publish(reading);
+            if is_traced {
+                self.setup.observer.tell(&self.setup.sinks);
+            }
             if told {
                 self.setup.sinks.tell(|| self.snapshot());
             }
@@ -310,7 +430,7 @@ fn turns_away(event: &Event) -> bool {
 
 impl fmt::Debug for Throttle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Throttle").finish_non_exhaustive()
+        f.debug_struct("Throttle").field("key", &self.inner.label()).finish_non_exhaustive()
     }
 }
 

@@ -9,9 +9,11 @@ use std::thread;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
+use tidegate_core::verdict::{Gate, Verdict};
 
 use crate::clock::Sleep;
 use crate::keeper::{Home, Keep, Round};
+use crate::observe::Watch;
 use crate::planted::{Bug, is_planted};
 use crate::queue::{Returned, Ticket, Timer};
 use crate::state::{Effects, Entry};
@@ -37,6 +39,8 @@ pub(crate) struct Waiting<'a> {
     alone: Option<Home>,
     /// Whether a thread blocks on it: that has no runtime, wherever it runs.
     is_thread: bool,
+    /// Since when it has waited and for what, where somebody wants to know.
+    watch: Option<Watch>,
 }
 
 /// What a look at the line says.
@@ -59,6 +63,7 @@ impl<'a> Waiting<'a> {
             keeper: None,
             alone: None,
             is_thread: false,
+            watch: None,
         }
     }
 
@@ -77,7 +82,9 @@ impl<'a> Waiting<'a> {
         }
         let home = self.home();
         let mut effects = Effects::default();
+        let mut by = None;
         let (mut state, now) = self.inner.lock_timed(self.inner.reading());
+        self.inner.will_queue();
         let look = match state.enter(self.cost, now, &mut effects) {
             Entry::Admitted(charge) => {
                 self.arrival = Some(state.arrived());
@@ -98,6 +105,7 @@ impl<'a> Waiting<'a> {
                     Ok(ticket) => {
                         self.ticket = Some(ticket);
                         self.arrival = state.arrival(ticket);
+                        by = Some(wait.map_or(Gate::Queue, |wait| wait.by));
                         Look::InLine(state.take_timer(ticket, home, timer, &mut effects))
                     }
                 }
@@ -109,6 +117,7 @@ impl<'a> Waiting<'a> {
         }
         let has_unseen = state.queue.as_ref().is_some_and(|queue| queue.has_unseen());
         self.inner.release(state, effects);
+        self.watch = by.and_then(|by| self.inner.watch(by));
         if has_unseen {
             self.look_for_unseen();
         }
@@ -120,6 +129,7 @@ impl<'a> Waiting<'a> {
         let home = self.home();
         let mut effects = Effects::default();
         let (mut state, now) = self.inner.lock_timed(self.inner.reading());
+        self.inner.will_queue();
         let joined = state.rejoin(self.cost, home, self.deadline, waker, (arrival, now), &mut effects);
         let known = joined.map(|ticket| state.ended(ticket).ok_or(ticket));
         let look = match known {
@@ -140,15 +150,21 @@ impl<'a> Waiting<'a> {
         let mut effects = Effects::default();
         let mut waker = Some(waker);
         let mut state = self.inner.lock();
-        let look = match state.fetch(ticket, home, &mut waker) {
-            Some(fate) => {
-                self.ticket = None;
-                Look::Known(fate)
-            }
-            None => Look::InLine(state.take_timer(ticket, home, timer, &mut effects)),
+        let fate = state.fetch(ticket, home, &mut waker);
+        let look = match &fate {
+            Some(_) => Look::InLine(None),
+            None => Look::InLine(state.take_timer(ticket, home, timer.clone(), &mut effects)),
         };
         self.inner.release(state, effects);
-        look
+        let Some(fate) = fate else { return look };
+        self.ticket = None;
+        match (fate.map(|charge| self.inner.confirmed(charge)), waker) {
+            // It was let in while nobody looked, and does not go out yet: a pause has begun meanwhile.
+            (Ok(Err(None)), Some(waker)) => self.join(waker, timer),
+            (Ok(Ok(charge)), _) => Look::Known(Ok(charge)),
+            (Ok(Err(Some(refused))) | Err(refused), _) => Look::Known(Err(refused)),
+            (Ok(Err(None)), None) => unreachable!("whose fate is known leaves no waker behind"),
+        }
     }
 
     /// The caller's own deadline has passed: leaves, unless its turn has come in this very moment.
@@ -172,6 +188,17 @@ impl<'a> Waiting<'a> {
             Err(state.limited(self.cost, wait, now))
         });
         self.inner.release(state, effects);
+        self.inner.confirmed(fate?).map_err(|refused| {
+            refused.unwrap_or_else(|| {
+                let (state, now) = self.inner.lock_timed(Some(self.inner.clock().now()));
+                state.limited(self.cost, None, now)
+            })
+        })
+    }
+
+    /// Its fate is known, and whoever looks is told.
+    fn answer(&mut self, fate: Result<Charge, Refused>) -> Result<Charge, Refused> {
+        self.inner.answered(self.watch.take(), fate.as_ref().map(|_| ()));
         fate
     }
 
@@ -182,7 +209,7 @@ impl<'a> Waiting<'a> {
         let mut look = self.join(waker.clone(), Some(waker.clone()));
         loop {
             let ticket = match (look, self.ticket) {
-                (Look::Known(fate), _) => return fate,
+                (Look::Known(fate), _) => return self.answer(fate),
                 (Look::InLine(_), None) => unreachable!("whoever is in line has a ticket"),
                 (Look::InLine(keeper), Some(ticket)) => {
                     self.keeper = keeper.or(self.keeper);
@@ -191,7 +218,8 @@ impl<'a> Waiting<'a> {
             };
             let now = self.inner.clock().now();
             if self.deadline.is_some_and(|deadline| deadline <= now) {
-                return self.expire(ticket);
+                let fate = self.expire(ticket);
+                return self.answer(fate);
             }
             let timer = self.round(&waker, now);
             // A turn that came in between has unparked this thread already, and it does not sleep.
@@ -252,7 +280,7 @@ impl Future for Waiting<'_> {
             Some(ticket) => this.look(ticket, waker, None),
         };
         let keeper = match look {
-            Look::Known(fate) => return Poll::Ready(fate),
+            Look::Known(fate) => return Poll::Ready(this.answer(fate)),
             Look::InLine(keeper) => keeper,
         };
         if let Some(id) = keeper {
@@ -265,7 +293,10 @@ impl Future for Waiting<'_> {
         let inner = this.inner;
         let sleep = this.sleep.get_or_insert_with(|| inner.clock().sleep_until(deadline));
         match sleep.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(this.expire(ticket)),
+            Poll::Ready(()) => {
+                let fate = this.expire(ticket);
+                Poll::Ready(this.answer(fate))
+            }
             Poll::Pending => Poll::Pending,
         }
     }
@@ -278,9 +309,32 @@ impl Drop for Waiting<'_> {
             let (mut state, now) = self.inner.lock_timed(self.inner.reading());
             state.leave(ticket, now, &mut effects);
             self.inner.release(state, effects);
+            self.inner.gave_up(self.watch.take());
         }
         if let Some(id) = self.keeper.take() {
             self.inner.give_up_timer(id);
+        }
+    }
+}
+
+impl Inner {
+    /// What was granted while nobody looked, if it may still go out. If not it goes back whole, and with a refusal where
+    /// it is one.
+    fn confirmed(&self, charge: Charge) -> Result<Charge, Option<Refused>> {
+        if !self.lock().gates.has_begun() {
+            return Ok(charge);
+        }
+        let mut effects = Effects::default();
+        let (mut state, now) = self.lock_timed(Some(self.clock().now()));
+        let verdict = state.gates.confirm(&state.plan, &charge, now);
+        if verdict == Verdict::Admit {
+            return Ok(charge);
+        }
+        state.undo(charge, now, &mut effects);
+        self.release(state, effects);
+        match verdict {
+            Verdict::Refuse(refused) => Err(Some(refused)),
+            Verdict::Wait(_) | Verdict::Admit => Err(None),
         }
     }
 }

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use tidegate::config::fields;
 use tidegate::{
-    Aimd, Backoff, Brake, Budget, Circuit, Config, ConfigError, Controller, Draft, Jitter, Oversize, Pace,
-    Pause, Rate, Retry, RetryBudget, SizeRule, Slots, Throttle, WhenRefused,
+    Aimd, Backoff, Brake, Budget, Circuit, Config, ConfigError, Controller, Draft, Jitter, KeyedOptions,
+    Oversize, Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, Throttle, WhenRefused,
 };
 
+#[path = "config/keyed.rs"]
+mod keyed;
 #[path = "config/properties.rs"]
 mod properties;
 #[path = "config/refused.rs"]
@@ -50,6 +52,7 @@ fn an_empty_config_is_the_gentle_throttle() {
 fn each_preset_is_a_draft_of_core() {
     assert_eq!(draft("preset = 'gentle'"), Draft::gentle());
     assert_eq!(draft("preset = 'layered'"), Draft::layered());
+    assert_eq!(draft("preset = 'host'"), Draft::host());
     assert_eq!(draft("preset = 'empty'"), Draft::default());
 }
 
@@ -119,9 +122,9 @@ fn every_gate_becomes_its_part_of_the_draft() {
             },
         ),
         (
-            "circuit = { error_rate = 0.5, samples_min = 20, window = 30, failures = 4 }",
+            "circuit = { error_rate = 0.5, samples_min = 20, window = 30, slices = 60, failures = 4 }",
             Draft {
-                circuit: Some(Circuit::at_error_rate(0.5, 20, 30 * SECOND).or_after_failures(4)),
+                circuit: Some(Circuit::at_error_rate(0.5, 20, 30 * SECOND).slices(60).or_after_failures(4)),
                 ..Draft::gentle()
             },
         ),
@@ -223,7 +226,7 @@ fn a_group_may_be_given_half_by_one_source_and_half_by_another() {
 
 #[test]
 fn what_a_half_given_group_lacks_is_named() {
-    let table: [(&str, &[(&str, &str)]); 12] = [
+    let table: [(&str, &[(&str, &str)]); 13] = [
         ("preset = 'empty'\nslots.max = 3", &[("slots.min", "slots.max")]),
         ("preset = 'empty'\nslots.start = 3", &[("slots.min", "slots.start"), ("slots.max", "slots.start")]),
         ("bytes.recovering_price = 20", &[("bytes.capacity", "bytes.recovering_price")]),
@@ -235,6 +238,14 @@ fn what_a_half_given_group_lacks_is_named() {
         (
             "circuit.error_rate = 0.5",
             &[("circuit.samples_min", "circuit.error_rate"), ("circuit.window", "circuit.error_rate")],
+        ),
+        (
+            "circuit.slices = 30",
+            &[
+                ("circuit.error_rate", "circuit.slices"),
+                ("circuit.samples_min", "circuit.slices"),
+                ("circuit.window", "circuit.slices"),
+            ],
         ),
         (
             "pause.sizes.small = 1",
@@ -279,7 +290,7 @@ fn the_documentation_lists_every_key_with_its_type_bounds_variable_and_default()
     let rows = keys.lines().filter(|line| line.starts_with("| `"));
     let rows: Vec<Vec<&str>> =
         rows.map(|row| row.trim_matches('|').split(" | ").map(str::trim).collect()).collect();
-    let defaults = Config::from_draft(&Draft::gentle()).to_map();
+    let defaults = Config::from_draft(&Draft::gentle()).with_keyed(&KeyedOptions::default()).to_map();
     let wanted = fields().iter().map(|field| {
         let default = match field.key() {
             "preset" => "gentle",

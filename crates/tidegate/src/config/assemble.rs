@@ -15,6 +15,7 @@ use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 
 use super::Entry;
 use super::error::{ConfigError, ConfigProblem, Fault, Origin};
+use crate::keyed::KeyedOptions;
 
 /// Keys whose preset value falls away when the other key is given: they follow it.
 const FOLLOWERS: [(&str, &str); 2] = [("slots.max", "slots.start"), ("rate.amount", "rate.burst")];
@@ -32,24 +33,34 @@ const AIMD: [&str; 9] = [
     "aimd.memory",
 ];
 
+/// The keys of many throttles together.
+const KEYED: &str = "keyed.";
+
 /// The draft that `given` asks for, above its preset.
 ///
 /// # Errors
 /// What is missing, without effect or out of its bounds.
 pub(super) fn draft(given: &BTreeMap<&'static str, Entry>) -> Result<Draft, ConfigError> {
-    let preset = match given.get("preset").map(|entry| &entry.value) {
-        Some(FieldValue::Word("empty")) => Draft::default(),
-        Some(FieldValue::Word("layered")) => Draft::layered(),
-        _ => Draft::gentle(),
-    };
-    let mut assembly = Assembly { entries: over_preset(given, &preset), problems: Vec::new() };
-    let draft = assembly.draft();
-    if let Err(invalid) = draft.clone().check() {
-        for problem in invalid.problems() {
-            assembly.out_of_bounds(problem);
-        }
+    let mut assembly = Assembly::new(given, Draft::gentle);
+    for (key, entry) in given.iter().filter(|(key, _)| key.starts_with(KEYED)) {
+        assembly.problems.push(ConfigProblem::new(entry.origin.clone(), *key, Fault::OfMany));
     }
+    let draft = assembly.checked();
     ConfigError::unless_any(assembly.problems, draft)
+}
+
+/// The draft that `given` asks for each key, and how the keys are kept.
+///
+/// # Errors
+/// What is missing, without effect or out of its bounds.
+pub(super) fn keyed(given: &BTreeMap<&'static str, Entry>) -> Result<(Draft, KeyedOptions), ConfigError> {
+    let mut assembly = Assembly::new(given, Draft::host);
+    let draft = assembly.checked();
+    let options = assembly.keyed();
+    for problem in options.problems() {
+        assembly.out_of_bounds(&problem);
+    }
+    ConfigError::unless_any(assembly.problems, (draft, options))
 }
 
 /// What is given, and what the preset says where nothing is.
@@ -76,6 +87,40 @@ struct Assembly {
 }
 
 impl Assembly {
+    /// What is given, above the preset it names or else the usual one.
+    fn new(given: &BTreeMap<&'static str, Entry>, usual: fn() -> Draft) -> Self {
+        let preset = match given.get("preset").map(|entry| &entry.value) {
+            Some(FieldValue::Word("gentle")) => Draft::gentle(),
+            Some(FieldValue::Word("layered")) => Draft::layered(),
+            Some(FieldValue::Word("host")) => Draft::host(),
+            Some(FieldValue::Word("empty")) => Draft::default(),
+            _ => usual(),
+        };
+        Self { entries: over_preset(given, &preset), problems: Vec::new() }
+    }
+
+    /// The draft, with everything that core finds wrong with it among the problems.
+    fn checked(&mut self) -> Draft {
+        let draft = self.draft();
+        if let Err(invalid) = draft.clone().check() {
+            for problem in invalid.problems() {
+                self.out_of_bounds(problem);
+            }
+        }
+        draft
+    }
+
+    fn keyed(&self) -> KeyedOptions {
+        let mut options = KeyedOptions::default();
+        let whole = |key| self.units(key).map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+        options.enabled = self.flag("keyed.enabled").unwrap_or(options.enabled);
+        options.keys_max = whole("keyed.keys_max").unwrap_or(options.keys_max);
+        options.idle_ttl = self.span("keyed.idle_ttl").unwrap_or(options.idle_ttl);
+        options.shards = whole("keyed.shards").unwrap_or(options.shards);
+        options.throttled_after = self.span("keyed.throttled_after").unwrap_or(options.throttled_after);
+        options
+    }
+
     fn draft(&mut self) -> Draft {
         let slots = self.slots();
         let controller = self.controller(slots.is_some_and(|slots| slots.is_adaptive()));
@@ -142,14 +187,18 @@ impl Assembly {
     }
 
     fn circuit(&mut self) -> Option<Circuit> {
+        const RATE: [&str; 4] =
+            ["circuit.error_rate", "circuit.samples_min", "circuit.window", "circuit.slices"];
         self.any_of("circuit.")?;
         let failures = self.count("circuit.failures");
-        let because = self.any_given(&["circuit.error_rate", "circuit.samples_min", "circuit.window"]);
+        // Given or the preset's: one of them is enough to ask for a rate.
+        let because = self.any_given(&RATE).or_else(|| self.any_there(&RATE));
         let mut circuit = if let Some(because) = because {
             let threshold = self.needed("circuit.error_rate", because, Self::fraction);
             let samples_min = self.needed("circuit.samples_min", because, Self::count);
             let window = self.needed("circuit.window", because, Self::span);
             let circuit = Circuit::at_error_rate(threshold?, samples_min?, window?);
+            let circuit = self.count("circuit.slices").map_or(circuit, |slices| circuit.slices(slices));
             failures.map_or(circuit, |failures| circuit.or_after_failures(failures))
         } else {
             failures.map_or_else(Circuit::default, Circuit::after_failures)
@@ -343,6 +392,13 @@ impl Assembly {
         }
     }
 
+    fn flag(&self, key: &str) -> Option<bool> {
+        match self.entries.get(key)?.value {
+            FieldValue::Flag(flag) => Some(flag),
+            _ => None,
+        }
+    }
+
     /// Whether somebody said it, other than the preset.
     fn is_given(&self, key: &str) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.origin != Origin::Default)
@@ -350,6 +406,10 @@ impl Assembly {
 
     fn any_given(&self, keys: &[&'static str]) -> Option<&'static str> {
         keys.iter().copied().find(|key| self.is_given(key))
+    }
+
+    fn any_there(&self, keys: &[&'static str]) -> Option<&'static str> {
+        keys.iter().copied().find(|key| self.entries.contains_key(key))
     }
 
     /// A key of the group that is there; one that somebody said, if there is one.

@@ -77,15 +77,18 @@ pub(super) fn to_text(value: &FieldValue) -> String {
         FieldValue::Span(span) => duration::text(*span),
         FieldValue::Fraction(number) | FieldValue::Number(number) => format!("{number:?}"),
         FieldValue::Word(word) => (*word).to_owned(),
+        FieldValue::Flag(flag) => flag.to_string(),
     }
 }
 
 /// A value as it stands in TOML. JSON writes these the same way.
 pub(super) fn to_literal(value: &FieldValue) -> String {
     match value {
-        FieldValue::Count(_) | FieldValue::Fraction(_) | FieldValue::Number(_) => to_text(value),
+        FieldValue::Count(_) | FieldValue::Fraction(_) | FieldValue::Number(_) | FieldValue::Flag(_) => {
+            to_text(value)
+        }
         // Nothing in it has to be escaped: digits, units, and words of the schema.
-        _ => format!("\"{}\"", to_text(value)),
+        FieldValue::Span(_) | FieldValue::Word(_) => format!("\"{}\"", to_text(value)),
     }
 }
 

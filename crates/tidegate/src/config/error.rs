@@ -73,6 +73,8 @@ pub enum Fault {
         /// What the other key says.
         says: String,
     },
+    /// It is for many throttles together, and given for one.
+    OfMany,
     /// There is no such key.
     Unknown {
         /// A key that is nearly the same.
@@ -126,6 +128,7 @@ impl fmt::Display for ConfigProblem {
             Fault::Useless { because, says } => {
                 write!(f, "`{field}` is given {origin}, and has no effect because `{because}` is {says}")
             }
+            Fault::OfMany => write!(f, "`{field}` is given {origin}, and has no effect on a single throttle"),
             Fault::Unknown { closest: None } => write!(f, "`{field}` {origin} is not a key"),
             Fault::Unknown { closest: Some(closest) } => {
                 write!(f, "`{field}` {origin} is not a key, did you mean `{closest}`?")

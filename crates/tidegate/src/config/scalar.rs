@@ -39,6 +39,11 @@ impl Scalar {
                 Some(_) => Err(kind.bounds()),
                 None => Err(kind.demand()),
             },
+            Kind::PowerOfTwo { max } => match self.integer() {
+                Some(Ok(value)) if value <= max && value.is_power_of_two() => Ok(FieldValue::Count(value)),
+                Some(_) => Err(kind.bounds()),
+                None => Err(kind.demand()),
+            },
             Kind::Span { min, max } => match self.span() {
                 Some(Ok(span)) if (min..=max).contains(&span) => Ok(FieldValue::Span(span)),
                 Some(_) => Err(kind.bounds()),
@@ -59,6 +64,11 @@ impl Scalar {
                 let word = words.iter().find(|word| *word == text);
                 word.map(|word| FieldValue::Word(word)).ok_or_else(|| kind.demand())
             }
+            Kind::Flag => match self {
+                Self::Bool(flag) => Ok(FieldValue::Flag(*flag)),
+                Self::Untyped(text) => text.parse().map(FieldValue::Flag).map_err(|_| kind.demand()),
+                _ => Err(kind.demand()),
+            },
         }
     }
 

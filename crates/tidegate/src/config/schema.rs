@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use tidegate_core::bucket::{AMOUNT_MAX, PERIOD_MAX};
 
+use crate::keyed::options::{IDLE_TTL_MIN, KEYS_MAX, SHARDS_MAX};
+
 /// As in core: more slots, probes or waiters than this are a mistake.
 const COUNT_MAX: u64 = 1 << 30;
 /// As in core: bytes and tokens are counted exactly up to this.
 const UNITS_MAX: u64 = 1 << 53;
 const ATTEMPTS_MAX: u64 = 1_000;
+const SLICES_MAX: u64 = 1_024;
 /// As in core: rates and their steps are within these, per second.
 const LEAST: f64 = 1e-6;
 const MOST: f64 = 1e6;
@@ -51,10 +54,11 @@ impl Field {
     /// What kind of value it is: `a time`.
     pub const fn kind(&self) -> &'static str {
         match self.kind {
-            Kind::Whole { .. } => "a whole number",
+            Kind::Whole { .. } | Kind::PowerOfTwo { .. } => "a whole number",
             Kind::Span { .. } => "a time",
             Kind::Fraction { .. } | Kind::Number { .. } => "a number",
             Kind::Word(_) => "a word",
+            Kind::Flag => "true or false",
         }
     }
 
@@ -72,10 +76,12 @@ impl Field {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     Whole { min: u64, max: u64 },
+    PowerOfTwo { max: u64 },
     Span { min: Duration, max: Duration },
     Fraction { min: f64 },
     Number { min: f64, max: f64 },
     Word(&'static [&'static str]),
+    Flag,
 }
 
 impl Kind {
@@ -83,6 +89,7 @@ impl Kind {
     pub(super) fn bounds(&self) -> String {
         match self {
             Self::Whole { min, max } => format!("from {min} to {max}"),
+            Self::PowerOfTwo { max } => format!("a power of two from 1 to {max}"),
             Self::Span { min, max } => format!("from {min:?} to {max:?}"),
             Self::Number { min, max } => format!("from {min} to {max}"),
             Self::Fraction { min } if *min > 0.0 => "above 0 and at most 1".to_owned(),
@@ -90,6 +97,7 @@ impl Kind {
             Self::Word(words) => {
                 words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(" or ")
             }
+            Self::Flag => "`true` or `false`".to_owned(),
         }
     }
 
@@ -101,7 +109,7 @@ impl Kind {
                 format!("a time {}, in seconds or with a unit, such as `200ms`, `1.5s`, `2m`", self.bounds())
             }
             Self::Fraction { .. } | Self::Number { .. } => format!("a number {}", self.bounds()),
-            Self::Word(_) => self.bounds(),
+            Self::PowerOfTwo { .. } | Self::Word(_) | Self::Flag => self.bounds(),
         }
     }
 }
@@ -178,9 +186,9 @@ const fn word(key: &'static str, words: &'static [&'static str]) -> Field {
     Field { key, kind: Kind::Word(words) }
 }
 
-/// The schema: one line for each key, in the order of `Draft`.
-static FIELDS: [Field; 55] = [
-    word("preset", &["gentle", "layered", "empty"]),
+/// The schema: one line for each key, in the order of `Draft`, and then those of many throttles.
+static FIELDS: [Field; 61] = [
+    word("preset", &["gentle", "layered", "host", "empty"]),
     count("slots.min"),
     count("slots.start"),
     count("slots.max"),
@@ -200,6 +208,7 @@ static FIELDS: [Field; 55] = [
     fraction("circuit.error_rate", f64::MIN_POSITIVE),
     count("circuit.samples_min"),
     span("circuit.window", NANO),
+    whole("circuit.slices", 1..=SLICES_MAX),
     span("circuit.open_for", Duration::ZERO),
     count("circuit.probes"),
     span("pause.max", Duration::ZERO),
@@ -235,6 +244,11 @@ static FIELDS: [Field; 55] = [
     whole("total", 0..=u64::MAX),
     whole("milestone_percent", 1..=100),
     count("waiters_max"),
+    Field { key: "keyed.enabled", kind: Kind::Flag },
+    whole("keyed.keys_max", 1..=KEYS_MAX as u64),
+    span("keyed.idle_ttl", IDLE_TTL_MIN),
+    Field { key: "keyed.shards", kind: Kind::PowerOfTwo { max: SHARDS_MAX as u64 } },
+    span("keyed.throttled_after", Duration::ZERO),
 ];
 
 #[cfg(test)]
@@ -260,6 +274,9 @@ mod tests {
             ("slots.maks", Some("slots.max")),
             ("slot.max", Some("slots.max")),
             ("budget.windows", Some("budget.window")),
+            ("circuit.slice", Some("circuit.slices")),
+            ("keyed", Some("keyed.enabled")),
+            ("keyed.shard", Some("keyed.shards")),
             ("waitersmax", Some("waiters_max")),
             ("slots", Some("slots.min")),
             ("pause.sizes", Some("pause.sizes.small_max")),

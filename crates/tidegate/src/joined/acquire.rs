@@ -290,7 +290,7 @@ impl<'a> Asking<'a> {
         }
         let mut has_waited = false;
         loop {
-            let mut turned = pin!(self.joined.throttle.inner.drained.notified());
+            let mut turned = pin!(self.joined.throttle.inner.drained().notified());
             // Enabled before looking: a close or an open circuit in between is not missed.
             turned.as_mut().enable();
             self.joined.limiter.check_open()?;

@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::refused::Refused;
-use tidegate_core::time::Instant;
 use tidegate_core::verdict::Verdict;
 
 use crate::permit::Permit;
-use crate::queue::Returned;
-use crate::state::{Effects, State};
+use crate::state::Effects;
 use crate::throttle::Inner;
 
 /// What the gates took for a request that waits for the store's answer.
@@ -53,17 +51,6 @@ impl Drop for Held<'_> {
             state.undo(charge, now, &mut effects);
             self.inner.release(state, effects);
         }
-    }
-}
-
-impl State {
-    /// Takes back an admission that never went out, and lets in whoever that lets in.
-    fn undo(&mut self, charge: Charge, now: Instant, effects: &mut Effects) {
-        self.gates.undo(&self.plan, charge, now, &mut effects.events);
-        if let Some(queue) = &mut self.queue {
-            queue.unblock();
-        }
-        self.pump_after(now, Returned::Tokens, effects);
     }
 }
 

@@ -6,8 +6,8 @@ use proptest::option;
 use proptest::prelude::*;
 use tidegate::config::fields;
 use tidegate::{
-    Aimd, Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, Jitter, Oversize, Pace, Pause,
-    Rate, Retry, RetryBudget, SizeRule, Slots, WhenRefused,
+    Aimd, Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, Jitter, KeyedOptions, Oversize,
+    Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, WhenRefused,
 };
 
 const COUNT_MAX: u32 = 1 << 30;
@@ -67,13 +67,15 @@ fn any_budget() -> impl Strategy<Value = Budget> {
 }
 
 fn any_circuit() -> impl Strategy<Value = Circuit> {
-    let error_rate = || (f64::MIN_POSITIVE..=1.0, count(), span());
+    let error_rate = || {
+        (f64::MIN_POSITIVE..=1.0, count(), span(), 1_u32..=1_024).prop_map(
+            |(rate, samples, window, slices)| Circuit::at_error_rate(rate, samples, window).slices(slices),
+        )
+    };
     let trips = prop_oneof![
         count().prop_map(Circuit::after_failures),
-        error_rate().prop_map(|(rate, samples, window)| Circuit::at_error_rate(rate, samples, window)),
-        (error_rate(), count()).prop_map(|((rate, samples, window), failures)| {
-            Circuit::at_error_rate(rate, samples, window).or_after_failures(failures)
-        }),
+        error_rate(),
+        (error_rate(), count()).prop_map(|(circuit, failures)| circuit.or_after_failures(failures)),
     ];
     (trips, span_or_zero(), count()).prop_map(|(trips, open, probes)| trips.open_for(open).probes(probes))
 }
@@ -163,6 +165,16 @@ fn any_draft() -> impl Strategy<Value = Draft> {
     })
 }
 
+fn any_options() -> impl Strategy<Value = KeyedOptions> {
+    let ttl = (180_u64..=366 * 86_400).prop_map(Duration::from_secs);
+    (any::<bool>(), 1_usize..=1 << 30, ttl, 0_u32..=10, span_or_zero()).prop_map(
+        |(enabled, keys_max, idle_ttl, shards, throttled_after)| {
+            let options = KeyedOptions::default().enabled(enabled).keys_max(keys_max).idle_ttl(idle_ttl);
+            options.shards(1 << shards).throttled_after(throttled_after)
+        },
+    )
+}
+
 /// A key, or nearly one, and sometimes anything.
 fn any_key() -> impl Strategy<Value = String> {
     let key = (0..fields().len()).prop_map(|index| fields()[index].key().to_owned());
@@ -218,6 +230,23 @@ proptest! {
     }
 
     #[test]
+    fn valid_options_of_keyed_throttles_come_back_as_they_were(options in any_options(), draft in any_draft()) {
+        prop_assert_eq!(options.check(), Ok(options));
+        let config = Config::from_draft(&draft).with_keyed(&options);
+        prop_assert_eq!(config.to_keyed(), Ok((draft, options)));
+        for back in [
+            Config::from_toml(&config.to_toml()),
+            Config::from_json(&config.to_json()),
+            Config::from_map(config.to_map()),
+        ] {
+            prop_assert_eq!(back, Ok(config.clone()));
+        }
+        // A single throttle has no use for any of the five.
+        let refused = config.to_draft().map_err(|error| error.problems().len());
+        prop_assert_eq!(refused.map(drop), Err(5));
+    }
+
+    #[test]
     fn what_is_laid_over_wins_and_the_rest_stays(under in any_draft(), over in any_draft()) {
         let (under, over) = (Config::from_draft(&under), Config::from_draft(&over));
         let mut wanted = under.to_map();
@@ -256,7 +285,7 @@ proptest! {
         for result in results {
             match result {
                 Ok(config) => {
-                    let _ = config.to_draft();
+                    let _ = (config.to_draft(), config.to_keyed());
                     all = all.overlaid_by(config);
                 }
                 Err(error) => prop_assert!(!error.problems().is_empty() && !error.to_string().contains('\n')),

@@ -1,0 +1,401 @@
+//! What is counted is what `docs/metrics.md` says, sums are right whoever comes and goes, and a recorder that panics
+//! hurts nobody.
+#![allow(clippy::float_cmp, reason = "whole numbers, and what was told comes back as it was")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+use metrics::{
+    CounterFn, GaugeFn, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, with_local_recorder,
+};
+use tidegate_core::plan::{Brake, Budget, Circuit, Controller, Rate, Slots};
+use tidegate_core::retry::Retry;
+
+use super::*;
+use crate::manual_clock::ManualClock;
+use crate::throttle::Throttle;
+use crate::{Backoff, Cost};
+
+const PAGE: &str = include_str!("../../../../docs/metrics.md");
+const REQUEST: Cost = Cost::request();
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// What a recorder was told of one series.
+#[derive(Debug, Default)]
+struct Series {
+    values: Mutex<Vec<f64>>,
+}
+
+impl Series {
+    fn change(&self, change: impl FnOnce(f64) -> f64) {
+        let mut values = self.values.lock().unwrap();
+        let next = change(values.last().copied().unwrap_or(0.0));
+        values.push(next);
+    }
+}
+
+impl CounterFn for Series {
+    fn increment(&self, value: u64) {
+        assert!(value > 0, "nothing is told of nothing");
+        self.change(|sum| sum + f64::from(u32::try_from(value).unwrap()));
+    }
+
+    fn absolute(&self, _: u64) {
+        unreachable!("counters are sums over throttles");
+    }
+}
+
+impl GaugeFn for Series {
+    fn increment(&self, value: f64) {
+        self.change(|sum| sum + value);
+    }
+
+    fn decrement(&self, value: f64) {
+        self.change(|sum| sum - value);
+    }
+
+    fn set(&self, _: f64) {
+        unreachable!("gauges are sums over throttles");
+    }
+}
+
+impl HistogramFn for Series {
+    fn record(&self, value: f64) {
+        self.change(|_| value);
+    }
+}
+
+/// Type, name, labels.
+type Id = (&'static str, String, BTreeMap<String, String>);
+
+/// Remembers everything.
+#[derive(Debug, Default)]
+struct Book {
+    series: Mutex<BTreeMap<Id, Arc<Series>>>,
+    /// Type, name, unit.
+    described: Mutex<BTreeSet<(&'static str, String, String)>>,
+}
+
+impl Book {
+    fn register(&self, kind: &'static str, key: &Key) -> Arc<Series> {
+        let labels = key.labels().map(|label| (label.key().to_owned(), label.value().to_owned())).collect();
+        Arc::clone(self.series.lock().unwrap().entry((kind, key.name().to_owned(), labels)).or_default())
+    }
+
+    fn describe(&self, kind: &'static str, name: &KeyName, unit: Option<Unit>) {
+        let unit = unit.map_or("", |unit| unit.as_str()).to_owned();
+        self.described.lock().unwrap().insert((kind, name.as_str().to_owned(), unit));
+    }
+
+    /// What was told of the series `name` whose labels, but for the name of the throttle, have this value.
+    fn values(&self, name: &str, label: Option<&str>) -> Vec<f64> {
+        let series = self.series.lock().unwrap();
+        let found = series.iter().find(|((_, known, labels), _)| {
+            let mut others =
+                labels.iter().filter(|(key, _)| *key != "throttle").map(|(_, value)| value.as_str());
+            known == name && others.next() == label
+        });
+        let (_, series) = found.unwrap_or_else(|| panic!("{name} {label:?} is not there"));
+        series.values.lock().unwrap().clone()
+    }
+
+    fn last(&self, name: &str) -> f64 {
+        self.values(name, None).last().copied().unwrap_or(0.0)
+    }
+}
+
+impl Recorder for Book {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe("counter", &name, unit);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe("gauge", &name, unit);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe("histogram", &name, unit);
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.register("counter", key))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(self.register("gauge", key))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(self.register("histogram", key))
+    }
+}
+
+/// Everything that can be counted happens to one throttle.
+fn live(clock: &ManualClock) {
+    let home: Arc<OnceLock<Throttle>> = Arc::default();
+    let throttle = Arc::clone(&home);
+    let built = Throttle::builder()
+        .named("api")
+        .measured()
+        .slots(Slots::adaptive(1..=2))
+        .controller(Controller::Brake(Brake::default().at(2, secs(60))))
+        .rate(Rate::per_second(50))
+        .budget(Budget::tokens(100, secs(60)))
+        .circuit(Circuit::after_failures(2).open_for(secs(1)))
+        .retry(Retry::attempts(2).backoff(Backoff::fixed(Duration::ZERO)))
+        .waiters_max(1)
+        .clock(clock.clone())
+        .on_state_change(move |notice| {
+            // More than may wait for a listener, while it listens.
+            if let (Event::Drained, Some(throttle)) = (&notice.event, throttle.get()) {
+                (0..1_100).for_each(|_| throttle.retune(|_| {}).unwrap());
+            }
+        })
+        .build()
+        .unwrap();
+    let throttle = home.get_or_init(|| built);
+    for outcome in [
+        Outcome::success().took(Duration::from_millis(30)),
+        Outcome::ignored(),
+        Outcome::overload().retry_after(Duration::ZERO),
+        Outcome::failure().because(Cause::Network),
+    ] {
+        throttle.try_acquire(REQUEST).unwrap().settle(outcome);
+    }
+    assert!(throttle.try_acquire(Cost::request().tokens(101)).is_err(), "too large");
+    assert!(throttle.run_blocking(REQUEST, |_| Err::<(), _>("down")).is_err(), "the circuit opens");
+    assert!(throttle.try_acquire(REQUEST).is_err(), "it is open");
+    clock.advance(secs(1));
+    let probe = throttle.try_acquire(REQUEST).unwrap();
+    probe.settle(Outcome::success());
+    throttle.record(Outcome::failure().because(Cause::Server));
+    clock.advance(secs(60));
+    let held: Vec<_> = std::iter::from_fn(|| throttle.try_acquire(REQUEST).ok()).collect();
+    let mut waiting = Box::pin(throttle.acquire(REQUEST));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    assert!(throttle.acquire_blocking(REQUEST).is_err(), "the queue is full");
+    clock.advance(Duration::from_millis(250));
+    drop(held);
+    assert!(waiting.as_mut().poll(&mut context).is_ready());
+    throttle.close();
+    assert!(throttle.try_acquire(REQUEST).is_err(), "closed");
+}
+
+/// Labels with the values they may have; any, where none are listed.
+type Labels = BTreeMap<String, BTreeSet<String>>;
+/// Name, type, unit, labels.
+type Row = (String, String, String, Labels);
+
+/// The rows of the page.
+fn promised() -> BTreeSet<Row> {
+    let bare = |word: &str| word.trim().trim_matches('`').to_owned();
+    let labels = |cell: &str| -> Labels {
+        let label = |part: &str| {
+            let (name, values) = part.split_once('=').unwrap_or((part, ""));
+            (bare(name), values.split(',').map(bare).filter(|value| !value.is_empty()).collect())
+        };
+        cell.split(';').map(label).collect()
+    };
+    let rows = PAGE.lines().filter(|line| line.starts_with("| `tidegate_"));
+    rows.map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
+        (bare(cells[0]), bare(cells[1]), bare(cells[2]), labels(cells[3]))
+    })
+    .collect()
+}
+
+/// The same, as the recorder was told it.
+fn told(book: &Book) -> BTreeSet<Row> {
+    let mut labels: BTreeMap<(&str, String), Labels> = BTreeMap::new();
+    for (kind, name, of_one) in book.series.lock().unwrap().keys() {
+        let of_all = labels.entry((kind, name.clone())).or_default();
+        for (label, value) in of_one {
+            let values = of_all.entry(label.clone()).or_default();
+            if label != "throttle" {
+                values.insert(value.clone());
+            }
+        }
+    }
+    let described = book.described.lock().unwrap();
+    assert_eq!(described.len(), labels.len(), "what is described is registered");
+    let row = |(kind, name, unit): &(&'static str, String, String)| {
+        let labels =
+            labels.remove(&(*kind, name.clone())).unwrap_or_else(|| panic!("{name} is only described"));
+        (name.clone(), (*kind).to_owned(), unit.clone(), labels)
+    };
+    described.iter().map(row).collect()
+}
+
+#[test]
+fn what_is_counted_is_what_the_page_says() {
+    let book = Book::default();
+    with_local_recorder(&book, || {
+        live(&ManualClock::new());
+        let keys = KeyedMeter::new("api", true);
+        (0..5).for_each(|_| keys.added());
+        keys.evicted(1, 2);
+        keys.overflowed();
+        keys.forgotten(2);
+    });
+    assert_eq!(told(&book), promised());
+    for ((_, name, labels), series) in &*book.series.lock().unwrap() {
+        assert!(
+            series.values.lock().unwrap().iter().any(|value| *value > 0.0),
+            "{name} {labels:?} was not moved"
+        );
+        assert_eq!(labels["throttle"], "api");
+    }
+}
+
+#[test]
+fn everything_is_counted_as_often_as_it_happened() {
+    let book = Book::default();
+    with_local_recorder(&book, || live(&ManualClock::new()));
+    let count = |name: &str, label| book.values(name, label).last().copied().unwrap_or(0.0);
+    let refused = REASONS.map(|reason| count("tidegate_refused_total", Some(reason)));
+    assert_eq!(refused, [1.0, 2.0, 1.0, 1.0, 1.0], "the second attempt finds the circuit open, too");
+    let outcomes = OUTCOMES.map(|outcome| count("tidegate_outcomes_total", Some(outcome)));
+    assert_eq!(outcomes, [2.0, 1.0, 1.0, 1.0, 1.0, 3.0], "two permits are dropped");
+    let admitted = count("tidegate_admitted_total", None);
+    assert_eq!(admitted, outcomes.iter().sum::<f64>() - 1.0, "one was recorded without a permit");
+    let waits = book.values("tidegate_wait_seconds", None);
+    assert_eq!((waits.len(), waits.iter().filter(|wait| **wait > 0.0).count()), (8, 1));
+    assert!(waits.contains(&0.25));
+    assert_eq!(book.values("tidegate_latency_seconds", None), [0.03, 0.0]);
+    assert_eq!(
+        (count("tidegate_retries_total", None), count("tidegate_circuit_opened_total", None)),
+        (1.0, 1.0)
+    );
+}
+
+#[test]
+fn gauges_are_sums_over_throttles_of_a_name_and_each_takes_its_part_away() {
+    let book = Book::default();
+    with_local_recorder(&book, || {
+        let build =
+            || Throttle::builder().named("api").measured().slots(Slots::fixed(3)).clock(ManualClock::new());
+        let (one, other) = (build().build().unwrap(), build().rate(Rate::per_second(7)).build().unwrap());
+        let twin = other.twin();
+        assert_eq!((book.last("tidegate_slots"), book.last("tidegate_rate")), (9.0, 14.0));
+        let held = [one.try_acquire(REQUEST).unwrap(), twin.try_acquire(REQUEST).unwrap()];
+        assert_eq!(book.last("tidegate_in_flight"), 2.0);
+        drop(held);
+        assert_eq!(book.last("tidegate_in_flight"), 0.0);
+        one.retune(|limits| limits.slots = Some(Slots::fixed(5))).unwrap();
+        assert_eq!(book.last("tidegate_slots"), 11.0);
+        drop(one);
+        assert_eq!(book.last("tidegate_slots"), 6.0);
+        drop((other, twin));
+        assert_eq!((book.last("tidegate_slots"), book.last("tidegate_rate")), (0.0, 0.0));
+    });
+}
+
+/// A throttle of slots alone reads no clock, unless its latency is to be told.
+#[test]
+fn one_that_is_measured_is_timed_and_one_that_is_not_pays_nothing() {
+    let book = Book::default();
+    with_local_recorder(&book, || {
+        let clock = ManualClock::new();
+        let build = || Throttle::builder().slots(Slots::fixed(3)).clock(clock.clone());
+        let plain = build().named("plain").build().unwrap();
+        plain.try_acquire(REQUEST).unwrap().settle(Outcome::success());
+        assert_eq!((clock.readings(), book.series.lock().unwrap().len()), (0, 0));
+        let measured = build().measured().build().unwrap();
+        let permit = measured.try_acquire(REQUEST).unwrap();
+        clock.advance(secs(2));
+        permit.settle(Outcome::success());
+        assert_eq!(book.values("tidegate_latency_seconds", None), [2.0]);
+        measured.retune(|limits| limits.slots = Some(Slots::fixed(1))).unwrap();
+        drop(measured.try_acquire(REQUEST));
+        assert_eq!(book.last("tidegate_admitted_total"), 2.0, "it stays measured when it is retuned");
+    });
+}
+
+/// Readings that overtake each other on the way out leave the newest behind.
+#[test]
+fn an_old_reading_does_not_hide_a_newer_one() {
+    let book = Book::default();
+    with_local_recorder(&book, || {
+        let meter = Meter::new("api", true);
+        let gauged = meter.gauged();
+        let read = |number, in_flight, admitted| {
+            let shown = [in_flight, 0.0, 0.0, 0.0, 0.0, 0.0];
+            Reading(Some(Read { number, shown, admitted, slowed: 1, opened: 0 }))
+        };
+        for (number, in_flight, admitted) in [(1, 1.0, 1), (3, 3.0, 9), (2, 2.0, 5)] {
+            meter.publish(&gauged, read(number, in_flight, admitted), 4);
+        }
+    });
+    assert_eq!(book.values("tidegate_in_flight", None), [1.0, 3.0, 0.0]);
+    assert_eq!(book.last("tidegate_slowed_total"), 3.0, "and what happened is counted whenever it is told");
+    assert_eq!(book.last("tidegate_admitted_total"), 9.0, "and what was admitted, once");
+    assert_eq!(book.last("tidegate_events_lost_total"), 4.0, "once");
+}
+
+/// Panics at whatever it is told.
+struct Angry;
+
+impl CounterFn for Angry {
+    fn increment(&self, _: u64) {
+        panic!("a bug in the recorder");
+    }
+
+    fn absolute(&self, _: u64) {}
+}
+
+impl GaugeFn for Angry {
+    fn increment(&self, _: f64) {
+        panic!("a bug in the recorder");
+    }
+
+    fn decrement(&self, _: f64) {
+        panic!("a bug in the recorder");
+    }
+
+    fn set(&self, _: f64) {}
+}
+
+/// Hands out what panics, or panics itself.
+struct Broken {
+    is_late: bool,
+}
+
+impl Recorder for Broken {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        assert!(self.is_late, "a bug in the recorder");
+        Counter::from_arc(Arc::new(Angry))
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(Arc::new(Angry))
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+#[test]
+fn a_recorder_that_panics_hurts_nobody_and_is_counted() {
+    for is_late in [false, true] {
+        let builder = Throttle::builder().measured().slots(Slots::fixed(1)).clock(ManualClock::new());
+        let throttle = with_local_recorder(&Broken { is_late }, || builder.build().unwrap());
+        let permit = throttle.try_acquire(REQUEST).unwrap();
+        assert!(throttle.try_acquire(REQUEST).is_err());
+        permit.settle(Outcome::success());
+        let seen = throttle.snapshot();
+        assert_eq!((seen.in_flight, seen.listener_panics > 0), (0, is_late));
+        // The last to be told is the one that takes away what it showed.
+        drop(throttle);
+    }
+}
