@@ -7,9 +7,14 @@
 
 use std::fmt;
 use std::ops::Add;
+use std::str::FromStr;
 use std::time::Duration;
 
+use thiserror::Error;
+
 use crate::calendar;
+use crate::feedback::headers::date::rfc3339;
+use crate::limit::name::shown;
 
 /// A time line that a bucket can live on: points are whole ticks since its origin.
 pub trait Timeline: Copy + Ord + fmt::Debug {
@@ -106,6 +111,23 @@ impl fmt::Display for Stamp {
     }
 }
 
+/// Text that is no point in time.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{text}` is no time as RFC 3339 writes it, such as 2026-01-31T09:30:00Z")]
+pub struct InvalidStamp {
+    /// The text, at most 80 characters of it.
+    pub text: String,
+}
+
+impl FromStr for Stamp {
+    type Err = InvalidStamp;
+
+    /// Reads RFC 3339 with any offset; a fraction is rounded up to the microsecond, and what is before 1970 is read as 1970.
+    fn from_str(text: &str) -> Result<Self, InvalidStamp> {
+        rfc3339(text).ok_or_else(|| InvalidStamp { text: shown(text) })
+    }
+}
+
 impl fmt::Debug for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
@@ -191,6 +213,18 @@ mod tests {
         assert_eq!(Stamp::MAX + Duration::from_secs(1), Stamp::MAX);
         assert_eq!(Stamp::ZERO.since(Stamp::MAX), Duration::ZERO);
         assert!(Stamp::MAX.to_string().ends_with('Z'));
+    }
+
+    #[test]
+    fn a_stamp_is_read_back_as_it_is_written() {
+        for stamp in [Stamp::ZERO, Stamp::from_secs(1_704_067_200), Stamp::from_micros(951_782_400_000_250)] {
+            assert_eq!(stamp.to_string().parse(), Ok(stamp));
+        }
+        assert_eq!("2024-01-01T01:00:00+01:00".parse(), Ok(Stamp::from_secs(1_704_067_200)));
+        for bad in ["", "today", "2024-13-01T00:00:00Z", "10000-01-01T00:00:00Z", "1704067200"] {
+            let error = bad.parse::<Stamp>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{bad}` is no time as RFC 3339")), "{error}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Deltas, Levels, Line, Units};
-use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::lease::{Ended, LeaseId, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{OnExpiry, Version};
@@ -64,6 +64,19 @@ pub struct Adjust {
     pub deltas: Deltas,
 }
 
+/// A lease that is to stay open for longer.
+#[derive(Debug, Clone)]
+pub struct Renew {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Its next step.
+    pub step: u32,
+    /// The levels it drew from.
+    pub levels: Arc<Levels>,
+    /// How long from now on it has: at most [`RENEWAL_MAX`](tidegate_core::limit::lease::RENEWAL_MAX).
+    pub span: Duration,
+}
+
 /// A lease that ends, and what it used.
 #[derive(Debug, Clone)]
 pub struct Settle {
@@ -111,6 +124,37 @@ pub struct Moved {
     /// Each limit of each level that took part, its own level first. A repeat may leave them out, and so may a grant
     /// and an ending that nobody watches.
     pub readings: Readings,
+}
+
+/// The answer to a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Renewed {
+    /// When it was decided. A repeat tells when it was decided first.
+    pub at: Stamp,
+    /// It was done before: this is the answer of then.
+    pub is_repeat: bool,
+    /// When the lease expires.
+    pub deadline: Stamp,
+}
+
+/// What a store knows of a lease.
+#[derive(Debug, Clone)]
+pub enum Standing {
+    /// It is open.
+    Open(Held),
+    /// It has ended, not long ago.
+    Ended(Ended),
+}
+
+/// An open lease as the store has it.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// When it was looked at.
+    pub at: Stamp,
+    /// The levels it drew from: what its further steps name.
+    pub levels: Arc<Levels>,
+    /// What it holds of each, its last step and its deadline.
+    pub record: Record,
 }
 
 /// The readings of a call.
@@ -229,7 +273,9 @@ pub struct Bucket {
 /// it arrives.
 ///
 /// *Deadlines.* A lease past its deadline ends by itself: settled at what it holds, or returned, as its terms say.
-/// A store does so no later than [`sweep`](crate::Store::sweep) is called.
+/// A store does so no later than [`sweep`](crate::Store::sweep) is called, or the lease is renewed or looked at. A renewal
+/// moves the deadline forward, by the store's clock, and never back; it changes nothing of what is held. What is past its
+/// deadline is not renewed.
 ///
 /// *The ledger* is written with what ends the lease, in one transaction, and stamped with the draw's time.
 pub trait Buckets {
@@ -242,6 +288,10 @@ pub trait Buckets {
     /// Takes or gives back, and is never refused: what is missing is debt. No more is given back than is held.
     fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Moved>;
 
+    /// Gives a lease more time from now on; one that has more is left with it. A span above
+    /// [`RENEWAL_MAX`](tidegate_core::limit::lease::RENEWAL_MAX) is [invalid](crate::StoreError::Invalid).
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed>;
+
     /// Ends a lease at what it used, which may leave a debt, and writes it to the ledger.
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved>;
 
@@ -250,6 +300,10 @@ pub trait Buckets {
 
     /// Draws and settles at once. The lease is remembered as one that was settled at its first step.
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn>;
+
+    /// What is known of a lease, for those who have nothing but its id. One that never drew, or ended long ago, is
+    /// [not known](crate::StoreError::NoLease).
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing>;
 
     /// Buckets as they are, in one round trip. Nothing is written.
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen>;

@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use tidegate_core::limit::audit::{Change, Entry, Filed};
 use tidegate_core::limit::cascade::{Level, Levels, Line};
 use tidegate_core::limit::entity::Entity;
-use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
+use tidegate_core::limit::name::{EntityId, LimitName, Namespace, ResourceName, Subject};
 use tidegate_core::limit::policy::{OnExpiry, OnUnavailable, Policy, Scope, Share, Version};
 use tidegate_core::limit::resolve::Source;
 use tidegate_core::limit::rule::{Limit, Rule};
+use tidegate_core::limit::token::{Token, TokenId, TokenScope};
 use tidegate_core::time::Stamp;
 
 use crate::error::StoreError;
@@ -48,13 +49,25 @@ pub(crate) fn entity_from_text(text: &str) -> Result<Entity, StoreError> {
     read(text).map_err(|why| corrupt("an entity", &why))
 }
 
-/// A change: `{"entity":{"after":{..}}}` or `{"policy":{"scope":{"resource":"gpt"},"before":{..},"after":{..}}}`.
+/// A token: `{"id":"ci","name":"the build","namespace":"prod","scopes":["read"],"created_at":1,"created_by":"ops"}`.
+pub(crate) fn token_to_text(token: &Token) -> String {
+    write(&TokenText::of(token))
+}
+
+/// The token that [`token_to_text`] wrote.
+pub(crate) fn token_from_text(text: &str) -> Result<Token, StoreError> {
+    let read = |text| read::<TokenText<'_>>(text)?.token();
+    read(text).map_err(|why| corrupt("a token", &why))
+}
+
+/// A change: `{"entity":{"after":{..}}}`, `{"policy":{"scope":{"resource":"gpt"},"before":{..},"after":{..}}}` or
+/// `{"token":{"before":{..},"after":{..}}}`.
 pub(crate) fn change_to_text(change: &Change) -> String {
     write(&ChangeText::of(change))
 }
 
 /// The change that [`change_to_text`] wrote, and where it is filed. One of an entity names an entity, and the same before
-/// and after.
+/// and after; so does one of a token.
 pub(crate) fn change_from_text(text: &str) -> Result<(Change, Filed), StoreError> {
     let read = |text| read::<ChangeText<'_>>(text)?.change();
     read(text).map_err(|why: String| corrupt("a change", &why))
@@ -135,6 +148,27 @@ struct EntityText<'a> {
     metadata: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
 }
 
+/// Times are microseconds since 1970.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenText<'a> {
+    #[serde(borrow)]
+    id: Cow<'a, str>,
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow)]
+    namespace: Cow<'a, str>,
+    #[serde(borrow)]
+    scopes: Vec<Cow<'a, str>>,
+    created_at: u64,
+    #[serde(borrow)]
+    created_by: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires_at: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    revoked_at: Option<u64>,
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum ChangeText<'a> {
@@ -151,6 +185,12 @@ enum ChangeText<'a> {
         before: Option<PolicyText<'a>>,
         #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
         after: Option<PolicyText<'a>>,
+    },
+    Token {
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        before: Option<TokenText<'a>>,
+        #[serde(borrow)]
+        after: TokenText<'a>,
     },
 }
 
@@ -286,6 +326,35 @@ impl<'a> EntityText<'a> {
     }
 }
 
+impl<'a> TokenText<'a> {
+    fn of(token: &'a Token) -> Self {
+        Self {
+            id: Cow::Borrowed(token.id.as_str()),
+            name: Cow::Borrowed(&token.name),
+            namespace: Cow::Borrowed(token.namespace.as_str()),
+            scopes: token.scopes.iter().map(|scope| Cow::Borrowed(scope.as_str())).collect(),
+            created_at: token.created_at.as_micros(),
+            created_by: Cow::Borrowed(&token.created_by),
+            expires_at: token.expires_at.map(Stamp::as_micros),
+            revoked_at: token.revoked_at.map(Stamp::as_micros),
+        }
+    }
+
+    fn token(self) -> Result<Token, String> {
+        let scopes: Result<_, _> = self.scopes.iter().map(|scope| scope.parse::<TokenScope>()).collect();
+        Ok(Token {
+            id: TokenId::new(&self.id).map_err(told)?,
+            name: self.name.into_owned(),
+            namespace: Namespace::new(&self.namespace).map_err(told)?,
+            scopes: scopes.map_err(told)?,
+            created_at: Stamp::from_micros(self.created_at),
+            created_by: self.created_by.into_owned(),
+            expires_at: self.expires_at.map(Stamp::from_micros),
+            revoked_at: self.revoked_at.map(Stamp::from_micros),
+        })
+    }
+}
+
 impl<'a> ChangeText<'a> {
     fn of(change: &'a Change) -> Self {
         match change {
@@ -298,6 +367,9 @@ impl<'a> ChangeText<'a> {
                 before: before.as_ref().map(PolicyText::of),
                 after: after.as_ref().map(PolicyText::of),
             },
+            Change::Token { before, after } => {
+                Self::Token { before: before.as_ref().map(TokenText::of), after: TokenText::of(after) }
+            }
         }
     }
 
@@ -322,6 +394,14 @@ impl<'a> ChangeText<'a> {
                 let after = after.map(PolicyText::policy).transpose()?;
                 let filed = Filed::scope(&scope);
                 Ok((Change::Policy { scope, before, after }, filed))
+            }
+            Self::Token { before, after } => {
+                let (before, after) = (before.map(TokenText::token).transpose()?, after.token()?);
+                if let Some(before) = before.as_ref().filter(|before| before.id != after.id) {
+                    return Err(format!("the token `{}` cannot become `{}`", before.id, after.id));
+                }
+                let filed = Filed::token(&after.id);
+                Ok((Change::Token { before, after }, filed))
             }
         }
     }

@@ -218,6 +218,23 @@ prop_compose! {
     }
 }
 
+fn tokens() -> impl Strategy<Value = Token> {
+    let times = (any::<u64>(), any::<Option<u64>>(), any::<Option<u64>>());
+    let parts = ("[a-zA-Z0-9_.-]{1,64}", any::<String>(), names(), prop::collection::vec(0..3_usize, 0..4));
+    (parts, times, any::<String>())
+        .prop_filter("a reserved name", |(parts, ..)| TokenId::new(&parts.0).is_ok())
+        .prop_map(|((id, name, namespace, scopes), (created_at, expires_at, revoked_at), created_by)| Token {
+            id: TokenId::new(&id).unwrap(),
+            name,
+            namespace: Namespace::new(&namespace).unwrap(),
+            scopes: scopes.into_iter().map(|scope| TokenScope::ALL[scope]).collect(),
+            created_at: Stamp::from_micros(created_at),
+            created_by,
+            expires_at: expires_at.map(Stamp::from_micros),
+            revoked_at: revoked_at.map(Stamp::from_micros),
+        })
+}
+
 fn changes() -> impl Strategy<Value = Change> {
     let scopes = (prop::option::of(names()), prop::option::of(names())).prop_map(|(entity, resource)| {
         let entity = entity.map(Cow::Owned);
@@ -229,7 +246,11 @@ fn changes() -> impl Strategy<Value = Change> {
     });
     let policy = (scopes, prop::option::of(policies()), prop::option::of(policies()))
         .prop_map(|(scope, before, after)| Change::Policy { scope, before, after });
-    prop_oneof![entity, policy]
+    let token = (tokens(), any::<bool>()).prop_map(|(token, is_new)| Change::Token {
+        before: (!is_new).then(|| Token { revoked_at: None, ..token.clone() }),
+        after: token,
+    });
+    prop_oneof![entity, policy, token]
 }
 
 proptest! {
@@ -243,6 +264,11 @@ proptest! {
     #[test]
     fn every_entity_is_written_and_read_back(entity in entities()) {
         prop_assert_eq!(entity_from_text(&entity_to_text(&entity)).unwrap(), entity);
+    }
+
+    #[test]
+    fn every_token_is_written_and_read_back(token in tokens()) {
+        prop_assert_eq!(token_from_text(&token_to_text(&token)).unwrap(), token);
     }
 
     #[test]
@@ -260,6 +286,7 @@ proptest! {
         let filed = match &change {
             Change::Entity { before, after } => Filed::entity(before.as_ref().or(after.as_ref()).unwrap().id()),
             Change::Policy { scope, .. } => Filed::scope(scope),
+            Change::Token { after, .. } => Filed::token(&after.id),
         };
         let (version, at) = (Version::new(version), Stamp::from_micros(micros));
         let entry = Entry { version, at, actor, filed, change };

@@ -5,6 +5,7 @@
 
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::Scope;
+use tidegate_core::limit::token::TokenId;
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
@@ -86,6 +87,16 @@ pub(crate) fn parse_entity(cursor: &Cursor) -> Result<EntityId, StoreError> {
     EntityId::new(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
 }
 
+/// Where the page after this token begins.
+pub(crate) fn token_cursor(token: &TokenId) -> Cursor {
+    Cursor::new(token.as_str())
+}
+
+/// The token that [`token_cursor`] wrote.
+pub(crate) fn parse_token(cursor: &Cursor) -> Result<TokenId, StoreError> {
+    TokenId::new(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
+}
+
 /// Where the page after the item of this number begins.
 pub(crate) fn number_cursor(number: u64) -> Cursor {
     Cursor::new(number.to_string())
@@ -122,6 +133,8 @@ mod tests {
             assert_eq!(parse_scope(&scope_cursor(&scope)).unwrap(), scope);
         }
         assert_eq!(parse_entity(&entity_cursor(&subject.entity)).unwrap(), subject.entity);
+        let token = TokenId::new("ci-7").unwrap();
+        assert_eq!(parse_token(&token_cursor(&token)).unwrap(), token);
         assert_eq!(parse_number(&number_cursor(u64::MAX)).unwrap(), u64::MAX);
         let limit = LimitName::new("tpm").unwrap();
         let start = Stamp::from_secs(7_200);

@@ -7,6 +7,7 @@ use tidegate_core::limit::entity::InvalidEntity;
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::Version;
+use tidegate_core::limit::token::{InvalidToken, TokenId};
 
 /// Why a store did not do what it was asked to. Nothing was changed, except where the error is transient: then
 /// it may have been, and asking again with the same lease and step, or the same expected version, finds out.
@@ -102,6 +103,15 @@ pub enum StoreError {
         entity: EntityId,
         /// How many.
         children: u64,
+    },
+    /// A token that cannot be.
+    #[error(transparent)]
+    Token(#[from] InvalidToken),
+    /// There is no such token.
+    #[error("there is no token `{token}`")]
+    NoToken {
+        /// Which one.
+        token: TokenId,
     },
     /// Something asked for is outside its bounds.
     #[error("{what}")]

@@ -1,6 +1,6 @@
 //! Where shared limits live.
 //!
-//! A [`Store`] keeps the buckets, leases, policies, entities and the ledger of one namespace, and decides draws
+//! A [`Store`] keeps the buckets, leases, policies, entities, tokens and the ledger of one namespace, and decides draws
 //! by itself, all or nothing. [`Memory`] is the reference: it lives in the process and is what the others are
 //! measured by. `Sqlite` (feature `sqlite`) is a file that all processes of a machine share. [`open()`] takes either by
 //! its address. With the feature `conformance` comes the suite that every store passes, for stores of third
@@ -22,6 +22,7 @@ mod reply;
 mod sqlite;
 mod store;
 mod sync;
+mod tokens;
 pub mod wrap;
 
 #[cfg(feature = "codec")]
@@ -35,8 +36,8 @@ pub mod archive;
 pub mod conformance;
 
 pub use buckets::{
-    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Reading, Readings, Seen, Settle,
-    Terms,
+    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Held, Lookup, Moved, Reading, Readings, Renew,
+    Renewed, Seen, Settle, Standing, Terms,
 };
 pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
 pub use entities::Entities;
@@ -50,3 +51,4 @@ pub use reply::Reply;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{Durable, Retention, Sqlite, SqliteOptions, SqliteStats};
 pub use store::{Capabilities, Clocked, Store, Swept};
+pub use tokens::Tokens;

@@ -8,16 +8,19 @@ use crate::entities::Entities;
 use crate::ledger::Ledger;
 use crate::policies::Policies;
 use crate::reply::Reply;
+use crate::tokens::Tokens;
 
 /// Where the shared limits of one namespace live.
 ///
-/// The contract is written at its four parts: [`Buckets`], [`Policies`], [`Entities`] and [`Ledger`]. The feature
-/// `conformance` has a suite that shows whether a store keeps it.
+/// The contract is written at its five parts: [`Buckets`], [`Policies`], [`Entities`], [`Ledger`] and [`Tokens`]. The
+/// feature `conformance` has a suite that shows whether a store keeps it.
 ///
 /// # Cancel safety
 /// A reply that is dropped before its end may have been done or not. Calls on leases can be made again with the
 /// same step, and administrative ones with the same expectation.
-pub trait Store: Buckets + Policies + Entities + Ledger + fmt::Debug + Send + Sync + 'static {
+pub trait Store:
+    Buckets + Policies + Entities + Ledger + Tokens + fmt::Debug + Send + Sync + 'static
+{
     /// What the store is and can do.
     fn capabilities(&self) -> Capabilities;
 

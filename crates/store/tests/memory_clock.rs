@@ -15,7 +15,9 @@ use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::wrap::Observed;
-use tidegate_store::{Buckets, Cancel, Draw, Drawn, ManualWall, Memory, Terms, WallClock};
+use tidegate_store::{
+    Anchored, Buckets, Cancel, Draw, Drawn, ManualWall, Memory, Renew, Standing, Terms, WallClock,
+};
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
 
@@ -77,4 +79,27 @@ async fn a_buckets_times_do_not_run_against_the_order_of_its_changes() {
     slow.await.unwrap().unwrap();
     let report = check(&store.log());
     assert!(report.is_exact(), "{report}");
+}
+
+#[tokio::test]
+async fn a_clock_set_back_neither_shortens_nor_lengthens_what_is_renewed() {
+    let time = ManualWall::new(START);
+    let hands = time.clone();
+    let store = Memory::with_clock(Anchored::new(move || hands.now()));
+    let draw = draw(1);
+    assert!(matches!(store.draw(&draw).await.unwrap(), Drawn::Granted(_)));
+    let renew = |step, mins| {
+        let span = Duration::from_mins(mins);
+        Renew { lease: draw.lease, step, levels: Arc::clone(&draw.levels), span }
+    };
+    time.advance(Duration::from_mins(30));
+    let first = store.renew(&renew(1, 60)).await.unwrap();
+    assert_eq!(first.deadline, START + Duration::from_mins(90));
+    time.set(Stamp::from_secs(START.as_micros() / 1_000_000 - 7_200));
+    let again = store.renew(&renew(2, 60)).await.unwrap();
+    assert_eq!((again.at, again.deadline), (first.at, first.deadline));
+    time.advance(Duration::from_mins(59));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
+    time.advance(Duration::from_mins(1));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
 }

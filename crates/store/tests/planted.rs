@@ -32,6 +32,29 @@ fn finds(defect: Defect, case: impl AsyncFnOnce(Fixture) + Copy, words: &str) {
 }
 
 #[test]
+fn a_renewal_that_shortens_is_found() {
+    finds(Defect::RenewsBack, conformance::renewals::a_renewal_never_shortens_a_deadline, "renewed for 0ns");
+}
+
+#[test]
+fn a_renewal_that_is_not_made_is_found() {
+    finds(
+        Defect::RenewsNothing,
+        conformance::renewals::a_renewed_lease_does_not_expire_at_its_old_deadline,
+        "left: (100, 0)",
+    );
+}
+
+#[test]
+fn a_token_that_is_not_revoked_is_found() {
+    finds(
+        Defect::RevokesNothing,
+        conformance::tokens::a_token_is_revoked_once_and_for_good,
+        "a wrong expectation answers",
+    );
+}
+
+#[test]
 fn a_draw_that_is_charged_again_is_found() {
     finds(
         Defect::ChargesRepeats,

@@ -110,8 +110,9 @@ pub use keyed::{
 };
 #[cfg(feature = "shared")]
 pub use limiter::{
-    Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LimitError, LimitEvent,
-    LimitLine, Limited, Limiter, LimiterBuilder, LimiterStats, Request, Settled, SubjectRef, UsageSum, Would,
+    Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LeaseStep, LimitError,
+    LimitEvent, LimitLine, Limited, Limiter, LimiterBuilder, LimiterStats, OpenLease, Request, Settled,
+    SubjectRef, UsageSum, Would,
 };
 #[cfg(feature = "test-util")]
 pub use manual_clock::ManualClock;

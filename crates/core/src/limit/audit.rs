@@ -5,9 +5,11 @@ use std::fmt;
 use crate::limit::entity::Entity;
 use crate::limit::name::EntityId;
 use crate::limit::policy::{Policy, Scope, Version};
+use crate::limit::token::{Token, TokenId};
 use crate::time::Stamp;
 
-/// What a change is filed under: an entity, or for policies of no entity `$SYSTEM` or `$RESOURCE:name`.
+/// What a change is filed under: an entity, for policies of no entity `$SYSTEM` or `$RESOURCE:name`, for a token
+/// `$TOKEN:id`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Filed(String);
 
@@ -25,6 +27,11 @@ impl Filed {
             Scope::Entity(entity) => Self::entity(entity),
             Scope::Subject(subject) => Self::entity(&subject.entity),
         }
+    }
+
+    /// Where a token is filed.
+    pub fn token(id: &TokenId) -> Self {
+        Self(format!("$TOKEN:{id}"))
     }
 
     /// As text.
@@ -57,6 +64,13 @@ pub enum Change {
         before: Option<Policy>,
         /// What is there now.
         after: Option<Policy>,
+    },
+    /// A token, which is never removed.
+    Token {
+        /// What was there.
+        before: Option<Token>,
+        /// What is there now.
+        after: Token,
     },
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 use thiserror::Error;
 
+use crate::limit::lease::{digest_by_key, name_key};
 use crate::limit::name::{LimitName, Subject, shown};
 use crate::limit::policy::{OnExpiry, OnUnavailable, Version};
 use crate::limit::resolve::{Held, Resolved, Source};
@@ -31,6 +32,8 @@ pub struct Levels {
     names: Box<[LimitName]>,
     /// Units of each name that can be said at once: further ones could not be counted exactly.
     units_max: Box<[u64]>,
+    /// What stands for each name in a digest of amounts.
+    keys: Box<[u64]>,
     levels: Box<[Level]>,
     on_unavailable: (OnUnavailable, Source),
     on_expiry: (OnExpiry, Source),
@@ -125,6 +128,10 @@ pub enum InvalidLevels {
 /// What takes longer to refill than this is not counted: a bucket's time line is some 580 times as long.
 const DEBT_MAX: Duration = Duration::from_hours(365_250 * 24);
 
+fn keys(names: &[LimitName]) -> Box<[u64]> {
+    names.iter().map(|name| name_key(name.as_str())).collect()
+}
+
 fn units_max(names: usize, levels: &[Level]) -> Box<[u64]> {
     let mut max: Box<[u64]> = vec![UNITS_MAX; names].into();
     for line in levels.iter().flat_map(|level| &level.limits) {
@@ -172,8 +179,8 @@ impl Levels {
             limits: resolved.limits.into_iter().map(&mut line).collect(),
         };
         let levels: Box<[Level]> = resolved.into_iter().map(level).collect();
-        let units_max = units_max(names.len(), &levels);
-        Self { version, names: names.into(), units_max, levels, on_unavailable, on_expiry }
+        let (units_max, keys) = (units_max(names.len(), &levels), keys(&names));
+        Self { version, names: names.into(), units_max, keys, levels, on_unavailable, on_expiry }
     }
 
     /// The levels of a lease as a store has kept them, to end it by. Nothing new is drawn from them, so that they
@@ -198,11 +205,12 @@ impl Levels {
         if let Some(line) = lines.find(|line| names.get(line.name) != Some(line.rule.name())) {
             return Err(InvalidLevels::Misplaced { name: line.rule.name().clone(), place: line.name });
         }
-        let units_max = units_max(names.len(), &levels);
+        let (units_max, keys) = (units_max(names.len(), &levels), keys(&names));
         Ok(Self {
             version,
             names: names.into(),
             units_max,
+            keys,
             levels: levels.into(),
             on_unavailable: (OnUnavailable::default(), Source::Defaults),
             on_expiry: (on_expiry, Source::Defaults),
@@ -226,6 +234,7 @@ impl Levels {
         }
         levels.levels[0].limits = own.into();
         levels.units_max = units_max(names.len(), &levels.levels);
+        levels.keys = keys(&names);
         levels.names = names.into();
         levels
     }
@@ -315,6 +324,13 @@ impl Levels {
         Err(InvalidCost::Units { name: self.names[name].to_string(), units, max })
     }
 
+    /// What tells these units from others: the [`digest`](crate::limit::lease::digest) of those that are there, by name.
+    #[inline]
+    pub fn digest(&self, units: &[Option<u64>]) -> u64 {
+        let there = self.keys.iter().zip(units).filter_map(|(key, units)| units.map(|units| (*key, units)));
+        digest_by_key(there)
+    }
+
     /// Units by name, nothing and zeros allowed: what a lease is settled at.
     ///
     /// # Errors
@@ -379,6 +395,8 @@ mod tests {
         assert_eq!(names, ["rpm", "tpm", "usd"]);
         let lines = |level: usize| levels.levels()[level].limits.iter().map(|line| line.name);
         assert_eq!((lines(0).collect(), lines(1).collect()), (vec![0, 1], vec![1, 2]));
+        let digest = crate::limit::lease::digest([("usd", 3), ("rpm", 1)]);
+        assert_eq!(levels.digest(&[Some(1), None, Some(3)]), digest);
         assert_eq!(levels.units(&[("usd", 1), ("rpm", 0)]), Ok(smallvec![Some(0), None, Some(1)]));
     }
 

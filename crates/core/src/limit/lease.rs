@@ -19,6 +19,8 @@ use crate::time::Stamp;
 pub const REMEMBERED: Duration = Duration::from_mins(10);
 /// How long a lease may stay open unless said otherwise.
 pub const DEADLINE: Duration = Duration::from_hours(1);
+/// A lease is renewed for at most so long at a time.
+pub const RENEWAL_MAX: Duration = Duration::from_hours(24);
 
 /// The id of a lease: 48 bits of the time it was made at, and 80 that nobody can guess.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,6 +175,12 @@ impl Record {
         self.held.iter_mut().zip(deltas).map(change).collect()
     }
 
+    /// Expires at `deadline`, unless it expires later anyway: a deadline only moves forward.
+    pub fn renew(&mut self, step: u32, deadline: Stamp, now: Stamp) {
+        (self.step, self.stepped_at) = (step, now);
+        self.deadline = self.deadline.max(deadline);
+    }
+
     /// By how much being settled at `actual` changes what is held of the limit numbered `name`: zero where it keeps
     /// what is held, `None` where it takes no part.
     #[inline]
@@ -209,6 +217,11 @@ impl Record {
         self.deadline
     }
 
+    /// Whether it is past its deadline, though perhaps nobody has ended it yet.
+    pub fn is_due(&self, now: Stamp) -> bool {
+        self.deadline <= now
+    }
+
     /// What becomes of it then.
     pub const fn on_expiry(&self) -> OnExpiry {
         self.on_expiry
@@ -224,14 +237,14 @@ pub struct Ended {
     pub step: u32,
     /// When.
     pub at: Stamp,
-    /// Tells a settle with these amounts from one with others.
+    /// Tells a settle with these [amounts](digest) from one with others.
     pub digest: u64,
 }
 
 impl Ended {
-    /// What to do with a settle that comes after the end.
-    pub fn turn_settle(&self, step: u32, actual: &[Option<u64>]) -> Turn {
-        let is_same = self.how == Ending::Settled && self.step == step && self.digest == digest(actual);
+    /// What to do with a settle that comes after the end, whose amounts have this [`digest`].
+    pub fn turn_settle(&self, step: u32, digest: u64) -> Turn {
+        let is_same = self.how == Ending::Settled && self.step == step && self.digest == digest;
         if is_same { Turn::Repeat } else { Turn::Late }
     }
 
@@ -241,13 +254,27 @@ impl Ended {
     }
 }
 
-/// A number for amounts: the same for the same, and different for different ones but by great chance.
-pub fn digest(actual: &[Option<u64>]) -> u64 {
-    // FNV-1a over 64-bit words: it tells honest repeats apart, and need not withstand anybody.
-    actual.iter().fold(0xCBF2_9CE4_8422_2325, |hash, units| {
-        let word = units.map_or(u64::MAX, |units| units);
-        (hash ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23)
-    })
+/// A number for amounts by name: the same for the same in whatever order, and different for different ones but by great
+/// chance. So a settle is known again by those who do not know the lease's levels any more.
+pub fn digest<'a>(amounts: impl IntoIterator<Item = (&'a str, u64)>) -> u64 {
+    digest_by_key(amounts.into_iter().map(|(name, units)| (name_key(name), units)))
+}
+
+/// The same with names that their [keys](name_key) stand for.
+#[inline]
+pub(crate) fn digest_by_key(amounts: impl Iterator<Item = (u64, u64)>) -> u64 {
+    // It tells honest repeats apart, and need not withstand anybody.
+    let mix = |(key, units): (u64, u64)| {
+        let mixed = (key ^ units).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).rotate_left(31)
+    };
+    amounts.map(mix).fold(0, u64::wrapping_add)
+}
+
+/// A number for a limit's name: FNV-1a.
+pub(crate) fn name_key(name: &str) -> u64 {
+    let byte = |key: u64, byte: u8| (key ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, byte)
 }
 
 fn difference(after: u64, before: u64) -> i64 {
@@ -308,16 +335,43 @@ mod tests {
     #[test]
     fn z14_the_same_ending_again_is_a_repeat_and_anything_else_is_late() {
         let at = Stamp::from_secs(1);
-        let (five, six) = ([Some(5), None], [Some(6), None]);
-        let settled = Ended { how: Ending::Settled, step: 3, at, digest: digest(&five) };
-        assert_eq!(settled.turn_settle(3, &five), Turn::Repeat);
-        assert_eq!(settled.turn_settle(3, &six), Turn::Late);
-        assert_eq!(settled.turn_settle(4, &five), Turn::Late);
+        let (five, six) = (digest([("tpm", 5)]), digest([("tpm", 6)]));
+        let settled = Ended { how: Ending::Settled, step: 3, at, digest: five };
+        assert_eq!(settled.turn_settle(3, five), Turn::Repeat);
+        assert_eq!(settled.turn_settle(3, six), Turn::Late);
+        assert_eq!(settled.turn_settle(4, five), Turn::Late);
         assert_eq!(settled.turn_cancel(), Turn::Late);
         let cancelled = Ended { how: Ending::Cancelled, ..settled };
         assert_eq!(cancelled.turn_cancel(), Turn::Repeat);
-        assert_eq!(cancelled.turn_settle(3, &five), Turn::Late);
-        assert_ne!(digest(&[Some(0)]), digest(&[None]));
+        assert_eq!(cancelled.turn_settle(3, five), Turn::Late);
+    }
+
+    #[test]
+    fn amounts_have_one_digest_in_whatever_order_and_another_for_every_other_name_and_number() {
+        assert_eq!(digest([("rpm", 1), ("tpm", 500)]), digest([("tpm", 500), ("rpm", 1)]));
+        let others = [
+            digest([]),
+            digest([("rpm", 0)]),
+            digest([("rpm", 1)]),
+            digest([("tpm", 1)]),
+            digest([("rpm", 1), ("tpm", 500)]),
+            digest([("rpm", 500), ("tpm", 1)]),
+        ];
+        let different: std::collections::BTreeSet<u64> = others.into_iter().collect();
+        assert_eq!(different.len(), others.len());
+    }
+
+    #[test]
+    fn a_renewal_moves_the_deadline_forward_only_and_holds_what_was_held() {
+        let mut lease = record(&[Some(500)]);
+        let (first, later) = (lease.deadline(), lease.drawn_at() + Duration::from_mins(30));
+        lease.renew(1, later + DEADLINE, later);
+        assert_eq!((lease.deadline(), lease.step()), (first + Duration::from_mins(30), 1));
+        assert!(!lease.is_due(first));
+        lease.renew(2, later + Duration::from_secs(1), later);
+        assert_eq!((lease.deadline(), lease.stepped_at()), (later + DEADLINE, later));
+        assert!(lease.is_due(later + DEADLINE));
+        assert_eq!(lease.held(), [Some(500)]);
     }
 
     #[test]

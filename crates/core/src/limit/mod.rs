@@ -20,4 +20,5 @@ pub mod plan;
 pub mod policy;
 pub mod resolve;
 pub mod rule;
+pub mod token;
 pub mod usage;

@@ -16,8 +16,8 @@ use tidegate_core::time::Stamp;
 
 use super::Fixture;
 use crate::{
-    Adjust, Cancel, Cursor, Draw, Drawn, Extend, Lookup, Moved, Page, Paging, PolicyChange, Reading, Reply,
-    Settle, Store, StoreError, Terms,
+    Adjust, Cancel, Cursor, Draw, Drawn, Extend, Lookup, Moved, Page, Paging, PolicyChange, Reading, Renew,
+    Renewed, Reply, Settle, Store, StoreError, Terms,
 };
 
 /// The resource of every case that needs but one.
@@ -191,6 +191,10 @@ impl Lease {
         Cancel { lease: self.id, step, levels: Arc::clone(&self.levels), is_watched: true }
     }
 
+    pub(super) fn renewal(&self, step: u32, span: Duration) -> Renew {
+        Renew { lease: self.id, step, levels: Arc::clone(&self.levels), span }
+    }
+
     fn next_step(&mut self) -> u32 {
         self.step += 1;
         self.step
@@ -205,6 +209,14 @@ impl Lease {
     pub(super) async fn adjusts(&mut self, changes: &[(&str, i64)]) -> Moved {
         let step = self.next_step();
         self.store.adjust(&self.adjustment(step, changes)).await.expect("an adjustment is never refused")
+    }
+
+    /// Asks for more time, which an open lease has.
+    pub(super) async fn renews(&mut self, span: Duration) -> Renewed {
+        let step = self.next_step();
+        let renewed = self.store.renew(&self.renewal(step, span)).await.expect("an open lease is renewed");
+        assert!(!renewed.is_repeat, "a first renewal is no repeat");
+        renewed
     }
 
     pub(super) async fn settles(&mut self, actual: &[(&str, u64)]) -> Moved {
@@ -224,6 +236,7 @@ impl Lease {
         let more: Vec<_> = cost.iter().map(|(name, _)| (*name, 1)).collect();
         is_ended(self.store.adjust(&self.adjustment(step, &more)).await, how);
         is_ended(self.store.settle(&self.settlement(step, cost)).await, how);
+        is_ended(self.store.renew(&self.renewal(step, millis(50))).await, how);
         if how != Ending::Cancelled {
             is_ended(self.store.cancel(&self.cancellation(step)).await, how);
         }

@@ -103,6 +103,20 @@ macro_rules! __tidegate_cases {
                 a_sweep_has_a_bound_and_counts_what_it_ends
                 a_settle_after_the_deadline_changes_nothing
             ;
+            renewals:
+                a_renewed_lease_does_not_expire_at_its_old_deadline
+                a_renewal_changes_nothing_of_what_is_held
+                a_renewal_never_shortens_a_deadline
+                the_same_renewal_again_is_answered_the_same
+                a_renewal_that_comes_after_a_later_step_is_refused
+                a_lease_that_has_ended_is_not_renewed
+                a_lease_past_its_deadline_is_not_renewed
+                an_unknown_lease_is_not_renewed
+                a_renewal_for_too_long_is_refused
+                an_open_lease_is_found_by_its_id
+                a_lease_that_has_ended_is_found_by_its_id
+                an_unknown_lease_is_not_found
+            ;
             policies:
                 a_policy_is_read_as_it_was_written
                 each_scope_is_answered_in_its_place
@@ -123,6 +137,15 @@ macro_rules! __tidegate_cases {
                 the_policies_of_an_entity_are_removed_with_it
                 the_buckets_of_an_entity_stay_when_it_is_removed
                 children_are_those_directly_below
+            ;
+            tokens:
+                a_token_is_read_as_it_was_made
+                a_second_token_of_one_id_or_one_secret_is_refused
+                a_token_that_cannot_be_is_refused
+                a_token_is_revoked_once_and_for_good
+                changes_of_tokens_are_in_the_audit
+                tokens_come_in_pages
+                makers_of_one_token_that_race_win_once
             ;
             ledger:
                 usage_is_the_sum_of_what_was_settled
@@ -193,6 +216,9 @@ macro_rules! __tidegate_cases {
             deadlines:
                 a_lease_has_all_of_its_hour
             ;
+            renewals:
+                a_lease_lives_for_as_long_as_it_is_renewed
+            ;
             ledger:
                 usage_is_stamped_with_the_time_of_the_draw
             ;
@@ -235,6 +261,8 @@ mod tests {
             include_str!("leases.rs"),
             include_str!("steps.rs"),
             include_str!("deadlines.rs"),
+            include_str!("renewals.rs"),
+            include_str!("tokens.rs"),
             include_str!("policies.rs"),
             include_str!("entities.rs"),
             include_str!("ledger.rs"),

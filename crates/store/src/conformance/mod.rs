@@ -47,9 +47,13 @@ pub mod prune;
 #[doc(hidden)]
 pub mod races;
 #[doc(hidden)]
+pub mod renewals;
+#[doc(hidden)]
 pub mod rules;
 #[doc(hidden)]
 pub mod steps;
+#[doc(hidden)]
+pub mod tokens;
 #[doc(hidden)]
 pub mod wander;
 

@@ -14,7 +14,7 @@ use super::Fixture;
 use super::kit::{RESOURCE, levels, millis, resource};
 use super::ledger::usage;
 use crate::wrap::Observed;
-use crate::{Adjust, Cancel, Draw, Drawn, Extend, Lookup, Reply, Settle, Store, StoreError, UsageOf};
+use crate::{Adjust, Cancel, Draw, Drawn, Extend, Lookup, Renew, Reply, Settle, Store, StoreError, UsageOf};
 
 /// How often a call is made before its caller gives up on the store altogether.
 const TRIES: u32 = 200;
@@ -30,7 +30,7 @@ pub struct Wander {
     pub seed: u64,
 }
 
-/// Lets callers draw, extend, adjust, settle and cancel at random, for four subjects under one parent. Each asks
+/// Lets callers draw, extend, adjust, renew, settle and cancel at random, for four subjects under one parent. Each asks
 /// again with the same step when the store is away, and cancels what it does not know to be drawn.
 ///
 /// # Panics
@@ -109,9 +109,10 @@ impl Caller {
             None => return self.cancel(&mut held).await,
         }
         for _ in 0..self.random.below(4) {
-            match self.random.below(3) {
+            match self.random.below(4) {
                 0 => self.extend(&mut held).await,
                 1 => self.adjust(&mut held).await,
+                2 => self.renew(&mut held).await,
                 _ => tokio::task::yield_now().await,
             }
         }
@@ -160,6 +161,13 @@ impl Caller {
         let adjust =
             Adjust { lease: held.draw.lease, step: held.step, levels: held.draw.levels.clone(), deltas };
         insist("an adjustment", || self.fixture.store.adjust(&adjust)).await;
+    }
+
+    async fn renew(&mut self, held: &mut Held) {
+        held.step += 1;
+        let (lease, levels) = (held.draw.lease, held.draw.levels.clone());
+        let renew = Renew { lease, step: held.step, levels, span: millis(self.random.below(9_000_000)) };
+        insist("a renewal", || self.fixture.store.renew(&renew)).await;
     }
 
     async fn settle(&mut self, held: &mut Held) {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::entity::LEVELS_MAX;
-use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record, Turn, digest};
+use tidegate_core::limit::lease::{Ended, Ending, LeaseId, RENEWAL_MAX, Record, Turn};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::reach::Reach;
 use super::shelf::{Place, Places};
-use crate::buckets::{Adjust, Cancel, Draw, Drawn, Extend, Moved, Readings, Settle};
+use crate::buckets::{Adjust, Cancel, Draw, Drawn, Extend, Moved, Readings, Renew, Renewed, Settle};
 use crate::error::StoreError;
 use crate::store::Swept;
 
@@ -103,7 +103,7 @@ impl<B: Book> Desk<'_, B> {
         let now = *now;
         match leases.find(draw.lease) {
             Known::Unknown => leases.may_draw(draw.lease)?,
-            Known::Ended(ended) if ended.turn_settle(0, &draw.units) == Turn::Repeat => {
+            Known::Ended(ended) if ended.turn_settle(0, draw.levels.digest(&draw.units)) == Turn::Repeat => {
                 return Ok(Drawn::Granted(repeat(ended.at)));
             }
             Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
@@ -114,7 +114,7 @@ impl<B: Book> Desk<'_, B> {
         let answer = take(reach, &draw.levels, &draw.units, places, (now, draw.is_watched))?;
         if matches!(answer, Drawn::Granted(_)) {
             reach.count(&draw.levels, &draw.units, places, now);
-            let digest = digest(&draw.units);
+            let digest = draw.levels.digest(&draw.units);
             leases.end(draw.lease, Ended { how: Ending::Settled, step: 0, at: now, digest });
         }
         Ok(answer)
@@ -153,6 +153,27 @@ impl<B: Book> Desk<'_, B> {
         Ok(Moved { at: now, is_repeat: false, readings })
     }
 
+    /// Gives a lease more time. One that is past its deadline ends here, if nobody has ended it yet.
+    pub(crate) fn renew(&mut self, renew: &Renew) -> Result<Renewed, StoreError> {
+        let (lease, step, now) = (renew.lease, renew.step, self.now);
+        if renew.span > RENEWAL_MAX {
+            let what = format!("a renewal for {:?}, more than {RENEWAL_MAX:?}", renew.span);
+            return Err(StoreError::Invalid { what });
+        }
+        let open = self.leases.open(lease)?;
+        same_levels(open, &renew.levels)?;
+        if open.record.is_due(now) {
+            self.expire(lease)?;
+            return Err(StoreError::Ended { lease, how: Ending::Expired });
+        }
+        let is_repeat = turn(open, step, &renew.levels)? == Turn::Repeat;
+        if !is_repeat {
+            self.leases.open_mut(lease)?.record.renew(step, now + renew.span, now);
+        }
+        let record = &self.leases.open(lease)?.record;
+        Ok(Renewed { at: record.stepped_at(), is_repeat, deadline: record.deadline() })
+    }
+
     /// Ends a lease at what it used.
     pub(crate) fn settle(&mut self, settle: &Settle) -> Result<Moved, StoreError> {
         let Self { leases, reach, now, .. } = self;
@@ -162,7 +183,9 @@ impl<B: Book> Desk<'_, B> {
             Ok(open) => open,
             Err(error) => {
                 return match leases.find(lease) {
-                    Known::Ended(ended) if ended.turn_settle(step, &settle.actual) == Turn::Repeat => {
+                    Known::Ended(ended)
+                        if ended.turn_settle(step, settle.levels.digest(&settle.actual)) == Turn::Repeat =>
+                    {
                         Ok(repeat(ended.at))
                     }
                     _ => Err(error),
@@ -175,7 +198,7 @@ impl<B: Book> Desk<'_, B> {
         reach.prepare(levels, |name| settle.actual[name].is_some(), places)?;
         let mut readings = reach.settle(levels, record, &settle.actual, places, (now, settle.is_watched));
         tell(&mut readings, levels, &settle.levels);
-        let digest = digest(&settle.actual);
+        let digest = levels.digest(&settle.actual);
         leases.end(lease, Ended { how: Ending::Settled, step, at: now, digest });
         Ok(Moved { at: now, is_repeat: false, readings })
     }

@@ -10,6 +10,7 @@ use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 use tidegate_core::time::Stamp;
 
+use super::tokens::Kept;
 use super::{Memory, Space};
 use crate::entities::Entities;
 use crate::error::StoreError;
@@ -36,6 +37,7 @@ pub(super) struct Admin {
     pub(super) own: BTreeMap<EntityId, BTreeSet<ResourceName>>,
     pub(super) entities: BTreeMap<EntityId, Versioned<Entity>>,
     pub(super) children: BTreeMap<EntityId, BTreeSet<EntityId>>,
+    pub(super) tokens: Kept,
     pub(super) audit: VecDeque<Entry>,
     /// Changes that were forgotten: the number of the first that is remembered.
     pub(super) forgotten: u64,
@@ -97,7 +99,7 @@ impl Entities for Memory {
 
 impl Space {
     /// Tells those who do not take the lock that something has changed.
-    fn publish(&self, admin: &Admin) -> Version {
+    pub(super) fn publish(&self, admin: &Admin) -> Version {
         self.version.store(admin.version.number(), Ordering::Release);
         admin.version
     }
@@ -116,7 +118,7 @@ impl Space {
         if made.is_empty() {
             return Ok(admin.version);
         }
-        admin.version = admin.version.next();
+        admin.next_version();
         for change in made {
             admin.write_policy(&change.scope, change.policy.clone(), actor, now);
         }
@@ -139,7 +141,7 @@ impl Space {
             return Err(StoreError::Full { what: "entities", max: RECORDS_MAX as u64 });
         }
         let before = before.map(|before| before.value);
-        admin.version = admin.version.next();
+        admin.next_version();
         admin.move_child(id, before.as_ref().and_then(Entity::parent_id), entity.parent_id());
         let written = Versioned { version: admin.version, value: entity.clone() };
         admin.entities.insert(id.clone(), written);
@@ -162,7 +164,7 @@ impl Space {
         if children > 0 {
             return Err(StoreError::HasChildren { entity: id.clone(), children });
         }
-        admin.version = admin.version.next();
+        admin.next_version();
         let own = admin.own.get(id).cloned().unwrap_or_default();
         let own = own.into_iter().map(|resource| {
             Scope::Subject(tidegate_core::limit::name::Subject { entity: id.clone(), resource })
@@ -181,6 +183,12 @@ impl Space {
 }
 
 impl Admin {
+    /// The version of the next change.
+    pub(super) const fn next_version(&mut self) -> Version {
+        self.version = self.version.next();
+        self.version
+    }
+
     pub(super) fn lineage(&self, id: &EntityId) -> Vec<Versioned<Entity>> {
         let mut lineage: Vec<Versioned<Entity>> = Vec::new();
         let mut next = Some(id);
@@ -226,7 +234,7 @@ impl Admin {
         }
     }
 
-    fn note(&mut self, filed: Filed, change: Change, actor: &str, at: Stamp) {
+    pub(super) fn note(&mut self, filed: Filed, change: Change, actor: &str, at: Stamp) {
         let entry = Entry { version: self.version, at, actor: actor.to_owned(), filed, change };
         self.audit.push_back(entry);
         if self.audit.len() > AUDIT_MAX {

@@ -32,7 +32,7 @@ pub(super) struct Leases {
     hasher: foldhash::fast::RandomState,
     open: HashTable<Open>,
     /// The open ones by deadline, the next first, and some that have ended: to take one out takes longer than to find
-    /// out later.
+    /// out later. One that was renewed is there under the deadline it had before.
     due: BinaryHeap<Reverse<(Stamp, LeaseId)>>,
     young: Generation,
     old: Generation,
@@ -142,8 +142,12 @@ impl Leases {
         let mut due = Vec::new();
         while due.len() < max && self.next_due() <= now {
             let Some(Reverse((_, lease))) = self.due.pop() else { break };
-            if let Known::Open(open) = self.find(lease) {
+            let Known::Open(open) = self.find(lease) else { continue };
+            if open.record.is_due(now) {
                 due.push((lease, Arc::clone(&open.levels)));
+            } else {
+                let renewed = open.record.deadline();
+                self.due.push(Reverse((renewed, lease)));
             }
         }
         due

@@ -10,6 +10,7 @@ mod listing;
 mod prune;
 mod shards;
 mod steps;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,12 +1,18 @@
 //! The steps of a lease, each decided under the locks of its shards, and leases that end by themselves.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::ResourceName;
 use tidegate_core::time::Stamp;
 
 use super::{Memory, Space};
-use crate::buckets::{Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Seen, Settle};
+use crate::buckets::{
+    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Held, Lookup, Moved, Renew, Renewed, Seen, Settle,
+    Standing,
+};
+use crate::desk::{Book, Known};
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::reply::Reply;
@@ -26,6 +32,10 @@ impl Buckets for Memory {
         Reply::ready(self.space.adjust(adjust))
     }
 
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        Reply::ready(self.space.renew(renew))
+    }
+
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
         Reply::ready(self.space.settle(settle))
     }
@@ -36,6 +46,10 @@ impl Buckets for Memory {
 
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
         Reply::ready(self.space.spend(draw))
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        Reply::ready(self.space.lease(lease))
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -68,12 +82,42 @@ impl Space {
         self.decide(&adjust.levels, self.now(), |desk| desk.adjust(adjust))
     }
 
+    fn renew(&self, renew: &Renew) -> Result<Renewed, StoreError> {
+        self.decide(&renew.levels, self.now(), |desk| desk.renew(renew))
+    }
+
     fn settle(&self, settle: &Settle) -> Result<Moved, StoreError> {
         self.decide(&settle.levels, self.now(), |desk| desk.settle(settle))
     }
 
     fn cancel(&self, cancel: &Cancel) -> Result<Moved, StoreError> {
         self.decide(&cancel.levels, self.now(), |desk| desk.cancel(cancel))
+    }
+
+    /// A lease is on the shard of its subject, which its id does not tell: all are asked, one after the other. One that is
+    /// past its deadline is ended first.
+    fn lease(&self, lease: LeaseId) -> Result<Standing, StoreError> {
+        let now = self.now();
+        match self.standing(lease, now) {
+            Some(Standing::Open(held)) if held.record.is_due(now) => {
+                // Somebody may be faster, and then it has ended as well.
+                drop(self.decide(&held.levels, now, |desk| desk.expire(lease)));
+                self.standing(lease, now)
+            }
+            standing => standing,
+        }
+        .ok_or(StoreError::NoLease { lease })
+    }
+
+    fn standing(&self, lease: LeaseId, at: Stamp) -> Option<Standing> {
+        self.shards.iter().find_map(|shard| match lock(shard).leases.find(lease) {
+            Known::Open(open) => {
+                let (levels, record) = (Arc::clone(&open.levels), open.record.clone());
+                Some(Standing::Open(Held { at, levels, record }))
+            }
+            Known::Ended(ended) => Some(Standing::Ended(ended)),
+            Known::Unknown => None,
+        })
     }
 
     /// A lease will be due at `deadline`.

@@ -143,7 +143,7 @@ fn own_scopes(connection: &Connection, namespace: i64, id: &EntityId) -> Result<
 }
 
 /// The changes of one version, and their entries.
-struct Log<'a> {
+pub(super) struct Log<'a> {
     connection: &'a Connection,
     namespace: i64,
     actor: &'a str,
@@ -154,7 +154,7 @@ struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    fn begin(work: &Work<'a>, namespace: i64, actor: &'a str) -> Result<Self, Trouble> {
+    pub(super) fn begin(work: &Work<'a>, namespace: i64, actor: &'a str) -> Result<Self, Trouble> {
         let connection = work.connection;
         let mut read = connection.prepare_cached("SELECT version, audited FROM namespaces WHERE id = ?1")?;
         let (version, next): (i64, i64) =
@@ -187,7 +187,7 @@ impl<'a> Log<'a> {
         self.note(&Filed::scope(scope), &Change::Policy { scope: scope.clone(), before, after })
     }
 
-    fn note(&mut self, filed: &Filed, change: &Change) -> Result<(), Trouble> {
+    pub(super) fn note(&mut self, filed: &Filed, change: &Change) -> Result<(), Trouble> {
         let mut write = self.connection.prepare_cached(
             "INSERT INTO audit (namespace, number, version, at, actor, filed, change)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
@@ -199,7 +199,12 @@ impl<'a> Log<'a> {
         Ok(())
     }
 
-    fn end(self) -> Result<Version, Trouble> {
+    /// The version that the changes are made at.
+    pub(super) const fn version(&self) -> Version {
+        self.version
+    }
+
+    pub(super) fn end(self) -> Result<Version, Trouble> {
         let mut write = self
             .connection
             .prepare_cached("UPDATE namespaces SET version = ?2, audited = ?3 WHERE id = ?1")?;

@@ -10,6 +10,7 @@ use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::trouble::{Trouble, column, number};
+use crate::buckets::{Held, Standing};
 use crate::codec::{levels_from_text, levels_to_text};
 use crate::desk::{Book, Known, Open, Places};
 use crate::error::StoreError;
@@ -108,13 +109,7 @@ impl Leases {
         if self.known.contains_key(&lease) {
             return Ok(());
         }
-        let mut found = connection.prepare_cached(
-            "SELECT levels, held, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest
-             FROM leases WHERE namespace = ?1 AND id = ?2",
-        )?;
-        let found = found.query_row((namespace, lease.number().to_be_bytes()), Kept::read).optional();
-        let Some(kept) = found.map_err(|error| of_lease(lease, error.into()))? else { return Ok(()) };
-        let state = kept.state(lease, place).map_err(|error| of_lease(lease, error.into()))?;
+        let Some(state) = find(connection, namespace, lease, place)? else { return Ok(()) };
         if let State::Ended(_) = state {
             self.past.push(lease);
         }
@@ -147,6 +142,37 @@ impl Leases {
         }
         Ok(())
     }
+}
+
+/// What the file knows of a lease, for somebody who looks at `at`.
+pub(super) fn standing(
+    connection: &Connection,
+    namespace: i64,
+    (lease, at): (LeaseId, Stamp),
+) -> Result<Standing, Trouble> {
+    match find(connection, namespace, lease, |_| Places::new())? {
+        Some(State::Open(open)) => {
+            let Open { levels, record, .. } = *open;
+            Ok(Standing::Open(Held { at, levels, record }))
+        }
+        Some(State::Ended(ended)) => Ok(Standing::Ended(ended)),
+        None => Err(StoreError::NoLease { lease }.into()),
+    }
+}
+
+fn find(
+    connection: &Connection,
+    namespace: i64,
+    lease: LeaseId,
+    place: impl Fn(&Levels) -> Places,
+) -> Result<Option<State>, Trouble> {
+    let mut found = connection.prepare_cached(
+        "SELECT levels, held, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest
+         FROM leases WHERE namespace = ?1 AND id = ?2",
+    )?;
+    let found = found.query_row((namespace, lease.number().to_be_bytes()), Kept::read).optional();
+    let Some(kept) = found.map_err(|error| of_lease(lease, error.into()))? else { return Ok(None) };
+    kept.state(lease, place).map(Some).map_err(|error| of_lease(lease, error.into()))
 }
 
 /// A lease as its row has it.
@@ -222,11 +248,11 @@ fn write_open(connection: &Connection, namespace: i64, open: &Open, levels: &str
 
 fn write_step(connection: &Connection, namespace: i64, open: &Open) -> rusqlite::Result<()> {
     let mut update = connection.prepare_cached(
-        "UPDATE leases SET held = ?3, step = ?4, stepped_at = ?5 WHERE namespace = ?1 AND id = ?2",
+        "UPDATE leases SET held = ?3, step = ?4, stepped_at = ?5, deadline = ?6 WHERE namespace = ?1 AND id = ?2",
     )?;
     let (id, record) = (open.lease.number().to_be_bytes(), &open.record);
-    let stepped_at = column(record.stepped_at().as_micros());
-    update.execute((namespace, id, held_to_text(record.held()), record.step(), stepped_at))?;
+    let [stepped_at, deadline] = [record.stepped_at(), record.deadline()].map(|at| column(at.as_micros()));
+    update.execute((namespace, id, held_to_text(record.held()), record.step(), stepped_at, deadline))?;
     Ok(())
 }
 

@@ -364,6 +364,6 @@ pub(super) fn is_any_due(connection: &Connection, namespace: i64, now: Stamp) ->
 }
 
 /// One more than a page holds, to see whether there are more.
-fn more_than(paging: &Paging) -> i64 {
+pub(super) fn more_than(paging: &Paging) -> i64 {
     column(paging.max() as u64 + 1)
 }

@@ -20,6 +20,7 @@ mod space;
 mod steps;
 mod syncer;
 mod times;
+mod tokens;
 mod trouble;
 mod work;
 mod writer;

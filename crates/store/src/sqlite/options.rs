@@ -116,7 +116,7 @@ impl SqliteOptions {
     }
 
     /// The file grows to at most so many bytes, not counting its log. What would need more is refused as if the disk were
-    /// full.
+    /// full. Draws are refused a little earlier: leases that are open can still be ended, which makes room.
     pub const fn size_max(mut self, bytes: u64) -> Self {
         self.size_max = Some(bytes);
         self
@@ -204,6 +204,7 @@ impl SqliteOptions {
             place: Arc::clone(&place),
             clock: Arc::clone(&self.clock),
             retention: self.retention,
+            is_bounded: self.size_max.is_some(),
             batch_max: self.batch_max.max(1),
             queue: Arc::clone(&queue),
             counters: Arc::clone(&counters),

@@ -12,7 +12,7 @@ use crate::error::StoreError;
 const APPLICATION: i64 = 0x7469_6465;
 
 /// What brings a file of the version before it to the next. They are never changed, only added to.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     "
     -- The latest time that anything was decided at, and how far the clock was set back by then.
     CREATE TABLE clock (
@@ -76,10 +76,19 @@ const MIGRATIONS: [&str; 2] = [
     CREATE INDEX usage_by_age ON usage (span, start);
     CREATE INDEX audit_by_age ON audit (at);
     ",
+    "
+    -- `hash` is that of a token's secret; the body has no trace of it.
+    CREATE TABLE tokens (
+        namespace INTEGER NOT NULL, id TEXT NOT NULL, hash BLOB NOT NULL,
+        version INTEGER NOT NULL, body TEXT NOT NULL,
+        PRIMARY KEY (namespace, id)
+    ) STRICT, WITHOUT ROWID;
+    CREATE UNIQUE INDEX tokens_by_hash ON tokens (namespace, hash);
+    ",
 ];
 
 /// The version of a file that is up to date.
-const CURRENT: i64 = 2;
+const CURRENT: i64 = 3;
 
 /// Whether a file may be written to: one of another program, or of a newer version, is left as it is.
 pub(super) fn check(connection: &Connection, place: &str) -> Result<(), Trouble> {
@@ -171,7 +180,7 @@ mod tests {
         prepare(&mut connection, "new.db").unwrap();
         connection.pragma_update(None, "user_version", 9).unwrap();
         let error = prepare(&mut connection, "new.db").unwrap_err().to_string();
-        assert_eq!(error, "`new.db` has schema version 9, newer than 2: use a newer tidegate");
+        assert_eq!(error, "`new.db` has schema version 9, newer than 3: use a newer tidegate");
         assert_eq!(read(&connection).unwrap(), (APPLICATION, 9));
     }
 

@@ -1,11 +1,15 @@
 //! The steps of a lease, each a call in a transaction; and balances, which are read beside them.
 
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::ResourceName;
 
 use super::trouble::Trouble;
 use super::work::{Call, Job, Work};
-use super::{Sqlite, listing, retention};
-use crate::buckets::{Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Seen, Settle};
+use super::{Sqlite, leases, listing, retention};
+use crate::buckets::{
+    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Lookup, Moved, Renew, Renewed, Seen, Settle,
+    Standing,
+};
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::reply::Reply;
@@ -31,6 +35,10 @@ impl Buckets for Sqlite {
         Reply::later(self.inner.write(Call::new((self.namespace, asked.clone()), adjust)))
     }
 
+    fn renew<'a>(&'a self, asked: &'a Renew) -> Reply<'a, Renewed> {
+        Reply::later(self.inner.write(Call::new((self.namespace, asked.clone()), renew)))
+    }
+
     fn settle<'a>(&'a self, asked: &'a Settle) -> Reply<'a, Moved> {
         Reply::later(self.inner.write(Call::new((self.namespace, asked.clone()), settle)))
     }
@@ -41,6 +49,22 @@ impl Buckets for Sqlite {
 
     fn spend<'a>(&'a self, asked: &'a Draw) -> Reply<'a, Drawn> {
         Reply::later(self.inner.write(Call::new((self.namespace, asked.clone()), spend)))
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        Reply::later(async move {
+            let namespace = self.namespace;
+            let read = move || {
+                self.inner.read(move |connection, at| leases::standing(connection, namespace, (lease, at)))
+            };
+            match read().await? {
+                Standing::Open(held) if held.record.is_due(held.at) => {
+                    self.sweep_what_is_due().await?;
+                    read().await
+                }
+                standing => Ok(standing),
+            }
+        })
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -93,7 +117,7 @@ impl Sqlite {
 }
 
 fn draw(work: &mut Work<'_>, (namespace, draw): &On<Draw>) -> Result<Drawn, Trouble> {
-    work.draws += 1;
+    work.draws()?;
     let (connection, now) = (work.connection, work.now);
     let space = work.space(*namespace)?;
     let answer = space.decide(connection, now, (draw.lease, &draw.levels), |desk| desk.draw(draw))?;
@@ -116,13 +140,13 @@ fn give_back((namespace, draw): &On<Draw>, drawn: &Drawn) -> Option<Box<dyn Job>
 }
 
 fn spend(work: &mut Work<'_>, (namespace, draw): &On<Draw>) -> Result<Drawn, Trouble> {
-    work.draws += 1;
+    work.draws()?;
     let (connection, now) = (work.connection, work.now);
     work.space(*namespace)?.decide(connection, now, (draw.lease, &draw.levels), |desk| desk.spend(draw))
 }
 
 fn extend(work: &mut Work<'_>, (namespace, extend): &On<Extend>) -> Result<Drawn, Trouble> {
-    work.draws += 1;
+    work.draws()?;
     let (connection, now) = (work.connection, work.now);
     let on = (extend.lease, &*extend.levels);
     work.space(*namespace)?.decide(connection, now, on, |desk| desk.extend(extend))
@@ -132,6 +156,12 @@ fn adjust(work: &mut Work<'_>, (namespace, adjust): &On<Adjust>) -> Result<Moved
     let (connection, now) = (work.connection, work.now);
     let on = (adjust.lease, &*adjust.levels);
     work.space(*namespace)?.decide(connection, now, on, |desk| desk.adjust(adjust))
+}
+
+fn renew(work: &mut Work<'_>, (namespace, renew): &On<Renew>) -> Result<Renewed, Trouble> {
+    let (connection, now) = (work.connection, work.now);
+    let on = (renew.lease, &*renew.levels);
+    work.space(*namespace)?.decide(connection, now, on, |desk| desk.renew(renew))
 }
 
 fn settle(work: &mut Work<'_>, (namespace, settle): &On<Settle>) -> Result<Moved, Trouble> {

@@ -25,6 +25,8 @@ pub(super) struct Work<'a> {
     /// Namespaces that were looked after in this transaction.
     tidied: Vec<i64>,
     pub(super) draws: u64,
+    /// Why nothing new may be drawn.
+    pub(super) no_room: Option<String>,
     /// Calls that are done together.
     pub(super) calls: usize,
 }
@@ -36,7 +38,13 @@ impl<'a> Work<'a> {
         spaces: &'a mut HashMap<i64, Space>,
         retention: Retention,
     ) -> Self {
-        Self { connection, now, spaces, retention, tidied: Vec::new(), draws: 0, calls: 0 }
+        Self { connection, now, spaces, retention, tidied: Vec::new(), draws: 0, no_room: None, calls: 0 }
+    }
+
+    /// Counts a draw, if there is room for one.
+    pub(super) fn draws(&mut self) -> Result<(), StoreError> {
+        self.draws += 1;
+        self.no_room.clone().map_or(Ok(()), |what| Err(StoreError::unavailable(what)))
     }
 
     /// A namespace whose leases have ended that are past their deadline.

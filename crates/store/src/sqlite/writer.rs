@@ -35,6 +35,9 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 const GATHERED_WITHIN: Duration = Duration::from_micros(200);
 /// And no longer than this when none comes.
 const GATHERED_IN_VAIN: Duration = Duration::from_micros(40);
+/// Pages that draws leave free in a file with a bound: endings need some before they make room. More than the draws of
+/// one transaction take.
+const PAGES_KEPT: i64 = 32;
 /// What is owed is tried for this long, and for so many.
 const OWED_FOR: Duration = Duration::from_mins(1);
 const OWED_MAX: usize = 1 << 16;
@@ -57,6 +60,8 @@ pub(super) struct Writer {
     pub(super) place: Arc<str>,
     pub(super) clock: Arc<dyn WallClock>,
     pub(super) retention: Retention,
+    /// The file has a bound of its own.
+    pub(super) is_bounded: bool,
     pub(super) batch_max: usize,
     pub(super) queue: Arc<Queue<Asked>>,
     pub(super) counters: Arc<Counters>,
@@ -237,8 +242,9 @@ impl Writer {
         let changes = self.connection.total_changes();
         self.believe_only_what_is_unchanged()?;
         let now = self.read_clock()?;
+        let no_room = self.is_tight()?;
         let mut work = Work::new(&self.connection, now, &mut self.spaces, self.retention);
-        work.calls = batch.len();
+        (work.calls, work.no_room) = (batch.len(), no_room);
         for asked in batch.iter_mut() {
             asked.job.run(&mut work)?;
         }
@@ -251,6 +257,20 @@ impl Writer {
         self.counters.transactions.fetch_add(1, Ordering::Relaxed);
         self.counters.draws.fetch_add(draws, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Why nothing new is drawn, if what is left of the file is for endings.
+    fn is_tight(&self) -> rusqlite::Result<Option<String>> {
+        if !self.is_bounded {
+            return Ok(None);
+        }
+        let read =
+            |pragma: &str| self.connection.prepare_cached(pragma)?.query_row([], |row| row.get::<_, i64>(0));
+        let used = read("PRAGMA page_count")? - read("PRAGMA freelist_count")?;
+        let place = &self.place;
+        let what =
+            || format!("there is no room for `{place}` to grow: {PAGES_KEPT} pages are kept for endings");
+        Ok((used > read("PRAGMA max_page_count")? - PAGES_KEPT).then(what))
     }
 
     /// Forgets what is known of the file if another connection has written to it, and writes no more to one that a newer

@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
+use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::random::Random;
 
@@ -19,8 +21,8 @@ use super::plan::{Fate, Faults, InvalidPlan, Plan};
 use crate::sync::lock;
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Reply, Seen, Settle, Store,
-    StoreError, Swept, UsageQuery, Written,
+    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
+    Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
 };
 
 /// A call may take so long before the engine counts as away.
@@ -60,6 +62,7 @@ enum Late {
     Draw(Draw),
     Extend(Extend),
     Adjust(Adjust),
+    Renew(Renew),
     Settle(Settle),
     Cancel(Cancel),
     Spend(Draw),
@@ -228,6 +231,7 @@ impl<S: Store> Faulty<S> {
                 Late::Draw(draw) => drop(self.store.draw(draw).await),
                 Late::Extend(extend) => drop(self.store.extend(extend).await),
                 Late::Adjust(adjust) => drop(self.store.adjust(adjust).await),
+                Late::Renew(renew) => drop(self.store.renew(renew).await),
                 Late::Settle(settle) => drop(self.store.settle(settle).await),
                 Late::Cancel(cancel) => drop(self.store.cancel(cancel).await),
                 Late::Spend(draw) => drop(self.store.spend(draw).await),
@@ -264,6 +268,10 @@ impl<S: Store> Buckets for Faulty<S> {
         self.step(move || Late::Adjust(adjust.clone()), move || self.store.adjust(adjust))
     }
 
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        self.step(move || Late::Renew(renew.clone()), move || self.store.renew(renew))
+    }
+
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
         self.step(move || Late::Settle(settle.clone()), move || self.store.settle(settle))
     }
@@ -274,6 +282,10 @@ impl<S: Store> Buckets for Faulty<S> {
 
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
         self.step(move || Late::Spend(draw.clone()), move || self.store.spend(draw))
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        self.call(move || self.store.lease(lease))
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -348,6 +360,33 @@ impl<S: Store> Ledger for Faulty<S> {
 
     fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         self.call(move || self.store.prune(prune, max))
+    }
+}
+
+impl<S: Store> Tokens for Faulty<S> {
+    fn create_token<'a>(
+        &'a self,
+        token: &'a NewToken,
+        hash: &'a TokenHash,
+        actor: &'a str,
+    ) -> Reply<'a, Versioned<Token>> {
+        self.call(move || self.store.create_token(token, hash, actor))
+    }
+
+    fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
+        self.call(move || self.store.token(id))
+    }
+
+    fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
+        self.call(move || self.store.find_token(hash))
+    }
+
+    fn tokens<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Token>>> {
+        self.call(move || self.store.tokens(paging))
+    }
+
+    fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        self.call(move || self.store.revoke_token(id, expect, actor))
     }
 }
 

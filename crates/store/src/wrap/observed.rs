@@ -10,16 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::check;
 use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
+use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 
 use super::verb::{Calls, Counter, Verb};
 use crate::sync::lock;
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Reply, Seen, Settle, Store, Swept,
-    UsageQuery, Written,
+    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
+    Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 use log::Log;
 
@@ -117,6 +119,10 @@ impl<S: Store> Buckets for Observed<S> {
         )
     }
 
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        self.counted(Verb::Renew, move || self.store.renew(renew))
+    }
+
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
         Reply::later(async move {
             let watched = Settle { is_watched: true, ..settle.clone() };
@@ -139,6 +145,10 @@ impl<S: Store> Buckets for Observed<S> {
             self.noted(Verb::Spend, || self.store.spend(&watched), |log, answer| log.spend(draw, answer))
                 .await
         })
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        self.counted(Verb::Lease, move || self.store.lease(lease))
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -213,6 +223,33 @@ impl<S: Store> Ledger for Observed<S> {
 
     fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         self.counted(Verb::Prune, move || self.store.prune(prune, max))
+    }
+}
+
+impl<S: Store> Tokens for Observed<S> {
+    fn create_token<'a>(
+        &'a self,
+        token: &'a NewToken,
+        hash: &'a TokenHash,
+        actor: &'a str,
+    ) -> Reply<'a, Versioned<Token>> {
+        self.counted(Verb::CreateToken, move || self.store.create_token(token, hash, actor))
+    }
+
+    fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
+        self.counted(Verb::Token, move || self.store.token(id))
+    }
+
+    fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
+        self.counted(Verb::FindToken, move || self.store.find_token(hash))
+    }
+
+    fn tokens<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Token>>> {
+        self.counted(Verb::Tokens, move || self.store.tokens(paging))
+    }
+
+    fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        self.counted(Verb::RevokeToken, move || self.store.revoke_token(id, expect, actor))
     }
 }
 

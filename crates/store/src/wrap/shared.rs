@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
+use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 
 use crate::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Reply, Seen, Settle, Store, Swept,
-    UsageQuery, Written,
+    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
+    Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 
 impl<S: Store + ?Sized> Buckets for Arc<S> {
@@ -27,6 +29,10 @@ impl<S: Store + ?Sized> Buckets for Arc<S> {
         (**self).adjust(adjust)
     }
 
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        (**self).renew(renew)
+    }
+
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
         (**self).settle(settle)
     }
@@ -37,6 +43,10 @@ impl<S: Store + ?Sized> Buckets for Arc<S> {
 
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
         (**self).spend(draw)
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        (**self).lease(lease)
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -111,6 +121,33 @@ impl<S: Store + ?Sized> Ledger for Arc<S> {
 
     fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         (**self).prune(prune, max)
+    }
+}
+
+impl<S: Store + ?Sized> Tokens for Arc<S> {
+    fn create_token<'a>(
+        &'a self,
+        token: &'a NewToken,
+        hash: &'a TokenHash,
+        actor: &'a str,
+    ) -> Reply<'a, Versioned<Token>> {
+        (**self).create_token(token, hash, actor)
+    }
+
+    fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
+        (**self).token(id)
+    }
+
+    fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
+        (**self).find_token(hash)
+    }
+
+    fn tokens<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Token>>> {
+        (**self).tokens(paging)
+    }
+
+    fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        (**self).revoke_token(id, expect, actor)
     }
 }
 

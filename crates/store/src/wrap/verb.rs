@@ -9,9 +9,11 @@ pub enum Verb {
     Draw,
     Extend,
     Adjust,
+    Renew,
     Settle,
     Cancel,
     Spend,
+    Lease,
     Balances,
     Buckets,
     Read,
@@ -27,6 +29,11 @@ pub enum Verb {
     Usage,
     Audit,
     Prune,
+    CreateToken,
+    Token,
+    FindToken,
+    Tokens,
+    RevokeToken,
     Sweep,
 }
 

@@ -12,12 +12,13 @@ use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{Expect, OnExpiry, Policy, Scope, Version, Versioned};
 use tidegate_core::limit::resolve::{Held, Resolved};
+use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Prune, Readings, Reply, Seen,
-    Settle, Store, StoreError, Swept, UsageQuery, Written,
+    Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Prune, Readings, Renew, Renewed,
+    Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
 };
 
 /// Which promise is broken.
@@ -53,6 +54,10 @@ pub(crate) enum Defect {
     NeverExpires,
     /// Leases are settled where they should return, and return where they should be settled.
     MixesUpExpiry,
+    /// A renewal sets the deadline, back as well.
+    RenewsBack,
+    /// A renewal is answered, and the deadline stays.
+    RenewsNothing,
     /// Changes are made until one is refused.
     AppliesOneByOne,
     /// What the writer expects is not looked at.
@@ -63,6 +68,8 @@ pub(crate) enum Defect {
     AnswersBadCursors,
     /// A page begins with what comes after its first item.
     SkipsAtPageEdges,
+    /// A token is answered to be revoked, and is good.
+    RevokesNothing,
     /// Usage is counted twice.
     CountsUsageTwice,
     /// A spend is not in the ledger.
@@ -182,6 +189,15 @@ impl Broken {
         Ok(moved)
     }
 
+    async fn renew_or_break(&self, renew: &Renew) -> Result<Renewed, StoreError> {
+        let span = if self.is(Defect::RenewsNothing) { Duration::ZERO } else { renew.span };
+        let mut renewed = self.store.renew(&Renew { span, ..renew.clone() }).await?;
+        if self.is(Defect::RenewsBack) || self.is(Defect::RenewsNothing) {
+            renewed.deadline = renewed.at + renew.span;
+        }
+        Ok(renewed)
+    }
+
     async fn spend_or_break(&self, draw: &Draw) -> Result<Drawn, StoreError> {
         if self.is(Defect::SpendsUnseen) {
             return self.store.draw(draw).await;
@@ -293,6 +309,10 @@ impl Buckets for Broken {
         Reply::later(self.adjust_or_break(adjust))
     }
 
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        Reply::later(self.renew_or_break(renew))
+    }
+
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
         Reply::later(self.settle_or_break(settle))
     }
@@ -303,6 +323,10 @@ impl Buckets for Broken {
 
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
         Reply::later(self.spend_or_break(draw))
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        self.store.lease(lease)
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -378,6 +402,36 @@ impl Ledger for Broken {
 
     fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         Reply::later(self.prune_or_break(*prune, max))
+    }
+}
+
+impl Tokens for Broken {
+    fn create_token<'a>(
+        &'a self,
+        token: &'a NewToken,
+        hash: &'a TokenHash,
+        actor: &'a str,
+    ) -> Reply<'a, Versioned<Token>> {
+        self.store.create_token(token, hash, actor)
+    }
+
+    fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
+        self.store.token(id)
+    }
+
+    fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
+        self.store.find_token(hash)
+    }
+
+    fn tokens<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Token>>> {
+        self.store.tokens(paging)
+    }
+
+    fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        if self.is(Defect::RevokesNothing) {
+            return self.store.version();
+        }
+        self.store.revoke_token(id, expect, actor)
     }
 }
 

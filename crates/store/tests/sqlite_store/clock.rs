@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
-use tidegate_store::{Buckets, Durable, Lookup, ManualWall, Sqlite, Store};
+use tidegate_store::{Buckets, Durable, Lookup, ManualWall, Renew, Sqlite, Standing, Store};
 
 use crate::kit::{Place, START, draw_of, granted, is_granted, levels, shows};
 
@@ -137,4 +137,25 @@ async fn a_lease_has_all_of_its_time_though_the_clock_is_set_back() {
     }
     clock.advance(Duration::from_mins(1));
     assert_eq!(store.sweep(10).await.unwrap().settled, 1);
+}
+
+#[tokio::test]
+async fn a_lease_renewed_after_the_clock_was_set_back_keeps_its_deadline_across_a_restart() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let draw = draw_of(&levels(&[("acme", &[steady()])]), 4);
+    granted(store.draw(&draw).await);
+    let renew = |step| Renew { lease: draw.lease, step, levels: draw.levels.clone(), span: HOUR };
+    clock.advance(HOUR / 2);
+    let first = store.renew(&renew(1)).await.unwrap();
+    assert_eq!(first.deadline, START + HOUR / 2 + HOUR);
+    store.close().await;
+    set_back(&clock, 2 * HOUR);
+    let store = place.open(&clock).await;
+    let again = store.renew(&renew(2)).await.unwrap();
+    assert_eq!((again.at, again.deadline), (first.at, first.deadline));
+    clock.advance(Duration::from_secs(3_599));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
+    clock.advance(SECOND);
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
 }

@@ -62,7 +62,7 @@ async fn a_newer_file_is_refused_and_left_as_it_is() {
     let error = said(place.options(&clock).open().await);
     assert!(error.contains("has schema version 99, newer than"), "{error}");
     assert!(fs::read(&place.path).unwrap() == before, "no byte has changed");
-    place.outside().pragma_update(None, "user_version", 2).unwrap();
+    place.outside().pragma_update(None, "user_version", 3).unwrap();
     assert_eq!(shows(&place.open(&clock).await, "acme").await, Some((7, 3)));
 }
 
@@ -78,7 +78,9 @@ async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
     // As the first version left it.
     let outside = place.outside();
     outside
-        .execute_batch("DROP INDEX usage_by_age; DROP INDEX audit_by_age; PRAGMA user_version = 1;")
+        .execute_batch(
+            "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; PRAGMA user_version = 1;",
+        )
         .unwrap();
     drop(outside);
     let store = place.open(&clock).await;
@@ -217,35 +219,46 @@ async fn a_file_that_was_removed_is_not_written_to() {
 }
 
 /// Nothing of what did not fit is there, all of what was answered is, and what has ended makes room again.
+///
+/// For most sizes of the file it did not: an ending takes a page before it gives one back, and there was none.
 #[tokio::test]
 async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
-    let store = place.options(&clock).size_max(1 << 20).open().await.unwrap();
-    let levels = levels(&[("acme", &[Limit::per_hour("rpm", 1).burst(100_000)])]);
-    let mut drawn = Vec::new();
-    let error = loop {
-        let draw = draw_of(&levels, 1);
-        match store.draw(&draw).await {
-            Ok(_) => drawn.push(draw),
-            Err(error) => break error,
+    for pages in [0, 2] {
+        let (place, clock) = (Place::new(), ManualWall::new(START));
+        let size_max = (1 << 20) + pages * 4_096;
+        let store = place.options(&clock).size_max(size_max).open().await.unwrap();
+        let levels = levels(&[("acme", &[Limit::per_hour("rpm", 1).burst(100_000)])]);
+        let mut drawn = Vec::new();
+        let error = loop {
+            let draw = draw_of(&levels, 1);
+            match store.draw(&draw).await {
+                Ok(_) => drawn.push(draw),
+                Err(error) => break error,
+            }
+            assert!(drawn.len() < 100_000, "a mebibyte is full some time");
+        };
+        assert!(error.is_transient() && error.to_string().contains("no room for"), "{error}");
+        let count = i64::try_from(drawn.len()).unwrap();
+        assert_eq!(shows(&store, "acme").await, Some((100_000 - count, count)));
+        let (settled, cancelled) = drawn.split_at(drawn.len() / 2);
+        for draw in settled {
+            store.settle(&settle_of(draw, 1)).await.unwrap();
         }
-        assert!(drawn.len() < 100_000, "a mebibyte is full some time");
-    };
-    assert!(error.is_transient() && error.to_string().contains("no room for"), "{error}");
-    let count = i64::try_from(drawn.len()).unwrap();
-    assert_eq!(shows(&store, "acme").await, Some((100_000 - count, count)));
-    for draw in &drawn {
-        store.cancel(&cancel_of(draw)).await.unwrap();
+        for draw in cancelled {
+            store.cancel(&cancel_of(draw)).await.unwrap();
+        }
+        let count = i64::try_from(settled.len()).unwrap();
+        assert_eq!(shows(&store, "acme").await, Some((100_000 - count, count)));
+        clock.advance(Duration::from_mins(11));
+        while store.sweep(10_000).await.unwrap().forgotten > 0 {}
+        for _ in 0..50 {
+            granted(store.draw(&draw_of(&levels, 1)).await);
+        }
+        store.close().await;
+        let length = fs::metadata(&place.path).unwrap().len();
+        assert!(length <= size_max, "{length} bytes");
     }
-    assert_eq!(shows(&store, "acme").await, Some((100_000, 0)));
-    clock.advance(Duration::from_mins(11));
-    while store.sweep(10_000).await.unwrap().forgotten > 0 {}
-    for _ in 0..50 {
-        granted(store.draw(&draw_of(&levels, 1)).await);
-    }
-    store.close().await;
-    let length = fs::metadata(&place.path).unwrap().len();
-    assert!(length <= 1 << 20, "{length} bytes");
+    let (place, clock) = (Place::new(), ManualWall::new(START));
     let error = said(place.options(&clock).size_max(1_000).open().await);
     assert_eq!(error, "a size_max of 1000 bytes, less than 1048576");
 }
@@ -322,7 +335,7 @@ async fn a_file_that_becomes_newer_while_it_is_open_takes_no_more_writes() {
     for _ in 0..3 {
         let sentence = said(store.draw(&draw_of(&own("acme", 10), 1)).await);
         assert!(
-            sentence.ends_with("has schema version 99, newer than 2: use a newer tidegate"),
+            sentence.ends_with("has schema version 99, newer than 3: use a newer tidegate"),
             "{sentence}"
         );
     }

@@ -15,8 +15,8 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    Adjust, Cancel, Draw, Drawn, Extend, Lookup, ManualWall, Memory, Moved, Paging, Settle, Sqlite, Store,
-    StoreError, Terms, UsageOf, UsageQuery,
+    Adjust, Cancel, Draw, Drawn, Extend, Held, Lookup, ManualWall, Memory, Moved, Paging, Renew, Settle,
+    Sqlite, Standing, Store, StoreError, Terms, UsageOf, UsageQuery,
 };
 
 use crate::kit::{Place, START, subject};
@@ -53,6 +53,15 @@ enum Step {
         whose: u8,
         step: u8,
         actual: [Option<u64>; 2],
+    },
+    Renew {
+        lease: u8,
+        whose: u8,
+        step: u8,
+        seconds: u32,
+    },
+    Find {
+        lease: u8,
     },
     Cancel {
         lease: u8,
@@ -91,6 +100,9 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(lease, whose, step, deltas)| Step::Adjust { lease, whose, step, deltas }),
         3 => (lease.clone(), whose.clone(), number.clone(), units())
             .prop_map(|(lease, whose, step, actual)| Step::Settle { lease, whose, step, actual }),
+        2 => (lease.clone(), whose.clone(), number.clone(), prop_oneof![0..30_u32, Just(100_000)])
+            .prop_map(|(lease, whose, step, seconds)| Step::Renew { lease, whose, step, seconds }),
+        2 => lease.clone().prop_map(|lease| Step::Find { lease }),
         2 => (lease, whose, number).prop_map(|(lease, whose, step)| Step::Cancel { lease, whose, step }),
         3 => (0..9_000_u64).prop_map(|millis| Step::Pass { millis }),
         1 => Just(Step::Look),
@@ -188,6 +200,18 @@ async fn ask(store: &dyn Store, step: &Step) -> String {
             let settle = Settle { lease: id(lease), step, levels: levels.clone(), actual, is_watched: true };
             told_move(&levels, store.settle(&settle).await)
         }
+        Step::Renew { lease, whose, step, seconds } => {
+            let (levels, step) = (levels(lease, whose), step.into());
+            let renew = Renew { lease: id(lease), step, levels, span: Duration::from_secs(seconds.into()) };
+            format!("{:?}", store.renew(&renew).await.map_err(|error| error.to_string()))
+        }
+        Step::Find { lease } => match store.lease(id(lease)).await {
+            Ok(Standing::Open(Held { at, levels, record })) => {
+                format!("{at:?} {:?} {:?} {record:?}", levels.version(), levels.names())
+            }
+            Ok(Standing::Ended(ended)) => format!("{ended:?}"),
+            Err(error) => error.to_string(),
+        },
         Step::Cancel { lease, whose, step } => {
             let (levels, step) = (levels(lease, whose), step.into());
             let cancel = Cancel { lease: id(lease), step, levels: levels.clone(), is_watched: true };

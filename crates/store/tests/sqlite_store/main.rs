@@ -11,3 +11,4 @@ mod panics;
 mod retention;
 mod tampered;
 mod together;
+mod tokens;

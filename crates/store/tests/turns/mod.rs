@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
+use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 use tidegate_store::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Reply, Seen, Settle, Sqlite,
-    SqliteOptions, Store, Swept, UsageQuery, Written,
+    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
+    Sqlite, SqliteOptions, Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 
 #[derive(Debug)]
@@ -54,6 +56,10 @@ impl Buckets for Turns {
         self.next().adjust(adjust)
     }
 
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        self.next().renew(renew)
+    }
+
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
         self.next().settle(settle)
     }
@@ -64,6 +70,10 @@ impl Buckets for Turns {
 
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
         self.next().spend(draw)
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        self.next().lease(lease)
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -138,6 +148,33 @@ impl Ledger for Turns {
 
     fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         self.next().prune(prune, max)
+    }
+}
+
+impl Tokens for Turns {
+    fn create_token<'a>(
+        &'a self,
+        token: &'a NewToken,
+        hash: &'a TokenHash,
+        actor: &'a str,
+    ) -> Reply<'a, Versioned<Token>> {
+        self.next().create_token(token, hash, actor)
+    }
+
+    fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
+        self.next().token(id)
+    }
+
+    fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
+        self.next().find_token(hash)
+    }
+
+    fn tokens<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Token>>> {
+        self.next().tokens(paging)
+    }
+
+    fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        self.next().revoke_token(id, expect, actor)
     }
 }
 

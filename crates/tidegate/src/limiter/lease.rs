@@ -9,14 +9,15 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tidegate_core::limit::balance::Balance;
-use tidegate_core::limit::cascade::Units;
+use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    Adjust, Cancel, Drawn, Extend, Lookup, Moved, Reading, Readings, Reply, Settle, Store, StoreError,
+    Adjust, Cancel, Drawn, Extend, Lookup, Moved, Reading, Readings, Renew, Reply, Settle, Store, StoreError,
 };
 
 use super::Shared;
@@ -194,7 +195,7 @@ impl Lease {
     pub async fn adjust<'a>(&mut self, changes: impl AsRef<[(&'a str, i64)]>) -> Result<(), LimitError> {
         self.check_open()?;
         let deltas = self.now.levels.deltas(changes.as_ref())?;
-        self.check_held(&deltas)?;
+        check_held(&self.now.levels, &self.now.actual, &deltas)?;
         let gives_back = deltas.iter().flatten().any(|delta| *delta < 0);
         for (held, delta) in self.now.actual.iter_mut().zip(&deltas) {
             if let Some(delta) = delta {
@@ -217,6 +218,27 @@ impl Lease {
             Err(failed) if failed.error.is_transient() => Ok(()),
             Err(failed) => Err(LimitError::Store(failed.error)),
         }
+    }
+
+    /// Gives the lease `span` from now on, by the store's clock and at most a day; one that has more time is left with it.
+    /// What it holds stays as it is. Whoever renews a lease well before each deadline keeps it for as long as it lives.
+    ///
+    /// # Errors
+    /// [`LimitError::Unavailable`] when the store is away: the lease may have more time or not, and can be renewed again. A
+    /// [`StoreError::Ended`] for a lease that has ended, its deadline included, or whose end has begun, and a
+    /// [`StoreError::Invalid`] for a longer span.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves it renewed or not. Nothing else changes.
+    pub async fn renew(&mut self, span: Duration) -> Result<(), LimitError> {
+        self.check_open()?;
+        if self.backing == Backing::Nobody {
+            return Ok(());
+        }
+        let (step, levels) = (self.next_step(), Arc::clone(&self.now.levels));
+        let renew = Renew { lease: self.now.lease, step, levels, span };
+        let renewed = self.call(self.store().renew(&renew)).await;
+        renewed.map(drop).map_err(|failed| self.shared.failure(failed.error))
     }
 
     /// Ends the lease at what was used of the limits named, and at what is held of the others. More than is held
@@ -346,16 +368,6 @@ impl Lease {
         Ok(Settled::Now)
     }
 
-    /// Refuses to hold more than can be said at the end.
-    fn check_held(&self, deltas: &[Option<i64>]) -> Result<(), LimitError> {
-        let levels = &self.now.levels;
-        for (name, (held, delta)) in self.now.actual.iter().zip(deltas).enumerate() {
-            let after = held.unwrap_or(0).saturating_add_signed(delta.unwrap_or(0));
-            levels.check_units(name, i128::from(after))?;
-        }
-        Ok(())
-    }
-
     /// It is over.
     #[inline]
     pub(super) fn close(&mut self, how: Ending, answer: Settled) {
@@ -458,6 +470,19 @@ impl Lease {
             Backing::Nobody => {}
         }
     }
+}
+
+/// Refuses to hold more than can be said at the end.
+pub(super) fn check_held(
+    levels: &Levels,
+    held: &[Option<u64>],
+    deltas: &[Option<i64>],
+) -> Result<(), LimitError> {
+    for (name, (held, delta)) in held.iter().zip(deltas).enumerate() {
+        let after = held.unwrap_or(0).saturating_add_signed(delta.unwrap_or(0));
+        levels.check_units(name, i128::from(after))?;
+    }
+    Ok(())
 }
 
 impl Drop for Lease {

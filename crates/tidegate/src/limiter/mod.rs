@@ -14,6 +14,7 @@ mod home;
 mod joining;
 mod lease;
 mod policies;
+mod remote;
 mod request;
 mod settler;
 pub(crate) mod turns;
@@ -38,6 +39,7 @@ pub use explain::{Explanation, Would};
 pub(crate) use joining::{Finish, Resolved};
 pub use lease::{Degraded, Lease, Settled};
 pub use policies::CacheStats;
+pub use remote::{LeaseStep, OpenLease};
 pub use request::Request;
 pub use usage::{Capacity, UsageSum};
 
@@ -120,7 +122,7 @@ pub struct LimiterStats {
     pub refused: u64,
     /// Leases that were given while the store was away.
     pub degraded: u64,
-    /// Leases that have not ended.
+    /// Leases that have not ended, and were not [let go of](Lease::detach).
     pub open_leases: u64,
     /// Callers waiting for their turn.
     pub waiting: usize,

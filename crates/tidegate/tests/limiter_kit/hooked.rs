@@ -7,13 +7,16 @@ use std::time::Duration;
 use tidegate::store::wrap::Verb;
 use tidegate::store::{
     Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Policies, PolicyChange, Prune, Reply, Seen, Settle, Swept, Written,
+    Listing, Lookup, Moved, Page, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
+    Standing, Swept, Tokens, Written,
 };
 use tidegate::{
     Entity, EntityId, Expect, Memory, Paging, Policy, ResourceName, Scope, Store, StoreError, Usage,
     UsageQuery, Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 
 /// When a hook is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +120,10 @@ impl Buckets for Hooked {
         self.call(Verb::Adjust, move || self.store.adjust(adjust))
     }
 
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        self.call(Verb::Renew, move || self.store.renew(renew))
+    }
+
     fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
         self.call(Verb::Settle, move || self.store.settle(settle))
     }
@@ -127,6 +134,10 @@ impl Buckets for Hooked {
 
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
         self.call(Verb::Spend, move || self.store.spend(draw))
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        self.call(Verb::Lease, move || self.store.lease(lease))
     }
 
     fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
@@ -201,6 +212,33 @@ impl Ledger for Hooked {
 
     fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         self.call(Verb::Prune, move || self.store.prune(prune, max))
+    }
+}
+
+impl Tokens for Hooked {
+    fn create_token<'a>(
+        &'a self,
+        token: &'a NewToken,
+        hash: &'a TokenHash,
+        actor: &'a str,
+    ) -> Reply<'a, Versioned<Token>> {
+        self.call(Verb::CreateToken, move || self.store.create_token(token, hash, actor))
+    }
+
+    fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
+        self.call(Verb::Token, move || self.store.token(id))
+    }
+
+    fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
+        self.call(Verb::FindToken, move || self.store.find_token(hash))
+    }
+
+    fn tokens<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Token>>> {
+        self.call(Verb::Tokens, move || self.store.tokens(paging))
+    }
+
+    fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
+        self.call(Verb::RevokeToken, move || self.store.revoke_token(id, expect, actor))
     }
 }
 

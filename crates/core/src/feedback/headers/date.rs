@@ -55,7 +55,7 @@ fn asctime(text: &str) -> Option<Stamp> {
 
 /// A point in time as RFC 3339 writes it, with any offset; a fraction is rounded up to the microsecond. Seconds may be
 /// missing, as ISO 8601 has it: Jira writes so.
-pub(super) fn rfc3339(text: &str) -> Option<Stamp> {
+pub(crate) fn rfc3339(text: &str) -> Option<Stamp> {
     let (date, rest) = text.split_at_checked(10)?;
     let mut parts = date.split('-');
     let (year, month, day) = (parts.next()?, parts.next()?, parts.next()?);

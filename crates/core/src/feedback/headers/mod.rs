@@ -20,7 +20,7 @@
 //! What is learned here is a hint and never a right: no header raises a limit above what is configured.
 
 mod collect;
-mod date;
+pub(crate) mod date;
 mod names;
 mod number;
 mod structured;
