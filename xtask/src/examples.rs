@@ -1,4 +1,4 @@
-//! The examples: each runs to its end, and the one that remembers is killed and goes on.
+//! The examples: each runs to its end, and the one that remembers is killed and goes on. And the program starts from the root.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,7 +21,16 @@ pub(crate) fn run() -> Result<()> {
         step::stream(&mut cargo(&format!("run --quiet --example {name}")))?;
     }
     per_host()?;
-    gateway()
+    gateway()?;
+    program()
+}
+
+/// `cargo run` at the root means the program, and nothing else.
+fn program() -> Result<()> {
+    let version = step::capture("tidegate", &mut cargo("run --quiet -- --version"))?;
+    print!("{version}");
+    ensure!(version.starts_with("tidegate "), "`cargo run` started another program: {version}");
+    Ok(())
 }
 
 /// In a pipe there is one table of all hosts, and nothing that only a terminal understands.

@@ -1,0 +1,312 @@
+//! The JSON that programs read. The names of its fields are a promise: they may be added to, and are not changed.
+//!
+//! Times are RFC 3339, spans are seconds, amounts are whole numbers, limits are text as people type it.
+
+use std::time::Duration;
+
+use serde_json::{Map, json};
+use tidegate::store::archive::Archived;
+use tidegate::store::{Cursor, Page};
+use tidegate::{
+    Balance, Entity, Explanation, LimitLine, Plan, Policy, Scope, Source, Step, Subject, Tally, Usage,
+    UsageSum, Version, Versioned, Window, Would,
+};
+use tidegate_core::limit::audit::{Change, Entry};
+use tidegate_core::limit::token::Token;
+
+use crate::backend::{Ask, Granted, MadeToken, Status, Written};
+use crate::failure::Failure;
+use crate::place::Opened;
+use crate::words::{expiry_word, unavailable_words};
+
+/// A JSON document.
+pub(crate) type Json = serde_json::Value;
+
+fn seconds(span: Duration) -> Json {
+    json!(span.as_secs_f64())
+}
+
+/// What went wrong.
+pub(crate) fn failure(failure: &Failure) -> Json {
+    json!({ "error": {
+        "code": failure.exit.code(),
+        "kind": failure.exit.word(),
+        "message": failure.what,
+        "next": failure.next,
+        "retry_after": failure.retry_after.map(seconds),
+        "limits": failure.limits.iter().map(limit_line).collect::<Vec<_>>(),
+    } })
+}
+
+/// A scope, with its parts.
+pub(crate) fn scope(scope: &Scope) -> Json {
+    let kind = match scope {
+        Scope::System => "system",
+        Scope::Resource(_) => "resource",
+        Scope::Entity(_) => "entity",
+        Scope::Subject(_) => "entity_resource",
+    };
+    let entity = scope.entity().map(ToString::to_string);
+    json!({ "kind": kind, "entity": entity, "resource": scope.resource().map(ToString::to_string) })
+}
+
+/// What a policy says.
+pub(crate) fn policy(policy: &Policy) -> Json {
+    json!({
+        "limits": policy.rules().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "only": policy.is_only(),
+        "on_unavailable": policy.unavailable().map(unavailable_words),
+        "on_expiry": policy.expiry().map(expiry_word),
+    })
+}
+
+/// A policy, where it is and since when.
+pub(crate) fn written((at, policy_there): &Written) -> Json {
+    let version = policy_there.version.number();
+    json!({ "scope": scope(at), "version": version, "policy": policy(&policy_there.value) })
+}
+
+/// A page under the name of what is on it.
+pub(crate) fn page<T>(name: &str, page: &Page<T>, item: impl Fn(&T) -> Json) -> Json {
+    let mut object = Map::new();
+    object.insert(name.to_owned(), page.items.iter().map(item).collect());
+    object.insert("next".to_owned(), json!(page.next.as_ref().map(Cursor::as_str)));
+    object.into()
+}
+
+/// The change of one scope, and the version it was made at, if it was.
+pub(crate) fn changed(step: &Step, version: Option<Version>) -> Json {
+    json!({
+        "scope": scope(&step.scope),
+        "before": step.before.as_ref().map(|before| policy(&before.value)),
+        "after": step.after.as_ref().map(policy),
+        "version": version.map(Version::number),
+    })
+}
+
+/// A plan, and the version it was applied at, if it was.
+pub(crate) fn plan(plan: &Plan, version: Option<Version>) -> Json {
+    let step = |step: &Step| {
+        json!({
+            "scope": scope(&step.scope),
+            "before": step.before.as_ref().map(|before| policy(&before.value)),
+            "before_version": step.before.as_ref().map(|before| before.version.number()),
+            "after": step.after.as_ref().map(policy),
+        })
+    };
+    let steps: Vec<Json> = plan.steps().iter().map(step).collect();
+    json!({ "has_changes": !plan.is_empty(), "changes": steps, "version": version.map(Version::number) })
+}
+
+fn bare_entity(entity: &Entity) -> Json {
+    json!({
+        "id": entity.id().as_str(),
+        "name": entity.display_name(),
+        "parent": entity.parent_id().map(ToString::to_string),
+        "cascade": entity.cascades(),
+        "metadata": entity.notes(),
+    })
+}
+
+/// An entity and its version.
+pub(crate) fn entity(entity: &Versioned<Entity>) -> Json {
+    let mut json = bare_entity(&entity.value);
+    json["version"] = json!(entity.version.number());
+    json
+}
+
+/// What was removed.
+pub(crate) fn removed(id: &str, version: Version) -> Json {
+    json!({ "id": id, "removed": true, "version": version.number() })
+}
+
+fn subject(subject: &Subject) -> Json {
+    json!({ "entity": subject.entity.as_str(), "resource": subject.resource.as_str() })
+}
+
+/// What was spent.
+pub(crate) fn spent(ask: &Ask, granted: Granted) -> Json {
+    let cost: Map<String, Json> =
+        ask.pairs().into_iter().map(|(limit, units)| (limit.to_owned(), json!(units))).collect();
+    json!({ "granted": true, "subject": subject(&ask.subject), "cost": cost, "is_degraded": granted == Granted::WithoutStore })
+}
+
+fn source(source: &Source) -> Json {
+    match source {
+        Source::Policy(at) => scope(at),
+        Source::Defaults => json!({ "kind": "defaults", "entity": null, "resource": null }),
+        Source::Call => json!({ "kind": "call", "entity": null, "resource": null }),
+    }
+}
+
+/// The state of a limit.
+pub(crate) fn balance(balance: &Balance) -> Json {
+    json!({
+        "entity": balance.subject.entity.as_str(),
+        "resource": balance.subject.resource.as_str(),
+        "limit": balance.limit.as_str(),
+        "available": balance.available,
+        "burst": balance.burst,
+        "amount": balance.amount,
+        "period": seconds(balance.period),
+        "consumed": balance.consumed,
+        "asked": balance.asked,
+        "is_short": balance.is_short(),
+        "retry_after": balance.retry_after.map(seconds),
+    })
+}
+
+/// The state of a limit, and which policy it comes from.
+pub(crate) fn limit_line(line: &LimitLine) -> Json {
+    let mut json = balance(&line.balance);
+    json["source"] = source(&line.source);
+    json
+}
+
+/// The limits of somebody.
+pub(crate) fn balances<T>(lines: &[T], line: impl Fn(&T) -> Json) -> Json {
+    json!({ "limits": lines.iter().map(line).collect::<Vec<_>>() })
+}
+
+/// What would happen, and why.
+pub(crate) fn explanation(explanation: &Explanation) -> Json {
+    let (would, retry_after) = match explanation.would {
+        Would::Grant => ("grant", Some(0.0)),
+        Would::Wait(span) => ("wait", Some(span.as_secs_f64())),
+        _ => ("never", None),
+    };
+    let (on_unavailable, says_unavailable) = &explanation.on_unavailable;
+    let (on_expiry, says_expiry) = &explanation.on_expiry;
+    json!({
+        "subject": subject(&explanation.subject),
+        "would": would,
+        "retry_after": retry_after,
+        "limits": explanation.lines.iter().map(limit_line).collect::<Vec<_>>(),
+        "on_unavailable": { "behaviour": unavailable_words(*on_unavailable), "source": source(says_unavailable) },
+        "on_expiry": { "behaviour": expiry_word(*on_expiry), "source": source(says_expiry) },
+        "version": explanation.version.number(),
+    })
+}
+
+/// The word for a window.
+pub(crate) const fn window(window: Window) -> &'static str {
+    match window {
+        Window::Hour => "hour",
+        Window::Day => "day",
+        Window::Month => "month",
+    }
+}
+
+fn tally(json: &mut Json, tally: &Tally) {
+    json["units"] = json!(tally.units);
+    json["own"] = json!(tally.own);
+    json["leases"] = json!(tally.leases);
+}
+
+/// A line of usage.
+pub(crate) fn usage(line: &Usage) -> Json {
+    let mut json = json!({
+        "entity": line.subject.entity.as_str(),
+        "resource": line.subject.resource.as_str(),
+        "limit": line.limit.as_str(),
+        "window": window(line.window),
+        "start": line.start.to_string(),
+    });
+    tally(&mut json, &line.tally);
+    json
+}
+
+/// Usage, summed.
+pub(crate) fn usage_sum(sum: &UsageSum) -> Json {
+    let line = |(limit, sum): (&tidegate::LimitName, &Tally)| {
+        let mut json = json!({ "limit": limit.as_str() });
+        tally(&mut json, sum);
+        json
+    };
+    json!({ "limits": sum.limits.iter().map(line).collect::<Vec<_>>(), "windows": sum.windows })
+}
+
+fn bare_token(token: &Token) -> Json {
+    json!({
+        "id": token.id.as_str(),
+        "name": token.name,
+        "namespace": token.namespace.as_str(),
+        "scopes": token.scopes.to_string(),
+        "created_at": token.created_at.to_string(),
+        "created_by": token.created_by,
+        "expires_at": token.expires_at.map(|at| at.to_string()),
+        "revoked_at": token.revoked_at.map(|at| at.to_string()),
+    })
+}
+
+/// A token and its version.
+pub(crate) fn token(token: &Versioned<Token>) -> Json {
+    let mut json = bare_token(&token.value);
+    json["version"] = json!(token.version.number());
+    json
+}
+
+/// A token that was made: the one place with its secret.
+pub(crate) fn made_token(made: &MadeToken) -> Json {
+    let version = made.token.version.number();
+    json!({ "token": bare_token(&made.token.value), "version": version, "secret": made.secret })
+}
+
+/// A token that is good no more.
+pub(crate) fn revoked(id: &str, version: Version) -> Json {
+    json!({ "id": id, "revoked": true, "version": version.number() })
+}
+
+/// An entry of the audit.
+pub(crate) fn entry(entry: &Entry) -> Json {
+    let (what, at, before, after) = match &entry.change {
+        Change::Entity { before, after } => {
+            ("entity", Json::Null, before.as_ref().map(bare_entity), after.as_ref().map(bare_entity))
+        }
+        Change::Policy { scope: at, before, after } => {
+            ("policy", scope(at), before.as_ref().map(policy), after.as_ref().map(policy))
+        }
+        Change::Token { before, after } => {
+            ("token", Json::Null, before.as_ref().map(bare_token), Some(bare_token(after)))
+        }
+    };
+    json!({
+        "version": entry.version.number(),
+        "at": entry.at.to_string(),
+        "actor": entry.actor,
+        "filed": entry.filed.as_str(),
+        "what": what,
+        "scope": at,
+        "before": before,
+        "after": after,
+    })
+}
+
+/// What was archived.
+pub(crate) fn archived(archived: &Archived) -> Json {
+    json!({
+        "files": archived.files,
+        "entries": archived.entries,
+        "pruned": archived.pruned,
+        "through": archived.through.map(Version::number),
+    })
+}
+
+/// What a server says when it answers: the token only if it was made now.
+pub(crate) fn serving(url: &str, opened: &Opened, token: Option<&str>) -> Json {
+    json!({ "url": url, "store": opened.url, "namespace": opened.namespace.as_str(), "token": token })
+}
+
+/// What the far side says of itself.
+pub(crate) fn status(status: &Status) -> Json {
+    json!({
+        "url": status.url,
+        "namespace": status.namespace.as_str(),
+        "engine": status.engine,
+        "is_durable": status.is_durable,
+        "clock": status.clock,
+        "at": status.at.to_string(),
+        "version": status.version.number(),
+        "took": seconds(status.took),
+    })
+}

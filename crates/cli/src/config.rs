@@ -1,0 +1,140 @@
+//! What `serve` is told: by flags, by the environment, by a file, in this order, and else what is usual.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use crate::failure::Failure;
+
+/// Where a server listens unless it is told otherwise.
+const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8707);
+
+/// What people may type, and what a file may hold under the same names, with `_` for `-`.
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ServeSettings {
+    /// The store, as `--store`; there it is an option of every command.
+    #[arg(skip)]
+    pub(crate) store: Option<String>,
+    /// In whose name the first token is made, as `--actor`; there it is an option of every command.
+    #[arg(skip)]
+    pub(crate) actor: Option<String>,
+    /// Where to listen [default: 127.0.0.1:8707]; port 0 is any that is free
+    #[arg(long, value_name = "ADDRESS", env = "TIDEGATE_LISTEN", hide_env_values = true)]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Answer /metrics and the health checks here too, without a token
+    #[arg(long, value_name = "ADDRESS", env = "TIDEGATE_METRICS", hide_env_values = true)]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Let other machines reach it without TLS: tokens go over the network as they are
+    #[arg(long, value_name = "BOOL", env = "TIDEGATE_WITHOUT_TLS", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) without_tls: Option<bool>,
+    /// How the log is written, to stderr [default: text]
+    #[arg(long, value_enum, value_name = "FORM", env = "TIDEGATE_LOG", hide_env_values = true)]
+    pub(crate) log: Option<LogForm>,
+    /// What the log tells [default: info]
+    #[arg(long, value_enum, value_name = "LEVEL", env = "TIDEGATE_LOG_LEVEL", hide_env_values = true)]
+    pub(crate) log_level: Option<LogLevel>,
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogForm {
+    /// Lines for people
+    Text,
+    /// A JSON object on each line
+    Json,
+}
+
+/// What a log tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Everything that is decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Serving {
+    pub(crate) store: Option<String>,
+    pub(crate) actor: Option<String>,
+    pub(crate) listen: SocketAddr,
+    pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) without_tls: bool,
+    pub(crate) log: LogForm,
+    pub(crate) log_level: LogLevel,
+}
+
+impl ServeSettings {
+    /// What was typed, over what the file says, over what is usual.
+    pub(crate) fn decide(self, file: Option<&PathBuf>) -> Result<Serving, Failure> {
+        let file = file.map(|path| read(path)).transpose()?.unwrap_or_default();
+        Ok(Serving {
+            store: self.store.or(file.store),
+            actor: self.actor.or(file.actor),
+            listen: self.listen.or(file.listen).unwrap_or(LISTEN),
+            metrics: self.metrics.or(file.metrics),
+            without_tls: self.without_tls.or(file.without_tls).unwrap_or(false),
+            log: self.log.or(file.log).unwrap_or(LogForm::Text),
+            log_level: self.log_level.or(file.log_level).unwrap_or(LogLevel::Info),
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<ServeSettings, Failure> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        Failure::usage(format!("the configuration `{}` cannot be read: {error}", path.display()))
+            .next("name a file with --config FILE or TIDEGATE_CONFIG, or leave it out")
+    })?;
+    toml::from_str(&text).map_err(|error| {
+        let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
+        let place = line.map(|line| format!(", line {line}")).unwrap_or_default();
+        Failure::usage(format!("the configuration `{}`{place}: {}", path.display(), error.message()))
+            .next("see its keys: tidegate serve --help")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_typed_counts_before_what_a_file_says_and_that_before_what_is_usual() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tidegate.toml");
+        fs::write(&path, "store = 'memory:'\nlisten = '127.0.0.1:1'\nlog = 'json'\nwithout_tls = true")
+            .unwrap();
+        let usual = ServeSettings::default().decide(None).unwrap();
+        assert_eq!((usual.listen, usual.log, usual.without_tls), (LISTEN, LogForm::Text, false));
+        let typed = ServeSettings { log: Some(LogForm::Text), ..ServeSettings::default() };
+        let decided = typed.decide(Some(&path)).unwrap();
+        assert_eq!((decided.listen.port(), decided.log, decided.without_tls), (1, LogForm::Text, true));
+        assert_eq!(decided.store.as_deref(), Some("memory:"));
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_says_where() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tidegate.toml");
+        let table = [
+            ("port = 1", "line 1: unknown field `port`, expected one of `store`, `actor`, `listen`"),
+            ("\nlisten = 'here'", "line 2: invalid socket address syntax"),
+            ("log = 'loud'", "line 1: unknown variant `loud`, expected `text` or `json`"),
+            ("[", "line 1: "),
+        ];
+        for (text, sentence) in table {
+            fs::write(&path, text).unwrap();
+            let failure = ServeSettings::default().decide(Some(&path)).unwrap_err();
+            assert!(failure.what.contains(sentence), "{}", failure.what);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The program `tidegate`: shared limits, looked at and changed from the command line.
+//!
+//! `arguments → verb → Backend → Answer`. A verb asks a [`Backend`](backend::Backend), which is a store today, and answers with
+//! text for people and one JSON document for programs. What goes wrong is a [`Failure`](failure::Failure), which knows its exit
+//! code and what to do next.
+
+mod answer;
+mod args;
+mod backend;
+mod child;
+mod codec;
+mod config;
+mod failure;
+mod place;
+mod signals;
+mod store;
+mod verbs;
+mod words;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use tokio::runtime::Builder;
+
+use crate::args::{Args, Verb};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return args::told(&error),
+    };
+    let format = args.format();
+    let runtime = match args.verb {
+        Verb::Serve(_) => Builder::new_multi_thread().enable_all().build(),
+        _ => Builder::new_current_thread().enable_all().build(),
+    };
+    let answer = runtime
+        .map_err(|error| Failure::failed(format!("no runtime can be started: {error}")))
+        .and_then(|runtime| runtime.block_on(verbs::run(args, format)));
+    match answer {
+        Ok(answer) => answer.tell(format),
+        Err(failure) => failure.tell(format),
+    }
+}

@@ -1,0 +1,145 @@
+//! Where the store is when nobody says: a file in the user's data folder.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tidegate::store::open;
+use tidegate::{Durable, Sqlite, SqliteOptions, Store, StoreError};
+use tidegate_core::limit::name::Namespace;
+
+use crate::failure::Failure;
+
+/// An open store, and its address.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) url: String,
+    pub(crate) namespace: Namespace,
+    /// The same store, where it is known to be a file.
+    file: Option<Sqlite>,
+}
+
+impl Opened {
+    /// Ends it, with everything on the disk. A store that was opened by its address ends by itself, in the background.
+    pub(crate) async fn close(self) {
+        if let Some(file) = self.file {
+            file.close().await;
+        }
+    }
+}
+
+/// When what is written is on the disk, where the address does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writes {
+    /// Before it is answered: for a program that ends at once.
+    Through,
+    /// As the store has it by itself: for one that goes on.
+    AsSaid,
+}
+
+/// Opens the store at `url`, or the one in the user's data folder, which is made if it is not there.
+pub(crate) async fn open_store(url: Option<String>, writes: Writes) -> Result<Opened, Failure> {
+    if let Some(url) = url {
+        let written = if writes == Writes::Through { durable(&url) } else { url.clone() };
+        let store = open(&written).await.map_err(|error| refused(error, &url))?;
+        let namespace = namespace(&url)?;
+        return Ok(Opened { store, url, namespace, file: None });
+    }
+    let path = default_path(env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?;
+    make_folder(&path)?;
+    let durable = if writes == Writes::Through { Durable::Commit } else { Durable::Second };
+    let file = SqliteOptions::file(&path).durable(durable).open().await?;
+    let url = format!("sqlite:{}", path.display());
+    Ok(Opened { store: Arc::new(file.clone()), url, namespace: namespace("")?, file: Some(file) })
+}
+
+/// An address that is none is the user's to correct; everything else is about the store.
+fn refused(error: StoreError, url: &str) -> Failure {
+    let is_address = ["sqlite:", "memory:"].iter().any(|scheme| url.starts_with(scheme));
+    match error {
+        StoreError::Invalid { what } if !is_address => {
+            Failure::usage(what).next("correct --store or TIDEGATE_STORE")
+        }
+        error => error.into(),
+    }
+}
+
+/// The namespace that an address says, or the one there is where it says none.
+fn namespace(url: &str) -> Result<Namespace, Failure> {
+    let options = url.split_once('?').map_or("", |(_, options)| options);
+    let said = options.split('&').find_map(|option| option.strip_prefix("namespace="));
+    Namespace::new(said.unwrap_or("default")).map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// The same address, of a file that is written through.
+fn durable(url: &str) -> String {
+    let (place, options) = url.split_once('?').unwrap_or((url, ""));
+    let is_file = place.starts_with("sqlite:") && place != "sqlite::memory:" && place != "sqlite:";
+    if !is_file || options.split('&').any(|option| option.starts_with("durable=")) {
+        return url.to_owned();
+    }
+    let options = if options.is_empty() { String::new() } else { format!("{options}&") };
+    format!("{place}?{options}durable=commit")
+}
+
+/// `$XDG_DATA_HOME/tidegate/tidegate.db`, and where that is not said `~/.local/share/tidegate/tidegate.db`.
+fn default_path(data: Option<OsString>, home: Option<OsString>) -> Result<PathBuf, Failure> {
+    // A relative folder is to be ignored, says the specification of these.
+    let data = data.map(PathBuf::from).filter(|data| data.is_absolute());
+    let home = home.map(PathBuf::from).filter(|home| home.is_absolute());
+    let data = data.or_else(|| Some(home?.join(".local").join("share")));
+    let data = data.ok_or_else(|| {
+        Failure::usage("there is no data folder: neither XDG_DATA_HOME nor HOME names a folder")
+            .next("name a store with --store sqlite:PATH or TIDEGATE_STORE")
+    })?;
+    Ok(data.join("tidegate").join("tidegate.db"))
+}
+
+fn make_folder(path: &Path) -> Result<(), Failure> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    fs::create_dir_all(folder).map_err(|error| {
+        Failure::failed(format!("the folder `{}` cannot be made: {error}", folder.display()))
+            .next("name another store with --store sqlite:PATH or TIDEGATE_STORE")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_store_is_in_the_data_folder_or_below_home() {
+        let path = |data: Option<&str>, home: Option<&str>| {
+            default_path(data.map(Into::into), home.map(Into::into)).map(|path| path.display().to_string())
+        };
+        assert_eq!(path(Some("/data"), Some("/me")).unwrap(), "/data/tidegate/tidegate.db");
+        assert_eq!(path(None, Some("/me")).unwrap(), "/me/.local/share/tidegate/tidegate.db");
+        assert_eq!(path(Some("relative"), Some("/me")).unwrap(), "/me/.local/share/tidegate/tidegate.db");
+        assert!(path(None, Some("")).unwrap_err().what.contains("neither XDG_DATA_HOME nor HOME"));
+    }
+
+    #[test]
+    fn the_namespace_is_what_the_address_says() {
+        for (url, name) in [("sqlite:a.db?durable=commit&namespace=prod", "prod"), ("memory:", "default")] {
+            assert_eq!(namespace(url).unwrap().as_str(), name);
+        }
+    }
+
+    #[test]
+    fn what_is_said_to_be_done_is_on_the_disk_unless_the_address_says_otherwise() {
+        let table = [
+            ("sqlite:a.db", "sqlite:a.db?durable=commit"),
+            ("sqlite:a.db?namespace=b", "sqlite:a.db?namespace=b&durable=commit"),
+            ("sqlite:a.db?durable=second", "sqlite:a.db?durable=second"),
+            ("sqlite::memory:", "sqlite::memory:"),
+            ("memory:", "memory:"),
+            ("sqlite:", "sqlite:"),
+        ];
+        for (url, opened) in table {
+            assert_eq!(durable(url), opened);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A store in this process as a [`Backend`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidegate::store::archive::{ArchiveOptions, Archived, archive};
+use tidegate::store::{AuditQuery, Clocked, Listing, Lookup, Page, PolicyChange, Reply};
+use tidegate::{
+    Admin, Balance, Entity, EntityId, Expect, Explanation, Extra, Lease, LimitLine, Limiter, Paging, Plan,
+    Policy, Scope, Settled, Stamp, Store, StoreError, Subject, Usage, UsageQuery, UsageSum, Version,
+    Versioned,
+};
+use tidegate_core::limit::audit::Entry;
+use tidegate_core::limit::name::Namespace;
+use tidegate_core::limit::token::{NewToken, Token, TokenId};
+use tidegate_server::Secret;
+use tokio::time::timeout;
+
+use crate::backend::{Ask, Backend, Granted, Hold, MadeToken, Status, TokenAsk, Written};
+use crate::failure::Failure;
+use crate::place::Opened;
+
+/// Nobody waits longer for a store than this, beside what they said.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// And at the end no longer than this for it to hear of what was drawn.
+const CLOSED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A store in this process.
+#[derive(Debug)]
+pub(crate) struct InProcess {
+    store: Arc<dyn Store>,
+    limiter: Limiter,
+    admin: Admin,
+    actor: String,
+    url: String,
+    namespace: Namespace,
+}
+
+impl InProcess {
+    /// Asks an open store, and makes changes in the name of `actor`.
+    pub(crate) fn new(opened: Opened, actor: String) -> Result<Self, Failure> {
+        let Opened { store, url, namespace, .. } = opened;
+        let limiter = Limiter::over(Arc::clone(&store)).store_deadline(PATIENCE).build();
+        let limiter = limiter.map_err(|error| Failure::failed(error.to_string()))?;
+        let admin = limiter.admin(&actor);
+        Ok(Self { store, limiter, admin, actor, url, namespace })
+    }
+}
+
+/// Waits for a store that may be away.
+async fn ask<T: Unpin>(reply: Reply<'_, T>) -> Result<T, Failure> {
+    Ok(answer(reply).await?)
+}
+
+async fn answer<T: Unpin>(reply: Reply<'_, T>) -> Result<T, StoreError> {
+    let millis = u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX);
+    timeout(PATIENCE, reply).await.unwrap_or(Err(StoreError::TimedOut { millis }))
+}
+
+impl Backend for InProcess {
+    type Lease = Lease;
+
+    async fn status(&self) -> Result<Status, Failure> {
+        let capabilities = self.store.capabilities();
+        let asked = Instant::now();
+        let seen = ask(self.store.balances(&Lookup::Subjects(Vec::new()))).await?;
+        let version = ask(self.store.version()).await?;
+        Ok(Status {
+            url: self.url.clone(),
+            namespace: self.namespace.clone(),
+            engine: capabilities.engine,
+            is_durable: capabilities.is_durable,
+            clock: match capabilities.clock {
+                Clocked::Process => "process",
+                Clocked::Host => "host",
+                Clocked::Engine => "engine",
+                Clocked::Caller => "caller",
+            },
+            at: seen.at,
+            version,
+            took: asked.elapsed(),
+        })
+    }
+
+    async fn policy(&self, scope: &Scope) -> Result<Option<Versioned<Arc<Policy>>>, Failure> {
+        let written = ask(self.store.read(std::slice::from_ref(scope))).await?;
+        Ok(written.policies.into_iter().next().flatten())
+    }
+
+    async fn policies(&self, listing: &Listing, paging: &Paging) -> Result<Page<Written>, Failure> {
+        ask(self.store.list(listing, paging)).await
+    }
+
+    async fn change(&self, change: PolicyChange) -> Result<Version, Failure> {
+        Ok(self.admin.change(vec![change]).await?)
+    }
+
+    async fn plan(&self, declared: &[(Scope, Policy)], extra: Extra) -> Result<Plan, Failure> {
+        Ok(self.admin.plan(declared, extra).await?)
+    }
+
+    async fn apply(&self, plan: &Plan) -> Result<Version, Failure> {
+        Ok(self.admin.apply(plan).await?)
+    }
+
+    async fn entity(&self, id: &EntityId) -> Result<Option<Versioned<Entity>>, Failure> {
+        ask(self.store.get(id)).await
+    }
+
+    async fn entities(&self, paging: &Paging) -> Result<Page<Versioned<Entity>>, Failure> {
+        ask(self.store.entities(paging)).await
+    }
+
+    async fn children(&self, parent: &EntityId, paging: &Paging) -> Result<Page<Versioned<Entity>>, Failure> {
+        ask(self.store.children(parent, paging)).await
+    }
+
+    async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, Failure> {
+        Ok(self.admin.put_entity(entity, expect).await?)
+    }
+
+    async fn remove_entity(&self, id: &EntityId, expect: Expect) -> Result<Version, Failure> {
+        Ok(self.admin.remove_entity(id, expect).await?)
+    }
+
+    async fn acquire(&self, ask: &Ask) -> Result<Lease, Failure> {
+        let cost = ask.pairs();
+        let request = self.limiter.request(&ask.subject, &cost).deadline(ask.deadline);
+        Ok(match ask.within {
+            Some(within) => request.acquire_within(within).await?,
+            None => request.acquire().await?,
+        })
+    }
+
+    async fn spend(&self, ask: &Ask) -> Result<Granted, Failure> {
+        if ask.within.is_some() {
+            let mut lease = self.acquire(ask).await?;
+            lease.settle_as_held().await?;
+        } else {
+            self.limiter.request(&ask.subject, &ask.pairs()).spend().await?;
+        }
+        // A spend keeps no lease that could say so.
+        Ok(granted(self.limiter.stats().degraded > 0))
+    }
+
+    async fn balances(&self, subject: &Subject) -> Result<Vec<LimitLine>, Failure> {
+        Ok(self.limiter.balances(subject).await?)
+    }
+
+    async fn balances_of_entity(&self, entity: &EntityId) -> Result<Vec<Balance>, Failure> {
+        Ok(self.limiter.balances_of_entity(entity.as_str()).await?)
+    }
+
+    async fn explain(&self, ask: &Ask) -> Result<Explanation, Failure> {
+        Ok(self.limiter.explain(&ask.subject, ask.pairs()).await?)
+    }
+
+    async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, Failure> {
+        ask(self.store.usage(query, paging)).await
+    }
+
+    async fn usage_sum(&self, query: &UsageQuery) -> Result<UsageSum, Failure> {
+        Ok(self.limiter.usage_sum(query).await?)
+    }
+
+    async fn audit(&self, query: &AuditQuery, paging: &Paging) -> Result<Page<Entry>, Failure> {
+        ask(self.store.audit(query, paging)).await
+    }
+
+    async fn archive(&self, folder: &Path, before: Stamp) -> Result<Archived, Failure> {
+        Ok(archive(&*self.store, &ArchiveOptions::new(folder, before)).await?)
+    }
+
+    async fn create_token(&self, wanted: TokenAsk) -> Result<MadeToken, Failure> {
+        let TokenAsk { id, name, scopes, expires_at } = wanted;
+        let secret = Secret::generate(&id);
+        let new = NewToken { id, name, namespace: self.namespace.clone(), scopes, expires_at };
+        match answer(self.store.create_token(&new, secret.hash(), &self.actor)).await {
+            Ok(token) => Ok(MadeToken { token, secret: secret.reveal().to_owned() }),
+            Err(StoreError::Stale { .. }) => {
+                let what = format!("there is, or was, a token `{}`, and its id is never another's", new.id);
+                Err(Failure::failed(what).next("choose another id; those there are: tidegate token list"))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn tokens(&self, paging: &Paging) -> Result<Page<Versioned<Token>>, Failure> {
+        ask(self.store.tokens(paging)).await
+    }
+
+    async fn revoke_token(&self, id: &TokenId) -> Result<Version, Failure> {
+        ask(self.store.revoke_token(id, Expect::Any, &self.actor)).await
+    }
+
+    async fn close(self) -> usize {
+        let is_done = timeout(CLOSED_WITHIN, self.limiter.drain()).await.is_ok();
+        let stats = self.limiter.stats();
+        if is_done { usize::try_from(stats.unsettled).unwrap_or(usize::MAX) } else { stats.settling.max(1) }
+    }
+}
+
+const fn granted(is_degraded: bool) -> Granted {
+    if is_degraded { Granted::WithoutStore } else { Granted::ByStore }
+}
+
+impl Hold for Lease {
+    fn granted(&self) -> Granted {
+        granted(self.degraded().is_some())
+    }
+
+    async fn renew(&mut self, span: Duration) -> Result<(), Failure> {
+        Ok(Self::renew(self, span).await?)
+    }
+
+    async fn settle(&mut self) -> Result<Settled, Failure> {
+        Ok(self.settle_as_held().await?)
+    }
+
+    async fn cancel(&mut self) -> Result<Settled, Failure> {
+        Ok(Self::cancel(self).await?)
+    }
+}

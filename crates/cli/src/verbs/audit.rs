@@ -1,0 +1,138 @@
+//! `tidegate audit`: who has changed what.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use tidegate::store::AuditQuery;
+use tidegate::{Entity, Stamp};
+use tidegate_core::limit::audit::{Change, Filed};
+use tidegate_core::limit::token::{Token, TokenId};
+
+use super::listed;
+use crate::answer::{Answer, Table};
+use crate::backend::Backend;
+use crate::codec;
+use crate::failure::Failure;
+use crate::words::{self, PageArgs, policy_words, scope_words, whole_scope};
+
+const WHERE: &str = "\
+Of what:
+  system                           limits of the system
+  resource NAME                    limits of a resource
+  entity ID                        an entity, and all of its limits
+  token ID                         a token
+Without it, everything. Times are 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d.";
+
+/// What to do with the audit.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditVerb {
+    /// List changes, in the order they were made in
+    #[command(override_usage = "tidegate audit list [OPTIONS] [SCOPE]", after_help = WHERE)]
+    List(ListArgs),
+    /// Move old changes from the store to gzip files of JSON lines
+    ///
+    /// The folder is made if it is not there. Each store has a folder of its own. Stopped in the middle, nothing is lost: run it
+    /// again.
+    Archive {
+        /// The folder of the files
+        folder: PathBuf,
+        /// Changes made before this time: 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d
+        #[arg(long, value_name = "TIME", value_parser = words::time, default_value = "30d")]
+        before: Stamp,
+    },
+}
+
+/// What to list.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Of what, as listed below
+    #[arg(value_name = "SCOPE")]
+    scope: Vec<String>,
+    /// Made at this time or later
+    #[arg(long, value_name = "TIME", value_parser = words::time)]
+    since: Option<Stamp>,
+    /// Made before this time
+    #[arg(long, value_name = "TIME", value_parser = words::time)]
+    until: Option<Stamp>,
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+pub(crate) async fn run(backend: &impl Backend, verb: AuditVerb) -> Result<Answer, Failure> {
+    match verb {
+        AuditVerb::List(args) => list(backend, args).await,
+        AuditVerb::Archive { folder, before } => {
+            let archived = backend.archive(&folder, before).await?;
+            let line = format!("{} changes moved to `{}`", archived.entries, folder.display());
+            Ok(Answer::new(codec::archived(&archived)).line(line))
+        }
+    }
+}
+
+async fn list(backend: &impl Backend, args: ListArgs) -> Result<Answer, Failure> {
+    let filed = filed(&args.scope)?;
+    let range = args.since.unwrap_or(Stamp::ZERO)..args.until.unwrap_or(Stamp::MAX);
+    let page = backend.audit(&AuditQuery { filed, range }, &args.page.paging()?).await?;
+    let mut table = Table::new([">VERSION", "AT", "ACTOR", "WHAT", "BEFORE", "AFTER"]);
+    for entry in &page.items {
+        let [what, before, after] = change_words(&entry.change);
+        table.row([
+            entry.version.to_string(),
+            entry.at.to_string(),
+            entry.actor.clone(),
+            what,
+            before,
+            after,
+        ]);
+    }
+    Ok(listed("changes", &page, codec::entry, table))
+}
+
+/// What a change of this is filed under.
+fn filed(words: &[String]) -> Result<Option<Filed>, Failure> {
+    match words {
+        [] => Ok(None),
+        [word, id] if word == "token" => {
+            let id = TokenId::new(id).map_err(|error| Failure::usage(error.to_string()))?;
+            Ok(Some(Filed::token(&id)))
+        }
+        scope => Ok(Some(Filed::scope(&whole_scope(scope)?))),
+    }
+}
+
+/// What was changed, from what, to what.
+fn change_words(change: &Change) -> [String; 3] {
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    match change {
+        Change::Entity { before, after } => {
+            let id = after.as_ref().or(before.as_ref()).map(|entity| entity.id().to_string());
+            let [before, after] = [before, after].map(|entity| or_none(entity.as_ref().map(entity_words)));
+            [format!("record of entity {}", id.unwrap_or_default()), before, after]
+        }
+        Change::Policy { scope, before, after } => {
+            let [before, after] = [before, after].map(|policy| or_none(policy.as_ref().map(policy_words)));
+            [format!("limits of {}", scope_words(scope)), before, after]
+        }
+        Change::Token { before, after } => {
+            let before = or_none(before.as_ref().map(token_words));
+            [format!("token {}", after.id), before, token_words(after)]
+        }
+    }
+}
+
+fn entity_words(entity: &Entity) -> String {
+    let mut words: Vec<String> =
+        entity.display_name().map(|name| format!("name={name}")).into_iter().collect();
+    words.extend(entity.parent_id().map(|parent| format!("parent={parent}")));
+    words.extend(entity.cascades().then(|| "cascade".to_owned()));
+    words.extend(entity.notes().iter().map(|(key, value)| format!("{key}={value}")));
+    if words.is_empty() { "there".to_owned() } else { words.join(" ") }
+}
+
+fn token_words(token: &Token) -> String {
+    match (token.revoked_at, token.expires_at) {
+        (Some(_), _) => format!("{} revoked", token.scopes),
+        (None, Some(at)) => format!("{} until {at}", token.scopes),
+        (None, None) => token.scopes.to_string(),
+    }
+}

@@ -1,0 +1,144 @@
+//! `tidegate balance` and `tidegate explain`: looking without taking.
+
+use std::time::Duration;
+
+use clap::Args;
+use tidegate::{Balance, EntityId, LimitLine, ResourceName, Source, Subject, Would};
+
+use crate::answer::{Answer, Table, Tint};
+use crate::backend::{Ask, Backend};
+use crate::codec;
+use crate::failure::Failure;
+use crate::words::{self, Units, expiry_word, scope_words, unavailable_words};
+
+/// Whose balance.
+#[derive(Debug, Args)]
+pub(crate) struct BalanceArgs {
+    /// Whose
+    #[arg(value_parser = words::entity)]
+    entity: EntityId,
+    /// Of what; without it, of everything that was ever drawn
+    #[arg(value_parser = words::resource)]
+    resource: Option<ResourceName>,
+}
+
+/// What to explain.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// Who would draw
+    #[arg(value_parser = words::entity)]
+    entity: EntityId,
+    /// Of what
+    #[arg(value_parser = words::resource)]
+    resource: ResourceName,
+    /// How much of which limit, such as tpm=800
+    #[arg(required = true, value_name = "LIMIT=UNITS", value_parser = words::units)]
+    cost: Vec<Units>,
+}
+
+pub(crate) async fn balance(backend: &impl Backend, args: BalanceArgs) -> Result<Answer, Failure> {
+    let Some(resource) = args.resource else {
+        return balance_of_entity(backend, &args.entity).await;
+    };
+    let subject = Subject { entity: args.entity, resource };
+    let lines = backend.balances(&subject).await?;
+    let answer = Answer::new(codec::balances(&lines, codec::limit_line));
+    if lines.is_empty() {
+        return Ok(answer.line(format!("nothing limits {subject}, and what nothing limits is refused")));
+    }
+    let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">THERE", ">BURST", "RATE", "BY"]);
+    for line in &lines {
+        table.tinted(
+            tint(&line.balance),
+            cells(&line.balance).into_iter().chain([source_words(&line.source)]),
+        );
+    }
+    Ok(answer.table(table))
+}
+
+async fn balance_of_entity(backend: &impl Backend, entity: &EntityId) -> Result<Answer, Failure> {
+    let balances = backend.balances_of_entity(entity).await?;
+    let answer = Answer::new(codec::balances(&balances, codec::balance));
+    if balances.is_empty() {
+        return Ok(answer.line(format!("nothing was ever drawn for {entity}")));
+    }
+    let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">THERE", ">BURST", "RATE"]);
+    for balance in &balances {
+        table.tinted(tint(balance), cells(balance));
+    }
+    Ok(answer.table(table))
+}
+
+pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result<Answer, Failure> {
+    let subject = Subject { entity: args.entity, resource: args.resource };
+    let ask = Ask { subject, cost: args.cost, within: None, deadline: Duration::from_mins(1) };
+    let explanation = backend.explain(&ask).await?;
+    let mut table = Table::new([
+        "", "ENTITY", "RESOURCE", "LIMIT", ">THERE", ">BURST", "RATE", ">ASKED", "COMES IN", "BY",
+    ]);
+    for LimitLine { balance, source } in &explanation.lines {
+        let (mark, tint) = if balance.is_short() { ("short", Tint::Bad) } else { ("ok", Tint::Plain) };
+        let comes_in = match balance.retry_after {
+            Some(Duration::ZERO) => "now".to_owned(),
+            Some(span) => span_words(span),
+            None => "never".to_owned(),
+        };
+        let asked = [balance.asked.to_string(), comes_in, source_words(source)];
+        table.tinted(tint, [mark.to_owned()].into_iter().chain(cells(balance)).chain(asked));
+    }
+    let subject = &explanation.subject;
+    let verdict = match explanation.would {
+        Would::Grant => format!("{subject} would be granted this"),
+        Would::Wait(span) => format!("{subject} would be refused; come back in {}", span_words(span)),
+        _ => format!("{subject} could never be granted this: ask for less, or raise the burst"),
+    };
+    let behaves = |how: String, source: &Source| format!("{how} (by {})", source_words(source));
+    let (on_unavailable, says_unavailable) = &explanation.on_unavailable;
+    let (on_expiry, says_expiry) = &explanation.on_expiry;
+    Ok(Answer::new(codec::explanation(&explanation))
+        .line(verdict)
+        .table(table)
+        .line(format!("store away: {}", behaves(unavailable_words(*on_unavailable), says_unavailable)))
+        .line(format!("lease never ended: {}", behaves(expiry_word(*on_expiry).to_owned(), says_expiry))))
+}
+
+fn cells(balance: &Balance) -> [String; 6] {
+    [
+        balance.subject.entity.to_string(),
+        balance.subject.resource.to_string(),
+        balance.limit.to_string(),
+        balance.available.to_string(),
+        balance.burst.to_string(),
+        format!("{}/{}", balance.amount, humantime::format_duration(balance.period)),
+    ]
+}
+
+/// What is in debt, or used up, is seen at once.
+const fn tint(balance: &Balance) -> Tint {
+    if balance.available > 0 { Tint::Plain } else { Tint::Bad }
+}
+
+fn source_words(source: &Source) -> String {
+    match source {
+        Source::Policy(scope) => scope_words(scope),
+        other => other.to_string(),
+    }
+}
+
+/// A span as people say it, to the millisecond and never too short.
+fn span_words(span: Duration) -> String {
+    let millis = span.as_nanos().div_ceil(1_000_000);
+    humantime::format_duration(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_rounded_up() {
+        assert_eq!(span_words(Duration::from_micros(2_999_999)), "3s");
+        assert_eq!(span_words(Duration::from_micros(1)), "1ms");
+        assert_eq!(span_words(Duration::from_secs(61)), "1m 1s");
+    }
+}

@@ -1,0 +1,90 @@
+//! Drawing: one request, many at once, and those that are settled as they are drawn.
+
+use crate::amounts::Cost;
+use crate::problem::Problem;
+use crate::seconds::Seconds;
+use crate::text::{EntityId, LeaseRef, LimitText, ResourceName};
+
+/// A batch has at most so many requests.
+pub const BATCH_MAX: usize = 100;
+
+wire! {
+    /// Asks for units of every limit of a subject and of those above it: all or nothing.
+    #[serde(deny_unknown_fields)]
+    pub struct Acquire {
+        /// Who asks.
+        pub entity: EntityId,
+        /// For what.
+        pub resource: ResourceName,
+        /// How much of each limit; at least one above 0.
+        pub cost: Cost,
+        /// How long to wait for what is short. Without it, nobody waits.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub within: Option<Seconds>,
+        /// How long after the draw the lease expires, unless it is ended or renewed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub deadline: Option<Seconds>,
+        /// Limits of this call, in the place of the subject's own of the same names.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub limits: Vec<LimitText>,
+    }
+
+    /// What was drawn, to be settled or cancelled before it expires.
+    #[serde(deny_unknown_fields)]
+    pub struct Granted {
+        /// The lease. Its draw is its step 0; its next step is 1.
+        pub lease: LeaseRef,
+        /// How long it has.
+        pub expires_in: Seconds,
+        /// Why it does not stand for units of the store, if it does not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub degraded: Option<Degraded>,
+    }
+
+    /// Why a lease was given while the store was away.
+    #[derive(Copy, Eq)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Degraded {
+        /// The policy says to let everybody in. Nobody keeps the lease: there is nothing to settle.
+        Allowed,
+        /// The server keeps a share of each limit by itself.
+        LocalShare,
+    }
+
+    /// Draws and settles in one call: no lease is kept.
+    #[serde(deny_unknown_fields)]
+    pub struct Spend {
+        /// Who asks.
+        pub entity: EntityId,
+        /// For what.
+        pub resource: ResourceName,
+        /// How much of each limit; at least one above 0.
+        pub cost: Cost,
+        /// Limits of this call, in the place of the subject's own of the same names.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub limits: Vec<LimitText>,
+    }
+
+    /// Requests that have nothing to do with each other: each is granted or refused by itself, in this order.
+    #[serde(deny_unknown_fields)]
+    pub struct Batch {
+        /// At most 100; none of them waits.
+        pub requests: Vec<Acquire>,
+    }
+
+    /// One answer for each request, in the same order.
+    #[serde(deny_unknown_fields)]
+    pub struct BatchDone {
+        /// The answers.
+        pub results: Vec<BatchResult>,
+    }
+
+    /// What became of one request of a batch.
+    #[serde(rename_all = "snake_case")]
+    pub enum BatchResult {
+        /// It was granted.
+        Granted(Granted),
+        /// It was not.
+        Refused(Box<Problem>),
+    }
+}

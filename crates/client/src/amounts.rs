@@ -1,0 +1,137 @@
+//! Amounts by limit name: each name once, and not more of them than a policy and those above it can have.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tidegate_core::limit::entity::LEVELS_MAX;
+use tidegate_core::limit::name::LimitName;
+use tidegate_core::limit::policy::LIMITS_MAX;
+
+/// A cost names at most so many limits.
+pub const AMOUNTS_MAX: usize = LIMITS_MAX * LEVELS_MAX;
+
+/// Amounts by limit name, in the order they were written in: `{"rpm": 1, "tpm": 800}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Amounts<T>(Vec<(LimitName, T)>);
+
+/// Units of each limit.
+pub type Cost = Amounts<u64>;
+/// More, or less, units of each limit.
+pub type Changes = Amounts<i64>;
+
+impl<T> Default for Amounts<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Copy> Amounts<T> {
+    /// These, of which a name that comes again is left out.
+    pub fn new(amounts: impl IntoIterator<Item = (LimitName, T)>) -> Self {
+        let mut all = Self::default();
+        for (name, amount) in amounts {
+            if all.get(name.as_str()).is_none() {
+                all.0.push((name, amount));
+            }
+        }
+        all
+    }
+
+    /// The amount of a limit.
+    pub fn get(&self, name: &str) -> Option<T> {
+        self.0.iter().find(|(other, _)| other.as_str() == name).map(|(_, amount)| *amount)
+    }
+
+    /// Each name and its amount, to be asked for.
+    pub fn pairs(&self) -> Vec<(&str, T)> {
+        self.0.iter().map(|(name, amount)| (name.as_str(), *amount)).collect()
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<T: Serialize> Serialize for Amounts<T> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, amount)| (name.as_str(), amount)))
+    }
+}
+
+impl<'de, T: Deserialize<'de> + Copy> Deserialize<'de> for Amounts<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Map(PhantomData))
+    }
+}
+
+/// A limit's name as a key.
+struct Key(LimitName);
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Name;
+        impl Visitor<'_> for Name {
+            type Value = Key;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a limit")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<Key, E> {
+                LimitName::new(name).map(Key).map_err(E::custom)
+            }
+        }
+        from.deserialize_str(Name)
+    }
+}
+
+struct Map<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de> + Copy> Visitor<'de> for Map<T> {
+    type Value = Amounts<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("amounts by limit name, such as {\"rpm\": 1}")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Amounts<T>, M::Error> {
+        let mut amounts = Amounts::default();
+        while let Some((Key(name), amount)) = map.next_entry::<Key, T>()? {
+            if amounts.get(name.as_str()).is_some() {
+                return Err(M::Error::custom(format_args!("the limit `{name}` is there twice")));
+            }
+            if amounts.0.len() == AMOUNTS_MAX {
+                return Err(M::Error::custom(format_args!("more than {AMOUNTS_MAX} limits")));
+            }
+            amounts.0.push((name, amount));
+        }
+        Ok(amounts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_named_once_and_rightly() {
+        let read = |text: &str| serde_json::from_str::<Amounts<u64>>(text);
+        assert_eq!(read(r#"{"rpm": 1, "tpm": 800}"#).unwrap().pairs(), [("rpm", 1), ("tpm", 800)]);
+        let many: Vec<_> = (0..=AMOUNTS_MAX).map(|number| format!("\"l{number}\": 1")).collect();
+        let table = [
+            (r#"{"rpm": 1, "rpm": 5}"#.to_owned(), "the limit `rpm` is there twice"),
+            (r#"{"r m": 1}"#.to_owned(), "the limit `r m` holds ' ' at byte 1"),
+            (r#"{"rpm": -1}"#.to_owned(), "invalid value: integer `-1`, expected u64"),
+            (r#"{"rpm": 1.5}"#.to_owned(), "invalid type: floating point `1.5`, expected u64"),
+            ("[]".to_owned(), "expected amounts by limit name"),
+            (format!("{{{}}}", many.join(",")), "more than 128 limits"),
+        ];
+        for (text, sentence) in table {
+            let error = read(&text).unwrap_err().to_string();
+            assert!(error.contains(sentence), "{error}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Who may come in: tokens by their id, as the store has them.
+//!
+//! A store far away is not asked with every request: what it said is remembered for a short time, what it does not know
+//! too, so that guesses do not reach it either. Two generations bound what is remembered. While the store is away, what was
+//! last known of a token holds: what is to happen to its limits then is the policy's affair.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use subtle::ConstantTimeEq;
+use tidegate::store::Reply;
+use tidegate::{Limiter, StoreError};
+use tidegate_core::limit::token::{Token, TokenHash, TokenId};
+use tokio::time::{Instant, timeout};
+
+use crate::token::Secret;
+
+/// A token as it is kept, and the hash that its secret must have.
+#[derive(Debug, Clone)]
+pub struct Key {
+    /// The token.
+    pub token: Token,
+    /// The hash of its secret, as [`Secret::hash`] makes it.
+    pub hash: TokenHash,
+}
+
+impl Key {
+    /// Whether this is the key of that secret. It takes the same time for every one that is not.
+    pub fn fits(&self, secret: &Secret) -> bool {
+        self.hash.as_bytes().ct_eq(secret.hash().as_bytes()).into()
+    }
+}
+
+/// Where tokens are kept. It is asked with every request.
+pub trait Keyring: fmt::Debug + Send + Sync + 'static {
+    /// The token of this id, good or not; `None` where there is none.
+    fn key<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<Arc<Key>>>;
+}
+
+/// The tokens of a limiter's store.
+pub struct StoreKeyring {
+    limiter: Limiter,
+    ttl: Duration,
+    generation_max: usize,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    young: HashMap<TokenId, Entry>,
+    old: HashMap<TokenId, Entry>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    key: Option<Arc<Key>>,
+    until: Instant,
+}
+
+impl StoreKeyring {
+    /// The tokens of the limiter's store, remembered for two seconds: so long a token that was revoked may still be good. A
+    /// store in this process is asked every time.
+    pub fn new(limiter: Limiter) -> Self {
+        Self::with(limiter, Duration::from_secs(2), 8_192)
+    }
+
+    /// The same, remembered for `ttl`, and at most so many of them.
+    pub fn with(limiter: Limiter, ttl: Duration, tokens_max: usize) -> Self {
+        Self { limiter, ttl, generation_max: (tokens_max / 2).max(1), known: Mutex::default() }
+    }
+
+    async fn ask(&self, id: &TokenId) -> Result<Option<Arc<Key>>, StoreError> {
+        let known = self.lock().find(id, self.generation_max);
+        if let Some(entry) = &known
+            && Instant::now() < entry.until
+        {
+            return Ok(entry.key.clone());
+        }
+        let deadline = self.limiter.store().capabilities().deadline;
+        let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        let answer = timeout(deadline, self.limiter.store().token(id)).await;
+        match answer.unwrap_or(Err(StoreError::TimedOut { millis })) {
+            Ok(found) => {
+                let key = found.map(|(hash, token)| Arc::new(Key { token: token.value, hash }));
+                let entry = Entry { key: key.clone(), until: Instant::now() + self.ttl };
+                self.lock().put(id.clone(), entry, self.generation_max);
+                Ok(key)
+            }
+            Err(error) if error.is_transient() => match known {
+                Some(Entry { key: Some(key), .. }) => Ok(Some(key)),
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn find(&mut self, id: &TokenId, generation_max: usize) -> Option<Entry> {
+        if let Some(entry) = self.young.get(id) {
+            return Some(entry.clone());
+        }
+        let (id, entry) = self.old.remove_entry(id)?;
+        self.put(id, entry.clone(), generation_max);
+        Some(entry)
+    }
+
+    fn put(&mut self, id: TokenId, entry: Entry, generation_max: usize) {
+        if self.young.len() >= generation_max {
+            self.old = mem::take(&mut self.young);
+        }
+        self.young.insert(id, entry);
+    }
+}
+
+impl Keyring for StoreKeyring {
+    fn key<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<Arc<Key>>> {
+        // A store in this process answers at once.
+        match self.limiter.store().capabilities().is_immediate.then(|| self.limiter.store().token(id).now()) {
+            Some(Some(answer)) => Reply::ready(
+                answer.map(|found| found.map(|(hash, token)| Arc::new(Key { token: token.value, hash }))),
+            ),
+            _ => Reply::later(self.ask(id)),
+        }
+    }
+}
+
+impl fmt::Debug for StoreKeyring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreKeyring").field("ttl", &self.ttl).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::store::Tokens;
+    use tidegate::store::wrap::{Faulty, Plan};
+    use tidegate::{Expect, Memory};
+    use tidegate_core::limit::name::Namespace;
+    use tidegate_core::limit::token::{NewToken, TokenScope, TokenScopes};
+
+    use super::*;
+
+    fn id(name: &str) -> TokenId {
+        TokenId::new(name).expect("valid")
+    }
+
+    async fn create(store: &impl Tokens, name: &str) -> Secret {
+        let secret = Secret::generate(&id(name));
+        let token = NewToken {
+            id: id(name),
+            name: name.to_owned(),
+            namespace: Namespace::new("default").expect("valid"),
+            scopes: TokenScopes::new([TokenScope::Read]),
+            expires_at: None,
+        };
+        store.create_token(&token, secret.hash(), "test").await.expect("made");
+        secret
+    }
+
+    /// A keyring that remembers eight tokens for two seconds, over a store that may go away.
+    async fn keyring() -> (Arc<Faulty<Memory>>, StoreKeyring, Secret) {
+        let store = Arc::new(Faulty::new(Memory::new(), Plan::seeded(1)).expect("a plan"));
+        let secret = create(&*store, "ci").await;
+        let shared: Arc<dyn tidegate::Store> = store.clone();
+        let limiter = Limiter::over(shared).build().expect("a limiter");
+        (store, StoreKeyring::with(limiter, Duration::from_secs(2), 8), secret)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_is_revoked_or_made_is_noticed_within_the_time_that_tokens_are_remembered_for() {
+        let (store, keyring, secret) = keyring().await;
+        let ci = async || keyring.key(&id("ci")).await.unwrap().unwrap();
+        let is_new_there = async || keyring.key(&id("new")).await.unwrap().is_some();
+        assert!(ci().await.fits(&secret) && !ci().await.fits(&Secret::generate(&id("ci"))));
+        assert!(!is_new_there().await);
+        store.revoke_token(&id("ci"), Expect::Any, "test").await.unwrap();
+        create(&*store, "new").await;
+        assert!(ci().await.token.revoked_at.is_none() && !is_new_there().await);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(ci().await.token.revoked_at.is_some() && is_new_there().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_the_store_is_away_or_silent_those_who_are_known_are_let_in() {
+        let (store, keyring, secret) = keyring().await;
+        assert!(keyring.key(&id("ci")).await.unwrap().is_some());
+        for silence in [Faulty::go_away, Faulty::hang] {
+            tokio::time::advance(Duration::from_mins(1)).await;
+            silence(&store);
+            assert!(keyring.key(&id("ci")).await.unwrap().unwrap().fits(&secret));
+            assert!(keyring.key(&id("stranger")).await.unwrap_err().is_transient());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn strangers_who_guess_take_no_room() {
+        let (_, keyring, _) = keyring().await;
+        for number in 0..100 {
+            assert!(keyring.key(&id(&format!("guess-{number}"))).await.unwrap().is_none());
+            let known = keyring.lock();
+            assert!(known.young.len() + known.old.len() <= 8);
+        }
+    }
+}

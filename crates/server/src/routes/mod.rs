@@ -1,0 +1,194 @@
+//! Every route, what it needs, and who answers it: one table, from which the router is made.
+
+mod acquire;
+mod entity;
+mod health;
+mod lease;
+mod ledger;
+mod look;
+mod policy;
+mod token;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::handler::Handler;
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodFilter, MethodRouter, on};
+use tidegate::Paging;
+use tidegate::store::Cursor;
+use tidegate_core::limit::token::TokenScope;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::openapi::OpenApi;
+
+use crate::gate::{Gate, pass};
+use crate::refusal::Refusal;
+use crate::state::State;
+
+/// Who may use a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Everybody, without a token.
+    Everybody,
+    /// Who has a token with this scope.
+    Scope(TokenScope),
+}
+
+/// A route and who may use it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteInfo {
+    /// The method.
+    pub method: Method,
+    /// The address, with names in braces for its parts.
+    pub path: &'static str,
+    /// Who may use it.
+    pub access: Access,
+}
+
+struct Route {
+    info: RouteInfo,
+    filter: MethodFilter,
+    answer: fn(MethodFilter) -> MethodRouter<State>,
+    /// Adds its part to the document.
+    describe: fn() -> OpenApi,
+}
+
+const ACQUIRE: Access = Access::Scope(TokenScope::Acquire);
+const READ: Access = Access::Scope(TokenScope::Read);
+const ADMIN: Access = Access::Scope(TokenScope::Admin);
+
+/// A line of the table.
+macro_rules! route {
+    ($method:ident $path:literal, $access:expr, $module:ident :: $handler:ident) => {{
+        #[derive(utoipa::OpenApi)]
+        #[openapi(paths($module::$handler))]
+        struct Described;
+        Route {
+            info: RouteInfo { method: Method::$method, path: $path, access: $access },
+            filter: MethodFilter::$method,
+            answer: |filter| one(filter, $module::$handler),
+            describe: <Described as utoipa::OpenApi>::openapi,
+        }
+    }};
+}
+
+/// The table.
+fn table() -> Vec<Route> {
+    vec![
+        route!(POST "/v1/acquire", ACQUIRE, acquire::acquire),
+        route!(POST "/v1/acquire/batch", ACQUIRE, acquire::batch),
+        route!(POST "/v1/spend", ACQUIRE, acquire::spend),
+        route!(GET "/v1/leases/{lease}", ACQUIRE, lease::show),
+        route!(POST "/v1/leases/{lease}/extend", ACQUIRE, lease::extend),
+        route!(POST "/v1/leases/{lease}/adjust", ACQUIRE, lease::adjust),
+        route!(POST "/v1/leases/{lease}/renew", ACQUIRE, lease::renew),
+        route!(POST "/v1/leases/{lease}/settle", ACQUIRE, lease::settle),
+        route!(POST "/v1/leases/{lease}/cancel", ACQUIRE, lease::cancel),
+        route!(GET "/v1/balances", READ, look::balances),
+        route!(POST "/v1/explain", READ, look::explain),
+        route!(GET "/v1/entities", READ, entity::list),
+        route!(GET "/v1/entities/{entity}", READ, entity::get),
+        route!(PUT "/v1/entities/{entity}", ADMIN, entity::put),
+        route!(DELETE "/v1/entities/{entity}", ADMIN, entity::delete),
+        route!(GET "/v1/entities/{entity}/children", READ, entity::children),
+        route!(GET "/v1/policies", READ, policy::list),
+        route!(GET "/v1/policy", READ, policy::get),
+        route!(PUT "/v1/policy", ADMIN, policy::put),
+        route!(DELETE "/v1/policy", ADMIN, policy::delete),
+        route!(POST "/v1/plan", READ, policy::plan),
+        route!(POST "/v1/apply", ADMIN, policy::apply),
+        route!(GET "/v1/usage", READ, ledger::usage),
+        route!(GET "/v1/usage/summary", READ, ledger::summary),
+        route!(GET "/v1/audit", READ, ledger::audit),
+        route!(GET "/v1/tokens", ADMIN, token::list),
+        route!(POST "/v1/tokens", ADMIN, token::create),
+        route!(DELETE "/v1/tokens/{token}", ADMIN, token::revoke),
+        route!(GET "/v1/openapi.json", Access::Everybody, health::openapi),
+        route!(GET "/health/live", Access::Everybody, health::live),
+        route!(GET "/health/ready", Access::Everybody, health::ready),
+        route!(GET "/metrics", READ, health::metrics),
+    ]
+}
+
+/// A route of one method.
+fn one<H: Handler<T, State>, T: 'static>(filter: MethodFilter, handler: H) -> MethodRouter<State> {
+    on(filter, handler)
+}
+
+/// Every route there is, in the order of the table.
+pub fn routes() -> Vec<RouteInfo> {
+    table().into_iter().map(|route| route.info).collect()
+}
+
+/// What the lines of the table say of themselves.
+pub(crate) fn described() -> OpenApi {
+    let mut lines = table().into_iter().map(|route| (route.describe)());
+    let first = lines.next().unwrap_or_default();
+    lines.fold(first, |mut all, line| {
+        all.merge(line);
+        all
+    })
+}
+
+/// The router of the whole API.
+pub fn app(state: State) -> Router {
+    let mut router = Router::new();
+    for Route { info, filter, answer, .. } in table() {
+        let (path, meters) = (info.path, state.meters().route(info.method.as_str(), info.path));
+        let gate = Gate { state: state.clone(), route: info, meters };
+        router = router.route(path, answer(filter).layer(from_fn_with_state(gate, pass)));
+    }
+    finish(router, state)
+}
+
+/// The router of `/metrics` and the health checks alone, without tokens: for a listener of its own that only those who watch
+/// can reach.
+pub fn metrics_app(state: State) -> Router {
+    let router = Router::new()
+        .route("/metrics", on(MethodFilter::GET, health::metrics))
+        .route("/health/live", on(MethodFilter::GET, health::live))
+        .route("/health/ready", on(MethodFilter::GET, health::ready));
+    finish(router, state)
+}
+
+fn finish(router: Router<State>, state: State) -> Router {
+    let panicking = state.clone();
+    let body_max = state.bounds().body_max;
+    router
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(DefaultBodyLimit::max(body_max))
+        // What it said may hold what was sent: it is not repeated.
+        .layer(CatchPanicLayer::custom(move |_| {
+            panicking.meters().panicked();
+            tracing::error!("a request panicked");
+            Refusal::internal().into_response()
+        }))
+        .with_state(state)
+}
+
+async fn no_route(uri: Uri) -> Response {
+    let path: String = uri.path().chars().take(200).collect();
+    Refusal::not_found("no-route", format!("there is nothing at `{path}`; see /v1/openapi.json"))
+        .into_response()
+}
+
+async fn no_method(method: Method, uri: Uri) -> Response {
+    let path: String = uri.path().chars().take(200).collect();
+    let method: String = method.as_str().chars().take(20).collect();
+    let detail = format!("`{path}` has no {method}; see `Allow`, and /v1/openapi.json");
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no-method", "Method not allowed", detail).into_response()
+}
+
+/// A page as it was asked for.
+fn paging(after: Option<String>, max: Option<u32>) -> Result<Paging, Refusal> {
+    let paging = match max {
+        Some(max) => Paging::first(max).map_err(|error| Refusal::invalid("max", error.to_string()))?,
+        None => Paging::default(),
+    };
+    Ok(match after {
+        Some(after) => paging.after(Cursor::new(after)),
+        None => paging,
+    })
+}

@@ -1,0 +1,317 @@
+//! Listening, serving, and stopping without losing what is under way.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use crate::options::Bounds;
+use crate::routes::{app, metrics_app};
+use crate::state::State;
+
+/// Leases that one sweep ends at most.
+const SWEEP_MAX: usize = 1_000;
+/// How long nobody is accepted after the system refused to: it has no more files, and waits for some to be closed.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// The least that hyper can read heads with.
+const HEAD_MIN: usize = 8_192;
+
+/// Where to listen.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    listen: SocketAddr,
+    metrics: Option<SocketAddr>,
+    anywhere: bool,
+}
+
+impl ServerOptions {
+    /// Listens at this address of the loopback interface.
+    pub const fn new(listen: SocketAddr) -> Self {
+        Self { listen, metrics: None, anywhere: false }
+    }
+
+    /// Answers `/metrics` and the health checks at this address too, without a token.
+    #[must_use]
+    pub const fn metrics(mut self, listen: SocketAddr) -> Self {
+        self.metrics = Some(listen);
+        self
+    }
+
+    /// Listens where others can reach it, without TLS: tokens go over the network as they are. Only behind a proxy that has
+    /// TLS, or in a network that nobody else is in.
+    #[must_use]
+    pub const fn without_tls_anywhere(mut self) -> Self {
+        self.anywhere = true;
+        self
+    }
+}
+
+/// Why a server does not listen.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// Others could reach it, and nobody said that they may.
+    #[error(
+        "{addr} can be reached from other machines, and there is no TLS: listen on 127.0.0.1, or say that it is wanted"
+    )]
+    Exposed {
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// Somebody listens there already.
+    #[error("{addr} is in use by another program: stop it, or listen on another port")]
+    InUse {
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// The system does not let us.
+    #[error("cannot listen on {addr}: {source}")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// Says when to stop.
+#[derive(Debug, Clone)]
+pub struct Stopper(Arc<watch::Sender<u32>>);
+
+/// Hears when to stop.
+#[derive(Debug, Clone)]
+pub struct Shutdown(watch::Receiver<u32>);
+
+impl Shutdown {
+    /// One who says it and one who hears it.
+    pub fn new() -> (Stopper, Self) {
+        let (stopper, shutdown) = watch::channel(0);
+        (Stopper(Arc::new(stopper)), Self(shutdown))
+    }
+
+    /// Waits until it was said so often. Without anybody who could, it never was.
+    async fn said(&mut self, times: u32) {
+        if self.0.wait_for(|said| *said >= times).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Stopper {
+    /// The first time: stop when what is under way is done. The second time: at once.
+    pub fn stop(&self) {
+        self.0.send_modify(|said| *said = said.saturating_add(1));
+    }
+}
+
+/// How a server stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stopped {
+    /// What was under way was done.
+    Drained,
+    /// It took longer than it may.
+    TimedOut,
+    /// It was told twice.
+    AtOnce,
+}
+
+/// A server that listens, and does not answer yet.
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    metrics: Option<Listener>,
+}
+
+struct Listener {
+    socket: TcpListener,
+    addr: SocketAddr,
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listener({})", self.addr)
+    }
+}
+
+impl Server {
+    /// Listens.
+    ///
+    /// # Errors
+    /// [`ServeError`] is one sentence that says what to do.
+    pub async fn bind(options: &ServerOptions) -> Result<Self, ServeError> {
+        let listener = listen(options.listen, options.anywhere).await?;
+        let metrics = match options.metrics {
+            Some(addr) => Some(listen(addr, options.anywhere).await?),
+            None => None,
+        };
+        Ok(Self { listener, metrics })
+    }
+
+    /// Where it listens.
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.listener.addr
+    }
+
+    /// Where it answers `/metrics` without a token, if it does.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|listener| listener.addr)
+    }
+
+    /// Serves until it is told to stop: then nobody new enters, those who wait for a limit are refused, what is under way is
+    /// answered, and every ending reaches the store.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends all connections at once. What was drawn ends by its deadline.
+    pub async fn run(self, state: State, mut shutdown: Shutdown) -> Stopped {
+        let bounds = *state.bounds();
+        let mut tasks = JoinSet::new();
+        let graceful = Arc::new(GracefulShutdown::new());
+        let connections = Arc::new(Semaphore::new(bounds.connections_max.min(Semaphore::MAX_PERMITS)));
+        tasks.spawn(look_after(state.clone()));
+        if let Some(metrics) = self.metrics {
+            let door = Door {
+                listener: metrics,
+                router: metrics_app(state.clone()),
+                bounds,
+                connections: Arc::new(Semaphore::new(64)),
+            };
+            tasks.spawn(door.serve(Arc::new(GracefulShutdown::new()), shutdown.clone()));
+        }
+        let door = Door { listener: self.listener, router: app(state.clone()), bounds, connections };
+        let mut at_once = shutdown.clone();
+        let ends = async {
+            // Its connections live as long as the door does.
+            let _connections = door.serve(Arc::clone(&graceful), shutdown.clone()).await;
+            shutdown.said(1).await;
+            state.limiter().close();
+            let drained = async {
+                if let Some(graceful) = Arc::into_inner(graceful) {
+                    graceful.shutdown().await;
+                }
+                state.limiter().drain().await;
+            };
+            match timeout(bounds.drain_time, drained).await {
+                Ok(()) => Stopped::Drained,
+                Err(_) => Stopped::TimedOut,
+            }
+        };
+        tokio::select! {
+            stopped = ends => stopped,
+            () = at_once.said(2) => Stopped::AtOnce,
+        }
+    }
+}
+
+/// Ends leases whose deadline has passed, and sums what was measured, now and then.
+async fn look_after(state: State) -> JoinSet<()> {
+    let mut ticks = interval(state.bounds().sweep_every.max(Duration::from_millis(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        state.meters().tidy_up();
+        loop {
+            match state.store().sweep(SWEEP_MAX).await {
+                Ok(swept) => {
+                    state.meters().swept(swept);
+                    if swept.settled + swept.returned < SWEEP_MAX as u64 {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "leases past their deadline could not be ended");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// One listener and what answers there.
+struct Door {
+    listener: Listener,
+    router: Router,
+    bounds: Bounds,
+    connections: Arc<Semaphore>,
+}
+
+impl Door {
+    /// Accepts until it is told to stop, and answers the connections that are open then.
+    async fn serve(self, graceful: Arc<GracefulShutdown>, mut shutdown: Shutdown) -> JoinSet<()> {
+        let mut open = JoinSet::new();
+        loop {
+            // Those that have ended are forgotten.
+            while open.try_join_next().is_some() {}
+            let accepted = tokio::select! {
+                accepted = self.accept() => accepted,
+                () = shutdown.said(1) => return open,
+            };
+            match accepted {
+                Some((stream, place)) => {
+                    let _ = stream.set_nodelay(true);
+                    open.spawn(self.connection(stream, place, &graceful));
+                }
+                None => sleep(ACCEPT_AGAIN).await,
+            }
+        }
+    }
+
+    /// The next connection, when there is room for one.
+    async fn accept(&self) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+        let place = Arc::clone(&self.connections).acquire_owned().await.ok()?;
+        match self.listener.socket.accept().await {
+            Ok((stream, _)) => Some((stream, place)),
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                None
+            }
+        }
+    }
+
+    fn connection(
+        &self,
+        stream: TcpStream,
+        place: OwnedSemaphorePermit,
+        graceful: &GracefulShutdown,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.bounds.head_time)
+            .max_buf_size(self.bounds.head_max.max(HEAD_MIN))
+            .max_headers(self.bounds.headers_max)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router.clone()));
+        let watched = graceful.watch(connection);
+        async move {
+            // A client that is slow, gone or speaks no HTTP is no news.
+            if let Err(error) = watched.await {
+                tracing::debug!(%error, "a connection ended early");
+            }
+            drop(place);
+        }
+    }
+}
+
+async fn listen(addr: SocketAddr, anywhere: bool) -> Result<Listener, ServeError> {
+    if !anywhere && !addr.ip().is_loopback() {
+        return Err(ServeError::Exposed { addr });
+    }
+    let refused = |source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => ServeError::InUse { addr },
+        _ => ServeError::Listen { addr, source },
+    };
+    let socket = TcpListener::bind(addr).await.map_err(refused)?;
+    let addr = socket.local_addr().map_err(refused)?;
+    Ok(Listener { socket, addr })
+}

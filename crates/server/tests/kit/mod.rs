@@ -1,0 +1,186 @@
+//! A server on a port of its own, and a client for it.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+pub(crate) mod codec;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use codec::Value;
+use reqwest::{Client, Method, RequestBuilder};
+use tidegate::store::{ManualWall, Tokens};
+use tidegate::{Limit, Limiter, Memory, Policy, Scope, Stamp, Store};
+use tidegate_core::limit::name::Namespace;
+use tidegate_core::limit::token::{NewToken, TokenId, TokenScope, TokenScopes};
+use tidegate_server::{
+    Bounds, LeaseKey, Secret, Server, ServerOptions, Shutdown, State, StateOptions, Stopped, Stopper,
+    StoreKeyring,
+};
+use tokio::task::JoinHandle;
+
+/// What the clock shows at first: that of the store, and of the tokens. It stands still.
+pub(crate) const NOW: Stamp = Stamp::from_secs(1_800_000_000);
+
+pub(crate) struct Kit {
+    pub(crate) state: State,
+    pub(crate) limiter: Limiter,
+    pub(crate) addr: SocketAddr,
+    pub(crate) stopper: Stopper,
+    pub(crate) clock: ManualWall,
+    /// Tokens with every scope: two, so that one can ask for the other's.
+    pub(crate) token: String,
+    pub(crate) other: String,
+    client: Client,
+    running: JoinHandle<Stopped>,
+}
+
+/// An answer: its status, its headers and what its body says.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: reqwest::header::HeaderMap,
+    pub(crate) text: String,
+    pub(crate) body: Value,
+}
+
+impl Kit {
+    /// A server over a store in memory, where everybody may have 10 requests and 1,000 tokens a minute.
+    pub(crate) async fn new() -> Self {
+        Self::with(Bounds::default()).await
+    }
+
+    pub(crate) async fn with(bounds: Bounds) -> Self {
+        let clock = ManualWall::new(NOW);
+        Self::over(Limiter::new(Memory::with_clock(clock.clone())), clock, bounds).await
+    }
+
+    /// The same over another limiter, whose tokens expire by this clock.
+    pub(crate) async fn over(limiter: Limiter, clock: ManualWall, bounds: Bounds) -> Self {
+        let limits = [Limit::per_minute("rpm", 10), Limit::per_minute("tpm", 1_000)];
+        let policy = Policy::new(limits).expect("a policy");
+        limiter.admin("test").set_policy(Scope::System, policy).await.expect("written");
+        let token = make_token(limiter.store(), "all", TokenScopes::new(TokenScope::ALL), "default").await;
+        let other = make_token(limiter.store(), "other", TokenScopes::new(TokenScope::ALL), "default").await;
+        Self::start(limiter, clock, bounds, (token, other)).await
+    }
+
+    /// Another server over the store of another limiter, with the tokens of this one.
+    pub(crate) async fn again(&self, limiter: Limiter) -> Self {
+        Self::start(
+            limiter,
+            self.clock.clone(),
+            *self.state.bounds(),
+            (self.token.clone(), self.other.clone()),
+        )
+        .await
+    }
+
+    async fn start(limiter: Limiter, clock: ManualWall, bounds: Bounds, tokens: (String, String)) -> Self {
+        let namespace = Namespace::new("default").expect("a name");
+        let options = StateOptions {
+            keyring: Arc::new(StoreKeyring::new(limiter.clone())),
+            lease_key: LeaseKey::of_store(limiter.store(), &namespace).await.expect("a key"),
+            namespace,
+            bounds,
+            clock: Arc::new(clock.clone()),
+        };
+        Self { clock, ..Self::serving(State::with(limiter, options), tokens).await }
+    }
+
+    /// A server of this state, whatever it is.
+    pub(crate) async fn serving(state: State, (token, other): (String, String)) -> Self {
+        let server = Server::bind(&ServerOptions::new(any_port())).await.expect("it listens");
+        let (addr, limiter) = (server.local_addr(), state.limiter().clone());
+        let (stopper, shutdown) = Shutdown::new();
+        let running = tokio::spawn(server.run(state.clone(), shutdown));
+        let client = Client::builder().no_proxy().build().expect("a client");
+        Self { state, limiter, addr, stopper, clock: ManualWall::new(NOW), token, other, client, running }
+    }
+
+    pub(crate) fn request(&self, method: &str, path: &str) -> RequestBuilder {
+        let method = Method::from_bytes(method.as_bytes()).expect("a method");
+        self.client.request(method, format!("http://{}{path}", self.addr))
+    }
+
+    /// Asks with the token that may do everything.
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+        self.ask_as(&self.token, method, path, body).await
+    }
+
+    pub(crate) async fn ask_as(&self, token: &str, method: &str, path: &str, body: Option<Value>) -> Answer {
+        let request = self.request(method, path).bearer_auth(token);
+        send(match body {
+            Some(body) => request.header("content-type", "application/json").body(body.to_string()),
+            None => request,
+        })
+        .await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.ask("POST", path, Some(body)).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, None).await
+    }
+
+    /// Waits until the server has stopped.
+    pub(crate) async fn stopped(self) -> Stopped {
+        // Connections that nobody uses any more are closed.
+        drop(self.client);
+        self.running.await.expect("the server does not panic")
+    }
+}
+
+pub(crate) fn any_port() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+pub(crate) async fn send(request: RequestBuilder) -> Answer {
+    let response = request.send().await.expect("an answer");
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let text = response.text().await.expect("a body");
+    let body = codec::from_str(&text).unwrap_or(Value::Null);
+    Answer { status, headers, text, body }
+}
+
+/// Makes a token that is good until the year 2096.
+pub(crate) async fn make_token(store: &dyn Store, id: &str, scopes: TokenScopes, namespace: &str) -> String {
+    let id = TokenId::new(id).expect("an id");
+    let secret = Secret::generate(&id);
+    let token = NewToken {
+        name: id.to_string(),
+        id,
+        namespace: Namespace::new(namespace).expect("a name"),
+        scopes,
+        expires_at: Some(Stamp::from_secs(4_000_000_000)),
+    };
+    Tokens::create_token(store, &token, secret.hash(), "test").await.expect("made");
+    secret.reveal().to_owned()
+}
+
+impl Answer {
+    /// The kind of problem that it is.
+    pub(crate) fn kind(&self) -> &str {
+        self.body["type"].as_str().and_then(|kind| kind.strip_prefix("/problems/")).unwrap_or("none")
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// A problem with this status, of this kind, about this field.
+    pub(crate) fn is_problem(&self, status: u16, kind: &str, field: &str) {
+        assert_eq!((self.status, self.kind()), (status, kind), "{}", self.text);
+        assert_eq!(self.header("content-type"), "application/problem+json", "{}", self.text);
+        assert_eq!(self.body["status"], status);
+        assert_eq!(self.body["field"].as_str().unwrap_or_default(), field, "{}", self.text);
+        assert!(self.body["detail"].as_str().is_some_and(|detail| !detail.is_empty()));
+    }
+}
+
+/// What is there at last, or a failure that says what was waited for.
+pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_mins(1), work).await.unwrap_or_else(|_| panic!("{what} does not end"))
+}
