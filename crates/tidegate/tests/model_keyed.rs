@@ -4,47 +4,22 @@
 //! planted, and must find them.
 #![cfg(tidegate_model)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod model_kit;
+
 use std::sync::Arc;
-use std::sync::Mutex as StdMutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use model_kit::holds_and_catches;
 use shuttle::future::block_on;
 use shuttle::thread::{self, JoinHandle};
-use tidegate::planted::{Bug, plant};
+use tidegate::planted::Bug;
 use tidegate::{
     Cost, Keyed, Limits, ManualClock, Outcome, Permit, Rate, Refused, Slots, Snapshot, State, Throttle,
 };
 
 const REQUEST: Cost = Cost::request();
 const IDLE: Duration = Duration::from_mins(3);
-
-/// What is planted is planted for the whole process: one model at a time.
-static ONE_AT_A_TIME: StdMutex<()> = StdMutex::new(());
-
-fn schedules() -> usize {
-    if std::env::var_os("MODEL_DEEP").is_some() { 1_000_000 } else { 100_000 }
-}
-
-fn explore(model: fn()) {
-    let half = schedules() / 2;
-    shuttle::check_random(model, half);
-    shuttle::check_pct(model, half, 3);
-}
-
-/// Runs the model as it is, and then with each bug planted, which it must find.
-fn holds_and_catches(model: fn(), bugs: &[Bug]) {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    plant(None);
-    explore(model);
-    for bug in bugs {
-        plant(Some(*bug));
-        let found = catch_unwind(AssertUnwindSafe(|| explore(model))).is_err();
-        plant(None);
-        assert!(found, "the model did not find {bug:?}");
-    }
-}
 
 fn slots(slots: u32) -> Limits {
     Throttle::builder().slots(Slots::fixed(slots)).limits().expect("within the bounds")
