@@ -267,7 +267,9 @@ pub struct Bucket {
 /// and moves nothing. One with an earlier step is refused ([`Late`](crate::StoreError::Late)), one on a lease that
 /// has ended too ([`Ended`](crate::StoreError::Ended)), except the same ending again. What was refused was not
 /// done. An ended lease is remembered for ten minutes. A store may have a bound for how many it remembers; it then refuses
-/// a draw that it may have forgotten, by the time in its id, as one that has ended.
+/// a draw that it may have forgotten, by the time in its id, as one that has ended. An id that a caller has
+/// [chosen](LeaseId::is_chosen) has no time, and draws if it is not known; no store gives its lease back because nobody
+/// waited for the answer.
 ///
 /// *A cancel comes first or last.* Cancelling a lease that is not known leaves a mark, and its draw is refused when
 /// it arrives.

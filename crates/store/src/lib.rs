@@ -18,6 +18,7 @@ mod open;
 mod page;
 mod policies;
 mod reply;
+mod retention;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod store;
@@ -43,12 +44,13 @@ pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
 pub use entities::Entities;
 pub use error::StoreError;
 pub use ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
-pub use memory::Memory;
+pub use memory::{Memory, MemoryOptions, MemoryStats};
 pub use open::open;
 pub use page::{Cursor, Page, Paging};
 pub use policies::{Listing, Policies, PolicyChange, Written};
 pub use reply::Reply;
+pub use retention::Retention;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{Durable, Retention, Sqlite, SqliteOptions, SqliteStats};
+pub use sqlite::{Durable, Sqlite, SqliteOptions, SqliteStats};
 pub use store::{Capabilities, Clocked, Store, Swept};
 pub use tokens::Tokens;

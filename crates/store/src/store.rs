@@ -27,6 +27,12 @@ pub trait Store:
     /// Ends up to `max` leases that are past their deadline, and forgets what need not be remembered. A store that
     /// is used does so by itself now and then; this is for one that is not.
     fn sweep(&self, max: usize) -> Reply<'_, Swept>;
+
+    /// Ends it, for all who share it: what was asked is done, and is where it is to last. A store that has nothing to end does
+    /// nothing.
+    fn close(&self) -> Reply<'_, ()> {
+        Reply::ready(Ok(()))
+    }
 }
 
 /// What a store is and can do.
@@ -57,7 +63,19 @@ pub enum Clocked {
     Caller,
 }
 
-/// What a sweep did.
+impl Clocked {
+    /// In a word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Host => "host",
+            Self::Engine => "engine",
+            Self::Caller => "caller",
+        }
+    }
+}
+
+/// What a sweep did. A store may tell with it what calls have done in passing since the last one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Leases settled because their deadline had passed.
@@ -66,4 +84,25 @@ pub struct Swept {
     pub returned: u64,
     /// Ended leases that were forgotten.
     pub forgotten: u64,
+}
+
+impl Swept {
+    /// Adds what another sweep did.
+    pub(crate) const fn add(&mut self, other: Self) {
+        self.settled += other.settled;
+        self.returned += other.returned;
+        self.forgotten += other.forgotten;
+    }
+
+    /// What a sweep of up to `max` tells: what it did, and as much of what was done in passing as it may.
+    pub(crate) fn with(mut self, passed: &mut Self, max: usize) -> Self {
+        let left = (max as u64).saturating_sub(self.settled + self.returned);
+        let settled = passed.settled.min(left);
+        let returned = passed.returned.min(left - settled);
+        self.add(Self { settled, returned, forgotten: passed.forgotten });
+        passed.settled -= settled;
+        passed.returned -= returned;
+        passed.forgotten = 0;
+        self
+    }
 }

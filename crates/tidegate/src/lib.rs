@@ -155,6 +155,8 @@ pub use tidegate_core::verdict::Gate;
 #[cfg(feature = "shared")]
 pub use tidegate_store as store;
 #[cfg(feature = "sqlite")]
-pub use tidegate_store::{Durable, Retention, Sqlite, SqliteOptions};
+pub use tidegate_store::{Durable, Sqlite, SqliteOptions};
 #[cfg(feature = "shared")]
-pub use tidegate_store::{Memory, Paging, Store, StoreError, UsageOf, UsageQuery};
+pub use tidegate_store::{
+    Memory, MemoryOptions, MemoryStats, Paging, Retention, Store, StoreError, UsageOf, UsageQuery,
+};

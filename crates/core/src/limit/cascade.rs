@@ -145,7 +145,18 @@ fn units_max(names: usize, levels: &[Level]) -> Box<[u64]> {
 /// Whether two names are the same text. They have a few letters: to call for a comparison takes longer than to make it.
 #[inline]
 fn is_same(one: &str, other: &str) -> bool {
-    one.len() == other.len() && one.bytes().eq(other.bytes())
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    one.len() == other.len() && one.iter().eq(other)
+}
+
+/// No units of so many limits.
+#[inline]
+fn none_of(names: usize) -> Units {
+    match names {
+        // Most have one or two, for which there is room without asking for any.
+        0..=2 => Units::from_buf_and_len([None; 2], names),
+        _ => smallvec![None; names],
+    }
 }
 
 fn listed(names: &[LimitName]) -> String {
@@ -336,7 +347,7 @@ impl Levels {
     /// # Errors
     /// [`InvalidCost`] for a name that no level knows, a name twice or too many units.
     pub fn amounts(&self, amounts: &[(&str, u64)]) -> Result<Units, InvalidCost> {
-        let mut units: Units = smallvec![None; self.names.len()];
+        let mut units = none_of(self.names.len());
         for (place, (name, amount)) in amounts.iter().enumerate() {
             // Mostly they are named in the order they are written in.
             let is_there = self.names.get(place).is_some_and(|known| is_same(known.as_str(), name));

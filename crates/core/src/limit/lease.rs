@@ -22,7 +22,11 @@ pub const DEADLINE: Duration = Duration::from_hours(1);
 /// A lease is renewed for at most so long at a time.
 pub const RENEWAL_MAX: Duration = Duration::from_hours(24);
 
-/// The id of a lease: 48 bits of the time it was made at, and 80 that nobody can guess.
+/// Set in an id that a caller has chosen. No time reaches it before the year 6429.
+const CHOSEN: u128 = 1 << 127;
+
+/// The id of a lease: 48 bits of the time it was made at, and 80 that nobody can guess. Or a number that a caller has
+/// [chosen](Self::chosen) beforehand, so that to ask again with it is to ask for the same lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(u128);
 
@@ -31,6 +35,17 @@ impl LeaseId {
     pub const fn new(millis: u64, random: u128) -> Self {
         let random = random & ((1 << 80) - 1);
         Self(((millis as u128) << 80) | random)
+    }
+
+    /// The id that stands for what a caller has chosen: 127 bits of `number` count, and it has no time. They are best a
+    /// keyed hash of who asks and what it is called there.
+    pub const fn chosen(number: u128) -> Self {
+        Self(CHOSEN | number)
+    }
+
+    /// Whether a caller has chosen it, and will ask again with it: nobody ends its lease because an answer was lost.
+    pub const fn is_chosen(self) -> bool {
+        self.0 & CHOSEN != 0
     }
 
     /// The id of this number.
@@ -43,9 +58,9 @@ impl LeaseId {
         self.0
     }
 
-    /// When it was made, in milliseconds since 1970 by its maker's clock.
+    /// When it was made, in milliseconds since 1970 by its maker's clock; 0 for one that was chosen.
     pub const fn millis(self) -> u64 {
-        (self.0 >> 80) as u64
+        if self.is_chosen() { 0 } else { (self.0 >> 80) as u64 }
     }
 }
 
@@ -372,6 +387,14 @@ mod tests {
         assert_eq!((lease.deadline(), lease.stepped_at()), (later + DEADLINE, later));
         assert!(lease.is_due(later + DEADLINE));
         assert_eq!(lease.held(), [Some(500)]);
+    }
+
+    #[test]
+    fn a_chosen_id_has_no_time_and_is_read_back_as_chosen() {
+        let id = LeaseId::chosen(7);
+        assert!(id.is_chosen() && !LeaseId::new(u64::from(u32::MAX), u128::MAX).is_chosen());
+        assert_eq!((id.millis(), id.to_string().parse()), (0, Ok(id)));
+        assert_ne!(id, LeaseId::chosen(8));
     }
 
     #[test]

@@ -34,6 +34,12 @@ impl TokenId {
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
+
+    /// Whether it begins with a `.`: such ids are for what a server keeps for itself where tokens are. Nobody holds such a
+    /// token; it is not listed, and neither made nor revoked by hand.
+    pub fn is_reserved(&self) -> bool {
+        self.as_str().starts_with('.')
+    }
 }
 
 impl fmt::Display for TokenId {

@@ -38,7 +38,7 @@ pub async fn a_lease_past_its_deadline_is_returned_where_its_terms_say_so(fixtur
     fixture.sweep_all().await;
     lease.has_ended(Ending::Expired, &[("rpm", 1)]).await;
     for entity in ["child", "parent"] {
-        assert_eq!(fixture.shows(entity, "rpm").await, (100, 0), "{entity}");
+        fixture.is_untouched(entity, "rpm").await;
         assert_eq!(used_by(&fixture, entity, "rpm").await, (0, 0, 0), "{entity}");
     }
 }

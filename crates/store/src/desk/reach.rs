@@ -9,7 +9,7 @@ use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
 
-use super::shelf::{Bucket, Place, ROWS_MAX, Row, Shelf, shelf_of};
+use super::shelf::{Bucket, Place, Places, ROWS_MAX, Row, Shelf, shelf_of};
 use crate::buckets::{Reading, Readings};
 use crate::error::StoreError;
 
@@ -28,8 +28,8 @@ pub(crate) struct Reach<'a> {
 
 /// Where new buckets go.
 pub(crate) trait Room {
-    /// Whether a shelf of so many buckets may have one more.
-    fn has_room(&self, buckets: usize) -> Result<(), StoreError>;
+    /// Whether a shelf may have one more bucket. Others may be taken off it to make room, except for those at `places`.
+    fn has_room(&self, buckets: &mut Shelf, places: &[Place], now: Stamp) -> Result<(), StoreError>;
 
     /// A subject has a bucket that had none.
     fn made(&self, subject: &Subject);
@@ -50,6 +50,59 @@ impl Reach<'_> {
         let buckets = self.shelf(at.hash);
         place.index = at.index.or_else(|| buckets.find(at.hash, subject));
         place.index.map(|index| buckets.at_mut(index))
+    }
+
+    /// The same for a place that may be held: what it does not hold yet it does not hold after.
+    #[inline]
+    fn bucket_at(&mut self, at: Place, subject: &Subject) -> Option<&mut Bucket> {
+        let buckets = self.shelf(at.hash);
+        let index = at.index.or_else(|| buckets.find(at.hash, subject));
+        index.map(|index| buckets.at_mut(index))
+    }
+
+    /// Holds the buckets at these places, for a lease that has drawn from them.
+    #[inline]
+    pub(crate) fn hold(&mut self, places: &[Place]) {
+        // Nearly always there is one.
+        if let [Place { index: Some(index), .. }] = places {
+            return self.home.1.hold(*index);
+        }
+        self.hold_all(places);
+    }
+
+    #[cold]
+    fn hold_all(&mut self, places: &[Place]) {
+        for place in places {
+            if let Some(index) = place.index {
+                self.shelf(place.hash).hold(index);
+            }
+        }
+    }
+
+    /// Holds the buckets that were found at places that a lease does not hold yet.
+    pub(crate) fn hold_found(&mut self, held: &mut [Place], found: &[Place]) {
+        for (held, found) in held.iter_mut().zip(found).filter(|(held, _)| held.index.is_none()) {
+            self.hold_all(std::slice::from_ref(found));
+            *held = *found;
+        }
+    }
+
+    /// Lets go of the buckets that a lease holds.
+    #[inline]
+    pub(crate) fn let_go(&mut self, places: &[Place]) {
+        if let [Place { index: Some(index), .. }] = places {
+            return self.home.1.let_go(*index);
+        }
+        self.let_go_of_all(places);
+    }
+
+    #[cold]
+    fn let_go_of_all(&mut self, places: &[Place]) {
+        for place in places {
+            if let Some(index) = place.index {
+                self.shelf(place.hash).let_go(index);
+            }
+        }
     }
 
     /// Takes `units` of every limit that takes part; `None` if one of them is short, and nothing is taken. Rules are
@@ -91,7 +144,7 @@ impl Reach<'_> {
         if !all_there {
             return Ok(None);
         }
-        self.prepare(levels, |name| units[name].is_some(), places)?;
+        self.prepare(levels, |name| units[name].is_some(), places, now)?;
         Ok(Some(self.put(levels, units, places, &left, (now, is_watched))))
     }
 
@@ -100,14 +153,14 @@ impl Reach<'_> {
         &mut self,
         levels: &Levels,
         units: &[Option<u64>],
-        places: &mut [Place],
+        places: &[Place],
         left: &[Option<(usize, Left)>],
         (now, is_watched): (Stamp, bool),
     ) -> Readings {
         let mut readings = Readings::with_capacity(if is_watched { left.len() } else { 0 });
         let mut left = left.iter();
         for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
-            let Some(bucket) = self.bucket(place, &level.subject) else { continue };
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
             for (likely, line, asked) in taking_part(level, units) {
                 let meter = if let Some((row, after)) = left.next().copied().flatten() {
                     let meter = &mut bucket.rows[row].meter;
@@ -133,22 +186,47 @@ impl Reach<'_> {
         levels: &Levels,
         takes_part: impl Fn(usize) -> bool,
         places: &mut [Place],
+        now: Stamp,
     ) -> Result<(), StoreError> {
-        for (level, place) in levels.levels().iter().zip(places) {
-            if place.index.is_none() && level.limits.iter().any(|line| takes_part(line.name)) {
-                place.index = Some(self.find_or_make(place.hash, &level.subject)?);
+        for (number, level) in levels.levels().iter().enumerate() {
+            if places[number].index.is_none() && level.limits.iter().any(|line| takes_part(line.name)) {
+                places[number].index = Some(self.find_or_make(&level.subject, (number, places), now)?);
             }
         }
         Ok(())
     }
 
-    fn find_or_make(&mut self, hash: u64, subject: &Subject) -> Result<u32, StoreError> {
-        let room = self.room;
+    /// The same for a lease, which holds what it is given.
+    pub(crate) fn prepare_held(
+        &mut self,
+        levels: &Levels,
+        takes_part: impl Fn(usize) -> bool,
+        places: &mut [Place],
+        now: Stamp,
+    ) -> Result<(), StoreError> {
+        // Nearly always it holds all of them.
+        if places.iter().all(|place| place.index.is_some()) {
+            return Ok(());
+        }
+        let mut found = Places::from_slice(places);
+        self.prepare(levels, takes_part, &mut found, now)?;
+        self.hold_found(places, &found);
+        Ok(())
+    }
+
+    #[cold]
+    fn find_or_make(
+        &mut self,
+        subject: &Subject,
+        (number, places): (usize, &[Place]),
+        now: Stamp,
+    ) -> Result<u32, StoreError> {
+        let (room, hash) = (self.room, places[number].hash);
         let buckets = self.shelf(hash);
         if let Some(index) = buckets.find(hash, subject) {
             return Ok(index);
         }
-        room.has_room(buckets.len())?;
+        room.has_room(buckets, places, now)?;
         room.made(subject);
         Ok(buckets.push(hash, subject.clone(), Vec::new()))
     }
@@ -158,7 +236,7 @@ impl Reach<'_> {
         &mut self,
         levels: &Levels,
         deltas: impl Fn(usize) -> Option<i64>,
-        places: &mut [Place],
+        places: &[Place],
         now: Stamp,
     ) -> Readings {
         let mut readings = Readings::new();
@@ -175,7 +253,7 @@ impl Reach<'_> {
         levels: &Levels,
         record: &Record,
         actual: &[Option<u64>],
-        places: &mut [Place],
+        places: &[Place],
         (now, is_watched): (Stamp, bool),
     ) -> Readings {
         let mut readings = Readings::new();
@@ -195,12 +273,12 @@ impl Reach<'_> {
         &mut self,
         levels: &Levels,
         deltas: impl Fn(usize) -> Option<i64>,
-        places: &mut [Place],
+        places: &[Place],
         now: Stamp,
         mut after: impl FnMut(usize, &Line, i64, &mut Row),
     ) {
         for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
-            let Some(bucket) = self.bucket(place, &level.subject) else { continue };
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
             for (likely, line) in level.limits.iter().enumerate() {
                 let Some(moved) = deltas(line.name) else { continue };
                 let row = bucket.row_or_new(likely, &line.rule, levels.version());
@@ -211,10 +289,10 @@ impl Reach<'_> {
     }
 
     /// Reads each limit that takes part.
-    pub(crate) fn read(&mut self, levels: &Levels, units: &[Option<u64>], places: &mut [Place]) -> Readings {
+    pub(crate) fn read(&mut self, levels: &Levels, units: &[Option<u64>], places: &[Place]) -> Readings {
         let mut readings = Readings::new();
         for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
-            let bucket = self.bucket(place, &level.subject);
+            let bucket = self.bucket_at(*place, &level.subject);
             for (likely, line, _) in taking_part(level, units) {
                 let found =
                     bucket.as_ref().and_then(|bucket| bucket.row(likely, &line.rule).zip(Some(bucket)));
@@ -231,15 +309,9 @@ impl Reach<'_> {
     }
 
     /// Writes what was used to the ledger, at the time of the draw. The buckets are [prepared](Self::prepare).
-    pub(crate) fn count(
-        &mut self,
-        levels: &Levels,
-        used: &[Option<u64>],
-        places: &mut [Place],
-        drawn_at: Stamp,
-    ) {
+    pub(crate) fn count(&mut self, levels: &Levels, used: &[Option<u64>], places: &[Place], drawn_at: Stamp) {
         for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
-            let Some(bucket) = self.bucket(place, &level.subject) else { continue };
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
             for (likely, line, units) in taking_part(level, used) {
                 bucket.row_or_new(likely, &line.rule, levels.version()).count(number, units, drawn_at);
             }

@@ -1,4 +1,7 @@
-//! A shelf of buckets: found by subject, stable in place.
+//! A shelf of buckets: found by subject, stable in place for as long as anybody holds the place.
+//!
+//! An open lease knows the places of its buckets and holds them. What nobody holds may be taken off the shelf, and its
+//! place is given to another.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -9,7 +12,7 @@ use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::rule::Rule;
-use tidegate_core::limit::usage::{Tally, Windows};
+use tidegate_core::limit::usage::{Tally, Window, Windows};
 use tidegate_core::time::Stamp;
 
 /// Shelves that a store may have: each is a shard with a lock of its own.
@@ -17,11 +20,23 @@ pub(crate) const SHARDS: usize = 32;
 /// A subject has at most so many limits, those given with calls included.
 pub(super) const ROWS_MAX: usize = 64;
 
-/// Buckets by subject. They are only ever added, so that a place is good for as long as the shelf.
+/// In the place of how many hold a bucket: there is none.
+const VACANT: u32 = u32::MAX;
+/// A shelf of fewer places is left as it is, however many of them are vacant.
+const COMPACTED_MIN: usize = 1 << 10;
+
+/// Buckets by subject. A place is good for as long as it is held, and without that until something is taken off.
 #[derive(Default)]
 pub(crate) struct Shelf {
     table: HashTable<u32>,
     all: Vec<Bucket>,
+    /// How many open leases hold each place, or [`VACANT`]. Not in the bucket: it would no longer fit a line of the cache.
+    holds: Vec<u32>,
+    vacant: Vec<u32>,
+    /// The place that is looked at next for something to take off.
+    hand: u32,
+    /// How often all buckets have got other places.
+    epoch: u32,
 }
 
 /// A subject's limits.
@@ -65,8 +80,19 @@ pub(crate) fn hash_subject(hasher: &foldhash::fast::RandomState, subject: &Subje
 }
 
 impl Shelf {
-    pub(crate) const fn len(&self) -> usize {
+    /// How many buckets there are.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// How many places there are, vacant ones included.
+    pub(crate) const fn places(&self) -> usize {
         self.all.len()
+    }
+
+    /// How often all buckets have got other places.
+    pub(crate) const fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     pub(crate) fn find(&self, hash: u64, subject: &Subject) -> Option<u32> {
@@ -74,7 +100,7 @@ impl Shelf {
         self.table.find(hash, is_it).copied()
     }
 
-    /// A subject's bucket, if it was ever used.
+    /// A subject's bucket, if there is one.
     pub(crate) fn get(&self, hash: u64, subject: &Subject) -> Option<&Bucket> {
         self.find(hash, subject).map(|index| self.at(index))
     }
@@ -89,18 +115,93 @@ impl Shelf {
         &mut self.all[index as usize]
     }
 
+    /// The bucket at a place is not taken off until it is [let go](Self::let_go) as often.
+    #[inline]
+    pub(super) fn hold(&mut self, index: u32) {
+        self.holds[index as usize] += 1;
+    }
+
+    #[inline]
+    pub(super) fn let_go(&mut self, index: u32) {
+        self.holds[index as usize] -= 1;
+    }
+
     /// Adds a bucket that is not there.
     #[cold]
     pub(crate) fn push(&mut self, hash: u64, subject: Subject, rows: Vec<Row>) -> u32 {
-        let index = u32::try_from(self.all.len()).expect("a shelf is bounded far below this");
-        self.all.push(Bucket { hash, subject, rows });
+        let bucket = Bucket { hash, subject, rows };
+        let index = if let Some(index) = self.vacant.pop() {
+            (self.all[index as usize], self.holds[index as usize]) = (bucket, 0);
+            index
+        } else {
+            self.all.push(bucket);
+            self.holds.push(0);
+            u32::try_from(self.all.len() - 1).expect("a shelf is bounded far below this")
+        };
         let buckets = &self.all;
         self.table.insert_unique(hash, index, |index| buckets[*index as usize].hash);
         index
     }
+
+    /// Looks at the next `count` places, and takes off the buckets that may go and nobody holds. They are told of.
+    #[cold]
+    pub(crate) fn take_off(
+        &mut self,
+        count: usize,
+        mut may_go: impl FnMut(u32, &mut Bucket) -> bool,
+        mut gone: impl FnMut(&Subject),
+    ) {
+        for _ in 0..count.min(self.all.len()) {
+            let index = self.hand;
+            let place = index as usize;
+            self.hand = if place + 1 < self.all.len() { index + 1 } else { 0 };
+            if self.holds[place] != 0 || !may_go(index, &mut self.all[place]) {
+                continue;
+            }
+            let bucket = &mut self.all[place];
+            if let Ok(found) = self.table.find_entry(bucket.hash, |found| *found == index) {
+                found.remove();
+            }
+            gone(&bucket.subject);
+            bucket.rows = Vec::new();
+            // All that are vacant share a name, so that the others need not be kept.
+            if let Some(other) = self.vacant.last() {
+                self.all[place].subject = self.all[*other as usize].subject.clone();
+            }
+            self.holds[place] = VACANT;
+            self.vacant.push(index);
+        }
+    }
+
+    /// Gives memory back where most places are vacant and none is held. Places that were found before are no good after.
+    pub(crate) fn compact(&mut self) {
+        let is_held = |holds: &u32| *holds != 0 && *holds != VACANT;
+        if self.all.len() < COMPACTED_MIN
+            || self.vacant.len() < self.all.len() / 4 * 3
+            || self.holds.iter().any(is_held)
+        {
+            return;
+        }
+        let all = std::mem::take(self);
+        self.epoch = all.epoch.wrapping_add(1);
+        self.all.reserve_exact(all.len());
+        for (bucket, _) in all.all.into_iter().zip(all.holds).filter(|(_, holds)| *holds != VACANT) {
+            self.push(bucket.hash, bucket.subject, bucket.rows);
+        }
+    }
 }
 
 impl Bucket {
+    /// Whether it is the same as none: every limit is full, nothing that was used is kept with it, and nobody who asks
+    /// brings rules older than those it follows, which are of `settled` or before.
+    pub(crate) fn is_as_new(&self, settled: Version, now: Stamp) -> bool {
+        self.rows.iter().all(|row| {
+            row.meter.is_full(now)
+                && row.meter.version() <= settled
+                && row.usage.as_deref().is_none_or(is_unused)
+        })
+    }
+
     /// The place of a rule's row, if it was ever used; `likely` is the limit's place in its policy.
     #[inline]
     pub(super) fn row(&self, likely: usize, rule: &Arc<Rule>) -> Option<usize> {
@@ -148,4 +249,9 @@ impl Row {
         let own = if level == 0 { units } else { 0 };
         self.usage.get_or_insert_default().add(drawn_at, Tally { units, own, leases: 1 });
     }
+}
+
+fn is_unused(usage: &Windows) -> bool {
+    let all = Stamp::ZERO..Stamp::MAX;
+    Window::ALL.into_iter().all(|window| usage.within(window, &all).next().is_none())
 }

@@ -91,6 +91,7 @@ impl<B: Book> Desk<'_, B> {
         if matches!(answer, Drawn::Granted(_)) {
             let deadline = now + draw.terms.deadline;
             let record = Record::new(Units::from_slice(&draw.units), now, deadline, draw.terms.on_expiry);
+            reach.hold(places);
             let (levels, places) = (Arc::clone(&draw.levels), Places::from_slice(places));
             leases.insert(Open { lease: draw.lease, record, levels, places });
         }
@@ -128,7 +129,9 @@ impl<B: Book> Desk<'_, B> {
             return Ok(Drawn::Granted(repeated(reach, leases.open(extend.lease)?, &extend.levels)));
         }
         let open = leases.open_mut(extend.lease)?;
-        let mut answer = take(reach, &open.levels, &extend.units, &mut open.places, (now, true))?;
+        let mut places = open.places.clone();
+        let mut answer = take(reach, &open.levels, &extend.units, &mut places, (now, true))?;
+        reach.hold_found(&mut open.places, &places);
         if matches!(answer, Drawn::Granted(_)) {
             open.record.extend(extend.step, &extend.units, now);
         }
@@ -146,7 +149,7 @@ impl<B: Book> Desk<'_, B> {
         }
         let Open { record, levels, places, .. } = leases.open_mut(adjust.lease)?;
         fits(levels, adjust.deltas.len())?;
-        reach.prepare(levels, |name| adjust.deltas[name].is_some(), places)?;
+        reach.prepare_held(levels, |name| adjust.deltas[name].is_some(), places, now)?;
         let changes = record.adjust(adjust.step, &adjust.deltas, now);
         let mut readings = reach.shift(levels, |name| changes[name], places, now);
         tell(&mut readings, levels, &adjust.levels);
@@ -195,10 +198,11 @@ impl<B: Book> Desk<'_, B> {
         last_turn(open, step, &settle.levels)?;
         let Open { record, levels, places, .. } = open;
         fits(levels, settle.actual.len())?;
-        reach.prepare(levels, |name| settle.actual[name].is_some(), places)?;
+        reach.prepare_held(levels, |name| settle.actual[name].is_some(), places, now)?;
         let mut readings = reach.settle(levels, record, &settle.actual, places, (now, settle.is_watched));
         tell(&mut readings, levels, &settle.levels);
         let digest = levels.digest(&settle.actual);
+        reach.let_go(places);
         leases.end(lease, Ended { how: Ending::Settled, step, at: now, digest });
         Ok(Moved { at: now, is_repeat: false, readings })
     }
@@ -218,6 +222,7 @@ impl<B: Book> Desk<'_, B> {
                 let Open { record, levels, places, .. } = leases.open_mut(lease)?;
                 let mut readings = reach.shift(levels, |name| returned(record.held(), name), places, now);
                 tell(&mut readings, levels, &cancel.levels);
+                reach.let_go(places);
                 readings
             }
         };
@@ -241,6 +246,7 @@ impl<B: Book> Desk<'_, B> {
                 reach.shift(levels, |name| returned(record.held(), name), places, now);
             }
         }
+        reach.let_go(places);
         let ended = Ended { how: Ending::Expired, step: record.step(), at: now, digest: 0 };
         swept.forgotten = leases.end(lease, ended);
         Ok(swept)
@@ -287,7 +293,7 @@ fn repeat(at: Stamp) -> Moved {
 
 /// The answer to a step that was done before: as of then, with the limits as they are.
 fn repeated(reach: &mut Reach<'_>, open: &Open, asked: &Arc<Levels>) -> Moved {
-    let mut readings = reach.read(&open.levels, open.record.held(), &mut open.places.clone());
+    let mut readings = reach.read(&open.levels, open.record.held(), &open.places);
     tell(&mut readings, &open.levels, asked);
     Moved { at: open.record.stepped_at(), is_repeat: true, readings }
 }

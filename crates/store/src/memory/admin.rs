@@ -99,7 +99,8 @@ impl Entities for Memory {
 
 impl Space {
     /// Tells those who do not take the lock that something has changed.
-    pub(super) fn publish(&self, admin: &Admin) -> Version {
+    pub(super) fn publish(&self, admin: &Admin, now: Stamp) -> Version {
+        lock(&self.changes).note(admin.version, now);
         self.version.store(admin.version.number(), Ordering::Release);
         admin.version
     }
@@ -122,7 +123,7 @@ impl Space {
         for change in made {
             admin.write_policy(&change.scope, change.policy.clone(), actor, now);
         }
-        Ok(self.publish(&admin))
+        Ok(self.publish(&admin, now))
     }
 
     fn put(&self, entity: &Entity, expect: Expect, actor: &str) -> Result<Version, StoreError> {
@@ -147,7 +148,7 @@ impl Space {
         admin.entities.insert(id.clone(), written);
         let change = Change::Entity { before, after: Some(entity.clone()) };
         admin.note(Filed::entity(id), change, actor, now);
-        Ok(self.publish(&admin))
+        Ok(self.publish(&admin, now))
     }
 
     fn remove(&self, id: &EntityId, expect: Expect, actor: &str) -> Result<Version, StoreError> {
@@ -178,7 +179,7 @@ impl Space {
         admin.entities.remove(id);
         let change = Change::Entity { before: Some(before.value), after: None };
         admin.note(Filed::entity(id), change, actor, now);
-        Ok(self.publish(&admin))
+        Ok(self.publish(&admin, now))
     }
 }
 

@@ -24,6 +24,8 @@ const GENERATION_MAX: usize = 1 << 12;
 /// Whatever their number, ended leases are remembered for this long, so that hardly anybody takes longer from making an
 /// id to drawing with it. Whoever does is refused, and makes another.
 const REMEMBERED_MIN: Duration = Duration::from_millis(2);
+/// Ended leases that are so many that there will be [`GENERATION_MAX`].
+const MANY: usize = 1 << 8;
 /// Deadlines of ended leases that are left lying, beside as many as there are open ones.
 const STALE_MAX: usize = 128;
 
@@ -78,7 +80,8 @@ impl Book for Leases {
     }
 
     fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError> {
-        if self.horizon == 0 || lease.millis() > self.horizon {
+        // A chosen id has no time: it is new as far as is known.
+        if self.horizon == 0 || lease.is_chosen() || lease.millis() > self.horizon {
             return Ok(());
         }
         Err(StoreError::Ended { lease, how: Ending::Expired })
@@ -112,8 +115,24 @@ impl Book for Leases {
 }
 
 impl Leases {
+    /// How many are open, and how many are remembered that have ended.
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.open.len(), self.young.ended.len() + self.old.ended.len())
+    }
+
     /// Forgets a generation if it is time, and answers how many leases that were.
     pub(super) fn forget(&mut self, now: Stamp) -> u64 {
+        // No generation is forgotten before the older of them has been remembered for as long as need be, or is full.
+        let oldest = if self.old.ended.is_empty() { self.young.since } else { self.old.until };
+        let age = now.as_micros().saturating_sub(oldest.as_micros());
+        if self.young.ended.len() < GENERATION_MAX && age <= REMEMBERED.as_secs() * 1_000_000 {
+            return 0;
+        }
+        self.forget_now(now)
+    }
+
+    #[cold]
+    fn forget_now(&mut self, now: Stamp) -> u64 {
         let mut forgotten = 0;
         let is_old = |generation: &Generation| {
             !generation.ended.is_empty() && now.since(generation.until) > REMEMBERED
@@ -175,11 +194,25 @@ impl Generation {
         }
         self.until = ended.at;
         self.newest = self.newest.max(lease.millis());
+        if self.ended.len() == self.ended.capacity() {
+            self.grow(hasher);
+        }
         // A generation has far fewer.
         let place = u32::try_from(self.ended.len()).unwrap_or(u32::MAX);
         self.ended.push((lease, ended));
         let all = &self.ended;
         self.places.insert_unique(hash, place, |place| hash_of(hasher, all[*place as usize].0));
+    }
+
+    /// Makes room for more: where there are many, for all that there may be, since to move them takes long.
+    #[cold]
+    fn grow(&mut self, hasher: &foldhash::fast::RandomState) {
+        let count = self.ended.len();
+        let many = if count < MANY { 0 } else { GENERATION_MAX.saturating_sub(count) };
+        let more = many.max(count).max(4);
+        self.ended.reserve_exact(more);
+        let all = &self.ended;
+        self.places.reserve(more, |place| hash_of(hasher, all[*place as usize].0));
     }
 
     /// Nothing, in the same room.

@@ -89,7 +89,7 @@ impl Space {
 
     fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, StoreError> {
         // Whoever asks for usage means that of leases past their deadline too.
-        self.sweep(self.clock.now(), usize::MAX);
+        self.sweep_in_passing(self.clock.now(), usize::MAX);
         let after = paging.cursor().map(UsagePlace::parse).transpose()?;
         let mut lines = Vec::new();
         let mut from = after.as_ref().map(|place| place.name.to_owned());

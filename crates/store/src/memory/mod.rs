@@ -1,12 +1,15 @@
 //! The reference store: in the process, sharded, with nothing to wait for.
 //!
 //! A call locks the shards of its buckets in their order, decides and moves under all of these locks, and lets go. Its
-//! lease is kept with the bucket of its own subject. Everything is bounded: buckets, entities and policies refuse to grow beyond their bounds
-//! ([`StoreError::Full`](crate::StoreError::Full)), ended leases are forgotten early, and the oldest of the audit goes.
+//! lease is kept with the bucket of its own subject. Everything is bounded: buckets, entities and policies refuse to grow
+//! beyond their bounds ([`StoreError::Full`](crate::StoreError::Full)), buckets that are the same as none are forgotten,
+//! ended leases are forgotten early, and the oldest of the audit goes.
 
 mod admin;
+mod forget;
 mod leases;
 mod listing;
+mod options;
 mod prune;
 mod shards;
 mod steps;
@@ -14,20 +17,22 @@ mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_core::limit::name::{Namespace, Subject};
 use tidegate_core::time::Stamp;
 
-use crate::clock::{SystemWall, WallClock};
+use crate::clock::WallClock;
 use crate::desk::{SHARDS, hash_subject};
 use crate::error::StoreError;
 use crate::reply::Reply;
 use crate::store::{Capabilities, Clocked, Store, Swept};
 use crate::sync::lock;
 use admin::Admin;
+use forget::Changes;
+pub use options::{MemoryOptions, MemoryStats};
 use shards::{Index, Shard};
 
 /// A store has at most so many namespaces.
@@ -56,6 +61,15 @@ struct Space {
     shards: Box<[Mutex<Shard>]>,
     /// Which buckets there are. Locked after a shard, never before.
     index: Mutex<Index>,
+    options: MemoryOptions,
+    /// Buckets there are, that were forgotten, and that there was no room for.
+    subjects: AtomicUsize,
+    forgotten: AtomicU64,
+    refused: AtomicU64,
+    /// Leases that calls have ended in passing, until a sweep tells of them.
+    passed: Mutex<Swept>,
+    /// When the last changes were made. Locked after anything else, never before.
+    changes: Mutex<Changes>,
     /// No lease is past its deadline before this, in microseconds.
     due_at: AtomicU64,
     admin: Mutex<Admin>,
@@ -66,12 +80,16 @@ struct Space {
 impl Memory {
     /// An empty store that goes by the system's clock.
     pub fn new() -> Self {
-        Self::with_clock(SystemWall::new())
+        Self::made(MemoryOptions::new())
     }
 
     /// An empty store that goes by `clock`.
     pub fn with_clock(clock: impl WallClock) -> Self {
-        Self { space: Arc::new(Space::new(Arc::new(clock))), spaces: Arc::default() }
+        Self::made(MemoryOptions::new().clock(clock))
+    }
+
+    fn made(options: MemoryOptions) -> Self {
+        Self { space: Arc::new(Space::new(options)), spaces: Arc::default() }
     }
 
     /// Another namespace of the same store: whoever asks for the same name gets the same.
@@ -84,7 +102,7 @@ impl Memory {
         if spaces.len() >= NAMESPACES_MAX && !spaces.contains_key(&name) {
             return Err(StoreError::Full { what: "namespaces", max: NAMESPACES_MAX as u64 });
         }
-        let space = spaces.entry(name).or_insert_with(|| Arc::new(Space::new(Arc::clone(&self.space.clock))));
+        let space = spaces.entry(name).or_insert_with(|| Arc::new(Space::new(self.space.options.clone())));
         Ok(Self { space: Arc::clone(space), spaces: Arc::clone(&self.spaces) })
     }
 }
@@ -113,14 +131,23 @@ impl Store for Memory {
     }
 
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
-        Reply::ready(Ok(self.space.sweep(self.space.clock.now(), max)))
+        let now = self.space.clock.now();
+        let swept = self.space.sweep(now, max);
+        self.space.tend(now);
+        Reply::ready(Ok(swept.with(&mut lock(&self.space.passed), max)))
     }
 }
 
 impl Space {
-    fn new(clock: Arc<dyn WallClock>) -> Self {
+    fn new(options: MemoryOptions) -> Self {
         Self {
-            clock,
+            clock: Arc::clone(&options.clock),
+            options,
+            subjects: AtomicUsize::new(0),
+            forgotten: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            passed: Mutex::default(),
+            changes: Mutex::default(),
             hasher: foldhash::fast::RandomState::default(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             index: Mutex::default(),
@@ -134,7 +161,7 @@ impl Space {
     fn now(&self) -> Stamp {
         let now = self.clock.now();
         if now.as_micros() >= self.due_at.load(Ordering::Relaxed) {
-            self.sweep(now, SWEPT_IN_PASSING);
+            self.sweep_in_passing(now, SWEPT_IN_PASSING);
         }
         now
     }

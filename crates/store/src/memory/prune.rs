@@ -22,13 +22,17 @@ impl Space {
             return 0;
         }
         // A lease past its deadline is counted before its window goes, and not after.
-        self.sweep(self.clock.now(), usize::MAX);
+        self.sweep_in_passing(self.clock.now(), usize::MAX);
         let mut count = 0;
         for shard in &self.shards {
-            let mut next = 0;
+            let (mut epoch, mut next) = (0, 0);
             loop {
                 let mut shard = lock(shard);
-                let end = u32::try_from(shard.shelf.len()).unwrap_or(u32::MAX).min(next + CHUNK);
+                if shard.shelf.epoch() != epoch {
+                    // Its buckets are in other places now.
+                    (epoch, next) = (shard.shelf.epoch(), 0);
+                }
+                let end = u32::try_from(shard.shelf.places()).unwrap_or(u32::MAX).min(next + CHUNK);
                 for place in next..end {
                     count += prune_bucket(shard.shelf.at_mut(place), window, before, max - count);
                     if count >= max {
@@ -54,6 +58,14 @@ impl Admin {
         // Cursors are numbers of entries: those that are left keep theirs.
         self.forgotten += old as u64;
         old
+    }
+
+    /// Forgets up to `max` of the entries that were made before `before`.
+    pub(super) fn prune_audit_before(&mut self, before: Stamp, max: usize) {
+        let last = self.audit.iter().take(max).take_while(|entry| entry.at < before).last();
+        if let Some(through) = last.map(|entry| entry.version) {
+            self.prune_audit(through, max);
+        }
     }
 }
 

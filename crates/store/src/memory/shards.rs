@@ -8,12 +8,9 @@ use tidegate_core::time::Stamp;
 
 use super::Space;
 use super::leases::Leases;
-use crate::desk::{Desk, Place, Places, Reach, Room, SHARDS, Shelf, check_levels, shelf_of};
+use crate::desk::{Desk, Place, Places, Reach, Room, Shelf, check_levels, shelf_of};
 use crate::error::StoreError;
 use crate::sync::lock;
-
-/// A store holds at most so many buckets.
-const BUCKETS_MAX: usize = 1 << 22;
 
 /// A shard: buckets, and the leases of their subjects.
 #[derive(Default)]
@@ -22,6 +19,14 @@ pub(super) struct Shard {
     pub(super) leases: Leases,
     /// The latest time that anything here was decided at.
     latest: Stamp,
+}
+
+impl Shard {
+    /// The time of a decision: `read`, unless somebody who read later was faster.
+    pub(super) fn go_on(&mut self, read: Stamp) -> Stamp {
+        self.latest = read.max(self.latest);
+        self.latest
+    }
 }
 
 /// Which buckets there are, in order.
@@ -83,11 +88,9 @@ impl Space {
 }
 
 impl Room for Space {
-    fn has_room(&self, buckets: usize) -> Result<(), StoreError> {
-        if buckets < BUCKETS_MAX / SHARDS {
-            return Ok(());
-        }
-        Err(StoreError::Full { what: "buckets", max: BUCKETS_MAX as u64 })
+    #[cold]
+    fn has_room(&self, buckets: &mut Shelf, places: &[Place], now: Stamp) -> Result<(), StoreError> {
+        self.make_room(buckets, places, now)
     }
 
     /// Remembers in order which buckets there are.

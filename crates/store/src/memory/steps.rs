@@ -101,7 +101,9 @@ impl Space {
         match self.standing(lease, now) {
             Some(Standing::Open(held)) if held.record.is_due(now) => {
                 // Somebody may be faster, and then it has ended as well.
-                drop(self.decide(&held.levels, now, |desk| desk.expire(lease)));
+                if let Ok(one) = self.decide(&held.levels, now, |desk| desk.expire(lease)) {
+                    lock(&self.passed).add(one);
+                }
                 self.standing(lease, now)
             }
             standing => standing,
@@ -127,6 +129,13 @@ impl Space {
         }
     }
 
+    /// Ends leases for a call that has something else to do.
+    #[cold]
+    pub(super) fn sweep_in_passing(&self, now: Stamp, max: usize) {
+        let swept = self.sweep(now, max);
+        lock(&self.passed).add(swept);
+    }
+
     /// Ends leases that are past their deadline, up to `max` of them.
     pub(super) fn sweep(&self, now: Stamp, max: usize) -> Swept {
         let mut swept = Swept::default();
@@ -142,9 +151,7 @@ impl Space {
             // One after the other, since each may need other shelves too.
             for (lease, levels) in due {
                 if let Ok(one) = self.decide(&levels, now, |desk| desk.expire(lease)) {
-                    swept.settled += one.settled;
-                    swept.returned += one.returned;
-                    swept.forgotten += one.forgotten;
+                    swept.add(one);
                 }
             }
             self.is_due_at(lock(shard).leases.next_due());

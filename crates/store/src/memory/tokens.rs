@@ -82,7 +82,7 @@ impl Space {
         admin.tokens.by_hash.insert(*hash, made.id.clone());
         let change = Change::Token { before: None, after: made };
         admin.note(Filed::token(&token.id), change, actor, now);
-        self.publish(&admin);
+        self.publish(&admin, now);
         Ok(written)
     }
 
@@ -103,7 +103,7 @@ impl Space {
         }
         let change = Change::Token { before: Some(there.value), after };
         admin.note(Filed::token(id), change, actor, now);
-        Ok(self.publish(&admin))
+        Ok(self.publish(&admin, now))
     }
 }
 

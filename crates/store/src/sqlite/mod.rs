@@ -34,7 +34,6 @@ use tidegate_core::limit::name::Namespace;
 use tidegate_core::time::Stamp;
 
 pub use options::{Durable, SqliteOptions};
-pub use retention::Retention;
 
 use crate::clock::WallClock;
 use crate::error::StoreError;
@@ -243,5 +242,12 @@ impl Store for Sqlite {
 
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
         Reply::later(self.sweep_up_to(max))
+    }
+
+    fn close(&self) -> Reply<'_, ()> {
+        Reply::later(async {
+            Self::close(self).await;
+            Ok(())
+        })
     }
 }

@@ -16,7 +16,6 @@ use super::admin;
 use super::file::File;
 use super::queue::Queue;
 use super::reader::Readers;
-use super::retention::Retention;
 use super::schema;
 use super::syncer::{Syncer, log_of};
 use super::times::Times;
@@ -25,6 +24,7 @@ use super::writer::{BATCH_MAX, Counters, Writer};
 use super::{Inner, Sqlite};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
+use crate::retention::Retention;
 
 /// Calls that wait for the writer at most.
 const WAITING_MAX: usize = 1 << 16;

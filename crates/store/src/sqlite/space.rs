@@ -29,7 +29,7 @@ const SWEPT_IN_PASSING: usize = 64;
 struct Disk;
 
 impl Room for Disk {
-    fn has_room(&self, _: usize) -> Result<(), StoreError> {
+    fn has_room(&self, _: &mut Shelf, _: &[Place], _: Stamp) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -50,6 +50,8 @@ pub(super) struct Space {
     due_at: Stamp,
     /// No ended lease is to be forgotten before this.
     forget_at: Stamp,
+    /// What was ended in passing, until a sweep tells of it.
+    pub(super) passed: Swept,
 }
 
 #[derive(Default)]
@@ -71,6 +73,7 @@ impl Space {
             leases: Leases::default(),
             due_at: Stamp::MAX,
             forget_at: Stamp::MAX,
+            passed: Swept::default(),
         };
         space.find_due(connection)?;
         space.find_forgettable(connection)?;
@@ -142,12 +145,24 @@ impl Space {
         Ok(swept)
     }
 
+    /// The same for somebody who has something else to do: the next sweep tells of it.
+    pub(super) fn sweep_in_passing(
+        &mut self,
+        connection: &Connection,
+        now: Stamp,
+        max: usize,
+    ) -> Result<(), Trouble> {
+        let swept = self.sweep(connection, now, max)?;
+        self.passed.add(swept);
+        Ok(())
+    }
+
     /// What a transaction does for this namespace before anything else.
     pub(super) fn tidy(&mut self, connection: &Connection, now: Stamp, calls: usize) -> Result<(), Trouble> {
         // More than may begin and end meanwhile: else they would be ever more.
         let max = SWEPT_IN_PASSING.max(2 * calls);
         if now >= self.due_at {
-            self.sweep(connection, now, max)?;
+            self.sweep_in_passing(connection, now, max)?;
         }
         if now >= self.forget_at {
             self.forget(connection, now, max)?;

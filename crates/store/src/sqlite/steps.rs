@@ -94,7 +94,8 @@ impl Sqlite {
     pub(super) async fn sweep_up_to(&self, max: usize) -> Result<Swept, StoreError> {
         let sweep = |work: &mut Work<'_>, (namespace, max): &On<usize>| {
             let (connection, now) = (work.connection, work.now);
-            let swept = work.untidied(*namespace)?.sweep(connection, now, *max)?;
+            let space = work.untidied(*namespace)?;
+            let swept = space.sweep(connection, now, *max)?.with(&mut space.passed, *max);
             retention::apply(work)?;
             Ok(swept)
         };
@@ -104,9 +105,13 @@ impl Sqlite {
     /// Ends the leases that are past their deadline: whoever looks at balances and usage means theirs too.
     pub(super) async fn sweep_what_is_due(&self) -> Result<(), StoreError> {
         let namespace = self.namespace;
+        let sweep = |work: &mut Work<'_>, namespace: &i64| {
+            let (connection, now) = (work.connection, work.now);
+            work.untidied(*namespace)?.sweep_in_passing(connection, now, SWEPT_BEFORE_READING)
+        };
         while self.inner.read(move |connection, now| listing::is_any_due(connection, namespace, now)).await? {
-            match self.sweep_up_to(SWEPT_BEFORE_READING).await {
-                Ok(_) => {}
+            match self.inner.write(Call::new(namespace, sweep)).await {
+                Ok(()) => {}
                 // It can be read though it cannot be written: as it is.
                 Err(error) if error.is_transient() => return Ok(()),
                 Err(error) => return Err(error),
@@ -127,10 +132,11 @@ fn draw(work: &mut Work<'_>, (namespace, draw): &On<Draw>) -> Result<Drawn, Trou
     Ok(answer)
 }
 
-/// Returns what was drawn for somebody who did not wait for it. What was drawn before, and is told again, is somebody's.
+/// Returns what was drawn for somebody who did not wait for it. What was drawn before, and is told again, is somebody's;
+/// and whoever has chosen the id asks again.
 fn give_back((namespace, draw): &On<Draw>, drawn: &Drawn) -> Option<Box<dyn Job>> {
     match drawn {
-        Drawn::Granted(moved) if !moved.is_repeat => {
+        Drawn::Granted(moved) if !moved.is_repeat && !draw.lease.is_chosen() => {
             let levels = std::sync::Arc::clone(&draw.levels);
             let asked = Cancel { lease: draw.lease, step: 1, levels, is_watched: false };
             Some(Box::new(Call::unheard((*namespace, asked), cancel)))

@@ -10,10 +10,10 @@ use tidegate_core::time::Stamp;
 use tokio::sync::oneshot;
 
 use super::queue::Queue;
-use super::retention::Retention;
 use super::space::Space;
 use super::trouble::Trouble;
 use crate::error::StoreError;
+use crate::retention::Retention;
 
 /// A transaction, and what the namespaces look like in it.
 pub(super) struct Work<'a> {

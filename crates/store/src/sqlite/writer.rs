@@ -18,7 +18,7 @@ use tidegate_core::time::Stamp;
 
 use super::file::File;
 use super::queue::{Found, Queue};
-use super::retention::{self, Retention};
+use super::retention;
 use super::schema;
 use super::space::Space;
 use super::syncer::Syncer;
@@ -26,6 +26,7 @@ use super::times::Times;
 use super::trouble::{Fault, Trouble, column, is_busy};
 use super::work::{Asked, Work};
 use crate::clock::WallClock;
+use crate::retention::Retention;
 
 /// Calls in one transaction.
 pub(super) const BATCH_MAX: usize = 512;

@@ -398,4 +398,8 @@ impl<S: Store> Store for Faulty<S> {
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
         self.call(move || self.store.sweep(max))
     }
+
+    fn close(&self) -> Reply<'_, ()> {
+        self.store.close()
+    }
 }

@@ -262,4 +262,8 @@ impl<S: Store> Store for Observed<S> {
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
         self.counted(Verb::Sweep, move || self.store.sweep(max))
     }
+
+    fn close(&self) -> Reply<'_, ()> {
+        self.store.close()
+    }
 }

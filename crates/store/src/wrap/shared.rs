@@ -159,4 +159,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
         (**self).sweep(max)
     }
+
+    fn close(&self) -> Reply<'_, ()> {
+        (**self).close()
+    }
 }

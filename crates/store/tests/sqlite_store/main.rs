@@ -4,6 +4,7 @@ mod bounds;
 mod clock;
 mod durable;
 mod files;
+mod forgets;
 mod gone;
 mod kit;
 mod like_memory;

@@ -264,7 +264,12 @@ impl Shared {
     }
 
     /// What the store's answer is to the caller.
-    fn answered(self: &Arc<Self>, draw: Draw, drawn: Drawn, kind: Kind) -> Result<Lease, LimitError> {
+    pub(super) fn answered(
+        self: &Arc<Self>,
+        draw: Draw,
+        drawn: Drawn,
+        kind: Kind,
+    ) -> Result<Lease, LimitError> {
         match drawn {
             Drawn::Granted(moved) => {
                 self.notice(&draw.levels, &moved);
@@ -293,7 +298,9 @@ impl Shared {
             }
             OnUnavailable::LocalShare(share) => {
                 let levels = Arc::new(draw.levels.map_rules(|rule| share_of(rule, share)));
-                let draw = Draw { lease: Self::new_id(), levels, ..draw };
+                // The store may have heard of the id; one that was chosen finds the same lease here again.
+                let lease = if draw.lease.is_chosen() { draw.lease } else { Self::new_id() };
+                let draw = Draw { lease, levels, ..draw };
                 let reply: Reply<'_, Drawn> = match kind {
                     Kind::Draw => tidegate_store::Buckets::draw(&self.local, &draw),
                     Kind::Spend => tidegate_store::Buckets::spend(&self.local, &draw),
@@ -320,7 +327,7 @@ impl Shared {
         Ok(lease)
     }
 
-    fn lease(
+    pub(super) fn lease(
         self: &Arc<Self>,
         draw: Draw,
         at: Stamp,
@@ -330,9 +337,14 @@ impl Shared {
         self.counters.granted.fetch_add(1, Ordering::SeqCst);
         let Draw { lease, levels, units, .. } = draw;
         let now = Settle { lease, step: 0, levels, actual: units, is_watched: false };
-        let lease = Lease { shared: Arc::clone(self), now, at, readings, backing, state: State::Open };
+        let (shared, state) = (Arc::clone(self), State::Open);
+        let lease = Lease { shared, now, at, readings, backing, state, left: None };
         // Counted before it is asked: either we see that it was closed, or whoever drains sees the lease.
         if kind == Kind::Draw && self.is_closed.load(Ordering::SeqCst) {
+            if lease.id().is_chosen() {
+                // Whoever has chosen it asks again, perhaps another process.
+                lease.detach();
+            }
             return Err(LimitError::Closed);
         }
         Ok(lease)

@@ -7,6 +7,7 @@ use thiserror::Error;
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::{InvalidCost, Levels};
 use tidegate_core::limit::entity::LEVELS_MAX;
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, InvalidName, Subject};
 use tidegate_core::limit::policy::InvalidPolicy;
 use tidegate_core::limit::resolve::Source;
@@ -73,6 +74,13 @@ pub enum LimitError {
     Deep {
         /// Which one.
         entity: EntityId,
+    },
+    /// The id that the caller has chosen stands for another request: with another cost, deadline or limits of its own, or a
+    /// draw where this is a spend.
+    #[error("the id was used before, for another request")]
+    Reused {
+        /// The lease of that request.
+        lease: LeaseId,
     },
     /// The store is away, and the policy says to let nobody in.
     #[error("{source}")]

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tidegate_core::limit::lease::LeaseId;
@@ -50,17 +51,23 @@ pub(super) type Listener = Box<dyn Fn(&LimitEvent) + Send + Sync>;
 /// Who is told. Listeners run on the thread that caused the event, with no lock held.
 #[derive(Default)]
 pub(super) struct Listeners {
-    listeners: Vec<Listener>,
+    listeners: RwLock<Vec<Arc<Listener>>>,
     panics: AtomicU64,
 }
 
 impl Listeners {
     pub(super) fn new(listeners: Vec<Listener>) -> Self {
+        let listeners = RwLock::new(listeners.into_iter().map(Arc::new).collect());
         Self { listeners, panics: AtomicU64::new(0) }
     }
 
+    pub(super) fn add(&self, listener: Listener) {
+        self.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
+    }
+
     pub(super) fn tell(&self, event: &LimitEvent) {
-        for listener in &self.listeners {
+        let listeners = self.listeners.read().unwrap_or_else(PoisonError::into_inner).clone();
+        for listener in listeners {
             if catch_unwind(AssertUnwindSafe(|| listener(event))).is_err() {
                 self.panics.fetch_add(1, Ordering::Relaxed);
             }

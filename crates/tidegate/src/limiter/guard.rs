@@ -86,6 +86,12 @@ impl Guard {
         }
     }
 
+    /// How long the store is left alone, if it is.
+    pub(super) fn away(&self) -> Option<Duration> {
+        let circuit = self.breaker.snapshot().circuit?;
+        Some(circuit.retry_after).filter(|span| !span.is_zero())
+    }
+
     /// When it is worth trying again.
     pub(super) fn retry_after(&self) -> Duration {
         let open = self.breaker.snapshot().circuit.map(|circuit| circuit.retry_after);

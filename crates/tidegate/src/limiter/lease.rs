@@ -44,6 +44,8 @@ pub struct Lease {
     pub(super) readings: Readings,
     pub(super) backing: Backing,
     pub(super) state: State,
+    /// How long it still has, if it was drawn before.
+    pub(super) left: Option<Duration>,
 }
 
 /// Who keeps what the lease drew.
@@ -95,6 +97,11 @@ impl Lease {
     /// The lease's id.
     pub const fn id(&self) -> LeaseId {
         self.now.lease
+    }
+
+    /// How long it still has, if it was drawn before [with the same id](super::Request::id), and nothing was drawn now.
+    pub const fn drawn_before(&self) -> Option<Duration> {
+        self.left
     }
 
     /// Who drew it, and of what.

@@ -6,6 +6,7 @@
 mod acquire;
 mod admin;
 mod builder;
+mod chosen;
 mod error;
 mod events;
 mod explain;
@@ -131,6 +132,8 @@ pub struct LimiterStats {
     /// Leases that stayed spent, until their deadline, because the settler was full, or the store did not hear of their end
     /// within ten minutes, or never will.
     pub unsettled: u64,
+    /// How long the store is left alone from now on, since it failed too often in a row; `None` where it is asked.
+    pub store_away: Option<Duration>,
     /// Panics of listeners.
     pub panics: u64,
     /// The cache of policies.
@@ -156,6 +159,12 @@ impl Limiter {
         LimiterBuilder::new(store)
     }
 
+    /// Hears what happens from now on, as long as there is a limiter. It runs on the thread that caused it, with no lock
+    /// held; a panic in it is counted.
+    pub fn on_event(&self, listener: impl Fn(&LimitEvent) + Send + Sync + 'static) {
+        self.shared.listeners.add(Box::new(listener));
+    }
+
     /// The store, for listings.
     pub fn store(&self) -> &dyn Store {
         &*self.shared.store
@@ -172,6 +181,7 @@ impl Limiter {
             waiting: shared.turns.waiting(),
             settling: shared.settler.pending(),
             unsettled: shared.settler.lost(),
+            store_away: shared.guard.away(),
             panics: shared.listeners.panics(),
             cache: shared.policies.stats(),
         }

@@ -250,7 +250,7 @@ impl Shared {
 
     /// What is known of a lease, and who knows it: the store, or this process, which keeps its share while the store is
     /// away.
-    async fn standing(&self, lease: LeaseId) -> Result<(Backing, Standing), LimitError> {
+    pub(super) async fn standing(&self, lease: LeaseId) -> Result<(Backing, Standing), LimitError> {
         match self.ask(self.store.lease(lease)).await {
             Ok(standing) => Ok((Backing::Store, standing)),
             Err(error @ (LimitError::Unavailable { .. } | LimitError::Store(StoreError::NoLease { .. }))) => {

@@ -4,8 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::OnUnavailable;
 use tidegate_core::limit::rule::Limit;
+use tidegate_store::StoreError;
 use tokio::time::Instant;
 
 use super::Shared;
@@ -44,12 +46,13 @@ pub struct Request<'a> {
     cost: &'a [(&'a str, u64)],
     limits: Vec<Limit>,
     deadline: Duration,
+    id: Option<LeaseId>,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>, subject: SubjectRef<'a>, cost: &'a [(&'a str, u64)]) -> Self {
         let deadline = shared.lease_deadline;
-        Self { shared, subject, cost, limits: Vec::new(), deadline }
+        Self { shared, subject, cost, limits: Vec::new(), deadline, id: None }
     }
 
     /// Limits for this call, in the place of the subject's own of the same names. Each has a bucket of its own per
@@ -62,6 +65,21 @@ impl<'a> Request<'a> {
     /// How long after the draw the lease expires by itself, if it is never ended.
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// An id chosen for this request, so that the same again with it is answered with the same lease, and is never charged
+    /// twice: while the lease is open, and for ten minutes after its end. 127 bits of the number count; it stands for this
+    /// subject, and whoever can guess it can have the lease.
+    ///
+    /// Whoever gives up while it is drawing asks again: nothing is cancelled in the background, and if nobody asks, the lease
+    /// ends by its deadline. What was refused was not done, and can be asked again. A request with the id of another one is
+    /// [refused](LimitError::Reused), as far as it can be told: once the lease went on, its first amounts are not known any
+    /// more. A draw whose lease has ended is answered with [`StoreError::Ended`](crate::StoreError::Ended).
+    ///
+    /// A store in memory remembers fewer ended leases when very many end.
+    pub const fn id(mut self, number: u128) -> Self {
+        self.id = Some(LeaseId::chosen(number));
         self
     }
 
@@ -114,6 +132,9 @@ impl<'a> Request<'a> {
             return Err(LimitError::Busy { waiters_max });
         };
         if ticket.ahead() > 0 {
+            if let Some(lease) = self.drawn_before().await? {
+                return Ok(lease);
+            }
             self.check_possible().await?;
         }
         if let Some(head) = ticket.head()
@@ -186,6 +207,16 @@ impl<'a> Request<'a> {
         if self.shared.turns.waiting() > 0
             && let Some((ahead, head)) = self.shared.turns.ahead(&self.subject.check()?)
         {
+            match kind {
+                Kind::Draw => {
+                    if let Some(lease) = self.drawn_before().await? {
+                        return Ok(lease);
+                    }
+                }
+                // What was spent is not asked for anew: the store tells so, whoever waits.
+                Kind::Spend if self.is_known().await? => return self.resolve_and_draw(kind).await,
+                Kind::Spend => {}
+            }
             let retry_after = head.map(|head| head.ready_at.saturating_duration_since(Instant::now()));
             return Err(LimitError::Waiting { subject: self.subject.check()?, ahead, retry_after });
         }
@@ -198,7 +229,7 @@ impl<'a> Request<'a> {
     /// Draws if nothing has to be waited for: what limits the subject is known, and the store answers at once.
     #[inline]
     pub(super) fn draw_at_once(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
-        if !self.shared.is_immediate || !self.limits.is_empty() {
+        if !self.shared.is_immediate || !self.limits.is_empty() || self.id.is_some() {
             return None;
         }
         let levels = self.shared.levels_now(self.subject)?;
@@ -216,6 +247,9 @@ impl<'a> Request<'a> {
         let _asking = self.shared.asking();
         let (levels, away) = self.levels().await?;
         let units = levels.units(self.cost)?;
+        if let Some(id) = self.id {
+            return self.shared.draw_chosen(new_draw(id, levels, units, self.deadline), kind, away).await;
+        }
         match away {
             Some(error) => {
                 let draw = new_draw(Shared::new_id(), levels, units, self.deadline);
@@ -223,6 +257,24 @@ impl<'a> Request<'a> {
             }
             None => self.shared.draw(levels, units, self.deadline, kind).await,
         }
+    }
+
+    /// Whether the store has heard of the chosen id.
+    async fn is_known(&self) -> Result<bool, LimitError> {
+        let Some(id) = self.id else { return Ok(false) };
+        match self.shared.standing(id).await {
+            Ok(_) => Ok(true),
+            Err(LimitError::Store(StoreError::NoLease { .. })) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The lease that was drawn before with the chosen id, if there is one: its holder does not stand in line for it.
+    async fn drawn_before(&self) -> Result<Option<Lease>, LimitError> {
+        let Some(id) = self.id else { return Ok(None) };
+        let (levels, _) = self.levels().await?;
+        let units = levels.units(self.cost)?;
+        self.shared.drawn_before(&new_draw(id, levels, units, self.deadline)).await
     }
 
     /// What limits the subject, with the limits of this call, and what is wrong with the store if it is away.
