@@ -17,7 +17,7 @@ use tidegate_bench::Options;
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-bench")]
 struct Arguments {
-    /// What to measure: `local`, `keyed`, `shared` or `sqlite`.
+    /// What to measure: `local`, `keyed`, `shared`, `sqlite` or `server`.
     name: String,
     #[command(flatten)]
     options: Options,
@@ -37,9 +37,11 @@ fn main() -> Result<()> {
     match arguments.name.as_str() {
         "local" => tidegate_bench::run("local", &local::CASES, &arguments.options),
         "shared" => tidegate_bench::run("shared", &shared::CASES, &arguments.options),
-        name @ ("keyed" | "sqlite") => run_beside(name),
+        name @ ("keyed" | "server" | "sqlite") => run_beside(name),
         other => {
-            bail!("there is no benchmark called `{other}`; there are `local`, `keyed`, `shared` and `sqlite`")
+            bail!(
+                "there is no benchmark called `{other}`; there are `local`, `keyed`, `shared`, `sqlite` and `server`"
+            )
         }
     }
 }

@@ -16,8 +16,8 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     let folder = workspace::target().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
     let out = folder.join(format!("{name}.json"));
-    // All of its programs: the one that counts bytes is started by the one that measures time.
-    step::stream(&mut workspace::cargo("build --release -p tidegate-bench --bins"))
+    // All of its programs: the one that counts bytes is started by the one that measures time. And ours, which is served.
+    step::stream(&mut workspace::cargo("build --release -p tidegate-bench -p tidegate-cli --bins"))
         .with_context(|| format!("benchmark {name} does not build"))?;
     let mut bench = workspace::cargo("run --release -p tidegate-bench --");
     bench.arg(name).arg("--out").arg(&out).args(extra);

@@ -9,6 +9,7 @@
 mod bench;
 mod cover;
 mod examples;
+mod fuzz;
 mod install;
 mod step;
 mod test;
@@ -38,10 +39,19 @@ enum Command {
     /// Run every check, in order, and stop at the first that fails
     ///
     /// The steps: fmt, tidy, clippy, tests (doc tests too), the concurrency models and their clippy, the
-    /// examples, docs, and each feature alone. CI runs exactly this.
+    /// examples, the server asked from its own document, docs, and each feature alone. CI runs exactly this.
     #[command(after_help = EXIT_CODES)]
     Test {
-        /// Look longer: ten times as many model schedules, 20,000 cases for each property
+        /// Look longer: ten times as many model schedules, 20,000 cases for each property, 500 for each operation
+        #[arg(long)]
+        deep: bool,
+    },
+    /// Ask the server whatever its OpenAPI document allows, and what it does not
+    ///
+    /// Installs schemathesis with pip under target when it is missing.
+    #[command(after_help = EXIT_CODES)]
+    Fuzz {
+        /// Look longer: 500 cases for each operation
         #[arg(long)]
         deep: bool,
     },
@@ -76,7 +86,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match CommandLine::parse().command {
-        Command::Test { deep } => test::run(if deep { test::Depth::Deep } else { test::Depth::Usual }),
+        Command::Test { deep } => test::run(depth(deep)),
+        Command::Fuzz { deep } => fuzz::run(depth(deep)),
         Command::Tidy => tidy::run(),
         Command::Cover { html } => cover::run(if html { cover::Pages::Write } else { cover::Pages::Skip }),
         Command::Bench { name, extra } => bench::run(&name, &extra),
@@ -88,6 +99,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+const fn depth(deep: bool) -> test::Depth {
+    if deep { test::Depth::Deep } else { test::Depth::Usual }
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::examples;
+use crate::fuzz;
+use crate::install;
 use crate::step::{self, Steps};
 use crate::tidy;
 use crate::workspace::{self, cargo};
@@ -29,10 +31,13 @@ pub(crate) fn run(depth: Depth) -> Result<()> {
     steps.run("clippy", || {
         step::stream(&mut cargo("clippy --workspace --all-targets --all-features -- -D warnings"))
     })?;
+    // The tours of the pages use it.
+    install::ensure_tool("curl", "curl")?;
     steps.run("tests", || tests(depth))?;
     steps.run("model", || model(depth))?;
     steps.run("model-clippy", model_clippy)?;
     steps.run("examples", examples::run)?;
+    steps.run("fuzz", || fuzz::run(depth))?;
     steps.run("docs", || {
         step::stream(cargo("doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings"))
     })?;

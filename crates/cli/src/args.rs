@@ -1,9 +1,13 @@
 //! What may be typed, and its help.
 
 use std::env;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::answer::Format;
@@ -15,14 +19,15 @@ use crate::verbs::look::{BalanceArgs, ExplainArgs};
 use crate::verbs::serve::ServeArgs;
 use crate::verbs::token::TokenVerb;
 use crate::verbs::usage::UsageVerb;
+use crate::words;
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  it could not be done, or what it is about is not there
-  2  it was not asked as it can be asked: an argument, a name, a cost or a file of limits is wrong
+  2  it was not asked as it can be: an argument, a name, a cost, a file is wrong
   3  a limit refuses it
-  4  the store is away, or held by another process for too long
+  4  the store or the server is away, or does not answer in time
   5  `limits plan` has found changes
   acquire … -- COMMAND ends as the command does.";
 
@@ -34,12 +39,14 @@ Examples:
   tidegate limits set system rpm:60/min tpm:100k/min:150k
   tidegate acquire acme gpt-4 rpm=1 tpm=800
   tidegate acquire acme gpt-4 rpm=1 --within 30s -- ./call-the-model
-  tidegate balance acme gpt-4";
+  tidegate balance acme gpt-4
+  tidegate --server http://127.0.0.1:8707 --token-file token balance acme gpt-4";
 
 /// Limits that many programs share: who may use how much of what, exactly.
 ///
 /// Limits live in a store, a file of SQLite unless said otherwise, and every program that opens the same store keeps the same
-/// limits. These verbs look at them, change them and draw from them.
+/// limits; a server keeps them for programs that are elsewhere. These verbs look at them, change them and draw from them, at a
+/// store or at a server.
 #[derive(Debug, Parser)]
 #[command(
     name = "tidegate",
@@ -65,13 +72,29 @@ pub(crate) struct SharedArgs {
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
+    /// Ask the server at this address in the place of a store
+    ///
+    /// All verbs but `serve` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    #[arg(value_name = "URL", env = "TIDEGATE_SERVER", hide_env_values = true)]
+    pub(crate) server: Option<String>,
+    /// A file that holds the token for the server; or set `TIDEGATE_TOKEN` to the token itself
+    ///
+    /// No option takes the token itself: everybody on a machine sees its command lines, and shells write them down.
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    #[arg(value_name = "FILE", env = "TIDEGATE_TOKEN_FILE", hide_env_values = true)]
+    pub(crate) token_file: Option<PathBuf>,
     /// Answer with one JSON document, and with one on stderr if it fails
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     json: bool,
-    /// In whose name changes are made, for the audit [default: the user's name]
+    /// In whose name changes are made at a store, for the audit [default: the user's name]
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "NAME", env = "TIDEGATE_ACTOR", hide_env_values = true)]
     pub(crate) actor: Option<String>,
+    /// How long to wait for an answer before it counts as away, from 1ms to 1m [default: 5s]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_parser = words::timeout)]
+    #[arg(value_name = "SPAN", env = "TIDEGATE_TIMEOUT", hide_env_values = true)]
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// In whose name changes are made.
@@ -84,7 +107,7 @@ pub(crate) fn actor(said: Option<String>) -> String {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Serve the limits of a store over HTTP, to programs in any language
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Write, show and compare limits
     #[command(subcommand)]
     Limits(LimitsVerb),
@@ -106,7 +129,7 @@ pub(crate) enum Verb {
     /// Make, list and revoke the tokens that a server lets its callers in by
     #[command(subcommand)]
     Token(TokenVerb),
-    /// Say where the store is, and how it is
+    /// Say where the store or the server is, and how it is
     Status,
     /// Print completions for a shell
     ///
@@ -118,6 +141,46 @@ pub(crate) enum Verb {
 }
 
 impl Args {
+    /// What was typed, with what the environment says. Where both a store and a server are said, the one that was typed counts.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let mut command = Self::command();
+        let matches = command.clone().try_get_matches()?;
+        let mut args = Self::from_arg_matches(&matches)?;
+        let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let mut conflict = |what: &str| Err(command.error(ErrorKind::ArgumentConflict, what));
+        let shared = &mut args.shared;
+        match args.verb {
+            Verb::Serve(_) | Verb::Completions { .. } if is_typed("server") => {
+                return conflict(
+                    "the argument '--server <URL>' is for verbs that ask one, and this one does not",
+                );
+            }
+            Verb::Serve(_) | Verb::Completions { .. } => shared.server = None,
+            _ => match (is_typed("store"), is_typed("server")) {
+                (true, false) => shared.server = None,
+                (false, true) => shared.store = None,
+                (true, true) => {
+                    return conflict("the argument '--server <URL>' cannot be used with '--store <URL>'");
+                }
+                (false, false) if shared.store.is_some() && shared.server.is_some() => {
+                    return conflict(
+                        "TIDEGATE_STORE and TIDEGATE_SERVER are both set: unset one, or say --store or --server",
+                    );
+                }
+                (false, false) => {}
+            },
+        }
+        match shared.server {
+            None if is_typed("token_file") => {
+                conflict("the argument '--token-file <FILE>' is for a server: say --server <URL>")
+            }
+            Some(_) if is_typed("actor") => {
+                conflict("a server makes changes in the name of the token: '--actor <NAME>' is for stores")
+            }
+            _ => Ok(args),
+        }
+    }
+
     /// For whom to answer.
     pub(crate) fn format(&self) -> Format {
         if self.shared.json { Format::Json } else { Format::text() }
@@ -128,4 +191,25 @@ impl Args {
 pub(crate) fn told(error: &clap::Error) -> ExitCode {
     drop(error.print());
     u8::try_from(error.exit_code()).unwrap_or(2).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_help_behind_the_options_fits_a_terminal_of_80_columns() {
+        fn walk(command: &Command) {
+            for text in [command.get_after_help(), command.get_after_long_help()].into_iter().flatten() {
+                for line in text.to_string().lines() {
+                    assert!(line.chars().count() <= 80, "{}: {line}", command.get_name());
+                }
+            }
+            command.get_subcommands().for_each(walk);
+        }
+        walk(&Args::command());
+        Args::command().debug_assert();
+    }
 }

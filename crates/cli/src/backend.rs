@@ -65,16 +65,18 @@ pub(crate) struct MadeToken {
 /// What the far side says of itself.
 #[derive(Debug)]
 pub(crate) struct Status {
+    /// What it is: a store or a server.
+    pub(crate) kind: &'static str,
     /// Its address.
     pub(crate) url: String,
     /// The namespace that is asked.
     pub(crate) namespace: Namespace,
     /// What the engine is called.
-    pub(crate) engine: &'static str,
+    pub(crate) engine: String,
     /// What is settled survives the process.
     pub(crate) is_durable: bool,
     /// Whose clock decides.
-    pub(crate) clock: &'static str,
+    pub(crate) clock: String,
     /// The time by that clock.
     pub(crate) at: Stamp,
     /// The count of administrative changes.

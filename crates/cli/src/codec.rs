@@ -17,6 +17,7 @@ use tidegate_core::limit::token::Token;
 use crate::backend::{Ask, Granted, MadeToken, Status, Written};
 use crate::failure::Failure;
 use crate::place::Opened;
+use crate::verbs::serve::Place;
 use crate::words::{expiry_word, unavailable_words};
 
 /// A JSON document.
@@ -293,8 +294,14 @@ pub(crate) fn archived(archived: &Archived) -> Json {
 }
 
 /// What a server says when it answers: the token only if it was made now.
-pub(crate) fn serving(url: &str, opened: &Opened, token: Option<&str>) -> Json {
-    json!({ "url": url, "store": opened.url, "namespace": opened.namespace.as_str(), "token": token })
+pub(crate) fn serving(place: &Place, opened: &Opened, token: Option<&str>) -> Json {
+    json!({
+        "url": place.url,
+        "metrics": place.metrics,
+        "store": opened.url,
+        "namespace": opened.namespace.as_str(),
+        "token": token,
+    })
 }
 
 /// What the far side says of itself.

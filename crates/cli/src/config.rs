@@ -1,13 +1,18 @@
 //! What `serve` is told: by flags, by the environment, by a file, in this order, and else what is usual.
 
+use std::env;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
+use tidegate_server::Bounds;
 
+use crate::bounds::{self, BoundArgs};
 use crate::failure::Failure;
+use crate::words;
 
 /// Where a server listens unless it is told otherwise.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8707);
@@ -22,6 +27,9 @@ pub(crate) struct ServeSettings {
     /// In whose name the first token is made, as `--actor`; there it is an option of every command.
     #[arg(skip)]
     pub(crate) actor: Option<String>,
+    /// How long to wait for the store, as `--timeout`; there it is an option of every command.
+    #[arg(skip)]
+    pub(crate) timeout: Option<Timeout>,
     /// Where to listen [default: 127.0.0.1:8707]; port 0 is any that is free
     #[arg(long, value_name = "ADDRESS", env = "TIDEGATE_LISTEN", hide_env_values = true)]
     pub(crate) listen: Option<SocketAddr>,
@@ -38,6 +46,26 @@ pub(crate) struct ServeSettings {
     /// What the log tells [default: info]
     #[arg(long, value_enum, value_name = "LEVEL", env = "TIDEGATE_LOG_LEVEL", hide_env_values = true)]
     pub(crate) log_level: Option<LogLevel>,
+    /// The bounds, as a file has them.
+    #[arg(skip)]
+    pub(crate) bounds: toml::Table,
+    /// The bounds that have flags.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) bound_args: BoundArgs,
+}
+
+/// How long to wait for a store or a server, as it is typed and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Timeout(pub(crate) Duration);
+
+impl TryFrom<String> for Timeout {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        words::timeout(&text).map(Self).map_err(|why| format!("timeout is `{}`: {why}", words::shown(&text)))
+    }
 }
 
 /// How a log is written.
@@ -72,13 +100,18 @@ pub(crate) struct Serving {
     pub(crate) without_tls: bool,
     pub(crate) log: LogForm,
     pub(crate) log_level: LogLevel,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) bounds: Bounds,
 }
 
 impl ServeSettings {
     /// What was typed, over what the file says, over what is usual.
     pub(crate) fn decide(self, file: Option<&PathBuf>) -> Result<Serving, Failure> {
         let file = file.map(|path| read(path)).transpose()?.unwrap_or_default();
+        let environment = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         Ok(Serving {
+            bounds: bounds::decide(&self.bound_args, environment, &file.bounds)?,
+            timeout: self.timeout.or(file.timeout).map(|Timeout(span)| span),
             store: self.store.or(file.store),
             actor: self.actor.or(file.actor),
             listen: self.listen.or(file.listen).unwrap_or(LISTEN),
@@ -126,10 +159,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tidegate.toml");
         let table = [
-            ("port = 1", "line 1: unknown field `port`, expected one of `store`, `actor`, `listen`"),
+            (
+                "port = 1",
+                "line 1: unknown field `port`, expected one of `store`, `actor`, `timeout`, `listen`",
+            ),
             ("\nlisten = 'here'", "line 2: invalid socket address syntax"),
             ("log = 'loud'", "line 1: unknown variant `loud`, expected `text` or `json`"),
             ("[", "line 1: "),
+            ("\ntimeout = 'soon'", "line 2: timeout is `soon`: it must be from 1ms to 1m"),
+            ("[bounds]\nbody_max = 99999999999999999999", "line 2: "),
+            ("bounds = 5", "line 1: "),
+            (
+                "[bounds]\nbody_max = -5",
+                "`bounds.body_max` is `-5`, and must be a whole number from 1024 to ",
+            ),
         ];
         for (text, sentence) in table {
             fs::write(&path, text).unwrap();

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use tidegate::store::archive::ArchiveError;
-use tidegate::{LimitError, LimitLine, StoreError};
+use tidegate::{EntityId, LimitError, LimitLine, StoreError, Subject};
+use tidegate_core::limit::token::TokenId;
 
 use crate::answer::{Format, paint};
 use crate::codec;
@@ -92,6 +93,52 @@ impl Failure {
         Self::new(Exit::Usage, what)
     }
 
+    /// A limit is used up for now.
+    pub(crate) fn limited(sentence: &str, limits: Vec<LimitLine>) -> Self {
+        let failure = Self { limits, ..Self::new(Exit::Refused, format!("refused: {sentence}")) };
+        failure.next("come back then, or wait for it with --within SPAN")
+    }
+
+    /// More is asked for than a limit ever holds.
+    pub(crate) fn too_large(what: String, limits: Vec<LimitLine>) -> Self {
+        let failure = Self { limits, ..Self::new(Exit::Refused, what) };
+        failure.next("ask for less, or raise the limit's burst with `tidegate limits set`")
+    }
+
+    /// Nothing limits it.
+    pub(crate) fn no_limits(subject: &Subject) -> Self {
+        let next = format!("write a limit: tidegate limits set resource '{}' rpm:60/min", subject.resource);
+        Self::failed(format!("nothing limits {subject}, and what nothing limits is refused")).next(next)
+    }
+
+    /// It is not as its writer believes.
+    pub(crate) fn stale(what: String) -> Self {
+        Self::failed(what).next("somebody else has changed it: look again, then repeat")
+    }
+
+    pub(crate) fn no_entity(what: String, entity: &EntityId) -> Self {
+        Self::failed(what).next(format!("tidegate entity create '{entity}'"))
+    }
+
+    pub(crate) fn has_children(what: String, entity: &EntityId) -> Self {
+        Self::failed(what).next(format!("list them: tidegate entity children '{entity}'"))
+    }
+
+    pub(crate) fn no_token(what: String) -> Self {
+        Self::failed(what).next("see which there are: tidegate token list")
+    }
+
+    /// The id of a token is, or was, another's.
+    pub(crate) fn token_taken(id: &TokenId) -> Self {
+        Self::failed(format!("there is, or was, a token `{id}`, and its id is never another's"))
+            .next("choose another id; those there are: tidegate token list")
+    }
+
+    /// The store is full.
+    pub(crate) fn full(what: String) -> Self {
+        Self::failed(what).next("archive the audit, or open the store with a larger size_max")
+    }
+
     /// Says what to do next.
     pub(crate) fn next(mut self, next: impl Into<String>) -> Self {
         self.next = Some(next.into());
@@ -126,15 +173,11 @@ impl From<StoreError> for Failure {
             StoreError::Corrupt { .. } => {
                 failure.next("name the right file with --store sqlite:PATH, or put a backup in its place")
             }
-            StoreError::Full { .. } => {
-                failure.next("archive the audit, or open the store with a larger size_max")
-            }
-            StoreError::Stale { .. } => failure.next("somebody else has changed it: look again, then repeat"),
-            StoreError::NoEntity { entity } => failure.next(format!("tidegate entity create '{entity}'")),
-            StoreError::HasChildren { entity, .. } => {
-                failure.next(format!("list them: tidegate entity children '{entity}'"))
-            }
-            StoreError::NoToken { .. } => failure.next("see which there are: tidegate token list"),
+            StoreError::Full { .. } => Self::full(failure.what),
+            StoreError::Stale { .. } => Self::stale(failure.what),
+            StoreError::NoEntity { entity } => Self::no_entity(failure.what, &entity),
+            StoreError::HasChildren { entity, .. } => Self::has_children(failure.what, &entity),
+            StoreError::NoToken { .. } => Self::no_token(failure.what),
             StoreError::Token(_) => Self { exit: Exit::Usage, ..failure },
             _ => failure,
         }
@@ -147,22 +190,10 @@ impl From<LimitError> for Failure {
         let failure = match error {
             LimitError::Store(error) => return error.into(),
             LimitError::Unavailable { source, .. } => source.into(),
-            LimitError::Limited(limited) => {
-                let failure =
-                    Self { limits: limited.lines, ..Self::new(Exit::Refused, format!("refused: {what}")) };
-                failure.next("come back then, or wait for it with --within SPAN")
-            }
-            LimitError::TooLarge(limited) => {
-                let failure = Self { limits: limited.lines, ..Self::new(Exit::Refused, what) };
-                failure.next("ask for less, or raise the limit's burst with `tidegate limits set`")
-            }
+            LimitError::Limited(limited) => Self::limited(&what, limited.lines),
+            LimitError::TooLarge(limited) => Self::too_large(what, limited.lines),
             LimitError::Waiting { .. } | LimitError::Busy { .. } => Self::new(Exit::Refused, what),
-            LimitError::NoLimits { subject } => {
-                let what = format!("nothing limits {subject}, and what nothing limits is refused");
-                let resource = &subject.resource;
-                Self::failed(what)
-                    .next(format!("write a limit: tidegate limits set resource '{resource}' rpm:60/min"))
-            }
+            LimitError::NoLimits { subject } => Self::no_limits(&subject),
             LimitError::Deep { .. } | LimitError::Closed => Self::failed(what),
             _ => Self::usage(what),
         };

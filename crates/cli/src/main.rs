@@ -1,17 +1,19 @@
 //! The program `tidegate`: shared limits, looked at and changed from the command line.
 //!
-//! `arguments → verb → Backend → Answer`. A verb asks a [`Backend`](backend::Backend), which is a store today, and answers with
+//! `arguments → verb → Backend → Answer`. A verb asks a [`Backend`](backend::Backend), a store in this process or a server, and answers with
 //! text for people and one JSON document for programs. What goes wrong is a [`Failure`](failure::Failure), which knows its exit
 //! code and what to do next.
 
 mod answer;
 mod args;
 mod backend;
+mod bounds;
 mod child;
 mod codec;
 mod config;
 mod failure;
 mod place;
+mod remote;
 mod signals;
 mod store;
 mod verbs;
@@ -19,14 +21,13 @@ mod words;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use tokio::runtime::Builder;
 
 use crate::args::{Args, Verb};
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match Args::read() {
         Ok(args) => args,
         Err(error) => return args::told(&error),
     };

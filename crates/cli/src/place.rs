@@ -2,13 +2,17 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate::store::open;
-use tidegate::{Durable, Sqlite, SqliteOptions, Store, StoreError};
+use tidegate::{Durable, SqliteOptions, Store, StoreError};
 use tidegate_core::limit::name::Namespace;
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 
@@ -18,16 +22,13 @@ pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) url: String,
     pub(crate) namespace: Namespace,
-    /// The same store, where it is known to be a file.
-    file: Option<Sqlite>,
 }
 
 impl Opened {
-    /// Ends it, with everything on the disk. A store that was opened by its address ends by itself, in the background.
+    /// Ends it, with everything where it is to last.
     pub(crate) async fn close(self) {
-        if let Some(file) = self.file {
-            file.close().await;
-        }
+        // One that cannot end by itself ends with the process.
+        drop(self.store.close().await);
     }
 }
 
@@ -40,20 +41,32 @@ pub(crate) enum Writes {
     AsSaid,
 }
 
-/// Opens the store at `url`, or the one in the user's data folder, which is made if it is not there.
-pub(crate) async fn open_store(url: Option<String>, writes: Writes) -> Result<Opened, Failure> {
+/// Opens the store at `url`, or the one in the user's data folder, which is made if it is not there. A store that is not open
+/// `within` the time that was said is away.
+pub(crate) async fn open_store(
+    url: Option<String>,
+    writes: Writes,
+    within: Option<Duration>,
+) -> Result<Opened, Failure> {
+    let opening = open_at(url, writes);
+    let Some(within) = within else { return opening.await };
+    let millis = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+    timeout(within, opening).await.unwrap_or_else(|_| Err(StoreError::TimedOut { millis }.into()))
+}
+
+async fn open_at(url: Option<String>, writes: Writes) -> Result<Opened, Failure> {
     if let Some(url) = url {
         let written = if writes == Writes::Through { durable(&url) } else { url.clone() };
         let store = open(&written).await.map_err(|error| refused(error, &url))?;
         let namespace = namespace(&url)?;
-        return Ok(Opened { store, url, namespace, file: None });
+        return Ok(Opened { store, url, namespace });
     }
     let path = default_path(env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?;
-    make_folder(&path)?;
+    make_private(&path)?;
     let durable = if writes == Writes::Through { Durable::Commit } else { Durable::Second };
     let file = SqliteOptions::file(&path).durable(durable).open().await?;
     let url = format!("sqlite:{}", path.display());
-    Ok(Opened { store: Arc::new(file.clone()), url, namespace: namespace("")?, file: Some(file) })
+    Ok(Opened { store: Arc::new(file), url, namespace: namespace("")? })
 }
 
 /// An address that is none is the user's to correct; everything else is about the store.
@@ -98,17 +111,37 @@ fn default_path(data: Option<OsString>, home: Option<OsString>) -> Result<PathBu
     Ok(data.join("tidegate").join("tidegate.db"))
 }
 
-fn make_folder(path: &Path) -> Result<(), Failure> {
-    let Some(folder) = path.parent() else { return Ok(()) };
-    fs::create_dir_all(folder).map_err(|error| {
-        Failure::failed(format!("the folder `{}` cannot be made: {error}", folder.display()))
+/// Makes the file and its folder, for nobody else to read: hashes of tokens are in it. What is there already is left as it is.
+fn make_private(path: &Path) -> Result<(), Failure> {
+    let failed = |what: &Path, error: &io::Error| {
+        Failure::failed(format!("`{}` cannot be made: {error}", what.display()))
             .next("name another store with --store sqlite:PATH or TIDEGATE_STORE")
-    })
+    };
+    if let Some(folder) = path.parent() {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|error| failed(folder, &error))?;
+    }
+    // An empty file is an empty store; what SQLite puts beside it has the same mode.
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    file.map(drop).map_err(|error| failed(path, &error))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+
+    #[test]
+    fn the_file_in_the_data_folder_is_for_nobody_else_to_read() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("tidegate").join("tidegate.db");
+        make_private(&path).unwrap();
+        make_private(&path).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(path.parent().unwrap()), mode(&path)), (0o700, 0o600));
+    }
 
     #[test]
     fn the_store_is_in_the_data_folder_or_below_home() {

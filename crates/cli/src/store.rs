@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate::store::archive::{ArchiveOptions, Archived, archive};
-use tidegate::store::{AuditQuery, Clocked, Listing, Lookup, Page, PolicyChange, Reply};
+use tidegate::store::{AuditQuery, Listing, Lookup, Page, PolicyChange, Reply};
 use tidegate::{
     Admin, Balance, Entity, EntityId, Expect, Explanation, Extra, Lease, LimitLine, Limiter, Paging, Plan,
     Policy, Scope, Settled, Stamp, Store, StoreError, Subject, Usage, UsageQuery, UsageSum, Version,
@@ -21,10 +21,7 @@ use crate::backend::{Ask, Backend, Granted, Hold, MadeToken, Status, TokenAsk, W
 use crate::failure::Failure;
 use crate::place::Opened;
 
-/// Nobody waits longer for a store than this, beside what they said.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// And at the end no longer than this for it to hear of what was drawn.
+/// At the end nobody waits longer than this for a store to hear of what was drawn.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A store in this process.
@@ -36,27 +33,29 @@ pub(crate) struct InProcess {
     actor: String,
     url: String,
     namespace: Namespace,
+    /// Nobody waits longer for it than this, beside what they said.
+    patience: Duration,
 }
 
 impl InProcess {
     /// Asks an open store, and makes changes in the name of `actor`.
-    pub(crate) fn new(opened: Opened, actor: String) -> Result<Self, Failure> {
-        let Opened { store, url, namespace, .. } = opened;
-        let limiter = Limiter::over(Arc::clone(&store)).store_deadline(PATIENCE).build();
+    pub(crate) fn new(opened: Opened, actor: String, patience: Duration) -> Result<Self, Failure> {
+        let Opened { store, url, namespace } = opened;
+        let limiter = Limiter::over(Arc::clone(&store)).store_deadline(patience).build();
         let limiter = limiter.map_err(|error| Failure::failed(error.to_string()))?;
         let admin = limiter.admin(&actor);
-        Ok(Self { store, limiter, admin, actor, url, namespace })
+        Ok(Self { store, limiter, admin, actor, url, namespace, patience })
     }
-}
 
-/// Waits for a store that may be away.
-async fn ask<T: Unpin>(reply: Reply<'_, T>) -> Result<T, Failure> {
-    Ok(answer(reply).await?)
-}
+    /// Waits for a store that may be away.
+    async fn ask<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Failure> {
+        Ok(self.answer(reply).await?)
+    }
 
-async fn answer<T: Unpin>(reply: Reply<'_, T>) -> Result<T, StoreError> {
-    let millis = u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX);
-    timeout(PATIENCE, reply).await.unwrap_or(Err(StoreError::TimedOut { millis }))
+    async fn answer<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, StoreError> {
+        let millis = u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX);
+        timeout(self.patience, reply).await.unwrap_or(Err(StoreError::TimedOut { millis }))
+    }
 }
 
 impl Backend for InProcess {
@@ -65,19 +64,15 @@ impl Backend for InProcess {
     async fn status(&self) -> Result<Status, Failure> {
         let capabilities = self.store.capabilities();
         let asked = Instant::now();
-        let seen = ask(self.store.balances(&Lookup::Subjects(Vec::new()))).await?;
-        let version = ask(self.store.version()).await?;
+        let seen = self.ask(self.store.balances(&Lookup::Subjects(Vec::new()))).await?;
+        let version = self.ask(self.store.version()).await?;
         Ok(Status {
+            kind: "store",
             url: self.url.clone(),
             namespace: self.namespace.clone(),
-            engine: capabilities.engine,
+            engine: capabilities.engine.to_owned(),
             is_durable: capabilities.is_durable,
-            clock: match capabilities.clock {
-                Clocked::Process => "process",
-                Clocked::Host => "host",
-                Clocked::Engine => "engine",
-                Clocked::Caller => "caller",
-            },
+            clock: capabilities.clock.as_str().to_owned(),
             at: seen.at,
             version,
             took: asked.elapsed(),
@@ -85,12 +80,12 @@ impl Backend for InProcess {
     }
 
     async fn policy(&self, scope: &Scope) -> Result<Option<Versioned<Arc<Policy>>>, Failure> {
-        let written = ask(self.store.read(std::slice::from_ref(scope))).await?;
+        let written = self.ask(self.store.read(std::slice::from_ref(scope))).await?;
         Ok(written.policies.into_iter().next().flatten())
     }
 
     async fn policies(&self, listing: &Listing, paging: &Paging) -> Result<Page<Written>, Failure> {
-        ask(self.store.list(listing, paging)).await
+        self.ask(self.store.list(listing, paging)).await
     }
 
     async fn change(&self, change: PolicyChange) -> Result<Version, Failure> {
@@ -106,15 +101,15 @@ impl Backend for InProcess {
     }
 
     async fn entity(&self, id: &EntityId) -> Result<Option<Versioned<Entity>>, Failure> {
-        ask(self.store.get(id)).await
+        self.ask(self.store.get(id)).await
     }
 
     async fn entities(&self, paging: &Paging) -> Result<Page<Versioned<Entity>>, Failure> {
-        ask(self.store.entities(paging)).await
+        self.ask(self.store.entities(paging)).await
     }
 
     async fn children(&self, parent: &EntityId, paging: &Paging) -> Result<Page<Versioned<Entity>>, Failure> {
-        ask(self.store.children(parent, paging)).await
+        self.ask(self.store.children(parent, paging)).await
     }
 
     async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, Failure> {
@@ -158,7 +153,7 @@ impl Backend for InProcess {
     }
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, Failure> {
-        ask(self.store.usage(query, paging)).await
+        self.ask(self.store.usage(query, paging)).await
     }
 
     async fn usage_sum(&self, query: &UsageQuery) -> Result<UsageSum, Failure> {
@@ -166,7 +161,7 @@ impl Backend for InProcess {
     }
 
     async fn audit(&self, query: &AuditQuery, paging: &Paging) -> Result<Page<Entry>, Failure> {
-        ask(self.store.audit(query, paging)).await
+        self.ask(self.store.audit(query, paging)).await
     }
 
     async fn archive(&self, folder: &Path, before: Stamp) -> Result<Archived, Failure> {
@@ -177,26 +172,25 @@ impl Backend for InProcess {
         let TokenAsk { id, name, scopes, expires_at } = wanted;
         let secret = Secret::generate(&id);
         let new = NewToken { id, name, namespace: self.namespace.clone(), scopes, expires_at };
-        match answer(self.store.create_token(&new, secret.hash(), &self.actor)).await {
+        match self.answer(self.store.create_token(&new, secret.hash(), &self.actor)).await {
             Ok(token) => Ok(MadeToken { token, secret: secret.reveal().to_owned() }),
-            Err(StoreError::Stale { .. }) => {
-                let what = format!("there is, or was, a token `{}`, and its id is never another's", new.id);
-                Err(Failure::failed(what).next("choose another id; those there are: tidegate token list"))
-            }
+            Err(StoreError::Stale { .. }) => Err(Failure::token_taken(&new.id)),
             Err(error) => Err(error.into()),
         }
     }
 
     async fn tokens(&self, paging: &Paging) -> Result<Page<Versioned<Token>>, Failure> {
-        ask(self.store.tokens(paging)).await
+        let mut page = self.ask(self.store.tokens(paging)).await?;
+        page.items.retain(|token| !token.value.id.is_reserved());
+        Ok(page)
     }
 
     async fn revoke_token(&self, id: &TokenId) -> Result<Version, Failure> {
-        ask(self.store.revoke_token(id, Expect::Any, &self.actor)).await
+        self.ask(self.store.revoke_token(id, Expect::Any, &self.actor)).await
     }
 
     async fn close(self) -> usize {
-        let is_done = timeout(CLOSED_WITHIN, self.limiter.drain()).await.is_ok();
+        let is_done = timeout(self.patience.min(CLOSED_WITHIN), self.limiter.drain()).await.is_ok();
         let stats = self.limiter.stats();
         if is_done { usize::try_from(stats.unsettled).unwrap_or(usize::MAX) } else { stats.settling.max(1) }
     }

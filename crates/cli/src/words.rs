@@ -23,8 +23,9 @@ The narrower scope wins, for each limit by itself.";
 /// How a limit is written.
 pub(crate) const LIMITS: &str = "\
 Limits:
-  name:amount/period[:burst]       tpm:100k/min:150k is 100,000 a minute, and 150,000 at once
-  Amounts may end in k, M or G; a period is s, min, h, day, or a number of these: 30s.";
+  name:amount/period[:burst]       tpm:100k/min:150k is 100,000 a minute,
+                                   and 150,000 at once
+Amounts may end in k, M or G. A period is s, min, h, day, or so many: 30s.";
 
 /// Takes a scope from the front of `words`.
 pub(crate) fn scope(words: &[String]) -> Result<(Scope, &[String]), Failure> {
@@ -179,6 +180,18 @@ pub(crate) fn span(text: &str) -> Result<Duration, String> {
         .map_err(|_| "it is a number and a unit, such as 250ms, 5s, 2m or 1h".to_owned())
 }
 
+/// A span as people say it, to the millisecond and never too short.
+pub(crate) fn span_words(span: Duration) -> String {
+    let millis = span.as_nanos().div_ceil(1_000_000);
+    humantime::format_duration(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))).to_string()
+}
+
+/// Reads how long to wait for a store or a server.
+pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
+    let bounds = Duration::from_millis(1)..=Duration::from_mins(1);
+    span(text).ok().filter(|span| bounds.contains(span)).ok_or_else(|| "it must be from 1ms to 1m".to_owned())
+}
+
 /// Reads a time: a date, RFC 3339, or a span ago.
 pub(crate) fn time(text: &str) -> Result<Stamp, String> {
     let at = SystemTime::now();
@@ -281,6 +294,13 @@ mod tests {
         for bad in ["", "yesterday", "2026-13-01", "1960-01-01"] {
             assert!(time(bad).unwrap_err().starts_with("it is a time such as"), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_span_is_rounded_up() {
+        assert_eq!(span_words(Duration::from_micros(2_999_999)), "3s");
+        assert_eq!(span_words(Duration::from_micros(1)), "1ms");
+        assert_eq!(span_words(Duration::from_secs(61)), "1m 1s");
     }
 
     #[test]

@@ -6,163 +6,169 @@ use kit::{Shop, codec};
 
 #[test]
 fn entities_are_made_shown_moved_and_deleted() {
-    let shop = Shop::new();
-    let made = shop.run_words(&["entity", "create", "acme", "--name", "Acme Inc", "--note", "tier=gold"]);
-    assert_eq!(
-        made.stdout,
-        "ID    NAME      PARENT  CASCADE  NOTES      VERSION\n\
-         acme  Acme Inc  -       no       tier=gold        1\n"
-    );
-    shop.ok("entity create team --parent acme --cascade");
-    shop.ok("entity create user --parent team --cascade --note a=1");
-    assert_eq!(
-        shop.ok("entity children acme"),
-        "ID    NAME  PARENT  CASCADE  NOTES  VERSION\nteam  -     acme    yes      -            2\n"
-    );
-    assert_eq!(shop.ok("entity children user"), "no entities\n");
-    assert_eq!(shop.json("entity list")["entities"].as_array().unwrap().len(), 3);
+    for shop in Shop::both() {
+        let made = shop.run_words(&["entity", "create", "acme", "--name", "Acme Inc", "--note", "tier=gold"]);
+        assert_eq!(
+            made.stdout,
+            "ID    NAME      PARENT  CASCADE  NOTES      VERSION\n\
+         acme  Acme Inc  -       no       tier=gold        3\n"
+        );
+        shop.ok("entity create team --parent acme --cascade");
+        shop.ok("entity create user --parent team --cascade --note a=1");
+        assert_eq!(
+            shop.ok("entity children acme"),
+            "ID    NAME  PARENT  CASCADE  NOTES  VERSION\nteam  -     acme    yes      -            4\n"
+        );
+        assert_eq!(shop.ok("entity children user"), "no entities\n");
+        assert_eq!(shop.json("entity list")["entities"].as_array().unwrap().len(), 3);
 
-    shop.ok("entity set-parent user acme --no-cascade");
-    let user = shop.json("entity show user");
-    let wanted = r#"{ "id": "user", "name": null, "parent": "acme", "cascade": false, "metadata": { "a": "1" }, "version": 4 }"#;
-    assert_eq!(user, codec::parse(wanted), "what was not spoken of stays");
-    shop.ok("entity set-parent user --none");
-    assert!(shop.json("entity show user")["parent"].is_null());
+        shop.ok("entity set-parent user acme --no-cascade");
+        let user = shop.json("entity show user");
+        let wanted = r#"{ "id": "user", "name": null, "parent": "acme", "cascade": false, "metadata": { "a": "1" }, "version": 6 }"#;
+        assert_eq!(user, codec::parse(wanted), "what was not spoken of stays");
+        shop.ok("entity set-parent user --none");
+        assert!(shop.json("entity show user")["parent"].is_null());
 
-    let parent = shop.run("entity delete acme");
-    assert_eq!(parent.code, 1);
-    assert_eq!(
-        parent.stderr,
-        "error: the entity `acme` has 1 below it; move or remove them first\n \
+        let parent = shop.run("entity delete acme");
+        assert_eq!(parent.code, 1);
+        assert_eq!(
+            parent.stderr,
+            "error: the entity `acme` has 1 below it; move or remove them first\n \
          next: list them: tidegate entity children 'acme'\n"
-    );
-    assert_eq!(shop.ok("entity delete team"), "team removed, at version 6\n");
-    let gone = shop.json("entity delete acme");
-    assert_eq!(gone, codec::parse(r#"{ "id": "acme", "removed": true, "version": 7 }"#));
+        );
+        assert_eq!(shop.ok("entity delete team"), "team removed, at version 8\n");
+        let gone = shop.json("entity delete acme");
+        assert_eq!(gone, codec::parse(r#"{ "id": "acme", "removed": true, "version": 9 }"#));
+    }
 }
 
 #[test]
 fn an_entity_that_cannot_be_is_refused_with_what_to_do() {
-    let shop = Shop::new();
-    shop.ok("entity create acme");
-    let table = [
-        (
-            "entity create acme",
-            "error: the entity `acme` is there already\n next: look at it: tidegate entity show 'acme'\n",
-        ),
-        (
-            "entity show nobody",
-            "error: there is no entity `nobody`\n next: make it: tidegate entity create 'nobody'\n",
-        ),
-        (
-            "entity delete nobody",
-            "error: there is no entity `nobody`\n next: make it: tidegate entity create 'nobody'\n",
-        ),
-        (
-            "entity create team --parent nobody",
-            "error: `nobody` cannot be the parent of `team`: there is no such entity\n",
-        ),
-        ("entity set-parent acme acme", "error: `acme` cannot be the parent of `acme`: it is below it\n"),
-    ];
-    for (line, sentence) in table {
-        let run = shop.run(line);
-        assert_eq!((run.code, run.stdout.as_str(), run.stderr.as_str()), (1, "", sentence), "{line}");
+    for shop in Shop::both() {
+        shop.ok("entity create acme");
+        let table = [
+            (
+                "entity create acme",
+                "error: the entity `acme` is there already\n next: look at it: tidegate entity show 'acme'\n",
+            ),
+            (
+                "entity show nobody",
+                "error: there is no entity `nobody`\n next: make it: tidegate entity create 'nobody'\n",
+            ),
+            (
+                "entity delete nobody",
+                "error: there is no entity `nobody`\n next: make it: tidegate entity create 'nobody'\n",
+            ),
+            (
+                "entity create team --parent nobody",
+                "error: `nobody` cannot be the parent of `team`: there is no such entity\n",
+            ),
+            ("entity set-parent acme acme", "error: `acme` cannot be the parent of `acme`: it is below it\n"),
+        ];
+        for (line, sentence) in table {
+            let run = shop.run(line);
+            assert_eq!((run.code, run.stdout.as_str(), run.stderr.as_str()), (1, "", sentence), "{line}");
+        }
     }
 }
 
 #[test]
 fn balances_and_explanations_say_whose_limit_it_is_and_by_which_policy() {
-    let shop = Shop::new();
-    shop.ok("limits set system rpd:5/day");
-    shop.ok("limits set entity org rpd:100/day");
-    shop.ok("entity create org");
-    shop.ok("entity create acme --parent org --cascade");
-    assert_eq!(
-        shop.ok("balance acme gpt"),
-        "ENTITY  RESOURCE  LIMIT  THERE  BURST  RATE      BY\n\
+    for shop in Shop::both() {
+        shop.ok("limits set system rpd:5/day");
+        shop.ok("limits set entity org rpd:100/day");
+        shop.ok("entity create org");
+        shop.ok("entity create acme --parent org --cascade");
+        assert_eq!(
+            shop.ok("balance acme gpt"),
+            "ENTITY  RESOURCE  LIMIT  THERE  BURST  RATE      BY\n\
          acme    gpt       rpd        5      5  5/1day    system\n\
          org     gpt       rpd      100    100  100/1day  entity org\n"
-    );
-    assert_eq!(shop.ok("balance acme"), "nothing was ever drawn for acme\n");
-    shop.ok("acquire acme gpt rpd=4");
-    assert_eq!(
-        shop.ok("balance acme"),
-        "ENTITY  RESOURCE  LIMIT  THERE  BURST  RATE\n\
+        );
+        assert_eq!(shop.ok("balance acme"), "nothing was ever drawn for acme\n");
+        shop.ok("acquire acme gpt rpd=4");
+        assert_eq!(
+            shop.ok("balance acme"),
+            "ENTITY  RESOURCE  LIMIT  THERE  BURST  RATE\n\
          acme    gpt       rpd        1      5  5/1day\n\
          org     gpt       rpd       96    100  100/1day\n"
-    );
-    assert_eq!(
-        shop.ok("explain acme gpt rpd=1"),
-        "acme on gpt would be granted this\n    \
+        );
+        assert_eq!(
+            shop.ok("explain acme gpt rpd=1"),
+            "acme on gpt would be granted this\n    \
          ENTITY  RESOURCE  LIMIT  THERE  BURST  RATE      ASKED  COMES IN  BY\n\
          ok  acme    gpt       rpd        1      5  5/1day        1  now       system\n\
          ok  org     gpt       rpd       96    100  100/1day      1  now       entity org\n\
          store away: block (by defaults)\n\
          lease never ended: settle (by defaults)\n"
-    );
-    let never = shop.json("explain acme gpt rpd=6");
-    assert_eq!((&never["would"], &never["retry_after"]), (&"never".into(), &codec::Json::Null));
-    assert_eq!(
-        codec::fields(&never),
-        ["limits", "on_expiry", "on_unavailable", "retry_after", "subject", "version", "would"]
-    );
-    assert_eq!(
-        codec::fields(&never["limits"][0]),
-        [
-            "amount",
-            "asked",
-            "available",
-            "burst",
-            "consumed",
-            "entity",
-            "is_short",
-            "limit",
-            "period",
-            "resource",
-            "retry_after",
-            "source"
-        ]
-    );
-    let waits = shop.json("explain acme gpt rpd=3");
-    assert_eq!(waits["would"], "wait");
-    assert!(waits["retry_after"].as_f64().unwrap() > 1_000.0);
-    assert!(shop.ok("explain acme gpt rpd=3").starts_with("acme on gpt would be refused; come back in 9h "));
+        );
+        let never = shop.json("explain acme gpt rpd=6");
+        assert_eq!((&never["would"], &never["retry_after"]), (&"never".into(), &codec::Json::Null));
+        assert_eq!(
+            codec::fields(&never),
+            ["limits", "on_expiry", "on_unavailable", "retry_after", "subject", "version", "would"]
+        );
+        assert_eq!(
+            codec::fields(&never["limits"][0]),
+            [
+                "amount",
+                "asked",
+                "available",
+                "burst",
+                "consumed",
+                "entity",
+                "is_short",
+                "limit",
+                "period",
+                "resource",
+                "retry_after",
+                "source"
+            ]
+        );
+        let waits = shop.json("explain acme gpt rpd=3");
+        assert_eq!(waits["would"], "wait");
+        assert!(waits["retry_after"].as_f64().unwrap() > 1_000.0);
+        assert!(
+            shop.ok("explain acme gpt rpd=3").starts_with("acme on gpt would be refused; come back in 9h ")
+        );
+    }
 }
 
 #[test]
 fn usage_is_listed_and_summed() {
-    let shop = Shop::new();
-    shop.ok("limits set system rpm:100/min tpm:1k/min");
-    assert_eq!(shop.ok("usage list entity acme"), "no usage\n");
-    shop.ok("acquire acme gpt rpm=1 tpm=30");
-    shop.ok("acquire acme gpt rpm=2");
-    shop.ok("acquire other gpt rpm=4");
-    let usage = shop.json("usage list entity acme --window month");
-    let lines = usage["usage"].as_array().unwrap();
-    assert_eq!(
-        codec::fields(&lines[0]),
-        ["entity", "leases", "limit", "own", "resource", "start", "units", "window"]
-    );
-    assert_eq!(
-        (&lines[0]["limit"], &lines[0]["units"], &lines[0]["leases"]),
-        (&"rpm".into(), &3.into(), &2.into())
-    );
-    let table = shop.ok("usage list entity acme --window month");
-    assert!(
-        table.starts_with("START                 ENTITY  RESOURCE  LIMIT  UNITS  OWN  LEASES\n"),
-        "{table}"
-    );
-    assert_eq!(
-        shop.ok("usage summary resource gpt --window month"),
-        "LIMIT  UNITS  OWN  LEASES\nrpm        7    7       3\ntpm       30   30       1\n"
-    );
-    assert_eq!(shop.ok("usage summary resource gpt --until 2020-01-01"), "no usage\n");
-    let run = shop.run("usage list system");
-    assert_eq!(run.code, 2);
-    assert_eq!(
-        run.stderr,
-        "error: usage of `system` is not kept\n next: ask for `entity ID` or `resource NAME`\n"
-    );
+    for shop in Shop::both() {
+        shop.ok("limits set system rpm:100/min tpm:1k/min");
+        assert_eq!(shop.ok("usage list entity acme"), "no usage\n");
+        shop.ok("acquire acme gpt rpm=1 tpm=30");
+        shop.ok("acquire acme gpt rpm=2");
+        shop.ok("acquire other gpt rpm=4");
+        let usage = shop.json("usage list entity acme --window month");
+        let lines = usage["usage"].as_array().unwrap();
+        assert_eq!(
+            codec::fields(&lines[0]),
+            ["entity", "leases", "limit", "own", "resource", "start", "units", "window"]
+        );
+        assert_eq!(
+            (&lines[0]["limit"], &lines[0]["units"], &lines[0]["leases"]),
+            (&"rpm".into(), &3.into(), &2.into())
+        );
+        let table = shop.ok("usage list entity acme --window month");
+        assert!(
+            table.starts_with("START                 ENTITY  RESOURCE  LIMIT  UNITS  OWN  LEASES\n"),
+            "{table}"
+        );
+        assert_eq!(
+            shop.ok("usage summary resource gpt --window month"),
+            "LIMIT  UNITS  OWN  LEASES\nrpm        7    7       3\ntpm       30   30       1\n"
+        );
+        assert_eq!(shop.ok("usage summary resource gpt --until 2020-01-01"), "no usage\n");
+        let run = shop.run("usage list system");
+        assert_eq!(run.code, 2);
+        assert_eq!(
+            run.stderr,
+            "error: usage of `system` is not kept\n next: ask for `entity ID` or `resource NAME`\n"
+        );
+    }
 }
 
 #[test]

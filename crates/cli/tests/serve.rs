@@ -3,76 +3,13 @@
 mod kit;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 
-use kit::{Shop, codec, told};
-use rustix::process::{Pid, Signal, kill_process};
-
-/// A server that answers.
-struct Serving {
-    child: Option<Child>,
-    /// What it said until it was ready.
-    said: Vec<String>,
-    address: String,
-}
-
-impl Serving {
-    fn start(command: &mut Command) -> Self {
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut server = Self { child: child.ok(), said: Vec::new(), address: String::new() };
-        let stdout = server.child.as_mut().and_then(|child| child.stdout.as_mut()).expect("it starts");
-        for line in BufReader::new(stdout).lines() {
-            let line = line.expect("a line");
-            server.said.push(line.clone());
-            if let Some(address) = line.strip_prefix("ready  http://") {
-                address.clone_into(&mut server.address);
-                return server;
-            }
-        }
-        panic!("it ended before it was ready: {:?}", server.end());
-    }
-
-    /// The token that it has shown, if it has.
-    fn token(&self) -> Option<&str> {
-        let line = self.said.iter().find_map(|line| line.strip_prefix("token  "))?;
-        line.split(' ').next()
-    }
-
-    /// The status of an answer, and its body.
-    fn ask(&self, request: &str, token: Option<&str>, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
-        let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json";
-        write!(stream, "{request} HTTP/1.1\r\n{head}\r\n{token}content-length: {}\r\n\r\n{body}", body.len())
-            .expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        (status, answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
-    }
-
-    fn send(&self, signal: Signal) {
-        let id = self.child.as_ref().expect("it runs").id();
-        let id = i32::try_from(id).ok().and_then(Pid::from_raw).expect("it has an id");
-        kill_process(id, signal).expect("it is there");
-    }
-
-    fn end(mut self) -> kit::Run {
-        let child = self.child.take().expect("it runs");
-        told(child.wait_with_output().expect("it ends"))
-    }
-}
-
-impl Drop for Serving {
-    /// A test that fails leaves nothing behind.
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill().and_then(|()| child.wait());
-        }
-    }
-}
+use kit::serving::{Serving, answer};
+use kit::{Shop, codec};
+use rusqlite::Connection;
+use rustix::process::Signal;
 
 #[test]
 fn without_any_argument_it_serves_the_data_folder_and_shows_the_first_token_once() {
@@ -116,36 +53,180 @@ fn a_token_of_the_command_line_is_good_at_the_server_until_it_is_revoked() {
     assert_eq!(server.token(), None, "there is one that may change things");
     assert_eq!(server.ask("GET /v1/entities", Some(token), "").0, 200);
     assert_eq!(server.ask("POST /v1/acquire", Some(token), "{}").0, 403, "it may not draw");
+    server.stop();
     shop.ok("token revoke ops");
-    // What the server remembers of a token it remembers for two seconds.
-    while server.ask("GET /v1/entities", Some(token), "").0 == 200 {
-        std::thread::yield_now();
-    }
+    // What a server remembers of a token it remembers for two seconds; one that starts remembers nothing.
+    let server = Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0"]));
     assert_eq!(server.ask("GET /v1/entities", Some(token), "").0, 401);
+    server.stop();
+}
+
+#[test]
+fn metrics_have_a_listener_of_their_own_that_wants_no_token() {
+    let shop = Shop::new();
+    let server =
+        Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]));
+    assert_eq!(server.metric("tidegate_granted_total "), 0);
+    assert_eq!(server.ask("GET /metrics", None, "").0, 401, "the main listener still wants one");
+    assert_eq!(server.ask("GET /metrics", server.token(), "").0, 200);
+    server.stop();
+}
+
+#[test]
+fn a_log_of_json_is_one_document_on_each_line() {
+    let shop = Shop::new();
+    let line = ["serve", "--listen", "127.0.0.1:0", "--log", "json", "--log-level", "debug"];
+    let server = Serving::start(&mut shop.command(&line));
+    let token = server.token().unwrap().to_owned();
+    assert_eq!(server.ask("GET /v1/entities", Some(&token), "").0, 200);
+    assert_eq!(server.ask("GET /v1/no-such-route", Some(&token), "").0, 404);
+    let log = server.stop().stderr;
+    let lines: Vec<codec::Json> = log.lines().map(codec::parse).collect();
+    assert!(lines.iter().any(|line| line["fields"]["route"] == "/v1/entities"), "{log}");
+    assert!(!log.contains(&token), "no secret in the log");
+}
+
+#[test]
+fn other_machines_reach_it_only_if_that_was_said() {
+    let shop = Shop::new();
+    let refused = shop.run("serve --listen 0.0.0.0:0");
+    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""), "to start it again would not help");
+    assert_eq!(
+        refused.stderr,
+        "error: 0.0.0.0:0 can be reached from other machines, and there is no TLS: listen on 127.0.0.1, or say that it is wanted\n \
+         next: put a proxy with TLS before it and say --without-tls, or listen on 127.0.0.1\n"
+    );
+    let watched = shop.run("serve --listen 127.0.0.1:0 --metrics 0.0.0.0:0");
+    assert_eq!(watched.code, 2, "its metrics too: {}", watched.stderr);
+    for flag in ["--without-tls", "--without-tls=true"] {
+        let mut server = Serving::start(&mut shop.command(&["serve", "--listen", "0.0.0.0:0", flag]));
+        server.address = server.address.replace("0.0.0.0", "127.0.0.1");
+        assert_eq!(server.ask("GET /health/ready", None, "").0, 204);
+        server.stop();
+    }
+    assert_eq!(shop.run("serve --listen 0.0.0.0:0 --without-tls=false").code, 2);
+}
+
+#[test]
+fn whoever_waits_is_answered_before_it_stops() {
+    let shop = Shop::new();
+    shop.ok("limits set system jobs:1/day");
+    let line = ["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"];
+    let server = Serving::start(&mut shop.command(&line));
+    let token = server.token().unwrap().to_owned();
+    let ask = r#"{"entity": "acme", "resource": "build", "cost": {"jobs": 1}, "within": 60}"#;
+    let (status, held) = server.ask("POST /v1/acquire", Some(&token), ask);
+    assert_eq!(status, 200, "{held}");
+    let tomorrow = server.begin("POST /v1/acquire", Some(&token), &ask.replace("60", "0"));
+    assert_eq!(answer(tomorrow).0, 429, "it does not come within the time");
+    shop.ok("limits set system jobs:1/s:1");
+    shop.ok("limits set resource slow jobs:1/min");
+    let slow = ask.replace("build", "slow");
+    assert_eq!(server.ask("POST /v1/acquire", Some(&token), &slow).0, 200);
+    let waits = server.begin("POST /v1/acquire", Some(&token), &slow);
+    server.wait_for_waiting(1);
+    server.send(Signal::TERM);
+    let (status, body) = answer(waits);
+    assert_eq!((status, codec::parse(&body)["type"].as_str()), (503, Some("/problems/stopping")));
+    let run = server.end();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(shop.available("acme", "slow", "jobs"), 0, "the lease that was given is still held");
+}
+
+#[test]
+fn what_takes_longer_to_end_than_it_may_is_told() {
+    let shop = Shop::new();
+    let line = ["serve", "--listen", "127.0.0.1:0", "--drain-time", "1ms"];
+    let server = Serving::start(&mut shop.command(&line));
+    let slow = under_way(&server);
+    server.send(Signal::TERM);
+    let run = server.end();
+    assert_eq!(run.code, 1);
+    assert!(
+        run.stderr.ends_with(
+            "error: what was under way took longer to end than it may: its leases end by their deadline\n"
+        ),
+        "{}",
+        run.stderr
+    );
+    drop(slow);
+}
+
+#[test]
+fn a_reader_that_has_gone_away_does_not_stop_it() {
+    let shop = Shop::new();
+    let line = ["serve", "--listen", "127.0.0.1:0", "--log-level", "debug"];
+    let mut server = Serving::start(&mut shop.command(&line));
+    drop((server.child().stdout.take(), server.child().stderr.take()));
+    let token = server.token().unwrap().to_owned();
+    for _ in 0..3 {
+        assert_eq!(
+            server.ask("GET /v1/entities", Some(&token), "").0,
+            200,
+            "each answer is a line of the log"
+        );
+    }
     server.send(Signal::TERM);
     assert_eq!(server.end().code, 0);
+    // Nobody ever read what it says when it is ready.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut child = shop.command(&["serve", "--listen", &place]).stdout(writer).spawn().unwrap();
+    while TcpStream::connect(&place).is_err() {
+        assert_eq!(child.try_wait().unwrap(), None, "it serves all the same");
+    }
+    kit::serving::send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn bounds_come_from_flags_variables_and_the_file() {
+    let shop = Shop::new();
+    shop.ok("limits set system jobs:1/day");
+    let config = shop.path("tidegate.toml");
+    fs::write(&config, "[bounds]\nbody_max = 1024\nwithin_max = '7s'\nlease_deadline = '8s'").unwrap();
+    let config = config.display().to_string();
+    let mut command =
+        shop.command(&["serve", "--listen", "127.0.0.1:0", "--config", &config, "--within-max", "2s"]);
+    let server = Serving::start(command.env("TIDEGATE_LEASE_DEADLINE", "9s"));
+    let token = server.token().unwrap().to_owned();
+    let ask = |more: &str| {
+        let body = format!(r#"{{"entity": "acme", "resource": "build", "cost": {{"jobs": 1}}{more}}}"#);
+        let (status, body) = server.ask("POST /v1/acquire", Some(&token), &body);
+        (status, codec::parse(&body))
+    };
+    let (status, body) = ask(r#", "within": 3"#);
+    assert_eq!((status, body["detail"].as_str()), (422, Some("a within of 3s, more than 2s")));
+    assert_eq!(ask(&" ".repeat(1_024)).0, 413);
+    let (status, body) = ask("");
+    assert_eq!((status, body["expires_in"].as_u64()), (200, Some(9)));
+    server.stop();
 }
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let shop = Shop::new();
     let server = Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0"]));
-    let token = server.token().unwrap().to_owned();
-    // A request that is under way: its body is on its way.
-    let mut slow = TcpStream::connect(&server.address).unwrap();
-    write!(slow, "POST /v1/acquire HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n").unwrap();
-    write!(slow, "content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n")
-        .unwrap();
-    let mut hears = [0; 12];
-    slow.read_exact(&mut hears).unwrap();
-    assert_eq!(&hears, b"HTTP/1.1 100", "the server reads it");
+    let slow = under_way(&server);
     server.send(Signal::TERM);
-    // Nobody new enters any more.
-    while TcpStream::connect(&server.address).is_ok() {
-        std::thread::yield_now();
-    }
+    server.wait_until_it_stops();
     server.send(Signal::TERM);
     assert_eq!(server.end().code, 128 + 15);
+    drop(slow);
+}
+
+/// A request that is under way: the server reads its body, which does not come.
+fn under_way(server: &Serving) -> TcpStream {
+    let mut slow = TcpStream::connect(&server.address).expect("it listens");
+    let token = server.token().expect("the first token");
+    let head = format!("POST /v1/acquire HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n");
+    let rest = "content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
+    slow.write_all((head + rest).as_bytes()).expect("it reads");
+    let mut hears = [0; 12];
+    slow.read_exact(&mut hears).expect("it answers");
+    assert_eq!(&hears, b"HTTP/1.1 100", "the server reads it");
+    slow
 }
 
 #[test]
@@ -164,7 +245,7 @@ fn what_keeps_it_from_serving_is_one_sentence() {
         ),
         (
             vec!["--listen".to_owned(), "0.0.0.0:0".to_owned()],
-            1,
+            2,
             "error: 0.0.0.0:0 can be reached from other machines, and there is no TLS".to_owned(),
         ),
         (
@@ -178,6 +259,17 @@ fn what_keeps_it_from_serving_is_one_sentence() {
             format!("error: the configuration `{config}`, line 2: unknown field `port`, expected one of "),
         ),
         (vec!["--config".to_owned(), "none.toml".to_owned()], 2, "`none.toml` cannot be read".to_owned()),
+        (
+            vec!["--requests-max".to_owned(), "0".to_owned()],
+            2,
+            "error: --requests-max or TIDEGATE_REQUESTS_MAX is `0`, and must be a whole number from 1 to 1000000\n"
+                .to_owned(),
+        ),
+        (
+            vec!["--timeout".to_owned(), "2m".to_owned()],
+            2,
+            "invalid value '2m' for '--timeout <SPAN>': it must be from 1ms to 1m".to_owned(),
+        ),
     ];
     for (arguments, code, sentence) in table {
         for check in [None, Some("--check")] {
@@ -197,6 +289,28 @@ fn what_keeps_it_from_serving_is_one_sentence() {
 }
 
 #[test]
+fn a_store_that_is_locked_or_newer_is_one_sentence_and_left_as_it_is() {
+    let shop = Shop::new();
+    shop.ok("limits set system jobs:1/day");
+    let other = Connection::open(shop.file()).unwrap();
+    other.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").unwrap();
+    for check in ["", "--check"] {
+        let run = shop.run(&format!("serve --listen 127.0.0.1:0 --timeout 50ms {check}"));
+        assert_eq!((run.code, run.stdout.as_str()), (4, ""), "{run:?}");
+        assert!(run.stderr.starts_with("error: the store "), "{}", run.stderr);
+        assert!(run.stderr.contains("\n next: wait for whoever holds it and try again"), "{}", run.stderr);
+    }
+    other.execute_batch("ROLLBACK; PRAGMA user_version = 99").unwrap();
+    drop(other);
+    for check in ["", "--check"] {
+        let run = shop.run(&format!("serve --listen 127.0.0.1:0 {check}"));
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{run:?}");
+        assert!(run.stderr.contains(" has schema version 99, newer than "), "{}", run.stderr);
+        assert!(run.stderr.ends_with(": use a newer tidegate\n"), "{}", run.stderr);
+    }
+}
+
+#[test]
 fn a_check_says_whether_it_could_serve_and_makes_no_token() {
     let shop = Shop::new();
     let config = shop.path("tidegate.toml");
@@ -212,6 +326,6 @@ fn a_check_says_whether_it_could_serve_and_makes_no_token() {
         run.stdout
     );
     let json = codec::parse(&shop.run_words(&["--json", "serve", "--check", "--config", &config]).stdout);
-    assert_eq!(codec::fields(&json), ["namespace", "store", "token", "url"]);
+    assert_eq!(codec::fields(&json), ["metrics", "namespace", "store", "token", "url"]);
     assert_eq!(shop.ok("token list"), "no tokens\n");
 }

@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tidegate_core::limit::cascade::UNITS_MAX;
 use tidegate_core::limit::entity::LEVELS_MAX;
-use tidegate_core::limit::name::LimitName;
+use tidegate_core::limit::name::{InvalidName, LimitName};
 use tidegate_core::limit::policy::LIMITS_MAX;
 
 /// A cost names at most so many limits.
@@ -39,6 +40,15 @@ impl<T: Copy> Amounts<T> {
         all
     }
 
+    /// These, by names that are yet to be checked.
+    ///
+    /// # Errors
+    /// [`InvalidName`] for what is no name of a limit.
+    pub fn of<'a>(amounts: impl IntoIterator<Item = (&'a str, T)>) -> Result<Self, InvalidName> {
+        let named = amounts.into_iter().map(|(name, amount)| Ok((LimitName::new(name)?, amount)));
+        named.collect::<Result<Vec<_>, _>>().map(Self::new)
+    }
+
     /// The amount of a limit.
     pub fn get(&self, name: &str) -> Option<T> {
         self.0.iter().find(|(other, _)| other.as_str() == name).map(|(_, amount)| *amount)
@@ -61,7 +71,7 @@ impl<T: Serialize> Serialize for Amounts<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de> + Copy> Deserialize<'de> for Amounts<T> {
+impl<'de, T: Deserialize<'de> + Copy + Into<i128>> Deserialize<'de> for Amounts<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_map(Map(PhantomData))
     }
@@ -90,7 +100,7 @@ impl<'de> Deserialize<'de> for Key {
 
 struct Map<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de> + Copy> Visitor<'de> for Map<T> {
+impl<'de, T: Deserialize<'de> + Copy + Into<i128>> Visitor<'de> for Map<T> {
     type Value = Amounts<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -105,6 +115,12 @@ impl<'de, T: Deserialize<'de> + Copy> Visitor<'de> for Map<T> {
             }
             if amounts.0.len() == AMOUNTS_MAX {
                 return Err(M::Error::custom(format_args!("more than {AMOUNTS_MAX} limits")));
+            }
+            let units: i128 = amount.into();
+            if units.unsigned_abs() > u128::from(UNITS_MAX) {
+                return Err(M::Error::custom(format_args!(
+                    "{units} units of `{name}`, more than {UNITS_MAX}"
+                )));
             }
             amounts.0.push((name, amount));
         }
@@ -126,6 +142,7 @@ mod tests {
             (r#"{"r m": 1}"#.to_owned(), "the limit `r m` holds ' ' at byte 1"),
             (r#"{"rpm": -1}"#.to_owned(), "invalid value: integer `-1`, expected u64"),
             (r#"{"rpm": 1.5}"#.to_owned(), "invalid type: floating point `1.5`, expected u64"),
+            (r#"{"rpm": 1099511627777}"#.to_owned(), "1099511627777 units of `rpm`, more than 1099511627776"),
             ("[]".to_owned(), "expected amounts by limit name"),
             (format!("{{{}}}", many.join(",")), "more than 128 limits"),
         ];

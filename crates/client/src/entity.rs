@@ -83,3 +83,36 @@ impl Entity {
         }
     }
 }
+
+impl From<Entity> for entity::Entity {
+    fn from(wire: Entity) -> Self {
+        let Entity { id, name, parent, cascade, metadata, version: _ } = wire;
+        PutEntity { name, parent, cascade, metadata, expect: Expect::Any }.entity(id.0)
+    }
+}
+
+impl PutEntity {
+    /// Writes this entity, if what is there is as expected.
+    pub fn new(entity: &entity::Entity, expect: Expect) -> Self {
+        let Entity { name, parent, cascade, metadata, .. } = Entity::new(entity, None);
+        Self { name, parent, cascade, metadata, expect }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entity_is_read_back_as_it_was_written() {
+        let id = |text: &str| name::EntityId::new(text).expect("a name");
+        let plain = entity::Entity::new(id("acme"));
+        let whole = entity::Entity::new(id("team")).name("The team").parent(id("acme")).cascade();
+        for entity in [plain, whole.metadata("tier", "gold")] {
+            let wire = Entity::new(&entity, Some(policy::Version::new(3)));
+            assert_eq!(wire.version, Some(3));
+            assert_eq!(entity::Entity::from(wire), entity);
+            assert_eq!(PutEntity::new(&entity, Expect::Absent).entity(entity.id().clone()), entity);
+        }
+    }
+}

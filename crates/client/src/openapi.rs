@@ -10,7 +10,7 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::amounts::{AMOUNTS_MAX, Amounts};
 use crate::expect::Expect;
 use crate::seconds::{SECONDS_MAX, Seconds};
-use crate::text::{EntityId, LeaseRef, LimitText, ResourceName, Time, TokenId, TokenScopes};
+use crate::text::{EntityId, LeaseRef, LimitText, RequestId, ResourceName, Time, TokenId, TokenScopes};
 
 /// What no name of an entity or a resource holds, and how none begins.
 const NAME: &str = r"^(?!_default_$)[^#$\x00-\x1f\x7f-\x9f][^#\x00-\x1f\x7f-\x9f]*$";
@@ -65,6 +65,13 @@ schema!(
     "LeaseRef",
     text("A lease as its holder names it.", &"0".repeat(64)).pattern(Some("^[0-9a-fA-F]{64}$")).build()
 );
+schema!(
+    RequestId,
+    "RequestId",
+    text("What a caller calls a request, by chance.", "01890a5d-ac96-774b-bcce-b302099a8057")
+        .pattern(Some("^[A-Za-z0-9_.-]{16,64}$"))
+        .build()
+);
 schema!(TokenId, "TokenId", text("The id of a token.", "ci").pattern(Some("^[A-Za-z0-9_.-]{1,64}$")).build());
 schema!(
     TokenScopes,
@@ -104,5 +111,6 @@ fn amounts(description: &str, min: i64) -> Object {
         .additional_properties(Some(AdditionalProperties::RefOr(RefOr::T(units.into()))))
         .property_names(Some(name))
         .max_properties(Some(AMOUNTS_MAX))
+        .examples([json!({"rpm": 1})])
         .build()
 }

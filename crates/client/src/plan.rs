@@ -4,6 +4,7 @@ use tidegate_core::limit::plan;
 use tidegate_core::limit::policy::{self, InvalidPolicy, Scope};
 
 use crate::expect::Expect;
+use crate::object;
 use crate::policy::{Policy, names, scope};
 use crate::text::{EntityId, ResourceName};
 
@@ -21,6 +22,7 @@ wire! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
         /// What it says.
+        #[serde(deserialize_with = "object::one")]
         pub policy: Policy,
     }
 
@@ -28,6 +30,7 @@ wire! {
     #[serde(deny_unknown_fields)]
     pub struct Declaration {
         /// The policies, each scope once, at most 1,000.
+        #[serde(deserialize_with = "object::many")]
         pub policies: Vec<Declared>,
         /// Whether policies that are not declared are to go.
         #[serde(default)]
@@ -38,6 +41,7 @@ wire! {
     #[serde(deny_unknown_fields)]
     pub struct Plan {
         /// The changes, to be made.
+        #[serde(deserialize_with = "object::many")]
         pub changes: Vec<PolicyChange>,
         /// What they change, for people to read before they say yes.
         pub steps: Vec<PlanStep>,
@@ -63,7 +67,7 @@ wire! {
         #[serde(default)]
         pub expect: Expect,
         /// What is to be there; without it, the policy is removed.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, deserialize_with = "object::maybe", skip_serializing_if = "Option::is_none")]
         pub policy: Option<Policy>,
     }
 
@@ -71,6 +75,7 @@ wire! {
     #[serde(deny_unknown_fields)]
     pub struct Apply {
         /// The changes, each scope once, at most 1,000.
+        #[serde(deserialize_with = "object::many")]
         pub changes: Vec<PolicyChange>,
     }
 }
@@ -86,6 +91,12 @@ impl Declared {
 }
 
 impl PolicyChange {
+    /// Makes this of a scope, if what is there is as expected; nothing removes it.
+    pub fn new(scope: &Scope, expect: Expect, policy: Option<&policy::Policy>) -> Self {
+        let (entity, resource) = names(scope);
+        Self { entity, resource, expect, policy: policy.map(Policy::from) }
+    }
+
     /// Where the change is made.
     pub fn scope(&self) -> Scope {
         scope(self.entity.clone(), self.resource.clone())
@@ -94,11 +105,8 @@ impl PolicyChange {
 
 impl From<&plan::Plan> for Plan {
     fn from(plan: &plan::Plan) -> Self {
-        let change = |step: &plan::Step| {
-            let (entity, resource) = names(&step.scope);
-            let policy = step.after.as_ref().map(Policy::from);
-            PolicyChange { entity, resource, expect: step.expect().into(), policy }
-        };
+        let change =
+            |step: &plan::Step| PolicyChange::new(&step.scope, step.expect().into(), step.after.as_ref());
         let shown = |step: &plan::Step| PlanStep { text: step.to_string() };
         Self {
             changes: plan.steps().iter().map(change).collect(),

@@ -4,6 +4,7 @@ use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::{self, InvalidPolicy, Scope, Share};
 
 use crate::expect::Expect;
+use crate::object;
 use crate::text::{EntityId, LimitText, ResourceName};
 
 /// The count of administrative changes at which something was last written.
@@ -54,6 +55,7 @@ wire! {
     #[serde(deny_unknown_fields)]
     pub struct PutPolicy {
         /// What is to be there.
+        #[serde(deserialize_with = "object::one")]
         pub policy: Policy,
         /// What the writer believes to be there: `any`, `absent` or a version.
         #[serde(default)]
@@ -150,6 +152,23 @@ impl PolicyAt {
         let (entity, resource) = names(at);
         Self { entity, resource, version: version.number(), policy: policy.into() }
     }
+
+    /// Where it is written, and the policy with its version.
+    ///
+    /// # Errors
+    /// [`InvalidPolicy`] says which limit is wrong, and how.
+    pub fn check(self) -> Result<(Scope, policy::Versioned<policy::Policy>), InvalidPolicy> {
+        let value = self.policy.try_into()?;
+        let version = policy::Version::new(self.version);
+        Ok((scope(self.entity, self.resource), policy::Versioned { version, value }))
+    }
+}
+
+impl From<&Scope> for ScopeQuery {
+    fn from(scope: &Scope) -> Self {
+        let (entity, resource) = names(scope);
+        Self { entity, resource, expect: None }
+    }
 }
 
 impl TryFrom<Policy> for policy::Policy {
@@ -161,17 +180,33 @@ impl TryFrom<Policy> for policy::Policy {
             policy = policy.only();
         }
         if let Some(behaviour) = wire.on_unavailable {
-            policy = policy.on_unavailable(match behaviour {
-                OnUnavailable::Block => policy::OnUnavailable::Block,
-                OnUnavailable::Allow => policy::OnUnavailable::Allow,
-                OnUnavailable::LocalShare(share) => policy::OnUnavailable::LocalShare(Share::new(share)?),
-            });
+            policy = policy.on_unavailable(behaviour.try_into()?);
         }
         Ok(match wire.on_expiry {
-            Some(OnExpiry::Settle) => policy.on_expiry(policy::OnExpiry::Settle),
-            Some(OnExpiry::Return) => policy.on_expiry(policy::OnExpiry::Return),
+            Some(behaviour) => policy.on_expiry(behaviour.into()),
             None => policy,
         })
+    }
+}
+
+impl TryFrom<OnUnavailable> for policy::OnUnavailable {
+    type Error = InvalidPolicy;
+
+    fn try_from(wire: OnUnavailable) -> Result<Self, InvalidPolicy> {
+        Ok(match wire {
+            OnUnavailable::Block => Self::Block,
+            OnUnavailable::Allow => Self::Allow,
+            OnUnavailable::LocalShare(share) => Self::LocalShare(Share::new(share)?),
+        })
+    }
+}
+
+impl From<OnExpiry> for policy::OnExpiry {
+    fn from(wire: OnExpiry) -> Self {
+        match wire {
+            OnExpiry::Settle => Self::Settle,
+            OnExpiry::Return => Self::Return,
+        }
     }
 }
 
@@ -202,4 +237,28 @@ fn limit(rule: &tidegate_core::limit::rule::Rule) -> tidegate_core::limit::rule:
     let limit = tidegate_core::limit::rule::Limit::per(rule.name().as_str(), shape.amount(), shape.period());
     // A burst that is the amount is not written.
     if shape.burst() == shape.amount() { limit } else { limit.burst(shape.burst()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_read_back_as_it_was_written_with_where_and_when() {
+        let subject = Subject::new("acme", "gpt-4").unwrap();
+        let scopes = tidegate_core::limit::resolve::scopes(&subject);
+        let limits: Vec<tidegate_core::limit::rule::Limit> =
+            ["rpm:60/min", "tpm:100k/min:150k"].map(|text| text.parse().unwrap()).into();
+        let policy = policy::Policy::new(limits).unwrap().only().on_expiry(policy::OnExpiry::Return);
+        let policy = policy.on_unavailable(policy::OnUnavailable::LocalShare(Share::new(0.2).unwrap()));
+        for scope in scopes {
+            let at = PolicyAt::new(&scope, policy::Version::new(7), &policy);
+            let version = policy::Version::new(7);
+            assert_eq!(
+                at.check().unwrap(),
+                (scope.clone(), policy::Versioned { version, value: policy.clone() })
+            );
+            assert_eq!(Scope::from(ScopeQuery::from(&scope)), scope);
+        }
+    }
 }

@@ -54,6 +54,11 @@ impl Problem {
             ..Self::default()
         }
     }
+
+    /// Whether it is of this kind, which is the last part of its `type`.
+    pub fn is(&self, kind: &str) -> bool {
+        self.kind.strip_prefix("/problems/") == Some(kind)
+    }
 }
 
 impl fmt::Display for Problem {

@@ -127,6 +127,91 @@ text!(
     TokenScopes(token::TokenScopes), "scopes such as acquire,read", str::parse
 );
 
+/// A request's id is at least so many bytes: one that is chosen by chance is not shorter.
+pub const REQUEST_ID_MIN: usize = 16;
+/// A request's id is at most so many bytes.
+pub const REQUEST_ID_MAX: usize = 64;
+
+/// What a caller calls a request, so that to send it again does no harm: 16 to 64 letters, digits, `_`, `-` and `.`, such as a
+/// UUID.
+///
+/// It is chosen by chance, once for each request, and sent again with the same request until there is an answer. It stands
+/// for a request of one token for one entity and resource: others may use the same one.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct RequestId(Box<str>);
+
+/// Text that is no id of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum InvalidRequestId {
+    /// It is too short or too long.
+    #[error("an id of {bytes} bytes, outside {REQUEST_ID_MIN}..={REQUEST_ID_MAX}")]
+    Length {
+        /// How long it is.
+        bytes: usize,
+    },
+    /// It holds what it may not.
+    #[error("the id holds {found:?} at byte {at}: it has letters, digits, `_`, `-` and `.`")]
+    Character {
+        /// What.
+        found: char,
+        /// Where.
+        at: usize,
+    },
+}
+
+impl RequestId {
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<u128> for RequestId {
+    /// The id of this number, which is chosen by chance.
+    fn from(number: u128) -> Self {
+        Self(format!("{number:032x}").into())
+    }
+}
+
+impl FromStr for RequestId {
+    type Err = InvalidRequestId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRequestId> {
+        if !(REQUEST_ID_MIN..=REQUEST_ID_MAX).contains(&text.len()) {
+            return Err(InvalidRequestId::Length { bytes: text.len() });
+        }
+        let is_fine = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-' | '.');
+        match text.char_indices().find(|(_, letter)| !is_fine(*letter)) {
+            Some((at, found)) => Err(InvalidRequestId::Character { found, at }),
+            None => Ok(Self(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for RequestId {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for RequestId {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_str(Text("an id of 16 to 64 letters and digits", std::marker::PhantomData))
+    }
+}
+
 /// A lease as its holder names it: 64 hexadecimal digits, of which the second half proves whose it is.
 ///
 /// It is worth as much as what it holds: it is not shown in logs.
@@ -187,6 +272,22 @@ impl<'de> Deserialize<'de> for LeaseRef {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_id_is_long_enough_to_be_chosen_by_chance_and_short_enough_to_be_kept() {
+        let id: RequestId = "01890a5d-ac96-774b-bcce-b302099a8057".parse().unwrap();
+        assert_eq!(id.to_string().parse(), Ok(id));
+        let table = [
+            ("x".repeat(15), "an id of 15 bytes, outside 16..=64"),
+            ("x".repeat(65), "an id of 65 bytes, outside 16..=64"),
+            ("0123456789 12345".to_owned(), "the id holds ' ' at byte 10"),
+            ("ö".repeat(8), "the id holds 'ö' at byte 0"),
+        ];
+        for (bad, sentence) in table {
+            let error = bad.parse::<RequestId>().unwrap_err().to_string();
+            assert!(error.starts_with(sentence), "{error}");
+        }
+    }
 
     #[test]
     fn a_lease_is_read_back_as_it_is_written_and_its_proof_is_not_shown() {

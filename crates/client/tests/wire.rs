@@ -20,7 +20,7 @@ fn both_ways<T: Serialize + DeserializeOwned>(body: &Value) {
 
 fn state() -> Value {
     json!({
-        "entity": "acme", "resource": "gpt-4", "limit": "tpm", "source": "entity acme", "available": -5,
+        "entity": "acme", "resource": "gpt-4", "limit": "tpm", "source": "entity acme", "available": -5, "consumed": 7,
         "burst": 150_000, "amount": 100_000, "period": 60, "asked": 800, "retry_after": 0.5,
     })
 }
@@ -38,13 +38,15 @@ fn requests_and_answers_about_leases_are_read_back_as_they_are_written() {
     both_ways::<Acquire>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
     both_ways::<Acquire>(&json!({
         "entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1, "tpm": 800}, "within": 2.5, "deadline": 60,
-        "limits": ["tpm:1k/s"],
+        "limits": ["tpm:1k/s"], "id": "01890a5d-ac96-774b-bcce-b302099a8057",
     }));
-    both_ways::<Granted>(&json!({"lease": lease, "expires_in": 60, "degraded": "local_share"}));
+    both_ways::<Granted>(
+        &json!({"lease": lease, "expires_in": 60, "is_repeat": false, "degraded": "local_share"}),
+    );
     both_ways::<Spend>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
     both_ways::<Batch>(&json!({"requests": [{"entity": "a", "resource": "b", "cost": {"rpm": 1}}]}));
     let refused = json!({"type": "/problems/limited", "title": "t", "status": 429, "detail": "d"});
-    let granted = json!({"lease": lease, "expires_in": 60});
+    let granted = json!({"lease": lease, "expires_in": 60, "is_repeat": true});
     both_ways::<BatchDone>(&json!({"results": [{"granted": granted}, {"refused": refused}]}));
     both_ways::<Extend>(&json!({"step": 1, "cost": {"tpm": 5}}));
     both_ways::<Adjust>(&json!({"step": 2, "changes": {"tpm": -5}}));

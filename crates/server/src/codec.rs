@@ -79,7 +79,11 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
         Ok(value) => Ok(value),
         Err(error) => {
             let path = error.path().to_string();
-            Err(Refusal::invalid(path.trim_start_matches('.'), shown(&error.into_inner().to_string())))
+            let sentence = error.into_inner().to_string();
+            // The field says where it is, to whoever never saw the body too.
+            let sentence =
+                sentence.rsplit_once(" at line ").map_or(sentence.as_str(), |(sentence, _)| sentence);
+            Err(Refusal::invalid(path.trim_start_matches('.'), shown(sentence)))
         }
     }
 }
@@ -137,10 +141,19 @@ impl<T: Part> FromRequestParts<State> for At<T> {
     }
 }
 
+/// Most answers fit into this, and are not moved while they are written.
+const ROOM: usize = 512;
+
+/// A value as it is written into a stream of events.
+pub(crate) fn text<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
 /// An answer with a body.
 pub(crate) fn answer<T: Serialize>(status: StatusCode, body: &T) -> Response {
-    match serde_json::to_vec(body) {
-        Ok(text) => {
+    let mut text = Vec::with_capacity(ROOM);
+    match serde_json::to_writer(&mut text, body) {
+        Ok(()) => {
             let json = HeaderValue::from_static("application/json");
             (status, [(header::CONTENT_TYPE, json)], text).into_response()
         }
@@ -185,6 +198,9 @@ mod tests {
             field(&with(r#"{"entity": "a", "resource": "b", "cost": {"r": -1}}"#)),
             "requests[0].cost.r"
         );
+        let detail =
+            refused(&with(r#"{"entity": "a", "resource": "b", "cost": {"r": 9999999999999}}"#)).detail;
+        assert_eq!(detail, "9999999999999 units of `r`, more than 1099511627776");
         let broken = refused("{\"requests\": [");
         assert_eq!((broken.status, broken.kind.as_str()), (400, "/problems/not-json"));
         let data = *read::<Acquire>(b"[]").expect_err("refused").problem;

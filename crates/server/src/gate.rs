@@ -19,7 +19,7 @@ use crate::state::State;
 use crate::token::Secret;
 
 /// What stands before one route.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Gate {
     pub(crate) state: State,
     pub(crate) route: RouteInfo,
@@ -38,6 +38,16 @@ impl Caller {
         &self.key.token.id
     }
 
+    /// Lets nobody on whose token lacks this scope.
+    pub(crate) fn needs(&self, scope: TokenScope, what: &str) -> Result<(), Refusal> {
+        let Token { id, scopes, .. } = &self.key.token;
+        if scopes.has(scope) {
+            return Ok(());
+        }
+        let detail = format!("the token `{id}` lacks the scope `{scope}`, which {what} needs");
+        Err(Refusal::new(StatusCode::FORBIDDEN, "scope", "Not allowed", detail))
+    }
+
     /// Its name in the audit.
     pub(crate) fn actor(&self) -> String {
         format!("token:{}", self.key.token.id)
@@ -54,13 +64,14 @@ impl FromRequestParts<State> for Caller {
 }
 
 /// Lets a request through to its route, or says why not.
-pub(crate) async fn pass(With(gate): With<Gate>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn pass(With(gate): With<Arc<Gate>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let response = match gate.route.access {
         Access::Everybody => next.run(request).await,
         Access::Scope(scope) => match gate.state.running().try_acquire() {
             Err(_) => {
                 gate.state.meters().busy();
+                gate.state.hub().busy(gate.state.bounds().requests_max);
                 Refusal::busy(gate.state.bounds().requests_max).into_response()
             }
             Ok(_running) => match gate.state.admit(request.headers(), scope).await {
@@ -99,19 +110,27 @@ impl State {
             TokenState::Expired => return Err(Refusal::bad_token("the token has expired")),
             TokenState::Revoked => return Err(Refusal::bad_token("the token was revoked")),
         }
-        let forbidden =
-            |kind: &str, detail: String| Refusal::new(StatusCode::FORBIDDEN, kind, "Not allowed", detail);
-        let Token { id, namespace, scopes, .. } = &key.token;
+        let Token { id, namespace, .. } = &key.token;
         if namespace != self.namespace() {
             let detail =
                 format!("the token `{id}` is good for the namespace `{namespace}`, and not for this one");
-            return Err(forbidden("namespace", detail));
+            return Err(Refusal::new(StatusCode::FORBIDDEN, "namespace", "Not allowed", detail));
         }
-        if !scopes.has(scope) {
-            let detail = format!("the token `{id}` lacks the scope `{scope}`, which this needs");
-            return Err(forbidden("scope", detail));
+        let caller = Caller { key };
+        caller.needs(scope, "this")?;
+        Ok(caller)
+    }
+}
+
+impl State {
+    /// Whether a caller who was let in would be again. While it cannot be found out, they would not.
+    pub(crate) async fn is_still_good(&self, caller: &Caller) -> bool {
+        match self.ask(self.keyring().key(caller.token())).await {
+            Ok(Some(key)) => {
+                key.hash == caller.key.hash && key.token.state(self.clock().now()) == TokenState::Good
+            }
+            Ok(None) | Err(_) => false,
         }
-        Ok(Caller { key })
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A store far away is not asked with every request: what it said is remembered for a short time, what it does not know
 //! too, so that guesses do not reach it either. Two generations bound what is remembered. While the store is away, what was
-//! last known of a token holds: what is to happen to its limits then is the policy's affair.
+//! last known of a token holds for a minute: what is to happen to its limits then is the policy's affair. After that nobody can
+//! say whether it was revoked, and nobody is let in until the store answers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,11 +13,14 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq;
 use tidegate::store::Reply;
-use tidegate::{Limiter, StoreError};
+use tidegate::{Limiter, StoreError, Version};
 use tidegate_core::limit::token::{Token, TokenHash, TokenId};
 use tokio::time::{Instant, timeout};
 
 use crate::token::Secret;
+
+/// How long what the store said of a token holds while the store is away.
+const STALE_MAX: Duration = Duration::from_mins(1);
 
 /// A token as it is kept, and the hash that its secret must have.
 #[derive(Debug, Clone)]
@@ -57,12 +61,16 @@ struct Known {
 #[derive(Clone)]
 struct Entry {
     key: Option<Arc<Key>>,
-    until: Instant,
+    /// A store far away is asked again some time after that.
+    asked_at: Instant,
+    /// One in this process when it has changed.
+    version: Option<Version>,
 }
 
 impl StoreKeyring {
     /// The tokens of the limiter's store, remembered for two seconds: so long a token that was revoked may still be good. A
-    /// store in this process is asked every time.
+    /// store in this process is asked whenever something has changed there. While the store is away, what it last said of a token holds for a minute
+    /// after it said so, and no longer: then the answer is what is wrong with the store.
     pub fn new(limiter: Limiter) -> Self {
         Self::with(limiter, Duration::from_secs(2), 8_192)
     }
@@ -75,26 +83,54 @@ impl StoreKeyring {
     async fn ask(&self, id: &TokenId) -> Result<Option<Arc<Key>>, StoreError> {
         let known = self.lock().find(id, self.generation_max);
         if let Some(entry) = &known
-            && Instant::now() < entry.until
+            && entry.asked_at.elapsed() < self.ttl
         {
             return Ok(entry.key.clone());
         }
+        // What it answers was so when it was asked, and may be otherwise when the answer is here.
+        let asked_at = Instant::now();
         let deadline = self.limiter.store().capabilities().deadline;
         let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         let answer = timeout(deadline, self.limiter.store().token(id)).await;
         match answer.unwrap_or(Err(StoreError::TimedOut { millis })) {
             Ok(found) => {
                 let key = found.map(|(hash, token)| Arc::new(Key { token: token.value, hash }));
-                let entry = Entry { key: key.clone(), until: Instant::now() + self.ttl };
+                let entry = Entry { key: key.clone(), asked_at, version: None };
                 self.lock().put(id.clone(), entry, self.generation_max);
                 Ok(key)
             }
             Err(error) if error.is_transient() => match known {
-                Some(Entry { key: Some(key), .. }) => Ok(Some(key)),
+                Some(Entry { key: Some(key), asked_at, .. }) if asked_at.elapsed() < STALE_MAX => {
+                    Ok(Some(key))
+                }
                 _ => Err(error),
             },
             Err(error) => Err(error),
         }
+    }
+
+    /// What a store in this process answers at once: it is asked again only if something has changed there since.
+    fn ask_now(&self, id: &TokenId) -> Option<Result<Option<Arc<Key>>, StoreError>> {
+        let store = self.limiter.store();
+        if !store.capabilities().is_immediate {
+            return None;
+        }
+        // Read before the token: if that changes in between, the next one asks again.
+        let version = store.version().now()?.ok();
+        if let Some(entry) = self.lock().find(id, self.generation_max)
+            && entry.version.is_some()
+            && entry.version == version
+        {
+            return Some(Ok(entry.key));
+        }
+        let found = match store.token(id).now()? {
+            Ok(found) => found,
+            Err(error) => return Some(Err(error)),
+        };
+        let key = found.map(|(hash, token)| Arc::new(Key { token: token.value, hash }));
+        let entry = Entry { key: key.clone(), asked_at: Instant::now(), version };
+        self.lock().put(id.clone(), entry, self.generation_max);
+        Some(Ok(key))
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -122,12 +158,9 @@ impl Known {
 
 impl Keyring for StoreKeyring {
     fn key<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<Arc<Key>>> {
-        // A store in this process answers at once.
-        match self.limiter.store().capabilities().is_immediate.then(|| self.limiter.store().token(id).now()) {
-            Some(Some(answer)) => Reply::ready(
-                answer.map(|found| found.map(|(hash, token)| Arc::new(Key { token: token.value, hash }))),
-            ),
-            _ => Reply::later(self.ask(id)),
+        match self.ask_now(id) {
+            Some(answer) => Reply::ready(answer),
+            None => Reply::later(self.ask(id)),
         }
     }
 }
@@ -189,14 +222,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn while_the_store_is_away_or_silent_those_who_are_known_are_let_in() {
+    async fn while_the_store_is_away_or_silent_those_who_are_known_are_let_in_for_a_minute() {
         let (store, keyring, secret) = keyring().await;
-        assert!(keyring.key(&id("ci")).await.unwrap().is_some());
         for silence in [Faulty::go_away, Faulty::hang] {
-            tokio::time::advance(Duration::from_mins(1)).await;
+            store.come_back();
+            assert!(keyring.key(&id("ci")).await.unwrap().is_some());
             silence(&store);
-            assert!(keyring.key(&id("ci")).await.unwrap().unwrap().fits(&secret));
-            assert!(keyring.key(&id("stranger")).await.unwrap_err().is_transient());
+            for _ in 0..2 {
+                tokio::time::advance(Duration::from_secs(20)).await;
+                assert!(keyring.key(&id("ci")).await.unwrap().unwrap().fits(&secret));
+                assert!(keyring.key(&id("stranger")).await.unwrap_err().is_transient());
+            }
+            tokio::time::advance(Duration::from_secs(20)).await;
+            assert!(keyring.key(&id("ci")).await.unwrap_err().is_transient(), "it may be revoked by now");
         }
     }
 

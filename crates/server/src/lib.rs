@@ -25,6 +25,7 @@
 mod codec;
 mod fields;
 mod gate;
+mod hub;
 mod keyring;
 mod meters;
 mod openapi;

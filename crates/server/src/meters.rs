@@ -23,7 +23,6 @@ pub(crate) struct Meters {
 }
 
 /// Counters of one route.
-#[derive(Clone)]
 pub(crate) struct RouteMeters {
     /// Answers by status: 2xx and 3xx, 4xx but 429, 429, 5xx.
     answers: [Counter; 4],

@@ -5,19 +5,25 @@ use std::sync::LazyLock;
 use tidegate_client::Problem;
 use utoipa::PartialSchema;
 use utoipa::ToSchema;
+use utoipa::openapi::extensions::Extensions;
+use utoipa::openapi::link::LinkBuilder;
 use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::schema::{KnownFormat, SchemaFormat, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
-    ComponentsBuilder, Content, InfoBuilder, OpenApi, Ref, RefOr, Response, ResponseBuilder,
+    ComponentsBuilder, Content, InfoBuilder, ObjectBuilder, OpenApi, Ref, RefOr, Required, Response,
+    ResponseBuilder, Schema,
 };
 
 use crate::routes::{Access, described, routes};
 
 /// What everybody may be told whatever they ask.
-const ALWAYS: [(&str, &str); 4] = [
+const ALWAYS: [(&str, &str); 6] = [
     ("401", "No token, or none that is good."),
     ("403", "The token lacks the scope, is for another namespace, or the lease is another's."),
     ("422", "A field is wrong, or its value is out of its bounds."),
+    ("500", "The server could not do it; its log says why."),
+    ("507", "The store is full."),
     ("503", "As many requests are under way as may, the store is away, or the server is stopping."),
 ];
 
@@ -28,6 +34,13 @@ const WITH_BODY: [(&str, &str); 4] = [
     ("413", "The body is too large."),
     ("415", "The body's content-type is not application/json."),
 ];
+
+/// The same for those who name a lease.
+const OF_LEASES: [(&str, &str); 2] =
+    [("404", "The lease ended long ago."), ("409", "A later step of the lease was done already.")];
+
+/// The requests whose step is one after the draw, which is step 0. The last number is the store's own.
+const STEPS: [&str; 5] = ["Extend", "Adjust", "Renew", "Settle", "Cancel"];
 
 /// The API as OpenAPI 3.1.
 pub fn document() -> &'static OpenApi {
@@ -46,6 +59,9 @@ fn make() -> OpenApi {
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("tg_ID_SECRET").build();
     components.add_security_scheme("token", SecurityScheme::Http(bearer));
     components.schemas.insert(Problem::name().into_owned(), Problem::schema());
+    for (name, schema) in &mut components.schemas {
+        count(name, schema);
+    }
     for route in routes() {
         let Some(item) = document.paths.paths.get_mut(route.path) else { continue };
         let Some(operation) = operation(item, route.method.as_str()) else { continue };
@@ -53,7 +69,8 @@ fn make() -> OpenApi {
         if let Access::Scope(scope) = route.access {
             operation.security = Some(vec![SecurityRequirement::new("token", [scope.as_str()])]);
             let body = WITH_BODY.iter().filter(|_| operation.request_body.is_some());
-            for (status, description) in ALWAYS.iter().chain(body) {
+            let lease = OF_LEASES.iter().filter(|_| route.path.starts_with("/v1/leases/"));
+            for (status, description) in ALWAYS.iter().chain(body).chain(lease) {
                 let problem = Content::new(Some(Ref::from_schema_name("Problem")));
                 let response =
                     ResponseBuilder::new().description(*description).content(Problem::CONTENT_TYPE, problem);
@@ -61,6 +78,7 @@ fn make() -> OpenApi {
                 responses.entry((*status).to_owned()).or_insert(RefOr::T(response.build()));
             }
         }
+        tighten(operation, route.path);
         for response in operation.responses.responses.values_mut() {
             if let RefOr::T(response) = response {
                 as_problem(response);
@@ -68,6 +86,59 @@ fn make() -> OpenApi {
         }
     }
     document
+}
+
+/// Numbers without a sign have no format of their own, and that of 32 bits with one leaves half of them out.
+fn count(name: &str, schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::Object(object)) = schema else { return };
+    for (field, schema) in &mut object.properties {
+        let RefOr::T(Schema::Object(number)) = schema else { continue };
+        if number.format == Some(SchemaFormat::KnownFormat(KnownFormat::Int32)) {
+            number.format = None;
+        }
+        if field == "step" && STEPS.contains(&name) {
+            (number.minimum, number.maximum) = (Some(1.into()), Some((u32::MAX - 1).into()));
+        }
+    }
+}
+
+/// Says what the types alone do not: bounds of a page, what has to be there, and where an answer leads.
+fn tighten(operation: &mut Operation, path: &str) {
+    for parameter in operation.parameters.iter_mut().flatten() {
+        match parameter.name.as_str() {
+            "max" => {
+                let page =
+                    ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(1_000));
+                parameter.schema = Some(RefOr::T(page.build().into()));
+            }
+            "entity" if path == "/v1/balances" => parameter.required = Required::True,
+            _ => {}
+        }
+    }
+    let links: &[(&str, &str, &str)] = match path {
+        "/v1/acquire" => &[
+            ("get_leases_lease", "lease", "$response.body#/lease"),
+            ("post_leases_lease_extend", "lease", "$response.body#/lease"),
+            ("post_leases_lease_adjust", "lease", "$response.body#/lease"),
+            ("post_leases_lease_renew", "lease", "$response.body#/lease"),
+            ("post_leases_lease_settle", "lease", "$response.body#/lease"),
+            ("post_leases_lease_cancel", "lease", "$response.body#/lease"),
+        ],
+        "/v1/tokens" => &[("delete_tokens_token", "token", "$response.body#/token/id")],
+        _ => &[],
+    };
+    // Only what was just made leads on.
+    if let Some(RefOr::T(made)) = operation.responses.responses.get_mut("200")
+        && operation.request_body.is_some()
+    {
+        for (to, name, from) in links {
+            // The builder's own name for it is not the one that OpenAPI has.
+            let mut to_id = Extensions::default();
+            to_id.insert("operationId".to_owned(), (*to).into());
+            let link = LinkBuilder::new().parameter(*name, *from).extensions(Some(to_id)).build();
+            made.links.insert((*to).to_owned(), RefOr::T(link));
+        }
+    }
 }
 
 /// What an operation is called: `post_acquire_batch`, `get_entities_entity`.

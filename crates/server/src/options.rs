@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 /// The bounds of a server. Each is told in the error of whoever reaches it.
+///
+/// Whoever reaches a bound of a request's head is answered before any route is known, by a status without a body, and the
+/// connection ends: 431 for more bytes than `head_max` or more headers than `headers_max`, 400 for what is no HTTP/1, and
+/// 408 or nothing at all when the head does not arrive within `head_time`. Every other answer to an error is a problem with a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
     /// Bytes of a body. By default 256 KiB.
     pub body_max: usize,
-    /// How long a body may take to arrive. By default 10 seconds.
+    /// How long a body may take to arrive, and how long an answer may lie unread. By default 10 seconds.
     pub body_time: Duration,
     /// Requests that are under way at the same time, those that wait for a limit included. By default 4,096.
     pub requests_max: usize,
@@ -32,6 +36,10 @@ pub struct Bounds {
     pub drain_time: Duration,
     /// How often leases past their deadline are ended. By default every 5 seconds.
     pub sweep_every: Duration,
+    /// Those who listen to events at the same time; they do not count as requests. By default 64.
+    pub listeners_max: usize,
+    /// How often they hear that the server is there, and their tokens are looked at again. By default every 15 seconds.
+    pub alive_every: Duration,
 }
 
 impl Default for Bounds {
@@ -50,6 +58,8 @@ impl Default for Bounds {
             connections_max: 8_192,
             drain_time: Duration::from_secs(30),
             sweep_every: Duration::from_secs(5),
+            listeners_max: 64,
+            alive_every: Duration::from_secs(15),
         }
     }
 }

@@ -9,12 +9,12 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use tidegate::store::Store;
 use tidegate::{LeaseId, StoreError};
-use tidegate_client::LeaseRef;
+use tidegate_client::{EntityId, LeaseRef, RequestId, ResourceName};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, TokenHash, TokenId, TokenScope, TokenScopes};
 
 /// The id under which a store keeps the key: as the hash of a token whose secret nobody has.
-const KEPT_AS: &str = "lease-key";
+const KEPT_AS: &str = ".lease-key";
 
 /// The key that proofs are made with. Servers over one store share it, and so does a server with itself after a restart: with
 /// another one, leases that are open cannot be gone on with, and end by their deadline.
@@ -37,7 +37,8 @@ impl LeaseKey {
 
     /// The key that a store keeps, made now if there is none: the same for all servers over it, and after a restart.
     ///
-    /// It stands among the tokens, as the hash of one that nobody can have: so it is never listed nor audited.
+    /// It stands among the tokens, as the hash of one that nobody can have, under an id that is
+    /// [reserved](TokenId::is_reserved): the key itself is in no listing and in no audit entry.
     ///
     /// # Errors
     /// What the store says.
@@ -68,9 +69,19 @@ impl LeaseKey {
     /// How the holder of a token names a lease that was opened with it.
     pub fn name(&self, lease: LeaseId, token: &TokenId) -> LeaseRef {
         let hash = self.hash(lease.number(), token).finalize().into_bytes();
-        let mut half = [0; 16];
-        half.copy_from_slice(&hash[..16]);
-        LeaseRef { id: lease.number(), proof: u128::from_be_bytes(half) }
+        LeaseRef { id: lease.number(), proof: first_half(&hash.into()) }
+    }
+
+    /// The number that stands for what the holder of a token calls a request for a subject: the same for the same, and
+    /// for nobody else to guess.
+    pub(crate) fn number(&self, token: &TokenId, ask: (&EntityId, &ResourceName), id: &RequestId) -> u128 {
+        let (entity, resource) = (ask.0.0.as_str(), ask.1.0.as_str());
+        let texts = [token.as_str(), entity, resource, id.as_str()];
+        let hash = texts.iter().fold(self.0.clone().chain_update(b"tidegate request"), |hash, text| {
+            // Each with its length before it, so that no two lists are the same bytes.
+            hash.chain_update((text.len() as u64).to_be_bytes()).chain_update(text)
+        });
+        first_half(&hash.finalize().into_bytes().into())
     }
 
     /// The lease, if it was opened with this token.
@@ -89,6 +100,10 @@ impl LeaseKey {
             .chain_update(lease.to_be_bytes())
             .chain_update(token.as_str())
     }
+}
+
+fn first_half(hash: &[u8; 32]) -> u128 {
+    hash[..16].iter().fold(0, |number, byte| (number << 8) | u128::from(*byte))
 }
 
 impl fmt::Debug for LeaseKey {
@@ -116,6 +131,24 @@ mod tests {
             assert_eq!((key.open(&forged, &ci), key.open(&moved, &ci)), (None, None));
         }
         assert_eq!(format!("{key:?}"), "LeaseKey(…)");
+    }
+
+    #[test]
+    fn an_id_stands_for_one_request_of_one_token_for_one_subject() {
+        let key = LeaseKey::new(&[7; 32]);
+        let number = |token: &str, entity: &str, resource: &str, id: &str| {
+            let ask = (&entity.parse().unwrap(), &resource.parse().unwrap());
+            key.number(&TokenId::new(token).unwrap(), ask, &id.parse().unwrap())
+        };
+        let one = number("ci", "acme", "gpt", "0123456789abcdef");
+        assert_eq!(number("ci", "acme", "gpt", "0123456789abcdef"), one);
+        let others = [
+            number("cd", "acme", "gpt", "0123456789abcdef"),
+            number("ci", "acm", "egpt", "0123456789abcdef"),
+            number("ci", "acme", "gpu", "0123456789abcdef"),
+            number("ci", "acme", "gpt", "0123456789abcdeF"),
+        ];
+        assert!(!others.contains(&one));
     }
 
     #[tokio::test]

@@ -101,6 +101,11 @@ impl From<LimitError> for Refusal {
                 let refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "Stopping", detail);
                 refusal.after(Duration::from_secs(1))
             }
+            LimitError::Reused { .. } => {
+                let mut refusal = Self::conflict("id-reused", detail);
+                refusal.problem.field = Some("id".to_owned());
+                refusal
+            }
             LimitError::NoLimits { .. } => invalid("no-limits", detail),
             LimitError::Unavailable { source, retry_after } => Self::from(source).after(retry_after),
             LimitError::Store(error) => error.into(),

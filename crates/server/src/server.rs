@@ -12,10 +12,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
+use tidegate::StoreError;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_io_timeout::TimeoutStream;
 
 use crate::options::Bounds;
 use crate::routes::{app, metrics_app};
@@ -23,6 +25,8 @@ use crate::state::State;
 
 /// Leases that one sweep ends at most.
 const SWEEP_MAX: usize = 1_000;
+/// How often what was measured is summed.
+const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// How long nobody is accepted after the system refused to: it has no more files, and waits for some to be closed.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// The least that hyper can read heads with.
@@ -181,6 +185,7 @@ impl Server {
         let graceful = Arc::new(GracefulShutdown::new());
         let connections = Arc::new(Semaphore::new(bounds.connections_max.min(Semaphore::MAX_PERMITS)));
         tasks.spawn(look_after(state.clone()));
+        tasks.spawn(tidy_up(state.clone()));
         if let Some(metrics) = self.metrics {
             let door = Door {
                 listener: metrics,
@@ -197,6 +202,7 @@ impl Server {
             let _connections = door.serve(Arc::clone(&graceful), shutdown.clone()).await;
             shutdown.said(1).await;
             state.limiter().close();
+            state.hub().close();
             let drained = async {
                 if let Some(graceful) = Arc::into_inner(graceful) {
                     graceful.shutdown().await;
@@ -215,17 +221,20 @@ impl Server {
     }
 }
 
-/// Ends leases whose deadline has passed, and sums what was measured, now and then.
+/// Ends leases whose deadline has passed, now and then. A store that does not answer is asked again the next time.
 async fn look_after(state: State) -> JoinSet<()> {
     let mut ticks = interval(state.bounds().sweep_every.max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let patience = state.bounds().report_time;
+    let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
     loop {
         ticks.tick().await;
-        state.meters().tidy_up();
         loop {
-            match state.store().sweep(SWEEP_MAX).await {
+            let swept = timeout(patience, state.store().sweep(SWEEP_MAX)).await;
+            match swept.unwrap_or(Err(StoreError::TimedOut { millis })) {
                 Ok(swept) => {
                     state.meters().swept(swept);
+                    state.hub().swept(swept);
                     if swept.settled + swept.returned < SWEEP_MAX as u64 {
                         break;
                     }
@@ -236,6 +245,16 @@ async fn look_after(state: State) -> JoinSet<()> {
                 }
             }
         }
+    }
+}
+
+/// Sums what was measured. It waits for nobody, and no option makes it rarer: until then every measurement takes room.
+async fn tidy_up(state: State) -> JoinSet<()> {
+    let mut ticks = interval(TIDY_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        state.meters().tidy_up();
     }
 }
 
@@ -286,12 +305,15 @@ impl Door {
         place: OwnedSemaphorePermit,
         graceful: &GracefulShutdown,
     ) -> impl Future<Output = ()> + Send + 'static {
+        // hyper has no bound for those who never read what they asked for.
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.bounds.body_time));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.bounds.head_time)
             .max_buf_size(self.bounds.head_max.max(HEAD_MIN))
             .max_headers(self.bounds.headers_max)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router.clone()));
+            .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(self.router.clone()));
         let watched = graceful.watch(connection);
         async move {
             // A client that is slow, gone or speaks no HTTP is no news.

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::store::{HostWall, Reply, Store, WallClock};
-use tidegate::{Limiter, StoreError};
+use tidegate::{Limiter, Stamp, StoreError, Version};
+use tidegate_client::{Event, Written};
 use tidegate_core::limit::name::Namespace;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::hub::Hub;
 use crate::keyring::{Keyring, StoreKeyring};
 use crate::meters::Meters;
 use crate::options::Bounds;
@@ -25,6 +27,8 @@ struct Shared {
     options: StateOptions,
     running: Semaphore,
     meters: Meters,
+    hub: Hub,
+    up_since: Stamp,
 }
 
 /// Who may use a limiter, and how much at once.
@@ -68,7 +72,9 @@ impl State {
     /// The same with everything said.
     pub fn with(limiter: Limiter, options: StateOptions) -> Self {
         let running = Semaphore::new(options.bounds.requests_max.min(Semaphore::MAX_PERMITS));
-        Self(Arc::new(Shared { limiter, options, running, meters: Meters::new() }))
+        let hub = Hub::new(&limiter, options.bounds.listeners_max);
+        let up_since = options.clock.now();
+        Self(Arc::new(Shared { limiter, options, running, meters: Meters::new(), hub, up_since }))
     }
 
     /// The limiter.
@@ -103,6 +109,22 @@ impl State {
 
     pub(crate) fn meters(&self) -> &Meters {
         &self.0.meters
+    }
+
+    pub(crate) fn hub(&self) -> &Hub {
+        &self.0.hub
+    }
+
+    /// Since when there is a server of it.
+    pub(crate) fn up_since(&self) -> Stamp {
+        self.0.up_since
+    }
+
+    /// Tells of an administrative change.
+    pub(crate) fn changed(&self, version: Version, actor: String) -> Written {
+        let version = version.number();
+        self.hub().tell(|| Event::Changed { version, actor });
+        Written { version }
     }
 
     pub(crate) fn store(&self) -> &dyn Store {

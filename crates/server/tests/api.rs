@@ -175,6 +175,7 @@ async fn entities_are_written_as_expected_or_not_at_all() {
         team.text
     );
     assert_eq!(kit.get("/v1/entities/org/children").await.body["items"][0]["id"], "org/team 1");
+    kit.get("/v1/entities/nobody/children").await.is_problem(404, "no-entity", "");
     let page = kit.get("/v1/entities?max=1").await;
     let next = page.body["next"].as_str().unwrap();
     assert_eq!(kit.get(&format!("/v1/entities?after={next}")).await.body["items"][0]["id"], "org/team 1");

@@ -3,9 +3,10 @@
 mod kit;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kit::codec::json;
-use kit::{Kit, NOW, send};
+use kit::{Kit, NOW, bounds, send, soon};
 use tidegate::store::wrap::{Faulty, Plan};
 use tidegate::store::{ManualWall, Reply};
 use tidegate::{Limiter, Memory, OnUnavailable, Store};
@@ -47,6 +48,30 @@ async fn where_the_policy_says_so_leases_are_given_without_the_store_and_say_it(
     assert_eq!((degraded.status, &degraded.body["degraded"]), (200, &json!("allowed")), "{}", degraded.text);
 }
 
+#[tokio::test]
+async fn a_sweep_that_is_never_answered_does_not_keep_the_next_from_ending_leases() {
+    let clock = ManualWall::new(NOW);
+    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), Plan::seeded(1)).unwrap());
+    let shared: Arc<dyn Store> = store.clone();
+    let often = bounds(|bounds| {
+        (bounds.sweep_every, bounds.report_time) = (Duration::from_millis(1), Duration::from_millis(1));
+    });
+    let kit = Kit::over(Limiter::over(shared).build().unwrap(), clock, often).await;
+    // The first sweep, at the start of the server, hangs, and goes on hanging.
+    store.hang();
+    assert_eq!(send(kit.request("GET", "/health/live")).await.status, 204);
+    store.come_back();
+    let ask = json!({"entity": "acme", "resource": "gpt-4", "cost": {"tpm": 1}, "deadline": 5});
+    assert_eq!(kit.post("/v1/acquire", ask).await.status, 200);
+    kit.clock.advance(Duration::from_secs(6));
+    let ended = async {
+        while kit.get("/v1/snapshot").await.body["expired_settled"] != 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("a sweep", ended).await;
+}
+
 /// A keyring with a mistake in it.
 #[derive(Debug)]
 struct Broken;
@@ -84,7 +109,7 @@ async fn a_lease_is_gone_on_with_at_another_server_over_the_same_store() {
     let lease = first.post("/v1/acquire", ask).await.body["lease"].as_str().unwrap().to_owned();
     let second = first.again(Limiter::over(store).build().unwrap()).await;
     first.stopper.stop();
-    assert_eq!(kit::soon("the end", first.stopped()).await, Stopped::Drained);
+    assert_eq!(soon("the end", first.stopped()).await, Stopped::Drained);
 
     let path = format!("/v1/leases/{lease}");
     assert_eq!(second.get(&path).await.body["held"], json!({"tpm": 100}));

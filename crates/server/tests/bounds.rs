@@ -6,16 +6,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kit::codec::json;
-use kit::{Kit, any_port, send, soon};
-use tidegate_server::{Bounds, ServeError, Server, ServerOptions, Stopped};
+use kit::{Kit, any_port, bounds, send, soon};
+use tidegate_server::{ServeError, Server, ServerOptions, Stopped};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-fn bounds(change: impl FnOnce(&mut Bounds)) -> Bounds {
-    let mut bounds = Bounds::default();
-    change(&mut bounds);
-    bounds
-}
 
 /// Sends bytes as they are, and reads until the server closes the connection.
 async fn raw(addr: SocketAddr, bytes: &[u8]) -> String {

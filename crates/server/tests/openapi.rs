@@ -52,6 +52,12 @@ async fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_o
                     if let (true, Some(text)) = (key == "$ref" || key == "operationId", value.as_str()) {
                         found.push((key, text));
                     }
+                    if let ("links", Some(links)) = (key.as_str(), value.as_object()) {
+                        // Each leads to an operation, and is none.
+                        let to = links.values().filter_map(|link| link["operationId"].as_str());
+                        found.extend(to.map(|text| ("link", text)));
+                        continue;
+                    }
                     walk(value, found);
                 }
             }
@@ -63,9 +69,11 @@ async fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_o
     let document = kit.get("/v1/openapi.json").await.body;
     let mut found = Vec::new();
     walk(&document, &mut found);
-    let mut names = BTreeSet::new();
+    let (mut names, mut links) = (BTreeSet::new(), BTreeSet::new());
     for (key, text) in found {
-        if key == "$ref" {
+        if key == "link" {
+            links.insert(text);
+        } else if key == "$ref" {
             let name = text.strip_prefix("#/components/schemas/").unwrap_or_else(|| panic!("{text}"));
             assert!(document["components"]["schemas"][name].is_object(), "{text} leads nowhere");
         } else {
@@ -73,4 +81,6 @@ async fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_o
         }
     }
     assert_eq!(names.len(), routes().len());
+    assert_eq!(links.len(), 7, "the six verbs of a lease, and a token's end");
+    assert!(links.is_subset(&names), "{links:?}");
 }

@@ -73,7 +73,7 @@ async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_mo
             answer.text
         );
     }
-    assert!(guarded >= 29, "{guarded} routes need a token");
+    assert!(guarded >= 31, "{guarded} routes need a token");
 
     // When their time is over, none of them is let in any more.
     kit.clock.set(Stamp::from_secs(4_000_000_000));
@@ -83,6 +83,21 @@ async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_mo
         assert_eq!((answer.status, answer.kind()), (401, "bad-token"), "expired: {} {path}", route.method);
         assert!(answer.text.contains("expired"), "{}", answer.text);
     }
+}
+
+#[tokio::test]
+async fn whoever_may_only_draw_brings_no_limits_of_their_own() {
+    let kit = Kit::new().await;
+    let draws = TokenScopes::new([TokenScope::Acquire]);
+    let token = make_token(kit.limiter.store(), "draws", draws, "default").await;
+    let ask = json!({"entity": "acme", "resource": "gpt-4", "cost": {"tpm": 5}, "limits": ["tpm:20/s"]});
+    for path in ["/v1/acquire", "/v1/spend"] {
+        kit.ask_as(&token, "POST", path, Some(ask.clone())).await.is_problem(403, "scope", "");
+        assert!(kit.post(path, ask.clone()).await.status < 300, "who may write limits may bring them");
+    }
+    let batch = json!({"requests": [ask]});
+    let answer = kit.ask_as(&token, "POST", "/v1/acquire/batch", Some(batch)).await;
+    assert_eq!(answer.body["results"][0]["refused"]["status"], 403, "{}", answer.text);
 }
 
 #[test]

@@ -20,7 +20,8 @@ use crate::{child, codec};
 const RENEWALS: u32 = 3;
 
 const HOW: &str = "\
-Without a command the units are spent at once. Refused, it ends with 3 and tells when to come back.
+Without a command the units are spent at once. Refused, it ends with 3, and
+tells when to come back.
 
 With a command after `--` a lease is held while it runs, and renewed. Then
   it ends with 0                   what was drawn is spent
@@ -29,11 +30,12 @@ and this program ends as the command did:
   with its exit code
   128 and the number of a signal   the signal killed it
   127 or 126                       it is not there, or cannot be run
-Signals that are sent to this program are passed on. Stdout is the command's, with --json too.
+Signals that are sent to this program are passed on. Stdout is the command's,
+with --json too.
 
 Examples:
   tidegate acquire acme gpt-4 rpm=1 tpm=800
-  tidegate acquire acme gpt-4 rpm=1 --within 30s -- curl -fsS https://example.com";
+  tidegate acquire acme gpt-4 rpm=1 --within 30s -- ./call-the-model";
 
 /// What to draw.
 #[derive(Debug, Args)]
@@ -77,7 +79,7 @@ pub(crate) async fn run(backend: impl Backend, args: AcquireArgs) -> Result<Answ
     // Whatever became of it: what is to be given back has arrived before we end.
     let unheard = backend.close().await;
     if unheard > 0 {
-        warn("the store has not heard of the end: what it may have given is held until its deadline");
+        warn("the end was not heard of: what may have been given is held until its deadline");
     }
     answer
 }

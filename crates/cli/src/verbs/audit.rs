@@ -21,7 +21,8 @@ Of what:
   resource NAME                    limits of a resource
   entity ID                        an entity, and all of its limits
   token ID                         a token
-Without it, everything. Times are 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d.";
+Without it, everything.
+Times are 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d.";
 
 /// What to do with the audit.
 #[derive(Debug, Subcommand)]

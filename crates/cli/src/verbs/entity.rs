@@ -94,7 +94,14 @@ pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Answ
         EntityVerb::Create(args) => create(backend, args).await,
         EntityVerb::Show { id } => Ok(shown(&found(backend, &id).await?)),
         EntityVerb::List(page) => Ok(list(&backend.entities(&page.paging()?).await?)),
-        EntityVerb::Children { id, page } => Ok(list(&backend.children(&id, &page.paging()?).await?)),
+        EntityVerb::Children { id, page } => {
+            let below = backend.children(&id, &page.paging()?).await?;
+            if below.items.is_empty() {
+                // Nothing below it, or nothing there at all.
+                found(backend, &id).await?;
+            }
+            Ok(list(&below))
+        }
         EntityVerb::SetParent(args) => set_parent(backend, args).await,
         EntityVerb::Delete { id, expect } => {
             let expect = match expect {

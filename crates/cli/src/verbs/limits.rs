@@ -41,7 +41,7 @@ The file is TOML, a table for each scope:
 pub(crate) enum LimitsVerb {
     /// Write the limits of a scope, in the place of what is there
     #[command(override_usage = "tidegate limits set [OPTIONS] <SCOPE> <LIMIT>...")]
-    #[command(after_help = format!("{SCOPES}\n\n{LIMITS}\n\nExample:\n  tidegate limits set entity acme resource gpt-4 rpm:60/min tpm:100k/min:150k"))]
+    #[command(after_help = format!("{SCOPES}\n\n{LIMITS}\n\nExample:\n  tidegate limits set entity acme resource gpt-4 rpm:60/min tpm:100k/min"))]
     Set(SetArgs),
     /// Show the limits of a scope
     #[command(override_usage = "tidegate limits show [OPTIONS] <SCOPE>", after_help = SCOPES)]

@@ -9,7 +9,7 @@ use crate::answer::{Answer, Table, Tint};
 use crate::backend::{Ask, Backend};
 use crate::codec;
 use crate::failure::Failure;
-use crate::words::{self, Units, expiry_word, scope_words, unavailable_words};
+use crate::words::{self, Units, expiry_word, scope_words, span_words, unavailable_words};
 
 /// Whose balance.
 #[derive(Debug, Args)]
@@ -122,23 +122,5 @@ fn source_words(source: &Source) -> String {
     match source {
         Source::Policy(scope) => scope_words(scope),
         other => other.to_string(),
-    }
-}
-
-/// A span as people say it, to the millisecond and never too short.
-fn span_words(span: Duration) -> String {
-    let millis = span.as_nanos().div_ceil(1_000_000);
-    humantime::format_duration(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))).to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_span_is_rounded_up() {
-        assert_eq!(span_words(Duration::from_micros(2_999_999)), "3s");
-        assert_eq!(span_words(Duration::from_micros(1)), "1ms");
-        assert_eq!(span_words(Duration::from_secs(61)), "1m 1s");
     }
 }

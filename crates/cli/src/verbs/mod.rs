@@ -9,6 +9,11 @@ pub(crate) mod serve;
 pub(crate) mod token;
 pub(crate) mod usage;
 
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::time::Duration;
+use std::{env, fs};
+
 use clap::CommandFactory as _;
 use tidegate::store::{Cursor, Page};
 
@@ -18,7 +23,16 @@ use crate::backend::Backend;
 use crate::codec::{self, Json};
 use crate::failure::Failure;
 use crate::place::{Writes, open_store};
+use crate::remote::Remote;
 use crate::store::InProcess;
+
+/// Nobody waits longer for a store or a server than this, unless they say so.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The variable that holds the token for a server.
+const TOKEN: &str = "TIDEGATE_TOKEN";
+/// No more of its file is read: a token is far shorter.
+const TOKEN_FILE_MAX: u64 = 4_096;
 
 /// Does what was asked.
 pub(crate) async fn run(args: Args, format: Format) -> Result<Answer, Failure> {
@@ -28,11 +42,29 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Answer, Failure> {
         return Ok(Answer::raw(script));
     }
     if let Verb::Serve(serving) = args.verb {
-        return serve::run(serving, args.shared, format).await;
+        return serve::run(*serving, args.shared, format).await;
     }
-    let opened = open_store(args.shared.store, Writes::Through).await?;
-    let backend = InProcess::new(opened, actor(args.shared.actor))?;
-    ask(backend, args.verb).await
+    let patience = args.shared.timeout.unwrap_or(PATIENCE);
+    if let Some(url) = args.shared.server {
+        let token = token(args.shared.token_file.as_deref())?;
+        return ask(Remote::new(&url, token.as_deref(), patience)?, args.verb).await;
+    }
+    let opened = open_store(args.shared.store, Writes::Through, Some(patience)).await?;
+    ask(InProcess::new(opened, actor(args.shared.actor), patience)?, args.verb).await
+}
+
+/// The token that a file holds, or else the environment.
+fn token(file: Option<&Path>) -> Result<Option<String>, Failure> {
+    let Some(file) = file else { return Ok(env::var(TOKEN).ok().filter(|token| !token.is_empty())) };
+    let failed = |error: io::Error| {
+        Failure::usage(format!("the token file `{}` cannot be read: {error}", file.display()))
+            .next("correct --token-file or TIDEGATE_TOKEN_FILE; the file holds the token and nothing else")
+    };
+    let mut token = String::new();
+    fs::File::open(file)
+        .and_then(|file| file.take(TOKEN_FILE_MAX).read_to_string(&mut token))
+        .map_err(failed)?;
+    Ok(Some(token.trim().to_owned()))
 }
 
 async fn ask(backend: impl Backend, verb: Verb) -> Result<Answer, Failure> {
@@ -56,7 +88,7 @@ async fn status(backend: &impl Backend) -> Result<Answer, Failure> {
         if status.is_durable { "what is settled survives the process" } else { "gone with the process" };
     let line = |name: &str, value: String| format!("{name:<9}{value}");
     Ok(Answer::new(codec::status(&status))
-        .line(line("store", format!("{}, namespace {}", status.url, status.namespace)))
+        .line(line(status.kind, format!("{}, namespace {}", status.url, status.namespace)))
         .line(line("engine", format!("{}, {durable}", status.engine)))
         .line(line("time", format!("{} by the clock of the {}", status.at, status.clock)))
         .line(line("changes", status.version.to_string()))

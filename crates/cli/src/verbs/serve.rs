@@ -6,40 +6,57 @@ use std::sync::Arc;
 
 use clap::Args;
 use tidegate::store::{HostWall, Store};
-use tidegate::{Limiter, Paging, Versioned};
+use tidegate::{Limiter, LimiterBuilder, Paging, Versioned};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, Token, TokenId, TokenScope, TokenScopes, TokenState};
 use tidegate_server::{
-    Bounds, LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, State, StateOptions, Stopped,
-    StoreKeyring,
+    LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, State, StateOptions, Stopped, StoreKeyring,
 };
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::answer::{Answer, Format};
 use crate::args::{self, SharedArgs};
-use crate::config::{LogForm, LogLevel, ServeSettings, Serving};
+use crate::config::{LogForm, LogLevel, ServeSettings, Serving, Timeout};
 use crate::failure::{Exit, Failure};
 use crate::place::{Opened, Writes, open_store};
 use crate::signals::Signals;
 use crate::words;
 use crate::{child, codec};
 
-const HOW: &str = "\
+pub(crate) const HOW: &str = "\
 Without any argument: the store in the data folder, HTTP on 127.0.0.1:8707.
 If the store has no token that may change things, one is made and shown, once.
 The line that begins with `ready` has the address; from then on it answers.
 
-The first SIGINT or SIGTERM: nobody new enters, and what is under way is answered.
+The first SIGINT or SIGTERM: nobody new enters, what is under way is answered.
 The second: it ends at once.
 
 The file of --config is TOML, and has the same names with `_`:
   store = \"sqlite:/var/lib/tidegate/limits.db\"
   actor = \"ops\"
+  timeout = \"5s\"
   listen = \"127.0.0.1:8707\"
   metrics = \"127.0.0.1:9090\"
   without_tls = false
-  log = \"json\"                      # or \"text\"
-  log_level = \"info\"                # or \"off\", \"error\", \"warn\", \"debug\", \"trace\"
+  log = \"json\"                 # or text
+  log_level = \"info\"           # or off, error, warn, debug, trace
+  [bounds]                     # as they are unless said otherwise
+  body_max = 262144            # bytes of a body
+  body_time = \"10s\"            # for a body to arrive
+  requests_max = 4096
+  within_max = \"1m\"
+  lease_deadline = \"5m\"
+  lease_deadline_max = \"24h\"   # what a request may ask for
+  report_time = \"10s\"          # for a listing or a report
+  head_max = 16384             # bytes of a request's line and headers
+  headers_max = 64
+  head_time = \"15s\"            # for them to arrive, and to be idle
+  connections_max = 8192
+  drain_time = \"30s\"
+  sweep_every = \"5s\"           # between looks for leases past their deadline
+  listeners_max = 64           # those who listen to events
+  alive_every = \"15s\"          # between looks at their tokens
+Each bound has a variable too, such as TIDEGATE_BODY_MAX.
 A flag counts before its TIDEGATE_ variable, and that before the file.";
 
 /// The id of the first token, and what follows it should it be taken.
@@ -51,33 +68,45 @@ const FIRST_MAX: u32 = 100;
 #[derive(Debug, Args)]
 #[command(after_help = HOW)]
 pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    settings: ServeSettings,
     /// A file with these options
     #[arg(long, value_name = "FILE", env = "TIDEGATE_CONFIG", hide_env_values = true)]
     config: Option<PathBuf>,
     /// Say whether it could serve, and end: reads the configuration, opens the store, tries the addresses
     #[arg(long)]
     check: bool,
+    // Its last options stand under a heading, and so would all behind them.
+    #[command(flatten)]
+    settings: ServeSettings,
+}
+
+/// Where a server answers.
+pub(crate) struct Place {
+    pub(crate) url: String,
+    /// What it counts, without a token.
+    pub(crate) metrics: Option<String>,
 }
 
 /// Serves until a signal stops it.
 pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> Result<Answer, Failure> {
-    let SharedArgs { store, actor, .. } = shared;
-    let settings = ServeSettings { store, actor, ..args.settings };
+    let SharedArgs { store, actor, timeout, .. } = shared;
+    let settings = ServeSettings { store, actor, timeout: timeout.map(Timeout), ..args.settings };
     let serving = settings.decide(args.config.as_ref())?;
-    let opened = open_store(serving.store.clone(), Writes::AsSaid).await?;
+    let opened = open_store(serving.store.clone(), Writes::AsSaid, serving.timeout).await?;
+    // Before anybody can connect: from then on a signal means to stop as it should.
+    let mut signals = Signals::hear()?;
     let server = Server::bind(&options(&serving)).await.map_err(|error| refused(&error))?;
-    let url = format!("http://{}", server.local_addr());
+    let place = Place {
+        url: format!("http://{}", server.local_addr()),
+        metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
+    };
     if args.check {
-        let answer = Answer::new(codec::serving(&url, &opened, None));
-        return Ok(answer.line(format!("it could serve {} on {url}", opened.url)));
+        let answer = Answer::new(codec::serving(&place, &opened, None));
+        return Ok(answer.line(format!("it could serve {} on {}", opened.url, place.url)));
     }
     log(serving.log, serving.log_level);
-    let mut signals = Signals::hear()?;
-    let state = state(&opened).await?;
+    let state = state(&opened, &serving).await?;
     let token = first_token(&*opened.store, &opened.namespace, &args::actor(serving.actor)).await?;
-    ready(format, &url, &opened, token.as_ref());
+    ready(format, &place, &opened, token.as_ref());
     let (tell, shutdown) = Shutdown::new();
     let running = server.run(state, shutdown);
     tokio::pin!(running);
@@ -112,22 +141,23 @@ fn options(serving: &Serving) -> ServerOptions {
 fn refused(error: &ServeError) -> Failure {
     let failure = Failure::failed(error.to_string());
     match error {
-        ServeError::Exposed { .. } => {
-            failure.next("put a proxy with TLS before it and say --without-tls, or listen on 127.0.0.1")
-        }
+        // To start it again would not help, and who starts it has to know.
+        ServeError::Exposed { .. } => Failure::usage(error.to_string())
+            .next("put a proxy with TLS before it and say --without-tls, or listen on 127.0.0.1"),
         ServeError::InUse { .. } => failure.next("choose another port with --listen 127.0.0.1:PORT"),
         _ => failure,
     }
 }
 
-async fn state(opened: &Opened) -> Result<State, Failure> {
-    let limiter = Limiter::over(Arc::clone(&opened.store)).build();
+async fn state(opened: &Opened, serving: &Serving) -> Result<State, Failure> {
+    let limiter = Limiter::over(Arc::clone(&opened.store));
+    let limiter = serving.timeout.into_iter().fold(limiter, LimiterBuilder::store_deadline).build();
     let limiter = limiter.map_err(|error| Failure::failed(error.to_string()))?;
     let lease_key = LeaseKey::of_store(&*opened.store, &opened.namespace).await?;
     let keyring = Arc::new(StoreKeyring::new(limiter.clone()));
     let namespace = opened.namespace.clone();
-    let options =
-        StateOptions { keyring, namespace, lease_key, bounds: Bounds::default(), clock: Arc::new(HostWall) };
+    let bounds = serving.bounds;
+    let options = StateOptions { keyring, namespace, lease_key, bounds, clock: Arc::new(HostWall) };
     Ok(State::with(limiter, options))
 }
 
@@ -172,12 +202,14 @@ async fn first_token(
 }
 
 /// Tells that it answers. A reader that has gone away is no failure.
-fn ready(format: Format, url: &str, opened: &Opened, token: Option<&Secret>) {
+fn ready(format: Format, place: &Place, opened: &Opened, token: Option<&Secret>) {
     let text = match format {
-        Format::Json => codec::serving(url, opened, token.map(Secret::reveal)).to_string() + "\n",
+        Format::Json => codec::serving(place, opened, token.map(Secret::reveal)).to_string() + "\n",
         Format::Text { .. } => {
             let token = token.map(|token| format!("token  {} (shown once: keep it safe)\n", token.reveal()));
-            format!("store  {}\n{}ready  {url}\n", opened.url, token.unwrap_or_default())
+            let metrics = place.metrics.as_ref().map(|url| format!("watch  {url}\n"));
+            let (token, metrics) = (token.unwrap_or_default(), metrics.unwrap_or_default());
+            format!("store  {}\n{token}{metrics}ready  {}\n", opened.url, place.url)
         }
     };
     let mut stdout = io::stdout().lock();
@@ -193,7 +225,9 @@ fn log(form: LogForm, level: LogLevel) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr);
+    // A log that nobody reads any more is no reason to stop: a complaint on stderr would be a panic then.
+    let lines =
+        tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).log_internal_errors(false);
     match form {
         LogForm::Text => lines.with_ansi(Format::is_coloured_on_stderr()).init(),
         LogForm::Json => lines.json().init(),

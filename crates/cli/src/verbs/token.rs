@@ -15,7 +15,7 @@ use crate::words::{self, PageArgs};
 const SCOPES: &str = "\
 Scopes, each by itself:
   acquire                          draw, and go on with what was drawn
-  read                             look at balances, limits, entities, usage and the audit
+  read                             look at limits, entities, usage and the audit
   admin                            change them
 
 Example:
@@ -57,7 +57,11 @@ pub(crate) struct CreateArgs {
 }
 
 fn token_id(text: &str) -> Result<TokenId, String> {
-    TokenId::new(text).map_err(|error| error.to_string())
+    let id = TokenId::new(text).map_err(|error| error.to_string())?;
+    if id.is_reserved() {
+        return Err("ids that begin with `.` are the server's own".to_owned());
+    }
+    Ok(id)
 }
 
 fn scopes(text: &str) -> Result<TokenScopes, String> {

@@ -12,9 +12,10 @@ use crate::words::{self, PageArgs, whole_scope};
 
 const WHOSE: &str = "\
 Whose:
-  entity ID                        an entity's use, and of those below it that cascade
+  entity ID                        an entity's, and of those below that cascade
   resource NAME                    everybody's use of a resource
-Times are 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d. Usage counts in the window of its draw, UTC.";
+Times are 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d.
+Usage counts in the window of its draw, UTC.";
 
 /// What to show.
 #[derive(Debug, Subcommand)]

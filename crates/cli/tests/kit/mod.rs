@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 pub(crate) mod codec;
+pub(crate) mod serving;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -9,10 +10,15 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 pub(crate) use codec::Json;
+use serving::Serving;
 
-/// A folder with a store in it.
+/// A folder with a store in it, and perhaps a server before it.
 pub(crate) struct Shop {
     folder: TempDir,
+    /// What the program asks in the place of the store.
+    pub(crate) server: Option<Serving>,
+    /// A token of the store that may do everything.
+    pub(crate) token: Option<String>,
 }
 
 /// What a run of the program came to.
@@ -25,7 +31,41 @@ pub(crate) struct Run {
 
 impl Shop {
     pub(crate) fn new() -> Self {
-        Self { folder: TempDir::new().expect("a folder for a test") }
+        Self { folder: TempDir::new().expect("a folder for a test"), server: None, token: None }
+    }
+
+    /// Two with the same past, a token: one is asked as a store, the other as a server.
+    pub(crate) fn both() -> [Self; 2] {
+        let [mut store, server] = [Self::served(), Self::served()];
+        // Whoever serves leaves something behind: both have had a server.
+        store.server.take().expect("it serves").stop();
+        [store, server]
+    }
+
+    /// One that is asked as a server.
+    pub(crate) fn served() -> Self {
+        let mut shop = Self::new();
+        let made = shop.json("token create ops --scopes acquire,read,admin");
+        shop.token = made["secret"].as_str().map(str::to_owned);
+        shop.server = Some(shop.serve(&[]));
+        shop
+    }
+
+    /// A server over the store, with these arguments too.
+    pub(crate) fn serve(&self, arguments: &[&str]) -> Serving {
+        let line = [&["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], arguments].concat();
+        let mut command = self.program(&line);
+        Serving::start(command.env("TIDEGATE_STORE", self.store()))
+    }
+
+    /// Where the program asks, for whoever reads why a test failed.
+    pub(crate) fn place(&self) -> &'static str {
+        if self.server.is_some() { "at a server" } else { "at a store" }
+    }
+
+    /// The store's address.
+    pub(crate) fn store(&self) -> String {
+        format!("sqlite:{}", self.file().display())
     }
 
     /// The store's file, which is not there before it is used.
@@ -37,12 +77,25 @@ impl Shop {
         self.folder.path().join(name)
     }
 
-    /// The program, with an environment that no machine changes.
+    /// The program, with an environment that no machine changes, and what it asks.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.program(arguments);
+        match (&self.server, &self.token) {
+            (Some(server), Some(token)) => {
+                command.env("TIDEGATE_SERVER", server.url()).env("TIDEGATE_TOKEN", token)
+            }
+            _ => command.env("TIDEGATE_STORE", self.store()),
+        };
+        command
+    }
+
+    /// The program, with an environment that no machine changes.
+    fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(arguments).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.env("TIDEGATE_STORE", format!("sqlite:{}", self.file().display()));
-        command.env("TIDEGATE_ACTOR", "ops").stdin(Stdio::null());
+        // As a server calls the holder of the token `ops`, so that both sides answer the same.
+        let actor = if self.token.is_some() { "token:ops" } else { "ops" };
+        command.env("TIDEGATE_ACTOR", actor).stdin(Stdio::null());
         command
     }
 
@@ -58,7 +111,7 @@ impl Shop {
     /// Runs what must work, and answers what it wrote.
     pub(crate) fn ok(&self, line: &str) -> String {
         let run = self.run(line);
-        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{line}: {run:?}");
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{line} {}: {run:?}", self.place());
         run.stdout
     }
 

@@ -6,8 +6,10 @@ use axum::extract::State as With;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tidegate_client::{
-    Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, Granted, LimitState, Problem, Seconds, Spend,
+    Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, EntityId, Granted, LimitState, LimitText,
+    Problem, RequestId, ResourceName, Seconds, Spend,
 };
+use tidegate_core::limit::token::TokenScope;
 
 use crate::codec::{Done, Sent};
 use crate::fields;
@@ -18,8 +20,11 @@ use crate::state::State;
 /// Draws units of every limit of a subject and of those above it, all or nothing.
 ///
 /// With `within` it waits, in the order of asking. A lease that is neither ended nor renewed in its time ends by itself.
+/// With an `id` it can be sent again until there is an answer: the lease is the same, and is charged once.
 #[utoipa::path(post, path = "/v1/acquire", request_body = Acquire, responses(
     (status = 200, description = "Drawn.", body = Granted),
+    (status = 409, description = "The id stands for another request.", body = Problem),
+    (status = 410, description = "The lease of this id has ended.", body = Problem),
     (status = 429, description = "A limit is used up for now.", body = Problem),
 ))]
 pub(super) async fn acquire(
@@ -60,20 +65,22 @@ pub(super) async fn batch(
     Ok(Done(BatchDone { results }))
 }
 
-/// Draws and settles in one call: no lease is kept.
+/// Draws and settles in one call: no lease is kept. With an `id` it can be sent again until there is an answer.
 #[utoipa::path(post, path = "/v1/spend", request_body = Spend, responses(
     (status = 204, description = "Spent."),
+    (status = 409, description = "The id stands for another request.", body = Problem),
     (status = 429, description = "A limit is used up for now.", body = Problem),
 ))]
 pub(super) async fn spend(
     With(state): With<State>,
-    _: Caller,
+    caller: Caller,
     Sent(ask): Sent<Spend>,
 ) -> Result<StatusCode, Refusal> {
     let cost = ask.cost.pairs();
-    let limits = ask.limits.into_iter().map(|limit| limit.0);
-    let subject = (ask.entity.0.as_str(), ask.resource.0.as_str());
-    state.limiter().request(subject, &cost).limits(limits).spend().await?;
+    let limits = own(&caller, ask.limits)?;
+    let subject = (&ask.entity, &ask.resource);
+    let request = request(&state, &caller, subject, &cost, ask.id.as_ref()).limits(limits);
+    request.spend().await.inspect_err(|error| state.hub().refused(error, subject.0, subject.1))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -86,21 +93,47 @@ async fn draw(state: &State, caller: &Caller, ask: Acquire) -> Result<(Granted, 
     };
     let within = ask.within.map(|span| at_most("within", span, bounds.within_max)).transpose()?;
     let cost = ask.cost.pairs();
-    let limits = ask.limits.into_iter().map(|limit| limit.0);
-    let subject = (ask.entity.0.as_str(), ask.resource.0.as_str());
-    let request = state.limiter().request(subject, &cost).limits(limits).deadline(deadline);
+    let limits = own(caller, ask.limits)?;
+    let subject = (&ask.entity, &ask.resource);
+    let request = request(state, caller, subject, &cost, ask.id.as_ref()).limits(limits).deadline(deadline);
     let lease = match within {
-        Some(within) => request.acquire_within(within).await?,
-        None => request.acquire().await?,
-    };
+        Some(within) => request.acquire_within(within).await,
+        None => request.acquire().await,
+    }
+    .inspect_err(|error| state.hub().refused(error, subject.0, subject.1))?;
     let limits = lease.balances().iter().map(|balance| LimitState::new(balance, None)).collect();
     let degraded = lease.degraded().map(|why| match why {
         tidegate::Degraded::LocalShare => Degraded::LocalShare,
         // That nobody keeps it is the most that can be said of a way we do not know.
         _ => Degraded::Allowed,
     });
+    let before = lease.drawn_before();
+    let (expires_in, is_repeat) = (before.unwrap_or(deadline).into(), before.is_some());
     let lease = state.lease_key().name(lease.detach(), caller.token());
-    Ok((Granted { lease, expires_in: deadline.into(), degraded }, limits))
+    Ok((Granted { lease, expires_in, is_repeat, degraded }, limits))
+}
+
+/// Limits of the call. They stand in the place of those that are written, so only who may write those may bring them.
+fn own(caller: &Caller, limits: Vec<LimitText>) -> Result<impl Iterator<Item = tidegate::Limit>, Refusal> {
+    if !limits.is_empty() {
+        caller.needs(TokenScope::Admin, "a call with limits of its own")?;
+    }
+    Ok(limits.into_iter().map(|limit| limit.0))
+}
+
+/// A request for units, with the id that the caller has chosen for it.
+fn request<'a>(
+    state: &'a State,
+    caller: &Caller,
+    (entity, resource): (&'a EntityId, &'a ResourceName),
+    cost: &'a [(&'a str, u64)],
+    id: Option<&RequestId>,
+) -> tidegate::Request<'a> {
+    let request = state.limiter().request((entity.0.as_str(), resource.0.as_str()), cost);
+    match id {
+        Some(id) => request.id(state.lease_key().number(caller.token(), (entity, resource), id)),
+        None => request,
+    }
 }
 
 /// A span that is within its bound.

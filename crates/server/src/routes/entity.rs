@@ -48,7 +48,7 @@ pub(super) async fn put(
     let expect = put.expect.into();
     let entity = put.entity(id.0);
     let version = state.limiter().admin(caller.actor()).put_entity(&entity, expect).await?;
-    Ok(Done(Written { version: version.number() }))
+    Ok(Done(state.changed(version, caller.actor())))
 }
 
 /// Removes an entity and its policies. One with others below it is refused.
@@ -65,18 +65,25 @@ pub(super) async fn delete(
 ) -> Result<Done<Written>, Refusal> {
     let expect = query.expect.unwrap_or_default().into();
     let version = state.limiter().admin(caller.actor()).remove_entity(&id.0, expect).await?;
-    Ok(Done(Written { version: version.number() }))
+    Ok(Done(state.changed(version, caller.actor())))
 }
 
 /// Those directly below an entity, by id.
 #[utoipa::path(get, path = "/v1/entities/{entity}/children", params(("entity" = EntityId, Path), PageQuery),
-    responses((status = 200, description = "A page of them.", body = EntityPage)))]
+    responses(
+        (status = 200, description = "A page of them.", body = EntityPage),
+        (status = 404, description = "There is no such entity.", body = Problem),
+    ))]
 pub(super) async fn children(
     With(state): With<State>,
     At(id): At<EntityId>,
     Asked(query): Asked<PageQuery>,
 ) -> Result<Done<EntityPage>, Refusal> {
     let page = state.ask(state.store().children(&id.0, &paging(query.after, query.max)?)).await?;
+    if page.items.is_empty() {
+        // Nothing below it, or nothing there at all.
+        get(With(state), At(id)).await?;
+    }
     Ok(shown(page))
 }
 

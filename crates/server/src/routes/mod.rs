@@ -7,7 +7,11 @@ mod lease;
 mod ledger;
 mod look;
 mod policy;
+mod status;
 mod token;
+mod watch;
+
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -101,9 +105,12 @@ fn table() -> Vec<Route> {
         route!(GET "/v1/usage", READ, ledger::usage),
         route!(GET "/v1/usage/summary", READ, ledger::summary),
         route!(GET "/v1/audit", READ, ledger::audit),
+        route!(GET "/v1/snapshot", READ, watch::snapshot),
+        route!(GET "/v1/events", READ, watch::events),
         route!(GET "/v1/tokens", ADMIN, token::list),
         route!(POST "/v1/tokens", ADMIN, token::create),
         route!(DELETE "/v1/tokens/{token}", ADMIN, token::revoke),
+        route!(GET "/v1/status", READ, status::show),
         route!(GET "/v1/openapi.json", Access::Everybody, health::openapi),
         route!(GET "/health/live", Access::Everybody, health::live),
         route!(GET "/health/ready", Access::Everybody, health::ready),
@@ -136,7 +143,7 @@ pub fn app(state: State) -> Router {
     let mut router = Router::new();
     for Route { info, filter, answer, .. } in table() {
         let (path, meters) = (info.path, state.meters().route(info.method.as_str(), info.path));
-        let gate = Gate { state: state.clone(), route: info, meters };
+        let gate = Arc::new(Gate { state: state.clone(), route: info, meters });
         router = router.route(path, answer(filter).layer(from_fn_with_state(gate, pass)));
     }
     finish(router, state)

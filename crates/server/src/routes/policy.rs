@@ -153,7 +153,7 @@ async fn change(
     changes: Vec<PolicyChange>,
 ) -> Result<Done<Written>, Refusal> {
     let version = state.limiter().admin(caller.actor()).change(changes).await?;
-    Ok(Done(Written { version: version.number() }))
+    Ok(Done(state.changed(version, caller.actor())))
 }
 
 fn check_count(field: &str, count: usize) -> Result<(), Refusal> {

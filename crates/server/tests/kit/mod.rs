@@ -133,6 +133,13 @@ impl Kit {
     }
 }
 
+/// The usual bounds, but for what is changed.
+pub(crate) fn bounds(change: impl FnOnce(&mut Bounds)) -> Bounds {
+    let mut bounds = Bounds::default();
+    change(&mut bounds);
+    bounds
+}
+
 pub(crate) fn any_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
@@ -140,7 +147,9 @@ pub(crate) fn any_port() -> SocketAddr {
 pub(crate) async fn send(request: RequestBuilder) -> Answer {
     let response = request.send().await.expect("an answer");
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    let text = response.text().await.expect("a body");
+    // A stream of events has no end.
+    let is_stream = headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
+    let text = if is_stream { String::new() } else { response.text().await.expect("a body") };
     let body = codec::from_str(&text).unwrap_or(Value::Null);
     Answer { status, headers, text, body }
 }
