@@ -8,6 +8,7 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 
+use crate::engines::{Borrowed, Engine};
 use crate::{install, step, workspace};
 
 /// Runs the benchmark `name`, handing it `extra` arguments.
@@ -19,7 +20,11 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     // All of its programs: the one that counts bytes is started by the one that measures time. And ours, which is served.
     step::stream(&mut workspace::cargo("build --release -p tidegate-bench -p tidegate-cli --bins"))
         .with_context(|| format!("benchmark {name} does not build"))?;
+    // The servers that it is measured on, for as long as it takes.
+    let servers: &[Engine] = if name == "engines" { &Engine::SERVERS } else { &[] };
+    let engines = Borrowed::up(servers)?;
     let mut bench = workspace::cargo("run --release -p tidegate-bench --");
+    bench.envs(engines.variables()?);
     bench.arg(name).arg("--out").arg(&out).args(extra);
     step::stream(&mut bench).with_context(|| format!("benchmark {name} failed"))
 }

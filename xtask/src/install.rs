@@ -6,7 +6,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,12 +15,17 @@ use crate::step;
 
 /// Makes sure `tool` can be run, from the Debian package `package` if need be.
 pub(crate) fn ensure_tool(tool: &str, package: &str) -> Result<()> {
-    if is_on_path(tool) {
+    ensure(package, tool, || on_path(tool).is_some())
+}
+
+/// Makes sure that `what` `is_there`, from the Debian package `package` if need be.
+pub(crate) fn ensure(package: &str, what: &str, is_there: impl Fn() -> bool) -> Result<()> {
+    if is_there() {
         return Ok(());
     }
-    println!("{tool} is missing, installing the Debian package {package}");
-    let by_hand = || format!("{tool} is missing: install the package {package} by hand, as root");
-    ensure!(is_on_path("apt-get"), "{} (there is no apt-get here)", by_hand());
+    println!("{what} is missing, installing the Debian package {package}");
+    let by_hand = || format!("{what} is missing: install the package {package} by hand, as root");
+    ensure!(on_path("apt-get").is_some(), "{} (there is no apt-get here)", by_hand());
 
     // A fresh machine has no package lists. A stranger's broken repository fails the update too, so it
     // is the installation that decides.
@@ -28,7 +33,7 @@ pub(crate) fn ensure_tool(tool: &str, package: &str) -> Result<()> {
     let mut install = apt_get();
     install.args(["install", "--yes", "--no-install-recommends", package]);
     step::capture(&format!("apt-get install {package}"), &mut install).with_context(by_hand)?;
-    ensure!(is_on_path(tool), "the package {package} is installed, yet there is no {tool} on the PATH");
+    ensure!(is_there(), "the package {package} is installed, yet there is no {what}");
     Ok(())
 }
 
@@ -38,12 +43,13 @@ fn apt_get() -> Command {
     command
 }
 
-fn is_on_path(tool: &str) -> bool {
-    env::var_os("PATH").is_some_and(|path| is_in_one_of(&path, tool))
+/// Where `tool` is, if it can be run by its name.
+pub(crate) fn on_path(tool: &str) -> Option<PathBuf> {
+    in_one_of(&env::var_os("PATH")?, tool)
 }
 
-fn is_in_one_of(path: &OsStr, tool: &str) -> bool {
-    env::split_paths(path).any(|folder| is_program(&folder.join(tool)))
+fn in_one_of(path: &OsStr, tool: &str) -> Option<PathBuf> {
+    env::split_paths(path).map(|folder| folder.join(tool)).find(|file| is_program(file))
 }
 
 fn is_program(file: &Path) -> bool {
@@ -56,12 +62,13 @@ mod tests {
 
     #[test]
     fn a_program_is_found_in_any_folder_of_the_path() {
-        assert!(is_in_one_of(OsStr::new("/nowhere:/usr/bin:/bin"), "sh"));
-        assert!(!is_in_one_of(OsStr::new("/nowhere"), "sh"));
+        let found = in_one_of(OsStr::new("/nowhere:/usr/bin:/bin"), "sh").unwrap();
+        assert!(found.ends_with("bin/sh"));
+        assert!(in_one_of(OsStr::new("/nowhere"), "sh").is_none());
     }
 
     #[test]
     fn a_file_that_cannot_be_run_is_not_a_program() {
-        assert!(!is_in_one_of(OsStr::new("/etc"), "passwd"));
+        assert!(in_one_of(OsStr::new("/etc"), "passwd").is_none());
     }
 }

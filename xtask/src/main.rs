@@ -8,6 +8,7 @@
 
 mod bench;
 mod cover;
+mod engines;
 mod examples;
 mod fuzz;
 mod install;
@@ -19,7 +20,9 @@ mod workspace;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+
+use engines::{Engine, Shown};
 
 const EXIT_CODES: &str = "Exit codes:
   0  everything asked for passed
@@ -38,13 +41,17 @@ struct CommandLine {
 enum Command {
     /// Run every check, in order, and stop at the first that fails
     ///
-    /// The steps: fmt, tidy, clippy, tests (doc tests too), the concurrency models and their clippy, the
+    /// Real servers are brought up first and stopped after: those that `engines up` starts. A missing one fails the
+    /// run. The steps: fmt, tidy, clippy, tests (doc tests too), the concurrency models and their clippy, the
     /// examples, the server asked from its own document, docs, and each feature alone. CI runs exactly this.
     #[command(after_help = EXIT_CODES)]
     Test {
         /// Look longer: ten times as many model schedules, 20,000 cases for each property, 500 for each operation
         #[arg(long)]
         deep: bool,
+        /// Run the tests of these engines only, for instance `memory,sqlite`; the end of the run says so
+        #[arg(long, value_delimiter = ',', value_enum)]
+        engines: Vec<Engine>,
     },
     /// Ask the server whatever its OpenAPI document allows, and what it does not
     ///
@@ -54,6 +61,14 @@ enum Command {
         /// Look longer: 500 cases for each operation
         #[arg(long)]
         deep: bool,
+    },
+    /// Start, stop or show private servers for the tests
+    ///
+    /// Installs what is missing by its package's name, and never touches a server that it did not start.
+    #[command(after_help = EXIT_CODES)]
+    Engines {
+        #[command(subcommand)]
+        what: Engines,
     },
     /// Check the house rules that no compiler knows, and list every breach as `path:line: sentence`
     ///
@@ -76,7 +91,7 @@ enum Command {
     /// Installs valgrind with apt-get when it is missing.
     #[command(after_help = EXIT_CODES)]
     Bench {
-        /// Which benchmark: `local`, `keyed`, `shared` or `sqlite`
+        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite` or `engines`
         name: String,
         /// Handed to the benchmark as they are
         #[arg(last = true, value_name = "ARGS")]
@@ -84,10 +99,61 @@ enum Command {
     },
 }
 
+#[derive(Debug, Subcommand)]
+enum Engines {
+    /// Start those that do not run yet, and show what runs
+    Up {
+        /// Which, by default all but `sentinel`
+        #[arg(long, value_delimiter = ',', value_enum)]
+        engines: Vec<Engine>,
+        #[command(flatten)]
+        shown: ShownAs,
+    },
+    /// Stop those that `up` started, and remove their files
+    Down {
+        /// Which, by default all
+        #[arg(long, value_delimiter = ',', value_enum)]
+        engines: Vec<Engine>,
+    },
+    /// Show what runs
+    Status {
+        #[command(flatten)]
+        shown: ShownAs,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+#[group(multiple = false)]
+struct ShownAs {
+    /// As JSON, for programs
+    #[arg(long)]
+    json: bool,
+    /// As lines for a shell: `eval "$(cargo xtask engines status --env)"` lets `cargo test` find them
+    #[arg(long)]
+    env: bool,
+}
+
+impl From<ShownAs> for Shown {
+    fn from(shown: ShownAs) -> Self {
+        match shown {
+            ShownAs { json: true, .. } => Self::Json,
+            ShownAs { env: true, .. } => Self::Env,
+            ShownAs { .. } => Self::Table,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let result = match CommandLine::parse().command {
-        Command::Test { deep } => test::run(depth(deep)),
+        Command::Test { deep, engines } => test::run(depth(deep), &engines),
         Command::Fuzz { deep } => fuzz::run(depth(deep)),
+        Command::Engines { what } => match what {
+            Engines::Up { engines, shown } => {
+                engines::up(&engines).and_then(|()| engines::status(shown.into()))
+            }
+            Engines::Down { engines } => engines::down(&engines),
+            Engines::Status { shown } => engines::status(shown.into()),
+        },
         Command::Tidy => tidy::run(),
         Command::Cover { html } => cover::run(if html { cover::Pages::Write } else { cover::Pages::Skip }),
         Command::Bench { name, extra } => bench::run(&name, &extra),
@@ -124,6 +190,16 @@ mod tests {
         };
         assert_eq!(name, "local");
         assert_eq!(extra, ["--seconds", "3"]);
+    }
+
+    #[test]
+    fn a_test_run_may_be_narrowed_to_some_engines() {
+        let line = ["cargo xtask", "test", "--engines", "memory,sqlite"];
+        let Command::Test { engines, .. } = CommandLine::try_parse_from(line).unwrap().command else {
+            panic!("test was asked for");
+        };
+        assert_eq!(engines, [Engine::Memory, Engine::Sqlite]);
+        assert!(CommandLine::try_parse_from(["cargo xtask", "test", "--engines", "oracle"]).is_err());
     }
 
     #[test]

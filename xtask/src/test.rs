@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use crate::engines::{Borrowed, Engine};
 use crate::examples;
 use crate::fuzz;
 use crate::install;
@@ -23,8 +24,8 @@ pub(crate) enum Depth {
     Deep,
 }
 
-/// Runs all steps.
-pub(crate) fn run(depth: Depth) -> Result<()> {
+/// Runs all steps, the tests on `only` those engines, or on all where none is named.
+pub(crate) fn run(depth: Depth, only: &[Engine]) -> Result<()> {
     let mut steps = Steps::default();
     steps.run("fmt", || step::stream(&mut cargo("fmt --all --check")))?;
     steps.run("tidy", tidy::run)?;
@@ -33,7 +34,7 @@ pub(crate) fn run(depth: Depth) -> Result<()> {
     })?;
     // The tours of the pages use it.
     install::ensure_tool("curl", "curl")?;
-    steps.run("tests", || tests(depth))?;
+    steps.run("tests", || tests(depth, only))?;
     steps.run("model", || model(depth))?;
     steps.run("model-clippy", model_clippy)?;
     steps.run("examples", examples::run)?;
@@ -43,16 +44,63 @@ pub(crate) fn run(depth: Depth) -> Result<()> {
     })?;
     steps.run("features", features)?;
     println!("{}", steps.summary());
+    let left_out: Vec<_> = left_out(only).iter().map(ToString::to_string).collect();
+    if !left_out.is_empty() {
+        println!("NARROWED on purpose: not tested on {}", left_out.join(", "));
+    }
     Ok(())
 }
 
-fn tests(depth: Depth) -> Result<()> {
-    // Not `--all-targets`: that would leave the doc tests out.
-    let mut tests = cargo("test --workspace --all-features");
+fn tests(depth: Depth, only: &[Engine]) -> Result<()> {
+    let left_out = left_out(only);
+    let wanted: Vec<_> = Engine::SERVERS.into_iter().filter(|engine| !left_out.contains(engine)).collect();
+    let engines = Borrowed::up(&wanted)?;
+    let mut tests = cargo(&test_run(&left_out)?);
+    tests.envs(engines.variables()?);
     if depth == Depth::Deep {
         tests.env("PROPTEST_CASES", "20000").env("TIDEGATE_DEEP", "1");
     }
-    step::stream(&mut tests)
+    step::stream(&mut tests)?;
+    // Apart: the examples of the configuration read every variable that begins as ours do.
+    step::stream(&mut cargo("test --workspace --all-features --doc"))
+}
+
+/// The servers that a run does without, because others were named.
+fn left_out(only: &[Engine]) -> Vec<Engine> {
+    let is_left_out = |engine: &Engine| !only.is_empty() && !only.contains(engine);
+    Engine::SERVERS.into_iter().filter(is_left_out).collect()
+}
+
+/// How cargo is asked for all tests but those of the engines that are left out, and those in the documentation.
+fn test_run(left_out: &[Engine]) -> Result<String> {
+    let all = "test --workspace --all-features --lib --bins --examples";
+    if left_out.is_empty() {
+        return Ok(format!("{all} --tests"));
+    }
+    let tests = targets_without(&metadata()?, left_out);
+    let named: Vec<_> = tests.iter().map(|name| format!(" --test {name}")).collect();
+    Ok(format!("{all}{}", named.concat()))
+}
+
+/// The test programs that need none of the engines `left_out`. One that needs an engine says so by its required features,
+/// and where a feature has several engines, by the engine's name in its own.
+fn targets_without(metadata: &Value, left_out: &[Engine]) -> Vec<String> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    let tests = targets.filter(|target| {
+        target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "test"))
+    });
+    let needs = |target: &Value, engine: &Engine| {
+        let features = target["required-features"].as_array().into_iter().flatten();
+        let name = target["name"].as_str().unwrap_or_default();
+        features.filter_map(Value::as_str).any(|feature| Some(feature) == engine.feature())
+            && engine.owns_test(name)
+    };
+    let kept = tests.filter(|target| !left_out.iter().any(|engine| needs(target, engine)));
+    let mut names: Vec<_> = kept.filter_map(|target| Some(target["name"].as_str()?.to_owned())).collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 fn model(depth: Depth) -> Result<()> {
@@ -79,13 +127,16 @@ fn as_model(command: &mut Command) -> &mut Command {
 }
 
 fn features() -> Result<()> {
-    let metadata = step::capture("cargo metadata", &mut cargo("metadata --no-deps --format-version 1"))?;
-    let metadata = serde_json::from_str(&metadata).context("cargo metadata wrote no JSON")?;
-    for check in feature_checks(&metadata) {
+    for check in feature_checks(&metadata()?) {
         println!("    {check}");
         step::capture(&check, &mut cargo(&check))?;
     }
     Ok(())
+}
+
+fn metadata() -> Result<Value> {
+    let metadata = step::capture("cargo metadata", &mut cargo("metadata --no-deps --format-version 1"))?;
+    serde_json::from_str(&metadata).context("cargo metadata wrote no JSON")
 }
 
 /// For every library, the check without any feature, then with each alone.
@@ -129,6 +180,25 @@ mod tests {
                 "check -p lib --no-default-features --features a",
                 "check -p lib --no-default-features --features b",
             ]
+        );
+    }
+
+    #[test]
+    fn a_narrowed_run_leaves_out_the_tests_of_other_engines_and_no_more() {
+        let test = |name: &str, features: Value| json!({ "kind": ["test"], "name": name, "required-features": features });
+        let metadata = json!({ "packages": [{ "targets": [
+            test("api", json!(null)), test("postgres", json!(["postgres"])), test("redis", json!(["redis"])),
+            test("valkey", json!(["redis"])), test("redis_cluster", json!(["redis"])),
+            test("redis_faults", json!(["conformance", "redis"])), { "kind": ["lib"], "name": "store" },
+        ] }] });
+        let only = |engines: &[Engine]| targets_without(&metadata, &left_out(engines));
+        assert_eq!(only(&[]).len(), 6);
+        assert_eq!(only(&[Engine::Memory, Engine::Sqlite]), ["api"]);
+        assert_eq!(only(&[Engine::Postgres]), ["api", "postgres"]);
+        assert_eq!(only(&[Engine::Redis]), ["api", "redis", "redis_faults"]);
+        assert_eq!(
+            only(&[Engine::Redis, Engine::RedisCluster]),
+            ["api", "redis", "redis_cluster", "redis_faults"]
         );
     }
 

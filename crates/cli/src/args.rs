@@ -17,6 +17,7 @@ use crate::verbs::entity::EntityVerb;
 use crate::verbs::limits::LimitsVerb;
 use crate::verbs::look::{BalanceArgs, ExplainArgs};
 use crate::verbs::serve::ServeArgs;
+use crate::verbs::store::StoreVerb;
 use crate::verbs::token::TokenVerb;
 use crate::verbs::usage::UsageVerb;
 use crate::words;
@@ -28,7 +29,7 @@ Exit codes:
   2  it was not asked as it can be: an argument, a name, a cost, a file is wrong
   3  a limit refuses it
   4  the store or the server is away, or does not answer in time
-  5  `limits plan` has found changes
+  5  `limits plan` has found changes, `store check` something to do
   acquire … -- COMMAND ends as the command does.";
 
 /// The options that every verb takes stand apart in its help.
@@ -66,15 +67,16 @@ pub(crate) struct Args {
 /// What every verb takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SharedArgs {
-    /// The store: sqlite:PATH, made if it is not there [default: tidegate/tidegate.db in the data folder]
+    /// The store: a file (sqlite:PATH), Redis or PostgreSQL [default: tidegate/tidegate.db in the data folder]
     ///
+    /// sqlite:PATH, `redis://HOST`, `redis+cluster://HOST,HOST`, `postgres://USER@HOST/DATABASE`: it is made if it is not there.
     /// The data folder is `XDG_DATA_HOME`, or ~/.local/share. Options come behind a `?`: sqlite:limits.db?namespace=prod
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
     /// Ask the server at this address in the place of a store
     ///
-    /// All verbs but `serve` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
+    /// All verbs but `serve`, `store` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_SERVER", hide_env_values = true)]
     pub(crate) server: Option<String>,
@@ -129,6 +131,9 @@ pub(crate) enum Verb {
     /// Make, list and revoke the tokens that a server lets its callers in by
     #[command(subcommand)]
     Token(TokenVerb),
+    /// Make a store, look at it, bring it up to date, list what is in it
+    #[command(subcommand)]
+    Store(StoreVerb),
     /// Say where the store or the server is, and how it is
     Status,
     /// Print completions for a shell
@@ -155,7 +160,17 @@ impl Args {
                     "the argument '--server <URL>' is for verbs that ask one, and this one does not",
                 );
             }
-            Verb::Serve(_) | Verb::Completions { .. } => shared.server = None,
+            Verb::Store(_) if is_typed("server") => {
+                return conflict(
+                    "`store` works on the store itself, where it is: say --store <URL>, and no '--server <URL>'",
+                );
+            }
+            Verb::Store(_) if shared.server.is_some() && shared.store.is_none() => {
+                return conflict(
+                    "TIDEGATE_SERVER names a server, and `store` works on the store itself: say --store <URL>",
+                );
+            }
+            Verb::Serve(_) | Verb::Store(_) | Verb::Completions { .. } => shared.server = None,
             _ => match (is_typed("store"), is_typed("server")) {
                 (true, false) => shared.server = None,
                 (false, true) => shared.store = None,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 use tidegate::store::archive::Archived;
+use tidegate::store::lifecycle::{Checked, Listed, Made, Part, Setting, Space, Upgraded, Whereabouts};
 use tidegate::store::{Cursor, Page};
 use tidegate::{
     Balance, Entity, Explanation, LimitLine, Plan, Policy, Scope, Source, Step, Subject, Tally, Usage,
@@ -316,4 +317,89 @@ pub(crate) fn status(status: &Status) -> Json {
         "version": status.version.number(),
         "took": seconds(status.took),
     })
+}
+
+fn whereabouts(of: &Whereabouts, url: Option<&str>) -> Map<String, Json> {
+    let mut object = Map::new();
+    if let Some(url) = url {
+        object.insert("store".to_owned(), json!(url));
+    }
+    object.insert("engine".to_owned(), json!(of.engine));
+    object.insert("place".to_owned(), json!(of.place));
+    object
+}
+
+fn with(mut object: Map<String, Json>, fields: Json) -> Json {
+    if let Json::Object(fields) = fields {
+        object.extend(fields);
+    }
+    object.into()
+}
+
+fn part(part: &Part) -> Map<String, Json> {
+    [("kind", part.kind), ("name", &part.name)]
+        .map(|(key, value)| (key.to_owned(), json!(value)))
+        .into_iter()
+        .collect()
+}
+
+/// A store that was made, or was there.
+pub(crate) fn made(made: &Made, url: &str) -> Json {
+    let parts: Vec<Json> =
+        made.parts.iter().map(|made| with(part(&made.part), json!({ "is_new": made.is_new }))).collect();
+    with(whereabouts(&made.of, Some(url)), json!({ "schema": made.schema, "parts": parts }))
+}
+
+/// What was found of a store.
+pub(crate) fn checked(checked: &Checked, url: &str) -> Json {
+    let setting =
+        |setting: &Setting| json!({ "name": setting.name, "value": setting.value, "danger": setting.danger });
+    let clock = checked.clock.map(|clock| {
+        let ahead = Duration::from_micros(clock.ahead_micros.unsigned_abs()).as_secs_f64();
+        let ahead = if clock.ahead_micros < 0 { -ahead } else { ahead };
+        json!({ "ahead": ahead, "within": seconds(clock.within) })
+    });
+    with(
+        whereabouts(&checked.of, Some(url)),
+        json!({
+            "state": checked.readiness().as_str(),
+            "server": checked.server,
+            "schema": { "found": checked.schema, "wanted": checked.schema_wanted },
+            "namespace": checked.namespace,
+            "missing": checked.missing.iter().map(|missing| Json::from(part(missing))).collect::<Vec<_>>(),
+            "durability": checked.durability,
+            "settings": checked.settings.iter().map(setting).collect::<Vec<_>>(),
+            "dangers": checked.dangers().count(),
+            "clock": clock,
+        }),
+    )
+}
+
+/// What was brought up to date.
+pub(crate) fn upgraded(upgraded: &Upgraded, url: &str) -> Json {
+    let parts: Vec<Json> = upgraded
+        .parts
+        .iter()
+        .map(|upgrade| with(part(&upgrade.part), json!({ "from": upgrade.from, "to": upgraded.schema })))
+        .collect();
+    with(whereabouts(&upgraded.of, Some(url)), json!({ "schema": upgraded.schema, "parts": parts }))
+}
+
+/// What is in a store.
+pub(crate) fn listed_store(listed: &Listed) -> Json {
+    let space = |space: &Space| {
+        json!({
+            "within": space.within,
+            "namespace": space.namespace,
+            "schema": space.schema,
+            "changes": space.changes,
+            "entities": space.entities,
+            "policies": space.policies,
+        })
+    };
+    let spaces: Vec<Json> = listed.spaces.iter().map(space).collect();
+    with(
+        whereabouts(&listed.of, None),
+        json!({ "schema": listed.schema_wanted, "namespaces": spaces, "has_more": listed.has_more }),
+    )
 }

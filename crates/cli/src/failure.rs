@@ -9,7 +9,7 @@ use tidegate::{EntityId, LimitError, LimitLine, StoreError, Subject};
 use tidegate_core::limit::token::TokenId;
 
 use crate::answer::{Format, paint};
-use crate::codec;
+use crate::{codec, words};
 
 /// How the program ends. The help lists the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +94,8 @@ impl Failure {
     }
 
     /// A limit is used up for now.
-    pub(crate) fn limited(sentence: &str, limits: Vec<LimitLine>) -> Self {
+    pub(crate) fn limited(sentence: &str, retry_after: Option<Duration>, limits: Vec<LimitLine>) -> Self {
+        let sentence = words::come_back(sentence, retry_after);
         let failure = Self { limits, ..Self::new(Exit::Refused, format!("refused: {sentence}")) };
         failure.next("come back then, or wait for it with --within SPAN")
     }
@@ -190,9 +191,11 @@ impl From<LimitError> for Failure {
         let failure = match error {
             LimitError::Store(error) => return error.into(),
             LimitError::Unavailable { source, .. } => source.into(),
-            LimitError::Limited(limited) => Self::limited(&what, limited.lines),
+            LimitError::Limited(limited) => Self::limited(&what, retry_after, limited.lines),
             LimitError::TooLarge(limited) => Self::too_large(what, limited.lines),
-            LimitError::Waiting { .. } | LimitError::Busy { .. } => Self::new(Exit::Refused, what),
+            LimitError::Waiting { .. } | LimitError::Busy { .. } => {
+                Self::new(Exit::Refused, words::come_back(&what, retry_after))
+            }
             LimitError::NoLimits { subject } => Self::no_limits(&subject),
             LimitError::Deep { .. } | LimitError::Closed => Self::failed(what),
             _ => Self::usage(what),

@@ -59,7 +59,7 @@ async fn open_at(url: Option<String>, writes: Writes) -> Result<Opened, Failure>
         let written = if writes == Writes::Through { durable(&url) } else { url.clone() };
         let store = open(&written).await.map_err(|error| refused(error, &url))?;
         let namespace = namespace(&url)?;
-        return Ok(Opened { store, url, namespace });
+        return Ok(Opened { store, url: without_password(&url), namespace });
     }
     let path = default_path(env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?;
     make_private(&path)?;
@@ -69,15 +69,73 @@ async fn open_at(url: Option<String>, writes: Writes) -> Result<Opened, Failure>
     Ok(Opened { store: Arc::new(file), url, namespace: namespace("")? })
 }
 
+/// The address of the store that is meant: the one that was said, or that of the file in the user's data folder. That file is
+/// made only for somebody who `makes` a store.
+pub(crate) fn address(said: Option<String>, makes: bool) -> Result<String, Failure> {
+    if let Some(url) = said {
+        return Ok(url);
+    }
+    let path = default_path(env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?;
+    if makes {
+        make_private(&path)?;
+    }
+    Ok(format!("sqlite:{}", path.display()))
+}
+
 /// An address that is none is the user's to correct; everything else is about the store.
-fn refused(error: StoreError, url: &str) -> Failure {
-    let is_address = ["sqlite:", "memory:"].iter().any(|scheme| url.starts_with(scheme));
+pub(crate) fn refused(error: StoreError, url: &str) -> Failure {
+    let schemes =
+        ["sqlite:", "memory:", "postgres:", "postgresql:", "redis:", "rediss:", "redis+", "rediss+"];
+    let is_address = schemes.iter().any(|scheme| url.starts_with(scheme));
     match error {
         StoreError::Invalid { what } if !is_address => {
             Failure::usage(what).next("correct --store or TIDEGATE_STORE")
         }
+        error if url.contains("://") && !url.starts_with("sqlite:") => of_server(error),
         error => error.into(),
     }
+}
+
+/// What goes wrong with a store in a server, with what helps there.
+fn of_server(error: StoreError) -> Failure {
+    let next = match &error {
+        StoreError::Unavailable { .. } | StoreError::TimedOut { .. } => {
+            "see whether the server runs and can be reached, or name another store with --store URL"
+        }
+        StoreError::Denied { .. } => {
+            "see which user and password the address has, what they may do there, and whether the server is the one that is meant"
+        }
+        StoreError::Corrupt { .. } => "name the right server with --store URL, or bring back a backup",
+        _ => return error.into(),
+    };
+    Failure::from(error).next(next)
+}
+
+/// The address as it may be shown: what stands between a user's name and the host is the password.
+pub(crate) fn without_password(url: &str) -> String {
+    let hidden = || {
+        let (scheme, rest) = url.split_once("://")?;
+        // A password may hold `@`; what stands behind the `?` may too, and is no host.
+        let (place, options) =
+            rest.split_once('?').map_or((rest, None), |(place, options)| (place, Some(options)));
+        let (login, hosts) = place.rsplit_once('@').unwrap_or(("", place));
+        let login = match login.split_once(':') {
+            Some((name, _)) => format!("{name}:***@"),
+            None if login.is_empty() => String::new(),
+            None => format!("{login}@"),
+        };
+        // The driver of PostgreSQL takes one there too.
+        let hide = |option: &str| match option.split_once('=') {
+            Some(("password", _)) => "password=***".to_owned(),
+            // What has no value may be what is left of a password.
+            None if option.contains('@') => "***".to_owned(),
+            _ => option.to_owned(),
+        };
+        let options: Vec<_> = options.into_iter().flat_map(|options| options.split('&')).map(hide).collect();
+        let behind = if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) };
+        Some(format!("{scheme}://{login}{hosts}{behind}"))
+    };
+    hidden().unwrap_or_else(|| url.to_owned())
 }
 
 /// The namespace that an address says, or the one there is where it says none.
@@ -141,6 +199,21 @@ mod tests {
         make_private(&path).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(path.parent().unwrap()), mode(&path)), (0o700, 0o600));
+    }
+
+    #[test]
+    fn an_address_is_shown_without_its_password() {
+        let table = [
+            ("postgres://me:secret@db/limits?schema=a", "postgres://me:***@db/limits?schema=a"),
+            ("postgres://me@db/limits", "postgres://me@db/limits"),
+            ("postgres://me@db/x?password=secret&schema=a", "postgres://me@db/x?password=***&schema=a"),
+            ("redis://:p@ss@a:1/0", "redis://:***@a:1/0"),
+            ("redis+cluster://a:1,b:2?namespace=x@y", "redis+cluster://a:1,b:2?namespace=x@y"),
+            ("sqlite:a:b@c.db", "sqlite:a:b@c.db"),
+        ];
+        for (url, shown) in table {
+            assert_eq!(without_password(url), shown);
+        }
     }
 
     #[test]

@@ -180,10 +180,20 @@ pub(crate) fn span(text: &str) -> Result<Duration, String> {
         .map_err(|_| "it is a number and a unit, such as 250ms, 5s, 2m or 1h".to_owned())
 }
 
-/// A span as people say it, to the millisecond and never too short.
+/// A span as people say it, never too short: to the millisecond, and from a minute on to the second.
 pub(crate) fn span_words(span: Duration) -> String {
-    let millis = span.as_nanos().div_ceil(1_000_000);
+    let grain = if span < Duration::from_mins(1) { 1 } else { 1_000 };
+    let millis = span.as_nanos().div_ceil(grain * 1_000_000) * grain;
     humantime::format_duration(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))).to_string()
+}
+
+/// A sentence of the library or of a server, with its wait as people say it.
+pub(crate) fn come_back(sentence: &str, retry_after: Option<Duration>) -> String {
+    const WAIT: &str = "; come back in ";
+    match (sentence.rsplit_once(WAIT), retry_after) {
+        (Some((before, _)), Some(span)) => format!("{before}{WAIT}{}", span_words(span)),
+        _ => sentence.to_owned(),
+    }
 }
 
 /// Reads how long to wait for a store or a server.
@@ -301,6 +311,12 @@ mod tests {
         assert_eq!(span_words(Duration::from_micros(2_999_999)), "3s");
         assert_eq!(span_words(Duration::from_micros(1)), "1ms");
         assert_eq!(span_words(Duration::from_secs(61)), "1m 1s");
+        assert_eq!(span_words(Duration::from_millis(6_047_870)), "1h 40m 48s");
+        assert_eq!(
+            come_back("short; come back in 6047.87s", Some(Duration::from_millis(6_047_870))),
+            "short; come back in 1h 40m 48s"
+        );
+        assert_eq!(come_back("short", None), "short");
     }
 
     #[test]

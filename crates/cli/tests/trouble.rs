@@ -52,8 +52,8 @@ fn bad_input_names_the_field_the_value_and_the_bound() {
                 "'yesterday' for '--since <TIME>': it is a time such as 2026-01-31",
             ),
             (
-                "--store redis://x status",
-                "`redis://x` is no address of a store: write memory: or sqlite:PATH",
+                "--store mysql://x status",
+                "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
             ),
             ("limits", "Usage: tidegate limits"),
             ("", "Usage: tidegate"),

@@ -2,27 +2,43 @@
 //!
 //! A [`Store`] keeps the buckets, leases, policies, entities, tokens and the ledger of one namespace, and decides draws
 //! by itself, all or nothing. [`Memory`] is the reference: it lives in the process and is what the others are
-//! measured by. `Sqlite` (feature `sqlite`) is a file that all processes of a machine share. [`open()`] takes either by
-//! its address. With the feature `conformance` comes the suite that every store passes, for stores of third
+//! measured by. `Sqlite` (feature `sqlite`) is a file that all processes of a machine share, `Postgres`
+//! (feature `postgres`) a server that all machines share. [`open()`] takes each by its address. With the feature `conformance` comes the suite that every store passes, for stores of third
 //! parties too.
 
 mod buckets;
+mod changes;
 mod clock;
 mod cursor;
 mod desk;
 mod entities;
 mod error;
 mod ledger;
+#[allow(dead_code, reason = "which words are needed depends on what is built in")]
+pub mod lifecycle;
 mod memory;
 mod open;
 mod page;
 mod policies;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres-tls")]
+mod postgres_tls;
+#[cfg(feature = "redis")]
+mod redis;
 mod reply;
 mod retention;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod store;
 mod sync;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "which records are kept in tables of ours depends on what is built in"
+)]
+mod tables;
 mod tokens;
 pub mod wrap;
 
@@ -36,10 +52,13 @@ pub mod archive;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
+#[cfg(feature = "redis")]
+pub use self::redis::{Redis, RedisOptions, Repaired};
 pub use buckets::{
     Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Held, Lookup, Moved, Reading, Readings, Renew,
     Renewed, Seen, Settle, Standing, Terms,
 };
+pub use changes::{Announcer, Changes};
 pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
 pub use entities::Entities;
 pub use error::StoreError;
@@ -48,6 +67,8 @@ pub use memory::{Memory, MemoryOptions, MemoryStats};
 pub use open::open;
 pub use page::{Cursor, Page, Paging};
 pub use policies::{Listing, Policies, PolicyChange, Written};
+#[cfg(feature = "postgres")]
+pub use postgres::{Postgres, PostgresOptions, PostgresStats};
 pub use reply::Reply;
 pub use retention::Retention;
 #[cfg(feature = "sqlite")]

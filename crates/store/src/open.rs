@@ -1,9 +1,10 @@
-//! A store by its address: `memory:`, `sqlite:limits.db`.
+//! A store by its address: `memory:`, `sqlite:limits.db`, `postgres://db.internal/limits`, `redis://localhost`.
 
 use std::sync::Arc;
 
 use crate::error::StoreError;
-use crate::memory::Memory;
+use crate::lifecycle::Lifecycle;
+use crate::memory::{Memory, MemoryOptions};
 use crate::store::Store;
 
 /// Opens the store at an address.
@@ -13,15 +14,29 @@ use crate::store::Store;
 /// | `memory:` | in this process, gone with it |
 /// | `sqlite:limits.db` | a file, which is made if it is not there (feature `sqlite`); `sqlite:///var/lib/limits.db` too |
 /// | `sqlite::memory:` | SQLite in this process's memory |
+/// | `postgres://user:password@host:5432/database` | a PostgreSQL server (feature `postgres`); `postgresql://` too |
+/// | `redis://[user:password@]host[:port][/db]` | a Redis or Valkey server (feature `redis`) |
+/// | `redis+sentinel://host:port[,host:port…]/primary[/db]` | the one that sentinels say is the primary |
+/// | `redis+cluster://host:port[,host:port…]` | a Redis or Valkey cluster |
+/// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS (feature `redis-tls`) |
 ///
 /// Behind a `?` come options, parted by `&`:
 ///
 /// | option | of | meaning |
 /// |---|---|---|
 /// | `namespace=prod` | all | the namespace; `default` unless said otherwise |
+/// | `subjects_max=10000` | memory | so many subjects have a bucket, and one more is refused (1,048,576) |
 /// | `durable=commit` | a file | on the disk before it is answered |
 /// | `durable=second` | a file | on the disk within a second (the default) |
 /// | `size_max=1000000000` | a file | it grows to at most so many bytes |
+/// | `deadline_ms=50` | Redis | a call that takes longer finds the engine away |
+/// | `timeout_ms=2000` | Redis | an answer is waited for this long |
+/// | `schema=limits` | a PostgreSQL server | the schema that all of it is in; `tidegate` unless said otherwise |
+/// | `connections=16` | a PostgreSQL server | at most so many connections at a time (8) |
+/// | `sslmode=require` | a PostgreSQL server | over TLS only (feature `postgres-tls`): its certificate is checked |
+/// | `sslrootcert=PATH` | a PostgreSQL server | a file of certificates to trust beside the system's |
+///
+/// What else stands behind the `?` of a PostgreSQL server's address is for its driver: `connect_timeout` and others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -36,28 +51,69 @@ use crate::store::Store;
 /// [`StoreError::Invalid`] for an address that is none, an option that is not known, and a store that this program was
 /// built without; and what the store itself says when it is opened.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
+    check_login(url)?;
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     match place.split_once(':') {
-        Some(("memory", "")) => {
-            let mut store = Memory::new();
-            for (key, value) in pairs(options, url)? {
-                match key {
-                    "namespace" => store = store.namespace(value)?,
-                    other => return Err(unknown(url, other, "namespace")),
-                }
-            }
-            Ok(Arc::new(store))
-        }
+        Some(("memory", "")) => Ok(Arc::new(memory(url, options)?)),
         Some(("sqlite", place)) => open_sqlite(url, place, options).await,
-        _ => {
-            let what = format!("`{}` is no address of a store: write memory: or sqlite:PATH", shown(url));
+        Some(("postgres" | "postgresql", _)) => open_postgres(place, options).await,
+        Some((scheme, _)) if is_redis(scheme) => open_redis(place, options).await,
+        _ => Err(no_address(url)),
+    }
+}
+
+/// What an operator does with the store at an address, which is as [`open`] has it. Nothing is asked yet.
+///
+/// # Errors
+/// [`StoreError::Invalid`] as [`open`], and for a store that is gone with its process.
+pub fn lifecycle_at(url: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    check_login(url)?;
+    let (place, options) = url.split_once('?').unwrap_or((url, ""));
+    match place.split_once(':') {
+        Some(("memory", "") | ("sqlite", ":memory:")) => {
+            let what = format!(
+                "`{}` is gone with its process: there is nothing to make, to look at or to upgrade",
+                shown(url)
+            );
             Err(StoreError::Invalid { what })
         }
+        Some(("sqlite", place)) => sqlite_lifecycle(url, place, options),
+        Some(("postgres" | "postgresql", _)) => postgres_lifecycle(place, options),
+        Some((scheme, _)) if is_redis(scheme) => redis_lifecycle(place, options),
+        _ => Err(no_address(url)),
     }
+}
+
+fn memory(url: &str, options: &str) -> Result<Memory, StoreError> {
+    let (mut memory, mut namespace) = (MemoryOptions::new(), None);
+    for (key, value) in pairs(options, url)? {
+        match key {
+            "namespace" => namespace = Some(value),
+            "subjects_max" => {
+                memory = memory.subjects_max(value.parse().map_err(|_| {
+                    let what = format!("subjects_max is `{}`, which is no number of subjects", shown(value));
+                    StoreError::Invalid { what }
+                })?);
+            }
+            other => return Err(unknown(url, other, "namespace and subjects_max")),
+        }
+    }
+    let store = Memory::with(memory)?;
+    namespace.map_or(Ok(store.clone()), |name| store.namespace(name))
 }
 
 #[cfg(feature = "sqlite")]
 async fn open_sqlite(url: &str, place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(Arc::new(sqlite_options(url, place, options)?.open().await?))
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_lifecycle(url: &str, place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Ok(Box::new(sqlite_options(url, place, options)?.lifecycle()?))
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite::SqliteOptions, StoreError> {
     use crate::sqlite::{Durable, SqliteOptions};
     // As addresses of files are written: an empty host, and then a path that begins with `/`.
     let path = place.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(place);
@@ -90,13 +146,231 @@ async fn open_sqlite(url: &str, place: &str, options: &str) -> Result<Arc<dyn St
             (other, _) => return Err(unknown(url, other, "namespace, durable and size_max")),
         };
     }
-    Ok(Arc::new(sqlite.open().await?))
+    Ok(sqlite)
 }
 
 #[cfg(not(feature = "sqlite"))]
-async fn open_sqlite(url: &str, _: &str, _: &str) -> Result<Arc<dyn Store>, StoreError> {
-    let what = format!("`{}` needs the feature `sqlite`, which this program was built without", shown(url));
+fn open_sqlite(url: &str, _: &str, _: &str) -> Opening {
+    std::future::ready(Err(lacks(url, "sqlite")))
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn sqlite_lifecycle(url: &str, _: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Err(lacks(url, "sqlite"))
+}
+
+/// A server, and whether it is reached over TLS, by which certificates beside the system's.
+#[cfg(feature = "postgres")]
+type Server = (crate::postgres::PostgresOptions, Option<Vec<u8>>);
+
+#[cfg(feature = "postgres")]
+async fn open_postgres(place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
+    match postgres_options(place, options)? {
+        (postgres, Some(roots)) => secured(postgres, &roots).await,
+        (postgres, None) => Ok(Arc::new(postgres.open().await?)),
+    }
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_lifecycle(place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    match postgres_options(place, options)? {
+        (postgres, Some(roots)) => secured_lifecycle(postgres, &roots),
+        (postgres, None) => Ok(Box::new(postgres.lifecycle()?)),
+    }
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
+    // An error about an option must not tell the password that stands before it.
+    let without_password = without_login(place);
+    let (mut ours, mut theirs, mut roots) = (Vec::new(), Vec::new(), None);
+    for (key, value) in pairs(options, &without_password)? {
+        match key {
+            "namespace" | "schema" | "connections" => ours.push((key, value)),
+            "sslrootcert" => roots = Some(value),
+            _ => theirs.push(format!("{key}={value}")),
+        }
+    }
+    let address = if theirs.is_empty() { place.to_owned() } else { format!("{place}?{}", theirs.join("&")) };
+    let mut postgres = crate::postgres::PostgresOptions::new(address);
+    for (key, value) in ours {
+        postgres = match key {
+            "namespace" => postgres.namespace(value),
+            "schema" => postgres.schema(value),
+            _ => postgres.connections(value.parse().map_err(|_| {
+                let what = format!("connections is `{}`, which is no number", shown(value));
+                StoreError::Invalid { what }
+            })?),
+        };
+    }
+    if !theirs.iter().any(|option| option == "sslmode=require") {
+        return Ok((postgres, None));
+    }
+    let roots = match roots {
+        Some(path) => std::fs::read(path).map_err(|error| StoreError::Invalid {
+            what: format!("sslrootcert is `{}`, which cannot be read: {error}", shown(path)),
+        })?,
+        None => Vec::new(),
+    };
+    Ok((postgres, Some(roots)))
+}
+
+#[cfg(feature = "postgres-tls")]
+async fn secured(
+    postgres: crate::postgres::PostgresOptions,
+    roots: &[u8],
+) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(Arc::new(postgres.open_secured(roots).await?))
+}
+
+#[cfg(feature = "postgres-tls")]
+fn secured_lifecycle(
+    postgres: crate::postgres::PostgresOptions,
+    roots: &[u8],
+) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Ok(Box::new(postgres.lifecycle_secured(roots)?))
+}
+
+#[cfg(all(feature = "postgres", not(feature = "postgres-tls")))]
+fn secured(_: crate::postgres::PostgresOptions, _: &[u8]) -> Opening {
+    std::future::ready(Err(lacks("sslmode=require", "postgres-tls")))
+}
+
+#[cfg(all(feature = "postgres", not(feature = "postgres-tls")))]
+fn secured_lifecycle(
+    _: crate::postgres::PostgresOptions,
+    _: &[u8],
+) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Err(lacks("sslmode=require", "postgres-tls"))
+}
+
+#[cfg(not(feature = "postgres"))]
+fn open_postgres(_: &str, _: &str) -> Opening {
+    std::future::ready(Err(lacks("postgres:", "postgres")))
+}
+
+#[cfg(not(feature = "postgres"))]
+fn postgres_lifecycle(_: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Err(lacks("postgres:", "postgres"))
+}
+
+/// Whether an address with this scheme is one of Redis.
+fn is_redis(scheme: &str) -> bool {
+    let scheme = scheme.strip_prefix("rediss").or_else(|| scheme.strip_prefix("redis"));
+    matches!(scheme, Some("" | "+sentinel" | "+cluster"))
+}
+
+#[cfg(feature = "redis")]
+async fn open_redis(place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(Arc::new(redis_options(place, options)?.open().await?))
+}
+
+#[cfg(feature = "redis")]
+fn redis_lifecycle(place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Ok(Box::new(redis_options(place, options)?.lifecycle()?))
+}
+
+#[cfg(feature = "redis")]
+fn redis_options(place: &str, options: &str) -> Result<crate::redis::RedisOptions, StoreError> {
+    use std::time::Duration;
+
+    let mut redis = crate::redis::RedisOptions::new(place);
+    let place = without_login(place);
+    for (key, value) in pairs(options, &place)? {
+        let millis = || {
+            let bad = |_| StoreError::Invalid {
+                what: format!("{key} is `{}`, which is no number of milliseconds", shown(value)),
+            };
+            value.parse().map(Duration::from_millis).map_err(bad)
+        };
+        redis = match key {
+            "namespace" => redis.namespace(value),
+            "deadline_ms" => redis.deadline(millis()?),
+            "timeout_ms" => redis.timeout(millis()?),
+            other => return Err(unknown(&place, other, "namespace, deadline_ms and timeout_ms")),
+        };
+    }
+    Ok(redis)
+}
+
+#[cfg(not(feature = "redis"))]
+fn open_redis(place: &str, _: &str) -> Opening {
+    std::future::ready(Err(lacks(&without_login(place), "redis")))
+}
+
+#[cfg(not(feature = "redis"))]
+fn redis_lifecycle(place: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Err(lacks(&without_login(place), "redis"))
+}
+
+/// An answer that needs no waiting: what was built in is known.
+#[cfg(any(
+    not(feature = "sqlite"),
+    not(feature = "redis"),
+    not(feature = "postgres"),
+    not(feature = "postgres-tls")
+))]
+type Opening = std::future::Ready<Result<Arc<dyn Store>, StoreError>>;
+
+/// Says which feature an address needs.
+#[cfg(any(
+    not(feature = "sqlite"),
+    not(feature = "redis"),
+    not(feature = "postgres"),
+    not(feature = "postgres-tls")
+))]
+fn lacks(what: &str, feature: &str) -> StoreError {
+    let what = shown(what);
+    let what = format!("`{what}` needs the feature `{feature}`, which this program was built without");
+    StoreError::Invalid { what }
+}
+
+/// Makes sure that there is somebody to encrypt with, whoever else does in this program.
+#[cfg(feature = "redis-tls")]
+#[expect(clippy::unnecessary_wraps, reason = "without the feature it fails")]
+pub(crate) fn ready_for_tls() -> Result<(), StoreError> {
+    // One that is installed already is as good.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    Ok(())
+}
+
+/// Says that this program cannot encrypt.
+#[cfg(all(feature = "redis", not(feature = "redis-tls")))]
+pub(crate) fn ready_for_tls() -> Result<(), StoreError> {
+    let what = "TLS needs the feature `redis-tls`, which this program was built without".to_owned();
     Err(StoreError::Invalid { what })
+}
+
+/// Refuses a server's address whose password ends where it does not mean to, before a message tells what is taken for the rest.
+pub(crate) fn check_login(url: &str) -> Result<(), StoreError> {
+    let Some((scheme, rest)) = url.split_once("://") else { return Ok(()) };
+    let (place, options) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+    let port = authority.rsplit_once(':').map_or("", |(_, port)| port);
+    let is_cut =
+        !authority.contains('@') && options.contains('@') && !port.bytes().all(|b| b.is_ascii_digit());
+    if scheme != "sqlite" && (path.contains('@') || is_cut) {
+        let what =
+            "an address whose user or password holds a `/` or a `?`: write them as %2F and %3F".to_owned();
+        return Err(StoreError::Invalid { what });
+    }
+    Ok(())
+}
+
+/// An address without user and password: no message shows them.
+fn without_login(place: &str) -> String {
+    match (place.split_once("://"), place.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, hosts))) => format!("{scheme}://{hosts}"),
+        _ => place.to_owned(),
+    }
+}
+
+fn no_address(url: &str) -> StoreError {
+    let what = format!(
+        "`{}` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+        shown(&without_login(url))
+    );
+    StoreError::Invalid { what }
 }
 
 /// The options of an address, each once.
@@ -104,6 +378,8 @@ fn pairs<'a>(options: &'a str, url: &str) -> Result<Vec<(&'a str, &'a str)>, Sto
     let mut pairs: Vec<(&str, &str)> = Vec::new();
     for option in options.split('&').filter(|option| !option.is_empty()) {
         let Some((key, value)) = option.split_once('=') else {
+            // It may be what is left of a password.
+            let option = if option.contains('@') { "…" } else { option };
             let what = format!("the option `{}` of `{}` has no value", shown(option), shown(url));
             return Err(StoreError::Invalid { what });
         };
@@ -163,21 +439,56 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_password_that_ends_too_early_is_refused_and_not_told() {
+        for url in [
+            "redis://me:s3cr/et@h:6379/0",
+            "redis://:s3cr?et@h",
+            "postgres://me:s3cr?et@db/x",
+            "postgres://me:s3cr/et@db/x?sslmode=require",
+            "redis://me:s3cr@x?et@h",
+        ] {
+            for error in [open(url).await.err(), lifecycle_at(url).err()] {
+                let error = error.expect("it is no address").to_string();
+                assert!(!error.contains("s3cr") && !error.contains("et@"), "{error}");
+            }
+        }
+        for url in
+            ["redis://h:6379?namespace=a@b", "redis://h?namespace=a@b", "redis://me:x@h:6379/0?namespace=a@b"]
+        {
+            assert!(check_login(url).is_ok(), "{url}");
+        }
+    }
+
+    #[tokio::test]
     async fn an_address_that_is_none_is_refused_with_what_may_be() {
         let table = [
-            ("", "`` is no address of a store: write memory: or sqlite:PATH"),
-            ("redis://x", "`redis://x` is no address of a store: write memory: or sqlite:PATH"),
-            ("memory:x", "`memory:x` is no address of a store: write memory: or sqlite:PATH"),
+            (
+                "",
+                "`` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+            ),
+            (
+                "mysql://x",
+                "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+            ),
+            (
+                "memory:x",
+                "`memory:x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+            ),
             (
                 "memory:?durable=commit",
-                "`memory:?durable=commit` has no option `durable`; it may have namespace",
+                "`memory:?durable=commit` has no option `durable`; it may have namespace and subjects_max",
             ),
+            ("memory:?subjects_max=few", "subjects_max is `few`, which is no number of subjects"),
+            ("memory:?subjects_max=0", "subjects_max is 0, outside 1..=268435456"),
             ("memory:?namespace", "the option `namespace` of `memory:?namespace` has no value"),
             (
                 "memory:?namespace=a&namespace=b",
                 "the option `namespace` of `memory:?namespace=a&namespace=b` is there twice",
             ),
-            ("a\u{1b}b", "`a\\u{1b}b` is no address of a store: write memory: or sqlite:PATH"),
+            (
+                "a\u{1b}b",
+                "`a\\u{1b}b` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+            ),
         ];
         for (url, sentence) in table {
             assert_eq!(open(url).await.unwrap_err().to_string(), sentence);

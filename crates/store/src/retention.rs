@@ -42,7 +42,8 @@ impl Retention {
     }
 }
 
-fn before(now: Stamp, kept: Option<Duration>) -> Option<Stamp> {
+/// What is older than this has been kept for so long at `now`.
+pub(crate) fn before(now: Stamp, kept: Option<Duration>) -> Option<Stamp> {
     let kept = u64::try_from(kept?.as_micros()).ok()?;
     now.as_micros().checked_sub(kept).map(Stamp::from_micros)
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::buckets::Buckets;
+use crate::changes::Changes;
 use crate::entities::Entities;
 use crate::ledger::Ledger;
 use crate::policies::Policies;
@@ -32,6 +33,18 @@ pub trait Store:
     /// nothing.
     fn close(&self) -> Reply<'_, ()> {
         Reply::ready(Ok(()))
+    }
+
+    /// What the engine announces of administrative changes in this namespace, by whatever process they are made; `None`
+    /// where it announces none. Whoever remembers policies drops those that are older.
+    fn changes(&self) -> Option<Changes> {
+        None
+    }
+
+    /// What whoever runs the engine should know: it is set up so that it may break what the store promises, in a sentence
+    /// that says what to change. It was looked for when the store was opened.
+    fn caution(&self) -> Option<String> {
+        None
     }
 }
 

@@ -160,3 +160,7 @@ pub use tidegate_store::{Durable, Sqlite, SqliteOptions};
 pub use tidegate_store::{
     Memory, MemoryOptions, MemoryStats, Paging, Retention, Store, StoreError, UsageOf, UsageQuery,
 };
+#[cfg(feature = "postgres")]
+pub use tidegate_store::{Postgres, PostgresOptions};
+#[cfg(feature = "redis")]
+pub use tidegate_store::{Redis, RedisOptions, Repaired};

@@ -9,8 +9,8 @@ use limiter_kit::{
     ACME, Act, Heard, Hooked, Moment, Network, calls, calm, child, flushed, id, level, memory, millis,
     network, over, policy, secs,
 };
-use tidegate::store::Policies;
 use tidegate::store::wrap::{Plan, Verb};
+use tidegate::store::{Changes, Policies};
 use tidegate::{Limit, LimitError, LimitEvent, Limiter, Memory, OnUnavailable, Scope, Subject};
 
 fn rpm(amount: u64) -> tidegate::Policy {
@@ -82,6 +82,37 @@ async fn that_nothing_limits_somebody_is_remembered_too() {
     assert!(limiter.acquire(ACME, [("rpm", 1)]).await.is_err());
     tokio::time::advance(secs(60)).await;
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_store_announces_counts_at_once() {
+    let (memory, (announcer, changes)) = (Memory::new(), Changes::channel());
+    let limiter = over(&Hooked::announcing(&memory, changes)).build().unwrap();
+    let elsewhere = Limiter::new(memory.clone());
+    elsewhere.admin("ops").set_policy(Scope::System, rpm(5)).await.unwrap();
+    assert_eq!(burst(&limiter).await, 5);
+    elsewhere.admin("ops").set_policy(Scope::System, rpm(7)).await.unwrap();
+    limiter.spend(ACME, [("rpm", 4)]).await.unwrap();
+    assert_eq!(burst(&limiter).await, 5, "it has not heard of it");
+    announcer.announce(memory.version().await.unwrap());
+    assert_eq!(burst(&limiter).await, 7);
+    // Whoever waits hears of it too: a day early, here.
+    let waiter = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire_within(ACME, [("rpm", 6)], secs(200_000)).await })
+    };
+    tokio::time::sleep(secs(10)).await;
+    assert!(!waiter.is_finished());
+    let asked = tokio::time::Instant::now();
+    elsewhere
+        .admin("ops")
+        .set_policy(Scope::System, policy([Limit::per_second("rpm", 1_000)]))
+        .await
+        .unwrap();
+    announcer.announce(memory.version().await.unwrap());
+    let mut lease = waiter.await.unwrap().unwrap();
+    assert!(asked.elapsed() < secs(1), "{:?}", asked.elapsed());
+    lease.cancel().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

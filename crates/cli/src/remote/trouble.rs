@@ -5,6 +5,7 @@ use tidegate_client::{Cause, ClientError, InvalidAnswer, InvalidClient, LimitSta
 
 use super::line;
 use crate::failure::{Exit, Failure};
+use crate::words;
 
 /// What went wrong with what was asked of a subject.
 pub(super) fn of(error: ClientError, subject: &Subject) -> Failure {
@@ -19,9 +20,11 @@ impl From<ClientError> for Failure {
         let (what, retry_after, may_be_done) = (error.to_string(), error.retry_after(), error.may_be_done());
         let failure = match error {
             ClientError::Refused { problem } if problem.is("limited") => {
-                Self::limited(&problem.detail, lines(problem.limits))
+                Self::limited(&problem.detail, retry_after, lines(problem.limits))
             }
-            ClientError::Refused { problem } => Self::new(Exit::Refused, problem.detail),
+            ClientError::Refused { problem } => {
+                Self::new(Exit::Refused, words::come_back(&problem.detail, retry_after))
+            }
             ClientError::Unauthorized { problem } => not_let_in(&problem),
             ClientError::Forbidden { problem } => not_allowed(*problem),
             ClientError::Ended { problem } => Self::failed(problem.detail),

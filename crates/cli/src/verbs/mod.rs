@@ -6,6 +6,7 @@ pub(crate) mod entity;
 pub(crate) mod limits;
 pub(crate) mod look;
 pub(crate) mod serve;
+pub(crate) mod store;
 pub(crate) mod token;
 pub(crate) mod usage;
 
@@ -44,6 +45,9 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Answer, Failure> {
     if let Verb::Serve(serving) = args.verb {
         return serve::run(*serving, args.shared, format).await;
     }
+    if let Verb::Store(verb) = args.verb {
+        return store::run(verb, args.shared.store, args.shared.timeout).await;
+    }
     let patience = args.shared.timeout.unwrap_or(PATIENCE);
     if let Some(url) = args.shared.server {
         let token = token(args.shared.token_file.as_deref())?;
@@ -78,7 +82,7 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Answer, Failure> {
         Verb::Audit(verb) => audit::run(&backend, verb).await,
         Verb::Token(verb) => token::run(&backend, verb).await,
         Verb::Status => status(&backend).await,
-        Verb::Serve(_) | Verb::Completions { .. } => unreachable!("these ask no backend"),
+        Verb::Serve(_) | Verb::Store(_) | Verb::Completions { .. } => unreachable!("these ask no backend"),
     }
 }
 

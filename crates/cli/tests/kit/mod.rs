@@ -2,7 +2,10 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 pub(crate) mod codec;
+pub(crate) mod engine;
+pub(crate) mod life;
 pub(crate) mod serving;
+pub(crate) mod tour;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

@@ -10,3 +10,5 @@ mod steps;
 pub(crate) use reach::{Reach, Room};
 pub(crate) use shelf::{Bucket, Place, Places, SHARDS, Shelf, hash_subject, shelf_of};
 pub(crate) use steps::{Book, Desk, Known, Open, check_levels};
+#[allow(unused_imports, reason = "whether a store decides elsewhere depends on what is built in")]
+pub(crate) use steps::{check_renewal, drew_from, fits, tell};

@@ -159,10 +159,7 @@ impl<B: Book> Desk<'_, B> {
     /// Gives a lease more time. One that is past its deadline ends here, if nobody has ended it yet.
     pub(crate) fn renew(&mut self, renew: &Renew) -> Result<Renewed, StoreError> {
         let (lease, step, now) = (renew.lease, renew.step, self.now);
-        if renew.span > RENEWAL_MAX {
-            let what = format!("a renewal for {:?}, more than {RENEWAL_MAX:?}", renew.span);
-            return Err(StoreError::Invalid { what });
-        }
+        check_renewal(renew)?;
         let open = self.leases.open(lease)?;
         same_levels(open, &renew.levels)?;
         if open.record.is_due(now) {
@@ -269,6 +266,15 @@ fn take(
     Ok(Drawn::Refused(Moved { at: now, is_repeat: false, readings }))
 }
 
+/// A renewal is for no longer than it may be.
+pub(crate) fn check_renewal(renew: &Renew) -> Result<(), StoreError> {
+    if renew.span <= RENEWAL_MAX {
+        return Ok(());
+    }
+    let what = format!("a renewal for {:?}, more than {RENEWAL_MAX:?}", renew.span);
+    Err(StoreError::Invalid { what })
+}
+
 /// There are no more levels than there may be.
 pub(crate) fn check_levels(levels: &Levels) -> Result<(), StoreError> {
     let count = levels.levels().len();
@@ -279,7 +285,7 @@ pub(crate) fn check_levels(levels: &Levels) -> Result<(), StoreError> {
 }
 
 /// There is a number, or none, for each limit name.
-fn fits(levels: &Levels, count: usize) -> Result<(), StoreError> {
+pub(crate) fn fits(levels: &Levels, count: usize) -> Result<(), StoreError> {
     let names = levels.names().len();
     if count == names {
         return Ok(());
@@ -299,7 +305,7 @@ fn repeated(reach: &mut Reach<'_>, open: &Open, asked: &Arc<Levels>) -> Moved {
 }
 
 /// Readings of the levels that a lease drew from, for a caller who may have brought others with newer rules.
-fn tell(readings: &mut Readings, drawn: &Arc<Levels>, asked: &Arc<Levels>) {
+pub(crate) fn tell(readings: &mut Readings, drawn: &Arc<Levels>, asked: &Arc<Levels>) {
     if !Arc::ptr_eq(drawn, asked) {
         *readings = readings.drain(..).map(|reading| reading.for_others(drawn)).collect();
     }
@@ -324,17 +330,20 @@ fn last_turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<(), StoreEr
     }
 }
 
-/// A lease is moved where it drew, and nowhere else.
 fn same_levels(open: &Open, levels: &Arc<Levels>) -> Result<(), StoreError> {
+    drew_from(open.lease, &open.levels, levels)
+}
+
+/// A lease is moved where it drew, and nowhere else.
+pub(crate) fn drew_from(lease: LeaseId, drawn: &Arc<Levels>, levels: &Arc<Levels>) -> Result<(), StoreError> {
     let is_same = |levels: &Levels| {
         let subjects = levels.levels().iter().map(|level| &level.subject);
-        levels.names() == open.levels.names()
-            && subjects.eq(open.levels.levels().iter().map(|level| &level.subject))
+        levels.names() == drawn.names() && subjects.eq(drawn.levels().iter().map(|level| &level.subject))
     };
-    if Arc::ptr_eq(&open.levels, levels) || is_same(levels) {
+    if Arc::ptr_eq(drawn, levels) || is_same(levels) {
         return Ok(());
     }
-    Err(StoreError::Invalid { what: format!("the lease {} drew from other levels", open.lease) })
+    Err(StoreError::Invalid { what: format!("the lease {lease} drew from other levels") })
 }
 
 /// What goes back of a limit when all that is held returns.

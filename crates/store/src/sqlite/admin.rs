@@ -5,16 +5,17 @@ use std::collections::BTreeMap;
 use rusqlite::{Connection, OptionalExtension};
 use tidegate_core::limit::audit::{Change, Filed};
 use tidegate_core::limit::entity::Entity;
-use tidegate_core::limit::name::{EntityId, Subject};
+use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version};
 use tidegate_core::time::Stamp;
 
-use super::listing::{self, Key};
-use super::trouble::{Trouble, column, number};
+use super::listing;
+use super::trouble::Trouble;
 use super::work::Work;
 use crate::codec;
 use crate::error::StoreError;
 use crate::policies::{PolicyChange, check_actor, check_changes};
+use crate::tables::{Key, column, number, scope};
 
 /// Policies to be written or removed, and by whom.
 pub(super) struct Apply {
@@ -137,7 +138,7 @@ fn own_scopes(connection: &Connection, namespace: i64, id: &EntityId) -> Result<
     let mut scopes = Vec::new();
     while let Some(row) = rows.next()? {
         let (kind, resource): (i64, String) = (row.get(0)?, row.get(1)?);
-        scopes.push(listing::scope(kind, id.as_str(), &resource)?);
+        scopes.push(scope(kind, id.as_str(), &resource)?);
     }
     Ok(scopes)
 }
@@ -223,9 +224,4 @@ pub(super) fn namespace(connection: &Connection, name: &str) -> rusqlite::Result
     let make = "INSERT INTO namespaces (name) VALUES (?1) ON CONFLICT DO NOTHING";
     connection.prepare_cached(make)?.execute([name])?;
     find.query_row([name], |row| row.get(0))
-}
-
-/// A subject of two names from the file.
-pub(super) fn subject(entity: &str, resource: &str) -> Result<Subject, StoreError> {
-    Subject::new(entity, resource).map_err(|error| StoreError::Corrupt { what: error.to_string() })
 }

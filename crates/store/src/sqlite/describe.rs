@@ -8,7 +8,7 @@ use tidegate_core::limit::usage::Usage;
 
 use super::Sqlite;
 use super::admin::{self, Apply, Put, Remove};
-use super::listing::{self, WrittenPolicy};
+use super::listing;
 use super::retention;
 use super::work::Call;
 use crate::entities::Entities;
@@ -16,6 +16,7 @@ use crate::ledger::{AuditQuery, Ledger, Prune, UsageQuery};
 use crate::page::{Page, Paging};
 use crate::policies::{Listing, Policies, PolicyChange, Written};
 use crate::reply::Reply;
+use crate::tables::WrittenPolicy;
 
 impl Policies for Sqlite {
     fn read<'a>(&'a self, scopes: &'a [Scope]) -> Reply<'a, Written> {

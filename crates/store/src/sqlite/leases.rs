@@ -5,15 +5,16 @@ use std::sync::Arc;
 use foldhash::HashMap;
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use tidegate_core::limit::cascade::{Levels, Units};
-use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record};
+use tidegate_core::limit::lease::{Ended, LeaseId, Record};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
-use super::trouble::{Trouble, column, number};
+use super::trouble::Trouble;
 use crate::buckets::{Held, Standing};
 use crate::codec::{levels_from_text, levels_to_text};
 use crate::desk::{Book, Known, Open, Places};
 use crate::error::StoreError;
+use crate::tables::{self, column, ending, ending_number, stamp};
 
 /// Texts of levels that are remembered: mostly the same are drawn from again.
 const TEXTS_MAX: usize = 1_024;
@@ -214,11 +215,7 @@ impl Kept {
             return Err(StoreError::Corrupt { what });
         }
         let [drawn_at, stepped_at, deadline, on_expiry] = self.numbers;
-        let on_expiry = match on_expiry {
-            0 => OnExpiry::Settle,
-            1 => OnExpiry::Return,
-            other => return Err(StoreError::Corrupt { what: format!("it expires in the way {other}") }),
-        };
+        let on_expiry = tables::on_expiry(on_expiry)?;
         let times = (stamp(drawn_at)?, stamp(stepped_at)?, stamp(deadline)?);
         let record = Record::restored(self.step, held, times.0, times.1, times.2, on_expiry);
         let places = place(&levels);
@@ -269,11 +266,7 @@ fn write_ended(
         "INSERT INTO leases (namespace, id, step, how, ended_at, digest, drawn_at, stepped_at, deadline, on_expiry)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, 0, 0, 0)"
     };
-    let how = match ended.how {
-        Ending::Settled => 0,
-        Ending::Cancelled => 1,
-        Ending::Expired => 2,
-    };
+    let how = ending_number(ended.how);
     let (id, at) = (lease.number().to_be_bytes(), column(ended.at.as_micros()));
     let mut write = connection.prepare_cached(sql)?;
     write.execute((namespace, id, ended.step, how, at, ended.digest.cast_signed()))?;
@@ -287,19 +280,6 @@ fn text_of(texts: &mut HashMap<usize, (Arc<Levels>, Arc<str>)>, levels: &Arc<Lev
     let address = Arc::as_ptr(levels).addr();
     let make = || (Arc::clone(levels), levels_to_text(levels).into());
     Arc::clone(&texts.entry(address).or_insert_with(make).1)
-}
-
-fn ending(how: i64) -> Result<Ending, StoreError> {
-    match how {
-        0 => Ok(Ending::Settled),
-        1 => Ok(Ending::Cancelled),
-        2 => Ok(Ending::Expired),
-        other => Err(StoreError::Corrupt { what: format!("it ended in the way {other}") }),
-    }
-}
-
-fn stamp(column: i64) -> Result<Stamp, StoreError> {
-    Ok(Stamp::from_micros(number(column, "a time")?))
 }
 
 /// What is held of each limit, `-` where it takes no part: `12,-,500`.
@@ -342,7 +322,5 @@ mod tests {
             let error = held_from_text(bad).unwrap_err();
             assert!(matches!(error, StoreError::Corrupt { .. }), "{bad}");
         }
-        assert!(ending(3).is_err());
-        assert!(stamp(-1).is_err());
     }
 }

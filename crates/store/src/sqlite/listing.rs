@@ -1,19 +1,17 @@
 //! Reading: balances, buckets, policies, entities, usage and audit, in pages.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use tidegate_core::limit::audit::{Entry, Filed};
 use tidegate_core::limit::entity::{Entity, LEVELS_MAX};
 use tidegate_core::limit::name::{EntityId, LimitName, ResourceName};
-use tidegate_core::limit::policy::{Policy, Scope, Version, Versioned};
+use tidegate_core::limit::policy::{Scope, Version, Versioned};
 use tidegate_core::limit::usage::{Tally, Usage};
 use tidegate_core::time::Stamp;
 
-use super::admin::subject;
 use super::rows;
-use super::trouble::{Trouble, column, number};
+use super::trouble::Trouble;
 use crate::buckets::{Bucket, Lookup};
 use crate::codec;
 use crate::cursor::{
@@ -23,41 +21,7 @@ use crate::error::StoreError;
 use crate::ledger::{AuditQuery, UsageOf, UsageQuery};
 use crate::page::{Page, Paging};
 use crate::policies::{Listing, Written};
-
-/// A policy as it was written.
-pub(super) type WrittenPolicy = Versioned<Arc<Policy>>;
-
-/// A scope as the table of policies has it.
-pub(super) struct Key<'a> {
-    pub(super) kind: i64,
-    pub(super) entity: &'a str,
-    pub(super) resource: &'a str,
-}
-
-impl<'a> Key<'a> {
-    pub(super) fn of(scope: &'a Scope) -> Self {
-        let kind = match scope {
-            Scope::System => 0,
-            Scope::Resource(_) => 1,
-            Scope::Entity(_) => 2,
-            Scope::Subject(_) => 3,
-        };
-        let entity = scope.entity().map_or("", EntityId::as_str);
-        let resource = scope.resource().map_or("", ResourceName::as_str);
-        Self { kind, entity, resource }
-    }
-}
-
-pub(super) fn scope(kind: i64, entity: &str, resource: &str) -> Result<Scope, StoreError> {
-    let corrupt = |error: &dyn std::error::Error| StoreError::Corrupt { what: format!("a policy: {error}") };
-    match kind {
-        0 => Ok(Scope::System),
-        1 => Ok(Scope::Resource(ResourceName::new(resource).map_err(|error| corrupt(&error))?)),
-        2 => Ok(Scope::Entity(EntityId::new(entity).map_err(|error| corrupt(&error))?)),
-        3 => Ok(Scope::Subject(subject(entity, resource)?)),
-        other => Err(StoreError::Corrupt { what: format!("a policy of the kind {other}") }),
-    }
-}
+use crate::tables::{Key, WrittenPolicy, column, more_than, number, scope, subject, written_policy};
 
 pub(super) fn version(connection: &Connection, namespace: i64) -> Result<Version, Trouble> {
     let mut read = connection.prepare_cached("SELECT version FROM namespaces WHERE id = ?1")?;
@@ -78,11 +42,6 @@ pub(super) fn policy(
     let found: Option<(i64, String)> =
         read.query_row(key, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     Ok(found.map(|(version, body)| written_policy(version, &body)).transpose()?)
-}
-
-fn written_policy(version: i64, body: &str) -> Result<WrittenPolicy, StoreError> {
-    let version = Version::new(number(version, "the version of a policy")?);
-    Ok(Versioned { version, value: Arc::new(codec::policy_from_text(body)?) })
 }
 
 pub(super) fn read(connection: &Connection, namespace: i64, scopes: &[Scope]) -> Result<Written, Trouble> {
@@ -361,9 +320,4 @@ pub(super) fn is_any_due(connection: &Connection, namespace: i64, now: Stamp) ->
         "SELECT EXISTS (SELECT 1 FROM leases WHERE namespace = ?1 AND how IS NULL AND deadline <= ?2)",
     )?;
     Ok(due.query_row((namespace, column(now.as_micros())), |row| row.get(0))?)
-}
-
-/// One more than a page holds, to see whether there are more.
-pub(super) fn more_than(paging: &Paging) -> i64 {
-    column(paging.max() as u64 + 1)
 }

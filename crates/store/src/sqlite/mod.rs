@@ -9,6 +9,7 @@ mod admin;
 mod describe;
 mod file;
 mod leases;
+mod lifecycle;
 mod listing;
 mod options;
 mod queue;

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 use rusqlite::{Connection, MAIN_DB, OpenFlags};
-use tidegate_core::limit::name::Namespace;
 use tidegate_core::random::Random;
 use tokio::sync::{oneshot, watch};
 
@@ -19,17 +18,19 @@ use super::reader::Readers;
 use super::schema;
 use super::syncer::{Syncer, log_of};
 use super::times::Times;
-use super::trouble::{Trouble, column, is_busy, of_file};
+use super::trouble::{Trouble, is_busy, of_file};
 use super::writer::{BATCH_MAX, Counters, Writer};
 use super::{Inner, Sqlite};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
+use crate::lifecycle::namespace;
 use crate::retention::Retention;
+use crate::tables::column;
 
 /// Calls that wait for the writer at most.
 const WAITING_MAX: usize = 1 << 16;
 /// How long another process may hold the file while it is opened: it may be bringing it up to date.
-const OPENED_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const OPENED_WITHIN: Duration = Duration::from_secs(10);
 /// Statements that a connection keeps prepared.
 pub(super) const STATEMENTS_MAX: usize = 64;
 /// What the log may leave lying on the disk, in bytes.
@@ -65,11 +66,11 @@ pub enum Durable {
 #[must_use = "options do nothing until they are opened"]
 pub struct SqliteOptions {
     /// None is memory.
-    path: Option<PathBuf>,
-    durable: Durable,
+    pub(super) path: Option<PathBuf>,
+    pub(super) durable: Durable,
     retention: Retention,
-    namespace: String,
-    size_max: Option<u64>,
+    pub(super) namespace: String,
+    pub(super) size_max: Option<u64>,
     batch_max: usize,
     clock: Arc<dyn WallClock>,
 }
@@ -144,12 +145,7 @@ impl SqliteOptions {
     /// # Cancel safety
     /// Dropping the future leaves a file that is whole, and perhaps new.
     pub async fn open(self) -> Result<Sqlite, StoreError> {
-        let name = &self.namespace;
-        Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
-        if let Some(bytes) = self.size_max.filter(|bytes| *bytes < SIZE_MIN) {
-            let what = format!("a size_max of {bytes} bytes, less than {SIZE_MIN}");
-            return Err(StoreError::Invalid { what });
-        }
+        self.check()?;
         let (opened, answer) = oneshot::channel();
         let start = move || self.run(opened);
         let no_thread = |error: std::io::Error| StoreError::unavailable(format!("no thread: {error}"));
@@ -157,6 +153,15 @@ impl SqliteOptions {
         answer
             .await
             .unwrap_or_else(|_| Err(StoreError::unavailable("the thread that opens the file panicked")))
+    }
+
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        namespace(&self.namespace)?;
+        if let Some(bytes) = self.size_max.filter(|bytes| *bytes < SIZE_MIN) {
+            let what = format!("a size_max of {bytes} bytes, less than {SIZE_MIN}");
+            return Err(StoreError::Invalid { what });
+        }
+        Ok(())
     }
 
     /// Opens it on the thread that is going to write.
@@ -222,7 +227,7 @@ impl SqliteOptions {
         Ok((writer, Sqlite { inner: Arc::new(inner), namespace }))
     }
 
-    fn connect(&self, path: Option<&Path>, place: &str) -> Result<Connection, StoreError> {
+    pub(super) fn connect(&self, path: Option<&Path>, place: &str) -> Result<Connection, StoreError> {
         let of_place = |error: rusqlite::Error| of_file(place, &error);
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
@@ -302,7 +307,7 @@ fn check_log(path: &Path) -> Result<(), StoreError> {
 }
 
 /// The file that a name leads to, wherever the program goes afterwards.
-fn real(path: &Path) -> std::io::Result<PathBuf> {
+pub(super) fn real(path: &Path) -> std::io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|_| std::path::absolute(path))
 }
 

@@ -1,11 +1,9 @@
 //! What is too old to be kept, forgotten little by little.
 
-use tidegate_core::limit::usage::Window;
-use tidegate_core::time::Stamp;
-
-use super::trouble::{Trouble, column};
+use super::trouble::Trouble;
 use super::work::Work;
 use crate::ledger::Prune;
+use crate::tables::{column, ended_by};
 
 /// Lines of a kind that are forgotten at a time: whoever waits for the transaction does not notice.
 const LINES_MAX: i64 = 500;
@@ -59,9 +57,4 @@ pub(super) fn prune(
         }
     };
     Ok(forgotten as u64)
-}
-
-/// Windows that begin before this have ended by `before`.
-fn ended_by(window: Window, before: Stamp) -> i64 {
-    column(window.around(before).start.as_micros())
 }

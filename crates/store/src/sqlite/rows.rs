@@ -1,20 +1,14 @@
 //! Limits and usage as rows of tables.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use rusqlite::{Connection, Row as Columns, named_params};
-use tidegate_core::bucket::{Bucket, Shape, Span};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::LimitName;
-use tidegate_core::limit::policy::Version;
-use tidegate_core::limit::rule::Rule;
 use tidegate_core::limit::usage::{Window, Windows};
 use tidegate_core::time::Stamp;
 
-use super::trouble::{Trouble, column, number};
+use super::trouble::Trouble;
 use crate::desk::shelf::Row;
-use crate::error::StoreError;
+use crate::tables::{MeterRow, column, shape_columns};
 
 /// Every limit of a subject.
 pub(super) fn meters_of(connection: &Connection, subject: i64) -> Result<Vec<Meter>, Trouble> {
@@ -31,26 +25,10 @@ pub(super) fn meters_of(connection: &Connection, subject: i64) -> Result<Vec<Met
 
 fn meter(columns: &Columns<'_>) -> Result<Meter, Trouble> {
     let row: String = columns.get(0)?;
-    let what = || format!("the limit `{row}`");
-    let read = |place: usize| -> Result<u64, Trouble> { Ok(number(columns.get(place)?, &what())?) };
-    // What stands behind `~` is the shape of a limit that was given with a call; no name holds one.
-    let (name, is_of_call) = row.split_once('~').map_or((row.as_str(), false), |(name, _)| (name, true));
-    let corrupt = |why: String| StoreError::Corrupt { what: format!("the limit `{row}`: {why}") };
-    let name = LimitName::new(name).map_err(|error| corrupt(error.to_string()))?;
-    let (amount, period, burst) = (read(1)?, Duration::from_micros(read(2)?), read(3)?);
-    let shape = Shape::new(amount, period, burst).map_err(|error| corrupt(error.to_string()))?;
-    // A debt of ages is a time beyond what a column holds as a number above zero; all its bits are kept.
-    let full_at = Span { whole: columns.get::<_, i64>(4)?.cast_unsigned(), part: read(5)? };
-    if full_at.part >= amount {
-        return Err(corrupt(format!("{} parts of {amount}", full_at.part)).into());
-    }
-    let rule = Rule::stored(name, shape);
-    let rule = if is_of_call { rule.of_call() } else { rule };
-    if rule.row() != row {
-        return Err(corrupt(format!("its shape is that of `{}`", rule.row())).into());
-    }
-    let (version, consumed) = (Version::new(read(6)?), columns.get(7)?);
-    Ok(Meter::restored(Bucket::from_full_at(full_at), Arc::new(rule), version, consumed))
+    let shape = [columns.get(1)?, columns.get(2)?, columns.get(3)?];
+    let (full_at, part) = (columns.get(4)?, columns.get(5)?);
+    let (version, consumed) = (columns.get(6)?, columns.get(7)?);
+    Ok(MeterRow { row: &row, shape, full_at, part, version, consumed }.meter()?)
 }
 
 /// Writes the limits of a subject that are not as they were `written`.
@@ -88,13 +66,13 @@ fn write_meter(connection: &Connection, subject: i64, meter: &Meter) -> rusqlite
          ON CONFLICT (subject, row) DO UPDATE SET amount = :amount, period = :period, burst = :burst,
              full_at = :full_at, part = :part, version = :version, consumed = :consumed",
     )?;
-    let (shape, full_at) = (meter.rule().shape(), meter.bucket().full_at());
+    let ([amount, period, burst], full_at) = (shape_columns(meter.rule().shape()), meter.bucket().full_at());
     write.execute(named_params! {
         ":subject": subject,
         ":row": meter.rule().row(),
-        ":amount": column(shape.amount()),
-        ":period": column(u64::try_from(shape.period().as_micros()).unwrap_or(u64::MAX)),
-        ":burst": column(shape.burst()),
+        ":amount": amount,
+        ":period": period,
+        ":burst": burst,
         ":full_at": full_at.whole.cast_signed(),
         ":part": column(full_at.part),
         ":version": column(meter.version().number()),

@@ -1,12 +1,13 @@
 //! The tables, and how a file comes to have them.
 //!
 //! A file tells that it is ours by its application id, and how far it has come by its user version. An older file is
-//! brought up to date in one transaction when it is opened; a newer one is refused.
+//! brought up to date in one transaction, when it is opened or when somebody asks for that; a newer one is refused.
 
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use super::trouble::{Trouble, of_file};
 use crate::error::StoreError;
+use crate::lifecycle::other_version;
 
 /// "tide" in ASCII.
 const APPLICATION: i64 = 0x7469_6465;
@@ -88,7 +89,7 @@ const MIGRATIONS: [&str; 3] = [
 ];
 
 /// The version of a file that is up to date.
-const CURRENT: i64 = 3;
+pub(super) const CURRENT: i64 = 3;
 
 /// Whether a file may be written to: one of another program, or of a newer version, is left as it is.
 pub(super) fn check(connection: &Connection, place: &str) -> Result<(), Trouble> {
@@ -100,8 +101,15 @@ pub(super) fn check(connection: &Connection, place: &str) -> Result<(), Trouble>
 pub(super) fn newer(connection: &Connection, place: &str) -> rusqlite::Result<Option<String>> {
     let (_, version) = read(connection)?;
     let what =
-        || format!("`{place}` has schema version {version}, newer than {CURRENT}: use a newer tidegate");
+        || other_version(&format!("`{place}`"), version.unsigned_abs(), CURRENT.unsigned_abs()).to_string();
     Ok((version > CURRENT).then(what))
+}
+
+/// The version that a file has come to, zero where nothing is in it, or why it may not be used. As of one moment.
+pub(super) fn version(connection: &Connection, place: &str) -> Result<u64, Trouble> {
+    let moment = connection.unchecked_transaction()?;
+    check_within(&moment, place)?;
+    Ok(read(&moment)?.1.unsigned_abs())
 }
 
 fn check_within(connection: &Connection, place: &str) -> Result<(), Trouble> {
@@ -122,15 +130,15 @@ fn check_within(connection: &Connection, place: &str) -> Result<(), Trouble> {
     }
 }
 
-/// Brings a file up to date, or says why it cannot be.
-pub(super) fn prepare(connection: &mut Connection, place: &str) -> Result<(), StoreError> {
+/// Brings a file up to date, or says why it cannot be. Answers the version that it had.
+pub(super) fn prepare(connection: &mut Connection, place: &str) -> Result<u64, StoreError> {
     if read(connection).map_err(|error| of_file(place, &error))? == (APPLICATION, CURRENT) {
-        return Ok(());
+        return Ok(CURRENT.unsigned_abs());
     }
     migrate(connection, place).map_err(|trouble| trouble.into_error(place))
 }
 
-fn migrate(connection: &mut Connection, place: &str) -> Result<(), Trouble> {
+fn migrate(connection: &mut Connection, place: &str) -> Result<u64, Trouble> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Asked again within the transaction: another process may have been faster.
     check_within(&transaction, place)?;
@@ -141,7 +149,7 @@ fn migrate(connection: &mut Connection, place: &str) -> Result<(), Trouble> {
     transaction.pragma_update(None, "application_id", APPLICATION)?;
     transaction.pragma_update(None, "user_version", CURRENT)?;
     transaction.commit()?;
-    Ok(())
+    Ok(version.unsigned_abs())
 }
 
 fn read(connection: &Connection) -> rusqlite::Result<(i64, i64)> {
@@ -165,13 +173,13 @@ mod tests {
         connection.pragma_update(None, "application_id", APPLICATION).unwrap();
         connection.pragma_update(None, "user_version", 1).unwrap();
         connection.execute("INSERT INTO usage VALUES (1, 'rpm', 0, 3600, 7, 7, 1)", []).unwrap();
-        prepare(&mut connection, "old.db").unwrap();
+        assert_eq!(prepare(&mut connection, "old.db").unwrap(), 1);
         assert_eq!(read(&connection).unwrap(), (APPLICATION, CURRENT));
         let units: i64 = connection
             .query_row("SELECT units FROM usage INDEXED BY usage_by_age WHERE span = 0", [], |row| row.get(0))
             .unwrap();
         assert_eq!(units, 7);
-        prepare(&mut connection, "old.db").unwrap();
+        assert_eq!(prepare(&mut connection, "old.db").unwrap(), CURRENT.unsigned_abs());
     }
 
     #[test]

@@ -15,11 +15,12 @@ use tidegate_core::time::Stamp;
 
 use super::leases::Leases;
 use super::rows;
-use super::trouble::{Trouble, column};
+use super::trouble::Trouble;
 use crate::desk::shelf::Row;
 use crate::desk::{Book, Desk, Known, Place, Places, Reach, Room, Shelf, check_levels, hash_subject};
 use crate::error::StoreError;
 use crate::store::Swept;
+use crate::tables::column;
 
 /// Leases a transaction ends in passing whose deadline has passed, and forgets that ended long ago; twice as many as it
 /// has calls, where that is more.

@@ -7,8 +7,7 @@ use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 
 use super::Sqlite;
 use super::admin::Log;
-use super::listing::more_than;
-use super::trouble::{Trouble, column, number};
+use super::trouble::Trouble;
 use super::work::{Call, Work};
 use crate::codec;
 use crate::cursor::{parse_token, token_cursor};
@@ -16,6 +15,7 @@ use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::policies::check_actor;
 use crate::reply::Reply;
+use crate::tables::{column, more_than, number};
 use crate::tokens::{Tokens, is_anothers, is_taken, is_to_be_revoked};
 
 /// A token to be made, and by whom.

@@ -96,13 +96,3 @@ pub(super) fn of_file(place: &str, error: &rusqlite::Error) -> StoreError {
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
-
-/// A number as a column holds it. No number of ours comes near the bound; one that did would stop at it.
-pub(super) fn column(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// A column that holds no number below zero.
-pub(super) fn number(column: i64, what: &str) -> Result<u64, StoreError> {
-    u64::try_from(column).map_err(|_| StoreError::Corrupt { what: format!("{what} is {column}, below zero") })
-}

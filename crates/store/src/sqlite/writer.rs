@@ -23,10 +23,11 @@ use super::schema;
 use super::space::Space;
 use super::syncer::Syncer;
 use super::times::Times;
-use super::trouble::{Fault, Trouble, column, is_busy};
+use super::trouble::{Fault, Trouble, is_busy};
 use super::work::{Asked, Work};
 use crate::clock::WallClock;
 use crate::retention::Retention;
+use crate::tables::column;
 
 /// Calls in one transaction.
 pub(super) const BATCH_MAX: usize = 512;

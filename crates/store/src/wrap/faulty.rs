@@ -20,9 +20,9 @@ use tidegate_core::random::Random;
 use super::plan::{Fate, Faults, InvalidPlan, Plan};
 use crate::sync::lock;
 use crate::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
-    Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
+    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
+    Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen,
+    Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
 };
 
 /// A call may take so long before the engine counts as away.
@@ -401,5 +401,13 @@ impl<S: Store> Store for Faulty<S> {
 
     fn close(&self) -> Reply<'_, ()> {
         self.store.close()
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        self.store.changes()
+    }
+
+    fn caution(&self) -> Option<String> {
+        self.store.caution()
     }
 }

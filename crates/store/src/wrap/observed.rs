@@ -19,9 +19,9 @@ use tidegate_core::limit::usage::Usage;
 use super::verb::{Calls, Counter, Verb};
 use crate::sync::lock;
 use crate::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
-    Standing, Store, Swept, Tokens, UsageQuery, Written,
+    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
+    Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen,
+    Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 use log::Log;
 
@@ -265,5 +265,13 @@ impl<S: Store> Store for Observed<S> {
 
     fn close(&self) -> Reply<'_, ()> {
         self.store.close()
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        self.store.changes()
+    }
+
+    fn caution(&self) -> Option<String> {
+        self.store.caution()
     }
 }

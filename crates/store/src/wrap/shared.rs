@@ -11,9 +11,9 @@ use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 
 use crate::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
-    Standing, Store, Swept, Tokens, UsageQuery, Written,
+    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
+    Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen,
+    Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 
 impl<S: Store + ?Sized> Buckets for Arc<S> {
@@ -162,5 +162,13 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn close(&self) -> Reply<'_, ()> {
         (**self).close()
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        (**self).changes()
+    }
+
+    fn caution(&self) -> Option<String> {
+        (**self).caution()
     }
 }

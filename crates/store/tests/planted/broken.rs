@@ -16,9 +16,9 @@ use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Prune, Readings, Renew, Renewed,
-    Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
+    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
+    Ledger, Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Prune, Readings, Renew,
+    Renewed, Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
 };
 
 /// Which promise is broken.
@@ -442,5 +442,9 @@ impl Store for Broken {
 
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
         self.store.sweep(max)
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        self.store.changes()
     }
 }

@@ -6,10 +6,15 @@ mod durable;
 mod files;
 mod forgets;
 mod gone;
+#[path = "../engine_kit/held.rs"]
+mod held;
 mod kit;
+mod lifecycle;
 mod like_memory;
 mod panics;
 mod retention;
 mod tampered;
 mod together;
 mod tokens;
+
+use kit::words;

@@ -11,9 +11,9 @@ use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 use tidegate_store::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
-    Sqlite, SqliteOptions, Standing, Store, Swept, Tokens, UsageQuery, Written,
+    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
+    Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen,
+    Settle, Sqlite, SqliteOptions, Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 
 #[derive(Debug)]
@@ -185,5 +185,9 @@ impl Store for Turns {
 
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
         self.next().sweep(max)
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        self.next().changes()
     }
 }

@@ -187,7 +187,7 @@ impl LimiterBuilder {
             is_immediate: capabilities.is_immediate,
             guard: Guard::new(store_deadline, &listeners),
             policies: PolicyCache::new(self.cache_ttl, self.cache_max),
-            turns: Turns::new(self.waiters_max),
+            turns: Turns::new(self.waiters_max, self.store.changes()),
             lines: Lines::default(),
             settler: Settler::new(self.settler_max),
             listeners,
@@ -200,6 +200,7 @@ impl LimiterBuilder {
             counters: Counters::default(),
             asking: AtomicUsize::new(0),
             told: AtomicU64::new(0),
+            changes: self.store.changes(),
             store: self.store,
         };
         Ok(Limiter { shared: Arc::new(shared) })

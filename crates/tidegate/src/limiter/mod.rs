@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::Policy;
-use tidegate_store::{Memory, Store};
+use tidegate_store::{Changes, Memory, Store};
 use tokio::sync::Notify;
 
 pub use acquire::SubjectRef;
@@ -80,6 +80,8 @@ pub struct Limiter {
 /// What all clones, and all leases, share.
 struct Shared {
     store: Arc<dyn Store>,
+    /// What the store announces of changes.
+    changes: Option<Changes>,
     /// The store answers at once: no deadline, no breaker, nothing in the background.
     is_immediate: bool,
     guard: Guard,

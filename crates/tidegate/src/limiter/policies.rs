@@ -153,6 +153,16 @@ impl PolicyCache {
         self.seen.fetch_max(version.number(), Ordering::Relaxed) < version.number()
     }
 
+    /// The store says that it is at this version; `seen` was the newest when it was asked. A store that was restored to an earlier
+    /// state knows no newer one any more, but one that somebody has seen since it was asked is newer all the same.
+    fn is_at(&self, version: Version, seen: u64) {
+        if version.number() < seen {
+            let at = version.number();
+            // Whoever was faster knows better.
+            let _ = self.seen.compare_exchange(seen, at, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
     fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
@@ -269,11 +279,19 @@ impl Shared {
         let fresh = if self.is_immediate {
             Fresh::At(self.store.version().await.map_err(LimitError::Store)?)
         } else {
+            self.hear_of_changes();
             Fresh::By(Instant::now())
         };
         match cache.fresh(hash, asked, fresh) {
             Some(levels) => Ok((levels, None)),
             None => self.load(hash, asked, fresh).await,
+        }
+    }
+
+    /// Takes in what the store has announced.
+    fn hear_of_changes(&self) {
+        if let Some(changes) = &self.changes {
+            self.policies.saw(changes.newest());
         }
     }
 
@@ -299,10 +317,10 @@ impl Shared {
 
     async fn read_levels(&self, entry: &Entry) -> Result<Loaded, LimitError> {
         let cache = &self.policies;
+        let seen = cache.seen.load(Ordering::Relaxed);
         // Asked for first: whatever is read later may be newer, and is then found stale, never the reverse.
         let version = self.ask(self.store.version()).await?;
-        // A store that was restored to an earlier state knows no newer version any more.
-        cache.seen.fetch_min(version.number(), Ordering::Relaxed);
+        cache.is_at(version, seen);
         if let Some(Before { levels, epoch }) = &entry.before
             && *epoch == entry.epoch
             && levels.version() == version
@@ -382,5 +400,28 @@ impl Limiter {
         self.shared.policies.epoch.fetch_add(1, Ordering::SeqCst);
         // Whoever waits may be let in by what is written now.
         self.shared.turns.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_was_overtaken_does_not_hide_a_newer_version() {
+        let cache = PolicyCache::new(Duration::from_mins(1), 64);
+        let seen = || cache.seen.load(Ordering::Relaxed);
+        cache.saw(Version::new(5));
+        // Asked at 5, and answered with that after somebody's draw was decided by 6.
+        cache.saw(Version::new(6));
+        cache.is_at(Version::new(5), 5);
+        assert_eq!(seen(), 6);
+        // The store was restored to an earlier state.
+        cache.is_at(Version::new(3), 6);
+        assert_eq!(seen(), 3);
+        // And has gone on from there meanwhile.
+        cache.saw(Version::new(4));
+        cache.is_at(Version::new(2), 3);
+        assert_eq!(seen(), 4);
     }
 }

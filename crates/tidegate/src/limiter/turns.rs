@@ -1,7 +1,7 @@
 //! Whose turn it is: callers that wait for the same subject draw one at a time, in the order they came.
 //!
 //! Only the first of a line asks the store. It sleeps until the time that a refusal named, or until a lease of
-//! this process gives something back to what it waits for. Several lines may wait for the same, an organisation's
+//! this process gives something back to what it waits for, or the store announces another policy. Several lines may wait for the same, an organisation's
 //! bucket, and what comes back may be too little for one and enough for another: the first of each of them asks. A
 //! refusal gives nothing back, so that those who are refused do not wake each other.
 
@@ -14,6 +14,7 @@ use std::task::Poll;
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::name::Subject;
+use tidegate_store::Changes;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -31,6 +32,8 @@ pub(crate) struct Turns {
     is_closed: AtomicBool,
     /// Returns that were told of while somebody waited, and calls to everybody.
     returns: AtomicU64,
+    /// What the store announces of changes.
+    changes: Option<Changes>,
 }
 
 /// Those who wait for one subject.
@@ -73,6 +76,8 @@ pub(crate) struct Watch<'a> {
     turns: &'a Turns,
     subject: Subject,
     returned: watch::Receiver<()>,
+    /// Whoever is stuck may be let in by another policy.
+    changes: Option<Changes>,
 }
 
 /// One to whom returns matter.
@@ -95,8 +100,9 @@ pub(crate) enum NoTurn {
 }
 
 impl Turns {
-    pub(crate) fn new(waiters_max: usize) -> Self {
+    pub(crate) fn new(waiters_max: usize, changes: Option<Changes>) -> Self {
         Self {
+            changes,
             lines: Mutex::default(),
             stuck: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -107,9 +113,11 @@ impl Turns {
         }
     }
 
-    /// Returns so far: one that is refused and finds more of them than before it asked may ask again.
+    /// Returns so far, and changes of policies that were announced: one that is refused and finds another number than
+    /// before it asked may ask again.
     pub(crate) fn returns(&self) -> u64 {
-        self.returns.load(Ordering::SeqCst)
+        let announced = self.changes.as_ref().map_or(0, |changes| changes.newest().number());
+        self.returns.load(Ordering::SeqCst).wrapping_add(announced)
     }
 
     /// Everybody who is first asks again.
@@ -172,7 +180,8 @@ impl Turns {
             .entry(subject.clone())
             .or_insert_with(|| Stuck { returned: Arc::new(watch::Sender::new(())), watching: 0 });
         place.watching += 1;
-        Watch { turns: self, subject: subject.clone(), returned: place.returned.subscribe() }
+        let (returned, changes) = (place.returned.subscribe(), self.changes.as_ref().map(Changes::from_now));
+        Watch { turns: self, subject: subject.clone(), returned, changes }
     }
 
     /// A lease gave something back to these levels: the first of every line that waits for one of them asks again. How much
@@ -269,11 +278,27 @@ impl Watch<'_> {
         self.subject == *subject
     }
 
-    /// The next return, for one who waits for other things too. What returned since the last one counts.
+    /// The next return, or change that is announced, for one who waits for other things too. What came since the last one
+    /// counts.
     pub(crate) async fn returned(&mut self) {
-        if self.returned.changed().await.is_err() {
-            unreachable!("its place is kept while somebody watches");
-        }
+        let Self { returned, changes, .. } = self;
+        let changed = async {
+            match changes {
+                Some(changes) => changes.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        let returned = async {
+            if returned.changed().await.is_err() {
+                unreachable!("its place is kept while somebody watches");
+            }
+        };
+        let (mut returned, mut changed) = (pin!(returned), pin!(changed));
+        poll_fn(|context| match returned.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => changed.as_mut().poll(context),
+        })
+        .await;
     }
 
     /// Waits for a return, at most until `until`.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tidegate::store::wrap::Verb;
 use tidegate::store::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Draw, Drawn, Entities, Extend, Ledger,
-    Listing, Lookup, Moved, Page, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
+    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
+    Ledger, Listing, Lookup, Moved, Page, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle,
     Standing, Swept, Tokens, Written,
 };
 use tidegate::{
@@ -50,6 +50,8 @@ pub(crate) struct Hooked {
     hook: Box<Hook>,
     /// It answers at once: a hook can only pass or fail, before the call.
     is_immediate: bool,
+    /// What is announced of changes, if anything is.
+    changes: Option<Changes>,
 }
 
 impl Hooked {
@@ -57,7 +59,7 @@ impl Hooked {
         store: &Memory,
         hook: impl Fn(Verb, Moment) -> Act + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { store: store.clone(), hook: Box::new(hook), is_immediate: false })
+        Arc::new(Self { store: store.clone(), hook: Box::new(hook), is_immediate: false, changes: None })
     }
 
     /// The same in this process.
@@ -65,7 +67,13 @@ impl Hooked {
         store: &Memory,
         hook: impl Fn(Verb, Moment) -> Act + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { store: store.clone(), hook: Box::new(hook), is_immediate: true })
+        Arc::new(Self { store: store.clone(), hook: Box::new(hook), is_immediate: true, changes: None })
+    }
+
+    /// A network over which nothing goes wrong, and changes are announced.
+    pub(crate) fn announcing(store: &Memory, changes: Changes) -> Arc<Self> {
+        let hook = Box::new(|_, _| Act::Pass);
+        Arc::new(Self { store: store.clone(), hook, is_immediate: false, changes: Some(changes) })
     }
 
     async fn meet(&self, verb: Verb, moment: Moment) -> Result<(), StoreError> {
@@ -253,5 +261,9 @@ impl Store for Hooked {
 
     fn sweep(&self, max: usize) -> Reply<'_, Swept> {
         self.call(Verb::Sweep, move || self.store.sweep(max))
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        self.changes.clone()
     }
 }

@@ -1,0 +1,26 @@
+//! Stores over servers, against what one would write by hand on the same server: `cargo xtask bench engines`.
+//!
+//! The servers are those that `cargo xtask engines` starts; it says where they are.
+
+mod load;
+mod postgres;
+mod redis;
+
+use anyhow::Result;
+use clap::Parser;
+use tidegate_bench::{Case, Options};
+
+const CASES: [Case; 3] =
+    [("postgres_spread", postgres::spread), ("postgres_hot", postgres::hot), ("redis", redis::rows)];
+
+/// Measures stores over servers.
+#[derive(Debug, Parser)]
+#[command(name = "engines")]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn main() -> Result<()> {
+    tidegate_bench::run("engines", &CASES, &Arguments::parse().options)
+}

@@ -1,0 +1,50 @@
+//! `tidegate store` on Redis.
+
+mod kit;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use kit::Shop;
+use kit::engine::{address, unique};
+use kit::life::{Life, Older};
+
+/// Says something to the server from outside, as another program could.
+fn tell(url: &str, command: &str) {
+    let server = url.trim_start_matches("redis://");
+    let mut stream = TcpStream::connect(server).expect("the server is there");
+    stream.write_all(format!("{command}\r\n").as_bytes()).expect("it reads");
+    let mut answer = [0];
+    stream.read_exact(&mut answer).expect("it answers");
+    assert_eq!(answer, *b":", "{command}");
+}
+
+#[test]
+fn a_namespace_on_redis_is_made_looked_at_refused_while_it_is_older_and_upgraded() {
+    let (server, name) = (address("TIDEGATE_TEST_REDIS"), unique("life"));
+    let url = format!("{server}?namespace={name}");
+    let life = Life { shop: Shop::new(), url, wanted: 2, older: Older::Refused };
+    life.walk(|| {
+        tell(&server, &format!("HSET tidegate:{{{name}}}:meta schema 1"));
+        tell(&server, &format!("SREM tidegate:namespaces {name}"));
+    });
+    let (_, checked) = life.json("store check");
+    let settings =
+        checked["settings"].as_array().unwrap().iter().map(|setting| setting["name"].as_str().unwrap());
+    assert_eq!(
+        settings.collect::<Vec<_>>(),
+        ["maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save"]
+    );
+    assert!(checked["server"].as_str().unwrap().starts_with("Redis "));
+    assert!(checked["clock"]["ahead"].as_f64().unwrap().abs() <= 1.0, "it is the same machine");
+
+    tell(&server, &format!("HSET tidegate:{{{name}}}:meta schema 99"));
+    for line in ["store init", "store check", "store upgrade", "balance acme gpt"] {
+        let run = life.run(line);
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
+        assert!(
+            run.stderr.ends_with(" has schema version 99, newer than 2: use a newer tidegate\n"),
+            "{run:?}"
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! One step of one lease on its way to the server, and what the server says of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use foldhash::HashMap;
+use smallvec::SmallVec;
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::lease::{Ending, LeaseId};
+use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::time::Stamp;
+use tokio::sync::oneshot;
+
+use crate::buckets::{Adjust, Cancel, Draw, Extend, Readings, Renew, Settle};
+use crate::codec::levels_to_text;
+use crate::error::StoreError;
+use crate::tables::column;
+
+/// Levels that are remembered as text: mostly the same are drawn from again.
+const TEXTS_MAX: usize = 4_096;
+
+/// Which step; the numbers are the function's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Draw = 0,
+    Spend = 1,
+    Extend = 2,
+    Adjust = 3,
+    Renew = 4,
+    Settle = 5,
+    Cancel = 6,
+    Expire = 7,
+}
+
+/// Units, or changes, per limit name.
+pub(super) type Numbers = SmallVec<[Option<i64>; 2]>;
+
+/// A step of a lease.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    pub(super) kind: Kind,
+    pub(super) lease: LeaseId,
+    pub(super) step: u32,
+    pub(super) levels: Arc<Levels>,
+    pub(super) numbers: Numbers,
+    /// How long until its deadline, in microseconds.
+    pub(super) span: i64,
+    pub(super) on_expiry: OnExpiry,
+    pub(super) is_watched: bool,
+    pub(super) digest: u64,
+}
+
+impl Call {
+    fn new(kind: Kind, lease: LeaseId, step: u32, levels: &Arc<Levels>, numbers: Numbers) -> Self {
+        Self {
+            kind,
+            lease,
+            step,
+            levels: Arc::clone(levels),
+            numbers,
+            span: 0,
+            on_expiry: OnExpiry::Settle,
+            is_watched: false,
+            digest: 0,
+        }
+    }
+
+    pub(super) fn draw(kind: Kind, draw: &Draw) -> Self {
+        let Draw { lease, levels, units, terms, is_watched } = draw;
+        Self {
+            span: micros(terms.deadline),
+            on_expiry: terms.on_expiry,
+            is_watched: *is_watched,
+            digest: levels.digest(units),
+            ..Self::new(kind, *lease, 0, levels, numbers(units))
+        }
+    }
+
+    pub(super) fn extend(extend: &Extend) -> Self {
+        let Extend { lease, step, levels, units } = extend;
+        Self { is_watched: true, ..Self::new(Kind::Extend, *lease, *step, levels, numbers(units)) }
+    }
+
+    pub(super) fn adjust(adjust: &Adjust) -> Self {
+        let Adjust { lease, step, levels, deltas } = adjust;
+        let numbers = deltas.iter().copied().collect();
+        Self { is_watched: true, ..Self::new(Kind::Adjust, *lease, *step, levels, numbers) }
+    }
+
+    pub(super) fn renew(renew: &Renew) -> Self {
+        let Renew { lease, step, levels, span } = renew;
+        Self { span: micros(*span), ..Self::new(Kind::Renew, *lease, *step, levels, none(levels)) }
+    }
+
+    pub(super) fn settle(settle: &Settle) -> Self {
+        let Settle { lease, step, levels, actual, is_watched } = settle;
+        let digest = levels.digest(actual);
+        Self {
+            is_watched: *is_watched,
+            digest,
+            ..Self::new(Kind::Settle, *lease, *step, levels, numbers(actual))
+        }
+    }
+
+    pub(super) fn cancel(cancel: &Cancel) -> Self {
+        let Cancel { lease, step, levels, is_watched } = cancel;
+        Self { is_watched: *is_watched, ..Self::new(Kind::Cancel, *lease, *step, levels, none(levels)) }
+    }
+
+    /// Ends a lease whose deadline has passed, unless somebody was faster.
+    pub(super) fn expire(lease: LeaseId, levels: &Arc<Levels>) -> Self {
+        Self::new(Kind::Expire, lease, 0, levels, none(levels))
+    }
+}
+
+/// A call that somebody waits for.
+pub(super) struct Job {
+    pub(super) call: Call,
+    pub(super) text: Arc<Text>,
+    pub(super) waiting: oneshot::Sender<Result<Answer, StoreError>>,
+}
+
+/// What the server says of a call.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: Status,
+    pub(super) at: Stamp,
+    pub(super) is_repeat: bool,
+    /// The deadline of a lease that was renewed; for one that expired, whether it was returned.
+    pub(super) extra: i64,
+    pub(super) readings: Readings,
+}
+
+#[derive(Debug)]
+pub(super) enum Status {
+    Done,
+    Refused,
+    Ended(Ending),
+    Late {
+        done: u32,
+    },
+    NoLease,
+    /// The lease drew by other rules than the caller knows: these.
+    OtherLevels(String),
+    Full,
+}
+
+/// Levels as they are written, and what stands for them.
+#[derive(Debug)]
+pub(super) struct Text {
+    pub(super) levels: String,
+    /// Tells these levels from others.
+    pub(super) key: i64,
+    /// A number for each subject: those with one in common wait for each other.
+    pub(super) subjects: SmallVec<[u64; 2]>,
+}
+
+impl Text {
+    fn of(levels: &Levels) -> Self {
+        let text = levels_to_text(levels);
+        let subjects = levels.levels().iter().map(|level| {
+            let names = [level.subject.entity.as_str(), level.subject.resource.as_str()];
+            hash(&[names[0].as_bytes(), b"#", names[1].as_bytes()])
+        });
+        let key = hash(&[text.as_bytes()]).cast_signed();
+        Self { subjects: subjects.collect(), key, levels: text }
+    }
+}
+
+/// The texts of levels that are in use, by their address, which stays theirs while they are held here.
+#[derive(Default)]
+pub(super) struct Texts(HashMap<usize, (Arc<Levels>, Arc<Text>)>);
+
+impl Texts {
+    pub(super) fn of(&mut self, levels: &Arc<Levels>) -> Arc<Text> {
+        if self.0.len() >= TEXTS_MAX {
+            self.0.clear();
+        }
+        let make = || (Arc::clone(levels), Arc::new(Text::of(levels)));
+        Arc::clone(&self.0.entry(Arc::as_ptr(levels).addr()).or_insert_with(make).1)
+    }
+}
+
+/// A number that is the same in every process: FNV-1a.
+pub(super) fn hash(parts: &[&[u8]]) -> u64 {
+    let byte = |key: u64, byte: &u8| (key ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    parts.iter().flat_map(|part| part.iter()).fold(0xCBF2_9CE4_8422_2325, byte)
+}
+
+fn numbers(units: &[Option<u64>]) -> Numbers {
+    units.iter().map(|units| units.map(column)).collect()
+}
+
+fn none(levels: &Levels) -> Numbers {
+    SmallVec::from_elem(None, levels.names().len())
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
+}

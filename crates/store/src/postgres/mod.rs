@@ -1,0 +1,322 @@
+//! A store in a PostgreSQL server, shared by all who reach it.
+//!
+//! Every step of a lease is decided by a function in the server (`sql/steps.sql`), by the server's clock, with the rows of its limits
+//! locked in the order of their keys. The calls of a process go together: while some are with the server, those that come
+//! meanwhile [collect](lanes). Administrative changes are transactions under the lock of their namespace, and are announced.
+
+mod admin;
+mod batch;
+mod call;
+mod describe;
+mod lanes;
+mod lifecycle;
+mod listen;
+mod listing;
+mod options;
+mod schema;
+mod sql;
+mod steps;
+mod sweep;
+mod tokens;
+mod trouble;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use deadpool_postgres::{Client, Pool};
+use foldhash::HashMap;
+use tidegate_core::limit::name::Namespace;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+pub use options::PostgresOptions;
+
+use crate::changes::{Changes, Heard};
+use crate::clock::WallClock;
+use crate::error::StoreError;
+use crate::reply::Reply;
+use crate::retention::Retention;
+use crate::store::{Capabilities, Clocked, Store, Swept};
+use crate::sync::lock;
+use crate::tables::column;
+use lanes::{CUTS_MAX, Lanes, PATIENCE};
+use sql::Sql;
+use trouble::{is_cut, of_pool, of_server};
+
+/// How long a call may take before the engine counts as away.
+const DEADLINE: Duration = Duration::from_millis(50);
+
+/// A store in a PostgreSQL server. Clones are the same store.
+///
+/// Any number of processes may use one. What was answered is on the server's disk, as its `synchronous_commit` says: it is on
+/// unless somebody has turned it off.
+///
+/// ```no_run
+/// use tidegate_store::{Postgres, Store};
+///
+/// # async fn example() -> Result<(), tidegate_store::StoreError> {
+/// let store = Postgres::open("postgres://limits:secret@db.internal/limits").await?;
+/// assert_eq!(store.capabilities().engine, "postgres");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Postgres {
+    inner: Arc<Inner>,
+    /// The namespace's number.
+    namespace: i64,
+    lanes: Arc<Lanes>,
+    changes: Changes,
+    /// The last clone ends what runs in the background.
+    alive: Arc<Alive>,
+}
+
+/// What all clones and namespaces share.
+struct Inner {
+    /// Where it is, without the password.
+    place: String,
+    sql: Sql,
+    /// Whose clock decides, where it is not the server's.
+    clock: Option<Arc<dyn WallClock>>,
+    retention: Retention,
+    /// Connections for what is decided, and for everything else: who lists does not keep others from drawing.
+    writers: Pool,
+    readers: Pool,
+    /// Batches that may be under way at a time.
+    lanes: usize,
+    handle: Handle,
+    is_closed: AtomicBool,
+    counters: Counters,
+    /// Namespaces that somebody has open here, and where their changes are told.
+    announced: Mutex<HashMap<i64, (Arc<Heard>, Changes)>>,
+    /// What runs in the background looks up when it is told to.
+    stirred: Notify,
+}
+
+/// As long as one is there, the store is used.
+struct Alive(Arc<Inner>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.stirred.notify_waiters();
+    }
+}
+
+#[derive(Default)]
+struct Counters {
+    batches: AtomicU64,
+    calls: AtomicU64,
+}
+
+impl Counters {
+    fn count(&self, calls: usize) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(calls as u64, Ordering::Relaxed);
+    }
+}
+
+/// What a store has done in this process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PostgresStats {
+    /// Statements that decided something, each a transaction and a round trip.
+    pub batches: u64,
+    /// Steps of leases that were decided in them.
+    pub calls: u64,
+}
+
+impl Postgres {
+    /// Opens the database at `url`, in the schema `tidegate` and the namespace `default`. The schema is made if it is not
+    /// there, and brought up to date if it is an older one.
+    ///
+    /// # Errors
+    /// [`StoreError::Denied`] for a password that is wrong, a right that is missing and a connection that cannot be secured,
+    /// [`StoreError::Invalid`] for an address that is none, a database that is not there and a schema of a newer version or
+    /// of another program, and [`StoreError::Unavailable`] where the server cannot be reached.
+    pub async fn open(url: &str) -> Result<Self, StoreError> {
+        PostgresOptions::new(url).open().await
+    }
+
+    /// Another namespace of the same schema: whoever asks for the same name gets the same.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for a name that cannot be, and what the server says.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves a namespace that is there or not; asking again finds it.
+    pub async fn namespace(&self, name: &str) -> Result<Self, StoreError> {
+        let alive = Arc::clone(&self.alive);
+        Self::in_namespace(Arc::clone(&self.inner), alive, name).await
+    }
+
+    async fn in_namespace(inner: Arc<Inner>, alive: Arc<Alive>, name: &str) -> Result<Self, StoreError> {
+        let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
+        let (namespace, _) = admin::namespace(&inner, name.as_str()).await?;
+        let (heard, changes) = {
+            let mut open = lock(&inner.announced);
+            let make = || {
+                let (announcer, changes) = Changes::channel();
+                (Arc::new(Heard::new(Arc::new(announcer))), changes)
+            };
+            open.entry(namespace).or_insert_with(make).clone()
+        };
+        // Read when it is heard of: what was announced between the two would be missed.
+        let (_, version) = admin::namespace(&inner, name.as_str()).await?;
+        heard.announced(version);
+        let lanes = Arc::new(Lanes::new(Arc::clone(&inner), namespace));
+        let store = Self { inner, namespace, lanes, changes, alive };
+        store.tidy_in_background();
+        Ok(store)
+    }
+
+    /// What it has done in this process.
+    pub fn stats(&self) -> PostgresStats {
+        let counters = &self.inner.counters;
+        PostgresStats {
+            batches: counters.batches.load(Ordering::Relaxed),
+            calls: counters.calls.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends it, for all clones: its connections are closed, and whoever asks from now on is refused. What is with the server
+    /// is answered.
+    pub fn close(&self) {
+        self.inner.is_closed.store(true, Ordering::SeqCst);
+        self.inner.writers.close();
+        self.inner.readers.close();
+        self.inner.stirred.notify_waiters();
+    }
+
+    /// Where it is, without the password.
+    pub fn place(&self) -> &str {
+        &self.inner.place
+    }
+}
+
+impl Inner {
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.is_closed.load(Ordering::SeqCst) {
+            return Err(StoreError::Closed { what: format!("{} was closed", self.place) });
+        }
+        Ok(())
+    }
+
+    /// What the clock reads, where it is not the server's.
+    fn wall(&self) -> Option<i64> {
+        self.clock.as_ref().map(|clock| column(clock.now().as_micros()))
+    }
+
+    async fn writer(&self) -> Result<Client, StoreError> {
+        self.check_open()?;
+        self.writers.get().await.map_err(|error| of_pool(&self.place, error))
+    }
+
+    async fn reader(&self) -> Result<Held, StoreError> {
+        self.check_open()?;
+        let client = self.readers.get().await.map_err(|error| of_pool(&self.place, error))?;
+        Ok(Held::new(client))
+    }
+
+    /// Reads in one statement, with `@` for the schema.
+    async fn query(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let statement = self.sql.text(statement);
+        let mut cuts = 0;
+        loop {
+            let client = self.reader().await?;
+            let asked = async {
+                let prepared = client.get().prepare_cached(&statement).await?;
+                client.get().query(&prepared, parameters).await
+            };
+            match self.in_time(asked).await? {
+                Ok(rows) => {
+                    client.is_done();
+                    return Ok(rows);
+                }
+                // A connection that was kept while the server went: there are others.
+                Err(error) if is_cut(&error) && cuts < CUTS_MAX => cuts += 1,
+                Err(error) => {
+                    client.is_done();
+                    return Err(of_server(&self.place, error));
+                }
+            }
+        }
+    }
+
+    async fn in_time<T>(&self, asked: impl Future<Output = T>) -> Result<T, StoreError> {
+        let millis = u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX);
+        tokio::time::timeout(PATIENCE, asked).await.map_err(|_| StoreError::TimedOut { millis })
+    }
+}
+
+/// A connection in use. One that is let go of in the middle of a statement is not given to anybody else.
+struct Held {
+    client: Option<Client>,
+    is_done: AtomicBool,
+}
+
+impl Held {
+    fn new(client: Client) -> Self {
+        Self { client: Some(client), is_done: AtomicBool::new(false) }
+    }
+
+    fn get(&self) -> &Client {
+        self.client.as_ref().expect("it is there until it is dropped")
+    }
+
+    fn get_mut(&mut self) -> &mut Client {
+        self.client.as_mut().expect("it is there until it is dropped")
+    }
+
+    /// All that was asked of it was answered.
+    fn is_done(&self) {
+        self.is_done.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.is_done.load(Ordering::Relaxed)
+            && let Some(client) = self.client.take()
+        {
+            // Out of the pool, and closed.
+            drop(Client::take(client));
+        }
+    }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres")
+            .field("place", &self.inner.place)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for Postgres {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            engine: "postgres",
+            is_immediate: false,
+            is_durable: true,
+            clock: Clocked::Engine,
+            deadline: DEADLINE,
+        }
+    }
+
+    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
+        Reply::later(self.sweep_up_to(max))
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        Some(self.changes.clone())
+    }
+}

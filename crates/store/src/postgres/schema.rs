@@ -1,0 +1,122 @@
+//! The tables and functions, and how a schema comes to have them.
+//!
+//! All of a store is in one schema, which tells how far it has come by its own table of versions. An older one is brought up to
+//! date in one transaction, when it is opened or when somebody asks for that, under a lock of its name, so that several who do so
+//! at once do it in turn; a newer one is refused.
+
+use tokio_postgres::Client;
+
+use super::sql::Sql;
+use super::trouble::{get, of_server};
+use crate::error::StoreError;
+use crate::lifecycle::other_version;
+
+/// What brings a schema of the version before it to the next. They are never changed, only added to.
+const MIGRATIONS: [&[&str]; 2] = [
+    &[include_str!("sql/tables.sql"), include_str!("sql/steps.sql")],
+    // When a schema came to each version, from now on.
+    &[
+        "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
+    ],
+];
+
+/// The version of a schema that is up to date.
+pub(super) const CURRENT: i64 = 2;
+
+/// "tide" in ASCII: the first half of the locks that we take, so that no other program's are met.
+const LOCKS: i32 = 0x7469_6465;
+
+/// How long bringing a schema up to date may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// As long as any call: whoever opens a store wants to use it.
+    AsUsual,
+    /// As long as it takes, once nobody holds its tables: whoever upgrades a store wants nothing else.
+    AsLongAsItTakes,
+}
+
+/// Brings the schema up to date, or says why it cannot be. Answers the version that it had.
+pub(super) async fn prepare(
+    client: &mut Client,
+    sql: &Sql,
+    place: &str,
+    patience: Patience,
+) -> Result<i64, StoreError> {
+    if version(client, sql, place).await? == CURRENT {
+        return Ok(CURRENT);
+    }
+    migrate(client, sql, place, patience).await
+}
+
+async fn migrate(client: &mut Client, sql: &Sql, place: &str, patience: Patience) -> Result<i64, StoreError> {
+    let of_place = |error| of_server(place, error);
+    let transaction = client.transaction().await.map_err(of_place)?;
+    if patience == Patience::AsLongAsItTakes {
+        let patient = "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '60s'";
+        transaction.batch_execute(patient).await.map_err(of_place)?;
+    }
+    let lock = "SELECT pg_advisory_xact_lock($1, hashtext($2))";
+    transaction.execute(lock, &[&LOCKS, &sql.schema()]).await.map_err(of_place)?;
+    // Asked again under the lock: another process may have been faster.
+    let from = version_within(&transaction, sql, place).await?;
+    let mut version = from;
+    if version == 0 {
+        let make = "CREATE SCHEMA IF NOT EXISTS @; CREATE TABLE @.versions (version bigint NOT NULL)";
+        transaction.batch_execute(&sql.text(make)).await.map_err(of_place)?;
+    }
+    for migration in MIGRATIONS.iter().skip(usize::try_from(version).unwrap_or(usize::MAX)) {
+        for part in *migration {
+            transaction.batch_execute(&sql.text(part)).await.map_err(of_place)?;
+        }
+        version += 1;
+        transaction
+            .batch_execute(&sql.text(&format!("INSERT INTO @.versions (version) VALUES ({version})")))
+            .await
+            .map_err(of_place)?;
+    }
+    transaction.commit().await.map_err(of_place)?;
+    Ok(from)
+}
+
+/// The version that a schema has come to; zero where there is none.
+async fn version(client: &mut Client, sql: &Sql, place: &str) -> Result<i64, StoreError> {
+    let transaction = client.transaction().await.map_err(|error| of_server(place, error))?;
+    version_within(&transaction, sql, place).await
+}
+
+pub(super) async fn version_within(
+    client: &tokio_postgres::Transaction<'_>,
+    sql: &Sql,
+    place: &str,
+) -> Result<i64, StoreError> {
+    let of_place = |error| of_server(place, error);
+    let schema = sql.schema();
+    let table = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT 1 FROM pg_namespace n JOIN pg_class c
+                 ON c.relnamespace = n.oid WHERE n.nspname = $2)";
+    let row = &client.query_one(table, &[&sql.text("@.versions"), &schema]).await.map_err(of_place)?;
+    let (has_versions, has_tables): (bool, bool) = (get(row, 0)?, get(row, 1)?);
+    if !has_versions {
+        if has_tables {
+            let what = format!("the schema `{schema}` at {place} has tables of another program");
+            return Err(StoreError::Invalid { what });
+        }
+        return Ok(0);
+    }
+    let newest = "SELECT coalesce(max(version), 0) FROM @.versions";
+    let version: i64 = get(&client.query_one(&sql.text(newest), &[]).await.map_err(of_place)?, 0)?;
+    if version > CURRENT {
+        let place = format!("`{schema}` at {place}");
+        return Err(other_version(&place, version.unsigned_abs(), CURRENT.unsigned_abs()));
+    }
+    Ok(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_has_its_migration() {
+        assert_eq!(usize::try_from(CURRENT), Ok(MIGRATIONS.len()));
+    }
+}

@@ -1,0 +1,428 @@
+-- What the server's clock reads, or the `wall` that somebody else's does, in microseconds.
+CREATE FUNCTION @.wall(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(wall, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+$$;
+
+-- What time it is for those who only look.
+CREATE FUNCTION @.now(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT greatest(@.wall(wall) + ahead, latest) FROM @.clock WHERE id = 1
+$$;
+
+-- What time it is for those who change what was last changed at `seen`: never before it. A clock that is more than a second
+-- behind was set back: time goes on from where it was. Less than that is waited out.
+CREATE FUNCTION @.tick(p_wall bigint, seen bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    reading bigint := @.wall(p_wall);
+    told @.clock;
+BEGIN
+    SELECT * INTO STRICT told FROM @.clock WHERE id = 1;
+    seen := greatest(seen, told.latest);
+    IF reading + told.ahead >= seen THEN
+        -- Written down now and then: whoever else is writing it down does as well.
+        IF reading + told.ahead > told.latest + 250000 THEN
+            UPDATE @.clock SET latest = reading + told.ahead
+            WHERE id = (SELECT id FROM @.clock WHERE id = 1 AND latest < reading + told.ahead FOR UPDATE SKIP LOCKED);
+        END IF;
+        RETURN reading + told.ahead;
+    END IF;
+    IF seen - reading - told.ahead > 1000000 THEN
+        SELECT * INTO STRICT told FROM @.clock WHERE id = 1 FOR UPDATE;
+        seen := greatest(seen, told.latest);
+        -- Somebody else may have noticed first.
+        IF seen - reading - told.ahead > 1000000 THEN
+            UPDATE @.clock SET latest = seen, ahead = seen - reading WHERE id = 1;
+            RETURN seen;
+        END IF;
+    END IF;
+    RETURN greatest(reading + told.ahead, seen);
+END
+$$;
+
+-- Steps of many leases, each decided by itself, one after the other, in one transaction.
+--
+-- `m_` are the limits that they concern, each once, in the order of their keys: they are locked in that order, so that nobody
+-- waits in a circle, and whoever holds them holds the leases that drew from them. `c_` are the calls, `l_` their lines (which
+-- limit, and the caller's rule for it), `n_` their units by name. A full time is reckoned in parts, microseconds times the
+-- amount, so that nothing is ever divided before it is written.
+CREATE FUNCTION @.steps(
+    p_namespace bigint, p_wall bigint, rows_max int,
+    m_entity text[], m_resource text[], m_line text[], m_limit text[], m_new int[],
+    m_amount bigint[], m_period bigint[], m_burst bigint[], m_version bigint[],
+    c_kind smallint[], c_lease bytea[], c_step bigint[], c_line int[], c_lines int[], c_name int[], c_names int[],
+    c_version bigint[], c_span bigint[], c_expiry smallint[], c_watched boolean[], c_digest bigint[], c_key bigint[],
+    c_levels text[], c_held text[],
+    l_meter int[], l_name int[], l_own boolean[], l_amount bigint[], l_period bigint[], l_burst bigint[],
+    n_units bigint[],
+    OUT o_missing boolean, OUT o_status smallint[], OUT o_at bigint[], OUT o_repeat boolean[], OUT o_extra bigint[],
+    OUT o_levels text[], OUT o_moved bigint[], OUT o_amount bigint[], OUT o_period bigint[], OUT o_burst bigint[],
+    OUT o_full bigint[], OUT o_part bigint[], OUT o_version bigint[], OUT o_consumed bigint[]
+) LANGUAGE plpgsql VOLATILE
+-- Rows are found by their keys, however few there are when it is planned; and nothing here is worth compiling.
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_material = off SET plan_cache_mode = force_generic_plan SET jit = off
+AS $$
+DECLARE
+    max_bigint CONSTANT numeric := 9223372036854775807;
+    limits CONSTANT int := coalesce(array_length(m_entity, 1), 0);
+    calls CONSTANT int := coalesce(array_length(c_kind, 1), 0);
+    lines CONSTANT int := coalesce(array_length(l_meter, 1), 0);
+    made int[]; crowded int[]; counted int; seen bigint; now bigint;
+    v_parts numeric[]; v_amount bigint[]; v_period bigint[]; v_burst bigint[]; v_version bigint[]; v_consumed numeric[];
+    v_dirty boolean[] := array_fill(false, ARRAY[limits]);
+    granted boolean[] := array_fill(false, ARRAY[calls]);
+    c record; status smallint; is_open boolean; is_repeat boolean; is_read boolean; answered bigint; extra bigint;
+    v_held bigint[]; moved bigint[]; after numeric[]; does_take boolean; is_short boolean; has_grants boolean := false;
+    k int; units bigint; used bigint; present numeric; missing numeric; how_ended smallint;
+    u_meter int[] := '{}'; u_own boolean[] := '{}'; u_units bigint[] := '{}'; u_drawn bigint[] := '{}';
+    e_lease bytea[] := '{}'; e_step bigint[] := '{}'; e_how smallint[] := '{}'; e_digest bigint[] := '{}';
+    t_lease bytea[] := '{}'; t_step bigint[] := '{}'; t_how smallint[] := '{}'; t_digest bigint[] := '{}';
+BEGIN
+    o_missing := false;
+    IF array_length(m_new, 1) > 0 THEN
+        WITH added AS (
+            INSERT INTO @.meters
+            SELECT p_namespace, m_entity[i], m_resource[i], m_line[i], m_amount[i], m_period[i], m_burst[i], 0, 0,
+                m_version[i], 0, 0
+            FROM unnest(m_new) WITH ORDINALITY AS new (i, place) ORDER BY place
+            ON CONFLICT DO NOTHING RETURNING entity, resource, line
+        )
+        SELECT array_agg(i) INTO made FROM unnest(m_new) AS new (i)
+        JOIN added ON added.entity = m_entity[i] AND added.resource = m_resource[i] AND added.line = m_line[i];
+        crowded := @.crowded(p_namespace, rows_max, p_wall, m_entity, m_resource, m_line, made);
+    END IF;
+
+    -- They come in the order of their keys, one by one.
+    SELECT array_agg(locked.parts), array_agg(locked.amount), array_agg(locked.period), array_agg(locked.burst),
+        array_agg(locked.version), array_agg(locked.consumed), count(*), coalesce(max(locked.at), 0)
+    INTO v_parts, v_amount, v_period, v_burst, v_version, v_consumed, counted, seen
+    FROM (
+        SELECT m.full_at::numeric * m.amount + m.part AS parts, m.amount, m.period, m.burst, m.version,
+            m.consumed::numeric, m.at
+        FROM unnest(m_entity, m_resource, m_line) AS key (entity, resource, line)
+        -- One after the other, each by its key: no plan can have it otherwise.
+        CROSS JOIN LATERAL (
+            SELECT * FROM @.meters WHERE namespace = p_namespace AND entity = key.entity AND resource = key.resource
+                AND line = key.line FOR NO KEY UPDATE
+        ) AS m
+    ) AS locked;
+    IF counted < limits THEN
+        -- One that was there has gone: the caller says it is new.
+        o_missing := true;
+        RETURN;
+    END IF;
+    -- Read under the locks, so that no time of a limit runs against the order of its changes.
+    now := @.tick(p_wall, seen);
+
+    o_status := array_fill(NULL::smallint, ARRAY[calls]);
+    o_at := array_fill(now, ARRAY[calls]);
+    o_repeat := array_fill(false, ARRAY[calls]);
+    o_extra := array_fill(NULL::bigint, ARRAY[calls]);
+    o_levels := array_fill(NULL::text, ARRAY[calls]);
+    o_moved := array_fill(NULL::bigint, ARRAY[lines]);
+    o_amount := o_moved; o_period := o_moved; o_burst := o_moved; o_full := o_moved; o_part := o_moved;
+    o_version := o_moved; o_consumed := o_moved;
+
+    FOR c IN
+        SELECT call.*, call.number::int AS place, lease.id IS NOT NULL AS is_known, lease.levels AS drawn_levels, lease.held AS drawn_held,
+            lease.key AS drawn_key, lease.step AS done, lease.drawn_at, lease.stepped_at, lease.deadline, lease.on_expiry,
+            lease.how, lease.ended_at, lease.digest AS ended_digest
+        FROM unnest(c_kind, c_lease, c_step, c_line, c_lines, c_name, c_names, c_version, c_span, c_expiry, c_watched,
+            c_digest, c_key) WITH ORDINALITY AS call (kind, id, step, line, lines, name, names, version, span, expiry,
+            watched, digest, key, number)
+        -- By their ids, each by itself, however few there were when it was planned.
+        LEFT JOIN LATERAL (
+            SELECT * FROM @.leases WHERE namespace = p_namespace AND leases.id = call.id OFFSET 0
+        ) AS lease ON true
+        ORDER BY call.number
+    LOOP
+        status := 0; is_repeat := false; answered := now; extra := NULL; is_read := c.watched;
+        is_open := c.is_known AND c.how IS NULL;
+        -- What each name is moved by; without one it takes no part. A call that takes asks first.
+        moved := NULL; does_take := false; how_ended := NULL; used := NULL; v_held := c.drawn_held;
+
+        IF c.kind IN (0, 1) AND NOT c.is_known THEN                                 -- draw, spend
+            does_take := true;
+        ELSIF c.kind IN (0, 1) AND NOT is_open THEN
+            IF c.kind = 1 AND c.how = 0 AND c.done = 0 AND c.ended_digest = c.digest THEN
+                is_repeat := true; answered := c.ended_at; is_read := false;
+            ELSE
+                status := 2; extra := c.how;
+            END IF;
+        ELSIF c.kind = 1 THEN
+            status := 3; extra := c.done;
+        ELSIF c.kind IN (0, 2, 3, 4, 5, 6) AND is_open AND c.drawn_key <> c.key THEN
+            status := 5; o_levels[c.place] := c.drawn_levels;
+        ELSIF c.kind = 0 THEN
+            is_repeat := true; answered := c.stepped_at; is_read := true;
+        ELSIF c.kind = 7 THEN                                                        -- expire
+            IF is_open AND c.deadline <= now AND c.drawn_key = c.key THEN
+                how_ended := 2;
+            ELSE
+                status := 4;
+            END IF;
+        ELSIF NOT is_open THEN
+            IF c.is_known AND c.kind = 5 AND c.how = 0 AND c.done = c.step AND c.ended_digest = c.digest
+                OR c.is_known AND c.kind = 6 AND c.how = 1 THEN
+                is_repeat := true; answered := c.ended_at; is_read := false;
+            ELSIF c.is_known THEN
+                status := 2; extra := c.how;
+            ELSIF c.kind = 6 THEN
+                -- Its draw is still on its way: a mark is left, and it will be refused.
+                is_read := false;
+                t_lease := array_append(t_lease, c.id); t_step := array_append(t_step, c.step);
+                t_how := array_append(t_how, 1::smallint); t_digest := array_append(t_digest, 0::bigint);
+            ELSE
+                status := 4;
+            END IF;
+        ELSIF c.kind = 4 AND c.deadline <= now THEN                                  -- renew, too late
+            status := 2; extra := 2; how_ended := 2;
+        ELSIF c.step < c.done OR c.step = c.done AND c.kind IN (5, 6) THEN
+            status := 3; extra := c.done;
+        ELSIF c.step = c.done THEN
+            is_repeat := true; answered := c.stepped_at; is_read := true; extra := c.deadline;
+        ELSIF c.kind = 2 THEN                                                        -- extend
+            does_take := true; is_read := true;
+        ELSIF c.kind = 3 THEN                                                        -- adjust
+            is_read := true;
+            moved := array_fill(NULL::bigint, ARRAY[c.names]);
+            FOR j IN 1..c.names LOOP
+                units := n_units[c.name + j];
+                IF units IS NOT NULL THEN
+                    used := coalesce(v_held[j], 0);
+                    v_held[j] := greatest(used + units, 0);
+                    moved[j] := v_held[j] - used;
+                END IF;
+            END LOOP;
+            UPDATE @.leases l SET held = v_held, step = c.step, stepped_at = now
+            WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
+        ELSIF c.kind = 4 THEN                                                        -- renew
+            extra := greatest(c.deadline, now + c.span);
+            UPDATE @.leases l SET step = c.step, stepped_at = now, deadline = extra
+            WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
+        ELSIF c.kind = 5 THEN                                                        -- settle
+            how_ended := 0;
+            moved := array_fill(NULL::bigint, ARRAY[c.names]);
+            FOR j IN 1..c.names LOOP
+                units := n_units[c.name + j];
+                IF units IS NOT NULL THEN
+                    moved[j] := units - coalesce(v_held[j], 0);
+                    v_held[j] := units;
+                ELSIF v_held[j] IS NOT NULL THEN
+                    moved[j] := 0;
+                END IF;
+            END LOOP;
+        ELSE                                                                         -- cancel
+            how_ended := 1;
+        END IF;
+
+        -- What returns of a lease that was cancelled, or expired and is to be returned.
+        IF how_ended = 1 OR how_ended = 2 AND c.on_expiry = 1 THEN
+            moved := array_fill(NULL::bigint, ARRAY[c.names]);
+            FOR j IN 1..c.names LOOP
+                moved[j] := -v_held[j];
+            END LOOP;
+        END IF;
+
+        IF does_take THEN
+            is_short := false;
+            after := array_fill(NULL::numeric, ARRAY[c.lines]);
+            FOR j IN 1..c.lines LOOP
+                units := n_units[c.name + l_name[c.line + j]];
+                CONTINUE WHEN units IS NULL;
+                k := l_meter[c.line + j];
+                IF k = ANY (crowded) THEN
+                    status := 6;
+                    EXIT;
+                END IF;
+                -- The newest rule that a caller has brought holds; of those too that come after one that is short.
+                IF c.version >= v_version[k] THEN
+                    IF l_amount[c.line + j] <> v_amount[k] OR l_period[c.line + j] <> v_period[k]
+                        OR l_burst[c.line + j] <> v_burst[k] THEN
+                        -- The level stays, capped to the new burst; rounded up, so never a gift.
+                        missing := greatest(v_parts[k] - now::numeric * v_amount[k], 0)
+                            + (l_burst[c.line + j] - v_burst[k])::numeric * v_period[k];
+                        v_parts[k] := now::numeric * l_amount[c.line + j] + CASE WHEN missing > 0 THEN
+                            div(missing * l_period[c.line + j] + v_period[k] - 1, v_period[k]) ELSE 0 END;
+                        v_amount[k] := l_amount[c.line + j]; v_period[k] := l_period[c.line + j];
+                        v_burst[k] := l_burst[c.line + j]; v_version[k] := c.version; v_dirty[k] := true;
+                    ELSIF c.version > v_version[k] THEN
+                        v_version[k] := c.version; v_dirty[k] := true;
+                    END IF;
+                END IF;
+                present := now::numeric * v_amount[k];
+                after[j] := greatest(v_parts[k], present) + units::numeric * v_period[k];
+                IF units > v_burst[k] OR after[j] > present + v_burst[k]::numeric * v_period[k] THEN
+                    is_short := true;
+                END IF;
+            END LOOP;
+            IF status <> 0 THEN
+                NULL;
+            ELSIF is_short THEN
+                status := 1; is_read := true;
+            ELSE
+                FOR j IN 1..c.lines LOOP
+                    CONTINUE WHEN after[j] IS NULL;
+                    k := l_meter[c.line + j];
+                    units := n_units[c.name + l_name[c.line + j]];
+                    v_parts[k] := after[j]; v_consumed[k] := v_consumed[k] + units; v_dirty[k] := true;
+                    IF c.kind = 1 THEN
+                        u_meter := array_append(u_meter, k); u_own := array_append(u_own, l_own[c.line + j]);
+                        u_units := array_append(u_units, units); u_drawn := array_append(u_drawn, now);
+                    END IF;
+                    IF is_read THEN
+                        o_moved[c.line + j] := units;
+                    END IF;
+                END LOOP;
+                IF c.kind = 0 THEN
+                    granted[c.place] := true; has_grants := true;
+                ELSIF c.kind = 1 THEN
+                    t_lease := array_append(t_lease, c.id); t_step := array_append(t_step, 0::bigint);
+                    t_how := array_append(t_how, 0::smallint); t_digest := array_append(t_digest, c.digest);
+                ELSE
+                    FOR j IN 1..c.names LOOP
+                        IF n_units[c.name + j] IS NOT NULL THEN
+                            v_held[j] := coalesce(v_held[j], 0) + n_units[c.name + j];
+                        END IF;
+                    END LOOP;
+                    UPDATE @.leases l SET held = v_held, step = c.step, stepped_at = now
+                    WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
+                END IF;
+            END IF;
+        ELSIF moved IS NOT NULL THEN
+            FOR j IN 1..c.lines LOOP
+                units := moved[l_name[c.line + j]];
+                CONTINUE WHEN units IS NULL;
+                k := l_meter[c.line + j];
+                IF units > 0 THEN
+                    v_parts[k] := greatest(v_parts[k], now::numeric * v_amount[k]) + units::numeric * v_period[k];
+                ELSIF units < 0 THEN
+                    v_parts[k] := greatest(v_parts[k] + units::numeric * v_period[k], 0);
+                END IF;
+                IF units <> 0 THEN
+                    v_consumed[k] := v_consumed[k] + units; v_dirty[k] := true;
+                END IF;
+                IF is_read THEN
+                    o_moved[c.line + j] := units;
+                END IF;
+            END LOOP;
+        END IF;
+
+        -- The ledger has what a lease was settled at, or held when it expired, at the time of its draw.
+        IF how_ended = 0 OR how_ended = 2 AND c.on_expiry = 0 THEN
+            FOR j IN 1..c.lines LOOP
+                units := v_held[l_name[c.line + j]];
+                IF units IS NOT NULL THEN
+                    u_meter := array_append(u_meter, l_meter[c.line + j]);
+                    u_own := array_append(u_own, l_own[c.line + j]);
+                    u_units := array_append(u_units, units); u_drawn := array_append(u_drawn, c.drawn_at);
+                END IF;
+            END LOOP;
+        END IF;
+        IF how_ended IS NOT NULL THEN
+            e_lease := array_append(e_lease, c.id); e_how := array_append(e_how, how_ended);
+            e_step := array_append(e_step, CASE WHEN how_ended = 2 THEN c.done ELSE c.step END);
+            e_digest := array_append(e_digest, CASE WHEN how_ended = 0 THEN c.digest ELSE 0 END);
+            IF c.kind = 7 THEN
+                extra := c.on_expiry;
+            END IF;
+        END IF;
+
+        IF is_read AND status IN (0, 1) THEN
+            FOR j IN c.line + 1..c.line + c.lines LOOP
+                IF o_moved[j] IS NULL THEN
+                    CONTINUE WHEN NOT (is_repeat OR status = 1);
+                    CONTINUE WHEN is_repeat AND v_held[l_name[j]] IS NULL;
+                    CONTINUE WHEN status = 1 AND n_units[c.name + l_name[j]] IS NULL;
+                    o_moved[j] := 0;
+                END IF;
+                k := l_meter[j];
+                o_amount[j] := v_amount[k]; o_period[j] := v_period[k]; o_burst[j] := v_burst[k];
+                o_full[j] := least(div(v_parts[k], v_amount[k]), max_bigint); o_part[j] := mod(v_parts[k], v_amount[k]);
+                o_version[j] := v_version[k];
+                o_consumed[j] := least(greatest(v_consumed[k], -max_bigint), max_bigint);
+            END LOOP;
+        END IF;
+        o_status[c.place] := status; o_at[c.place] := answered; o_repeat[c.place] := is_repeat; o_extra[c.place] := extra;
+    END LOOP;
+
+    -- Row by row: a join may be planned while there are few rows, and be remembered when there are many.
+    FOR k IN 1..limits LOOP
+        IF v_dirty[k] THEN
+            UPDATE @.meters SET amount = v_amount[k], period = v_period[k], burst = v_burst[k], version = v_version[k],
+                full_at = least(div(v_parts[k], v_amount[k]), max_bigint)::bigint,
+                part = mod(v_parts[k], v_amount[k])::bigint,
+                consumed = least(greatest(v_consumed[k], -max_bigint), max_bigint)::bigint, at = now
+            WHERE namespace = p_namespace AND entity = m_entity[k] AND resource = m_resource[k] AND line = m_line[k];
+        ELSIF k = ANY (made) THEN
+            -- What was made for somebody who was refused is the same as what is not there.
+            DELETE FROM @.meters
+            WHERE namespace = p_namespace AND entity = m_entity[k] AND resource = m_resource[k] AND line = m_line[k];
+        END IF;
+    END LOOP;
+    IF has_grants THEN
+        INSERT INTO @.leases (namespace, id, levels, held, key, step, drawn_at, stepped_at, deadline, on_expiry)
+        SELECT p_namespace, new.id, new.levels, new.held::bigint[], new.key, 0, now, now, now + new.span, new.expiry
+        FROM unnest(c_lease, c_levels, c_held, c_key, c_span, c_expiry, granted)
+            AS new (id, levels, held, key, span, expiry, is_granted)
+        WHERE new.is_granted ORDER BY new.id;
+    END IF;
+    IF array_length(t_lease, 1) > 0 THEN
+        INSERT INTO @.leases (namespace, id, key, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest)
+        SELECT p_namespace, new.id, 0, new.step, 0, 0, 0, 0, new.how, now, new.digest
+        FROM unnest(t_lease, t_step, t_how, t_digest) AS new (id, step, how, digest) ORDER BY new.id;
+    END IF;
+    FOR k IN 1..coalesce(array_length(e_lease, 1), 0) LOOP
+        UPDATE @.leases SET levels = NULL, held = NULL, step = e_step[k], how = e_how[k], ended_at = now,
+            digest = e_digest[k]
+        WHERE namespace = p_namespace AND id = e_lease[k] AND how IS NULL;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'a lease was ended by somebody who does not hold its limits' USING ERRCODE = '40001';
+        END IF;
+    END LOOP;
+    IF array_length(u_meter, 1) > 0 THEN
+        INSERT INTO @.usage
+        SELECT p_namespace, m_entity[u.meter], m_resource[u.meter], m_limit[u.meter], spans.span, spans.start,
+            least(sum(u.units), max_bigint), least(sum(CASE WHEN u.own THEN u.units ELSE 0 END), max_bigint), count(*)
+        FROM unnest(u_meter, u_own, u_units, u_drawn) AS u (meter, own, units, drawn),
+            LATERAL (VALUES (0::smallint, u.drawn - u.drawn % 3600000000), (1::smallint, u.drawn - u.drawn % 86400000000),
+                (2::smallint, (extract(epoch FROM date_trunc('month', to_timestamp(u.drawn / 1000000) AT TIME ZONE 'UTC'))
+                    * 1000000)::bigint)) AS spans (span, start)
+        GROUP BY 2, 3, 4, 5, 6 ORDER BY 2, 3, 4, 5, 6
+        ON CONFLICT (namespace, entity, resource, name, span, start) DO UPDATE SET
+            units = least(usage.units::numeric + excluded.units, max_bigint)::bigint,
+            own = least(usage.own::numeric + excluded.own, max_bigint)::bigint,
+            leases = usage.leases + excluded.leases;
+    END IF;
+END
+$$;
+
+-- Those of the limits that were just `made` whose subjects have too many, after those that were given with calls and are full
+-- have been forgotten: they are the same as new ones. What others hold is left to them.
+CREATE FUNCTION @.crowded(
+    p_namespace bigint, rows_max int, p_wall bigint, m_entity text[], m_resource text[], m_line text[], made int[]
+) RETURNS int[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    crowded int[] := '{}'; i int; counted bigint; now bigint;
+BEGIN
+    FOREACH i IN ARRAY coalesce(made, '{}') LOOP
+        SELECT count(*) INTO counted FROM @.meters
+        WHERE namespace = p_namespace AND entity = m_entity[i] AND resource = m_resource[i];
+        IF counted > rows_max THEN
+            now := @.now(p_wall);
+            DELETE FROM @.meters gone USING (
+                SELECT namespace, entity, resource, line FROM @.meters
+                WHERE namespace = p_namespace AND entity = m_entity[i] AND resource = m_resource[i]
+                    AND position('~' IN line) > 0 AND full_at < now AND line <> ALL (m_line)
+                FOR UPDATE SKIP LOCKED
+            ) AS full_ones
+            WHERE gone.namespace = full_ones.namespace AND gone.entity = full_ones.entity
+                AND gone.resource = full_ones.resource AND gone.line = full_ones.line;
+            GET DIAGNOSTICS counted = ROW_COUNT;
+            IF counted = 0 THEN
+                crowded := array_append(crowded, i);
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN crowded;
+END
+$$;

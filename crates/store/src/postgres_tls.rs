@@ -1,0 +1,59 @@
+//! A PostgreSQL server over TLS: whose certificate is checked, always.
+
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::error::StoreError;
+use crate::lifecycle::Lifecycle;
+use crate::postgres::{Postgres, PostgresOptions};
+
+impl PostgresOptions {
+    /// Opens it over TLS. The server's certificate, and its name, are checked against those that the system trusts, and against
+    /// `roots`: certificates in PEM, or nothing. A server that speaks no TLS is refused if the address says `sslmode=require`.
+    ///
+    /// # Errors
+    /// As [`Postgres::open`], and [`StoreError::Invalid`] for roots that are no certificates.
+    ///
+    /// # Cancel safety
+    /// As [`open`](Self::open).
+    pub async fn open_secured(self, roots: &[u8]) -> Result<Postgres, StoreError> {
+        let config = config(roots)?;
+        self.open_over(MakeRustlsConnect::new(config)).await
+    }
+
+    /// What an operator does with it, over TLS.
+    pub(crate) fn lifecycle_secured(self, roots: &[u8]) -> Result<impl Lifecycle + use<>, StoreError> {
+        self.lifecycle_over(MakeRustlsConnect::new(config(roots)?))
+    }
+}
+
+fn config(roots: &[u8]) -> Result<ClientConfig, StoreError> {
+    let invalid = |what: String| StoreError::Invalid { what };
+    let mut trusted = RootCertStore::empty();
+    // A system without any trusts nobody: what is given here counts all the same.
+    trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    for root in CertificateDer::pem_slice_iter(roots) {
+        let root = root.map_err(|error| invalid(format!("the root certificates: {error}")))?;
+        trusted.add(root).map_err(|error| invalid(format!("the root certificates: {error}")))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(|error| invalid(format!("the versions of TLS: {error}")))?;
+    Ok(config.with_root_certificates(trusted).with_no_client_auth())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roots_that_are_none_are_refused() {
+        assert!(config(b"").is_ok());
+        let error = config(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap_err();
+        assert!(error.to_string().starts_with("the root certificates: "), "{error}");
+    }
+}

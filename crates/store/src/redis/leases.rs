@@ -1,0 +1,64 @@
+//! Leases as the script keeps them.
+
+use std::sync::Arc;
+
+use tidegate_core::limit::cascade::{Levels, Units};
+use tidegate_core::limit::lease::{Ended, Ending, Record};
+use tidegate_core::limit::policy::OnExpiry;
+
+use super::pack::Unpack;
+use crate::codec::levels_from_text;
+use crate::error::StoreError;
+
+/// A lease.
+pub(super) enum Kept {
+    Open(Arc<Levels>, Record),
+    Ended(Ended),
+}
+
+impl Kept {
+    /// The lease that the script wrote.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
+        let mut read = Unpack::new(bytes, "a lease");
+        let how = read.byte()?;
+        let step = read.word()?;
+        if how > 0 {
+            let (at, digest) = (read.stamp()?, u64::from_le_bytes(read.array()?));
+            return Ok(Self::Ended(Ended { how: ending(how)?, step, at, digest }));
+        }
+        let (drawn_at, stepped_at, deadline) = (read.stamp()?, read.stamp()?, read.stamp()?);
+        let on_expiry = on_expiry(read.byte()?)?;
+        let _identity: [u8; 16] = read.array()?;
+        let held: Units = (0..read.byte()?).map(|_| read.units()).collect::<Result<_, _>>()?;
+        let levels = levels(read.rest())?;
+        if held.len() != levels.names().len() {
+            return Err(read.corrupt(&format!("it holds {} of {} limits", held.len(), levels.names().len())));
+        }
+        let record = Record::restored(step, held, drawn_at, stepped_at, deadline, on_expiry);
+        Ok(Self::Open(levels, record))
+    }
+}
+
+/// Levels as a lease keeps them.
+pub(super) fn levels(text: &[u8]) -> Result<Arc<Levels>, StoreError> {
+    let text = std::str::from_utf8(text)
+        .map_err(|_| StoreError::Corrupt { what: "the levels of a lease are no text".to_owned() })?;
+    Ok(Arc::new(levels_from_text(text)?))
+}
+
+pub(super) fn ending(how: u8) -> Result<Ending, StoreError> {
+    match how {
+        1 => Ok(Ending::Settled),
+        2 => Ok(Ending::Cancelled),
+        3 => Ok(Ending::Expired),
+        other => Err(StoreError::Corrupt { what: format!("a lease ended in the way {other}") }),
+    }
+}
+
+pub(super) fn on_expiry(how: u8) -> Result<OnExpiry, StoreError> {
+    match how {
+        0 => Ok(OnExpiry::Settle),
+        1 => Ok(OnExpiry::Return),
+        other => Err(StoreError::Corrupt { what: format!("a lease expires in the way {other}") }),
+    }
+}

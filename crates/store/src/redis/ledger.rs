@@ -1,0 +1,228 @@
+//! Usage and the audit as the trait asks for them.
+
+use std::collections::BTreeMap;
+
+use ::redis::Value;
+use tidegate_core::limit::audit::Entry;
+use tidegate_core::limit::name::{LimitName, Subject};
+use tidegate_core::limit::usage::{Usage, Window};
+use tidegate_core::time::Stamp;
+
+use super::Redis;
+use super::admin::{Records, entry_number};
+use super::index::{Prefix, member};
+use super::records::read_entry;
+use super::script::{FORGET, SWAP};
+use super::tallies::Tallies;
+use crate::cursor::{UsagePlace, number_cursor, parse_number};
+use crate::error::StoreError;
+use crate::ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
+use crate::page::{Page, Paging};
+use crate::reply::Reply;
+use crate::tables::subject;
+
+/// Names and entries that are fetched at a time.
+const FETCHED: usize = 200;
+/// How often a prune looks again because somebody has settled meanwhile.
+const TRIES: usize = 64;
+
+impl Ledger for Redis {
+    fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>> {
+        Reply::later(async move {
+            let after = paging.cursor().map(UsagePlace::parse).transpose()?;
+            let prefix = match &query.of {
+                UsageOf::Entity(entity) => Prefix::of(&["s", entity.as_str()]),
+                UsageOf::Resource(resource) => Prefix::of(&["r", resource.as_str()]),
+            };
+            let subject_of = |name: &str| match &query.of {
+                UsageOf::Entity(entity) => subject(entity.as_str(), name),
+                UsageOf::Resource(resource) => subject(name, resource.as_str()),
+            };
+            let (mut lines, mut last) = (Vec::new(), None::<String>);
+            if let Some(place) = after {
+                let rest = self.lines(&subject_of(place.name)?, query).await?.into_iter();
+                let is_after = |line: &Usage| (line.limit.as_str(), line.start) > (place.limit, place.start);
+                lines.extend(rest.filter(is_after));
+                last = Some(place.name.to_owned());
+            }
+            while lines.len() <= paging.max() {
+                let names = self.range(&prefix, last.as_deref(), FETCHED).await?;
+                for name in &names {
+                    lines.extend(self.lines(&subject_of(name)?, query).await?);
+                    if lines.len() > paging.max() {
+                        break;
+                    }
+                }
+                if names.len() < FETCHED {
+                    break;
+                }
+                last = names.last().cloned();
+            }
+            Ok(Page::cut(lines, paging, |line| UsagePlace::of(&query.of, line)))
+        })
+    }
+
+    fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
+        Reply::later(async move {
+            let after = paging.cursor().map(parse_number).transpose()?;
+            let prefix = match &query.filed {
+                None => Prefix::of(&["a"]),
+                Some(filed) => Prefix::of(&["f", filed.as_str()]),
+            };
+            let (mut found, mut last) = (Vec::new(), after.map(entry_number));
+            while found.len() <= paging.max() {
+                let numbers = self.range(&prefix, last.as_deref(), FETCHED).await?;
+                for (number, entry) in numbers.iter().zip(self.records(Records::Audit, &numbers).await?) {
+                    let Some(entry) = entry.as_deref().map(read_entry).transpose()? else { continue };
+                    if query.range.contains(&entry.at) {
+                        found.push((number.parse().unwrap_or(0), entry));
+                    }
+                }
+                if numbers.len() < FETCHED {
+                    break;
+                }
+                last = numbers.last().cloned();
+            }
+            let page = Page::cut(found, paging, |(number, _)| number_cursor(*number));
+            Ok(Page { items: page.items.into_iter().map(|(_, entry)| entry).collect(), next: page.next })
+        })
+    }
+
+    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        Reply::later(async move {
+            match prune {
+                Prune::Usage { window, before } => self.prune_usage(*window, *before, max).await,
+                Prune::Audit { through } => self.forget_audit(|entry| entry.version <= *through, max).await,
+            }
+        })
+    }
+}
+
+impl Redis {
+    /// The lines of a subject that a query asks for.
+    async fn lines(&self, subject: &Subject, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {
+        let Some(fields) = self.usage_of(subject).await? else { return Ok(Vec::new()) };
+        let tallies = read(&fields)?;
+        let mut lines = Vec::new();
+        for ((limit, start), tally) in tallies.lines(query.window) {
+            if query.range.contains(&start) {
+                let limit = LimitName::new(limit)
+                    .map_err(|error| StoreError::Corrupt { what: format!("a line of usage: {error}") })?;
+                lines.push(Usage { subject: subject.clone(), limit, window: query.window, start, tally });
+            }
+        }
+        Ok(lines)
+    }
+
+    /// The fields of a subject's usage; none where nothing was ever drawn.
+    async fn usage_of(&self, subject: &Subject) -> Result<Option<BTreeMap<Vec<u8>, Vec<u8>>>, StoreError> {
+        let (places, link) = (&self.inner.places, &self.inner.link);
+        let Some(home) = places.home_of(link, &subject.entity).await? else { return Ok(None) };
+        let mut read = ::redis::cmd("HGETALL");
+        read.arg(places.usage(home, subject));
+        let answer = link.query(&read).await?;
+        Ok(Some(::redis::from_redis_value(answer).map_err(|error| link.whose().trouble(error.into()))?))
+    }
+
+    async fn prune_usage(&self, window: Window, before: Stamp, max: usize) -> Result<u64, StoreError> {
+        if max == 0 {
+            return Ok(0);
+        }
+        // What has expired is counted before its window goes.
+        self.sweep_up_to(usize::MAX).await?;
+        let (prefix, mut forgotten, mut last) = (Prefix::of(&["s"]), 0, None::<String>);
+        while forgotten < max {
+            let names = self.range(&prefix, last.as_deref(), FETCHED).await?;
+            for name in &names {
+                let (entity, resource) = name.split_once('\0').unwrap_or((name, ""));
+                let subject = subject(entity, resource)?;
+                forgotten += self.prune_subject(&subject, window, before, max - forgotten).await?;
+            }
+            if names.len() < FETCHED {
+                break;
+            }
+            last = names.last().cloned();
+        }
+        Ok(forgotten as u64)
+    }
+
+    /// Forgets up to `max` of a subject's lines, and answers how many.
+    pub(super) async fn prune_subject(
+        &self,
+        subject: &Subject,
+        window: Window,
+        before: Stamp,
+        max: usize,
+    ) -> Result<usize, StoreError> {
+        let (places, link) = (&self.inner.places, &self.inner.link);
+        let Some(home) = places.home_of(link, &subject.entity).await? else { return Ok(0) };
+        let key = places.usage(home, subject);
+        for _ in 0..TRIES {
+            let Some(seen) = self.usage_of(subject).await? else { return Ok(0) };
+            let mut tallies = read(&seen)?;
+            let forgotten = tallies.prune(window, before, max);
+            if forgotten == 0 {
+                return Ok(0);
+            }
+            let after = tallies.fields();
+            let mut args: Vec<&[u8]> = Vec::new();
+            let names = seen.keys().map(Vec::as_slice).chain(after.keys().map(String::as_bytes));
+            for name in names.collect::<std::collections::BTreeSet<_>>() {
+                let was = seen.get(name).map_or(&[][..], Vec::as_slice);
+                let text = std::str::from_utf8(name).unwrap_or_default();
+                let is = after.get(text).map_or(&[][..], Vec::as_slice);
+                if was != is {
+                    args.extend([name, was, is]);
+                }
+            }
+            match link.run(&SWAP, &[key.as_bytes()], &args).await? {
+                Value::Int(1) => return Ok(forgotten),
+                Value::Int(0) => {}
+                other => return Err(link.whose().unexpected(&other)),
+            }
+        }
+        Err(StoreError::unavailable(format!("`{subject}` was settled {TRIES} times meanwhile")))
+    }
+
+    /// Forgets up to `max` entries of the audit, from the first on, for as long as they are old.
+    pub(super) async fn forget_audit(
+        &self,
+        is_old: impl Fn(&Entry) -> bool + Send,
+        max: usize,
+    ) -> Result<u64, StoreError> {
+        let (places, link) = (&self.inner.places, &self.inner.link);
+        let mut forgotten = 0;
+        while forgotten < max {
+            let numbers = self.range(&Prefix::of(&["a"]), None, FETCHED.min(max - forgotten)).await?;
+            let entries = self.records(Records::Audit, &numbers).await?;
+            let mut gone: Vec<String> = Vec::new();
+            for (number, entry) in numbers.iter().zip(entries) {
+                let entry = entry.as_deref().map(read_entry).transpose()?;
+                if entry.as_ref().is_some_and(|entry| !is_old(entry)) {
+                    break;
+                }
+                let filed = entry.as_ref().map_or("", |entry| entry.filed.as_str());
+                gone.extend([number.clone(), member(&["a", number]), member(&["f", filed, number])]);
+            }
+            if gone.is_empty() {
+                break;
+            }
+            let keys = [Records::Audit, Records::Index].map(|records| places.admin(records.key()));
+            let args: Vec<&[u8]> = gone.iter().map(String::as_bytes).collect();
+            // Of those who prune at once each counts what he removed himself.
+            match link.run(&FORGET, &keys.each_ref().map(String::as_bytes), &args).await? {
+                Value::Int(count) => forgotten += usize::try_from(count).unwrap_or(0),
+                other => return Err(link.whose().unexpected(&other)),
+            }
+            let gone = gone.len() / 3;
+            if gone < numbers.len() {
+                break;
+            }
+        }
+        Ok(forgotten as u64)
+    }
+}
+
+fn read(fields: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Tallies, StoreError> {
+    Tallies::read(fields.iter().map(|(field, value)| (&field[..], &value[..])))
+}

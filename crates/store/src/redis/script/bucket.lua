@@ -1,0 +1,157 @@
+-- A bucket is the time at which it is full: seconds, microseconds, and a part of one more over the amount of its rule.
+-- Numbers are doubles, whole up to 2^53. What stays below is added with carry and compared; a product that does not is
+-- worked out in limbs of 24 bits, which is rare: a span of centuries, and a rule that changes.
+local fmod = math.fmod
+local MAX_S, MAX_U = 18446744073709, 551615
+
+-- Calls `work` with what numbers beyond 2^53 take. All of it is made only when it is needed.
+local function wide(work)
+  local LIMB = 16777216
+  local function big(x)
+    local a = {}
+    repeat
+      local d = fmod(x, LIMB)
+      a[#a + 1] = d
+      x = (x - d) / LIMB
+    until x == 0
+    return a
+  end
+  local function add(a, b)
+    local r, carry = {}, 0
+    for i = 1, math.max(#a, #b) + 1 do
+      local t = (a[i] or 0) + (b[i] or 0) + carry
+      r[i] = fmod(t, LIMB)
+      carry = (t - r[i]) / LIMB
+    end
+    return r
+  end
+  -- a - b, or nothing where that is below zero.
+  local function sub(a, b)
+    local r, borrow = {}, 0
+    for i = 1, math.max(#a, #b) do
+      local t = (a[i] or 0) - (b[i] or 0) - borrow
+      borrow = t < 0 and 1 or 0
+      r[i] = t + borrow * LIMB
+    end
+    if borrow == 0 then return r end
+  end
+  local function mul(a, b)
+    local r = {}
+    for i = 1, #a + #b do r[i] = 0 end
+    for i = 1, #a do
+      local carry = 0
+      for j = 1, #b do
+        local t = r[i + j - 1] + a[i] * b[j] + carry
+        local d = fmod(t, LIMB)
+        r[i + j - 1] = d
+        carry = (t - d) / LIMB
+      end
+      r[i + #b] = carry
+    end
+    return r
+  end
+  -- The quotient and the rest, bit by bit; `d` is below 2^52.
+  local function div(a, d)
+    local q, r = {}, 0
+    for i = #a, 1, -1 do
+      local limb, bit, digit = a[i], 8388608, 0
+      while bit >= 1 do
+        r, digit = r * 2, digit * 2
+        if limb >= bit then r, limb = r + 1, limb - bit end
+        if r >= d then r, digit = r - d, digit + 1 end
+        bit = bit / 2
+      end
+      q[i] = digit
+    end
+    return q, r
+  end
+  -- Parts over an amount as a span, which ends where time does.
+  local function span(parts, amount)
+    local micros, p = div(parts, amount)
+    local seconds, u = div(micros, 1000000)
+    local s = 0
+    for i = #seconds, 1, -1 do s = s * LIMB + seconds[i] end
+    if s > MAX_S or (s == MAX_S and u > MAX_U) then return MAX_S, MAX_U, 0 end
+    return s, u, p
+  end
+  return work(big, add, sub, mul, div, span)
+end
+
+-- How long `units` take to refill.
+local function span(units, amount, period)
+  local x = units * period
+  if x >= 9007199254740992 then
+    return wide(function(big, _, _, mul, _, span) return span(mul(big(units), big(period)), amount) end)
+  end
+  local p = fmod(x, amount)
+  local w = (x - p) / amount
+  local u = fmod(w, 1000000)
+  return (w - u) / 1000000, u, p
+end
+
+local function plus(s, u, p, ds, du, dp, amount)
+  s, u, p = s + ds, u + du, p + dp
+  if p >= amount then u, p = u + 1, p - amount end
+  if u >= 1000000 then s, u = s + 1, u - 1000000 end
+  if s > MAX_S or (s == MAX_S and u > MAX_U) then s, u = MAX_S, MAX_U end
+  return s, u, p
+end
+
+local function minus(s, u, p, ds, du, dp, amount)
+  s, u, p = s - ds, u - du, p - dp
+  if p < 0 then u, p = u - 1, p + amount end
+  if u < 0 then s, u = s - 1, u + 1000000 end
+  if s < 0 then return 0, 0, 0 end
+  return s, u, p
+end
+
+-- A row is { full at: seconds, microseconds, part; version; consumed; amount, period, burst; its name }.
+
+-- When a row would be full after taking `units` now.
+local function after(r, units, ns, nu)
+  local s, u, p = r[1], r[2], r[3]
+  if s < ns or (s == ns and u < nu) then s, u, p = ns, nu, 0 end
+  local ds, du, dp = span(units, r[6], r[7])
+  return plus(s, u, p, ds, du, dp, r[6])
+end
+
+-- Whether a row that is to be full at this time has at least nothing in it now.
+local function is_there(r, s, u, p, ns, nu)
+  local cs, cu, cp = span(r[8], r[6], r[7])
+  cs, cu = cs + ns, cu + nu
+  if cu >= 1000000 then cs, cu = cs + 1, cu - 1000000 end
+  return s < cs or (s == cs and (u < cu or (u == cu and p <= cp)))
+end
+
+-- Keeps the level, capped to the new burst, under another rule.
+local function reshape(r, amount, period, burst, ns, nu)
+  r[1], r[2], r[3] = wide(function(big, add, sub, mul, div, span)
+    local missing = { 0 }
+    local ds, du = r[1] - ns, r[2] - nu
+    if du < 0 then ds, du = ds - 1, du + 1000000 end
+    if ds >= 0 then
+      missing = add(mul(big(ds), big(1000000)), big(du))
+      missing = add(mul(missing, big(r[6])), big(r[3]))
+    end
+    local grown = mul(big(math.abs(burst - r[8])), big(r[7]))
+    if burst >= r[8] then missing = add(missing, grown) else missing = sub(missing, grown) end
+    if not missing then return ns, nu, 0 end
+    -- Rounded up, so never a gift.
+    local units, rest = div(missing, r[7])
+    local whole, left = div(mul(big(rest), big(period)), r[7])
+    if left > 0 then whole = add(whole, { 1 }) end
+    local s, u, p = span(add(mul(units, big(period)), whole), amount)
+    return plus(ns, nu, 0, s, u, p, amount)
+  end)
+  r[6], r[7], r[8] = amount, period, burst
+end
+
+-- Takes what is above zero, there or not, and gives back what is below.
+local function adjust(r, delta, ns, nu)
+  if delta >= 0 then
+    r[1], r[2], r[3] = after(r, delta, ns, nu)
+  else
+    local ds, du, dp = span(-delta, r[6], r[7])
+    r[1], r[2], r[3] = minus(r[1], r[2], r[3], ds, du, dp, r[6])
+  end
+end

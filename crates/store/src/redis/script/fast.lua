@@ -1,0 +1,287 @@
+-- Steps of many callers, one after the other, all at one time. This is the way that most take: a draw or a spend, or a
+-- settle at what is held, of limits that are all there by the rules the caller brought. Numbers and places are compared as
+-- they are kept. What several take from is read once, goes from one to the next as it is to be, and is written once.
+-- Whatever is not so is left to the rest, which knows every case; nothing of it has been written then.
+-- KEYS: the clock; leases, and buckets of draws; the open leases; other buckets, and usage.
+-- ARGV: how many steps, and how many leases and buckets of draws; the steps; limits of levels, and levels as text.
+-- Answers which steps were left to the rest, then the answers to all others, then to those.
+local call, pack, unpack_of, sub, fmod = redis.call, struct.pack, struct.unpack, string.sub, math.fmod
+local NONE, LARGEST = 9007199254740992, 9007199254740991
+local steps, last = unpack_of('<HH', ARGV[1])
+last = 1 + last
+local open = 1 + last
+local got = call('MGET', unpack(KEYS, 1, last))
+local kept, time = got[1], call('TIME')
+local answers, left = { '' }, nil
+
+local function fast()
+  local ls, lu, as, au = unpack_of('<dddd', kept)
+  if au ~= 0 then return end
+  local ns, nu = time[1] + as, time[2] + 0
+  local behind = (ls - ns) * 1000000 + lu - nu
+  -- Whatever is not a number is not less than anything.
+  if not (behind <= 1000000) then return end
+  if behind > 0 then ns, nu = ls, lu end
+  local this_hour = ns - fmod(ns, 3600)
+  local this_field = string.format('%.0f', this_hour)
+  local granted, told = pack('<I4Bdd', 17, 0, ns, nu), {}
+  -- Rules by their place; usage by its place, and its hour if that is not this one; leases that others are to decide.
+  local rules_at, counted, hours, late = {}, {}, {}, {}
+  -- What is to be written: places of buckets and of usage, leases that begin and that end, and the open leases.
+  local expires, changed, used, is_used, begun, ended, due, gone = {}, {}, {}, {}, {}, {}, {}, {}
+
+  local function read_rules(place)
+    local blob, at, n, size, format, rules = ARGV[place], 1, 0, 8, { '<d' }, { lines = {} }
+    while at <= #blob do
+      local key, name, amount, period, burst, cs, cu, cp, limit
+      key, name, amount, period, burst, cs, cu, cp, limit, at = unpack_of('<Hc0BddddddHc0', blob, at)
+      -- When a bucket is full at the latest, if there is to be nothing in it now.
+      cs, cu = cs + ns, cu + nu
+      if cu >= 1000000 then cs, cu = cs + 1, cu - 1000000 end
+      n, size = n + 1, size + #key + 32
+      rules[n] = { key, 8 * name, amount, period, burst, cs, cu, cp, pack('<Hc0', #limit, limit) }
+      format[n + 1] = 'c' .. #key .. 'dddd'
+    end
+    rules.n, rules.size, rules.format = n, size, table.concat(format)
+    rules_at[place] = rules
+    return rules
+  end
+
+  -- How the usage of these of the limits is kept.
+  local function read_lines(rules, amounts, from, mask)
+    local lines, format, size = {}, { '<' }, 0
+    for i = 1, rules.n do
+      local rule = rules[i]
+      if unpack_of('<d', amounts, from + rule[2]) ~= NONE then
+        lines[#lines + 1] = { rule[9], rule[2] }
+        format[#format + 1] = 'c' .. #rule[9] .. 'ddd'
+        size = size + #rule[9] + 24
+      end
+    end
+    lines.n, lines.size, lines.format = #lines, size, table.concat(format)
+    rules.lines[mask] = lines
+    return lines
+  end
+
+  -- What a step changes if it can have all of it: places of buckets, what they are to be and how long they are kept if
+  -- that changes; places of usage, and what it is to be.
+  local places, values, keeps, usages, tallies, a, is_list = {}, {}, {}, {}, {}, 1, nil
+
+  local function try(number)
+    local asked = ARGV[1 + number]
+    local op, watched, levels, step, digest = unpack_of('<BBBI4c8', asked)
+    local is_draw, is_settle = op == 0, op == 4
+    if is_settle then
+      if watched ~= 0 then return end
+    elseif not is_draw and op ~= 1 then
+      return
+    end
+    if op ~= 1 then
+      -- What is written last is looked at before anything is.
+      if is_list == nil then is_list = type(redis.pcall('ZCARD', KEYS[open])) == 'number' end
+      if not is_list then return end
+    end
+    local n = string.byte(asked, 32)
+    local at = 33 + 8 * n
+    local lease_at, bucket_at, usage_at, limits_at = unpack_of('<HHHH', asked, at)
+    local lease = got[lease_at]
+    if (not lease) == is_settle or late[lease_at] then return end
+    local amounts, from, field, until_s = asked, 33, this_field, ns + 600
+    local span_s, span_u, on_expiry, text, _
+    if is_draw then
+      _, span_s, span_u, on_expiry, text = unpack_of('<dddBH', asked, at + 2 + 6 * levels)
+      until_s = ns + span_s + 602
+    elseif is_settle then
+      if string.byte(lease) ~= 0 or #lease < 71 + 8 * n then return end
+      if sub(lease, 55, 71) ~= sub(asked, 16, 32) then return end
+      local done, drawn_s, due_s, due_u
+      _, done, drawn_s, _, _, _, due_s, due_u = unpack_of('<BI4dddddd', lease)
+      if step <= done or due_s < ns or (due_s == ns and due_u <= nu) then return end
+      for i = 0, 8 * (n - 1), 8 do
+        local actual = unpack_of('<d', asked, 33 + i)
+        if actual ~= NONE and actual ~= unpack_of('<d', lease, 72 + i) then return end
+      end
+      amounts, from = lease, 72
+      if drawn_s < this_hour then field = string.format('%.0f', drawn_s - fmod(drawn_s, 3600)) end
+    end
+
+    local size = 17
+    for level = 1, levels do
+      if level > 1 then bucket_at, usage_at, limits_at = unpack_of('<HHH', asked, at + 6 * level - 4) end
+      local rules = rules_at[limits_at] or read_rules(limits_at)
+      local count, mask, bit = rules.n, 0, 1
+      if is_settle then
+        for i = 1, count do
+          if unpack_of('<d', lease, 72 + rules[i][2]) ~= NONE then mask = mask + bit end
+          bit = bit * 2
+        end
+      else
+        local raw, keep_s = got[bucket_at], until_s
+        if not raw or #raw < rules.size then return end
+        for i = 1, level - 1 do
+          if places[i] == bucket_at then return end
+        end
+        local numbers = { unpack_of(rules.format, raw) }
+        for i = 1, count do
+          local rule, place = rules[i], 5 * i - 2
+          if numbers[place - 1] ~= rule[1] then return end
+          local units = unpack_of('<d', asked, 33 + rule[2])
+          if units ~= NONE then
+            mask = mask + bit
+            local amount, x = rule[3], units * rule[4]
+            if units > rule[5] or x >= NONE then return end
+            local s, u, p = numbers[place], numbers[place + 1], numbers[place + 2]
+            if s < ns or (s == ns and u < nu) then s, u, p = ns, nu, 0 end
+            -- Exact, since nothing here is as large as 2^53.
+            local dp = x % amount
+            local w = (x - dp) / amount
+            local du = w % 1000000
+            s, u, p = s + (w - du) / 1000000, u + du, p + dp
+            if p >= amount then u, p = u + 1, p - amount end
+            if u >= 1000000 then s, u = s + 1, u - 1000000 end
+            local cs, cu = rule[6], rule[7]
+            if not (s < cs or (s == cs and (u < cu or (u == cu and p <= rule[8])))) then return end
+            local consumed = numbers[place + 3] + units
+            if not (consumed <= LARGEST) then return end
+            if s + 600 > keep_s then keep_s = s + 600 end
+            numbers[place], numbers[place + 1], numbers[place + 2], numbers[place + 3] = s, u, p, consumed
+          end
+          bit = bit * 2
+        end
+        keeps[level] = false
+        if keep_s > numbers[1] then
+          -- Longer than it need be, so that most draws leave it as it is. What outlives everybody never goes.
+          if keep_s - ns > 3999990000 then return end
+          numbers[1] = keep_s + 3600
+          keeps[level] = numbers[1]
+        end
+        places[level], values[level] = bucket_at, pack(rules.format, unpack(numbers))
+        size = size + rules.size
+      end
+      if is_draw or mask == 0 then
+        usages[level] = nil
+      else
+        if count > 50 then return end
+        local lines, raw = rules.lines[mask] or read_lines(rules, amounts, from, mask), counted[usage_at]
+        if not raw then
+          raw = redis.pcall('HGET', KEYS[open + usage_at], field)
+          if type(raw) ~= 'string' then return end
+          counted[usage_at] = raw
+          if field ~= this_field then hours[usage_at] = field end
+        end
+        if (hours[usage_at] or this_field) ~= field or #raw < lines.size then return end
+        for i = 1, level - 1 do
+          if usages[i] == usage_at then return end
+        end
+        local numbers = { unpack_of(lines.format, raw) }
+        for i = 1, lines.n do
+          local line, place = lines[i], 4 * i - 2
+          if numbers[place - 1] ~= line[1] then return end
+          local units = unpack_of('<d', amounts, from + line[2])
+          local all = numbers[place] + units
+          if not (all <= LARGEST) then return end
+          numbers[place], numbers[place + 2] = all, numbers[place + 2] + 1
+          if level == 1 then numbers[place + 1] = numbers[place + 1] + units end
+        end
+        usages[level], tallies[level] = usage_at, pack(lines.format, unpack(numbers))
+        if #raw > lines.size then tallies[level] = tallies[level] .. sub(raw, lines.size + 1) end
+      end
+    end
+
+    a = a + 1
+    answers[a] = granted
+    if watched ~= 0 then
+      -- The buckets as they are then: they begin with all that is to be told.
+      answers[a] = told[size]
+      if not answers[a] then
+        told[size] = pack('<I4Bdd', size, 10, ns, nu)
+        answers[a] = told[size]
+      end
+    end
+    for level = 1, levels do
+      if not is_settle then
+        local place, value, keep_s = places[level], values[level], keeps[level]
+        if watched ~= 0 then
+          a = a + 1
+          answers[a] = value
+        end
+        if not expires[place] then
+          changed[#changed + 1] = place
+          expires[place] = keep_s or NONE
+        elseif keep_s then
+          expires[place] = keep_s
+        end
+        local raw, length = got[place], #value
+        if #raw > length then value = value .. sub(raw, length + 1) end
+        got[place] = value
+      end
+      local usage = usages[level]
+      if usage then
+        counted[usage] = tallies[level]
+        if not is_used[usage] then
+          is_used[usage] = true
+          used[#used + 1] = usage
+        end
+      end
+    end
+    local key = KEYS[lease_at]
+    if is_draw then
+      local due_s, due_u = ns + span_s, nu + span_u
+      if due_u >= 1000000 then due_s, due_u = due_s + 1, due_u - 1000000 end
+      lease = pack('<BI4ddddddB', 0, 0, ns, nu, ns, nu, due_s, due_u, on_expiry)
+        .. sub(asked, 16, 32 + 8 * n) .. ARGV[text]
+      local b = #begun
+      begun[b + 1], begun[b + 2] = key, lease
+      due[b + 1], due[b + 2] = due_s * 1000000 + due_u, sub(key, -32)
+    else
+      lease = pack('<BI4ddc8', 1, step, ns, nu, digest)
+      local e = #ended
+      ended[e + 1], ended[e + 2] = key, lease
+      if is_settle then gone[#gone + 1] = sub(key, -32) end
+    end
+    got[lease_at] = lease
+    return true
+  end
+
+  left = {}
+  for number = 1, steps do
+    if not try(number) then
+      left[#left + 1] = number
+      -- Steps of one lease stay in their order.
+      local asked = ARGV[1 + number]
+      late[unpack_of('<H', asked, 33 + 8 * string.byte(asked, 32))] = true
+    end
+  end
+  if #left == steps then return end
+
+  if ns > ls then
+    kept = pack('<dddd', ns, nu, as, 0)
+    call('SET', KEYS[1], kept)
+  end
+  for i = 1, #changed do
+    local place = changed[i]
+    local until_s = expires[place]
+    if until_s == NONE then
+      -- In its place, which leaves it its time.
+      call('SETRANGE', KEYS[place], '0', got[place])
+    else
+      call('SET', KEYS[place], got[place], 'PXAT', string.format('%.0f', (until_s - as) * 1000))
+    end
+  end
+  for i = 1, #used do
+    local usage = used[i]
+    call('HSET', KEYS[open + usage], hours[usage] or this_field, counted[usage])
+  end
+  for i = 1, #begun, 2 do call('SET', begun[i], begun[i + 1]) end
+  for i = 1, #ended, 2 do call('SET', ended[i], ended[i + 1], 'PX', '600000') end
+  if #due > 0 then call('ZADD', KEYS[open], unpack(due)) end
+  if #gone > 0 then call('ZREM', KEYS[open], unpack(gone)) end
+end
+
+if kept then fast() end
+if not left then
+  left = {}
+  for number = 1, steps do left[number] = number end
+end
+answers[1] = pack('<H' .. string.rep('H', #left), #left, unpack(left))
+if #left == 0 then return table.concat(answers) end

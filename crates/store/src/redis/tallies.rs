@@ -1,0 +1,194 @@
+//! Usage as it is kept: by the hour, and what days and months have beside their hours.
+//!
+//! A settle counts in one place, the hour of its draw; days and months are summed up when they are asked for. Hours that
+//! are forgotten are added to what their day and their month have beside hours, so that those stay whole; a day or a month
+//! that is forgotten has what its hours have taken away from it, and counts anew from there.
+
+use std::collections::BTreeMap;
+
+use tidegate_core::limit::usage::{Tally, Window};
+use tidegate_core::time::Stamp;
+
+use super::pack::{Packed, Unpack, to_signed_double};
+use crate::error::StoreError;
+
+/// Units, own units and leases; below zero is what is to be taken away.
+type Sums = [i64; 3];
+
+/// The usage of one subject.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Tallies {
+    /// By window, when it began, and limit. Days and months have here what is not in their hours.
+    kept: BTreeMap<(Window, Stamp, String), Sums>,
+}
+
+impl Tallies {
+    /// What the fields of a hash say.
+    pub(super) fn read<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<Self, StoreError> {
+        let mut kept = BTreeMap::new();
+        for (field, value) in fields {
+            let (window, start) = read_field(field)?;
+            let mut read = Unpack::new(value, "a line of usage");
+            while !read.is_empty() {
+                let limit = read.text()?.to_owned();
+                kept.insert((window, start, limit), [read.signed()?, read.signed()?, read.signed()?]);
+            }
+        }
+        Ok(Self { kept })
+    }
+
+    /// The lines of a window, by limit and then by when they began.
+    pub(super) fn lines(&self, window: Window) -> BTreeMap<(&str, Stamp), Tally> {
+        let mut sums: BTreeMap<(&str, Stamp), Sums> = BTreeMap::new();
+        for ((of, start, limit), kept) in &self.kept {
+            let start = match of {
+                Window::Hour => window.around(*start).start,
+                of if *of == window => *start,
+                Window::Day | Window::Month => continue,
+            };
+            let sum = sums.entry((limit, start)).or_default();
+            add(sum, *kept);
+        }
+        let tally = |[units, own, leases]: Sums| {
+            let count = |sum: i64| u64::try_from(sum).unwrap_or(0);
+            Tally { units: count(units), own: count(own), leases: count(leases) }
+        };
+        // Every lease counts at least itself.
+        sums.into_iter().filter(|(_, sums)| sums[2] > 0).map(|(line, sums)| (line, tally(sums))).collect()
+    }
+
+    /// Forgets up to `max` lines of a window that ended at `before` or earlier, and answers how many.
+    pub(super) fn prune(&mut self, window: Window, before: Stamp, max: usize) -> usize {
+        let old = |(limit, start): &(&str, Stamp)| {
+            (window.around(*start).end <= before).then(|| (*start, (*limit).to_owned()))
+        };
+        let mut old: Vec<(Stamp, String)> = self.lines(window).keys().filter_map(old).collect();
+        old.sort();
+        old.truncate(max);
+        for (start, limit) in &old {
+            if window == Window::Hour {
+                let gone = self.kept.remove(&(window, *start, limit.clone())).unwrap_or_default();
+                for longer in [Window::Day, Window::Month] {
+                    let key = (longer, longer.around(*start).start, limit.clone());
+                    add(self.kept.entry(key).or_default(), gone);
+                }
+            } else {
+                let mut hours = Sums::default();
+                for ((of, at, name), kept) in &self.kept {
+                    if *of == Window::Hour && name == limit && window.around(*at).start == *start {
+                        add(&mut hours, *kept);
+                    }
+                }
+                self.kept.insert((window, *start, limit.clone()), hours.map(|sum| -sum));
+            }
+        }
+        self.kept.retain(|_, sums| *sums != Sums::default());
+        old.len()
+    }
+
+    /// The fields of the hash that says this.
+    pub(super) fn fields(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut fields: BTreeMap<String, Packed> = BTreeMap::new();
+        for ((window, start, limit), sums) in &self.kept {
+            let packed = fields.entry(field(*window, *start)).or_default().text(limit);
+            for sum in sums {
+                packed.double(to_signed_double(*sum));
+            }
+        }
+        fields.into_iter().map(|(field, packed)| (field, packed.0)).collect()
+    }
+}
+
+/// Whether a field has lines of a window that ended at `before` or earlier. One that cannot be read has none: whoever reads
+/// it is told so.
+pub(super) fn is_old(field: &[u8], window: Window, before: Stamp) -> bool {
+    let is_old = |(of, start): (Window, Stamp)| {
+        (of == window || of == Window::Hour) && window.around(start).end <= before
+    };
+    read_field(field).is_ok_and(is_old)
+}
+
+fn add(sums: &mut Sums, more: Sums) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum = sum.saturating_add(more);
+    }
+}
+
+/// An hour is the second it began with; days and months have a letter before it.
+fn field(window: Window, start: Stamp) -> String {
+    let letter = match window {
+        Window::Hour => "",
+        Window::Day => "d",
+        Window::Month => "m",
+    };
+    format!("{letter}{}", start.as_micros() / 1_000_000)
+}
+
+fn read_field(field: &[u8]) -> Result<(Window, Stamp), StoreError> {
+    let (window, seconds) = match field {
+        [b'd', rest @ ..] => (Window::Day, rest),
+        [b'm', rest @ ..] => (Window::Month, rest),
+        rest => (Window::Hour, rest),
+    };
+    let seconds = std::str::from_utf8(seconds).ok().and_then(|text| text.parse().ok());
+    let corrupt = || StoreError::Corrupt { what: format!("usage of the window `{}`", field.escape_ascii()) };
+    Ok((window, Stamp::from_secs(seconds.ok_or_else(corrupt)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2027-01-15T08:00:00Z.
+    const HOUR: u64 = 1_800_000_000;
+
+    fn tallies() -> Tallies {
+        let line = |limit: &str, units: f64| {
+            let mut packed = Packed::default();
+            packed.text(limit).double(units).double(units).double(1.0);
+            packed.0
+        };
+        let fields = [
+            ((HOUR).to_string(), [line("rpm", 1.0), line("tpm", 10.0)].concat()),
+            ((HOUR + 3_600).to_string(), line("tpm", 5.0)),
+            ((HOUR + 86_400).to_string(), line("tpm", 7.0)),
+        ];
+        Tallies::read(fields.iter().map(|(field, value)| (field.as_bytes(), &value[..]))).unwrap()
+    }
+
+    fn units(tallies: &Tallies, window: Window) -> Vec<(String, u64)> {
+        tallies.lines(window).iter().map(|((limit, _), tally)| ((*limit).to_owned(), tally.units)).collect()
+    }
+
+    fn named(units: &[(&str, u64)]) -> Vec<(String, u64)> {
+        units.iter().map(|(limit, units)| ((*limit).to_owned(), *units)).collect()
+    }
+
+    #[test]
+    fn days_and_months_are_the_sums_of_their_hours() {
+        let tallies = tallies();
+        assert_eq!(units(&tallies, Window::Hour), named(&[("rpm", 1), ("tpm", 10), ("tpm", 5), ("tpm", 7)]));
+        assert_eq!(units(&tallies, Window::Day), named(&[("rpm", 1), ("tpm", 15), ("tpm", 7)]));
+        assert_eq!(units(&tallies, Window::Month), named(&[("rpm", 1), ("tpm", 22)]));
+        let fields = tallies.fields();
+        let read = Tallies::read(fields.iter().map(|(field, value)| (field.as_bytes(), &value[..])));
+        assert_eq!(read.unwrap(), tallies);
+    }
+
+    #[test]
+    fn what_is_forgotten_of_one_window_stays_in_the_others() {
+        let mut hours = tallies();
+        assert_eq!(hours.prune(Window::Hour, Stamp::from_secs(HOUR + 3_600), 9), 2);
+        assert_eq!(units(&hours, Window::Hour), named(&[("tpm", 5), ("tpm", 7)]));
+        assert_eq!(units(&hours, Window::Month), named(&[("rpm", 1), ("tpm", 22)]));
+        let mut days = tallies();
+        let end = Window::Day.around(Stamp::from_secs(HOUR)).end;
+        assert_eq!((days.prune(Window::Day, end, 1), days.prune(Window::Day, end, 9)), (1, 1));
+        assert_eq!(units(&days, Window::Day), named(&[("tpm", 7)]));
+        assert_eq!(units(&days, Window::Hour).len(), 4);
+        assert_eq!(units(&days, Window::Month), named(&[("rpm", 1), ("tpm", 22)]));
+        // Hours that go after their day has gone leave nothing of it.
+        days.prune(Window::Hour, Stamp::MAX, 99);
+        assert_eq!(units(&days, Window::Day), named(&[("tpm", 7)]));
+    }
+}

@@ -1,0 +1,176 @@
+//! Records as tables have them, whatever engine the tables are in.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::bucket::{Bucket, Shape, Span};
+use tidegate_core::limit::lease::Ending;
+use tidegate_core::limit::meter::Meter;
+use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
+use tidegate_core::limit::policy::{OnExpiry, Policy, Scope, Version, Versioned};
+use tidegate_core::limit::rule::Rule;
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+
+use crate::codec;
+use crate::error::StoreError;
+use crate::page::Paging;
+
+/// A policy as it was written.
+pub(crate) type WrittenPolicy = Versioned<Arc<Policy>>;
+
+/// A number as a column holds it. No number of ours comes near the bound; one that did would stop at it.
+pub(crate) fn column(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A column that holds no number below zero.
+pub(crate) fn number(column: i64, what: &str) -> Result<u64, StoreError> {
+    u64::try_from(column).map_err(|_| StoreError::Corrupt { what: format!("{what} is {column}, below zero") })
+}
+
+/// One more than a page holds, to see whether there are more.
+pub(crate) fn more_than(paging: &Paging) -> i64 {
+    column(paging.max() as u64 + 1)
+}
+
+/// A scope as the table of policies has it.
+pub(crate) struct Key<'a> {
+    pub(crate) kind: i64,
+    pub(crate) entity: &'a str,
+    pub(crate) resource: &'a str,
+}
+
+impl<'a> Key<'a> {
+    pub(crate) fn of(scope: &'a Scope) -> Self {
+        let kind = match scope {
+            Scope::System => 0,
+            Scope::Resource(_) => 1,
+            Scope::Entity(_) => 2,
+            Scope::Subject(_) => 3,
+        };
+        let entity = scope.entity().map_or("", EntityId::as_str);
+        let resource = scope.resource().map_or("", ResourceName::as_str);
+        Self { kind, entity, resource }
+    }
+}
+
+pub(crate) fn scope(kind: i64, entity: &str, resource: &str) -> Result<Scope, StoreError> {
+    let corrupt = |error: &dyn std::error::Error| StoreError::Corrupt { what: format!("a policy: {error}") };
+    match kind {
+        0 => Ok(Scope::System),
+        1 => Ok(Scope::Resource(ResourceName::new(resource).map_err(|error| corrupt(&error))?)),
+        2 => Ok(Scope::Entity(EntityId::new(entity).map_err(|error| corrupt(&error))?)),
+        3 => Ok(Scope::Subject(subject(entity, resource)?)),
+        other => Err(StoreError::Corrupt { what: format!("a policy of the kind {other}") }),
+    }
+}
+
+/// A subject of two names from the file.
+pub(crate) fn subject(entity: &str, resource: &str) -> Result<Subject, StoreError> {
+    Subject::new(entity, resource).map_err(|error| StoreError::Corrupt { what: error.to_string() })
+}
+
+pub(crate) fn written_policy(version: i64, body: &str) -> Result<WrittenPolicy, StoreError> {
+    let version = Version::new(number(version, "the version of a policy")?);
+    Ok(Versioned { version, value: Arc::new(codec::policy_from_text(body)?) })
+}
+
+/// A limit as its row has it: what it is called, its amount, period and burst, when it is full, the newest version that a
+/// caller has brought, and what it has consumed.
+pub(crate) struct MeterRow<'a> {
+    pub(crate) row: &'a str,
+    pub(crate) shape: [i64; 3],
+    pub(crate) full_at: i64,
+    pub(crate) part: i64,
+    pub(crate) version: i64,
+    pub(crate) consumed: i64,
+}
+
+impl MeterRow<'_> {
+    /// The limit, or what is wrong with it.
+    pub(crate) fn meter(&self) -> Result<Meter, StoreError> {
+        let row = self.row;
+        let read = |column: i64| number(column, &format!("the limit `{row}`"));
+        // What stands behind `~` is the shape of a limit that was given with a call; no name holds one.
+        let (name, is_of_call) = row.split_once('~').map_or((row, false), |(name, _)| (name, true));
+        let corrupt = |why: String| StoreError::Corrupt { what: format!("the limit `{row}`: {why}") };
+        let name = LimitName::new(name).map_err(|error| corrupt(error.to_string()))?;
+        let [amount, period, burst] = self.shape;
+        let (amount, period, burst) = (read(amount)?, Duration::from_micros(read(period)?), read(burst)?);
+        let shape = Shape::new(amount, period, burst).map_err(|error| corrupt(error.to_string()))?;
+        // A debt of ages is a time beyond what a column holds as a number above zero; all its bits are kept.
+        let full_at = Span { whole: self.full_at.cast_unsigned(), part: read(self.part)? };
+        if full_at.part >= amount {
+            return Err(corrupt(format!("{} parts of {amount}", full_at.part)));
+        }
+        let rule = Rule::stored(name, shape);
+        let rule = if is_of_call { rule.of_call() } else { rule };
+        if rule.row() != row {
+            return Err(corrupt(format!("its shape is that of `{}`", rule.row())));
+        }
+        let version = Version::new(read(self.version)?);
+        Ok(Meter::restored(Bucket::from_full_at(full_at), Arc::new(rule), version, self.consumed))
+    }
+
+    /// The same for a rule that is known to be the row's.
+    pub(crate) fn of_rule(&self, rule: &Arc<Rule>) -> Result<Meter, StoreError> {
+        let full_at = Span { whole: self.full_at.cast_unsigned(), part: number(self.part, "a part")? };
+        let version = Version::new(number(self.version, "a version")?);
+        Ok(Meter::restored(Bucket::from_full_at(full_at), Arc::clone(rule), version, self.consumed))
+    }
+}
+
+/// A shape as columns: amount, period in microseconds, and burst.
+pub(crate) fn shape_columns(shape: &Shape<Stamp>) -> [i64; 3] {
+    let period = u64::try_from(shape.period().as_micros()).unwrap_or(u64::MAX);
+    [column(shape.amount()), column(period), column(shape.burst())]
+}
+
+/// How a lease ended, as a number.
+pub(crate) const fn ending_number(how: Ending) -> i64 {
+    match how {
+        Ending::Settled => 0,
+        Ending::Cancelled => 1,
+        Ending::Expired => 2,
+    }
+}
+
+pub(crate) fn ending(how: i64) -> Result<Ending, StoreError> {
+    match how {
+        0 => Ok(Ending::Settled),
+        1 => Ok(Ending::Cancelled),
+        2 => Ok(Ending::Expired),
+        other => Err(StoreError::Corrupt { what: format!("it ended in the way {other}") }),
+    }
+}
+
+pub(crate) fn stamp(column: i64) -> Result<Stamp, StoreError> {
+    Ok(Stamp::from_micros(number(column, "a time")?))
+}
+
+/// What becomes of a lease at its deadline, as its row has it.
+pub(crate) fn on_expiry(number: i64) -> Result<OnExpiry, StoreError> {
+    match number {
+        0 => Ok(OnExpiry::Settle),
+        1 => Ok(OnExpiry::Return),
+        other => Err(StoreError::Corrupt { what: format!("it expires in the way {other}") }),
+    }
+}
+
+/// Windows that begin before this have ended by `before`.
+pub(crate) fn ended_by(window: Window, before: Stamp) -> i64 {
+    column(window.around(before).start.as_micros())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_cannot_be_is_told() {
+        assert!(ending(3).is_err());
+        assert!(stamp(-1).is_err());
+        assert!(on_expiry(2).is_err());
+    }
+}

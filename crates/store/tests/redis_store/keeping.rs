@@ -1,0 +1,183 @@
+//! What is kept for how long, and by which clock.
+
+use std::time::Duration;
+
+use tidegate_core::limit::rule::Limit;
+use tidegate_store::{Adjust, Buckets as _, Cancel, Lookup, Paging, Policies as _, Repaired, Store as _};
+
+use crate::engine_kit::{address, unique};
+use crate::kit::{
+    REDIS, ask, connect, draw, granted, keys, levels, next_lease, patient, settle, slow, subject,
+};
+use crate::proxy::{Proxy, local};
+
+#[tokio::test]
+async fn a_bucket_is_kept_until_it_is_full_and_a_debt_until_it_is_paid() {
+    let (namespace, url) = (unique("kept"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    // Full again in a moment, but its lease has an hour.
+    let quick = levels(1, &[("quick", &[Limit::per_second("rpm", 1_000)])]);
+    let lease = draw(&quick, &[("rpm", 5)]);
+    granted(store.draw(&lease).await);
+    // Full again in ten days.
+    let slowly = levels(1, &[("slow", &[slow("rpm", 10), Limit::per_second("tpm", 10)])]);
+    granted(store.spend(&draw(&slowly, &[("rpm", 10), ("tpm", 1)])).await);
+    // A thousand days of debt.
+    let debtor = levels(1, &[("debtor", &[slow("rpm", 10)])]);
+    let held = draw(&debtor, &[("rpm", 10)]);
+    granted(store.draw(&held).await);
+    let deltas = debtor.deltas(&[("rpm", 1_000)]).unwrap();
+    let adjust = Adjust { lease: held.lease, step: 1, levels: debtor.clone(), deltas };
+    store.adjust(&adjust).await.unwrap();
+    let table = [
+        ("quick", 3_600.0, 3.0 * 3_600.0),
+        ("slow", 10.0 * 86_400.0, 11.0 * 86_400.0),
+        ("debtor", 1_010.0 * 86_400.0, 1_011.0 * 86_400.0),
+    ];
+    for (entity, at_least, at_most) in table {
+        let found = keys(&mut connection, &namespace, &format!("b:{entity}")).await;
+        let [key] = &found[..] else { panic!("one bucket, and not {found:?}") };
+        let millis: f64 = ask(&mut connection, &["PTTL", key]).await;
+        let seconds = millis / 1_000.0;
+        assert!((at_least..at_most).contains(&seconds), "`{entity}` goes in {seconds} s");
+        // A draw of another limit does not shorten what is left.
+        let before: i64 = ask(&mut connection, &["PEXPIRETIME", key]).await;
+        if entity == "slow" {
+            granted(store.spend(&draw(&slowly, &[("tpm", 1)])).await);
+            let after: i64 = ask(&mut connection, &["PEXPIRETIME", key]).await;
+            assert!(after >= before, "{after} is earlier than {before}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_open_lease_is_kept_and_an_ended_one_goes_after_ten_minutes() {
+    let (namespace, url) = (unique("leases"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
+    let lease = draw(&levels, &[("rpm", 1)]);
+    granted(store.draw(&lease).await);
+    let found = keys(&mut connection, &namespace, "l:").await;
+    assert_eq!(found.len(), 1);
+    let ttl: i64 = ask(&mut connection, &["PTTL", &found[0]]).await;
+    assert_eq!(ttl, -1, "an open lease is ended, not forgotten");
+    store.settle(&settle(&lease, &[])).await.unwrap();
+    let never = next_lease();
+    let cancel = Cancel { lease: never, step: 1, levels: levels.clone(), is_watched: true };
+    store.cancel(&cancel).await.unwrap();
+    granted(store.spend(&draw(&levels, &[("rpm", 1)])).await);
+    let found = keys(&mut connection, &namespace, "l:").await;
+    assert_eq!(found.len(), 3, "one that was settled, a mark, and one that was spent");
+    for key in found {
+        let ttl: i64 = ask(&mut connection, &["PTTL", &key]).await;
+        assert!((1..=600_000).contains(&ttl), "{key} goes in {ttl} ms");
+    }
+    let open: u64 = ask(&mut connection, &["ZCARD", &format!("tidegate:{{{namespace}}}:open")]).await;
+    assert_eq!(open, 0);
+}
+
+/// The server's clock cannot be set by a test; what is kept of it can.
+#[tokio::test]
+async fn a_clock_that_was_set_back_goes_on_from_where_it_was_without_credit() {
+    let (namespace, url) = (unique("clock"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let levels = levels(1, &[("acme", &[Limit::per_hour("rpm", 60)])]);
+    granted(store.spend(&draw(&levels, &[("rpm", 60)])).await);
+    let now = async || store.balances(&Lookup::Subjects(Vec::new())).await.unwrap().at;
+    let before = now().await;
+    // As if the last draw had been an hour from now, and the clock set back since.
+    let ahead = before + Duration::from_hours(1);
+    let seconds = ahead.as_micros() / 1_000_000;
+    let mut kept = Vec::new();
+    for number in [f64::from(u32::try_from(seconds).unwrap()), 0.0, 0.0, 0.0] {
+        kept.extend(number.to_le_bytes());
+    }
+    let key = format!("tidegate:{{{namespace}}}:clock");
+    redis::cmd("SET").arg(&key).arg(kept).exec_async(&mut connection).await.unwrap();
+    let moved = granted(store.spend(&draw(&levels, &[("rpm", 30)])).await);
+    assert!(moved.at.as_micros() >= seconds * 1_000_000, "time goes on from where it was");
+    assert!(moved.at.as_micros() < (seconds + 600) * 1_000_000);
+    // That hour was really there by the clock of then, and no more.
+    let later = now().await;
+    assert!(later >= moved.at);
+    let seen = store.balances(&Lookup::Subjects(vec![subject("acme")])).await.unwrap();
+    assert!(seen.buckets[0].meters[0].available(seen.at) <= 30);
+    // A small step is waited out: time does not run back.
+    for _ in 0..3 {
+        let next = granted(store.spend(&draw(&levels, &[("rpm", 1)])).await).at;
+        assert!(next >= later);
+    }
+}
+
+#[tokio::test]
+async fn a_change_is_heard_of_by_other_processes_at_once() {
+    let (namespace, url) = (unique("heard"), address(REDIS));
+    let writer = patient(&url).namespace(&namespace).open().await.unwrap();
+    let reader = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut changes = reader.changes().expect("Redis announces changes");
+    let change = tidegate_store::PolicyChange {
+        scope: tidegate_core::limit::policy::Scope::System,
+        expect: tidegate_core::limit::policy::Expect::Any,
+        policy: Some(tidegate_core::limit::policy::Policy::new([slow("rpm", 1)]).unwrap()),
+    };
+    let version = writer.apply(&[change], "ops").await.unwrap();
+    while changes.newest() < version {
+        changes.changed().await;
+    }
+    assert_eq!(changes.newest(), version);
+}
+
+#[tokio::test]
+async fn what_was_announced_while_nobody_listened_is_read_later() {
+    let (namespace, url) = (unique("missed"), address(REDIS));
+    let port = url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address with a port");
+    let wire = Proxy::to(local(port)).await;
+    let near = patient(&url).namespace(&namespace).open().await.unwrap();
+    let far = patient(&wire.redis()).namespace(&namespace).open().await.unwrap();
+    let mut changes = far.changes().expect("Redis announces changes");
+    for round in 0..3 {
+        wire.take_down(true);
+        let policy = Some(tidegate_core::limit::policy::Policy::new([slow("rpm", 1 + round)]).unwrap());
+        let change = tidegate_store::PolicyChange {
+            scope: tidegate_core::limit::policy::Scope::System,
+            expect: tidegate_core::limit::policy::Expect::Any,
+            policy,
+        };
+        let version = near.apply(&[change], "ops").await.unwrap();
+        wire.take_down(false);
+        while changes.newest() < version {
+            changes.changed().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_index_that_has_lost_a_subject_is_repaired_by_looking_through_the_keys() {
+    let (namespace, url) = (unique("repair [x]"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    for entity in ["acme", "globex", "initech"] {
+        let levels = levels(1, &[(entity, &[slow("rpm", 10)])]);
+        granted(store.spend(&draw(&levels, &[("rpm", 1)])).await);
+    }
+    assert_eq!(store.repair().await.unwrap(), Repaired::default());
+    let listed = async || {
+        let page = store.buckets(&subject("x").resource, &Paging::default()).await.unwrap();
+        page.items.iter().map(|bucket| bucket.subject.entity.to_string()).collect::<Vec<_>>()
+    };
+    let all = listed().await;
+    assert_eq!(all, ["acme", "globex", "initech"]);
+    // One is lost, and one is known that is not there.
+    let index = format!("tidegate:{{{namespace}}}:index");
+    let mut calls = vec![redis::cmd("ZREM"), redis::cmd("ZADD")];
+    calls[0].arg(&index).arg("s\0globex\0gpt").arg("r\0gpt\0globex");
+    calls[1].arg(&index).arg(0).arg("s\0nobody\0gpt").arg(0).arg("r\0gpt\0nobody");
+    for call in calls {
+        call.exec_async(&mut connect(&url).await).await.unwrap();
+    }
+    assert_eq!(listed().await, ["acme", "initech"]);
+    assert_eq!(store.repair().await.unwrap(), Repaired { added: 1, removed: 1 });
+    assert_eq!(listed().await, all);
+}

@@ -1,0 +1,56 @@
+//! Over TLS: a certificate that nobody trusts is denied and never away, and nothing is said in the open.
+
+#[path = "engine_kit/private_redis.rs"]
+#[allow(dead_code, reason = "another test needs the rest")]
+mod private_redis;
+
+use std::process::Command;
+use std::time::Duration;
+
+use private_redis::Server;
+use tidegate_store::{RedisOptions, StoreError};
+
+#[tokio::test]
+async fn a_certificate_that_nobody_trusts_is_denied_and_never_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (key, certificate) = (file("key.pem"), file("certificate.pem"));
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"])
+        .args(["-addext", "subjectAltName=DNS:localhost", "-keyout", &key, "-out", &certificate])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free.to_string();
+    let tls = ["--tls-port", &port, "--tls-cert-file", &certificate, "--tls-key-file", &key];
+    let server = Server::start(
+        &[&tls[..], &["--tls-ca-cert-file", &certificate, "--tls-auth-clients", "no"]].concat(),
+    )
+    .await;
+    let plain = RedisOptions::new(server.url()).open().await;
+    assert!(plain.is_ok(), "it is there without TLS: {plain:?}");
+    let url = format!("rediss://localhost:{port}");
+    let error = RedisOptions::new(&url).open().await.expect_err("it is not trusted");
+    assert!(matches!(error, StoreError::Denied { .. }), "{url}: {error:?}");
+}
+
+/// Such a server says nothing to a greeting that it does not understand, so that there is nothing to tell it by from one that is
+/// away. What counts is that nothing is ever said to it in the open.
+#[tokio::test]
+async fn a_server_that_speaks_no_tls_is_never_spoken_to_without() {
+    let server = Server::start(&[]).await;
+    for url in [
+        format!("rediss://:secret@127.0.0.1:{}", server.port),
+        format!("rediss+cluster://:secret@127.0.0.1:{}", server.port),
+    ] {
+        let opened = RedisOptions::new(&url).timeout(Duration::from_millis(500)).open().await;
+        let error = opened.expect_err("it is no TLS that it speaks");
+        assert!(matches!(error, StoreError::Denied { .. }) || error.is_transient(), "{url}: {error:?}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+    let stats = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await;
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query_async(&mut stats.unwrap()).await.unwrap();
+    assert!(!stats.contains("auth") && !stats.contains("eval"), "{stats}");
+}

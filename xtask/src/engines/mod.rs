@@ -1,0 +1,247 @@
+//! `cargo xtask engines`: real servers for the tests, private ones, on ports of their own.
+//!
+//! A store is only done when it passes its tests on the engine itself, so bringing one must cost a developer one
+//! command. Whatever already runs on the machine is left alone: these have their own ports and folders, their numbers
+//! are written down in `target/engines/state.json`, and only what is written there is ever stopped.
+
+mod fetch;
+mod owner;
+mod postgres;
+mod process;
+mod redis;
+mod state;
+
+use std::fmt;
+use std::fs::{self, File};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::workspace;
+use state::{Running, State};
+
+/// What the tests can run on. The first two need nothing and are always there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Engine {
+    /// In the process
+    Memory,
+    /// Built in
+    Sqlite,
+    /// One Redis server
+    Redis,
+    /// One Valkey server
+    Valkey,
+    /// Six Redis nodes: three primaries, each with a replica
+    RedisCluster,
+    /// A primary, a replica and three sentinels that watch them; only when asked for
+    Sentinel,
+    /// One PostgreSQL server
+    Postgres,
+}
+
+impl Engine {
+    /// Those that a whole test run needs.
+    pub(crate) const SERVERS: [Self; 4] = [Self::Redis, Self::Valkey, Self::RedisCluster, Self::Postgres];
+
+    /// The feature that its tests are behind.
+    pub(crate) const fn feature(self) -> Option<&'static str> {
+        match self {
+            Self::Memory => None,
+            Self::Sqlite => Some("sqlite"),
+            Self::Redis | Self::Valkey | Self::RedisCluster | Self::Sentinel => Some("redis"),
+            Self::Postgres => Some("postgres"),
+        }
+    }
+
+    /// Whether a test program behind its feature is for this engine: where several engines have one feature, those
+    /// that are not the plain one begin with the engine's name.
+    pub(crate) fn owns_test(self, name: &str) -> bool {
+        let others = ["valkey", "redis_cluster", "redis_sentinel"];
+        let begins = |prefix: &str| name.starts_with(prefix);
+        match self {
+            Self::Memory => false,
+            Self::Sqlite | Self::Postgres => true,
+            Self::Redis => !others.into_iter().any(begins),
+            Self::Valkey => begins(others[0]),
+            Self::RedisCluster => begins(others[1]),
+            Self::Sentinel => begins(others[2]),
+        }
+    }
+
+    /// Where the tests look for its address.
+    const fn variable(self) -> Option<&'static str> {
+        match self {
+            Self::Memory | Self::Sqlite => None,
+            Self::Redis => Some("TIDEGATE_TEST_REDIS"),
+            Self::Valkey => Some("TIDEGATE_TEST_VALKEY"),
+            Self::RedisCluster => Some("TIDEGATE_TEST_CLUSTER"),
+            Self::Sentinel => Some("TIDEGATE_TEST_SENTINEL"),
+            Self::Postgres => Some("TIDEGATE_TEST_POSTGRES"),
+        }
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Memory => "memory",
+            Self::Sqlite => "sqlite",
+            Self::Redis => "redis",
+            Self::Valkey => "valkey",
+            Self::RedisCluster => "redis-cluster",
+            Self::Sentinel => "sentinel",
+            Self::Postgres => "postgres",
+        })
+    }
+}
+
+/// How to show what runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// A table, for people.
+    Table,
+    /// The state file, for programs.
+    Json,
+    /// Lines that a shell can read in, so that `cargo test` finds the engines.
+    Env,
+}
+
+/// Starts those of `engines` that do not run yet; all that a whole test run needs where none is named.
+pub(crate) fn up(engines: &[Engine]) -> Result<()> {
+    let engines = if engines.is_empty() { &Engine::SERVERS[..] } else { engines };
+    let _lock = lock()?;
+    let mut state = State::read()?;
+    state.forget_dead();
+    for &engine in engines.iter().filter(|engine| engine.variable().is_some()) {
+        if state.is_up(engine) {
+            continue;
+        }
+        // What is left of one that lost some of its servers is in the way of a new one.
+        stop(&mut state, &[engine])?;
+        eprintln!("starting {engine}");
+        let running = start(engine).with_context(|| format!("the engine {engine} does not start"))?;
+        state.engines.push(running);
+        state.write()?;
+    }
+    state.write()
+}
+
+fn start(engine: Engine) -> Result<Running> {
+    match engine {
+        Engine::Redis => redis::single(engine, &fetch::redis()?),
+        Engine::Valkey => redis::single(engine, &fetch::valkey()?),
+        Engine::RedisCluster => redis::cluster(&fetch::redis()?),
+        Engine::Sentinel => redis::sentinel(&fetch::redis()?),
+        Engine::Postgres => postgres::start(&fetch::postgres()?),
+        Engine::Memory | Engine::Sqlite => unreachable!("they have no server"),
+    }
+}
+
+/// Stops `engines`, or all where none is named: what the state file names, and nothing else.
+pub(crate) fn down(engines: &[Engine]) -> Result<()> {
+    let _lock = lock()?;
+    let mut state = State::read()?;
+    let all: Vec<_> = state.engines.iter().map(|running| running.engine).collect();
+    stop(&mut state, if engines.is_empty() { &all } else { engines })
+}
+
+fn stop(state: &mut State, engines: &[Engine]) -> Result<()> {
+    for running in state.engines.iter().filter(|running| engines.contains(&running.engine)) {
+        running.stop()?;
+    }
+    state.engines.retain(|running| !engines.contains(&running.engine));
+    state.write()
+}
+
+/// Shows what runs.
+pub(crate) fn status(shown: Shown) -> Result<()> {
+    let mut state = State::read()?;
+    state.forget_dead();
+    match shown {
+        Shown::Table => print!("{}", state.table()),
+        Shown::Json => println!("{}", serde_json::to_string_pretty(&state)?),
+        Shown::Env => {
+            for (name, value) in state.variables() {
+                println!("export {name}='{value}'");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Engines for as long as some work takes: those that it started are stopped at its end, whatever the end is.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    started: Vec<Engine>,
+}
+
+impl Borrowed {
+    /// Brings up what is missing of `engines`.
+    pub(crate) fn up(engines: &[Engine]) -> Result<Self> {
+        let mut before = State::read()?;
+        before.forget_dead();
+        let started: Vec<_> = engines.iter().copied().filter(|engine| !before.is_up(*engine)).collect();
+        let borrowed = Self { started };
+        if !engines.is_empty() {
+            up(engines)?;
+        }
+        Ok(borrowed)
+    }
+
+    /// What the tests are told.
+    pub(crate) fn variables(&self) -> Result<Vec<(&'static str, String)>> {
+        let state = State::read()?;
+        let missing: Vec<_> = self.started.iter().filter(|engine| !state.is_up(**engine)).collect();
+        ensure!(missing.is_empty(), "engines that are missing: {missing:?}");
+        Ok(state.variables())
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if self.started.is_empty() {
+            return;
+        }
+        if let Err(error) = down(&self.started) {
+            eprintln!("engines were not stopped: {error:#}");
+        }
+    }
+}
+
+/// One command at a time changes what runs.
+fn lock() -> Result<File> {
+    let folder = folder();
+    fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
+    let path = folder.join("lock");
+    let file = File::create(&path).with_context(|| format!("could not create {}", path.display()))?;
+    file.lock().with_context(|| format!("could not lock {}", path.display()))?;
+    Ok(file)
+}
+
+/// Where everything about them is.
+fn folder() -> std::path::PathBuf {
+    workspace::target().join("engines")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_called_the_same_on_the_command_line_and_in_the_state_file() {
+        for engine in Engine::value_variants() {
+            let typed = engine.to_possible_value().expect("none is hidden");
+            assert_eq!(typed.get_name(), engine.to_string());
+            assert_eq!(serde_json::to_value(engine).unwrap(), engine.to_string());
+        }
+    }
+
+    #[test]
+    fn every_server_has_a_variable_and_a_feature() {
+        for engine in Engine::SERVERS {
+            assert!(engine.variable().is_some() && engine.feature().is_some(), "{engine}");
+        }
+    }
+}

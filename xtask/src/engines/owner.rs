@@ -1,0 +1,83 @@
+//! Whose a server is: PostgreSQL refuses to run as root.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+/// Users that a server may run as, the better one first: the second is on every system.
+const USERS: [&str; 2] = ["postgres", "nobody"];
+
+/// Somebody else to run a server as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    uid: u32,
+    gid: u32,
+}
+
+impl Owner {
+    /// Who a server runs as that refuses root; `None` means as ourselves.
+    pub(super) fn instead_of_root() -> Result<Option<Self>> {
+        if fs::metadata("/proc/self")?.uid() != 0 {
+            return Ok(None);
+        }
+        let users = fs::read_to_string("/etc/passwd").context("could not read who the users are")?;
+        let found = USERS.iter().find_map(|name| find(&users, name));
+        found.map(Some).with_context(|| format!("there is no user to run a server as: none of {USERS:?}"))
+    }
+
+    /// The command as this user's.
+    pub(super) fn run(self, command: &mut Command) -> &mut Command {
+        command.uid(self.uid).gid(self.gid)
+    }
+
+    pub(super) fn own(self, folder: &Path) -> Result<()> {
+        std::os::unix::fs::chown(folder, Some(self.uid), Some(self.gid))
+            .with_context(|| format!("could not give {} away", folder.display()))
+    }
+}
+
+/// Whether anybody may go through `folder` and all above it.
+pub(super) fn is_open_to_all(folder: &Path) -> bool {
+    folder.ancestors().all(|folder| {
+        folder.as_os_str().is_empty()
+            || folder.metadata().is_ok_and(|data| data.permissions().mode() & 0o001 != 0)
+    })
+}
+
+fn find(users: &str, name: &str) -> Option<Owner> {
+    users.lines().find_map(|line| {
+        let fields: Vec<_> = line.split(':').collect();
+        let [user, _, uid, gid, ..] = fields[..] else { return None };
+        (user == name).then_some(())?;
+        Some(Owner { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_found_by_its_whole_name() {
+        let users =
+            "root:x:0:0::/root:/bin/sh\npostgresql:x:7:7::/:\nbroken\npostgres:x:101:104::/:/bin/sh\n";
+        assert_eq!(find(users, "postgres"), Some(Owner { uid: 101, gid: 104 }));
+        assert_eq!(find(users, "nobody"), None);
+    }
+
+    #[test]
+    fn a_folder_below_one_that_is_shut_is_not_open() {
+        let folder = std::env::temp_dir().join(format!("tidegate-owner-{}", std::process::id()));
+        let below = folder.join("below");
+        fs::create_dir_all(&below).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(!is_open_to_all(&below));
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)).unwrap();
+        assert!(is_open_to_all(&below));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

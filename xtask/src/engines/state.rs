@@ -1,0 +1,163 @@
+//! What runs, written down so that the next command finds it and stops nothing else.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use super::process::Process;
+use super::{Engine, folder};
+
+/// All that was started and not stopped.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct State {
+    pub(super) engines: Vec<Running>,
+}
+
+/// An engine that was started.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Running {
+    pub(super) engine: Engine,
+    /// What a client connects to.
+    pub(super) url: String,
+    /// The server's program: tests that kill a server start their own.
+    pub(super) program: PathBuf,
+    /// Where its files are; it may be outside `target` where the server's user cannot reach that.
+    pub(super) folder: PathBuf,
+    pub(super) processes: Vec<Process>,
+}
+
+impl Running {
+    fn is_alive(&self) -> bool {
+        self.processes.iter().all(Process::is_alive)
+    }
+
+    /// Ends its processes and removes its files.
+    pub(super) fn stop(&self) -> Result<()> {
+        for process in &self.processes {
+            process.stop().with_context(|| format!("a server of {} does not stop", self.engine))?;
+        }
+        match fs::remove_dir_all(&self.folder) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("could not remove {}", self.folder.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl State {
+    /// What was written down last; nothing where nothing was.
+    pub(super) fn read() -> Result<Self> {
+        let path = path();
+        match fs::read_to_string(&path) {
+            Ok(text) => serde_json::from_str(&text)
+                .with_context(|| format!("{} is not what was written there: remove it", path.display())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
+        }
+    }
+
+    pub(super) fn write(&self) -> Result<()> {
+        let path = path();
+        let text = serde_json::to_string_pretty(self)?;
+        fs::write(&path, text).with_context(|| format!("could not write {}", path.display()))
+    }
+
+    /// Whether all servers of an engine run.
+    pub(super) fn is_up(&self, engine: Engine) -> bool {
+        self.engines.iter().any(|running| running.engine == engine && running.is_alive())
+    }
+
+    /// Drops engines of which nothing runs any more.
+    pub(super) fn forget_dead(&mut self) {
+        self.engines.retain(|running| running.processes.iter().any(Process::is_alive));
+    }
+
+    /// What tests look for in their environment: the address of each engine, and its server's program.
+    pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
+        let mut variables = Vec::new();
+        for running in &self.engines {
+            let program = match running.engine {
+                Engine::Redis => Some("TIDEGATE_TEST_REDIS_SERVER"),
+                Engine::Valkey => Some("TIDEGATE_TEST_VALKEY_SERVER"),
+                Engine::Postgres => Some("TIDEGATE_TEST_POSTGRES_SERVER"),
+                _ => None,
+            };
+            variables.extend(running.engine.variable().map(|name| (name, running.url.clone())));
+            variables.extend(program.map(|name| (name, running.program.display().to_string())));
+        }
+        variables
+    }
+
+    /// A line for each engine.
+    pub(super) fn table(&self) -> String {
+        let mut table = format!("{:<14} {:<10} {:<24} {}\n", "engine", "state", "pids", "url");
+        for running in &self.engines {
+            let state = if running.is_alive() { "up" } else { "partly up" };
+            let pids: Vec<_> = running.processes.iter().map(|process| process.pid.to_string()).collect();
+            let Running { engine, url, .. } = running;
+            let _ = writeln!(table, "{engine:<14} {state:<10} {:<24} {url}", pids.join(","));
+        }
+        if self.engines.is_empty() {
+            table.push_str("none: `cargo xtask engines up` starts them\n");
+        }
+        table
+    }
+}
+
+fn path() -> PathBuf {
+    folder().join("state.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(pid: i32) -> State {
+        let process = Process { pid, port: 5_432, started: 1 };
+        let (program, folder) = ("/nowhere/bin/postgres".into(), "/nowhere/data".into());
+        let url = "postgres://localhost:5432/postgres".to_owned();
+        State {
+            engines: vec![Running {
+                engine: Engine::Postgres,
+                url,
+                program,
+                folder,
+                processes: vec![process],
+            }],
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_again() {
+        let text = serde_json::to_string(&state(7)).unwrap();
+        let read: State = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.table(), state(7).table());
+    }
+
+    #[test]
+    fn a_number_that_another_process_has_by_now_is_not_ours() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mut state = state(own);
+        assert!(!state.is_up(Engine::Postgres), "it started at another time");
+        state.engines[0].stop().unwrap();
+        state.forget_dead();
+        assert!(state.engines.is_empty());
+        assert!(state.table().ends_with("starts them\n"));
+    }
+
+    #[test]
+    fn the_tests_are_told_the_address_and_the_program() {
+        assert_eq!(
+            state(7).variables(),
+            [
+                ("TIDEGATE_TEST_POSTGRES", "postgres://localhost:5432/postgres".to_owned()),
+                ("TIDEGATE_TEST_POSTGRES_SERVER", "/nowhere/bin/postgres".to_owned()),
+            ]
+        );
+    }
+}
