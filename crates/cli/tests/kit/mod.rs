@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 pub(crate) mod codec;
+#[path = "../../../store/tests/engine_kit/mod.rs"]
 pub(crate) mod engine;
 pub(crate) mod life;
 pub(crate) mod serving;
