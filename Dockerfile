@@ -17,10 +17,12 @@ COPY --from=build /out/bin/ /usr/local/bin/
 COPY --from=build --chown=65532:65532 /out/data /var/lib/tidegate
 USER 65532:65532
 ENV TIDEGATE_STORE=sqlite:/var/lib/tidegate/tidegate.db
+# The health check asks here, inside of the container: it has no certificate, and needs none.
+ENV TIDEGATE_METRICS=127.0.0.1:9090
 VOLUME /var/lib/tidegate
 EXPOSE 8707
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s --retries=3 \
-    CMD ["/usr/local/bin/wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8707/health/ready"]
+    CMD ["/usr/local/bin/wget", "-q", "-O", "/dev/null", "http://127.0.0.1:9090/health/ready"]
 ENTRYPOINT ["/usr/local/bin/tidegate"]
 # On 127.0.0.1 of the container, which nobody outside reaches. To be reached, say so: serve --listen 0.0.0.0:8707 --without-tls
 CMD ["serve"]

@@ -7,6 +7,8 @@
 pub mod counted;
 pub mod measure;
 pub mod report;
+pub mod side;
+pub mod waits;
 
 use std::path::PathBuf;
 

@@ -5,6 +5,8 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
@@ -21,10 +23,38 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     step::stream(&mut workspace::cargo("build --release -p tidegate-bench -p tidegate-cli --bins"))
         .with_context(|| format!("benchmark {name} does not build"))?;
     // The servers that it is measured on, for as long as it takes.
-    let servers: &[Engine] = if name == "engines" { &Engine::SERVERS } else { &[] };
+    let servers: &[Engine] = match name {
+        "engines" => &Engine::SERVERS,
+        "dynamodb" => &[Engine::Dynoxide],
+        _ => &[],
+    };
     let engines = Borrowed::up(servers)?;
     let mut bench = workspace::cargo("run --release -p tidegate-bench --");
     bench.envs(engines.variables()?);
+    if name == "dynamodb" {
+        bench.env("TIDEGATE_BENCH_ZAE_LIMITER", zae_limiter()?);
+    }
     bench.arg(name).arg("--out").arg(&out).args(extra);
     step::stream(&mut bench).with_context(|| format!("benchmark {name} failed"))
+}
+
+/// The Python of an environment that has zae-limiter, which is fetched where it is not there yet.
+fn zae_limiter() -> Result<PathBuf> {
+    let place = workspace::target().join("bench").join("zae-limiter");
+    let python = place.join("bin").join("python");
+    let has = |code: &str, python: &Path| {
+        let output = Command::new(python).args(["-c", code]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if has("import zae_limiter", &python) {
+        return Ok(python);
+    }
+    println!("zae-limiter is missing, fetching it from PyPI");
+    install::ensure("python3-venv", "venv", || has("import ensurepip, venv", Path::new("python3")))?;
+    step::capture("python3 -m venv", Command::new("python3").args(["-m", "venv"]).arg(&place))?;
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "zae-limiter==0.17.*"]);
+    step::capture("pip install zae-limiter", &mut pip)
+        .context("zae-limiter is missing: `pip install zae-limiter` must work")?;
+    Ok(python)
 }

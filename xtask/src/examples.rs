@@ -11,7 +11,17 @@ use crate::step;
 use crate::workspace::{self, cargo};
 
 /// Those that need nothing. What they print is for people.
-const PLAIN: [&str; 6] = ["hello", "layered", "shutdown", "blocking", "llm_batch", "tenants"];
+const PLAIN: [&str; 9] = [
+    "hello",
+    "layered",
+    "shutdown",
+    "blocking",
+    "llm_batch",
+    "tenants",
+    "polite_client",
+    "tower_client",
+    "limited_server",
+];
 /// Whatever a call uses, ten of them use more than this.
 const TEN_CALLS: u64 = 10;
 

@@ -91,7 +91,7 @@ enum Command {
     /// Installs valgrind with apt-get when it is missing.
     #[command(after_help = EXIT_CODES)]
     Bench {
-        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite` or `engines`
+        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `engines` or `http`
         name: String,
         /// Handed to the benchmark as they are
         #[arg(last = true, value_name = "ARGS")]

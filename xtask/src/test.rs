@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::engines::{Borrowed, Engine};
+use crate::engines::{self, Borrowed, Engine};
 use crate::examples;
 use crate::fuzz;
 use crate::install;
@@ -34,6 +34,8 @@ pub(crate) fn run(depth: Depth, only: &[Engine]) -> Result<()> {
     })?;
     // The tours of the pages use it.
     install::ensure_tool("curl", "curl")?;
+    // `tidegate watch` is driven in it.
+    install::ensure_tool("tmux", "tmux")?;
     steps.run("tests", || tests(depth, only))?;
     steps.run("model", || model(depth))?;
     steps.run("model-clippy", model_clippy)?;
@@ -56,7 +58,7 @@ fn tests(depth: Depth, only: &[Engine]) -> Result<()> {
     let wanted: Vec<_> = Engine::SERVERS.into_iter().filter(|engine| !left_out.contains(engine)).collect();
     let engines = Borrowed::up(&wanted)?;
     let mut tests = cargo(&test_run(&left_out)?);
-    tests.envs(engines.variables()?);
+    tests.envs(engines.variables()?).envs([engines::envoy()?]);
     if depth == Depth::Deep {
         tests.env("PROPTEST_CASES", "20000").env("TIDEGATE_DEEP", "1");
     }
@@ -189,13 +191,17 @@ mod tests {
         let metadata = json!({ "packages": [{ "targets": [
             test("api", json!(null)), test("postgres", json!(["postgres"])), test("redis", json!(["redis"])),
             test("valkey", json!(["redis"])), test("redis_cluster", json!(["redis"])),
-            test("redis_faults", json!(["conformance", "redis"])), { "kind": ["lib"], "name": "store" },
+            test("redis_faults", json!(["conformance", "redis"])), test("dynamodb", json!(["dynamodb"])),
+            test("dynamodb_store", json!(["dynamodb"])), test("dynoxide", json!(["dynamodb"])),
+            { "kind": ["lib"], "name": "store" },
         ] }] });
         let only = |engines: &[Engine]| targets_without(&metadata, &left_out(engines));
-        assert_eq!(only(&[]).len(), 6);
+        assert_eq!(only(&[]).len(), 9);
         assert_eq!(only(&[Engine::Memory, Engine::Sqlite]), ["api"]);
         assert_eq!(only(&[Engine::Postgres]), ["api", "postgres"]);
         assert_eq!(only(&[Engine::Redis]), ["api", "redis", "redis_faults"]);
+        assert_eq!(only(&[Engine::Dynamodb]), ["api", "dynamodb", "dynamodb_store"]);
+        assert_eq!(only(&[Engine::Dynoxide]), ["api", "dynoxide"]);
         assert_eq!(
             only(&[Engine::Redis, Engine::RedisCluster]),
             ["api", "redis", "redis_cluster", "redis_faults"]

@@ -11,7 +11,9 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::answer::Format;
+use crate::fetch::FetchArgs;
 use crate::verbs::acquire::AcquireArgs;
+use crate::verbs::aggregate::AggregateArgs;
 use crate::verbs::audit::AuditVerb;
 use crate::verbs::entity::EntityVerb;
 use crate::verbs::limits::LimitsVerb;
@@ -20,6 +22,7 @@ use crate::verbs::serve::ServeArgs;
 use crate::verbs::store::StoreVerb;
 use crate::verbs::token::TokenVerb;
 use crate::verbs::usage::UsageVerb;
+use crate::watch::WatchArgs;
 use crate::words;
 
 const EXIT_CODES: &str = "\
@@ -27,10 +30,11 @@ Exit codes:
   0  done
   1  it could not be done, or what it is about is not there
   2  it was not asked as it can be: an argument, a name, a cost, a file is wrong
-  3  a limit refuses it
-  4  the store or the server is away, or does not answer in time
+  3  a limit refuses it, or would have in `explain --replay`
+  4  the store, the server or a host is away, or does not answer in time
   5  `limits plan` has found changes, `store check` something to do
-  acquire … -- COMMAND ends as the command does.";
+  acquire … -- COMMAND ends as the command does, and what a signal ends
+  with 128 and its number.";
 
 /// The options that every verb takes stand apart in its help.
 const EVERYWHERE: &str = "Options of every command";
@@ -41,6 +45,7 @@ Examples:
   tidegate acquire acme gpt-4 rpm=1 tpm=800
   tidegate acquire acme gpt-4 rpm=1 --within 30s -- ./call-the-model
   tidegate balance acme gpt-4
+  tidegate fetch -i urls.txt --out pages
   tidegate --server http://127.0.0.1:8707 --token-file token balance acme gpt-4";
 
 /// Limits that many programs share: who may use how much of what, exactly.
@@ -67,16 +72,17 @@ pub(crate) struct Args {
 /// What every verb takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SharedArgs {
-    /// The store: a file (sqlite:PATH), Redis or PostgreSQL [default: tidegate/tidegate.db in the data folder]
+    /// The store: a file (sqlite:PATH), Redis, PostgreSQL or DynamoDB [default: tidegate/tidegate.db in the data folder]
     ///
     /// sqlite:PATH, `redis://HOST`, `redis+cluster://HOST,HOST`, `postgres://USER@HOST/DATABASE`: it is made if it is not there.
+    /// `dynamodb://TABLE?region=REGION`: the table is made by `store init`.
     /// The data folder is `XDG_DATA_HOME`, or ~/.local/share. Options come behind a `?`: sqlite:limits.db?namespace=prod
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
     /// Ask the server at this address in the place of a store
     ///
-    /// All verbs but `serve`, `store` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
+    /// All verbs but `serve`, `store`, `aggregate` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_SERVER", hide_env_values = true)]
     pub(crate) server: Option<String>,
@@ -86,6 +92,18 @@ pub(crate) struct SharedArgs {
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "FILE", env = "TIDEGATE_TOKEN_FILE", hide_env_values = true)]
     pub(crate) token_file: Option<PathBuf>,
+    /// Trust a server whose certificate is signed by one of those in this file, in PEM, and no other
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    #[arg(value_name = "FILE", env = "TIDEGATE_CA", hide_env_values = true)]
+    pub(crate) ca: Option<PathBuf>,
+    /// The client's own certificate, in PEM, for a server that asks for one
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    #[arg(value_name = "FILE", env = "TIDEGATE_CLIENT_CERT", hide_env_values = true)]
+    pub(crate) client_cert: Option<PathBuf>,
+    /// The key of that certificate, in PEM
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    #[arg(value_name = "FILE", env = "TIDEGATE_CLIENT_KEY", hide_env_values = true)]
+    pub(crate) client_key: Option<PathBuf>,
     /// Answer with one JSON document, and with one on stderr if it fails
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     json: bool,
@@ -125,6 +143,8 @@ pub(crate) enum Verb {
     /// Show what was used
     #[command(subcommand)]
     Usage(UsageVerb),
+    /// Count what was used, by the stream of a DynamoDB table
+    Aggregate(AggregateArgs),
     /// Show who has changed what
     #[command(subcommand)]
     Audit(AuditVerb),
@@ -136,6 +156,10 @@ pub(crate) enum Verb {
     Store(StoreVerb),
     /// Say where the store or the server is, and how it is
     Status,
+    /// Show decisions, refusals and levels in the terminal, as they happen
+    Watch(WatchArgs),
+    /// Fetch files from many hosts, each as often as it bears
+    Fetch(Box<FetchArgs>),
     /// Print completions for a shell
     ///
     /// For bash: source <(tidegate completions bash)
@@ -154,23 +178,30 @@ impl Args {
         let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
         let mut conflict = |what: &str| Err(command.error(ErrorKind::ArgumentConflict, what));
         let shared = &mut args.shared;
+        let verb = matches.subcommand_name().unwrap_or_default();
         match args.verb {
-            Verb::Serve(_) | Verb::Completions { .. } if is_typed("server") => {
+            Verb::Serve(_) | Verb::Fetch(_) | Verb::Completions { .. } if is_typed("server") => {
                 return conflict(
                     "the argument '--server <URL>' is for verbs that ask one, and this one does not",
                 );
             }
-            Verb::Store(_) if is_typed("server") => {
-                return conflict(
-                    "`store` works on the store itself, where it is: say --store <URL>, and no '--server <URL>'",
-                );
+            Verb::Store(_) | Verb::Aggregate(_) if is_typed("server") => {
+                return conflict(&format!(
+                    "`{verb}` works on the store itself, where it is: say --store <URL>, and no '--server <URL>'",
+                ));
             }
-            Verb::Store(_) if shared.server.is_some() && shared.store.is_none() => {
-                return conflict(
-                    "TIDEGATE_SERVER names a server, and `store` works on the store itself: say --store <URL>",
-                );
+            Verb::Store(_) | Verb::Aggregate(_) if shared.server.is_some() && shared.store.is_none() => {
+                return conflict(&format!(
+                    "TIDEGATE_SERVER names a server, and `{verb}` works on the store itself: say --store <URL>",
+                ));
             }
-            Verb::Serve(_) | Verb::Store(_) | Verb::Completions { .. } => shared.server = None,
+            Verb::Serve(_)
+            | Verb::Store(_)
+            | Verb::Aggregate(_)
+            | Verb::Fetch(_)
+            | Verb::Completions { .. } => {
+                shared.server = None;
+            }
             _ => match (is_typed("store"), is_typed("server")) {
                 (true, false) => shared.server = None,
                 (false, true) => shared.store = None,
@@ -184,6 +215,14 @@ impl Args {
                 }
                 (false, false) => {}
             },
+        }
+        let of_tls = [("ca", "--ca"), ("client_cert", "--client-cert"), ("client_key", "--client-key")];
+        if let Some((_, flag)) = of_tls.iter().find(|(id, _)| is_typed(id))
+            && !shared.server.as_ref().is_some_and(|url| url.starts_with("https://"))
+        {
+            return conflict(&format!(
+                "the argument '{flag} <FILE>' is for a server with TLS: say --server https://…"
+            ));
         }
         match shared.server {
             None if is_typed("token_file") => {

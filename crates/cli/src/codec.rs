@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 use tidegate::store::archive::Archived;
-use tidegate::store::lifecycle::{Checked, Listed, Made, Part, Setting, Space, Upgraded, Whereabouts};
-use tidegate::store::{Cursor, Page};
+use tidegate::store::lifecycle::{
+    Checked, Destroyed, Listed, Made, Part, Setting, Space, Upgraded, Whereabouts,
+};
+use tidegate::store::{Aggregated, Cursor, Page};
 use tidegate::{
-    Balance, Entity, Explanation, LimitLine, Plan, Policy, Scope, Source, Step, Subject, Tally, Usage,
+    Balance, Entity, Explanation, LimitLine, Plan, Policy, Scope, Source, Stamp, Step, Subject, Tally, Usage,
     UsageSum, Version, Versioned, Window, Would,
 };
 use tidegate_core::limit::audit::{Change, Entry};
@@ -18,6 +20,7 @@ use tidegate_core::limit::token::Token;
 use crate::backend::{Ask, Granted, MadeToken, Status, Written};
 use crate::failure::Failure;
 use crate::place::Opened;
+use crate::plot::Series;
 use crate::verbs::serve::Place;
 use crate::words::{expiry_word, unavailable_words};
 
@@ -228,6 +231,16 @@ pub(crate) fn usage_sum(sum: &UsageSum) -> Json {
     json!({ "limits": sum.limits.iter().map(line).collect::<Vec<_>>(), "windows": sum.windows })
 }
 
+/// Usage by window, without a gap.
+pub(crate) fn chart(window_of: Window, starts: &[Stamp], all: &[&Series]) -> Json {
+    let series = |series: &&Series| json!({ "limit": series.limit, "name": series.name, "units": series.units, "total": series.total() });
+    json!({
+        "window": window(window_of),
+        "starts": starts.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "series": all.iter().map(series).collect::<Vec<_>>(),
+    })
+}
+
 fn bare_token(token: &Token) -> Json {
     json!({
         "id": token.id.as_str(),
@@ -299,9 +312,23 @@ pub(crate) fn serving(place: &Place, opened: &Opened, token: Option<&str>) -> Js
     json!({
         "url": place.url,
         "metrics": place.metrics,
+        "envoy": place.envoy,
         "store": opened.url,
         "namespace": opened.namespace.as_str(),
         "token": token,
+    })
+}
+
+/// What was counted so far.
+pub(crate) fn aggregated(stats: &Aggregated) -> Json {
+    json!({
+        "records": stats.records,
+        "counted": stats.counted,
+        "errors": stats.errors,
+        "lost": stats.lost,
+        "lag": seconds(stats.lag),
+        "newest": stats.newest.map(|at| at.to_string()),
+        "is_caught_up": stats.is_caught_up,
     })
 }
 
@@ -383,6 +410,18 @@ pub(crate) fn upgraded(upgraded: &Upgraded, url: &str) -> Json {
         .map(|upgrade| with(part(&upgrade.part), json!({ "from": upgrade.from, "to": upgraded.schema })))
         .collect();
     with(whereabouts(&upgraded.of, Some(url)), json!({ "schema": upgraded.schema, "parts": parts }))
+}
+
+/// What would be lost.
+pub(crate) fn losses(listed: &Listed, url: &str) -> Json {
+    let Json::Object(listed) = listed_store(listed) else { return Json::Null };
+    with(listed, json!({ "store": url, "is_removed": false }))
+}
+
+/// What is gone.
+pub(crate) fn destroyed(destroyed: &Destroyed, url: &str) -> Json {
+    let gone = with(part(&destroyed.part), json!({ "was_there": destroyed.was_there }));
+    with(whereabouts(&destroyed.of, Some(url)), json!({ "is_removed": true, "parts": [gone] }))
 }
 
 /// What is in a store.

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
-use tidegate_server::Bounds;
+use tidegate_core::limit::token::TokenId;
+use tidegate_server::{Bounds, EnvoyRules};
 
 use crate::bounds::{self, BoundArgs};
+use crate::envoy;
 use crate::failure::Failure;
 use crate::words;
 
@@ -36,10 +38,36 @@ pub(crate) struct ServeSettings {
     /// Answer /metrics and the health checks here too, without a token
     #[arg(long, value_name = "ADDRESS", env = "TIDEGATE_METRICS", hide_env_values = true)]
     pub(crate) metrics: Option<SocketAddr>,
+    /// Answer Envoy here, over gRPC [default: 127.0.0.1:8708 if the file has `[envoy]`]
+    #[arg(long = "envoy", value_name = "ADDRESS", env = "TIDEGATE_ENVOY", hide_env_values = true)]
+    #[serde(skip)]
+    pub(crate) envoy_listen: Option<SocketAddr>,
+    /// Where to answer Envoy, and by which rules, as a file has it.
+    #[arg(skip)]
+    pub(crate) envoy: Option<toml::Table>,
     /// Let other machines reach it without TLS: tokens go over the network as they are
     #[arg(long, value_name = "BOOL", env = "TIDEGATE_WITHOUT_TLS", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) without_tls: Option<bool>,
+    /// Speak TLS with this certificate and those that it is signed by, a file in PEM
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CERT", hide_env_values = true)]
+    #[serde(skip)]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of that certificate, a file in PEM
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_KEY", hide_env_values = true)]
+    #[serde(skip)]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Let in only clients whose certificate is signed by one of those in this file, in PEM
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CLIENT_CA", hide_env_values = true)]
+    #[serde(skip)]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+    /// TLS, as a file has it.
+    #[arg(skip)]
+    pub(crate) tls: TlsTable,
+    /// Count usage in the background, by the stream of a DynamoDB table [default: true]
+    #[arg(long, value_name = "BOOL", env = "TIDEGATE_AGGREGATE", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) aggregate: Option<bool>,
     /// How the log is written, to stderr [default: text]
     #[arg(long, value_enum, value_name = "FORM", env = "TIDEGATE_LOG", hide_env_values = true)]
     pub(crate) log: Option<LogForm>,
@@ -53,6 +81,57 @@ pub(crate) struct ServeSettings {
     #[command(flatten)]
     #[serde(skip)]
     pub(crate) bound_args: BoundArgs,
+}
+
+/// TLS, as a file has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TlsTable {
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+    clients: Vec<TlsClient>,
+}
+
+/// A name in a client's certificate, and the token that it stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsClient {
+    name: String,
+    token: String,
+}
+
+/// TLS, decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TlsSettings {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+    pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) clients: Vec<(String, TokenId)>,
+}
+
+impl TlsTable {
+    fn decide(self) -> Result<Option<TlsSettings>, Failure> {
+        let Self { cert, key, client_ca, clients } = self;
+        let missing = |said: &str, missing: &str| {
+            Err(Failure::usage(format!("{said} is said, and {missing} is not"))
+                .next("say --tls-cert FILE and --tls-key FILE, or `cert` and `key` in [tls]"))
+        };
+        let (cert, key) = match (cert, key) {
+            (Some(cert), Some(key)) => (cert, key),
+            (Some(_), None) => return missing("tls.cert", "tls.key"),
+            (None, Some(_)) => return missing("tls.key", "tls.cert"),
+            (None, None) if client_ca.is_some() => return missing("tls.client_ca", "tls.cert"),
+            (None, None) if !clients.is_empty() => return missing("tls.clients", "tls.cert"),
+            (None, None) => return Ok(None),
+        };
+        let client = |(at, TlsClient { name, token }): (usize, TlsClient)| match TokenId::new(&token) {
+            Ok(token) => Ok((name, token)),
+            Err(error) => Err(Failure::usage(format!("`tls.clients[{at}].token`: {error}"))),
+        };
+        let clients = clients.into_iter().enumerate().map(client).collect::<Result<_, _>>()?;
+        Ok(Some(TlsSettings { cert, key, client_ca, clients }))
+    }
 }
 
 /// How long to wait for a store or a server, as it is typed and written.
@@ -91,13 +170,16 @@ pub(crate) enum LogLevel {
 }
 
 /// Everything that is decided.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Serving {
     pub(crate) store: Option<String>,
     pub(crate) actor: Option<String>,
     pub(crate) listen: SocketAddr,
     pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) envoy: Option<(SocketAddr, EnvoyRules)>,
     pub(crate) without_tls: bool,
+    pub(crate) tls: Option<TlsSettings>,
+    pub(crate) aggregate: bool,
     pub(crate) log: LogForm,
     pub(crate) log_level: LogLevel,
     pub(crate) timeout: Option<Duration>,
@@ -109,14 +191,23 @@ impl ServeSettings {
     pub(crate) fn decide(self, file: Option<&PathBuf>) -> Result<Serving, Failure> {
         let file = file.map(|path| read(path)).transpose()?.unwrap_or_default();
         let environment = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let tls = TlsTable {
+            cert: self.tls_cert.or(file.tls.cert),
+            key: self.tls_key.or(file.tls.key),
+            client_ca: self.tls_client_ca.or(file.tls.client_ca),
+            clients: file.tls.clients,
+        };
         Ok(Serving {
+            tls: tls.decide()?,
             bounds: bounds::decide(&self.bound_args, environment, &file.bounds)?,
             timeout: self.timeout.or(file.timeout).map(|Timeout(span)| span),
             store: self.store.or(file.store),
             actor: self.actor.or(file.actor),
             listen: self.listen.or(file.listen).unwrap_or(LISTEN),
             metrics: self.metrics.or(file.metrics),
+            envoy: envoy::decide(self.envoy_listen, file.envoy)?,
             without_tls: self.without_tls.or(file.without_tls).unwrap_or(false),
+            aggregate: self.aggregate.or(file.aggregate).unwrap_or(true),
             log: self.log.or(file.log).unwrap_or(LogForm::Text),
             log_level: self.log_level.or(file.log_level).unwrap_or(LogLevel::Info),
         })
@@ -169,6 +260,15 @@ mod tests {
             ("\ntimeout = 'soon'", "line 2: timeout is `soon`: it must be from 1ms to 1m"),
             ("[bounds]\nbody_max = 99999999999999999999", "line 2: "),
             ("bounds = 5", "line 1: "),
+            ("[tls]\ncert = 'a.pem'", "tls.cert is said, and tls.key is not"),
+            ("[tls]\nkey = 'a.pem'", "tls.key is said, and tls.cert is not"),
+            ("[tls]\nclient_ca = 'a.pem'", "tls.client_ca is said, and tls.cert is not"),
+            ("[tls]\nca = 'a.pem'", "line 2: unknown field `ca`, expected one of `cert`, `key`, `client_ca`"),
+            ("[[tls.clients]]\nname = 'a'", "line 1: missing field `token`"),
+            (
+                "[tls]\ncert = 'a'\nkey = 'b'\n[[tls.clients]]\nname = 'a'\ntoken = 'a b'",
+                "`tls.clients[0].token`: ",
+            ),
             (
                 "[bounds]\nbody_max = -5",
                 "`bounds.body_max` is `-5`, and must be a whole number from 1024 to ",

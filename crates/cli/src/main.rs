@@ -1,4 +1,4 @@
-//! The program `tidegate`: shared limits, looked at and changed from the command line.
+//! The program `tidegate`: shared limits, looked at and changed from the command line, and files fetched as their hosts bear it.
 //!
 //! `arguments → verb → Backend → Answer`. A verb asks a [`Backend`](backend::Backend), a store in this process or a server, and answers with
 //! text for people and one JSON document for programs. What goes wrong is a [`Failure`](failure::Failure), which knows its exit
@@ -8,15 +8,37 @@ mod answer;
 mod args;
 mod backend;
 mod bounds;
+#[cfg(feature = "archive-s3")]
+mod bucket;
+#[cfg(not(feature = "archive-s3"))]
+#[path = "no_bucket.rs"]
+mod bucket;
 mod child;
 mod codec;
 mod config;
+#[cfg(feature = "envoy")]
+mod envoy;
+#[cfg(not(feature = "envoy"))]
+#[path = "no_envoy.rs"]
+mod envoy;
 mod failure;
+#[cfg(feature = "fetch")]
+mod fetch;
+#[cfg(not(feature = "fetch"))]
+#[path = "no_fetch.rs"]
+mod fetch;
 mod place;
+mod plot;
 mod remote;
+mod replay;
 mod signals;
 mod store;
 mod verbs;
+#[cfg(feature = "watch")]
+mod watch;
+#[cfg(not(feature = "watch"))]
+#[path = "no_watch.rs"]
+mod watch;
 mod words;
 
 use std::process::ExitCode;

@@ -84,13 +84,25 @@ pub(crate) fn address(said: Option<String>, makes: bool) -> Result<String, Failu
 
 /// An address that is none is the user's to correct; everything else is about the store.
 pub(crate) fn refused(error: StoreError, url: &str) -> Failure {
-    let schemes =
-        ["sqlite:", "memory:", "postgres:", "postgresql:", "redis:", "rediss:", "redis+", "rediss+"];
+    let schemes = [
+        "sqlite:",
+        "memory:",
+        "postgres:",
+        "postgresql:",
+        "redis:",
+        "rediss:",
+        "redis+",
+        "rediss+",
+        "dynamodb:",
+    ];
     let is_address = schemes.iter().any(|scheme| url.starts_with(scheme));
     match error {
         StoreError::Invalid { what } if !is_address => {
             Failure::usage(what).next("correct --store or TIDEGATE_STORE")
         }
+        error @ StoreError::Denied { .. } if url.starts_with("dynamodb:") => Failure::from(error).next(
+            "see which keys the environment has (AWS_PROFILE, AWS_ACCESS_KEY_ID), and what they may do with the table",
+        ),
         error if url.contains("://") && !url.starts_with("sqlite:") => of_server(error),
         error => error.into(),
     }

@@ -26,6 +26,11 @@ pub(crate) struct Heard {
 }
 
 impl Heard {
+    /// Whether it asks a server to read its certificate again.
+    pub(crate) const fn is_to_read_again(self) -> bool {
+        self.number == SIGHUP
+    }
+
     /// Whether it asks a server to end.
     pub(crate) const fn is_to_end(self) -> bool {
         matches!(self.number, SIGINT | SIGTERM)

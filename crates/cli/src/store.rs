@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::{ArchiveOptions, Archived, archive};
 use tidegate::store::{AuditQuery, Listing, Lookup, Page, PolicyChange, Reply};
 use tidegate::{
-    Admin, Balance, Entity, EntityId, Expect, Explanation, Extra, Lease, LimitLine, Limiter, Paging, Plan,
-    Policy, Scope, Settled, Stamp, Store, StoreError, Subject, Usage, UsageQuery, UsageSum, Version,
-    Versioned,
+    Admin, Balance, Entity, EntityId, Expect, Explanation, Extra, Lease, LimitError, LimitLine, Limiter,
+    Paging, Plan, Policy, Scope, Settled, Stamp, Store, StoreError, Subject, Usage, UsageQuery, UsageSum,
+    Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
@@ -56,6 +56,13 @@ impl InProcess {
         let millis = u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX);
         timeout(self.patience, reply).await.unwrap_or(Err(StoreError::TimedOut { millis }))
     }
+
+    /// Waits for a change or a report: the limiter would wait for longer than whoever has said how long.
+    async fn patiently<T>(&self, work: impl Future<Output = Result<T, LimitError>>) -> Result<T, Failure> {
+        let millis = u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX);
+        let late = |_| Err(LimitError::Store(StoreError::TimedOut { millis }));
+        Ok(timeout(self.patience, work).await.unwrap_or_else(late)?)
+    }
 }
 
 impl Backend for InProcess {
@@ -89,15 +96,15 @@ impl Backend for InProcess {
     }
 
     async fn change(&self, change: PolicyChange) -> Result<Version, Failure> {
-        Ok(self.admin.change(vec![change]).await?)
+        self.patiently(self.admin.change(vec![change])).await
     }
 
     async fn plan(&self, declared: &[(Scope, Policy)], extra: Extra) -> Result<Plan, Failure> {
-        Ok(self.admin.plan(declared, extra).await?)
+        self.patiently(self.admin.plan(declared, extra)).await
     }
 
     async fn apply(&self, plan: &Plan) -> Result<Version, Failure> {
-        Ok(self.admin.apply(plan).await?)
+        self.patiently(self.admin.apply(plan)).await
     }
 
     async fn entity(&self, id: &EntityId) -> Result<Option<Versioned<Entity>>, Failure> {
@@ -113,11 +120,11 @@ impl Backend for InProcess {
     }
 
     async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, Failure> {
-        Ok(self.admin.put_entity(entity, expect).await?)
+        self.patiently(self.admin.put_entity(entity, expect)).await
     }
 
     async fn remove_entity(&self, id: &EntityId, expect: Expect) -> Result<Version, Failure> {
-        Ok(self.admin.remove_entity(id, expect).await?)
+        self.patiently(self.admin.remove_entity(id, expect)).await
     }
 
     async fn acquire(&self, ask: &Ask) -> Result<Lease, Failure> {
@@ -157,7 +164,7 @@ impl Backend for InProcess {
     }
 
     async fn usage_sum(&self, query: &UsageQuery) -> Result<UsageSum, Failure> {
-        Ok(self.limiter.usage_sum(query).await?)
+        self.patiently(self.limiter.usage_sum(query)).await
     }
 
     async fn audit(&self, query: &AuditQuery, paging: &Paging) -> Result<Page<Entry>, Failure> {
@@ -165,7 +172,11 @@ impl Backend for InProcess {
     }
 
     async fn archive(&self, folder: &Path, before: Stamp) -> Result<Archived, Failure> {
-        Ok(archive(&*self.store, &ArchiveOptions::new(folder, before)).await?)
+        let options = match folder.to_str().filter(|place| place.starts_with("s3://")) {
+            Some(url) => ArchiveOptions::at(crate::bucket::open(url).await?, before),
+            None => ArchiveOptions::new(folder, before),
+        };
+        Ok(archive(&*self.store, &options).await?)
     }
 
     async fn create_token(&self, wanted: TokenAsk) -> Result<MadeToken, Failure> {

@@ -247,10 +247,35 @@ impl PageArgs {
     }
 }
 
-/// Text from outside as it may stand on a terminal: on one line, and with nothing that moves the cursor.
+/// A number in at most six letters.
+pub(crate) fn number(number: u64) -> String {
+    match number {
+        0..1_000 => return number.to_string(),
+        1_000..100_000 => return format!("{},{:03}", number / 1_000, number % 1_000),
+        _ => {}
+    }
+    #[expect(clippy::cast_precision_loss, reason = "three digits of it are shown")]
+    let mut parts = number as f64 / 1e3;
+    let mut letters = "kMGTPE".chars();
+    let mut letter = letters.next().unwrap_or_default();
+    // By what is shown: 999,999 is rounded to a million.
+    while parts >= 999.95
+        && let Some(next) = letters.next()
+    {
+        (parts, letter) = (parts / 1e3, next);
+    }
+    if parts < 9.995 { format!("{parts:.2}{letter}") } else { format!("{parts:.1}{letter}") }
+}
+
+/// Letters that are not seen and change how others are: they turn the direction of the text, end a line, or have no width.
+const fn is_hidden(letter: char) -> bool {
+    matches!(letter, '\u{61c}' | '\u{200b}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+}
+
+/// Text from outside as it may stand on a terminal: on one line, and with nothing that moves the cursor or turns the text.
 pub(crate) fn shown(text: &str) -> String {
     let shown = |letter: char| {
-        let escaped = letter.is_control().then(|| letter.escape_default());
+        let escaped = (letter.is_control() || is_hidden(letter)).then(|| letter.escape_default());
         let plain = escaped.is_none().then_some(letter);
         escaped.into_iter().flatten().chain(plain)
     };
@@ -303,6 +328,27 @@ mod tests {
         assert!(time("1h").unwrap() < time("0s").unwrap());
         for bad in ["", "yesterday", "2026-13-01", "1960-01-01"] {
             assert!(time(bad).unwrap_err().starts_with("it is a time such as"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_unit_of_a_number_is_that_of_what_is_shown() {
+        let table = [
+            (99_999, "99,999"),
+            (100_000, "100.0k"),
+            (999_949, "999.9k"),
+            (999_999, "1.00M"),
+            (9_994_999, "9.99M"),
+            (9_999_999, "10.0M"),
+            (999_999_999, "1.00G"),
+            (999_999_999_999, "1.00T"),
+            (999_900_000_000_000, "999.9T"),
+            (1_000_000_000_000_000, "1.00P"),
+            (u64::MAX, "18.4E"),
+        ];
+        for (count, text) in table {
+            assert_eq!(number(count), text);
+            assert!(text.len() <= 6, "{text}");
         }
     }
 

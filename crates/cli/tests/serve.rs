@@ -94,7 +94,7 @@ fn other_machines_reach_it_only_if_that_was_said() {
     assert_eq!(
         refused.stderr,
         "error: 0.0.0.0:0 can be reached from other machines, and there is no TLS: listen on 127.0.0.1, or say that it is wanted\n \
-         next: put a proxy with TLS before it and say --without-tls, or listen on 127.0.0.1\n"
+         next: say --tls-cert FILE --tls-key FILE; or --without-tls, behind a proxy that has TLS\n"
     );
     let watched = shop.run("serve --listen 127.0.0.1:0 --metrics 0.0.0.0:0");
     assert_eq!(watched.code, 2, "its metrics too: {}", watched.stderr);
@@ -120,7 +120,7 @@ fn whoever_waits_is_answered_before_it_stops() {
     let tomorrow = server.begin("POST /v1/acquire", Some(&token), &ask.replace("60", "0"));
     assert_eq!(answer(tomorrow).0, 429, "it does not come within the time");
     shop.ok("limits set system jobs:1/s:1");
-    shop.ok("limits set resource slow jobs:1/min");
+    shop.ok("limits set resource slow jobs:2/min:1");
     let slow = ask.replace("build", "slow");
     assert_eq!(server.ask("POST /v1/acquire", Some(&token), &slow).0, 200);
     let waits = server.begin("POST /v1/acquire", Some(&token), &slow);
@@ -326,6 +326,6 @@ fn a_check_says_whether_it_could_serve_and_makes_no_token() {
         run.stdout
     );
     let json = codec::parse(&shop.run_words(&["--json", "serve", "--check", "--config", &config]).stdout);
-    assert_eq!(codec::fields(&json), ["metrics", "namespace", "store", "token", "url"]);
+    assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "store", "token", "url"]);
     assert_eq!(shop.ok("token list"), "no tokens\n");
 }

@@ -23,7 +23,7 @@ fn tell(url: &str, command: &str) {
 fn a_namespace_on_redis_is_made_looked_at_refused_while_it_is_older_and_upgraded() {
     let (server, name) = (address("TIDEGATE_TEST_REDIS"), unique("life"));
     let url = format!("{server}?namespace={name}");
-    let life = Life { shop: Shop::new(), url, wanted: 2, older: Older::Refused };
+    let life = Life { shop: Shop::new(), url, wanted: 3, older: Older::Refused };
     life.walk(|| {
         tell(&server, &format!("HSET tidegate:{{{name}}}:meta schema 1"));
         tell(&server, &format!("SREM tidegate:namespaces {name}"));
@@ -43,7 +43,7 @@ fn a_namespace_on_redis_is_made_looked_at_refused_while_it_is_older_and_upgraded
         let run = life.run(line);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
         assert!(
-            run.stderr.ends_with(" has schema version 99, newer than 2: use a newer tidegate\n"),
+            run.stderr.ends_with(" has schema version 99, newer than 3: use a newer tidegate\n"),
             "{run:?}"
         );
     }

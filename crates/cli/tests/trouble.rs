@@ -53,7 +53,7 @@ fn bad_input_names_the_field_the_value_and_the_bound() {
             ),
             (
                 "--store mysql://x status",
-                "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+                "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
             ),
             ("limits", "Usage: tidegate limits"),
             ("", "Usage: tidegate"),

@@ -109,7 +109,8 @@ wire! {
         pub expired_returned: u64,
         /// Leases that stay spent until their deadline, since the store did not hear of their end.
         pub unsettled: u64,
-        /// Leases that are in the hands of the server itself: those that were handed out are the store's.
+        /// Leases that this server has handed out and has not seen end. Those of before it started, and those that end at another
+        /// server, are not known to it.
         pub open_leases: u64,
         /// Callers that wait for a limit.
         pub waiting: u64,

@@ -69,7 +69,9 @@
 //!   of the environment is followed with it.
 //!
 //! [`blocking`] is the same client for code that does not await (feature `blocking`). Addresses that begin with `https://` need
-//! the feature `rustls`.
+//! the feature `rustls`. A server whose certificate no public authority has signed is asked with
+//! [`root_certificates`](ClientBuilder::root_certificates), and one that wants to see a certificate with
+//! [`identity`](ClientBuilder::identity).
 //!
 //! # The types
 //!
@@ -170,6 +172,11 @@ mod problem;
 mod seconds;
 mod status;
 mod text;
+#[cfg(feature = "rustls")]
+mod tls;
+#[cfg(all(feature = "http", not(feature = "rustls")))]
+#[path = "no_tls.rs"]
+mod tls;
 mod token;
 
 /// Whether servers at https:// addresses can be asked.
@@ -184,8 +191,8 @@ pub use event::{Event, Snapshot};
 pub use expect::{Expect, InvalidExpect};
 #[cfg(feature = "http")]
 pub use http::{
-    Away, Cause, Client, ClientBuilder, ClientError, ClientStats, GaveUp, InvalidClient, Lease, Page, Pages,
-    Query,
+    Away, Cause, Client, ClientBuilder, ClientError, ClientStats, Events, GaveUp, InvalidClient, Lease, Page,
+    Pages, Query,
 };
 pub use lease::{Adjust, Cancel, Extend, OpenLease, Renew, Renewed, Settle, StepDone};
 pub use ledger::{AuditEntry, AuditQuery, Change, UsageLine, UsageQuery, UsageSum, UsageSummary, Window};

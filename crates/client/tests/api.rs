@@ -272,3 +272,23 @@ async fn those_of_a_batch_are_granted_and_refused_each_by_itself() {
     client.drain().await;
     assert_eq!(left(&client).await, 1_000);
 }
+
+#[tokio::test]
+async fn events_are_heard_as_they_happen_until_the_connection_ends() {
+    let kit = Kit::new().await;
+    let client = client(&kit);
+    let mut events = client.events().await.unwrap();
+    let _lease = client.acquire(&request(&[("tpm", 900)])).await.unwrap();
+    client.acquire(&request(&[("tpm", 600)])).await.unwrap_err();
+    let Some(Event::Refused { entity, limit, retry_after, .. }) = events.next().await.unwrap() else {
+        panic!("what was refused is told first");
+    };
+    assert_eq!((entity.to_string().as_str(), limit.as_str()), ("acme", "tpm"));
+    assert_eq!((retry_after.unwrap().as_duration(), events.unknown()), (Duration::from_secs(30), 0));
+    let stranger = Client::builder(&format!("http://{}", kit.addr)).token("tg_x_00").build().unwrap();
+    let error = stranger.events().await.unwrap_err();
+    assert!(matches!(error, ClientError::Unauthorized { .. }), "{error}");
+    let nobody = Client::new("http://127.0.0.1:1").unwrap();
+    let error = nobody.events().await.unwrap_err();
+    assert!(error.is_away() && !error.may_be_done(), "{error}");
+}

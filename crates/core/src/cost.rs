@@ -71,6 +71,12 @@ impl Charge {
         self.entered
     }
 
+    /// The request goes out only now, some time after it entered: its latency starts here.
+    pub const fn goes_out(mut self, now: Instant) -> Self {
+        self.entered = now;
+        self
+    }
+
     /// Bytes held, at the price of the phase in which the request entered.
     pub const fn bytes_held(&self) -> u64 {
         priced(self.cost.bytes, self.byte_price)
@@ -85,6 +91,12 @@ impl Charge {
     #[inline]
     pub const fn holds_anything(&self) -> bool {
         self.holds.has(Holds::RETURNED)
+    }
+
+    /// Whether a slot is all there is to give back.
+    #[inline]
+    pub const fn holds_slot_alone(&self) -> bool {
+        self.byte_price == 0 && self.holds.0 & Holds::RETURNED.0 == Holds::SLOT.0
     }
 
     /// Whether it is counted among the requests in flight.

@@ -35,7 +35,7 @@ struct Model {
     /// The largest budget there ever was, and what was used beyond all estimates.
     tokens_max: u64,
     overdraft: u64,
-    /// Whether admission tries the short way of plain plans first.
+    /// Whether the short ways in and out of plain plans are tried first.
     is_short: bool,
 }
 
@@ -139,8 +139,14 @@ impl Model {
             _ => spent.unwrap_or(0),
         };
         self.overdraft += used.saturating_sub(charge.tokens_held());
+        let is_idle = !self.plan.settles_timed() && !outcome.has_hint() && outcome.malformed() == 0;
+        if self.is_short && is_idle && self.gates.leave_plain(&charge) {
+            return;
+        }
         let ending = Ending { charge, reported, outcome };
-        self.gates.settle(&self.plan, ending, 2, self.now, &mut self.events);
+        // As the shell does it, which reads no clock where nothing asks for the time.
+        let now = if is_idle { self.gates.latest() } else { self.now };
+        self.gates.settle(&self.plan, ending, 2, now, &mut self.events);
     }
 
     fn check_admission(&self, before: &Snapshot, charge: &Charge) {

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use axum::extract::{FromRequestParts, Request, State as With};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-
 use tidegate_core::limit::token::{Token, TokenId, TokenScope, TokenState};
 
 use crate::keyring::Key;
 use crate::meters::RouteMeters;
+use crate::peer::PeerCertificate;
 use crate::refusal::Refusal;
 use crate::routes::{Access, RouteInfo};
 use crate::state::State;
@@ -30,6 +30,8 @@ pub(crate) struct Gate {
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     key: Arc<Key>,
+    /// The certificate of its connection, where there is one, whether it stands for the token or not.
+    peer: Option<PeerCertificate>,
 }
 
 impl Caller {
@@ -74,7 +76,7 @@ pub(crate) async fn pass(With(gate): With<Arc<Gate>>, mut request: Request, next
                 gate.state.hub().busy(gate.state.bounds().requests_max);
                 Refusal::busy(gate.state.bounds().requests_max).into_response()
             }
-            Ok(_running) => match gate.state.admit(request.headers(), scope).await {
+            Ok(_running) => match gate.state.admit(request.headers(), request.extensions(), scope).await {
                 Ok(caller) => {
                     request.extensions_mut().insert(caller);
                     next.run(request).await
@@ -91,11 +93,43 @@ pub(crate) async fn pass(With(gate): With<Arc<Gate>>, mut request: Request, next
 }
 
 impl State {
-    /// Who sends these headers, if they may do what `scope` says.
-    async fn admit(&self, headers: &HeaderMap, scope: TokenScope) -> Result<Caller, Refusal> {
-        let Some(value) = headers.get(header::AUTHORIZATION) else {
-            return Err(Refusal::no_token("this needs a token: send it as `Authorization: Bearer tg_…`"));
+    /// Who sends these headers, over a connection that has these extensions, if they may do what `scope` says. A token that is
+    /// sent counts before the one that a client's certificate stands for.
+    pub(crate) async fn admit(
+        &self,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+        scope: TokenScope,
+    ) -> Result<Caller, Refusal> {
+        let peer = extensions.get::<PeerCertificate>();
+        // A connection may last longer than what let it in.
+        if let Some(trouble) = peer.and_then(|peer| peer.trouble(self.clock().now())) {
+            return Err(Refusal::bad_token(trouble));
+        }
+        let key = match (headers.get(header::AUTHORIZATION), peer) {
+            (Some(value), _) => self.by_secret(value).await?,
+            (None, Some(peer)) => self.by_certificate(peer).await?,
+            (None, None) => {
+                return Err(Refusal::no_token("this needs a token: send it as `Authorization: Bearer tg_…`"));
+            }
         };
+        let caller = Caller { key, peer: peer.cloned() };
+        let Token { id, namespace, .. } = &caller.key.token;
+        match caller.key.token.state(self.clock().now()) {
+            TokenState::Good => {}
+            TokenState::Expired => return Err(Refusal::bad_token("the token has expired")),
+            TokenState::Revoked => return Err(Refusal::bad_token("the token was revoked")),
+        }
+        if namespace != self.namespace() {
+            let detail =
+                format!("the token `{id}` is good for the namespace `{namespace}`, and not for this one");
+            return Err(Refusal::new(StatusCode::FORBIDDEN, "namespace", "Not allowed", detail));
+        }
+        caller.needs(scope, "this")?;
+        Ok(caller)
+    }
+
+    async fn by_secret(&self, value: &HeaderValue) -> Result<Arc<Key>, Refusal> {
         let secret: Option<Secret> = value.to_str().ok().and_then(bearer).and_then(|text| text.parse().ok());
         let Some(secret) = secret else {
             return Err(Refusal::bad_token("what was sent is no token: it is `Bearer tg_ID_SECRET`"));
@@ -105,26 +139,28 @@ impl State {
         let Some(key) = key.filter(|key| key.fits(&secret)) else {
             return Err(Refusal::bad_token("there is no such token"));
         };
-        match key.token.state(self.clock().now()) {
-            TokenState::Good => {}
-            TokenState::Expired => return Err(Refusal::bad_token("the token has expired")),
-            TokenState::Revoked => return Err(Refusal::bad_token("the token was revoked")),
-        }
-        let Token { id, namespace, .. } = &key.token;
-        if namespace != self.namespace() {
-            let detail =
-                format!("the token `{id}` is good for the namespace `{namespace}`, and not for this one");
-            return Err(Refusal::new(StatusCode::FORBIDDEN, "namespace", "Not allowed", detail));
-        }
-        let caller = Caller { key };
-        caller.needs(scope, "this")?;
-        Ok(caller)
+        Ok(key)
+    }
+
+    async fn by_certificate(&self, peer: &PeerCertificate) -> Result<Arc<Key>, Refusal> {
+        let Some(id) = peer.token() else {
+            return Err(Refusal::no_token(
+                "the client's certificate stands for no token: send one as `Authorization: Bearer tg_…`",
+            ));
+        };
+        let Some(key) = self.ask(self.keyring().key(id)).await? else {
+            return Err(Refusal::bad_token("there is no token that the client's certificate stands for"));
+        };
+        Ok(key)
     }
 }
 
 impl State {
     /// Whether a caller who was let in would be again. While it cannot be found out, they would not.
     pub(crate) async fn is_still_good(&self, caller: &Caller) -> bool {
+        if caller.peer.as_ref().is_some_and(|peer| peer.trouble(self.clock().now()).is_some()) {
+            return false;
+        }
         match self.ask(self.keyring().key(caller.token())).await {
             Ok(Some(key)) => {
                 key.hash == caller.key.hash && key.token.state(self.clock().now()) == TokenState::Good

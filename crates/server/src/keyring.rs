@@ -89,7 +89,7 @@ impl StoreKeyring {
         }
         // What it answers was so when it was asked, and may be otherwise when the answer is here.
         let asked_at = Instant::now();
-        let deadline = self.limiter.store().capabilities().deadline;
+        let deadline = self.limiter.store_deadline();
         let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         let answer = timeout(deadline, self.limiter.store().token(id)).await;
         match answer.unwrap_or(Err(StoreError::TimedOut { millis })) {

@@ -23,25 +23,39 @@
 //! ```
 
 mod codec;
-mod fields;
 mod gate;
+mod handshake;
 mod hub;
 mod keyring;
 mod meters;
 mod openapi;
 mod options;
 mod owner;
+mod peer;
+mod pem;
 mod refusal;
+#[cfg(feature = "envoy")]
+mod rls;
+#[cfg(not(feature = "envoy"))]
+#[path = "no_rls.rs"]
+mod rls;
 mod routes;
 mod server;
 mod state;
+mod tls;
 mod token;
 
 pub use keyring::{Key, Keyring, StoreKeyring};
+pub use meters::StoreMeters;
 pub use openapi::document;
 pub use options::Bounds;
 pub use owner::LeaseKey;
+pub use peer::PeerCertificate;
+pub use rls::EnvoyRules;
+#[cfg(feature = "envoy")]
+pub use rls::{EntryConfig, EnvoyConfig, InvalidRules, RuleConfig, Unknown};
 pub use routes::{Access, RouteInfo, app, metrics_app, routes};
 pub use server::{ServeError, Server, ServerOptions, Shutdown, Stopped, Stopper};
 pub use state::{State, StateOptions};
+pub use tls::{Tls, TlsError, TlsOptions};
 pub use token::{InvalidSecret, Secret};

@@ -1,25 +1,67 @@
 //! What a server counts, for Prometheus. No name of an entity, a resource or a token is in it.
 
+mod catalog;
+mod limits;
+mod store;
+
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use tidegate::Limiter;
-use tidegate::store::Swept;
+use tidegate::store::{Aggregated, Swept};
+use tidegate::{Balance, LimitError, Stamp};
+
+use crate::state::State;
+use crate::tls::TlsStats;
+use limits::LimitMeters;
+pub use store::StoreMeters;
 
 /// Bounds of the times that are counted, in seconds.
 const SECONDS: [f64; 12] = [0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
+
+/// The same for decisions, which take microseconds where the store is in this process.
+const DECISION_SECONDS: [f64; 13] =
+    [0.000_002, 0.000_005, 0.000_01, 0.000_05, 0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
 
 const HERE: Metadata<'static> = Metadata::new("tidegate_server", Level::INFO, Some("tidegate_server"));
 
 /// Counters of one server.
 pub(crate) struct Meters {
-    recorder: PrometheusRecorder,
+    recorder: Arc<PrometheusRecorder>,
     handle: PrometheusHandle,
+    decisions: [Histogram; 8],
+    limits: LimitMeters,
+    leases: Leases,
     expired: [Counter; 2],
     busy: Counter,
     panics: Counter,
+}
+
+/// What is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Acquire,
+    /// One that may wait: its time is not the limiter's.
+    AcquireWithin,
+    Spend,
+    Extend,
+    Adjust,
+    Renew,
+    Settle,
+    Cancel,
+}
+
+const DECISIONS: [&str; 8] =
+    ["acquire", "acquire_within", "spend", "extend", "adjust", "renew", "settle", "cancel"];
+
+/// What became of leases here.
+struct Leases {
+    granted: Counter,
+    ended: [Counter; 2],
+    open: AtomicU64,
 }
 
 /// Counters of one route.
@@ -35,27 +77,87 @@ impl Meters {
         let builder = PrometheusBuilder::new();
         // The bounds are not empty, which is all that can be wrong with them.
         let builder = builder.set_buckets_for_metric(suffix, &SECONDS).unwrap_or_default();
+        let decision = Matcher::Full("tidegate_decision_seconds".to_owned());
+        let builder = builder.set_buckets_for_metric(decision, &DECISION_SECONDS).unwrap_or_default();
         let recorder = builder.build_recorder();
+        catalog::describe(&recorder);
         let handle = recorder.handle();
+        let decisions =
+            DECISIONS.map(|verb| histogram(&recorder, "tidegate_decision_seconds", &[("verb", verb)]));
+        let limits = LimitMeters::new(&recorder);
+        let leases = Leases {
+            granted: counter(&recorder, "tidegate_leases_granted_total", &[]),
+            ended: ["settled", "cancelled"]
+                .map(|how| counter(&recorder, "tidegate_leases_ended_total", &[("how", how)])),
+            open: AtomicU64::new(0),
+        };
         let expired = ["settled", "returned"]
             .map(|how| counter(&recorder, "tidegate_leases_expired_total", &[("how", how)]));
         let busy = counter(&recorder, "tidegate_http_busy_total", &[]);
         let panics = counter(&recorder, "tidegate_http_panics_total", &[]);
-        Self { recorder, handle, expired, busy, panics }
+        let recorder = Arc::new(recorder);
+        Self { recorder, handle, decisions, limits, leases, expired, busy, panics }
     }
 
     pub(crate) fn route(&self, method: &str, path: &'static str) -> RouteMeters {
         let method = method.to_owned();
         let answers = ["ok", "client", "limited", "server"].map(|kind| {
             let labels = [("method", method.as_str()), ("path", path), ("kind", kind)];
-            counter(&self.recorder, "tidegate_http_requests_total", &labels)
+            self.counter("tidegate_http_requests_total", &labels)
         });
-        let labels = vec![Label::new("method", method), Label::new("path", path)];
-        let key = Key::from_parts("tidegate_http_request_seconds", labels);
-        RouteMeters { answers, seconds: self.recorder.register_histogram(&key, &HERE) }
+        let labels = [("method", method.as_str()), ("path", path)];
+        RouteMeters { answers, seconds: histogram(&self.recorder, "tidegate_http_request_seconds", &labels) }
+    }
+
+    pub(crate) fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
+        counter(&self.recorder, name, labels)
+    }
+
+    pub(crate) fn histogram(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Histogram {
+        histogram(&self.recorder, name, labels)
+    }
+
+    /// Has this store's calls counted here.
+    pub(crate) fn measure(&self, store: &StoreMeters) {
+        store.tell(Arc::clone(&self.recorder));
+    }
+
+    /// The limiter has decided.
+    pub(crate) fn decided(&self, what: Decision, took: Duration) {
+        self.decisions[what as usize].record(took);
+    }
+
+    /// A draw was granted, and this is left of its limits.
+    pub(crate) fn granted(&self, left: &[Balance]) {
+        self.limits.granted(&self.recorder, left);
+    }
+
+    /// A draw was refused.
+    pub(crate) fn refused(&self, error: &LimitError) {
+        self.limits.refused(&self.recorder, error);
+    }
+
+    /// A lease was handed out.
+    pub(crate) fn opened(&self) {
+        self.leases.granted.increment(1);
+        self.leases.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Its holder has ended it: settled, or cancelled.
+    pub(crate) fn ended(&self, what: Decision) {
+        let [settled, cancelled] = &self.leases.ended;
+        if what == Decision::Cancel { cancelled } else { settled }.increment(1);
+        self.leases.close(1);
+    }
+
+    /// Leases that were handed out here and have not ended here. Those of before a restart, and those that another server ends,
+    /// are not known.
+    pub(crate) fn open_leases(&self) -> u64 {
+        self.leases.open.load(Ordering::Relaxed)
     }
 
     pub(crate) fn swept(&self, swept: Swept) {
+        self.leases.close(swept.settled + swept.returned);
         let [settled, returned] = &self.expired;
         settled.increment(swept.settled);
         returned.increment(swept.returned);
@@ -76,31 +178,78 @@ impl Meters {
     }
 
     /// Everything as text.
-    pub(crate) fn show(&self, limiter: &Limiter) -> String {
-        let stats = limiter.stats();
+    pub(crate) fn show(&self, state: &State) -> String {
+        if let Some(aggregator) = state.aggregator() {
+            self.aggregated(&aggregator.stats());
+        }
+        if let Some(tls) = state.tls() {
+            self.secured(&tls.stats());
+        }
+        let counts = state.limiter().stats();
         let totals = [
-            ("tidegate_granted_total", stats.granted),
-            ("tidegate_refused_total", stats.refused),
-            ("tidegate_degraded_total", stats.degraded),
-            ("tidegate_unsettled_total", stats.unsettled),
-            ("tidegate_listener_panics_total", stats.panics),
-            ("tidegate_policy_cache_hits_total", stats.cache.hits),
-            ("tidegate_policy_cache_misses_total", stats.cache.misses),
+            ("tidegate_granted_total", counts.granted),
+            ("tidegate_refused_total", counts.refused),
+            ("tidegate_degraded_total", counts.degraded),
+            ("tidegate_unsettled_total", counts.unsettled),
+            ("tidegate_listener_panics_total", counts.panics),
+            ("tidegate_policy_cache_hits_total", counts.cache.hits),
+            ("tidegate_policy_cache_misses_total", counts.cache.misses),
         ];
         for (name, total) in totals {
             counter(&self.recorder, name, &[]).absolute(total);
         }
         let levels = [
-            ("tidegate_waiting", stats.waiting as u64),
-            ("tidegate_settling", stats.settling as u64),
-            ("tidegate_policy_cache_entries", stats.cache.entries),
+            ("tidegate_leases_open", self.open_leases()),
+            ("tidegate_http_requests_under_way", state.requests() as u64),
+            ("tidegate_event_listeners", state.hub().listeners().0 as u64),
+            ("tidegate_up_since_seconds", state.up_since().as_micros() / 1_000_000),
+            ("tidegate_waiting", counts.waiting as u64),
+            ("tidegate_settling", counts.settling as u64),
+            ("tidegate_policy_cache_entries", counts.cache.entries),
         ];
         for (name, level) in levels {
             // Counts in memory are far below where a double leaves out numbers.
             #[expect(clippy::cast_precision_loss, reason = "a few at most")]
             gauge(&self.recorder, name).set(level as f64);
         }
-        self.handle.render()
+        catalog::sorted(&self.handle.render())
+    }
+}
+
+impl Meters {
+    fn aggregated(&self, stats: &Aggregated) {
+        let totals = [
+            ("tidegate_usage_records_total", stats.records),
+            ("tidegate_usage_counted_total", stats.counted),
+            ("tidegate_usage_errors_total", stats.errors),
+            ("tidegate_usage_lost_total", stats.lost),
+        ];
+        for (name, total) in totals {
+            counter(&self.recorder, name, &[]).absolute(total);
+        }
+        gauge(&self.recorder, "tidegate_usage_lag_seconds").set(stats.lag.as_secs_f64());
+        gauge(&self.recorder, "tidegate_usage_caught_up").set(f64::from(u8::from(stats.is_caught_up)));
+    }
+}
+
+impl Meters {
+    fn secured(&self, stats: &TlsStats) {
+        let expires_at = stats.expires_at.since(Stamp::ZERO).as_secs_f64();
+        gauge(&self.recorder, "tidegate_tls_certificate_expiry_seconds").set(expires_at);
+        for (result, count) in ["done", "failed"].into_iter().zip(stats.reloads) {
+            counter(&self.recorder, "tidegate_tls_reloads_total", &[("result", result)]).absolute(count);
+        }
+        for (kind, count) in ["broken", "timed_out", "plain"].into_iter().zip(stats.failures) {
+            counter(&self.recorder, "tidegate_tls_handshakes_failed_total", &[("kind", kind)])
+                .absolute(count);
+        }
+    }
+}
+
+impl Leases {
+    fn close(&self, count: u64) {
+        let less = |open: u64| Some(open.saturating_sub(count));
+        let _ = self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }
 
@@ -119,9 +268,21 @@ impl RouteMeters {
 }
 
 fn counter(recorder: &PrometheusRecorder, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
+    recorder.register_counter(&key(name, labels), &HERE)
+}
+
+fn histogram(
+    recorder: &PrometheusRecorder,
+    name: &'static str,
+    labels: &[(&'static str, &str)],
+) -> Histogram {
+    recorder.register_histogram(&key(name, labels), &HERE)
+}
+
+fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
     let labels: Vec<Label> =
         labels.iter().map(|(key, value)| Label::new(*key, (*value).to_owned())).collect();
-    recorder.register_counter(&Key::from_parts(name, labels), &HERE)
+    Key::from_parts(name, labels)
 }
 
 fn gauge(recorder: &PrometheusRecorder, name: &'static str) -> Gauge {
@@ -139,3 +300,6 @@ impl fmt::Debug for RouteMeters {
         f.write_str("RouteMeters")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tidegate::{LimitError, LimitLine, StoreError};
+use tidegate::axum::{problem, store_problem};
+use tidegate::{LimitError, LimitField, StoreError, rate_limit_fields, retry_after_field};
 use tidegate_client::{LimitState, Problem, Seconds};
 
 use crate::codec;
-use crate::fields;
 
 /// A problem on its way out.
 #[derive(Debug)]
@@ -52,10 +52,6 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, kind, "Not found", detail)
     }
 
-    fn conflict(kind: &str, detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::CONFLICT, kind, "Not as expected", detail)
-    }
-
     /// Something went wrong in here.
     pub(crate) fn internal() -> Self {
         let detail = "the server could not do this; its log says why";
@@ -66,102 +62,34 @@ impl Refusal {
         self.problem.retry_after = Some(span.into());
         self
     }
-
-    fn about(mut self, lines: &[LimitLine]) -> Self {
-        let state = |line: &LimitLine| LimitState::new(&line.balance, Some(&line.source));
-        self.problem.limits = lines.iter().map(state).collect();
-        self
-    }
 }
 
 impl From<LimitError> for Refusal {
     fn from(error: LimitError) -> Self {
-        let invalid = |kind: &str, detail: String| {
-            Self::new(StatusCode::UNPROCESSABLE_ENTITY, kind, "Invalid request", detail)
-        };
-        let detail = error.to_string();
-        match error {
-            LimitError::Limited(limited) => {
-                let refusal = Self::new(StatusCode::TOO_MANY_REQUESTS, "limited", "Limit used up", detail);
-                let after = limited.retry_after().unwrap_or_default();
-                refusal.about(&limited.lines).after(after)
-            }
-            LimitError::TooLarge(limited) => invalid("too-large", detail).about(&limited.lines),
-            LimitError::Waiting { retry_after, .. } => {
-                let refusal =
-                    Self::new(StatusCode::TOO_MANY_REQUESTS, "waiting", "Others are waiting", detail);
-                refusal.after(retry_after.unwrap_or(Duration::from_secs(1)))
-            }
-            LimitError::Busy { .. } => {
-                let refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail);
-                refusal.after(Duration::from_secs(1))
-            }
-            LimitError::Closed => {
-                let detail = "the server is stopping";
-                let refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "Stopping", detail);
-                refusal.after(Duration::from_secs(1))
-            }
-            LimitError::Reused { .. } => {
-                let mut refusal = Self::conflict("id-reused", detail);
-                refusal.problem.field = Some("id".to_owned());
-                refusal
-            }
-            LimitError::NoLimits { .. } => invalid("no-limits", detail),
-            LimitError::Unavailable { source, retry_after } => Self::from(source).after(retry_after),
-            LimitError::Store(error) => error.into(),
-            LimitError::Cost(_) => Self::invalid("cost", detail),
-            LimitError::Policy(_) => Self::invalid("limits", detail),
-            LimitError::Deadline { .. } => Self::invalid("deadline", detail),
-            // A name, an entity that is too deep, and whatever else cannot be asked for.
-            _ => invalid("invalid", detail),
+        let problem = Box::new(problem(&error));
+        if let LimitError::Unavailable { source, .. } | LimitError::Store(source) = &error {
+            log(source, &problem);
         }
+        Self { problem, challenge: None }
     }
 }
 
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
-        let detail = error.to_string();
-        match error {
-            StoreError::Unavailable { .. } | StoreError::TimedOut { .. } => {
-                tracing::warn!(error = %detail, "the store is away");
-                let refusal = Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "store-away",
-                    "The store is away",
-                    "the store is away, or did not answer in time",
-                );
-                refusal.after(Duration::from_secs(1))
-            }
-            StoreError::Stale { current, .. } => {
-                let mut refusal = Self::conflict("stale", detail);
-                refusal.problem.version = current.map(tidegate::Version::number);
-                refusal
-            }
-            // The ids in these sentences are no secrets without their proofs.
-            StoreError::Ended { .. } => {
-                Self::new(StatusCode::GONE, "lease-ended", "The lease has ended", detail)
-            }
-            StoreError::Late { done, .. } => {
-                let mut refusal = Self::conflict("late-step", detail);
-                refusal.problem.step = Some(done);
-                refusal
-            }
-            StoreError::NoLease { .. } => Self::not_found("no-lease", detail),
-            StoreError::NoEntity { .. } => Self::not_found("no-entity", detail),
-            StoreError::NoToken { .. } => Self::not_found("unknown-token", detail),
-            StoreError::HasChildren { .. } => Self::conflict("has-children", detail),
-            StoreError::Entity(_) | StoreError::Token(_) | StoreError::Invalid { .. } => {
-                Self::invalid("", detail)
-            }
-            StoreError::Full { .. } => {
-                tracing::error!(error = %detail, "the store is full");
-                Self::new(StatusCode::INSUFFICIENT_STORAGE, "store-full", "The store is full", detail)
-            }
-            _ => {
-                tracing::error!(error = %detail, "the store failed");
-                Self::internal()
-            }
-        }
+        let problem = Box::new(store_problem(&error));
+        log(&error, &problem);
+        Self { problem, challenge: None }
+    }
+}
+
+/// What is wrong with the store is for those who run it.
+fn log(error: &StoreError, problem: &Problem) {
+    if problem.is("store-away") {
+        tracing::warn!(%error, "the store is away");
+    } else if problem.is("store-full") {
+        tracing::error!(%error, "the store is full");
+    } else if problem.is("internal") {
+        tracing::error!(%error, "the store failed");
     }
 }
 
@@ -172,12 +100,23 @@ impl IntoResponse for Refusal {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Problem::CONTENT_TYPE));
         if let Some(span) = self.problem.retry_after.map(Seconds::as_duration) {
-            fields::retry_after(headers, span);
+            retry_after_field(headers, span);
         }
-        fields::rate_limit(headers, &self.problem.limits);
+        rate_limit_fields(headers, self.problem.limits.iter().map(field));
         if let Some(challenge) = self.challenge {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
         response
+    }
+}
+
+/// A limit as the fields tell it.
+fn field(state: &LimitState) -> LimitField<'_> {
+    LimitField {
+        limit: &state.limit,
+        available: state.available,
+        amount: state.amount,
+        period: state.period.as_duration(),
+        retry_after: state.retry_after.map(Seconds::as_duration),
     }
 }

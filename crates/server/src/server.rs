@@ -7,21 +7,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use futures_util::FutureExt as _;
+use futures_util::future::{FusedFuture as _, OptionFuture};
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tidegate::StoreError;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
+use crate::handshake::{Io, Secured};
 use crate::options::Bounds;
+use crate::rls::{self, EnvoyRules};
 use crate::routes::{app, metrics_app};
 use crate::state::State;
+use crate::tls::{Alpn, Tls};
 
 /// Leases that one sweep ends at most.
 const SWEEP_MAX: usize = 1_000;
@@ -29,27 +37,49 @@ const SWEEP_MAX: usize = 1_000;
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// How long nobody is accepted after the system refused to: it has no more files, and waits for some to be closed.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// How long usage is not counted after that was refused: somebody has to change a right, or add a stream.
+const COUNT_AGAIN: Duration = Duration::from_mins(1);
 /// The least that hyper can read heads with.
 const HEAD_MIN: usize = 8_192;
+/// Calls of one connection that are under way at the same time. Envoy opens another one for more.
+const STREAMS_MAX: usize = 1_024;
+/// How long calls of Envoy's that were sent before it heard of the stop are answered as before.
+const LAST_CALLS: Duration = Duration::from_millis(500);
 
 /// Where to listen.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     listen: SocketAddr,
     metrics: Option<SocketAddr>,
+    envoy: Option<(SocketAddr, EnvoyRules)>,
     anywhere: bool,
+    tls: Option<Tls>,
 }
 
 impl ServerOptions {
     /// Listens at this address of the loopback interface.
     pub const fn new(listen: SocketAddr) -> Self {
-        Self { listen, metrics: None, anywhere: false }
+        Self { listen, metrics: None, envoy: None, anywhere: false, tls: None }
     }
 
     /// Answers `/metrics` and the health checks at this address too, without a token.
     #[must_use]
     pub const fn metrics(mut self, listen: SocketAddr) -> Self {
         self.metrics = Some(listen);
+        self
+    }
+
+    /// Answers Envoy's rate limit service at this address too, by these rules.
+    #[must_use]
+    pub fn envoy(mut self, listen: SocketAddr, rules: EnvoyRules) -> Self {
+        self.envoy = Some((listen, rules));
+        self
+    }
+
+    /// Speaks TLS, and may listen where others can reach it. The listener of the metrics stays as it is.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -106,7 +136,7 @@ impl Shutdown {
     }
 
     /// Waits until it was said so often. Without anybody who could, it never was.
-    async fn said(&mut self, times: u32) {
+    pub(crate) async fn said(&mut self, times: u32) {
         if self.0.wait_for(|said| *said >= times).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -137,6 +167,8 @@ pub enum Stopped {
 pub struct Server {
     listener: Listener,
     metrics: Option<Listener>,
+    envoy: Option<(Listener, EnvoyRules)>,
+    tls: Option<Tls>,
 }
 
 struct Listener {
@@ -156,12 +188,17 @@ impl Server {
     /// # Errors
     /// [`ServeError`] is one sentence that says what to do.
     pub async fn bind(options: &ServerOptions) -> Result<Self, ServeError> {
-        let listener = listen(options.listen, options.anywhere).await?;
+        let is_open = options.anywhere || options.tls.is_some();
+        let listener = listen(options.listen, is_open).await?;
         let metrics = match options.metrics {
             Some(addr) => Some(listen(addr, options.anywhere).await?),
             None => None,
         };
-        Ok(Self { listener, metrics })
+        let envoy = match &options.envoy {
+            Some((addr, rules)) => Some((listen(*addr, is_open).await?, rules.clone())),
+            None => None,
+        };
+        Ok(Self { listener, metrics, envoy, tls: options.tls.clone() })
     }
 
     /// Where it listens.
@@ -174,6 +211,11 @@ impl Server {
         self.metrics.as_ref().map(|listener| listener.addr)
     }
 
+    /// Where it answers Envoy, if it does.
+    pub fn envoy_addr(&self) -> Option<SocketAddr> {
+        self.envoy.as_ref().map(|(listener, _)| listener.addr)
+    }
+
     /// Serves until it is told to stop: then nobody new enters, those who wait for a limit are refused, what is under way is
     /// answered, and every ending reaches the store.
     ///
@@ -183,31 +225,63 @@ impl Server {
         let bounds = *state.bounds();
         let mut tasks = JoinSet::new();
         let graceful = Arc::new(GracefulShutdown::new());
-        let connections = Arc::new(Semaphore::new(bounds.connections_max.min(Semaphore::MAX_PERMITS)));
+        let connections = || Arc::new(Semaphore::new(bounds.connections_max.min(Semaphore::MAX_PERMITS)));
         tasks.spawn(look_after(state.clone()));
         tasks.spawn(tidy_up(state.clone()));
+        if let Some(tls) = &self.tls {
+            state.secured_by(tls.clone());
+            tasks.spawn(tls.clone().look_after());
+        }
+        let mut counting = JoinSet::new();
+        counting.spawn(count_usage(state.clone(), shutdown.clone()));
         if let Some(metrics) = self.metrics {
             let door = Door {
                 listener: metrics,
                 router: metrics_app(state.clone()),
+                speaks: Speaks::Http1,
                 bounds,
                 connections: Arc::new(Semaphore::new(64)),
+                secured: None,
             };
             tasks.spawn(door.serve(Arc::new(GracefulShutdown::new()), shutdown.clone()));
         }
-        let door = Door { listener: self.listener, router: app(state.clone()), bounds, connections };
+        let secured = |alpn| self.tls.clone().map(|tls| Secured::new(tls, alpn));
+        let door = Door {
+            listener: self.listener,
+            router: app(state.clone()),
+            speaks: Speaks::Http1,
+            bounds,
+            connections: connections(),
+            secured: secured(Alpn::Http1),
+        };
+        let (answering, answered) = oneshot::channel::<()>();
+        let proxies = Arc::new(GracefulShutdown::new());
+        let envoy = self.envoy.map(|(listener, rules)| {
+            let (router, health) = rls::app(state.clone(), rules, shutdown.clone());
+            counting.spawn(health.until_stopped(shutdown.clone(), answered.map(drop)));
+            let (speaks, secured) = (Speaks::Http2, secured(Alpn::Http2));
+            let door = Door { listener, router, speaks, bounds, connections: connections(), secured };
+            door.serve(Arc::clone(&proxies), shutdown.clone())
+        });
         let mut at_once = shutdown.clone();
         let ends = async {
-            // Its connections live as long as the door does.
-            let _connections = door.serve(Arc::clone(&graceful), shutdown.clone()).await;
+            // Their connections live as long as this does.
+            let door = door.serve(Arc::clone(&graceful), shutdown.clone());
+            let _connections = tokio::join!(door, OptionFuture::from(envoy));
             shutdown.said(1).await;
+            let mut proxies = Box::pin(answered_all(proxies).fuse());
+            // An error would let through whatever is on its way.
+            let _ = timeout(LAST_CALLS.min(bounds.drain_time), &mut proxies).await;
+            drop(answering);
             state.limiter().close();
             state.hub().close();
             let drained = async {
-                if let Some(graceful) = Arc::into_inner(graceful) {
-                    graceful.shutdown().await;
+                answered_all(graceful).await;
+                if !proxies.is_terminated() {
+                    proxies.await;
                 }
                 state.limiter().drain().await;
+                while counting.join_next().await.is_some() {}
             };
             match timeout(bounds.drain_time, drained).await {
                 Ok(()) => Stopped::Drained,
@@ -218,6 +292,13 @@ impl Server {
             stopped = ends => stopped,
             () = at_once.said(2) => Stopped::AtOnce,
         }
+    }
+}
+
+/// Has connections end when what is under way on them is answered. Nobody accepts others any more.
+async fn answered_all(connections: Arc<GracefulShutdown>) {
+    if let Some(connections) = Arc::into_inner(connections) {
+        connections.shutdown().await;
     }
 }
 
@@ -248,6 +329,22 @@ async fn look_after(state: State) -> JoinSet<()> {
     }
 }
 
+/// Has usage counted, where the store has that done beside. What does not pass by itself is told, and tried again.
+async fn count_usage(state: State, mut shutdown: Shutdown) {
+    let Some(aggregator) = state.aggregator() else { return };
+    loop {
+        let mut stopped = shutdown.clone();
+        match aggregator.run(Box::pin(async move { stopped.said(1).await })).await {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(%error, "usage is not counted in the background"),
+        }
+        tokio::select! {
+            () = sleep(COUNT_AGAIN) => {}
+            () = shutdown.said(1) => return,
+        }
+    }
+}
+
 /// Sums what was measured. It waits for nobody, and no option makes it rarer: until then every measurement takes room.
 async fn tidy_up(state: State) -> JoinSet<()> {
     let mut ticks = interval(TIDY_EVERY);
@@ -258,12 +355,22 @@ async fn tidy_up(state: State) -> JoinSet<()> {
     }
 }
 
+/// How a connection is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Speaks {
+    Http1,
+    /// As gRPC does, without a word of HTTP/1 before it.
+    Http2,
+}
+
 /// One listener and what answers there.
 struct Door {
     listener: Listener,
     router: Router,
+    speaks: Speaks,
     bounds: Bounds,
     connections: Arc<Semaphore>,
+    secured: Option<Secured>,
 }
 
 impl Door {
@@ -280,7 +387,7 @@ impl Door {
             match accepted {
                 Some((stream, place)) => {
                     let _ = stream.set_nodelay(true);
-                    open.spawn(self.connection(stream, place, &graceful));
+                    open.spawn(self.connection(stream, place, &graceful, shutdown.clone()));
                 }
                 None => sleep(ACCEPT_AGAIN).await,
             }
@@ -304,20 +411,58 @@ impl Door {
         stream: TcpStream,
         place: OwnedSemaphorePermit,
         graceful: &GracefulShutdown,
+        mut shutdown: Shutdown,
     ) -> impl Future<Output = ()> + Send + 'static {
-        // hyper has no bound for those who never read what they asked for.
-        let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(self.bounds.body_time));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.bounds.head_time)
-            .max_buf_size(self.bounds.head_max.max(HEAD_MIN))
-            .max_headers(self.bounds.headers_max)
-            .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(self.router.clone()));
-        let watched = graceful.watch(connection);
+        let (bounds, speaks) = (self.bounds, self.speaks);
+        let (secured, watcher) = (self.secured.clone(), graceful.watcher());
+        let service = TowerToHyperService::new(self.router.clone());
         async move {
+            let (stream, peer) = match secured {
+                None => (Io::Plain(stream), None),
+                // Who has not asked for anything when the server stops is not waited for.
+                Some(secured) => tokio::select! {
+                    accepted = secured.accept(stream, bounds.head_time) => match accepted {
+                        Some(accepted) => accepted,
+                        None => return,
+                    },
+                    () = shutdown.said(1) => return,
+                },
+            };
+            // hyper has no bound for those who never read what they asked for.
+            let mut stream = TimeoutStream::new(stream);
+            stream.set_write_timeout(Some(bounds.body_time));
+            let service = service_fn(move |mut request: Request<Incoming>| {
+                if let Some(peer) = &peer {
+                    request.extensions_mut().insert(peer.clone());
+                }
+                service.call(request)
+            });
+            let ended = match speaks {
+                Speaks::Http1 => {
+                    let connection = http1::Builder::new()
+                        .timer(TokioTimer::new())
+                        .header_read_timeout(bounds.head_time)
+                        .max_buf_size(bounds.head_max.max(HEAD_MIN))
+                        .max_headers(bounds.headers_max)
+                        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+                    watcher.watch(connection).await
+                }
+                Speaks::Http2 => {
+                    // An idle one is asked whether it is there. Whoever says nothing at all, from the beginning or then, leaves.
+                    stream.set_read_timeout(Some(bounds.head_time.saturating_mul(2)));
+                    let streams_max = bounds.requests_max.clamp(1, STREAMS_MAX);
+                    let connection = http2::Builder::new(TokioExecutor::new())
+                        .timer(TokioTimer::new())
+                        .keep_alive_interval(bounds.head_time)
+                        .keep_alive_timeout(bounds.head_time)
+                        .max_header_list_size(u32::try_from(bounds.head_max).unwrap_or(u32::MAX))
+                        .max_concurrent_streams(u32::try_from(streams_max).unwrap_or(u32::MAX))
+                        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+                    watcher.watch(connection).await
+                }
+            };
             // A client that is slow, gone or speaks no HTTP is no news.
-            if let Err(error) = watched.await {
+            if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended early");
             }
             drop(place);

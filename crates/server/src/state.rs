@@ -1,9 +1,9 @@
 //! What all requests share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidegate::store::{HostWall, Reply, Store, WallClock};
+use tidegate::store::{Aggregator, HostWall, Reply, Store, WallClock};
 use tidegate::{Limiter, Stamp, StoreError, Version};
 use tidegate_client::{Event, Written};
 use tidegate_core::limit::name::Namespace;
@@ -12,10 +12,11 @@ use tokio::time::timeout;
 
 use crate::hub::Hub;
 use crate::keyring::{Keyring, StoreKeyring};
-use crate::meters::Meters;
+use crate::meters::{Meters, StoreMeters};
 use crate::options::Bounds;
 use crate::owner::LeaseKey;
 use crate::refusal::Refusal;
+use crate::tls::Tls;
 
 /// A limiter, who may use it, and how much at once. Clones are the same.
 #[derive(Debug, Clone)]
@@ -29,6 +30,8 @@ struct Shared {
     meters: Meters,
     hub: Hub,
     up_since: Stamp,
+    aggregator: OnceLock<Arc<dyn Aggregator>>,
+    tls: OnceLock<Tls>,
 }
 
 /// Who may use a limiter, and how much at once.
@@ -74,12 +77,51 @@ impl State {
         let running = Semaphore::new(options.bounds.requests_max.min(Semaphore::MAX_PERMITS));
         let hub = Hub::new(&limiter, options.bounds.listeners_max);
         let up_since = options.clock.now();
-        Self(Arc::new(Shared { limiter, options, running, meters: Meters::new(), hub, up_since }))
+        Self(Arc::new(Shared {
+            limiter,
+            options,
+            running,
+            meters: Meters::new(),
+            hub,
+            up_since,
+            aggregator: OnceLock::new(),
+            tls: OnceLock::new(),
+        }))
     }
 
     /// The limiter.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter
+    }
+
+    /// Has usage counted by this one while a server of it runs, and tells of it in its metrics. It is said once, before.
+    #[must_use]
+    pub fn counted_by(self, aggregator: Arc<dyn Aggregator>) -> Self {
+        let _ = self.0.aggregator.set(aggregator);
+        self
+    }
+
+    /// Tells of the calls of the store that these meters watch, in its metrics.
+    #[must_use]
+    #[expect(clippy::needless_pass_by_value, reason = "it is said once, as who counts usage is")]
+    pub fn measured_by(self, meters: StoreMeters) -> Self {
+        self.meters().measure(&meters);
+        self
+    }
+
+    /// Who counts usage, if anybody is to.
+    pub(crate) fn aggregator(&self) -> Option<&dyn Aggregator> {
+        self.0.aggregator.get().map(|aggregator| &**aggregator)
+    }
+
+    /// Tells of this certificate in its metrics.
+    pub(crate) fn secured_by(&self, tls: Tls) {
+        let _ = self.0.tls.set(tls);
+    }
+
+    /// How its connections are secured, if they are.
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        self.0.tls.get()
     }
 
     /// The bounds.
@@ -105,6 +147,11 @@ impl State {
 
     pub(crate) fn running(&self) -> &Semaphore {
         &self.0.running
+    }
+
+    /// Requests that are under way.
+    pub(crate) fn requests(&self) -> usize {
+        self.bounds().requests_max.saturating_sub(self.0.running.available_permits())
     }
 
     pub(crate) fn meters(&self) -> &Meters {

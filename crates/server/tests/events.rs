@@ -182,7 +182,7 @@ async fn a_snapshot_says_how_the_server_is() {
     let expected = json!({
         "at": "2027-01-15T08:00:07Z", "up_since": "2027-01-15T08:00:00Z", "program": env!("CARGO_PKG_VERSION"),
         "namespace": "default", "is_stopping": false, "granted": 2, "refused": 0, "degraded": 0,
-        "expired_settled": 0, "expired_returned": 0, "unsettled": 0, "open_leases": 0, "waiting": 0, "settling": 0,
+        "expired_settled": 0, "expired_returned": 0, "unsettled": 0, "open_leases": 1, "waiting": 0, "settling": 0,
         "requests": 1, "requests_max": 4096, "busy": 0, "listeners": 0, "listeners_max": 64,
         "cache_entries": 1, "cache_hits": 1, "cache_misses": 1,
     });

@@ -29,6 +29,7 @@
 
 mod compare;
 mod folder;
+mod place;
 mod reader;
 mod writer;
 
@@ -36,6 +37,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tempfile::TempDir;
 use thiserror::Error;
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::policy::Version;
@@ -47,6 +49,7 @@ use crate::page::Paging;
 use crate::store::Store;
 use compare::Compare;
 use folder::Folder;
+pub use place::{ArchivePlace, Later, copy_archive};
 pub use reader::{Entries, read_archive};
 use writer::Writer;
 
@@ -56,18 +59,30 @@ const FILE_ENTRIES: usize = 10_000;
 const BATCH: u32 = 1_000;
 
 /// What to archive, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ArchiveOptions {
-    folder: PathBuf,
+    target: Target,
     before: Stamp,
     file_entries: usize,
+}
+
+/// Where files go.
+#[derive(Debug, Clone)]
+enum Target {
+    Folder(PathBuf),
+    Place(Arc<dyn ArchivePlace>),
 }
 
 impl ArchiveOptions {
     /// Every change that was made before this time, to this folder. It is made if it is not there, in a folder that is.
     /// Each store, and each namespace of it, has a folder of its own.
     pub fn new(folder: impl Into<PathBuf>, before: Stamp) -> Self {
-        Self { folder: folder.into(), before, file_entries: FILE_ENTRIES }
+        Self { target: Target::Folder(folder.into()), before, file_entries: FILE_ENTRIES }
+    }
+
+    /// The same to a place that is no folder of this machine: a bucket.
+    pub fn at(place: Arc<dyn ArchivePlace>, before: Stamp) -> Self {
+        Self { target: Target::Place(place), before, file_entries: FILE_ENTRIES }
     }
 
     /// Closes a file with the change that brings it to so many entries: 10,000 unless said otherwise, at least one.
@@ -122,6 +137,16 @@ pub enum ArchiveError {
         /// What is wrong with it, and where.
         what: String,
     },
+    /// A place that is no folder does not do as it is asked.
+    #[error("`{place}`: {what}")]
+    Place {
+        /// Which one.
+        place: String,
+        /// What it says.
+        what: String,
+        /// It may do so later.
+        is_away: bool,
+    },
     /// A file or a folder cannot be used.
     #[error("cannot {doing} `{}`", path.display())]
     Io {
@@ -140,7 +165,7 @@ impl ArchiveError {
     pub const fn is_transient(&self) -> bool {
         match self {
             Self::Store(error) => error.is_transient(),
-            Self::Locked { .. } => true,
+            Self::Locked { .. } | Self::Place { is_away: true, .. } => true,
             _ => false,
         }
     }
@@ -165,23 +190,67 @@ impl ArchiveError {
 /// Dropping the future may leave a file that is written and not pruned, or half written under a temporary name. The next
 /// run tidies up. What is being written as it is dropped is still written, and the folder is locked until then.
 pub async fn archive(store: &dyn Store, options: &ArchiveOptions) -> Result<Archived, ArchiveError> {
-    let path = options.folder.clone();
-    let folder = Arc::new(off_thread(&options.folder, move || Folder::open(path)).await?);
-    let mut run = Run { store, folder, archived: Archived::default() };
-    if let Some(last) = run.folder.last() {
-        run.end_last_run(last).await?;
+    match &options.target {
+        Target::Folder(path) => {
+            let opened = path.clone();
+            let folder = Arc::new(off_thread(path, move || Folder::open(opened)).await?);
+            Run { store, folder, far: None, archived: Archived::default() }.finish_all(options).await
+        }
+        Target::Place(place) => {
+            place.hold().await?;
+            let archived = archive_at(store, place, options).await;
+            // Whoever cannot is told by the next run, which waits for it.
+            let released = place.release().await;
+            archived.and_then(|archived| released.map(|()| archived))
+        }
     }
-    run.write_what_is_old(options).await?;
-    Ok(run.archived)
+}
+
+/// Archives to a place that is held, by way of a folder of this machine.
+async fn archive_at(
+    store: &dyn Store,
+    place: &Arc<dyn ArchivePlace>,
+    options: &ArchiveOptions,
+) -> Result<Archived, ArchiveError> {
+    let names = place.names().await?;
+    let shown = PathBuf::from(place.shown());
+    let temporary = std::env::temp_dir();
+    let scratch = off_thread(&temporary, || {
+        TempDir::new().map_err(ArchiveError::io(&std::env::temp_dir(), "make a folder in"))
+    });
+    // Removed when this is done.
+    let scratch = scratch.await?;
+    let folder = Folder::staged(scratch.path(), shown, names)?;
+    let far = Some(Arc::clone(place));
+    Run { store, folder: Arc::new(folder), far, archived: Archived::default() }.finish_all(options).await
 }
 
 struct Run<'a> {
     store: &'a dyn Store,
     folder: Arc<Folder>,
+    /// Where files go from the folder, and come from.
+    far: Option<Arc<dyn ArchivePlace>>,
     archived: Archived,
 }
 
 impl Run<'_> {
+    async fn finish_all(mut self, options: &ArchiveOptions) -> Result<Archived, ArchiveError> {
+        if let Some(last) = self.folder.last() {
+            self.end_last_run(last).await?;
+        }
+        self.write_what_is_old(options).await?;
+        Ok(self.archived)
+    }
+
+    /// Fetches what is there of the changes from `first` on.
+    async fn fetch(&self, first: Version) -> Result<(), ArchiveError> {
+        let Some(far) = &self.far else { return Ok(()) };
+        for file in self.folder.files_from(first) {
+            far.fetch(&file.name(), &file.path).await?;
+        }
+        Ok(())
+    }
+
     /// Prunes what the archive has already, if it is what the store has.
     async fn end_last_run(&mut self, last: Version) -> Result<(), ArchiveError> {
         let made = self.store.version().await?;
@@ -205,6 +274,9 @@ impl Run<'_> {
             let is_end = old < page.len();
             page.truncate(old);
             if !page.is_empty() {
+                if compare.is_none() {
+                    self.fetch(page[0].version).await?;
+                }
                 let (begun, folder) = (compare.take(), Arc::clone(&self.folder));
                 let work = move || {
                     let mut compare = begun.unwrap_or_else(|| Compare::new(folder, page[0].version));
@@ -281,7 +353,15 @@ impl Run<'_> {
     /// Makes a file durable, and then prunes what it holds.
     async fn finish(&mut self, writer: Writer) -> Result<(), ArchiveError> {
         let (entries, last) = (writer.entries() as u64, writer.last());
-        off_thread(self.folder.path(), move || writer.finish()).await?;
+        let path = off_thread(self.folder.path(), move || writer.finish()).await?;
+        if let Some(far) = &self.far {
+            far.hold().await?;
+            far.put(&folder::name_of(&path), &path).await?;
+            off_thread(&path.clone(), move || {
+                std::fs::remove_file(&path).map_err(ArchiveError::io(&path, "remove"))
+            })
+            .await?;
+        }
         self.archived.files += 1;
         self.archived.entries += entries;
         self.prune(last).await?;
@@ -291,6 +371,9 @@ impl Run<'_> {
 
     async fn prune(&mut self, through: Version) -> Result<(), ArchiveError> {
         loop {
+            if let Some(far) = &self.far {
+                far.hold().await?;
+            }
             let pruned = self.store.prune(&Prune::Audit { through }, BATCH as usize).await?;
             self.archived.pruned += pruned;
             if pruned < u64::from(BATCH) {

@@ -6,11 +6,14 @@
 //! (feature `postgres`) a server that all machines share. [`open()`] takes each by its address. With the feature `conformance` comes the suite that every store passes, for stores of third
 //! parties too.
 
+mod aggregate;
 mod buckets;
 mod changes;
 mod clock;
 mod cursor;
 mod desk;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 mod entities;
 mod error;
 mod ledger;
@@ -32,7 +35,7 @@ mod retention;
 mod sqlite;
 mod store;
 mod sync;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "dynamodb", feature = "postgres", feature = "redis", feature = "sqlite"))]
 #[allow(
     dead_code,
     unreachable_pub,
@@ -49,17 +52,25 @@ mod codec;
 #[cfg(feature = "archive")]
 pub mod archive;
 
+#[cfg(feature = "archive-s3")]
+mod archive_s3;
+
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
 #[cfg(feature = "redis")]
 pub use self::redis::{Redis, RedisOptions, Repaired};
+pub use aggregate::{AggregateOptions, Aggregated, Aggregator, Since, Until};
+#[cfg(feature = "archive-s3")]
+pub use archive_s3::S3Archive;
 pub use buckets::{
     Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Held, Lookup, Moved, Reading, Readings, Renew,
     Renewed, Seen, Settle, Standing, Terms,
 };
 pub use changes::{Announcer, Changes};
 pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::{DynamoDb, DynamoDbOptions};
 pub use entities::Entities;
 pub use error::StoreError;
 pub use ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};

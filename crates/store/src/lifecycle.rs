@@ -45,6 +45,27 @@ pub trait Lifecycle: fmt::Debug + Send + Sync {
 
     /// The namespaces there are, at most [`LISTED_MAX`] of them. Changes nothing.
     fn list(&self) -> Reply<'_, Listed>;
+
+    /// The namespaces that [`destroy`](Self::destroy) would remove, as [`list`](Self::list) has them. Changes nothing.
+    fn losses(&self) -> Reply<'_, Listed> {
+        Reply::ready(Err(removed_otherwise()))
+    }
+
+    /// Removes the store with all that it holds, of every namespace, where the engine has a part that is all ours: a table of
+    /// DynamoDB. What else an engine keeps is removed by its own means ([`StoreError::Invalid`]).
+    fn destroy(&self) -> Reply<'_, Destroyed> {
+        Reply::ready(Err(removed_otherwise()))
+    }
+
+    /// What the store needs, as a template for whoever makes it by other means: `CloudFormation` for a table of DynamoDB, and
+    /// none for other engines ([`StoreError::Invalid`]). Nothing is asked.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for an engine that has none.
+    fn template(&self) -> Result<String, StoreError> {
+        let what = "this store needs no template: `tidegate store init` makes all of it".to_owned();
+        Err(StoreError::Invalid { what })
+    }
 }
 
 /// Which store it is about.
@@ -59,7 +80,7 @@ pub struct Whereabouts {
 /// A part of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What it is: a `file`, a `schema`, a `namespace`.
+    /// What it is: a `file`, a `schema`, a `table`, a `namespace`.
     pub kind: &'static str,
     /// Its name.
     pub name: String,
@@ -226,6 +247,18 @@ pub struct UpgradedPart {
     pub from: u64,
 }
 
+/// What [`destroy`](Lifecycle::destroy) did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Destroyed {
+    /// Which store.
+    pub of: Whereabouts,
+    /// What is gone.
+    pub part: Part,
+    /// It was there.
+    pub was_there: bool,
+}
+
 /// What [`list`](Lifecycle::list) found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -279,6 +312,12 @@ pub(crate) fn other_version(place: &str, found: u64, wanted: u64) -> StoreError 
         format!("{place} has schema version {found}, older than {wanted}: run `tidegate store upgrade`")
     };
     StoreError::Invalid { what }
+}
+
+/// A store that is not all of something.
+fn removed_otherwise() -> StoreError {
+    let what = "this store is not removed from here: remove its file, its schema or its keys by the engine's own means";
+    StoreError::Invalid { what: what.to_owned() }
 }
 
 /// Something that would have to be there.

@@ -1,4 +1,5 @@
-//! A store by its address: `memory:`, `sqlite:limits.db`, `postgres://db.internal/limits`, `redis://localhost`.
+//! A store by its address: `memory:`, `sqlite:limits.db`, `postgres://db.internal/limits`, `redis://localhost`,
+//! `dynamodb://limits`.
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use crate::store::Store;
 /// | `redis+sentinel://host:port[,host:port…]/primary[/db]` | the one that sentinels say is the primary |
 /// | `redis+cluster://host:port[,host:port…]` | a Redis or Valkey cluster |
 /// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS (feature `redis-tls`) |
+/// | `dynamodb://table` | a table of DynamoDB (feature `dynamodb`) |
 ///
 /// Behind a `?` come options, parted by `&`:
 ///
@@ -29,8 +31,13 @@ use crate::store::Store;
 /// | `durable=commit` | a file | on the disk before it is answered |
 /// | `durable=second` | a file | on the disk within a second (the default) |
 /// | `size_max=1000000000` | a file | it grows to at most so many bytes |
-/// | `deadline_ms=50` | Redis | a call that takes longer finds the engine away |
-/// | `timeout_ms=2000` | Redis | an answer is waited for this long |
+/// | `deadline_ms=50` | Redis, DynamoDB | a call that takes longer finds the engine away |
+/// | `timeout_ms=2000` | Redis, DynamoDB | an answer is waited for this long |
+/// | `region=eu-central-1` | DynamoDB | the region of the table, where it is not the one of the environment |
+/// | `endpoint=http://localhost:8000` | DynamoDB | another place than the region's own |
+/// | `stream_endpoint=http://localhost:8001` | DynamoDB | another place for the table's stream than for the table |
+/// | `speculative=false` | DynamoDB | draws are read before they are written |
+/// | `rejections_ms=0` | DynamoDB | what was read and had too little refuses for so long without being asked again (1,000, the most) |
 /// | `schema=limits` | a PostgreSQL server | the schema that all of it is in; `tidegate` unless said otherwise |
 /// | `connections=16` | a PostgreSQL server | at most so many connections at a time (8) |
 /// | `sslmode=require` | a PostgreSQL server | over TLS only (feature `postgres-tls`): its certificate is checked |
@@ -58,6 +65,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
         Some(("sqlite", place)) => open_sqlite(url, place, options).await,
         Some(("postgres" | "postgresql", _)) => open_postgres(place, options).await,
         Some((scheme, _)) if is_redis(scheme) => open_redis(place, options).await,
+        Some(("dynamodb", place)) => open_dynamodb(url, place, options).await,
         _ => Err(no_address(url)),
     }
 }
@@ -80,6 +88,7 @@ pub fn lifecycle_at(url: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
         Some(("sqlite", place)) => sqlite_lifecycle(url, place, options),
         Some(("postgres" | "postgresql", _)) => postgres_lifecycle(place, options),
         Some((scheme, _)) if is_redis(scheme) => redis_lifecycle(place, options),
+        Some(("dynamodb", place)) => dynamodb_lifecycle(url, place, options),
         _ => Err(no_address(url)),
     }
 }
@@ -303,12 +312,79 @@ fn redis_lifecycle(place: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreErro
     Err(lacks(&without_login(place), "redis"))
 }
 
+#[cfg(feature = "dynamodb")]
+async fn open_dynamodb(url: &str, place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
+    let dynamodb = dynamodb_options(url, place, options)?;
+    // What its driver does until it is there is large, and would be part of every future that opens a store.
+    Ok(Arc::new(Box::pin(dynamodb.open()).await?))
+}
+
+#[cfg(feature = "dynamodb")]
+fn dynamodb_lifecycle(url: &str, place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Ok(Box::new(dynamodb_options(url, place, options)?.lifecycle()?))
+}
+
+#[cfg(feature = "dynamodb")]
+fn dynamodb_options(
+    url: &str,
+    place: &str,
+    options: &str,
+) -> Result<crate::dynamodb::DynamoDbOptions, StoreError> {
+    use std::time::Duration;
+
+    let Some(table) = place.strip_prefix("//").filter(|table| !table.is_empty() && !table.contains('/'))
+    else {
+        let what = format!("`{}` names no table: write dynamodb://TABLE", shown(url));
+        return Err(StoreError::Invalid { what });
+    };
+    let mut dynamodb = crate::dynamodb::DynamoDbOptions::new(table);
+    for (key, value) in pairs(options, url)? {
+        let millis = || {
+            let bad = |_| StoreError::Invalid {
+                what: format!("{key} is `{}`, which is no number of milliseconds", shown(value)),
+            };
+            value.parse().map(Duration::from_millis).map_err(bad)
+        };
+        dynamodb = match (key, value) {
+            ("namespace", name) => dynamodb.namespace(name),
+            ("region", region) => dynamodb.region(region),
+            ("endpoint", endpoint) => dynamodb.endpoint(endpoint),
+            ("stream_endpoint", endpoint) => dynamodb.stream_endpoint(endpoint),
+            ("deadline_ms", _) => dynamodb.deadline(millis()?),
+            ("timeout_ms", _) => dynamodb.timeout(millis()?),
+            ("rejections_ms", _) => dynamodb.rejections(millis()?),
+            ("speculative", "true") => dynamodb.speculative(true),
+            ("speculative", "false") => dynamodb.speculative(false),
+            ("speculative", other) => {
+                let what = format!("speculative is `{}`, and may be true or false", shown(other));
+                return Err(StoreError::Invalid { what });
+            }
+            (other, _) => {
+                let known = "namespace, region, endpoint, stream_endpoint, speculative, rejections_ms, deadline_ms and timeout_ms";
+                return Err(unknown(url, other, known));
+            }
+        };
+    }
+    Ok(dynamodb)
+}
+
+#[cfg(not(feature = "dynamodb"))]
+fn open_dynamodb(url: &str, _: &str, _: &str) -> Opening {
+    std::future::ready(Err(lacks(url, "dynamodb")))
+}
+
+#[cfg(not(feature = "dynamodb"))]
+fn dynamodb_lifecycle(url: &str, _: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
+    Err(lacks(url, "dynamodb"))
+}
+
 /// An answer that needs no waiting: what was built in is known.
 #[cfg(any(
     not(feature = "sqlite"),
     not(feature = "redis"),
     not(feature = "postgres"),
-    not(feature = "postgres-tls")
+    not(feature = "postgres-tls"),
+    not(feature = "dynamodb")
 ))]
 type Opening = std::future::Ready<Result<Arc<dyn Store>, StoreError>>;
 
@@ -317,7 +393,8 @@ type Opening = std::future::Ready<Result<Arc<dyn Store>, StoreError>>;
     not(feature = "sqlite"),
     not(feature = "redis"),
     not(feature = "postgres"),
-    not(feature = "postgres-tls")
+    not(feature = "postgres-tls"),
+    not(feature = "dynamodb")
 ))]
 fn lacks(what: &str, feature: &str) -> StoreError {
     let what = shown(what);
@@ -367,7 +444,7 @@ fn without_login(place: &str) -> String {
 
 fn no_address(url: &str) -> StoreError {
     let what = format!(
-        "`{}` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+        "`{}` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
         shown(&without_login(url))
     );
     StoreError::Invalid { what }
@@ -438,6 +515,27 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "dynamodb")]
+    #[tokio::test]
+    async fn an_address_of_a_table_says_what_is_wrong_with_it() {
+        let table = [
+            ("dynamodb:limits", "`dynamodb:limits` names no table: write dynamodb://TABLE"),
+            ("dynamodb://", "`dynamodb://` names no table: write dynamodb://TABLE"),
+            ("dynamodb://limits?speculative=maybe", "speculative is `maybe`, and may be true or false"),
+            ("dynamodb://limits?timeout_ms=soon", "timeout_ms is `soon`, which is no number of milliseconds"),
+            ("dynamodb://limits?rejections_ms=5000", "rejections for 5000 ms, outside 0..=1000"),
+            ("dynamodb://limits?region=x&timeout_ms=0", "a timeout of 0 s, with which nothing is answered"),
+            (
+                "dynamodb://limits?table=x",
+                "`dynamodb://limits?table=x` has no option `table`; it may have namespace, region, endpoint, stream_endpoint, \
+                 speculative, rejections_ms, deadline_ms and timeout_ms",
+            ),
+        ];
+        for (url, sentence) in table {
+            assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
+        }
+    }
+
     #[tokio::test]
     async fn a_password_that_ends_too_early_is_refused_and_not_told() {
         for url in [
@@ -464,15 +562,15 @@ mod tests {
         let table = [
             (
                 "",
-                "`` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+                "`` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
             ),
             (
                 "mysql://x",
-                "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+                "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
             ),
             (
                 "memory:x",
-                "`memory:x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+                "`memory:x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
             ),
             (
                 "memory:?durable=commit",
@@ -487,7 +585,7 @@ mod tests {
             ),
             (
                 "a\u{1b}b",
-                "`a\\u{1b}b` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE or redis://HOST",
+                "`a\\u{1b}b` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
             ),
         ];
         for (url, sentence) in table {

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::error::StoreError;
+use crate::wrap::measured::Watch;
 
 /// What a store answers with. It is a future; a store that need not wait answers without an allocation.
 ///
@@ -16,8 +17,12 @@ pub struct Reply<'a, T>(Inner<'a, T>);
 
 enum Inner<'a, T> {
     Ready(Option<Result<T, StoreError>>),
-    Waiting(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>),
+    Waiting(Waiting<'a, T>),
+    /// One whose end is told.
+    Watched(Waiting<'a, T>, Watch<'a>),
 }
+
+type Waiting<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 impl<'a, T> Reply<'a, T> {
     /// An answer that is there.
@@ -30,7 +35,25 @@ impl<'a, T> Reply<'a, T> {
     pub fn now(self) -> Option<Result<T, StoreError>> {
         match self.0 {
             Inner::Ready(answer) => answer,
-            Inner::Waiting(_) => None,
+            Inner::Waiting(_) | Inner::Watched(..) => None,
+        }
+    }
+
+    /// The same, whose end is told; also if it is dropped before.
+    #[inline]
+    pub(crate) fn watched(self, mut watch: Watch<'a>) -> Self
+    where
+        T: Unpin + Send + 'a,
+    {
+        match self.0 {
+            Inner::Ready(answer) => {
+                if let Some(answer) = &answer {
+                    watch.end(answer);
+                }
+                Self(Inner::Ready(answer))
+            }
+            Inner::Waiting(future) => Self(Inner::Watched(future, watch)),
+            watched @ Inner::Watched(..) => Self(Inner::Watched(Box::pin(Self(watched)), watch)),
         }
     }
 
@@ -47,6 +70,13 @@ impl<T: Unpin> Future for Reply<'_, T> {
         match &mut self.get_mut().0 {
             Inner::Ready(answer) => Poll::Ready(answer.take().expect("a reply is polled until it is ready")),
             Inner::Waiting(future) => future.as_mut().poll(context),
+            Inner::Watched(future, watch) => {
+                let answer = future.as_mut().poll(context);
+                if let Poll::Ready(answer) = &answer {
+                    watch.end(answer);
+                }
+                answer
+            }
         }
     }
 }
@@ -55,7 +85,7 @@ impl<T> fmt::Debug for Reply<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Inner::Ready(_) => "Reply(ready)",
-            Inner::Waiting(_) => "Reply(waiting)",
+            Inner::Waiting(_) | Inner::Watched(..) => "Reply(waiting)",
         })
     }
 }

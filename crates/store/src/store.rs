@@ -1,8 +1,10 @@
 //! A store: all of it together.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::aggregate::{AggregateOptions, Aggregator};
 use crate::buckets::Buckets;
 use crate::changes::Changes;
 use crate::entities::Entities;
@@ -44,6 +46,13 @@ pub trait Store:
     /// What whoever runs the engine should know: it is set up so that it may break what the store promises, in a sentence
     /// that says what to change. It was looked for when the store was opened.
     fn caution(&self) -> Option<String> {
+        None
+    }
+
+    /// Somebody who counts what leases have used, for a store that has it counted beside; `None` where usage is counted with
+    /// the end of a lease. Nothing is done until it is run.
+    fn aggregator(&self, options: &AggregateOptions) -> Option<Arc<dyn Aggregator>> {
+        let _ = options;
         None
     }
 }

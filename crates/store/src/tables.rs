@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::bucket::{Bucket, Shape, Span};
+use tidegate_core::limit::cascade::Units;
 use tidegate_core::limit::lease::Ending;
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
@@ -163,6 +164,21 @@ pub(crate) fn ended_by(window: Window, before: Stamp) -> i64 {
     column(window.around(before).start.as_micros())
 }
 
+/// What is held of each limit, `-` where it takes no part: `12,-,500`.
+pub(crate) fn held_to_text(held: &[Option<u64>]) -> String {
+    let units = held.iter().map(|units| units.map_or_else(|| "-".to_owned(), |units| units.to_string()));
+    units.collect::<Vec<_>>().join(",")
+}
+
+pub(crate) fn held_from_text(text: &str) -> Result<Units, StoreError> {
+    let units = |part: &str| match part {
+        "-" => Ok(None),
+        part => part.parse().map(Some),
+    };
+    let held: Result<Units, _> = text.split(',').map(units).collect();
+    held.map_err(|_| StoreError::Corrupt { what: format!("it holds `{}`", text.escape_debug()) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,5 +188,18 @@ mod tests {
         assert!(ending(3).is_err());
         assert!(stamp(-1).is_err());
         assert!(on_expiry(2).is_err());
+    }
+
+    #[test]
+    fn what_a_lease_holds_is_read_back_as_it_was_written() {
+        let table: [&[Option<u64>]; 4] =
+            [&[Some(0)], &[None], &[Some(12), None, Some(500)], &[Some(u64::MAX)]];
+        for held in table {
+            assert_eq!(&held_from_text(&held_to_text(held)).unwrap()[..], held);
+        }
+        for bad in ["", "x", "1,", "-1", "1,,2"] {
+            let error = held_from_text(bad).unwrap_err();
+            assert!(matches!(error, StoreError::Corrupt { .. }), "{bad}");
+        }
     }
 }

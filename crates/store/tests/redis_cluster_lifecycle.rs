@@ -38,7 +38,7 @@ async fn an_older_namespace_of_a_cluster_is_refused_upgraded_and_listed() {
 
     let refused = said(open(&url, &name).await);
     assert!(
-        refused.ends_with("has schema version 1, older than 2: run `tidegate store upgrade`"),
+        refused.ends_with("has schema version 1, older than 3: run `tidegate store upgrade`"),
         "{refused}"
     );
     assert_eq!(life.check().await.unwrap().readiness(), Readiness::Older);
@@ -46,7 +46,7 @@ async fn an_older_namespace_of_a_cluster_is_refused_upgraded_and_listed() {
     let all = lifecycle::at(&format!("{url}?timeout_ms=20000")).unwrap();
     let upgraded = all.upgrade().await.unwrap();
     let ours = upgraded.parts.iter().find(|part| part.part.name == name).expect("it is found");
-    assert_eq!((ours.from, upgraded.schema), (1, 2));
+    assert_eq!((ours.from, upgraded.schema), (1, 3));
     assert_eq!(ask(&["SISMEMBER", "tidegate:namespaces", &name]).await, 1);
     assert!(!all.list().await.unwrap().spaces.is_empty());
     assert_eq!(shows(&open(&url, &name).await.unwrap(), "acme").await, Some((7, 3)));

@@ -78,7 +78,7 @@ async fn a_namespace_is_made_once_and_then_was_there() {
     for is_new in [true, false] {
         let made = life(&url, &format!("&namespace={name}")).init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.to_string(), made.is_new)).collect();
-        assert_eq!((parts, made.schema), (vec![(format!("the namespace `{name}`"), is_new)], 2));
+        assert_eq!((parts, made.schema), (vec![(format!("the namespace `{name}`"), is_new)], 3));
     }
     let listed = life(&url, "").list().await.unwrap();
     assert_eq!(
@@ -101,7 +101,7 @@ async fn a_look_leaves_every_key_as_it_is_and_makes_none() {
     filled(&url, "default").await;
     let before = keys(&url).await;
     let checked = life(&url, "").check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema), (Readiness::Ready, Some(2)));
+    assert_eq!((checked.readiness(), checked.schema), (Readiness::Ready, Some(3)));
     assert_eq!(checked.durability, "what was answered is on the server's disk");
     assert_eq!(checked.dangers().count(), 0);
     let clock = checked.clock.expect("the server has one");
@@ -110,7 +110,7 @@ async fn a_look_leaves_every_key_as_it_is_and_makes_none() {
     let space = &listed.spaces[0];
     assert_eq!(
         (space.namespace.as_deref(), space.schema, space.changes, space.entities, space.policies),
-        (Some("default"), Some(2), Some(2), Some(1), Some(1))
+        (Some("default"), Some(3), Some(2), Some(1), Some(1))
     );
     assert!(keys(&url).await == before, "no key has changed");
 }
@@ -121,16 +121,16 @@ async fn an_older_namespace_is_refused_with_advice_until_it_is_upgraded_with_wha
     let named = format!("&namespace={name}");
     filled(&url, &name).await;
     as_version_1(&url, &name).await;
-    let wanted = "has schema version 1, older than 2: run `tidegate store upgrade`";
+    let wanted = "has schema version 1, older than 3: run `tidegate store upgrade`";
     for refused in [said(open(&url, &name).await), said(life(&url, &named).init().await)] {
         assert!(refused.ends_with(wanted), "{refused}");
     }
     let checked = life(&url, &named).check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 2));
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 3));
 
     let upgraded = life(&url, &named).upgrade().await.unwrap();
-    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 2));
-    assert_eq!(life(&url, &named).upgrade().await.unwrap().parts[0].from, 2);
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 3));
+    assert_eq!(life(&url, &named).upgrade().await.unwrap().parts[0].from, 3);
     holds_what_it_held(&url, &name).await;
     assert_eq!(ask::<i64>(&url, &["SISMEMBER", "tidegate:namespaces", &name]).await, 1);
 }
@@ -148,7 +148,7 @@ async fn of_many_who_upgrade_at_once_all_find_it_done() {
         .collect();
     for upgrade in upgrades {
         let done = upgrade.await.unwrap().unwrap();
-        assert!(matches!(done.parts[0].from, 1 | 2) && done.schema == 2, "{done:?}");
+        assert!(matches!(done.parts[0].from, 1 | 3) && done.schema == 3, "{done:?}");
     }
     holds_what_it_held(&url, &name).await;
 }
@@ -165,7 +165,7 @@ async fn an_upgrade_without_a_name_finds_all_that_are_older() {
     ask::<i64>(&url, &["SREM", "tidegate:namespaces", "a{b}"]).await;
     let upgraded = life(&url, "").upgrade().await.unwrap();
     let parts: Vec<_> = upgraded.parts.iter().map(|part| (part.part.name.as_str(), part.from)).collect();
-    assert_eq!(parts, [("a{b}", 1), ("default", 1), ("prod", 2)]);
+    assert_eq!(parts, [("a{b}", 1), ("default", 1), ("prod", 3)]);
     for name in ["default", "a{b}", "prod"] {
         holds_what_it_held(&url, name).await;
     }
@@ -183,7 +183,7 @@ async fn a_newer_namespace_is_refused_with_both_versions_and_listed_without_its_
     let before = keys(&url).await;
     let life = life(&url, "");
     for refused in [said(life.init().await), said(life.check().await), said(life.upgrade().await)] {
-        assert!(refused.ends_with("has schema version 99, newer than 2: use a newer tidegate"), "{refused}");
+        assert!(refused.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{refused}");
     }
     let space = &life.list().await.unwrap().spaces[0];
     assert_eq!((space.schema, space.entities), (Some(99), None));

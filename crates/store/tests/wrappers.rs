@@ -13,7 +13,7 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::conformance::wander::{Wander, judge, wander};
 use tidegate_store::conformance::{self, Fixture};
-use tidegate_store::wrap::{Faulty, Observed, Plan, Verb};
+use tidegate_store::wrap::{CallEnd, Faulty, Measured, Observed, Plan, Verb, Watcher};
 use tidegate_store::{
     Buckets, Cancel, Draw, Drawn, Lookup, ManualWall, Memory, Policies, Settle, Store, StoreError, Terms,
 };
@@ -37,6 +37,20 @@ async fn open_faulty(namespace: &str) -> Fixture {
     Fixture::new(Arc::new(faulty), clock)
 }
 
+/// Hears everything, and remembers nothing.
+#[derive(Debug)]
+struct Deaf;
+
+impl Watcher for Deaf {
+    fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {}
+}
+
+async fn open_measured(namespace: &str) -> Fixture {
+    let (store, clock) = memory(namespace);
+    Fixture::new(Arc::new(Measured::new(store, Arc::new(Deaf))), clock)
+}
+
+conformance::suite!(measured, open_measured, jumps);
 conformance::suite!(observed, open_observed, jumps);
 conformance::suite!(faulty, open_faulty, jumps);
 

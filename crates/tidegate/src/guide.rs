@@ -8,6 +8,7 @@
 //! | [`retry`] | failed work is to be tried again |
 //! | [`layered`] | your requests differ a lot in size |
 //! | [`keyed`] | you call many hosts, accounts or models, and each bears something else |
+//! | [`http`] | you have a reqwest or tower client, or an axum server |
 //! | [`progress`] | you run a batch and want to see how far it is |
 //! | [`observability`] | you want logs, metrics, or a look at latency and errors |
 //! | [`shared_limits`] | users, teams and processes share a budget |
@@ -16,7 +17,7 @@
 //! | [`testing`] | you test code of your own that uses a throttle |
 //!
 //! The examples are whole programs: `cargo run --example llm_batch`, and likewise `layered`, `per_host`,
-//! `shutdown`, `blocking`, `tenants`, `gateway` and `hello`.
+//! `shutdown`, `blocking`, `tenants`, `gateway`, `polite_client`, `tower_client`, `limited_server` and `hello`.
 
 #[doc = include_str!("guide/quick_start.md")]
 pub mod quick_start {}
@@ -35,6 +36,9 @@ pub mod layered {}
 
 #[doc = include_str!("guide/keyed.md")]
 pub mod keyed {}
+
+#[doc = include_str!("guide/http.md")]
+pub mod http {}
 
 #[doc = include_str!("guide/progress.md")]
 pub mod progress {}

@@ -5,15 +5,17 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ::http::Response;
+use ::http::{HeaderMap, Response, StatusCode};
 use tidegate_core::classes::{Classes, Ended};
 use tidegate_core::time::Stamp;
 
 use crate::run::{Class, Classify};
 
 mod codec;
+mod fields;
 
 pub use codec::{RETRY_INFO_BODY_MAX, RetryInfo, retry_info};
+pub use fields::{LimitField, rate_limit_fields, retry_after_field};
 
 /// Says how a request ended that brought an error and no response.
 ///
@@ -101,6 +103,16 @@ impl<F> HttpClasses<F> {
         self
     }
 
+    /// What a response with this status and these headers means.
+    pub fn read(&self, status: StatusCode, headers: &HeaderMap) -> Class {
+        // Where nothing is said the time does not matter.
+        if headers.is_empty() {
+            return Class::of(&self.classes, status.into());
+        }
+        let (sort, outcome) = self.classes.read_parts(status, headers, (self.wall)());
+        Class::sorted(sort, outcome)
+    }
+
     /// The table.
     pub const fn classes(&self) -> &Classes {
         &self.classes
@@ -110,11 +122,7 @@ impl<F> HttpClasses<F> {
 impl<B, E, F: ReadError<E>> Classify<Response<B>, E> for HttpClasses<F> {
     fn classify(&self, result: &Result<Response<B>, E>) -> Class {
         match result {
-            Ok(response) => {
-                let (sort, outcome) =
-                    self.classes.read_parts(response.status(), response.headers(), (self.wall)());
-                Class::sorted(sort, outcome)
-            }
+            Ok(response) => self.read(response.status(), response.headers()),
             Err(error) => Class::of(&self.classes, self.errors.ended(error)),
         }
     }

@@ -25,7 +25,8 @@
 //! # }
 //! ```
 //!
-//! [`Keyed`] is a throttle for each host, account or model: see [`guide::keyed`].
+//! [`Keyed`] is a throttle for each host, account or model: see [`guide::keyed`]. For reqwest and tower clients, and for axum servers,
+//! there are layers that do all of it (features `reqwest`, `tower` and `axum`): see [`guide::http`].
 //!
 //! A `Limiter` (feature `shared`) protects a budget that many users, teams and processes share. It draws a `Lease` from a
 //! store and settles it at what was used: see [`guide::shared_limits`], and [`guide::stores`] for where they live.
@@ -40,6 +41,9 @@
 )]
 
 mod acquire;
+#[cfg(feature = "axum")]
+#[path = "http/axum/mod.rs"]
+pub mod axum;
 #[cfg(feature = "bar")]
 mod bar;
 mod builder;
@@ -50,6 +54,9 @@ mod drain;
 mod estimate;
 mod events;
 pub mod guide;
+#[cfg(any(feature = "reqwest", feature = "tower"))]
+#[path = "http/held.rs"]
+mod held;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "shared")]
@@ -77,6 +84,9 @@ pub mod planted;
 mod queue;
 #[cfg(feature = "registrable")]
 mod registrable;
+#[cfg(feature = "reqwest")]
+#[path = "http/reqwest/mod.rs"]
+pub mod reqwest;
 mod run;
 mod settle;
 mod state;
@@ -84,6 +94,9 @@ mod sync;
 mod tally;
 mod thread_waker;
 mod throttle;
+#[cfg(feature = "tower")]
+#[path = "http/tower/mod.rs"]
+pub mod tower;
 #[cfg(not(feature = "tracing"))]
 #[path = "observe/no_traces.rs"]
 mod traces;
@@ -101,7 +114,10 @@ pub use config::{Config, ConfigError, Manifest, ManifestError};
 pub use estimate::{EstimateBytes, Part};
 pub use events::Events;
 #[cfg(feature = "http")]
-pub use http::{HttpClasses, Lost, RETRY_INFO_BODY_MAX, ReadError, RetryInfo, retry_info};
+pub use http::{
+    HttpClasses, LimitField, Lost, RETRY_INFO_BODY_MAX, ReadError, RetryInfo, rate_limit_fields,
+    retry_after_field, retry_info,
+};
 #[cfg(feature = "shared")]
 pub use joined::{Joined, JoinedError, JoinedPermit};
 pub use keyed::{
@@ -156,6 +172,8 @@ pub use tidegate_core::verdict::Gate;
 pub use tidegate_store as store;
 #[cfg(feature = "sqlite")]
 pub use tidegate_store::{Durable, Sqlite, SqliteOptions};
+#[cfg(feature = "dynamodb")]
+pub use tidegate_store::{DynamoDb, DynamoDbOptions};
 #[cfg(feature = "shared")]
 pub use tidegate_store::{
     Memory, MemoryOptions, MemoryStats, Paging, Retention, Store, StoreError, UsageOf, UsageQuery,

@@ -18,7 +18,7 @@ use crate::throttle::Inner;
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back at once"]
 pub struct Permit<'a> {
-    inner: Cow<'a, Arc<Inner>>,
+    pub(crate) inner: Cow<'a, Arc<Inner>>,
     /// Taken by settling; what is left when the permit is dropped is settled as ignored.
     pub(crate) charge: Option<Charge>,
     reported: Option<u64>,

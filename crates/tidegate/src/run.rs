@@ -80,6 +80,16 @@ impl Class {
     pub const fn sorted(sort: Sort, outcome: Outcome) -> Self {
         Self { outcome, again: sort.is_worth_another() }
     }
+
+    /// How it went.
+    pub const fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    /// Whether it is worth another attempt.
+    pub const fn is_worth_another(&self) -> bool {
+        self.again
+    }
 }
 
 /// Reads a result.
@@ -158,8 +168,12 @@ impl Throttle {
 
     /// A runner with the throttle's [`Retry`], to be changed.
     pub fn runner(&self) -> Runner<'_, EveryError> {
-        let retry = self.inner.lock().plan.draft().retry.clone();
-        Runner { throttle: self, retry, classify: EveryError }
+        Runner { throttle: self, retry: self.retry_rule(), classify: EveryError }
+    }
+
+    /// The rule for trying again that its limits have.
+    pub(crate) fn retry_rule(&self) -> Retry {
+        self.inner.lock().plan.draft().retry.clone()
     }
 
     /// Makes a throttled function of `work`: each call is a [`run`](Self::run) of its own.
@@ -308,7 +322,7 @@ impl<'a, C> Runner<'a, C> {
 }
 
 /// The course of one piece of work: what has been tried, and what comes next.
-struct Course<'a, T, E> {
+pub(crate) struct Course<'a, T, E> {
     inner: &'a Arc<Inner>,
     retry: &'a Retry,
     attempts: u32,
@@ -318,19 +332,19 @@ struct Course<'a, T, E> {
 }
 
 /// What comes next.
-enum Step<T, E> {
+pub(crate) enum Step<T, E> {
     Done(Result<T, RunError<E>>),
     /// Asks for admission again, not before the time if there is one.
     AskAgain(Option<Instant>),
 }
 
 impl<'a, T, E> Course<'a, T, E> {
-    const fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
+    pub(crate) const fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
         Self { inner, retry, attempts: 0, last: None, last_kind: Kind::Ignored }
     }
 
     /// An attempt was admitted. The first one begins the work: what is never admitted pays for no retries.
-    fn admitted(&self) -> Attempt {
+    pub(crate) fn admitted(&self) -> Attempt {
         if let (0, Some(budget)) = (self.attempts, self.retry.retry_budget()) {
             let now = self.inner.clock().now();
             let mut state = self.inner.lock();
@@ -344,7 +358,7 @@ impl<'a, T, E> Course<'a, T, E> {
     }
 
     /// An attempt was not admitted.
-    fn refused(&mut self, refused: Refused) -> Step<T, E> {
+    pub(crate) fn refused(&mut self, refused: Refused) -> Step<T, E> {
         if let (WhenRefused::Wait, Some(span)) = (self.retry.refusal(), refused.retry_after()) {
             // Spread: whoever was refused with this one was told the same.
             let spread = Backoff::fixed(span / 10).jitter(Jitter::Full);
@@ -362,6 +376,20 @@ impl<'a, T, E> Course<'a, T, E> {
 
     /// An attempt ended: settles it, and says what comes next.
     fn judge(&mut self, permit: Permit<'_>, result: Result<T, E>, class: Class) -> Step<T, E> {
+        self.judge_held(permit, result, class, |permit, outcome, value| {
+            permit.settle(outcome);
+            value
+        })
+    }
+
+    /// The same where the last attempt's answer is not the end of it: `hold` settles the permit when it is.
+    pub(crate) fn judge_held<'b>(
+        &mut self,
+        permit: Permit<'b>,
+        result: Result<T, E>,
+        class: Class,
+        hold: impl FnOnce(Permit<'b>, Outcome, T) -> T,
+    ) -> Step<T, E> {
         self.attempts += 1;
         let why = if !class.again {
             Some(Stopped::NotRetryable)
@@ -373,7 +401,13 @@ impl<'a, T, E> Course<'a, T, E> {
             None
         };
         if let Some(why) = why {
-            permit.settle(class.outcome);
+            let result = match result {
+                Ok(value) => Ok(hold(permit, class.outcome, value)),
+                Err(error) => {
+                    permit.settle(class.outcome);
+                    Err(error)
+                }
+            };
             return Step::Done(self.end(result, why));
         }
         permit.settle(class.outcome.retried());

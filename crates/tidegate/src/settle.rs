@@ -13,7 +13,7 @@ use crate::throttle::{Inner, Throttle};
 
 /// What settling knows of the time.
 #[derive(Clone, Copy)]
-enum Time {
+pub(crate) enum Time {
     /// Nothing asks for it.
     Idle,
     Needed,
@@ -47,15 +47,25 @@ impl Throttle {
 impl Inner {
     #[inline]
     pub(crate) fn settle(&self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
-        let needs_reading = self.needs_reading(outcome);
-        // Where nothing is held, learned or counted there is nobody to tell.
-        if charge.holds_anything() || needs_reading || outcome.malformed() > 0 {
-            let time = if needs_reading { Time::Needed } else { Time::Idle };
-            self.settle_locked(Ending { charge, reported, outcome }, time);
+        if self.needs_reading(outcome) {
+            self.settle_locked(Ending { charge, reported, outcome }, Time::Needed);
+        } else if outcome.malformed() > 0 || !self.leave_plain(&charge) {
+            self.settle_locked(Ending { charge, reported, outcome }, Time::Idle);
         }
     }
 
-    fn settle_locked(&self, ending: Ending, time: Time) {
+    /// The short way out, small enough to become part of the caller: nothing is learned, and nobody waits. Where nothing is
+    /// held either there is nobody to tell. `false` says that nothing was done.
+    #[inline]
+    pub(crate) fn leave_plain(&self, charge: &Charge) -> bool {
+        if !charge.holds_anything() {
+            return true;
+        }
+        let mut state = self.lock();
+        self.waiting(&state) == 0 && state.gates.leave_plain(charge)
+    }
+
+    pub(crate) fn settle_locked(&self, ending: Ending, time: Time) {
         let reading = match time {
             Time::Idle => None,
             Time::Read(now) => Some(now),
@@ -100,7 +110,7 @@ impl Inner {
 
     /// Something learns, or a hint is counted from now.
     #[inline]
-    fn needs_reading(&self, outcome: Outcome) -> bool {
+    pub(crate) fn needs_reading(&self, outcome: Outcome) -> bool {
         self.settles_timed() || outcome.has_hint()
     }
 

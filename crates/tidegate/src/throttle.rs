@@ -1,7 +1,7 @@
 //! The throttle: one lock around the gates and the queue, and everything a caller can ask of it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -54,8 +54,8 @@ pub(crate) struct Inner {
     timed: AtomicBool,
     settles_timed: AtomicBool,
     plain: AtomicBool,
-    /// Whether anybody has ever waited: the queue is further away. Written under the lock, and meant for whoever has it.
-    has_queue: AtomicBool,
+    /// What is further away, or asked without the lock: [`QUEUED`] and [`BEGUN`]. Written under the lock.
+    marks: AtomicU8,
     /// Which rules of a registry it follows.
     epoch: AtomicU32,
     state: Mutex<State>,
@@ -68,6 +68,11 @@ pub(crate) struct Inner {
     /// What it adds to the gauges, where it is measured.
     pub(crate) gauged: Gauged,
 }
+
+/// Anybody has ever waited. Meant for whoever has the lock.
+const QUEUED: u8 = 1;
+/// Something may have begun that keeps those who were admitted and have not gone out: a pause, an open circuit, the end.
+const BEGUN: u8 = 2;
 
 /// Clock, sinks, counts, and who else is told.
 #[derive(Debug)]
@@ -242,7 +247,7 @@ impl Inner {
             timed: AtomicBool::new(is_measured || plan.is_timed()),
             settles_timed: AtomicBool::new(is_measured || plan.settles_timed()),
             plain: AtomicBool::new(!is_measured && plan.is_plain()),
-            has_queue: AtomicBool::new(false),
+            marks: AtomicU8::new(0),
             epoch: AtomicU32::new(0),
             state: Mutex::new(State { plan, gates, queue: None, retries: None, version: 0, plans: 0 }),
         });
@@ -334,13 +339,33 @@ impl Inner {
 
     /// Somebody is about to wait; called under the lock.
     pub(crate) fn will_queue(&self) {
-        self.has_queue.store(true, Ordering::Relaxed);
+        self.mark(QUEUED, true);
+    }
+
+    /// Whether something may have begun that keeps those who were admitted and have not gone out.
+    #[inline]
+    pub(crate) fn has_begun(&self) -> bool {
+        self.marks.load(Ordering::Acquire) & BEGUN > 0
+    }
+
+    /// Writes down whether something has begun; called under the lock of `state`.
+    pub(crate) fn mark_begun(&self, state: &State) {
+        self.mark(BEGUN, state.gates.has_begun());
+    }
+
+    /// Sets or clears a mark; under the lock, so nobody else does at the same time.
+    fn mark(&self, mark: u8, is_set: bool) {
+        let marks = self.marks.load(Ordering::Relaxed);
+        let after = if is_set { marks | mark } else { marks & !mark };
+        if after != marks {
+            self.marks.store(after, Ordering::Release);
+        }
     }
 
     /// Callers waiting in `state`, which is this throttle's.
     #[inline]
     pub(crate) fn waiting(&self, state: &State) -> u32 {
-        if self.has_queue.load(Ordering::Relaxed) { state.waiting() } else { 0 }
+        if self.marks.load(Ordering::Relaxed) & QUEUED > 0 { state.waiting() } else { 0 }
     }
 
     /// Whether settling reads the clock.
@@ -388,6 +413,7 @@ impl Inner {
             if effects.timer_missing {
                 keeper = state.find_keeper(Home::runtime(), &mut effects);
             }
+            self.mark_begun(&state);
             let is_turned = state.gates.is_drained() || effects.events.iter().any(turns_away);
             let reading = self.gauged.read(&state, &effects.events);
             let is_traced = self.setup.observer.post(self, &effects.events);
@@ -439,3 +465,7 @@ impl fmt::Debug for Inner {
         f.debug_struct("Inner").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "marks_tests.rs"]
+mod marks_tests;

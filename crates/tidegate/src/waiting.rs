@@ -320,12 +320,17 @@ impl Drop for Waiting<'_> {
 impl Inner {
     /// What was granted while nobody looked, if it may still go out. If not it goes back whole, and with a refusal where
     /// it is one.
-    fn confirmed(&self, charge: Charge) -> Result<Charge, Option<Refused>> {
-        if !self.lock().gates.has_begun() {
-            return Ok(charge);
-        }
+    #[inline]
+    pub(crate) fn confirmed(&self, charge: Charge) -> Result<Charge, Option<Refused>> {
+        // Whatever begins is told, and marked when it is.
+        if self.has_begun() { self.confirm(charge) } else { Ok(charge) }
+    }
+
+    #[cold]
+    fn confirm(&self, charge: Charge) -> Result<Charge, Option<Refused>> {
         let mut effects = Effects::default();
         let (mut state, now) = self.lock_timed(Some(self.clock().now()));
+        self.mark_begun(&state);
         let verdict = state.gates.confirm(&state.plan, &charge, now);
         if verdict == Verdict::Admit {
             return Ok(charge);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate::{
-    Budget, Circuit, Clock, Cost, Instant, Keyed, Limits, ManualClock, Outcome, Pace, Permit, Random, Rate,
-    Slots, Throttle,
+    Budget, Circuit, CircuitState, Clock, Cost, Instant, Keyed, Limits, ManualClock, Outcome, Pace, Permit,
+    Random, Rate, Slots, Throttle,
 };
 
 const KEYS: u64 = 6;
@@ -99,11 +99,21 @@ const fn outcome(kind: u8) -> Outcome {
     }
 }
 
+fn alone(clock: &ManualClock, limits: &Limits) -> Throttle {
+    let builder = Throttle::builder().clock(clock.clone()).random(Random::fixed(0.0));
+    let throttle = builder.build().expect("within the bounds");
+    throttle.retune(|draft| *draft = limits.draft().clone()).expect("within the bounds");
+    throttle
+}
+
 /// Keys, and beside them a throttle for each.
 struct Twin {
     clock: ManualClock,
     keyed: Keyed<u64>,
+    limits: Limits,
     alone: HashMap<u64, Throttle>,
+    /// Those that were admitted by throttles that are no more.
+    admitted_before: u64,
     held: Vec<(Permit<'static>, Permit<'static>)>,
 }
 
@@ -113,18 +123,26 @@ impl Twin {
         let clock = ManualClock::new();
         let keyed = Keyed::builder(limits.clone()).clock(clock.clone()).random(Random::fixed(0.0));
         let keyed = keyed.keys_max(keys_max).shards(shards).build().expect("within the bounds");
-        let alone = |key| {
-            let builder = Throttle::builder().clock(clock.clone()).random(Random::fixed(0.0));
-            let throttle = builder.build().expect("within the bounds");
-            throttle.retune(|draft| *draft = limits.draft().clone()).expect("within the bounds");
-            (key, throttle)
-        };
-        let alone = (0..KEYS).map(alone).collect();
-        Self { clock, keyed, alone, held: Vec::new() }
+        let alone = (0..KEYS).map(|key| (key, alone(&clock, limits))).collect();
+        Self { clock, keyed, limits: limits.clone(), alone, admitted_before: 0, held: Vec::new() }
+    }
+
+    /// That a circuit was open is learned. Long after it would have let a probe through, a key may be forgotten with it, and
+    /// the throttle that stands for it begins anew.
+    fn forgets_what_was_learned(&mut self, key: u64) {
+        let circuit = self.alone[&key].snapshot().circuit;
+        if self.keyed.get(&key).is_none()
+            && let Some(circuit) = circuit.filter(|circuit| circuit.state != CircuitState::Closed)
+        {
+            assert_eq!(circuit.retry_after, Duration::ZERO, "key {key} is held back, and was forgotten");
+            let before = self.alone.insert(key, alone(&self.clock, &self.limits));
+            self.admitted_before += before.expect("one for each key").snapshot().admitted;
+        }
     }
 
     /// Whether a call would be served by the shared entry: then there is nothing to compare.
-    fn shares(&self, key: u64) -> bool {
+    fn shares(&mut self, key: u64) -> bool {
+        self.forgets_what_was_learned(key);
         let before = self.keyed.snapshot(0).overflowed;
         drop(self.keyed.throttle(&key));
         self.keyed.snapshot(0).overflowed > before
@@ -205,7 +223,7 @@ proptest! {
         prop_assert_eq!((seen.in_flight, seen.waiting), (0, 0));
         prop_assert_eq!((seen.keys, seen.top.len()), (twin.keyed.len(), twin.keyed.len()));
         let admitted: u64 = twin.alone.values().map(|throttle| throttle.snapshot().admitted).sum();
-        prop_assert_eq!(seen.admitted, admitted);
+        prop_assert_eq!(seen.admitted, admitted + twin.admitted_before);
     }
 
     /// A clock that steps back stands still in a throttle, and a key that was forgotten does not know how far it was. So

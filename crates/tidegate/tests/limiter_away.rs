@@ -177,6 +177,27 @@ async fn each_answer_may_take_its_deadline_and_slow_ones_are_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_or_a_report_may_take_longer_than_a_decision_and_opens_no_breaker() {
+    let memory = Memory::new();
+    let store = Hooked::new(&memory, |_, moment| match moment {
+        Moment::Before => Act::Sleep(secs(3)),
+        Moment::After => Act::Pass,
+    });
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let start = Instant::now();
+    let policy = policy([Limit::per_day("rpm", 5)]);
+    for change in 1..=6 {
+        limiter.admin("ops").set_policy(Scope::System, policy.clone()).await.unwrap();
+        assert_eq!(start.elapsed(), secs(3 * change));
+    }
+    assert_eq!(limiter.admin("ops").policies().await.unwrap().len(), 1);
+    assert_eq!(limiter.stats().store_away, None);
+    let start = Instant::now();
+    assert!(is_away(&limiter.balances(ACME).await.unwrap_err()));
+    assert_eq!(start.elapsed(), DEADLINE);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_breaker_opens_after_five_failures_and_callers_are_then_answered_at_once() {
     let (store, heard) = (calm(), Heard::default());
     let limiter = over(&store).defaults([Limit::per_day("rpm", 10)]).on_event(heard.ear()).build().unwrap();

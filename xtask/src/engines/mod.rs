@@ -4,6 +4,7 @@
 //! command. Whatever already runs on the machine is left alone: these have their own ports and folders, their numbers
 //! are written down in `target/engines/state.json`, and only what is written there is ever stopped.
 
+mod dynamodb;
 mod fetch;
 mod owner;
 mod postgres;
@@ -39,11 +40,16 @@ pub(crate) enum Engine {
     Sentinel,
     /// One PostgreSQL server
     Postgres,
+    /// DynamoDB Local, Amazon's own
+    Dynamodb,
+    /// A server that speaks as DynamoDB does
+    Dynoxide,
 }
 
 impl Engine {
     /// Those that a whole test run needs.
-    pub(crate) const SERVERS: [Self; 4] = [Self::Redis, Self::Valkey, Self::RedisCluster, Self::Postgres];
+    pub(crate) const SERVERS: [Self; 6] =
+        [Self::Redis, Self::Valkey, Self::RedisCluster, Self::Postgres, Self::Dynamodb, Self::Dynoxide];
 
     /// The feature that its tests are behind.
     pub(crate) const fn feature(self) -> Option<&'static str> {
@@ -52,6 +58,7 @@ impl Engine {
             Self::Sqlite => Some("sqlite"),
             Self::Redis | Self::Valkey | Self::RedisCluster | Self::Sentinel => Some("redis"),
             Self::Postgres => Some("postgres"),
+            Self::Dynamodb | Self::Dynoxide => Some("dynamodb"),
         }
     }
 
@@ -67,6 +74,8 @@ impl Engine {
             Self::Valkey => begins(others[0]),
             Self::RedisCluster => begins(others[1]),
             Self::Sentinel => begins(others[2]),
+            Self::Dynamodb => !begins("dynoxide"),
+            Self::Dynoxide => begins("dynoxide"),
         }
     }
 
@@ -79,6 +88,8 @@ impl Engine {
             Self::RedisCluster => Some("TIDEGATE_TEST_CLUSTER"),
             Self::Sentinel => Some("TIDEGATE_TEST_SENTINEL"),
             Self::Postgres => Some("TIDEGATE_TEST_POSTGRES"),
+            Self::Dynamodb => Some("TIDEGATE_TEST_DYNAMODB"),
+            Self::Dynoxide => Some("TIDEGATE_TEST_DYNOXIDE"),
         }
     }
 }
@@ -93,6 +104,8 @@ impl fmt::Display for Engine {
             Self::RedisCluster => "redis-cluster",
             Self::Sentinel => "sentinel",
             Self::Postgres => "postgres",
+            Self::Dynamodb => "dynamodb",
+            Self::Dynoxide => "dynoxide",
         })
     }
 }
@@ -135,6 +148,8 @@ fn start(engine: Engine) -> Result<Running> {
         Engine::RedisCluster => redis::cluster(&fetch::redis()?),
         Engine::Sentinel => redis::sentinel(&fetch::redis()?),
         Engine::Postgres => postgres::start(&fetch::postgres()?),
+        Engine::Dynamodb => dynamodb::local(&fetch::dynamodb_local()?),
+        Engine::Dynoxide => dynamodb::dynoxide(&fetch::dynoxide()?),
         Engine::Memory | Engine::Sqlite => unreachable!("they have no server"),
     }
 }
@@ -166,9 +181,17 @@ pub(crate) fn status(shown: Shown) -> Result<()> {
             for (name, value) in state.variables() {
                 println!("export {name}='{value}'");
             }
+            let (name, program) = envoy()?;
+            println!("export {name}='{program}'");
         }
     }
     Ok(())
+}
+
+/// Where tests look for Envoy, and its program: they start it themselves.
+pub(crate) fn envoy() -> Result<(&'static str, String)> {
+    let program = fetch::envoy().context("Envoy cannot be had")?;
+    Ok(("TIDEGATE_TEST_ENVOY", program.display().to_string()))
 }
 
 /// Engines for as long as some work takes: those that it started are stopped at its end, whatever the end is.
@@ -218,6 +241,16 @@ fn lock() -> Result<File> {
     let file = File::create(&path).with_context(|| format!("could not create {}", path.display()))?;
     file.lock().with_context(|| format!("could not lock {}", path.display()))?;
     Ok(file)
+}
+
+/// An empty folder for the files of an engine.
+fn fresh(engine: Engine) -> Result<std::path::PathBuf> {
+    let folder = folder().join(engine.to_string());
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("could not empty {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
+    Ok(folder)
 }
 
 /// Where everything about them is.

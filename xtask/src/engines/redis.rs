@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::fetch::RedisPrograms;
 use super::process::{Process, free_ports, together, wait};
 use super::state::Running;
-use super::{Engine, folder};
+use super::{Engine, fresh};
 use crate::step;
 
 /// What the sentinels call the pair they watch.
@@ -118,14 +118,4 @@ fn ask(port: u16, command: &str) -> Result<Vec<String>> {
     stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes())?;
     let lines: Result<Vec<_>, _> = BufReader::new(stream).lines().collect();
     Ok(lines?)
-}
-
-/// An empty folder for the files of an engine.
-fn fresh(engine: Engine) -> Result<PathBuf> {
-    let folder = folder().join(engine.to_string());
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("could not empty {}", folder.display()))?;
-    }
-    fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
-    Ok(folder)
 }

@@ -6,6 +6,7 @@ use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, Client};
 use anyhow::{Context, Result};
 use tidegate::{Limit, Limiter, RedisOptions};
+use tidegate_bench::measure::own_seconds;
 use tidegate_bench::report::Row;
 use tokio::runtime::Runtime;
 
@@ -198,12 +199,4 @@ struct Counted {
     seconds: f64,
     /// How many, and how many microseconds they took.
     scripts: [f64; 2],
-}
-
-/// Seconds of the processor that this process has taken; none where the system does not tell.
-fn own_seconds() -> f64 {
-    let told = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name of the program, which may be anything, in hundredths.
-    let fields = told.rsplit(')').next().unwrap_or_default().split_whitespace();
-    fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

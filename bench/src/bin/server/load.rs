@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::future::try_join_all;
+use tidegate_bench::waits::Waits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
@@ -29,29 +30,6 @@ pub(crate) struct Connection {
 pub(crate) struct Load {
     pub(crate) requests: f64,
     pub(crate) took: Duration,
-}
-
-/// How long answers took, in microseconds: half of them, and all but one of a hundred.
-#[derive(Clone, Copy)]
-pub(crate) struct Waits {
-    pub(crate) p50: f64,
-    pub(crate) p99: f64,
-}
-
-impl Waits {
-    pub(crate) const NONE: Self = Self { p50: f64::INFINITY, p99: f64::INFINITY };
-
-    fn of(mut waits: Vec<Duration>) -> Self {
-        waits.sort_unstable();
-        let at =
-            |percent| waits.get(waits.len() * percent / 100).map_or(f64::NAN, Duration::as_secs_f64) * 1e6;
-        Self { p50: at(50), p99: at(99) }
-    }
-
-    /// The better of two rounds.
-    pub(crate) fn or(self, other: Self) -> Self {
-        Self { p50: self.p50.min(other.p50), p99: self.p99.min(other.p99) }
-    }
 }
 
 /// Writes limits that nobody reaches.

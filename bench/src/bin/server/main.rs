@@ -13,10 +13,11 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 use tidegate_bench::report::Row;
+use tidegate_bench::waits::Waits;
 use tidegate_bench::{Case, Options};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::load::{Connection, Load, Waits};
+use crate::load::{Connection, Load};
 use crate::side::Side;
 
 const CONNECTIONS: usize = 64;

@@ -2,6 +2,7 @@
 
 mod lease;
 mod trouble;
+mod trust;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use tokio::time::timeout;
 use crate::backend::{Ask, Backend, Granted, Hold as _, MadeToken, Status, TokenAsk, Written};
 use crate::failure::Failure;
 use lease::Held;
+pub(crate) use trust::Trust;
 
 /// A connection that is not made within this time is none, however patient its user is.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
@@ -44,7 +46,12 @@ pub(crate) struct Remote {
 
 impl Remote {
     /// Asks the server at `url`, with what the token allows. Nothing is sent yet.
-    pub(crate) fn new(url: &str, token: Option<&str>, patience: Duration) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        url: &str,
+        token: Option<&str>,
+        trust: &Trust,
+        patience: Duration,
+    ) -> Result<Self, Failure> {
         // Somebody waits at a terminal: a server that restarts is waited for, and one that is not there is told soon.
         let backoff =
             Backoff::exponential(Duration::from_millis(50), Duration::from_millis(500)).jitter(Jitter::Full);
@@ -55,7 +62,14 @@ impl Remote {
             .total_timeout(patience)
             .retry(Retry::attempts(4).backoff(backoff));
         let client = token.into_iter().fold(client, wire::ClientBuilder::token);
+        let client = trust.apply(client);
         Ok(Self { client: client.build()?, patience })
+    }
+
+    /// The client, for who listens.
+    #[allow(dead_code, reason = "only `watch` listens")]
+    pub(crate) const fn client(&self) -> &Client {
+        &self.client
     }
 
     /// What to ask for: each limit once, by names that can be.

@@ -37,6 +37,9 @@ impl From<ClientError> for Failure {
                     "see whether the server runs, or name another one with --server URL"
                 }),
             },
+            ClientError::Untrusted { .. } => Self::failed(what).next(
+                "name whose signature to trust with --ca FILE, and a certificate of yours with --client-cert and --client-key",
+            ),
             ClientError::Garbled { .. } => Self::failed(what)
                 .next("see whether --server is the address of a tidegate, and of this version"),
             _ => Self::usage(what),
@@ -94,6 +97,9 @@ impl From<InvalidClient> for Failure {
         match error {
             InvalidClient::Url { .. } => {
                 failure.next("correct --server or TIDEGATE_SERVER, such as http://127.0.0.1:8707")
+            }
+            InvalidClient::Tls { .. } => {
+                failure.next("correct the files of --ca, --client-cert and --client-key: they hold PEM")
             }
             InvalidClient::Token => failure.next("correct the file of --token-file, or TIDEGATE_TOKEN"),
             _ => failure,

@@ -35,7 +35,7 @@ pub(crate) enum AuditVerb {
     /// The folder is made if it is not there. Each store has a folder of its own. Stopped in the middle, nothing is lost: run it
     /// again.
     Archive {
-        /// The folder of the files
+        /// The folder of the files, or a bucket: `s3://BUCKET/PREFIX?region=REGION`
         folder: PathBuf,
         /// Changes made before this time: 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d
         #[arg(long, value_name = "TIME", value_parser = words::time, default_value = "30d")]

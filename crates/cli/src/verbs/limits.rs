@@ -206,13 +206,17 @@ async fn list(backend: &impl Backend, args: ListArgs) -> Result<Answer, Failure>
     Ok(listed("limits", &page, codec::written, table))
 }
 
-async fn plan(backend: &impl Backend, args: &PlanArgs) -> Result<Plan, Failure> {
-    let text = read(&args.file)?;
-    let manifest = Manifest::from_toml(&text).map_err(|error| {
+/// The limits that a file declares.
+pub(crate) fn manifest(file: &Path) -> Result<Manifest, Failure> {
+    Manifest::from_toml(&read(file)?).map_err(|error| {
         let problems = error.problems().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n       ");
-        Failure::usage(format!("`{}` is no file of limits:\n       {problems}", args.file.display()))
+        Failure::usage(format!("`{}` is no file of limits:\n       {problems}", file.display()))
             .next("see its form: tidegate limits plan --help")
-    })?;
+    })
+}
+
+async fn plan(backend: &impl Backend, args: &PlanArgs) -> Result<Plan, Failure> {
+    let manifest = manifest(&args.file)?;
     backend.plan(manifest.policies(), if args.prune { Extra::Prune } else { Extra::Keep }).await
 }
 

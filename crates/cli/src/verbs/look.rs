@@ -9,6 +9,7 @@ use crate::answer::{Answer, Table, Tint};
 use crate::backend::{Ask, Backend};
 use crate::codec;
 use crate::failure::Failure;
+use crate::replay::{self, FORM, ReplayArgs};
 use crate::words::{self, Units, expiry_word, scope_words, span_words, unavailable_words};
 
 /// Whose balance.
@@ -24,16 +25,22 @@ pub(crate) struct BalanceArgs {
 
 /// What to explain.
 #[derive(Debug, Args)]
+#[command(after_help = FORM)]
+#[command(override_usage = "tidegate explain [OPTIONS] <ENTITY> <RESOURCE> <LIMIT=UNITS>...\n       \
+                            tidegate explain [OPTIONS] --replay <LOG> [--manifest <FILE>]")]
 pub(crate) struct ExplainArgs {
     /// Who would draw
-    #[arg(value_parser = words::entity)]
-    entity: EntityId,
+    #[arg(value_parser = words::entity, required_unless_present = "replay")]
+    #[arg(conflicts_with_all = ["replay", "manifest", "prune"])]
+    entity: Option<EntityId>,
     /// Of what
-    #[arg(value_parser = words::resource)]
-    resource: ResourceName,
+    #[arg(value_parser = words::resource, required_unless_present = "replay")]
+    resource: Option<ResourceName>,
     /// How much of which limit, such as tpm=800
-    #[arg(required = true, value_name = "LIMIT=UNITS", value_parser = words::units)]
+    #[arg(required_unless_present = "replay", value_name = "LIMIT=UNITS", value_parser = words::units)]
     cost: Vec<Units>,
+    #[command(flatten)]
+    pub(crate) replay: ReplayArgs,
 }
 
 pub(crate) async fn balance(backend: &impl Backend, args: BalanceArgs) -> Result<Answer, Failure> {
@@ -70,7 +77,10 @@ async fn balance_of_entity(backend: &impl Backend, entity: &EntityId) -> Result<
 }
 
 pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result<Answer, Failure> {
-    let subject = Subject { entity: args.entity, resource: args.resource };
+    let (Some(entity), Some(resource)) = (args.entity, args.resource) else {
+        return replay::run(Some(backend), args.replay).await;
+    };
+    let subject = Subject { entity, resource };
     let ask = Ask { subject, cost: args.cost, within: None, deadline: Duration::from_mins(1) };
     let explanation = backend.explain(&ask).await?;
     let mut table = Table::new([

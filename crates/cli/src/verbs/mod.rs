@@ -1,6 +1,7 @@
 //! The verbs: each asks a backend, and answers.
 
 pub(crate) mod acquire;
+pub(crate) mod aggregate;
 pub(crate) mod audit;
 pub(crate) mod entity;
 pub(crate) mod limits;
@@ -24,7 +25,7 @@ use crate::backend::Backend;
 use crate::codec::{self, Json};
 use crate::failure::Failure;
 use crate::place::{Writes, open_store};
-use crate::remote::Remote;
+use crate::remote::{Remote, Trust};
 use crate::store::InProcess;
 
 /// Nobody waits longer for a store or a server than this, unless they say so.
@@ -45,16 +46,39 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Answer, Failure> {
     if let Verb::Serve(serving) = args.verb {
         return serve::run(*serving, args.shared, format).await;
     }
+    if let Verb::Fetch(fetching) = args.verb {
+        return crate::fetch::run(*fetching, args.shared.timeout, format).await;
+    }
     if let Verb::Store(verb) = args.verb {
         return store::run(verb, args.shared.store, args.shared.timeout).await;
     }
     let patience = args.shared.timeout.unwrap_or(PATIENCE);
-    if let Some(url) = args.shared.server {
-        let token = token(args.shared.token_file.as_deref())?;
-        return ask(Remote::new(&url, token.as_deref(), patience)?, args.verb).await;
+    if let Verb::Aggregate(counting) = args.verb {
+        return aggregate::run(&counting, args.shared.store, patience, format).await;
     }
+    if let Some(url) = &args.shared.server {
+        let token = token(args.shared.token_file.as_deref())?;
+        let trust = Trust::read(&args.shared)?;
+        let server = Remote::new(url, token.as_deref(), &trust, patience)?;
+        return match args.verb {
+            Verb::Watch(watching) => crate::watch::at_server(watching, server, format).await,
+            verb => ask(server, verb).await,
+        };
+    }
+    let verb = match args.verb {
+        // Nobody has named a store: the one in the data folder is not meant, nor made.
+        Verb::Explain(explained) if explained.replay.is_asked() && args.shared.store.is_none() => {
+            return crate::replay::run(None::<&InProcess>, explained.replay).await;
+        }
+        verb => verb,
+    };
     let opened = open_store(args.shared.store, Writes::Through, Some(patience)).await?;
-    ask(InProcess::new(opened, actor(args.shared.actor), patience)?, args.verb).await
+    let place = format!("{} {}", opened.url, opened.namespace);
+    let store = InProcess::new(opened, actor(args.shared.actor), patience)?;
+    match verb {
+        Verb::Watch(watching) => crate::watch::at_store(watching, store, place, format).await,
+        verb => ask(store, verb).await,
+    }
 }
 
 /// The token that a file holds, or else the environment.
@@ -82,7 +106,12 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Answer, Failure> {
         Verb::Audit(verb) => audit::run(&backend, verb).await,
         Verb::Token(verb) => token::run(&backend, verb).await,
         Verb::Status => status(&backend).await,
-        Verb::Serve(_) | Verb::Store(_) | Verb::Completions { .. } => unreachable!("these ask no backend"),
+        Verb::Serve(_)
+        | Verb::Store(_)
+        | Verb::Aggregate(_)
+        | Verb::Fetch(_)
+        | Verb::Watch(_)
+        | Verb::Completions { .. } => unreachable!("these are done before"),
     }
 }
 

@@ -5,18 +5,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use tidegate::store::{HostWall, Store};
+use tidegate::store::{AggregateOptions, HostWall, Store};
 use tidegate::{Limiter, LimiterBuilder, Paging, Versioned};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, Token, TokenId, TokenScope, TokenScopes, TokenState};
 use tidegate_server::{
-    LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, State, StateOptions, Stopped, StoreKeyring,
+    LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, State, StateOptions, Stopped,
+    StoreKeyring, StoreMeters, Tls, TlsError, TlsOptions,
 };
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::answer::{Answer, Format};
 use crate::args::{self, SharedArgs};
-use crate::config::{LogForm, LogLevel, ServeSettings, Serving, Timeout};
+use crate::config::{LogForm, LogLevel, ServeSettings, Serving, Timeout, TlsSettings};
 use crate::failure::{Exit, Failure};
 use crate::place::{Opened, Writes, open_store};
 use crate::signals::Signals;
@@ -30,6 +31,7 @@ The line that begins with `ready` has the address; from then on it answers.
 
 The first SIGINT or SIGTERM: nobody new enters, what is under way is answered.
 The second: it ends at once.
+SIGHUP: the files of TLS are read again; so they are when they change.
 
 The file of --config is TOML, and has the same names with `_`:
   store = \"sqlite:/var/lib/tidegate/limits.db\"
@@ -38,6 +40,7 @@ The file of --config is TOML, and has the same names with `_`:
   listen = \"127.0.0.1:8707\"
   metrics = \"127.0.0.1:9090\"
   without_tls = false
+  aggregate = true             # count usage by the stream of a DynamoDB table
   log = \"json\"                 # or text
   log_level = \"info\"           # or off, error, warn, debug, trace
   [bounds]                     # as they are unless said otherwise
@@ -56,6 +59,20 @@ The file of --config is TOML, and has the same names with `_`:
   sweep_every = \"5s\"           # between looks for leases past their deadline
   listeners_max = 64           # those who listen to events
   alive_every = \"15s\"          # between looks at their tokens
+  [tls]                        # with it, other machines may reach it
+  cert = \"server.pem\"          # and those that it is signed by
+  key = \"server.key\"
+  client_ca = \"clients.pem\"    # only clients with a certificate of these
+  [[tls.clients]]              # whose name stands for a token
+  name = \"spiffe://prod/gate\"  # a URI, a DNS name or the common name
+  token = \"gateway\"
+  [envoy]                      # its rate limit service; see docs/envoy.md
+  listen = \"127.0.0.1:8708\"
+  unknown = \"allow\"            # or refuse: what no rule matches
+  [[envoy.rules]]              # the first that matches counts
+  match = [{ key = \"user\", value = \"*\" }]
+  entity = \"{user}\"            # also resource, cost, limits,
+  resource = \"web\"             # domain, shadow, unlimited
 Each bound has a variable too, such as TIDEGATE_BODY_MAX.
 A flag counts before its TIDEGATE_ variable, and that before the file.";
 
@@ -84,6 +101,8 @@ pub(crate) struct Place {
     pub(crate) url: String,
     /// What it counts, without a token.
     pub(crate) metrics: Option<String>,
+    /// Where it answers Envoy.
+    pub(crate) envoy: Option<String>,
 }
 
 /// Serves until a signal stops it.
@@ -94,10 +113,14 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let opened = open_store(serving.store.clone(), Writes::AsSaid, serving.timeout).await?;
     // Before anybody can connect: from then on a signal means to stop as it should.
     let mut signals = Signals::hear()?;
-    let server = Server::bind(&options(&serving)).await.map_err(|error| refused(&error))?;
+    let tls = serving.tls.clone().map(tls).transpose()?;
+    let options = options(&serving, tls.clone());
+    let server = Server::bind(&options).await.map_err(|error| refused(&error, tls.is_some()))?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let place = Place {
-        url: format!("http://{}", server.local_addr()),
+        url: format!("{scheme}://{}", server.local_addr()),
         metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
+        envoy: server.envoy_addr().map(|address| address.to_string()),
     };
     if args.check {
         let answer = Answer::new(codec::serving(&place, &opened, None));
@@ -118,6 +141,9 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
                 if heard.is_to_end() {
                     last = Some(heard);
                     tell.stop();
+                } else if heard.is_to_read_again() && let Some(tls) = tls.clone() {
+                    // What goes wrong is in the log, and what was there before stays.
+                    tokio::spawn(async move { drop(tls.reload().await) });
                 }
             }
         }
@@ -132,25 +158,50 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     }
 }
 
-fn options(serving: &Serving) -> ServerOptions {
+fn tls(settings: TlsSettings) -> Result<Tls, Failure> {
+    let TlsSettings { cert, key, client_ca, clients } = settings;
+    let options = TlsOptions::new(cert, key);
+    let options = client_ca.into_iter().fold(options, TlsOptions::client_ca);
+    let options = clients.into_iter().fold(options, |options, (name, token)| options.client(name, token));
+    options.load().map_err(|error| {
+        let failure = Failure::usage(error.to_string());
+        match error {
+            TlsError::Client { .. } => failure.next("correct [[tls.clients]] in the file of --config"),
+            TlsError::Expired { .. } | TlsError::Early { .. } => {
+                failure.next("renew it, or see whether the clock is right")
+            }
+            _ => failure
+                .next("correct --tls-cert, --tls-key and --tls-client-ca, or [tls] in the file of --config"),
+        }
+    })
+}
+
+fn options(serving: &Serving, tls: Option<Tls>) -> ServerOptions {
     let options = ServerOptions::new(serving.listen);
+    let options = tls.into_iter().fold(options, ServerOptions::tls);
     let options = serving.metrics.into_iter().fold(options, ServerOptions::metrics);
+    let envoy = serving.envoy.clone();
+    let options = envoy.into_iter().fold(options, |options, (listen, rules)| options.envoy(listen, rules));
     if serving.without_tls { options.without_tls_anywhere() } else { options }
 }
 
-fn refused(error: &ServeError) -> Failure {
+fn refused(error: &ServeError, has_tls: bool) -> Failure {
     let failure = Failure::failed(error.to_string());
     match error {
+        // With TLS it is the one listener that has none.
+        ServeError::Exposed { .. } if has_tls => Failure::usage(error.to_string())
+            .next("--metrics has no TLS: say --metrics 127.0.0.1:PORT; or --without-tls, where only those who watch reach it"),
         // To start it again would not help, and who starts it has to know.
         ServeError::Exposed { .. } => Failure::usage(error.to_string())
-            .next("put a proxy with TLS before it and say --without-tls, or listen on 127.0.0.1"),
+            .next("say --tls-cert FILE --tls-key FILE; or --without-tls, behind a proxy that has TLS"),
         ServeError::InUse { .. } => failure.next("choose another port with --listen 127.0.0.1:PORT"),
         _ => failure,
     }
 }
 
 async fn state(opened: &Opened, serving: &Serving) -> Result<State, Failure> {
-    let limiter = Limiter::over(Arc::clone(&opened.store));
+    let meters = StoreMeters::new();
+    let limiter = Limiter::over(meters.watch(Arc::clone(&opened.store)));
     let limiter = serving.timeout.into_iter().fold(limiter, LimiterBuilder::store_deadline).build();
     let limiter = limiter.map_err(|error| Failure::failed(error.to_string()))?;
     let lease_key = LeaseKey::of_store(&*opened.store, &opened.namespace).await?;
@@ -158,7 +209,9 @@ async fn state(opened: &Opened, serving: &Serving) -> Result<State, Failure> {
     let namespace = opened.namespace.clone();
     let bounds = serving.bounds;
     let options = StateOptions { keyring, namespace, lease_key, bounds, clock: Arc::new(HostWall) };
-    Ok(State::with(limiter, options))
+    let state = State::with(limiter, options).measured_by(meters);
+    let aggregator = opened.store.aggregator(&AggregateOptions::default()).filter(|_| serving.aggregate);
+    Ok(aggregator.into_iter().fold(state, State::counted_by))
 }
 
 /// A token that may do everything, made if there is none that may change things.
@@ -208,8 +261,10 @@ fn ready(format: Format, place: &Place, opened: &Opened, token: Option<&Secret>)
         Format::Text { .. } => {
             let token = token.map(|token| format!("token  {} (shown once: keep it safe)\n", token.reveal()));
             let metrics = place.metrics.as_ref().map(|url| format!("watch  {url}\n"));
+            let envoy = place.envoy.as_ref().map(|address| format!("envoy  {address}\n"));
             let (token, metrics) = (token.unwrap_or_default(), metrics.unwrap_or_default());
-            format!("store  {}\n{token}{metrics}ready  {}\n", opened.url, place.url)
+            let envoy = envoy.unwrap_or_default();
+            format!("store  {}\n{token}{metrics}{envoy}ready  {}\n", opened.url, place.url)
         }
     };
     let mut stdout = io::stdout().lock();

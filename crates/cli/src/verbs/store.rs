@@ -1,4 +1,4 @@
-//! `tidegate store`: a store is made, looked at, brought up to date and listed, where it is.
+//! `tidegate store`: a store is made, looked at, brought up to date, listed and removed, where it is.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use tidegate::StoreError;
 use tidegate::store::Reply;
 use tidegate::store::lifecycle::{
-    self, Checked, ClockDifference, Lifecycle, Listed, Made, Readiness, Space, Upgraded,
+    self, Checked, ClockDifference, Destroyed, Lifecycle, Listed, Made, Readiness, Space, Upgraded,
 };
 use tidegate_core::limit::name::Namespace;
 use tokio::time::timeout;
@@ -20,13 +20,15 @@ use crate::words::span_words;
 
 const INIT: &str = "\
 What is there already is left as it is, and told: to repeat it does no harm.
-Every verb makes the store that it is asked to use. This one is for whoever
-wants it made before, with other rights or by another hand.
+Every verb makes the store that it is asked to use, but for a table of
+DynamoDB, which only this one makes. It is for whoever wants a store made
+before, with other rights or by another hand.
 
 Examples:
   tidegate store init
   tidegate store init --store redis://cache.internal --namespace prod
-  tidegate store init --store postgres://limits@db.internal/limits";
+  tidegate store init --store postgres://limits@db.internal/limits
+  tidegate store init --store dynamodb://limits?region=eu-central-1";
 
 const CHECK: &str = "\
 Nothing is written, and nothing is made.
@@ -47,6 +49,23 @@ A file, and a schema of PostgreSQL, are upgraded by whoever opens them too.
 On Redis an older namespace is refused until this is done: all there are, or
 the one that the address or --namespace names.";
 
+const DESTROY: &str = "\
+A table of DynamoDB is removed, with all namespaces in it. Without --yes
+nothing is: what would be lost is told. Files, schemas and keys of other
+engines are removed by the engine's own means.
+
+Exit codes:
+  0  it is gone, or was not there
+  1  it cannot be removed from here
+  5  there is something to lose, and --yes was not said";
+
+const TEMPLATE: &str = "\
+Nothing is asked, and nothing is made: the answer is what `store init` makes,
+for whoever makes tables by CloudFormation.
+
+Example:
+  tidegate store template --store dynamodb://limits > limits.yaml";
+
 /// What to do with a store.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreVerb {
@@ -61,6 +80,16 @@ pub(crate) enum StoreVerb {
     Upgrade(SpaceArgs),
     /// List the namespaces of a store, with what is in them
     List,
+    /// Remove a table of DynamoDB, with all that it holds
+    #[command(after_help = DESTROY)]
+    Destroy {
+        /// Lose it
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Print a table of DynamoDB as a template of `CloudFormation`
+    #[command(after_help = TEMPLATE)]
+    Template,
 }
 
 /// In which namespace.
@@ -91,7 +120,7 @@ pub(crate) async fn run(
         StoreVerb::Init(args) | StoreVerb::Check(args) | StoreVerb::Upgrade(args) => {
             with_namespace(&url, args)?
         }
-        StoreVerb::List => url.clone(),
+        StoreVerb::List | StoreVerb::Destroy { .. } | StoreVerb::Template => url.clone(),
     };
     let store = lifecycle::at(&named).map_err(|error| misled(error, &url))?;
     let shown = without_password(&named);
@@ -107,6 +136,14 @@ pub(crate) async fn run(
             Ok(upgraded(&answer(store.upgrade(), within).await.map_err(of_store)?, &shown))
         }
         StoreVerb::List => Ok(listed(&list(&*store, within).await.map_err(of_store)?)),
+        StoreVerb::Destroy { yes: false } => {
+            let within = Some(within.unwrap_or(PATIENCE));
+            Ok(losses(&answer(store.losses(), within).await.map_err(of_store)?, &shown))
+        }
+        StoreVerb::Destroy { yes: true } => {
+            Ok(destroyed(&answer(store.destroy(), within).await.map_err(of_store)?, &shown))
+        }
+        StoreVerb::Template => Ok(Answer::raw(store.template().map_err(of_store)?.into_bytes())),
     }
 }
 
@@ -224,8 +261,27 @@ fn upgraded(upgraded: &Upgraded, url: &str) -> Answer {
     parts.fold(answer, Answer::line)
 }
 
+/// What would be lost, and how it is.
+fn losses(listed: &Listed, url: &str) -> Answer {
+    let json = codec::losses(listed, url);
+    let answer = spaces(listed, Answer::new(json).line(line("store", url)).line(line("to lose", "")));
+    answer.line(line("so", "nothing is removed: say --yes to lose all of it")).exit(Exit::Changes)
+}
+
+fn destroyed(destroyed: &Destroyed, url: &str) -> Answer {
+    let verb = if destroyed.was_there { "removed" } else { "was not there" };
+    Answer::new(codec::destroyed(destroyed, url)).line(line("store", url)).line(format!(
+        "{verb:<11}{}{}",
+        if destroyed.was_there { "" } else { " " },
+        destroyed.part
+    ))
+}
+
 fn listed(listed: &Listed) -> Answer {
-    let answer = Answer::new(codec::listed_store(listed));
+    spaces(listed, Answer::new(codec::listed_store(listed)))
+}
+
+fn spaces(listed: &Listed, answer: Answer) -> Answer {
     if listed.spaces.is_empty() {
         return answer.line("no namespaces");
     }

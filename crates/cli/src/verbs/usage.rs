@@ -8,6 +8,7 @@ use crate::answer::{Answer, Table};
 use crate::backend::Backend;
 use crate::codec;
 use crate::failure::Failure;
+use crate::plot::{self, PlotArgs};
 use crate::words::{self, PageArgs, whole_scope};
 
 const WHOSE: &str = "\
@@ -31,6 +32,14 @@ pub(crate) enum UsageVerb {
     /// Sum usage up, by limit
     #[command(override_usage = "tidegate usage summary [OPTIONS] <WHOSE>", after_help = WHOSE)]
     Summary(QueryArgs),
+    /// Draw usage over time: a chart for each limit, in the terminal or as an SVG
+    #[command(override_usage = "tidegate usage plot [OPTIONS] <WHOSE>", after_help = WHOSE)]
+    Plot {
+        #[command(flatten)]
+        query: QueryArgs,
+        #[command(flatten)]
+        plot: PlotArgs,
+    },
 }
 
 /// Whose, and when.
@@ -82,6 +91,7 @@ pub(crate) async fn run(backend: &impl Backend, verb: UsageVerb) -> Result<Answe
     match verb {
         UsageVerb::List { query, page } => list(backend, &query.query()?, &page).await,
         UsageVerb::Summary(query) => summary(backend, &query.query()?).await,
+        UsageVerb::Plot { query, plot } => plot::run(backend, &query.query()?, plot).await,
     }
 }
 

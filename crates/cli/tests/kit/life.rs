@@ -75,7 +75,7 @@ impl Life {
         assert!(self.ok("balance acme gpt").contains("57"), "what it holds has survived");
     }
 
-    fn is_made(&self) {
+    pub(crate) fn is_made(&self) {
         let (code, checked) = self.json("store check");
         assert_eq!((code, &checked["state"]), (5, &"missing".into()));
         assert_eq!(
@@ -98,7 +98,7 @@ impl Life {
         assert_eq!(code, if checked["dangers"] == 0 { 0 } else { 5 }, "{checked}");
     }
 
-    fn is_used(&self) {
+    pub(crate) fn is_used(&self) {
         self.ok("limits set system rpm:60/day");
         self.ok("entity create acme");
         self.ok("acquire acme gpt rpm=3");

@@ -14,17 +14,22 @@ pub(crate) struct Serving {
     /// What it said until it was ready.
     pub(crate) said: Vec<String>,
     pub(crate) address: String,
+    scheme: String,
 }
 
 impl Serving {
     pub(crate) fn start(command: &mut Command) -> Self {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut server = Self { child: child.ok(), said: Vec::new(), address: String::new() };
+        let mut server =
+            Self { child: child.ok(), said: Vec::new(), address: String::new(), scheme: String::new() };
         let stdout = server.child.as_mut().and_then(|child| child.stdout.as_mut()).expect("it starts");
         for line in BufReader::new(stdout).lines() {
             let line = line.expect("a line");
             server.said.push(line.clone());
-            if let Some(address) = line.strip_prefix("ready  http://") {
+            if let Some((scheme, address)) =
+                line.strip_prefix("ready  ").and_then(|url| url.split_once("://"))
+            {
+                scheme.clone_into(&mut server.scheme);
                 address.clone_into(&mut server.address);
                 return server;
             }
@@ -34,7 +39,7 @@ impl Serving {
 
     /// Its address, as it is asked for.
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("{}://{}", self.scheme, self.address)
     }
 
     /// What stands behind a word of what it said.

@@ -111,7 +111,8 @@ pub(crate) fn walk(page: &str, store: Option<&str>) {
     let shop = Shop::new();
     let mut serve = shop.command(&["serve", "--listen", "127.0.0.1:0"]);
     if let Some(store) = store {
-        serve.args(["--store", store]);
+        // What the pages show does not depend on how fast a server over a network answers here.
+        serve.args(["--store", store, "--timeout", "30s"]);
     }
     let server = Serving::start(&mut serve);
     let here = |text: &str| {

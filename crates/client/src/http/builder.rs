@@ -9,8 +9,11 @@ use thiserror::Error;
 use tidegate_core::backoff::{Backoff, Jitter};
 use tidegate_core::retry::{Retry, RetryBudget};
 
+use super::error::deepest;
 use super::secret::{InvalidToken, Secret};
+use super::trust::Trust;
 use super::{Client, Inner};
+use crate::tls;
 
 /// The shortest and the longest that a call, or a part of it, may be given.
 const SPANS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_hours(24));
@@ -49,6 +52,14 @@ pub enum InvalidClient {
         /// The span.
         span: Duration,
     },
+    /// A certificate or a key is none, or cannot be used. Nothing of a key is in it.
+    #[error("the {what} cannot be used: {why}")]
+    Tls {
+        /// Which.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The system does not let us.
     #[error("there can be no client here: {0}")]
     System(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -79,6 +90,7 @@ pub struct ClientBuilder {
     url: String,
     token: Option<Result<Secret, InvalidToken>>,
     user_agent: Option<String>,
+    trust: Trust,
     pub(super) patience: Patience,
 }
 
@@ -102,12 +114,26 @@ impl ClientBuilder {
             retry: Retry::attempts(4).backoff(backoff.jitter(Jitter::Full)).budget(RetryBudget::default()),
             endings_max: 1_024,
         };
-        Self { url: url.to_owned(), token: None, user_agent: None, patience }
+        Self { url: url.to_owned(), token: None, user_agent: None, trust: Trust::default(), patience }
     }
 
     /// The token that is sent with each call. It is shown nowhere.
     pub fn token(mut self, token: &str) -> Self {
         self.token = Some(Secret::new(token));
+        self
+    }
+
+    /// Trusts a server whose certificate is signed by one of these, in PEM, and no other. Without them, those count that the
+    /// system trusts. It needs the feature `rustls`.
+    pub fn root_certificates(mut self, pem: &[u8]) -> Self {
+        self.trust.roots = Some(pem.to_vec());
+        self
+    }
+
+    /// The client's own certificate with its key, both in PEM, for a server that asks for one. It may stand for a token there. The
+    /// key is shown nowhere. It needs the feature `rustls`.
+    pub fn identity(mut self, certificate: &[u8], key: &[u8]) -> Self {
+        self.trust.identify(certificate, key);
         self
     }
 
@@ -179,9 +205,15 @@ impl ClientBuilder {
             .tcp_nodelay(true)
             // A token goes where its owner sends it, and nowhere else.
             .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .build()
-            .map_err(|error| InvalidClient::System(error.without_url().into()))?;
+            .no_proxy();
+        let http = tls::secured(http, &self.trust)?.build().map_err(|error| {
+            let error = error.without_url();
+            let is_given = self.trust.roots.is_some() || self.trust.identity.is_some();
+            if is_given && error.is_builder() {
+                return InvalidClient::Tls { what: "certificates", why: deepest(&error).to_string() };
+            }
+            InvalidClient::System(error.into())
+        })?;
         Ok(Client { inner: Arc::new(Inner::new(http, base, self.patience)), token })
     }
 }

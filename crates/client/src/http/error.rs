@@ -51,6 +51,16 @@ pub enum ClientError {
     /// The server cannot be reached, does not answer in time, or fails, and the attempts are used up.
     #[error(transparent)]
     Away(Box<Away>),
+    /// One of the two sides does not trust the other one's certificate. Nothing was sent or done, and to ask again does not help.
+    #[error("{method} {route} was not sent: {why}")]
+    Untrusted {
+        /// The method.
+        method: String,
+        /// The address, with the names of its parts in braces.
+        route: &'static str,
+        /// Who does not trust whom, and why.
+        why: String,
+    },
     /// The answer is not what the API says. Perhaps something else answers at this address.
     #[error("{method} {route} was answered with status {status}, and not as the API says: {why}")]
     Garbled {
@@ -190,7 +200,7 @@ impl ClientError {
                 Cause::Status { problem, .. } => problem.as_deref(),
                 _ => None,
             },
-            Self::Garbled { .. } | Self::Invalid { .. } => None,
+            Self::Garbled { .. } | Self::Invalid { .. } | Self::Untrusted { .. } => None,
         }
     }
 
@@ -228,7 +238,7 @@ fn said(problem: Option<&Problem>) -> String {
 }
 
 /// The last of an error's sources: the others say that a request could not be sent, which is known.
-fn deepest<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+pub(crate) fn deepest<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut deepest = error;
     while let Some(source) = deepest.source() {
         deepest = source;

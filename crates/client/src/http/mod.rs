@@ -4,7 +4,8 @@ mod builder;
 mod call;
 mod course;
 mod endings;
-mod error;
+pub(crate) mod error;
+mod events;
 mod lease;
 mod pages;
 mod renewal;
@@ -13,6 +14,7 @@ mod routes;
 mod secret;
 mod send;
 mod steps;
+mod trust;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +28,11 @@ use tokio::time::Instant;
 
 pub use builder::{ClientBuilder, InvalidClient};
 pub use error::{Away, Cause, ClientError, GaveUp};
+pub use events::Events;
 pub use lease::Lease;
 pub use pages::{Page, Pages, Query};
+
+pub(crate) use trust::Trust;
 
 use builder::Patience;
 use call::Call;

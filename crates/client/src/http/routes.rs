@@ -1,5 +1,5 @@
 //! One function for each route of the server's table: what is sent there, what is answered, and whether it may be repeated.
-//! Only `/v1/events` has none: it never ends, and what reads server-sent events reads it.
+//! Only `/v1/events` is elsewhere: it never ends, and [`events`](super::events) hears it one by one.
 //!
 //! The tables are read twice: here they become functions to be awaited, in [`blocking`](crate::blocking) the same functions
 //! for code that does not await.

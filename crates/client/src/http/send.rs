@@ -12,6 +12,7 @@ use super::error::{Cause, ClientError};
 use super::secret::Secret;
 use crate::problem::Problem;
 use crate::seconds::Seconds;
+use crate::tls;
 
 /// An answer has at most so many bytes.
 const ANSWER_MAX: usize = 16 * 1_024 * 1_024;
@@ -51,12 +52,7 @@ impl Inner {
                 if error.is_builder() {
                     return Heard::Strange(invalid(call, error.to_string()));
                 }
-                let is_connect = error.is_connect();
-                Heard::Nothing(if is_connect {
-                    Cause::Connect(error.into())
-                } else {
-                    Cause::Cut(error.into())
-                })
+                unsent(call, error)
             }
             Err(_) => Heard::Nothing(Cause::Timeout(span)),
         }
@@ -71,17 +67,25 @@ impl Inner {
             let json = HeaderValue::from_static("application/json");
             request = request.header(CONTENT_TYPE, json).body(body.clone());
         }
-        let mut response = request.send().await?;
-        let (status, header) = (response.status(), retry_after(&response));
-        let Some(body) = whole(&mut response).await? else {
-            let why = format!("its body has more than {ANSWER_MAX} bytes");
-            return Ok(Heard::Strange(garbled(token, call, status.as_u16(), &why, header)));
-        };
-        if status.is_success() {
-            return Ok(Heard::Done(Answer { status: status.as_u16(), body }));
-        }
-        Ok(no(token, call, status.as_u16(), &body, header))
+        said(token, call, request.send().await?).await
     }
+}
+
+/// What an answer says, once it is all there.
+pub(super) async fn said(
+    token: Option<&Secret>,
+    call: &Call,
+    mut response: Response,
+) -> Result<Heard, reqwest::Error> {
+    let (status, header) = (response.status(), retry_after(&response));
+    let Some(body) = whole(&mut response).await? else {
+        let why = format!("its body has more than {ANSWER_MAX} bytes");
+        return Ok(Heard::Strange(garbled(token, call, status.as_u16(), &why, header)));
+    };
+    if status.is_success() {
+        return Ok(Heard::Done(Answer { status: status.as_u16(), body }));
+    }
+    Ok(no(token, call, status.as_u16(), &body, header))
 }
 
 /// The body, unless it is too large.
@@ -134,6 +138,16 @@ pub(super) fn garbled(
 ) -> ClientError {
     let (method, why) = (call.method.to_string(), hidden(token, why));
     ClientError::Garbled { method, route: call.route, status, why, retry_after }
+}
+
+/// What an attempt comes to that was not answered.
+pub(super) fn unsent(call: &Call, error: reqwest::Error) -> Heard {
+    if let Some(why) = tls::distrust(&error) {
+        let method = call.method.to_string();
+        return Heard::Strange(ClientError::Untrusted { method, route: call.route, why });
+    }
+    let is_connect = error.is_connect();
+    Heard::Nothing(if is_connect { Cause::Connect(error.into()) } else { Cause::Cut(error.into()) })
 }
 
 pub(super) fn invalid(call: &Call, why: String) -> ClientError {

@@ -1,19 +1,21 @@
 //! Drawing.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use axum::extract::State as With;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use tidegate::{Balance, LimitError, rate_limit_fields};
 use tidegate_client::{
-    Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, EntityId, Granted, LimitState, LimitText,
-    Problem, RequestId, ResourceName, Seconds, Spend,
+    Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, EntityId, Granted, LimitText, Problem,
+    RequestId, ResourceName, Seconds, Spend,
 };
 use tidegate_core::limit::token::TokenScope;
 
-use crate::codec::{Done, Sent};
-use crate::fields;
+use crate::codec::{self, Done, Sent};
 use crate::gate::Caller;
+use crate::meters::Decision;
 use crate::refusal::Refusal;
 use crate::state::State;
 
@@ -32,9 +34,9 @@ pub(super) async fn acquire(
     caller: Caller,
     Sent(ask): Sent<Acquire>,
 ) -> Result<Response, Refusal> {
-    let (granted, limits) = draw(&state, &caller, ask).await?;
+    let (granted, balances) = draw(&state, &caller, ask).await?;
     let mut headers = HeaderMap::new();
-    fields::rate_limit(&mut headers, &limits);
+    rate_limit_fields(&mut headers, &balances);
     Ok((headers, Done(granted)).into_response())
 }
 
@@ -77,15 +79,21 @@ pub(super) async fn spend(
     Sent(ask): Sent<Spend>,
 ) -> Result<StatusCode, Refusal> {
     let cost = ask.cost.pairs();
+    let has_own_limits = !ask.limits.is_empty();
     let limits = own(&caller, ask.limits)?;
     let subject = (&ask.entity, &ask.resource);
+    asked(subject, &cost, has_own_limits);
     let request = request(&state, &caller, subject, &cost, ask.id.as_ref()).limits(limits);
-    request.spend().await.inspect_err(|error| state.hub().refused(error, subject.0, subject.1))?;
+    let began = Instant::now();
+    let spent = request.spend_and_tell().await;
+    state.meters().decided(Decision::Spend, began.elapsed());
+    let left = spent.inspect_err(|error| refused(&state, error, subject))?;
+    state.meters().granted(&left);
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Draws, and lets go of the lease: from here on its holder has it.
-async fn draw(state: &State, caller: &Caller, ask: Acquire) -> Result<(Granted, Vec<LimitState>), Refusal> {
+async fn draw(state: &State, caller: &Caller, ask: Acquire) -> Result<(Granted, Vec<Balance>), Refusal> {
     let bounds = state.bounds();
     let deadline = match ask.deadline {
         Some(span) => at_most("deadline", span, bounds.lease_deadline_max)?,
@@ -93,15 +101,20 @@ async fn draw(state: &State, caller: &Caller, ask: Acquire) -> Result<(Granted, 
     };
     let within = ask.within.map(|span| at_most("within", span, bounds.within_max)).transpose()?;
     let cost = ask.cost.pairs();
+    let has_own_limits = !ask.limits.is_empty();
     let limits = own(caller, ask.limits)?;
     let subject = (&ask.entity, &ask.resource);
+    asked(subject, &cost, has_own_limits);
     let request = request(state, caller, subject, &cost, ask.id.as_ref()).limits(limits).deadline(deadline);
-    let lease = match within {
-        Some(within) => request.acquire_within(within).await,
-        None => request.acquire().await,
-    }
-    .inspect_err(|error| state.hub().refused(error, subject.0, subject.1))?;
-    let limits = lease.balances().iter().map(|balance| LimitState::new(balance, None)).collect();
+    let began = Instant::now();
+    let (lease, what) = match within {
+        Some(within) => (request.acquire_within(within).await, Decision::AcquireWithin),
+        None => (request.acquire().await, Decision::Acquire),
+    };
+    state.meters().decided(what, began.elapsed());
+    let lease = lease.inspect_err(|error| refused(state, error, subject))?;
+    let balances = lease.balances();
+    state.meters().granted(&balances);
     let degraded = lease.degraded().map(|why| match why {
         tidegate::Degraded::LocalShare => Degraded::LocalShare,
         // That nobody keeps it is the most that can be said of a way we do not know.
@@ -109,8 +122,18 @@ async fn draw(state: &State, caller: &Caller, ask: Acquire) -> Result<(Granted, 
     });
     let before = lease.drawn_before();
     let (expires_in, is_repeat) = (before.unwrap_or(deadline).into(), before.is_some());
+    // One that nobody keeps is never seen to end.
+    if !is_repeat && degraded != Some(Degraded::Allowed) {
+        state.meters().opened();
+    }
     let lease = state.lease_key().name(lease.detach(), caller.token());
-    Ok((Granted { lease, expires_in, is_repeat, degraded }, limits))
+    Ok((Granted { lease, expires_in, is_repeat, degraded }, balances))
+}
+
+/// Tells those who watch of a refusal.
+fn refused(state: &State, error: &LimitError, (entity, resource): (&EntityId, &ResourceName)) {
+    state.meters().refused(error);
+    state.hub().refused(error, entity, resource);
 }
 
 /// Limits of the call. They stand in the place of those that are written, so only who may write those may bring them.
@@ -119,6 +142,13 @@ fn own(caller: &Caller, limits: Vec<LimitText>) -> Result<impl Iterator<Item = t
         caller.needs(TokenScope::Admin, "a call with limits of its own")?;
     }
     Ok(limits.into_iter().map(|limit| limit.0))
+}
+
+/// Logs who asked for what, before it is judged: `tidegate explain --replay` reads it from a log of JSON. Nothing is made of it
+/// where nobody logs it.
+fn asked((entity, resource): (&EntityId, &ResourceName), cost: &[(&str, u64)], has_own_limits: bool) {
+    let cost = || codec::text(&cost.iter().copied().collect::<BTreeMap<_, _>>());
+    tracing::debug!(%entity, %resource, cost = cost(), has_own_limits, "asked");
 }
 
 /// A request for units, with the id that the caller has chosen for it.

@@ -33,7 +33,7 @@ pub(super) async fn ready(With(state): With<State>) -> Result<StatusCode, Refusa
 ))]
 pub(super) async fn metrics(With(state): With<State>) -> Response {
     let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, text)], state.meters().show(state.limiter())).into_response()
+    ([(header::CONTENT_TYPE, text)], state.meters().show(&state)).into_response()
 }
 
 /// This document.

@@ -1,8 +1,10 @@
 //! Going on with a lease, by its name and its next step.
 
+use std::time::Instant;
+
 use axum::extract::State as With;
 use axum::http::StatusCode;
-use tidegate::{LeaseId, LeaseStep};
+use tidegate::{LeaseId, LeaseStep, LimitError};
 use tidegate_client::{
     Adjust, Amounts, Cancel, Extend, LeaseRef, LimitState, OpenLease, Problem, Renew, Renewed, Settle,
     StepDone,
@@ -11,6 +13,7 @@ use tidegate_client::{
 use super::acquire::at_most;
 use crate::codec::{At, Done, Sent};
 use crate::gate::Caller;
+use crate::meters::Decision;
 use crate::refusal::Refusal;
 use crate::state::State;
 
@@ -51,7 +54,11 @@ pub(super) async fn extend(
     Sent(extend): Sent<Extend>,
 ) -> Result<Done<StepDone>, Refusal> {
     let (id, step) = (own(&state, &caller, &lease)?, step(extend.step)?);
-    Ok(done(&state.limiter().extend_lease(id, step, extend.cost.pairs()).await?))
+    let step =
+        decided(&state, Decision::Extend, state.limiter().extend_lease(id, step, extend.cost.pairs())).await;
+    let step = step.inspect_err(|error| state.meters().refused(error))?;
+    state.meters().granted(&step.balances);
+    Ok(done(&step))
 }
 
 /// Takes what turned out to be needed, or gives back what was not: never refused, and what is missing is debt.
@@ -67,7 +74,10 @@ pub(super) async fn adjust(
     Sent(adjust): Sent<Adjust>,
 ) -> Result<Done<StepDone>, Refusal> {
     let (id, step) = (own(&state, &caller, &lease)?, step(adjust.step)?);
-    Ok(done(&state.limiter().adjust_lease(id, step, adjust.changes.pairs()).await?))
+    Ok(done(
+        &decided(&state, Decision::Adjust, state.limiter().adjust_lease(id, step, adjust.changes.pairs()))
+            .await?,
+    ))
 }
 
 /// Gives a lease more time from now on; one that has more is left with it.
@@ -84,7 +94,7 @@ pub(super) async fn renew(
 ) -> Result<Done<Renewed>, Refusal> {
     let (id, step) = (own(&state, &caller, &lease)?, step(renew.step)?);
     let span = at_most("expires_in", renew.expires_in, state.bounds().lease_deadline_max)?;
-    let renewed = state.limiter().renew_lease(id, step, span).await?;
+    let renewed = decided(&state, Decision::Renew, state.limiter().renew_lease(id, step, span)).await?;
     Ok(Done(Renewed {
         at: renewed.at.into(),
         is_repeat: renewed.is_repeat,
@@ -108,7 +118,13 @@ pub(super) async fn settle(
     Sent(settle): Sent<Settle>,
 ) -> Result<Done<StepDone>, Refusal> {
     let (id, step) = (own(&state, &caller, &lease)?, step(settle.step)?);
-    Ok(done(&state.limiter().settle_lease(id, step, settle.actual.pairs()).await?))
+    let step =
+        decided(&state, Decision::Settle, state.limiter().settle_lease(id, step, settle.actual.pairs()))
+            .await?;
+    if !step.is_repeat {
+        state.meters().ended(Decision::Settle);
+    }
+    Ok(done(&step))
 }
 
 /// Ends a lease as if it had never been: all of it returns.
@@ -124,7 +140,23 @@ pub(super) async fn cancel(
     Sent(cancel): Sent<Cancel>,
 ) -> Result<Done<StepDone>, Refusal> {
     let (id, step) = (own(&state, &caller, &lease)?, step(cancel.step)?);
-    Ok(done(&state.limiter().cancel_lease(id, step).await?))
+    let step = decided(&state, Decision::Cancel, state.limiter().cancel_lease(id, step)).await?;
+    if !step.is_repeat {
+        state.meters().ended(Decision::Cancel);
+    }
+    Ok(done(&step))
+}
+
+/// What the limiter decides, timed.
+async fn decided<T>(
+    state: &State,
+    what: Decision,
+    deciding: impl Future<Output = Result<T, LimitError>>,
+) -> Result<T, LimitError> {
+    let began = Instant::now();
+    let answer = deciding.await;
+    state.meters().decided(what, began.elapsed());
+    answer
 }
 
 /// The lease, if it is the caller's. Whether another has it, or nobody, is not told.

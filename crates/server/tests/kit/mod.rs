@@ -27,6 +27,8 @@ pub(crate) struct Kit {
     pub(crate) state: State,
     pub(crate) limiter: Limiter,
     pub(crate) addr: SocketAddr,
+    /// Where it answers Envoy, if it does.
+    pub(crate) envoy: Option<SocketAddr>,
     pub(crate) stopper: Stopper,
     pub(crate) clock: ManualWall,
     /// Tokens with every scope: two, so that one can ask for the other's.
@@ -77,6 +79,11 @@ impl Kit {
     }
 
     async fn start(limiter: Limiter, clock: ManualWall, bounds: Bounds, tokens: (String, String)) -> Self {
+        let state = Self::state(limiter, &clock, bounds).await;
+        Self::serving(state, tokens).await.with_clock(clock)
+    }
+
+    pub(crate) async fn state(limiter: Limiter, clock: &ManualWall, bounds: Bounds) -> State {
         let namespace = Namespace::new("default").expect("a name");
         let options = StateOptions {
             keyring: Arc::new(StoreKeyring::new(limiter.clone())),
@@ -85,17 +92,32 @@ impl Kit {
             bounds,
             clock: Arc::new(clock.clone()),
         };
-        Self { clock, ..Self::serving(State::with(limiter, options), tokens).await }
+        State::with(limiter, options)
     }
 
     /// A server of this state, whatever it is.
-    pub(crate) async fn serving(state: State, (token, other): (String, String)) -> Self {
-        let server = Server::bind(&ServerOptions::new(any_port())).await.expect("it listens");
+    pub(crate) async fn serving(state: State, tokens: (String, String)) -> Self {
+        Self::serving_at(&ServerOptions::new(any_port()), state, tokens).await
+    }
+
+    pub(crate) async fn serving_at(
+        options: &ServerOptions,
+        state: State,
+        (token, other): (String, String),
+    ) -> Self {
+        let server = Server::bind(options).await.expect("it listens");
+        let envoy = server.envoy_addr();
         let (addr, limiter) = (server.local_addr(), state.limiter().clone());
         let (stopper, shutdown) = Shutdown::new();
         let running = tokio::spawn(server.run(state.clone(), shutdown));
         let client = Client::builder().no_proxy().build().expect("a client");
-        Self { state, limiter, addr, stopper, clock: ManualWall::new(NOW), token, other, client, running }
+        let clock = ManualWall::new(NOW);
+        Self { state, limiter, addr, envoy, stopper, clock, token, other, client, running }
+    }
+
+    /// The same with another clock to move.
+    pub(crate) fn with_clock(self, clock: ManualWall) -> Self {
+        Self { clock, ..self }
     }
 
     pub(crate) fn request(&self, method: &str, path: &str) -> RequestBuilder {

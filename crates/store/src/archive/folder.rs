@@ -20,9 +20,11 @@ const TEMPORARY: &str = ".jsonl.gz.tmp";
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
+    /// What it is called in messages.
+    shown: PathBuf,
     files: Vec<ArchiveFile>,
-    /// Unlocked when it is closed.
-    _lock: File,
+    /// Unlocked when it is closed; `None` where another place is locked for it.
+    _lock: Option<File>,
 }
 
 /// A file of an archive, and the changes it holds.
@@ -31,6 +33,18 @@ pub(super) struct ArchiveFile {
     pub(super) path: PathBuf,
     pub(super) first: Version,
     pub(super) last: Version,
+}
+
+impl ArchiveFile {
+    /// Its name in its folder.
+    pub(super) fn name(&self) -> String {
+        name_of(&self.path)
+    }
+}
+
+/// The name of a file in its folder.
+pub(super) fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 impl Folder {
@@ -59,7 +73,12 @@ impl Folder {
         let files = files(&path)?;
         // A run that was stopped may have named its last file without making the name durable.
         sync_folder(&path)?;
-        Ok(Self { path, files, _lock: lock })
+        Ok(Self { shown: path.clone(), path, files, _lock: Some(lock) })
+    }
+
+    /// An empty folder on the way to a place that has files of these names, among others.
+    pub(super) fn staged(path: &Path, shown: PathBuf, names: Vec<String>) -> Result<Self, ArchiveError> {
+        Ok(Self { files: files_of(path, names)?, path: path.to_owned(), shown, _lock: None })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -82,7 +101,12 @@ impl Folder {
     }
 
     /// Gives a file that is durable its name, and makes that durable too.
-    pub(super) fn name(&self, temporary: &Path, first: Version, last: Version) -> Result<(), ArchiveError> {
+    pub(super) fn name(
+        &self,
+        temporary: &Path,
+        first: Version,
+        last: Version,
+    ) -> Result<PathBuf, ArchiveError> {
         let path = self.path.join(format!("{PREFIX}{:020}-{:020}{SUFFIX}", first.number(), last.number()));
         let is_there = path.try_exists().map_err(ArchiveError::io(&path, "look for"))?;
         if is_there {
@@ -90,19 +114,25 @@ impl Folder {
             return Err(ArchiveError::io(&path, "write")(error));
         }
         fs::rename(temporary, &path).map_err(ArchiveError::io(&path, "name"))?;
-        sync_folder(&self.path)
+        sync_folder(&self.path)?;
+        Ok(path)
     }
 
     /// It is not of this store.
     pub(super) fn foreign(&self, what: String) -> ArchiveError {
-        ArchiveError::Foreign { folder: self.path.clone(), what }
+        ArchiveError::Foreign { folder: self.shown.clone(), what }
     }
 }
 
 /// The files of an archive, in order.
 pub(super) fn files(folder: &Path) -> Result<Vec<ArchiveFile>, ArchiveError> {
+    files_of(folder, names(folder)?)
+}
+
+/// Those of these names that are files of an archive, in order.
+fn files_of(folder: &Path, names: Vec<String>) -> Result<Vec<ArchiveFile>, ArchiveError> {
     let mut files = Vec::new();
-    for name in names(folder)? {
+    for name in names {
         if name.starts_with(PREFIX) && name.ends_with(SUFFIX) {
             let path = folder.join(&name);
             let Some((first, last)) = versions(&path) else {
@@ -118,6 +148,11 @@ pub(super) fn files(folder: &Path) -> Result<Vec<ArchiveFile>, ArchiveError> {
         return Err(ArchiveError::Corrupt { path: other.path.clone(), what });
     }
     Ok(files)
+}
+
+/// Whether this is the name of a file of an archive.
+pub(super) fn is_name(name: &str) -> bool {
+    versions(Path::new(name)).is_some()
 }
 
 /// The first and the last change that a file's name says.

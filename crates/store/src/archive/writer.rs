@@ -61,8 +61,8 @@ impl Writer {
         self.last
     }
 
-    /// Makes the file durable, then names it.
-    pub(super) fn finish(self) -> Result<(), ArchiveError> {
+    /// Makes the file durable, then names it. Answers where it is.
+    pub(super) fn finish(self) -> Result<PathBuf, ArchiveError> {
         let Self { folder, path, gzip, first, last, .. } = self;
         let close = || {
             let file = gzip.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;

@@ -219,13 +219,15 @@ pub async fn a_slow_limit_beside_a_busy_one_refills(fixture: Fixture) {
 /// Z44: many draws on one subject, with nothing at work behind the scenes.
 pub async fn thirteen_hundred_draws_of_one_subject_are_counted_exactly(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 2_000)]);
-    for number in 0..1_300 {
+    // As many as there are more of than an engine keeps in one place.
+    let draws = i64::from(fixture.times(1_300, 260));
+    for number in 0..draws {
         let mut lease = fixture.takes(&levels, &[("rpm", 1)]).await;
         if number % 2 == 0 {
             lease.settles(&[]).await;
         }
     }
-    assert_eq!(fixture.shows("acme", "rpm").await, (700, 1_300));
+    assert_eq!(fixture.shows("acme", "rpm").await, (2_000 - draws, draws));
 }
 
 /// Z1, Z2, Z6, with the numbers they are written with: from nothing, and from debt.
@@ -252,10 +254,11 @@ pub async fn polling_neither_makes_nor_loses_a_unit(fixture: Fixture) {
     let levels = own("acme", &[Limit::per("tpm", 1_000, Duration::from_secs(3))]);
     fixture.spends(&levels, &[("tpm", 1_000)]).await;
     let mut admitted = 0;
-    for _ in 0..60_000 {
+    let polls = fixture.times(60_000, 1_500);
+    for _ in 0..polls {
         fixture.time.pass(millis(1)).await;
         let answer = fixture.store.spend(&fixture.draw_of(&levels, &[("tpm", 1)])).await;
         admitted += u32::from(matches!(answer.expect("a spend is answered"), Drawn::Granted(_)));
     }
-    assert_eq!(admitted, 20_000);
+    assert_eq!(admitted, polls / 3);
 }

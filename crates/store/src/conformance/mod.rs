@@ -79,12 +79,26 @@ pub struct Fixture {
     /// How to let the store's time pass.
     pub time: Arc<dyn Time>,
     leases: Arc<AtomicU64>,
+    is_slow: bool,
 }
 
 impl Fixture {
     /// A store and its time.
     pub fn new(store: Arc<dyn Store>, time: Arc<dyn Time>) -> Self {
-        Self { store, time, leases: Arc::default() }
+        Self { store, time, leases: Arc::default(), is_slow: false }
+    }
+
+    /// The same for a store each of whose answers takes milliseconds: what a case does thousands of times in a row it does
+    /// hundreds of times, which is as exact, and shows less of what only shows now and then.
+    #[must_use]
+    pub fn slow(mut self) -> Self {
+        self.is_slow = true;
+        self
+    }
+
+    /// How often a case does what it does many times: as `often` as it is written, or `fewer` times where that takes too long.
+    pub(crate) const fn times(&self, often: u32, fewer: u32) -> u32 {
+        if self.is_slow { fewer } else { often }
     }
 
     /// The same with another store in its place: a wrapper around it, say.

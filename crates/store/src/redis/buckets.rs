@@ -13,7 +13,7 @@ use super::Redis;
 use super::index::Prefix;
 use super::leases::Kept as Lease;
 use super::pack::Unpack;
-use super::places::{Home, Layout, Places};
+use super::places::{Home, Layout, Places, moment_of};
 use super::script::{DUE, LOOK};
 use super::steps::{Amounts, Op, Step, Told};
 use crate::buckets::{
@@ -243,14 +243,24 @@ impl Redis {
         }
     }
 
+    /// A lease at a home: where it is while it is open, and then where it is afterwards, so that none is missed that ends meanwhile.
     async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<Option<Lease>, StoreError> {
-        let mut get = ::redis::cmd("GET");
-        get.arg(self.inner.places.lease(home, lease));
-        match self.inner.link.query(&get).await? {
-            Value::Nil => Ok(None),
-            Value::BulkString(kept) => Lease::read(&kept).map(Some),
-            other => Err(self.inner.link.whose().unexpected(&other)),
+        let places = &self.inner.places;
+        let mut open = ::redis::cmd("GET");
+        open.arg(places.lease(home, lease));
+        let ended = moment_of(lease).map(|moment| {
+            let mut ended = ::redis::cmd("HGET");
+            ended.arg(format!("{}{moment:x}", places.moments(home))).arg(lease.to_string());
+            ended
+        });
+        for get in [Some(open), ended].into_iter().flatten() {
+            match self.inner.link.query(&get).await? {
+                Value::Nil => {}
+                Value::BulkString(kept) => return Lease::read(&kept).map(Some),
+                other => return Err(self.inner.link.whose().unexpected(&other)),
+            }
         }
+        Ok(None)
     }
 
     /// A lease, and at which home it is: nothing in its id tells.

@@ -34,7 +34,7 @@ const STALLED: Duration = Duration::from_millis(500);
 /// So many may not run any more.
 const STALLED_MAX: usize = 64;
 /// How often whoever collects lets others run first: those who were answered just now mostly ask again.
-const YIELDS: u32 = 1;
+const YIELDS: u32 = 2;
 
 /// The lanes of a namespace, one for each home.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Levels as the script reads them: worked out once for levels that are drawn from again.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex};
 
 use foldhash::HashMap;
@@ -17,15 +17,14 @@ use crate::sync::lock;
 
 /// Levels that are remembered: mostly the same are drawn from again.
 const ENCODED_MAX: usize = 8_192;
-/// An id as text.
-const LEASE_LETTERS: usize = 32;
 
 /// Levels, and all that calls about them have in common.
 #[derive(Debug)]
 pub(super) struct Encoded {
     pub(super) levels: Arc<Levels>,
-    /// What the keys of leases begin with.
+    /// What the keys of leases begin with, and of those that have ended.
     leases: String,
+    moments: String,
     /// How steps get there.
     pub(super) lane: Arc<Lane>,
     /// When its subjects were known.
@@ -77,13 +76,14 @@ impl Encoded {
                 identity.update(line.rule.row());
                 identity.update([2]);
             }
-            limits.push(packed.0);
+            limits.push(packed.0.into_vec());
         }
         let mut short = [0; 16];
         short.copy_from_slice(&identity.finalize()[..16]);
         Self {
             levels: Arc::clone(levels),
             leases: places.leases(home),
+            moments: places.moments(home),
             lane,
             at: Instant::now(),
             clock: places.clock(home),
@@ -96,13 +96,21 @@ impl Encoded {
         }
     }
 
-    /// The key of a lease.
-    pub(super) fn lease(&self, lease: LeaseId) -> String {
-        let mut key = String::with_capacity(self.leases.len() + LEASE_LETTERS);
-        key.push_str(&self.leases);
+    /// Makes `key` the key of a lease.
+    pub(super) fn lease(&self, lease: LeaseId, key: &mut String) {
+        Self::make(key, &self.leases, format_args!("{lease}"));
+    }
+
+    /// Makes `key` the one where leases of a moment are when they have ended.
+    pub(super) fn moment(&self, moment: u64, key: &mut String) {
+        Self::make(key, &self.moments, format_args!("{moment:x}"));
+    }
+
+    fn make(key: &mut String, prefix: &str, rest: fmt::Arguments<'_>) {
+        key.clear();
+        key.push_str(prefix);
         // Writing to a text does not fail.
-        write!(key, "{lease}").unwrap_or_default();
-        key
+        key.write_fmt(rest).unwrap_or_default();
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tidegate_core::bucket::Span;
 use tidegate_core::time::Stamp;
 
@@ -15,9 +16,12 @@ pub(super) const NONE: f64 = 9_007_199_254_740_992.0;
 
 const SECOND: u64 = 1_000_000;
 
+/// Mostly few enough to go from one to another without an allocation.
+pub(super) type Bytes = SmallVec<[u8; 96]>;
+
 /// A value that grows.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Packed(pub(super) Vec<u8>);
+pub(super) struct Packed(pub(super) Bytes);
 
 impl Packed {
     pub(super) fn byte(&mut self, byte: u8) -> &mut Self {
@@ -26,23 +30,20 @@ impl Packed {
     }
 
     pub(super) fn word(&mut self, word: u32) -> &mut Self {
-        self.0.extend(word.to_le_bytes());
-        self
+        self.bytes(&word.to_le_bytes())
     }
 
     pub(super) fn short(&mut self, short: u16) -> &mut Self {
-        self.0.extend(short.to_le_bytes());
-        self
+        self.bytes(&short.to_le_bytes())
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.extend(bytes);
+        self.0.extend_from_slice(bytes);
         self
     }
 
     pub(super) fn double(&mut self, double: f64) -> &mut Self {
-        self.0.extend(double.to_le_bytes());
-        self
+        self.bytes(&double.to_le_bytes())
     }
 
     pub(super) fn number(&mut self, number: u64) -> &mut Self {
@@ -62,8 +63,7 @@ impl Packed {
     /// Bytes behind their length.
     pub(super) fn blob(&mut self, bytes: &[u8]) -> &mut Self {
         let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
-        self.0.extend(length.to_le_bytes());
-        self.bytes(&bytes[..usize::from(length)])
+        self.short(length).bytes(&bytes[..usize::from(length)])
     }
 }
 

@@ -26,6 +26,16 @@ const KNOWN_MAX: usize = 100_000;
 /// After this long a subject is made known again: what repairs the index may have found no bucket yet.
 pub(super) const KNOWN_FOR: Duration = Duration::from_mins(10);
 
+/// A lease that has ended is kept with others whose ids were made at the same moment: they are read, written and forgotten together,
+/// and a key with a time to live costs more than all else of a step. As long as that, in powers of two of milliseconds:
+/// few enough at any rate that a server forgets them without a pause.
+const MOMENT: u32 = 6;
+
+/// At which moment the id of a lease was made; one that was chosen tells none.
+pub(super) fn moment_of(lease: LeaseId) -> Option<u64> {
+    (!lease.is_chosen()).then(|| lease.millis() >> MOMENT)
+}
+
 /// Which of the homes of a namespace; the place of administrators where there is but one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Home(Option<u8>);
@@ -88,8 +98,14 @@ impl Places {
         self.at(home) + "l:"
     }
 
+    /// Where a lease is while it is open.
     pub(super) fn lease(&self, home: Home, lease: LeaseId) -> String {
         format!("{}{lease}", self.leases(home))
+    }
+
+    /// What the keys of leases that have ended begin with.
+    pub(super) fn moments(&self, home: Home) -> String {
+        self.at(home) + "e:"
     }
 
     pub(super) fn bucket(&self, home: Home, subject: &Subject) -> String {

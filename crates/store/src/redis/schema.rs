@@ -1,8 +1,8 @@
 //! How a namespace comes to be, and how far it has come.
 //!
 //! Every namespace tells its version by itself: there is no one place that a script could change together with all of them. Since
-//! version 2 all are enrolled under one key, so that they can be listed without a look at every key. An older namespace is not
-//! brought up to date when it is opened, but by whoever asks for that: on a cluster no script reaches all of its keys at once,
+//! version 2 all are enrolled under one key, so that they can be listed without a look at every key. Since version 3 leases that
+//! have ended are kept by the moment of their ids, where older programs do not look. An older namespace is not brought up to date when it is opened, but by whoever asks for that: on a cluster no script reaches all of its keys at once,
 //! and programs of the version before may be drawing from it.
 
 use ::redis::Value;
@@ -16,7 +16,7 @@ use crate::error::StoreError;
 use crate::lifecycle::other_version;
 
 /// The version that this program writes.
-pub(super) const CURRENT: u64 = 2;
+pub(super) const CURRENT: u64 = 3;
 /// The names of all namespaces.
 const ENROLLED: &str = "tidegate:namespaces";
 /// Keys that are looked at in one call.
@@ -79,7 +79,7 @@ pub(super) async fn upgrade(link: &Link, namespace: &Namespace, found: Found) ->
         if found.version >= CURRENT {
             break;
         }
-        // From 1 to 2: its name is enrolled.
+        // From 1 to 2: its name is enrolled. From 2 to 3: nothing moves, since what has ended is still looked for where it was.
         enroll(link, namespace).await?;
         let seen = if found.version == 0 { String::new() } else { found.version.to_string() };
         let args = [b"schema", seen.as_bytes(), CURRENT.to_string().as_bytes()].map(<[u8]>::to_vec);

@@ -15,7 +15,7 @@ use super::Redis;
 use super::leases::{self, ending};
 use super::levels::Encoded;
 use super::pack::{NONE, Packed, Unpack, to_double, to_signed_double};
-use super::together::Asked;
+use super::together::{Answer, Asked};
 use super::trouble::Whose;
 use crate::buckets::{Moved, Reading, Readings, Renewed};
 use crate::desk::{check_levels, drew_from, fits, tell};
@@ -23,9 +23,6 @@ use crate::error::StoreError;
 
 /// A lease's limits are told apart by a byte.
 const NAMES_MAX: usize = 255;
-/// How long what is asked is without amounts: before them, and behind.
-const HEAD: usize = 32;
-const TAIL: usize = 25;
 /// As many limits as a bucket may have.
 const ROWS_MAX: u64 = 64;
 
@@ -108,7 +105,7 @@ impl<'a> Step<'a> {
         let levels = &encoded.levels;
         let names = levels.names().len();
         let count = |count: usize| u8::try_from(count).unwrap_or(u8::MAX);
-        let mut packed = Packed(Vec::with_capacity(HEAD + 8 * names + TAIL));
+        let mut packed = Packed::default();
         packed.byte(self.op as u8).byte(u8::from(self.is_watched)).byte(count(levels.levels().len()));
         packed
             .word(self.number)
@@ -125,8 +122,7 @@ impl<'a> Step<'a> {
         let places_at = packed.0.len();
         packed.number(levels.version().number()).span(self.span);
         packed.byte(u8::from(self.on_expiry == OnExpiry::Return));
-        let (op, lease) = (self.op, encoded.lease(self.lease));
-        Asked { op, encoded: Arc::clone(encoded), lease, packed: packed.0, places_at }
+        Asked { op: self.op, encoded: Arc::clone(encoded), lease: self.lease, packed: packed.0, places_at }
     }
 }
 
@@ -172,17 +168,17 @@ impl Redis {
         encoded: &Arc<Encoded>,
     ) -> Result<Result<Told, Arc<Levels>>, StoreError> {
         let answer = encoded.lane.make(&self.inner, step.pack(encoded)).await?;
-        hear(step, &encoded.levels, answer.bytes(), self.inner.link.whose())
+        hear(step, &encoded.levels, &answer, self.inner.link.whose())
     }
 }
 
 fn hear(
     step: &Step<'_>,
     levels: &Arc<Levels>,
-    told: &[u8],
+    answer: &Answer,
     whose: &Whose,
 ) -> Result<Result<Told, Arc<Levels>>, StoreError> {
-    let mut read = Unpack::new(told, "an answer of the script");
+    let mut read = Unpack::new(answer.bytes(), "an answer of the script");
     let lease = step.lease;
     let code = read.byte()?;
     Ok(Ok(match (code, step.op) {
@@ -193,7 +189,7 @@ fn hear(
             let (at, deadline) = (read.stamp()?, read.stamp()?);
             Told::Renewed(Renewed { at, is_repeat: code == 2, deadline })
         }
-        (10, Op::Draw | Op::Spend) => Told::Granted(taken(&mut read, step, levels)?),
+        (10, Op::Draw | Op::Spend) => Told::Granted(taken(&mut read, step, levels, answer.nth)?),
         (0 | 2, _) => Told::Granted(moved(&mut read, levels, code == 2)?),
         (1, _) => Told::Refused(moved(&mut read, levels, false)?),
         (3, _) => return Err(StoreError::Ended { lease, how: ending(read.byte()?)? }),
@@ -205,8 +201,14 @@ fn hear(
     }))
 }
 
-/// What was taken of buckets that are all by the rules the caller brought: they are told as they are kept.
-fn taken(read: &mut Unpack<'_>, step: &Step<'_>, levels: &Arc<Levels>) -> Result<Moved, StoreError> {
+/// What was taken of buckets that are all by the rules the caller brought. They are told as they were before so many took the same
+/// of them, one after the other: what that leaves is worked out here as it was there.
+fn taken(
+    read: &mut Unpack<'_>,
+    step: &Step<'_>,
+    levels: &Arc<Levels>,
+    nth: u16,
+) -> Result<Moved, StoreError> {
     let at: Stamp = read.stamp()?;
     let mut readings = Readings::new();
     for (number, level) in levels.levels().iter().enumerate() {
@@ -222,7 +224,8 @@ fn taken(read: &mut Unpack<'_>, step: &Step<'_>, levels: &Arc<Levels>) -> Result
             };
             if let Some(units) = units {
                 let bucket = tidegate_core::bucket::Bucket::from_full_at(full_at);
-                let meter = Meter::restored(bucket, Arc::clone(&line.rule), levels.version(), consumed);
+                let mut meter = Meter::restored(bucket, Arc::clone(&line.rule), levels.version(), consumed);
+                meter.take(units.saturating_mul(u64::from(nth)), at);
                 let units = i64::try_from(units).unwrap_or(i64::MAX);
                 readings.push(Reading::new(number, line, units, &meter));
             }

@@ -95,7 +95,7 @@ impl Tallies {
                 packed.double(to_signed_double(*sum));
             }
         }
-        fields.into_iter().map(|(field, packed)| (field, packed.0)).collect()
+        fields.into_iter().map(|(field, packed)| (field, packed.0.into_vec())).collect()
     }
 }
 
@@ -150,8 +150,8 @@ mod tests {
         };
         let fields = [
             ((HOUR).to_string(), [line("rpm", 1.0), line("tpm", 10.0)].concat()),
-            ((HOUR + 3_600).to_string(), line("tpm", 5.0)),
-            ((HOUR + 86_400).to_string(), line("tpm", 7.0)),
+            ((HOUR + 3_600).to_string(), line("tpm", 5.0).into_vec()),
+            ((HOUR + 86_400).to_string(), line("tpm", 7.0).into_vec()),
         ];
         Tallies::read(fields.iter().map(|(field, value)| (field.as_bytes(), &value[..]))).unwrap()
     }

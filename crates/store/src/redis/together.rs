@@ -1,14 +1,17 @@
 //! Steps that go together, as one call of one script: what is said of many is said once.
 
+use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
 
 use ::redis::{Cmd, RedisError, Value};
 use foldhash::{HashMap, HashMapExt};
+use tidegate_core::limit::lease::LeaseId;
 
 use super::levels::Encoded;
 use super::link::Link;
-use super::pack::{Packed, Unpack};
+use super::pack::{Bytes, Packed, Unpack};
+use super::places::moment_of;
 use super::script::LEASE;
 use super::steps::Op;
 use super::trouble::Whose;
@@ -19,10 +22,9 @@ use crate::error::StoreError;
 pub(super) struct Asked {
     pub(super) op: Op,
     pub(super) encoded: Arc<Encoded>,
-    /// The key of the lease.
-    pub(super) lease: String,
+    pub(super) lease: LeaseId,
     /// What comes before the places of keys, and what comes behind them.
-    pub(super) packed: Vec<u8>,
+    pub(super) packed: Bytes,
     pub(super) places_at: usize,
 }
 
@@ -31,6 +33,8 @@ pub(super) struct Asked {
 pub(super) struct Answer {
     all: Arc<Vec<u8>>,
     own: Range<usize>,
+    /// It took what it did as so manieth of those that the same is said to.
+    pub(super) nth: u16,
 }
 
 impl Answer {
@@ -57,10 +61,11 @@ impl Failed {
 
 /// Has these steps made, one after the other, and answers each.
 pub(super) async fn make(link: &Link, steps: &[&Asked]) -> Result<Vec<Answer>, Failed> {
-    let call = Call::of(steps);
+    let Some(first) = steps.first() else { return Ok(Vec::new()) };
+    let call = Call::of(first, steps);
     let answer = link.try_run(&LEASE, steps.len(), |name, what| call.command(name, what)).await;
     let apart = match answer.map_err(Failed::Server)? {
-        Value::BulkString(told) => apart(told, steps.len()),
+        Value::BulkString(told) => call.apart(told),
         other => Err(link.whose().unexpected(&other)),
     };
     apart.map_err(|error| match error {
@@ -69,58 +74,48 @@ pub(super) async fn make(link: &Link, steps: &[&Asked]) -> Result<Vec<Answer>, F
     })
 }
 
-/// The answer to all, taken apart. Those that took longer are told at the beginning, and answered at the end.
-fn apart(told: Vec<u8>, count: usize) -> Result<Vec<Answer>, StoreError> {
-    let all = Arc::new(told);
-    let mut read = Unpack::new(&all, "an answer of the script");
-    let mut order: Vec<Option<Range<usize>>> = vec![None; count];
-    let late = (0..read.short()?).map(|_| read.short().map(usize::from)).collect::<Result<Vec<_>, _>>()?;
-    let is_late = |number: &usize| late.contains(number);
-    for number in (1..=count).filter(|number| !is_late(number)).chain(late.iter().copied()) {
-        let size = usize::try_from(read.word()?).unwrap_or(usize::MAX);
-        let start = all.len() - read.rest().len();
-        read.skip(size)?;
-        let own = number.checked_sub(1).and_then(|place| order.get_mut(place));
-        *own.ok_or_else(|| read.corrupt("a step that was not asked for"))? = Some(start..start + size);
-    }
-    let answer = |own: Option<Range<usize>>| {
-        let own = own.ok_or_else(|| read.corrupt("a step without an answer"))?;
-        Ok(Answer { all: Arc::clone(&all), own })
-    };
-    if !read.is_empty() {
-        return Err(read.corrupt("it goes on behind its end"));
-    }
-    order.into_iter().map(answer).collect()
-}
-
 /// A call in the making.
 struct Call<'a> {
-    /// What is read of every key at once: the clock, leases, and the buckets that are drawn from.
-    read: Places<'a>,
-    /// The open leases, and what is looked at where it is needed.
-    others: Places<'a>,
+    first: &'a Encoded,
+    /// What is read of every key at once, behind the clock.
+    leases: Places<LeaseId>,
+    drawn: Places<&'a [u8]>,
+    /// What is looked at where it is needed, behind the open leases: other buckets and usage, and leases that have ended.
+    others: Places<&'a [u8]>,
+    moments: Places<u64>,
     /// Limits of levels, and levels as text.
-    texts: Places<'a>,
-    steps: Vec<Vec<u8>>,
+    texts: Places<&'a [u8]>,
+    runs: Vec<Run<'a>>,
+}
+
+/// Steps that are the same but for their leases.
+struct Run<'a> {
+    step: &'a Asked,
+    packed: Bytes,
+    members: Vec<Member>,
+}
+
+/// Which of the steps that were asked for, its lease, and its moment if it has one.
+struct Member {
+    number: usize,
+    lease: u16,
+    moment: Option<u16>,
 }
 
 /// Each of them once, in the order they came.
-struct Places<'a> {
-    all: Vec<&'a [u8]>,
-    by_value: HashMap<&'a [u8], u16>,
+struct Places<T> {
+    all: Vec<T>,
+    by_value: HashMap<T, u16>,
 }
 
-impl<'a> Places<'a> {
-    fn new(first: &'a [u8], capacity: usize) -> Self {
-        let mut places =
-            Self { all: Vec::with_capacity(capacity), by_value: HashMap::with_capacity(capacity) };
-        places.place(first);
-        places
+impl<T: Copy + Eq + Hash> Places<T> {
+    fn new(capacity: usize) -> Self {
+        Self { all: Vec::with_capacity(capacity), by_value: HashMap::with_capacity(capacity) }
     }
 
     /// Where it is, counted from zero.
-    fn place(&mut self, value: &'a [u8]) -> u16 {
-        let next = u16::try_from(self.all.len()).unwrap_or(u16::MAX);
+    fn place(&mut self, value: T) -> u16 {
+        let next = short(self.all.len());
         let place = *self.by_value.entry(value).or_insert(next);
         if place == next {
             self.all.push(value);
@@ -129,65 +124,146 @@ impl<'a> Places<'a> {
     }
 }
 
+/// A place or a count. Those of one call are a few hundred.
+fn short(count: usize) -> u16 {
+    u16::try_from(count).unwrap_or(u16::MAX)
+}
+
 impl<'a> Call<'a> {
-    fn of(steps: &[&'a Asked]) -> Self {
-        let (mut clock, mut open): (&[u8], &[u8]) = (&[], &[]);
-        if let Some(first) = steps.first() {
-            (clock, open) = (first.encoded.clock.as_bytes(), first.encoded.open_leases.as_bytes());
-        }
+    fn of(first: &'a Asked, steps: &[&'a Asked]) -> Self {
         let count = steps.len();
         let mut call = Self {
-            read: Places::new(clock, 1 + 2 * count),
-            others: Places::new(open, 1 + 2 * count),
-            // What a step that brings no text points at.
-            texts: Places::new(&[], 4),
-            steps: Vec::with_capacity(count),
+            first: &first.encoded,
+            leases: Places::new(count),
+            drawn: Places::new(count),
+            others: Places::new(count),
+            moments: Places::new(2),
+            texts: Places::new(4),
+            runs: Vec::with_capacity(count),
         };
-        for step in steps {
-            call.add(step, count);
-        }
+        call.join(steps);
+        call.pack();
         call
     }
 
-    fn add(&mut self, step: &'a Asked, count: usize) {
-        let encoded = &*step.encoded;
-        // Lua counts from one. Texts come behind the head and the steps.
-        let text_at = |place: u16| place.saturating_add(u16::try_from(count).unwrap_or(u16::MAX)) + 2;
-        let (head, tail) = step.packed.split_at(step.places_at);
-        let mut packed = Packed(Vec::with_capacity(step.packed.len() + 8 + 6 * encoded.limits.len()));
-        packed.bytes(head).short(self.read.place(step.lease.as_bytes()) + 1);
-        for (level, limits) in encoded.limits.iter().enumerate() {
-            let bucket = encoded.buckets[level].as_bytes();
-            let is_drawn = matches!(step.op, Op::Draw | Op::Spend);
-            packed.short(if is_drawn { self.read.place(bucket) + 1 } else { self.others.place(bucket) });
-            let is_counted = step.op != Op::Draw;
-            packed.short(if is_counted { self.others.place(encoded.usage[level].as_bytes()) } else { 0 });
-            packed.short(text_at(self.texts.place(limits)));
+    /// Puts those together that are the same but for their leases. A lease that has several steps has them in their order.
+    fn join(&mut self, steps: &[&'a Asked]) {
+        let mut by_step: HashMap<(usize, &[u8]), usize> = HashMap::with_capacity(steps.len());
+        for (number, step) in steps.iter().enumerate() {
+            let known = self.leases.all.len();
+            let lease = self.leases.place(step.lease);
+            let is_first = usize::from(lease) == known;
+            let next = self.runs.len();
+            let mut run = next;
+            if is_first && matches!(step.op, Op::Draw | Op::Spend) {
+                run = *by_step.entry((Arc::as_ptr(&step.encoded).addr(), &step.packed)).or_insert(next);
+            }
+            if run == next {
+                self.runs.push(Run { step, packed: Bytes::new(), members: Vec::new() });
+            }
+            let moment = moment_of(step.lease).map(|moment| self.moments.place(moment));
+            self.runs[run].members.push(Member { number, lease, moment });
         }
-        let text = if step.op == Op::Draw { encoded.text.as_bytes() } else { &[] };
-        packed.bytes(tail).short(text_at(self.texts.place(text)));
-        self.steps.push(packed.0);
+    }
+
+    /// Says each of them once. Lua counts from one.
+    fn pack(&mut self) {
+        // What a step that brings no text points at.
+        self.texts.place(&[]);
+        let texts_at = short(self.runs.len()) + 2;
+        let drawn_at = short(self.leases.all.len()) + 2;
+        for run in &mut self.runs {
+            let (step, encoded) = (run.step, &*run.step.encoded);
+            let (head, tail) = step.packed.split_at(step.places_at);
+            let mut packed = Packed::default();
+            packed.bytes(head);
+            for (level, limits) in encoded.limits.iter().enumerate() {
+                let (bucket, usage) = (encoded.buckets[level].as_bytes(), encoded.usage[level].as_bytes());
+                let is_drawn = matches!(step.op, Op::Draw | Op::Spend);
+                let others = &mut self.others;
+                packed.short(if is_drawn {
+                    self.drawn.place(bucket) + drawn_at
+                } else {
+                    others.place(bucket) + 1
+                });
+                packed.short(if step.op == Op::Draw { 0 } else { others.place(usage) + 1 });
+                packed.short(self.texts.place(limits) + texts_at);
+            }
+            let text = if step.op == Op::Draw { encoded.text.as_bytes() } else { &[] };
+            packed.bytes(tail).short(self.texts.place(text) + texts_at);
+            run.packed = packed.0;
+        }
     }
 
     fn command(&self, name: &str, what: &str) -> Cmd {
-        let keys = || self.read.all.iter().chain(&self.others.all);
-        let args = || self.steps.iter().map(Vec::as_slice).chain(self.texts.all.iter().copied());
-        let (count, size) = keys()
-            .copied()
-            .chain(args())
-            .fold((4, what.len() + 64), |(count, size), arg| (count + 1, size + arg.len()));
-        let mut call = Cmd::with_capacity(count, size);
-        call.arg(name).arg(what).arg(self.read.all.len() + self.others.all.len());
-        for key in keys() {
-            call.arg(*key);
+        let (leases, drawn) = (self.leases.all.len(), self.drawn.all.len());
+        let (others, moments) = (self.others.all.len(), self.moments.all.len());
+        let mut head = Packed::default();
+        head.short(short(self.runs.len())).short(short(leases + drawn));
+        for run in &self.runs {
+            head.short(short(run.members.len()));
+            for Member { lease, moment, .. } in &run.members {
+                head.short(lease + 2).short(moment.map_or(0, |moment| moment + short(others) + 1));
+            }
         }
-        let mut head = Packed(Vec::with_capacity(4));
-        let short = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
-        head.short(short(self.steps.len())).short(short(self.read.all.len() - 1));
-        call.arg(head.0);
-        for arg in args() {
-            call.arg(arg);
+        let texts = || {
+            let runs = self.runs.iter().map(|run| run.packed.as_slice());
+            runs.chain(self.texts.all.iter().copied())
+        };
+        let keys = || self.drawn.all.iter().chain(&self.others.all).copied();
+        let known = keys().chain(texts()).map(<[u8]>::len).sum::<usize>();
+        let count = 2 + leases + drawn + others + moments;
+        let mut call =
+            Cmd::with_capacity(count + self.runs.len() + self.texts.all.len() + 4, known + 96 * (leases + 4));
+        call.arg(name).arg(what).arg(count).arg(&self.first.clock);
+        let mut key = String::new();
+        for lease in &self.leases.all {
+            self.first.lease(*lease, &mut key);
+            call.arg(&key);
+        }
+        for bucket in &self.drawn.all {
+            call.arg(*bucket);
+        }
+        call.arg(&self.first.open_leases);
+        for other in &self.others.all {
+            call.arg(*other);
+        }
+        for moment in &self.moments.all {
+            self.first.moment(*moment, &mut key);
+            call.arg(&key);
+        }
+        call.arg(&head.0[..]);
+        for text in texts() {
+            call.arg(text);
         }
         call
+    }
+
+    /// The answer to all, taken apart. Those that took longer are told at the beginning, and answered at the end.
+    fn apart(&self, told: Vec<u8>) -> Result<Vec<Answer>, StoreError> {
+        let all = Arc::new(told);
+        let mut read = Unpack::new(&all, "an answer of the script");
+        let asked: Vec<usize> =
+            self.runs.iter().flat_map(|run| &run.members).map(|member| member.number).collect();
+        let mut late = Vec::new();
+        for _ in 0..read.short()? {
+            late.push(usize::from(read.short()?));
+        }
+        let is_late = |number: &usize| late.contains(number);
+        let mut order = (1..=asked.len()).filter(|number| !is_late(number)).chain(late.iter().copied());
+        let mut answers: Vec<Option<Answer>> = asked.iter().map(|_| None).collect();
+        while !read.is_empty() {
+            let count = read.short()?;
+            let size = usize::try_from(read.word()?).unwrap_or(usize::MAX);
+            let start = all.len() - read.rest().len();
+            read.skip(size)?;
+            for nth in 1..=count {
+                let number = order.next().and_then(|number| asked.get(number.checked_sub(1)?));
+                let number = number.ok_or_else(|| read.corrupt("a step that was not asked for"))?;
+                answers[*number] = Some(Answer { all: Arc::clone(&all), own: start..start + size, nth });
+            }
+        }
+        let answered = answers.into_iter().collect::<Option<Vec<_>>>();
+        answered.ok_or_else(|| read.corrupt("a step without an answer"))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
-use tidegate_core::limit::cascade::{Levels, Units};
+use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{Ended, LeaseId, Record};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
@@ -14,7 +14,7 @@ use crate::buckets::{Held, Standing};
 use crate::codec::{levels_from_text, levels_to_text};
 use crate::desk::{Book, Known, Open, Places};
 use crate::error::StoreError;
-use crate::tables::{self, column, ending, ending_number, stamp};
+use crate::tables::{self, column, ending, ending_number, held_from_text, held_to_text, stamp};
 
 /// Texts of levels that are remembered: mostly the same are drawn from again.
 const TEXTS_MAX: usize = 1_024;
@@ -282,21 +282,6 @@ fn text_of(texts: &mut HashMap<usize, (Arc<Levels>, Arc<str>)>, levels: &Arc<Lev
     Arc::clone(&texts.entry(address).or_insert_with(make).1)
 }
 
-/// What is held of each limit, `-` where it takes no part: `12,-,500`.
-fn held_to_text(held: &[Option<u64>]) -> String {
-    let units = held.iter().map(|units| units.map_or_else(|| "-".to_owned(), |units| units.to_string()));
-    units.collect::<Vec<_>>().join(",")
-}
-
-fn held_from_text(text: &str) -> Result<Units, StoreError> {
-    let units = |part: &str| match part {
-        "-" => Ok(None),
-        part => part.parse().map(Some),
-    };
-    let held: Result<Units, _> = text.split(',').map(units).collect();
-    held.map_err(|_| StoreError::Corrupt { what: format!("it holds `{}`", text.escape_debug()) })
-}
-
 /// Says which lease is not as we write it.
 fn of_lease(lease: LeaseId, trouble: Trouble) -> Trouble {
     match trouble {
@@ -304,23 +289,5 @@ fn of_lease(lease: LeaseId, trouble: Trouble) -> Trouble {
             Trouble::Answer(StoreError::Corrupt { what: format!("the lease {lease}: {what}") })
         }
         other => other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_lease_holds_is_read_back_as_it_was_written() {
-        let table: [&[Option<u64>]; 4] =
-            [&[Some(0)], &[None], &[Some(12), None, Some(500)], &[Some(u64::MAX)]];
-        for held in table {
-            assert_eq!(&held_from_text(&held_to_text(held)).unwrap()[..], held);
-        }
-        for bad in ["", "x", "1,", "-1", "1,,2"] {
-            let error = held_from_text(bad).unwrap_err();
-            assert!(matches!(error, StoreError::Corrupt { .. }), "{bad}");
-        }
     }
 }

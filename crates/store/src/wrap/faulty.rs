@@ -20,9 +20,9 @@ use tidegate_core::random::Random;
 use super::plan::{Fate, Faults, InvalidPlan, Plan};
 use crate::sync::lock;
 use crate::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
-    Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen,
-    Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
+    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw,
+    Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune,
+    Renew, Renewed, Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
 };
 
 /// A call may take so long before the engine counts as away.
@@ -44,7 +44,7 @@ struct State {
     presence: Presence,
     fail_next: u32,
     /// Calls that are made before it goes away.
-    away_after: Option<u32>,
+    away_after: Option<(u32, Presence)>,
     late: VecDeque<Late>,
     faults: Faults,
 }
@@ -93,7 +93,12 @@ impl<S: Store> Faulty<S> {
 
     /// After `calls` more every call fails, and does nothing: whoever makes many is stopped in the middle.
     pub fn go_away_after(&self, calls: u32) {
-        self.lock().away_after = Some(calls);
+        self.lock().away_after = Some((calls, Presence::Away));
+    }
+
+    /// After `calls` more no call is answered, or made: whoever makes many is held in the middle.
+    pub fn hang_after(&self, calls: u32) {
+        self.lock().away_after = Some((calls, Presence::Hanging));
     }
 
     /// From now on no call is answered, or made.
@@ -174,8 +179,8 @@ impl<S: Store> Faulty<S> {
     fn presence(&self) -> Result<Presence, StoreError> {
         let mut state = self.lock();
         match &mut state.away_after {
-            Some(0) => state.presence = Presence::Away,
-            Some(calls) => *calls -= 1,
+            Some((0, then)) => state.presence = *then,
+            Some((calls, _)) => *calls -= 1,
             None => {}
         }
         if state.presence == Presence::Away {
@@ -409,5 +414,9 @@ impl<S: Store> Store for Faulty<S> {
 
     fn caution(&self) -> Option<String> {
         self.store.caution()
+    }
+
+    fn aggregator(&self, options: &AggregateOptions) -> Option<Arc<dyn Aggregator>> {
+        self.store.aggregator(options)
     }
 }

@@ -19,9 +19,9 @@ use tidegate_core::limit::usage::Usage;
 use super::verb::{Calls, Counter, Verb};
 use crate::sync::lock;
 use crate::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
-    Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen,
-    Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
+    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw,
+    Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune,
+    Renew, Renewed, Reply, Seen, Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 use log::Log;
 
@@ -273,5 +273,9 @@ impl<S: Store> Store for Observed<S> {
 
     fn caution(&self) -> Option<String> {
         self.store.caution()
+    }
+
+    fn aggregator(&self, options: &AggregateOptions) -> Option<Arc<dyn Aggregator>> {
+        self.store.aggregator(options)
     }
 }

@@ -11,9 +11,9 @@ use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 
 use crate::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
-    Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune, Renew, Renewed, Reply, Seen,
-    Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
+    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw,
+    Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune,
+    Renew, Renewed, Reply, Seen, Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
 };
 
 impl<S: Store + ?Sized> Buckets for Arc<S> {
@@ -170,5 +170,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn caution(&self) -> Option<String> {
         (**self).caution()
+    }
+
+    fn aggregator(&self, options: &AggregateOptions) -> Option<Arc<dyn Aggregator>> {
+        (**self).aggregator(options)
     }
 }

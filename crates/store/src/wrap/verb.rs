@@ -37,6 +37,76 @@ pub enum Verb {
     Sweep,
 }
 
+impl Verb {
+    /// Every one.
+    pub const ALL: [Self; VERBS] = [
+        Self::Draw,
+        Self::Extend,
+        Self::Adjust,
+        Self::Renew,
+        Self::Settle,
+        Self::Cancel,
+        Self::Spend,
+        Self::Lease,
+        Self::Balances,
+        Self::Buckets,
+        Self::Read,
+        Self::Version,
+        Self::List,
+        Self::Apply,
+        Self::Put,
+        Self::Get,
+        Self::Lineage,
+        Self::Remove,
+        Self::Children,
+        Self::Entities,
+        Self::Usage,
+        Self::Audit,
+        Self::Prune,
+        Self::CreateToken,
+        Self::Token,
+        Self::FindToken,
+        Self::Tokens,
+        Self::RevokeToken,
+        Self::Sweep,
+    ];
+
+    /// The name of the method.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Draw => "draw",
+            Self::Extend => "extend",
+            Self::Adjust => "adjust",
+            Self::Renew => "renew",
+            Self::Settle => "settle",
+            Self::Cancel => "cancel",
+            Self::Spend => "spend",
+            Self::Lease => "lease",
+            Self::Balances => "balances",
+            Self::Buckets => "buckets",
+            Self::Read => "read",
+            Self::Version => "version",
+            Self::List => "list",
+            Self::Apply => "apply",
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Lineage => "lineage",
+            Self::Remove => "remove",
+            Self::Children => "children",
+            Self::Entities => "entities",
+            Self::Usage => "usage",
+            Self::Audit => "audit",
+            Self::Prune => "prune",
+            Self::CreateToken => "create_token",
+            Self::Token => "token",
+            Self::FindToken => "find_token",
+            Self::Tokens => "tokens",
+            Self::RevokeToken => "revoke_token",
+            Self::Sweep => "sweep",
+        }
+    }
+}
+
 /// How many verbs there are.
 const VERBS: usize = Verb::Sweep as usize + 1;
 

@@ -26,13 +26,18 @@ pub(crate) const OPEN: Terms = Terms { deadline: Duration::from_hours(1), on_exp
 
 /// The levels of these entities, the drawing one first.
 pub(crate) fn levels(rows: &[(&str, &[Limit])]) -> Arc<Levels> {
+    levels_of_version(0, rows)
+}
+
+/// The same by policies of a version.
+pub(crate) fn levels_of_version(version: u64, rows: &[(&str, &[Limit])]) -> Arc<Levels> {
     let row = |(entity, limits): &(&str, &[Limit])| {
         let subject = subject(entity);
         let policy = Policy::new(limits.iter().cloned()).expect("a valid policy");
         let resolved = resolve(&subject, [Some(&policy), None, None, None], &Policy::default());
         (subject, resolved)
     };
-    Arc::new(Levels::new(Version::ZERO, rows.iter().map(row).collect()))
+    Arc::new(Levels::new(Version::new(version), rows.iter().map(row).collect()))
 }
 
 /// `burst` requests, and one more a day.

@@ -2,8 +2,14 @@
 
 use std::time::Duration;
 
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Adjust, Buckets as _, Cancel, Lookup, Paging, Policies as _, Repaired, Store as _};
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+use tidegate_store::{
+    Adjust, Buckets as _, Cancel, Draw, Ledger as _, Lookup, Paging, Policies as _, Repaired, Settle,
+    Standing, Store as _, StoreError, UsageOf, UsageQuery,
+};
 
 use crate::engine_kit::{address, unique};
 use crate::kit::{
@@ -68,12 +74,21 @@ async fn an_open_lease_is_kept_and_an_ended_one_goes_after_ten_minutes() {
     let cancel = Cancel { lease: never, step: 1, levels: levels.clone(), is_watched: true };
     store.cancel(&cancel).await.unwrap();
     granted(store.spend(&draw(&levels, &[("rpm", 1)])).await);
-    let found = keys(&mut connection, &namespace, "l:").await;
-    assert_eq!(found.len(), 3, "one that was settled, a mark, and one that was spent");
-    for key in found {
+    // One that a caller has chosen tells no moment.
+    let chosen = Draw { lease: LeaseId::chosen(7), ..draw(&levels, &[("rpm", 1)]) };
+    granted(store.draw(&chosen).await);
+    store.settle(&settle(&chosen, &[])).await.unwrap();
+    let mut found = 0;
+    for key in keys(&mut connection, &namespace, "e:").await {
         let ttl: i64 = ask(&mut connection, &["PTTL", &key]).await;
-        assert!((1..=600_000).contains(&ttl), "{key} goes in {ttl} ms");
+        assert!((590_000..=600_000).contains(&ttl), "{key} goes in {ttl} ms");
+        found += ask::<u64>(&mut connection, &["HLEN", &key]).await;
     }
+    assert_eq!(found, 3, "one that was settled, a mark, and one that was spent");
+    let found = keys(&mut connection, &namespace, "l:").await;
+    assert_eq!(found, [format!("tidegate:{{{namespace}}}:l:{}", LeaseId::chosen(7))]);
+    let ttl: i64 = ask(&mut connection, &["PTTL", &found[0]]).await;
+    assert!((590_000..=600_000).contains(&ttl), "it goes in {ttl} ms");
     let open: u64 = ask(&mut connection, &["ZCARD", &format!("tidegate:{{{namespace}}}:open")]).await;
     assert_eq!(open, 0);
 }
@@ -180,4 +195,63 @@ async fn an_index_that_has_lost_a_subject_is_repaired_by_looking_through_the_key
     assert_eq!(listed().await, ["acme", "initech"]);
     assert_eq!(store.repair().await.unwrap(), Repaired { added: 1, removed: 1 });
     assert_eq!(listed().await, all);
+}
+
+/// The key of those that have ended whose ids were made when this one was.
+fn moment(namespace: &str, lease: LeaseId) -> String {
+    format!("tidegate:{{{namespace}}}:e:{:x}", lease.millis() >> 6)
+}
+
+#[tokio::test]
+async fn a_lease_that_ended_under_an_older_version_is_found_where_it_was() {
+    let (namespace, url) = (unique("older"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
+    let spent = draw(&levels, &[("rpm", 3)]);
+    granted(store.spend(&spent).await);
+    let (there, id) = (moment(&namespace, spent.lease), spent.lease.to_string());
+    let mut read = redis::cmd("HGET");
+    let ended: Vec<u8> = read.arg(&there).arg(&id).query_async(&mut connection).await.unwrap();
+    ask::<i64>(&mut connection, &["DEL", &there]).await;
+    let own = format!("tidegate:{{{namespace}}}:l:{id}");
+    redis::cmd("SET").arg(&own).arg(ended).exec_async(&mut connection).await.unwrap();
+    assert!(granted(store.spend(&spent).await).is_repeat);
+    assert!(matches!(store.lease(spent.lease).await.unwrap(), Standing::Ended(_)));
+    let seen = store.balances(&Lookup::Subjects(vec![subject("acme")])).await.unwrap();
+    assert_eq!(seen.buckets[0].meters[0].consumed(), 3);
+}
+
+#[tokio::test]
+async fn what_is_not_ours_where_ended_leases_are_kept_charges_nobody_and_ends_nothing() {
+    let (namespace, url) = (unique("moments"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
+    granted(store.spend(&draw(&levels, &[("rpm", 1)])).await);
+    let at = |random| Draw { lease: LeaseId::new(7 << 6, random), ..draw(&levels, &[("rpm", 2)]) };
+    let open = at(1);
+    granted(store.draw(&open).await);
+    let there = moment(&namespace, open.lease);
+    ask::<String>(&mut connection, &["SET", &there, "what is this?"]).await;
+    for is_watched in [true, false] {
+        let spent = store.spend(&Draw { is_watched, ..at(2) }).await.unwrap_err();
+        let settled = store.settle(&Settle { is_watched, ..settle(&open, &[]) }).await.unwrap_err();
+        for error in [spent, settled] {
+            assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+        }
+    }
+    ask::<i64>(&mut connection, &["DEL", &there]).await;
+    assert!(matches!(store.lease(open.lease).await.unwrap(), Standing::Open(_)));
+    store.settle(&settle(&open, &[])).await.unwrap();
+    let query = UsageQuery {
+        of: UsageOf::Entity(subject("acme").entity),
+        window: Window::Hour,
+        range: Stamp::from_micros(0)..Stamp::MAX,
+    };
+    let used = store.usage(&query, &Paging::first(10).unwrap()).await.unwrap().items;
+    let used: Vec<_> = used.iter().map(|line| (line.tally.units, line.tally.leases)).collect();
+    assert_eq!(used.iter().fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1)), (3, 2));
+    let seen = store.balances(&Lookup::Subjects(vec![subject("acme")])).await.unwrap();
+    assert_eq!(seen.buckets[0].meters[0].consumed(), 3);
 }

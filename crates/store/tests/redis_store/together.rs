@@ -12,7 +12,7 @@ use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
-use tidegate_store::{Buckets as _, Draw, Drawn, Lookup, Redis, Settle, StoreError};
+use tidegate_store::{Buckets as _, Draw, Drawn, Lookup, Moved, Redis, Settle, StoreError};
 use tokio::task::{JoinHandle, yield_now};
 
 use crate::kit::{ask, connect, draw, granted, levels, patient, settle, slow, subject};
@@ -333,17 +333,24 @@ async fn nobody_waits_behind_others_for_longer_than_an_answer_is_waited_for() {
 /// Everything that is kept of a namespace but its clock.
 async fn kept(connection: &mut MultiplexedConnection, namespace: &str) -> BTreeMap<String, Vec<Vec<u8>>> {
     let prefix = format!("tidegate:{{{namespace}}}:");
-    let keys: Vec<String> = ask(connection, &["KEYS", &format!("{prefix}[bluo]*")]).await;
+    let keys: Vec<String> = ask(connection, &["KEYS", &format!("{prefix}[beluo]*")]).await;
     let mut found = BTreeMap::new();
     for key in keys {
         let name = key[prefix.len()..].to_owned();
         let call: &[&str] = match name.as_bytes()[0] {
-            b'u' => &["HGETALL", &key],
+            b'e' | b'u' => &["HGETALL", &key],
             b'o' => &["ZRANGE", &key, "0", "-1", "WITHSCORES"],
             _ => &["MGET", &key],
         };
         let values: Vec<Vec<u8>> = ask(connection, call).await;
-        found.insert(name, values);
+        if name.starts_with("e:") {
+            // Each by itself: which moment it is of is told by its id.
+            for ended in values.chunks(2) {
+                found.insert(format!("l:{}", String::from_utf8_lossy(&ended[0])), ended[1..].to_vec());
+            }
+        } else {
+            found.insert(name, values);
+        }
     }
     found
 }
@@ -392,7 +399,8 @@ async fn what_goes_together_is_answered_and_written_as_one_after_the_other_the_l
         answers.push(alone.settle(&settle(&held_units, &[])).await.map(Drawn::Granted));
         for number in 0..24 {
             let levels = &all_levels[usize::try_from(random.below(3)).unwrap()];
-            let cost = [("rpm", 1), ("tpm", random.below(2_000)), ("usd", random.below(3))];
+            // Many are the same.
+            let cost = [("rpm", 1), ("tpm", 700 * random.below(2)), ("usd", random.below(2))];
             // A few are more than there ever is.
             let cost = if random.below(6) == 0 { [("rpm", 9_500), cost[1], cost[2]] } else { cost };
             let named = 1 + usize::try_from(random.below(3)).unwrap();
@@ -430,6 +438,69 @@ async fn what_goes_together_is_answered_and_written_as_one_after_the_other_the_l
             assert_eq!(leases(&other), leases(&one) + usize::try_from(UNDER_WAY).unwrap());
             other.retain(|key, _| !key.starts_with("l:") || one.contains_key(key));
             assert_eq!(one, other);
+        }
+    }
+}
+
+#[tokio::test]
+async fn draws_that_are_the_same_take_together_what_each_takes_by_itself() {
+    let held = Held::open().await;
+    let alone = patient(&held.server.url()).namespace("alone").open().await.unwrap();
+    let mut connection = held.connection().await;
+    let limits = [slow("rpm", 900), Limit::per_minute("tpm", 7_000).burst(900_000)];
+    let levels = levels(1, &[("user", &limits), ("team", &limits[1..])]);
+    for store in [&*held.store, &alone] {
+        granted(store.spend(&nothing(&levels)).await);
+    }
+    let mut compared = 0;
+    while compared < 4 {
+        let seconds: Vec<u64> = ask(&mut connection, &["TIME"]).await;
+        let at = Stamp::from_micros(seconds[0] * 1_000_000 + seconds[1] + 950_000);
+        for namespace in ["default", "alone"] {
+            ask::<i64>(&mut connection, &["DEL", &format!("tidegate:{{{namespace}}}:b:user#gpt")]).await;
+            ask::<i64>(&mut connection, &["DEL", &format!("tidegate:{{{namespace}}}:b:team#gpt")]).await;
+            stop_the_clock(&mut connection, at, namespace, namespace == "alone").await;
+        }
+        // Of 900 there are 899 then, which is enough for 24 of 37 and for all of 29.
+        let units = if compared % 2 == 0 { 37 } else { 29 };
+        let asked = || draw(&levels, &[("rpm", units), ("tpm", 1_234)]);
+        for store in [&*held.store, &alone] {
+            granted(store.spend(&draw(&levels, &[("rpm", 1), ("tpm", 1)])).await);
+        }
+        let busy = held.hold().await;
+        let calls = (0..30).map(|number| match compared {
+            0 | 1 => held.spend(asked()),
+            _ if number % 3 > 0 => held.draw(asked()),
+            _ => held.spend(asked()),
+        });
+        let calls: Vec<_> = calls.collect();
+        settled().await;
+        held.proxy.hold(false);
+        let told = |answer: &Drawn| match answer {
+            Drawn::Granted(moved) => (true, moved.clone()),
+            Drawn::Refused(moved) => (false, moved.clone()),
+        };
+        let mut one = Vec::new();
+        for _ in 0..30 {
+            one.push(told(&alone.spend(&asked()).await.expect("an answer")));
+        }
+        let other: Vec<_> = all(calls).await.into_iter().map(|answer| told(&answer.unwrap())).collect();
+        all(busy).await.into_iter().for_each(|answer| drop(granted(answer)));
+        if one.iter().chain(&other).all(|(_, moved)| moved.at == at) {
+            compared += 1;
+            let granted = one.iter().filter(|(is_granted, _)| *is_granted).count();
+            assert_eq!(granted, if units == 37 { 24 } else { 30 });
+            let taken = |all: &[(bool, Moved)]| {
+                let told = all.iter().map(|(is_granted, moved)| {
+                    let meters = moved.readings.iter().map(|reading| reading.meter(&levels));
+                    (*is_granted, meters.map(|meter| (meter.consumed(), *meter.bucket())).collect::<Vec<_>>())
+                });
+                let mut told: Vec<_> = told.collect();
+                told.sort_by_key(|(is_granted, meters)| (!is_granted, meters[0].0));
+                told
+            };
+            // Those that go together have no order of their own.
+            assert_eq!(taken(&one), taken(&other));
         }
     }
 }

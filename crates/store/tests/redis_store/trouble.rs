@@ -55,8 +55,10 @@ async fn what_is_not_ours_is_told_and_left_as_it_is() {
     let error = store.draw(&draw(&levels, &[("rpm", 1)])).await.unwrap_err();
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
     assert_eq!(ask::<String>(&mut connection, &["GET", &key]).await, "what somebody else wrote");
-    let found = crate::kit::keys(&mut connection, &namespace, "l:").await;
-    assert!(found.is_empty(), "nothing was drawn: {found:?}");
+    for kind in ["l:", "e:"] {
+        let found = crate::kit::keys(&mut connection, &namespace, kind).await;
+        assert!(found.is_empty(), "nothing was drawn: {found:?}");
+    }
 }
 
 #[tokio::test]
@@ -68,7 +70,7 @@ async fn a_schema_of_a_newer_version_is_refused() {
     ask::<i64>(&mut connection, &["HSET", &format!("tidegate:{{{namespace}}}:meta"), "schema", "99"]).await;
     let error = patient(&url).namespace(&namespace).open().await.expect_err("it is newer");
     let sentence = error.to_string();
-    assert!(sentence.ends_with("has schema version 99, newer than 2: use a newer tidegate"), "{sentence}");
+    assert!(sentence.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{sentence}");
 }
 
 #[tokio::test]

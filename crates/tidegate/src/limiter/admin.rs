@@ -59,7 +59,7 @@ impl Admin {
     /// Dropping the future may leave it done or not.
     pub async fn change(&self, changes: Vec<PolicyChange>) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
-        let answer = shared.ask(shared.store.apply(&changes, &self.actor)).await;
+        let answer = shared.ask_patiently(shared.store.apply(&changes, &self.actor)).await;
         self.limiter.invalidate();
         answer
     }
@@ -75,7 +75,7 @@ impl Admin {
     /// Dropping the future may leave it done or not.
     pub async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
-        let answer = shared.ask(shared.store.put(entity, expect, &self.actor)).await;
+        let answer = shared.ask_patiently(shared.store.put(entity, expect, &self.actor)).await;
         self.limiter.invalidate();
         answer
     }
@@ -89,7 +89,7 @@ impl Admin {
     /// Dropping the future may leave it done or not.
     pub async fn remove_entity(&self, id: &EntityId, expect: Expect) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
-        let answer = shared.ask(shared.store.remove(id, expect, &self.actor)).await;
+        let answer = shared.ask_patiently(shared.store.remove(id, expect, &self.actor)).await;
         self.limiter.invalidate();
         answer
     }
@@ -106,7 +106,7 @@ impl Admin {
         let first = Paging::first(1_000).map_err(LimitError::Store)?;
         let (mut all, mut paging) = (Vec::new(), first.clone());
         loop {
-            let page = shared.ask(shared.store.list(&Listing::All, &paging)).await?;
+            let page = shared.ask_patiently(shared.store.list(&Listing::All, &paging)).await?;
             all.extend(page.items);
             match page.next {
                 Some(next) => paging = first.clone().after(next),
@@ -144,7 +144,7 @@ impl Admin {
     pub async fn apply(&self, plan: &Plan) -> Result<Version, LimitError> {
         if plan.is_empty() {
             let shared = &self.limiter.shared;
-            return shared.ask(shared.store.version()).await;
+            return shared.ask_patiently(shared.store.version()).await;
         }
         let change = |step: &Step| PolicyChange {
             scope: step.scope.clone(),

@@ -17,6 +17,8 @@ use crate::throttle::Throttle;
 
 /// Failures in a row after which the store is left alone.
 const FAILURES: u32 = 5;
+/// How long a change or a report may take, unless a decision may take longer.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// For how long, the first time.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
 
@@ -54,8 +56,17 @@ impl Guard {
         Self { deadline, breaker }
     }
 
-    /// Waits for a reply as long as the store may take, unless it is being left alone.
+    /// Waits for a reply as long as the store may take to decide, unless it is being left alone.
     pub(super) async fn call<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Failed> {
+        self.call_within(self.deadline, reply).await
+    }
+
+    /// The same for a change or a report, which may be long, and which nobody's request waits for.
+    pub(super) async fn call_patiently<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Failed> {
+        self.call_within(self.deadline.max(PATIENCE), reply).await
+    }
+
+    async fn call_within<T: Unpin>(&self, span: Duration, reply: Reply<'_, T>) -> Result<T, Failed> {
         let permit = match self.breaker.try_acquire(Cost::request()) {
             Ok(permit) => permit,
             Err(refused) => {
@@ -64,8 +75,8 @@ impl Guard {
                 return Err(Failed { error, may_be_done: false });
             }
         };
-        let millis = || u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX);
-        let answer = match timeout(self.deadline, reply).await {
+        let millis = || u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let answer = match timeout(span, reply).await {
             Ok(answer) => answer,
             Err(_) => Err(StoreError::TimedOut { millis: millis() }),
         };
@@ -84,6 +95,11 @@ impl Guard {
                 Err(Failed { error, may_be_done: false })
             }
         }
+    }
+
+    /// How long the store may take to decide.
+    pub(super) const fn deadline(&self) -> Duration {
+        self.deadline
     }
 
     /// How long the store is left alone, if it is.

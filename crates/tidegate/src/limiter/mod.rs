@@ -172,6 +172,11 @@ impl Limiter {
         &*self.shared.store
     }
 
+    /// How long the store may take to decide, before it counts as away.
+    pub fn store_deadline(&self) -> Duration {
+        self.shared.guard.deadline()
+    }
+
     /// What the limiter has done, and how it is.
     pub fn stats(&self) -> LimiterStats {
         let shared = &self.shared;

@@ -384,6 +384,16 @@ impl Shared {
         answer.map_err(|failed| self.failure(failed.error))
     }
 
+    /// The same for a change or a report: one that takes longer than a decision may is no store that is away.
+    pub(super) async fn ask_patiently<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, LimitError> {
+        let answer = if self.is_immediate {
+            reply.await
+        } else {
+            self.guard.call_patiently(reply).await.map_err(StoreError::from)
+        };
+        answer.map_err(|error| self.failure(error))
+    }
+
     /// The error that a failure of the store is to the caller.
     pub(super) fn failure(&self, error: StoreError) -> LimitError {
         if error.is_transient() {

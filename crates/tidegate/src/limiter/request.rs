@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::OnUnavailable;
 use tidegate_core::limit::rule::Limit;
@@ -109,6 +110,23 @@ impl<'a> Request<'a> {
     /// As [`Limiter::spend`](super::Limiter::spend).
     pub async fn spend(self) -> Result<(), LimitError> {
         self.draw(Kind::Spend).await.map(spent)
+    }
+
+    /// Draws and settles at once, and tells what is left of the limits it drew from; nothing where the store is away.
+    ///
+    /// # Errors
+    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    ///
+    /// # Panics
+    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    ///
+    /// # Cancel safety
+    /// As [`Limiter::spend`](super::Limiter::spend).
+    pub async fn spend_and_tell(self) -> Result<Vec<Balance>, LimitError> {
+        let lease = self.draw(Kind::Spend).await?;
+        let balances = lease.balances();
+        spent(lease);
+        Ok(balances)
     }
 
     /// Draws, waiting up to `within`.

@@ -108,7 +108,7 @@ impl Limiter {
         let (mut sum, mut paging): (BTreeMap<LimitName, Capacity>, _) = (BTreeMap::new(), first.clone());
         loop {
             let shared = &self.shared;
-            let page = shared.ask(shared.store.buckets(&resource, &paging)).await?;
+            let page = shared.ask_patiently(shared.store.buckets(&resource, &paging)).await?;
             for bucket in page.items {
                 for meter in bucket.meters.iter().filter(|meter| !meter.rule().is_of_call()) {
                     let capacity = sum.entry(meter.rule().name().clone()).or_default();
@@ -126,6 +126,6 @@ impl Limiter {
     }
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, LimitError> {
-        self.shared.ask(self.shared.store.usage(query, paging)).await
+        self.shared.ask_patiently(self.shared.store.usage(query, paging)).await
     }
 }

@@ -25,13 +25,15 @@ const DEADLINE: Duration = Duration::from_millis(400);
 /// Whoever is not answered by then waits for the wire.
 const NEVER: Duration = Duration::from_mins(2);
 /// For all callers together, however often they ask: a few for each time that somebody looks whether the server is back.
-const CONNECTIONS_MAX: u64 = 24;
+pub(crate) const FEW: u64 = 24;
 
 /// A store by way of a wire, and the same directly.
 pub(crate) struct Rig {
     pub(crate) wire: Proxy,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) near: Arc<dyn Store>,
+    /// New connections in the time that it is away and comes back.
+    pub(crate) connections_max: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +109,7 @@ pub(crate) async fn is_answered(rig: &Rig, trouble: Trouble) {
         trouble.ends(&rig.wire);
         had.add(&is_there(&limiter, expected).await);
         let connections = rig.wire.connections() - before;
-        assert!(connections <= CONNECTIONS_MAX, "{trouble:?}: {connections} connections for {had:?}");
+        assert!(connections <= rig.connections_max, "{trouble:?}: {connections} connections for {had:?}");
         tokio::time::timeout(NEVER, limiter.drain()).await.expect("all endings reach the store");
         settled += i64::try_from(had.settled).expect("it is small");
     }

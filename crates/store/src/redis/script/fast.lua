@@ -1,18 +1,27 @@
 -- Steps of many callers, one after the other, all at one time. This is the way that most take: a draw or a spend, or a
 -- settle at what is held, of limits that are all there by the rules the caller brought. Numbers and places are compared as
 -- they are kept. What several take from is read once, goes from one to the next as it is to be, and is written once.
+-- Draws of several leases that are the same in all else take together what they take one by one, if all of it is there.
 -- Whatever is not so is left to the rest, which knows every case; nothing of it has been written then.
--- KEYS: the clock; leases, and buckets of draws; the open leases; other buckets, and usage.
--- ARGV: how many steps, and how many leases and buckets of draws; the steps; limits of levels, and levels as text.
--- Answers which steps were left to the rest, then the answers to all others, then to those.
+-- A lease that is open has a key of its own. One that has ended is among those of its moment, or still at its own key if
+-- its id tells none.
+-- KEYS: the clock; leases, and buckets of draws; the open leases; other buckets, usage, and moments.
+-- ARGV: how many steps are different, and how many leases and buckets of draws there are, then for each step how many leases
+-- make it, and which, with their moments; the steps; limits of levels, and levels as text.
+-- Answers which steps were left to the rest, then the answers to all others, each behind how many it is for, then to those.
 local call, pack, unpack_of, sub, fmod = redis.call, struct.pack, struct.unpack, string.sub, math.fmod
 local NONE, LARGEST = 9007199254740992, 9007199254740991
+-- Stands for a lease that the rest decides on: it is neither none nor open.
+local LEFT = 'left'
 local steps, last = unpack_of('<HH', ARGV[1])
 last = 1 + last
 local open = 1 + last
+-- How many leases make a step, and which, with their moments, for all of them.
+local made_by = { unpack_of('<' .. string.rep('H', #ARGV[1] / 2 - 2), ARGV[1], 5) }
 local got = call('MGET', unpack(KEYS, 1, last))
 local kept, time = got[1], call('TIME')
-local answers, left = { '' }, nil
+-- Those that are left: their number, their step, and where their lease is among those that make steps.
+local answers, left, left_steps, left_leases = { '' }, {}, {}, {}
 
 local function fast()
   local ls, lu, as, au = unpack_of('<dddd', kept)
@@ -24,11 +33,40 @@ local function fast()
   if behind > 0 then ns, nu = ls, lu end
   local this_hour = ns - fmod(ns, 3600)
   local this_field = string.format('%.0f', this_hour)
-  local granted, told = pack('<I4Bdd', 17, 0, ns, nu), {}
-  -- Rules by their place; usage by its place, and its hour if that is not this one; leases that others are to decide.
-  local rules_at, counted, hours, late = {}, {}, {}, {}
+  local at_once = pack('<dd', ns, nu)
+  -- Rules by their place; usage by its place, and its hour if that is not this one.
+  local rules_at, counted, hours = {}, {}, {}
   -- What is to be written: places of buckets and of usage, leases that begin and that end, and the open leases.
-  local expires, changed, used, is_used, begun, ended, due, gone = {}, {}, {}, {}, {}, {}, {}, {}
+  local expires, changed, used, is_used, begun, ended, closed, due, gone = {}, {}, {}, {}, {}, {}, {}, {}, {}
+  -- The moments there are, the ids of each, and what is to be written there.
+  local moments, ids_at, places_at, ended_at, id_of = {}, {}, {}, {}, {}
+  local at, all = 1, #made_by
+  while at < all do
+    local upto = at + 2 * made_by[at]
+    for i = at + 1, upto, 2 do
+      local place, moment = made_by[i], made_by[i + 1]
+      if moment > 0 then
+        local ids = ids_at[moment]
+        if not ids then
+          ids = { n = 0 }
+          moments[#moments + 1], ids_at[moment], places_at[moment] = moment, ids, {}
+        end
+        local n, id = ids.n + 1, sub(KEYS[place], -32)
+        ids.n, ids[n], places_at[moment][n], id_of[place] = n, id, place, id
+      end
+    end
+    at = upto + 1
+  end
+  for i = 1, #moments do
+    local moment = moments[i]
+    local ids, places = ids_at[moment], places_at[moment]
+    local found = redis.pcall('HMGET', KEYS[open + moment], unpack(ids, 1, ids.n))
+    for j = 1, ids.n do
+      if found[j] and not got[places[j]] then got[places[j]] = found[j] end
+      -- What keeps no leases is for the rest to tell, of those that are open too: they would be written there.
+      if found.err then got[places[j]] = LEFT end
+    end
+  end
 
   local function read_rules(place)
     local blob, at, n, size, format, rules = ARGV[place], 1, 0, 8, { '<d' }, { lines = {} }
@@ -65,10 +103,11 @@ local function fast()
 
   -- What a step changes if it can have all of it: places of buckets, what they are to be and how long they are kept if
   -- that changes; places of usage, and what it is to be.
-  local places, values, keeps, usages, tallies, a, is_list = {}, {}, {}, {}, {}, 1, nil
+  local places, values, keeps, usages, tallies, before, a, is_list = {}, {}, {}, {}, {}, {}, 1, nil
 
-  local function try(number)
-    local asked = ARGV[1 + number]
+  -- Makes a step for the leases from one place on to another, or none of it.
+  local function try(asked, leases, from_lease, to_lease)
+    local times = 1 + (to_lease - from_lease) / 2
     local op, watched, levels, step, digest = unpack_of('<BBBI4c8', asked)
     local is_draw, is_settle = op == 0, op == 4
     if is_settle then
@@ -83,13 +122,16 @@ local function fast()
     end
     local n = string.byte(asked, 32)
     local at = 33 + 8 * n
-    local lease_at, bucket_at, usage_at, limits_at = unpack_of('<HHHH', asked, at)
-    local lease = got[lease_at]
-    if (not lease) == is_settle or late[lease_at] then return end
+    local bucket_at, usage_at, limits_at = unpack_of('<HHH', asked, at)
+    local lease
+    for i = from_lease, to_lease, 2 do
+      lease = got[leases[i]]
+      if (not lease) == is_settle then return end
+    end
     local amounts, from, field, until_s = asked, 33, this_field, ns + 600
-    local span_s, span_u, on_expiry, text, _
+    local span_s, span_u, on_expiry, text, due_at, _
     if is_draw then
-      _, span_s, span_u, on_expiry, text = unpack_of('<dddBH', asked, at + 2 + 6 * levels)
+      _, span_s, span_u, on_expiry, text = unpack_of('<dddBH', asked, at + 6 * levels)
       until_s = ns + span_s + 602
     elseif is_settle then
       if string.byte(lease) ~= 0 or #lease < 71 + 8 * n then return end
@@ -107,7 +149,7 @@ local function fast()
 
     local size = 17
     for level = 1, levels do
-      if level > 1 then bucket_at, usage_at, limits_at = unpack_of('<HHH', asked, at + 6 * level - 4) end
+      if level > 1 then bucket_at, usage_at, limits_at = unpack_of('<HHH', asked, at + 6 * level - 6) end
       local rules = rules_at[limits_at] or read_rules(limits_at)
       local count, mask, bit = rules.n, 0, 1
       if is_settle then
@@ -128,7 +170,7 @@ local function fast()
           local units = unpack_of('<d', asked, 33 + rule[2])
           if units ~= NONE then
             mask = mask + bit
-            local amount, x = rule[3], units * rule[4]
+            local amount, x = rule[3], units * rule[4] * times
             if units > rule[5] or x >= NONE then return end
             local s, u, p = numbers[place], numbers[place + 1], numbers[place + 2]
             if s < ns or (s == ns and u < nu) then s, u, p = ns, nu, 0 end
@@ -141,7 +183,7 @@ local function fast()
             if u >= 1000000 then s, u = s + 1, u - 1000000 end
             local cs, cu = rule[6], rule[7]
             if not (s < cs or (s == cs and (u < cu or (u == cu and p <= rule[8])))) then return end
-            local consumed = numbers[place + 3] + units
+            local consumed = numbers[place + 3] + units * times
             if not (consumed <= LARGEST) then return end
             if s + 600 > keep_s then keep_s = s + 600 end
             numbers[place], numbers[place + 1], numbers[place + 2], numbers[place + 3] = s, u, p, consumed
@@ -156,7 +198,7 @@ local function fast()
           keeps[level] = numbers[1]
         end
         places[level], values[level] = bucket_at, pack(rules.format, unpack(numbers))
-        size = size + rules.size
+        if watched ~= 0 then before[level], size = sub(raw, 1, rules.size), size + rules.size end
       end
       if is_draw or mask == 0 then
         usages[level] = nil
@@ -177,10 +219,10 @@ local function fast()
         for i = 1, lines.n do
           local line, place = lines[i], 4 * i - 2
           if numbers[place - 1] ~= line[1] then return end
-          local units = unpack_of('<d', amounts, from + line[2])
+          local units = unpack_of('<d', amounts, from + line[2]) * times
           local all = numbers[place] + units
           if not (all <= LARGEST) then return end
-          numbers[place], numbers[place + 2] = all, numbers[place + 2] + 1
+          numbers[place], numbers[place + 2] = all, numbers[place + 2] + times
           if level == 1 then numbers[place + 1] = numbers[place + 1] + units end
         end
         usages[level], tallies[level] = usage_at, pack(lines.format, unpack(numbers))
@@ -188,22 +230,16 @@ local function fast()
       end
     end
 
-    a = a + 1
-    answers[a] = granted
-    if watched ~= 0 then
-      -- The buckets as they are then: they begin with all that is to be told.
-      answers[a] = told[size]
-      if not answers[a] then
-        told[size] = pack('<I4Bdd', size, 10, ns, nu)
-        answers[a] = told[size]
-      end
-    end
+    -- The buckets as they were begin with all that each can tell from what it took.
+    answers[a + 1] = pack('<HI4B', times, size, watched ~= 0 and 10 or 0)
+    answers[a + 2] = at_once
+    a = a + 2
     for level = 1, levels do
       if not is_settle then
         local place, value, keep_s = places[level], values[level], keeps[level]
         if watched ~= 0 then
           a = a + 1
-          answers[a] = value
+          answers[a] = before[level]
         end
         if not expires[place] then
           changed[#changed + 1] = place
@@ -224,35 +260,60 @@ local function fast()
         end
       end
     end
-    local key = KEYS[lease_at]
     if is_draw then
       local due_s, due_u = ns + span_s, nu + span_u
       if due_u >= 1000000 then due_s, due_u = due_s + 1, due_u - 1000000 end
       lease = pack('<BI4ddddddB', 0, 0, ns, nu, ns, nu, due_s, due_u, on_expiry)
         .. sub(asked, 16, 32 + 8 * n) .. ARGV[text]
-      local b = #begun
-      begun[b + 1], begun[b + 2] = key, lease
-      due[b + 1], due[b + 2] = due_s * 1000000 + due_u, sub(key, -32)
+      due_at = due_s * 1000000 + due_u
     else
       lease = pack('<BI4ddc8', 1, step, ns, nu, digest)
-      local e = #ended
-      ended[e + 1], ended[e + 2] = key, lease
-      if is_settle then gone[#gone + 1] = sub(key, -32) end
     end
-    got[lease_at] = lease
+    for i = from_lease, to_lease, 2 do
+      local lease_at, moment = leases[i], leases[i + 1]
+      got[lease_at] = lease
+      if is_draw then
+        local b, key = #begun, KEYS[lease_at]
+        begun[b + 1], begun[b + 2] = key, lease
+        due[b + 1], due[b + 2] = due_at, id_of[lease_at] or sub(key, -32)
+      else
+        if is_settle then gone[#gone + 1] = id_of[lease_at] or sub(KEYS[lease_at], -32) end
+        if moment == 0 then
+          local e = #ended
+          ended[e + 1], ended[e + 2] = KEYS[lease_at], lease
+        else
+          if is_settle then closed[#closed + 1] = KEYS[lease_at] end
+          local there = ended_at[moment]
+          if not there then
+            there = { n = 0 }
+            ended_at[moment] = there
+          end
+          local n = there.n
+          there.n, there[n + 1], there[n + 2] = n + 2, id_of[lease_at], lease
+        end
+      end
+    end
     return true
   end
 
-  left = {}
-  for number = 1, steps do
-    if not try(number) then
-      left[#left + 1] = number
-      -- Steps of one lease stay in their order.
-      local asked = ARGV[1 + number]
-      late[unpack_of('<H', asked, 33 + 8 * string.byte(asked, 32))] = true
+  local number = 0
+  at = 1
+  for step = 1, steps do
+    local asked, count = ARGV[1 + step], made_by[at]
+    local upto = at + 2 * count
+    if not (count > 1 and try(asked, made_by, at + 1, upto - 1)) then
+      for i = at + 1, upto, 2 do
+        if not try(asked, made_by, i, i) then
+          local n = #left + 1
+          left[n], left_steps[n], left_leases[n] = number + (1 + i - at) / 2, step, i
+          -- Steps of one lease stay in their order.
+          got[made_by[i]] = LEFT
+        end
+      end
     end
+    number, at = number + count, upto + 1
   end
-  if #left == steps then return end
+  if #left == number then return end
 
   if ns > ls then
     kept = pack('<dddd', ns, nu, as, 0)
@@ -274,14 +335,30 @@ local function fast()
   end
   for i = 1, #begun, 2 do call('SET', begun[i], begun[i + 1]) end
   for i = 1, #ended, 2 do call('SET', ended[i], ended[i + 1], 'PX', '600000') end
+  for i = 1, #moments do
+    local there = ended_at[moments[i]]
+    if there then
+      local key = KEYS[open + moments[i]]
+      call('HSET', key, unpack(there, 1, there.n))
+      call('PEXPIRE', key, '600000')
+    end
+  end
+  if #closed > 0 then call('DEL', unpack(closed)) end
   if #due > 0 then call('ZADD', KEYS[open], unpack(due)) end
   if #gone > 0 then call('ZREM', KEYS[open], unpack(gone)) end
 end
 
 if kept then fast() end
-if not left then
-  left = {}
-  for number = 1, steps do left[number] = number end
+if #answers == 1 then
+  local n, at = 0, 1
+  for step = 1, steps do
+    local upto = at + 2 * made_by[at]
+    for i = at + 1, upto, 2 do
+      n = n + 1
+      left[n], left_steps[n], left_leases[n] = n, step, i
+    end
+    at = upto + 1
+  end
 end
 answers[1] = pack('<H' .. string.rep('H', #left), #left, unpack(left))
 if #left == 0 then return table.concat(answers) end

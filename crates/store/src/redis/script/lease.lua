@@ -7,15 +7,13 @@ local ROWS_MAX, REMEMBERED = 64, 600
 local ns, nu, ahead, clock = tell(kept, time)
 
 -- Answers, and what is to be written.
-local function make(number)
-  local ask, at, writes = ARGV[1 + number], nil, {}
+local function make(which)
+  local ask, at, writes = ARGV[1 + left_steps[which]], nil, {}
   local op, watched, levels, step, digest, identity, names
   op, watched, levels, step, digest, identity, names, at = unpack_of('<BBBI4c8c16B', ask)
   local asked = {}
   for i = 1, names do asked[i], at = unpack_of('<d', ask, at) end
-  local lease_key, limits, bucket_keys, usage_keys, place = nil, {}, {}, {}, nil
-  place, at = unpack_of('<H', ask, at)
-  lease_key = KEYS[place]
+  local lease_key, limits, bucket_keys, usage_keys, place = KEYS[made_by[left_leases[which]]], {}, {}, {}, nil
   for level = 1, levels do
     local bucket, usage
     bucket, usage, place, at = unpack_of('<HHH', ask, at)
@@ -23,7 +21,10 @@ local function make(number)
     usage_keys[level], limits[level] = KEYS[open + usage], ARGV[place]
   end
   local version, span_s, span_u, on_expiry, text_at = unpack_of('<dddBH', ask, at)
+  local lease_id, moment, moment_key = sub(lease_key, -32), made_by[1 + left_leases[which]], nil
+  if moment > 0 then moment_key = KEYS[open + moment] end
   local lease = call('GET', lease_key)
+  if not lease and moment_key then lease = call('HGET', moment_key, lease_id) end
 
   -- The buckets, and the limits of each level that take part.
   local buckets = {}
@@ -249,15 +250,22 @@ local function make(number)
   local function due_at(due_s, due_u)
     -- What is written last is looked at before anything is.
     call('ZCARD', KEYS[open])
-    writes[#writes + 1] = { 'ZADD', KEYS[open], due_s * 1000000 + due_u, sub(lease_key, -32) }
+    writes[#writes + 1] = { 'ZADD', KEYS[open], due_s * 1000000 + due_u, lease_id }
   end
 
   local function write_ended(how, last, is_known)
     local ended = pack('<BI4ddc8', how, last, ns, nu, digest)
-    writes[#writes + 1] = { 'SET', lease_key, ended, 'PX', REMEMBERED * 1000 }
+    if moment_key then
+      call('HLEN', moment_key)
+      writes[#writes + 1] = { 'HSET', moment_key, lease_id, ended }
+      writes[#writes + 1] = { 'PEXPIRE', moment_key, REMEMBERED * 1000 }
+      if is_known then writes[#writes + 1] = { 'DEL', lease_key } end
+    else
+      writes[#writes + 1] = { 'SET', lease_key, ended, 'PX', REMEMBERED * 1000 }
+    end
     if is_known then
       call('ZCARD', KEYS[open])
-      writes[#writes + 1] = { 'ZREM', KEYS[open], sub(lease_key, -32) }
+      writes[#writes + 1] = { 'ZREM', KEYS[open], lease_id }
     end
   end
 
@@ -379,7 +387,7 @@ local function make(number)
 end
 
 for i = 1, #left do
-  local is_made, answer, writes = pcall(make, left[i])
+  local is_made, answer, writes = pcall(make, i)
   if not is_made then
     answer = pack('<B', FAILED) .. (type(answer) == 'table' and answer.err or 'ERR user_script: ' .. tostring(answer))
   elseif writes then
@@ -387,7 +395,7 @@ for i = 1, #left do
     clock = nil
     for j = 1, #writes do call(unpack(writes[j])) end
   end
-  answers[#answers + 1] = pack('<I4', #answer)
+  answers[#answers + 1] = pack('<HI4', 1, #answer)
   answers[#answers + 1] = answer
 end
 return table.concat(answers)

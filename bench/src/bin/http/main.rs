@@ -1,0 +1,114 @@
+//! HTTP clients: `cargo xtask bench http`. The fetcher is in `fetch.rs`; this is about layers.
+//!
+//! Both sides stand before a service that answers at once with a small body, and the answer is dropped. Ours reads its status and
+//! headers, and holds the slot until the body is gone; the peer holds it until the answer is there and reads nothing. Ours is
+//! judged on our fast clock, as keyed throttles are, and told on the default one; the peer has the clock it comes with.
+
+mod fetch;
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use http::{Request, Response};
+use http_body_util::Full;
+use tidegate::tower::ThrottleLayer;
+use tidegate::{Builder, FastClock, Rate, Slots, Throttle};
+use tidegate_bench::measure::best_of_batches;
+use tidegate_bench::report::Row;
+use tidegate_bench::{Case, Options};
+use tokio::runtime::Runtime;
+use tower::{Layer as _, Service, ServiceBuilder, ServiceExt as _};
+
+const SLOTS: u32 = 1_024;
+const PLENTY: u32 = u32::MAX;
+const TARGET: f64 = 1.5;
+
+const CASES: [Case; 3] = [
+    ("tower_layer", |rounds| {
+        let what = "a call through our layer (slots + rate) vs tower's ConcurrencyLimit + RateLimit";
+        Ok(vec![tower_layer("tower_layer", rounds, limits().clock(FastClock::new()), Some(TARGET), what)?])
+    }),
+    ("tower_layer_std_clock", |rounds| {
+        Ok(vec![tower_layer(
+            "tower_layer_std_clock",
+            rounds,
+            limits(),
+            None,
+            "the same on the default clock",
+        )?])
+    }),
+    ("fetch_overhead", fetch::overhead),
+];
+
+/// Measures HTTP clients against the peers.
+#[derive(Debug, Parser)]
+#[command(name = "http")]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    /// Fetches what a file says into a folder, as plainly as can be: what the fetcher is compared with.
+    #[arg(long, hide = true, num_args = 2, value_names = ["URLS", "OUT"])]
+    plain: Option<Vec<PathBuf>>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    match arguments.plain.as_deref() {
+        Some([urls, out]) => fetch::run_plain(urls, out.clone()),
+        _ => tidegate_bench::run("http", &CASES, &arguments.options),
+    }
+}
+
+/// Answers at once.
+#[derive(Debug, Clone, Copy)]
+struct NoOp;
+
+impl Service<Request<()>> for NoOp {
+    type Response = Response<Full<&'static [u8]>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(Full::new(b"hello"))))
+    }
+}
+
+/// Slots and a rate, and plenty of both.
+fn limits() -> Builder {
+    Throttle::builder().slots(Slots::fixed(SLOTS)).rate(Rate::per_second(u64::from(PLENTY)))
+}
+
+fn tower_layer(name: &str, rounds: u32, ours: Builder, target: Option<f64>, what: &str) -> Result<Row> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let _entered = runtime.enter();
+    let mut ours = ThrottleLayer::new(ours.build().context("within the bounds")?).layer(NoOp);
+    let slots = usize::try_from(SLOTS)?;
+    let peer = ServiceBuilder::new().concurrency_limit(slots);
+    let mut peer = peer.rate_limit(u64::from(PLENTY), Duration::from_secs(1)).service(NoOp);
+    let pair = best_of_batches(
+        rounds,
+        |times| call(&runtime, &mut ours, times),
+        |times| call(&runtime, &mut peer, times),
+    );
+    Ok(Row::new(name, pair, target, "ns", what))
+}
+
+/// So many calls, one after the other.
+fn call<S: Service<Request<()>>>(runtime: &Runtime, service: &mut S, times: u32) {
+    runtime.block_on(async {
+        for _ in 0..times {
+            let Ok(service) = service.ready().await else { unreachable!("the service is always there") };
+            drop(black_box(service.call(Request::new(())).await));
+        }
+    });
+}

@@ -1,0 +1,168 @@
+//! What a fetch came to: counts by host, and in all.
+
+use std::time::Duration;
+
+use super::ended::{Ended, Fate, Skip};
+use crate::answer::{Table, Tint};
+
+/// So many failures are told at the end; all are in the journal.
+pub(crate) const FAILURES_TOLD: usize = 10;
+/// So many hosts have a row of their own.
+const HOSTS_TOLD: usize = 40;
+
+/// Counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) done: u64,
+    pub(crate) there: u64,
+    pub(crate) twice: u64,
+    pub(crate) robots: u64,
+    pub(crate) failed: u64,
+    pub(crate) bytes: u64,
+    pub(crate) attempts: u64,
+}
+
+impl Tally {
+    pub(crate) const fn skipped(&self) -> u64 {
+        self.there + self.twice + self.robots
+    }
+
+    /// Pages that have ended.
+    pub(crate) const fn ended(&self) -> u64 {
+        self.done + self.skipped() + self.failed
+    }
+
+    pub(crate) const fn count(&mut self, ended: &Ended) {
+        match &ended.fate {
+            Fate::Done(page) => {
+                self.done += 1;
+                self.bytes += page.body.bytes();
+            }
+            Fate::Skipped(Skip::There) => self.there += 1,
+            Fate::Skipped(Skip::Twice) => self.twice += 1,
+            Fate::Skipped(Skip::Robots) => self.robots += 1,
+            Fate::Failed(_) => self.failed += 1,
+        }
+    }
+
+    pub(crate) const fn add(&mut self, other: &Self) {
+        self.done += other.done;
+        self.there += other.there;
+        self.twice += other.twice;
+        self.robots += other.robots;
+        self.failed += other.failed;
+        self.bytes += other.bytes;
+        self.attempts += other.attempts;
+    }
+}
+
+/// A host's counts, and how fast it was.
+#[derive(Debug)]
+pub(crate) struct HostLine {
+    pub(crate) host: String,
+    pub(crate) tally: Tally,
+    /// Requests a second, from the first to the last.
+    pub(crate) per_second: Option<f64>,
+    /// The rate that it has reached.
+    pub(crate) limit: Option<f64>,
+    /// Why nothing more was asked of it.
+    pub(crate) gave_up: Option<String>,
+}
+
+/// What a fetch came to.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    pub(crate) hosts: Vec<HostLine>,
+    pub(crate) total: Tally,
+    /// Lines of the input that are no address.
+    pub(crate) bad: u64,
+    /// Pages that were read and have not ended.
+    pub(crate) unfinished: u64,
+    pub(crate) is_interrupted: bool,
+    pub(crate) took: Duration,
+    /// The first that failed, each with why.
+    pub(crate) failures: Vec<(Box<str>, String)>,
+    /// Of those that failed, how many will fail again.
+    pub(crate) final_failures: u64,
+}
+
+impl Summary {
+    /// The hosts, those with most pages first.
+    pub(crate) fn table(&self) -> Table {
+        let mut table = Table::new([
+            "HOST",
+            ">DONE",
+            ">SKIPPED",
+            ">FAILED",
+            ">SIZE",
+            ">ATTEMPTS",
+            ">PER SECOND",
+            ">LIMIT",
+        ]);
+        let speed = |speed: Option<f64>| speed.map_or_else(|| "-".to_owned(), |speed| format!("{speed:.1}"));
+        let row = |table: &mut Table, name: String, tally: &Tally, per_second, limit| {
+            let tint = if tally.failed > 0 { Tint::Bad } else { Tint::Plain };
+            let counts = [tally.done, tally.skipped(), tally.failed].map(|count| count.to_string());
+            let [done, skipped, failed] = counts;
+            let (size, attempts) = (size(tally.bytes), tally.attempts.to_string());
+            table
+                .tinted(tint, [name, done, skipped, failed, size, attempts, speed(per_second), speed(limit)]);
+        };
+        let (told, rest) = self.hosts.split_at(self.hosts.len().min(HOSTS_TOLD));
+        for line in told {
+            row(&mut table, line.host.clone(), &line.tally, line.per_second, line.limit);
+        }
+        if !rest.is_empty() {
+            let mut others = Tally::default();
+            for line in rest {
+                others.add(&line.tally);
+            }
+            row(&mut table, format!("({} others)", rest.len()), &others, None, None);
+        }
+        if self.hosts.len() > 1 {
+            let seconds = self.took.as_secs_f64();
+            let speed = (seconds > 0.0).then(|| per(self.total.attempts, seconds));
+            row(&mut table, "all".to_owned(), &self.total, speed, None);
+        }
+        table
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
+pub(crate) fn per(count: u64, seconds: f64) -> f64 {
+    count as f64 / seconds
+}
+
+/// Bytes as people say them.
+#[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
+    if bytes < 1_000 {
+        return format!("{bytes} B");
+    }
+    let mut size = bytes as f64 / 1_000.0;
+    let mut units = UNITS.into_iter();
+    let mut unit = units.next();
+    while size >= 999.95
+        && let Some(next) = units.next()
+    {
+        size /= 1_000.0;
+        unit = Some(next);
+    }
+    format!("{size:.1} {}", unit.unwrap_or("PB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_said_as_people_say_them() {
+        let table =
+            [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB")];
+        for (bytes, words) in table {
+            assert_eq!(size(bytes), words);
+        }
+        assert_eq!(size(u64::MAX), "18446.7 PB");
+    }
+}

@@ -1,0 +1,254 @@
+//! What is drawn: a panel for each limit, since its units are its own, and in it a series for each who used it.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use tidegate::{Stamp, Usage, UsageQuery, Window};
+
+use super::{name_of, whose};
+use crate::codec;
+use crate::failure::Failure;
+use crate::words::shown;
+
+/// Windows that can be told apart on a large picture.
+const WINDOWS_MAX: usize = 10_000;
+/// Series of one panel; the others are counted.
+pub(crate) const SERIES_MAX: usize = 8;
+/// Panels; the others are counted.
+pub(crate) const PANELS_MAX: usize = 16;
+
+/// Usage, ready to be drawn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chart {
+    /// Whose, in words.
+    pub(crate) whose: String,
+    pub(crate) window: Window,
+    /// When each window begins, without a gap.
+    pub(crate) starts: Vec<Stamp>,
+    pub(crate) panels: Vec<Panel>,
+    /// Limits that are not drawn.
+    pub(crate) left_out: usize,
+}
+
+/// One limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Panel {
+    pub(crate) limit: String,
+    /// Those who used most first.
+    pub(crate) series: Vec<Series>,
+    /// Series that are not drawn.
+    pub(crate) left_out: usize,
+}
+
+/// What one has used of a limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Series {
+    pub(crate) limit: String,
+    /// As it may be shown.
+    pub(crate) name: String,
+    /// Units by window.
+    pub(crate) units: Vec<u64>,
+}
+
+impl Series {
+    pub(crate) fn total(&self) -> u64 {
+        self.units.iter().fold(0, |sum, units| sum.saturating_add(*units))
+    }
+
+    pub(crate) fn most(&self) -> u64 {
+        self.units.iter().copied().max().unwrap_or_default()
+    }
+}
+
+impl Panel {
+    pub(crate) fn most(&self) -> u64 {
+        self.series.iter().map(Series::most).max().unwrap_or_default()
+    }
+}
+
+impl Chart {
+    /// A chart of these lines; none if there are none.
+    pub(crate) fn new(query: &UsageQuery, lines: &[Usage]) -> Result<Option<Self>, Failure> {
+        let starts =
+            match (lines.iter().map(|line| line.start).min(), lines.iter().map(|line| line.start).max()) {
+                (Some(first), Some(last)) => starts(query, first, last)?,
+                _ => return Ok(None),
+            };
+        // First who used most: a series is as long as there are windows, and there may be as many series as lines.
+        let mut limits: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
+        let drawn = || lines.iter().filter_map(|line| Some((line, starts.binary_search(&line.start).ok()?)));
+        for (line, _) in drawn() {
+            let totals = limits.entry(line.limit.as_str()).or_default();
+            let total = totals.entry(name_of(&query.of, line)).or_default();
+            *total = total.saturating_add(line.tally.units);
+        }
+        let left_out = limits.len().saturating_sub(PANELS_MAX);
+        let mut places = BTreeMap::new();
+        let mut panels = Vec::new();
+        for (limit, totals) in limits.into_iter().take(PANELS_MAX) {
+            let chosen = most(totals);
+            for (index, name) in chosen.names.iter().enumerate() {
+                places.insert((limit, *name), (panels.len(), index));
+            }
+            panels.push(chosen.panel(limit, starts.len()));
+        }
+        for (line, window) in drawn() {
+            if let Some((panel, index)) = places.get(&(line.limit.as_str(), name_of(&query.of, line))) {
+                let units = &mut panels[*panel].series[*index].units[window];
+                *units = units.saturating_add(line.tally.units);
+            }
+        }
+        Ok(Some(Self { whose: whose(&query.of), window: query.window, starts, panels, left_out }))
+    }
+
+    pub(crate) fn all_series(&self) -> Vec<&Series> {
+        self.panels.iter().flat_map(|panel| &panel.series).collect()
+    }
+
+    /// Series of the limits that are drawn that are not.
+    pub(crate) fn series_left_out(&self) -> usize {
+        self.panels.iter().map(|panel| panel.left_out).sum()
+    }
+
+    /// The word for a window.
+    pub(crate) const fn each(&self) -> &'static str {
+        codec::window(self.window)
+    }
+}
+
+/// Those of a limit that are drawn.
+struct Chosen<'a> {
+    names: Vec<&'a str>,
+    left_out: usize,
+}
+
+/// Those who used most, and by name where they used the same: the order of the map.
+fn most(totals: BTreeMap<&str, u64>) -> Chosen<'_> {
+    let mut totals: Vec<(&str, u64)> = totals.into_iter().collect();
+    totals.sort_by_key(|(_, total)| Reverse(*total));
+    let left_out = totals.len().saturating_sub(SERIES_MAX);
+    Chosen { names: totals.into_iter().take(SERIES_MAX).map(|(name, _)| name).collect(), left_out }
+}
+
+impl Chosen<'_> {
+    /// A panel of them in which nothing is used yet.
+    fn panel(&self, limit: &str, windows: usize) -> Panel {
+        let limit = shown(limit);
+        let series =
+            |name: &&str| Series { limit: limit.clone(), name: shown(name), units: vec![0; windows] };
+        let series = self.names.iter().map(series).collect();
+        Panel { limit, series, left_out: self.left_out }
+    }
+}
+
+/// Every window from where it was said, or where there is something, to the same at the end.
+fn starts(query: &UsageQuery, first: Stamp, last: Stamp) -> Result<Vec<Stamp>, Failure> {
+    let range = &query.range;
+    let first = if range.start > Stamp::ZERO { range.start.min(first) } else { first };
+    let mut next = query.window.around(first).start;
+    if next < range.start {
+        next = query.window.around(first).end;
+    }
+    let until = if range.end < Stamp::MAX { range.end } else { query.window.around(last).end };
+    let mut starts = Vec::new();
+    while next < until {
+        if starts.len() == WINDOWS_MAX {
+            let what = format!("there are more than {WINDOWS_MAX} windows to draw");
+            return Err(
+                Failure::usage(what).next("choose fewer with --since and --until, or a longer --window")
+            );
+        }
+        starts.push(next);
+        next = query.window.around(next).end;
+    }
+    Ok(starts)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use tidegate::{EntityId, LimitName, Subject, Tally, UsageOf};
+
+    use super::*;
+
+    pub(crate) fn line(resource: &str, limit: &str, window: Window, start: &str, units: u64) -> Usage {
+        Usage {
+            subject: Subject::new("acme", resource).unwrap(),
+            limit: LimitName::new(limit).unwrap(),
+            window,
+            start: start.parse().unwrap(),
+            tally: Tally { units, own: units, leases: 1 },
+        }
+    }
+
+    pub(crate) fn query(window: Window) -> UsageQuery {
+        let of = UsageOf::Entity(EntityId::new("acme").unwrap());
+        UsageQuery { of, window, range: Stamp::ZERO..Stamp::MAX }
+    }
+
+    #[test]
+    fn windows_without_usage_are_zeros_and_limits_are_panels() {
+        let hour = |resource, limit, hour: u64, units| {
+            line(resource, limit, Window::Hour, &format!("2026-01-31T{hour:02}:00:00Z"), units)
+        };
+        let lines = [
+            hour("gpt", "tpm", 9, 5),
+            hour("gpt", "tpm", 12, 7),
+            hour("img", "tpm", 10, 90),
+            hour("gpt", "rpm", 9, 1),
+        ];
+        let chart = Chart::new(&query(Window::Hour), &lines).unwrap().unwrap();
+        assert_eq!(
+            chart.starts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+            "2026-01-31T09:00:00Z 2026-01-31T10:00:00Z 2026-01-31T11:00:00Z 2026-01-31T12:00:00Z"
+        );
+        let names: Vec<_> = chart
+            .all_series()
+            .iter()
+            .map(|series| (series.limit.clone(), series.name.clone(), series.units.clone()))
+            .collect();
+        assert_eq!(
+            names,
+            [
+                ("rpm".into(), "gpt".into(), vec![1, 0, 0, 0]),
+                ("tpm".into(), "img".into(), vec![0, 90, 0, 0]),
+                ("tpm".into(), "gpt".into(), vec![5, 0, 0, 7]),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_range_that_was_said_is_drawn_whole() {
+        let said = UsageQuery {
+            range: "2026-01-30T00:00:00Z".parse().unwrap().."2026-02-02T00:00:00Z".parse().unwrap(),
+            ..query(Window::Day)
+        };
+        let lines = [line("gpt", "rpm", Window::Day, "2026-01-31T00:00:00Z", 3)];
+        let chart = Chart::new(&said, &lines).unwrap().unwrap();
+        assert_eq!(chart.panels[0].series[0].units, [0, 3, 0]);
+        assert!(Chart::new(&said, &[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_too_much_to_draw_is_counted_or_refused() {
+        let many: Vec<Usage> = (0..20)
+            .map(|at| line(&format!("r{at:02}"), "rpm", Window::Day, "2026-01-31T00:00:00Z", at))
+            .collect();
+        let chart = Chart::new(&query(Window::Day), &many).unwrap().unwrap();
+        assert_eq!((chart.panels[0].series.len(), chart.panels[0].left_out), (SERIES_MAX, 12));
+        assert_eq!(chart.panels[0].series[0].name, "r19");
+        let (few, many) = (line("few", "rpm", Window::Day, "2026-01-31T00:00:00Z", 1), many);
+        let chosen = most(
+            many.iter()
+                .chain([&few])
+                .map(|line| (line.subject.resource.as_str(), line.tally.units))
+                .collect(),
+        );
+        let panel = chosen.panel("rpm", 10_000);
+        let kept: usize = panel.series.iter().map(|series| series.units.len()).sum();
+        assert_eq!((kept, panel.left_out), (SERIES_MAX * 10_000, 13), "nothing is kept of what is not drawn");
+        let far = ["1970-01-01T00:00:00Z", "2026-01-31T00:00:00Z"]
+            .map(|start| line("r", "rpm", Window::Hour, start, 1));
+        let error = Chart::new(&query(Window::Hour), &far).unwrap_err();
+        assert_eq!(error.what, "there are more than 10000 windows to draw");
+    }
+}

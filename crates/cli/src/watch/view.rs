@@ -1,0 +1,419 @@
+//! The model as a screen: whatever its size, the header and the last line are there, and what has no room is left out.
+
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{
+    Block, Cell, Clear, HighlightSpacing, Paragraph, RenderDirection, Row as TableRow, Sparkline, Table,
+    TableState,
+};
+use tidegate::Stamp;
+
+use super::model::{Health, Kind, Link, Mode, Model, Seen};
+use super::subjects::{Level, Retry, Row, Sort};
+use super::words::{age, clock, speed};
+use crate::words::{number, span_words};
+
+/// Less is no screen.
+const LEAST: (u16, u16) = (20, 5);
+/// From this height on everything has a frame.
+const TALL: u16 = 18;
+/// From this width on the table has all of its columns.
+const WIDE: u16 = 64;
+/// The frame of the levels is at most as high.
+const LEVELS_MAX: u16 = 8;
+
+/// A store that takes longer is slow.
+const SLOW: Duration = Duration::from_millis(100);
+
+/// In which colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Theme {
+    pub(crate) is_coloured: bool,
+}
+
+impl Theme {
+    fn of(self, colour: Color) -> Style {
+        if self.is_coloured { Style::new().fg(colour) } else { Style::new() }
+    }
+
+    fn good(self) -> Style {
+        self.of(Color::Green)
+    }
+
+    fn bad(self) -> Style {
+        self.of(Color::Red).add_modifier(Modifier::BOLD)
+    }
+
+    fn warning(self) -> Style {
+        self.of(Color::Yellow)
+    }
+}
+
+const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+
+/// Draws all of it.
+pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model, now: Stamp, theme: Theme) {
+    let area = frame.area();
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        let text = format!("{}x{}: too small", area.width, area.height);
+        return frame.render_widget(Paragraph::new(text), area);
+    }
+    let is_tall = area.height >= TALL;
+    let (rows, selected) = model.rows(now);
+    let levels = selected.and_then(|index| rows.get(index)).map_or(&[][..], |row| &row.levels);
+    let level_lines = u16::try_from(levels.len().max(1)).unwrap_or(LEVELS_MAX);
+    let heights = if is_tall {
+        [1, 5, 0, (level_lines + 2).min(LEVELS_MAX), 2, 1]
+    } else {
+        [1, 1, 0, if area.height >= 10 { level_lines.min(2) } else { 0 }, 1, 1]
+    };
+    let [header, rates, table, level, health, footer] = Layout::vertical([
+        Constraint::Length(heights[0]),
+        Constraint::Length(heights[1]),
+        Constraint::Fill(1),
+        Constraint::Length(heights[3]),
+        Constraint::Length(heights[4]),
+        Constraint::Length(heights[5]),
+    ])
+    .areas(area);
+    draw_header(frame, header, model, now, theme);
+    draw_rates(frame, rates, model, now, theme);
+    let of = selected.and_then(|index| rows.get(index)).copied();
+    draw_table(frame, table, (&rows, selected), model, now, theme);
+    draw_levels(frame, level, of, model.kind, theme);
+    draw_health(frame, health, model, now, theme);
+    draw_footer(frame, footer, model);
+    if model.mode == Mode::Help {
+        draw_help(frame, area, model.kind);
+    }
+}
+
+/// Two texts on one line: the right one is there whole, the left one as far as there is room.
+fn sides(frame: &mut Frame<'_>, area: Rect, left: Line<'_>, right: Line<'_>) {
+    let width = u16::try_from(right.width()).unwrap_or(u16::MAX).min(area.width);
+    let [at_left, at_right] =
+        Layout::horizontal([Constraint::Fill(1), Constraint::Length(width)]).areas(area);
+    frame.render_widget(Paragraph::new(left), at_left);
+    frame.render_widget(Paragraph::new(right), at_right);
+}
+
+fn draw_header(frame: &mut Frame<'_>, area: Rect, model: &Model, now: Stamp, theme: Theme) {
+    let paused = model.paused_at().map(|at| format!(" PAUSED at {} ", clock(at)));
+    let state = match (&model.link, paused) {
+        (Link::Lost { since, tries, .. }, paused) => {
+            let (span, paused) = (age(now.since(*since)), paused.unwrap_or_default());
+            let lost = format!("{paused} LOST since {} ({span}, tried {tries}x) ", clock(*since));
+            Line::styled(lost, theme.bad())
+        }
+        (_, Some(paused)) => Line::styled(paused, theme.warning().patch(BOLD)),
+        (Link::Connecting, None) => Line::styled(" connecting ", theme.warning()),
+        (Link::Up { .. }, None) => Line::styled(format!(" live {} ", clock(now)), theme.good()),
+    };
+    let entity = model.entity.as_ref().map(|entity| format!("{entity} ")).unwrap_or_default();
+    let name = Span::styled(format!("tidegate watch {entity}"), BOLD);
+    let place = Line::from(vec![name, Span::raw(model.place.as_str())]);
+    sides(frame, area, place, state);
+}
+
+fn draw_rates(frame: &mut Frame<'_>, area: Rect, model: &Model, now: Stamp, theme: Theme) {
+    let (seen, at) = (model.seen(), model.counted_at(now));
+    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(area);
+    let decided = match model.kind {
+        Kind::Server => "decisions/s",
+        Kind::Store => "units/s",
+    };
+    let decided = (decided, &seen.decided, theme.good());
+    let refused = ("refusals/s", &seen.refused, theme.bad());
+    for ((name, rates, style), area) in [(decided, left), (refused, right)] {
+        let is_seen = model.kind == Kind::Server || name != "refusals/s";
+        let told = if is_seen { speed(rates.per_second(at)) } else { "?".to_owned() };
+        // A server counts everybody's.
+        let all = if model.kind == Kind::Server && model.entity.is_some() { " (all)" } else { "" };
+        let title = format!(" {name}{all} {told} ");
+        if area.height < 3 {
+            frame.render_widget(Paragraph::new(title.trim().to_owned()), area);
+            continue;
+        }
+        let block = Block::bordered().title(title);
+        let inside = block.inner(area);
+        if is_seen {
+            // The newest is at the right, where it enters.
+            let mut data = rates.last(inside.width.into(), at);
+            data.reverse();
+            let curve = Sparkline::default().data(data).direction(RenderDirection::RightToLeft).style(style);
+            frame.render_widget(curve.block(block), area);
+        } else {
+            let text = "A store does not tell whom it refuses: for that, watch a server.";
+            let text = Paragraph::new(text).wrap(ratatui::widgets::Wrap { trim: true });
+            frame.render_widget(text.block(block), area);
+        }
+    }
+}
+
+/// What the table's title says.
+fn title(rows: usize, model: &Model, width: u16) -> String {
+    let seen = model.seen();
+    let by = match (model.sort, model.kind) {
+        (Sort::Count, Kind::Server) => "refusals",
+        (Sort::Count, Kind::Store) => "units",
+        (Sort::Speed, _) => "speed",
+        (Sort::Last, _) => "last",
+        (Sort::Name, _) => "name",
+    };
+    let of = if model.filter.is_empty() { String::new() } else { format!(" of {}", seen.subjects.len()) };
+    let filter = if model.filter.is_empty() { String::new() } else { format!(" with `{}`", model.filter) };
+    let more = if seen.has_more { ", and more" } else { "" };
+    let left = if seen.subjects.left > 0 && width >= WIDE {
+        format!(", {} left out", number(seen.subjects.left))
+    } else {
+        String::new()
+    };
+    let missed = match seen.missed {
+        0 if seen.has_gaps => ", with gaps".to_owned(),
+        0 => String::new(),
+        missed => format!(", {} missed", number(missed)),
+    };
+    let what = match model.kind {
+        Kind::Server => "limited",
+        Kind::Store => "subjects",
+    };
+    format!(" {what}: {rows}{of}{filter}{more}{missed}{left}, by {by} ")
+}
+
+fn draw_table(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    (rows, selected): (&[&Row], Option<usize>),
+    model: &Model,
+    now: Stamp,
+    theme: Theme,
+) {
+    let is_framed = area.height >= 6;
+    let block = if is_framed { Block::bordered() } else { Block::new() };
+    let block = if is_framed { block.title(title(rows.len(), model, area.width)) } else { block };
+    if rows.is_empty() {
+        let text = match (model.kind, &model.link) {
+            (_, Link::Connecting) => "",
+            _ if !model.filter.is_empty() => "Nobody's name holds that.",
+            (Kind::Server, _) => "Nobody was refused since this began.",
+            (Kind::Store, _) => "No entity is written in the store: name one, tidegate watch ENTITY.",
+        };
+        return frame.render_widget(Paragraph::new(text).block(block), area);
+    }
+    let is_wide = area.width >= WIDE;
+    let (at, counted_at) = (model.shown_at(now), model.rows_at(now));
+    let count = if model.kind == Kind::Server { "REFUSED" } else { "UNITS" };
+    let (headings, widths): (Vec<_>, Vec<_>) = if is_wide {
+        (
+            vec!["ENTITY", "RESOURCE", "LIMIT", count, "/S", "RETRY IN", "LAST"],
+            vec![
+                Constraint::Fill(3),
+                Constraint::Fill(2),
+                Constraint::Fill(2),
+                Constraint::Length(8),
+                Constraint::Length(6),
+                Constraint::Length(8),
+                Constraint::Length(5),
+            ],
+        )
+    } else {
+        (
+            vec!["ENTITY", "RESOURCE", count],
+            vec![Constraint::Fill(1), Constraint::Fill(1), Constraint::Length(8)],
+        )
+    };
+    let right = |text: String| Cell::new(Line::raw(text).alignment(Alignment::Right));
+    let row = |row: &&Row| {
+        let (name, count) = ([row.entity.clone(), row.resource.clone()], number(row.count));
+        let [entity, resource] = name.map(Cell::new);
+        let cells = if is_wide {
+            let last = row.last.map(|last| age(at.since(last))).unwrap_or_default();
+            let speed = speed(row.rates.per_second(counted_at));
+            vec![
+                entity,
+                resource,
+                Cell::new(row.limit.clone()),
+                right(count),
+                right(speed),
+                right(retry(row, at)),
+                right(last),
+            ]
+        } else {
+            vec![entity, resource, right(count)]
+        };
+        let is_short = row.levels.iter().any(|level| level.available <= 0) || !retry(row, at).is_empty();
+        TableRow::new(cells).style(if is_short { theme.bad() } else { Style::new() })
+    };
+    let heading = |name: &&'static str| match *name {
+        "ENTITY" | "RESOURCE" | "LIMIT" => Cell::new(*name),
+        name => right(name.to_owned()),
+    };
+    let table = Table::new(rows.iter().map(row), widths)
+        .header(TableRow::new(headings.iter().map(heading)).style(BOLD))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+        .highlight_symbol("> ")
+        .highlight_spacing(HighlightSpacing::Always)
+        .block(block);
+    frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(selected));
+}
+
+/// How long until it is worth asking again, while that is so.
+fn retry(row: &Row, at: Stamp) -> String {
+    match row.retry {
+        Retry::At(when) if when > at => age(when.since(at)),
+        Retry::At(_) | Retry::Unknown => String::new(),
+        Retry::Never => "never".to_owned(),
+    }
+}
+
+fn draw_levels(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, kind: Kind, theme: Theme) {
+    if area.height == 0 {
+        return;
+    }
+    let mut inside = area;
+    if area.height >= 3 {
+        let title = row.map(|row| format!(" levels of {} on {} ", row.entity, row.resource));
+        let block = Block::bordered().title(title.unwrap_or_else(|| " levels ".to_owned()));
+        inside = block.inner(area);
+        frame.render_widget(block, area);
+    }
+    let Some(row) = row else { return };
+    if row.levels.is_empty() {
+        let text = if kind == Kind::Server { "not looked at yet" } else { "nothing was ever drawn" };
+        return frame.render_widget(Paragraph::new(text), inside);
+    }
+    // What has least comes first: that is what there is room for.
+    let mut levels: Vec<&Level> = row.levels.iter().collect();
+    levels
+        .sort_by(|one, other| one.fill().total_cmp(&other.fill()).then(one.available.cmp(&other.available)));
+    let name = levels.iter().map(|level| Line::raw(&level.limit).width()).max().unwrap_or_default();
+    let name = name.min(usize::from(inside.width) / 3);
+    let lines = levels.into_iter().map(|level| level_line(level, name, inside.width, theme));
+    frame.render_widget(Paragraph::new(lines.take(inside.height.into()).collect::<Vec<_>>()), inside);
+}
+
+/// `rpm  ██████░░░░  42 of 60  60/1m`
+fn level_line(level: &Level, name: usize, width: u16, theme: Theme) -> Line<'static> {
+    let rate = format!("{}/{}", number(level.amount), humantime::format_duration(level.period));
+    let amounts = format!("{} of {}", signed(level.available), number(level.burst));
+    let words = if width >= WIDE { format!(" {amounts:>17}  {rate:>10}") } else { format!(" {amounts}") };
+    let bar = usize::from(width).saturating_sub(name + 1 + words.chars().count());
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a part of some columns"
+    )]
+    let columns = (level.fill() * bar as f64).round() as usize;
+    // A bar with nothing in it means that nothing is there.
+    let columns = if level.available > 0 { columns.max(1).min(bar) } else { 0 };
+    let style = match level.fill() {
+        _ if level.available <= 0 => theme.bad(),
+        fill if fill < 0.2 => theme.warning(),
+        _ => theme.good(),
+    };
+    let mut label: String = level.limit.chars().take(name).collect();
+    label.extend(std::iter::repeat_n(' ', name.saturating_sub(Line::raw(&label).width()) + 1));
+    Line::from(vec![
+        Span::raw(label),
+        Span::styled("█".repeat(columns), style),
+        Span::raw("░".repeat(bar - columns)),
+        Span::raw(words),
+    ])
+}
+
+fn signed(units: i64) -> String {
+    let sign = if units < 0 { "-" } else { "" };
+    format!("{sign}{}", number(units.unsigned_abs()))
+}
+
+fn draw_health(frame: &mut Frame<'_>, area: Rect, model: &Model, now: Stamp, theme: Theme) {
+    let seen = model.seen();
+    let store = store_line(seen, area.width, theme);
+    let leases = match (&seen.totals, model.kind) {
+        (Some(totals), _) => format!(
+            "leases {}  waiting {}  expired {}  unsettled {}",
+            number(totals.open_leases),
+            number(totals.waiting),
+            number(totals.expired),
+            number(totals.unsettled)
+        ),
+        (None, Kind::Server) => String::new(),
+        (None, Kind::Store) => "A store tells no events: it is looked at.".to_owned(),
+    };
+    let news = match (&model.link, &seen.news) {
+        (Link::Lost { why, .. }, _) => Some(Line::styled(why.clone(), theme.bad())),
+        (_, Some((at, news))) => {
+            Some(Line::raw(format!("{} ago: {news}", age(model.shown_at(now).since(*at)))))
+        }
+        _ => None,
+    };
+    if area.height >= 2 {
+        let [first, second] = Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
+        sides(frame, first, Line::raw(leases), store);
+        frame.render_widget(news.unwrap_or_default(), second);
+    } else if let (Link::Lost { .. }, Some(news)) = (&model.link, news) {
+        frame.render_widget(news, area);
+    } else {
+        sides(frame, area, Line::raw(leases), store);
+    }
+}
+
+fn store_line(seen: &Seen, width: u16, theme: Theme) -> Line<'static> {
+    let away = seen.totals.and_then(|totals| totals.store_away);
+    match (&seen.health, away) {
+        (_, Some(span)) => Line::styled(format!("  store AWAY, asked in {}", span_words(span)), theme.bad()),
+        (Some(Health::Away { why }), None) => Line::styled(format!("  store AWAY: {why}"), theme.bad()),
+        (Some(Health::Good { engine, version, took }), None) => {
+            let changes = if width >= 100 { format!("  changes {version}") } else { String::new() };
+            Line::styled(
+                format!("  store {engine} ok {:.1} ms{changes}", took.as_secs_f64() * 1_000.0),
+                if *took < SLOW { theme.good() } else { theme.warning() },
+            )
+        }
+        (None, None) => Line::default(),
+    }
+}
+
+fn draw_footer(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let keys = match model.mode {
+        Mode::Filter => {
+            let text = format!("/{}", model.filter);
+            let column = u16::try_from(Line::raw(&text).width()).unwrap_or(u16::MAX);
+            frame.set_cursor_position((area.x + column.min(area.width.saturating_sub(1)), area.y));
+            return frame.render_widget(Line::raw(text), area);
+        }
+        Mode::Table | Mode::Help if area.width >= WIDE => {
+            "q quit   / filter   s sort   p pause   ↑↓ select   ? help"
+        }
+        Mode::Table | Mode::Help => "q quit / filter s sort p pause ? help",
+    };
+    frame.render_widget(Line::styled(keys, BOLD), area);
+}
+
+fn draw_help(frame: &mut Frame<'_>, area: Rect, kind: Kind) {
+    let seen = match kind {
+        Kind::Server => {
+            "Rates are what the server counts; who is limited\nis what it tells. Levels are of the row with >."
+        }
+        Kind::Store => {
+            "A store tells what is there, and no decisions:\nunits are what was taken between two looks."
+        }
+    };
+    let text = format!(
+        "/      only names that hold a text\n\
+         s      sort: count, speed, last, name\n\
+         p      pause what is shown, and go on\n\
+         ↑ ↓    select a row (or k j, PgUp PgDn, Home End)\n\
+         q      quit (or Esc, Ctrl-C); Esc drops a filter\n\n{seen}\n\nAny key closes this."
+    );
+    let (width, height) = (52.min(area.width), 12.min(area.height));
+    let (x, y) = (area.x + (area.width - width) / 2, area.y + (area.height - height) / 2);
+    let area = Rect { x, y, width, height };
+    frame.render_widget(Clear, area);
+    frame.render_widget(Paragraph::new(text).block(Block::bordered().title(" help ")), area);
+}

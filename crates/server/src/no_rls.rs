@@ -1,0 +1,24 @@
+//! A server that was built without Envoy's rate limit service: there are no rules, so none is ever served.
+
+use axum::Router;
+
+use crate::server::Shutdown;
+use crate::state::State;
+
+/// Rules of a service that is not there.
+#[derive(Debug, Clone)]
+#[expect(clippy::exhaustive_enums, reason = "there is none")]
+pub enum EnvoyRules {}
+
+#[derive(Debug)]
+pub(crate) struct Health;
+
+impl Health {
+    #[expect(clippy::unused_async, reason = "as the real one")]
+    pub(crate) async fn until_stopped(self, _: Shutdown, _: impl Future<Output = ()>) {}
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as the real one")]
+pub(crate) fn app(_: State, rules: EnvoyRules, _: Shutdown) -> (Router, Health) {
+    match rules {}
+}

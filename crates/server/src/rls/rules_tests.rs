@@ -1,0 +1,198 @@
+//! Tables of rules and of what they make of descriptors.
+
+use tidegate_core::limit::name::NAME_MAX;
+
+use super::*;
+use crate::rls::config::EntryConfig;
+
+/// Keys and values.
+type Entries<'a> = &'a [(&'a str, &'a str)];
+
+fn entry(key: &str, value: &str) -> EntryConfig {
+    EntryConfig { key: key.to_owned(), value: value.to_owned() }
+}
+
+fn rule(entries: &[(&str, &str)], entity: &str, resource: &str) -> RuleConfig {
+    RuleConfig {
+        entries: entries.iter().map(|(key, value)| entry(key, value)).collect(),
+        entity: Some(entity.to_owned()),
+        resource: Some(resource.to_owned()),
+        ..RuleConfig::default()
+    }
+}
+
+fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+    RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
+}
+
+/// The subject that a descriptor draws from, or why it does not.
+fn found(rules: &EnvoyRules, domain: &str, entries: &[(&str, &str)]) -> String {
+    match rules.ask(domain, &descriptor(entries), 1) {
+        Asked::Unlimited => "unlimited".to_owned(),
+        Asked::Unknown(_) => "unknown".to_owned(),
+        Asked::Draw(ask) => format!("{}: {}", ask.drawing.rule, ask.subject),
+        Asked::Invalid { why, is_shadow: false } => why,
+        Asked::Invalid { why, is_shadow: true } => format!("shadow: {why}"),
+    }
+}
+
+#[test]
+fn the_first_rule_that_names_all_entries_in_their_order_counts() {
+    let rules = EnvoyRules::new(
+        Unknown::Allow,
+        &[
+            RuleConfig { unlimited: true, ..rule_of(&[("user", "root")]) },
+            RuleConfig { domain: Some("web".to_owned()), ..rule(&[("user", "*")], "web {user}", "shop") },
+            rule(&[("user", "*")], "{user}", "shop"),
+            rule(&[("path", "/api/*"), ("ip", "*")], "key {ip} of {path}!", "{path}"),
+            rule(&[("path", "/"), ("ip", "*")], "everybody", "front page"),
+            rule(&[("empty", "")], "nobody", "x"),
+            RuleConfig { unlimited: true, ..rule_of(&[("free", "*")]) },
+            RuleConfig { shadow: true, ..rule(&[("try", "*"), ("rest", "*")], "{try}", "x") },
+        ],
+    )
+    .unwrap();
+    let long = "x".repeat(VALUE_MAX + 1);
+    let table: [(&str, Entries<'_>, &str); 20] = [
+        ("web", &[("user", "root")], "unlimited"),
+        ("web", &[("user", "ada")], "2: web ada on shop"),
+        ("else", &[("user", "ada")], "3: ada on shop"),
+        ("", &[("user", "")], "the entity `` is empty"),
+        ("", &[("user", "a#b")], "the entity `a#b` holds '#' at byte 1, which no such name does"),
+        ("else", &[("user", "ada"), ("user", "ada")], "unknown"),
+        ("else", &[("User", "ada")], "unknown"),
+        ("web", &[("path", "/api/v1"), ("ip", "::1")], "4: key ::1 of /api/v1! on /api/v1"),
+        ("web", &[("path", "/api/"), ("ip", "{path}")], "4: key {path} of /api/! on /api/"),
+        ("web", &[("ip", "::1"), ("path", "/api/v1")], "unknown"),
+        ("web", &[("path", "/"), ("ip", "::1")], "5: everybody on front page"),
+        ("web", &[("path", "/other"), ("ip", "::1")], "unknown"),
+        ("web", &[("empty", "")], "6: nobody on x"),
+        ("web", &[("empty", "not")], "unknown"),
+        ("web", &[("user", &long)], "the entry `user` has 1025 bytes, more than 1024"),
+        // What no template uses may be as long as it likes, and what only looks refuses nobody.
+        ("web", &[("free", &long)], "unlimited"),
+        ("web", &[("unknown", &long)], "unknown"),
+        ("web", &[("path", "/"), ("ip", &long)], "5: everybody on front page"),
+        ("web", &[("try", "a"), ("rest", &long)], "8: a on x"),
+        ("web", &[("try", &long), ("rest", "")], "shadow: the entry `try` has 1025 bytes, more than 1024"),
+    ];
+    for (domain, entries, expected) in table {
+        assert_eq!(found(&rules, domain, entries), expected, "{domain} {entries:?}");
+    }
+    assert_eq!((rules.len(), rules.is_empty()), (8, false));
+}
+
+fn rule_of(entries: &[(&str, &str)]) -> RuleConfig {
+    RuleConfig { entity: None, resource: None, ..rule(entries, "", "") }
+}
+
+#[test]
+fn values_that_could_be_taken_for_others_are_invalid() {
+    let keys = [("tenant", "*"), ("user", "*"), ("zone", "eu")];
+    let found_by = |entity: &str, tenant: &str, user: &str| {
+        let rules = EnvoyRules::new(Unknown::Allow, &[rule(&keys, entity, "x")]).unwrap();
+        found(&rules, "", &[("tenant", tenant), ("user", user), ("zone", "eu")])
+    };
+    let ends = |end: &str| format!("the entry `tenant` has `{end}` in it, which ends it in its rule");
+    let table = [
+        ("{tenant}:{user}", "a", "b:c", "1: a:b:c on x".to_owned()),
+        ("{tenant}:{user}", "a:b", "c", ends(":")),
+        ("{tenant}::{user}", "a:", "b", ends("::")),
+        ("{tenant}::{user}", "a", ":b", "1: a:::b on x".to_owned()),
+        ("{tenant}::{user}", "a:c", "b", "1: a:c::b on x".to_owned()),
+        ("{tenant}-{zone}-{user}", "a-eu-b", "c", ends("-eu-")),
+        ("{tenant}-{zone}-{user}", "a-b", "c", "1: a-b-eu-c on x".to_owned()),
+        // One value alone, and the last one, have nothing to be taken for.
+        ("{tenant}:{zone}", "a:b", "", "1: a:b:eu on x".to_owned()),
+        ("{tenant}:{user}!", "a", "b!", "1: a:b!! on x".to_owned()),
+        ("{zone}{user}", "", "b", "1: eub on x".to_owned()),
+    ];
+    for (entity, tenant, user, expected) in table {
+        assert_eq!(found_by(entity, tenant, user), expected, "{entity} {tenant} {user}");
+    }
+}
+
+#[test]
+fn a_hit_costs_what_the_rule_says_and_many_cost_as_often() {
+    let cost = [("requests".to_owned(), 2), ("tokens".to_owned(), 1 << 39)].into();
+    let rules = [RuleConfig { cost, ..rule(&[("user", "*")], "{user}", "x") }];
+    let rules = EnvoyRules::new(Unknown::Refuse, &rules).unwrap();
+    let ask = |hits| match rules.ask("", &descriptor(&[("user", "ada")]), hits) {
+        Asked::Draw(ask) => Ok((ask.cost.iter().map(|(_, units)| *units).collect::<Vec<_>>(), ask.is_look)),
+        other => Err(format!("{other:?}")),
+    };
+    assert_eq!(ask(1), Ok((vec![2, 1 << 39], false)));
+    assert_eq!(ask(2), Ok((vec![4, 1 << 40], false)));
+    assert_eq!(ask(0), Ok((vec![2, 1 << 39], true)));
+    assert!(ask(3).unwrap_err().contains("3 hits of 549755813888 `tokens` each are more than 1099511627776"));
+    assert!(ask(u64::MAX).unwrap_err().contains("`requests`"));
+}
+
+#[test]
+fn a_rule_that_cannot_be_says_which_field_what_it_is_and_why() {
+    let user = || rule(&[("user", "*")], "{user}", "shop");
+    let long = "x".repeat(NAME_MAX + 1);
+    let table = [
+        (rule(&[], "a", "b"), "`match` is `0 entries`: there are 1 to 16"),
+        (rule(&[("", "*")], "a", "b"), "`match[0].key` is ``: it is empty"),
+        (rule(&[("a", "x*y")], "a", "b"), "`match[0].value` is `x*y`: `*` stands at the end"),
+        (rule(&[("a", "**")], "a", "b"), "`match[0].value` is `**`: `*` stands at the end"),
+        (rule(&[("user", "*")], "{usr}", "b"), "`entity` is `{usr}`: there is no entry `usr` in its match"),
+        (rule(&[("user", "*")], "{user", "b"), "`entity` is `{user`: a brace has no other half"),
+        (rule(&[("user", "*")], "a", "}"), "`resource` is `}`: a brace has no other half"),
+        (
+            rule(&[("k", "a"), ("k", "b")], "{k}", "b"),
+            "`entity` is `{k}`: the entry `k` is in its match twice",
+        ),
+        (rule(&[("user", "*")], "a#b", "b"), "`entity` is `a#b`: the entity `a#b` holds '#' at byte 1"),
+        (rule(&[("user", "*")], "a", &long), "more than 256"),
+        (rule_of(&[("user", "*")]), "`entity` is ``: it is missing, and the rule is not `unlimited`"),
+        (
+            RuleConfig { cost: [("a b".to_owned(), 1)].into(), ..user() },
+            "`cost.a b` is `a b`: the limit `a b` holds ' '",
+        ),
+        (
+            RuleConfig { cost: [("requests".to_owned(), 0)].into(), ..user() },
+            "`cost.requests` is `0`: a hit costs 1 to 1099511627776",
+        ),
+        (RuleConfig { limits: vec!["requests".to_owned()], ..user() }, "`limits[0]` is `requests`: "),
+        (
+            RuleConfig { limits: vec!["a:1/s".to_owned(); 17], ..user() },
+            "`limits` is `17 limits`: there are at most 16",
+        ),
+        (
+            RuleConfig { limits: vec!["requests:5/min".to_owned(), "requests:9/h".to_owned()], ..user() },
+            "`limits` is `requests:5/min, requests:9/h`: the limit `requests` is there twice",
+        ),
+        (
+            RuleConfig { limits: vec!["requests:5/min".to_owned(), "tokens:100/min".to_owned()], ..user() },
+            "`limits[1]` is `tokens:100/min`: a hit costs nothing of it, but of `requests`: say it in `cost`",
+        ),
+        (
+            rule(&[("a", "*"), ("b", "x*")], "{a}{b}", "x"),
+            "`entity` is `{a}{b}`: two values need a text between them, or nobody can tell where one ends",
+        ),
+        (rule(&[("a", "x#")], "{a}", "x"), "`entity` is `{a}`: the entity `x#` holds '#' at byte 1"),
+        (RuleConfig { unlimited: true, ..user() }, "`unlimited` is `true`: such a rule has no `entity`"),
+        (
+            RuleConfig { unlimited: true, shadow: true, ..rule_of(&[("user", "*")]) },
+            "`unlimited` is `true`: such a rule has no `shadow`",
+        ),
+    ];
+    for (wrong, sentence) in table {
+        let error = EnvoyRules::new(Unknown::Allow, &[user(), wrong]).unwrap_err().to_string();
+        assert!(error.starts_with("rule 2: ") && error.contains(sentence), "{error}");
+    }
+    let many = vec![user(); RULES_MAX + 1];
+    let error = EnvoyRules::new(Unknown::Allow, &many).unwrap_err();
+    assert_eq!(error.to_string(), "1001 rules, more than 1000");
+}
+
+#[test]
+fn without_a_rule_all_pass_unless_what_is_unknown_is_refused() {
+    let all_pass = |unknown, rules: &[RuleConfig]| EnvoyRules::new(unknown, rules).unwrap().let_all_pass();
+    assert!(all_pass(Unknown::Allow, &[]));
+    assert!(!all_pass(Unknown::Refuse, &[]));
+    assert!(!all_pass(Unknown::Allow, &[rule(&[("user", "*")], "{user}", "x")]));
+}

@@ -1,0 +1,98 @@
+//! Certificates that are made for a test, in files.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    SanType,
+};
+
+/// One who signs certificates.
+pub(crate) struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate and its key, in PEM.
+#[derive(Clone)]
+pub(crate) struct Pair {
+    pub(crate) cert: String,
+    pub(crate) key: String,
+    pub(crate) der: Vec<u8>,
+}
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key");
+        Self { issuer: CertifiedIssuer::self_signed(params, key).expect("signed") }
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// A certificate of a server on this machine.
+    pub(crate) fn server(&self) -> Pair {
+        self.sign(&server())
+    }
+
+    /// One that is good no more.
+    pub(crate) fn expired(&self) -> Pair {
+        let mut params = server();
+        params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        self.sign(&params)
+    }
+
+    /// One that is good from the begin of a year on.
+    pub(crate) fn from(&self, year: i32) -> Pair {
+        let mut params = server();
+        params.not_before = rcgen::date_time_ymd(year, 1, 1);
+        self.sign(&params)
+    }
+
+    /// Another certificate for the key of a pair.
+    pub(crate) fn again(&self, pair: &Pair) -> Pair {
+        let key = KeyPair::from_pem(&pair.key).expect("a key");
+        self.sign_with(&server(), &key)
+    }
+
+    /// A certificate of a client, whose URI and common name these are, good until the end of a year.
+    pub(crate) fn client(&self, uri: &str, common: &str, until: i32) -> Pair {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, common);
+        params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+        params.not_after = rcgen::date_time_ymd(until, 12, 31);
+        self.sign(&params)
+    }
+
+    fn sign(&self, params: &CertificateParams) -> Pair {
+        self.sign_with(params, &KeyPair::generate().expect("a key"))
+    }
+
+    fn sign_with(&self, params: &CertificateParams, key: &KeyPair) -> Pair {
+        let cert = params.signed_by(key, &self.issuer).expect("signed");
+        Pair { cert: cert.pem(), key: key.serialize_pem(), der: cert.der().to_vec() }
+    }
+}
+
+fn server() -> CertificateParams {
+    let mut params =
+        CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names");
+    params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+    params
+}
+
+impl Pair {
+    /// The two files of this name in a folder.
+    pub(crate) fn write(&self, folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+        let files = (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")));
+        fs::write(&files.0, &self.cert).expect("written");
+        fs::write(&files.1, &self.key).expect("written");
+        files
+    }
+}

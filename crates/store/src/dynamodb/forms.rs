@@ -1,0 +1,370 @@
+//! What a decision on a bucket changes in its item, and what must hold for it.
+//!
+//! A limit is kept as the time at which it is full, times its amount: one whole number, exact. To take from it is to add to
+//! that time, as long as it lies ahead; where it lies in the past the bucket is full, and the time is set anew from now. So
+//! there are two forms, and the state that was seen last tells which one to try; each has its condition, and the one fails
+//! where the other is right. To give back is to subtract, whatever the state: a time in the past is a full bucket. Whatever
+//! else changes of a limit, its shape or that it is there at all, is written only if the limit is exactly as it was seen.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidegate_core::bucket::{Bucket, Span};
+use tidegate_core::limit::cascade::Level;
+use tidegate_core::limit::lease::REMEMBERED;
+use tidegate_core::limit::meter::Meter;
+use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::policy::Scope;
+use tidegate_core::limit::resolve::Source;
+use tidegate_core::time::Stamp;
+
+use super::expression::Write;
+use super::keys::{Keys, PK, TTL, padded};
+use super::view::{APART, DUE, REVISION, RULES, View, rule_text};
+
+/// An item expires when it has not been drawn from for as many times as long as it takes to be full.
+const LIFETIMES: u64 = 7;
+/// What is still to be counted, or may be asked for, is kept for so long beyond its end.
+const GRACE: Duration = Duration::from_hours(24);
+/// A debt that is not paid so long before its item would expire makes it live longer.
+const DEBT_MARGIN: u64 = 3_600;
+
+/// What a decision is about.
+pub(super) struct Decision<'a> {
+    pub(super) keys: &'a Keys,
+    pub(super) subject: &'a Subject,
+    pub(super) now: Stamp,
+    /// The limits that were asked, and for how much: what is there must be enough.
+    pub(super) asked: Option<(&'a Level, &'a [Option<u64>])>,
+    /// What the rules are to be called where they change.
+    pub(super) epoch: &'a str,
+}
+
+/// When a bucket is full, as the item has it.
+pub(super) fn parts(meter: &Meter) -> u128 {
+    let Span { whole, part } = meter.bucket().full_at();
+    u128::from(whole) * u128::from(meter.rule().shape().amount()) + u128::from(part)
+}
+
+/// Only if a limit is full at the very time at which it was seen to be. What was given back may be more than all time there
+/// was, so that it is before the first; that is seen as the first. A debt may take longer than all time there will be.
+pub(super) fn only_as_seen(write: &mut Write, full_at: &str, seen: &Meter) {
+    let parts = parts(seen);
+    let comparison = match seen.bucket().full_at().whole {
+        _ if parts == 0 => "<=",
+        u64::MAX => ">=",
+        _ => "=",
+    };
+    write.only_if(full_at, comparison, parts);
+}
+
+/// The bucket that the item has so.
+pub(super) fn bucket(parts: u128, amount: u64) -> Bucket<Stamp> {
+    let amount = u128::from(amount);
+    let whole = u64::try_from(parts / amount).unwrap_or(u64::MAX);
+    let part = u64::try_from(parts % amount).unwrap_or(0);
+    Bucket::from_full_at(Span { whole, part })
+}
+
+/// Writes the limits of an item from what was seen to what was decided.
+pub(super) fn write_limits(
+    write: &mut Write,
+    seen: &View,
+    decided: &BTreeMap<String, Meter>,
+    on: &Decision<'_>,
+) {
+    let mut is_moved = false;
+    let mut is_ruled = false;
+    for (row, after) in decided {
+        let Some(before) = seen.meters.get(row) else {
+            write.set(&format!("f:{row}"), parts(after));
+            write.set(&format!("c:{row}"), after.consumed());
+            write.set(&format!("r:{row}"), rule_text(after));
+            is_ruled = true;
+            continue;
+        };
+        let asked = on.asked.and_then(|(level, units)| {
+            let line = level.limits.iter().find(|line| line.rule.row() == row)?;
+            units[line.name]
+        });
+        is_ruled |= rule_text(before) != rule_text(after);
+        is_moved |= write_limit(write, row, (before, after), asked, (seen, on.now));
+    }
+    for (row, gone) in seen.meters.iter().filter(|(row, _)| !decided.contains_key(*row)) {
+        only_as_seen(write, &format!("f:{row}"), gone);
+        for kind in ["f", "c", "r"] {
+            write.remove(&format!("{kind}:{row}"));
+        }
+        is_ruled = true;
+    }
+    if is_ruled && seen.meters.is_empty() {
+        write.set("GSI2PK", on.keys.resource(&on.subject.resource));
+        write.set("GSI2SK", format!("BUCKET#{}", on.subject.entity));
+    }
+    if let Some(rules) = seen.rules.as_deref().filter(|_| is_moved || is_ruled) {
+        write.only_if(RULES, "=", rules);
+    }
+    if is_ruled && seen.is_there() {
+        write.set(RULES, on.epoch);
+    }
+    begin(write, seen, on.epoch);
+}
+
+/// Counts a write of an item, and makes the item where there is none. One that is gone since it was seen is not made anew from
+/// what is changed of it.
+pub(super) fn begin(write: &mut Write, seen: &View, epoch: &str) {
+    if seen.is_there() {
+        write.only_with(PK);
+    } else {
+        write.only_without(PK);
+        write.set(RULES, epoch);
+    }
+    write.add(REVISION, 1_u64);
+}
+
+/// Writes one limit. Answers whether anything of it is written or asked.
+fn write_limit(
+    write: &mut Write,
+    row: &str,
+    (before, after): (&Meter, &Meter),
+    asked: Option<u64>,
+    (seen, now): (&View, Stamp),
+) -> bool {
+    let (full_at, consumed) = (format!("f:{row}"), format!("c:{row}"));
+    let shape = after.rule().shape();
+    let moved = after.consumed().saturating_sub(before.consumed());
+    let is_ruled = rule_text(before) != rule_text(after);
+    if is_ruled {
+        write.set(&format!("r:{row}"), rule_text(after));
+    }
+    if moved != 0 || is_ruled {
+        write.add(&consumed, moved);
+    }
+    let (amount, period) = (u128::from(shape.amount()), shape.period().as_micros());
+    let cost = u128::from(moved.unsigned_abs()) * period;
+    let now_parts = u128::from(now.as_micros()) * amount;
+    // Up to the second that it ends in, as the condition below has it.
+    let Span { whole, part } = after.bucket().full_at();
+    let reaches = whole.saturating_add(u64::from(part > 0)).div_ceil(1_000_000) + DEBT_MARGIN;
+    let outlives = seen.ttl.is_some_and(|ttl| reaches > ttl);
+    if before.rule().shape() != shape || (moved > 0 && outlives) {
+        only_as_seen(write, &full_at, before);
+        write.set(&full_at, parts(after));
+        if outlives {
+            write.expires(reaches + LIFETIMES * DEBT_MARGIN);
+        }
+        return true;
+    }
+    // Units that are asked for are there if, once they are taken, the bucket is full no later than a whole burst from now.
+    let most = |units: u64| {
+        let burst = u128::from(shape.burst().saturating_sub(units)) * period;
+        now_parts + burst
+    };
+    if moved > 0 && before.is_full(now) {
+        write.only_if(&full_at, "<=", now_parts);
+        write.set(&full_at, now_parts + cost);
+    } else if moved > 0 {
+        write.only_if(&full_at, ">", now_parts);
+        if let Some(units) = asked {
+            write.only_if(&full_at, "<=", most(units));
+        } else if let Some(ttl) = seen.ttl {
+            let last = u128::from(ttl.saturating_sub(DEBT_MARGIN)) * 1_000_000 * amount;
+            write.only_if(&full_at, "<=", last.saturating_sub(cost));
+            write.only_if(TTL, ">=", ttl);
+        }
+        write.add(&full_at, cost);
+    } else if moved < 0 {
+        write.add(&full_at, -i128::try_from(cost).unwrap_or(i128::MAX));
+    } else {
+        if let Some(units) = asked {
+            write.only_if(&full_at, "<=", most(units));
+        }
+        if is_ruled {
+            write.add(&full_at, 0_u64);
+        }
+    }
+    moved != 0 || asked.is_some()
+}
+
+/// The item is looked at no later than `at`.
+pub(super) fn due_by(write: &mut Write, seen: &View, at: Stamp, on: (&Keys, &Subject)) {
+    let at_text = padded(at.as_micros());
+    if seen.due.is_some_and(|due| due <= at) {
+        write.only_if(DUE, "<=", at_text);
+        return;
+    }
+    if seen.is_there() {
+        write.only_unless_or(DUE, ">", at_text.as_str());
+    }
+    write.set("GSI1PK", on.0.due(part_of(on.1)));
+    write.set(DUE, at_text);
+}
+
+/// Which of the partitions of what is due a bucket is in.
+pub(super) fn part_of(subject: &Subject) -> u64 {
+    subject.to_string().bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)))
+}
+
+/// An item that is drawn from lives for seven times as long as its slowest limit takes to be full, and until what it has to
+/// remember is over. One with limits of its entity's own lives for ever.
+pub(super) fn live(write: &mut Write, seen: &View, level: &Level, (now, until): (Stamp, Stamp)) {
+    if is_custom(level) {
+        if seen.ttl.is_some() {
+            write.never_expires();
+        }
+        return;
+    }
+    let rules = level.limits.iter().map(|line| &line.rule);
+    let rules = rules.chain(seen.meters.values().map(Meter::rule));
+    let full = rules.map(|rule| rule.shape().span(rule.shape().burst()).whole.div_ceil(1_000_000)).max();
+    let seconds = |at: Stamp| at.as_micros() / 1_000_000;
+    let grace = seconds(until + GRACE.max(REMEMBERED));
+    let rest = seconds(now) + LIFETIMES * full.unwrap_or(0);
+    let wanted = rest.max(grace).max(kept_for(seen));
+    // Not with every draw: a tenth of the time does not matter, nor half of what it is kept beyond its leases, and an attribute
+    // that stays is not written.
+    let enough = wanted - ((wanted - seconds(now)) / 10).min(GRACE.as_secs() / 2);
+    if seen.ttl.is_some_and(|ttl| ttl >= enough) {
+        // It may rest since it was seen.
+        write.only_if(TTL, ">=", enough);
+    } else {
+        write.expires(wanted);
+        if seen.is_there() {
+            // An item that did not expire before may have leases by now that nobody has told us of.
+            write.only_unless_or(APART, "<=", wanted - GRACE.as_secs());
+        }
+    }
+}
+
+/// A lease of the item is kept apart until `deadline`: the item has to outlive it.
+pub(super) fn keep(write: &mut Write, seen: &View, (now, deadline): (Stamp, Stamp)) {
+    let seconds = |at: Stamp| at.as_micros().div_ceil(1_000_000);
+    let due = seconds(deadline);
+    if seen.apart.is_some_and(|apart| apart >= due) {
+        return write.only_if(APART, ">=", due);
+    }
+    // A tenth of the time more, so that it is not written with every draw.
+    let until = due + due.saturating_sub(seconds(now)) / 10;
+    if seen.is_there() {
+        write.only_unless_or(APART, "<=", until);
+    }
+    write.set(APART, until);
+}
+
+/// Until when an item is kept for leases that are kept apart from it.
+fn kept_for(seen: &View) -> u64 {
+    seen.apart.map_or(0, |apart| apart + GRACE.as_secs())
+}
+
+/// When an item expires that nothing is open in and nothing is to be counted of; never where a limit is its entity's own.
+pub(super) fn rest(seen: &View, now: Stamp) -> Option<u64> {
+    seen.ttl?;
+    let span = |meter: &Meter| meter.rule().shape().span(meter.rule().shape().burst()).whole;
+    let full = seen.meters.values().map(span).max().unwrap_or(0).div_ceil(1_000_000);
+    let paid =
+        seen.meters.values().map(|meter| meter.bucket().full_at().whole / 1_000_000).max().unwrap_or(0);
+    Some((now.as_micros() / 1_000_000 + LIFETIMES * full).max(paid + DEBT_MARGIN).max(kept_for(seen)))
+}
+
+fn is_custom(level: &Level) -> bool {
+    let is_own = |source: &Source| matches!(source, Source::Policy(Scope::Entity(_) | Scope::Subject(_)));
+    level.limits.iter().any(|line| is_own(&line.source))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidegate_core::limit::name::Namespace;
+    use tidegate_core::limit::policy::Version;
+    use tidegate_core::limit::rule::Limit;
+
+    use super::super::keys::Key;
+    use super::*;
+
+    const NOW: Stamp = Stamp::from_secs(1_800_000_000);
+
+    fn meter(limit: &Limit, taken: u64, at: Stamp) -> Meter {
+        let mut meter = Meter::new(Arc::new(limit.check().unwrap()), Version::ZERO);
+        meter.take(taken, at);
+        meter
+    }
+
+    fn seen(meter: &Meter) -> View {
+        let meters = BTreeMap::from([("tpm".to_owned(), meter.clone())]);
+        View { rules: Some("a".to_owned()), meters, ..View::default() }
+    }
+
+    /// What is written where `before` was seen and `after` was decided: the change, and the condition.
+    fn written(before: &Meter, after: &Meter) -> (String, String) {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let keys = Keys::new(&Namespace::new("default").unwrap());
+        let mut write = Write::new(Key { pk: String::new(), sk: String::new() });
+        let on = Decision { keys: &keys, subject: &subject, now: NOW, asked: None, epoch: "b" };
+        let decided = BTreeMap::from([("tpm".to_owned(), after.clone())]);
+        write_limits(&mut write, &seen(before), &decided, &on);
+        let names = write.names().unwrap();
+        let plain =
+            |text: String| names.iter().fold(text, |text, (place, name)| text.replace(place.as_str(), name));
+        (plain(write.update()), plain(write.condition().unwrap()))
+    }
+
+    #[test]
+    fn a_full_limit_is_set_one_that_fills_is_added_to_and_what_returns_is_blind() {
+        let limit = Limit::per_minute("tpm", 600);
+        let long_ago = NOW.as_micros() - 3_600_000_000;
+        let full = meter(&limit, 5, Stamp::from_micros(long_ago));
+        let filling = meter(&limit, 300, NOW);
+        let after = |before: &Meter, delta| {
+            let mut after = before.clone();
+            after.adjust(delta, NOW);
+            written(before, &after)
+        };
+        let (change, condition) = after(&full, 7);
+        assert!(change.starts_with("SET f:tpm = "), "{change}");
+        assert!(condition.starts_with("f:tpm <= "), "{condition}");
+        let (change, condition) = after(&filling, 7);
+        assert!(change.contains("ADD c:tpm") && change.contains("f:tpm :"), "{change}");
+        assert!(condition.starts_with("f:tpm > "), "{condition}");
+        let (change, condition) = after(&filling, -7);
+        assert!(change.contains("f:tpm :"), "{change}");
+        assert!(condition.starts_with("R = "), "{condition}");
+    }
+
+    #[test]
+    fn a_shape_that_changes_is_written_only_over_what_was_seen() {
+        let before = meter(&Limit::per_minute("tpm", 600), 300, NOW);
+        let mut after = before.clone();
+        after.follow(&Arc::new(Limit::per_minute("tpm", 1_200).check().unwrap()), Version::new(2), NOW);
+        let (change, condition) = written(&before, &after);
+        assert!(condition.contains("f:tpm = :") && condition.contains("R = :"), "{condition}");
+        assert!(change.contains("R = :") && change.contains("r:tpm = :"), "{change}");
+    }
+
+    #[test]
+    fn a_time_is_one_whole_number_and_read_back_as_it_was() {
+        for limit in [
+            Limit::per_day("tpm", 1),
+            Limit::per_second("tpm", 1 << 40).burst(1),
+            Limit::per("tpm", 7, Duration::from_secs(3)),
+        ] {
+            for taken in [1, 3, 1_000_000] {
+                let meter = meter(&limit, taken, NOW);
+                assert_eq!(bucket(parts(&meter), meter.rule().shape().amount()), *meter.bucket());
+            }
+        }
+    }
+
+    #[test]
+    fn z24_an_item_lives_seven_times_as_long_as_it_takes_to_be_full() {
+        let rest = |limits: &[Limit]| {
+            let meters = limits.iter().map(|limit| (limit.name().to_owned(), meter(limit, 1, NOW)));
+            let seen = View { ttl: Some(1), meters: meters.collect(), ..View::default() };
+            rest(&seen, NOW).map(|ttl| ttl - 1_800_000_000)
+        };
+        let slow = Limit::per_minute("b", 10).burst(1_000);
+        assert_eq!(rest(std::slice::from_ref(&slow)), Some(42_000));
+        assert_eq!(rest(&[slow, Limit::per_day("c", 1_000)]), Some(604_800));
+        assert_eq!(super::rest(&View::default(), NOW), None, "limits of the entity's own");
+    }
+}

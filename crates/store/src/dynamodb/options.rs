@@ -1,0 +1,348 @@
+//! How a store in a DynamoDB table is opened: its table and region, its namespace, and how long an answer may take.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use aws_config::BehaviorVersion;
+use aws_config::retry::RetryConfig;
+use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::interceptors::{
+    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
+};
+use aws_sdk_dynamodb::config::{ConfigBag, Credentials, Intercept, Region, RuntimeComponents};
+use aws_sdk_dynamodb::error::BoxError;
+use aws_smithy_http_client::tls::{self, rustls_provider::CryptoMode};
+use aws_smithy_types::config_bag::{Storable, StoreReplace};
+use tidegate_core::time::Stamp;
+use tokio::time::Instant;
+
+use super::cache::Cache;
+use super::clock::Corrected;
+use super::keys::Keys;
+use super::link::{Link, random};
+use super::log::SCHEMA;
+use super::phases::Phases;
+use super::trouble::Whose;
+use super::view::number_of;
+use super::{DynamoDb, Inner};
+use crate::clock::{HostWall, WallClock};
+use crate::error::StoreError;
+use crate::lifecycle::{namespace, other_version};
+
+/// How long an answer is waited for.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a call may take before the engine counts as away.
+const DEADLINE: Duration = Duration::from_millis(50);
+
+/// How long what was read may refuse without asking.
+const REJECTED_FOR_MAX: Duration = Duration::from_secs(1);
+
+/// How a store in a DynamoDB table is opened.
+///
+/// Whoever uses it is known by the SDK's own means: variables of the environment, a profile, the role of a machine. The table
+/// must be there; [`create`](Self::create) makes it.
+#[derive(Debug, Clone)]
+pub struct DynamoDbOptions {
+    table: String,
+    pub(super) has_stream: bool,
+    region: Option<String>,
+    endpoint: Option<String>,
+    stream_endpoint: Option<String>,
+    /// They do not show themselves.
+    credentials: Option<Credentials>,
+    namespace: String,
+    is_speculative: bool,
+    timeout: Duration,
+    deadline: Duration,
+    rejected_for: Duration,
+    clock: Option<Arc<dyn WallClock>>,
+}
+
+impl DynamoDbOptions {
+    /// A store in a table, in the namespace `default`.
+    pub fn new(table: impl Into<String>) -> Self {
+        Self {
+            table: table.into(),
+            has_stream: true,
+            region: None,
+            endpoint: None,
+            stream_endpoint: None,
+            credentials: None,
+            namespace: "default".to_owned(),
+            is_speculative: true,
+            timeout: TIMEOUT,
+            deadline: DEADLINE,
+            rejected_for: REJECTED_FOR_MAX,
+            clock: None,
+        }
+    }
+
+    /// Another table.
+    #[must_use]
+    pub fn of_table(mut self, table: impl Into<String>) -> Self {
+        self.table = table.into();
+        self
+    }
+
+    /// The region that the table is in; otherwise the one that the SDK finds.
+    #[must_use]
+    pub fn region(mut self, region: impl Into<String>) -> Self {
+        self.region = Some(region.into());
+        self
+    }
+
+    /// Another place than the region's own: a server on this machine, say.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.endpoint = Some(endpoint.into());
+        self
+    }
+
+    /// Another place for the table's stream than for the table, where both are not one server.
+    #[must_use]
+    pub fn stream_endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.stream_endpoint = Some(endpoint.into());
+        self
+    }
+
+    /// Keys to sign with, where those that the SDK finds are not meant.
+    #[must_use]
+    pub fn credentials(mut self, key: impl Into<String>, secret: impl Into<String>) -> Self {
+        self.credentials = Some(Credentials::new(key, secret, None, None, "given"));
+        self
+    }
+
+    /// Another namespace.
+    #[must_use]
+    pub fn namespace(mut self, name: impl Into<String>) -> Self {
+        self.namespace = name.into();
+        self
+    }
+
+    /// Whether a draw is tried as a write at once, guessed from what was seen last, as it is unless said otherwise; else it
+    /// is read first and then written.
+    #[must_use]
+    pub const fn speculative(mut self, is_speculative: bool) -> Self {
+        self.is_speculative = is_speculative;
+        self
+    }
+
+    /// Whether a table that is made has a stream, as it has unless said otherwise: for whoever follows what is used.
+    #[must_use]
+    pub const fn stream(mut self, has_stream: bool) -> Self {
+        self.has_stream = has_stream;
+        self
+    }
+
+    /// How long an answer is waited for, all tries together; two seconds unless said otherwise. About the same for all who share
+    /// a table: a draw of several levels that is not whole after three of these is taken back by whoever repeats it.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long a call may take before the engine [counts as away](crate::Capabilities::deadline); 50 ms unless said
+    /// otherwise.
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// How long a bucket that was read and had too little refuses without being asked again; a second unless said otherwise,
+    /// which is the most, and not at all where it is zero.
+    ///
+    /// What refills meanwhile is worked out, and what this process gives back is seen at once. What others give back is seen
+    /// this much later, and so is a draw of the same lease that was made through another process and not answered.
+    #[must_use]
+    pub const fn rejections(mut self, span: Duration) -> Self {
+        self.rejected_for = span;
+        self
+    }
+
+    /// Another clock than this machine's, which is corrected by the dates of the engine's answers; this one is not.
+    #[must_use]
+    pub fn clock(mut self, clock: impl WallClock) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// Opens it: asks for its version, and so whether the table is there and may be read.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for a namespace that cannot be, a table that is not there and what a newer version has
+    /// written, [`StoreError::Denied`] for keys or rights that are missing, and [`StoreError::Unavailable`] where nobody
+    /// answers.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn open(self) -> Result<DynamoDb, StoreError> {
+        self.check()?;
+        let namespace = namespace(&self.namespace)?;
+        let corrected = Arc::new(Corrected::new(HostWall));
+        let requests = Arc::new(AtomicU64::new(0));
+        let link = self.link(Arc::clone(&corrected), Arc::clone(&requests)).await?;
+        let clock = self.clock.clone().unwrap_or(corrected);
+        let inner = Inner {
+            link,
+            keys: Keys::new(&namespace),
+            cache: Cache::default(),
+            phases: Phases::default(),
+            clock,
+            is_speculative: self.is_speculative,
+            deadline: self.deadline,
+            rejected_for: self.rejected_for,
+            requests,
+            rejections: AtomicU64::new(0),
+            policies_at: AtomicU64::new(u64::MAX),
+            handle: random(),
+            changes: AtomicU64::new(0),
+            attempts: AtomicU64::new(0),
+            swept: std::sync::Mutex::new(Instant::now()),
+        };
+        let found = inner.link.get(&inner.keys.version()).await?;
+        let schema = found.map_or(Ok(SCHEMA), |item| number_of(&item, "schema"))?;
+        if schema > SCHEMA {
+            return Err(other_version(&format!("`{}`", inner.link.whose.place), schema, SCHEMA));
+        }
+        Ok(DynamoDb { inner: Arc::new(inner) })
+    }
+
+    pub(super) fn table_name(&self) -> &str {
+        &self.table
+    }
+
+    pub(super) fn namespace_name(&self) -> &str {
+        &self.namespace
+    }
+
+    /// What can be seen to be wrong without asking anybody.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        let what = if self.table.is_empty() {
+            "a table without a name".to_owned()
+        } else if self.timeout.is_zero() {
+            "a timeout of 0 s, with which nothing is answered".to_owned()
+        } else if self.rejected_for > REJECTED_FOR_MAX {
+            let (is, most) = (self.rejected_for.as_millis(), REJECTED_FOR_MAX.as_millis());
+            format!("rejections for {is} ms, outside 0..={most}")
+        } else {
+            return Ok(());
+        };
+        Err(StoreError::Invalid { what })
+    }
+
+    /// The way to the table.
+    pub(super) async fn link(
+        &self,
+        clock: Arc<Corrected>,
+        requests: Arc<AtomicU64>,
+    ) -> Result<Link, StoreError> {
+        let provider = tls::Provider::Rustls(CryptoMode::Ring);
+        let http = aws_smithy_http_client::Builder::new().tls_provider(provider).build_https();
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(self.timeout)
+            .operation_attempt_timeout(self.timeout)
+            .operation_timeout(self.timeout);
+        let mut config = aws_config::defaults(BehaviorVersion::latest())
+            .http_client(http)
+            .retry_config(RetryConfig::disabled())
+            .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+            .timeout_config(timeouts.build());
+        if let Some(region) = &self.region {
+            config = config.region(Region::new(region.clone()));
+        }
+        if let Some(endpoint) = &self.endpoint {
+            config = config.endpoint_url(endpoint);
+        }
+        if let Some(credentials) = &self.credentials {
+            config = config.credentials_provider(credentials.clone());
+        }
+        let config = config.load().await;
+        if config.region().is_none() {
+            let what = format!("the table `{}` needs a region: `dynamodb://{0}?region=…`", self.table);
+            return Err(StoreError::Invalid { what });
+        }
+        let mut streams = aws_sdk_dynamodbstreams::config::Builder::from(&config);
+        if let Some(endpoint) = &self.stream_endpoint {
+            streams = streams.endpoint_url(endpoint);
+        }
+        let streams = aws_sdk_dynamodbstreams::Client::from_conf(streams.build());
+        let watch = Watch { clock, requests };
+        let config = aws_sdk_dynamodb::config::Builder::from(&config).interceptor(watch).build();
+        let region = config.region().map(ToString::to_string).unwrap_or_default();
+        let place = match &self.endpoint {
+            Some(endpoint) => format!("dynamodb://{}?endpoint={endpoint}", self.table),
+            None => format!("dynamodb://{}?region={region}", self.table),
+        };
+        Ok(Link {
+            client: Client::from_conf(config),
+            streams,
+            table: self.table.clone(),
+            whose: Whose { place },
+            timeout: self.timeout,
+        })
+    }
+}
+
+/// Counts requests, and learns the engine's time from its answers.
+#[derive(Debug)]
+struct Watch {
+    clock: Arc<Corrected>,
+    requests: Arc<AtomicU64>,
+}
+
+/// When a request was sent.
+#[derive(Debug, Clone, Copy)]
+struct Sent(Stamp);
+
+impl Storable for Sent {
+    type Storer = StoreReplace<Self>;
+}
+
+impl Intercept for Watch {
+    fn name(&self) -> &'static str {
+        "tidegate"
+    }
+
+    fn read_before_transmit(
+        &self,
+        _: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        bag: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        bag.interceptor_state().store_put(Sent(self.clock.uncorrected()));
+        Ok(())
+    }
+
+    fn read_before_deserialization(
+        &self,
+        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        bag: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let arrived = self.clock.uncorrected();
+        let date =
+            context.response().headers().get("date").and_then(|date| httpdate::parse_http_date(date).ok());
+        let date = date.and_then(|date| date.duration_since(std::time::UNIX_EPOCH).ok());
+        if let (Some(date), Some(Sent(sent))) = (date, bag.load::<Sent>().copied()) {
+            self.clock.learn(sent, Stamp::from_secs(date.as_secs()), arrived);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_show_no_secret() {
+        let options = DynamoDbOptions::new("limits").credentials("AKIA", "s3cret");
+        assert!(!format!("{options:?}").contains("s3cret"), "{options:?}");
+    }
+}

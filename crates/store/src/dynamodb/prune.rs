@@ -1,0 +1,141 @@
+//! Forgetting of the ledger.
+
+use std::collections::HashMap;
+
+use tidegate_core::limit::name::LimitName;
+use tidegate_core::limit::policy::Version;
+use tidegate_core::limit::usage::{Tally, Window};
+use tidegate_core::time::Stamp;
+
+use super::DynamoDb;
+use super::expression::{Value, Write};
+use super::keys::{Item, Key, SK, window_word};
+use super::ledger::{Entries, PRUNED, tallies};
+use super::link::Action;
+use super::log::read_entry;
+use super::trouble::Failed;
+use super::view::number_of;
+use crate::error::StoreError;
+use crate::ledger::AuditQuery;
+use crate::tables::ended_by;
+
+/// Entries that are removed in one transaction.
+const REMOVED_AT_ONCE: usize = 99;
+
+impl DynamoDb {
+    /// Forgets up to `max` lines of usage, the oldest first.
+    pub(super) async fn prune_usage(
+        &self,
+        window: Window,
+        before: Stamp,
+        max: usize,
+    ) -> Result<u64, StoreError> {
+        if max == 0 {
+            return Ok(0);
+        }
+        self.sweep_up_to(usize::MAX).await?;
+        self.count_all(|_| true).await?;
+        let mut old: Vec<(u64, Item)> = Vec::new();
+        let names =
+            HashMap::from([("#sk".to_owned(), SK.to_owned()), ("#start".to_owned(), "start".to_owned())]);
+        let values = HashMap::from([
+            (":usage".to_owned(), Value::from("#USAGE#").0),
+            (":window".to_owned(), Value::from(format!("#{}#", window_word(window))).0),
+            (":before".to_owned(), Value::from(ended_by(window, before)).0),
+        ]);
+        let filter = "begins_with(#sk, :usage) AND contains(#sk, :window) AND #start < :before";
+        let mut trouble = None;
+        self.inner
+            .link
+            .scan((filter, names, values), |item| {
+                if self.usage_of(&item).is_some_and(|(_, of)| of == window) {
+                    match number_of(&item, "start") {
+                        Ok(start) => old.push((start, item)),
+                        Err(error) => trouble = Some(error),
+                    }
+                }
+                true
+            })
+            .await?;
+        if let Some(trouble) = trouble {
+            return Err(trouble);
+        }
+        old.sort_by_cached_key(|(start, item)| (*start, Key::of(item).map(|key| (key.pk, key.sk))));
+        let mut gone = 0_usize;
+        for (_, item) in &old {
+            if gone == max {
+                break;
+            }
+            gone += self.prune_item(item, max - gone).await?;
+        }
+        Ok(gone as u64)
+    }
+
+    /// Forgets up to `max` lines of an item. What was counted meanwhile stays, and is pruned by the next one.
+    async fn prune_item(&self, item: &Item, max: usize) -> Result<usize, StoreError> {
+        let Some(key) = Key::of(item) else { return Ok(0) };
+        let lines: Vec<(LimitName, Tally)> = tallies(item)?.into_iter().collect();
+        let is_all = lines.len() <= max;
+        let count = lines.len().min(max);
+        let mut write = Write::new(key);
+        for (name, tally) in &lines[..count] {
+            write.only_if(&format!("k:{name}"), "=", tally.leases);
+            if !is_all {
+                for kind in ["u", "w", "k"] {
+                    write.remove(&format!("{kind}:{name}"));
+                }
+            }
+        }
+        let action = if is_all { Action::Delete(write) } else { Action::Update(write) };
+        let mut patience = self.inner.link.patience();
+        loop {
+            match self.inner.link.transact(std::slice::from_ref(&action)).await {
+                Ok(()) => return Ok(count),
+                Err(Failed::Condition(_)) => return Ok(0),
+                Err(failed) => patience.bear(failed).await?,
+            }
+        }
+    }
+
+    /// Forgets up to `max` entries of the audit, in the order they were made in.
+    pub(super) async fn prune_audit(&self, through: Version, max: usize) -> Result<u64, StoreError> {
+        let query = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
+        let (mut gone, mut after) = (0_usize, None);
+        while gone < max {
+            let asked = (max - gone).min(REMOVED_AT_ONCE);
+            let Entries { items, next } = self.entries(&query, after, asked).await?;
+            let (mut actions, mut is_last, mut left) = (Vec::new(), next.is_none(), None);
+            for item in &items {
+                let (number, entry) = read_entry(item)?;
+                if entry.version > through {
+                    is_last = true;
+                    break;
+                }
+                left = Some(number + 1);
+                actions.extend(Key::of(item).map(|key| Action::Delete(Write::new(key))));
+            }
+            after = next;
+            let removed = actions.len();
+            if let Some(left) = left {
+                let mut write = Write::new(self.inner.keys.version());
+                write.only_unless_or(PRUNED, "<=", left);
+                write.set(PRUNED, left);
+                actions.push(Action::Update(write));
+            }
+            let mut patience = self.inner.link.patience();
+            while !actions.is_empty() {
+                match self.inner.link.transact(&actions).await {
+                    Ok(()) => break,
+                    // Somebody else has pruned as much, and more.
+                    Err(Failed::Condition(_)) => return Ok(gone as u64),
+                    Err(failed) => patience.bear(failed).await?,
+                }
+            }
+            gone += removed;
+            if is_last {
+                break;
+            }
+        }
+        Ok(gone as u64)
+    }
+}

@@ -1,0 +1,166 @@
+//! An engine that throttles, breaks, loses answers and is slow: nothing is charged twice, and nothing is invented.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::random::Random;
+use tidegate_store::{Buckets as _, DynamoDb, Store, StoreError};
+
+use crate::ENGINE;
+use crate::dynamodb_kit::{made, options};
+use crate::proxy::{Fault, Proxy};
+use crate::words::{cancel_of, draw_of, granted, is_granted, levels, own, settle_of, shows, slow, used};
+
+const FAULTS: [Fault; 6] = [
+    Fault::Refused("ProvisionedThroughputExceededException"),
+    Fault::Refused("ThrottlingException"),
+    Fault::Refused("InternalServerError"),
+    Fault::Broken,
+    Fault::Lost,
+    Fault::Late(20),
+];
+
+async fn store(is_speculative: bool) -> (Proxy, DynamoDb) {
+    let proxy = Proxy::new().await;
+    let store = made(options(ENGINE).endpoint(proxy.url()).speculative(is_speculative)).await;
+    (proxy, store)
+}
+
+#[tokio::test]
+async fn no_fault_charges_a_lease_twice_at_one_level_or_at_two() {
+    for is_speculative in [true, false] {
+        let (proxy, store) = store(is_speculative).await;
+        let limits = [slow(100)];
+        for (number, fault) in FAULTS.into_iter().enumerate() {
+            let (one, child, parent) =
+                (format!("one-{number}"), format!("child-{number}"), format!("parent-{number}"));
+            let both = levels(&[(&child, &limits), (&parent, &limits)]);
+            for levels in [own(&one, 100), both] {
+                // Seen before, so that a guess is right; and each request of the call fails once.
+                granted(store.draw(&draw_of(&levels, 10)).await);
+                for place in 0..3 {
+                    let draw = draw_of(&levels, 5);
+                    proxy.plan(nth(place, fault));
+                    granted(store.draw(&draw).await);
+                    proxy.plan(nth(place, fault));
+                    store.settle(&settle_of(&draw, 3)).await.unwrap();
+                    let cancelled = draw_of(&levels, 7);
+                    proxy.plan(nth(place, fault));
+                    granted(store.draw(&cancelled).await);
+                    proxy.plan(nth(place, fault));
+                    store.cancel(&cancel_of(&cancelled)).await.unwrap();
+                    let spent = draw_of(&levels, 1);
+                    proxy.plan(nth(place, fault));
+                    granted(store.spend(&spent).await);
+                    proxy.plan(|_| Fault::None);
+                }
+            }
+            for entity in [&one, &child, &parent] {
+                assert_eq!(
+                    shows(&store, entity).await,
+                    Some((78, 22)),
+                    "{fault:?} of {entity}, {is_speculative}"
+                );
+                assert_eq!(used(&store, entity).await, 12, "{fault:?} of {entity}, {is_speculative}");
+            }
+        }
+    }
+}
+
+/// The request of this number fails, counted from 0, and all others go well.
+fn nth(place: usize, fault: Fault) -> impl FnMut(&str) -> Fault + Send + 'static {
+    let mut number = 0;
+    move |_| {
+        number += 1;
+        if number == place + 1 { fault } else { Fault::None }
+    }
+}
+
+#[tokio::test]
+async fn z21_conflicts_are_tried_again_and_are_never_told_as_a_refusal() {
+    let (proxy, store) = store(true).await;
+    let limits = [slow(100)];
+    let levels = levels(&[("child", &limits), ("parent", &limits)]);
+    let draw = draw_of(&levels, 5);
+    let mut conflicts = 4;
+    proxy.plan(move |_| {
+        conflicts -= 1;
+        if conflicts >= 0 { Fault::Refused("TransactionConflictException") } else { Fault::None }
+    });
+    granted(store.draw(&draw).await);
+    let mut conflicts = 4;
+    proxy.plan(move |_| {
+        conflicts -= 1;
+        if conflicts >= 0 { Fault::Refused("TransactionInProgressException") } else { Fault::None }
+    });
+    store.settle(&settle_of(&draw, 5)).await.unwrap();
+    assert_eq!(shows(&store, "parent").await, Some((95, 5)));
+}
+
+#[tokio::test]
+async fn an_engine_that_only_throttles_or_is_slow_is_away_within_the_time_that_is_waited_for() {
+    let proxy = Proxy::new().await;
+    let options = options(ENGINE).endpoint(proxy.url());
+    options.create().await.unwrap();
+    let store = options.timeout(Duration::from_millis(400)).open().await.unwrap();
+    for fault in
+        [Fault::Refused("ThrottlingException"), Fault::Refused("InternalServerError"), Fault::Late(5_000)]
+    {
+        proxy.plan(move |_| fault);
+        let before = tokio::time::Instant::now();
+        let answer = store.draw(&draw_of(&own("acme", 10), 1)).await;
+        assert!(answer.as_ref().is_err_and(StoreError::is_transient), "{fault:?}: {answer:?}");
+        assert!(before.elapsed() < Duration::from_secs(4), "{fault:?} takes {:?}", before.elapsed());
+    }
+    proxy.plan(|_| Fault::None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_callers_do_at_random_stays_exact_whatever_the_engine_does() {
+    for is_speculative in [true, false] {
+        let (proxy, store) = store(is_speculative).await;
+        let mut random = Random::seeded(7);
+        proxy.plan(move |_| match random.below(12) {
+            0 => Fault::Refused("ProvisionedThroughputExceededException"),
+            1 => Fault::Refused("InternalServerError"),
+            2 => Fault::Broken,
+            3 => Fault::Lost,
+            4 => Fault::Late(3),
+            _ => Fault::None,
+        });
+        let store: Arc<dyn Store> = Arc::new(store);
+        let levels = own("acme", 40);
+        let callers = (0..8).map(|number: u64| {
+            let (store, levels) = (Arc::clone(&store), Arc::clone(&levels));
+            tokio::spawn(async move {
+                let (mut random, mut kept) = (Random::seeded(number), 0_u64);
+                for _ in 0..12 {
+                    let draw = draw_of(&levels, 1 + random.below(4));
+                    if !is_granted(&store.draw(&draw).await) {
+                        continue;
+                    }
+                    if random.below(2) == 0 {
+                        store.cancel(&cancel_of(&draw)).await.expect("an open lease is cancelled");
+                    } else {
+                        store.settle(&settle_of(&draw, 1)).await.expect("an open lease is settled");
+                        kept += 1;
+                    }
+                }
+                kept
+            })
+        });
+        let mut kept = 0;
+        for caller in callers.collect::<Vec<_>>() {
+            kept += caller.await.expect("no caller panics");
+        }
+        proxy.plan(|_| Fault::None);
+        assert!(kept <= 40, "{kept} of forty");
+        let shown = shows(&*store, "acme").await.unwrap();
+        assert_eq!(
+            shown,
+            (40 - i64::try_from(kept).unwrap(), i64::try_from(kept).unwrap()),
+            "{is_speculative}"
+        );
+        assert_eq!(used(&*store, "acme").await, kept, "{is_speculative}");
+    }
+}

@@ -1,0 +1,13 @@
+//! A problem, as it came.
+
+use axum::body::Body;
+use axum::http::Response;
+use http_body_util::BodyExt as _;
+use serde_json::Value;
+
+/// What an answer says that is a problem.
+pub(crate) async fn said(response: Response<Body>) -> Value {
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    let body = response.into_body().collect().await.expect("a body").to_bytes();
+    serde_json::from_slice(&body).expect("JSON")
+}

@@ -1,0 +1,55 @@
+//! A limiter over a table of DynamoDB behind a wire that is slow, a black hole, cut or down: every mode answers without waiting
+//! for it. Each request has a connection to itself, so that there are as many as there are callers.
+
+#[allow(dead_code, reason = "another test needs the rest")]
+mod engine_away;
+#[path = "../../store/tests/engine_kit/mod.rs"]
+mod engine_kit;
+#[path = "../../store/tests/engine_kit/proxy.rs"]
+#[allow(dead_code, reason = "another test needs the rest")]
+mod proxy;
+
+use std::sync::Arc;
+
+use engine_away::{Rig, Trouble, is_answered};
+use engine_kit::{address, unique};
+use proxy::{Proxy, local};
+use tidegate::DynamoDbOptions;
+
+/// Every caller tries a few times before the store counts as away to all.
+const CONNECTIONS_MAX: u64 = 512;
+
+async fn rig() -> Rig {
+    let url = address("TIDEGATE_TEST_DYNOXIDE");
+    let port = url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address with a port");
+    let wire = Proxy::to(local(port)).await;
+    let options = DynamoDbOptions::new(unique("away"))
+        .region("eu-central-1")
+        .credentials("tidegate", "tidegate")
+        .stream(false);
+    options.clone().endpoint(&url).create().await.expect("a table");
+    let open =
+        async |url: String| Arc::new(options.clone().endpoint(url).open().await.expect("the table is there"));
+    let far = format!("http://{}", wire.address);
+    Rig { store: open(far).await, near: open(url).await, wire, connections_max: CONNECTIONS_MAX }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_of_latency_is_answered_for_by_the_policy() {
+    is_answered(&rig().await, Trouble::Late).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_is_answered_for_by_the_policy() {
+    is_answered(&rig().await, Trouble::Hole).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_that_are_all_cut_are_answered_for_by_the_policy() {
+    is_answered(&rig().await, Trouble::Cut).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wire_that_is_down_is_answered_for_by_the_policy() {
+    is_answered(&rig().await, Trouble::Down).await;
+}
