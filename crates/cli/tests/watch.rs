@@ -106,6 +106,21 @@ fn refusals_and_levels_are_seen_filtered_sorted_and_paused_at_any_size() {
 }
 
 #[test]
+fn levels_of_limits_that_callers_brought_with_them_are_seen() {
+    let shop = Shop::served();
+    let (server, token) = (shop.server.as_ref().unwrap(), shop.token.as_deref());
+    let terminal = terminal(&shop, (80, 24));
+    terminal.start(&format!("{PROGRAM} watch --every 100ms"));
+    terminal.until("a live screen", |screen| screen.contains(" live "));
+    let ask = r#"{"entity": "ada", "resource": "web", "cost": {"requests": 2}, "limits": ["requests:3/h"]}"#;
+    let statuses = [(); 2].map(|()| server.ask("POST /v1/spend", token, ask).0);
+    assert_eq!(statuses, [204, 429]);
+    terminal.until("its level", |screen| row(screen, "ada").is_some() && screen.contains("1 of 3"));
+    terminal.press(&["q"]);
+    assert_eq!(terminal.ended(), "0");
+}
+
+#[test]
 fn a_server_that_stops_is_lost_and_one_that_comes_back_is_found() {
     let mut shop = served();
     let terminal = terminal(&shop, (100, 24));

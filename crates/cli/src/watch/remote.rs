@@ -277,9 +277,8 @@ async fn look(
         }
         let subject = wanted.borrow_and_update().clone();
         if let Some(subject) = subject
-            && let Ok(lines) = server.balances(&subject).await
+            && let Some(levels) = levels_of(server, &subject).await
         {
-            let levels = lines.iter().map(|line| Level::of(&line.balance, &subject)).collect();
             found.insert(subject, levels);
         }
         if focus.entity.is_some() {
@@ -290,6 +289,18 @@ async fn look(
         }
         sleep(focus.every.min(LOOKS_APART)).await;
     }
+}
+
+/// The levels of what limits a subject, its parents' included. Where nothing is written that does, callers brought limits
+/// with them, and those that they drew from are there.
+async fn levels_of(server: &Remote, subject: &Subject) -> Option<Vec<Level>> {
+    let lines = server.balances(subject).await.ok()?;
+    if !lines.is_empty() {
+        return Some(lines.iter().map(|line| Level::of(&line.balance, subject)).collect());
+    }
+    let mut found = BTreeMap::new();
+    grouped(server.balances_of_entity(&subject.entity).await.ok()?, &mut found);
+    found.remove(subject)
 }
 
 /// Balances by subject.

@@ -54,6 +54,7 @@ pub mod rules;
 pub mod steps;
 #[doc(hidden)]
 pub mod tokens;
+mod turns;
 #[doc(hidden)]
 pub mod wander;
 
@@ -79,13 +80,14 @@ pub struct Fixture {
     /// How to let the store's time pass.
     pub time: Arc<dyn Time>,
     leases: Arc<AtomicU64>,
+    turns: turns::Turns,
     is_slow: bool,
 }
 
 impl Fixture {
     /// A store and its time.
     pub fn new(store: Arc<dyn Store>, time: Arc<dyn Time>) -> Self {
-        Self { store, time, leases: Arc::default(), is_slow: false }
+        Self { store, time, leases: Arc::default(), turns: Arc::default(), is_slow: false }
     }
 
     /// The same for a store each of whose answers takes milliseconds: what a case does thousands of times in a row it does

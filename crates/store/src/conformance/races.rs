@@ -6,14 +6,14 @@ use std::sync::Arc;
 use tidegate_core::limit::lease::Ending;
 use tidegate_core::limit::policy::{Expect, OnExpiry, Scope};
 use tidegate_core::limit::rule::Limit;
-use tokio::sync::{Barrier, RwLock};
+use tokio::sync::Barrier;
 
 use super::Fixture;
 use super::kit::{ACTOR, RESOURCE, granted, is_stale, levels, millis, own, policy, resource, slow};
 use super::ledger::used_by;
 use super::wander::{Wander, judge, wander};
 use crate::wrap::Observed;
-use crate::{Cancel, Clocked, Drawn, Moved, PolicyChange, StoreError, Terms};
+use crate::{Cancel, Drawn, Moved, PolicyChange, StoreError, Terms};
 
 /// What `count` callers do who all begin at once.
 async fn at_once<T, F>(count: usize, call: impl Fn(usize) -> F) -> Vec<T>
@@ -252,39 +252,36 @@ pub async fn writers_that_race_with_one_expectation_win_once(fixture: Fixture) {
 pub async fn draws_that_race_with_a_change_of_their_rule_stay_exact(fixture: Fixture) {
     let observed = Arc::new(Observed::new(Arc::clone(&fixture.store)));
     let fixture = fixture.with_store(observed.clone());
-    // Where callers say when it is, what was sent before time passed is written after it, and may draw what returned meanwhile:
-    // exact up to how far clocks are apart, which the checker does not know of. There time passes between calls.
-    let is_stamped_by_callers = fixture.store.capabilities().clock == Clocked::Caller;
-    let calls = Arc::new(RwLock::new(()));
     let rules = [
         Limit::per_second("rpm", 2_000).burst(20),
         Limit::per_second("rpm", 500).burst(40),
         Limit::per_minute("rpm", 60_000).burst(5),
     ];
     at_once(6, |number| {
-        let (fixture, rules, calls) = (fixture.clone(), rules.clone(), Arc::clone(&calls));
+        let (fixture, rules) = (fixture.clone(), rules.clone());
         async move {
             for round in 0..30_u64 {
-                let under_way = calls.read().await;
                 // Each follows at its own pace, so that some are behind.
                 let version = round / (2 + number as u64 % 3);
                 let rule = &rules[usize::try_from(version % 3).unwrap_or(0)];
                 let levels = levels(version, &[("acme", std::slice::from_ref(rule))]);
                 let draw = fixture.draw_of(&levels, &[("rpm", 1 + round % 4)]);
-                if is_granted(fixture.store.draw(&draw).await) {
+                let turn = fixture.turn().await;
+                let is_granted = is_granted(fixture.store.draw(&draw).await);
+                drop(turn);
+                if is_granted {
                     let cancel =
                         Cancel { lease: draw.lease, step: 1, levels: levels.clone(), is_watched: true };
                     let actual = levels.amounts(&[]).expect("nothing is an amount");
                     let settle =
                         crate::Settle { lease: draw.lease, step: 1, levels, actual, is_watched: true };
+                    let _turn = fixture.turn().await;
                     match round % 3 {
                         0 => fixture.store.cancel(&cancel).await.expect("no lease is stranded"),
                         _ => fixture.store.settle(&settle).await.expect("no lease is stranded"),
                     };
                 } else {
-                    drop(under_way);
-                    let _alone = if is_stamped_by_callers { Some(calls.write().await) } else { None };
-                    fixture.time.pass(millis(1)).await;
+                    fixture.pass_in_turn(millis(1)).await;
                 }
             }
         }

@@ -102,7 +102,7 @@ impl Caller {
         match self.draw(&held.draw).await {
             Some(Drawn::Granted(_)) => {}
             Some(Drawn::Refused(_)) => {
-                self.fixture.time.pass(millis(1)).await;
+                self.fixture.pass_in_turn(millis(1)).await;
                 return;
             }
             // Not known to be drawn.
@@ -130,6 +130,7 @@ impl Caller {
     async fn draw(&mut self, draw: &Draw) -> Option<Drawn> {
         let store = Arc::clone(&self.fixture.store);
         for tried in 0..TRIES {
+            let _turn = self.fixture.turn().await;
             match store.draw(draw).await {
                 // An earlier try may still be on its way, and find more there than this one.
                 Ok(Drawn::Refused(_)) if tried > 0 => return None,
@@ -151,7 +152,7 @@ impl Caller {
         let units = units.expect("the suite's costs are valid");
         let extend =
             Extend { lease: held.draw.lease, step: held.step, levels: held.draw.levels.clone(), units };
-        insist("an extension", || self.fixture.store.extend(&extend)).await;
+        insist(&self.fixture, "an extension", || self.fixture.store.extend(&extend)).await;
     }
 
     async fn adjust(&mut self, held: &mut Held) {
@@ -160,14 +161,14 @@ impl Caller {
         let deltas = held.draw.levels.deltas(&[("tpm", delta)]).expect("the suite's changes are valid");
         let adjust =
             Adjust { lease: held.draw.lease, step: held.step, levels: held.draw.levels.clone(), deltas };
-        insist("an adjustment", || self.fixture.store.adjust(&adjust)).await;
+        insist(&self.fixture, "an adjustment", || self.fixture.store.adjust(&adjust)).await;
     }
 
     async fn renew(&mut self, held: &mut Held) {
         held.step += 1;
         let (lease, levels) = (held.draw.lease, held.draw.levels.clone());
         let renew = Renew { lease, step: held.step, levels, span: millis(self.random.below(9_000_000)) };
-        insist("a renewal", || self.fixture.store.renew(&renew)).await;
+        insist(&self.fixture, "a renewal", || self.fixture.store.renew(&renew)).await;
     }
 
     async fn settle(&mut self, held: &mut Held) {
@@ -182,7 +183,7 @@ impl Caller {
             actual,
             is_watched: true,
         };
-        insist("a settle", || self.fixture.store.settle(&settle)).await;
+        insist(&self.fixture, "a settle", || self.fixture.store.settle(&settle)).await;
     }
 
     async fn cancel(&mut self, held: &mut Held) {
@@ -193,8 +194,10 @@ impl Caller {
             levels: held.draw.levels.clone(),
             is_watched: true,
         };
-        insist("a cancel", || self.fixture.store.cancel(&cancel)).await;
+        insist(&self.fixture, "a cancel", || self.fixture.store.cancel(&cancel)).await;
+        let turn = self.fixture.turn().await;
         let again = self.fixture.store.draw(&held.draw).await;
+        drop(turn);
         let is_refused = match &again {
             Err(StoreError::Ended { how, .. }) => *how == Ending::Cancelled,
             Err(error) => error.is_transient(),
@@ -205,8 +208,9 @@ impl Caller {
 }
 
 /// Makes a call until the store is not away.
-async fn insist<'a, T: Unpin>(what: &str, call: impl Fn() -> Reply<'a, T>) -> T {
+async fn insist<'a, T: Unpin>(fixture: &Fixture, what: &str, call: impl Fn() -> Reply<'a, T>) -> T {
     for _ in 0..TRIES {
+        let _turn = fixture.turn().await;
         match call().await {
             Ok(answer) => return answer,
             Err(error) if error.is_transient() => {}

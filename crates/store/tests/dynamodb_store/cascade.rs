@@ -175,7 +175,7 @@ async fn a_draw_whose_process_died_between_two_levels_is_made_again_by_whoever_r
     let options = options.clock(clock.clone());
     let (store, others) =
         (made(options.clone()).await, options.clone().open().await.expect("the table is there"));
-    let hasty = options.timeout(Duration::from_millis(300)).open().await.expect("the table is there");
+    let hasty = options.timeout(Duration::from_secs(3)).open().await.expect("the table is there");
     let hand = Hand::on(&store);
     let limits = [slow(100)];
     for (gone, left) in [("parent", "child"), ("child", "parent")] {

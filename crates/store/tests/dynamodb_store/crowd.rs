@@ -66,7 +66,7 @@ async fn marks_that_nobody_can_count_are_no_more_than_an_item_holds() {
     let proxy = Proxy::new().await;
     let options = options(ENGINE).endpoint(proxy.url());
     let store = made(options.clone()).await;
-    let hasty = options.timeout(Duration::from_secs(1)).open().await.expect("the table is there");
+    let hasty = options.timeout(Duration::from_secs(5)).open().await.expect("the table is there");
     let (hand, levels) = (Hand::on(&store), own("acme", 1_000));
     proxy.plan(|asked| match asked {
         "TransactWriteItems" => Fault::Refused("ThrottlingException"),

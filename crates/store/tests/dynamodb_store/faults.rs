@@ -102,15 +102,15 @@ async fn an_engine_that_only_throttles_or_is_slow_is_away_within_the_time_that_i
     let proxy = Proxy::new().await;
     let options = options(ENGINE).endpoint(proxy.url());
     options.create().await.unwrap();
-    let store = options.timeout(Duration::from_millis(400)).open().await.unwrap();
+    let store = options.timeout(Duration::from_secs(3)).open().await.unwrap();
     for fault in
-        [Fault::Refused("ThrottlingException"), Fault::Refused("InternalServerError"), Fault::Late(5_000)]
+        [Fault::Refused("ThrottlingException"), Fault::Refused("InternalServerError"), Fault::Late(600_000)]
     {
         proxy.plan(move |_| fault);
         let before = tokio::time::Instant::now();
         let answer = store.draw(&draw_of(&own("acme", 10), 1)).await;
         assert!(answer.as_ref().is_err_and(StoreError::is_transient), "{fault:?}: {answer:?}");
-        assert!(before.elapsed() < Duration::from_secs(4), "{fault:?} takes {:?}", before.elapsed());
+        assert!(before.elapsed() < Duration::from_mins(1), "{fault:?} takes {:?}", before.elapsed());
     }
     proxy.plan(|_| Fault::None);
 }
