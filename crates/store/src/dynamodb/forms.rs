@@ -297,12 +297,16 @@ mod tests {
 
     /// What is written where `before` was seen and `after` was decided: the change, and the condition.
     fn written(before: &Meter, after: &Meter) -> (String, String) {
+        written_over(&seen(before), after)
+    }
+
+    fn written_over(seen: &View, after: &Meter) -> (String, String) {
         let subject = Subject::new("acme", "gpt").unwrap();
         let keys = Keys::new(&Namespace::new("default").unwrap());
         let mut write = Write::new(Key { pk: String::new(), sk: String::new() });
         let on = Decision { keys: &keys, subject: &subject, now: NOW, asked: None, epoch: "b" };
         let decided = BTreeMap::from([("tpm".to_owned(), after.clone())]);
-        write_limits(&mut write, &seen(before), &decided, &on);
+        write_limits(&mut write, seen, &decided, &on);
         let names = write.names().unwrap();
         let plain =
             |text: String| names.iter().fold(text, |text, (place, name)| text.replace(place.as_str(), name));
@@ -339,6 +343,37 @@ mod tests {
         let (change, condition) = written(&before, &after);
         assert!(condition.contains("f:tpm = :") && condition.contains("R = :"), "{condition}");
         assert!(change.contains("R = :") && change.contains("r:tpm = :"), "{change}");
+    }
+
+    #[test]
+    fn a_shape_changes_though_its_debt_is_beyond_all_time_or_what_returned_before_it() {
+        let limit = Limit::per_day("tpm", 1);
+        let rule = Arc::new(limit.check().unwrap());
+        for (parts, condition) in [(u128::MAX >> 2, "f:tpm >= :"), (0, "f:tpm <= :")] {
+            let before = Meter::restored(bucket(parts, 1), Arc::clone(&rule), Version::ZERO, 7);
+            let mut after = before.clone();
+            after.follow(&Arc::new(Limit::per_day("tpm", 2).check().unwrap()), Version::new(1), NOW);
+            let told = written(&before, &after).1;
+            assert!(told.contains(condition), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_debt_is_added_only_where_the_item_lives_long_enough_to_remember_it() {
+        let before = meter(&Limit::per_minute("tpm", 600), 300, NOW);
+        let owing = |debt: i64| {
+            let mut after = before.clone();
+            after.adjust(debt, NOW);
+            let in_two_hours = 1_800_000_000 + 7_200;
+            written_over(&View { ttl: Some(in_two_hours), ..seen(&before) }, &after)
+        };
+        let (change, condition) = owing(7);
+        assert!(change.contains("ADD") && !change.contains("ttl"), "{change}");
+        assert!(condition.contains("f:tpm <= :") && condition.contains("ttl >= :"), "{condition}");
+        // An hour of it is left when this is paid, and that is too little: the item lives on with it.
+        let (change, condition) = owing(36_000);
+        assert!(change.contains("SET f:tpm = :") && change.contains("ttl = :"), "{change}");
+        assert!(condition.contains("f:tpm = :"), "{condition}");
     }
 
     #[test]
