@@ -7,6 +7,7 @@ use tidegate_core::bucket::Shape;
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, What};
 use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::policy::Version;
 use tidegate_core::time::Stamp;
 
 use crate::{Adjust, Cancel, Draw, Drawn, Extend, Moved, Reading, Settle};
@@ -23,6 +24,13 @@ pub(super) struct Log {
 
 enum Line {
     Entry(Entry),
+    /// A bucket was seen with this shape, at the newest version that was brought to it.
+    Seen {
+        at: Stamp,
+        bucket: BucketId,
+        shape: Shape<Stamp>,
+        version: Version,
+    },
     /// A lease was settled. What at is known when all its steps are: their replies may come in any order.
     Settled {
         at: Stamp,
@@ -46,13 +54,14 @@ impl Log {
 
     /// What moved, as the checker reads it.
     pub(super) fn entries(&self) -> Vec<Entry> {
+        let newest = self.newest();
         let mut held: HashMap<LeaseId, Vec<(BucketId, i64)>> = HashMap::new();
         for line in &self.lines {
             match line {
                 Line::Entry(Entry { bucket, what: What::Moved(movement), .. }) => {
                     hold(held.entry(movement.lease).or_default(), bucket, movement.units);
                 }
-                Line::Entry(_) => {}
+                Line::Entry(_) | Line::Seen { .. } => {}
                 Line::Settled { step, moved, .. } => {
                     let held = held.entry(step.lease).or_default();
                     for (bucket, units) in moved {
@@ -65,6 +74,12 @@ impl Log {
         for line in &self.lines {
             match line {
                 Line::Entry(entry) => entries.push(entry.clone()),
+                Line::Seen { at, bucket, shape, version } => {
+                    let earlier = newest[bucket].range(..at).next_back();
+                    if earlier.is_none_or(|(_, newest)| version >= newest) {
+                        entries.push(Entry::shape(*at, bucket.clone(), *shape));
+                    }
+                }
                 Line::Settled { at, step, .. } => {
                     let ended = held.get(&step.lease).into_iter().flatten();
                     entries.extend(ended.map(|(bucket, units)| step.entry(*at, bucket.clone(), *units, 0)));
@@ -72,6 +87,26 @@ impl Log {
             }
         }
         entries
+    }
+
+    /// The newest version that each bucket was seen at, by when. A version never falls: whoever tells an older one later was
+    /// answered by what somebody remembered, as a refusal may be, and not by what is there.
+    fn newest(&self) -> HashMap<&BucketId, BTreeMap<Stamp, Version>> {
+        let mut newest: HashMap<&BucketId, BTreeMap<Stamp, Version>> = HashMap::new();
+        for line in &self.lines {
+            if let Line::Seen { at, bucket, version, .. } = line {
+                let known = newest.entry(bucket).or_default().entry(*at).or_insert(*version);
+                *known = (*known).max(*version);
+            }
+        }
+        for versions in newest.values_mut() {
+            let mut most = Version::ZERO;
+            for version in versions.values_mut() {
+                most = most.max(*version);
+                *version = most;
+            }
+        }
+        newest
     }
 
     pub(super) const fn missed(&self) -> u64 {
@@ -150,6 +185,7 @@ impl Log {
     fn see(&mut self, levels: &Levels, moved: &Moved) {
         for reading in &moved.readings {
             let (bucket, shape) = (bucket_of(levels, reading), *reading.meter(levels).rule().shape());
+            let version = reading.version();
             let known = self.shapes.entry(bucket.clone()).or_default();
             let is_known = match known.range(..=moved.at).next_back() {
                 Some((at, shapes)) if *at == moved.at => shapes.contains(&shape),
@@ -157,7 +193,7 @@ impl Log {
                 None => false,
             };
             // A log that is full is not whole, and what it lacks is not looked for.
-            if !is_known && self.push(Line::Entry(Entry::shape(moved.at, bucket.clone(), shape))) {
+            if !is_known && self.push(Line::Seen { at: moved.at, bucket: bucket.clone(), shape, version }) {
                 self.shapes.entry(bucket).or_default().entry(moved.at).or_default().push(shape);
             }
         }
@@ -201,5 +237,48 @@ fn hold(held: &mut Vec<(BucketId, i64)>, bucket: &BucketId, units: i64) {
     match held.iter_mut().find(|(known, _)| known == bucket) {
         Some((_, sum)) => *sum += units,
         None => held.push((bucket.clone(), units)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::limit::meter::Meter;
+    use tidegate_core::limit::name::Subject;
+    use tidegate_core::limit::policy::Policy;
+    use tidegate_core::limit::resolve::resolve;
+    use tidegate_core::limit::rule::Limit;
+
+    use super::*;
+    use crate::Readings;
+
+    const START: Stamp = Stamp::from_secs(1_800_000_000);
+
+    #[test]
+    fn a_rule_that_is_told_of_after_a_newer_one_is_remembered_and_not_there() {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let mut log = Log::new(10);
+        // The answer of the second comes first, and the last is a refusal by what was known before.
+        for (at, version, burst) in [(3, 2, 5), (0, 1, 40), (4, 1, 40), (3, 1, 40)] {
+            let policy = Policy::new([Limit::per_second("rpm", 500).burst(burst)]).unwrap();
+            let resolved = resolve(&subject, [Some(&policy), None, None, None], &Policy::default());
+            let levels = Levels::new(Version::new(version), vec![(subject.clone(), resolved)]);
+            let line = &levels.levels()[0].limits[0];
+            let meter = Meter::new(line.rule.clone(), Version::new(version));
+            let readings = Readings::from_iter([Reading::new(0, line, 0, &meter)]);
+            log.see(
+                &levels,
+                &Moved { at: Stamp::from_micros(START.as_micros() + at), is_repeat: false, readings },
+            );
+        }
+        let mut seen: Vec<(u64, u64)> = log
+            .entries()
+            .into_iter()
+            .filter_map(|entry| match entry.what {
+                What::Shape(shape) => Some((entry.at.as_micros() - START.as_micros(), shape.burst())),
+                What::Moved(_) => None,
+            })
+            .collect();
+        seen.sort_unstable();
+        assert_eq!(seen, [(0, 40), (3, 5), (3, 40)], "of two at one time nobody knows the last");
     }
 }
