@@ -22,6 +22,7 @@
 //! # }
 //! ```
 
+mod calls;
 mod codec;
 mod gate;
 mod handshake;
@@ -31,6 +32,7 @@ mod meters;
 mod openapi;
 mod options;
 mod owner;
+mod patience;
 mod peer;
 mod pem;
 mod refusal;

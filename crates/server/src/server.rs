@@ -1,5 +1,6 @@
 //! Listening, serving, and stopping without losing what is under way.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
@@ -22,11 +23,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
-use tokio_io_timeout::TimeoutStream;
 
+use crate::calls::Calls;
 use crate::handshake::{Io, Secured};
 use crate::options::Bounds;
-use crate::rls::{self, EnvoyRules};
+use crate::patience::Patient;
+use crate::rls::{self, EnvoyRules, Services};
 use crate::routes::{app, metrics_app};
 use crate::state::State;
 use crate::tls::{Alpn, Tls};
@@ -237,8 +239,7 @@ impl Server {
         if let Some(metrics) = self.metrics {
             let door = Door {
                 listener: metrics,
-                router: metrics_app(state.clone()),
-                speaks: Speaks::Http1,
+                answers: Answers::Http(metrics_app(state.clone())),
                 bounds,
                 connections: Arc::new(Semaphore::new(64)),
                 secured: None,
@@ -248,8 +249,7 @@ impl Server {
         let secured = |alpn| self.tls.clone().map(|tls| Secured::new(tls, alpn));
         let door = Door {
             listener: self.listener,
-            router: app(state.clone()),
-            speaks: Speaks::Http1,
+            answers: Answers::Http(app(state.clone())),
             bounds,
             connections: connections(),
             secured: secured(Alpn::Http1),
@@ -257,10 +257,10 @@ impl Server {
         let (answering, answered) = oneshot::channel::<()>();
         let proxies = Arc::new(GracefulShutdown::new());
         let envoy = self.envoy.map(|(listener, rules)| {
-            let (router, health) = rls::app(state.clone(), rules, shutdown.clone());
+            let (services, health) = rls::services(state.clone(), rules, shutdown.clone());
             counting.spawn(health.until_stopped(shutdown.clone(), answered.map(drop)));
-            let (speaks, secured) = (Speaks::Http2, secured(Alpn::Http2));
-            let door = Door { listener, router, speaks, bounds, connections: connections(), secured };
+            let (answers, secured) = (Answers::Envoy(services), secured(Alpn::Http2));
+            let door = Door { listener, answers, bounds, connections: connections(), secured };
             door.serve(Arc::clone(&proxies), shutdown.clone())
         });
         let mut at_once = shutdown.clone();
@@ -355,19 +355,19 @@ async fn tidy_up(state: State) -> JoinSet<()> {
     }
 }
 
-/// How a connection is spoken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Speaks {
-    Http1,
-    /// As gRPC does, without a word of HTTP/1 before it.
-    Http2,
+/// What answers, and how it is spoken to.
+#[derive(Debug, Clone)]
+enum Answers {
+    /// By HTTP/1.
+    Http(Router),
+    /// By HTTP/2, as gRPC does, without a word of HTTP/1 before it.
+    Envoy(Services),
 }
 
 /// One listener and what answers there.
 struct Door {
     listener: Listener,
-    router: Router,
-    speaks: Speaks,
+    answers: Answers,
     bounds: Bounds,
     connections: Arc<Semaphore>,
     secured: Option<Secured>,
@@ -413,9 +413,8 @@ impl Door {
         graceful: &GracefulShutdown,
         mut shutdown: Shutdown,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (bounds, speaks) = (self.bounds, self.speaks);
+        let (bounds, answers) = (self.bounds, self.answers.clone());
         let (secured, watcher) = (self.secured.clone(), graceful.watcher());
-        let service = TowerToHyperService::new(self.router.clone());
         async move {
             let (stream, peer) = match secured {
                 None => (Io::Plain(stream), None),
@@ -428,37 +427,46 @@ impl Door {
                     () = shutdown.said(1) => return,
                 },
             };
-            // hyper has no bound for those who never read what they asked for.
-            let mut stream = TimeoutStream::new(stream);
-            stream.set_write_timeout(Some(bounds.body_time));
-            let service = service_fn(move |mut request: Request<Incoming>| {
+            let known = move |mut request: Request<Incoming>| {
                 if let Some(peer) = &peer {
                     request.extensions_mut().insert(peer.clone());
                 }
-                service.call(request)
-            });
-            let ended = match speaks {
-                Speaks::Http1 => {
+                request
+            };
+            // hyper has no bound for those who never read what they asked for.
+            let writing = Some(bounds.body_time);
+            let ended = match answers {
+                Answers::Http(router) => {
+                    let router = TowerToHyperService::new(router);
                     let connection = http1::Builder::new()
                         .timer(TokioTimer::new())
                         .header_read_timeout(bounds.head_time)
                         .max_buf_size(bounds.head_max.max(HEAD_MIN))
                         .max_headers(bounds.headers_max)
-                        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+                        .serve_connection(
+                            TokioIo::new(Patient::new(stream, None, writing)),
+                            service_fn(move |request| router.call(known(request))),
+                        );
                     watcher.watch(connection).await
                 }
-                Speaks::Http2 => {
+                Answers::Envoy(services) => {
                     // An idle one is asked whether it is there. Whoever says nothing at all, from the beginning or then, leaves.
-                    stream.set_read_timeout(Some(bounds.head_time.saturating_mul(2)));
+                    let reading = Some(bounds.head_time.saturating_mul(2));
                     let streams_max = bounds.requests_max.clamp(1, STREAMS_MAX);
-                    let connection = http2::Builder::new(TokioExecutor::new())
+                    let calls = Calls::default();
+                    let connection = http2::Builder::new(calls.clone())
                         .timer(TokioTimer::new())
                         .keep_alive_interval(bounds.head_time)
                         .keep_alive_timeout(bounds.head_time)
                         .max_header_list_size(u32::try_from(bounds.head_max).unwrap_or(u32::MAX))
                         .max_concurrent_streams(u32::try_from(streams_max).unwrap_or(u32::MAX))
-                        .serve_connection(TokioIo::new(Box::pin(stream)), service);
-                    watcher.watch(connection).await
+                        .serve_connection(
+                            TokioIo::new(Patient::new(stream, reading, writing)),
+                            service_fn(move |request| {
+                                services.clone().answer(known(request)).map(Ok::<_, Infallible>)
+                            }),
+                        );
+                    calls.run(watcher.watch(connection)).await
                 }
             };
             // A client that is slow, gone or speaks no HTTP is no news.

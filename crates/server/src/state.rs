@@ -8,13 +8,13 @@ use tidegate::{Limiter, Stamp, StoreError, Version};
 use tidegate_client::{Event, Written};
 use tidegate_core::limit::name::Namespace;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
 
 use crate::hub::Hub;
 use crate::keyring::{Keyring, StoreKeyring};
 use crate::meters::{Meters, StoreMeters};
 use crate::options::Bounds;
 use crate::owner::LeaseKey;
+use crate::patience;
 use crate::refusal::Refusal;
 use crate::tls::Tls;
 
@@ -187,6 +187,6 @@ impl State {
     pub(crate) async fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, Refusal> {
         let span = self.bounds().report_time;
         let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-        timeout(span, work).await.map_err(|_| StoreError::TimedOut { millis: millis(span) }.into())
+        patience::within(span, work).await.map_err(|_| StoreError::TimedOut { millis: millis(span) }.into())
     }
 }

@@ -1,78 +1,106 @@
 //! The way in: how many at once, who, and for how long. Before anything of a message is read.
 
-use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::Request;
-use axum::http::{Extensions, HeaderMap};
-use axum::response::Response;
+use axum::http::{Extensions, HeaderMap, Request, Response};
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use http_body_util::Either;
+use hyper::body::Incoming;
+use prost::bytes::Bytes;
 use tidegate_core::limit::token::TokenScope;
-use tokio::time::timeout;
 use tonic::Status;
-use tonic::codegen::{BoxFuture, Service as _};
+use tonic::codegen::Service as _;
 
 use super::Service;
 use super::decide::Decider;
+use super::message::{Whole, answered, received};
 use super::refusal::status;
 use crate::gate::Caller;
+use crate::patience::within;
 use crate::refusal::Refusal;
 use crate::state::State;
 
-/// The service behind its gate: one future for both, since every call makes one.
+/// The one method that there is.
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// The service behind its gate. Clones are the same.
 #[derive(Debug, Clone)]
 pub(super) struct Gated {
     pub(super) decider: Arc<Decider>,
     pub(super) service: Service,
 }
 
-impl tonic::codegen::Service<Request> for Gated {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = BoxFuture<Response, Infallible>;
+/// An answer: one message, or whatever else.
+pub(super) type Answer = Response<Either<Whole, Body>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
+impl Gated {
+    /// What a call is answered with.
+    pub(super) async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let answer = AssertUnwindSafe(self.pass(request)).catch_unwind().await;
+        // What it said may hold what was sent: it is not repeated.
+        answer.unwrap_or_else(|_| panicked(&self.decider.state).map(Either::Right))
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
-        let (decider, service) = (Arc::clone(&self.decider), self.service.clone());
+    /// Lets a call through to the service, or says why not.
+    async fn pass(&self, request: Request<Incoming>) -> Answer {
+        let began = Instant::now();
+        let decider = &*self.decider;
+        let (state, bounds) = (&decider.state, decider.state.bounds());
+        let Ok(_running) = decider.running.try_acquire() else {
+            state.meters().busy();
+            state.hub().busy(bounds.requests_max);
+            return refused(decider, &Refusal::busy(bounds.requests_max));
+        };
+        if let Err(refusal) = who(state, request.headers(), request.extensions()).await {
+            return refused(decider, &refusal);
+        }
+        let Ok(answer) = within(bounds.body_time, self.served(request)).await else {
+            decider.meters.failed();
+            let why = format!("it took longer than {:?} to arrive and to be decided", bounds.body_time);
+            return Status::deadline_exceeded(why).into_http().map(Either::Right);
+        };
+        // Whatever tonic has said of a message that cannot be read is in it too.
+        if answer.headers().get(Status::GRPC_STATUS).is_some_and(|status| status != "0") {
+            decider.meters.failed();
+        }
+        decider.meters.took(began.elapsed());
+        answer
+    }
+
+    /// What the service answers: without tonic where it would only be in the way.
+    async fn served(&self, request: Request<Incoming>) -> Answer {
+        if request.uri().path() != SHOULD_RATE_LIMIT {
+            return self.served_by_tonic(request).await;
+        }
+        match received(request, self.decider.state.bounds().body_max).await {
+            Ok(message) => {
+                let answer = self.decider.decide(&message).await;
+                let answer = answer.and_then(|answer| answered(&answer));
+                answer.map_or_else(failed, |answer| answer.map(Either::Left))
+            }
+            Err(request) => self.served_by_tonic(*request).await,
+        }
+    }
+
+    /// In a box, as all that is rare: every call would make room for it.
+    fn served_by_tonic<B>(&self, request: Request<B>) -> BoxFuture<'static, Answer>
+    where
+        B: hyper::body::Body<Data = Bytes, Error = hyper::Error> + Send + 'static,
+    {
+        let mut service = self.service.clone();
         Box::pin(async move {
-            let answer = AssertUnwindSafe(pass(&decider, service, request)).catch_unwind().await;
-            // What it said may hold what was sent: it is not repeated.
-            Ok(answer.unwrap_or_else(|_| panicked(&decider.state)))
+            let Ok(answer) = service.call(request).await;
+            answer.map(|body| Either::Right(Body::new(body)))
         })
     }
 }
 
-/// Lets a call through to the service, or says why not.
-async fn pass(decider: &Decider, mut service: Service, request: Request) -> Response {
-    let began = Instant::now();
-    let state = &decider.state;
-    let bounds = state.bounds();
-    let Ok(_running) = decider.running.try_acquire() else {
-        state.meters().busy();
-        state.hub().busy(bounds.requests_max);
-        return refused(decider, &Refusal::busy(bounds.requests_max));
-    };
-    if let Err(refusal) = who(state, request.headers(), request.extensions()).await {
-        return refused(decider, &refusal);
-    }
-    let Ok(Ok(response)) = timeout(bounds.body_time, service.call(request)).await else {
-        decider.meters.failed();
-        let why = format!("it took longer than {:?} to arrive and to be decided", bounds.body_time);
-        return Status::deadline_exceeded(why).into_http();
-    };
-    // Whatever tonic has said of a message that cannot be read is in it too.
-    if response.headers().get(Status::GRPC_STATUS).is_some_and(|status| status != "0") {
-        decider.meters.failed();
-    }
-    decider.meters.took(began.elapsed());
-    response.map(Body::new)
+fn failed(status: Status) -> Answer {
+    status.into_http().map(Either::Right)
 }
 
 /// Who calls: by the token in its metadata or its certificate, as over HTTP. This is the one place where callers are told apart.
@@ -80,13 +108,13 @@ async fn who(state: &State, metadata: &HeaderMap, extensions: &Extensions) -> Re
     state.admit(metadata, extensions, TokenScope::Acquire).await
 }
 
-fn refused(decider: &Decider, refusal: &Refusal) -> Response {
+fn refused(decider: &Decider, refusal: &Refusal) -> Answer {
     decider.meters.refused();
-    status(refusal).into_http::<Body>()
+    failed(status(refusal))
 }
 
 /// What a call is answered with that panicked.
-pub(super) fn panicked(state: &State) -> Response {
+pub(super) fn panicked(state: &State) -> Response<Body> {
     state.meters().panicked();
     tracing::error!("a call of Envoy's panicked");
     Status::internal("the server could not do this; its log says why").into_http()

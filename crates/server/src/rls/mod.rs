@@ -8,6 +8,7 @@ mod config;
 mod decide;
 mod describe;
 mod gate;
+mod message;
 mod meters;
 mod refusal;
 mod rules;
@@ -17,7 +18,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request as HttpRequest, State as With};
+use axum::extract::State as With;
+use axum::http::Request as HttpRequest;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response as HttpResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
@@ -25,9 +27,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::StreamExt as _;
-use http_body_util::{BodyStream, StreamBody};
+use http_body_util::{BodyStream, Either, StreamBody};
+use hyper::body::Incoming;
 use tokio::sync::Semaphore;
-use tonic::server::NamedService;
+use tonic::codegen::Service as _;
+use tonic::server::NamedService as _;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
@@ -38,7 +42,7 @@ pub use config::{EntryConfig, EnvoyConfig, RuleConfig, Unknown};
 pub use rules::{EnvoyRules, InvalidRules};
 
 use self::decide::Decider;
-use self::gate::Gated;
+use self::gate::{Answer, Gated};
 use self::meters::RlsMeters;
 use self::seldom::Seldom;
 use crate::server::Shutdown;
@@ -85,8 +89,39 @@ impl Health {
     }
 }
 
-/// The router of all services, and what tells of their health.
-pub(crate) fn app(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (Router, Health) {
+/// All services. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Services(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    gated: Gated,
+    /// Those that need no token.
+    open: Router,
+}
+
+impl Services {
+    /// What a call is answered with.
+    pub(crate) async fn answer(self, request: HttpRequest<Incoming>) -> Answer {
+        let Self(inner) = &self;
+        if is_gated(request.uri().path()) {
+            return inner.gated.answer(request).await;
+        }
+        // In a box, as all that is rare: every call would make room for it.
+        let Ok(answer) = Box::pin(inner.open.clone().call(request)).await;
+        answer.map(Either::Right)
+    }
+}
+
+/// Whether this is of the service that needs a token. It is asked first, and by itself: there are hundreds of these for each other.
+fn is_gated(path: &str) -> bool {
+    path.strip_prefix('/')
+        .and_then(|path| path.strip_prefix(Service::NAME))
+        .is_some_and(|method| method.starts_with('/'))
+}
+
+/// All services, and what tells of their health.
+pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (Services, Health) {
     if rules.let_all_pass() {
         tracing::warn!("there is no rule for Envoy's descriptors, and unknown ones are allowed: all pass");
     }
@@ -103,20 +138,16 @@ pub(crate) fn app(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (Route
         .into_axum_router()
         .layer(from_fn_with_state(shutdown, until_stop));
     let places = Arc::new(Semaphore::new(OPEN_MAX));
-    let router = reflection
-        .route_service(&path::<tonic_health::pb::health_server::HealthServer<()>>(), health)
+    let health_path = format!("/{}/{{*method}}", tonic_health::pb::health_server::HealthServer::<()>::NAME);
+    let open = reflection
+        .route_service(&health_path, health)
         .layer(from_fn_with_state(places, open))
-        .layer(CatchPanicLayer::custom(move |_| gate::panicked(&state)))
-        .route_service(&path::<Service>(), Gated { decider, service });
-    (router, Health(reporter))
-}
-
-fn path<S: NamedService>() -> String {
-    format!("/{}/{{*method}}", S::NAME)
+        .layer(CatchPanicLayer::custom(move |_| gate::panicked(&state)));
+    (Services(Arc::new(Inner { gated: Gated { decider, service }, open })), Health(reporter))
 }
 
 /// Lets in as many as may be without a token, each for as long as its answer takes.
-async fn open(With(places): With<Arc<Semaphore>>, request: HttpRequest, next: Next) -> HttpResponse {
+async fn open(With(places): With<Arc<Semaphore>>, request: HttpRequest<Body>, next: Next) -> HttpResponse {
     let Ok(place) = places.try_acquire_owned() else {
         let why = format!("{OPEN_MAX} calls without a token are under way, as many as may");
         return Status::resource_exhausted(why).into_http();
@@ -130,7 +161,7 @@ async fn open(With(places): With<Arc<Semaphore>>, request: HttpRequest, next: Ne
 }
 
 /// Ends what would be open for as long as its caller likes, on both sides.
-async fn until_stop(With(shutdown): With<Shutdown>, request: HttpRequest, next: Next) -> HttpResponse {
+async fn until_stop(With(shutdown): With<Shutdown>, request: HttpRequest<Body>, next: Next) -> HttpResponse {
     let until = |body: Body| {
         let mut shutdown = shutdown.clone();
         let stopped = Box::pin(async move { shutdown.said(1).await });
