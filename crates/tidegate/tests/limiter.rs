@@ -1,7 +1,9 @@
 //! The shared limiter on the memory store: who is limited by what, leases, refusals and reports.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tidegate::store::wrap::{CallEnd, Measured, Verb, Watcher};
 use tidegate::store::{ManualWall, PolicyChange};
 use tidegate::{
     Entity, EntityId, Expect, InvalidLimiter, Lease, Limit, LimitError, Limiter, LimiterBuilder, Memory,
@@ -417,4 +419,37 @@ async fn an_entity_is_removed_with_its_policies_and_not_with_those_below_it() {
     assert_eq!(available(&limiter, "team", "rpm").await, 100);
     admin.remove_entity(&id("org"), Expect::Any).await.unwrap();
     assert!(admin.policies().await.unwrap().is_empty());
+}
+
+/// Remembers what a store was asked.
+#[derive(Debug, Default)]
+struct Book(Mutex<Vec<Verb>>);
+
+impl Watcher for Book {
+    fn ended(&self, verb: Verb, _: Duration, _: CallEnd<'_>) {
+        self.0.lock().expect("nobody panics with it").push(verb);
+    }
+}
+
+#[tokio::test]
+async fn a_spend_tells_what_it_left_and_the_store_is_asked_once() {
+    let book = Arc::new(Book::default());
+    let store = Measured::new(Memory::with_clock(ManualWall::new(START)), book.clone());
+    let limits = [Limit::per_day("rpm", 100), Limit::per_day("tpm", 1_000), Limit::per_day("other", 5)];
+    let limiter = Limiter::builder(store).defaults(limits).build().unwrap();
+    let told = async |id: Option<u128>| {
+        let request = limiter.request(("acme", "gpt"), &[("rpm", 1), ("tpm", 300)]);
+        let request = if let Some(id) = id { request.id(id) } else { request };
+        let balances = request.spend_and_tell().await.unwrap();
+        balances.iter().map(|left| (left.limit.to_string(), left.available)).collect::<Vec<_>>()
+    };
+    let left = |rpm, tpm| vec![("rpm".to_owned(), rpm), ("tpm".to_owned(), tpm)];
+    assert_eq!(told(None).await, left(99, 700));
+    book.0.lock().unwrap().clear();
+    assert_eq!(told(None).await, left(98, 400));
+    assert_eq!(*book.0.lock().unwrap(), [Verb::Version, Verb::Spend]);
+    // One that was done before draws nothing, and is told what is there.
+    for _ in 0..2 {
+        assert_eq!(told(Some(7)).await, left(97, 100));
+    }
 }

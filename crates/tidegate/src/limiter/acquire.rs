@@ -184,6 +184,8 @@ pub(super) enum Kind {
     Draw,
     /// It is settled at once.
     Spend,
+    /// The same, and whoever spends is told what is left.
+    Tell,
 }
 
 impl Shared {
@@ -222,7 +224,7 @@ impl Shared {
         let mut pending = Pending { shared: self, draw, is_answered: false };
         let answer = match kind {
             Kind::Draw => self.guard.call(self.store.draw(draw)).await,
-            Kind::Spend => match self.guard.call(self.store.spend(draw)).await {
+            Kind::Spend | Kind::Tell => match self.guard.call(self.store.spend(draw)).await {
                 // It cannot be cancelled if it was done: asked again, the store answers as the first time.
                 Err(Failed { error: StoreError::Unavailable { .. }, may_be_done: true }) => {
                     self.guard.call(self.store.spend(draw)).await
@@ -243,11 +245,12 @@ impl Shared {
         deadline: Duration,
         kind: Kind,
     ) -> Option<Result<Lease, LimitError>> {
-        // Whoever wants to know its balances can ask such a store at any time.
-        let mut draw = Draw { is_watched: false, ..new_draw(self.new_id_at(), levels, units, deadline) };
+        // Whoever holds a lease can ask such a store for its balances at any time.
+        let is_watched = kind == Kind::Tell;
+        let mut draw = Draw { is_watched, ..new_draw(self.new_id_at(), levels, units, deadline) };
         let ask = |draw: &Draw| match kind {
             Kind::Draw => self.store.draw(draw).now(),
-            Kind::Spend => self.store.spend(draw).now(),
+            Kind::Spend | Kind::Tell => self.store.spend(draw).now(),
         };
         let mut answer = ask(&draw)?;
         for _ in 0..IDS_MAX {
@@ -303,7 +306,7 @@ impl Shared {
                 let draw = Draw { lease, levels, ..draw };
                 let reply: Reply<'_, Drawn> = match kind {
                     Kind::Draw => tidegate_store::Buckets::draw(&self.local, &draw),
-                    Kind::Spend => tidegate_store::Buckets::spend(&self.local, &draw),
+                    Kind::Spend | Kind::Tell => tidegate_store::Buckets::spend(&self.local, &draw),
                 };
                 match reply.await.map_err(LimitError::Store)? {
                     Drawn::Granted(moved) => {

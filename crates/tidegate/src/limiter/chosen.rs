@@ -28,7 +28,7 @@ impl Shared {
         }
         let reply = match kind {
             Kind::Draw => self.store.draw(&draw),
-            Kind::Spend => self.store.spend(&draw),
+            Kind::Spend | Kind::Tell => self.store.spend(&draw),
         };
         let answer = if self.is_immediate {
             reply.await
@@ -43,9 +43,10 @@ impl Shared {
             (Kind::Draw, Err(error @ StoreError::Invalid { .. })) => {
                 self.drawn_before(&draw).await?.ok_or(LimitError::Store(error))
             }
-            (Kind::Spend, Err(StoreError::Ended { lease, .. } | StoreError::Late { lease, .. })) => {
-                Err(LimitError::Reused { lease })
-            }
+            (
+                Kind::Spend | Kind::Tell,
+                Err(StoreError::Ended { lease, .. } | StoreError::Late { lease, .. }),
+            ) => Err(LimitError::Reused { lease }),
             (_, Err(error)) if error.is_transient() => self.without_store(draw, kind, error).await,
             (_, Err(error)) => Err(LimitError::Store(error)),
         }

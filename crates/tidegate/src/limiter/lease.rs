@@ -130,6 +130,15 @@ impl Lease {
         if self.is_here() {
             return self.balances_now().unwrap_or_default();
         }
+        self.balances_read()
+    }
+
+    /// The limits it drew from as the draw left them. A store that has told nothing of them, since it was done before, is asked.
+    pub(super) fn balances_told(&self) -> Vec<Balance> {
+        if self.readings.is_empty() { self.balances() } else { self.balances_read() }
+    }
+
+    fn balances_read(&self) -> Vec<Balance> {
         let balance = |reading: &Reading| {
             let subject = &self.now.levels.levels()[reading.level].subject;
             Balance::of(subject, &reading.meter(&self.now.levels), 0, self.at)

@@ -123,8 +123,8 @@ impl<'a> Request<'a> {
     /// # Cancel safety
     /// As [`Limiter::spend`](super::Limiter::spend).
     pub async fn spend_and_tell(self) -> Result<Vec<Balance>, LimitError> {
-        let lease = self.draw(Kind::Spend).await?;
-        let balances = lease.balances();
+        let lease = self.draw(Kind::Tell).await?;
+        let balances = lease.balances_told();
         spent(lease);
         Ok(balances)
     }
@@ -232,8 +232,10 @@ impl<'a> Request<'a> {
                     }
                 }
                 // What was spent is not asked for anew: the store tells so, whoever waits.
-                Kind::Spend if self.is_known().await? => return self.resolve_and_draw(kind).await,
-                Kind::Spend => {}
+                Kind::Spend | Kind::Tell if self.is_known().await? => {
+                    return self.resolve_and_draw(kind).await;
+                }
+                Kind::Spend | Kind::Tell => {}
             }
             let retry_after = head.map(|head| head.ready_at.saturating_duration_since(Instant::now()));
             return Err(LimitError::Waiting { subject: self.subject.check()?, ahead, retry_after });
