@@ -28,7 +28,7 @@ pub(crate) struct Services(Infallible);
 
 impl Services {
     #[expect(clippy::unused_async, reason = "as the real one")]
-    pub(crate) async fn answer(self, _: Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn answer(self, _: Box<Request<Incoming>>) -> Response<Body> {
         match self.0 {}
     }
 }

@@ -463,7 +463,8 @@ impl Door {
                         .serve_connection(
                             TokioIo::new(Patient::new(stream, reading, writing)),
                             service_fn(move |request| {
-                                services.clone().answer(known(request)).map(Ok::<_, Infallible>)
+                                // In a box: it is handed on a few times, and is as large as all the rest.
+                                services.clone().answer(Box::new(known(request))).map(Ok::<_, Infallible>)
                             }),
                         );
                     calls.run(watcher.watch(connection)).await

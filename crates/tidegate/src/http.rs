@@ -15,7 +15,7 @@ mod codec;
 mod fields;
 
 pub use codec::{RETRY_INFO_BODY_MAX, RetryInfo, retry_info};
-pub use fields::{LimitField, rate_limit_fields, retry_after_field};
+pub use fields::{LimitField, rate_limit_fields, rate_limit_texts, retry_after_field};
 
 /// Says how a request ended that brought an error and no response.
 ///

@@ -116,7 +116,7 @@ pub use events::Events;
 #[cfg(feature = "http")]
 pub use http::{
     HttpClasses, LimitField, Lost, RETRY_INFO_BODY_MAX, ReadError, RetryInfo, rate_limit_fields,
-    retry_after_field, retry_info,
+    rate_limit_texts, retry_after_field, retry_info,
 };
 #[cfg(feature = "shared")]
 pub use joined::{Joined, JoinedError, JoinedPermit};

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use axum::http::HeaderMap;
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
@@ -10,7 +9,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
 use envoy_types::pb::google::protobuf;
-use tidegate::{Balance, rate_limit_fields, retry_after_field};
+use tidegate::{Balance, rate_limit_texts};
 
 use super::decide::{Over, Verdict};
 
@@ -18,18 +17,20 @@ use super::decide::{Over, Verdict};
 pub(super) fn answer(verdicts: &[Verdict]) -> RateLimitResponse {
     let over = || verdicts.iter().filter_map(as_over);
     let overall = if over().next().is_some() { Code::OverLimit } else { Code::Ok };
-    let mut headers = HeaderMap::new();
-    rate_limit_fields(&mut headers, verdicts.iter().flat_map(balances));
+    let mut headers = Vec::new();
+    if let Some([now, policy]) = rate_limit_texts(verdicts.iter().flat_map(balances)) {
+        headers = vec![header("ratelimit", now), header("ratelimit-policy", policy)];
+    }
     // Whoever comes back earlier than the longest of them says is refused again. Where one is never over, none is told.
     if let Some(span) = over().map(|over| over.retry_after).min_by_key(Option::is_some).flatten() {
         let span = over().filter_map(|over| over.retry_after).max().unwrap_or(span);
-        retry_after_field(&mut headers, span);
+        headers.push(header("retry-after", whole(span).seconds.to_string()));
     }
     let why = over().find_map(|over| over.why.as_ref());
     RateLimitResponse {
         overall_code: overall.into(),
         statuses: verdicts.iter().map(status).collect(),
-        response_headers_to_add: headers.iter().map(header).collect(),
+        response_headers_to_add: headers,
         raw_body: why.map(|why| format!("{why}\n").into_bytes()).unwrap_or_default(),
         ..RateLimitResponse::default()
     }
@@ -50,12 +51,8 @@ fn balances(verdict: &Verdict) -> &[Balance] {
     }
 }
 
-fn header((name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)) -> HeaderValue {
-    HeaderValue {
-        key: name.as_str().to_owned(),
-        value: value.to_str().unwrap_or_default().to_owned(),
-        ..HeaderValue::default()
-    }
+fn header(name: &str, value: String) -> HeaderValue {
+    HeaderValue { key: name.to_owned(), value, ..HeaderValue::default() }
 }
 
 fn status(verdict: &Verdict) -> DescriptorStatus {

@@ -39,14 +39,14 @@ pub(super) type Answer = Response<Either<Whole, Body>>;
 
 impl Gated {
     /// What a call is answered with.
-    pub(super) async fn answer(&self, request: Request<Incoming>) -> Answer {
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>) -> Answer {
         let answer = AssertUnwindSafe(self.pass(request)).catch_unwind().await;
         // What it said may hold what was sent: it is not repeated.
         answer.unwrap_or_else(|_| panicked(&self.decider.state).map(Either::Right))
     }
 
     /// Lets a call through to the service, or says why not.
-    async fn pass(&self, request: Request<Incoming>) -> Answer {
+    async fn pass(&self, request: Box<Request<Incoming>>) -> Answer {
         let began = Instant::now();
         let decider = &*self.decider;
         let (state, bounds) = (&decider.state, decider.state.bounds());
@@ -72,9 +72,9 @@ impl Gated {
     }
 
     /// What the service answers: without tonic where it would only be in the way.
-    async fn served(&self, request: Request<Incoming>) -> Answer {
+    async fn served(&self, request: Box<Request<Incoming>>) -> Answer {
         if request.uri().path() != SHOULD_RATE_LIMIT {
-            return self.served_by_tonic(request).await;
+            return self.served_by_tonic(*request).await;
         }
         match received(request, self.decider.state.bounds().body_max).await {
             Ok(message) => {

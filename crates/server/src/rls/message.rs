@@ -31,20 +31,19 @@ struct Read {
 
 /// The message of a call, of at most so many bytes; or the call, where it is not one plain message.
 pub(super) async fn received(
-    request: Request<Incoming>,
+    mut request: Box<Request<Incoming>>,
     message_max: usize,
 ) -> Result<RateLimitRequest, Box<Request<Resumed>>> {
-    let (head, mut rest) = request.into_parts();
     let mut read = Read::default();
-    if !head.headers.contains_key(ENCODING) {
-        read = all_data(&mut rest).await;
+    if !request.headers().contains_key(ENCODING) {
+        read = all_data(request.body_mut()).await;
         if let Read { data: Some(data), behind: None } = &read
             && let Some(message) = decoded(data.clone(), message_max)
         {
             return Ok(message);
         }
     }
-    Err(Box::new(Request::from_parts(head, Resumed { read, rest })))
+    Err(Box::new(request.map(|rest| Resumed { read, rest })))
 }
 
 /// Reads a body until its end, or until there is more than one piece of data.

@@ -102,13 +102,13 @@ struct Inner {
 
 impl Services {
     /// What a call is answered with.
-    pub(crate) async fn answer(self, request: HttpRequest<Incoming>) -> Answer {
+    pub(crate) async fn answer(self, request: Box<HttpRequest<Incoming>>) -> Answer {
         let Self(inner) = &self;
         if is_gated(request.uri().path()) {
             return inner.gated.answer(request).await;
         }
         // In a box, as all that is rare: every call would make room for it.
-        let Ok(answer) = Box::pin(inner.open.clone().call(request)).await;
+        let Ok(answer) = Box::pin(inner.open.clone().call(*request)).await;
         answer.map(Either::Right)
     }
 }

@@ -3,6 +3,7 @@
 //! A rule names all entries of a descriptor, in their order. The first rule that matches counts. What a rule needs to be told of
 //! a limit is made when it is read, so that a decision only puts values in their places.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -218,11 +219,12 @@ impl Drawing {
 
 impl Template {
     /// The text with these values, if no others make the same one.
-    fn filled(&self, entries: &[Entry]) -> Result<String, String> {
-        let mut filled = String::new();
+    fn filled<'a>(&'a self, entries: &'a [Entry]) -> Result<Cow<'a, str>, String> {
+        // Most are one text or one value, and stay where they are.
+        let mut filled = Cow::Borrowed("");
         for (place, part) in self.0.iter().enumerate() {
             match part {
-                Part::Text(text) => filled.push_str(text),
+                Part::Text(text) => filled += &**text,
                 // A rule matches descriptors with as many entries as it names.
                 Part::Value(number) => {
                     let Some(Entry { key, value, .. }) = entries.get(*number) else { continue };
@@ -230,7 +232,7 @@ impl Template {
                         let bytes = value.len();
                         return Err(format!("the entry `{key}` has {bytes} bytes, more than {VALUE_MAX}"));
                     }
-                    filled.push_str(value);
+                    filled += value.as_str();
                     // A value ends where the text behind it first is: it must not bring its own end, in part or as a whole.
                     if let [Part::Text(end), Part::Value(_), ..] = &self.0[place + 1..]
                         && format!("{value}{end}").find(&**end) != Some(value.len())

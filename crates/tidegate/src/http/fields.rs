@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use ::http::{HeaderMap, HeaderName, HeaderValue, header};
+use smallvec::SmallVec;
 use tidegate_core::limit::balance::Balance;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -67,7 +68,26 @@ impl LimitField<'_> {
 /// assert_eq!(headers["ratelimit-policy"], "\"rpm\";q=60;w=60");
 /// ```
 pub fn rate_limit_fields<'a>(headers: &mut HeaderMap, limits: impl IntoIterator<Item: Into<LimitField<'a>>>) {
-    let mut told: Vec<LimitField<'a>> = Vec::new();
+    let Some(texts) = rate_limit_texts(limits) else { return };
+    for (name, text) in [RATE_LIMIT, RATE_LIMIT_POLICY].into_iter().zip(texts) {
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// What both fields say, `ratelimit` and `ratelimit-policy`, for those who send them otherwise; `None` where there is no limit.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{LimitField, rate_limit_texts};
+///
+/// let minute = Duration::from_secs(60);
+/// let rpm = LimitField { limit: "rpm", available: 7, amount: 60, period: minute, retry_after: Some(Duration::ZERO) };
+/// assert_eq!(rate_limit_texts([rpm]).unwrap(), ["\"rpm\";r=7", "\"rpm\";q=60;w=60"]);
+/// ```
+pub fn rate_limit_texts<'a>(limits: impl IntoIterator<Item: Into<LimitField<'a>>>) -> Option<[String; 2]> {
+    let mut told: SmallVec<[LimitField<'a>; 4]> = SmallVec::new();
     for limit in limits {
         let limit = limit.into();
         match told.iter_mut().find(|other| other.limit == limit.limit) {
@@ -75,6 +95,9 @@ pub fn rate_limit_fields<'a>(headers: &mut HeaderMap, limits: impl IntoIterator<
             None if limit.is_plain() => told.push(limit),
             Some(_) | None => {}
         }
+    }
+    if told.is_empty() {
+        return None;
     }
     let (mut now, mut policy) = (String::with_capacity(ROOM), String::with_capacity(ROOM));
     for limit in told {
@@ -89,13 +112,7 @@ pub fn rate_limit_fields<'a>(headers: &mut HeaderMap, limits: impl IntoIterator<
             parameter(&mut policy, ";w=", limit.period.as_secs());
         }
     }
-    for (name, text) in [(RATE_LIMIT, now), (RATE_LIMIT_POLICY, policy)] {
-        if let Ok(value) = HeaderValue::try_from(text)
-            && !value.is_empty()
-        {
-            headers.insert(name, value);
-        }
-    }
+    Some([now, policy])
 }
 
 /// Writes when to come back, in whole seconds: never too early.
