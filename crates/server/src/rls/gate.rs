@@ -64,7 +64,8 @@ impl Gated {
             return Status::deadline_exceeded(why).into_http().map(Either::Right);
         };
         // Whatever tonic has said of a message that cannot be read is in it too.
-        if answer.headers().get(Status::GRPC_STATUS).is_some_and(|status| status != "0") {
+        let is_decided = matches!(answer.body(), Either::Left(_));
+        if !is_decided && answer.headers().get(Status::GRPC_STATUS).is_some_and(|status| status != "0") {
             decider.meters.failed();
         }
         decider.meters.took(began.elapsed());

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use axum::http::{HeaderMap, HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, Incoming};
@@ -18,7 +18,7 @@ use tonic::Status;
 /// What stands before a message: whether it is compressed, and how long it is.
 const HEAD: usize = 5;
 /// How a message is compressed, where it is.
-const ENCODING: &str = "grpc-encoding";
+const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const DONE: HeaderValue = HeaderValue::from_static("0");
 
