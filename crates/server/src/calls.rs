@@ -9,23 +9,34 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
 
 use hyper::rt::Executor;
 
-/// So many are tried at a time; others become tasks at once, so that no connection keeps a thread for long.
-const AT_ONCE_MAX: usize = 128;
+/// For so long calls are tried where they are; those that are left then become tasks, so that no connection keeps a thread for long
+/// and the first answer does not wait for the last.
+const AT_ONCE: Duration = Duration::from_millis(1);
 
 /// What a connection has to do for its calls. Clones are the same.
-#[derive(Clone, Default)]
-pub(crate) struct Calls(Arc<Mutex<Vec<Call>>>);
+#[derive(Clone)]
+pub(crate) struct Calls {
+    given: Arc<Mutex<Vec<Call>>>,
+    at_once: Duration,
+}
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// It is given calls by its connection alone, while that is [run](Calls::run).
+/// It is given calls by its connection, while that is [run](Calls::run): upgrades, which a call would give, are not answered.
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
     fn execute(&self, call: F) {
         self.lock().push(Box::pin(call));
+    }
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self { given: Arc::default(), at_once: AT_ONCE }
     }
 }
 
@@ -40,10 +51,12 @@ impl Calls {
         poll_fn(move |cx| {
             let polled = connection.as_mut().poll(cx);
             mem::swap(&mut *self.lock(), &mut calls);
-            for (place, call) in calls.drain(..).enumerate() {
-                // An answer wakes the connection, which then sends all of them.
-                if let Some(waiting) = if place < AT_ONCE_MAX { at_once(call) } else { Some(call) } {
-                    tokio::spawn(waiting);
+            if !calls.is_empty() {
+                let began = Instant::now();
+                for call in calls.drain(..) {
+                    // An answer wakes the connection, which then sends all of them.
+                    let waiting = if began.elapsed() < self.at_once { at_once(call) } else { Some(call) };
+                    waiting.map(tokio::spawn);
                 }
             }
             polled
@@ -52,19 +65,18 @@ impl Calls {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Call>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The call, if it has to wait. Nobody wakes it before it is a task, which asks it once more.
 fn at_once(mut call: Call) -> Option<Call> {
-    let polled =
-        catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(&mut Context::from_waker(Waker::noop()))));
-    match polled {
-        Ok(Poll::Pending) => Some(call),
-        // One that panics ends as a task would, and its connection goes on.
-        Ok(Poll::Ready(())) | Err(_) => None,
-    }
+    // It is dropped in there too: one that panics ends as a task would, and its connection goes on.
+    let tried = catch_unwind(AssertUnwindSafe(move || {
+        let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        polled.is_pending().then_some(call)
+    }));
+    tried.unwrap_or(None)
 }
 
 impl fmt::Debug for Calls {
@@ -83,7 +95,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_need_not_wait_is_done_with_its_connection_and_the_rest_becomes_tasks() {
-        let (calls, done) = (Calls::default(), Arc::new(AtomicUsize::new(0)));
+        let calls = Calls { at_once: Duration::MAX, ..Calls::default() };
+        let done = Arc::new(AtomicUsize::new(0));
         let (go, wait) = oneshot::channel::<()>();
         let (end, ended) = oneshot::channel::<()>();
         let waits = calls.clone();
@@ -109,12 +122,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_very_many_some_are_done_at_once_and_all_in_the_end() {
-        let (calls, done) = (Calls::default(), Arc::new(AtomicUsize::new(0)));
+    async fn those_that_are_left_when_the_time_is_over_become_tasks_and_are_all_done() {
+        let calls = Calls { at_once: Duration::ZERO, ..Calls::default() };
+        let done = Arc::new(AtomicUsize::new(0));
         let (given, count) = (calls.clone(), Arc::clone(&done));
         calls
             .run(async move {
-                for _ in 0..AT_ONCE_MAX + 5 {
+                for _ in 0..5 {
                     let count = Arc::clone(&count);
                     given.execute(async move {
                         count.fetch_add(1, Ordering::Relaxed);
@@ -122,8 +136,8 @@ mod tests {
                 }
             })
             .await;
-        assert_eq!(done.load(Ordering::Relaxed), AT_ONCE_MAX);
-        while done.load(Ordering::Relaxed) < AT_ONCE_MAX + 5 {
+        assert_eq!(done.load(Ordering::Relaxed), 0);
+        while done.load(Ordering::Relaxed) < 5 {
             tokio::task::yield_now().await;
         }
     }

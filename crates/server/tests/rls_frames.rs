@@ -5,7 +5,7 @@ mod rls_kit;
 
 use std::time::Duration;
 
-use axum::http::{HeaderMap, Request, StatusCode};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::Ok as Under;
 use h2::client::{ResponseFuture, SendRequest};
@@ -172,6 +172,49 @@ async fn what_is_no_message_has_the_status_that_says_why_and_others_are_served()
     }
     assert_eq!(rls.counted("tidegate_rls_requests_total{answer=\"failed\"}").await, count + 2);
     assert_eq!(rls.left("ada", "requests").await, 5, "nothing was drawn");
+    assert_eq!(wire.answer(&[hit("ada")]).await.message().overall_code(), Under);
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_refused_before_its_end_comes() {
+    let rls = Rls::new(config()).await;
+    let wire = Wire::new(&rls).await;
+    let message = request(&[&[("user", "ada")]]).encode_to_vec();
+    for (bytes, code) in [
+        (framed(0, 300 * 1_024, b"x"), Code::OutOfRange),
+        (framed(2, message.len(), &message), Code::Internal),
+        (framed(0, 3, b"\xff\xff\xff"), Code::Internal),
+    ] {
+        let (answer, mut body) = wire.call(PATH, None).await;
+        body.send_data(bytes.clone(), false).unwrap();
+        assert_eq!(Answer::of(answer).await.code(), code, "{bytes:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_a_post_is_a_call() {
+    let rls = Rls::new(config()).await;
+    let wire = Wire::new(&rls).await;
+    let path = format!("{}/{PATH}", wire.at);
+    let health = format!("{}/grpc.health.v1.Health/Check", wire.at);
+    for (method, target) in [
+        (Method::GET, &*path),
+        (Method::HEAD, &path),
+        (Method::PUT, &path),
+        (Method::GET, &health),
+        (Method::CONNECT, "far.example:443"),
+    ] {
+        let head = Request::builder().method(&method).uri(target);
+        let head = head.header("authorization", &wire.authorization).body(()).unwrap();
+        let mut calls = wire.calls.clone().ready().await.unwrap();
+        let (answer, _) = calls.send_request(head, true).unwrap();
+        let answer = soon("an answer", answer).await.unwrap();
+        assert_eq!(
+            (answer.status(), &answer.headers()["allow"]),
+            (StatusCode::METHOD_NOT_ALLOWED, &"POST".parse().unwrap())
+        );
+        assert!(soon("its end", answer.into_body().data()).await.is_none(), "{method}");
+    }
     assert_eq!(wire.answer(&[hit("ada")]).await.message().overall_code(), Under);
 }
 

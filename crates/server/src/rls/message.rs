@@ -36,30 +36,37 @@ pub(super) async fn received(
 ) -> Result<RateLimitRequest, Box<Request<Resumed>>> {
     let mut read = Read::default();
     if !request.headers().contains_key(ENCODING) {
-        read = all_data(request.body_mut()).await;
-        if let Read { data: Some(data), behind: None } = &read
-            && let Some(message) = decoded(data.clone(), message_max)
-        {
-            return Ok(message);
+        read = first(request.body_mut()).await;
+        // Only behind what is good is an end waited for: tonic refuses what is not as soon as it sees it.
+        if let Some(message) = read.data.as_ref().and_then(|data| decoded(data.clone(), message_max)) {
+            read.behind = something(request.body_mut()).await;
+            if read.behind.is_none() {
+                return Ok(message);
+            }
         }
     }
     Err(Box::new(request.map(|rest| Resumed { read, rest })))
 }
 
-/// Reads a body until its end, or until there is more than one piece of data.
-async fn all_data(body: &mut Incoming) -> Read {
-    let mut data = None;
+/// The first data of a body, or what came in its place.
+async fn first(body: &mut Incoming) -> Read {
+    let frame = something(body).await;
+    match frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+        Some(data) => Read { data: Some(data.clone()), behind: None },
+        None => Read { data: None, behind: frame },
+    }
+}
+
+/// What comes next that is not nothing: some end with a piece of that.
+async fn something(body: &mut Incoming) -> Option<Result<Frame<Bytes>, hyper::Error>> {
     while !body.is_end_stream()
         && let Some(frame) = body.frame().await
     {
-        match frame.as_ref().ok().and_then(Frame::data_ref) {
-            // Some end with a piece of nothing.
-            Some(bytes) if bytes.is_empty() => {}
-            Some(bytes) if data.is_none() => data = Some(bytes.clone()),
-            _ => return Read { data, behind: Some(frame) },
+        if frame.as_ref().ok().and_then(Frame::data_ref).is_none_or(|data| !data.is_empty()) {
+            return Some(frame);
         }
     }
-    Read { data, behind: None }
+    None
 }
 
 /// What a message says, if it is plain and there is nothing behind it.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State as With;
-use axum::http::Request as HttpRequest;
+use axum::http::{HeaderValue, Method, Request as HttpRequest, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response as HttpResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
@@ -104,6 +104,9 @@ impl Services {
     /// What a call is answered with.
     pub(crate) async fn answer(self, request: Box<HttpRequest<Incoming>>) -> Answer {
         let Self(inner) = &self;
+        if request.method() != Method::POST {
+            return not_post();
+        }
         if is_gated(request.uri().path()) {
             return inner.gated.answer(request).await;
         }
@@ -111,6 +114,14 @@ impl Services {
         let Ok(answer) = Box::pin(inner.open.clone().call(*request)).await;
         answer.map(Either::Right)
     }
+}
+
+/// gRPC is spoken by POST alone. A HEAD must have no body, and an upgrade would be hyper's.
+fn not_post() -> Answer {
+    let mut answer = HttpResponse::new(Either::Right(Body::empty()));
+    *answer.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+    answer
 }
 
 /// Whether this is of the service that needs a token. It is asked first, and by itself: there are hundreds of these for each other.
