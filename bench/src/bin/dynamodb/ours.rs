@@ -34,7 +34,8 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn open(endpoint: &str) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        // One thread, as the peer has.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let options = DynamoDbOptions::new(format!("bench-{}", std::process::id()))
             .endpoint(endpoint)
             .region("eu-central-1")

@@ -96,8 +96,8 @@ fn rls(rounds: u32) -> Result<Vec<Row>> {
             best.round(&ours, &mut at_ours).await?;
             best_peer.round(&peer, &mut at_peer).await?;
         }
-        // The same load for both: half of what ours can bear.
-        let half = best.per_second / 2.0;
+        // The same load for both: half of what both can bear.
+        let half = best.per_second.min(best_peer.per_second) / 2.0;
         let (mut waits, mut waits_peer) = (Waits::NONE, Waits::NONE);
         for _ in 0..rounds.div_ceil(4) {
             waits = waits.or(at_ours.at_a_rate(half, ROUND).await?);
