@@ -23,6 +23,14 @@ pub(crate) fn target() -> PathBuf {
 pub(crate) fn cargo(arguments: &str) -> Command {
     let mut command = at_root(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace());
+    // What cargo told us of our own package. Build scripts that look at it would find it changed whenever people run cargo
+    // themselves in between, and ring, and all that is built on it, would be built again.
+    for (name, _) in env::vars_os() {
+        let is_ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if name.to_str().is_some_and(is_ours) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
@@ -40,5 +48,14 @@ mod tests {
     #[test]
     fn the_root_is_the_folder_with_the_lock_file() {
         assert!(root().join("Cargo.lock").is_file());
+    }
+
+    #[test]
+    fn cargo_is_not_told_of_our_own_package() {
+        assert!(env::var_os("CARGO_PKG_NAME").is_some(), "cargo runs this test");
+        let command = cargo("build");
+        let removed: Vec<_> = command.get_envs().filter(|(_, value)| value.is_none()).collect();
+        assert!(removed.iter().any(|(name, _)| *name == "CARGO_PKG_NAME"), "{removed:?}");
+        assert!(removed.iter().any(|(name, _)| *name == "CARGO_MANIFEST_DIR"), "{removed:?}");
     }
 }
