@@ -88,6 +88,7 @@ impl fmt::Debug for Calls {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Poll;
 
     use tokio::sync::oneshot;
 
@@ -117,6 +118,26 @@ mod tests {
             })
             .await;
         assert_eq!(done.load(Ordering::Relaxed), 3, "before anything else could run");
+        go.send(()).unwrap();
+        ended.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_dropped_leaves_those_that_wait_to_end_by_themselves() {
+        let calls = Calls { at_once: Duration::MAX, ..Calls::default() };
+        let (go, wait) = oneshot::channel::<()>();
+        let (end, ended) = oneshot::channel::<()>();
+        let given = calls.clone();
+        let mut connection = Box::pin(calls.run(async move {
+            given.execute(async {
+                let _ = wait.await;
+                let _ = end.send(());
+            });
+            std::future::pending::<()>().await;
+        }));
+        let polled = poll_fn(|cx| Poll::Ready(connection.as_mut().poll(cx))).await;
+        assert!(polled.is_pending());
+        drop(connection);
         go.send(()).unwrap();
         ended.await.unwrap();
     }
