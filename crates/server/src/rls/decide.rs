@@ -5,6 +5,7 @@
 //! for as long as that takes, others may be refused what is about to return.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::Status;
 
+use super::afterwards::{A_MOMENT, Afterwards, NoPlace};
 use super::answer::answer;
 use super::config::Unknown;
 use super::meters::RlsMeters;
@@ -29,8 +31,6 @@ use crate::state::State;
 
 /// A request has at most so many descriptors.
 const DESCRIPTORS_MAX: usize = 64;
-/// What is done after the verdict is clear takes at most so long: an answer that comes too late lets everybody through.
-const AFTERWARDS: Duration = Duration::from_millis(10);
 /// A lease is held for as long as the others are drawn. Should nobody end it, it ends soon.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -63,6 +63,7 @@ pub(super) struct Decider {
     pub(super) meters: RlsMeters,
     /// As many as may be under way. Those over HTTP have places of their own.
     pub(super) running: Semaphore,
+    pub(super) afterwards: Afterwards,
     pub(super) seldom: Seldom,
 }
 
@@ -71,8 +72,11 @@ impl Decider {
     ///
     /// # Cancel safety
     /// Dropping the future returns what several descriptors have drawn, as far as it is not settled; one that is alone may stay
-    /// spent.
-    pub(super) async fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    /// spent. Rules that only look are left out, if they have not been asked yet.
+    pub(super) async fn decide(
+        self: &Arc<Self>,
+        request: &RateLimitRequest,
+    ) -> Result<RateLimitResponse, Status> {
         check(request)?;
         let hits = u64::from(request.hits_addend.max(1));
         let asked: Vec<_> = request
@@ -84,7 +88,7 @@ impl Decider {
         let drawn: Vec<_> = asked.iter().enumerate().filter_map(drawn).collect();
         if verdicts.iter().any(is_over) {
             // Nothing is drawn, so there is nothing to ask but what the others would say.
-            let _ = timeout(AFTERWARDS, Box::pin(self.look_at(&drawn, &mut verdicts))).await;
+            let _ = timeout(A_MOMENT, Box::pin(self.look_at(&drawn, &mut verdicts))).await;
         } else {
             match drawn[..] {
                 [] => {}
@@ -95,7 +99,7 @@ impl Decider {
         }
         let has_shadow = verdicts.iter().any(|verdict| matches!(verdict, Verdict::Shadow));
         if has_shadow && !verdicts.iter().any(is_over) {
-            Box::pin(self.shadow(&asked)).await;
+            Box::pin(self.shadows(request, hits)).await;
         }
         let answer = answer(&verdicts);
         self.meters.decided(verdicts.iter().any(is_over));
@@ -160,7 +164,7 @@ impl Decider {
                     self.look_at(&others, verdicts).await;
                 };
                 // One that fails, or takes longer, is cancelled in the background.
-                let _ = timeout(AFTERWARDS, returned).await;
+                let _ = timeout(A_MOMENT, returned).await;
                 return Ok(());
             }
         }
@@ -185,24 +189,31 @@ impl Decider {
         }
     }
 
-    /// Rules that only look draw as all others do, when nobody was refused, and refuse nobody.
-    async fn shadow(&self, asked: &[Asked<'_>]) {
-        let shadows: Vec<_> = asked.iter().filter_map(shadow).collect();
-        if shadows.is_empty() {
-            return;
-        }
-        let spends = join_all(shadows.iter().map(|ask| async {
-            match self.request(ask).spend().await {
-                Ok(()) => {}
-                Err(error) if over_by(&error).is_some() => self.meters.shadowed.increment(1),
-                Err(error) => self.not_asked(ask, &error),
-            }
-        }));
-        if timeout(AFTERWARDS, spends).await.is_err() {
+    /// Asks the rules that only look, when nobody was refused. They refuse nobody, and the answer waits a moment for them.
+    async fn shadows(self: &Arc<Self>, request: &RateLimitRequest, hits: u64) {
+        let works = request.descriptors.iter().map(|descriptor| {
+            let (decider, domain, descriptor) =
+                (Arc::clone(self), request.domain.clone(), descriptor.clone());
+            self.afterwards.finish(async move {
+                if let Some(ask) = shadow(&decider.rules.ask(&domain, &descriptor, hits)) {
+                    decider.shadow(ask).await;
+                }
+            })
+        });
+        for NoPlace in join_all(works).await.into_iter().filter_map(Result::err) {
             self.meters.unasked.increment(1);
             if let Some(left_out) = self.seldom.now(Instant::now()) {
-                tracing::warn!(left_out, "rules that only look took longer than {AFTERWARDS:?}");
+                tracing::warn!(left_out, "a rule that only looks was given up: {NoPlace}");
             }
+        }
+    }
+
+    /// A rule that only looks draws as all others do.
+    async fn shadow(&self, ask: &Ask<'_>) {
+        match self.request(ask).spend().await {
+            Ok(()) => {}
+            Err(error) if over_by(&error).is_some() => self.meters.shadowed.increment(1),
+            Err(error) => self.not_asked(ask, &error),
         }
     }
 
@@ -232,7 +243,7 @@ impl Decider {
             Err(LimitError::Unavailable { .. }) => match self.request(ask).deadline(DEADLINE).acquire().await
             {
                 Ok(mut lease) => {
-                    let _ = timeout(AFTERWARDS, lease.cancel()).await;
+                    let _ = timeout(A_MOMENT, lease.cancel()).await;
                     Ok(Verdict::Open)
                 }
                 Err(error) if over_by(&error).is_some() => Ok(Verdict::Open),

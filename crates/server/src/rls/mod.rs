@@ -1,8 +1,10 @@
 //! Envoy's rate limit service, version 3, over gRPC: descriptors are mapped to subjects by rules, and spend of their limits.
 //!
-//! `gate` says who may, `rules` what a descriptor asks for, `decide` asks the limits, `answer` says it as Envoy understands it.
+//! `gate` says who may, `rules` what a descriptor asks for, `decide` asks the limits, `answer` says it as Envoy understands it, and
+//! `afterwards` is what no answer waits for.
 //! Health and reflection are answered without a token.
 
+mod afterwards;
 mod answer;
 mod config;
 mod decide;
@@ -41,6 +43,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use config::{EntryConfig, EnvoyConfig, RuleConfig, Unknown};
 pub use rules::{EnvoyRules, InvalidRules};
 
+use self::afterwards::Afterwards;
 use self::decide::Decider;
 use self::gate::{Answer, Gated};
 use self::meters::RlsMeters;
@@ -138,9 +141,15 @@ pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (
     }
     let message_max = state.bounds().body_max;
     let meters = RlsMeters::new(state.meters());
-    let running = Semaphore::new(state.bounds().requests_max.min(Semaphore::MAX_PERMITS));
-    let decider =
-        Arc::new(Decider { state: state.clone(), rules, meters, running, seldom: Seldom::default() });
+    let requests_max = state.bounds().requests_max.min(Semaphore::MAX_PERMITS);
+    let decider = Arc::new(Decider {
+        state: state.clone(),
+        rules,
+        meters,
+        running: Semaphore::new(requests_max),
+        afterwards: Afterwards::new(requests_max),
+        seldom: Seldom::default(),
+    });
     let service = Service::new(Decisions(Arc::clone(&decider))).max_decoding_message_size(message_max);
     let (reporter, health) = health_reporter();
     let (v1, v1alpha) = describe::reflection();
