@@ -86,6 +86,8 @@ impl Server {
             let mut program = Command::new(workspace::target().join("debug/tidegate"));
             program
                 .arg("--json")
+                // A disk that is busy is no failure of the server.
+                .args(["--timeout", "1m"])
                 .arg("--store")
                 .arg(format!("sqlite:{}", folder.join("limits.db").display()));
             program

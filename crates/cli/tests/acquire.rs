@@ -97,8 +97,12 @@ fn where_the_store_is_away_the_policy_decides() {
     shop.ok("limits set resource shut jobs:10/day");
     let other = Connection::open(shop.file()).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let open = shop.run("--timeout 400ms acquire acme open jobs=1 -- echo runs");
-    assert_eq!((open.code, open.stdout.as_str()), (0, "runs\n"));
+    // The time that the draw is given is all that opening the file and reading the policy have: more on a machine that is slow.
+    let tries = ["400ms", "3s", "15s", "1m"]
+        .map(|time| format!("--timeout {time} acquire acme open jobs=1 -- echo runs"));
+    let open =
+        tries.iter().map(|line| shop.run(line)).find(|run| run.code == 0).expect("the policy lets it run");
+    assert_eq!(open.stdout, "runs\n");
     let sentence = "tidegate: the store is away, and the policy lets the command run without it\n";
     assert!(open.stderr.starts_with(sentence), "{}", open.stderr);
     let shut = shop.run("--timeout 400ms acquire acme shut jobs=1 -- echo runs");
@@ -192,7 +196,10 @@ fn a_signal_while_it_waits_for_units_takes_nothing() {
         wait_until_it_hears(&child);
         send(&child, Signal::INT);
         let run = told(child.wait_with_output().unwrap());
-        assert_eq!((run.code, run.stderr.as_str()), (130, ""));
+        assert_eq!(run.code, 130);
+        // One whose draw was under way, on a slow disk.
+        let is_late = run.stderr.starts_with("tidegate: the end was not heard of");
+        assert!(run.stderr.is_empty() || is_late, "{}", run.stderr);
         assert_eq!(shop.json("usage summary entity acme")["limits"][0]["units"], 10);
     }
 }

@@ -14,7 +14,8 @@ use rustix::process::Signal;
 /// A table that is there, with limits.
 fn table(name: &str) -> Life {
     let (table, server) = (unique(name), address("TIDEGATE_TEST_DYNAMODB"));
-    let url = format!("dynamodb://{table}?region=eu-central-1&endpoint={server}&deadline_ms=5000");
+    let url =
+        format!("dynamodb://{table}?region=eu-central-1&endpoint={server}&deadline_ms=5000&timeout_ms=30000");
     let life = Life { shop: Shop::new(), url, wanted: 1, older: Older::Refused };
     for line in ["store init", "limits set system rpm:60/day"] {
         assert_eq!(life.run(line).code, 0, "{line}");

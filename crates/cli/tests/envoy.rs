@@ -217,6 +217,9 @@ fn users_of_a_real_envoy_are_limited_by_tidegate_and_told_so() {
     assert_eq!(envoy.get("/", &[("x-trial", "new"), ("x-user", "cleo")]).status, 200);
     // A name that cannot be does not slip through.
     assert_eq!(envoy.get("/", &[("x-user", "a#b")]).status, 429);
+    // Its limits are in a rule and not in the store, and what was drawn of them is seen.
+    let balance = &shop.json("balance cleo web")["limits"][0];
+    assert_eq!((&balance["limit"], &balance["available"]), (&"requests".into(), &4.into()), "{balance}");
     server.stop();
 }
 

@@ -116,10 +116,9 @@ impl World {
                     return Some(codec::parse(&answer)["lease"].as_str().expect("a lease").to_owned());
                 }
                 Ok((429, _)) => return None,
-                // It is on its way down or up.
-                Ok((503, _)) => self.wait(),
-                Ok(other) => panic!("a draw is answered with {other:?}"),
-                Err(_) => {
+                Ok(other) if other.0 != 503 => panic!("a draw is answered with {other:?}"),
+                // It is on its way down or up, or its disk was too slow for this one.
+                Ok(_) | Err(_) => {
                     *lock(&self.unheard).entry(entity).or_default() += units;
                     self.wait();
                 }

@@ -120,7 +120,7 @@ fn whoever_waits_is_answered_before_it_stops() {
     let tomorrow = server.begin("POST /v1/acquire", Some(&token), &ask.replace("60", "0"));
     assert_eq!(answer(tomorrow).0, 429, "it does not come within the time");
     shop.ok("limits set system jobs:1/s:1");
-    shop.ok("limits set resource slow jobs:2/min:1");
+    shop.ok("limits set resource slow jobs:1/min:1");
     let slow = ask.replace("build", "slow");
     assert_eq!(server.ask("POST /v1/acquire", Some(&token), &slow).0, 200);
     let waits = server.begin("POST /v1/acquire", Some(&token), &slow);
@@ -207,7 +207,9 @@ fn bounds_come_from_flags_variables_and_the_file() {
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let shop = Shop::new();
-    let server = Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0"]));
+    let mut command = shop.command(&["serve", "--listen", "127.0.0.1:0"]);
+    // What is under way does not end by itself meanwhile.
+    let server = Serving::start(command.env("TIDEGATE_BODY_TIME", "1h"));
     let slow = under_way(&server);
     server.send(Signal::TERM);
     server.wait_until_it_stops();

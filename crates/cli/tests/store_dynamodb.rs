@@ -8,7 +8,8 @@ use kit::life::{Life, Older};
 
 fn life(name: &str) -> Life {
     let (table, server) = (unique(name), address("TIDEGATE_TEST_DYNAMODB"));
-    let url = format!("dynamodb://{table}?region=eu-central-1&endpoint={server}&deadline_ms=5000");
+    let url =
+        format!("dynamodb://{table}?region=eu-central-1&endpoint={server}&deadline_ms=5000&timeout_ms=30000");
     Life { shop: Shop::new(), url, wanted: 1, older: Older::Refused }
 }
 

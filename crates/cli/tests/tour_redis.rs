@@ -7,5 +7,6 @@ use kit::tour::walk;
 
 #[test]
 fn the_tour_of_the_readme_goes_as_it_says_on_redis() {
-    walk("README.md", Some(&format!("{}?namespace={}", address("TIDEGATE_TEST_REDIS"), unique("tour"))));
+    let (server, name) = (address("TIDEGATE_TEST_REDIS"), unique("tour"));
+    walk("README.md", Some(&format!("{server}?namespace={name}&timeout_ms=30000")));
 }

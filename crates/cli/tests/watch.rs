@@ -24,7 +24,7 @@ fn served() -> Shop {
 
 fn terminal(shop: &Shop, size: (u16, u16)) -> Terminal {
     let folder = shop.path("");
-    let mut variables = Vec::new();
+    let mut variables = vec![("TIDEGATE_TIMEOUT", "1m".to_owned())];
     if let (Some(server), Some(token)) = (&shop.server, &shop.token) {
         variables.push(("TIDEGATE_SERVER", server.url()));
         variables.push(("TIDEGATE_TOKEN", token.clone()));

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use crate::*;
 
 /// How long the last handle of a client waits for leases that were dropped to be ended.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_secs(5);
 
 /// A client of one server, for code that does not await. Clones are the same client.
 ///

@@ -4,13 +4,14 @@ mod kit;
 mod rls_kit;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::Ok as Under;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use kit::codec::{Value, json};
-use kit::{Kit, NOW, any_port, soon};
+use kit::{Kit, NOW, any_port, bounds, soon};
 use rls_kit::{Rls, codes, descriptor, request, rules};
 use tidegate::store::wrap::{Faulty, Plan};
 use tidegate::store::{ManualWall, Reply};
@@ -32,7 +33,9 @@ async fn faulty(on_unavailable: OnUnavailable) -> (Arc<Faulty<Memory>>, Rls) {
     let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), Plan::seeded(1)).expect("a plan"));
     let shared: Arc<dyn Store> = store.clone();
     let limiter = Limiter::over(shared).on_unavailable(on_unavailable).build().expect("a limiter");
-    (store, Rls::over(limiter, clock, Bounds::default(), config()).await)
+    // What the store is asked is what a test asks of it.
+    let bounds = bounds(|bounds| bounds.sweep_every = Duration::from_hours(1));
+    (store, Rls::over(limiter, clock, bounds, config()).await)
 }
 
 #[tokio::test]
@@ -156,11 +159,13 @@ async fn a_server_that_stops_answers_what_reaches_it_and_ends() {
     let calls = (0..20).map(|_| rls.call(request(&[&[("user", "ada")]])));
     let mut calls: FuturesUnordered<_> = calls.collect();
     assert!(calls.next().await.unwrap().is_ok());
+    let said = Instant::now();
     rls.kit.stopper.stop();
     while let Some(answer) = calls.next().await {
-        // One that did not reach it is the connection's: the server itself refuses none.
+        // One that did not reach it is the connection's: the server itself refuses none, for as long as it waits for them.
         if let Err(error) = answer {
-            assert!(std::error::Error::source(&error).is_some(), "{error}");
+            let is_late = said.elapsed() >= Duration::from_millis(500);
+            assert!(std::error::Error::source(&error).is_some() || is_late, "{error}");
         }
     }
     drop(calls);

@@ -101,7 +101,7 @@ async fn five_hundred_that_send_nothing_or_a_byte_now_and_then_are_let_go_and_ot
         }
     }
     let served = serves_until_gone(&kit, slow).await;
-    assert!(served > 1, "others are served while they hold their connections");
+    assert!(served > 0, "others are served while they hold their connections");
     is_served(&kit, served).await;
 }
 

@@ -33,7 +33,7 @@ async fn server(limiter: Limiter, clock: ManualWall) -> Kit {
     let scope = Scope::Resource(ResourceName::new("back").expect("a name"));
     limiter.admin("test").set_policy(scope, returning).await.expect("written");
     let mut bounds = Bounds::default();
-    bounds.sweep_every = Duration::from_millis(50);
+    (bounds.sweep_every, bounds.report_time) = (Duration::from_millis(50), Duration::from_mins(10));
     Kit::over(limiter, clock, bounds).await
 }
 
@@ -115,7 +115,8 @@ async fn ten_thousand_leases_of_clients_that_vanish_all_end_and_memory_comes_bac
 
     let clock = ManualWall::new(NOW);
     let store = SqliteOptions::memory().clock(clock.clone()).open().await.expect("it is opened");
-    let kit = server(Limiter::new(store), clock).await;
+    let limiter = Limiter::builder(store).store_deadline(Duration::from_mins(1)).build().expect("a limiter");
+    let kit = server(limiter, clock).await;
     let more = two_waves(&kit, |_| ()).await;
     assert!(more < 1 << 20, "the second ten thousand leave {more} bytes more than the first");
 }

@@ -45,8 +45,12 @@ async fn main() -> Result<()> {
     let seconds = arguments.next().map_or(Ok(3), |seconds| seconds.parse())?;
 
     let store = tidegate::store::open(&format!("sqlite:{file}")).await?;
-    // What a killed process held is settled at what it drew after half a minute.
-    let limiter = Limiter::over(store).lease_deadline(Duration::from_secs(30)).build()?;
+    let limiter = Limiter::over(store)
+        // What a killed process held is settled at what it drew after half a minute.
+        .lease_deadline(Duration::from_secs(30))
+        // A disk that is busy for long is waited for: this has nothing else to go by.
+        .store_deadline(Duration::from_secs(30))
+        .build()?;
     let is_new = agree(&limiter).await?;
     println!(
         "{} {file} (process {})",

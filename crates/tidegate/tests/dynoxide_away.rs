@@ -10,8 +10,9 @@ mod engine_kit;
 mod proxy;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use engine_away::{Rig, Trouble, is_answered};
+use engine_away::{Rig, Trouble, answer, is_answered};
 use engine_kit::{address, unique};
 use proxy::{Proxy, local};
 use tidegate::DynamoDbOptions;
@@ -27,11 +28,10 @@ async fn rig() -> Rig {
         .region("eu-central-1")
         .credentials("tidegate", "tidegate")
         .stream(false);
-    options.clone().endpoint(&url).create().await.expect("a table");
-    let open =
-        async |url: String| Arc::new(options.clone().endpoint(url).open().await.expect("the table is there"));
+    options.clone().endpoint(&url).timeout(Duration::from_mins(1)).create().await.expect("a table");
+    let open = async |url: &str| Arc::new(answer(async || options.clone().endpoint(url).open().await).await);
     let far = format!("http://{}", wire.address);
-    Rig { store: open(far).await, near: open(url).await, wire, connections_max: CONNECTIONS_MAX }
+    Rig { store: open(&far).await, near: open(&url).await, wire, connections_max: CONNECTIONS_MAX }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -176,7 +176,7 @@ fn no_key_is_dropped_under_a_lock_while_a_snapshot_is_taken() {
         let _ = done.send(top);
         *slot.lock().unwrap() = None;
     });
-    assert_eq!(ended.recv_timeout(secs(10)), Ok(1), "it hangs");
+    assert_eq!(ended.recv_timeout(secs(60)), Ok(1), "it hangs");
 }
 
 /// The same for the rules: a key that is given limits of its own a second time is dropped under their lock.
@@ -193,7 +193,7 @@ fn no_key_is_dropped_under_a_lock_while_its_limits_are_set() {
         let _ = done.send(true);
         *slot.lock().unwrap() = None;
     });
-    assert_eq!(ended.recv_timeout(secs(10)), Ok(true), "it hangs");
+    assert_eq!(ended.recv_timeout(secs(60)), Ok(true), "it hangs");
 }
 
 /// Evicted, a key is told of with its cause and its key, and a stream that ends says so.

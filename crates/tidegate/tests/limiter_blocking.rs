@@ -194,7 +194,7 @@ fn a_thread_that_polls_for_itself_is_served_where_nothing_has_to_be_waited_for_b
     // Nothing was said of a panic, and the first call of a store that was not in this process did: it wanted a timer.
     let folder = tempfile::tempdir().unwrap();
     let store = runtime().block_on(Sqlite::open(folder.path().join("limits.db"))).unwrap();
-    let limiter = Limiter::builder(store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let limiter = limiter_kit::patient(store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
     let mut lease = block_on(limiter.acquire(ACME, [("rpm", 2)])).unwrap();
     block_on(lease.extend([("rpm", 1)])).unwrap();
     assert_eq!(block_on(lease.settle_as_held()).unwrap(), Settled::Now);

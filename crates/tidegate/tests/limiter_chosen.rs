@@ -118,7 +118,7 @@ async fn in_memory_the_same_id_is_the_same_lease_and_another_request_is_refused(
 async fn in_a_file_the_same_id_is_the_same_lease_and_another_request_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store: Sqlite = SqliteOptions::file(folder.path().join("limits.db")).open().await.unwrap();
-    check_repeats(&with_policy(Limiter::new(store)).await).await;
+    check_repeats(&with_policy(limiter_kit::patient(store).build().unwrap()).await).await;
 }
 
 #[tokio::test]

@@ -158,7 +158,7 @@ async fn what_is_returned_by_id_is_had_by_whoever_waits() {
 
 async fn open(path: &std::path::Path, clock: &ManualWall) -> (Sqlite, Limiter) {
     let store = SqliteOptions::file(path).clock(clock.clone()).open().await.expect("the file is opened");
-    let limiter = Limiter::builder(store.clone()).defaults(limits()).build().expect("valid");
+    let limiter = limiter_kit::patient(store.clone()).defaults(limits()).build().expect("valid");
     (store, limiter)
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use limiter_kit::{ACME, child, flushed, id, policy, secs};
+use limiter_kit::{ACME, child, flushed, id, patient, policy, secs};
 use tidegate::store::wrap::Observed;
 use tidegate::store::{ManualWall, Store};
 use tidegate::{
@@ -40,7 +40,7 @@ async fn a_new_process_finds_policies_entities_limits_and_usage_as_they_were() {
     let (folder, clock) = (tempfile::tempdir().unwrap(), ManualWall::new(START));
     let path = folder.path().join("limits.db");
     let store = open(&path, &clock).await;
-    let old = Limiter::new(store.clone());
+    let old = patient(store.clone()).build().unwrap();
     child(&old, "acme", "org").await;
     let subject = Scope::Subject(Subject::new("org", "gpt").unwrap());
     old.admin("ops").set_policy(subject, policy([Limit::per_day("rpm", 500)])).await.unwrap();
@@ -51,7 +51,7 @@ async fn a_new_process_finds_policies_entities_limits_and_usage_as_they_were() {
     drop(old);
     store.close().await;
 
-    let new = Limiter::new(open(&path, &clock).await);
+    let new = patient(open(&path, &clock).await).build().unwrap();
     assert_eq!(there(&new).await, 35);
     assert_eq!((settled(&new, "acme", "rpm").await, settled(&new, "org", "rpm").await), ((45, 1), (45, 1)));
     let refused = new.acquire(ACME, [("rpm", 36)]).await.unwrap_err();
@@ -67,7 +67,7 @@ async fn an_ending_that_finds_no_file_is_told_when_it_is_back() {
     let (folder, clock) = (tempfile::tempdir().unwrap(), ManualWall::new(START));
     let (path, aside) = (folder.path().join("limits.db"), folder.path().join("aside.db"));
     let store = open(&path, &clock).await;
-    let limiter = Limiter::builder(store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
+    let limiter = patient(store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
     let mut settles = limiter.acquire(ACME, [("rpm", 30)]).await.unwrap();
     let dropped = limiter.acquire(ACME, [("rpm", 20)]).await.unwrap();
 
@@ -103,6 +103,7 @@ async fn a_crowd_on_a_file_gets_no_more_than_was_agreed_and_the_ledger_is_the_su
     let store = Arc::new(Observed::new(file));
     let limiter = Limiter::over(Arc::clone(&store) as Arc<dyn Store>)
         .defaults([Limit::per_second("rpm", 200).burst(40), Limit::per_minute("tpm", 60_000)])
+        .store_deadline(secs(60))
         .build()
         .unwrap();
     child(&limiter, "acme", "org").await;
@@ -156,7 +157,7 @@ async fn a_joined_permit_ends_both_halves_on_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let store = Sqlite::open(folder.path().join("limits.db")).await.unwrap();
     let limits = [Limit::per_day("rpm", 3), Limit::per_day("tpm", 1_000)];
-    let limiter = Limiter::builder(store).defaults(limits).build().unwrap();
+    let limiter = patient(store).defaults(limits).build().unwrap();
     let throttle = Throttle::builder().slots(Slots::fixed(4)).build().unwrap();
     let joined = throttle.limited_by(&limiter);
     let cost = Cost::request().tokens(300);
@@ -184,7 +185,7 @@ async fn a_file_that_another_process_holds_is_away_and_comes_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("limits.db");
     let store = Sqlite::open(&path).await.unwrap();
-    let limiter = Limiter::builder(store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let limiter = patient(store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
     limiter.admin("ops").put_entity(&Entity::new(id("acme")), Expect::Any).await.unwrap();
     let other = rusqlite::Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -206,10 +207,10 @@ async fn a_file_that_another_process_holds_is_away_and_comes_back() {
 async fn a_drain_after_the_file_was_closed_ends() {
     let folder = tempfile::tempdir().unwrap();
     let store = Sqlite::open(folder.path().join("limits.db")).await.unwrap();
-    let limiter = Limiter::builder(store.clone()).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let limiter = patient(store.clone()).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
     let lease = limiter.acquire(ACME, [("rpm", 1)]).await.unwrap();
     store.close().await;
     drop(lease);
-    tokio::time::timeout(secs(10), limiter.drain()).await.expect("a store that was closed is not waited for");
+    tokio::time::timeout(secs(60), limiter.drain()).await.expect("a store that was closed is not waited for");
     assert_eq!((limiter.stats().open_leases, limiter.stats().unsettled), (0, 1));
 }

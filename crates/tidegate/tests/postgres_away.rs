@@ -14,7 +14,7 @@ mod proxy;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_away::{FEW, Rig, Trouble, is_answered};
+use engine_away::{FEW, Rig, Trouble, answer, is_answered};
 use engine_kit::{address, unique};
 use private_postgres::PrivatePostgres;
 use proxy::{Proxy, local};
@@ -27,7 +27,7 @@ async fn rig() -> Rig {
     let (wire, schema) = (Proxy::to(local(port.parse().expect("a port"))).await, unique("away"));
     let far = format!("{user}:{}/{database}", wire.address.port());
     let open = async |url: &str| {
-        PostgresOptions::new(url).schema(&schema).connections(4).open().await.expect("the server is there")
+        answer(async || PostgresOptions::new(url).schema(&schema).connections(4).open().await).await
     };
     Rig { store: Arc::new(open(&far).await), near: Arc::new(open(&url).await), wire, connections_max: FEW }
 }
@@ -55,7 +55,7 @@ async fn a_wire_that_is_down_is_answered_for_by_the_policy() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_killed_is_answered_for_and_gone_on_with() {
     let mut server = PrivatePostgres::start();
-    let store = PostgresOptions::new(server.url()).connections(4).open().await.unwrap();
+    let store = answer(async || PostgresOptions::new(server.url()).connections(4).open().await).await;
     let limiter = Limiter::builder(store)
         .defaults([Limit::per_day("rpm", 1_000)])
         .on_unavailable(OnUnavailable::Allow)

@@ -14,7 +14,7 @@ mod proxy;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_away::{FEW, Rig, Trouble, is_answered};
+use engine_away::{FEW, Rig, Trouble, answer, is_answered};
 use engine_kit::{address, unique};
 use private_redis::Server;
 use proxy::{Proxy, local};
@@ -25,7 +25,7 @@ async fn rig() -> Rig {
     let port = url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address with a port");
     let (wire, namespace) = (Proxy::to(local(port)).await, unique("away"));
     let open =
-        async |url: &str| RedisOptions::new(url).namespace(&namespace).open().await.expect("it is there");
+        async |url: &str| answer(async || RedisOptions::new(url).namespace(&namespace).open().await).await;
     Rig {
         store: Arc::new(open(&wire.redis()).await),
         near: Arc::new(open(&url).await),
@@ -57,7 +57,7 @@ async fn a_wire_that_is_down_is_answered_for_by_the_policy() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_killed_is_answered_for_and_gone_on_with() {
     let mut server = Server::start(&[]).await;
-    let store = RedisOptions::new(server.url()).open().await.unwrap();
+    let store = answer(async || RedisOptions::new(server.url()).open().await).await;
     let limiter = Limiter::builder(store)
         .defaults([Limit::per_day("rpm", 1_000)])
         .on_unavailable(OnUnavailable::Allow)

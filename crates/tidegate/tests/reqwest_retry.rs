@@ -140,8 +140,10 @@ async fn without_a_connection_even_a_post_is_sent_again_and_the_error_is_the_cli
     let clock = ManualClock::new();
     let hosts = hosts(&clock, 3);
     let client = client(Throttling::by_host(hosts.clone()));
-    // Nobody listens at a port that was just given back.
-    let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("one");
+    // Taken, so that nobody else listens there either.
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let port = socket.local_addr().expect("one");
     let call = client.post(format!("http://{port}/")).body("order").send();
     let error = pass_time(&clock, &hosts, call).await.expect_err("nobody is there");
     assert!(error.is_connect() && ThrottleError::of(&error).is_none(), "{error}");

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 /// A server that is not up, or not down, after so long will not be.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(5);
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// A server's process.

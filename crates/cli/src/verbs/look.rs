@@ -49,10 +49,10 @@ pub(crate) async fn balance(backend: &impl Backend, args: BalanceArgs) -> Result
     };
     let subject = Subject { entity: args.entity, resource };
     let lines = backend.balances(&subject).await?;
-    let answer = Answer::new(codec::balances(&lines, codec::limit_line));
     if lines.is_empty() {
-        return Ok(answer.line(format!("nothing limits {subject}, and what nothing limits is refused")));
+        return balance_of_unwritten(backend, &subject).await;
     }
+    let answer = Answer::new(codec::balances(&lines, codec::limit_line));
     let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">THERE", ">BURST", "RATE", "BY"]);
     for line in &lines {
         table.tinted(
@@ -69,11 +69,30 @@ async fn balance_of_entity(backend: &impl Backend, entity: &EntityId) -> Result<
     if balances.is_empty() {
         return Ok(answer.line(format!("nothing was ever drawn for {entity}")));
     }
+    Ok(answer.table(drawn(&balances)))
+}
+
+/// Of a subject that no limit is written for: what callers who brought their own have drawn, as Envoy's rules do.
+async fn balance_of_unwritten(backend: &impl Backend, subject: &Subject) -> Result<Answer, Failure> {
+    let mut balances = backend.balances_of_entity(&subject.entity).await?;
+    balances.retain(|balance| balance.subject == *subject);
+    let answer = Answer::new(codec::balances(&balances, codec::balance));
+    if balances.is_empty() {
+        return Ok(answer.line(format!("nothing limits {subject}, and what nothing limits is refused")));
+    }
+    Ok(answer
+        .line(format!(
+            "no limit is written for {subject}; this was drawn of limits that came with calls, or are gone"
+        ))
+        .table(drawn(&balances)))
+}
+
+fn drawn(balances: &[Balance]) -> Table {
     let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">THERE", ">BURST", "RATE"]);
-    for balance in &balances {
+    for balance in balances {
         table.tinted(tint(balance), cells(balance));
     }
-    Ok(answer.table(table))
+    table
 }
 
 pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result<Answer, Failure> {

@@ -34,7 +34,11 @@ pub(crate) struct Reply {
     headers: Vec<(String, String)>,
     body: Vec<u8>,
     end: End,
+    told: Moment,
 }
+
+/// When something was, if it was.
+pub(crate) type Moment = Arc<Mutex<Option<Instant>>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -51,7 +55,13 @@ enum End {
 
 impl Reply {
     pub(crate) fn status(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: b"hello".to_vec(), end: End::Whole }
+        Self {
+            status,
+            headers: Vec::new(),
+            body: b"hello".to_vec(),
+            end: End::Whole,
+            told: Moment::default(),
+        }
     }
 
     pub(crate) fn page(body: impl Into<Vec<u8>>) -> Self {
@@ -77,6 +87,11 @@ impl Reply {
 
     pub(crate) fn stalled(self) -> Self {
         Self { end: End::Stalled, ..self }
+    }
+
+    /// Notes when its head has been sent.
+    pub(crate) fn noting(self, told: &Moment) -> Self {
+        Self { told: Arc::clone(told), ..self }
     }
 
     pub(crate) fn hangs_up() -> Self {
@@ -193,6 +208,7 @@ fn answer(mut stream: &TcpStream, reply: &Reply) -> Option<()> {
     }
     write!(head, "content-length: {}\r\n\r\n", reply.body.len()).ok()?;
     stream.write_all(head.as_bytes()).ok()?;
+    *hold(&reply.told) = Some(Instant::now());
     if reply.end == End::Stalled {
         // Until the other side has had enough.
         stream.read_exact(&mut [0]).ok()?;

@@ -100,6 +100,8 @@ impl Shop {
         // As a server calls the holder of the token `ops`, so that both sides answer the same.
         let actor = if self.token.is_some() { "token:ops" } else { "ops" };
         command.env("TIDEGATE_ACTOR", actor).stdin(Stdio::null());
+        // A disk that is busy is no store that is away.
+        command.env("TIDEGATE_TIMEOUT", "1m");
         // DynamoDB is asked by nobody without keys, and servers of tests take any.
         command.env("AWS_ACCESS_KEY_ID", "tidegate").env("AWS_SECRET_ACCESS_KEY", "tidegate");
         command

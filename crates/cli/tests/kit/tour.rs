@@ -109,10 +109,10 @@ pub(crate) fn walk(page: &str, store: Option<&str>) {
     let blocks = blocks(&text.expect("the page is there"));
     assert!(!blocks.is_empty(), "{page} has no tour");
     let shop = Shop::new();
-    let mut serve = shop.command(&["serve", "--listen", "127.0.0.1:0"]);
+    // What the pages show does not depend on how fast a disk, or a server over a network, answers here.
+    let mut serve = shop.command(&["serve", "--listen", "127.0.0.1:0", "--timeout", "30s"]);
     if let Some(store) = store {
-        // What the pages show does not depend on how fast a server over a network answers here.
-        serve.args(["--store", store, "--timeout", "30s"]);
+        serve.args(["--store", store]);
     }
     let server = Serving::start(&mut serve);
     let here = |text: &str| {
@@ -148,7 +148,7 @@ fn shell(shop: &Shop, script: &str) -> String {
     let path = std::env::join_paths([program].into_iter().chain(std::env::split_paths(&path)));
     let mut command = Command::new("sh");
     command.args(["-c", script]).env_clear().current_dir(shop.path("")).stdin(Stdio::null());
-    command.env("PATH", path.expect("a path")).env("HOME", shop.path(""));
+    command.env("PATH", path.expect("a path")).env("HOME", shop.path("")).env("TIDEGATE_TIMEOUT", "1m");
     let output = command.output().expect("a shell");
     String::from_utf8(output.stdout).expect("UTF-8")
 }

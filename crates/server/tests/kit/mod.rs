@@ -86,7 +86,8 @@ impl Kit {
     pub(crate) async fn state(limiter: Limiter, clock: &ManualWall, bounds: Bounds) -> State {
         let namespace = Namespace::new("default").expect("a name");
         let options = StateOptions {
-            keyring: Arc::new(StoreKeyring::new(limiter.clone())),
+            // Tokens are read once: what a store is asked is what a test asks of it.
+            keyring: Arc::new(StoreKeyring::with(limiter.clone(), Duration::from_hours(1), 8_192)),
             lease_key: LeaseKey::of_store(limiter.store(), &namespace).await.expect("a key"),
             namespace,
             bounds,
@@ -110,7 +111,8 @@ impl Kit {
         let (addr, limiter) = (server.local_addr(), state.limiter().clone());
         let (stopper, shutdown) = Shutdown::new();
         let running = tokio::spawn(server.run(state.clone(), shutdown));
-        let client = Client::builder().no_proxy().build().expect("a client");
+        // A connection that rests is closed by servers that have little patience, perhaps as it is used again.
+        let client = Client::builder().no_proxy().pool_max_idle_per_host(0).build().expect("a client");
         let clock = ManualWall::new(NOW);
         Self { state, limiter, addr, envoy, stopper, clock, token, other, client, running }
     }

@@ -35,7 +35,7 @@ use costs::Costs;
 /// ```
 /// use tidegate::{Cost, Limit, Limiter, Memory, Outcome, Slots, Throttle};
 ///
-/// # #[tokio::main(flavor = "current_thread")]
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let throttle = Throttle::builder().slots(Slots::fixed(8)).build()?;
 /// let limits = [Limit::per_minute("rpm", 60), Limit::per_minute("tpm", 10_000)];

@@ -58,7 +58,7 @@ use crate::joined::Lines;
 /// ```
 /// use tidegate::{Limit, Limiter, Memory, Policy, Scope};
 ///
-/// # #[tokio::main(flavor = "current_thread")]
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::new(Memory::new());
 /// let policy = Policy::new([Limit::per_minute("rpm", 60), Limit::per_minute("tpm", 10_000)])?;

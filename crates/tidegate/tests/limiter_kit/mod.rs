@@ -63,6 +63,11 @@ pub(crate) fn over<S: Store>(store: &Arc<S>) -> LimiterBuilder {
     Limiter::over(Arc::clone(store) as Arc<dyn Store>)
 }
 
+/// A limiter over a store whose disk may be busy: it is not away because of it.
+pub(crate) fn patient(store: impl Store) -> LimiterBuilder {
+    Limiter::builder(store).store_deadline(secs(60))
+}
+
 /// Puts `child` below `parent`, which it draws from too.
 pub(crate) async fn child(limiter: &Limiter, child: &str, parent: &str) {
     let admin = limiter.admin("tests");
