@@ -3,6 +3,7 @@
 mod kit;
 #[path = "kit/pki.rs"]
 mod pki;
+mod tls_kit;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,115 +11,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kit::codec::json;
-use kit::{Kit, any_port, bounds, make_token, soon};
-use pki::{Authority, Pair};
-use reqwest::{Certificate, Client, Identity};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use kit::{bounds, make_token, soon};
+use pki::Authority;
 use tempfile::TempDir;
 use tidegate::store::ManualWall;
 use tidegate::{Expect, Stamp};
 use tidegate_core::limit::token::{TokenId, TokenScope, TokenScopes};
-use tidegate_server::{Bounds, Server, ServerOptions, Shutdown, Stopped, Stopper, Tls, TlsOptions};
+use tidegate_server::{Bounds, Server, ServerOptions, Stopped, TlsOptions};
+use tls_kit::{Secure, VERSIONS, config, connect, is_served, shown};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-
-/// A server with TLS beside one without, over the same state.
-struct Secure {
-    kit: Kit,
-    folder: TempDir,
-    authority: Authority,
-    pair: Pair,
-    tls: Tls,
-    addr: SocketAddr,
-    stopper: Stopper,
-    running: JoinHandle<Stopped>,
-}
-
-impl Secure {
-    async fn new() -> Self {
-        Self::with(Bounds::default(), |_, options| options).await
-    }
-
-    async fn with(bounds: Bounds, change: impl FnOnce(&TempDir, TlsOptions) -> TlsOptions) -> Self {
-        let (kit, folder) = (Kit::with(bounds).await, TempDir::new().expect("a folder"));
-        let authority = Authority::new("the authority");
-        let pair = authority.server();
-        let (cert, key) = pair.write(folder.path(), "server");
-        let clock = Arc::new(kit.clock.clone());
-        let options = TlsOptions::new(cert, key).look_every(Duration::from_hours(1)).clock(clock);
-        let tls = change(&folder, options).load().expect("it can be used");
-        let server =
-            Server::bind(&ServerOptions::new(any_port()).tls(tls.clone())).await.expect("it listens");
-        let addr = server.local_addr();
-        let (stopper, shutdown) = Shutdown::new();
-        let running = tokio::spawn(server.run(kit.state.clone(), shutdown));
-        Self { kit, folder, authority, pair, tls, addr, stopper, running }
-    }
-
-    /// A client that trusts the authority, and brings a certificate.
-    fn client(&self, identity: Option<&Pair>) -> Client {
-        let roots = Certificate::from_pem_bundle(self.authority.pem().as_bytes()).expect("PEM");
-        let client = Client::builder().no_proxy().tls_certs_only(roots);
-        let client = identity.into_iter().fold(client, |client, pair| {
-            let identity = Identity::from_pem((pair.cert.clone() + &pair.key).as_bytes());
-            client.identity(identity.expect("PEM"))
-        });
-        client.build().expect("a client")
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!("https://{}{path}", self.addr)
-    }
-
-    /// The status of an answer, and its body.
-    async fn get(&self, client: &Client, path: &str) -> Result<(u16, String), reqwest::Error> {
-        let response = client.get(self.url(path)).send().await?;
-        Ok((response.status().as_u16(), response.text().await?))
-    }
-
-    /// A connection that was made with this certificate.
-    async fn connect(&self) -> TlsStream<TcpStream> {
-        connect(self.addr, &[&self.authority]).await.expect("it is trusted")
-    }
-
-    async fn metric(&self, line: &str) -> u64 {
-        let text = self.kit.get("/metrics").await.text;
-        let found = text.lines().find_map(|at| at.strip_prefix(line)?.trim().parse().ok());
-        found.unwrap_or_else(|| panic!("no {line} in {text}"))
-    }
-}
-
-/// A connection over which more than one request is sent.
-async fn connect(addr: SocketAddr, trusted: &[&Authority]) -> std::io::Result<TlsStream<TcpStream>> {
-    let mut roots = RootCertStore::empty();
-    for authority in trusted {
-        roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("PEM")).expect("a root");
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.expect("versions").with_root_certificates(roots).with_no_client_auth();
-    let stream = TcpStream::connect(addr).await?;
-    let name = ServerName::try_from("localhost").expect("a name");
-    TlsConnector::from(Arc::new(config)).connect(name, stream).await
-}
-
-/// The certificate that the server has shown.
-fn shown(stream: &TlsStream<TcpStream>) -> Vec<u8> {
-    stream.get_ref().1.peer_certificates().expect("one")[0].to_vec()
-}
-
-/// Whether a request on this connection is answered.
-async fn is_served(stream: &mut TlsStream<TcpStream>) -> bool {
-    let ask = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let mut answer = [0; 512];
-    stream.write_all(ask).await.is_ok()
-        && stream.read(&mut answer).await.is_ok_and(|read| answer[..read].starts_with(b"HTTP/1.1 204"))
-}
 
 #[tokio::test]
 async fn whoever_trusts_the_authority_is_served_and_whoever_does_not_refuses_the_server() {
@@ -128,7 +30,8 @@ async fn whoever_trusts_the_authority_is_served_and_whoever_does_not_refuses_the
     assert_eq!(secure.get(&client, "/v1/entities").await.unwrap().0, 401, "TLS is no token");
     let bearer = client.get(secure.url("/v1/entities")).bearer_auth(&secure.kit.token).send().await.unwrap();
     assert_eq!(bearer.status().as_u16(), 200);
-    let stranger = connect(secure.addr, &[&Authority::new("another")]).await.unwrap_err();
+    let stranger = Arc::new(config(&Authority::new("another"), None, &VERSIONS));
+    let stranger = connect(secure.addr, &stranger).await.unwrap_err();
     assert!(stranger.to_string().contains("UnknownIssuer"), "{stranger}");
     assert!(is_served(&mut secure.connect().await).await, "and goes on");
     let text = secure.kit.get("/metrics").await.text;
