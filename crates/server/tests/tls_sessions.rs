@@ -25,8 +25,9 @@ const BROKEN: &str = "tidegate_tls_handshakes_failed_total{kind=\"broken\"}";
 async fn mutual(clients: &[&Authority]) -> Secure {
     let secure = Secure::with(Bounds::default(), |folder, options| {
         let file = folder.path().join("clients.pem");
-        fs::write(&file, clients.iter().map(|authority| authority.pem()).collect::<String>()).unwrap();
-        options.client_ca(file).client("urn:gate", TokenId::new("gate").unwrap())
+        fs::write(&file, clients.iter().map(|authority| authority.pem()).collect::<String>())
+            .expect("written");
+        options.client_ca(file).client("urn:gate", TokenId::new("gate").expect("an id"))
     })
     .await;
     make_token(secure.kit.limiter.store(), "gate", TokenScopes::new([TokenScope::Read]), "default").await;
