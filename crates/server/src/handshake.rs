@@ -54,11 +54,7 @@ impl Secured {
         patience: Duration,
     ) -> Option<(Io, Option<PeerCertificate>)> {
         let failed = match timeout(patience, self.shake_hands(stream)).await {
-            Ok(Ok((secured, generation))) => {
-                let chain = secured.get_ref().1.peer_certificates();
-                let peer = chain.and_then(|chain| self.tls.peer(chain, generation));
-                return Some((Io::Secured(Box::new(secured)), peer));
-            }
+            Ok(Ok((secured, peer))) => return Some((Io::Secured(Box::new(secured)), peer)),
             Ok(Err((failed, error))) => {
                 tracing::debug!(?failed, %error, "no connection was made");
                 failed
@@ -71,12 +67,12 @@ impl Secured {
         None
     }
 
-    /// The connection, and the generation of those who are let in that it was checked by. Who leaves without a word has only looked
-    /// whether the port is open, and nothing has failed.
+    /// The connection, and who is at its other end. Who leaves without a word has only looked whether the port is open, and nothing
+    /// has failed.
     async fn shake_hands(
         &self,
         stream: TcpStream,
-    ) -> Result<(TlsStream<TcpStream>, u64), (Option<Failed>, io::Error)> {
+    ) -> Result<(TlsStream<TcpStream>, Option<PeerCertificate>), (Option<Failed>, io::Error)> {
         let mut first = [0];
         let peeked = stream.peek(&mut first).await.map_err(|error| (None, error))?;
         if peeked == 0 {
@@ -89,8 +85,14 @@ impl Secured {
         }
         // Chosen now, and not when the door was opened: it may have been renewed since.
         let (config, generation) = self.tls.config(self.alpn);
-        let secured = TlsAcceptor::from(config).accept(stream).await;
-        secured.map(|secured| (secured, generation)).map_err(|error| (Some(Failed::Broken), error))
+        let broken = |error| (Some(Failed::Broken), error);
+        let secured = TlsAcceptor::from(config).accept(stream).await.map_err(broken)?;
+        let Some(chain) = secured.get_ref().1.peer_certificates() else { return Ok((secured, None)) };
+        // rustls may have checked one that cannot be read here: nobody would see that it expires, or is trusted no more.
+        let peer = self.tls.peer(chain, generation).ok_or_else(|| {
+            broken(io::Error::new(io::ErrorKind::InvalidData, "the client's certificate cannot be read"))
+        })?;
+        Ok((secured, Some(peer)))
     }
 }
 

@@ -32,7 +32,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 /// Connects to one address, with TLS.
@@ -40,18 +40,25 @@ use tonic::{Code, Request, Status};
 struct Connects(SocketAddr, Arc<ClientConfig>);
 
 impl Connects {
-    /// What a call is answered with, by a connection of its own. Who brings no token is known by its certificate, or by nothing.
+    /// What a call is answered with, by a connection of its own.
     async fn ask(self, token: Option<&str>) -> Result<RateLimitResponse, Status> {
-        let endpoint = Endpoint::from_static("http://localhost");
-        let channel = endpoint.connect_with_connector(self).await;
-        let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
-        let mut asked = Request::new(request(&[&[("user", "acme")]]));
-        if let Some(token) = token {
-            let value = format!("Bearer {token}").parse().expect("a value");
-            asked.metadata_mut().insert("authorization", value);
-        }
-        RateLimitServiceClient::new(channel).should_rate_limit(asked).await.map(tonic::Response::into_inner)
+        call(self.channel().await?, token).await
     }
+
+    async fn channel(self) -> Result<Channel, Status> {
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector(self).await;
+        channel.map_err(|error| Status::unavailable(error.to_string()))
+    }
+}
+
+/// What a call is answered with. Who brings no token is known by its certificate, or by nothing.
+async fn call(channel: Channel, token: Option<&str>) -> Result<RateLimitResponse, Status> {
+    let mut asked = Request::new(request(&[&[("user", "acme")]]));
+    if let Some(token) = token {
+        let value = format!("Bearer {token}").parse().expect("a value");
+        asked.metadata_mut().insert("authorization", value);
+    }
+    RateLimitServiceClient::new(channel).should_rate_limit(asked).await.map(tonic::Response::into_inner)
 }
 
 impl Service<Uri> for Connects {
@@ -149,8 +156,14 @@ async fn who_is_trusted_no_more_makes_no_call_by_a_session_from_before_and_other
                 assert_eq!(answer.overall_code(), Answered::Ok, "{version:?}");
             }
         }
+        let open = their.clone().channel().await.unwrap();
+        assert!(call(open.clone(), None).await.is_ok(), "{version:?}");
         trust(&secured.folder, &[&ours]);
         secured.tls.reload().await.unwrap();
+        for token in [None, Some(secured.kit.token.as_str())] {
+            let refused = call(open.clone(), token).await.unwrap_err();
+            assert_eq!(refused.code(), Code::Unauthenticated, "on the connection it has: {version:?}");
+        }
         assert!(their.ask(None).await.is_err(), "{version:?}");
         soon("a handshake that is refused", async { while !secured.has_refused_one().await {} }).await;
         assert_eq!(our.ask(None).await.unwrap().overall_code(), Answered::Ok, "{version:?}");

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use kit::{make_token, soon};
 use pki::Authority;
 use rustls::client::TicketRequest;
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, HandshakeKind, SupportedProtocolVersion};
 use tidegate_core::limit::token::{TokenId, TokenScope, TokenScopes};
 use tidegate_server::Bounds;
 use tls_kit::{Secure, VERSIONS, config, connect, is_served, last, offering, shown, spoken};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 const BROKEN: &str = "tidegate_tls_handshakes_failed_total{kind=\"broken\"}";
@@ -82,6 +84,46 @@ async fn who_is_trusted_no_more_does_not_come_in_by_a_session_from_before() {
         }
         assert!(is_gate(&mut connect(secure.addr, &our).await.unwrap()).await, "{version:?}");
     }
+}
+
+#[tokio::test]
+async fn who_is_trusted_no_more_before_its_handshake_ends_is_refused_at_its_first_request() {
+    for version in VERSIONS {
+        let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+        let secure = mutual(&[&ours, &theirs]).await;
+        let connector = TlsConnector::from(eager(&secure, &theirs, version));
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        let name = ServerName::try_from("localhost").unwrap();
+        let shaking = tokio::spawn(async move { connector.connect(name, near).await });
+        let (mut stream, mut hello) = (TcpStream::connect(secure.addr).await.unwrap(), [0; 4_096]);
+        let read = far.read(&mut hello).await.unwrap();
+        stream.write_all(&hello[..read]).await.unwrap();
+        // The server has answered: it goes by those whom it trusted then.
+        soon("its answer", stream.peek(&mut [0])).await.unwrap();
+        fs::write(secure.folder.path().join("clients.pem"), ours.pem()).unwrap();
+        secure.tls.reload().await.unwrap();
+        let carrying = tokio::spawn(async move { copy_bidirectional(&mut far, &mut stream).await });
+        let mut late = soon("the handshake", shaking).await.unwrap().unwrap();
+        let answer = soon("the answer", last(&mut late, "/v1/entities")).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 401"), "{version:?} {answer}");
+        assert!(answer.contains("the client's certificate is trusted no more"), "{version:?} {answer}");
+        carrying.abort();
+    }
+}
+
+/// Else nobody would see that it expires, or that its CA is taken out of the file.
+#[tokio::test]
+async fn a_client_whose_certificate_cannot_be_read_is_not_let_in_though_it_is_signed() {
+    let clients = Authority::new("of clients");
+    let secure = mutual(&[&clients]).await;
+    for version in VERSIONS {
+        let config = Arc::new(config(&secure.authority, Some(&clients.overlong("urn:gate")), &[version]));
+        if let Ok(mut stream) = connect(secure.addr, &config).await {
+            let answer = last(&mut stream, "/health/live").await.unwrap_or_default();
+            assert_eq!(answer, "", "{version:?}");
+        }
+    }
+    soon("the count", async { while secure.metric(BROKEN).await < 2 {} }).await;
 }
 
 #[tokio::test]

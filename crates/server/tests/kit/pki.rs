@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    SanType,
+    SanType, SerialNumber,
 };
 
 /// One who signs certificates.
@@ -62,11 +62,13 @@ impl Authority {
 
     /// A certificate of a client, whose URI and common name these are, good until the end of a year.
     pub(crate) fn client(&self, uri: &str, common: &str, until: i32) -> Pair {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, common);
-        params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
-        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
-        params.not_after = rcgen::date_time_ymd(until, 12, 31);
+        self.sign(&client(uri, common, until))
+    }
+
+    /// The same with a number that is longer than the 20 bytes it may have: some read it all the same, and some do not.
+    pub(crate) fn overlong(&self, uri: &str) -> Pair {
+        let mut params = client(uri, "x", 2090);
+        params.serial_number = Some(SerialNumber::from_slice(&[1; 30]));
         self.sign(&params)
     }
 
@@ -84,6 +86,15 @@ fn server() -> CertificateParams {
     let mut params =
         CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names");
     params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+    params
+}
+
+fn client(uri: &str, common: &str, until: i32) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, common);
+    params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
+    params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+    params.not_after = rcgen::date_time_ymd(until, 12, 31);
     params
 }
 

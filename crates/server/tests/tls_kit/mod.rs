@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use tempfile::TempDir;
 use tidegate_server::{Bounds, Server, ServerOptions, Shutdown, Stopped, Stopper, Tls, TlsOptions};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
@@ -148,7 +148,10 @@ pub(crate) async fn is_served(stream: &mut TlsStream<TcpStream>) -> bool {
 }
 
 /// All that is answered to the last request on a connection, which brings no token.
-pub(crate) async fn last(stream: &mut TlsStream<TcpStream>, path: &str) -> io::Result<String> {
+pub(crate) async fn last<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut TlsStream<S>,
+    path: &str,
+) -> io::Result<String> {
     let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(ask.as_bytes()).await?;
     let mut answer = String::new();
