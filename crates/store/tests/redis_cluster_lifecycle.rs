@@ -1,15 +1,18 @@
 //! A namespace's life beside its use on a cluster: its name is enrolled at another place than its records.
 
+#[path = "engine_kit/connect_redis.rs"]
+#[allow(dead_code, reason = "another test needs the rest")]
+mod connect_redis;
 #[path = "engine_kit/mod.rs"]
 mod engine_kit;
 #[path = "engine_kit/words.rs"]
 #[allow(dead_code, reason = "another test needs the rest")]
 mod words;
 
-use redis::cluster::ClusterClient;
 use tidegate_store::lifecycle::{self, Readiness};
 use tidegate_store::{Buckets, Redis, RedisOptions, StoreError};
 
+use connect_redis::connect_cluster;
 use engine_kit::{address, unique};
 use words::{draw_of, granted, own, said, shows};
 
@@ -26,9 +29,7 @@ async fn an_older_namespace_of_a_cluster_is_refused_upgraded_and_listed() {
     let store = open(&url, &name).await.unwrap();
     granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
 
-    let nodes = url.trim_start_matches("redis+cluster://").split(',').map(|node| format!("redis://{node}"));
-    let client = ClusterClient::new(nodes.collect::<Vec<_>>()).unwrap();
-    let mut connection = client.get_async_connection().await.unwrap();
+    let mut connection = connect_cluster(&url).await;
     let mut ask = async |call: &[&str]| {
         let (name, args) = call.split_first().unwrap();
         redis::cmd(name).arg(args).query_async::<i64>(&mut connection).await.unwrap()

@@ -43,8 +43,9 @@ pub(super) fn cluster(programs: &RedisPrograms) -> Result<Running> {
     let processes = together(|processes| {
         for (port, bus) in ports.into_iter().zip(buses) {
             let bus = bus.to_string();
+            // None is lost, however long it takes to answer: a test that loses one has a cluster of its own.
             let options =
-                ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", &bus];
+                ["--cluster-enabled", "yes", "--cluster-node-timeout", "60000", "--cluster-port", &bus];
             processes.push(node(programs, &folder, port, &[&options[..], &SYNC_SOON].concat())?);
         }
         form(programs, &nodes, &ports)

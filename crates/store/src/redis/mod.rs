@@ -54,7 +54,7 @@ use link::Link;
 use listen::{Ear, Speaker};
 use places::Places;
 
-/// How often a process that draws looks for leases that are past their deadline.
+/// How often a process that draws looks for leases that are past their deadline, unless said otherwise.
 const SWEPT_EVERY: Duration = Duration::from_secs(5);
 /// As many as it then ends.
 const SWEPT_IN_PASSING: usize = 1_000;
@@ -93,6 +93,7 @@ struct Inner {
     /// Tells this handle from others, and its changes from each other.
     handle: u128,
     changes: AtomicU64,
+    swept_every: Duration,
     swept: std::sync::Mutex<Instant>,
     ear: OnceLock<Ear>,
 }
@@ -101,6 +102,7 @@ struct Inner {
 struct Opened {
     deadline: Duration,
     retention: Retention,
+    swept_every: Duration,
     caution: Option<String>,
 }
 
@@ -112,6 +114,7 @@ impl Redis {
             encodings: Encodings::default(),
             deadline: options.deadline,
             retention: options.retention,
+            swept_every: options.swept_every,
             caution: options.caution,
             lanes: Lanes::default(),
             runtime: Handle::try_current().ok(),
@@ -146,7 +149,7 @@ impl Redis {
     fn sweep_now_and_then(&self) {
         {
             let mut swept = lock(&self.inner.swept);
-            if swept.elapsed() < SWEPT_EVERY {
+            if swept.elapsed() < self.inner.swept_every {
                 return;
             }
             *swept = Instant::now();

@@ -14,7 +14,7 @@ use super::listen::Speaker;
 use super::places::{Layout, Places};
 use super::schema;
 use super::trouble::Whose;
-use super::{Opened, Redis};
+use super::{Opened, Redis, SWEPT_EVERY};
 use crate::error::StoreError;
 use crate::lifecycle::namespace;
 use crate::open::{check_login, ready_for_tls};
@@ -44,6 +44,7 @@ pub struct RedisOptions {
     timeout: Duration,
     deadline: Duration,
     retention: Retention,
+    swept_every: Duration,
 }
 
 /// An address, taken apart.
@@ -74,6 +75,7 @@ impl RedisOptions {
             timeout: TIMEOUT,
             deadline: DEADLINE,
             retention: Retention::default(),
+            swept_every: SWEPT_EVERY,
         }
     }
 
@@ -108,6 +110,14 @@ impl RedisOptions {
         self
     }
 
+    /// How often whoever draws looks for leases that are past their deadline: what a draw asks is counted with a long one.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn swept_every(mut self, span: Duration) -> Self {
+        self.swept_every = span;
+        self
+    }
+
     /// Opens it: connects, and looks whether what is there is ours. A server that may evict keys is
     /// [told of](crate::Store::caution), and warned of by an event of the `tracing` crate.
     ///
@@ -126,7 +136,8 @@ impl RedisOptions {
         if let Some(caution) = &caution {
             tracing::warn!(target: "tidegate::store", "{caution}");
         }
-        let opened = Opened { deadline: self.deadline, retention: self.retention, caution };
+        let Self { deadline, retention, swept_every, .. } = self;
+        let opened = Opened { deadline, retention, swept_every, caution };
         Ok(Redis::new((link, speaker), Places::new(&namespace, layout), opened))
     }
 

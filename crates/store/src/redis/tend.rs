@@ -8,11 +8,11 @@
 use ::redis::Value;
 use tidegate_core::time::Stamp;
 
+use super::Redis;
 use super::index::Prefix;
 use super::places::Places;
 use super::repair::Among;
 use super::tallies::is_old;
-use super::{Redis, SWEPT_EVERY};
 use crate::error::StoreError;
 use crate::store::Swept;
 use crate::tables::subject;
@@ -36,7 +36,7 @@ impl Redis {
         self.sweep_up_to(max).await?;
         let mut claim = ::redis::cmd("SET");
         claim.arg(self.inner.places.admin("tending")).arg(1).arg("NX");
-        claim.arg("PX").arg(u64::try_from(SWEPT_EVERY.as_millis()).unwrap_or(u64::MAX));
+        claim.arg("PX").arg(u64::try_from(self.inner.swept_every.as_millis()).unwrap_or(u64::MAX));
         match self.inner.link.query(&claim).await? {
             Value::Okay => self.tend().await,
             _ => Ok(()),

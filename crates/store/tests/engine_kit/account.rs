@@ -12,9 +12,9 @@ use std::time::Duration;
 use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, check};
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::time::Stamp;
-use tidegate_store::{Drawn, Reply, Standing, Store, StoreError};
+use tidegate_store::{Drawn, Standing, Store, StoreError};
 
-use crate::words::{draw_of, own, settle_of, shows, subject, used};
+use crate::words::{draw_of, own, settle_of, shows, subject, until_answered, used};
 
 const CALLERS: usize = 6;
 /// More than it takes to go round all keys of a server that is this test's own.
@@ -76,16 +76,6 @@ pub(crate) async fn settle_accounts<S: Store + Clone>(
         grants.extend(over.expect("a caller is answered as the contract says"));
     }
     judge(store, budget, &grants).await
-}
-
-/// Asks until there is an answer: whoever is told that the store is away asks the same again.
-async fn until_answered<'a, T: Unpin>(ask: impl Fn() -> Reply<'a, T>) -> Result<T, StoreError> {
-    loop {
-        match ask().await {
-            Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(10)).await,
-            answer => return answer,
-        }
-    }
 }
 
 async fn call<S: Store>(

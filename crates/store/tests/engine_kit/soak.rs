@@ -23,7 +23,7 @@ use tidegate_store::{
 
 use crate::child::{Child, Orders};
 use crate::log::{from_line, to_line};
-use crate::words::{OPEN, levels, next_lease, subject};
+use crate::words::{OPEN, levels, next_lease, subject, until_answered};
 
 const PROCESSES: u64 = 4;
 /// In each process.
@@ -174,13 +174,13 @@ impl<S: Store> Caller<S> {
         };
         let lease = draw.lease;
         let before = self.asked_again;
-        match until_answered(&mut self.asked_again, || self.store.draw(&draw)).await {
+        match answered(&mut self.asked_again, || self.store.draw(&draw)).await {
             Drawn::Granted(moved) => self.note(moved.at, Kind::Draw, &draw, 0, &held),
             Drawn::Refused(_) => {
                 if self.asked_again > before {
                     // An earlier try may still be on its way, and find more there than this one.
                     let cancel = Cancel { lease, step: 1, levels, is_watched: true };
-                    until_answered(&mut self.asked_again, || self.store.cancel(&cancel)).await;
+                    answered(&mut self.asked_again, || self.store.cancel(&cancel)).await;
                 }
                 return tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -190,7 +190,7 @@ impl<S: Store> Caller<S> {
             let units = levels.amounts(&[("tpm", self.random.below(60))]).expect("a cost");
             let extend = Extend { lease, step, levels: Arc::clone(&levels), units: units.clone() };
             if let Drawn::Granted(moved) =
-                until_answered(&mut self.asked_again, || self.store.extend(&extend)).await
+                answered(&mut self.asked_again, || self.store.extend(&extend)).await
             {
                 self.note(moved.at, Kind::Extend, &draw, step, &units);
                 for (held, more) in held.iter_mut().zip(&units) {
@@ -201,29 +201,27 @@ impl<S: Store> Caller<S> {
         }
         if self.random.below(3) == 0 {
             let cancel = Cancel { lease, step, levels, is_watched: true };
-            let moved = until_answered(&mut self.asked_again, || self.store.cancel(&cancel)).await;
+            let moved = answered(&mut self.asked_again, || self.store.cancel(&cancel)).await;
             self.note(moved.at, Kind::Return, &draw, step, &held);
         } else {
             let actual = levels.amounts(&[("rpm", 1), ("tpm", self.random.below(120))]).expect("amounts");
             let settle = Settle { lease, step, levels, actual: actual.clone(), is_watched: true };
-            let moved = until_answered(&mut self.asked_again, || self.store.settle(&settle)).await;
+            let moved = answered(&mut self.asked_again, || self.store.settle(&settle)).await;
             self.note(moved.at, Kind::Settle, &draw, step, &actual);
         }
     }
 }
 
-/// Asks until there is an answer: whoever is told that the store is away asks the same again.
-async fn until_answered<'a, T: Unpin>(asked_again: &mut u64, ask: impl Fn() -> Reply<'a, T>) -> T {
-    loop {
-        match ask().await {
-            Ok(answer) => return answer,
-            Err(error) if error.is_transient() => {
-                *asked_again += 1;
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-            Err(error) => panic!("a fault is not told as one: {error:?}"),
-        }
-    }
+/// Asks until there is an answer, and counts how often it is asked again.
+async fn answered<'a, T: Unpin>(asked_again: &mut u64, ask: impl Fn() -> Reply<'a, T>) -> T {
+    let mut asked = 0;
+    let answer = until_answered(|| {
+        asked += 1;
+        ask()
+    });
+    let answer = answer.await.unwrap_or_else(|error| panic!("a fault is not told as one: {error:?}"));
+    *asked_again += asked - 1;
+    answer
 }
 
 /// Judges what all of them have seen, and says so in a line.

@@ -125,6 +125,19 @@ pub(crate) fn said<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String 
     answer.expect_err("it is refused").to_string()
 }
 
+/// Asks until there is an answer: whoever is told that the store is away asks the same again.
+pub(crate) async fn until_answered<T, F>(mut ask: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    loop {
+        match ask().await {
+            Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(2)).await,
+            answer => return answer,
+        }
+    }
+}
+
 /// Waits until something is so, and fails if it never is.
 pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     for _ in 0..6_000 {

@@ -2,18 +2,17 @@
 //! was lost is what the replica had not heard of.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use tidegate_store::RedisOptions;
+use std::time::Duration;
 
 use crate::account::{Budget, settle_accounts};
-use crate::nodes::{form, url_of};
+use crate::nodes::{form, patient, url_of};
 use crate::words::eventually;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_replica_takes_its_place_takes_along_what_that_had_not_heard_and_no_more() {
     const BUDGET: Budget = Budget { entities: 10, each: 80 };
-    let mut nodes = form().await;
-    let store = RedisOptions::new(url_of(&nodes)).open().await.unwrap();
+    let mut nodes = form(Duration::from_secs(2)).await;
+    let store = patient(&url_of(&nodes)).open().await.unwrap();
     let account = settle_accounts(&store, BUDGET, async |granted: &AtomicU64| {
         eventually("many are granted", async || granted.load(Ordering::SeqCst) >= 250).await;
         nodes[0].server.kill();

@@ -6,6 +6,9 @@ mod account;
 #[path = "../sqlite_processes/child.rs"]
 #[allow(dead_code, reason = "another test needs the rest")]
 mod child;
+#[path = "../engine_kit/connect_redis.rs"]
+#[allow(dead_code, reason = "another test needs the rest")]
+mod connect_redis;
 #[path = "../engine_kit/mod.rs"]
 mod engine_kit;
 #[path = "../sqlite_processes/log.rs"]

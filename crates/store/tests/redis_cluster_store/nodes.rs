@@ -5,9 +5,16 @@ use std::time::Duration;
 
 use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
+use tidegate_store::RedisOptions;
 
+use crate::connect_redis::connect;
 use crate::private_redis::{Server, free_port};
 use crate::words::eventually;
+
+/// Long enough for a machine that has much else to do.
+pub(crate) fn patient(url: &str) -> RedisOptions {
+    RedisOptions::new(url).timeout(Duration::from_secs(20))
+}
 
 /// A node, and a way to ask it.
 pub(crate) struct Node {
@@ -17,24 +24,21 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    async fn start() -> Self {
+    async fn start(lost_after: Duration) -> Self {
         let chosen = Cell::new(0);
         let server = Server::start_as(|port, _| {
             chosen.set(free_port());
             let (port, bus) = (port.to_string(), chosen.get().to_string());
             let args =
                 ["--port", &port, "--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0"];
+            let timeout = lost_after.as_millis().to_string();
             let cluster =
-                ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", &bus];
+                ["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout, "--cluster-port", &bus];
             args.into_iter().chain(cluster).map(str::to_owned).collect()
         })
         .await;
         let bus = chosen.get();
-        let client = redis::Client::open(server.url()).expect("an address");
-        // A busy machine takes its time.
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_mins(1)));
-        let connection =
-            client.get_multiplexed_async_connection_with_config(&config).await.expect("the node is there");
+        let connection = connect(&server.url()).await;
         Self { server, bus, connection }
     }
 
@@ -51,11 +55,12 @@ impl Node {
     }
 }
 
-/// Three that have all slots between them, the first one half of them, and a replica of the first.
-pub(crate) async fn form() -> Vec<Node> {
+/// Three that have all slots between them, the first one half of them, and a replica of the first. One that is not heard of for
+/// `lost_after` is lost.
+pub(crate) async fn form(lost_after: Duration) -> Vec<Node> {
     let mut nodes = Vec::new();
     for slots in ["0 8191", "8192 12287", "12288 16383", ""] {
-        let mut node = Node::start().await;
+        let mut node = Node::start(lost_after).await;
         if !slots.is_empty() {
             node.ask::<String>(&format!("CLUSTER ADDSLOTSRANGE {slots}")).await;
         }

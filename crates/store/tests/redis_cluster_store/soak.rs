@@ -1,9 +1,9 @@
 //! Four processes on one cluster, whose nodes end connections again and again.
 
-use tidegate_store::RedisOptions;
+use std::time::Duration;
 
 use crate::child::Orders;
-use crate::nodes::{form, url_of};
+use crate::nodes::{form, patient, url_of};
 use crate::soak_kit::{at_once, be_a_child, judge, name, place, runtime, url};
 
 /// Ends all connections to a node but the one that asks for it, unless another process ends that one first.
@@ -21,18 +21,19 @@ fn four_processes_whose_connections_are_ended_conserve_every_unit() {
     if let Some(orders) = Orders::read() {
         return runtime().block_on(async {
             let url = url(&orders.path);
-            let store = RedisOptions::new(&url).namespace(name(&orders.path)).open().await;
+            let store = patient(&url).namespace(name(&orders.path)).open().await;
             let nodes: Vec<&str> = url["redis+cluster://".len()..].split(',').collect();
             let store = store.expect("the cluster is there");
             be_a_child(&orders, store, async |number| cut(&nodes, number).await).await;
         });
     }
     let runtime = runtime();
-    let nodes = runtime.block_on(form());
+    // None is lost, however long it takes to answer.
+    let nodes = runtime.block_on(form(Duration::from_mins(1)));
     let folder = place(&url_of(&nodes));
     let told = at_once("soak::four_processes_whose_connections_are_ended_conserve_every_unit", folder.path());
     runtime.block_on(async {
-        let store = RedisOptions::new(url_of(&nodes)).namespace(name(folder.path())).open().await.unwrap();
+        let store = patient(&url_of(&nodes)).namespace(name(folder.path())).open().await.unwrap();
         let judged = judge(folder.path(), &store).await.unwrap();
         println!("{}\n{judged}", told.join("\n"));
     });

@@ -1,9 +1,11 @@
 //! An index that has lost something, on a cluster: where a tree is at home is in another slot than the tree.
 
 use tidegate_core::limit::name::ResourceName;
-use tidegate_store::{Buckets as _, Paging, Redis, RedisOptions, Repaired, Store as _};
+use tidegate_store::{Buckets as _, Paging, Redis, Repaired, Store as _};
 
+use crate::connect_redis::connect_cluster;
 use crate::engine_kit::{address, unique};
+use crate::nodes::patient;
 use crate::words::{draw_of, granted, own};
 
 const CLUSTER: &str = "TIDEGATE_TEST_CLUSTER";
@@ -22,13 +24,10 @@ async fn listed(store: &Redis) -> Vec<String> {
 #[tokio::test]
 async fn a_cluster_that_has_lost_a_subject_and_its_home_is_told_again_by_sweeps() {
     let (namespace, url) = (unique("homes"), address(CLUSTER));
-    let store = RedisOptions::new(&url).namespace(&namespace).open().await.unwrap();
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
     spend(&store, "acme", 3).await;
     spend(&store, "globex", 2).await;
-    let nodes: Vec<String> =
-        url["redis+cluster://".len()..].split(',').map(|node| format!("redis://{node}")).collect();
-    let mut cluster =
-        redis::cluster::ClusterClient::new(nodes).unwrap().get_async_connection().await.unwrap();
+    let mut cluster = connect_cluster(&url).await;
     let key = |what: &str| format!("tidegate:{{{namespace}}}:{what}");
     let [mut index, mut homes, mut trees] = ["ZREM", "HDEL", "DEL"].map(redis::cmd);
     index.arg(key("index")).arg("s\0globex\0gpt").arg("r\0gpt\0globex");

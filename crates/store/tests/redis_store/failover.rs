@@ -2,25 +2,17 @@
 //! and what was lost is what the replica had not heard of.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use crate::account::{Budget, settle_accounts};
+use crate::kit::{connect, patient};
 use crate::private_redis::{Server, free_port};
-use crate::words::{eventually, slow};
-use redis::aio::MultiplexedConnection;
+use crate::words::{eventually, slow, until_answered};
 use tidegate_core::limit::policy::{Expect, Policy, Scope};
-use tidegate_store::{Policies, PolicyChange, RedisOptions, Store};
-
-async fn connect(server: &Server) -> MultiplexedConnection {
-    let client = redis::Client::open(server.url()).expect("an address");
-    // A busy machine takes its time.
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_mins(1)));
-    client.get_multiplexed_async_connection_with_config(&config).await.expect("the server is there")
-}
+use tidegate_store::{Policies, PolicyChange, Store};
 
 /// Waits until a server says so about itself.
 async fn says(server: &Server, section: &str, what: &str) {
-    let mut connection = connect(server).await;
+    let mut connection = connect(&server.url()).await;
     eventually(what, async || {
         let info: String =
             redis::cmd("INFO").arg(section).query_async(&mut connection).await.expect("it tells");
@@ -31,7 +23,7 @@ async fn says(server: &Server, section: &str, what: &str) {
 
 /// Waits until a server's replica has heard of what it was told.
 async fn hears(primary: &Server) {
-    let mut connection = connect(primary).await;
+    let mut connection = connect(&primary.url()).await;
     redis::cmd("SET").arg("mark").arg(1).exec_async(&mut connection).await.expect("it is kept");
     let replicas: u64 =
         redis::cmd("WAIT").arg(1).arg(30_000).query_async(&mut connection).await.expect("it waits");
@@ -50,7 +42,8 @@ async fn a_primary_that_sentinels_replace_takes_along_what_its_replica_had_not_h
     says(&sentinel, "sentinel", "slaves=1").await;
     // One of the sentinels is away all the time.
     let url = format!("redis+sentinel://127.0.0.1:{},127.0.0.1:{}/limits", free_port(), sentinel.port);
-    let store = RedisOptions::new(&url).open().await.unwrap();
+    // A sentinel is asked with less patience than ours.
+    let store = until_answered(|| patient(&url).open()).await.unwrap();
     let changes = store.changes().expect("Redis announces changes");
     let account = settle_accounts(&store, BUDGET, async |granted: &AtomicU64| {
         eventually("many are granted", async || granted.load(Ordering::SeqCst) >= 500).await;
@@ -58,13 +51,13 @@ async fn a_primary_that_sentinels_replace_takes_along_what_its_replica_had_not_h
     })
     .await;
     println!("Sentinel failover: {account:?}");
-    let mut connection = connect(&replica).await;
+    let mut connection = connect(&replica.url()).await;
     let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await.unwrap();
     assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()));
     // Whoever listens listens to the new one.
     let policy = Policy::new([slow(7)]).unwrap();
     let change = PolicyChange { scope: Scope::System, expect: Expect::Any, policy: Some(policy) };
-    let other = RedisOptions::new(replica.url()).open().await.unwrap();
+    let other = patient(&replica.url()).open().await.unwrap();
     let version = other.apply(&[change], "ops").await.unwrap();
     eventually("it is heard of", async || changes.newest() == version).await;
 }

@@ -12,7 +12,7 @@ use tidegate_store::{
 };
 
 use crate::engine_kit::{address, unique};
-use crate::kit::{REDIS, ask, connect, draw, granted, levels, patient, settle, slow, subject};
+use crate::kit::{NEVER_SWEPT, REDIS, ask, connect, draw, granted, levels, patient, settle, slow, subject};
 use crate::private_redis::Server;
 
 /// What is seen of a namespace: of each limit what it has and has consumed, and of each line of usage.
@@ -120,7 +120,7 @@ async fn what_nobody_watches_is_decided_and_written_as_what_somebody_does() {
 #[tokio::test]
 async fn what_nobody_watches_takes_the_short_way() {
     let server = Server::start(&[]).await;
-    let store = patient(&server.url()).open().await.unwrap();
+    let store = patient(&server.url()).swept_every(NEVER_SWEPT).open().await.unwrap();
     let limits = [slow("rpm", 10_000), slow("tpm", 20_000)];
     let levels = levels(1, &[("user", &limits), ("org", &limits)]);
     let unwatched = |draw: Draw| Draw { is_watched: false, ..draw };

@@ -17,6 +17,7 @@ use crate::engine_kit::{address, unique};
 use crate::kit::{REDIS, draw, granted, levels, patient, settle, slow, subject};
 use crate::private_redis::Server;
 use crate::proxy::{Proxy, local};
+use crate::words::until_answered;
 
 fn port_of(url: &str) -> u16 {
     url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address with a port")
@@ -65,8 +66,11 @@ async fn callers_whose_connections_are_cut_all_the_time_lose_and_invent_nothing(
         let proxy = Arc::clone(&proxy);
         async move {
             for number in 0.. {
+                let before = proxy.cuts();
                 proxy.cut_after(1_000 + number % 7 * 331);
-                tokio::time::sleep(Duration::from_millis(25)).await;
+                while proxy.cuts() == before {
+                    tokio::time::sleep(Duration::from_millis(25)).await;
+                }
             }
         }
     });
@@ -104,12 +108,8 @@ async fn a_server_that_is_killed_and_started_again_goes_on_where_it_was() {
     assert!(error.is_transient(), "{error:?}");
     server.restart().await;
     // It has lost its scripts and kept everything else.
-    let mut answer = store.settle(&settle(&lease, &[("rpm", 3)])).await;
-    while let Err(error) = &answer {
-        assert!(error.is_transient(), "{error:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        answer = store.settle(&settle(&lease, &[("rpm", 3)])).await;
-    }
+    let settle = settle(&lease, &[("rpm", 3)]);
+    until_answered(|| store.settle(&settle)).await.unwrap();
     assert_eq!(consumed(&store, "acme").await, 3);
 }
 
@@ -119,10 +119,11 @@ async fn a_second_of_latency_is_waited_for_or_is_away_as_the_timeout_says() {
     let namespace = unique("late");
     let store = patient(&proxy.redis()).namespace(&namespace).open().await.unwrap();
     let hasty = RedisOptions::new(proxy.redis()).namespace(&namespace).timeout(Duration::from_millis(300));
-    let hasty = hasty.open().await.unwrap();
+    let hasty = until_answered(|| hasty.clone().open()).await.unwrap();
     let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
     granted(store.draw(&draw(&levels, &[("rpm", 1)])).await);
-    granted(hasty.draw(&draw(&levels, &[("rpm", 1)])).await);
+    let first = draw(&levels, &[("rpm", 1)]);
+    granted(until_answered(|| hasty.draw(&first)).await);
     proxy.delay(Duration::from_secs(1));
     granted(store.draw(&draw(&levels, &[("rpm", 1)])).await);
     let asked = draw(&levels, &[("rpm", 1)]);
@@ -132,11 +133,7 @@ async fn a_second_of_latency_is_waited_for_or_is_away_as_the_timeout_says() {
     }
     // It was done all the same, and once.
     proxy.delay(Duration::ZERO);
-    let mut answer = hasty.draw(&asked).await;
-    while answer.is_err() {
-        answer = hasty.draw(&asked).await;
-    }
-    granted(answer);
+    granted(until_answered(|| hasty.draw(&asked)).await);
     assert_eq!(consumed(&store, "acme").await, 4);
 }
 

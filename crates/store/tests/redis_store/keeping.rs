@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
@@ -57,12 +58,19 @@ async fn a_bucket_is_kept_until_it_is_full_and_a_debt_until_it_is_paid() {
     }
 }
 
+/// The server's time.
+async fn millis(connection: &mut MultiplexedConnection) -> i64 {
+    let [seconds, micros]: [i64; 2] = ask(connection, &["TIME"]).await;
+    seconds * 1_000 + micros / 1_000
+}
+
 #[tokio::test]
 async fn an_open_lease_is_kept_and_an_ended_one_goes_after_ten_minutes() {
     let (namespace, url) = (unique("leases"), address(REDIS));
     let store = patient(&url).namespace(&namespace).open().await.unwrap();
     let mut connection = connect(&url).await;
     let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
+    let before = millis(&mut connection).await;
     let lease = draw(&levels, &[("rpm", 1)]);
     granted(store.draw(&lease).await);
     let found = keys(&mut connection, &namespace, "l:").await;
@@ -78,17 +86,18 @@ async fn an_open_lease_is_kept_and_an_ended_one_goes_after_ten_minutes() {
     let chosen = Draw { lease: LeaseId::chosen(7), ..draw(&levels, &[("rpm", 1)]) };
     granted(store.draw(&chosen).await);
     store.settle(&settle(&chosen, &[])).await.unwrap();
+    let ten_minutes_on = before + 600_000..=millis(&mut connection).await + 600_000;
     let mut found = 0;
     for key in keys(&mut connection, &namespace, "e:").await {
-        let ttl: i64 = ask(&mut connection, &["PTTL", &key]).await;
-        assert!((590_000..=600_000).contains(&ttl), "{key} goes in {ttl} ms");
+        let gone: i64 = ask(&mut connection, &["PEXPIRETIME", &key]).await;
+        assert!(ten_minutes_on.contains(&gone), "{key} goes at {gone}, and not in {ten_minutes_on:?}");
         found += ask::<u64>(&mut connection, &["HLEN", &key]).await;
     }
     assert_eq!(found, 3, "one that was settled, a mark, and one that was spent");
     let found = keys(&mut connection, &namespace, "l:").await;
     assert_eq!(found, [format!("tidegate:{{{namespace}}}:l:{}", LeaseId::chosen(7))]);
-    let ttl: i64 = ask(&mut connection, &["PTTL", &found[0]]).await;
-    assert!((590_000..=600_000).contains(&ttl), "it goes in {ttl} ms");
+    let gone: i64 = ask(&mut connection, &["PEXPIRETIME", &found[0]]).await;
+    assert!(ten_minutes_on.contains(&gone), "it goes at {gone}, and not in {ten_minutes_on:?}");
     let open: u64 = ask(&mut connection, &["ZCARD", &format!("tidegate:{{{namespace}}}:open")]).await;
     assert_eq!(open, 0);
 }

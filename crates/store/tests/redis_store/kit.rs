@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Cmd, FromRedisValue};
+use redis::{Cmd, FromRedisValue};
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::Subject;
@@ -14,7 +14,12 @@ use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{Draw, Drawn, Moved, RedisOptions, Settle, StoreError, Terms};
 
+pub(crate) use crate::connect_redis::connect;
+
 pub(crate) const REDIS: &str = "TIDEGATE_TEST_REDIS";
+
+/// Nobody looks for leases that are past their deadline meanwhile: for tests that count what is asked.
+pub(crate) const NEVER_SWEPT: Duration = Duration::from_hours(24);
 
 /// Long enough for a machine that has much else to do.
 pub(crate) fn patient(url: &str) -> RedisOptions {
@@ -67,14 +72,6 @@ pub(crate) fn granted(answer: Result<Drawn, StoreError>) -> Moved {
         Ok(Drawn::Granted(moved)) => moved,
         other => panic!("what is there answers {other:?}"),
     }
-}
-
-/// A connection of the test's own.
-pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
-    let client = Client::open(url).expect("an address");
-    // A busy machine takes its time.
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_mins(1)));
-    client.get_multiplexed_async_connection_with_config(&config).await.expect("the server is there")
 }
 
 pub(crate) async fn ask<T: FromRedisValue>(connection: &mut MultiplexedConnection, call: &[&str]) -> T {

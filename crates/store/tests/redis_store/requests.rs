@@ -2,7 +2,7 @@
 
 use tidegate_store::Buckets as _;
 
-use crate::kit::{ask, connect, draw, granted, levels, patient, settle, slow};
+use crate::kit::{NEVER_SWEPT, ask, connect, draw, granted, levels, patient, settle, slow};
 use crate::private_redis::Server;
 
 /// Leases of a test.
@@ -19,7 +19,7 @@ async fn calls(connection: &mut redis::aio::MultiplexedConnection, command: &str
 #[tokio::test]
 async fn an_acquire_is_one_call_and_a_settle_is_one_call() {
     let server = Server::start(&[]).await;
-    let store = patient(&server.url()).open().await.unwrap();
+    let store = patient(&server.url()).swept_every(NEVER_SWEPT).open().await.unwrap();
     let mut connection = connect(&server.url()).await;
     let limits = [slow("rpm", 10_000), slow("tpm", 20_000)];
     let levels = levels(1, &[("user", &limits), ("team", &limits), ("org", &limits)]);

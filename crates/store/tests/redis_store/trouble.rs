@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tidegate_store::{Buckets as _, RedisOptions, StoreError};
 
+use crate::connect_redis::try_connect;
 use crate::engine_kit::{address, unique};
 use crate::kit::{REDIS, ask, connect, draw, granted, levels, patient, slow};
 use crate::private_redis::Server;
@@ -89,8 +90,7 @@ async fn a_server_with_as_many_clients_as_it_may_have_is_away_until_some_leave()
     let store = patient(&server.url()).open().await.unwrap();
     granted(store.draw(&draw(&levels, &[("rpm", 1)])).await);
     let mut others = Vec::new();
-    let client = redis::Client::open(server.url()).unwrap();
-    while let Ok(other) = client.get_multiplexed_async_connection().await {
+    while let Ok(other) = try_connect(&server.url()).await {
         others.push(other);
     }
     assert!(!others.is_empty());
