@@ -19,7 +19,7 @@ use super::schema;
 use super::syncer::{Syncer, log_of};
 use super::times::Times;
 use super::trouble::{Trouble, is_busy, of_file};
-use super::writer::{BATCH_MAX, Counters, Writer};
+use super::writer::{BATCH_MAX, Counters, DEADLINE, Writer};
 use super::{Inner, Sqlite};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
@@ -72,6 +72,7 @@ pub struct SqliteOptions {
     pub(super) namespace: String,
     pub(super) size_max: Option<u64>,
     batch_max: usize,
+    patience: Duration,
     clock: Arc<dyn WallClock>,
 }
 
@@ -94,6 +95,7 @@ impl SqliteOptions {
             namespace: "default".to_owned(),
             size_max: None,
             batch_max: BATCH_MAX,
+            patience: DEADLINE,
             clock: Arc::new(HostWall),
         }
     }
@@ -127,6 +129,13 @@ impl SqliteOptions {
     #[doc(hidden)]
     pub const fn batch_max(mut self, calls: usize) -> Self {
         self.batch_max = calls;
+        self
+    }
+
+    /// A call waits so long while another process holds the file: on a machine that has much else to do, tests wait longer.
+    #[doc(hidden)]
+    pub const fn patience(mut self, span: Duration) -> Self {
+        self.patience = span;
         self
     }
 
@@ -211,6 +220,7 @@ impl SqliteOptions {
             retention: self.retention,
             is_bounded: self.size_max.is_some(),
             batch_max: self.batch_max.max(1),
+            patience: self.patience,
             queue: Arc::clone(&queue),
             counters: Arc::clone(&counters),
             spaces: HashMap::default(),

@@ -31,7 +31,7 @@ use crate::tables::column;
 
 /// Calls in one transaction.
 pub(super) const BATCH_MAX: usize = 512;
-/// A call waits no longer for its transaction to begin.
+/// A call waits no longer for its transaction to begin, unless said otherwise.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 /// Those who were answered a moment ago mostly ask again: they are waited for no longer than this.
 const GATHERED_WITHIN: Duration = Duration::from_micros(200);
@@ -65,6 +65,8 @@ pub(super) struct Writer {
     /// The file has a bound of its own.
     pub(super) is_bounded: bool,
     pub(super) batch_max: usize,
+    /// A call waits no longer for its transaction to begin.
+    pub(super) patience: Duration,
     pub(super) queue: Arc<Queue<Asked>>,
     pub(super) counters: Arc<Counters>,
     pub(super) spaces: HashMap<i64, Space>,
@@ -218,13 +220,13 @@ impl Writer {
                 return None;
             }
             let now = Instant::now();
-            let is_late = |asked: &mut Asked| now.duration_since(asked.at) >= DEADLINE;
+            let is_late = |asked: &mut Asked| now.duration_since(asked.at) >= self.patience;
             let late: Vec<_> = batch.extract_if(.., is_late).collect();
-            if !late.is_empty() || now.duration_since(started) >= DEADLINE {
+            if !late.is_empty() || now.duration_since(started) >= self.patience {
                 self.fail(late, &fault);
             }
             batch.retain(|asked| asked.job.is_wanted());
-            if batch.is_empty() && (!is_idle || now.duration_since(started) >= DEADLINE) {
+            if batch.is_empty() && (!is_idle || now.duration_since(started) >= self.patience) {
                 return None;
             }
             thread::sleep(Duration::from_micros(1_000 + self.random.below(1_000)));

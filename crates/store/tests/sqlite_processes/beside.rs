@@ -7,7 +7,7 @@ use tidegate_store::conformance::{self, Fixture, RealTime};
 use tidegate_store::{Buckets, SqliteOptions};
 
 use crate::child::{Child, Orders};
-use crate::kit::{draw_of, own, settle_of};
+use crate::kit::{PATIENCE, draw_of, own, settle_of};
 
 /// The file that all cases share, and those who load it. They end, and remove it, when this process does.
 fn loaded() -> &'static PathBuf {
@@ -24,7 +24,7 @@ fn loaded() -> &'static PathBuf {
 }
 
 async fn open(namespace: &str) -> Fixture {
-    let store = SqliteOptions::file(loaded()).namespace(namespace).open().await;
+    let store = SqliteOptions::file(loaded()).namespace(namespace).patience(PATIENCE).open().await;
     let store = Arc::new(store.expect("the file is opened"));
     Fixture::new(store.clone(), Arc::new(RealTime(store)))
 }

@@ -14,7 +14,7 @@ use tidegate_store::{
 };
 
 use crate::child::{Child, Orders};
-use crate::kit::{Place, draw_of, granted, is_granted, levels, settle_of, subject};
+use crate::kit::{PATIENCE, Place, draw_of, granted, is_granted, levels, settle_of, subject};
 use crate::load::usage;
 
 const PROCESSES: u64 = 3;
@@ -65,7 +65,8 @@ fn levels_of(child: u64) -> Arc<Levels> {
 /// Draws and settles until it is killed, and tells of each answer.
 async fn be_a_child(orders: &Orders) {
     let durable = if orders.number.is_multiple_of(2) { Durable::Second } else { Durable::Commit };
-    let store = SqliteOptions::file(&orders.path).durable(durable).open().await.expect("the file is opened");
+    let options = SqliteOptions::file(&orders.path).durable(durable).patience(PATIENCE);
+    let store = options.open().await.expect("the file is opened");
     Orders::wait_for_go();
     let callers = (0..CALLERS).map(|caller| {
         let (store, number) = (store.clone(), orders.number * CALLERS + caller);

@@ -17,11 +17,12 @@ use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 use tidegate_store::wrap::Observed;
 use tidegate_store::{
-    Adjust, Buckets, Cancel, Draw, Drawn, Extend, Ledger, Lookup, Paging, Settle, Sqlite, UsageOf, UsageQuery,
+    Adjust, Buckets, Cancel, Draw, Drawn, Extend, Ledger, Lookup, Paging, Settle, Sqlite, SqliteOptions,
+    UsageOf, UsageQuery,
 };
 
 use crate::child::{Child, Orders};
-use crate::kit::{OPEN, Place, levels, subject};
+use crate::kit::{OPEN, PATIENCE, Place, levels, subject};
 use crate::log::{endings, from_line, to_line};
 
 const PROCESSES: u64 = 4;
@@ -69,7 +70,8 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 async fn be_a_child(orders: &Orders) {
-    let store = Sqlite::open(&orders.path).await.expect("the file is opened");
+    let opened = SqliteOptions::file(&orders.path).patience(PATIENCE).open().await;
+    let store = opened.expect("the file is opened");
     let observed = Arc::new(Observed::new(store.clone()));
     Orders::wait_for_go();
     let began = Instant::now();

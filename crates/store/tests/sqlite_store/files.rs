@@ -8,7 +8,8 @@ use tidegate_store::{Buckets, ManualWall, Sqlite, SqliteOptions, Store, StoreErr
 
 use crate::gone::begin;
 use crate::kit::{
-    Place, START, cancel_of, draw_of, granted, is_granted, levels, own, said, settle_of, shows, slow, used,
+    PATIENCE, Place, START, cancel_of, draw_of, granted, is_granted, levels, own, said, settle_of, shows,
+    slow, used,
 };
 
 #[tokio::test]
@@ -268,6 +269,7 @@ async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
 async fn a_file_that_somebody_holds_is_waited_for_and_then_told_of() {
     let (place, clock) = (Place::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
+    let patient = place.options(&clock).patience(PATIENCE).open().await.unwrap();
     granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
     let outside = place.outside();
     outside.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -275,7 +277,7 @@ async fn a_file_that_somebody_holds_is_waited_for_and_then_told_of() {
     let error = store.draw(&lost).await.unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("is held by another process"), "{error}");
     assert_eq!(shows(&store, "acme").await, Some((7, 3)));
-    let mut waiting = store.draw(&served);
+    let mut waiting = patient.draw(&served);
     assert!(!begin(&mut waiting));
     outside.execute_batch("COMMIT").unwrap();
     granted(waiting.await);
@@ -291,6 +293,7 @@ async fn many_may_open_a_new_file_and_namespace_at_once() {
         let opening: Vec<_> = (0..8)
             .map(|number| {
                 let options = SqliteOptions::file(&place.path).clock(ManualWall::new(START));
+                let options = options.patience(PATIENCE);
                 tokio::spawn(async move {
                     let store = options.namespace("shared").open().await?;
                     let other = store.namespace(&format!("namespace-{}", number % 2)).await?;

@@ -4,10 +4,14 @@
 pub(crate) mod words;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tidegate_store::{ManualWall, Sqlite, SqliteOptions};
 
 pub(crate) use words::*;
+
+/// Others may hold a file this long, on a machine that has much else to do.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A folder that is gone with the test, and the file in it.
 pub(crate) struct Place {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::entity::Entity;
@@ -31,6 +32,8 @@ impl Turns {
     ) -> Self {
         let folder = tempfile::tempdir().expect("a folder for a test");
         let options = SqliteOptions::file(folder.path().join("limits.db")).namespace(namespace);
+        // One handle may hold the file for long on a machine that has much else to do.
+        let options = options.patience(Duration::from_mins(1));
         let mut handles = Vec::new();
         for _ in 0..count {
             handles.push(with(options.clone()).open().await.expect("the file is opened"));
