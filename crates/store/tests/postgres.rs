@@ -4,6 +4,7 @@
 mod engine_kit;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::time::Stamp;
 use tidegate_store::conformance::{self, Fixture, RealTime};
@@ -14,7 +15,10 @@ const START: Stamp = Stamp::from_secs(1_800_000_000);
 
 fn options(namespace: &str) -> PostgresOptions {
     let url = engine_kit::address("TIDEGATE_TEST_POSTGRES");
-    PostgresOptions::new(url).schema(engine_kit::unique("suite")).namespace(namespace).connections(4)
+    // Long enough for a machine that has much else to do.
+    let patience = Duration::from_mins(1);
+    let options = PostgresOptions::new(url).connected_within(patience).patience(patience);
+    options.schema(engine_kit::unique("suite")).namespace(namespace).connections(4)
 }
 
 async fn opened(options: PostgresOptions) -> Postgres {

@@ -14,11 +14,18 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use tidegate_store::{Buckets, PostgresOptions, StoreError, open};
 
 use private_postgres::PrivatePostgres;
-use words::{draw_of, granted, own};
+use words::{draw_of, granted, own, until_answered};
+
+/// A store that waits as long as a machine takes that has much else to do.
+fn patient(url: impl Into<String>) -> PostgresOptions {
+    const PATIENCE: Duration = Duration::from_mins(1);
+    PostgresOptions::new(url).connected_within(PATIENCE).patience(PATIENCE)
+}
 
 /// Makes a certificate for this machine that nobody has signed but itself, and has the server show it.
 fn certify(data: &Path) {
@@ -67,22 +74,22 @@ async fn a_certificate_that_is_trusted_opens_and_any_other_is_refused() {
         path = Some(data.join("server.crt"));
     });
     let address = format!("{}?sslmode=require", server.url());
-    let store = PostgresOptions::new(&address).open_secured(&certificate).await.unwrap();
+    let store = patient(&address).open_secured(&certificate).await.unwrap();
     granted(store.draw(&draw_of(&own("acme", 5), 1)).await);
     let by_address = format!("{address}&sslrootcert={}", path.unwrap().display());
-    granted(open(&by_address).await.unwrap().draw(&draw_of(&own("acme", 5), 1)).await);
+    granted(until_answered(|| open(&by_address)).await.unwrap().draw(&draw_of(&own("acme", 5), 1)).await);
 
-    let error = PostgresOptions::new(&address).open_secured(b"").await.unwrap_err();
+    let error = patient(&address).open_secured(b"").await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }) && !error.is_transient(), "{error:?}");
     // Somebody else may have signed for the same server: it does not count.
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("other.crt");
     sign(&folder.path().join("other.key"), &other);
-    let error = PostgresOptions::new(&address).open_secured(&fs::read(&other).unwrap()).await.unwrap_err();
+    let error = patient(&address).open_secured(&fs::read(&other).unwrap()).await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
     // It is for an address, and not for this name.
     let elsewhere = address.replace("127.0.0.1", "localhost");
-    let error = PostgresOptions::new(&elsewhere).open_secured(&certificate).await.unwrap_err();
+    let error = patient(&elsewhere).open_secured(&certificate).await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
 }
 
@@ -91,11 +98,11 @@ async fn a_server_that_speaks_no_tls_is_denied_to_whoever_insists_and_open_to_ot
     let server = PrivatePostgres::start();
     let insists = format!("{}?sslmode=require", server.url());
     for error in [
-        PostgresOptions::new(&insists).open_secured(b"").await.unwrap_err(),
-        open(&insists).await.unwrap_err(),
+        patient(&insists).open_secured(b"").await.unwrap_err(),
+        until_answered(|| open(&insists)).await.unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::Denied { .. }) && !error.is_transient(), "{error:?}");
     }
-    let store = PostgresOptions::new(server.url()).open_secured(b"").await.unwrap();
+    let store = patient(server.url()).open_secured(b"").await.unwrap();
     granted(store.draw(&draw_of(&own("acme", 5), 1)).await);
 }

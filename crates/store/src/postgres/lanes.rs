@@ -25,7 +25,7 @@ const BATCH_MAX: usize = 256;
 const WAITING_MAX: usize = 1 << 16;
 /// Calls that are looked at for those that can go.
 const LOOKED_AT_MAX: usize = 4 * BATCH_MAX;
-/// A statement that takes longer is given up: whoever waited has long been told that the store is away.
+/// A statement that takes longer is given up, unless said otherwise: whoever waited has long been told that the store is away.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a connection that was kept may turn out to be of no use: others may be as old.
 pub(super) const CUTS_MAX: u32 = 3;
@@ -144,7 +144,7 @@ impl Lanes {
     async fn attempt(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
         let (mut cuts, mut crossed) = (0, 0);
         loop {
-            let error = match timeout(PATIENCE, self.ask(&jobs)).await {
+            let error = match timeout(self.inner.patience, self.ask(&jobs)).await {
                 Ok(Ok(Some(answers))) => {
                     for (job, answer) in jobs.into_iter().zip(answers) {
                         // Whoever has gone does not want to know.
@@ -156,7 +156,7 @@ impl Lanes {
                 Ok(Ok(None)) => continue,
                 Ok(Err(error)) => error,
                 Err(_) => {
-                    let millis = u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX);
+                    let millis = u64::try_from(self.inner.patience.as_millis()).unwrap_or(u64::MAX);
                     answer_all(jobs, || StoreError::TimedOut { millis });
                     return Ok(());
                 }

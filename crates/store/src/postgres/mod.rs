@@ -43,7 +43,7 @@ use crate::retention::Retention;
 use crate::store::{Capabilities, Clocked, Store, Swept};
 use crate::sync::lock;
 use crate::tables::column;
-use lanes::{CUTS_MAX, Lanes, PATIENCE};
+use lanes::{CUTS_MAX, Lanes};
 use sql::Sql;
 use trouble::{is_cut, of_pool, of_server};
 
@@ -83,6 +83,8 @@ struct Inner {
     /// Whose clock decides, where it is not the server's.
     clock: Option<Arc<dyn WallClock>>,
     retention: Retention,
+    /// A statement that takes longer is given up.
+    patience: Duration,
     /// Connections for what is decided, and for everything else: who lists does not keep others from drawing.
     writers: Pool,
     readers: Pool,
@@ -251,8 +253,8 @@ impl Inner {
     }
 
     async fn in_time<T>(&self, asked: impl Future<Output = T>) -> Result<T, StoreError> {
-        let millis = u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX);
-        tokio::time::timeout(PATIENCE, asked).await.map_err(|_| StoreError::TimedOut { millis })
+        let millis = u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX);
+        tokio::time::timeout(self.patience, asked).await.map_err(|_| StoreError::TimedOut { millis })
     }
 }
 

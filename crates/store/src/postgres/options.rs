@@ -13,6 +13,7 @@ use tokio_postgres::config::Host;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, NoTls, Socket};
 
+use super::lanes::PATIENCE;
 use super::schema::Patience;
 use super::sql::Sql;
 use super::trouble::{of_pool, of_server};
@@ -30,11 +31,8 @@ const LANES_SHARE: usize = 4;
 const LANES_MAX: usize = 4;
 /// A schema's name is at most this long: the server cuts longer ones, and the channel has it too.
 const SCHEMA_MAX: usize = 40;
-/// A connection is waited for and made within this.
+/// A connection is waited for and made within this, unless said otherwise.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(2);
-/// The server itself gives up what takes longer: we have by then.
-const SERVER_PATIENCE: &str =
-    "-c statement_timeout=6000 -c lock_timeout=5000 -c idle_in_transaction_session_timeout=10000";
 
 /// How a server is reached.
 ///
@@ -55,6 +53,8 @@ pub struct PostgresOptions {
     pub(super) namespace: String,
     connections: usize,
     retention: Retention,
+    connected_within: Duration,
+    patience: Duration,
     clock: Option<Arc<dyn WallClock>>,
 }
 
@@ -67,6 +67,8 @@ impl PostgresOptions {
             namespace: "default".to_owned(),
             connections: CONNECTIONS,
             retention: Retention::default(),
+            connected_within: CONNECTED_WITHIN,
+            patience: PATIENCE,
             clock: None,
         }
     }
@@ -94,6 +96,20 @@ impl PostgresOptions {
     /// How long usage and audit are kept.
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// A connection is waited for and made within this: on a machine that has much else to do, tests wait longer.
+    #[doc(hidden)]
+    pub const fn connected_within(mut self, span: Duration) -> Self {
+        self.connected_within = span;
+        self
+    }
+
+    /// A statement that takes longer is given up: on a machine that has much else to do, tests wait longer.
+    #[doc(hidden)]
+    pub const fn patience(mut self, span: Duration) -> Self {
+        self.patience = span;
         self
     }
 
@@ -135,6 +151,7 @@ impl PostgresOptions {
             sql,
             clock: self.clock,
             retention: self.retention,
+            patience: self.patience,
             lanes,
             handle: Handle::current(),
             is_closed: AtomicBool::new(false),
@@ -174,11 +191,12 @@ impl PostgresOptions {
                 what: "the address of a PostgreSQL server names no host".to_owned(),
             });
         }
+        let ours = server_patience(self.patience);
         let options = match config.get_options() {
-            Some(theirs) => format!("{SERVER_PATIENCE} {theirs}"),
-            None => SERVER_PATIENCE.to_owned(),
+            Some(theirs) => format!("{ours} {theirs}"),
+            None => ours,
         };
-        config.options(options).connect_timeout(CONNECTED_WITHIN);
+        config.options(options).connect_timeout(self.connected_within);
         if config.get_application_name().is_none() {
             config.application_name("tidegate");
         }
@@ -197,6 +215,14 @@ impl fmt::Debug for PostgresOptions {
     }
 }
 
+/// The server itself gives up what takes longer: we have by then.
+fn server_patience(ours: Duration) -> String {
+    let (lock, statement, idle) = (ours.as_millis(), ours.as_millis() + 1_000, 2 * ours.as_millis());
+    format!(
+        "-c statement_timeout={statement} -c lock_timeout={lock} -c idle_in_transaction_session_timeout={idle}"
+    )
+}
+
 /// A pool of so many connections.
 pub(super) fn pool<T>(config: &Config, tls: T, connections: usize) -> Result<Pool, StoreError>
 where
@@ -207,7 +233,7 @@ where
 {
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = Manager::from_config(config.clone(), tls, recycling);
-    let wait = Some(CONNECTED_WITHIN);
+    let wait = config.get_connect_timeout().copied();
     Pool::builder(manager)
         .max_size(connections)
         .timeouts(Timeouts { wait, create: wait, recycle: wait })
@@ -249,6 +275,13 @@ mod tests {
             assert!(matches!(error, StoreError::Invalid { .. }), "{error:?}");
             assert!(error.to_string().starts_with(sentence), "{error}");
         }
+    }
+
+    #[test]
+    fn the_server_gives_up_after_we_have() {
+        let told =
+            "-c statement_timeout=6000 -c lock_timeout=5000 -c idle_in_transaction_session_timeout=10000";
+        assert_eq!(PostgresOptions::new("postgres://me@one/x").config().unwrap().get_options(), Some(told));
     }
 
     #[test]

@@ -213,7 +213,7 @@ impl<S: Store> Caller<S> {
 }
 
 /// Asks until there is an answer, and counts how often it is asked again.
-async fn answered<'a, T: Unpin>(asked_again: &mut u64, ask: impl Fn() -> Reply<'a, T>) -> T {
+pub(crate) async fn answered<'a, T: Unpin>(asked_again: &mut u64, ask: impl Fn() -> Reply<'a, T>) -> T {
     let mut asked = 0;
     let answer = until_answered(|| {
         asked += 1;

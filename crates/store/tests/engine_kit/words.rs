@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::LeaseId;
@@ -23,6 +23,9 @@ use tidegate_store::{
 pub(crate) const START: Stamp = Stamp::from_secs(1_800_000_000);
 /// A lease that no test outlives.
 pub(crate) const OPEN: Terms = Terms { deadline: Duration::from_hours(1), on_expiry: OnExpiry::Settle };
+
+/// A store that is away for longer, while nothing keeps it away, never comes back.
+const STUCK_AFTER: Duration = Duration::from_mins(5);
 
 /// The levels of these entities, the drawing one first.
 pub(crate) fn levels(rows: &[(&str, &[Limit])]) -> Arc<Levels> {
@@ -125,14 +128,17 @@ pub(crate) fn said<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String 
     answer.expect_err("it is refused").to_string()
 }
 
-/// Asks until there is an answer: whoever is told that the store is away asks the same again.
+/// Asks until there is an answer: whoever is told that the store is away asks the same again, until that can only be a defect.
 pub(crate) async fn until_answered<T, F>(mut ask: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
+    let began = Instant::now();
     loop {
         match ask().await {
-            Err(error) if error.is_transient() => tokio::time::sleep(Duration::from_millis(2)).await,
+            Err(error) if error.is_transient() && began.elapsed() < STUCK_AFTER => {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
             answer => return answer,
         }
     }

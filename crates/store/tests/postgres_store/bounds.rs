@@ -2,14 +2,17 @@
 
 use std::io::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{Buckets, Draw, ManualWall, PostgresOptions, StoreError};
 
 use crate::engine_kit::unique;
-use crate::kit::{open, options, outside, url};
+use crate::kit::{open, options, outside, patient, url};
 use crate::private_postgres::PrivatePostgres;
-use crate::words::{OPEN, START, draw_of, eventually, granted, is_granted, join_all, next_lease, own, shows};
+use crate::words::{
+    OPEN, START, draw_of, eventually, granted, is_granted, join_all, next_lease, own, shows, until_answered,
+};
 
 #[tokio::test]
 async fn a_subject_has_a_bound_of_limits_and_full_ones_of_calls_make_room() {
@@ -27,14 +30,16 @@ async fn a_subject_has_a_bound_of_limits_and_full_ones_of_calls_make_room() {
     }
     let answer = store.draw(&draw(65)).await;
     assert!(matches!(answer, Err(StoreError::Full { max: 64, .. })), "{answer:?}");
-    clock.advance(std::time::Duration::from_secs(2));
+    clock.advance(Duration::from_secs(2));
     granted(store.draw(&draw(65)).await);
 }
 
 #[tokio::test]
 async fn connections_that_are_all_in_use_are_away_and_draws_have_their_own() {
     let schema = unique("t");
-    let store = open(PostgresOptions::new(url()).schema(&schema).connections(2)).await;
+    // Nobody waits long for a connection, and whoever has one is stuck for as long as it takes to see that.
+    let options = PostgresOptions::new(url()).patience(Duration::from_mins(1)).schema(&schema).connections(2);
+    let store = until_answered(|| options.clone().open()).await.unwrap();
     // Somebody holds what every reader wants, and the one connection for readers is stuck behind it.
     let outside = outside(&url()).await;
     outside
@@ -51,7 +56,8 @@ async fn connections_that_are_all_in_use_are_away_and_draws_have_their_own() {
     let error = shows_error(&store).await;
     assert!(error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("all connections"), "{error}");
-    granted(store.draw(&draw_of(&own("acme", 5), 1)).await);
+    let draw = draw_of(&own("acme", 5), 1);
+    granted(until_answered(|| store.draw(&draw)).await);
     outside.batch_execute("COMMIT").await.unwrap();
     stuck.await.unwrap().unwrap();
     assert_eq!(shows(&store, "acme").await, Some((4, 1)));
@@ -60,9 +66,10 @@ async fn connections_that_are_all_in_use_are_away_and_draws_have_their_own() {
 #[tokio::test]
 async fn the_only_connection_for_draws_that_is_stuck_is_away_and_wedges_nobody() {
     let schema = unique("stuck");
-    let store = open(PostgresOptions::new(url()).schema(&schema).connections(2)).await;
-    let levels = own("acme", 100);
-    granted(store.draw(&draw_of(&levels, 1)).await);
+    let options = PostgresOptions::new(url()).schema(&schema).connections(2);
+    let store = until_answered(|| options.clone().open()).await.unwrap();
+    let (levels, draw) = (own("acme", 100), draw_of(&own("acme", 100), 1));
+    granted(until_answered(|| store.draw(&draw)).await);
     let outside = outside(&url()).await;
     let held = format!("BEGIN; LOCK TABLE \"{schema}\".meters IN ACCESS EXCLUSIVE MODE");
     outside.batch_execute(&held).await.unwrap();
@@ -78,7 +85,7 @@ async fn the_only_connection_for_draws_that_is_stuck_is_away_and_wedges_nobody()
     outside.batch_execute("COMMIT").await.unwrap();
     // Asked again, each is charged once, whatever became of it the first time.
     for draw in &draws {
-        granted(store.draw(draw).await);
+        granted(until_answered(|| store.draw(draw)).await);
     }
     assert_eq!(shows(&store, "acme").await, Some((79, 21)));
     assert_eq!(shows(&store, "globex").await, Some((80, 20)));
@@ -99,7 +106,7 @@ fn a_store_whose_runtime_has_ended_says_so() {
 #[tokio::test]
 async fn a_limit_that_cannot_be_worked_with_is_the_trouble_of_those_who_draw_from_it() {
     let schema = unique("spoilt");
-    let store = open(PostgresOptions::new(url()).schema(&schema).connections(4)).await;
+    let store = open(patient(url()).schema(&schema).connections(4)).await;
     let (spoilt, sound) = (own("spoilt", 100), own("sound", 100));
     for levels in [&spoilt, &sound] {
         granted(store.draw(&draw_of(levels, 1)).await);
@@ -132,15 +139,22 @@ async fn a_server_with_as_many_connections_as_it_may_have_is_away_until_some_lea
         others.push(client);
     }
     assert_eq!(others.len(), 5);
-    let error = PostgresOptions::new(server.url()).connections(2).open().await.unwrap_err();
+    let error = patient(server.url()).connections(2).open().await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("too many clients"), "{error}");
     // One leaves: there is room to open, and none for all that a store may want.
     others.pop();
-    let opened = |url: String| PostgresOptions::new(url).connections(2).open();
+    let opened = |url: String| patient(url).connections(2).open();
     eventually("there is room", async || opened(server.url()).await.is_ok()).await;
     others.clear();
-    let store = opened(server.url()).await.expect("there is room for all");
+    // Those who leave take a moment to be gone.
+    let mut store = None;
+    eventually("there is room for all", async || {
+        store = opened(server.url()).await.ok();
+        store.is_some()
+    })
+    .await;
+    let store = store.unwrap();
     eventually("it draws", async || is_granted(&store.draw(&draw_of(&own("acme", 50), 1)).await)).await;
 }
 

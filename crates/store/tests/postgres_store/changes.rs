@@ -2,10 +2,10 @@
 
 use tidegate_core::limit::policy::{Expect, Policy, Scope};
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Policies, PolicyChange, PostgresOptions, Store};
+use tidegate_store::{Policies, PolicyChange, Store};
 
 use crate::engine_kit::unique;
-use crate::kit::{by_way_of, listens_at, open, options, url};
+use crate::kit::{by_way_of, listens_at, open, options, patient, url};
 use crate::proxy::Proxy;
 use crate::words::eventually;
 
@@ -32,8 +32,8 @@ async fn a_change_is_heard_of_by_other_handles_and_not_by_other_namespaces() {
 async fn what_was_announced_while_nobody_listened_is_read_later() {
     let schema = unique("t");
     let wire = Proxy::to(listens_at(&url())).await;
-    let near = open(PostgresOptions::new(url()).schema(&schema)).await;
-    let far = open(PostgresOptions::new(by_way_of(&url(), wire.address)).schema(&schema)).await;
+    let near = open(patient(url()).schema(&schema)).await;
+    let far = open(patient(by_way_of(&url(), wire.address)).schema(&schema)).await;
     let heard = far.changes().unwrap();
     let version = near.apply(&change(), "ops").await.unwrap();
     eventually("it listens", async || heard.newest() == version).await;

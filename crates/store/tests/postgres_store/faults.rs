@@ -12,12 +12,13 @@ use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, check, check_ledg
 use tidegate_core::limit::name::LimitName;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
-use tidegate_store::{Buckets, Drawn, Postgres, PostgresOptions, Reply};
+use tidegate_store::{Buckets, Drawn, Postgres};
 
 use crate::engine_kit::unique;
-use crate::kit::{by_way_of, listens_at, open, outside, url};
+use crate::kit::{by_way_of, listens_at, open, outside, patient, url};
 use crate::private_postgres::PrivatePostgres;
 use crate::proxy::Proxy;
+use crate::soak_kit::answered;
 use crate::words::{
     cancel_of, draw_of, eventually, granted, join_all, levels, own, settle_of, shows, subject, used,
 };
@@ -36,20 +37,6 @@ struct Seen {
     asked_again: u64,
 }
 
-/// Asks until there is an answer: whoever is told that the store is away asks the same again.
-async fn until_answered<'a, T: Unpin>(seen: &mut Seen, ask: impl Fn() -> Reply<'a, T>) -> T {
-    loop {
-        match ask().await {
-            Ok(answer) => return answer,
-            Err(error) if error.is_transient() => {
-                seen.asked_again += 1;
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            Err(error) => panic!("a fault is not told as one: {error:?}"),
-        }
-    }
-}
-
 /// Leases from their draw to their end, until it is over.
 async fn call(store: Postgres, is_over: Arc<AtomicBool>, done: Arc<AtomicU64>) -> Seen {
     let (levels, mut seen) = (busy(), Seen::default());
@@ -62,17 +49,17 @@ async fn call(store: Postgres, is_over: Arc<AtomicBool>, done: Arc<AtomicU64>) -
         let note = |seen: &mut Seen, at, kind, step, units| {
             seen.log.push(Entry::moved(at, bucket.clone(), Move::new(kind, draw.lease, step, units)));
         };
-        let Drawn::Granted(moved) = until_answered(&mut seen, || store.draw(&draw)).await else {
+        let Drawn::Granted(moved) = answered(&mut seen.asked_again, || store.draw(&draw)).await else {
             continue;
         };
         note(&mut seen, moved.at, Kind::Draw, 0, units);
         if done.fetch_add(1, Ordering::Relaxed).is_multiple_of(3) {
             let cancel = cancel_of(&draw);
-            let moved = until_answered(&mut seen, || store.cancel(&cancel)).await;
+            let moved = answered(&mut seen.asked_again, || store.cancel(&cancel)).await;
             note(&mut seen, moved.at, Kind::Return, 9, -units);
         } else {
             let settle = settle_of(&draw, units.unsigned_abs());
-            let moved = until_answered(&mut seen, || store.settle(&settle)).await;
+            let moved = answered(&mut seen.asked_again, || store.settle(&settle)).await;
             note(&mut seen, moved.at, Kind::Settle, 9, units);
         }
     }
@@ -114,7 +101,7 @@ async fn work(done: &AtomicU64, more: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wire_that_is_cut_in_the_middle_of_replies_charges_nobody_twice() {
     let wire = Proxy::to(listens_at(&url())).await;
-    let options = PostgresOptions::new(by_way_of(&url(), wire.address)).schema(unique("cut")).connections(6);
+    let options = patient(by_way_of(&url(), wire.address)).schema(unique("cut")).connections(6);
     let store = open(options).await;
     under(&store, async |done| {
         for round in 1..=20 {
@@ -130,7 +117,7 @@ async fn a_wire_that_is_cut_in_the_middle_of_replies_charges_nobody_twice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_killed_and_started_again_loses_nothing_that_was_answered() {
     let mut server = PrivatePostgres::start();
-    let store = open(PostgresOptions::new(server.url()).connections(6)).await;
+    let store = open(patient(server.url()).connections(6)).await;
     let asked_again = under(&store, async |done| {
         for _ in 0..3 {
             work(done, 30).await;
@@ -148,7 +135,7 @@ async fn a_server_that_is_killed_and_started_again_loses_nothing_that_was_answer
 #[tokio::test]
 async fn a_server_that_answers_a_second_late_answers_all_the_same() {
     let wire = Proxy::to(listens_at(&url())).await;
-    let options = PostgresOptions::new(by_way_of(&url(), wire.address)).schema(unique("late")).connections(4);
+    let options = patient(by_way_of(&url(), wire.address)).schema(unique("late")).connections(4);
     let store = open(options).await;
     let levels = own("acme", 50);
     granted(store.draw(&draw_of(&levels, 1)).await);
@@ -165,7 +152,7 @@ async fn a_server_that_answers_a_second_late_answers_all_the_same() {
 #[tokio::test]
 async fn a_wire_that_is_down_is_away_and_comes_back_by_itself() {
     let wire = Proxy::to(listens_at(&url())).await;
-    let options = PostgresOptions::new(by_way_of(&url(), wire.address)).schema(unique("down")).connections(4);
+    let options = patient(by_way_of(&url(), wire.address)).schema(unique("down")).connections(4);
     let store = open(options).await;
     let levels = own("acme", 50);
     granted(store.draw(&draw_of(&levels, 1)).await);
@@ -182,7 +169,7 @@ async fn a_wire_that_is_down_is_away_and_comes_back_by_itself() {
 async fn connections_that_the_server_ends_are_made_anew_and_nobody_notices() {
     let schema = unique("ended");
     let address = format!("{}?application_name={schema}", url());
-    let store = open(PostgresOptions::new(address).schema(&schema).connections(2)).await;
+    let store = open(patient(address).schema(&schema).connections(2)).await;
     let levels = own("acme", 50);
     granted(store.draw(&draw_of(&levels, 1)).await);
     let ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1";
@@ -196,7 +183,7 @@ async fn connections_that_the_server_ends_are_made_anew_and_nobody_notices() {
 async fn a_server_that_comes_back_is_met_by_no_more_than_the_pool_has() {
     const WAITING: i64 = 64;
     let wire = Proxy::to(listens_at(&url())).await;
-    let options = PostgresOptions::new(by_way_of(&url(), wire.address)).schema(unique("back")).connections(4);
+    let options = patient(by_way_of(&url(), wire.address)).schema(unique("back")).connections(4);
     let store = open(options).await;
     let levels = own("acme", 1_000);
     granted(store.draw(&draw_of(&levels, 1)).await);

@@ -1,6 +1,7 @@
 //! What the tests of the store in a server are written with.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tidegate_store::{Postgres, PostgresOptions};
 use tokio_postgres::{Client, NoTls};
@@ -12,9 +13,15 @@ pub(crate) fn url() -> String {
     address("TIDEGATE_TEST_POSTGRES")
 }
 
+/// A store that waits as long as a machine takes that has much else to do.
+pub(crate) fn patient(url: impl Into<String>) -> PostgresOptions {
+    const PATIENCE: Duration = Duration::from_mins(1);
+    PostgresOptions::new(url).connected_within(PATIENCE).patience(PATIENCE)
+}
+
 /// A schema of a test's own on it.
 pub(crate) fn options() -> PostgresOptions {
-    PostgresOptions::new(url()).schema(unique("t")).connections(4)
+    patient(url()).schema(unique("t")).connections(4)
 }
 
 pub(crate) async fn open(options: PostgresOptions) -> Postgres {

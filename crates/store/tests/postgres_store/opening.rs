@@ -1,20 +1,20 @@
 //! Opening: what is made and brought up to date, and what is refused, never called away.
 
-use tidegate_store::{PostgresOptions, Store, StoreError, open as open_by_address};
+use tidegate_store::{Store, StoreError, open as open_by_address};
 
 use crate::engine_kit::unique;
-use crate::kit::{open, options, outside, url};
-use crate::words::{draw_of, granted, own, shows};
+use crate::kit::{open, options, outside, patient, url};
+use crate::words::{draw_of, granted, own, shows, until_answered};
 use tidegate_store::Buckets;
 
 #[tokio::test]
 async fn a_store_is_opened_by_its_address() {
     let schema = unique("t");
     let address = format!("{}?schema={schema}&connections=2&namespace=prod&application_name=suite", url());
-    let store = open_by_address(&address).await.unwrap();
+    let store = until_answered(|| open_by_address(&address)).await.unwrap();
     assert_eq!(store.capabilities().engine, "postgres");
     granted(store.draw(&draw_of(&own("acme", 5), 2)).await);
-    let other = open(PostgresOptions::new(url()).schema(&schema)).await;
+    let other = open(patient(url()).schema(&schema)).await;
     assert_eq!(shows(&other, "acme").await, None, "it is of another namespace");
     assert_eq!(shows(&other.namespace("prod").await.unwrap(), "acme").await, Some((3, 2)));
     let table = [
@@ -35,24 +35,24 @@ async fn a_wrong_password_a_missing_database_and_a_missing_right_are_answers() {
     let rights = "DO $$ BEGIN CREATE ROLE keyed LOGIN PASSWORD 'right'; EXCEPTION WHEN duplicate_object THEN NULL; END $$";
     outside.batch_execute(rights).await.unwrap();
     let wrong = url().replace("tidegate@", "keyed:wrong@");
-    let error = PostgresOptions::new(&wrong).open().await.unwrap_err();
+    let error = patient(&wrong).open().await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }) && !error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("password authentication failed"), "{error}");
     assert!(!error.to_string().contains("wrong@"), "no password is told: {error}");
 
     // The password is right, and may make no schema.
     let right = url().replace("tidegate@", "keyed:right@");
-    let error = PostgresOptions::new(&right).schema(unique("t")).open().await.unwrap_err();
+    let error = patient(&right).schema(unique("t")).open().await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
 
     let missing = url().replace("/postgres", "/nowhere");
-    let error = PostgresOptions::new(&missing).open().await.unwrap_err();
+    let error = patient(&missing).open().await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid { .. }), "{error:?}");
     assert!(error.to_string().contains("database \"nowhere\" does not exist"), "{error}");
 
     // This server speaks no TLS, and whoever insists is told so.
     let secure = format!("{}?sslmode=require", url());
-    let error = PostgresOptions::new(&secure).open().await.unwrap_err();
+    let error = patient(&secure).open().await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
 }
 
@@ -61,7 +61,7 @@ async fn a_server_that_is_not_there_is_away() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
-    let error = PostgresOptions::new(format!("postgres://me@127.0.0.1:{port}/x")).open().await.unwrap_err();
+    let error = patient(format!("postgres://me@127.0.0.1:{port}/x")).open().await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
 }
 
@@ -80,7 +80,7 @@ async fn many_who_open_a_new_schema_at_once_make_it_once() {
 #[tokio::test]
 async fn a_newer_schema_and_one_of_another_program_are_refused() {
     let (schema, outside) = (unique("t"), outside(&url()).await);
-    let options = PostgresOptions::new(url()).schema(&schema);
+    let options = patient(url()).schema(&schema);
     open(options.clone()).await.close();
     outside.batch_execute(&format!("INSERT INTO \"{schema}\".versions VALUES (99)")).await.unwrap();
     let error = options.open().await.unwrap_err();
@@ -93,7 +93,7 @@ async fn a_newer_schema_and_one_of_another_program_are_refused() {
     let theirs = unique("t");
     let make = format!("CREATE SCHEMA \"{theirs}\"; CREATE TABLE \"{theirs}\".clock (hands int)");
     outside.batch_execute(&make).await.unwrap();
-    let error = PostgresOptions::new(url()).schema(&theirs).open().await.unwrap_err();
+    let error = patient(url()).schema(&theirs).open().await.unwrap_err();
     assert!(error.to_string().ends_with("has tables of another program"), "{error}");
 }
 

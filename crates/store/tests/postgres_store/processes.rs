@@ -8,7 +8,7 @@ use tidegate_store::{Buckets, PostgresOptions, StoreError};
 
 use crate::child::{Child, Orders};
 use crate::engine_kit::unique;
-use crate::kit::{open, outside, url};
+use crate::kit::{open, outside, patient, url};
 use crate::words::{draw_of, is_granted, join_all, levels, own, shows};
 
 const PROCESSES: u64 = 2;
@@ -30,7 +30,7 @@ fn at_once(name: &str, schema: &str) -> Vec<u64> {
 }
 
 fn schema_of(orders: &Orders) -> PostgresOptions {
-    PostgresOptions::new(url()).schema(orders.path.display().to_string()).connections(8)
+    patient(url()).schema(orders.path.display().to_string()).connections(8)
 }
 
 #[test]
@@ -50,8 +50,7 @@ fn a_hundred_and_twenty_of_two_processes_take_exactly_the_fifty_there_are() {
     let name = "processes::a_hundred_and_twenty_of_two_processes_take_exactly_the_fifty_there_are";
     let taken = at_once(name, &schema);
     assert_eq!(taken.iter().sum::<u64>(), 50, "{taken:?}");
-    let left = runtime()
-        .block_on(async { shows(&open(PostgresOptions::new(url()).schema(&schema)).await, "acme").await });
+    let left = runtime().block_on(async { shows(&open(patient(url()).schema(&schema)).await, "acme").await });
     assert_eq!(left, Some((0, 50)));
 }
 
@@ -88,7 +87,7 @@ fn hot_rows_that_two_processes_draw_in_opposite_orders_are_no_deadlock() {
     let name = "processes::hot_rows_that_two_processes_draw_in_opposite_orders_are_no_deadlock";
     assert_eq!(at_once(name, &schema), [ROUNDS * 10, ROUNDS * 10]);
     assert_eq!(deadlocks(), before);
-    let store = || async { open(PostgresOptions::new(url()).schema(&schema)).await };
+    let store = || async { open(patient(url()).schema(&schema)).await };
     let total = runtime().block_on(async { shows(&store().await, "a").await });
     assert_eq!(total.map(|(_, consumed)| consumed), Some(800));
 }

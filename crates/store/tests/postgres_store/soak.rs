@@ -1,9 +1,7 @@
 //! Four processes on one server, each over wires that are cut again and again.
 
-use tidegate_store::PostgresOptions;
-
 use crate::child::Orders;
-use crate::kit::{by_way_of, listens_at, open, url as server};
+use crate::kit::{by_way_of, listens_at, open, patient, url as server};
 use crate::proxy::Proxy;
 use crate::soak_kit::{at_once, be_a_child, judge, name, place, runtime, url};
 
@@ -13,7 +11,7 @@ fn four_processes_whose_wires_are_cut_conserve_every_unit() {
         return runtime().block_on(async {
             let url = url(&orders.path);
             let wire = Proxy::to(listens_at(&url)).await;
-            let options = PostgresOptions::new(by_way_of(&url, wire.address)).schema(name(&orders.path));
+            let options = patient(by_way_of(&url, wire.address)).schema(name(&orders.path));
             let store = open(options.connections(4)).await;
             be_a_child(&orders, store, async |number| wire.cut(1 + u32::from(number % 3 == 0))).await;
             assert!(wire.cuts() > 0);
@@ -22,7 +20,7 @@ fn four_processes_whose_wires_are_cut_conserve_every_unit() {
     let folder = place(&server());
     let told = at_once("soak::four_processes_whose_wires_are_cut_conserve_every_unit", folder.path());
     runtime().block_on(async {
-        let store = open(PostgresOptions::new(server()).schema(name(folder.path()))).await;
+        let store = open(patient(server()).schema(name(folder.path()))).await;
         let judged = judge(folder.path(), &store).await.unwrap();
         println!("{}\n{judged}", told.join("\n"));
     });

@@ -1,6 +1,7 @@
 //! What the tests of the store in a file are written with.
 
 #[path = "../engine_kit/words.rs"]
+#[allow(dead_code, reason = "another test needs the rest")]
 pub(crate) mod words;
 
 use std::path::PathBuf;
