@@ -106,7 +106,7 @@ use link::Link;
 use phases::Phases;
 use view::View;
 
-/// How often a process that draws looks for leases that are past their deadline.
+/// How often a process that draws looks for leases that are past their deadline, unless said otherwise.
 const SWEPT_EVERY: Duration = Duration::from_secs(5);
 /// As many as it then ends.
 const SWEPT_IN_PASSING: usize = 100;
@@ -150,6 +150,7 @@ struct Inner {
     handle: u64,
     changes: AtomicU64,
     attempts: AtomicU64,
+    swept_every: Duration,
     swept: std::sync::Mutex<Instant>,
 }
 
@@ -216,7 +217,7 @@ impl DynamoDb {
     fn sweep_now_and_then(&self) {
         {
             let mut swept = lock(&self.inner.swept);
-            if swept.elapsed() < SWEPT_EVERY {
+            if swept.elapsed() < self.inner.swept_every {
                 return;
             }
             *swept = Instant::now();

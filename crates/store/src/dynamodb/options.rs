@@ -27,7 +27,7 @@ use super::log::SCHEMA;
 use super::phases::Phases;
 use super::trouble::Whose;
 use super::view::number_of;
-use super::{DynamoDb, Inner};
+use super::{DynamoDb, Inner, SWEPT_EVERY};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::{namespace, other_version};
@@ -58,6 +58,7 @@ pub struct DynamoDbOptions {
     timeout: Duration,
     deadline: Duration,
     rejected_for: Duration,
+    swept_every: Duration,
     clock: Option<Arc<dyn WallClock>>,
 }
 
@@ -76,6 +77,7 @@ impl DynamoDbOptions {
             timeout: TIMEOUT,
             deadline: DEADLINE,
             rejected_for: REJECTED_FOR_MAX,
+            swept_every: SWEPT_EVERY,
             clock: None,
         }
     }
@@ -164,6 +166,14 @@ impl DynamoDbOptions {
         self
     }
 
+    /// How often whoever draws looks for leases that are past their deadline: what a draw asks is counted with a long one.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn swept_every(mut self, span: Duration) -> Self {
+        self.swept_every = span;
+        self
+    }
+
     /// Another clock than this machine's, which is corrected by the dates of the engine's answers; this one is not.
     #[must_use]
     pub fn clock(mut self, clock: impl WallClock) -> Self {
@@ -202,6 +212,7 @@ impl DynamoDbOptions {
             handle: random(),
             changes: AtomicU64::new(0),
             attempts: AtomicU64::new(0),
+            swept_every: self.swept_every,
             swept: std::sync::Mutex::new(Instant::now()),
         };
         let found = inner.link.get(&inner.keys.version()).await?;

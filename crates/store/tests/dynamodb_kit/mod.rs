@@ -24,6 +24,11 @@ pub(crate) fn options(variable: &str) -> DynamoDbOptions {
         .timeout(Duration::from_secs(30))
 }
 
+/// The same for tests that count what is asked, or look at what is left: nobody who draws sweeps meanwhile.
+pub(crate) fn unswept(variable: &str) -> DynamoDbOptions {
+    options(variable).swept_every(Duration::from_hours(24))
+}
+
 /// The table, once it is made.
 pub(crate) async fn made(options: DynamoDbOptions) -> DynamoDb {
     options.create().await.unwrap_or_else(|error| panic!("the table is not made: {error}"));

@@ -9,17 +9,17 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_store::{Buckets as _, Draw, Drawn, ManualWall, Terms};
 
 use crate::ENGINE;
-use crate::dynamodb_kit::{START, made, options};
+use crate::dynamodb_kit::{START, made, unswept};
 use crate::hand::{Hand, table_of};
 use crate::proxy::{Fault, Proxy};
 use crate::words::{
     OPEN, adjust_of, draw_of, draw_on, granted, is_granted, join_all, levels, next_lease, own, settle_of,
-    shows, slow,
+    shows, slow, until_answered,
 };
 
 async fn store() -> (Proxy, tidegate_store::DynamoDb) {
     let proxy = Proxy::new().await;
-    let store = made(options(ENGINE).endpoint(proxy.url())).await;
+    let store = made(unswept(ENGINE).endpoint(proxy.url())).await;
     (proxy, store)
 }
 
@@ -171,11 +171,12 @@ async fn an_error_at_one_level_leaves_nothing_taken_at_the_others() {
 
 #[tokio::test]
 async fn a_draw_whose_process_died_between_two_levels_is_made_again_by_whoever_repeats_it() {
-    let (clock, options) = (ManualWall::new(START), options(ENGINE));
+    let (clock, options) = (ManualWall::new(START), unswept(ENGINE));
     let options = options.clock(clock.clone());
     let (store, others) =
         (made(options.clone()).await, options.clone().open().await.expect("the table is there"));
-    let hasty = options.timeout(Duration::from_secs(3)).open().await.expect("the table is there");
+    let hasty = options.timeout(Duration::from_secs(3));
+    let hasty = until_answered(|| hasty.clone().open()).await.expect("the table is there");
     let hand = Hand::on(&store);
     let limits = [slow(100)];
     for (gone, left) in [("parent", "child"), ("child", "parent")] {
@@ -209,7 +210,7 @@ async fn a_draw_whose_process_died_between_two_levels_is_made_again_by_whoever_r
 
 #[tokio::test]
 async fn a_draw_that_was_torn_and_is_refused_now_leaves_nothing_taken() {
-    let (clock, options) = (ManualWall::new(START), options(ENGINE));
+    let (clock, options) = (ManualWall::new(START), unswept(ENGINE));
     let options = options.clock(clock.clone());
     let (store, others) = (made(options.clone()).await, options.open().await.expect("the table is there"));
     let limits = [slow(100)];
@@ -272,5 +273,5 @@ async fn z22_first_uses_of_two_handles_that_race_are_all_counted() {
 
 /// Another handle of the same table, which has seen nothing.
 async fn made_again(store: &tidegate_store::DynamoDb) -> tidegate_store::DynamoDb {
-    options(ENGINE).of_table(table_of(store)).open().await.expect("the table is there")
+    unswept(ENGINE).of_table(table_of(store)).open().await.expect("the table is there")
 }

@@ -11,7 +11,7 @@ use crate::ENGINE;
 use crate::dynamodb_kit::{made, options};
 use crate::hand::Hand;
 use crate::proxy::{Fault, Proxy};
-use crate::words::{draw_of, eventually, granted, is_granted, own, settle_of, shows, used};
+use crate::words::{draw_of, eventually, granted, is_granted, own, settle_of, shows, until_answered, used};
 
 async fn handles(count: usize) -> Vec<DynamoDb> {
     let options = options(ENGINE);
@@ -66,7 +66,8 @@ async fn marks_that_nobody_can_count_are_no_more_than_an_item_holds() {
     let proxy = Proxy::new().await;
     let options = options(ENGINE).endpoint(proxy.url());
     let store = made(options.clone()).await;
-    let hasty = options.timeout(Duration::from_secs(5)).open().await.expect("the table is there");
+    let hasty = options.timeout(Duration::from_secs(5));
+    let hasty = until_answered(|| hasty.clone().open()).await.expect("the table is there");
     let (hand, levels) = (Hand::on(&store), own("acme", 1_000));
     proxy.plan(|asked| match asked {
         "TransactWriteItems" => Fault::Refused("ThrottlingException"),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::random::Random;
-use tidegate_store::{Buckets as _, DynamoDb, Store, StoreError};
+use tidegate_store::{Buckets as _, Drawn, DynamoDb, Store, StoreError};
 
 use crate::ENGINE;
 use crate::dynamodb_kit::{made, options};
 use crate::proxy::{Fault, Proxy};
-use crate::words::{cancel_of, draw_of, granted, is_granted, levels, own, settle_of, shows, slow, used};
+use crate::words::{cancel_of, draw_of, granted, levels, own, settle_of, shows, slow, until_answered, used};
 
 const FAULTS: [Fault; 6] = [
     Fault::Refused("ProvisionedThroughputExceededException"),
@@ -102,7 +102,8 @@ async fn an_engine_that_only_throttles_or_is_slow_is_away_within_the_time_that_i
     let proxy = Proxy::new().await;
     let options = options(ENGINE).endpoint(proxy.url());
     options.create().await.unwrap();
-    let store = options.timeout(Duration::from_secs(3)).open().await.unwrap();
+    let hasty = options.timeout(Duration::from_secs(3));
+    let store = until_answered(|| hasty.clone().open()).await.unwrap();
     for fault in
         [Fault::Refused("ThrottlingException"), Fault::Refused("InternalServerError"), Fault::Late(600_000)]
     {
@@ -136,13 +137,19 @@ async fn what_callers_do_at_random_stays_exact_whatever_the_engine_does() {
                 let (mut random, mut kept) = (Random::seeded(number), 0_u64);
                 for _ in 0..12 {
                     let draw = draw_of(&levels, 1 + random.below(4));
-                    if !is_granted(&store.draw(&draw).await) {
+                    let drawn = store.draw(&draw).await;
+                    if matches!(drawn, Ok(Drawn::Refused(_))) {
                         continue;
                     }
-                    if random.below(2) == 0 {
-                        store.cancel(&cancel_of(&draw)).await.expect("an open lease is cancelled");
+                    let is_away = drawn.as_ref().is_err_and(StoreError::is_transient);
+                    assert!(is_away || drawn.is_ok(), "{drawn:?}");
+                    // Whoever was not answered may have drawn, and takes it back.
+                    if is_away || random.below(2) == 0 {
+                        let cancel = cancel_of(&draw);
+                        until_answered(|| store.cancel(&cancel)).await.expect("a lease is cancelled");
                     } else {
-                        store.settle(&settle_of(&draw, 1)).await.expect("an open lease is settled");
+                        let settle = settle_of(&draw, 1);
+                        until_answered(|| store.settle(&settle)).await.expect("an open lease is settled");
                         kept += 1;
                     }
                 }

@@ -11,7 +11,7 @@ use tidegate_store::{
 };
 
 use crate::ENGINE;
-use crate::dynamodb_kit::{START, made, options};
+use crate::dynamodb_kit::{START, made, unswept};
 use crate::hand::Hand;
 use crate::words::{
     adjust_of, cancel_of, draw_of, granted, levels_of_version, own, settle_of, shows, subject, used,
@@ -30,7 +30,7 @@ fn all_shared(limits: impl IntoIterator<Item = Limit>) -> std::sync::Arc<Levels>
 
 async fn store() -> (DynamoDb, ManualWall) {
     let clock = ManualWall::new(START);
-    (made(options(ENGINE).clock(clock.clone())).await, clock)
+    (made(unswept(ENGINE).clock(clock.clone())).await, clock)
 }
 
 #[tokio::test]
