@@ -6,27 +6,30 @@ use tidegate_core::limit::lease::{DEADLINE, Ending};
 use tidegate_core::limit::policy::OnExpiry;
 
 use super::Fixture;
-use super::kit::{is_ended, levels, millis, own, slow};
+use super::kit::{granted, is_ended, levels, millis, own, slow};
 use super::ledger::used_by;
 use crate::Terms;
 
 const BRIEF: Duration = millis(50);
-/// Longer than anybody takes for two calls, on a busy machine too.
-const AMPLE: Duration = Duration::from_secs(5);
 const SETTLED: Terms = Terms { deadline: BRIEF, on_expiry: OnExpiry::Settle };
 const RETURNED: Terms = Terms { deadline: BRIEF, on_expiry: OnExpiry::Return };
 
 /// The work was probably done: what it holds stays spent, and is in the ledger.
 pub async fn a_lease_past_its_deadline_is_settled_at_what_it_holds(fixture: Fixture) {
-    let levels = own("acme", &[slow("rpm", 100)]);
-    let mut lease = fixture.takes_on(Terms { deadline: AMPLE, ..SETTLED }, &levels, &[("rpm", 10)]).await;
-    lease.extends(&[("rpm", 5)]).await;
-    lease.adjusts(&[("rpm", -3)]).await;
-    fixture.time.pass(AMPLE + BRIEF).await;
+    let work = async |entity: &str, deadline| {
+        let levels = own(entity, &[slow("rpm", 100)]);
+        let mut lease = fixture.takes_on(Terms { deadline, ..SETTLED }, &levels, &[("rpm", 10)]).await;
+        granted(Ok(fixture.store.extend(&lease.extension(1, &[("rpm", 5)])).await?));
+        fixture.store.adjust(&lease.adjustment(2, &[("rpm", -3)])).await?;
+        lease.step = 2;
+        Ok(lease)
+    };
+    let (entity, deadline, lease) = fixture.in_time(work).await;
+    fixture.time.pass(deadline + BRIEF).await;
     fixture.sweep_all().await;
     lease.has_ended(Ending::Expired, &[("rpm", 1)]).await;
-    assert_eq!(fixture.shows("acme", "rpm").await, (88, 12));
-    assert_eq!(used_by(&fixture, "acme", "rpm").await, (12, 12, 1));
+    assert_eq!(fixture.shows(&entity, "rpm").await, (88, 12));
+    assert_eq!(used_by(&fixture, &entity, "rpm").await, (12, 12, 1));
 }
 
 /// Where the policy says so it returns, and the ledger knows nothing of it.
@@ -45,16 +48,21 @@ pub async fn a_lease_past_its_deadline_is_returned_where_its_terms_say_so(fixtur
 
 /// A lease that has ended does not expire as well.
 pub async fn a_lease_that_has_ended_does_not_expire(fixture: Fixture) {
-    let levels = own("acme", &[slow("rpm", 100)]);
-    let terms = |on_expiry| Terms { deadline: AMPLE, on_expiry };
-    let mut settled = fixture.takes_on(terms(OnExpiry::Return), &levels, &[("rpm", 10)]).await;
-    let mut cancelled = fixture.takes_on(terms(OnExpiry::Settle), &levels, &[("rpm", 20)]).await;
-    settled.settles(&[("rpm", 4)]).await;
-    cancelled.cancels().await;
-    fixture.time.pass(AMPLE + BRIEF).await;
+    let work = async |entity: &str, deadline| {
+        let levels = own(entity, &[slow("rpm", 100)]);
+        let terms = |on_expiry| Terms { deadline, on_expiry };
+        let mut settled = fixture.takes_on(terms(OnExpiry::Return), &levels, &[("rpm", 10)]).await;
+        let mut cancelled = fixture.takes_on(terms(OnExpiry::Settle), &levels, &[("rpm", 20)]).await;
+        fixture.store.settle(&settled.settlement(1, &[("rpm", 4)])).await?;
+        fixture.store.cancel(&cancelled.cancellation(1)).await?;
+        (settled.step, cancelled.step) = (1, 1);
+        Ok((settled, cancelled))
+    };
+    let (entity, deadline, (settled, cancelled)) = fixture.in_time(work).await;
+    fixture.time.pass(deadline + BRIEF).await;
     fixture.sweep_all().await;
-    assert_eq!(fixture.shows("acme", "rpm").await, (96, 4));
-    assert_eq!(used_by(&fixture, "acme", "rpm").await, (4, 4, 1));
+    assert_eq!(fixture.shows(&entity, "rpm").await, (96, 4));
+    assert_eq!(used_by(&fixture, &entity, "rpm").await, (4, 4, 1));
     settled.has_ended(Ending::Settled, &[("rpm", 1)]).await;
     cancelled.has_ended(Ending::Cancelled, &[("rpm", 1)]).await;
 }

@@ -30,6 +30,11 @@ pub(super) const ALWAYS: std::ops::Range<Stamp> = Stamp::ZERO..Stamp::MAX;
 /// A lease that stays open for as long as any case takes.
 pub(super) const OPEN: Terms = Terms { deadline: DEADLINE, on_expiry: OnExpiry::Settle };
 
+/// Longer than a few calls take on most machines.
+const AMPLE: Duration = Duration::from_secs(5);
+/// And on any.
+const AMPLE_MAX: Duration = Duration::from_mins(2);
+
 pub(super) const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
@@ -102,6 +107,26 @@ impl Fixture {
         let moved = granted(self.store.draw(&draw).await);
         assert!(!moved.is_repeat, "a first draw is no repeat");
         Lease { store: Arc::clone(&self.store), id: draw.lease, levels: draw.levels, step: 0, at: moved.at }
+    }
+
+    /// Does what has to be done before a deadline, for an entity and so much time, and says for which. Where time only passes a
+    /// machine may take longer than that: it is done anew then, for another entity and twice the time.
+    pub(super) async fn in_time<T>(
+        &self,
+        work: impl AsyncFn(&str, Duration) -> Result<T, StoreError>,
+    ) -> (String, Duration, T) {
+        let mut deadline = AMPLE;
+        loop {
+            let entity = format!("acme-{}", deadline.as_millis());
+            match work(&entity, deadline).await {
+                Err(StoreError::Ended { how: Ending::Expired, .. })
+                    if !self.time.can_jump() && deadline < AMPLE_MAX =>
+                {
+                    deadline *= 2;
+                }
+                done => return (entity, deadline, done.expect("an open lease takes any step")),
+            }
+        }
     }
 
     /// Draws what must not be there.

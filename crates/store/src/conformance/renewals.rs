@@ -12,23 +12,27 @@ use super::ledger::used_by;
 use crate::{Held, Renew, Standing, StoreError, Terms};
 
 const BRIEF: Duration = millis(50);
-/// Longer than anybody takes for two calls, on a busy machine too.
-const AMPLE: Duration = Duration::from_secs(5);
 const HOUR: Duration = Duration::from_hours(1);
 
 /// A caller who says that it is still there keeps its lease beyond the deadline that it began with.
 pub async fn a_renewed_lease_does_not_expire_at_its_old_deadline(fixture: Fixture) {
-    let levels = own("acme", &[slow("rpm", 100)]);
-    let terms = Terms { deadline: AMPLE, on_expiry: OnExpiry::Return };
-    let mut kept = fixture.takes_on(terms, &levels, &[("rpm", 10)]).await;
-    fixture.takes_on(terms, &levels, &[("rpm", 20)]).await;
-    let renewed = kept.renews(HOUR).await;
-    assert_eq!(renewed.deadline, renewed.at + HOUR, "from now on, by the store's clock");
-    fixture.time.pass(AMPLE + BRIEF).await;
+    let work = async |entity: &str, deadline| {
+        let levels = own(entity, &[slow("rpm", 100)]);
+        let terms = Terms { deadline, on_expiry: OnExpiry::Return };
+        let mut kept = fixture.takes_on(terms, &levels, &[("rpm", 10)]).await;
+        fixture.takes_on(terms, &levels, &[("rpm", 20)]).await;
+        let renewed = fixture.store.renew(&kept.renewal(1, HOUR)).await?;
+        assert!(!renewed.is_repeat, "a first renewal is no repeat");
+        assert_eq!(renewed.deadline, renewed.at + HOUR, "from now on, by the store's clock");
+        kept.step = 1;
+        Ok(kept)
+    };
+    let (entity, deadline, mut kept) = fixture.in_time(work).await;
+    fixture.time.pass(deadline + BRIEF).await;
     fixture.sweep_all().await;
-    assert_eq!(fixture.shows("acme", "rpm").await, (90, 10));
+    assert_eq!(fixture.shows(&entity, "rpm").await, (90, 10));
     kept.settles(&[("rpm", 7)]).await;
-    assert_eq!(fixture.shows("acme", "rpm").await, (93, 7));
+    assert_eq!(fixture.shows(&entity, "rpm").await, (93, 7));
 }
 
 /// A renewal takes nothing, returns nothing, and writes nothing to the ledger.
