@@ -68,6 +68,39 @@ async fn what_is_known_holds_for_a_minute_and_is_renewed_by_its_version() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_version_is_asked_for_once_for_all_who_are_known() {
+    let store = calm();
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
+    let all_spend = async || {
+        for number in 0..50 {
+            limiter.spend((&*format!("user-{number}"), "gpt"), [("rpm", 1)]).await.unwrap();
+        }
+    };
+    all_spend().await;
+    assert_eq!(reads(&store), (1, 50, 50));
+    for minutes in 1..4 {
+        tokio::time::advance(secs(60)).await;
+        all_spend().await;
+        assert_eq!(reads(&store), (1 + minutes, 50, 50));
+    }
+    // One who comes later is not told for longer what was asked before.
+    tokio::time::advance(secs(30)).await;
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), (4, 51, 51));
+    let other = over(&store).build().unwrap();
+    other.admin("ops").set_policy(Scope::System, rpm(7)).await.unwrap();
+    tokio::time::advance(secs(30)).await;
+    let before = reads(&store);
+    assert_eq!(limiter.balances(("user-7", "gpt")).await.unwrap()[0].balance.burst, 7);
+    assert_eq!(reads(&store), (before.0 + 1, before.1 + 1, before.2 + 1));
+    // What is older is read anew, and whoever is new meanwhile is read as it is now.
+    assert_eq!(limiter.balances(("user-8", "gpt")).await.unwrap()[0].balance.burst, 7);
+    assert_eq!(reads(&store), (before.0 + 1, before.1 + 2, before.2 + 2));
+    other.admin("ops").set_policy(Scope::System, rpm(9)).await.unwrap();
+    assert_eq!(limiter.balances(("new", "gpt")).await.unwrap()[0].balance.burst, 9);
+}
+
+#[tokio::test(start_paused = true)]
 async fn that_nothing_limits_somebody_is_remembered_too() {
     let store = calm();
     let (limiter, other) = (over(&store).build().unwrap(), over(&store).build().unwrap());

@@ -1,9 +1,10 @@
 //! What limits whom, remembered for a while.
 //!
 //! A subject's levels are read once and kept for the time to live, those that nothing limits too. Where the store
-//! answers at once they are kept for as long as the namespace's version stays. When the time is over, the version is asked for, and only if it has changed are they read again. A draw that was
-//! decided by a newer version makes everything older stale at once. While one caller reads, others wait for it;
-//! if it gives up, the next one reads. When the store is away, what was last known is used.
+//! answers at once they are kept for as long as the namespace's version stays. When the time is over, the version is asked for,
+//! once for all subjects, and only if it has changed are they read again. A draw that was decided by a newer version makes
+//! everything older stale at once. While one caller reads, others wait for it; if it gives up, the next one reads. When the
+//! store is away, what was last known is used.
 //!
 //! Two generations bound the cache: when the young one is full it becomes the old one, and what is asked for
 //! again is young again.
@@ -45,6 +46,16 @@ pub(super) struct PolicyCache {
     seen: AtomicU64,
     /// How often everything was made stale by hand.
     epoch: AtomicU64,
+    checked: Mutex<Option<Checked>>,
+}
+
+/// What version the store said that it is at, when it was asked last.
+#[derive(Clone, Copy)]
+struct Checked {
+    version: Version,
+    /// Until when what is of this version need not be asked for: the time to live after it was asked.
+    until: Instant,
+    epoch: u64,
 }
 
 #[derive(Default)]
@@ -129,6 +140,7 @@ impl PolicyCache {
             generation_max: (entries_max / SHARDS / 2).max(1),
             seen: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
+            checked: Mutex::default(),
         }
     }
 
@@ -161,6 +173,14 @@ impl PolicyCache {
             // Whoever was faster knows better.
             let _ = self.seen.compare_exchange(seen, at, Ordering::Relaxed, Ordering::Relaxed);
         }
+    }
+
+    /// What the store said a while ago that still counts: its time is not over, and nobody has seen a newer version or has made
+    /// stale what was known then.
+    fn checked(&self, epoch: u64) -> Option<Checked> {
+        let checked = (*self.checked.lock())?;
+        let is_newest = checked.version.number() >= self.seen.load(Ordering::Relaxed);
+        (checked.epoch == epoch && is_newest && Instant::now() < checked.until).then_some(checked)
     }
 
     fn epoch(&self) -> u64 {
@@ -317,20 +337,33 @@ impl Shared {
 
     async fn read_levels(&self, entry: &Entry) -> Result<Loaded, LimitError> {
         let cache = &self.policies;
-        let seen = cache.seen.load(Ordering::Relaxed);
-        // Asked for first: whatever is read later may be newer, and is then found stale, never the reverse.
-        let version = self.ask(self.store.version()).await?;
-        cache.is_at(version, seen);
+        // Known first: whatever is read later may be newer, and is then found stale, never the reverse.
+        let checked = if self.is_immediate { None } else { cache.checked(entry.epoch) };
+        let Checked { version, until, .. } = match checked {
+            Some(checked) => checked,
+            None => self.check_version(entry.epoch).await?,
+        };
         if let Some(Before { levels, epoch }) = &entry.before
             && *epoch == entry.epoch
             && levels.version() == version
         {
             cache.shard(entry.hash).stats.renewed += 1;
-            return Ok(Loaded { levels: Arc::clone(levels), until: Instant::now() + cache.ttl });
+            return Ok(Loaded { levels: Arc::clone(levels), until });
         }
         let levels = Arc::new(self.read_consistently(&entry.subject, version).await?);
         cache.shard(entry.hash).stats.misses += 1;
         Ok(Loaded { levels, until: Instant::now() + cache.ttl })
+    }
+
+    /// Asks what version the store is at, for all who want to know for a while.
+    async fn check_version(&self, epoch: u64) -> Result<Checked, LimitError> {
+        let cache = &self.policies;
+        let (seen, until) = (cache.seen.load(Ordering::Relaxed), Instant::now() + cache.ttl);
+        let version = self.ask(self.store.version()).await?;
+        cache.is_at(version, seen);
+        let checked = Checked { version, until, epoch };
+        *cache.checked.lock() = Some(checked);
+        Ok(checked)
     }
 
     /// What limits a subject, all of it as of one version. New rules under an old version would be taken for the
