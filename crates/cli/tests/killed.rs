@@ -116,8 +116,9 @@ impl World {
                     return Some(codec::parse(&answer)["lease"].as_str().expect("a lease").to_owned());
                 }
                 Ok((429, _)) => return None,
+                Ok((503, why)) if !why.contains("/problems/store-away") => self.wait(),
                 Ok(other) if other.0 != 503 => panic!("a draw is answered with {other:?}"),
-                // It is on its way down or up, or its disk was too slow for this one.
+                // It is on its way down, or its disk was too slow for this one: nobody knows whether it was drawn.
                 Ok(_) | Err(_) => {
                     *lock(&self.unheard).entry(entity).or_default() += units;
                     self.wait();

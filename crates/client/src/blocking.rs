@@ -33,6 +33,9 @@ const LINGER: Duration = Duration::from_secs(5);
 ///
 /// Its functions, and those of its leases and listings, panic within a task of a tokio runtime: there, use
 /// [the other one](crate::Client).
+///
+/// Where leases were dropped, the last of its handles to be dropped waits for up to five seconds until they are ended. Within a task
+/// of a runtime it does not wait.
 #[derive(Clone)]
 pub struct Client {
     client: crate::Client,

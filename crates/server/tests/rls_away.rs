@@ -85,6 +85,45 @@ async fn one_who_only_asks_passes_too_where_the_policy_says_so() {
     assert_eq!(rls.call(ask()).await.unwrap_err().code(), Code::Unavailable);
 }
 
+/// A server over a store in which every call takes up to a tenth of a second, and may take a minute.
+async fn slow(bounds: Bounds) -> (Arc<Faulty<Memory>>, Rls) {
+    let (clock, plan) = (ManualWall::new(NOW), Plan::seeded(1).delays(1_000, Duration::from_millis(100)));
+    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), plan).expect("a plan"));
+    let shared: Arc<dyn Store> = store.clone();
+    let limiter = Limiter::over(shared).store_deadline(Duration::from_mins(1)).build().expect("a limiter");
+    (store, Rls::over(limiter, clock, bounds, config()).await)
+}
+
+#[tokio::test]
+async fn a_rule_that_only_looks_is_asked_though_its_store_is_slow() {
+    let (store, rls) = slow(Bounds::default()).await;
+    for _ in 0..8 {
+        assert_eq!(rls.codes(&[&[("try", "x")]]).await, (Under, vec![Under]));
+    }
+    comes_to(&store, "x", 0).await;
+    let counted = async {
+        while rls.counted("tidegate_rls_descriptors_total{kind=\"shadowed\"}").await != 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the count", counted).await;
+    assert_eq!(rls.counted("tidegate_rls_descriptors_total{kind=\"unasked\"}").await, 0);
+}
+
+#[tokio::test]
+async fn a_rule_that_only_looks_holds_nobody_up_and_what_is_too_much_is_given_up_and_counted() {
+    let (store, rls) = slow(bounds(|bounds| bounds.requests_max = 1)).await;
+    let (tries, unasked): (&[_], _) = (&[("try", "x")], "tidegate_rls_descriptors_total{kind=\"unasked\"}");
+    assert_eq!(rls.codes(&[tries]).await.0, Under);
+    comes_to(&store, "x", 4).await;
+    store.hang();
+    // Whoever waited for the store would wait for longer than a request may take.
+    assert_eq!(rls.codes(&[tries]).await, (Under, vec![Under]));
+    assert_eq!(rls.counted(unasked).await, 0, "it is still being asked");
+    assert_eq!(rls.codes(&[tries]).await, (Under, vec![Under]));
+    assert_eq!(rls.counted(unasked).await, 1);
+}
+
 #[tokio::test]
 async fn a_rule_that_only_looks_and_is_not_answered_holds_nobody_up_and_is_counted() {
     let (store, rls) = faulty(OnUnavailable::Block).await;

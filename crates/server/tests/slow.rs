@@ -76,8 +76,9 @@ async fn serves_until_gone(kit: &Kit, mut slow: JoinSet<()>) -> usize {
 #[tokio::test]
 async fn five_hundred_that_send_nothing_or_a_byte_now_and_then_are_let_go_and_others_are_served() {
     let kit = Kit::with(bounds(|bounds| {
-        bounds.head_time = Duration::from_secs(2);
-        bounds.body_time = Duration::from_secs(2);
+        // As long as nobody takes for one call, on a busy machine too.
+        bounds.head_time = Duration::from_secs(5);
+        bounds.body_time = Duration::from_secs(5);
         bounds.connections_max = 2 * MANY + 50;
     }))
     .await;
@@ -101,7 +102,7 @@ async fn five_hundred_that_send_nothing_or_a_byte_now_and_then_are_let_go_and_ot
         }
     }
     let served = serves_until_gone(&kit, slow).await;
-    assert!(served > 0, "others are served while they hold their connections");
+    assert!(served > 1, "others are served while they hold their connections");
     is_served(&kit, served).await;
 }
 

@@ -5,11 +5,13 @@
 //! for as long as that takes, others may be refused what is about to return.
 
 use std::cmp::Reverse;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::FutureExt as _;
 use futures_util::future::{join_all, maybe_done};
 use tidegate::{Balance, Lease, LimitError, Request, StoreError, Would};
 use tidegate_core::limit::cascade::InvalidCost;
@@ -99,7 +101,7 @@ impl Decider {
         }
         let has_shadow = verdicts.iter().any(|verdict| matches!(verdict, Verdict::Shadow));
         if has_shadow && !verdicts.iter().any(is_over) {
-            Box::pin(self.shadows(request, hits)).await;
+            Box::pin(self.shadows(request, hits, &verdicts)).await;
         }
         let answer = answer(&verdicts);
         self.meters.decided(verdicts.iter().any(is_over));
@@ -190,13 +192,17 @@ impl Decider {
     }
 
     /// Asks the rules that only look, when nobody was refused. They refuse nobody, and the answer waits a moment for them.
-    async fn shadows(self: &Arc<Self>, request: &RateLimitRequest, hits: u64) {
-        let works = request.descriptors.iter().map(|descriptor| {
-            let (decider, domain, descriptor) =
-                (Arc::clone(self), request.domain.clone(), descriptor.clone());
+    async fn shadows(self: &Arc<Self>, request: &RateLimitRequest, hits: u64, verdicts: &[Verdict]) {
+        let domain: Arc<str> = request.domain.as_str().into();
+        let looks = request.descriptors.iter().zip(verdicts);
+        let works = looks.filter(|(_, verdict)| matches!(verdict, Verdict::Shadow)).map(|(descriptor, _)| {
+            let (decider, domain, descriptor) = (Arc::clone(self), Arc::clone(&domain), descriptor.clone());
             self.afterwards.finish(async move {
-                if let Some(ask) = shadow(&decider.rules.ask(&domain, &descriptor, hits)) {
-                    decider.shadow(ask).await;
+                let asked = decider.rules.ask(&domain, &descriptor, hits);
+                let Some(ask) = shadow(&asked) else { return };
+                if AssertUnwindSafe(decider.shadow(ask)).catch_unwind().await.is_err() {
+                    decider.state.meters().panicked();
+                    tracing::error!("a rule that only looks panicked");
                 }
             })
         });

@@ -5,6 +5,8 @@
 //! together, and one that comes and goes takes part. Each step is small and the same whatever there is to go round, and in
 //! passing at most one is made at a time, however many processes draw.
 
+use std::time::Duration;
+
 use ::redis::Value;
 use tidegate_core::time::Stamp;
 
@@ -19,6 +21,8 @@ use crate::tables::subject;
 
 /// Names that are looked after in one step.
 const NAMES: usize = 50;
+/// Whoever looks after the rest has no longer than this to itself.
+const TENDED_WITHIN: Duration = Duration::from_hours(24);
 /// Lines of usage, and entries of the audit, that are forgotten in one step.
 const LINES_MAX: usize = 500;
 
@@ -36,7 +40,9 @@ impl Redis {
         self.sweep_up_to(max).await?;
         let mut claim = ::redis::cmd("SET");
         claim.arg(self.inner.places.admin("tending")).arg(1).arg("NX");
-        claim.arg("PX").arg(u64::try_from(self.inner.swept_every.as_millis()).unwrap_or(u64::MAX));
+        claim
+            .arg("PX")
+            .arg(self.inner.swept_every.as_millis().clamp(1, TENDED_WITHIN.as_millis()).to_string());
         match self.inner.link.query(&claim).await? {
             Value::Okay => self.tend().await,
             _ => Ok(()),

@@ -113,7 +113,7 @@ impl LimiterBuilder {
         self
     }
 
-    /// How long policies are remembered before the store's version is asked for. By default a minute.
+    /// How long policies are remembered, at most, before the store's version is asked for. By default a minute.
     pub const fn cache_ttl(mut self, ttl: Duration) -> Self {
         self.cache_ttl = ttl;
         self

@@ -2,7 +2,8 @@
 //!
 //! A subject's levels are read once and kept for the time to live, those that nothing limits too. Where the store
 //! answers at once they are kept for as long as the namespace's version stays. When the time is over, the version is asked for,
-//! once for all subjects, and only if it has changed are they read again. A draw that was decided by a newer version makes
+//! once for all subjects, and only if it has changed are they read again. Their times are over one after the other, in the last
+//! quarter of it, and who comes first asks: the rest find the answer. A draw that was decided by a newer version makes
 //! everything older stale at once. While one caller reads, others wait for it; if it gives up, the next one reads. When the
 //! store is away, what was last known is used.
 //!
@@ -53,6 +54,8 @@ pub(super) struct PolicyCache {
 #[derive(Clone, Copy)]
 struct Checked {
     version: Version,
+    /// From when on one caller asks again, while it still counts for all others.
+    again: Instant,
     /// Until when what is of this version need not be asked for: the time to live after it was asked.
     until: Instant,
     epoch: u64,
@@ -176,11 +179,42 @@ impl PolicyCache {
     }
 
     /// What the store said a while ago that still counts: its time is not over, and nobody has seen a newer version or has made
-    /// stale what was known then.
+    /// stale what was known then. Towards its end one caller is told nothing, and asks for all.
     fn checked(&self, epoch: u64) -> Option<Checked> {
-        let checked = (*self.checked.lock())?;
+        let now = Instant::now();
+        let mut checked = self.checked.lock();
+        let checked = checked.as_mut()?;
         let is_newest = checked.version.number() >= self.seen.load(Ordering::Relaxed);
-        (checked.epoch == epoch && is_newest && Instant::now() < checked.until).then_some(checked)
+        if checked.epoch != epoch || !is_newest || now >= checked.until {
+            return None;
+        }
+        if now >= checked.again {
+            checked.again = checked.until;
+            return None;
+        }
+        Some(*checked)
+    }
+
+    /// What the store has said, unless it has said something since.
+    fn check(&self, new: Checked) {
+        let mut checked = self.checked.lock();
+        if checked.is_none_or(|old| (old.epoch, old.until) <= (new.epoch, new.until)) {
+            *checked = Some(new);
+        }
+    }
+
+    /// The store is no longer at this version.
+    fn is_past(&self, version: Version) {
+        let mut checked = self.checked.lock();
+        if checked.is_some_and(|checked| checked.version == version) {
+            *checked = None;
+        }
+    }
+
+    /// When what counts until then is to be asked for: those of one moment come one after the other, in the last quarter of the time.
+    fn spread(&self, until: Instant, hash: u64) -> Instant {
+        let part = u32::try_from(hash & 0xFF).unwrap_or(0);
+        until.checked_sub(self.ttl / 4 * part / 256).unwrap_or(until)
     }
 
     fn epoch(&self) -> u64 {
@@ -348,21 +382,24 @@ impl Shared {
             && levels.version() == version
         {
             cache.shard(entry.hash).stats.renewed += 1;
-            return Ok(Loaded { levels: Arc::clone(levels), until });
+            return Ok(Loaded { levels: Arc::clone(levels), until: cache.spread(until, entry.hash) });
         }
         let levels = Arc::new(self.read_consistently(&entry.subject, version).await?);
+        if levels.version() != version {
+            cache.is_past(version);
+        }
         cache.shard(entry.hash).stats.misses += 1;
-        Ok(Loaded { levels, until: Instant::now() + cache.ttl })
+        Ok(Loaded { levels, until: cache.spread(Instant::now() + cache.ttl, entry.hash) })
     }
 
     /// Asks what version the store is at, for all who want to know for a while.
     async fn check_version(&self, epoch: u64) -> Result<Checked, LimitError> {
         let cache = &self.policies;
-        let (seen, until) = (cache.seen.load(Ordering::Relaxed), Instant::now() + cache.ttl);
+        let (seen, now) = (cache.seen.load(Ordering::Relaxed), Instant::now());
         let version = self.ask(self.store.version()).await?;
         cache.is_at(version, seen);
-        let checked = Checked { version, until, epoch };
-        *cache.checked.lock() = Some(checked);
+        let checked = Checked { version, again: now + cache.ttl / 4 * 3, until: now + cache.ttl, epoch };
+        cache.check(checked);
         Ok(checked)
     }
 
@@ -449,6 +486,49 @@ impl Limiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_store_said_counts_for_all_until_one_asks_again_or_it_is_found_to_be_past() {
+        let cache = PolicyCache::new(Duration::from_mins(1), 64);
+        let said = |version, epoch| {
+            let now = Instant::now();
+            let (again, until) = (now + Duration::from_secs(45), now + Duration::from_mins(1));
+            Checked { version: Version::new(version), again, until, epoch }
+        };
+        let version = |epoch| cache.checked(epoch).map(|checked| checked.version.number());
+        assert_eq!(version(0), None);
+        let first = said(5, 0);
+        cache.check(first);
+        tokio::time::advance(Duration::from_secs(45)).await;
+        assert_eq!((version(0), version(0)), (None, Some(5)), "one asks");
+        // It was overtaken: what was said later counts, and so does what was asked for since all became stale.
+        cache.check(said(6, 0));
+        cache.check(first);
+        assert_eq!(version(0), Some(6));
+        cache.check(said(6, 1));
+        cache.check(said(6, 0));
+        assert_eq!((version(0), version(1)), (None, Some(6)));
+        cache.saw(Version::new(7));
+        assert_eq!(version(1), None);
+        // The store was restored to an earlier state, and somebody has read so.
+        cache.is_at(Version::new(6), 7);
+        assert_eq!(version(1), Some(6));
+        cache.is_past(Version::new(5));
+        assert_eq!(version(1), Some(6));
+        cache.is_past(Version::new(6));
+        assert_eq!(version(1), None);
+    }
+
+    #[test]
+    fn times_are_over_in_the_last_quarter() {
+        let cache = PolicyCache::new(Duration::from_mins(1), 64);
+        let until = Instant::now() + cache.ttl;
+        for hash in 0..1_000 {
+            let early = until - cache.spread(until, hash);
+            assert!(early < Duration::from_secs(15), "{early:?}");
+        }
+        assert_ne!(cache.spread(until, 1), cache.spread(until, 2));
+    }
 
     #[test]
     fn an_answer_that_was_overtaken_does_not_hide_a_newer_version() {
