@@ -77,7 +77,7 @@ impl DynamoDb {
         let (mut parts, mut apart) = if is_guessed {
             (self.guess(step.levels), None)
         } else {
-            self.look(step.levels, Some(step.lease), self.now()).await?
+            self.look_for(step, self.now()).await?
         };
         loop {
             let now = self.now();
@@ -86,13 +86,13 @@ impl DynamoDb {
             if home.ended.contains_key(&step.lease) && home.end_of(step.lease, now).is_none() {
                 // It is to be forgotten, and so it is counted first.
                 self.count_item(&step.levels.subject().clone()).await?;
-                (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
+                (parts, apart) = self.look_for(step, now).await?;
                 continue;
             }
             let (slip, place) = match find(step.lease, &parts, apart.as_ref(), now) {
                 // What this process makes of what it saw proves nothing about the item.
                 Err(_) if !is_fresh => {
-                    (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
+                    (parts, apart) = self.look_for(step, now).await?;
                     continue;
                 }
                 found => found?,
@@ -102,7 +102,7 @@ impl DynamoDb {
             let is_refusal = decided.answer.as_ref().is_ok_and(Told::is_refusal);
             let is_answer = decided.is_nothing(&views) || is_refusal || matches!(place, Place::Nowhere);
             if is_answer && !is_fresh {
-                (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
+                (parts, apart) = self.look_for(step, now).await?;
                 continue;
             }
             if decided.is_nothing(&views) {
@@ -111,7 +111,7 @@ impl DynamoDb {
             let is_torn = |part: &Part| !part.is_fresh && !part.view.open.contains_key(&step.lease);
             if matches!(place, Place::Marked(_)) && parts.iter().any(is_torn) {
                 // Others may have seen the bucket without its mark: only what is there now tells that it has none.
-                (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
+                (parts, apart) = self.look_for(step, now).await?;
                 continue;
             }
             let step = &Step { asked: step.asked.filter(|_| !is_refusal), ..*step };
@@ -128,15 +128,26 @@ impl DynamoDb {
                     take_in(unmet, &whose, |number, item| self.unmet(step.levels, number, &mut parts, item))?;
                     // A lease that is not where it was may be in an item of its own by now.
                     if !parts[0].is_fresh || !parts[0].view.open.contains_key(&step.lease) {
-                        (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
+                        (parts, apart) = self.look_for(step, now).await?;
                     }
                 }
                 Err(failed) => {
                     patience.bear(failed).await?;
-                    (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
+                    (parts, apart) = self.look_for(step, now).await?;
                 }
             }
         }
+    }
+
+    /// The buckets of a step and its lease as they are now.
+    async fn look_for(&self, step: &Step<'_>, now: Stamp) -> Result<(Vec<Part>, Option<Apart>), StoreError> {
+        let (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
+        if apart.is_some() || !parts[0].view.may_have_sent_away(step.lease) {
+            return Ok((parts, apart));
+        }
+        // The engine reads one item after the other: what went from the bucket to its own item in between was in neither.
+        let item = self.inner.link.get(&self.inner.keys.lease(step.lease)).await?;
+        Ok((parts, item.map(|item| Apart::read(&item, now)).transpose()?.flatten()))
     }
 
     /// The writes of a step of a lease that is marked in its buckets, and the level of each.

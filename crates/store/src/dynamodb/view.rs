@@ -154,6 +154,11 @@ impl View {
     pub(super) fn may_be_apart(&self, lease: LeaseId) -> bool {
         self.horizon.is_some_and(|horizon| horizon >= lease.millis())
     }
+
+    /// Whether the lease may have had a mark here that is in an item of its own by now.
+    pub(super) fn may_have_sent_away(&self, lease: LeaseId) -> bool {
+        self.may_be_apart(lease) && !self.open.contains_key(&lease) && !self.ended.contains_key(&lease)
+    }
 }
 
 /// Whether what ended at `at` is still remembered.

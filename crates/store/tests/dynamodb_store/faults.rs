@@ -26,6 +26,32 @@ async fn store(is_speculative: bool) -> (Proxy, DynamoDb) {
     (proxy, store)
 }
 
+/// The engine reads the items of one request one after the other. What is moved meanwhile is where it was read too late, and not
+/// where it was read too early.
+#[tokio::test]
+async fn a_lease_that_is_moved_while_it_is_looked_for_is_found() {
+    for is_speculative in [true, false] {
+        let (proxy, store) = store(is_speculative).await;
+        let draw = draw_of(&own("acme", 100), 10);
+        granted(store.draw(&draw).await);
+        let settled = store.settle(&settle_of(&draw, 3)).await.unwrap();
+        // Whoever reads the ledger has what has ended counted, and it goes to an item of its own.
+        assert_eq!(used(&store, "acme").await, 3);
+        let mut times = 0;
+        proxy.plan(move |asked| {
+            times += u32::from(asked == "BatchGetItem");
+            if asked == "BatchGetItem" && times == 1 { Fault::Unaware } else { Fault::None }
+        });
+        proxy.asked();
+        let again = store.settle(&settle_of(&draw, 3)).await.unwrap();
+        assert_eq!((settled.is_repeat, again.is_repeat), (false, true));
+        assert_eq!(proxy.asked(), ["BatchGetItem", "GetItem"]);
+        let error = store.cancel(&cancel_of(&draw)).await.unwrap_err();
+        assert!(matches!(error, StoreError::Ended { .. }), "{error}");
+        assert_eq!(shows(&store, "acme").await, Some((97, 3)));
+    }
+}
+
 #[tokio::test]
 async fn no_fault_charges_a_lease_twice_at_one_level_or_at_two() {
     for is_speculative in [true, false] {

@@ -22,6 +22,8 @@ pub(crate) enum Fault {
     Lost,
     /// It is done, and the answer comes so many milliseconds late.
     Late(u64),
+    /// It is done without the items of leases, as if it had been read before they were written.
+    Unaware,
 }
 
 type Plan = Box<dyn FnMut(&str) -> Fault + Send>;
@@ -75,7 +77,7 @@ async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
     // What is written in pieces would wait for the other side to say that it has the first.
     drop(client.set_nodelay(true));
     let mut server: Option<TcpStream> = None;
-    while let Some((head, body)) = read_message(&mut client).await {
+    while let Some((head, mut body)) = read_message(&mut client).await {
         let asked = header(&head, "x-amz-target").and_then(|target| target.split('.').nth(1)).unwrap_or("");
         let (fault, target) = {
             let mut state = state.lock().expect("no test panics with it");
@@ -94,6 +96,10 @@ async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
             server.as_ref().map(|server| server.set_nodelay(true));
         }
         let Some(to) = &mut server else { return };
+        if fault == Fault::Unaware {
+            // As long as it was, and nothing is there.
+            body = String::from_utf8_lossy(&body).replace("LEASE#", "NOBODY").into_bytes();
+        }
         let is_sent = to.write_all(head.as_bytes()).await.is_ok() && to.write_all(&body).await.is_ok();
         let Some((head, body)) = (if is_sent { read_message(to).await } else { None }) else { return };
         match fault {
@@ -105,7 +111,7 @@ async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
                 continue;
             }
             Fault::Late(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
-            Fault::None | Fault::Refused(_) => {}
+            Fault::None | Fault::Refused(_) | Fault::Unaware => {}
         }
         if client.write_all(head.as_bytes()).await.is_err() || client.write_all(&body).await.is_err() {
             return;
