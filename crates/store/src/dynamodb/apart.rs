@@ -11,15 +11,16 @@ use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
 use super::decide::{Decided, Slip, decide};
-use super::draw::Kind;
+use super::draw::{Kind, under_way};
 use super::expression::Write;
 use super::forms;
 use super::keys::{TTL, padded};
-use super::link::Action;
+use super::link::{Action, Patience};
 use super::marks::{EndMark, OpenMark, end_name, open_name, used_at};
 use super::parts::{Apart, ApartState, Part, take_in};
 use super::step::{Step, Used};
 use super::trouble::Failed;
+use super::undo::Whose;
 use super::view::{HORIZON, View};
 use crate::buckets::{Draw, Drawn, Moved, Readings};
 use crate::error::StoreError;
@@ -53,6 +54,7 @@ impl DynamoDb {
                     return Box::pin(self.draw_marked(draw, kind)).await;
                 }
                 let slip = Slip::open(draw.lease, mark.record.clone(), home.levels_of(mark)?);
+                self.inner.cache.drew(draw.lease, draw.levels.subject());
                 return ask(draw, kind, &parts, slip, now).answer;
             }
             let slip = match (home.end_of(draw.lease, now), &apart) {
@@ -64,9 +66,23 @@ impl DynamoDb {
                 }
                 (None, None) => Slip::unknown(draw.lease),
             };
+            let is_unknown = apart.is_none() && home.end_of(draw.lease, now).is_none();
+            if is_unknown && parts.iter().any(|part| part.view.is_marked(draw.lease)) {
+                self.mend_apart(draw, &parts, now, &mut patience).await?;
+                (parts, apart) = self.look(&draw.levels, Some(draw.lease), now).await?;
+                continue;
+            }
             let decided = ask(draw, kind, &parts, slip, now);
             let views: Vec<&View> = parts.iter().map(|part| &*part.view).collect();
             let is_drawn = decided.slip.is_changed();
+            if is_unknown && !is_drawn && parts.iter().any(|part| part.view.may_be_apart(draw.lease)) {
+                // Who draws has the lease in its condition, and who is refused does not. One request reads one item after the
+                // other: whatever came to the buckets meanwhile is in the lease's own item now.
+                apart = self.lease_item(draw.lease, now).await?;
+                if apart.is_some() {
+                    continue;
+                }
+            }
             if decided.is_nothing(&views) || (!is_drawn && decided.answer.is_err()) {
                 return decided.answer.map(|answer| if is_unsure { ours(answer) } else { answer });
             }
@@ -95,6 +111,38 @@ impl DynamoDb {
                 }
             }
         }
+    }
+
+    /// Makes something of marks of a lease whose own level has none: those that are past are counted, what somebody has left who is
+    /// gone is taken back, and who is at it is waited for.
+    async fn mend_apart(
+        &self,
+        draw: &Draw,
+        parts: &[Part],
+        now: Stamp,
+        patience: &mut Patience,
+    ) -> Result<(), StoreError> {
+        let (lease, mut is_mended) = (draw.lease, false);
+        for (level, part) in draw.levels.levels().iter().zip(parts) {
+            if part.view.ended.contains_key(&lease) && part.view.end_of(lease, now).is_none() {
+                self.count_item(&level.subject).await?;
+                is_mended = true;
+            }
+            if let Some(mark) = part.view.open.get(&lease)
+                && self.is_torn(&mark.record, now)
+            {
+                let at = mark.record.drawn_at();
+                self.undo(lease, (level, None), Whose::Drawn(&[at]), self.attempt()).await?;
+                is_mended = true;
+            }
+        }
+        if is_mended { Ok(()) } else { patience.pause(under_way(lease)).await }
+    }
+
+    /// The item of a lease's own, as it is now.
+    pub(super) async fn lease_item(&self, lease: LeaseId, now: Stamp) -> Result<Option<Apart>, StoreError> {
+        let item = self.inner.link.get(&self.inner.keys.lease(lease)).await?;
+        Ok(item.map(|item| Apart::read(&item, now)).transpose()?.flatten())
     }
 
     /// The writes of a draw: every bucket that it moves, and the lease. One that is refused leaves the newer rules.

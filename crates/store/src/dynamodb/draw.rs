@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate_core::limit::cascade::Units;
@@ -128,17 +127,12 @@ impl DynamoDb {
                     self.undo_sent(under).await?;
                     return Ok(under.ended(mark.ended, now));
                 }
-                Known::Open if under.is_complete() || under.is_stepped() => return Ok(under.repeated(now)),
-                Known::Open if under.is_torn(self.inner.link.timeout, now) => {
-                    self.mend(under).await?;
-                    self.look_again(under, now).await?;
-                    continue;
+                Known::Open if under.is_complete() || under.is_stepped() => {
+                    self.inner.cache.drew(draw.lease, draw.levels.subject());
+                    return Ok(under.repeated(now));
                 }
                 Known::Open => {
-                    // Somebody else makes the same draw, and has not come to every level yet.
-                    let what = format!("the draw of the lease {} is under way elsewhere", draw.lease);
-                    patience.pause(StoreError::unavailable(what)).await?;
-                    self.look_again(under, now).await?;
+                    self.mend_or_wait(under, now, &mut patience).await?;
                     continue;
                 }
                 Known::Nothing => {}
@@ -152,6 +146,10 @@ impl DynamoDb {
                 }
                 _ if !under.is_fresh() => {
                     self.look_again(under, now).await?;
+                    continue;
+                }
+                Ok(Drawn::Refused(_)) if under.is_in_its_own_way() => {
+                    self.mend_or_wait(under, now, &mut patience).await?;
                     continue;
                 }
                 Ok(Drawn::Refused(_)) if !self.follow(under, &decided, now).await? => continue,
@@ -176,6 +174,7 @@ impl DynamoDb {
         let span = self.inner.rejected_for;
         let levels = under.draw.levels.levels();
         !under.is_unsure
+            && !under.is_in_its_own_way()
             && under.done.iter().all(Option::is_none)
             && levels.iter().zip(&under.parts).zip(&decided.meters).all(|((level, part), after)| {
                 part.view.meters == *after && self.inner.cache.was_read_within(&level.subject, span)
@@ -392,6 +391,29 @@ impl DynamoDb {
         join_all(undone).await.into_iter().collect()
     }
 
+    /// Takes back what somebody has drawn who is gone; who may still be at it, and has not come to every level yet, is waited for.
+    async fn mend_or_wait(
+        &self,
+        under: &mut Under<'_>,
+        now: Stamp,
+        patience: &mut Patience,
+    ) -> Result<(), StoreError> {
+        let lease = under.draw.lease;
+        // Its own level is written with the others, or last.
+        let mark = under.parts.iter().find_map(|part| part.view.open.get(&lease));
+        if mark.is_some_and(|mark| self.is_torn(&mark.record, now)) {
+            self.mend(under).await?;
+        } else {
+            patience.pause(under_way(lease)).await?;
+        }
+        self.look_again(under, now).await
+    }
+
+    /// Whether whoever drew this has had time enough to come to every level.
+    pub(super) fn is_torn(&self, record: &Record, now: Stamp) -> bool {
+        record.drawn_at() + self.inner.link.timeout * TORN_AFTER < now
+    }
+
     /// Takes back what somebody has drawn who did not come to every level and is gone. Whatever of it is still under way
     /// comes too late where it was taken back, and where it was not finds the mark of this draw or is found by it.
     async fn mend(&self, under: &mut Under<'_>) -> Result<(), StoreError> {
@@ -425,6 +447,11 @@ impl DynamoDb {
         self.count_now_and_then(levels);
         Ok(answer)
     }
+}
+
+/// The trouble of one whose draw somebody else is making.
+pub(super) fn under_way(lease: LeaseId) -> StoreError {
+    StoreError::unavailable(format!("the draw of the lease {lease} is under way elsewhere"))
 }
 
 impl Under<'_> {
@@ -471,10 +498,15 @@ impl Under<'_> {
         self.parts[0].view.open.get(&self.draw.lease).is_some_and(|mark| mark.record.step() > 0)
     }
 
-    /// Whether whoever draws the lease has had time enough to come to every level.
-    fn is_torn(&self, timeout: Duration, now: Stamp) -> bool {
-        let mark = self.parts[0].view.open.get(&self.draw.lease);
-        mark.is_some_and(|mark| mark.record.drawn_at() + timeout * TORN_AFTER < now)
+    /// Whether an earlier call has left its mark above the lease's own level: what that took is not there for this one. What this
+    /// call has left is taken back with the rest.
+    fn is_in_its_own_way(&self) -> bool {
+        let mark = |number: usize| self.parts[number].view.open.get(&self.draw.lease);
+        let is_left_over = |number: usize| {
+            let is_others = mark(number).is_some_and(|mark| !self.sent.contains(&mark.record.drawn_at()));
+            self.done[number].is_none() && is_others
+        };
+        (1..self.parts.len()).any(is_left_over)
     }
 
     /// Whether a level is still to be written.

@@ -203,17 +203,13 @@ impl DynamoDb {
                 return Ok(standing);
             }
         }
-        if let Some(item) = self.inner.link.get(&self.inner.keys.lease(lease)).await? {
-            match Apart::read(&item, now)?.map(|apart| apart.state) {
-                Some(ApartState::Open(mark, levels)) => {
-                    return Ok(Standing::Open(Held { at: now, levels, record: mark.record }));
-                }
-                Some(ApartState::Ended(mark)) => return Ok(Standing::Ended(mark.ended)),
-                None => {}
-            }
+        if let Some(apart) = self.lease_item(lease, now).await? {
+            return Ok(standing_apart(apart, now));
         }
         // Another process drew it, and the bucket is not known: it is looked for. The index follows the table with a delay.
-        let is_young = now < Stamp::from_micros(lease.millis().saturating_mul(1_000)) + INDEXED_WITHIN;
+        // An id that its caller has chosen does not say when.
+        let made_at = Stamp::from_micros(lease.millis().saturating_mul(1_000));
+        let is_young = lease.millis() == 0 || now < made_at + INDEXED_WITHIN;
         for pause in std::iter::once(Duration::ZERO).chain(LOOKED_AGAIN_AFTER) {
             if !pause.is_zero() && !is_young {
                 break;
@@ -221,6 +217,10 @@ impl DynamoDb {
             tokio::time::sleep(pause).await;
             if let Some(standing) = self.search(lease, now).await? {
                 return Ok(standing);
+            }
+            // What is counted goes from its bucket to the lease's own item, perhaps while it was searched for.
+            if let Some(apart) = self.lease_item(lease, now).await? {
+                return Ok(standing_apart(apart, now));
             }
         }
         Err(StoreError::NoLease { lease })
@@ -245,6 +245,14 @@ impl DynamoDb {
             }
         }
         Ok(None)
+    }
+}
+
+/// What the item of a lease's own says of it.
+fn standing_apart(apart: Apart, now: Stamp) -> Standing {
+    match apart.state {
+        ApartState::Open(mark, levels) => Standing::Open(Held { at: now, levels, record: mark.record }),
+        ApartState::Ended(mark) => Standing::Ended(mark.ended),
     }
 }
 

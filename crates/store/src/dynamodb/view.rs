@@ -155,9 +155,14 @@ impl View {
         self.horizon.is_some_and(|horizon| horizon >= lease.millis())
     }
 
+    /// Whether the lease has a mark here, open or ended.
+    pub(super) fn is_marked(&self, lease: LeaseId) -> bool {
+        self.open.contains_key(&lease) || self.ended.contains_key(&lease)
+    }
+
     /// Whether the lease may have had a mark here that is in an item of its own by now.
     pub(super) fn may_have_sent_away(&self, lease: LeaseId) -> bool {
-        self.may_be_apart(lease) && !self.open.contains_key(&lease) && !self.ended.contains_key(&lease)
+        self.may_be_apart(lease) && !self.is_marked(lease)
     }
 }
 

@@ -209,6 +209,39 @@ async fn a_draw_whose_process_died_between_two_levels_is_made_again_by_whoever_r
 }
 
 #[tokio::test]
+async fn what_an_earlier_attempt_has_taken_above_does_not_refuse_the_next() {
+    let clock = ManualWall::new(START);
+    // What is refused is refused by what is there.
+    let options = unswept(ENGINE).clock(clock.clone()).rejections(Duration::ZERO);
+    let (store, others) =
+        (made(options.clone()).await, options.clone().open().await.expect("the table is there"));
+    let hasty = options.clone().timeout(Duration::from_secs(3));
+    let hasty = until_answered(|| hasty.clone().open()).await.expect("the table is there");
+    let apart = options.speculative(false).open().await.expect("the table is there");
+    let limits = [slow(100)];
+    for others in [&others, &apart] {
+        let levels = levels(&[("child", &limits), ("parent", &limits)]);
+        let draw = draw_of(&levels, 60);
+        granted(store.draw(&draw).await);
+        // It never came to its own level, which others have used since.
+        let hand = Hand::on(&store);
+        hand.delete("child").await;
+        granted(store.draw(&draw_of(&own("child", 100), 1)).await);
+        clock.advance(Duration::from_secs(1));
+        let early = hasty.draw(&draw).await;
+        assert!(early.as_ref().is_err_and(tidegate_store::StoreError::is_transient), "{early:?}");
+        clock.advance(Duration::from_secs(91));
+        granted(others.draw(&draw).await);
+        assert_eq!(shows(others, "child").await, Some((39, 61)));
+        assert_eq!(shows(others, "parent").await, Some((40, 60)));
+        for entity in ["child", "parent"] {
+            hand.delete(entity).await;
+        }
+        clock.advance(Duration::from_mins(20));
+    }
+}
+
+#[tokio::test]
 async fn a_draw_that_was_torn_and_is_refused_now_leaves_nothing_taken() {
     let (clock, options) = (ManualWall::new(START), unswept(ENGINE));
     let options = options.clock(clock.clone());

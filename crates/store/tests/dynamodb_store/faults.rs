@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::random::Random;
-use tidegate_store::{Buckets as _, Drawn, DynamoDb, Store, StoreError};
+use tidegate_store::{Buckets as _, Drawn, DynamoDb, ManualWall, Standing, Store, StoreError};
 
 use crate::ENGINE;
-use crate::dynamodb_kit::{made, options};
+use crate::dynamodb_kit::{START, made, options};
 use crate::proxy::{Fault, Proxy};
 use crate::words::{cancel_of, draw_of, granted, levels, own, settle_of, shows, slow, until_answered, used};
 
@@ -50,6 +50,48 @@ async fn a_lease_that_is_moved_while_it_is_looked_for_is_found() {
         assert!(matches!(error, StoreError::Ended { .. }), "{error}");
         assert_eq!(shows(&store, "acme").await, Some((97, 3)));
     }
+}
+
+/// The same for one that is asked for again and for which there is nothing left: it has it.
+#[tokio::test]
+async fn a_draw_that_is_made_again_is_not_refused_because_it_has_taken_all_there_is() {
+    for is_speculative in [true, false] {
+        let (proxy, store) = store(is_speculative).await;
+        let (spent, drawn) = (draw_of(&own("spends", 10), 10), draw_of(&own("draws", 10), 10));
+        granted(store.spend(&spent).await);
+        granted(store.draw(&drawn).await);
+        assert_eq!((used(&store, "spends").await, used(&store, "draws").await), (10, 0));
+        let unaware = || {
+            let mut times = 0;
+            proxy.plan(move |asked| {
+                times += u32::from(asked == "BatchGetItem");
+                if asked == "BatchGetItem" && times == 1 { Fault::Unaware } else { Fault::None }
+            });
+        };
+        unaware();
+        assert!(granted(store.spend(&spent).await).is_repeat, "{is_speculative}");
+        unaware();
+        assert!(granted(store.draw(&drawn).await).is_repeat, "{is_speculative}");
+    }
+}
+
+/// Who has only the id looks for it where it was, and then where it has gone.
+#[tokio::test]
+async fn a_lease_that_is_moved_while_it_is_searched_for_is_found() {
+    let (proxy, clock) = (Proxy::new().await, ManualWall::new(START));
+    let options = options(ENGINE).clock(clock);
+    let first = made(options.clone()).await;
+    let draw = draw_of(&own("acme", 100), 10);
+    granted(first.draw(&draw).await);
+    first.settle(&settle_of(&draw, 3)).await.unwrap();
+    assert_eq!(used(&first, "acme").await, 3);
+    let second = options.endpoint(proxy.url()).open().await.unwrap();
+    let mut times = 0;
+    proxy.plan(move |asked| {
+        times += u32::from(asked == "GetItem");
+        if asked == "GetItem" && times == 1 { Fault::Unaware } else { Fault::None }
+    });
+    assert!(matches!(second.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
 }
 
 #[tokio::test]
