@@ -106,16 +106,9 @@ impl DynamoDb {
                 continue;
             }
             if decided.is_nothing(&views) {
-                let rests_on_many = parts.len() > 1 || matches!(place, Place::Apart { .. });
-                if is_refusal && rests_on_many {
-                    // Its lease may have been read before this very step was made, and a bucket after it.
-                    let again = self.look_for(step, now).await?;
-                    if record_of(step.lease, &again.0, again.1.as_ref())
-                        != record_of(step.lease, &parts, apart.as_ref())
-                    {
-                        (parts, apart) = again;
-                        continue;
-                    }
+                if is_refusal && let Some(moved) = self.moved_on(step, (&parts, apart.as_ref()), now).await? {
+                    (parts, apart) = moved;
+                    continue;
                 }
                 return decided.answer;
             }
@@ -148,6 +141,23 @@ impl DynamoDb {
                 }
             }
         }
+    }
+
+    /// What is there now, if the lease is not as it was: it may have been read before this very step was made, and a bucket after it.
+    async fn moved_on(
+        &self,
+        step: &Step<'_>,
+        (parts, apart): (&[Part], Option<&Apart>),
+        now: Stamp,
+    ) -> Result<Option<(Vec<Part>, Option<Apart>)>, StoreError> {
+        if parts.len() == 1 && parts[0].view.open.contains_key(&step.lease) {
+            // All of it is in one item.
+            return Ok(None);
+        }
+        let again = self.look_for(step, now).await?;
+        let is_same =
+            record_of(step.lease, &again.0, again.1.as_ref()) == record_of(step.lease, parts, apart);
+        Ok((!is_same).then_some(again))
     }
 
     /// The buckets of a step and its lease as they are now.
