@@ -289,7 +289,7 @@ fn whatever_else_answers_at_the_address_is_no_server() {
 #[test]
 fn a_signal_while_it_waits_at_the_server_leaves_nobody_waiting_there() {
     let shop = Shop::served();
-    shop.ok("limits set system jobs:1/min:1");
+    shop.ok("limits set system jobs:2/min:1");
     for line in [
         &["acquire", "acme", "build", "jobs=1", "--within", "2m"][..],
         &["acquire", "birch", "build", "jobs=1", "--within", "2m", "--", "true"],

@@ -120,7 +120,7 @@ fn whoever_waits_is_answered_before_it_stops() {
     let tomorrow = server.begin("POST /v1/acquire", Some(&token), &ask.replace("60", "0"));
     assert_eq!(answer(tomorrow).0, 429, "it does not come within the time");
     shop.ok("limits set system jobs:1/s:1");
-    shop.ok("limits set resource slow jobs:1/min:1");
+    shop.ok("limits set resource slow jobs:2/min:1");
     let slow = ask.replace("build", "slow");
     assert_eq!(server.ask("POST /v1/acquire", Some(&token), &slow).0, 200);
     let waits = server.begin("POST /v1/acquire", Some(&token), &slow);
