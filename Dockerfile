@@ -3,9 +3,8 @@ FROM rust:1.95-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends busybox-static
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked -p tidegate-cli
-RUN install -D -m 0755 target/release/tidegate /out/bin/tidegate \
- && strip --strip-debug /out/bin/tidegate \
+RUN cargo build --profile dist --locked -p tidegate-cli
+RUN install -D -m 0755 target/dist/tidegate /out/bin/tidegate \
  && install -m 0755 /bin/busybox /out/bin/wget \
  && install -d -m 0700 /out/data
 

@@ -1,6 +1,6 @@
 //! `cargo xtask bench NAME`: a benchmark, measured the same way on every machine.
 //!
-//! The bench binary measures, prints and writes; this only brings what it needs (a release build,
+//! The bench binary measures, prints and writes; this only brings what it needs (a build with the profile `dist`,
 //! valgrind for instruction counts) and says where the numbers go, so that runs can be compared.
 
 use std::ffi::OsString;
@@ -19,9 +19,9 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     let folder = workspace::target().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
     let out = folder.join(format!("{name}.json"));
-    // Of both packages whatever is measured, so that what they share is built once and the same for all.
+    // Both packages for every benchmark, so that shared dependencies are built once with the same features.
     let mut build =
-        workspace::cargo("build --release -p tidegate-bench -p tidegate-cli --bin tidegate-bench");
+        workspace::cargo("build --profile dist -p tidegate-bench -p tidegate-cli --bin tidegate-bench");
     for program in programs(name) {
         build.args(["--bin", program]);
     }
@@ -34,7 +34,7 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     };
     let engines = Borrowed::up(servers)?;
     // As it was built: cargo would build it once more for itself alone.
-    let mut bench = workspace::at_root(workspace::target().join("release").join("tidegate-bench"));
+    let mut bench = workspace::at_root(workspace::target().join("dist").join("tidegate-bench"));
     bench.envs(engines.variables()?);
     if name == "dynamodb" {
         bench.env("TIDEGATE_BENCH_ZAE_LIMITER", zae_limiter()?);

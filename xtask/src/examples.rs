@@ -1,16 +1,17 @@
-//! The examples: each runs to its end, and the one that remembers is killed and goes on. And the program starts from the root.
+//! The examples: each runs to its end, and the one with a store is killed and continues from what it had stored.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::step;
-use crate::workspace::{self, cargo};
+use crate::workspace;
 
-/// Those that need nothing. What they print is for people.
+/// Examples that need no arguments. Their output is for people.
 const PLAIN: [&str; 9] = [
     "hello",
     "layered",
@@ -25,38 +26,41 @@ const PLAIN: [&str; 9] = [
 /// Whatever a call uses, ten of them use more than this.
 const TEN_CALLS: u64 = 10;
 
-/// Runs all of them.
+/// Runs all of them at once, as `cargo test` built them: most of their time is spent waiting.
 pub(crate) fn run() -> Result<()> {
-    for name in PLAIN {
-        step::stream(&mut cargo(&format!("run --quiet --example {name}")))?;
+    let outputs: Vec<Result<String>> = thread::scope(|scope| {
+        let start = |name: &'static str| scope.spawn(move || step::capture(name, &mut program(name)));
+        let running: Vec<_> = PLAIN.into_iter().map(start).collect();
+        let joined = |thread: thread::ScopedJoinHandle<'_, Result<String>>| {
+            thread.join().unwrap_or_else(|_| bail!("an example could not be watched"))
+        };
+        running.into_iter().map(joined).collect()
+    });
+    for (name, output) in PLAIN.into_iter().zip(outputs) {
+        println!("--- {name}\n{}", output?.trim_end());
     }
     per_host()?;
-    gateway()?;
-    program()
+    gateway()
 }
 
-/// `cargo run` at the root means the program, and nothing else.
-fn program() -> Result<()> {
-    let version = step::capture("tidegate", &mut cargo("run --quiet -- --version"))?;
-    print!("{version}");
-    ensure!(version.starts_with("tidegate "), "`cargo run` started another program: {version}");
-    Ok(())
+/// An example.
+fn program(name: &str) -> Command {
+    Command::new(workspace::target().join("debug/examples").join(name))
 }
 
-/// In a pipe there is one table of all hosts, and nothing that only a terminal understands.
+/// In a pipe it prints one table of all hosts, and no control characters.
 fn per_host() -> Result<()> {
-    let output = step::capture("per_host", &mut cargo("run --quiet --example per_host -- --seconds 3"))?;
+    let output = step::capture("per_host", program("per_host").args(["--seconds", "3"]))?;
     print!("{output}");
     let hosts = output.lines().filter(|line| line.contains(".test ")).count();
-    ensure!(hosts == 5, "a table of {hosts} hosts, and not of five");
+    ensure!(hosts == 5, "a table of {hosts} hosts, expected 5");
     let is_plain = !output.contains(|letter: char| letter.is_control() && letter != '\n');
-    ensure!(is_plain, "what only a terminal understands, in a pipe:\n{output:?}");
+    ensure!(is_plain, "control characters in a pipe:\n{output:?}");
     Ok(())
 }
 
 /// Usage goes on where it was, though the process was killed in the middle of its work.
 fn gateway() -> Result<()> {
-    step::stream(&mut cargo("build --quiet --example gateway"))?;
     let folder = workspace::target().join("gateway");
     if folder.exists() {
         fs::remove_dir_all(&folder).context("an old folder of the gateway cannot be removed")?;
@@ -74,7 +78,7 @@ fn gateway() -> Result<()> {
 }
 
 fn command(file: &Path, seconds: u32) -> Command {
-    let mut command = Command::new(workspace::target().join("debug/examples/gateway"));
+    let mut command = program("gateway");
     command.arg(file).arg(seconds.to_string());
     command
 }

@@ -23,14 +23,15 @@ const SEED: &str = "1";
 /// Everybody's limits while it is asked: the names of the examples, the one that is made up most often, and enough of each.
 const LIMITS: [&str; 3] = ["rpm:1G/min", "0:1G/min", "tpm:1G/min"];
 
-/// Asks, and fails with what was found.
+/// Runs schemathesis against a fresh server; an error lists the mismatches.
 pub(crate) fn run(depth: Depth) -> Result<()> {
     let schemathesis = schemathesis()?;
-    step::stream(&mut cargo("build --quiet --package tidegate-cli"))?;
+    // As the tests build it, so that nothing is built twice.
+    step::stream(&mut cargo("test --quiet --workspace --all-features --no-run"))?;
     let folder = workspace::target().join("fuzz");
     let server = Server::start(&folder)?;
     let examples = match depth {
-        Depth::Usual => "15",
+        Depth::Quick | Depth::Usual => "15",
         Depth::Deep => "500",
     };
     let mut asks = at_root(schemathesis);
@@ -47,7 +48,7 @@ pub(crate) fn run(depth: Depth) -> Result<()> {
     server.end()
 }
 
-/// The program, by pip in a folder of its own unless it is there.
+/// The program, installed with pip into a folder of its own if it is missing.
 fn schemathesis() -> Result<PathBuf> {
     let folder = workspace::target().join(format!("schemathesis-{VERSION}"));
     let program = folder.join("bin/schemathesis");
@@ -118,7 +119,7 @@ impl Server {
         let log = fs::read_to_string(&self.log).context("the log cannot be read")?;
         let is_bad = |line: &&str| line.contains("panicked") || line.contains("ERROR");
         let bad: Vec<_> = log.lines().filter(is_bad).take(10).collect();
-        ensure!(bad.is_empty(), "the server's log tells of errors:\n{}", bad.join("\n"));
+        ensure!(bad.is_empty(), "the server logged errors:\n{}", bad.join("\n"));
         Ok(())
     }
 }

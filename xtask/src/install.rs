@@ -4,14 +4,14 @@
 //! that needs more gets it, and says plainly what to install where it cannot.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::step;
+use crate::{step, workspace};
 
 /// Makes sure `tool` can be run, from the Debian package `package` if need be.
 pub(crate) fn ensure_tool(tool: &str, package: &str) -> Result<()> {
@@ -35,6 +35,27 @@ pub(crate) fn ensure(package: &str, what: &str, is_there: impl Fn() -> bool) -> 
     step::capture(&format!("apt-get install {package}"), &mut install).with_context(by_hand)?;
     ensure!(is_there(), "the package {package} is installed, yet there is no {what}");
     Ok(())
+}
+
+/// Makes sure that a tool written in Rust can be run, built from its crate under `target/tools` if need be.
+pub(crate) fn ensure_cargo_tool(name: &str) -> Result<()> {
+    if on_path(name).is_some() || is_program(&cargo_tools().join("bin").join(name)) {
+        return Ok(());
+    }
+    println!("{name} is missing, building it with cargo install");
+    let mut install = workspace::cargo("install --locked --root");
+    step::stream(install.arg(cargo_tools()).arg(name))
+}
+
+/// The search path with the tools that [`ensure_cargo_tool`] built.
+pub(crate) fn path_with_cargo_tools() -> Result<OsString> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain([cargo_tools().join("bin")]);
+    env::join_paths(folders).context("the folder of the checkout cannot be part of PATH")
+}
+
+fn cargo_tools() -> PathBuf {
+    workspace::target().join("tools")
 }
 
 fn apt_get() -> Command {

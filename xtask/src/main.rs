@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use engines::{Engine, Shown};
+use test::Depth;
 
 const EXIT_CODES: &str = "Exit codes:
   0  everything asked for passed
@@ -41,14 +42,20 @@ struct CommandLine {
 enum Command {
     /// Run every check, in order, and stop at the first that fails
     ///
-    /// Real servers are brought up first and stopped after: those that `engines up` starts. A missing one fails the
-    /// run. The steps: fmt, tidy, clippy, tests (doc tests too), the concurrency models and their clippy, the
-    /// examples, the server asked from its own document, docs, and each feature alone. CI runs exactly this.
+    /// Starts real servers first and stops them afterwards; a missing one fails the run. The steps: fmt, tidy, clippy, tests,
+    /// doc tests, examples, fuzzing of the server by its own OpenAPI document, concurrency models, docs, and the feature
+    /// combinations that users pick. Ends with the seconds of each step. CI runs exactly this.
     #[command(after_help = EXIT_CODES)]
     Test {
-        /// Look longer: ten times as many model schedules, 20,000 cases for each property, 500 for each operation
+        /// After an edit: fmt, tidy and the tests that need no server
+        #[arg(long, conflicts_with_all = ["deep", "engines"])]
+        quick: bool,
+        /// Search longer: ten times as many model schedules, 20,000 cases for each property; also check licences
         #[arg(long)]
         deep: bool,
+        /// Run the tests beside two busy loops, to find those that depend on speed
+        #[arg(long)]
+        beside_load: bool,
         /// Run the tests of these engines only, for instance `memory,sqlite`; the end of the run says so
         #[arg(long, value_delimiter = ',', value_enum)]
         engines: Vec<Engine>,
@@ -73,13 +80,18 @@ enum Command {
     /// Check the house rules that no compiler knows, and list every breach as `path:line: sentence`
     ///
     /// Reads the files git tracks or would track: their length, module docs, what core may use, where
-    /// features and serde may be named, machine paths, placeholders, links and docs/contracts.md.
+    /// features and serde may be named, machine paths, placeholders, links, docs/contracts.md, and the number of lines in
+    /// indirect English, which may only fall.
     #[command(after_help = EXIT_CODES)]
-    Tidy,
-    /// Measure which lines the tests of tidegate-core and tidegate reach
+    Tidy {
+        /// Record the lines in indirect English that are left, where there are fewer than before
+        #[arg(long)]
+        ratchet: bool,
+    },
+    /// Measure which lines of each crate the tests reach
     ///
-    /// Fails when tidegate-core falls below its floor. Installs the matching LLVM tools with apt-get when
-    /// they are missing. Doc tests do not count, nor do the lines of the unit tests themselves.
+    /// Fails if a crate falls below its floor. Starts the engines, and installs the matching LLVM tools with apt-get if they
+    /// are missing. Doc tests do not count, nor do the lines of the unit tests themselves.
     #[command(after_help = EXIT_CODES)]
     Cover {
         /// Also write the annotated sources, as web pages under target/cover/html
@@ -145,7 +157,10 @@ impl From<ShownAs> for Shown {
 
 fn main() -> ExitCode {
     let result = match CommandLine::parse().command {
-        Command::Test { deep, engines } => test::run(depth(deep), &engines),
+        Command::Test { quick, deep, beside_load, engines } => {
+            let depth = if quick { Depth::Quick } else { depth(deep) };
+            test::run(&test::Options { depth, engines, is_beside_load: beside_load })
+        }
         Command::Fuzz { deep } => fuzz::run(depth(deep)),
         Command::Engines { what } => match what {
             Engines::Up { engines, shown } => {
@@ -154,7 +169,9 @@ fn main() -> ExitCode {
             Engines::Down { engines } => engines::down(&engines),
             Engines::Status { shown } => engines::status(shown.into()),
         },
-        Command::Tidy => tidy::run(),
+        Command::Tidy { ratchet } => {
+            tidy::run(if ratchet { tidy::Ratchet::Record } else { tidy::Ratchet::Check })
+        }
         Command::Cover { html } => cover::run(if html { cover::Pages::Write } else { cover::Pages::Skip }),
         Command::Bench { name, extra } => bench::run(&name, &extra),
     };
@@ -167,8 +184,8 @@ fn main() -> ExitCode {
     }
 }
 
-const fn depth(deep: bool) -> test::Depth {
-    if deep { test::Depth::Deep } else { test::Depth::Usual }
+const fn depth(deep: bool) -> Depth {
+    if deep { Depth::Deep } else { Depth::Usual }
 }
 
 #[cfg(test)]
@@ -200,6 +217,13 @@ mod tests {
         };
         assert_eq!(engines, [Engine::Memory, Engine::Sqlite]);
         assert!(CommandLine::try_parse_from(["cargo xtask", "test", "--engines", "oracle"]).is_err());
+    }
+
+    #[test]
+    fn quick_run_takes_neither_depth_nor_engines() {
+        for other in ["--deep", "--engines=redis"] {
+            assert!(CommandLine::try_parse_from(["cargo xtask", "test", "--quick", other]).is_err());
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A gate people wait for has to show where the time goes, and a failure has to name the step and the
 //! command, so that it can be repeated alone. Output people follow (tests, compilers) streams through;
-//! output nobody reads unless it fails is captured, and only then may a spinner turn.
+//! output that only matters on failure is captured, and only then may a spinner turn.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -66,7 +66,7 @@ pub(crate) fn capture(doing: &str, command: &mut Command) -> Result<String> {
     if !output.status.success() {
         // Programs complain on stderr, and what is on stdout may be meant for machines.
         let complaint = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
-        // There is nobody left to tell when our own stderr is gone.
+        // If our own stderr is closed there is no place to report to.
         let _ = io::stderr().write_all(complaint);
     }
     demand_success(command, output.status)?;

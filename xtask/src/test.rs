@@ -1,8 +1,17 @@
-//! `cargo xtask test`: every check there is, the quick ones first, stopping at the first that fails.
+//! `cargo xtask test`: all checks, cheap ones first, stopping at the first that fails.
 //!
-//! CI runs this and nothing else, so what passes here passes there.
+//! CI runs this and nothing else, so what passes here passes there. Every step that needs the workspace's code uses the same
+//! packages, features and profile (`--workspace --all-features`, dev), so that cargo builds it once: the examples, the fuzzed
+//! server and the doc tests run what the tests were built from.
 
+mod features;
+
+use std::env;
+use std::num::NonZero;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -15,56 +24,117 @@ use crate::step::{self, Steps};
 use crate::tidy;
 use crate::workspace::{self, cargo};
 
-/// How long to look for trouble.
+/// Tests look for this: the variables of engines that may be missing, separated by commas. An engine that is missing and not
+/// listed fails its tests instead of skipping them.
+const MAY_SKIP: &str = "TIDEGATE_TEST_MAY_SKIP";
+/// Busy loops beside the tests, one for each core of the smallest machine that the tests must pass on.
+const BUSY_LOOPS: usize = 2;
+
+const THREADS_PER_CORE: usize = 3;
+
+/// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// Minutes: before a push.
+    /// After an edit: no servers, no models.
+    Quick,
+    /// Before a push.
     Usual,
-    /// As long as it takes: before a release, or when a defect hides.
+    /// Before a release, or to find a rare bug.
     Deep,
 }
 
-/// Runs all steps, the tests on `only` those engines, or on all where none is named.
-pub(crate) fn run(depth: Depth, only: &[Engine]) -> Result<()> {
+/// What to run, and beside what.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) depth: Depth,
+    /// The engines to test on; all of them if empty.
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) is_beside_load: bool,
+}
+
+/// Runs the steps and prints what each took, whether or not one failed.
+pub(crate) fn run(options: &Options) -> Result<()> {
     let mut steps = Steps::default();
-    steps.run("fmt", || step::stream(&mut cargo("fmt --all --check")))?;
-    steps.run("tidy", tidy::run)?;
-    steps.run("clippy", || {
-        step::stream(&mut cargo("clippy --workspace --all-targets --all-features -- -D warnings"))
-    })?;
-    // The tours of the pages use it.
-    install::ensure_tool("curl", "curl")?;
-    // `tidegate watch` is driven in it.
-    install::ensure_tool("tmux", "tmux")?;
-    steps.run("tests", || tests(depth, only))?;
-    steps.run("model", || model(depth))?;
-    steps.run("model-clippy", model_clippy)?;
-    steps.run("examples", examples::run)?;
-    steps.run("fuzz", || fuzz::run(depth))?;
-    steps.run("docs", || {
-        step::stream(cargo("doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings"))
-    })?;
-    steps.run("features", features)?;
+    let result = run_steps(&mut steps, options);
     println!("{}", steps.summary());
-    let left_out: Vec<_> = left_out(only).iter().map(ToString::to_string).collect();
-    if !left_out.is_empty() {
-        println!("NARROWED on purpose: not tested on {}", left_out.join(", "));
+    result?;
+    if options.depth == Depth::Quick {
+        println!("QUICK: without servers, models, doc tests, examples, fuzzing, docs and feature checks");
+    }
+    let skipped: Vec<_> = left_out(&options.engines).iter().map(ToString::to_string).collect();
+    if !skipped.is_empty() {
+        println!("NARROWED: not tested on {}", skipped.join(", "));
     }
     Ok(())
 }
 
-fn tests(depth: Depth, only: &[Engine]) -> Result<()> {
-    let left_out = left_out(only);
+fn run_steps(steps: &mut Steps, options: &Options) -> Result<()> {
+    let Options { depth, .. } = *options;
+    steps.run("fmt", || step::stream(&mut cargo("fmt --all --check")))?;
+    steps.run("tidy", || tidy::run(tidy::Ratchet::Check))?;
+    if depth == Depth::Quick {
+        steps.run("build", build)?;
+        let _load = Load::start(options.is_beside_load);
+        return steps.run("tests", || step::stream(&mut test_programs()));
+    }
+    steps.run("clippy", || {
+        step::stream(&mut cargo("clippy --workspace --all-targets --all-features -- -D warnings"))
+    })?;
+    steps.run("build", build)?;
+    steps.run("install", install_tools)?;
+    let load = Load::start(options.is_beside_load);
+    steps.run("tests", || tests(options))?;
+    // Without the engines' variables: the examples of the configuration read all variables with our prefix.
+    steps.run("doc tests", || step::stream(&mut cargo("test --workspace --all-features --doc")))?;
+    steps.run("examples", examples::run)?;
+    steps.run("fuzz", || fuzz::run(depth))?;
+    drop(load);
+    steps.run("model", || model(depth))?;
+    steps.run("model clippy", model_clippy)?;
+    steps.run("docs", || {
+        step::stream(cargo("doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    steps.run("features", || features::check(&metadata()?))?;
+    if depth == Depth::Deep {
+        steps.run("licences", licences)?;
+    }
+    Ok(())
+}
+
+/// Builds test programs, examples and the program at once, apart from running them, so that the table shows both.
+fn build() -> Result<()> {
+    step::stream(&mut cargo("test --workspace --all-features --no-run --quiet"))
+}
+
+/// Everything that [`build`] built, but for examples and doc tests.
+fn test_programs() -> Command {
+    let mut tests = cargo("test --workspace --all-features --lib --bins --tests");
+    // Most tests wait for a server or a child process rather than for a core.
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    if env::var_os("RUST_TEST_THREADS").is_none() {
+        tests.env("RUST_TEST_THREADS", (THREADS_PER_CORE * cores).to_string());
+    }
+    tests
+}
+
+fn install_tools() -> Result<()> {
+    // The command tours of the docs use curl, and the tests of `tidegate watch` run it in tmux.
+    install::ensure_tool("curl", "curl")?;
+    install::ensure_tool("tmux", "tmux")
+}
+
+fn tests(options: &Options) -> Result<()> {
+    let left_out = left_out(&options.engines);
     let wanted: Vec<_> = Engine::SERVERS.into_iter().filter(|engine| !left_out.contains(engine)).collect();
     let engines = Borrowed::up(&wanted)?;
-    let mut tests = cargo(&test_run(&left_out)?);
+    let mut tests = test_programs();
     tests.envs(engines.variables()?).envs([engines::envoy()?]);
-    if depth == Depth::Deep {
+    let may_skip: Vec<_> = left_out.iter().flat_map(|engine| engine.variables()).collect();
+    tests.env(MAY_SKIP, may_skip.join(","));
+    if options.depth == Depth::Deep {
         tests.env("PROPTEST_CASES", "20000").env("TIDEGATE_DEEP", "1");
     }
-    step::stream(&mut tests)?;
-    // Apart: the examples of the configuration read every variable that begins as ours do.
-    step::stream(&mut cargo("test --workspace --all-features --doc"))
+    step::stream(&mut tests)
 }
 
 /// The servers that a run does without, because others were named.
@@ -73,40 +143,8 @@ fn left_out(only: &[Engine]) -> Vec<Engine> {
     Engine::SERVERS.into_iter().filter(is_left_out).collect()
 }
 
-/// How cargo is asked for all tests but those of the engines that are left out, and those in the documentation.
-fn test_run(left_out: &[Engine]) -> Result<String> {
-    let all = "test --workspace --all-features --lib --bins --examples";
-    if left_out.is_empty() {
-        return Ok(format!("{all} --tests"));
-    }
-    let tests = targets_without(&metadata()?, left_out);
-    let named: Vec<_> = tests.iter().map(|name| format!(" --test {name}")).collect();
-    Ok(format!("{all}{}", named.concat()))
-}
-
-/// The test programs that need none of the engines `left_out`. One that needs an engine says so by its required features,
-/// and where a feature has several engines, by the engine's name in its own.
-fn targets_without(metadata: &Value, left_out: &[Engine]) -> Vec<String> {
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
-    let tests = targets.filter(|target| {
-        target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "test"))
-    });
-    let needs = |target: &Value, engine: &Engine| {
-        let features = target["required-features"].as_array().into_iter().flatten();
-        let name = target["name"].as_str().unwrap_or_default();
-        features.filter_map(Value::as_str).any(|feature| Some(feature) == engine.feature())
-            && engine.owns_test(name)
-    };
-    let kept = tests.filter(|target| !left_out.iter().any(|engine| needs(target, engine)));
-    let mut names: Vec<_> = kept.filter_map(|target| Some(target["name"].as_str()?.to_owned())).collect();
-    names.sort();
-    names.dedup();
-    names
-}
-
 fn model(depth: Depth) -> Result<()> {
-    let mut model = cargo("test --release -p tidegate --features test-util --test model --test model_keyed");
+    let mut model = cargo("test --release -p tidegate-model --lib");
     if depth == Depth::Deep {
         model.env("MODEL_DEEP", "1");
     }
@@ -114,26 +152,23 @@ fn model(depth: Depth) -> Result<()> {
 }
 
 fn model_clippy() -> Result<()> {
-    // In release, as the models run, so that the two share what they build.
-    let mut clippy = cargo(
-        "clippy --release -p tidegate --features test-util --test model --test model_keyed -- -D warnings",
-    );
+    // In release, as the models run, so that the two share dependencies' build scripts and macros.
+    let mut clippy = cargo("clippy --release -p tidegate-model --all-targets -- -D warnings");
     step::stream(as_model(&mut clippy))
 }
 
-/// Other flags mean another build of everything: a folder of its own keeps the usual one warm.
+/// Other flags mean another build of everything: a folder of its own keeps the usual one valid.
 fn as_model(command: &mut Command) -> &mut Command {
     command
         .env("RUSTFLAGS", "--cfg tidegate_model")
         .env("CARGO_TARGET_DIR", workspace::target().join("model"))
 }
 
-fn features() -> Result<()> {
-    for check in feature_checks(&metadata()?) {
-        println!("    {check}");
-        step::capture(&check, &mut cargo(&check))?;
-    }
-    Ok(())
+/// Licences, banned crates and sources of all dependencies. Advisories need a database that is not always reachable.
+fn licences() -> Result<()> {
+    install::ensure_cargo_tool("cargo-deny")?;
+    let mut deny = cargo("deny --all-features check licenses bans sources");
+    step::stream(deny.env("PATH", install::path_with_cargo_tools()?))
 }
 
 fn metadata() -> Result<Value> {
@@ -141,77 +176,55 @@ fn metadata() -> Result<Value> {
     serde_json::from_str(&metadata).context("cargo metadata wrote no JSON")
 }
 
-/// For every library, the check without any feature, then with each alone.
-fn feature_checks(metadata: &Value) -> Vec<String> {
-    let mut checks = Vec::new();
-    for package in metadata["packages"].as_array().into_iter().flatten().filter(|package| is_library(package))
-    {
-        let bare = format!("check -p {} --no-default-features", package["name"].as_str().unwrap_or_default());
-        let features = package["features"].as_object().into_iter().flatten().map(|(feature, _)| feature);
-        let alone = features.filter(|feature| *feature != "default");
-        let alone: Vec<_> = alone.map(|feature| format!("{bare} --features {feature}")).collect();
-        checks.push(bare);
-        checks.extend(alone);
-    }
-    checks
+/// Threads that spin until dropped, so that tests whose verdict depends on speed fail here and not in CI.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-fn is_library(package: &Value) -> bool {
-    let kinds =
-        package["targets"].as_array().into_iter().flatten().filter_map(|target| target["kind"].as_array());
-    kinds.flatten().any(|kind| kind == "lib")
+impl Load {
+    fn start(is_wanted: bool) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let spin = |_| {
+            let is_over = Arc::clone(&is_over);
+            thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            })
+        };
+        let threads = (0..if is_wanted { BUSY_LOOPS } else { 0 }).map(spin).collect();
+        Self { is_over, threads }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // A busy loop has nothing to report.
+            let _ = thread.join();
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
-    fn every_feature_of_a_library_is_checked_alone_but_default_is_not() {
-        let metadata = json!({ "packages": [
-            { "name": "lib", "features": { "default": ["a"], "a": [], "b": [] },
-              "targets": [{ "kind": ["lib"] }, { "kind": ["test"] }] },
-            { "name": "program", "features": { "c": [] }, "targets": [{ "kind": ["bin"] }] },
-        ] });
-        assert_eq!(
-            feature_checks(&metadata),
-            [
-                "check -p lib --no-default-features",
-                "check -p lib --no-default-features --features a",
-                "check -p lib --no-default-features --features b",
-            ]
-        );
+    fn narrowed_run_leaves_out_other_servers() {
+        assert!(left_out(&[]).is_empty());
+        let left_out = left_out(&[Engine::Memory, Engine::Redis]);
+        assert!(!left_out.contains(&Engine::Redis) && left_out.contains(&Engine::Postgres));
+        assert_eq!(left_out.len(), Engine::SERVERS.len() - 1);
     }
 
     #[test]
-    fn a_narrowed_run_leaves_out_the_tests_of_other_engines_and_no_more() {
-        let test = |name: &str, features: Value| json!({ "kind": ["test"], "name": name, "required-features": features });
-        let metadata = json!({ "packages": [{ "targets": [
-            test("api", json!(null)), test("postgres", json!(["postgres"])), test("redis", json!(["redis"])),
-            test("valkey", json!(["redis"])), test("redis_cluster", json!(["redis"])),
-            test("redis_faults", json!(["conformance", "redis"])), test("dynamodb", json!(["dynamodb"])),
-            test("dynamodb_store", json!(["dynamodb"])), test("dynoxide", json!(["dynamodb"])),
-            { "kind": ["lib"], "name": "store" },
-        ] }] });
-        let only = |engines: &[Engine]| targets_without(&metadata, &left_out(engines));
-        assert_eq!(only(&[]).len(), 9);
-        assert_eq!(only(&[Engine::Memory, Engine::Sqlite]), ["api"]);
-        assert_eq!(only(&[Engine::Postgres]), ["api", "postgres"]);
-        assert_eq!(only(&[Engine::Redis]), ["api", "redis", "redis_faults"]);
-        assert_eq!(only(&[Engine::Dynamodb]), ["api", "dynamodb", "dynamodb_store"]);
-        assert_eq!(only(&[Engine::Dynoxide]), ["api", "dynoxide"]);
-        assert_eq!(
-            only(&[Engine::Redis, Engine::RedisCluster]),
-            ["api", "redis", "redis_cluster", "redis_faults"]
-        );
-    }
-
-    #[test]
-    fn the_models_are_built_apart() {
-        let mut command = Command::new("cargo");
-        let folder = as_model(&mut command).get_envs().find(|(name, _)| *name == "CARGO_TARGET_DIR");
-        assert!(folder.unwrap().1.unwrap().to_string_lossy().ends_with("/model"));
+    fn load_stops_when_dropped() {
+        let load = Load::start(true);
+        assert_eq!(load.threads.len(), BUSY_LOOPS);
+        drop(load);
+        assert!(Load::start(false).threads.is_empty());
     }
 }

@@ -190,10 +190,10 @@ mod tests {
             available: -5,
             burst: 10,
             amount: 7,
-            period: Duration::from_mins(1),
+            period: Duration::from_secs(60),
             consumed: 15,
             asked: 2,
-            retry_after: Some(Duration::from_mins(1)),
+            retry_after: Some(Duration::from_secs(60)),
         }
     }
 

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn g23_exponential_delays_double_up_to_their_maximum() {
+    fn exponential_delays_double_up_to_their_maximum() {
         let slow = Backoff::exponential(millis(500), millis(60_000));
         assert_eq!([0, 1, 2].map(|attempt| delay(&slow, attempt)), [500, 1_000, 2_000].map(millis));
         let capped = Backoff::exponential(millis(1_000), millis(10_000));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn t13_a_range_of_jitter_stays_in_its_range() {
+    fn a_range_of_jitter_stays_in_its_range() {
         let http = Backoff::exponential(millis(500), millis(10_000)).jitter(Jitter::Range(0.75..=1.0));
         let mut random = Random::seeded(42);
         for _ in 0..1_000 {

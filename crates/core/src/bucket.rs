@@ -20,9 +20,9 @@ use crate::time::{Instant, Timeline, nanos};
 /// Units per period are at most this: 2⁴⁰.
 pub const AMOUNT_MAX: u64 = 1 << 40;
 /// A period is at most this: 366 days.
-pub const PERIOD_MAX: Duration = Duration::from_hours(366 * 24);
+pub const PERIOD_MAX: Duration = Duration::from_secs(366 * 86_400);
 /// An empty bucket is full again within this: 100 years.
-pub const REFILL_MAX: Duration = Duration::from_hours(36_525 * 24);
+pub const REFILL_MAX: Duration = Duration::from_secs(36_525 * 86_400);
 
 /// How fast a bucket refills and how much it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,11 +17,11 @@ fn shape(amount: u64, period: Duration, burst: u64) -> Shape {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_mins(1);
-const DAY: Duration = Duration::from_hours(24);
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(86_400);
 
 #[test]
-fn a1_a_wait_is_the_time_the_next_unit_takes() {
+fn a_wait_is_the_time_the_next_unit_takes() {
     let shape = shape(2, SECOND, 1);
     let mut bucket = Bucket::full();
     assert_eq!(bucket.take(&shape, 1, millis(0)), Ok(()));
@@ -31,7 +31,7 @@ fn a1_a_wait_is_the_time_the_next_unit_takes() {
 }
 
 #[test]
-fn a2_refill_stops_at_the_burst() {
+fn refill_stops_at_the_burst() {
     let shape = shape(10, SECOND, 3);
     let mut bucket = Bucket::full();
     bucket.debit(&shape, 3, secs(0));
@@ -54,7 +54,7 @@ fn what_is_left_as_of_a_time_is_there_then_and_no_more_and_less_stays_less() {
 }
 
 #[test]
-fn z1_z2_z6_an_empty_or_indebted_bucket_refills_at_its_rate() {
+fn an_empty_or_indebted_bucket_refills_at_its_rate() {
     let shape = shape(100_000, MINUTE, 100_000);
     let drained = |units| {
         let mut bucket = Bucket::full();
@@ -74,7 +74,7 @@ fn z1_z2_z6_an_empty_or_indebted_bucket_refills_at_its_rate() {
 }
 
 #[test]
-fn z3_more_than_the_burst_is_never_possible_and_takes_nothing() {
+fn a_cost_above_the_burst_never_fits() {
     let shape = shape(100_000, MINUTE, 100_000);
     let mut bucket = Bucket::full();
     assert_eq!(bucket.take(&shape, 150_000, secs(5)), Err(Instant::MAX));
@@ -84,7 +84,7 @@ fn z3_more_than_the_burst_is_never_possible_and_takes_nothing() {
 }
 
 #[test]
-fn z5_returns_cap_themselves() {
+fn returns_stop_at_the_burst() {
     let shape = shape(100_000, MINUTE, 100_000);
     let mut bucket = Bucket::full();
     bucket.debit(&shape, 150_000, secs(0));
@@ -95,7 +95,7 @@ fn z5_returns_cap_themselves() {
 }
 
 #[test]
-fn z31_nothing_drifts_however_often_it_is_polled() {
+fn frequent_polling_causes_no_drift() {
     let shape = shape(1_000, Duration::from_secs(3), 1_000);
     let mut bucket = Bucket::full();
     bucket.debit(&shape, 1_000, secs(0));

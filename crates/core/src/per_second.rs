@@ -84,7 +84,7 @@ mod tests {
             (2, Duration::from_secs(1), 2_000_000),
             (1, Duration::from_secs(4), 250_000),
             (1, Duration::from_secs(3), 333_333),
-            (1, Duration::from_hours(24), 11),
+            (1, Duration::from_secs(86_400), 11),
             (1 << 40, Duration::from_nanos(1), u64::MAX),
         ];
         for (amount, period, wanted) in table {

@@ -108,17 +108,17 @@ impl Rate {
 
     /// `amount` per minute, and as many at once.
     pub const fn per_minute(amount: u64) -> Self {
-        Self::new(amount, Duration::from_mins(1))
+        Self::new(amount, Duration::from_secs(60))
     }
 
     /// `amount` per hour, and as many at once.
     pub const fn per_hour(amount: u64) -> Self {
-        Self::new(amount, Duration::from_hours(1))
+        Self::new(amount, Duration::from_secs(3_600))
     }
 
     /// `amount` per day, and as many at once.
     pub const fn per_day(amount: u64) -> Self {
-        Self::new(amount, Duration::from_hours(24))
+        Self::new(amount, Duration::from_secs(86_400))
     }
 
     /// The same, with at most `burst` at once.
@@ -281,7 +281,7 @@ impl SizeRule {
 impl Default for Pause {
     /// Hints count for up to ten minutes; no tail, no size rule.
     fn default() -> Self {
-        Self { max: Duration::from_mins(10), tail: Duration::ZERO, sizes: None }
+        Self { max: Duration::from_secs(600), tail: Duration::ZERO, sizes: None }
     }
 }
 
@@ -320,7 +320,7 @@ pub struct Brake {
 impl Default for Brake {
     /// Three failures within 60 s; cooling periods of 60 s; the ceiling is lifted after five without failure.
     fn default() -> Self {
-        let minute = Duration::from_mins(1);
+        let minute = Duration::from_secs(60);
         Self { failures: 3, within: minute, cooling: minute, ceiling_periods: 5 }
     }
 }

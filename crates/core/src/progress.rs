@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn g25_the_time_left_is_shared_by_the_slots() {
+    fn the_time_left_is_shared_by_the_slots() {
         let mut progress = Progress::default();
         assert_eq!(progress.eta(10, 1), None);
         progress.complete(secs(1));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn g24_milestones_are_told_once_each_and_end_at_the_whole() {
+    fn milestones_are_reported_once_and_end_at_100() {
         let milestones = |total, step| {
             let mut progress = Progress::default();
             let mut told = Vec::new();

@@ -229,7 +229,7 @@ mod tests {
     const TEN: Duration = Duration::from_secs(10);
 
     #[test]
-    fn g1_the_boundary_is_inclusive() {
+    fn the_boundary_is_inclusive() {
         let mut window = Window::default();
         window.record(TEN, at(0), 1);
         assert_eq!(window.count(TEN, at(10_000)), 1);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn g2_only_what_is_in_the_window_counts() {
+    fn only_entries_in_the_window_count() {
         let mut window = Window::default();
         window.record(TEN, at(0), 1);
         window.record(TEN, at(3_000), 2);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a10_a_tally_counts_its_slices() {
+    fn a_tally_counts_its_slices() {
         let mut tally = Tally::new(TEN, 10);
         tally.record(at(0), false);
         tally.record(at(500), true);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a11_a_tally_forgets_whole_slices() {
+    fn a_tally_forgets_whole_slices() {
         let mut tally = Tally::new(Duration::from_secs(5), 5);
         tally.record(at(0), true);
         tally.record(at(2_000), false);

@@ -1,8 +1,8 @@
-//! What is logged, counted and answered holds no secret.
+//! Its own program: it sets the global tracing subscriber.
 //!
-//! It is a program of its own: whether an event is of interest to anybody is remembered per place in the code, for all threads,
-//! and a test beside it that listens to nothing would make the log empty now and then.
+//! What is logged, counted and answered holds no secret. The log is that of the whole process, at its most detailed.
 
+#[path = "it/kit/mod.rs"]
 mod kit;
 
 use std::io;
@@ -32,7 +32,7 @@ async fn no_secret_is_in_logs_metrics_or_errors() {
     let writer = log.clone();
     let lines =
         tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(move || writer.clone());
-    tracing::subscriber::set_global_default(lines.finish()).expect("nobody else listens");
+    tracing::subscriber::set_global_default(lines.finish()).expect("it is the first");
     let kit = Kit::new().await;
     let secret = kit.token.rsplit('_').next().unwrap().to_owned();
     let ask = json!({"entity": "acme", "resource": "gpt-4", "cost": {"tpm": 100}});
@@ -50,7 +50,7 @@ async fn no_secret_is_in_logs_metrics_or_errors() {
         format!("{:?}", kit.state),
     ];
     assert!(told[7].contains("tidegate_granted_total 1"), "{}", told[7]);
-    assert!(!told[7].contains("acme"), "metrics name nobody");
+    assert!(!told[7].contains("acme"), "metrics name no entity");
     let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
     assert!(logged.contains("/v1/leases/{lease}/settle"), "requests are logged by their route: {logged}");
     told.push(logged);

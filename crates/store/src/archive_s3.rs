@@ -24,7 +24,7 @@ use crate::sync::lock;
 /// The object by which a place is held.
 const LOCK: &str = "archive.lock";
 /// How long it is held without being renewed.
-const HELD_FOR: Duration = Duration::from_mins(2);
+const HELD_FOR: Duration = Duration::from_secs(120);
 
 /// An archive in a bucket. Whoever uses it is known by the SDK's own means.
 ///
@@ -96,7 +96,7 @@ impl S3Archive {
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         let prefix = prefix.trim_matches('/');
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-        let provider = tls::Provider::Rustls(CryptoMode::Ring);
+        let provider = tls::Provider::Rustls(CryptoMode::AwsLc);
         let http = aws_smithy_http_client::Builder::new().tls_provider(provider).build_https();
         let mut config = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
         let mut is_path = false;

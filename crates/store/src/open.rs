@@ -407,7 +407,7 @@ fn lacks(what: &str, feature: &str) -> StoreError {
 #[expect(clippy::unnecessary_wraps, reason = "without the feature it fails")]
 pub(crate) fn ready_for_tls() -> Result<(), StoreError> {
     // One that is installed already is as good.
-    drop(rustls::crypto::ring::default_provider().install_default());
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     Ok(())
 }
 

@@ -40,7 +40,7 @@ fn config(roots: &[u8]) -> Result<ClientConfig, StoreError> {
         let root = root.map_err(|error| invalid(format!("the root certificates: {error}")))?;
         trusted.add(root).map_err(|error| invalid(format!("the root certificates: {error}")))?;
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.map_err(|error| invalid(format!("the versions of TLS: {error}")))?;
     Ok(config.with_root_certificates(trusted).with_no_client_auth())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 
-const DAY: Duration = Duration::from_hours(24);
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// How long what was used, and who changed what, is kept. What is `None` is kept for ever.
 ///

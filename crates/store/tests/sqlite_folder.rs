@@ -1,5 +1,7 @@
-//! A file by a relative path, in a program that changes its folder, as those do that go into the background: every read
-//! and write said that it had vanished. In a process of its own, since a folder is a process's.
+//! Its own program: it changes the current folder of the process.
+//!
+//! A file that was opened by a relative path stays open in a program that changes its folder, as daemons do. It was reported
+//! as vanished.
 
 use tidegate_store::{Policies, Sqlite};
 

@@ -243,7 +243,7 @@ impl Books {
     /// Books the tokens, unless they exceed the quota of the last second.
     fn charge(&mut self, tokens: u64) -> Result<(), Fault> {
         let now = Instant::now();
-        while self.used.pop_front_if(|(at, _)| now.duration_since(*at) >= SECOND).is_some() {}
+        self.used.retain(|(at, _)| now.duration_since(*at) < SECOND);
         let others = if now.duration_since(self.start) < Model::OTHERS_FOR { Model::OTHERS } else { 0 };
         let used = others + self.used.iter().map(|(_, tokens)| tokens).sum::<u64>();
         if used + tokens <= Model::QUOTA {

@@ -393,7 +393,7 @@ impl FarSide {
     fn allows(&self) -> bool {
         let now = Instant::now();
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        while recent.pop_front_if(|at| now - *at >= Duration::from_secs(1)).is_some() {}
+        recent.retain(|at| now - *at < Duration::from_secs(1));
         let is_allowed = recent.len() < Self::QUOTA;
         if is_allowed {
             recent.push_back(now);

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t15_each_kind_of_part_has_its_estimate() {
+    fn each_kind_of_part_has_an_estimate() {
         let table = [
             (Part::Text { tokens: 15 }, 150),
             (Part::Text { tokens: u64::MAX }, u64::MAX),

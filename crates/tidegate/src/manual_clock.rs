@@ -54,10 +54,16 @@ impl ManualClock {
     pub fn set(&self, now: Instant) {
         let mut shared = self.lock();
         shared.now = now;
-        let due = shared.sleepers.extract_if(.., |_, (at, _)| *at <= now);
-        let wakers: Vec<Waker> = due.map(|(_, (_, waker))| waker).collect();
+        let mut wakers: Vec<Waker> = Vec::new();
+        shared.sleepers.retain(|_, (at, waker)| {
+            let is_due = *at <= now;
+            if is_due {
+                wakers.push(waker.clone());
+            }
+            !is_due
+        });
         drop(shared);
-        // Outside the lock: whoever wakes may sleep again at once.
+        // Outside the lock: a woken task may sleep again at once.
         wakers.into_iter().for_each(Waker::wake);
     }
 

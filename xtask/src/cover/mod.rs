@@ -1,7 +1,7 @@
-//! `cargo xtask cover`: which lines of the library its own tests reach.
+//! `cargo xtask cover`: which lines of each crate the tests reach, on all engines.
 //!
-//! The compiler instruments, the LLVM tools of the same major version count. A build apart (`target/cover`)
-//! keeps the usual one warm. Core is pure, so nothing excuses a line nobody can reach: it has a floor.
+//! The compiler instruments, the LLVM tools of the same major version count. A build apart (`target/cover`) keeps the usual one
+//! valid. Every crate has a floor; core is pure, so its floor is the highest.
 
 mod lines;
 
@@ -12,15 +12,19 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use crate::engines::{self, Borrowed, Engine};
 use crate::workspace::{self, at_root, cargo};
 use crate::{install, step};
 use lines::{Crate, Lines};
 
 /// The packages that are measured: folder, and the share of lines in thousandths that must be reached.
-const CRATES: [Crate; 3] = [
-    Crate { name: "tidegate-core", folder: "crates/core/src/", floor_permille: Some(950) },
-    Crate { name: "tidegate-store", folder: "crates/store/src/", floor_permille: None },
-    Crate { name: "tidegate", folder: "crates/tidegate/src/", floor_permille: None },
+const CRATES: [Crate; 6] = [
+    Crate { name: "tidegate-core", folder: "crates/core/src/", floor_permille: 950 },
+    Crate { name: "tidegate-store", folder: "crates/store/src/", floor_permille: 940 },
+    Crate { name: "tidegate", folder: "crates/tidegate/src/", floor_permille: 940 },
+    Crate { name: "tidegate-client", folder: "crates/client/src/", floor_permille: 930 },
+    Crate { name: "tidegate-server", folder: "crates/server/src/", floor_permille: 940 },
+    Crate { name: "tidegate-cli", folder: "crates/cli/src/", floor_permille: 915 },
 ];
 
 /// Whether the annotated sources are written too.
@@ -48,7 +52,10 @@ pub(crate) fn run(pages: Pages) -> Result<()> {
         instrumented(&tools, &folder, &profiles)
             .args(["--no-run", "--message-format=json-render-diagnostics"]),
     )?;
-    step::stream(&mut instrumented(&tools, &folder, &profiles))?;
+    let engines = Borrowed::up(&Engine::SERVERS)?;
+    let mut tests = instrumented(&tools, &folder, &profiles);
+    step::stream(tests.envs(engines.variables()?).envs([engines::envoy()?]))?;
+    drop(engines);
 
     let mut merge = at_root(&tools.profdata);
     merge.args(["merge", "-sparse", "-o"]).arg(&merged).args(files_in(&profiles)?);
@@ -119,7 +126,8 @@ fn instrumented(tools: &Tools, folder: &Path, profiles: &Path) -> Command {
     // Naming the target keeps the flags away from build scripts and macros, which would leave profiles too.
     command.args(["--target", &tools.host]);
     command.env("RUSTFLAGS", "-C instrument-coverage").env("CARGO_TARGET_DIR", folder);
-    command.env("LLVM_PROFILE_FILE", profiles.join("%p-%m.profraw"));
+    // Runs of one program are merged as they end: the tests start some programs thousands of times.
+    command.env("LLVM_PROFILE_FILE", profiles.join("%8m.profraw"));
     command
 }
 
@@ -134,12 +142,12 @@ fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// The test programs among what cargo says it built.
+/// The test programs and the program that they start, among what cargo says it built.
 fn test_programs(messages: &str) -> Result<Vec<String>> {
     let mut programs = Vec::new();
     for line in messages.lines() {
         let message: Value = serde_json::from_str(line).context("cargo wrote a line that is no JSON")?;
-        if message["profile"]["test"] == true {
+        if message["profile"]["test"] == true || message["target"]["name"] == "tidegate" {
             programs.extend(message["executable"].as_str().map(str::to_owned));
         }
     }
@@ -166,10 +174,11 @@ mod tests {
     #[test]
     fn test_programs_are_told_from_other_artifacts() {
         let messages = r#"{"reason":"compiler-artifact","profile":{"test":true},"executable":"/t/a"}
-{"reason":"compiler-artifact","profile":{"test":false},"executable":"/t/program"}
+{"reason":"compiler-artifact","profile":{"test":false},"executable":"/t/example"}
+{"reason":"compiler-artifact","profile":{"test":false},"target":{"name":"tidegate"},"executable":"/t/tidegate"}
 {"reason":"compiler-artifact","profile":{"test":true},"executable":null}
 {"reason":"build-finished","success":true}"#;
-        assert_eq!(test_programs(messages).unwrap(), ["/t/a"]);
+        assert_eq!(test_programs(messages).unwrap(), ["/t/a", "/t/tidegate"]);
         assert!(test_programs("").is_err());
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn local(program: &Path) -> Result<Running> {
     let home = program.parent().context("a program is in a folder")?;
     let mut command = Command::new(install::on_path("java").context("there is no java")?);
     command.arg("-Xmx1g").arg("-Djava.library.path=./DynamoDBLocal_lib").arg("-jar").arg(program);
-    // One database for whoever comes, whatever the keys they sign with.
+    // One database for all clients, whichever keys they sign with.
     command
         .args(["-inMemory", "-sharedDb", "-disableTelemetry", "-port", &port.to_string()])
         .current_dir(home);

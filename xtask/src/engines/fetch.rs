@@ -123,7 +123,7 @@ fn postgres_folder() -> Option<PathBuf> {
 /// Does `work` while no service that is installed may start: only our own servers are wanted.
 fn quietly(work: impl FnOnce() -> Result<()>) -> Result<()> {
     let policy = Path::new(START_POLICY);
-    // Whoever has one decides about their machine's services, and so it stays.
+    // An installed server belongs to the machine's owner: it is used as it is.
     let is_ours = policy.parent().is_some_and(Path::is_dir)
         && fs::OpenOptions::new()
             .write(true)

@@ -1,7 +1,7 @@
 //! `cargo xtask engines`: real servers for the tests, private ones, on ports of their own.
 //!
 //! A store is only done when it passes its tests on the engine itself, so bringing one must cost a developer one
-//! command. Whatever already runs on the machine is left alone: these have their own ports and folders, their numbers
+//! command. Servers that already run on the machine are not touched: these have their own ports and folders, their numbers
 //! are written down in `target/engines/state.json`, and only what is written there is ever stopped.
 
 mod dynamodb;
@@ -51,34 +51,6 @@ impl Engine {
     pub(crate) const SERVERS: [Self; 6] =
         [Self::Redis, Self::Valkey, Self::RedisCluster, Self::Postgres, Self::Dynamodb, Self::Dynoxide];
 
-    /// The feature that its tests are behind.
-    pub(crate) const fn feature(self) -> Option<&'static str> {
-        match self {
-            Self::Memory => None,
-            Self::Sqlite => Some("sqlite"),
-            Self::Redis | Self::Valkey | Self::RedisCluster | Self::Sentinel => Some("redis"),
-            Self::Postgres => Some("postgres"),
-            Self::Dynamodb | Self::Dynoxide => Some("dynamodb"),
-        }
-    }
-
-    /// Whether a test program behind its feature is for this engine: where several engines have one feature, those
-    /// that are not the plain one begin with the engine's name.
-    pub(crate) fn owns_test(self, name: &str) -> bool {
-        let others = ["valkey", "redis_cluster", "redis_sentinel"];
-        let begins = |prefix: &str| name.starts_with(prefix);
-        match self {
-            Self::Memory => false,
-            Self::Sqlite | Self::Postgres => true,
-            Self::Redis => !others.into_iter().any(begins),
-            Self::Valkey => begins(others[0]),
-            Self::RedisCluster => begins(others[1]),
-            Self::Sentinel => begins(others[2]),
-            Self::Dynamodb => !begins("dynoxide"),
-            Self::Dynoxide => begins("dynoxide"),
-        }
-    }
-
     /// Where the tests look for its address.
     const fn variable(self) -> Option<&'static str> {
         match self {
@@ -91,6 +63,23 @@ impl Engine {
             Self::Dynamodb => Some("TIDEGATE_TEST_DYNAMODB"),
             Self::Dynoxide => Some("TIDEGATE_TEST_DYNOXIDE"),
         }
+    }
+}
+
+impl Engine {
+    /// Where tests look for the program of its server, to start servers that they can kill.
+    const fn program_variable(self) -> Option<&'static str> {
+        match self {
+            Self::Redis => Some("TIDEGATE_TEST_REDIS_SERVER"),
+            Self::Valkey => Some("TIDEGATE_TEST_VALKEY_SERVER"),
+            Self::Postgres => Some("TIDEGATE_TEST_POSTGRES_SERVER"),
+            _ => None,
+        }
+    }
+
+    /// All variables that tests look for when they need this engine.
+    pub(crate) fn variables(self) -> impl Iterator<Item = &'static str> {
+        self.variable().into_iter().chain(self.program_variable())
     }
 }
 
@@ -131,7 +120,7 @@ pub(crate) fn up(engines: &[Engine]) -> Result<()> {
         if state.is_up(engine) {
             continue;
         }
-        // What is left of one that lost some of its servers is in the way of a new one.
+        // Servers left over from a partly dead engine hold its ports and folder.
         stop(&mut state, &[engine])?;
         eprintln!("starting {engine}");
         let running = start(engine).with_context(|| format!("the engine {engine} does not start"))?;
@@ -213,7 +202,7 @@ impl Borrowed {
         Ok(borrowed)
     }
 
-    /// What the tests are told.
+    /// The variables that the tests read.
     pub(crate) fn variables(&self) -> Result<Vec<(&'static str, String)>> {
         let state = State::read()?;
         let missing: Vec<_> = self.started.iter().filter(|engine| !state.is_up(**engine)).collect();
@@ -272,9 +261,9 @@ mod tests {
     }
 
     #[test]
-    fn every_server_has_a_variable_and_a_feature() {
+    fn every_server_has_a_variable() {
         for engine in Engine::SERVERS {
-            assert!(engine.variable().is_some() && engine.feature().is_some(), "{engine}");
+            assert!(engine.variables().count() > 0, "{engine}");
         }
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 /// Users that a server may run as, the better one first: the second is on every system.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
-/// Somebody else to run a server as.
+/// A user other than root to run a server as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     uid: u32,
@@ -40,7 +40,7 @@ impl Owner {
     }
 }
 
-/// Whether anybody may go through `folder` and all above it.
+/// Whether all users may traverse `folder` and its ancestors.
 pub(super) fn is_open_to_all(folder: &Path) -> bool {
     folder.ancestors().all(|folder| {
         folder.as_os_str().is_empty()

@@ -1,4 +1,4 @@
-//! PostgreSQL: one server with a database of its own, run as somebody who is not root.
+//! PostgreSQL: one server with a database of its own, run as a user other than root.
 
 use std::env;
 use std::fs;
@@ -14,9 +14,9 @@ use super::state::Running;
 use super::{Engine, folder};
 use crate::step;
 
-/// The database's owner, whoever the server runs as.
+/// The database's owner, which is not the server's system user.
 const USER: &str = "tidegate";
-/// Only this machine reaches the server, so that nobody is asked for a password but this one: to test a wrong one. To check a
+/// Only this machine reaches the server, so it asks only this user for a password: to test a wrong one. To check a
 /// password takes a client that is not optimised a good part of a second.
 const ASKED: &str = "keyed";
 /// Each test has a pool of its own, and many run at once.

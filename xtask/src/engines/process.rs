@@ -88,7 +88,7 @@ pub(super) fn together(start: impl FnOnce(&mut Vec<Process>) -> Result<()>) -> R
     Ok(processes)
 }
 
-/// Ports that nobody listens on now, all different.
+/// Free ports, all different.
 pub(super) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut held = Vec::new();
     let mut ports = [0; N];

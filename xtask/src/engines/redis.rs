@@ -34,7 +34,7 @@ pub(super) fn single(engine: Engine, programs: &RedisPrograms) -> Result<Running
     })
 }
 
-/// Six nodes, each on its own port, and one more for what they tell each other.
+/// Six nodes, each on its own port, and one more for the cluster bus.
 pub(super) fn cluster(programs: &RedisPrograms) -> Result<Running> {
     let folder = fresh(Engine::RedisCluster)?;
     let ports: [u16; 6] = free_ports()?;

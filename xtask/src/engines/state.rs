@@ -50,12 +50,12 @@ impl Running {
 }
 
 impl State {
-    /// What was written down last; nothing where nothing was.
+    /// Reads the state file; an absent one is an empty state.
     pub(super) fn read() -> Result<Self> {
         let path = path();
         match fs::read_to_string(&path) {
             Ok(text) => serde_json::from_str(&text)
-                .with_context(|| format!("{} is not what was written there: remove it", path.display())),
+                .with_context(|| format!("{} is not a valid state file: remove it", path.display())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
         }
@@ -81,12 +81,7 @@ impl State {
     pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
         let mut variables = Vec::new();
         for running in &self.engines {
-            let program = match running.engine {
-                Engine::Redis => Some("TIDEGATE_TEST_REDIS_SERVER"),
-                Engine::Valkey => Some("TIDEGATE_TEST_VALKEY_SERVER"),
-                Engine::Postgres => Some("TIDEGATE_TEST_POSTGRES_SERVER"),
-                _ => None,
-            };
+            let program = running.engine.program_variable();
             variables.extend(running.engine.variable().map(|name| (name, running.url.clone())));
             variables.extend(program.map(|name| (name, running.program.display().to_string())));
         }

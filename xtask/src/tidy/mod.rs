@@ -7,6 +7,7 @@ mod borders;
 mod contracts;
 mod house;
 mod links;
+mod plain_english;
 mod source;
 
 use std::fmt;
@@ -54,11 +55,29 @@ const FILE_RULES: [FileRule; 9] = [
 ];
 
 /// Rules that need the whole tree.
-const TREE_RULES: [TreeRule; 2] = [links::check, contracts::check];
+const TREE_RULES: [TreeRule; 3] = [links::check, contracts::check, plain_english::check];
+
+/// What to do about counts that have fallen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ratchet {
+    /// Report them.
+    Check,
+    /// Record them.
+    Record,
+}
 
 /// Checks the working tree and prints every problem.
-pub(crate) fn run() -> Result<()> {
-    let sources = sources()?;
+pub(crate) fn run(ratchet: Ratchet) -> Result<()> {
+    let mut sources = sources()?;
+    if ratchet == Ratchet::Record
+        && let Some(record) = plain_english::record(&sources)
+    {
+        let path = plain_english::RECORD;
+        fs::write(workspace::root().join(path), &record)
+            .with_context(|| format!("could not write {path}"))?;
+        sources.retain(|source| source.path != path);
+        sources.push(Source::new(path, record));
+    }
     let problems = check(&sources);
     for problem in &problems {
         println!("{problem}");
@@ -107,7 +126,7 @@ mod tests {
         ];
         let found = check(&sources);
         let found: Vec<_> = found.iter().map(|problem| (problem.path.as_str(), problem.line)).collect();
-        assert_eq!(found, [("a.rs", 1), ("b.rs", 1), ("docs/contracts.md", 3)]);
+        assert_eq!(found, [("a.rs", 1), ("b.rs", 1), ("docs/contracts.md", 3), (plain_english::RECORD, 1)]);
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! Who is asked next, in a time that the test moves.
 
+use reqwest::StatusCode;
+use reqwest::header::HeaderMap;
 use tempfile::TempDir;
-use tidegate::Outcome;
+use tidegate::{HttpClasses, Kind, Outcome, Random};
 use tokio::time::advance;
 
 use super::*;
+use crate::fetch::crawl::backoff;
 use crate::fetch::rules::Told;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -35,8 +38,7 @@ fn over(book: &mut Book, start: Start, outcome: Outcome) {
     start.entry.settle(outcome);
     let host = book.host(start.host);
     host.in_flight -= 1;
-    host.failing =
-        (outcome.kind() == tidegate::Kind::Failure).then(|| host.failing.unwrap_or(Instant::now()));
+    host.failing = (outcome.kind() == Kind::Failure).then(|| host.failing.unwrap_or(Instant::now()));
     book.returned(start.host);
     book.end(start.job, Fate::Failed(Failed { why: String::new(), status: None, is_final: true }));
 }
@@ -225,4 +227,90 @@ async fn a_slow_host_to_which_a_fast_one_redirects_does_not_fill_the_memory() {
         (pages, pages, true),
         "and in the end it has all of them"
     );
+}
+
+/// A host that takes so many requests in each window, answers 429 to the rest, and fails one request in fifty.
+#[derive(Default)]
+struct Limited {
+    taken: Vec<Instant>,
+    /// Every request: its page, and the status of its answer.
+    answers: Vec<(Key, StatusCode)>,
+}
+
+impl Limited {
+    const TAKES: usize = 20;
+    const WINDOW: Duration = Duration::from_millis(500);
+
+    fn answer(&mut self, key: Key) -> StatusCode {
+        let now = Instant::now();
+        self.taken.retain(|at| now - *at < Self::WINDOW);
+        let status = if self.taken.len() >= Self::TAKES {
+            StatusCode::TOO_MANY_REQUESTS
+        } else if self.answers.len() % 50 == 49 {
+            StatusCode::BAD_GATEWAY
+        } else {
+            StatusCode::OK
+        };
+        self.taken.push(now);
+        self.answers.push((key, status));
+        status
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn most_requests_succeed_once_the_rate_is_found() {
+    const PAGES: usize = 400;
+    let (mut book, _root) = book(1.0, 600 * SECOND);
+    book.gates = Gates::new(10.0, 100.0, 8).expect("within the bounds");
+    book.manners.tries_max = 6;
+    add(&mut book, "a", PAGES);
+    let (mut limited, mut random, mut done) = (Limited::default(), Random::seeded(1), 0);
+    let took = Duration::from_millis(5);
+    while !book.is_empty() {
+        book.bring_back(Instant::now());
+        let mut answered = Vec::new();
+        while let Some((_, start)) = start(&mut book) {
+            let What::Page(page) = &start.job.what else { unreachable!("rules are ignored") };
+            let status = limited.answer(page.key);
+            answered.push((start, status));
+        }
+        if answered.is_empty() {
+            let due = book.next_due().expect("something is left to do");
+            advance(due.saturating_duration_since(Instant::now())).await;
+            continue;
+        }
+        advance(took).await;
+        for (Start { host, mut job, entry }, status) in answered {
+            let class = HttpClasses::default().read(status, &HeaderMap::new());
+            let outcome = class.outcome().took(took);
+            entry.settle(outcome);
+            job.tries += 1;
+            let now = Instant::now();
+            let upstream = book.host(host);
+            upstream.in_flight -= 1;
+            upstream.failing = match outcome.kind() {
+                Kind::Failure | Kind::Overload => upstream.failing.or(Some(now)),
+                _ => None,
+            };
+            book.returned(host);
+            if class.is_worth_another() && job.tries < book.manners.tries_max {
+                let delay = backoff().delay(job.tries - 1, &mut random);
+                book.put_later(host, job, now + delay);
+                continue;
+            }
+            done += usize::from(status == StatusCode::OK);
+            book.end(job, Fate::Failed(Failed { why: String::new(), status: None, is_final: true }));
+        }
+        keep(&mut book);
+    }
+    assert_eq!(done, PAGES);
+    let settled = &limited.answers[limited.answers.len() / 3..];
+    let good = settled.iter().filter(|(_, status)| *status == StatusCode::OK).count();
+    assert!(good * 10 > settled.len() * 9, "{good} of {} succeed", settled.len());
+    let mut attempts: HashMap<Key, usize> = HashMap::new();
+    for (key, _) in &limited.answers {
+        *attempts.entry(*key).or_default() += 1;
+    }
+    let failed: Vec<usize> = attempts.into_values().filter(|attempts| *attempts > 1).collect();
+    assert!(failed.iter().sum::<usize>() < 3 * failed.len(), "attempts at pages that failed: {failed:?}");
 }

@@ -390,7 +390,7 @@ const fn is_to_end(heard: Heard) -> bool {
 }
 
 /// Between two attempts at one page. What the host itself asks for comes on top.
-fn backoff() -> Backoff {
+pub(crate) fn backoff() -> Backoff {
     Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5)).jitter(Jitter::Full)
 }
 

@@ -16,7 +16,7 @@ use super::{Client, Inner};
 use crate::tls;
 
 /// The shortest and the longest that a call, or a part of it, may be given.
-const SPANS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_hours(24));
+const SPANS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(86_400));
 /// Shorter than a server keeps a connection that is idle: what is sent on a connection while the other side closes it may
 /// have been heard or not.
 const IDLE: Duration = Duration::from_secs(10);

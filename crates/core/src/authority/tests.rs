@@ -9,7 +9,7 @@ fn key(text: &str) -> Result<String, InvalidAuthority> {
 }
 
 #[test]
-fn a30_there_is_one_key_for_each_authority() {
+fn there_is_one_key_for_each_authority() {
     let table = [
         ("h", "h"),
         ("H.", "h"),
@@ -56,7 +56,7 @@ fn a30_there_is_one_key_for_each_authority() {
 }
 
 #[test]
-fn a12_hosts_are_lower_case_and_without_usual_ports() {
+fn hosts_are_lower_case_and_without_default_ports() {
     let table = [
         ("Example.COM", "example.com"),
         ("s.e.com:80", "s.e.com"),
@@ -75,7 +75,7 @@ fn a12_hosts_are_lower_case_and_without_usual_ports() {
 }
 
 #[test]
-fn t10_a_url_with_the_usual_port_is_the_same_key() {
+fn a_url_with_the_default_port_is_the_same_key() {
     assert_eq!(Authority::new("https://EXAMPLE.com:443"), Authority::new("https://example.com"));
 }
 

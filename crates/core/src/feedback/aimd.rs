@@ -28,7 +28,7 @@ use crate::time::{Instant, nanos};
 /// Healthy time is turned into growth when there is this much of it.
 const STEP: Duration = Duration::from_secs(1);
 /// More healthy time than this does not count in one step.
-const STEP_MAX: Duration = Duration::from_mins(1);
+const STEP_MAX: Duration = Duration::from_secs(60);
 const MILLION: u64 = 1_000_000;
 /// What a cut that ends a slow start leaves at the most: the last doubling was one too many.
 const HALF: u64 = MILLION / 2;

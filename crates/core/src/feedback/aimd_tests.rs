@@ -13,7 +13,7 @@ const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// The numbers of the cases: 0.5 to 8 per second, half a unit more each second, 100 ms.
+/// 0.5 to 8 per second, half a unit more each second, and a target of 100 ms.
 fn cases() -> Aimd {
     Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100))
 }
@@ -94,7 +94,7 @@ fn path(rig: &mut Rig, seconds: usize) -> Vec<u64> {
 }
 
 #[test]
-fn a3_a_second_of_fast_successes_adds_one_increase() {
+fn a_second_of_fast_successes_adds_one_increase() {
     let mut rig = Rig::new(cases());
     for _ in 0..20 {
         assert_eq!(rig.succeeds().rate(), 2_000_000);
@@ -105,7 +105,7 @@ fn a3_a_second_of_fast_successes_adds_one_increase() {
 }
 
 #[test]
-fn a23_growth_is_per_second_and_not_per_response() {
+fn growth_is_per_second_and_not_per_response() {
     for responses in [1, 10, 1_000] {
         let mut rig = Rig::new(cases());
         rig.succeeds();
@@ -117,7 +117,7 @@ fn a23_growth_is_per_second_and_not_per_response() {
 }
 
 #[test]
-fn a4_what_takes_twice_the_target_cuts_and_what_lies_between_moves_nothing() {
+fn latency_cuts_at_twice_the_target_and_not_below() {
     for (latency, wanted) in [(99, 2_000_000), (199, 2_000_000), (200, 1_000_000), (220, 1_000_000)] {
         let mut rig = Rig::new(cases());
         assert_eq!(rig.succeeds_after(millis(latency)).rate(), wanted, "{latency} ms");
@@ -146,14 +146,14 @@ fn a_latency_that_nobody_knows_is_fast_and_leaves_the_target() {
 }
 
 #[test]
-fn a5_each_overload_of_its_own_wave_halves_down_to_the_floor() {
+fn overloads_of_separate_waves_halve_to_the_floor() {
     let mut rig = Rig::new(cases());
     let rates: Vec<_> = (0..3).map(|_| rig.overloads().rate()).collect();
     assert_eq!(rates, [1_000_000, 500_000, 500_000]);
 }
 
 #[test]
-fn a22_what_was_sent_before_the_last_cut_causes_no_other() {
+fn requests_sent_before_a_cut_cause_no_other() {
     let mut rig = Rig::starting(cases(), Rate::per_second(8));
     rig.overloads();
     for _ in 0..7 {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::plan::{Controller, Draft, Pace, Slots};
 
-const COOLING: Duration = Duration::from_mins(1);
+const COOLING: Duration = Duration::from_secs(60);
 
 const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -92,14 +92,14 @@ const fn paced(min: Duration, max: Duration) -> Pace {
 }
 
 #[test]
-fn g5_the_interval_doubles_up_to_its_longest() {
+fn the_interval_doubles_up_to_its_longest() {
     let mut rig = Rig::new(Slots::adaptive(1..=8), Some(paced(secs(1), secs(10))));
     rig.tuning.interval = secs(8);
     assert_eq!([rig.overloads().tuning.interval, rig.overloads().tuning.interval], [secs(10), secs(10)]);
 }
 
 #[test]
-fn g6_slots_halve_down_to_one() {
+fn slots_halve_down_to_one() {
     let mut rig = Rig::new(Slots::adaptive(1..=10), None);
     assert_eq!([(); 4].map(|()| rig.overloads().slots()), [5, 2, 1, 1]);
 }
@@ -111,7 +111,7 @@ fn slots_halve_down_to_their_minimum() {
 }
 
 #[test]
-fn g7_slots_grow_one_a_period_up_to_the_ceiling() {
+fn slots_grow_one_a_period_up_to_the_ceiling() {
     let mut rig = Rig::new(Slots::adaptive(4..=64).start(6), None);
     rig.overloads();
     assert_eq!((rig.slots(), rig.state.ceiling()), (4, 6));
@@ -119,7 +119,7 @@ fn g7_slots_grow_one_a_period_up_to_the_ceiling() {
 }
 
 #[test]
-fn g17_each_cut_starts_counting_anew() {
+fn each_cut_restarts_the_count() {
     let brake = Brake::default().at(2, secs(60));
     let mut rig = Rig::with(Some(Slots::adaptive(1..=16)), None, brake);
     let mut after = |failures: u32| {
@@ -141,7 +141,7 @@ fn failures_count_within_their_window_only() {
 }
 
 #[test]
-fn g36_one_wave_of_failures_is_one_cut() {
+fn one_wave_of_failures_is_one_cut() {
     let mut rig = Rig::new(Slots::adaptive(1..=64), None);
     for index in 0..30 {
         // What was admitted before the cut is of the past from then on.
@@ -164,7 +164,7 @@ fn an_overload_cuts_at_once_and_once_per_wave() {
 }
 
 #[test]
-fn g38_slots_that_start_low_grow_to_their_maximum() {
+fn slots_that_start_low_grow_to_their_maximum() {
     let mut rig = Rig::new(Slots::adaptive(1..=8).start(2), None);
     rig.succeeds();
     assert_eq!(rig.cool(50).last(), Some(&8));

@@ -1,4 +1,4 @@
-//! An adaptive rate at the gates: the cases, a scripted far side step by step, and what moving a rate must not do.
+//! An adaptive rate at the gates: how outcomes move it, a scripted upstream step by step, and what a move must not do.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::snapshot::{CircuitState, State};
 use crate::time::{Instant, nanos};
 use crate::verdict::{Gate, Verdict};
 
-/// The numbers of the cases: 2 per second within 0.5 and 8, four at once, half a unit more each second, 100 ms.
+/// 2 per second within 0.5 and 8, four at once, half a unit more each second, and a target of 100 ms.
 fn cases() -> Draft {
     let aimd = Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100));
     Draft { rate: Some(Aimd::RATE), controller: Controller::Aimd(aimd), ..Draft::default() }
@@ -53,7 +53,7 @@ fn sped_up(from: u64, to: u64) -> Event {
 }
 
 #[test]
-fn a3_a4_and_a5_move_the_rate_of_the_gate() {
+fn outcomes_move_the_rate_of_the_gate() {
     let mut rig = Rig::new(cases());
     let rates: Vec<_> = (0..6).map(|_| rig.goes(50, Outcome::success())).collect();
     assert_eq!(rates, [2_000_000, 2_000_000, 2_000_000, 2_000_000, 2_000_000, 2_500_000]);
@@ -72,7 +72,7 @@ fn a3_a4_and_a5_move_the_rate_of_the_gate() {
 }
 
 #[test]
-fn a22_a_wave_of_overloads_is_one_decrease() {
+fn a_wave_of_overloads_is_one_decrease() {
     let mut rig = Rig::new(starting(Rate::per_second(8)));
     let wave = rig.enter_all(8);
     for charge in wave {
@@ -84,7 +84,7 @@ fn a22_a_wave_of_overloads_is_one_decrease() {
 }
 
 #[test]
-fn a25_a_hint_pauses_and_slows_once_and_opens_no_circuit() {
+fn a_hint_pauses_and_slows_once_and_opens_no_circuit() {
     let mut rig = Rig::new(Draft { circuit: Some(Circuit::after_failures(1)), ..cases() });
     let wave = rig.enter_all(4);
     for charge in wave {
@@ -98,7 +98,7 @@ fn a25_a_hint_pauses_and_slows_once_and_opens_no_circuit() {
 }
 
 #[test]
-fn a9_a_success_with_a_hint_pauses_and_does_not_slow() {
+fn a_success_with_a_hint_pauses_and_does_not_slow() {
     let mut rig = Rig::new(starting(Rate::per_second(1).burst(1)));
     rig.goes(50, Outcome::success().retry_after(secs(2)));
     assert_eq!((rig.rate(), rig.cuts(), rig.seen().state), (1_000_000, 0, State::Paused));
@@ -117,7 +117,7 @@ fn hints_with_every_answer_and_pauses_by_hand_do_not_keep_it_slow() {
 }
 
 #[test]
-fn a26_what_is_ignored_moves_nothing() {
+fn ignored_outcomes_move_nothing() {
     let mut rig = Rig::new(cases());
     for _ in 0..100 {
         assert_eq!(rig.goes(900, Outcome::ignored()), 2_000_000);
@@ -125,9 +125,9 @@ fn a26_what_is_ignored_moves_nothing() {
     assert!(rig.told().is_empty());
 }
 
-/// Seed 003 §14: fast, slow, 429, fast again, then nothing but 503 until the circuit opens, and back.
+/// Fast answers, slow ones, a 429, fast ones again, then only 503 until the circuit opens, and the recovery.
 #[test]
-fn the_path_of_the_rate_and_of_the_circuit_against_a_scripted_far_side() {
+fn rate_and_circuit_follow_a_scripted_upstream() {
     let circuit = Circuit::after_failures(3).open_for(secs(5));
     let mut rig = Rig::new(Draft { circuit: Some(circuit), ..cases() });
     let fast = (50, Outcome::success());
@@ -143,7 +143,7 @@ fn the_path_of_the_rate_and_of_the_circuit_against_a_scripted_far_side() {
         ((150, Outcome::success()), 1_560, 2_500_000),
         // Twice 110 ms are too much.
         ((220, Outcome::success()), 2_030, 1_250_000),
-        // Told to come back in two seconds; nothing accrues meanwhile.
+        // Retry after two seconds; nothing accrues until then.
         ((50, Outcome::overload().retry_after(secs(2))), 2_440, 625_000),
         // 1.25/s was too much: a quarter more for the first second after the pause, and for the 0.55 s after it.
         (fast, 5_990, 888_671),

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn g9_a_request_fits_just_after_enough_has_expired() {
+    fn a_request_fits_just_after_enough_has_expired() {
         let gate = used(&[(0, 60), (3, 30)]);
         assert_eq!(gate.ready_at(&PLAN, 50, at(3)), at(10).plus_nanos(1));
         assert_eq!(gate.ready_at(&PLAN, 10, at(3)), at(3));

@@ -1,5 +1,5 @@
-//! The cases of the keyed adaptive limiter (seed 003) that speak of one throttle's gates: circuit, rate and refusals
-//! together. Those that speak of the rate alone are in `aimd_tests.rs`.
+//! The gates of one throttle together: circuit, adaptive rate and refusals. Tests of the rate alone are in
+//! `aimd_tests.rs`.
 
 use super::tests::{REQUEST, Rig, at, millis, secs};
 use crate::outcome::Outcome;
@@ -9,8 +9,8 @@ use crate::snapshot::CircuitState::{self, Closed, HalfOpen, Open};
 use crate::time::Instant;
 use crate::verdict::Verdict;
 
-/// The numbers of the cases: 2 per second within 0.5 and 8, four at once, half a unit more each second, 100 ms; a
-/// circuit at 40 % of at least five in 10 s or at three in a row, open for 5 s, with one probe.
+/// 2 per second within 0.5 and 8, four at once, half a unit more each second, and a target of 100 ms; a circuit at 40 % of
+/// at least five in 10 s or at three in a row, open for 5 s, with one probe.
 fn cases() -> Draft {
     let aimd = Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100));
     Draft {
@@ -55,7 +55,7 @@ const fn unavailable() -> Outcome {
 }
 
 #[test]
-fn a6_the_second_503_in_a_row_opens_the_circuit_and_the_next_is_denied() {
+fn the_second_503_in_a_row_opens_the_circuit() {
     let mut rig = with(circuit(2, 1));
     let table = [(500, Closed), (1_000, Open)];
     for (time, wanted) in table {
@@ -67,7 +67,7 @@ fn a6_the_second_503_in_a_row_opens_the_circuit_and_the_next_is_denied() {
 }
 
 #[test]
-fn a7_two_probes_close_it_and_the_next_failure_opens_it_again() {
+fn two_probes_close_it_and_a_failure_reopens_it() {
     let mut rig = with(circuit(1, 2));
     rig.at(ms(100)).call(REQUEST, unavailable());
     assert_eq!(rig.circuit(), Open);
@@ -83,7 +83,7 @@ fn a7_two_probes_close_it_and_the_next_failure_opens_it_again() {
 }
 
 #[test]
-fn a8_a29_a_refusal_says_what_is_left_of_the_open_time_and_then_there_is_none() {
+fn refusals_count_down_until_the_circuit_admits() {
     let mut rig = with(circuit(1, 1).open_for(secs(2)));
     rig.call(REQUEST, unavailable());
     for (time, left) in [(0, 2_000), (500, 1_500), (1_999, 1)] {
@@ -96,18 +96,18 @@ fn a8_a29_a_refusal_says_what_is_left_of_the_open_time_and_then_there_is_none() 
 }
 
 #[test]
-fn a15_of_fifty_who_ask_a_half_open_circuit_one_is_admitted() {
+fn a_half_open_circuit_admits_one_of_fifty() {
     let mut rig = with(circuit(1, 1));
     rig.call(REQUEST, unavailable());
     rig.at(at(5));
     let admitted = (0..50).filter_map(|_| rig.admit(REQUEST).ok()).count();
     assert_eq!(admitted, 1);
-    // It is the circuit that refuses: nobody waits in line for a place that a success would make superfluous.
+    // The circuit refuses: no request waits in line for a place that a success would make superfluous.
     assert_eq!(rig.refused(), Some(Refused::CircuitOpen { retry_after: millis(500) }));
 }
 
 #[test]
-fn a17_a_bucket_that_holds_nothing_is_an_error_and_a_slow_one_grants_in_bounded_time() {
+fn an_empty_burst_is_an_error_and_a_slow_rate_grants() {
     let quarter = |burst| {
         let aimd = Aimd::default().within(0.25..=8.0);
         let rate = Rate::new(1, secs(4)).burst(burst);
@@ -123,7 +123,7 @@ fn a17_a_bucket_that_holds_nothing_is_an_error_and_a_slow_one_grants_in_bounded_
 }
 
 #[test]
-fn a26_a_hundred_404s_move_neither_rate_nor_circuit_and_reset_no_count() {
+fn a_hundred_404s_move_neither_rate_nor_circuit() {
     let mut rig = with(circuit(3, 1));
     rig.call(REQUEST, unavailable());
     rig.later(secs(2)).call(REQUEST, unavailable());

@@ -156,7 +156,7 @@ fn check(plan: Circuit, steps: &[Step]) {
 }
 
 #[test]
-fn g11_only_failures_in_a_row_open_it() {
+fn only_failures_in_a_row_open_it() {
     let mut rig = Rig::new(circuit(3, 10, 1));
     rig.run(&[at(0).fails(), at(0).fails(), at(0).succeeds(), at(0).fails(), at(0).fails()]);
     assert_eq!(rig.gate.view(at(0).0).consecutive_failures, 2);
@@ -166,7 +166,7 @@ fn g11_only_failures_in_a_row_open_it() {
 }
 
 #[test]
-fn g12_a_refusal_says_what_is_left_of_the_open_time() {
+fn a_refusal_reports_the_rest_of_the_open_time() {
     check(
         circuit(1, 10, 1),
         &[
@@ -182,7 +182,7 @@ fn g12_a_refusal_says_what_is_left_of_the_open_time() {
 }
 
 #[test]
-fn g13_each_failed_probe_doubles_the_open_time_up_to_five_times_the_first() {
+fn failed_probes_double_the_open_time_up_to_fivefold() {
     let mut rig = Rig::new(circuit(1, 10, 1));
     rig.run(&[
         at(0).fails(),
@@ -197,7 +197,7 @@ fn g13_each_failed_probe_doubles_the_open_time_up_to_five_times_the_first() {
 }
 
 #[test]
-fn g14_as_many_successes_as_probes_close_it_and_reset_its_counters() {
+fn enough_probe_successes_close_it_and_reset_counters() {
     let mut rig = Rig::new(circuit(2, 10, 3));
     rig.run(&[at(0).fails(), at(0).fails(), at(10_000).succeeds(), at(10_000).succeeds()]);
     let view = rig.gate.view(at(10_000).0);
@@ -208,7 +208,7 @@ fn g14_as_many_successes_as_probes_close_it_and_reset_its_counters() {
 }
 
 #[test]
-fn g15_no_more_probes_are_out_at_a_time_than_allowed() {
+fn probes_in_flight_are_bounded() {
     check(
         circuit(1, 10, 2),
         &[
@@ -223,12 +223,12 @@ fn g15_no_more_probes_are_out_at_a_time_than_allowed() {
 }
 
 #[test]
-fn g16_open_for_no_time_is_half_open_at_once() {
+fn open_for_no_time_is_half_open_at_once() {
     check(circuit(1, 0, 1), &[at(5).fails(), at(5).shows(HalfOpen), at(5).succeeds(), at(5).shows(Closed)]);
 }
 
 #[test]
-fn g34_a_probe_that_drops_gives_its_place_back() {
+fn a_dropped_probe_returns_its_place() {
     check(
         circuit(2, 5, 1),
         &[
@@ -381,7 +381,7 @@ fn either_rule_opens_it() {
 
 #[test]
 fn tuning_swaps_the_tally_only_for_another_error_rate() {
-    let wider = Circuit::at_error_rate(0.5, 4, Duration::from_mins(1));
+    let wider = Circuit::at_error_rate(0.5, 4, Duration::from_secs(60));
     let table = [
         (Some(by_rate()), by_rate().probes(3), Open),
         (Some(by_rate()), wider, Closed),
@@ -400,7 +400,7 @@ fn tuning_swaps_the_tally_only_for_another_error_rate() {
 #[test]
 fn the_threshold_itself_trips_whatever_its_binary_digits() {
     for (threshold, bad, total) in [(0.07, 7, 100), (0.14, 7, 50), (0.28, 7, 25), (0.55, 55, 100)] {
-        let plan = Circuit::at_error_rate(threshold, total, Duration::from_mins(1));
+        let plan = Circuit::at_error_rate(threshold, total, Duration::from_secs(60));
         let mut gate = CircuitGate::new(&plan, 0);
         let now = Instant::from_nanos(1);
         for _ in 0..total - bad {

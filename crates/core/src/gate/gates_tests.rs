@@ -59,7 +59,7 @@ fn nothing_is_taken_when_one_gate_says_wait() {
 }
 
 #[test]
-fn g27_after_two_cuts_under_load_only_two_are_obtainable() {
+fn two_cuts_under_load_leave_two_slots() {
     let mut rig = Rig::new(braked());
     let mut held = rig.enter_all(8);
     rig.settle(held.pop().unwrap(), Outcome::overload());
@@ -74,7 +74,7 @@ fn g27_after_two_cuts_under_load_only_two_are_obtainable() {
 }
 
 #[test]
-fn g28_what_is_given_back_slot_by_slot_is_never_more_than_the_limit() {
+fn regrown_slots_never_exceed_the_limit() {
     let mut rig = Rig::new(braked());
     let held = rig.obtain();
     rig.record(Outcome::overload());
@@ -95,14 +95,14 @@ fn g28_what_is_given_back_slot_by_slot_is_never_more_than_the_limit() {
 }
 
 #[test]
-fn g29_callers_at_once_leave_one_by_one() {
+fn concurrent_callers_leave_one_by_one() {
     let mut rig = Rig::new(Draft { pace: Some(Pace::every(millis(500))), ..Draft::default() });
     let dispatched = [(); 10].map(|()| rig.enter_when_told().entered().as_nanos() / 1_000_000);
     assert_eq!(dispatched, [0, 500, 1_000, 1_500, 2_000, 2_500, 3_000, 3_500, 4_000, 4_500]);
 }
 
 #[test]
-fn t1_bytes_overdraw_by_one_request_at_most() {
+fn bytes_overdraw_by_one_request_at_most() {
     let mut rig = Rig::new(Draft { bytes: Some(Bytes::in_flight(1_000)), ..Draft::default() });
     let first = rig.enter(bytes(500));
     let _second = rig.enter(bytes(600));
@@ -113,7 +113,7 @@ fn t1_bytes_overdraw_by_one_request_at_most() {
 }
 
 #[test]
-fn t16_at_a_balance_of_exactly_zero_nothing_is_too_large() {
+fn any_size_is_admitted_at_a_balance_of_zero() {
     let mut rig = Rig::new(Draft { bytes: Some(Bytes::in_flight(1_000)), ..Draft::default() });
     let _all = rig.enter(bytes(1_000));
     let _more = rig.enter(bytes(1_000_000_000));
@@ -121,7 +121,7 @@ fn t16_at_a_balance_of_exactly_zero_nothing_is_too_large() {
 }
 
 #[test]
-fn t17_each_return_admits_as_many_as_the_balance_allows() {
+fn each_return_admits_as_the_balance_allows() {
     let mut rig = Rig::new(Draft { bytes: Some(Bytes::in_flight(1_000)), ..Draft::default() });
     let large = rig.enter(bytes(1_001));
     assert_eq!(rig.waits(bytes(600)), (Gate::Bytes, None));

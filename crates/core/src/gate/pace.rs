@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn g3_a_gap_is_what_is_left_of_the_interval() {
+    fn a_gap_is_the_rest_of_the_interval() {
         let mut pace = PaceGate::new(millis(1_000));
         assert!(pace.ready_at(0) <= at(0));
         pace.take(0.0, at(0), &mut Random::fixed(0.0));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn g4_jitter_lengthens_the_gap() {
+    fn jitter_lengthens_the_gap() {
         let mut pace = PaceGate::new(millis(1_000));
         // U(0, 0.5 s) that comes out at 0.2 s is the fraction 0.4.
         pace.take(0.5, at(0), &mut Random::fixed(0.4));

@@ -138,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn t27_paused_then_recovering_then_normal() {
+    fn phases_are_paused_then_recovering_then_normal() {
         let pause = paused(10_000);
         let phases = [9_900, 10_000, 19_900, 20_000].map(|millis| pause.phase(TAIL, at(millis)));
         assert_eq!(phases, [Phase::Paused, Phase::Recovering, Phase::Recovering, Phase::Normal]);
     }
 
     #[test]
-    fn t23_a_later_shorter_pause_shortens_nothing() {
+    fn a_later_shorter_pause_shortens_nothing() {
         let mut pause = paused(5_000);
         assert!(!pause.raise(at(2_000), 0, at(1_000), &mut Random::fixed(0.0)));
         assert_eq!(pause.until(at(1_000)), Some(at(5_000)));

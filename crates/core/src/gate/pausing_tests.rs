@@ -32,7 +32,7 @@ fn level(rig: &Rig) -> i64 {
 }
 
 #[test]
-fn t3_bytes_cost_more_while_recovering_and_return_at_the_price_they_were_taken_at() {
+fn recovery_prices_bytes_and_returns_what_was_taken() {
     let mut rig = Rig::new(layered(2));
     rig.pause(secs(1));
     let first = rig.at(at(1)).enter(bytes(100));
@@ -44,7 +44,7 @@ fn t3_bytes_cost_more_while_recovering_and_return_at_the_price_they_were_taken_a
 }
 
 #[test]
-fn t22_a_request_queued_before_the_pause_recovers_like_all_others() {
+fn a_request_queued_before_a_pause_recovers_after_it() {
     let mut rig = Rig::new(layered(1));
     let sent = rig.enter(bytes(10));
     rig.settle(sent, Outcome::overload().retry_after(secs(5)));
@@ -55,7 +55,7 @@ fn t22_a_request_queued_before_the_pause_recovers_like_all_others() {
 }
 
 #[test]
-fn t23_a_shorter_pause_that_comes_later_shortens_nothing() {
+fn a_shorter_pause_after_a_longer_one_is_ignored() {
     let mut rig = Rig::new(Draft::default());
     assert!(rig.pause(secs(5)));
     assert!(!rig.at(at(1)).pause(secs(1)));
@@ -68,7 +68,7 @@ fn t23_a_shorter_pause_that_comes_later_shortens_nothing() {
 }
 
 #[test]
-fn t24_no_success_ends_a_pause_or_its_tail() {
+fn no_success_ends_a_pause_or_its_tail() {
     let mut rig = Rig::new(layered(2));
     let (early, late) = (rig.enter(REQUEST), rig.enter(REQUEST));
     rig.at(at(1)).record(Outcome::overload().retry_after(secs(1)));
@@ -80,7 +80,7 @@ fn t24_no_success_ends_a_pause_or_its_tail() {
 }
 
 #[test]
-fn t26_a_hint_and_the_size_rule_both_hold() {
+fn a_hint_and_the_size_rule_both_hold() {
     let sizes = SizeRule::new(100, secs(1), secs(5));
     for (hint, size, until) in [(30, 10, 30), (3, 1_000, 5), (0, 10, 1)] {
         let mut rig = Rig::new(Draft { pause: Pause::default().sizes(sizes), ..Draft::default() });
@@ -90,7 +90,7 @@ fn t26_a_hint_and_the_size_rule_both_hold() {
 }
 
 #[test]
-fn t27_paused_then_recovering_then_normal() {
+fn phases_are_paused_then_recovering_then_normal() {
     let mut rig = Rig::new(layered(10));
     rig.pause(secs(10));
     let phases = [9_900, 10_000, 19_900, 20_000]
@@ -106,7 +106,7 @@ fn t27_paused_then_recovering_then_normal() {
 }
 
 #[test]
-fn t29_no_more_enter_while_recovering_than_there_are_recovery_slots() {
+fn recovery_slots_bound_entries_while_recovering() {
     let mut rig = Rig::new(layered(10));
     rig.pause(secs(1));
     let mut held = rig.at(at(1)).obtain();

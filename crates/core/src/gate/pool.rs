@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t1_bytes_overdraw_by_one_request_at_most() {
+    fn bytes_overdraw_by_one_request_at_most() {
         let (limit, overdraw) = (1_000, Overdraw::OnEntry);
         let mut pool = Pool::default();
         assert!(pool.admits(500, limit, overdraw));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn t16_at_a_balance_of_exactly_zero_nothing_is_too_large() {
+    fn any_size_is_admitted_at_a_balance_of_zero() {
         let mut pool = Pool::default();
         pool.take(1_000);
         assert!(pool.admits(1_000_000_000, 1_000, Overdraw::OnEntry));
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn g27_after_a_shrink_nobody_enters_until_enough_have_left() {
+    fn a_shrunk_pool_admits_once_enough_is_given_back() {
         let mut pool = Pool::default();
         pool.take(8);
         for held in (2..8).rev() {

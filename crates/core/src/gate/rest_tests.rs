@@ -75,7 +75,7 @@ fn a_pause_and_its_tail_are_busy() {
 }
 
 #[test]
-fn a19_an_open_circuit_is_busy_until_its_time_and_learned_after_it() {
+fn an_open_circuit_is_busy_and_then_learned() {
     let circuit = Circuit::after_failures(1).open_for(Duration::from_secs(5));
     let plan = plan(Draft { circuit: Some(circuit), ..Draft::default() });
     let mut gates = after(&plan, Outcome::failure());
@@ -103,7 +103,7 @@ fn failures_that_a_circuit_counts_are_learned() {
 fn what_a_controller_knows_is_learned() {
     let brake = Draft {
         slots: Some(Slots::adaptive(1..=8)),
-        controller: Controller::Brake(Brake::default().at(1, Duration::from_mins(1))),
+        controller: Controller::Brake(Brake::default().at(1, Duration::from_secs(60))),
         ..Draft::default()
     };
     let aimd =

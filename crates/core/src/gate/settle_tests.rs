@@ -104,7 +104,7 @@ fn a_batch_under_one_permit_is_recorded_part_by_part() {
 }
 
 #[test]
-fn t7_the_size_of_the_request_decides_how_long_an_overload_pauses() {
+fn request_size_decides_how_long_an_overload_pauses() {
     let sizes = SizeRule::new(100_000, secs(1), secs(5));
     for (size, until) in [(10, 1), (100_000, 1), (100_001, 5), (150_000, 5)] {
         let mut rig = Rig::new(Draft { pause: Pause::default().sizes(sizes), ..Draft::default() });
@@ -124,7 +124,7 @@ fn without_a_size_rule_only_a_hint_pauses() {
 }
 
 #[test]
-fn g9_what_expires_makes_room_and_g10_overuse_leaves_nothing_and_no_less() {
+fn expiry_makes_room_and_overuse_leaves_zero() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     rig.call(tokens(60), Outcome::success());
     rig.at(at(3)).call(tokens(30), Outcome::success());
@@ -166,14 +166,14 @@ fn use_beyond_what_can_be_counted_is_counted_as_far_as_it_can() {
 }
 
 #[test]
-fn g39_concurrent_estimates_never_exceed_the_budget() {
+fn concurrent_estimates_never_exceed_the_budget() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     let admitted = (0..10).filter_map(|_| rig.admit(tokens(100)).ok()).count();
     assert_eq!((admitted, rig.seen().tokens_used), (1, 100));
 }
 
 #[test]
-fn g40_what_a_dropped_permit_reported_stays_spent() {
+fn usage_reported_by_a_dropped_permit_stays_spent() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(1_000, secs(10))), ..Draft::default() });
     for (estimate, used) in [(40, 90), (500, 180)] {
         let charge = rig.enter(tokens(estimate));
@@ -191,7 +191,7 @@ fn a_budget_of_one_admits_one_token_at_a_time() {
 }
 
 #[test]
-fn g18_only_what_the_predicate_calls_a_failure_cuts() {
+fn only_failures_by_the_predicate_cut() {
     let draft = Draft { slots: Some(Slots::adaptive(1..=10)), controller: brake(1), ..Draft::default() };
     let mut rig = Rig::new(draft.clone());
     for (error, slots) in [("runtime", 10), ("value", 5)] {
@@ -206,7 +206,7 @@ fn g18_only_what_the_predicate_calls_a_failure_cuts() {
 }
 
 #[test]
-fn g33_a_cancelled_request_cuts_nothing() {
+fn a_cancelled_request_cuts_nothing() {
     let mut rig = Rig::new(listening());
     for _ in 0..50 {
         rig.call(tokens(40), Outcome::ignored());
@@ -215,7 +215,7 @@ fn g33_a_cancelled_request_cuts_nothing() {
 }
 
 #[test]
-fn g34_a_probe_that_says_nothing_gives_its_place_back() {
+fn an_inconclusive_probe_returns_its_place() {
     let hinted = Outcome::overload().retry_after(Duration::ZERO);
     for outcome in [Outcome::ignored(), hinted] {
         let circuit = Some(Circuit::after_failures(1).open_for(secs(5)));
@@ -231,7 +231,7 @@ fn g34_a_probe_that_says_nothing_gives_its_place_back() {
 }
 
 #[test]
-fn g36_one_wave_of_failures_is_one_cut() {
+fn one_wave_of_failures_is_one_cut() {
     let slots = Some(Slots::adaptive(1..=64));
     for outcome in [Outcome::failure(), Outcome::overload()] {
         let mut rig = Rig::new(Draft { slots, controller: brake(3), ..Draft::default() });
@@ -268,7 +268,7 @@ fn what_the_controller_does_is_told_with_its_numbers() {
 }
 
 #[test]
-fn t12_no_failure_of_a_wave_is_lost_on_the_circuit_though_the_brake_cuts_in_its_midst() {
+fn the_circuit_counts_failures_after_a_brake_cut() {
     let circuit = Some(Circuit::after_failures(20));
     for controller in [Controller::Fixed, brake(3)] {
         let mut rig = Rig::new(Draft { circuit, controller, ..Draft::default() });
@@ -407,7 +407,7 @@ fn headers_that_could_not_be_read_are_counted_whatever_the_outcome() {
 }
 
 #[test]
-fn a26_mistakes_change_nothing_and_do_not_end_a_row_of_failures() {
+fn client_errors_do_not_end_a_row_of_failures() {
     use crate::classes::{Classes, Ended};
     let classes = Classes::new();
     let mut rig = Rig::new(Draft { circuit: Some(Circuit::after_failures(3)), ..listening() });

@@ -77,9 +77,9 @@ mod tests {
         meter.take(100_000, now);
         let subject = Subject::new("a", "b").unwrap();
         let after = |asked| Balance::of(&subject, &meter, asked, now).retry_after;
-        // Z4
+        // An empty bucket: 10,000 of 100,000 a minute take 6 s.
         assert_eq!(after(10_000), Some(Duration::from_secs(6)));
-        assert_eq!(after(100_000), Some(Duration::from_mins(1)));
+        assert_eq!(after(100_000), Some(Duration::from_secs(60)));
         assert_eq!(after(0), Some(Duration::ZERO));
         assert_eq!(after(100_001), None);
         let balance = Balance::of(&subject, &meter, 5, now);

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn z16_cascade_without_a_parent_is_harmless() {
+    fn cascade_without_a_parent_is_harmless() {
         assert_eq!(Entity::new(id("a")).cascade().next(), None);
         assert_eq!(Entity::new(id("a")).parent(id("b")).next(), None);
         assert_eq!(Entity::new(id("a")).parent(id("b")).cascade().next(), Some(&id("b")));

@@ -16,11 +16,11 @@ use crate::limit::policy::OnExpiry;
 use crate::time::Stamp;
 
 /// How long an ended lease is remembered.
-pub const REMEMBERED: Duration = Duration::from_mins(10);
+pub const REMEMBERED: Duration = Duration::from_secs(600);
 /// How long a lease may stay open unless said otherwise.
-pub const DEADLINE: Duration = Duration::from_hours(1);
+pub const DEADLINE: Duration = Duration::from_secs(3_600);
 /// A lease is renewed for at most so long at a time.
-pub const RENEWAL_MAX: Duration = Duration::from_hours(24);
+pub const RENEWAL_MAX: Duration = Duration::from_secs(86_400);
 
 /// Set in an id that a caller has chosen. No time reaches it before the year 6429.
 const CHOSEN: u128 = 1 << 127;
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn z13_an_adjustment_returns_no_more_than_is_held() {
+    fn an_adjustment_returns_no_more_than_is_held() {
         let mut lease = record(&[Some(500), None, None]);
         assert_eq!(
             lease.adjust(1, &[Some(-200), None, Some(7)], Stamp::MAX)[..],
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn z14_the_same_ending_again_is_a_repeat_and_anything_else_is_late() {
+    fn the_same_ending_is_a_repeat_and_others_are_late() {
         let at = Stamp::from_secs(1);
         let (five, six) = (digest([("tpm", 5)]), digest([("tpm", 6)]));
         let settled = Ended { how: Ending::Settled, step: 3, at, digest: five };
@@ -379,9 +379,9 @@ mod tests {
     #[test]
     fn a_renewal_moves_the_deadline_forward_only_and_holds_what_was_held() {
         let mut lease = record(&[Some(500)]);
-        let (first, later) = (lease.deadline(), lease.drawn_at() + Duration::from_mins(30));
+        let (first, later) = (lease.deadline(), lease.drawn_at() + Duration::from_secs(1_800));
         lease.renew(1, later + DEADLINE, later);
-        assert_eq!((lease.deadline(), lease.step()), (first + Duration::from_mins(30), 1));
+        assert_eq!((lease.deadline(), lease.step()), (first + Duration::from_secs(1_800), 1));
         assert!(!lease.is_due(first));
         lease.renew(2, later + Duration::from_secs(1), later);
         assert_eq!((lease.deadline(), lease.stepped_at()), (later + DEADLINE, later));

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn z42_a_newer_rule_keeps_the_level_capped_to_its_burst() {
+    fn a_newer_rule_keeps_the_level_up_to_its_burst() {
         let mut meter = Meter::new(rule(100, 100), Version::new(1));
         meter.take(30, START);
         meter.follow(&rule(200, 200), Version::new(2), START);

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn z27_the_narrowest_scope_wins_for_each_limit_name() {
+    fn the_narrowest_scope_wins_for_each_limit_name() {
         let subject = Subject::new("acme", "gpt").unwrap();
         let own = policy(&[("a", 1)]);
         let entity = policy(&[("a", 2), ("b", 2)]);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn z48_only_cuts_the_limits_of_wider_scopes() {
+    fn only_drops_the_limits_of_wider_scopes() {
         let subject = Subject::new("acme", "gpt").unwrap();
         let own = policy(&[("rpm", 1)]);
         let resource = policy(&[("rpm", 9), ("tpm", 9)]).on_unavailable(OnUnavailable::Allow);

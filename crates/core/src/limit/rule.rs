@@ -43,17 +43,17 @@ impl Limit {
 
     /// `amount` units per minute.
     pub fn per_minute(name: impl Into<String>, amount: u64) -> Self {
-        Self::per(name, amount, Duration::from_mins(1))
+        Self::per(name, amount, Duration::from_secs(60))
     }
 
     /// `amount` units per hour.
     pub fn per_hour(name: impl Into<String>, amount: u64) -> Self {
-        Self::per(name, amount, Duration::from_hours(1))
+        Self::per(name, amount, Duration::from_secs(3_600))
     }
 
     /// `amount` units per day of 24 hours.
     pub fn per_day(name: impl Into<String>, amount: u64) -> Self {
-        Self::per(name, amount, Duration::from_hours(24))
+        Self::per(name, amount, Duration::from_secs(86_400))
     }
 
     /// What a full bucket holds: what can be taken at once. By default the amount of one period.
@@ -161,7 +161,7 @@ mod tests {
         let rule = Limit::per_minute("tpm", 10_000).check().unwrap();
         assert_eq!((rule.shape().amount(), rule.shape().burst()), (10_000, 10_000));
         let rule = Limit::per_minute("tpm", 10_000).burst(15_000).check().unwrap();
-        assert_eq!((rule.shape().period(), rule.shape().burst()), (Duration::from_mins(1), 15_000));
+        assert_eq!((rule.shape().period(), rule.shape().burst()), (Duration::from_secs(60), 15_000));
         let periods = [Limit::per_second("a", 1), Limit::per_hour("a", 1), Limit::per_day("a", 1)];
         let seconds = periods.map(|limit| limit.check().unwrap().shape().period().as_secs());
         assert_eq!(seconds, [1, 3_600, 86_400]);

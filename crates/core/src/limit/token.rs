@@ -324,7 +324,7 @@ mod tests {
             name: "the build".to_owned(),
             namespace: Namespace::new("default").expect("valid"),
             scopes: TokenScopes::new([TokenScope::Read, TokenScope::Acquire]),
-            expires_at: Some(NOW + std::time::Duration::from_mins(1)),
+            expires_at: Some(NOW + std::time::Duration::from_secs(60)),
         }
     }
 
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn a_token_is_good_until_it_expires_or_is_revoked() {
         let token = Token::made(&new_token(), NOW, "ops");
-        let expires_at = NOW + std::time::Duration::from_mins(1);
+        let expires_at = NOW + std::time::Duration::from_secs(60);
         assert_eq!((token.created_at, token.created_by.as_str()), (NOW, "ops"));
         let before = Stamp::from_micros(expires_at.as_micros() - 1);
         assert_eq!((token.state(before), token.state(expires_at)), (TokenState::Good, TokenState::Expired));

@@ -53,7 +53,7 @@ impl Default for Aimd {
             latency_factor: 2.0,
             latency_weight: 0.2,
             slow_start: false,
-            memory: Duration::from_mins(3),
+            memory: Duration::from_secs(180),
         }
     }
 }
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_seed_003s() {
+    fn the_default_starts_at_two_per_second() {
         let plan = draft(Some(Aimd::RATE), Aimd::default()).check().unwrap();
         let limits = plan.aimd.unwrap();
         let shown = [limits.min, limits.start, limits.max, limits.increase].map(|rate| rate.to_string());
         assert_eq!(shown, ["0.25/s", "2/s", "8/s", "0.25/s"]);
         assert_eq!((limits.burst, limits.decrease, limits.slow_start), (4, 500_000, false));
         assert_eq!((limits.latency_target, limits.latency_factor), (Duration::from_secs(1), 2_000_000));
-        assert_eq!((limits.latency_weight, limits.memory), (200_000, Duration::from_mins(3)));
+        assert_eq!((limits.latency_weight, limits.memory), (200_000, Duration::from_secs(180)));
     }
 
     #[test]

@@ -54,7 +54,7 @@ mod tests {
     use crate::plan::FieldValue::{self, Count, Fraction, Number, Span, Word};
 
     #[test]
-    fn the_gentle_draft_is_seed_000s_defaults() {
+    fn the_gentle_draft_has_its_documented_defaults() {
         let draft = Draft::gentle();
         assert_eq!(draft.slots, Some(Slots { min: 1, start: 5, max: 5 }));
         let pace = draft.pace.expect("the gentle draft has a pace");
@@ -72,9 +72,9 @@ mod tests {
         assert!(draft.check().is_ok_and(|plan| plan.is_timed() && plan.settles_timed()));
     }
 
-    /// Seed 003 §10 names the fields, the issue their numbers; what is not among them is as everywhere.
+    /// A field that is not listed has the default of every draft.
     #[test]
-    fn the_host_draft_is_seed_003s_defaults_and_nothing_else() {
+    fn the_host_draft_has_these_fields_and_no_others() {
         const SECOND: Duration = Duration::from_secs(1);
         let wanted: [(&str, FieldValue); 30] = [
             ("rate.amount", Count(2)),

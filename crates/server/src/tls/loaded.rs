@@ -61,7 +61,7 @@ impl Own {
             return Err(TlsError::Early { file, at: facts.begins_at, now });
         }
         let key = pem::key("key", &options.key, bytes(key)?)?;
-        let provider = rustls::crypto::ring::default_provider();
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
         let key = CertifiedKey::from_der(chain, key, &provider).map_err(|error| match error {
             rustls::Error::InvalidCertificate(_) => no_certificate(error.to_string()),
             rustls::Error::InconsistentKeys(_) => {
@@ -85,7 +85,7 @@ impl Clients {
         for root in pem::certificates("client CA", file, bytes(read)?)? {
             roots.add(root).map_err(|error| unusable(&error))?;
         }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
         Ok(Self { verifier: verifier.map_err(|error| unusable(&error))?, digest: digest(read), generation })
     }
@@ -93,7 +93,7 @@ impl Clients {
 
 impl Loaded {
     pub(super) fn new(options: &TlsOptions, own: Own, clients: Option<Clients>) -> Result<Self, TlsError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let clock = Arc::new(Clock(options.clock.clone()));
         let builder = ServerConfig::builder_with_details(provider, clock)
             .with_safe_default_protocol_versions()

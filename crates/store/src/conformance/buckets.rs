@@ -8,7 +8,7 @@ use super::Fixture;
 use super::kit::{balance, entity_id, granted, levels_of, millis, on, own, reading, refilled, slow, subject};
 use crate::{Drawn, Lookup};
 
-/// Z3: all of it can be had, and nothing after it.
+/// All of it can be had, and nothing after it.
 pub async fn a_full_limit_is_taken_to_the_last_unit_and_no_further(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     fixture.takes(&levels, &[("tpm", 100)]).await;
@@ -17,7 +17,7 @@ pub async fn a_full_limit_is_taken_to_the_last_unit_and_no_further(fixture: Fixt
     assert_eq!(fixture.shows("acme", "tpm").await, (0, 100));
 }
 
-/// Z3, Z34: no wait helps, and the answer says so.
+/// No wait helps, and the answer says so.
 pub async fn more_than_the_burst_is_never_there_and_takes_nothing(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let moved = fixture.is_refused(&levels, &[("tpm", 150)]).await;
@@ -27,7 +27,7 @@ pub async fn more_than_the_burst_is_never_there_and_takes_nothing(fixture: Fixtu
     fixture.takes(&levels, &[("tpm", 100)]).await;
 }
 
-/// Z7: one limit that is short keeps the others whole.
+/// One limit that is short keeps the others whole.
 pub async fn a_refused_draw_takes_from_no_limit(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100), slow("tpm", 100)]);
     fixture.takes(&levels, &[("rpm", 1), ("tpm", 50)]).await;
@@ -39,7 +39,7 @@ pub async fn a_refused_draw_takes_from_no_limit(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (50, 50));
 }
 
-/// Z8: what is there, and when to come back.
+/// What is there, and when to come back.
 pub async fn a_refusal_tells_what_is_there_and_when_to_come_back(fixture: Fixture) {
     let levels = own("acme", &[Limit::per_day("rpm", 10)]);
     fixture.takes(&levels, &[("rpm", 5)]).await;
@@ -47,11 +47,11 @@ pub async fn a_refusal_tells_what_is_there_and_when_to_come_back(fixture: Fixtur
     let shown = balance(&moved, &levels, (0, "rpm"), 8);
     assert_eq!((shown.available, shown.burst, shown.asked, shown.consumed), (5, 10, 8, 5));
     let wait = shown.retry_after.expect("eight of ten will be there");
-    let (day, passed) = (Duration::from_hours(24), Duration::from_mins(10));
+    let (day, passed) = (Duration::from_secs(86_400), Duration::from_secs(600));
     assert!(wait <= day * 3 / 10 && wait + passed > day * 3 / 10, "three tenths of a day, not {wait:?}");
 }
 
-/// Z10: a draw is written before it is answered.
+/// A draw is written before it is answered.
 pub async fn what_is_drawn_is_seen_by_others_before_it_is_settled(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 10)]).await;
@@ -161,7 +161,7 @@ pub async fn balances_are_of_subjects_or_of_entities(fixture: Fixture) {
     }
 }
 
-/// Z1: what a span of the store's own clock is worth, to the unit, on every engine.
+/// What a span of the store's own clock is worth, to the unit, on every engine.
 pub async fn a_limit_refills_by_the_stores_clock_exactly(fixture: Fixture) {
     let limit = Limit::per_second("tpm", 100).burst(1_000);
     let levels = own("acme", std::slice::from_ref(&limit));
@@ -174,7 +174,7 @@ pub async fn a_limit_refills_by_the_stores_clock_exactly(fixture: Fixture) {
     }
 }
 
-/// Z1: no longer than it takes to be full.
+/// No longer than it takes to be full.
 pub async fn a_limit_refills_to_its_burst_and_no_further(fixture: Fixture) {
     let levels = own("acme", &[Limit::per_second("tpm", 1_000).burst(100)]);
     fixture.spends(&levels, &[("tpm", 100)]).await;
@@ -183,7 +183,7 @@ pub async fn a_limit_refills_to_its_burst_and_no_further(fixture: Fixture) {
     fixture.takes(&levels, &[("tpm", 100)]).await;
 }
 
-/// Z18: a drained limit says when, and then it is so.
+/// A drained limit says when, and then it is so.
 pub async fn a_drained_limit_says_when_and_then_admits(fixture: Fixture) {
     let levels = own("acme", &[Limit::per_second("rpm", 100)]);
     let drained = fixture.spends(&levels, &[("rpm", 100)]).await;
@@ -216,7 +216,7 @@ pub async fn a_slow_limit_beside_a_busy_one_refills(fixture: Fixture) {
     assert!(available >= Some(5), "half a second is worth five units");
 }
 
-/// Z44: many draws on one subject, with nothing at work behind the scenes.
+/// Many draws on one subject, with nothing at work behind the scenes.
 pub async fn thirteen_hundred_draws_of_one_subject_are_counted_exactly(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 2_000)]);
     // As many as there are more of than an engine keeps in one place.
@@ -230,7 +230,7 @@ pub async fn thirteen_hundred_draws_of_one_subject_are_counted_exactly(fixture: 
     assert_eq!(fixture.shows("acme", "rpm").await, (2_000 - draws, draws));
 }
 
-/// Z1, Z2, Z6, with the numbers they are written with: from nothing, and from debt.
+/// From nothing, and from debt.
 pub async fn minutes_refill_what_a_minute_is_worth(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets minutes pass");
     // The level to begin with, and what is there 30 s and 120 s later.
@@ -248,7 +248,7 @@ pub async fn minutes_refill_what_a_minute_is_worth(fixture: Fixture) {
     }
 }
 
-/// Z31: a rate that no millisecond divides, polled every millisecond for a minute.
+/// A rate that no millisecond divides, polled every millisecond for a minute.
 pub async fn polling_neither_makes_nor_loses_a_unit(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets a minute pass, a millisecond at a time");
     let levels = own("acme", &[Limit::per("tpm", 1_000, Duration::from_secs(3))]);

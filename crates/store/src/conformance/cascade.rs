@@ -3,7 +3,7 @@
 use super::Fixture;
 use super::kit::{balance, granted, levels, levels_of, on, own, refused, slow, subject};
 
-/// Z16: with cascade each level is drawn, without it only the entity's own.
+/// With cascade each level is drawn, without it only the entity's own.
 pub async fn a_draw_takes_from_every_level_it_names(fixture: Fixture) {
     let limits = [slow("rpm", 100)];
     let both = levels(0, &[("child", &limits), ("parent", &limits)]);
@@ -19,7 +19,7 @@ pub async fn a_draw_takes_from_every_level_it_names(fixture: Fixture) {
     assert_eq!(fixture.shows("parent", "rpm").await, (99, 1));
 }
 
-/// Z17: the refusal names the parent's limit, and the child has paid nothing.
+/// The refusal names the parent's limit, and the child has paid nothing.
 pub async fn a_parent_that_is_short_leaves_the_child_uncharged(fixture: Fixture) {
     let (five, hundred) = ([slow("rpm", 5)], [slow("rpm", 100)]);
     fixture.takes(&own("parent", &five), &[("rpm", 5)]).await;

@@ -95,7 +95,7 @@ pub async fn a_lineage_goes_up_as_far_as_each_cascades(fixture: Fixture) {
     fixture.puts(&under("user", "team").cascade()).await;
     assert_eq!(lineage(&fixture, "user").await, ["user", "team", "org"]);
     assert_eq!(lineage(&fixture, "team").await, ["team", "org"]);
-    // Z16: cascade without a parent is harmless.
+    // Cascade without a parent is harmless.
     assert_eq!(lineage(&fixture, "org").await, ["org"]);
     fixture.puts(&under("team", "org")).await;
     assert_eq!(lineage(&fixture, "user").await, ["user", "team"]);

@@ -30,10 +30,10 @@ pub(super) const ALWAYS: std::ops::Range<Stamp> = Stamp::ZERO..Stamp::MAX;
 /// A lease that stays open for as long as any case takes.
 pub(super) const OPEN: Terms = Terms { deadline: DEADLINE, on_expiry: OnExpiry::Settle };
 
-/// Longer than a few calls take on most machines.
-const AMPLE: Duration = Duration::from_secs(5);
-/// And on any.
-const AMPLE_MAX: Duration = Duration::from_mins(2);
+/// Longer than a few calls take mostly. Where they take longer, they are tried again with twice the time.
+const AMPLE: Duration = millis(200);
+/// Longer than they take on any machine.
+const AMPLE_MAX: Duration = Duration::from_secs(120);
 
 pub(super) const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)

@@ -6,7 +6,7 @@ use tidegate_core::limit::rule::Limit;
 use super::Fixture;
 use super::kit::{balance, granted, is_ended, millis, own, reading, refused, slow};
 
-/// Z9: as if it had never been.
+/// As if it had never been.
 pub async fn a_cancel_returns_all_of_it(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100), slow("tpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 10), ("tpm", 60)]).await;
@@ -17,7 +17,7 @@ pub async fn a_cancel_returns_all_of_it(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (100, 0));
 }
 
-/// Z38, Z39: what was adjusted and extended returns with the rest.
+/// What was adjusted and extended returns with the rest.
 pub async fn a_cancel_returns_what_was_adjusted_and_extended(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("tpm", 40)]).await;
@@ -29,7 +29,7 @@ pub async fn a_cancel_returns_what_was_adjusted_and_extended(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (100, 0));
 }
 
-/// Z39: of 40 and 30 more, 55 were used.
+/// Of 40 and 30 more, 55 were used.
 pub async fn a_settle_says_what_stays_spent(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("tpm", 40)]).await;
@@ -69,7 +69,7 @@ pub async fn a_settle_at_nothing_returns_all_of_it(fixture: Fixture) {
     lease.has_ended(Ending::Settled, &[("tpm", 1)]).await;
 }
 
-/// Z11: the lease is as it was, and goes on.
+/// The lease is as it was, and goes on.
 pub async fn a_refused_extension_leaves_the_lease_as_it_was(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 1_000)]);
     let mut lease = fixture.takes(&levels, &[("tpm", 500)]).await;
@@ -95,7 +95,7 @@ pub async fn an_extension_may_draw_a_limit_for_the_first_time(fixture: Fixture) 
     assert_eq!(fixture.shows("acme", "tpm").await, (100, 0));
 }
 
-/// Z5, Z12: an adjustment is never refused; what is missing is debt.
+/// An adjustment is never refused; what is missing is debt.
 pub async fn an_adjustment_may_leave_a_debt(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 1_000)]);
     let mut lease = fixture.takes(&levels, &[("tpm", 500)]).await;
@@ -108,7 +108,7 @@ pub async fn an_adjustment_may_leave_a_debt(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (-500, 1_500));
 }
 
-/// Z13: less was used, and no more returns than was held.
+/// Less was used, and no more returns than was held.
 pub async fn an_adjustment_returns_no_more_than_is_held(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 1_000)]);
     fixture.takes(&levels, &[("tpm", 100)]).await;
@@ -124,7 +124,7 @@ pub async fn an_adjustment_returns_no_more_than_is_held(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (900, 100));
 }
 
-/// Z5: a bucket that has refilled meanwhile gets no fuller by what returns, on any path.
+/// A bucket that has refilled meanwhile gets no fuller by what returns, on any path.
 pub async fn what_returns_fills_a_limit_to_its_burst_and_no_further(fixture: Fixture) {
     let levels = own("acme", &[Limit::per_second("tpm", 1_000).burst(100)]);
     for path in 0..3 {
@@ -140,7 +140,7 @@ pub async fn what_returns_fills_a_limit_to_its_burst_and_no_further(fixture: Fix
     }
 }
 
-/// Z15: two leases at once, 10 and 20 more, 5 and 15 more.
+/// Two leases at once, 10 and 20 more, 5 and 15 more.
 pub async fn leases_of_one_subject_add_up(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 1_000)]);
     let mut one = fixture.takes(&levels, &[("rpm", 10)]).await;

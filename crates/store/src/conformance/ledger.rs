@@ -193,14 +193,14 @@ pub async fn a_limit_of_a_call_is_used_under_its_name(fixture: Fixture) {
 pub async fn usage_is_stamped_with_the_time_of_the_draw(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets hours pass");
     let levels = own("acme", &[slow("tpm", 100)]);
-    let terms = crate::Terms { deadline: Duration::from_hours(3), ..OPEN };
+    let terms = crate::Terms { deadline: Duration::from_secs(10_800), ..OPEN };
     let mut settled = fixture.takes_on(terms, &levels, &[("tpm", 10)]).await;
     let expired = fixture.takes_on(terms, &levels, &[("tpm", 5)]).await;
     let drawn = Window::Hour.around(settled.at).start;
     assert_eq!(settled.at, expired.at, "time stands still unless it is passed");
-    fixture.time.pass(Duration::from_hours(2)).await;
+    fixture.time.pass(Duration::from_secs(7_200)).await;
     settled.settles(&[]).await;
-    fixture.time.pass(Duration::from_hours(2)).await;
+    fixture.time.pass(Duration::from_secs(7_200)).await;
     fixture.sweep_all().await;
     let later = fixture.spends(&levels, &[("tpm", 1)]).await;
     let lines = usage(&fixture, UsageOf::Entity(entity_id("acme")), Window::Hour).await;

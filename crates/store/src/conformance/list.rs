@@ -3,7 +3,8 @@
 /// Makes a module of tests: one for each case, on a store that `open` opens.
 ///
 /// `suite!(name, open)` makes those that need no more than 1.5 s of the store's time each, `suite!(name, open, jumps)`
-/// those that let minutes and hours pass as well. `open` is an `async fn(namespace: &str) -> Fixture` beside it.
+/// those that let minutes and hours pass as well. `open` is an `async fn(namespace: &str) -> Fixture` beside it, or one that
+/// returns an `Option<Fixture>`: with `None` the case is skipped.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! __tidegate_suite {

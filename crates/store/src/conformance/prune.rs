@@ -185,9 +185,9 @@ pub async fn the_oldest_hours_are_pruned_and_days_and_months_stay_whole(fixture:
     for units in [1, 2, 3, 4] {
         let at = fixture.spends(&levels, &[("tpm", units)]).await;
         expected.push((Window::Hour.around(at).start, units));
-        fixture.time.pass(Duration::from_hours(1)).await;
+        fixture.time.pass(Duration::from_secs(3_600)).await;
     }
-    let old = Prune::Usage { window: Window::Hour, before: expected[3].0 + Duration::from_mins(30) };
+    let old = Prune::Usage { window: Window::Hour, before: expected[3].0 + Duration::from_secs(1_800) };
     for (max, left) in [(0, 4), (1, 3), (1, 2), (9, 1), (9, 1)] {
         let before = lines(&fixture, "acme", Window::Hour).await.len();
         let count = prune(&fixture, old, max).await;
@@ -203,9 +203,9 @@ pub async fn the_oldest_hours_are_pruned_and_days_and_months_stay_whole(fixture:
 /// A lease past its deadline is counted before its window goes, and not after.
 pub async fn what_expired_before_a_prune_is_pruned_with_its_window(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets days pass");
-    let terms = Terms { deadline: Duration::from_mins(1), on_expiry: OnExpiry::Settle };
+    let terms = Terms { deadline: Duration::from_secs(60), on_expiry: OnExpiry::Settle };
     let lease = fixture.takes_on(terms, &own("acme", &[slow("tpm", 100)]), &[("tpm", 10)]).await;
-    fixture.time.pass(Duration::from_hours(48)).await;
+    fixture.time.pass(Duration::from_secs(172_800)).await;
     let old = Prune::Usage { window: Window::Hour, before: Window::Hour.around(lease.at).end };
     assert_eq!(prune(&fixture, old, 100).await, 1, "what expired is there to be pruned");
     assert!(lines(&fixture, "acme", Window::Hour).await.is_empty());

@@ -43,7 +43,7 @@ fn is_granted(answer: Result<Drawn, StoreError>) -> bool {
     matches!(answer.expect("a draw is answered"), Drawn::Granted(_))
 }
 
-/// Z51: 120 at once ask for one each of fifty.
+/// 120 at once ask for one each of fifty.
 pub async fn a_hundred_and_twenty_at_once_take_exactly_the_fifty_there_are(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 50)]);
     let answers = at_once(120, |_| {
@@ -55,7 +55,7 @@ pub async fn a_hundred_and_twenty_at_once_take_exactly_the_fifty_there_are(fixtu
     assert_eq!(fixture.shows("acme", "rpm").await, (0, 50));
 }
 
-/// Z51: eight callers who ask again and again, at two levels.
+/// Eight callers who ask again and again, at two levels.
 pub async fn eight_callers_take_exactly_the_fifty_there_are(fixture: Fixture) {
     let (child, parent) = ([slow("rpm", 1_000)], [slow("rpm", 50)]);
     let answers = at_once(8, |number| {
@@ -79,7 +79,7 @@ pub async fn eight_callers_take_exactly_the_fifty_there_are(fixture: Fixture) {
     }
 }
 
-/// Z22: none of those who use a bucket first is lost.
+/// None of those who use a bucket first is lost.
 pub async fn first_uses_that_race_are_all_counted(fixture: Fixture) {
     let limits = [slow("rpm", 100), slow("tpm", 100)];
     for round in 0..10 {

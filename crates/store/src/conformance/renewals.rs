@@ -12,7 +12,7 @@ use super::ledger::used_by;
 use crate::{Held, Renew, Standing, StoreError, Terms};
 
 const BRIEF: Duration = millis(50);
-const HOUR: Duration = Duration::from_hours(1);
+const HOUR: Duration = Duration::from_secs(3_600);
 
 /// A caller who says that it is still there keeps its lease beyond the deadline that it began with.
 pub async fn a_renewed_lease_does_not_expire_at_its_old_deadline(fixture: Fixture) {

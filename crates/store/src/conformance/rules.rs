@@ -8,7 +8,7 @@ use tidegate_core::limit::rule::Limit;
 use super::Fixture;
 use super::kit::{levels, millis, reading, refilled, slow, subject};
 
-/// Z26, Z42: a newer rule holds with the next draw; the level is kept, and capped.
+/// A newer rule holds with the next draw; the level is kept, and capped.
 pub async fn a_newer_rule_keeps_the_level_capped_to_its_burst(fixture: Fixture) {
     fixture.takes(&levels(1, &[("acme", &[slow("rpm", 100)])]), &[("rpm", 30)]).await;
     let wider = levels(2, &[("acme", &[slow("rpm", 200)])]);
@@ -23,7 +23,7 @@ pub async fn a_newer_rule_keeps_the_level_capped_to_its_burst(fixture: Fixture) 
     assert_eq!((meter.rule().shape().burst(), meter.version()), (2, Version::new(3)));
 }
 
-/// Z26: so does another rate.
+/// So does another rate.
 pub async fn a_newer_rate_refills_from_the_level_that_was_there(fixture: Fixture) {
     fixture.takes(&levels(1, &[("acme", &[slow("rpm", 100)])]), &[("rpm", 100)]).await;
     let fast = Limit::per_second("rpm", 100);
@@ -75,7 +75,7 @@ pub async fn the_same_rule_at_a_newer_version_outdates_what_lies_between(fixture
     assert_eq!((meter.available(at), meter.version()), (7, Version::new(9)));
 }
 
-/// Z43: a limit that is new to a bucket in use is full, and drawn with the others.
+/// A limit that is new to a bucket in use is full, and drawn with the others.
 pub async fn a_limit_added_to_a_live_bucket_is_drawn(fixture: Fixture) {
     fixture.takes(&levels(1, &[("acme", &[slow("rpm", 10)])]), &[("rpm", 4)]).await;
     let more = levels(2, &[("acme", &[slow("rpm", 10), slow("tpm", 100)])]);
@@ -84,7 +84,7 @@ pub async fn a_limit_added_to_a_live_bucket_is_drawn(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (0, 100));
 }
 
-/// Z25: the entity's limit is removed, the resource's smaller one holds, and the removed names bind nobody.
+/// The entity's limit is removed, the resource's smaller one holds, and the removed names bind nobody.
 pub async fn a_limit_that_is_removed_binds_nobody(fixture: Fixture) {
     let before = levels(1, &[("acme", &[slow("rpm", 500), slow("tpm", 1)])]);
     fixture.takes(&before, &[("rpm", 1), ("tpm", 1)]).await;
@@ -114,14 +114,14 @@ pub async fn no_edit_of_a_policy_strands_a_lease(fixture: Fixture) {
     assert_eq!(meter.map(|meter| meter.rule().shape().burst()), Some(5), "an old lease flips nothing");
 }
 
-/// Z26, by the hour: the new rate holds from the change on, and what was there stays.
+/// By the hour: the new rate holds from the change on, and what was there stays.
 pub async fn a_rate_that_changes_counts_from_its_change(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets an hour pass");
     let (slow, fast) = (Limit::per_hour("tpm", 60).burst(200), Limit::per_hour("tpm", 120).burst(200));
     fixture.takes(&levels(1, &[("acme", std::slice::from_ref(&slow))]), &[("tpm", 200)]).await;
-    fixture.time.pass(Duration::from_mins(30)).await;
+    fixture.time.pass(Duration::from_secs(1_800)).await;
     fixture.takes(&levels(2, &[("acme", std::slice::from_ref(&fast))]), &[("tpm", 1)]).await;
     assert_eq!(fixture.shows("acme", "tpm").await.0, 29);
-    fixture.time.pass(Duration::from_mins(30)).await;
+    fixture.time.pass(Duration::from_secs(1_800)).await;
     assert_eq!(fixture.shows("acme", "tpm").await.0, 89);
 }

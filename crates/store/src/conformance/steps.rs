@@ -67,7 +67,7 @@ pub async fn the_same_adjustment_again_moves_nothing_more(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (10, 0));
 }
 
-/// Z14: the same settle again is answered as the first time, and anything else is told that it has ended.
+/// The same settle again is answered as the first time, and anything else is told that it has ended.
 pub async fn the_same_settle_again_is_answered_as_the_first_time(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 10)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 5)]).await;
@@ -86,7 +86,7 @@ pub async fn the_same_settle_again_is_answered_as_the_first_time(fixture: Fixtur
     }
 }
 
-/// Z14: so is the same cancel, and a settle after it is told that the lease was cancelled.
+/// So is the same cancel, and a settle after it is told that the lease was cancelled.
 pub async fn the_same_cancel_again_returns_nothing_more(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 10)]);
     fixture.takes(&levels, &[("rpm", 5)]).await;
@@ -213,7 +213,7 @@ pub async fn a_lease_that_never_drew_is_not_known(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (9, 1));
 }
 
-/// Z14: an ended lease is remembered for ten minutes, and then it never was.
+/// An ended lease is remembered for ten minutes, and then it never was.
 pub async fn an_ended_lease_is_remembered_for_ten_minutes(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets minutes pass");
     let levels = own("acme", &[slow("rpm", 10)]);

@@ -47,7 +47,7 @@ pub async fn a_token_is_read_as_it_was_made(fixture: Fixture) {
     let full = NewToken {
         name: "Größe & Söhne".to_owned(),
         scopes: TokenScopes::new(TokenScope::ALL),
-        expires_at: Some(begun + Duration::from_hours(24)),
+        expires_at: Some(begun + Duration::from_secs(86_400)),
         ..new_token("ci-7.x_y")
     };
     let made = fixture.store.create_token(&full, &hash(1), "ann").await.expect("a token is made");

@@ -25,7 +25,7 @@ use super::view::{APART, DUE, REVISION, RULES, View, rule_text};
 /// An item expires when it has not been drawn from for as many times as long as it takes to be full.
 const LIFETIMES: u64 = 7;
 /// What is still to be counted, or may be asked for, is kept for so long beyond its end.
-const GRACE: Duration = Duration::from_hours(24);
+const GRACE: Duration = Duration::from_secs(86_400);
 /// A debt that is not paid so long before its item would expire makes it live longer.
 const DEBT_MARGIN: u64 = 3_600;
 
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn z24_an_item_lives_seven_times_as_long_as_it_takes_to_be_full() {
+    fn item_lives_for_seven_refills() {
         let rest = |limits: &[Limit]| {
             let meters = limits.iter().map(|limit| (limit.name().to_owned(), meter(limit, 1, NOW)));
             let seen = View { ttl: Some(1), meters: meters.collect(), ..View::default() };

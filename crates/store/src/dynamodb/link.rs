@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn z21_a_condition_that_fails_beside_a_conflict_is_an_answer_and_a_conflict_alone_is_tried_again() {
+    fn failed_condition_wins_over_conflict() {
         let whose = Whose { place: "dynamodb://limits".to_owned() };
         let of = |codes: &[&str]| {
             cancelled_for(&whose, codes.iter().map(|code| ((*code).to_owned(), None)).collect())

@@ -252,7 +252,7 @@ impl DynamoDbOptions {
         clock: Arc<Corrected>,
         requests: Arc<AtomicU64>,
     ) -> Result<Link, StoreError> {
-        let provider = tls::Provider::Rustls(CryptoMode::Ring);
+        let provider = tls::Provider::Rustls(CryptoMode::AwsLc);
         let http = aws_smithy_http_client::Builder::new().tls_provider(provider).build_https();
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(self.timeout)

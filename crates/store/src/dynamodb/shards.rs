@@ -66,8 +66,12 @@ impl Shards {
         let is_first = !self.is_listed;
         self.known.retain(|id, _| listed.iter().any(|shard| shard.id == *id));
         for shard in listed {
+            // The children of a closed shard continue it. A shard without children is read even if it looks closed: dynoxide
+            // lists the last record of an open shard as its ending, and the first response of a closed one ends it anyway.
+            let has_ended =
+                || shard.is_closed && listed.iter().any(|other| other.parent.as_ref() == Some(&shard.id));
             let state = match (is_first, since) {
-                (true, Since::Now) if shard.is_closed => State::Done,
+                (true, Since::Now) if has_ended() => State::Done,
                 (true, Since::Now) => State::At(Place::Newest),
                 _ => State::At(Place::Oldest),
             };
@@ -224,6 +228,16 @@ mod tests {
         assert_eq!(asked(&shards), ["b i2"]);
         shards.read("b", None, None);
         assert_eq!(asked(&shards), ["c Oldest"]);
+    }
+
+    #[test]
+    fn closed_shard_without_children_is_asked() {
+        let mut shards = Shards::default();
+        shards.learn(&listed(&[("a", None, true)]), Since::Now);
+        assert_eq!(asked(&shards), ["a Newest"]);
+        shards.began("a", Some("i1".to_owned()));
+        shards.read("a", None, None);
+        assert!(asked(&shards).is_empty() && shards.is_over());
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::sync::lock;
 /// Subjects that this process knows to be known.
 const KNOWN_MAX: usize = 100_000;
 /// After this long a subject is made known again: what repairs the index may have found no bucket yet.
-pub(super) const KNOWN_FOR: Duration = Duration::from_mins(10);
+pub(super) const KNOWN_FOR: Duration = Duration::from_secs(600);
 
 /// A lease that has ended is kept with others whose ids were made at the same moment: they are read, written and forgotten together,
 /// and a key with a time to live costs more than all else of a step. As long as that, in powers of two of milliseconds:

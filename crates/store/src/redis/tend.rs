@@ -22,7 +22,7 @@ use crate::tables::subject;
 /// Names that are looked after in one step.
 const NAMES: usize = 50;
 /// Whoever looks after the rest has no longer than this to itself.
-const TENDED_WITHIN: Duration = Duration::from_hours(24);
+const TENDED_WITHIN: Duration = Duration::from_secs(86_400);
 /// Lines of usage, and entries of the audit, that are forgotten in one step.
 const LINES_MAX: usize = 500;
 

@@ -41,7 +41,7 @@ const GATHERED_IN_VAIN: Duration = Duration::from_micros(40);
 /// one transaction take.
 const PAGES_KEPT: i64 = 32;
 /// What is owed is tried for this long, and for so many.
-const OWED_FOR: Duration = Duration::from_mins(1);
+const OWED_FOR: Duration = Duration::from_secs(60);
 const OWED_MAX: usize = 1 << 16;
 /// Namespaces, and buckets and leases of all of them, that are kept for the next transaction.
 const SPACES_MAX: usize = 64;

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     fn field(limit: &str, available: i64, retry_after: u64) -> LimitField<'_> {
-        let (period, retry_after) = (Duration::from_mins(1), Some(Duration::from_millis(retry_after)));
+        let (period, retry_after) = (Duration::from_secs(60), Some(Duration::from_millis(retry_after)));
         LimitField { limit, available, amount: 100, period, retry_after }
     }
 

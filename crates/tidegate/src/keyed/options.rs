@@ -12,7 +12,7 @@ use tidegate_core::plan::{FieldValue, Problem};
 /// More keys than this are a mistake.
 pub(crate) const KEYS_MAX: usize = 1 << 30;
 /// What was learned of a key lasts 180 s, as a bad rate does: forgotten earlier, it would be an amnesty.
-pub(crate) const IDLE_TTL_MIN: Duration = Duration::from_mins(3);
+pub(crate) const IDLE_TTL_MIN: Duration = Duration::from_secs(180);
 /// More parts than this cost more than they save.
 pub(crate) const SHARDS_MAX: usize = 1_024;
 const SPAN_MAX: Duration = PERIOD_MAX;
@@ -160,7 +160,7 @@ mod tests {
         let wanted = KeyedOptions {
             enabled: true,
             keys_max: 100_000,
-            idle_ttl: Duration::from_mins(3),
+            idle_ttl: Duration::from_secs(180),
             shards: 16,
             throttled_after: Duration::from_millis(10),
         };

@@ -23,11 +23,12 @@ use super::{Counters, Limiter, Shared};
 use crate::joined::Lines;
 
 /// A lease's deadline is within these.
-pub(super) const DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_hours(24 * 30));
+pub(super) const DEADLINES: (Duration, Duration) =
+    (Duration::from_millis(1), Duration::from_secs(30 * 86_400));
 /// How long policies are remembered is at most this.
-const CACHE_TTL_MAX: Duration = Duration::from_hours(24);
+const CACHE_TTL_MAX: Duration = Duration::from_secs(86_400);
 /// How long the store may take to answer is within these.
-const STORE_DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mins(1));
+const STORE_DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 /// Bounds of lists are within these.
 const COUNTS: (usize, usize) = (1, 1 << 24);
 
@@ -84,7 +85,7 @@ impl LimiterBuilder {
             defaults: Vec::new(),
             on_unavailable: None,
             on_expiry: None,
-            cache_ttl: Duration::from_mins(1),
+            cache_ttl: Duration::from_secs(60),
             cache_max: 65_536,
             lease_deadline: DEADLINE,
             store_deadline: None,

@@ -489,10 +489,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_the_store_said_counts_for_all_until_one_asks_again_or_it_is_found_to_be_past() {
-        let cache = PolicyCache::new(Duration::from_mins(1), 64);
+        let cache = PolicyCache::new(Duration::from_secs(60), 64);
         let said = |version, epoch| {
             let now = Instant::now();
-            let (again, until) = (now + Duration::from_secs(45), now + Duration::from_mins(1));
+            let (again, until) = (now + Duration::from_secs(45), now + Duration::from_secs(60));
             Checked { version: Version::new(version), again, until, epoch }
         };
         let version = |epoch| cache.checked(epoch).map(|checked| checked.version.number());
@@ -521,7 +521,7 @@ mod tests {
 
     #[test]
     fn times_are_over_in_the_last_quarter() {
-        let cache = PolicyCache::new(Duration::from_mins(1), 64);
+        let cache = PolicyCache::new(Duration::from_secs(60), 64);
         let until = Instant::now() + cache.ttl;
         for hash in 0..1_000 {
             let early = until - cache.spread(until, hash);
@@ -532,7 +532,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_overtaken_does_not_hide_a_newer_version() {
-        let cache = PolicyCache::new(Duration::from_mins(1), 64);
+        let cache = PolicyCache::new(Duration::from_secs(60), 64);
         let seen = || cache.seen.load(Ordering::Relaxed);
         cache.saw(Version::new(5));
         // Asked at 5, and answered with that after somebody's draw was decided by 6.

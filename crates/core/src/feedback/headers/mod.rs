@@ -38,9 +38,9 @@ use collect::Collector;
 pub use date::http_date;
 
 /// [`read`] lets no hint say more than this: one day.
-pub const WAIT_MAX: Duration = Duration::from_hours(24);
+pub const WAIT_MAX: Duration = Duration::from_secs(86_400);
 /// A reset further away than this is not believed: one day.
-pub const RESET_MAX: Duration = Duration::from_hours(24);
+pub const RESET_MAX: Duration = Duration::from_secs(86_400);
 /// A limit above this is none, and is not believed.
 pub const LIMIT_MAX: u64 = AMOUNT_MAX;
 /// Of one response at most so many quotas are kept; further ones count as ignored.
@@ -48,7 +48,7 @@ pub const QUOTAS_MAX: usize = 16;
 /// A value of more bytes is malformed.
 pub const VALUE_MAX: usize = 4_096;
 /// A far side's clock that is further off than this is not believed: one day.
-pub const SKEW_MAX: Duration = Duration::from_hours(24);
+pub const SKEW_MAX: Duration = Duration::from_secs(86_400);
 /// How far beyond the caller's own back-off `x-amz-retry-after` is followed.
 pub const AMZ_BEYOND: Duration = Duration::from_secs(5);
 
@@ -189,7 +189,7 @@ pub struct Refill {
 /// );
 /// assert_eq!(signals.wait(Duration::ZERO), Duration::from_secs(2));
 /// let requests = signals.quota(Dimension::Requests).expect("said");
-/// assert_eq!(requests.reset, Some(Reset::Full(Duration::from_mins(1))));
+/// assert_eq!(requests.reset, Some(Reset::Full(Duration::from_secs(60))));
 /// assert_eq!(requests.refill().expect("known").interval(), Duration::from_secs(2));
 /// ```
 pub fn read<N, V>(headers: impl IntoIterator<Item = (N, V)>, now: Stamp) -> Signals

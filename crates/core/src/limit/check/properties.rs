@@ -266,7 +266,7 @@ struct Leaky {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leak {
     None,
-    /// Credits the time that made no whole unit, and counts it again: seed 004's "drift compensation".
+    /// Credits the time that made no whole unit, and counts it again, as a "drift compensation" does.
     Drift,
     /// A level never falls below nothing.
     ForgetsDebt,

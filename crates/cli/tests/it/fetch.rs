@@ -1,0 +1,281 @@
+//! `tidegate fetch` from real sockets: where pages are kept, what it reports, and how it ends.
+
+use std::fs;
+use std::io::Write as _;
+use std::process::Stdio;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+
+use rustix::process::Signal;
+
+use crate::kit::codec::{self, Json};
+use crate::kit::fetch::{Bay, FAST, Log, Reply, Upstream, hold, pages, read_line};
+use crate::kit::{finish, run, send, wait_until};
+
+fn echo(log: &Log) -> Upstream {
+    Upstream::start(log, |seen| Reply::page(format!("this is {}", seen.path)))
+}
+
+#[test]
+fn pages_are_kept_under_their_names_and_a_second_run_fetches_nothing() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let (one, two) = (echo(&log), echo(&log));
+    let mut urls = pages(&one, 5);
+    urls.extend([two.url("/"), two.url("/about"), two.url("/a/b.html?c=1"), two.url("/A.txt#there")]);
+    let run = bay.fast(&[], &urls);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{run:?}");
+    assert!(run.stdout.contains("9 fetched"), "{}", run.stdout);
+    assert_eq!(bay.file(&one, "p/3.html").as_deref(), Some(&b"this is /p/3.html"[..]));
+    assert_eq!(bay.file(&two, "_index.data").as_deref(), Some(&b"this is /"[..]));
+    assert_eq!(bay.file(&two, "about.data").as_deref(), Some(&b"this is /about"[..]));
+    assert_eq!((bay.files().len(), bay.parts()), (9, 0));
+    let seen = hold(&log).len();
+    let again = bay.fast(&[], &urls);
+    assert_eq!((again.code, hold(&log).len()), (0, seen), "nothing is asked for, robots.txt neither");
+    assert!(again.stdout.contains("0 fetched (0 B), 9 there already"), "{}", again.stdout);
+    // A file that was removed is fetched again.
+    fs::remove_file(bay.out().join(one.folder()).join("p/3.html")).unwrap();
+    assert_eq!(bay.fast(&[], &urls).code, 0);
+    assert_eq!((one.seen().len(), two.seen().len()), (6, 4));
+}
+
+#[test]
+fn lines_for_programs_tell_each_page_and_end_with_a_summary() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let upstream = Upstream::start(&log, |seen| match seen.path.as_str() {
+        "/gone.html" => Reply::status(404),
+        "/old.html" => Reply::moved("/new.html"),
+        path => Reply::page(path),
+    });
+    let there = upstream.url("/a.html");
+    assert_eq!(bay.fast(&[], std::slice::from_ref(&there)).code, 0);
+    let urls = [there, upstream.url("/old.html"), upstream.url("/gone.html"), "nonsense".to_owned()];
+    let run = bay.fast(&["--json"], &urls);
+    assert_eq!((run.code, run.stderr.as_str()), (1, ""), "{run:?}");
+    let lines = codec::lines(&run.stdout);
+    let line = |end: &str| {
+        lines.iter().find(|line| line["url"].as_str().is_some_and(|url| url.ends_with(end))).expect(end)
+    };
+    assert_eq!(
+        (&line("a.html")["outcome"], &line("a.html")["reason"]),
+        (&Json::from("skipped"), &Json::from("there"))
+    );
+    let moved = line("old.html");
+    assert_eq!(moved["outcome"], "done");
+    assert_eq!(moved["moved_to"], upstream.url("/new.html"));
+    assert_eq!((&moved["bytes"], &moved["attempts"]), (&Json::from(9), &Json::from(2)));
+    assert_eq!(moved["file"], format!("{}/old.html", upstream.folder()));
+    let gone = line("gone.html");
+    assert_eq!(
+        (&gone["outcome"], &gone["status"], &gone["is_final"]),
+        (&"failed".into(), &404.into(), &true.into())
+    );
+    assert_eq!(line("nonsense")["error"], "no address: it does not begin with https:// or http://");
+    let summary = &lines.last().expect("a summary")["summary"];
+    let counts = ["done", "skipped", "failed", "bad_urls", "unfinished"].map(|name| summary[name].as_u64());
+    assert_eq!(counts, [Some(1), Some(1), Some(2), Some(1), Some(0)], "{summary}");
+    assert_eq!(summary["hosts"][0]["host"], upstream.host());
+    assert_eq!(summary["hosts"][0]["attempts"], 4, "robots.txt, and a redirect");
+    assert_eq!(lines.len(), 5);
+}
+
+#[test]
+fn addresses_come_from_a_file_and_from_stdin_too() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let upstream = echo(&log);
+    // With a byte order mark, as some editors write it.
+    let text = format!("\u{feff}{}  \r\n# pages\n\n  {}", upstream.url("/a.html"), upstream.url("/b.html"));
+    fs::write(bay.path("urls"), &text).unwrap();
+    let file = bay.path("urls").display().to_string();
+    assert_eq!(bay.fast(&["-i", &file], &[]).code, 0);
+    assert_eq!(bay.files().len(), 2);
+    let mut child = bay
+        .command(FAST)
+        .arg("-")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().expect("it reads");
+    // The first line is fetched before the second one is written.
+    writeln!(stdin, "{}", upstream.url("/c.html")).unwrap();
+    wait_until("the first line is fetched", || bay.file(&upstream, "c.html").is_some());
+    writeln!(stdin, "{}", upstream.url("/d.html")).unwrap();
+    drop(stdin);
+    assert_eq!(finish(child).code, 0);
+    assert_eq!(bay.files().len(), 4);
+    let missing = bay.fast(&["-i", "not/there"], &[]);
+    assert_eq!(missing.code, 2);
+    assert!(missing.stderr.contains("the input `not/there` cannot be read"), "{}", missing.stderr);
+}
+
+#[test]
+fn what_is_no_address_is_told_and_the_rest_is_fetched() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let upstream = echo(&log);
+    let endless = format!("https://h/{}", "x".repeat(9_000));
+    let bad = [
+        "ftp://h/x",
+        "example.com/x",
+        "https://",
+        "https://u:secret@h/",
+        "http://h:0/",
+        "\u{1b}[2J",
+        &endless,
+    ];
+    let urls: Vec<String> = bad.iter().map(ToString::to_string).chain(pages(&upstream, 3)).collect();
+    let run = bay.fast(&[], &urls);
+    assert_eq!((run.code, bay.files().len()), (1, 3));
+    assert!(
+        run.stdout.contains("failed: ftp://h/x: no address: it is neither https:// nor http://"),
+        "{}",
+        run.stdout
+    );
+    assert!(!run.stdout.contains('\u{1b}'), "nothing that moves the cursor");
+    let journal = fs::read_to_string(bay.out().join(".tidegate/journal.jsonl")).unwrap();
+    assert!(!run.stdout.contains("secret") && !journal.contains("secret"), "{journal}");
+    assert!(run.stdout.contains("3 fetched (51 B), 7 failed"), "{}", run.stdout);
+}
+
+#[test]
+fn a_page_that_is_twice_in_the_input_is_fetched_once() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let upstream = echo(&log);
+    let urls: Vec<String> =
+        (0..50).map(|number| upstream.url(&format!("/{}.html#{number}", number % 5))).collect();
+    let run = bay.fast(&[], &urls);
+    assert_eq!((run.code, upstream.seen().len(), bay.files().len()), (0, 5, 5), "{run:?}");
+}
+
+#[test]
+fn a_second_fetch_in_one_folder_is_refused() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let (tell, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let upstream = Upstream::start(&log, move |_| {
+        // Until the second fetch has ended.
+        let _ = hold(&go_on).recv();
+        Reply::status(200)
+    });
+    let first = bay.begin(&[], &pages(&upstream, 1));
+    wait_until("the first is at work", || upstream.seen().len() == 1);
+    let second = bay.fast(&[], &pages(&upstream, 1));
+    assert_eq!(second.code, 1);
+    assert!(second.stderr.contains("another fetch is at work in "), "{}", second.stderr);
+    drop(tell);
+    assert_eq!(finish(first).code, 0);
+    assert_eq!(upstream.seen().len(), 1);
+}
+
+#[test]
+fn the_first_interrupt_lets_what_is_under_way_end_and_the_next_run_goes_on() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let (tell, go_on) = channel::<()>();
+    let go_on = Arc::new(Mutex::new(go_on));
+    let upstream = Upstream::start(&log, move |seen| {
+        let _ = hold(&go_on).recv();
+        Reply::page(seen.path.clone())
+    });
+    let urls = pages(&upstream, 20);
+    let mut child = bay.begin(&["--per-host", "4"], &urls);
+    wait_until("four are under way", || upstream.seen().len() == 4);
+    send(&child, Signal::INT);
+    assert!(
+        read_line(child.stderr.as_mut().unwrap())
+            .starts_with("stopping: 4 under way are brought to their end")
+    );
+    // Those four go on, and no other begins.
+    (0..4).for_each(|_| tell.send(()).expect("the upstream waits"));
+    let run = finish(child);
+    assert_eq!(run.code, 130, "{run:?}");
+    assert!(run.stdout.contains("interrupted: run the same command again"), "{}", run.stdout);
+    assert_eq!(
+        (upstream.seen().len(), bay.files().len(), bay.parts()),
+        (4, 4, 0),
+        "what was under way is whole"
+    );
+    drop(tell);
+    let run = bay.fast(&[], &urls);
+    assert_eq!((run.code, bay.files().len(), upstream.seen().len()), (0, 20, 20), "{run:?}");
+}
+
+#[test]
+fn the_second_interrupt_ends_at_once() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let (tell, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let upstream = Upstream::start(&log, move |_| {
+        let _ = hold(&go_on).recv();
+        Reply::status(200)
+    });
+    let child = bay.begin(&[], &pages(&upstream, 1));
+    wait_until("it is under way", || upstream.seen().len() == 1);
+    send(&child, Signal::INT);
+    // The system keeps one signal of each kind until it is handled.
+    send(&child, Signal::TERM);
+    let run = finish(child);
+    assert!(matches!(run.code, 130 | 143), "{run:?}");
+    assert_eq!(bay.files().len(), 0);
+    drop(tell);
+    assert_eq!(bay.fast(&[], &pages(&upstream, 1)).code, 0);
+}
+
+#[test]
+fn hosts_are_served_in_turn() {
+    let (bay, log) = (Bay::new(), Log::default());
+    let (large, small) = (echo(&log), echo(&log));
+    let urls = [pages(&large, 100), pages(&small, 10)].concat();
+    let run = bay.fast(&["--concurrency", "1", "--ignore-robots"], &urls);
+    assert_eq!(run.code, 0, "{run:?}");
+    let log = hold(&log);
+    let last = log.iter().rposition(|seen| seen.port == small.port()).expect("it was asked");
+    let before = log[..last].iter().filter(|seen| seen.port == large.port()).count();
+    assert!(before <= 12, "the large one had {before} turns before the small one had its ten");
+}
+
+#[test]
+fn a_host_that_waits_occupies_no_worker() {
+    let (bay, log) = (Bay::new(), Log::default());
+    // Longer than the test: its turn does not come again in the first run.
+    let slow = Upstream::start(&log, |seen| match seen.number {
+        0 => Reply::status(429).header("retry-after", 7_200),
+        _ => Reply::status(200),
+    });
+    let quick = echo(&log);
+    let urls = [pages(&slow, 5), pages(&quick, 30)].concat();
+    let arguments = ["--concurrency", "1", "--ignore-robots", "--patience", "3h"];
+    let child = bay.begin(&arguments, &urls);
+    wait_until("the only worker serves the other host", || bay.files_of(&quick) == 30);
+    assert_eq!((slow.seen().len(), quick.seen().len()), (1, 30));
+    send(&child, Signal::TERM);
+    let run = finish(child);
+    assert_eq!(run.code, 143, "{run:?}");
+    let run = bay.fast(&arguments, &urls);
+    assert_eq!((run.code, bay.files().len()), (0, 35), "{run:?}");
+    assert_eq!((slow.seen().len(), quick.seen().len()), (6, 30));
+}
+
+#[test]
+fn it_is_asked_as_it_can_be() {
+    let bay = Bay::new();
+    let table = [
+        (vec![], "required arguments were not provided"),
+        (vec!["-", "https://h/"], "`-` is among addresses"),
+        (vec!["-i", "x", "https://h/"], "cannot be used with"),
+        (vec!["https://h/", "--max-bytes", "0"], "a number of bytes from 1"),
+        (vec!["https://h/", "--rate", "0"], "a number from 0.01 to 1000000"),
+        (vec!["https://h/", "--server", "http://h"], "is for verbs that ask one"),
+        (vec!["https://h/", "--user-agent", "a\nb"], "requests cannot be made like this"),
+    ];
+    for (arguments, why) in table {
+        let run = bay.fetch(&arguments, &[]);
+        assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
+        assert!(run.stderr.contains(why), "{arguments:?}: {}", run.stderr);
+    }
+    let mut command = bay.command(&["https://h/"]);
+    fs::write(bay.out(), "a file").unwrap();
+    let run = run(&mut command);
+    assert_eq!(run.code, 1);
+    assert!(run.stderr.contains("cannot be used: "), "{}", run.stderr);
+}

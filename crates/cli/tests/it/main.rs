@@ -1,0 +1,55 @@
+//! The integration tests of the program `tidegate`, which they start as its users do.
+
+#[cfg_attr(
+    not(all(
+        feature = "dynamodb",
+        feature = "envoy",
+        feature = "fetch",
+        feature = "postgres",
+        feature = "redis",
+        feature = "watch"
+    )),
+    allow(dead_code, unused_imports, reason = "tests of features that are off use some of it")
+)]
+mod kit;
+
+mod acquire;
+#[cfg(feature = "dynamodb")]
+mod aggregate_dynamodb;
+mod both;
+#[cfg(feature = "envoy")]
+mod envoy;
+#[cfg(feature = "fetch")]
+mod fetch;
+#[cfg(feature = "fetch")]
+mod fetch_killed;
+#[cfg(feature = "fetch")]
+mod fetch_polite;
+#[cfg(feature = "fetch")]
+mod fetch_trouble;
+mod killed;
+mod limits;
+mod plot;
+mod records;
+mod remote;
+mod replay;
+mod serve;
+mod store;
+#[cfg(feature = "dynamodb")]
+mod store_dynamodb;
+#[cfg(feature = "postgres")]
+mod store_postgres;
+#[cfg(feature = "redis")]
+mod store_redis;
+mod tls;
+mod tokens;
+mod tour;
+#[cfg(feature = "dynamodb")]
+mod tour_dynamodb;
+#[cfg(feature = "postgres")]
+mod tour_postgres;
+#[cfg(feature = "redis")]
+mod tour_redis;
+mod trouble;
+#[cfg(feature = "watch")]
+mod watch;

@@ -1,0 +1,334 @@
+//! `tidegate serve` as people start it: the real program, on a port of its own.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+
+use rusqlite::Connection;
+use rustix::process::Signal;
+
+use crate::kit::serving::{Serving, answer, free_port};
+use crate::kit::{self, Shop, codec};
+
+#[test]
+fn without_any_argument_it_serves_the_data_folder_and_shows_the_first_token_once() {
+    let shop = Shop::new();
+    let data = shop.path("data");
+    let start = || {
+        let mut command = shop.command(&["serve"]);
+        // Another program may have the default port.
+        command.env("TIDEGATE_LISTEN", "127.0.0.1:0");
+        Serving::start(command.env_remove("TIDEGATE_STORE").env("XDG_DATA_HOME", &data))
+    };
+    let server = start();
+    let file = data.join("tidegate").join("tidegate.db");
+    assert_eq!(server.startup[0], format!("store  sqlite:{}", file.display()));
+    assert_eq!(server.startup.len(), 3, "{:?}", server.startup);
+    let token = server.token().expect("the first token").to_owned();
+    assert!(token.starts_with("tg_admin_"));
+    assert_eq!(server.ask("GET /health/live", None, "").0, 204);
+    let entities = "GET /v1/entities";
+    assert_eq!(server.ask(entities, None, "").0, 401);
+    assert_eq!(server.ask(entities, Some(&format!("{token}0")), "").0, 401);
+    assert_eq!(server.ask(entities, Some(&token), "").0, 200);
+    server.send(Signal::TERM);
+    let run = server.end();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(!run.stderr.contains(&token), "no secret in the log");
+
+    let server = start();
+    assert_eq!(server.token(), None, "it is shown once: {:?}", server.startup);
+    assert_eq!(server.ask(entities, Some(&token), "").0, 200, "and is good after a restart");
+    server.send(Signal::INT);
+    assert_eq!(server.end().code, 0);
+}
+
+#[test]
+fn a_token_of_the_command_line_is_good_at_the_server_until_it_is_revoked() {
+    let shop = Shop::new();
+    let made = shop.json("token create ops --scopes read,admin");
+    let token = made["secret"].as_str().unwrap();
+    let server = Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0"]));
+    assert_eq!(server.token(), None, "there is one that may change things");
+    assert_eq!(server.ask("GET /v1/entities", Some(token), "").0, 200);
+    assert_eq!(server.ask("POST /v1/acquire", Some(token), "{}").0, 403, "it may not draw");
+    server.stop();
+    shop.ok("token revoke ops");
+    // A server caches a token for two seconds; a new server has no cache.
+    let server = Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0"]));
+    assert_eq!(server.ask("GET /v1/entities", Some(token), "").0, 401);
+    server.stop();
+}
+
+#[test]
+fn metrics_have_a_listener_of_their_own_that_wants_no_token() {
+    let shop = Shop::new();
+    let server =
+        Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]));
+    assert_eq!(server.metric("tidegate_granted_total "), 0);
+    assert_eq!(server.ask("GET /metrics", None, "").0, 401, "the main listener still wants one");
+    assert_eq!(server.ask("GET /metrics", server.token(), "").0, 200);
+    server.stop();
+}
+
+#[test]
+fn a_log_of_json_is_one_document_on_each_line() {
+    let shop = Shop::new();
+    let line = ["serve", "--listen", "127.0.0.1:0", "--log", "json", "--log-level", "debug"];
+    let server = Serving::start(&mut shop.command(&line));
+    let token = server.token().unwrap().to_owned();
+    assert_eq!(server.ask("GET /v1/entities", Some(&token), "").0, 200);
+    assert_eq!(server.ask("GET /v1/no-such-route", Some(&token), "").0, 404);
+    let log = server.stop().stderr;
+    let lines: Vec<codec::Json> = log.lines().map(codec::parse).collect();
+    assert!(lines.iter().any(|line| line["fields"]["route"] == "/v1/entities"), "{log}");
+    assert!(!log.contains(&token), "no secret in the log");
+}
+
+#[test]
+fn other_machines_reach_it_only_if_that_was_said() {
+    let shop = Shop::new();
+    let refused = shop.run("serve --listen 0.0.0.0:0");
+    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""), "to start it again would not help");
+    assert_eq!(
+        refused.stderr,
+        "error: 0.0.0.0:0 can be reached from other machines, and there is no TLS: listen on 127.0.0.1, or say that it is wanted\n \
+         next: say --tls-cert FILE --tls-key FILE; or --without-tls, behind a proxy that has TLS\n"
+    );
+    let watched = shop.run("serve --listen 127.0.0.1:0 --metrics 0.0.0.0:0");
+    assert_eq!(watched.code, 2, "its metrics too: {}", watched.stderr);
+    for flag in ["--without-tls", "--without-tls=true"] {
+        let mut server = Serving::start(&mut shop.command(&["serve", "--listen", "0.0.0.0:0", flag]));
+        server.address = server.address.replace("0.0.0.0", "127.0.0.1");
+        assert_eq!(server.ask("GET /health/ready", None, "").0, 204);
+        server.stop();
+    }
+    assert_eq!(shop.run("serve --listen 0.0.0.0:0 --without-tls=false").code, 2);
+}
+
+#[test]
+fn a_waiter_is_answered_before_the_server_stops() {
+    let shop = Shop::new();
+    shop.ok("limits set system jobs:1/day");
+    let server = shop.serve(&["--within-max", "1h"]);
+    let token = server.token().unwrap().to_owned();
+    let ask = r#"{"entity": "acme", "resource": "build", "cost": {"jobs": 1}, "within": 3600}"#;
+    let (status, held) = server.ask("POST /v1/acquire", Some(&token), ask);
+    assert_eq!(status, 200, "{held}");
+    let tomorrow = server.begin("POST /v1/acquire", Some(&token), &ask.replace("3600", "0"));
+    assert_eq!(answer(tomorrow).0, 429, "it does not come within the time");
+    shop.ok("limits set system jobs:1/s:1");
+    // The next unit comes after half an hour, which no test takes.
+    shop.ok("limits set resource slow jobs:2/h:1");
+    let slow = ask.replace("build", "slow");
+    assert_eq!(server.ask("POST /v1/acquire", Some(&token), &slow).0, 200);
+    let waits = server.begin("POST /v1/acquire", Some(&token), &slow);
+    server.wait_for_waiting(1);
+    server.send(Signal::TERM);
+    let (status, body) = answer(waits);
+    assert_eq!((status, codec::parse(&body)["type"].as_str()), (503, Some("/problems/stopping")));
+    let run = server.end();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(shop.available("acme", "slow", "jobs"), 0, "the lease that was given is still held");
+}
+
+#[test]
+fn a_drain_beyond_its_bound_is_reported() {
+    let shop = Shop::new();
+    let mut command = shop.command(&["serve", "--listen", "127.0.0.1:0", "--drain-time", "1ms"]);
+    // The request does not end before the drain does.
+    let server = Serving::start(command.env("TIDEGATE_BODY_TIME", "1h"));
+    let slow = under_way(&server);
+    server.send(Signal::TERM);
+    let run = server.end();
+    assert_eq!(run.code, 1);
+    assert!(
+        run.stderr.ends_with(
+            "error: what was under way took longer to end than it may: its leases end by their deadline\n"
+        ),
+        "{}",
+        run.stderr
+    );
+    drop(slow);
+}
+
+#[test]
+fn a_reader_that_has_gone_away_does_not_stop_it() {
+    let shop = Shop::new();
+    let line = ["serve", "--listen", "127.0.0.1:0", "--log-level", "debug"];
+    let mut server = Serving::start(&mut shop.command(&line));
+    drop((server.child().stdout.take(), server.child().stderr.take()));
+    let token = server.token().unwrap().to_owned();
+    for _ in 0..3 {
+        assert_eq!(
+            server.ask("GET /v1/entities", Some(&token), "").0,
+            200,
+            "each answer is a line of the log"
+        );
+    }
+    server.send(Signal::TERM);
+    assert_eq!(server.end().code, 0);
+    // Its output was never read.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let place = free_port().to_string();
+    let mut child = shop.command(&["serve", "--listen", &place]).stdout(writer).spawn().unwrap();
+    kit::wait_until("a connection", || {
+        assert_eq!(child.try_wait().unwrap(), None, "it serves all the same");
+        TcpStream::connect(&place).is_ok()
+    });
+    kit::send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn bounds_come_from_flags_variables_and_the_file() {
+    let shop = Shop::new();
+    shop.ok("limits set system jobs:1/day");
+    let config = shop.path("tidegate.toml");
+    fs::write(&config, "[bounds]\nbody_max = 1024\nwithin_max = '7s'\nlease_deadline = '8s'").unwrap();
+    let config = config.display().to_string();
+    let mut command =
+        shop.command(&["serve", "--listen", "127.0.0.1:0", "--config", &config, "--within-max", "2s"]);
+    let server = Serving::start(command.env("TIDEGATE_LEASE_DEADLINE", "9s"));
+    let token = server.token().unwrap().to_owned();
+    let ask = |more: &str| {
+        let body = format!(r#"{{"entity": "acme", "resource": "build", "cost": {{"jobs": 1}}{more}}}"#);
+        let (status, body) = server.ask("POST /v1/acquire", Some(&token), &body);
+        (status, codec::parse(&body))
+    };
+    let (status, body) = ask(r#", "within": 3"#);
+    assert_eq!((status, body["detail"].as_str()), (422, Some("a within of 3s, more than 2s")));
+    assert_eq!(ask(&" ".repeat(1_024)).0, 413);
+    let (status, body) = ask("");
+    assert_eq!((status, body["expires_in"].as_u64()), (200, Some(9)));
+    server.stop();
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let shop = Shop::new();
+    let mut command = shop.command(&["serve", "--listen", "127.0.0.1:0"]);
+    // The request does not end by itself.
+    let server = Serving::start(command.env("TIDEGATE_BODY_TIME", "1h"));
+    let slow = under_way(&server);
+    server.send(Signal::TERM);
+    server.wait_until_it_stops();
+    server.send(Signal::TERM);
+    assert_eq!(server.end().code, 128 + 15);
+    drop(slow);
+}
+
+/// A request in progress: the server waits for its body.
+fn under_way(server: &Serving) -> TcpStream {
+    let mut slow = TcpStream::connect(&server.address).expect("it listens");
+    let token = server.token().expect("the first token");
+    let head = format!("POST /v1/acquire HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n");
+    let rest = "content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
+    slow.write_all((head + rest).as_bytes()).expect("it reads");
+    let mut head = [0; 12];
+    slow.read_exact(&mut head).expect("it answers");
+    assert_eq!(&head, b"HTTP/1.1 100", "the server reads it");
+    slow
+}
+
+#[test]
+fn what_keeps_it_from_serving_is_one_sentence() {
+    let shop = Shop::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap();
+    let config = shop.path("tidegate.toml");
+    fs::write(&config, "listen = '127.0.0.1:0'\nport = 5").unwrap();
+    let config = config.display().to_string();
+    let table = [
+        (
+            vec!["--listen".to_owned(), taken.to_string()],
+            1,
+            format!("error: {taken} is in use by another program: stop it, or listen on another port\n"),
+        ),
+        (
+            vec!["--listen".to_owned(), "0.0.0.0:0".to_owned()],
+            2,
+            "error: 0.0.0.0:0 can be reached from other machines, and there is no TLS".to_owned(),
+        ),
+        (
+            vec!["--listen".to_owned(), "here".to_owned()],
+            2,
+            "invalid value 'here' for '--listen <ADDRESS>'".to_owned(),
+        ),
+        (
+            vec!["--config".to_owned(), config.clone()],
+            2,
+            format!("error: the configuration `{config}`, line 2: unknown field `port`, expected one of "),
+        ),
+        (vec!["--config".to_owned(), "none.toml".to_owned()], 2, "`none.toml` cannot be read".to_owned()),
+        (
+            vec!["--requests-max".to_owned(), "0".to_owned()],
+            2,
+            "error: --requests-max or TIDEGATE_REQUESTS_MAX is `0`, and must be a whole number from 1 to 1000000\n"
+                .to_owned(),
+        ),
+        (
+            vec!["--timeout".to_owned(), "2m".to_owned()],
+            2,
+            "invalid value '2m' for '--timeout <SPAN>': it must be from 1ms to 1m".to_owned(),
+        ),
+    ];
+    for (arguments, code, sentence) in table {
+        for check in [None, Some("--check")] {
+            let words: Vec<&str> =
+                ["serve"].into_iter().chain(arguments.iter().map(String::as_str)).chain(check).collect();
+            let run = shop.run_words(&words);
+            assert_eq!((run.code, run.stdout.as_str()), (code, ""), "{words:?}: {run:?}");
+            assert!(run.stderr.contains(&sentence), "{words:?}: {}", run.stderr);
+        }
+    }
+    let other = shop.path("other.db");
+    fs::write(&other, "no database at all, and longer than the header of one would ever be".repeat(9))
+        .unwrap();
+    let run = shop.run(&format!("serve --listen 127.0.0.1:0 --store sqlite:{}", other.display()));
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+    assert!(run.stderr.contains("is damaged, or no database"), "{}", run.stderr);
+}
+
+#[test]
+fn a_store_that_is_locked_or_newer_is_one_sentence_and_left_as_it_is() {
+    let shop = Shop::new();
+    shop.ok("limits set system jobs:1/day");
+    let other = Connection::open(shop.file()).unwrap();
+    other.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").unwrap();
+    for check in ["", "--check"] {
+        let run = shop.run(&format!("serve --listen 127.0.0.1:0 --timeout 50ms {check}"));
+        assert_eq!((run.code, run.stdout.as_str()), (4, ""), "{run:?}");
+        assert!(run.stderr.starts_with("error: the store "), "{}", run.stderr);
+        assert!(run.stderr.contains("\n next: wait for whoever holds it and try again"), "{}", run.stderr);
+    }
+    other.execute_batch("ROLLBACK; PRAGMA user_version = 99").unwrap();
+    drop(other);
+    for check in ["", "--check"] {
+        let run = shop.run(&format!("serve --listen 127.0.0.1:0 {check}"));
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{run:?}");
+        assert!(run.stderr.contains(" has schema version 99, newer than "), "{}", run.stderr);
+        assert!(run.stderr.ends_with(": use a newer tidegate\n"), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_check_says_whether_it_could_serve_and_makes_no_token() {
+    let shop = Shop::new();
+    let config = shop.path("tidegate.toml");
+    let store = format!("sqlite:{}", shop.file().display());
+    fs::write(&config, format!("store = '{store}'\nlisten = '127.0.0.1:0'\nlog = 'json'")).unwrap();
+    let config = config.display().to_string();
+    let mut command = shop.command(&["serve", "--check", "--config", &config]);
+    let run = kit::run(command.env_remove("TIDEGATE_STORE"));
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    assert!(
+        run.stdout.starts_with(&format!("it could serve {store} on http://127.0.0.1:")),
+        "{}",
+        run.stdout
+    );
+    let json = codec::parse(&shop.run_words(&["--json", "serve", "--check", "--config", &config]).stdout);
+    assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "store", "token", "url"]);
+    assert_eq!(shop.ok("token list"), "no tokens\n");
+}

@@ -1,0 +1,153 @@
+//! `tidegate store`: made, looked at, brought up to date and listed, where the store is.
+
+use std::fs;
+
+use rusqlite::Connection;
+
+use crate::kit::life::{Life, Older};
+use crate::kit::serving::free_port;
+use crate::kit::{self, Shop, codec};
+
+#[test]
+fn a_file_is_made_looked_at_and_upgraded() {
+    let shop = Shop::new();
+    let (url, file) = (shop.store(), shop.file());
+    let life = Life { shop, url, wanted: 3, older: Older::Upgraded };
+    life.walk(|| {
+        let outside = Connection::open(&file).unwrap();
+        let undo =
+            "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; PRAGMA user_version = 1";
+        outside.execute_batch(undo).unwrap();
+    });
+}
+
+#[test]
+fn what_is_said_to_people_is_this() {
+    let shop = Shop::new();
+    let place = shop.file().display().to_string();
+    let made = |verb: &str| {
+        format!(
+            "store      sqlite:{place}?namespace=prod\n{verb:<11}the file `{place}`\n\
+             {verb:<11}the namespace `prod`\nschema     version 3\n"
+        )
+    };
+    assert_eq!(shop.ok("store init --namespace prod"), made("made"));
+    assert_eq!(shop.ok("store init --namespace prod"), made("was there"));
+    shop.ok("store init");
+    shop.ok("entity create acme");
+    assert_eq!(
+        shop.ok("store list"),
+        "NAMESPACE  VERSION  CHANGES  ENTITIES  POLICIES\n\
+         default          3        1         1         0\n\
+         prod             3        0         0         0\n"
+    );
+    assert_eq!(
+        shop.ok("store upgrade"),
+        format!("store      sqlite:{place}\nnothing    to do: the file `{place}` has schema version 3\n")
+    );
+    let checked = shop.ok("store check");
+    let lines: Vec<&str> = checked.lines().collect();
+    assert_eq!(lines[0], format!("store      sqlite:{place}"));
+    assert!(lines[1].starts_with("engine     sqlite: SQLite 3."), "{checked}");
+    assert_eq!(lines[2], "schema     version 3, and this program has 3");
+    assert_eq!(lines[3], "namespace  default");
+    assert!(lines[5].starts_with("settings   durable second; size "), "{checked}");
+    assert_eq!(lines[6], "so         it can be used as it is");
+}
+
+#[test]
+fn a_check_makes_nothing_and_the_fields_of_its_answer_stay() {
+    let shop = Shop::new();
+    let run = shop.run("--json store check");
+    assert_eq!(run.code, 5);
+    let json = codec::parse(&run.stdout);
+    let fields = [
+        "clock",
+        "dangers",
+        "durability",
+        "engine",
+        "missing",
+        "namespace",
+        "place",
+        "schema",
+        "server",
+        "settings",
+        "state",
+        "store",
+    ];
+    assert_eq!(codec::fields(&json), fields);
+    assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 0);
+    let made = shop.json("store init");
+    assert_eq!(codec::fields(&made), ["engine", "parts", "place", "schema", "store"]);
+    assert_eq!(codec::fields(&made["parts"][0]), ["is_new", "kind", "name"]);
+    let upgraded = shop.json("store upgrade");
+    assert_eq!(codec::fields(&upgraded["parts"][0]), ["from", "kind", "name", "to"]);
+    let listed = shop.json("store list");
+    assert_eq!(codec::fields(&listed), ["engine", "has_more", "namespaces", "place", "schema"]);
+    assert_eq!(
+        codec::fields(&listed["namespaces"][0]),
+        ["changes", "entities", "namespace", "policies", "schema", "within"]
+    );
+}
+
+#[test]
+fn the_store_in_the_data_folder_is_meant_where_none_is_said() {
+    let shop = Shop::new();
+    let data = shop.path("data");
+    let run = |line: &str| {
+        let mut command = shop.command(&line.split(' ').collect::<Vec<_>>());
+        kit::run(command.env_remove("TIDEGATE_STORE").env("XDG_DATA_HOME", &data))
+    };
+    assert_eq!(run("store check").code, 5);
+    assert!(!data.exists(), "to look makes nothing");
+    let made = run("store init");
+    assert_eq!(made.code, 0);
+    assert!(made.stdout.contains("tidegate/tidegate.db`"), "{}", made.stdout);
+    assert_eq!(run("store check").code, 0);
+}
+
+#[test]
+fn a_server_has_no_say_in_the_life_of_its_store() {
+    let shop = Shop::new();
+    let run = shop.run("--server http://127.0.0.1:1 store check");
+    assert_eq!((run.code, run.stdout.as_str()), (2, ""));
+    assert!(
+        run.stderr.starts_with("error: `store` works on the store itself, where it is: say --store <URL>")
+    );
+    let mut command = shop.command(&["store", "check"]);
+    let run = kit::run(command.env_remove("TIDEGATE_STORE").env("TIDEGATE_SERVER", "http://127.0.0.1:1"));
+    assert_eq!((run.code, run.stdout.as_str()), (2, ""));
+    assert!(run.stderr.starts_with("error: TIDEGATE_SERVER names a server"), "{}", run.stderr);
+    // Where both are named there is no doubt.
+    let mut command = shop.command(&["store", "init"]);
+    assert_eq!(kit::run(command.env("TIDEGATE_SERVER", "http://127.0.0.1:1")).code, 0);
+}
+
+#[test]
+fn an_address_that_is_wrong_is_told_without_its_password() {
+    let unused = free_port();
+    let shop = Shop::new();
+    let table = [
+        ("memory:".to_owned(), 2, "`memory:` is gone with its process"),
+        ("mysql://me:s3cret@h/x".to_owned(), 2, "`mysql://h/x` is no address of a store"),
+        ("redis://:s3cret@h:port".to_owned(), 2, "`redis://h:port` is no address of Redis"),
+        ("redis://:s3cret@h?colour=red".to_owned(), 2, "`redis://h` has no option `colour`"),
+        ("postgres://me:s3cret@h/x?schema=a.b".to_owned(), 2, "the schema `a.b`: it has 1..=40 letters"),
+        ("sqlite:x.db?namespace=a#b".to_owned(), 2, "which no such name does"),
+        (format!("redis://:s3cret@{unused}"), 4, "the store is away: "),
+        (format!("postgres://me:s3cret@{unused}/x"), 4, "the store is away: "),
+    ];
+    for (url, code, sentence) in table {
+        for line in ["store check", "store init", "store upgrade", "store list"] {
+            let words: Vec<&str> = ["--store", &url].into_iter().chain(line.split(' ')).collect();
+            let run = shop.run_words(&words);
+            assert_eq!((run.code, run.stdout.as_str()), (code, ""), "{url} {line}: {run:?}");
+            assert!(run.stderr.contains(sentence), "{url} {line}: {}", run.stderr);
+            assert!(!run.stderr.contains("s3cret"), "{url} {line}: {}", run.stderr);
+        }
+    }
+    let run = shop.run_words(&["--store", "sqlite:x.db?namespace=a", "store", "init", "--namespace", "b"]);
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.starts_with("error: the address names a namespace, and so does --namespace"));
+    assert_eq!(shop.run_words(&["store", "init", "--namespace", "a&durable=commit"]).code, 2);
+}

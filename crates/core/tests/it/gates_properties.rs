@@ -1,0 +1,259 @@
+//! The invariants of the gates under any interleaving: nothing leaks, nothing is granted twice, no wait is idle.
+//!
+//! Requests enter, end, are taken back, limits come and go, pauses are raised and resumed, the throttle closes,
+//! and the clock runs forward and now and then back. A model beside the gates knows what is held.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::event::Event;
+use tidegate_core::gate::{Ending, Gates};
+use tidegate_core::outcome::{Kind, Outcome};
+use tidegate_core::plan::Plan;
+use tidegate_core::random::Random;
+use tidegate_core::snapshot::{CircuitState, Snapshot};
+use tidegate_core::time::{Instant, nanos};
+use tidegate_core::verdict::{Gate, Verdict, Wait};
+
+use self::steps::{Limits, Step, any_limits, any_steps, plain_limits, timed_limits};
+
+mod steps;
+
+/// The gates, and beside them what is known to be held.
+struct Model {
+    limits: Limits,
+    plan: Plan,
+    gates: Gates,
+    events: Vec<Event>,
+    now: Instant,
+    held: Vec<Charge>,
+    paused_until: Instant,
+    is_closed: bool,
+    /// The largest budget there ever was, and what was used beyond all estimates.
+    tokens_max: u64,
+    overdraft: u64,
+    /// Whether the short ways in and out of plain plans are tried first.
+    is_short: bool,
+}
+
+impl Model {
+    fn new(limits: Limits, seed: u64) -> Self {
+        let plan = limits.draft.clone().check().expect("within the bounds");
+        Self {
+            gates: Gates::new(&plan, Random::seeded(seed)),
+            plan,
+            events: Vec::new(),
+            now: Instant::from_nanos(7_000_000_000),
+            held: Vec::new(),
+            paused_until: Instant::ZERO,
+            is_closed: false,
+            tokens_max: limits.budget.unwrap_or(0),
+            overdraft: 0,
+            is_short: false,
+            limits,
+        }
+    }
+
+    fn seen(&self) -> Snapshot {
+        self.gates.snapshot(&self.plan, 0, self.now)
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Admit { tokens, bytes, waiting } => {
+                self.admit(Cost::request().tokens(tokens).bytes(bytes), waiting);
+            }
+            Step::Settle { which, outcome, reported } => self.settle(which, outcome, reported),
+            Step::Record(outcome) => {
+                if let (true, Some(spent)) = (self.held.is_empty(), outcome.spent_cost()) {
+                    self.overdraft += spent.tokens;
+                }
+                self.gates.record(&self.plan, self.held.first(), outcome, 0, self.now, &mut self.events);
+            }
+            Step::Undo(which) if !self.held.is_empty() => {
+                let charge = self.held.swap_remove(which.index(self.held.len()));
+                self.gates.undo(&self.plan, charge, self.now, &mut self.events);
+            }
+            Step::Undo(_) => {}
+            Step::Pause(span) => {
+                self.gates.pause(&self.plan, span, 1, self.now, &mut self.events);
+            }
+            Step::Resume => {
+                self.gates.resume(&self.plan, self.now, &mut self.events);
+            }
+            Step::Retune(ref limits) => {
+                let plan = limits.draft.clone().check().expect("within the bounds");
+                self.gates.retune(&self.plan, &plan, self.now, &mut self.events);
+                self.plan = plan;
+                self.limits = (**limits).clone();
+                self.tokens_max = self.tokens_max.max(self.limits.budget.unwrap_or(0));
+            }
+            Step::Close => {
+                assert!(self.gates.close(&mut self.events));
+                self.is_closed = true;
+            }
+            Step::Forward(span) => self.now = self.now + span,
+            Step::Back(span) => self.now = self.now.minus_nanos(nanos(span)),
+        }
+    }
+
+    fn admit(&mut self, cost: Cost, waiting: u32) {
+        let before = self.seen();
+        match self.ask_for(cost, waiting) {
+            Ok(charge) => {
+                self.check_admission(&before, &charge);
+                if let Some(budget) = self.limits.budget {
+                    self.overdraft += cost.tokens.saturating_sub(budget);
+                }
+                self.held.push(charge);
+            }
+            Err(verdict) => {
+                let mut after = self.seen();
+                after.evaluations = before.evaluations;
+                assert_eq!(after, before, "a denial takes nothing");
+                match verdict {
+                    Verdict::Wait(wait) => self.check_wait(cost, wait),
+                    Verdict::Refuse(refused) => assert_ne!(refused.retry_after(), Some(Duration::ZERO)),
+                    Verdict::Admit => panic!("an admission is not an error"),
+                }
+            }
+        }
+    }
+
+    fn ask_for(&mut self, cost: Cost, waiting: u32) -> Result<Charge, Verdict> {
+        let plain = if self.is_short { self.gates.admit_plain(&self.plan, cost, self.now) } else { None };
+        plain.map_or_else(|| self.gates.admit(&self.plan, cost, waiting, self.now, &mut self.events), Ok)
+    }
+
+    fn settle(&mut self, which: Index, outcome: Outcome, reported: Option<u64>) {
+        if self.held.is_empty() {
+            return;
+        }
+        let charge = self.held.swap_remove(which.index(self.held.len()));
+        let spent = outcome.spent_cost().map(|spent| spent.tokens).or(reported);
+        let used = match outcome.kind() {
+            Kind::Success => spent.unwrap_or(charge.tokens_held()),
+            _ => spent.unwrap_or(0),
+        };
+        self.overdraft += used.saturating_sub(charge.tokens_held());
+        let is_idle = !self.plan.settles_timed() && !outcome.has_hint() && outcome.malformed() == 0;
+        if self.is_short && is_idle && self.gates.leave_plain(&charge) {
+            return;
+        }
+        let ending = Ending { charge, reported, outcome };
+        // As the shell does it, which reads no clock where nothing asks for the time.
+        let now = if is_idle { self.gates.latest() } else { self.now };
+        self.gates.settle(&self.plan, ending, 2, now, &mut self.events);
+    }
+
+    fn check_admission(&self, before: &Snapshot, charge: &Charge) {
+        assert!(!self.is_closed);
+        assert_eq!(charge.entered(), before.at);
+        assert!(charge.entered() >= self.paused_until, "{:?} is within the pause", charge.entered());
+        assert!(before.slots.is_none_or(|slots| before.in_flight < slots));
+        assert!(self.limits.bytes.is_none_or(|capacity| before.bytes_in_flight <= capacity));
+        if charge.is_recovering() {
+            assert!(self.limits.recovery_slots.is_none_or(|slots| before.recovering_in_flight < slots));
+        }
+        assert!(before.rate_level.is_none_or(|level| level >= 1));
+        if let Some(left) = before.tokens_remaining {
+            assert!(charge.cost().tokens <= left || before.tokens_used == 0);
+        }
+        if let (Some(circuit), Some(probes)) = (before.circuit, self.limits.probes) {
+            assert_ne!(circuit.state, CircuitState::Open);
+            assert!(!charge.is_probe() || circuit.probes_in_flight < probes);
+        }
+    }
+
+    /// Asked again when told, with nothing else changed, the request is let in, and a nanosecond earlier it is not.
+    fn check_wait(&self, cost: Cost, wait: Wait) {
+        let now = self.now.max(self.gates.latest());
+        assert!(wait.floor >= now);
+        let is_pool = matches!(wait.by, Gate::Slots | Gate::Bytes);
+        assert_eq!(wait.until.is_none(), is_pool, "time alone frees what is timed, and nothing else");
+        let Some(until) = wait.until else { return };
+        assert!(until > now, "a wait is never zero");
+        match self.gates.ask(&self.plan, cost, until) {
+            Verdict::Admit => {}
+            Verdict::Wait(wait) if wait.by == Gate::RecoverySlots && self.limits.recovery_slots.is_some() => {
+            }
+            verdict => panic!("told to come back at {until:?}, the answer there is {verdict:?}"),
+        }
+        assert_ne!(self.gates.ask(&self.plan, cost, until.minus_nanos(1)), Verdict::Admit);
+    }
+
+    /// What must hold after every step.
+    fn check(&mut self) {
+        for event in &self.events {
+            match event {
+                Event::Paused { until, .. } => self.paused_until = *until,
+                Event::Resumed => self.paused_until = Instant::ZERO,
+                _ => {}
+            }
+        }
+        let seen = self.seen();
+        let counted = self.held.iter().filter(|charge| charge.is_counted()).count();
+        let recovering = self.held.iter().filter(|charge| charge.is_recovering()).count();
+        assert_eq!(seen.in_flight as usize, counted);
+        assert_eq!(seen.recovering_in_flight as usize, recovering);
+        assert_eq!(seen.bytes_in_flight, self.held.iter().map(Charge::bytes_held).sum::<u64>());
+        assert!(seen.tokens_used <= self.tokens_max + self.overdraft);
+        assert!(seen.rate_level <= self.limits.burst, "a bucket holds no more than its burst");
+        assert_eq!(self.gates.is_drained(), self.is_closed && counted == 0);
+        let drained = self.events.iter().filter(|event| **event == Event::Drained).count();
+        assert_eq!(drained, usize::from(self.gates.is_drained()), "told once, when it happens");
+    }
+}
+
+fn run(limits: Limits, seed: u64, steps: &[Step]) {
+    let mut model = Model::new(limits, seed);
+    for step in steps {
+        model.run(step);
+        model.check();
+    }
+    while let Some(charge) = model.held.pop() {
+        let ending = Ending { charge, reported: None, outcome: Outcome::ignored() };
+        model.gates.settle(&model.plan, ending, 0, model.now, &mut model.events);
+        model.check();
+    }
+    let end = model.seen();
+    assert_eq!((end.in_flight, end.bytes_in_flight, end.recovering_in_flight), (0, 0, 0));
+}
+
+proptest! {
+    /// Invariants 1, 2, 5 and 7: conservation, no grant above a limit, all or nothing, no step back refills.
+    #[test]
+    fn nothing_leaks_and_nothing_is_granted_twice(
+        limits in any_limits(), seed in any::<u64>(), steps in any_steps(any_limits()),
+    ) {
+        run(limits, seed, &steps);
+    }
+
+    /// Whoever is held back by time alone and comes back when told is let in.
+    #[test]
+    fn a_wait_for_time_alone_is_exact(
+        limits in timed_limits(), seed in any::<u64>(), steps in any_steps(timed_limits()),
+    ) {
+        run(limits, seed, &steps);
+    }
+
+    /// Where the short way admits, the long way would have admitted the same.
+    #[test]
+    fn the_short_way_of_plain_plans_is_only_shorter(
+        limits in plain_limits(),
+        seed in any::<u64>(),
+        steps in any_steps(prop_oneof![4 => plain_limits(), 1 => any_limits()]),
+    ) {
+        let mut long = Model::new(limits.clone(), seed);
+        let mut short = Model { is_short: true, ..Model::new(limits, seed) };
+        for step in &steps {
+            long.run(step);
+            short.run(step);
+            prop_assert_eq!(&short.held, &long.held);
+            prop_assert_eq!(&short.events, &long.events);
+            prop_assert_eq!(short.seen(), long.seen());
+        }
+    }
+}

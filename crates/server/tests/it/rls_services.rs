@@ -1,0 +1,166 @@
+//! Health and reflection, without a token.
+
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
+    Code, DescriptorStatus, RateLimit,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::Duration as Span;
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DynamicMessage};
+use tidegate_server::Stopped;
+use tokio::time::advance;
+use tokio_stream::StreamExt as _;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use crate::kit::codec::json;
+use crate::kit::frozen::{Frozen, TICK, settle_down};
+use crate::kit::soon;
+use crate::rls_kit::{Rls, descriptor, request};
+
+/// How long a stopping server waits for its last calls.
+const LAST_CALLS: Duration = Duration::from_millis(500);
+const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+
+fn service(name: &str) -> HealthCheckRequest {
+    HealthCheckRequest { service: name.to_owned() }
+}
+
+#[tokio::test]
+async fn health_reports_serving_and_then_not_serving() {
+    let rls = Rls::new(json!({})).await;
+    let mut health = HealthClient::new(rls.channel.clone());
+    for name in ["", SERVICE] {
+        let answer = async {
+            loop {
+                // The service answers once the server has begun.
+                if let Ok(answer) = health.check(service(name)).await {
+                    return answer.into_inner();
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        assert_eq!(soon("its health", answer).await.status(), ServingStatus::Serving);
+    }
+    assert_eq!(health.check(service("another")).await.unwrap_err().code(), tonic::Code::NotFound);
+    let mut watched = health.watch(service(SERVICE)).await.unwrap().into_inner();
+    assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    let _frozen = Frozen::new();
+    rls.kit.stopper.stop();
+    let last = soon("the news", watched.next()).await.unwrap().unwrap();
+    assert_eq!(last.status(), ServingStatus::NotServing);
+    drop((health, rls.channel));
+    // An open watch delays the end by no more than the last calls may take.
+    settle_down().await;
+    advance(LAST_CALLS + TICK).await;
+    assert_eq!(soon("the end", rls.kit.stopped()).await, Stopped::Drained);
+    drop(watched);
+}
+
+async fn reflected(rls: &Rls, asked: MessageRequest) -> MessageResponse {
+    let mut client = ServerReflectionClient::new(rls.channel.clone());
+    let ask = ServerReflectionRequest { host: String::new(), message_request: Some(asked) };
+    let mut answers =
+        client.server_reflection_info(tokio_stream::once(ask)).await.expect("it is there").into_inner();
+    let answer = answers.next().await.expect("an answer").expect("a good one");
+    answer.message_response.expect("it says something")
+}
+
+#[tokio::test]
+async fn reflection_tells_of_messages_as_they_are_sent() {
+    let rls = Rls::new(json!({})).await;
+    let MessageResponse::ListServicesResponse(list) =
+        reflected(&rls, MessageRequest::ListServices(String::new())).await
+    else {
+        panic!("no list")
+    };
+    let names: Vec<_> = list.service.iter().map(|service| service.name.as_str()).collect();
+    assert!(names.contains(&SERVICE) && names.contains(&"grpc.health.v1.Health"), "{names:?}");
+
+    let mut pool = DescriptorPool::new();
+    for file in [
+        "google/protobuf/duration.proto",
+        "google/protobuf/wrappers.proto",
+        "envoy/type/v3/ratelimit_unit.proto",
+        "envoy/config/core/v3/base.proto",
+        "envoy/extensions/common/ratelimit/v3/ratelimit.proto",
+        "envoy/service/ratelimit/v3/rls.proto",
+    ] {
+        let MessageResponse::FileDescriptorResponse(files) =
+            reflected(&rls, MessageRequest::FileByFilename(file.to_owned())).await
+        else {
+            panic!("no {file}")
+        };
+        for bytes in files.file_descriptor_proto {
+            pool.decode_file_descriptor_proto(&*bytes).unwrap();
+        }
+    }
+    let asked = RateLimitRequest {
+        descriptors: vec![descriptor(&[("user", "ada")], Some(3))],
+        hits_addend: 2,
+        ..request(&[])
+    };
+    let told = RateLimitResponse {
+        overall_code: Code::OverLimit.into(),
+        statuses: vec![DescriptorStatus {
+            code: Code::Ok.into(),
+            current_limit: Some(RateLimit { name: "requests".to_owned(), requests_per_unit: 5, unit: 2 }),
+            limit_remaining: 4,
+            duration_until_reset: Some(Span { seconds: 1, nanos: 2 }),
+            ..DescriptorStatus::default()
+        }],
+        raw_body: b"why".to_vec(),
+        ..RateLimitResponse::default()
+    };
+    for (name, bytes) in
+        [("RateLimitRequest", asked.encode_to_vec()), ("RateLimitResponse", told.encode_to_vec())]
+    {
+        let message = pool.get_message_by_name(&format!("envoy.service.ratelimit.v3.{name}")).unwrap();
+        let read = DynamicMessage::decode(message, &*bytes).unwrap();
+        assert_eq!(read.unknown_fields().count(), 0, "{read}");
+        assert_eq!(read.encode_to_vec(), bytes);
+        let text = read.to_string();
+        let words =
+            if name == "RateLimitRequest" { ["\"ada\"", "hits_addend"] } else { ["OVER_LIMIT", "MINUTE"] };
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_open_reflection_does_not_delay_the_stop() {
+    let rls = Rls::new(json!({})).await;
+    let mut client = ServerReflectionClient::new(rls.channel.clone());
+    let mut held = client.server_reflection_info(tokio_stream::pending()).await.unwrap().into_inner();
+    let _frozen = Frozen::new();
+    rls.kit.stopper.stop();
+    settle_down().await;
+    advance(LAST_CALLS + TICK).await;
+    assert!(!matches!(soon("the stream", held.next()).await, Some(Ok(_))));
+    drop((client, rls.channel));
+    assert_eq!(soon("the end", rls.kit.stopped()).await, Stopped::Drained);
+}
+
+#[tokio::test]
+async fn no_more_are_let_in_without_a_token_than_may() {
+    let rls = Rls::new(json!({})).await;
+    let mut health = HealthClient::new(rls.channel.clone());
+    let mut watched = Vec::new();
+    for _ in 0..64 {
+        watched.push(health.watch(service("")).await.unwrap().into_inner());
+    }
+    let error = health.check(service("")).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (tonic::Code::ResourceExhausted, "64 calls without a token are under way, as many as may")
+    );
+    watched.clear();
+    let let_in = async { while health.check(service("")).await.is_err() {} };
+    soon("a place", let_in).await;
+}

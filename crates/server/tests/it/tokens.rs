@@ -1,0 +1,65 @@
+//! Tokens over the API, and the actors in the audit.
+
+use crate::kit::codec::{Value, json};
+use crate::kit::{Kit, send};
+
+#[tokio::test]
+async fn what_the_server_keeps_for_itself_is_not_listed_and_not_touched() {
+    let kit = Kit::new().await;
+    let listed = kit.get("/v1/tokens").await;
+    let ids: Vec<_> = listed.body["items"].as_array().unwrap().iter().map(|token| &token["id"]).collect();
+    assert_eq!(ids, ["all", "other"], "and not the key that leases are named with");
+    let made = kit.post("/v1/tokens", json!({"id": ".lease-key", "scopes": "read"})).await;
+    made.is_problem(422, "invalid", "id");
+    assert!(made.text.contains("begins with `.`"), "{}", made.text);
+    kit.ask("DELETE", "/v1/tokens/.lease-key", None).await.is_problem(422, "invalid", "token");
+}
+
+#[tokio::test]
+async fn a_token_does_not_revoke_itself_and_another_one_may() {
+    let kit = Kit::new().await;
+    kit.ask("DELETE", "/v1/tokens/all", None).await.is_problem(409, "own-token", "");
+    assert_eq!(kit.get("/v1/tokens").await.status, 200);
+    assert_eq!(kit.ask_as(&kit.other, "DELETE", "/v1/tokens/all", None).await.status, 200);
+    kit.get("/v1/tokens").await.is_problem(401, "bad-token", "");
+}
+
+#[tokio::test]
+async fn every_change_is_in_the_audit_with_its_version_and_its_actor() {
+    let kit = Kit::new().await;
+    let policy = json!({"policy": {"limits": ["rpm:5/min"]}});
+    let apply = json!({"changes": [{"entity": "acme", "policy": {"limits": ["tpm:7/s"]}}]});
+    let changes: [(&str, &str, Option<Value>, &str); 7] = [
+        ("PUT", "/v1/entities/acme", Some(json!({})), "acme"),
+        ("PUT", "/v1/policy?resource=gpt-4", Some(policy), "$RESOURCE:gpt-4"),
+        ("POST", "/v1/apply", Some(apply), "acme"),
+        ("DELETE", "/v1/policy?resource=gpt-4", None, "$RESOURCE:gpt-4"),
+        ("POST", "/v1/tokens", Some(json!({"id": "ci", "scopes": "read"})), "$TOKEN:ci"),
+        ("DELETE", "/v1/tokens/ci", None, "$TOKEN:ci"),
+        ("DELETE", "/v1/entities/acme", None, "acme"),
+    ];
+    let changing = tidegate_server::routes().into_iter().filter(|route| {
+        let is_admin =
+            matches!(route.access, tidegate_server::Access::Scope(scope) if scope.as_str() == "admin");
+        is_admin && route.method != "GET"
+    });
+    assert_eq!(changing.count(), changes.len(), "every route that changes something is tried");
+    for (number, (method, path, body, filed)) in changes.into_iter().enumerate() {
+        // By two callers in turn.
+        let (token, actor) = [(&kit.token, "token:all"), (&kit.other, "token:other")][number % 2];
+        let done = kit.ask_as(token, method, path, body).await;
+        assert_eq!(done.status, 200, "{method} {path}: {}", done.text);
+        let audit = kit.get("/v1/audit?max=1000").await;
+        let of_this = |entry: &&Value| entry["version"] == done.body["version"];
+        let entries: Vec<_> = audit.body["items"].as_array().unwrap().iter().filter(of_this).collect();
+        assert!(!entries.is_empty(), "{method} {path} is not in {}", audit.text);
+        assert!(entries.iter().all(|entry| entry["actor"] == actor), "{method} {path}: {entries:?}");
+        assert!(entries.iter().any(|entry| entry["filed"] == filed), "{method} {path}: {entries:?}");
+        let secret = done.body["secret"].as_str().unwrap_or("no secret");
+        assert!(!audit.text.contains(secret), "a secret is told");
+    }
+    // Whoever is refused changes nothing, and nothing is told of them.
+    let before = kit.get("/v1/audit?max=1000").await.text;
+    send(kit.request("DELETE", "/v1/policy")).await.is_problem(401, "no-token", "");
+    assert_eq!(kit.get("/v1/audit?max=1000").await.text, before);
+}

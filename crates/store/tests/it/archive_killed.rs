@@ -1,0 +1,114 @@
+//! A process that archives is killed, again and again: each entry is in the archive once when the last one has ended.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limit::audit::Entry;
+use tidegate_core::limit::name::ResourceName;
+use tidegate_core::limit::policy::{Expect, Policy, Scope};
+use tidegate_core::limit::rule::Limit;
+use tidegate_core::time::Stamp;
+use tidegate_store::archive::{ArchiveOptions, archive, read_archive};
+use tidegate_store::wrap::{CallEnd, Measured, Verb, Watcher};
+use tidegate_store::{AuditQuery, Ledger, Paging, Policies, PolicyChange, Sqlite};
+
+use crate::kit::child::{Child, Orders, test_name};
+
+const CHANGES: u64 = 300;
+const KILLS: u64 = 25;
+
+fn options(root: &Path) -> ArchiveOptions {
+    ArchiveOptions::new(root.join("audit"), Stamp::MAX).file_entries(4)
+}
+
+async fn open(root: &Path) -> Sqlite {
+    Sqlite::open(root.join("limits.db")).await.expect("the store is opened")
+}
+
+fn archived(root: &Path) -> Vec<Entry> {
+    match read_archive(root.join("audit")) {
+        Ok(entries) => entries.map(|entry| entry.expect("a file that has its name is whole")).collect(),
+        Err(_) => Vec::new(),
+    }
+}
+
+/// Stops the child after every call of the store, until the parent lets it go on.
+#[derive(Debug)]
+struct Stepped;
+
+impl Watcher for Stepped {
+    fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {
+        Orders::wait_for_go();
+    }
+}
+
+/// What the killed process does.
+#[tokio::test]
+async fn the_process_that_is_killed() {
+    let Some(orders) = Orders::read() else { return };
+    let store = Measured::new(open(&orders.path).await, Arc::new(Stepped));
+    archive(&store, &options(&orders.path)).await.expect("the store and the folder are as it left them");
+}
+
+/// The names of the files in the archive, those included that are not finished.
+fn files(root: &Path) -> Vec<std::ffi::OsString> {
+    let files = std::fs::read_dir(root.join("audit")).into_iter().flatten();
+    let mut names: Vec<_> = files.map(|file| file.expect("it is listed").file_name()).collect();
+    names.sort();
+    names
+}
+
+/// Starts a process that archives, and kills it: after some calls of the store, and there while it waits, when it goes on, or
+/// when it has begun or named a file.
+fn kill_one(root: &Path, number: u64) {
+    let mut child = Child::start(test_name!(the_process_that_is_killed), root, number, 0);
+    child.is_ready();
+    for _ in 0..number * 5 % 12 {
+        child.go();
+        child.is_ready();
+    }
+    let before = files(root);
+    if !number.is_multiple_of(3) {
+        child.go();
+    }
+    while number % 3 == 2 && files(root) == before && child.has_told().is_empty() {
+        std::thread::yield_now();
+    }
+    child.kill();
+}
+
+#[tokio::test]
+async fn a_process_that_is_killed_loses_nothing_and_writes_nothing_twice() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path()).await;
+    for number in 0..CHANGES {
+        let change = |part: u64| PolicyChange {
+            scope: Scope::Resource(ResourceName::new(&format!("r{part}")).unwrap()),
+            expect: Expect::Any,
+            policy: Some(Policy::new([Limit::per_minute("rpm", number + 1)]).unwrap()),
+        };
+        store.apply(&(0..=number % 3).map(change).collect::<Vec<_>>(), "ann").await.unwrap();
+    }
+    let query = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
+    let expected = store.audit(&query, &Paging::first(1_000).unwrap()).await.unwrap().items;
+    assert_eq!(expected.len(), 600);
+    store.close().await;
+    drop(store);
+
+    for number in 0..KILLS {
+        kill_one(root.path(), number);
+        let there = archived(root.path());
+        assert!(there == expected[..there.len()], "after kill {number} the archive is a beginning");
+        assert!(there.len() < expected.len(), "all were killed on their way");
+    }
+    let mut last = Child::start(test_name!(the_process_that_is_killed), root.path(), KILLS, 0);
+    while last.hears().is_some() {
+        last.go();
+    }
+    last.ends();
+    assert!(archived(root.path()) == expected, "each entry once");
+    let store = open(root.path()).await;
+    assert!(store.audit(&query, &Paging::default()).await.unwrap().items.is_empty());
+    store.close().await;
+}

@@ -1,0 +1,175 @@
+//! What is in the table: one item for a subject, and when it may be forgotten.
+
+use std::time::Duration;
+
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::policy::{Policy, Version};
+use tidegate_core::limit::resolve::resolve;
+use tidegate_core::limit::rule::Limit;
+use tidegate_store::{
+    Adjust, Buckets as _, Draw, Drawn, DynamoDb, Ledger as _, ManualWall, Settle, Store as _,
+};
+
+use super::ENGINE;
+use crate::kit::dynamodb::{START, made, unswept};
+use crate::kit::dynamodb_items::Hand;
+use crate::kit::engine::skip_without;
+use crate::kit::words::{
+    adjust_of, cancel_of, draw_of, granted, levels_of_version, own, settle_of, shows, subject, used,
+};
+
+/// Limits that are a resource's, and not the entity's own.
+fn shared(limit: Limit) -> std::sync::Arc<Levels> {
+    all_shared([limit])
+}
+
+fn all_shared(limits: impl IntoIterator<Item = Limit>) -> std::sync::Arc<Levels> {
+    let (subject, policy) = (subject("acme"), Policy::new(limits).expect("a valid policy"));
+    let resolved = resolve(&subject, [None, None, Some(&policy), None], &Policy::default());
+    std::sync::Arc::new(Levels::new(Version::ZERO, vec![(subject, resolved)]))
+}
+
+async fn store() -> (DynamoDb, ManualWall) {
+    let clock = ManualWall::new(START);
+    (made(unswept(ENGINE).clock(clock.clone())).await, clock)
+}
+
+#[tokio::test]
+async fn idle_item_expires_after_seven_refills() {
+    skip_without!(ENGINE);
+    let (store, clock) = store().await;
+    let levels = shared(Limit::per_minute("rpm", 100));
+    let draw = draw_of(&levels, 1);
+    granted(store.draw(&draw).await);
+    let open = store.expires_at(&subject("acme")).await.unwrap().unwrap();
+    assert!(open > 1_800_000_000 + 3_600, "an open lease is not forgotten before its deadline");
+    store.settle(&settle_of(&draw, 1)).await.unwrap();
+    // Looked at when the lease would have been due, and once more when nobody asks for it any more.
+    for _ in 0..2 {
+        clock.advance(Duration::from_secs(7_200));
+        store.sweep(100).await.unwrap();
+    }
+    let now = 1_800_000_000 + 4 * 3_600;
+    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), Some(now + 420));
+    assert_eq!(used(&store, "acme").await, 1, "what was used is counted before");
+    // And whoever comes before that draws from it again.
+    let again = draw_of(&levels, 1);
+    granted(store.draw(&again).await);
+    let expires = store.expires_at(&subject("acme")).await.unwrap();
+    assert!(expires > Some(now + 3_600), "an open lease is not forgotten: {expires:?}");
+    store.settle(&settle_of(&again, 1)).await.unwrap();
+    for _ in 0..2 {
+        clock.advance(Duration::from_secs(7_200));
+        store.sweep(100).await.unwrap();
+    }
+    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), Some(now + 4 * 3_600 + 420));
+    granted(store.draw(&draw_of(&own("acme", 500), 1)).await);
+    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), None, "limits of its own end it");
+}
+
+#[tokio::test]
+async fn debts_of_two_limits_that_outlive_their_item_together_are_both_kept() {
+    skip_without!(ENGINE);
+    let (store, _) = store().await;
+    let levels = all_shared([Limit::per_minute("rpm", 100), Limit::per_minute("tpm", 1_000)]);
+    let hours = |hours: u64| [("rpm", hours * 6_000), ("tpm", 2 * hours * 60_000)];
+    let expires = async || store.expires_at(&subject("acme")).await.unwrap().unwrap() - 1_800_000_000;
+    for is_adjusted in [true, false] {
+        let units = levels.amounts(&[("rpm", 1), ("tpm", 1)]).unwrap();
+        let draw = Draw { units, ..draw_of(&levels, 1) };
+        // What one of them owes by now is paid by nobody else.
+        let before = shows(&store, "acme").await.map_or(0, |(_, consumed)| consumed);
+        if is_adjusted {
+            granted(store.draw(&draw).await);
+            let deltas = hours(48).map(|(name, units)| (name, i64::try_from(units).unwrap()));
+            let deltas = levels.deltas(&deltas).unwrap();
+            let adjust = Adjust { lease: draw.lease, step: 1, levels: draw.levels.clone(), deltas };
+            store.adjust(&adjust).await.unwrap();
+            assert!(expires().await > 96 * 3_600, "as long as the slower one of them takes");
+            store.cancel(&cancel_of(&draw)).await.unwrap();
+            assert_eq!(shows(&store, "acme").await, Some((100, before)));
+        } else {
+            granted(store.draw(&draw).await);
+            let actual = levels.amounts(&hours(200)).unwrap();
+            let settle = Settle { actual, ..settle_of(&draw, 1) };
+            store.settle(&settle).await.unwrap();
+            assert!(expires().await > 400 * 3_600, "as long as the slower one of them takes");
+            assert_eq!(shows(&store, "acme").await.unwrap().1, before + 200 * 6_000);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_debt_that_ends_within_the_last_second_that_its_item_allows_for_is_written() {
+    skip_without!(ENGINE);
+    let (store, _) = store().await;
+    let draw = draw_of(&shared(Limit::per_second("rpm", 10)), 1);
+    granted(store.draw(&draw).await);
+    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), Some(1_800_000_000 + 25 * 3_600));
+    // An hour before that, and half a second.
+    store.adjust(&adjust_of(&draw, 1, 24 * 36_000 + 4)).await.unwrap();
+    assert_eq!(shows(&store, "acme").await.unwrap().1, 24 * 36_000 + 5);
+}
+
+#[tokio::test]
+async fn what_is_given_back_by_a_rule_that_is_much_slower_leaves_a_full_bucket_and_no_spoilt_item() {
+    skip_without!(ENGINE);
+    let (store, _) = store().await;
+    let of = |version, limit| levels_of_version(version, &[("acme", &[limit])]);
+    let large = draw_of(&of(1, Limit::per_minute("rpm", 30_000)), 30_000);
+    granted(store.draw(&large).await);
+    let slow = of(2, Limit::per_day("rpm", 1));
+    assert!(
+        matches!(store.draw(&draw_of(&slow, 1)).await, Ok(Drawn::Refused(_))),
+        "the slower rule is there"
+    );
+    // As much as it takes eighty years to fill.
+    store.cancel(&cancel_of(&large)).await.unwrap();
+    assert_eq!(shows(&store, "acme").await, Some((1, 0)));
+    let text = Hand::on(ENGINE, &store).item("acme").await["f:rpm"].as_n().cloned().unwrap();
+    assert!(text.starts_with('-'), "or nothing is shown by this: {text}");
+    // A rule that changes is written over exactly what was seen.
+    let other = of(3, Limit::per_day("rpm", 2));
+    let draw = draw_of(&other, 1);
+    granted(store.draw(&draw).await);
+    assert_eq!(shows(&store, "acme").await.unwrap().1, 1);
+    store.settle(&settle_of(&draw, 1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn item_with_own_limits_does_not_expire() {
+    skip_without!(ENGINE);
+    let (store, _) = store().await;
+    granted(store.draw(&draw_of(&own("acme", 500), 1)).await);
+    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), None);
+    granted(store.draw(&draw_of(&shared(Limit::per_minute("rpm", 100)), 1)).await);
+    assert!(store.expires_at(&subject("acme")).await.unwrap().is_some(), "expiry appears");
+    granted(store.draw(&draw_of(&own("acme", 500), 1)).await);
+    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn more_open_leases_than_an_item_holds_are_kept_apart_and_counted_as_the_others() {
+    skip_without!(ENGINE);
+    let (store, clock) = store().await;
+    let levels = own("acme", 1_000);
+    let draws: Vec<_> = (0..100).map(|_| draw_of(&levels, 1)).collect();
+    for draw in &draws {
+        granted(store.draw(draw).await);
+    }
+    assert_eq!(shows(&store, "acme").await, Some((900, 100)));
+    for draw in &draws {
+        assert!(granted(store.draw(draw).await).is_repeat, "each is known again");
+        store.settle(&settle_of(draw, 2)).await.unwrap();
+        assert!(store.settle(&settle_of(draw, 2)).await.unwrap().is_repeat, "and so is its end");
+    }
+    assert_eq!(shows(&store, "acme").await, Some((800, 200)));
+    assert_eq!(used(&store, "acme").await, 200);
+    clock.advance(Duration::from_secs(60));
+    for draw in &draws {
+        assert!(store.draw(draw).await.is_err(), "a draw that comes late is refused wherever its lease is");
+    }
+    assert_eq!(shows(&store, "acme").await, Some((800, 200)));
+    let query = tidegate_store::AuditQuery { filed: None, range: START..START };
+    assert!(store.audit(&query, &tidegate_store::Paging::default()).await.unwrap().items.is_empty());
+}

@@ -1,0 +1,145 @@
+//! What is wrong is said, and only what may pass is told as being away.
+
+use tidegate_store::lifecycle::{Lifecycle as _, Part, Readiness};
+use tidegate_store::{Buckets as _, StoreError};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::ENGINE;
+use crate::kit::dynamodb::{made, options};
+use crate::kit::dynamodb_proxy::{Fault, Proxy};
+use crate::kit::engine::{address, skip_without, unique};
+use crate::kit::words::{draw_of, own, said};
+
+#[tokio::test]
+async fn a_table_that_is_not_there_is_an_error_and_never_away() {
+    skip_without!(ENGINE);
+    let error = options(ENGINE).open().await.unwrap_err();
+    assert!(matches!(error, StoreError::Invalid { .. }) && !error.is_transient(), "{error}");
+    assert!(error.to_string().contains("tidegate store init"), "{error}");
+}
+
+#[tokio::test]
+async fn access_that_is_denied_is_an_error_and_never_away() {
+    skip_without!(ENGINE);
+    let proxy = Proxy::new(ENGINE).await;
+    let store = made(options(ENGINE).endpoint(proxy.url())).await;
+    for code in ["AccessDeniedException", "UnrecognizedClientException", "ExpiredTokenException"] {
+        proxy.plan(move |_| Fault::Refused(code));
+        let answer = store.draw(&draw_of(&own("acme", 10), 1)).await;
+        assert!(matches!(answer, Err(StoreError::Denied { .. })), "{code}: {answer:?}");
+    }
+    proxy.plan(|_| Fault::Refused("ResourceNotFoundException"));
+    let told = said(store.draw(&draw_of(&own("acme", 10), 1)).await);
+    assert!(told.contains("tidegate store init"), "{told}");
+}
+
+#[tokio::test]
+async fn an_engine_that_nobody_reaches_is_away() {
+    skip_without!(ENGINE);
+    let store = made(options(ENGINE)).await;
+    drop(store);
+    let error = options(ENGINE)
+        .endpoint("http://127.0.0.1:1")
+        .timeout(std::time::Duration::from_millis(300))
+        .open()
+        .await
+        .unwrap_err();
+    assert!(error.is_transient(), "{error}");
+}
+
+/// Sends a request to the engine as another program could, and returns the response.
+async fn tell(operation: &str, body: &str) -> String {
+    let server = address(ENGINE).trim_start_matches("http://").to_owned();
+    let mut stream = TcpStream::connect(&server).await.expect("the engine is there");
+    let keys = "AWS4-HMAC-SHA256 Credential=tidegate/20270115/eu-central-1/dynamodb/aws4_request, \
+                SignedHeaders=host, Signature=none";
+    let asked = format!(
+        "POST / HTTP/1.1\r\nhost: {server}\r\nauthorization: {keys}\r\nx-amz-date: 20270115T080000Z\r\n\
+         x-amz-target: DynamoDB_20120810.{operation}\r\ncontent-type: application/x-amz-json-1.0\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(asked.as_bytes()).await.expect("it reads");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).await.expect("it answers");
+    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+    said
+}
+
+#[tokio::test]
+async fn a_schema_of_a_newer_version_is_refused_by_all_and_left_as_it_is() {
+    skip_without!(ENGINE);
+    let table = unique("newer");
+    let options = options(ENGINE).of_table(&table);
+    let life = options.clone().lifecycle().unwrap();
+    life.init().await.unwrap();
+    let key = "{\"PK\": {\"S\": \"SYSTEM#\"}, \"SK\": {\"S\": \"#VERSION\"}";
+    let item = format!("{{\"TableName\": \"{table}\", \"Item\": {key}, \"schema\": {{\"N\": \"99\"}}}}}}");
+    tell("PutItem", &item).await;
+    let newer = "has schema version 99, newer than 1: use a newer tidegate";
+    let told = [
+        options.open().await.map(drop).unwrap_err().to_string(),
+        life.init().await.map(drop).unwrap_err().to_string(),
+        life.check().await.map(drop).unwrap_err().to_string(),
+        life.upgrade().await.map(drop).unwrap_err().to_string(),
+    ];
+    assert!(told.iter().all(|told| told.contains(newer)), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_table_is_made_once_seen_to_be_ours_and_removed() {
+    skip_without!(ENGINE);
+    let life = options(ENGINE).stream(true).lifecycle().unwrap();
+    let kinds = |missing: &[Part]| missing.iter().map(|part| part.kind).collect::<Vec<_>>();
+    assert_eq!(kinds(&life.check().await.unwrap().missing), ["table", "namespace"]);
+    assert!(life.upgrade().await.unwrap_err().to_string().contains("run `tidegate store init`"));
+    assert!(life.init().await.unwrap().parts.iter().all(|part| part.is_new));
+    assert!(!life.init().await.unwrap().parts.iter().any(|part| part.is_new), "it is there already");
+    assert_eq!(life.check().await.unwrap().readiness(), Readiness::Ready);
+    assert_eq!(life.upgrade().await.unwrap().parts[0].from, 1);
+    assert_eq!(life.list().await.unwrap().spaces[0].namespace.as_deref(), Some("default"));
+    assert!(life.destroy().await.unwrap().was_there);
+    assert!(!life.destroy().await.unwrap().was_there, "it is gone already");
+    assert_eq!(life.check().await.unwrap().readiness(), Readiness::Missing);
+}
+
+#[tokio::test]
+async fn a_table_that_was_made_a_moment_ago_and_is_not_known_everywhere_yet_is_waited_for() {
+    skip_without!(ENGINE);
+    let proxy = Proxy::new(ENGINE).await;
+    let options = options(ENGINE).endpoint(proxy.url());
+    let (mut is_made, mut unknown) = (false, ["DescribeTable", "DescribeTimeToLive", "UpdateItem"].to_vec());
+    proxy.plan(move |asked| {
+        is_made |= asked == "CreateTable";
+        let place = unknown.iter().position(|unknown| is_made && *unknown == asked);
+        place.map_or(Fault::None, |place| {
+            unknown.remove(place);
+            Fault::Refused("ResourceNotFoundException")
+        })
+    });
+    let made = options.clone().lifecycle().unwrap().init().await.expect("it is there soon");
+    assert!(made.parts.iter().all(|part| part.is_new), "{made:?}");
+    assert_eq!(options.lifecycle().unwrap().check().await.unwrap().missing, []);
+}
+
+#[tokio::test]
+async fn items_that_expire_by_another_attribute_are_told_by_init_and_check_and_left_alone() {
+    skip_without!(ENGINE);
+    let table = unique("ttl");
+    let options = options(ENGINE).of_table(&table);
+    drop(made(options.clone()).await);
+    let set = |attribute: &str, is_on: bool| {
+        format!(
+            "{{\"TableName\":\"{table}\",\"TimeToLiveSpecification\":{{\"AttributeName\":\"{attribute}\",\"Enabled\":{is_on}}}}}"
+        )
+    };
+    tell("UpdateTimeToLive", &set("ttl", false)).await;
+    tell("UpdateTimeToLive", &set("other", true)).await;
+    let lifecycle = options.lifecycle().unwrap();
+    let told = said(lifecycle.init().await);
+    assert!(told.contains("`other`") && told.contains("`ttl`"), "{told}");
+    let checked = lifecycle.check().await.unwrap();
+    assert!(checked.missing.iter().any(|part| part.kind == "expiry"), "{checked:?}");
+    assert!(format!("{checked:?}").contains("`other`"), "{checked:?}");
+}

@@ -1,0 +1,38 @@
+//! What the tests share: where the engines are and ways to them, limits and leases in few words, and processes of this
+//! program.
+
+pub(crate) mod child;
+pub(crate) mod engine;
+pub(crate) mod held;
+pub(crate) mod log;
+pub(crate) mod sqlite;
+pub(crate) mod turns;
+pub(crate) mod words;
+
+#[cfg(feature = "redis")]
+pub(crate) mod account;
+#[cfg(feature = "redis")]
+pub(crate) mod connect_redis;
+#[cfg(feature = "dynamodb")]
+pub(crate) mod dynamodb;
+#[cfg(feature = "dynamodb")]
+pub(crate) mod dynamodb_items;
+#[cfg(feature = "dynamodb")]
+pub(crate) mod dynamodb_proxy;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+#[cfg(feature = "postgres")]
+pub(crate) mod private_postgres;
+#[cfg(feature = "redis")]
+pub(crate) mod private_redis;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[allow(dead_code, reason = "tests of another crate use the rest")]
+pub(crate) mod proxy;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod redis_nodes;
+#[cfg(feature = "archive-s3")]
+pub(crate) mod s3;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod soak;

@@ -1,0 +1,67 @@
+//! The tests of the stores: one program, with a module for each store and engine.
+//!
+//! Tests of an engine are in a module whose path begins with its name, so that `cargo test -p tidegate-store redis` runs them.
+//! Without the engine they are skipped, which is reported once: see [`kit::engine`].
+
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the tests of DynamoDB run on two engines, each with its own module tree"
+)]
+
+#[cfg_attr(
+    not(all(feature = "archive-s3", feature = "dynamodb", feature = "postgres-tls", feature = "redis-tls")),
+    allow(dead_code, unused_imports, unused_macros, reason = "tests of other features use the rest")
+)]
+mod kit;
+
+mod archive;
+mod archive_killed;
+#[cfg(feature = "archive-s3")]
+mod archive_s3;
+mod memory;
+mod memory_clock;
+mod memory_forgets;
+mod planted;
+mod sqlite;
+mod sqlite_processes;
+mod sqlite_store;
+mod wrappers;
+
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
+#[cfg(feature = "dynamodb")]
+mod dynoxide;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_store;
+#[cfg(feature = "postgres-tls")]
+mod postgres_tls;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+mod redis_cluster;
+#[cfg(feature = "redis")]
+mod redis_cluster_lifecycle;
+#[cfg(feature = "redis")]
+mod redis_cluster_store;
+#[cfg(feature = "redis")]
+mod redis_lifecycle;
+#[cfg(feature = "redis")]
+mod redis_store;
+#[cfg(feature = "redis-tls")]
+mod redis_tls;
+#[cfg(feature = "redis")]
+mod valkey;
+
+#[test]
+fn engines_that_were_not_built_are_reported() {
+    kit::engine::report_unbuilt(&[
+        ("archive-s3", cfg!(feature = "archive-s3")),
+        ("dynamodb", cfg!(feature = "dynamodb")),
+        ("postgres", cfg!(feature = "postgres")),
+        ("postgres-tls", cfg!(feature = "postgres-tls")),
+        ("redis", cfg!(feature = "redis")),
+        ("redis-tls", cfg!(feature = "redis-tls")),
+    ]);
+}

@@ -1,0 +1,105 @@
+//! The story: two callers read the clock, and the one who read it first came second to the bucket. What the other
+//! had just given back was granted to it, at a time before it was given back. Told by their times, more was taken
+//! than the limit has. So a bucket's times never run against the order in which it was changed.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::check::check;
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::policy::{OnExpiry, Policy, Version};
+use tidegate_core::limit::resolve::resolve;
+use tidegate_core::limit::rule::Limit;
+use tidegate_core::time::Stamp;
+use tidegate_store::wrap::Observed;
+use tidegate_store::{
+    Anchored, Buckets, Cancel, Draw, Drawn, ManualWall, Memory, Renew, Standing, Terms, WallClock,
+};
+
+const START: Stamp = Stamp::from_secs(1_800_000_000);
+
+/// Tells that the clock was read, and waits for leave to go on.
+type Hold = (Sender<()>, Receiver<()>);
+
+/// A clock whose next reader is held up between reading it and going on.
+#[derive(Debug, Clone)]
+struct Holding {
+    time: ManualWall,
+    next: Arc<Mutex<Option<Hold>>>,
+}
+
+impl WallClock for Holding {
+    fn now(&self) -> Stamp {
+        let now = self.time.now();
+        let hold = self.next.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((has_read, may_go)) = hold {
+            has_read.send(()).expect("the test waits for the reading");
+            // A store that reads the clock under its locks locks the other caller out until this gives up.
+            let _ = may_go.recv_timeout(Duration::from_secs(60));
+        }
+        now
+    }
+}
+
+fn draw(lease: u128) -> Draw {
+    let subject = Subject::new("acme", "gpt").expect("valid");
+    let policy = Policy::new([Limit::per_day("rpm", 10)]).expect("valid");
+    let resolved = resolve(&subject, [Some(&policy), None, None, None], &Policy::default());
+    let levels = Arc::new(Levels::new(Version::ZERO, vec![(subject, resolved)]));
+    let units = levels.units(&[("rpm", 10)]).expect("valid");
+    let terms = Terms { deadline: Duration::from_secs(3_600), on_expiry: OnExpiry::Settle };
+    Draw { lease: LeaseId::from_number(lease), levels, units, terms, is_watched: true }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buckets_times_do_not_run_against_the_order_of_its_changes() {
+    let clock = Holding { time: ManualWall::new(START), next: Arc::default() };
+    let store = Arc::new(Observed::new(Memory::with_clock(clock.clone())));
+    let first = draw(1);
+    assert!(matches!(store.draw(&first).await.unwrap(), Drawn::Granted(_)));
+
+    let ((has_read, reads), (go, may_go)) = (channel(), channel());
+    *clock.next.lock().unwrap() = Some((has_read, may_go));
+    let (slow_store, runtime) = (store.clone(), tokio::runtime::Handle::current());
+    let slow =
+        tokio::task::spawn_blocking(move || runtime.block_on(async { slow_store.draw(&draw(2)).await }));
+    let reads = tokio::task::spawn_blocking(move || reads.recv());
+    reads.await.unwrap().unwrap();
+
+    clock.time.advance(Duration::from_millis(1));
+    store
+        .cancel(&Cancel { lease: first.lease, step: 1, levels: first.levels, is_watched: true })
+        .await
+        .unwrap();
+    // Gone already, if it kept us out until it was done.
+    let _ = go.send(());
+    slow.await.unwrap().unwrap();
+    let report = check(&store.log());
+    assert!(report.is_exact(), "{report}");
+}
+
+#[tokio::test]
+async fn a_clock_set_back_neither_shortens_nor_lengthens_what_is_renewed() {
+    let time = ManualWall::new(START);
+    let hands = time.clone();
+    let store = Memory::with_clock(Anchored::new(move || hands.now()));
+    let draw = draw(1);
+    assert!(matches!(store.draw(&draw).await.unwrap(), Drawn::Granted(_)));
+    let renew = |step, mins: u64| {
+        let span = Duration::from_secs(mins * 60);
+        Renew { lease: draw.lease, step, levels: Arc::clone(&draw.levels), span }
+    };
+    time.advance(Duration::from_secs(1_800));
+    let first = store.renew(&renew(1, 60)).await.unwrap();
+    assert_eq!(first.deadline, START + Duration::from_secs(5_400));
+    time.set(Stamp::from_secs(START.as_micros() / 1_000_000 - 7_200));
+    let again = store.renew(&renew(2, 60)).await.unwrap();
+    assert_eq!((again.at, again.deadline), (first.at, first.deadline));
+    time.advance(Duration::from_secs(3_540));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
+    time.advance(Duration::from_secs(60));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
+}

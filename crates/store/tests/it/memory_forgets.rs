@@ -1,0 +1,225 @@
+//! What the store in memory forgets, what it keeps, and what it says when it is full.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::policy::{Expect, OnExpiry, Policy, Scope, Version};
+use tidegate_core::limit::resolve::resolve;
+use tidegate_core::limit::rule::Limit;
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+use tidegate_store::{
+    Adjust, AuditQuery, Buckets, Cancel, Draw, Drawn, Ledger, ManualWall, Memory, MemoryOptions, Paging,
+    Policies, PolicyChange, Retention, Settle, Store, StoreError, Terms, UsageOf, UsageQuery,
+};
+
+/// 2027-01-15T08:00:00Z.
+const START: Stamp = Stamp::from_secs(1_800_000_000);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+struct Kit {
+    clock: ManualWall,
+    store: Memory,
+    next: u64,
+}
+
+impl Kit {
+    fn new(change: impl FnOnce(MemoryOptions) -> MemoryOptions) -> Self {
+        let clock = ManualWall::new(START);
+        let options = change(MemoryOptions::new().clock(clock.clone()));
+        Self { clock, store: Memory::with(options).expect("a bound that can be"), next: 0 }
+    }
+
+    /// A draw of these entities' sixty requests a minute, the drawing one first.
+    fn draw(&mut self, entities: &[&str], version: u64, requests: u64) -> Draw {
+        self.draw_by(&Limit::per_minute("rpm", 60), entities, version, requests)
+    }
+
+    fn draw_by(&mut self, limit: &Limit, entities: &[&str], version: u64, requests: u64) -> Draw {
+        self.next += 1;
+        let levels = entities.iter().map(|entity| {
+            let subject = Subject::new(entity, "gpt").expect("a valid name");
+            let policy = Policy::new([limit.clone()]).expect("a valid policy");
+            let resolved = resolve(&subject, [Some(&policy), None, None, None], &Policy::default());
+            (subject, resolved)
+        });
+        let levels = Arc::new(Levels::new(Version::new(version), levels.collect()));
+        let units = levels.units(&[("rpm", requests)]).expect("a valid cost");
+        let lease = LeaseId::new(START.as_micros() / 1_000 + self.next, u128::from(self.next));
+        let terms = Terms { deadline: 24 * HOUR, on_expiry: OnExpiry::Settle };
+        Draw { lease, levels, units, terms, is_watched: true }
+    }
+
+    /// Draws and gives back: a bucket is made and nothing is used.
+    async fn touch(&mut self, entity: &str) -> Result<(), StoreError> {
+        let draw = self.draw(&[entity], 0, 1);
+        self.store.draw(&draw).await?;
+        let Draw { lease, levels, .. } = draw;
+        self.store.cancel(&Cancel { lease, step: 1, levels, is_watched: false }).await.map(drop)
+    }
+
+    /// As often as it takes to look at every bucket.
+    async fn sweep(&self) {
+        for _ in 0..4 {
+            self.store.sweep(usize::MAX).await.expect("in memory");
+        }
+    }
+
+    async fn listed(&self) -> usize {
+        let resource = Subject::new("x", "gpt").expect("a valid name").resource;
+        let paging = Paging::first(1_000).expect("within the bounds");
+        self.store.buckets(&resource, &paging).await.expect("in memory").items.len()
+    }
+}
+
+#[tokio::test]
+async fn a_full_bucket_is_forgotten_and_listed_no_more() {
+    let mut kit = Kit::new(|options| options);
+    for number in 0..500 {
+        kit.touch(&format!("user-{number}")).await.unwrap();
+    }
+    kit.sweep().await;
+    assert_eq!((kit.store.stats().subjects, kit.listed().await), (0, 0));
+    assert_eq!(kit.store.stats().subjects_forgotten, 500);
+    kit.touch("user-7").await.unwrap();
+    assert_eq!((kit.store.stats().subjects, kit.listed().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_bucket_stays_until_it_is_full_and_as_long_as_a_lease_holds_it() {
+    let mut kit = Kit::new(|options| options);
+    let draw = kit.draw(&["child", "parent"], 0, 10);
+    kit.store.draw(&draw).await.unwrap();
+    kit.clock.advance(HOUR);
+    kit.sweep().await;
+    assert_eq!(kit.store.stats().subjects, 2, "both are full, and held");
+    let (lease, levels) = (draw.lease, draw.levels.clone());
+    let deltas = levels.deltas(&[("rpm", 100)]).unwrap();
+    kit.store.adjust(&Adjust { lease, step: 1, levels: levels.clone(), deltas }).await.unwrap();
+    kit.store.cancel(&Cancel { lease, step: 2, levels, is_watched: false }).await.unwrap();
+    let debt = kit.draw(&["other"], 0, 60);
+    kit.store.draw(&debt).await.unwrap();
+    let (lease, levels) = (debt.lease, debt.levels.clone());
+    kit.store.cancel(&Cancel { lease, step: 1, levels, is_watched: false }).await.unwrap();
+    kit.sweep().await;
+    assert_eq!(kit.store.stats().subjects, 0, "what is given back is full again");
+}
+
+#[tokio::test]
+async fn a_debt_is_kept_until_it_is_paid_though_what_made_it_is_too_old_to_be_kept() {
+    let kept = Retention { hours: Some(HOUR), days: Some(HOUR), months: Some(HOUR), audit: None };
+    let mut kit = Kit::new(|options| options.retention(kept));
+    let draw = kit.draw(&["acme"], 0, 1);
+    kit.store.draw(&draw).await.unwrap();
+    // What comes in within twenty days.
+    let actual = draw.levels.amounts(&[("rpm", 20 * 24 * 60 * 60)]).unwrap();
+    let (lease, levels) = (draw.lease, draw.levels);
+    kit.store.settle(&Settle { lease, step: 1, levels, actual, is_watched: false }).await.unwrap();
+    for (days, subjects) in [(0, 1), (18, 1), (2, 0)] {
+        kit.clock.advance(days * 24 * HOUR);
+        kit.sweep().await;
+        assert_eq!(kit.store.stats().subjects, subjects, "after {days} days more");
+    }
+}
+
+#[tokio::test]
+async fn usage_keeps_its_subject_until_it_is_too_old() {
+    let kept = Retention { hours: Some(HOUR), days: Some(HOUR), months: Some(HOUR), audit: Some(HOUR) };
+    let mut kit = Kit::new(|options| options.retention(kept));
+    let policy = Policy::new([Limit::per_minute("rpm", 60)]).unwrap();
+    let change = PolicyChange { scope: Scope::System, policy: Some(policy), expect: Expect::Any };
+    kit.store.apply(&[change], "a test").await.unwrap();
+    let draw = kit.draw(&["acme"], 0, 1);
+    kit.store.spend(&draw).await.unwrap();
+    let query = UsageQuery {
+        of: UsageOf::Resource(Subject::new("x", "gpt").unwrap().resource),
+        window: Window::Month,
+        range: Stamp::ZERO..Stamp::MAX,
+    };
+    let audit = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
+    for (days, lines, entries) in [(0, 1, 1), (10, 1, 0), (8, 0, 0)] {
+        kit.clock.advance(days * 24 * HOUR);
+        kit.sweep().await;
+        let usage = kit.store.usage(&query, &Paging::default()).await.unwrap();
+        assert_eq!(usage.items.len(), lines, "after {days} days more");
+        assert_eq!(kit.store.stats().subjects, lines as u64);
+        assert_eq!(kit.store.audit(&audit, &Paging::default()).await.unwrap().items.len(), entries);
+    }
+}
+
+/// A bucket follows the newest rules that anybody has brought. Forgotten too early, a caller who is behind would be decided
+/// by rules that no longer hold.
+#[tokio::test]
+async fn a_bucket_stays_while_somebody_may_still_bring_older_rules() {
+    let mut kit = Kit::new(|options| options);
+    let policy = Policy::new([Limit::per_minute("rpm", 60)]).unwrap();
+    let change = PolicyChange { scope: Scope::System, policy: Some(policy), expect: Expect::Any };
+    let version = kit.store.apply(&[change], "a test").await.unwrap();
+    let draw = kit.draw(&["acme"], version.number(), 1);
+    kit.store.draw(&draw).await.unwrap();
+    let (lease, levels) = (draw.lease, draw.levels);
+    kit.store.cancel(&Cancel { lease, step: 1, levels, is_watched: false }).await.unwrap();
+    for (minutes, kept) in [(0, 1), (9, 1), (1, 0)] {
+        kit.clock.advance(Duration::from_secs(minutes * 60));
+        kit.sweep().await;
+        assert_eq!(kit.store.stats().subjects, kept, "after {minutes} minutes more");
+    }
+}
+
+#[tokio::test]
+async fn one_subject_too_many_is_refused_and_those_that_are_there_go_on() {
+    let mut kit = Kit::new(|options| options.subjects_max(100));
+    for number in 0..100 {
+        let draw = kit.draw(&[&format!("user-{number}")], 0, 1);
+        assert!(matches!(kit.store.spend(&draw).await.unwrap(), Drawn::Granted(_)));
+    }
+    let late = kit.draw(&["late"], 0, 1);
+    for refused in 1..=3 {
+        let error = kit.store.draw(&late).await.unwrap_err();
+        assert_eq!(error.to_string(), "the store is full: 100 subjects");
+        assert!(matches!(error, StoreError::Full { what: "subjects", max: 100 }));
+        assert_eq!(kit.store.stats().subjects_refused, refused);
+    }
+    let again = kit.draw(&["user-5"], 0, 1);
+    assert!(matches!(kit.store.draw(&again).await.unwrap(), Drawn::Granted(_)));
+    assert_eq!((kit.store.stats().subjects, kit.listed().await), (100, 100));
+    let other = kit.store.namespace("other").unwrap();
+    assert!(other.draw(&late).await.is_ok(), "each namespace has its own bound");
+}
+
+#[tokio::test]
+async fn subjects_that_come_and_go_never_fill_a_store() {
+    let mut kit = Kit::new(|options| options.subjects_max(2_000));
+    for number in 0..50_000 {
+        kit.touch(&format!("user-{number}")).await.unwrap();
+    }
+    let stats = kit.store.stats();
+    assert!(stats.subjects <= 64, "whoever makes one forgets others: {stats:?}");
+    assert_eq!((stats.subjects + stats.subjects_forgotten, stats.subjects_refused), (50_000, 0));
+}
+
+#[test]
+fn a_bound_that_cannot_be_is_refused() {
+    for bound in [0, usize::MAX] {
+        let error = Memory::with(MemoryOptions::new().subjects_max(bound)).unwrap_err();
+        assert_eq!(error.to_string(), format!("subjects_max is {bound}, outside 1..=268435456"));
+    }
+}
+
+/// The one difference between a bucket that is kept and one that is forgotten, and its bound.
+#[tokio::test]
+async fn a_subject_that_was_forgotten_begins_full_by_the_rules_of_its_next_draw() {
+    let mut kit = Kit::new(|options| options);
+    kit.touch("acme").await.unwrap();
+    kit.sweep().await;
+    let raised = kit.draw_by(&Limit::per_minute("rpm", 60).burst(100), &["acme"], 0, 100);
+    assert!(matches!(kit.store.draw(&raised).await.unwrap(), Drawn::Granted(_)));
+    let more = kit.draw_by(&Limit::per_minute("rpm", 60).burst(100), &["acme"], 0, 1);
+    assert!(
+        matches!(kit.store.draw(&more).await.unwrap(), Drawn::Refused(_)),
+        "and has no more than the new burst"
+    );
+}

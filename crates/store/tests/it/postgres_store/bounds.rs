@@ -1,0 +1,175 @@
+//! What is bounded, and what reaching a bound says.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limit::rule::Limit;
+use tidegate_store::{Buckets, Draw, ManualWall, PostgresOptions, StoreError};
+
+use crate::kit::engine::{POSTGRES, POSTGRES_SERVER, skip_without, unique};
+use crate::kit::postgres::{open, options, outside, patient, url};
+use crate::kit::private_postgres::PrivatePostgres;
+use crate::kit::words::{
+    OPEN, START, draw_of, eventually, granted, is_granted, join_all, next_lease, own, shows, until_answered,
+};
+
+#[tokio::test]
+async fn a_subject_has_a_bound_of_limits_and_full_ones_of_calls_make_room() {
+    skip_without!(POSTGRES);
+    let clock = ManualWall::new(START);
+    let store = open(options().clock(clock.clone())).await;
+    let acme = own("acme", 1_000);
+    let draw = |amount: u64| {
+        let rule = Limit::per_second("rpm", amount).check().expect("a valid limit");
+        let levels = Arc::new(acme.with_call_limits([rule]));
+        let units = levels.amounts(&[("rpm", 1)]).expect("a valid cost");
+        Draw { lease: next_lease(), levels, units, terms: OPEN, is_watched: true }
+    };
+    for amount in 1..=64 {
+        granted(store.draw(&draw(amount)).await);
+    }
+    let answer = store.draw(&draw(65)).await;
+    assert!(matches!(answer, Err(StoreError::Full { max: 64, .. })), "{answer:?}");
+    clock.advance(Duration::from_secs(2));
+    granted(store.draw(&draw(65)).await);
+}
+
+#[tokio::test]
+async fn connections_that_are_all_in_use_are_away_and_draws_have_their_own() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    // Nobody waits long for a connection, and whoever has one is stuck for as long as it takes to see that.
+    let options =
+        PostgresOptions::new(url()).patience(Duration::from_secs(60)).schema(&schema).connections(2);
+    let store = until_answered(|| options.clone().open()).await.unwrap();
+    // Somebody holds what every reader wants, and the one connection for readers is stuck behind it.
+    let outside = outside(&url()).await;
+    outside
+        .batch_execute(&format!("BEGIN; LOCK TABLE \"{schema}\".policies IN ACCESS EXCLUSIVE MODE"))
+        .await
+        .unwrap();
+    let stuck = tokio::spawn({
+        let store = store.clone();
+        async move { tidegate_store::Policies::read(&store, &[tidegate_core::limit::policy::Scope::System]).await }
+    });
+    while !is_waiting(&schema).await {
+        tokio::task::yield_now().await;
+    }
+    let error = shows_error(&store).await;
+    assert!(error.is_transient(), "{error:?}");
+    assert!(error.to_string().contains("all connections"), "{error}");
+    let draw = draw_of(&own("acme", 5), 1);
+    granted(until_answered(|| store.draw(&draw)).await);
+    outside.batch_execute("COMMIT").await.unwrap();
+    stuck.await.unwrap().unwrap();
+    assert_eq!(shows(&store, "acme").await, Some((4, 1)));
+}
+
+#[tokio::test]
+async fn the_only_connection_for_draws_that_is_stuck_is_away_and_wedges_nobody() {
+    skip_without!(POSTGRES);
+    let schema = unique("stuck");
+    let options = PostgresOptions::new(url()).schema(&schema).connections(2);
+    let store = until_answered(|| options.clone().open()).await.unwrap();
+    let (levels, draw) = (own("acme", 100), draw_of(&own("acme", 100), 1));
+    granted(until_answered(|| store.draw(&draw)).await);
+    let outside = outside(&url()).await;
+    let held = format!("BEGIN; LOCK TABLE \"{schema}\".meters IN ACCESS EXCLUSIVE MODE");
+    outside.batch_execute(&held).await.unwrap();
+    // All of them wait for one connection, of one subject and of others; each is told in the end.
+    let other = own("globex", 100);
+    let draws: Vec<_> =
+        (0..40).map(|number| draw_of(if number % 2 == 0 { &levels } else { &other }, 1)).collect();
+    let first = join_all(draws[..20].iter().map(|draw| store.draw(draw)).collect()).await;
+    for answer in first {
+        let error = answer.expect_err("nobody gets at it");
+        assert!(error.is_transient(), "{error:?}");
+    }
+    outside.batch_execute("COMMIT").await.unwrap();
+    // Asked again, each is charged once, whatever became of it the first time.
+    for draw in &draws {
+        granted(until_answered(|| store.draw(draw)).await);
+    }
+    assert_eq!(shows(&store, "acme").await, Some((79, 21)));
+    assert_eq!(shows(&store, "globex").await, Some((80, 20)));
+}
+
+#[test]
+fn a_store_whose_runtime_has_ended_says_so() {
+    skip_without!(POSTGRES);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let first = runtime();
+    let store = first.block_on(open(options()));
+    drop(first);
+    for _ in 0..3 {
+        let error = runtime().block_on(store.draw(&draw_of(&own("acme", 5), 1))).unwrap_err();
+        assert!(error.to_string().contains("has ended"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_cannot_be_worked_with_is_the_trouble_of_those_who_draw_from_it() {
+    skip_without!(POSTGRES);
+    let schema = unique("spoilt");
+    let store = open(patient(url()).schema(&schema).connections(4)).await;
+    let (spoilt, sound) = (own("spoilt", 100), own("sound", 100));
+    for levels in [&spoilt, &sound] {
+        granted(store.draw(&draw_of(levels, 1)).await);
+    }
+    let outside = outside(&url()).await;
+    outside
+        .batch_execute(&format!("UPDATE \"{schema}\".meters SET period = 0 WHERE entity = 'spoilt'"))
+        .await
+        .unwrap();
+    let draws: Vec<_> =
+        (0..20).map(|number| draw_of(if number == 7 { &spoilt } else { &sound }, 1)).collect();
+    let answers = join_all(draws.iter().map(|draw| store.draw(draw)).collect()).await;
+    for (number, answer) in answers.into_iter().enumerate() {
+        assert_eq!(is_granted(&answer), number != 7, "{answer:?}");
+    }
+    assert_eq!(shows(&store, "sound").await, Some((80, 20)));
+}
+
+#[tokio::test]
+async fn a_server_with_as_many_connections_as_it_may_have_is_away_until_some_leave() {
+    skip_without!(POSTGRES_SERVER);
+    let settings = "max_connections = 5\nsuperuser_reserved_connections = 0\nmax_wal_senders = 0\n\
+                    autovacuum = off\n";
+    let server = PrivatePostgres::start_with(|data| {
+        let file = std::fs::OpenOptions::new().append(true).open(data.join("postgresql.conf"));
+        file.and_then(|mut file| file.write_all(settings.as_bytes())).expect("the settings are written");
+    });
+    let mut others = Vec::new();
+    while let Ok((client, connection)) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await {
+        tokio::spawn(connection);
+        others.push(client);
+    }
+    assert_eq!(others.len(), 5);
+    let error = patient(server.url()).connections(2).open().await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    assert!(error.to_string().contains("too many clients"), "{error}");
+    // One leaves: there is room to open, and none for all that a store may want.
+    others.pop();
+    let opened = |url: String| patient(url).connections(2).open();
+    eventually("there is room", async || opened(server.url()).await.is_ok()).await;
+    others.clear();
+    // Those who leave take a moment to be gone.
+    let mut store = None;
+    eventually("there is room for all", async || {
+        store = opened(server.url()).await.ok();
+        store.is_some()
+    })
+    .await;
+    let store = store.unwrap();
+    eventually("it draws", async || is_granted(&store.draw(&draw_of(&own("acme", 50), 1)).await)).await;
+}
+
+async fn is_waiting(schema: &str) -> bool {
+    let sql = "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0)";
+    outside(&url()).await.query_one(sql, &[&schema]).await.expect("the server answers").get(0)
+}
+
+async fn shows_error(store: &tidegate_store::Postgres) -> StoreError {
+    tidegate_store::Policies::version(store).await.expect_err("there is no connection")
+}

@@ -1,0 +1,226 @@
+//! A schema's life beside its use: made, looked at by somebody who may only read, brought up to date with all it holds.
+
+use std::time::Duration;
+
+use tidegate_store::lifecycle::{self, Lifecycle, Readiness, Space};
+
+use crate::kit::engine::{POSTGRES, skip_without, unique};
+use crate::kit::held::{fill, is_held};
+use crate::kit::postgres::{database, open, outside, patient, url};
+use crate::kit::words::said;
+
+fn life(schema: &str, options: &str) -> Box<dyn Lifecycle> {
+    lifecycle::at(&format!("{}?schema={schema}{options}", url())).expect("an address")
+}
+
+/// A schema with something of everything in it.
+async fn filled(schema: &str) {
+    filled_at(&url(), schema).await;
+}
+
+async fn filled_at(url: &str, schema: &str) {
+    let store = open(patient(url).schema(schema).connections(4)).await;
+    fill(&store).await;
+    store.close();
+}
+
+/// The schema as the first version left it: nobody knows when it came to be.
+async fn as_version_1(schema: &str) {
+    let undo = format!(
+        "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1"
+    );
+    outside(&url()).await.batch_execute(&undo).await.expect("it does so");
+}
+
+/// Versions, and how many of them tell since when.
+async fn versions(schema: &str) -> (Vec<i64>, i64) {
+    let select = format!("SELECT array_agg(version ORDER BY version), count(at) FROM \"{schema}\".versions");
+    let row = outside(&url()).await.query_one(&select, &[]).await.expect("a row");
+    (row.get(0), row.get(1))
+}
+
+async fn has_schema(schema: &str) -> bool {
+    let find = "SELECT 1 FROM pg_namespace WHERE nspname = $1";
+    outside(&url()).await.query_opt(find, &[&schema]).await.expect("an answer").is_some()
+}
+
+async fn holds_what_it_held(schema: &str) {
+    let store = open(patient(url()).schema(schema).connections(4)).await;
+    is_held(&store).await;
+    store.close();
+}
+
+#[tokio::test]
+async fn a_schema_is_made_once_and_then_was_there() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    for is_new in [true, false] {
+        let made = life(&schema, "&namespace=prod").init().await.unwrap();
+        let parts: Vec<_> = made.parts.iter().map(|made| (made.part.kind, made.is_new)).collect();
+        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 2));
+    }
+    assert_eq!(versions(&schema).await, (vec![1, 2], 1));
+}
+
+#[tokio::test]
+async fn a_look_at_what_is_not_there_makes_nothing() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    let checked = life(&schema, "").check().await.unwrap();
+    assert_eq!((checked.readiness(), checked.schema), (Readiness::Missing, None));
+    let what: Vec<_> = checked.missing.iter().map(|part| part.kind).collect();
+    assert_eq!(what, ["schema", "namespace"]);
+    let refused = said(life(&schema, "").upgrade().await);
+    assert!(refused.starts_with(&format!("the schema `{schema}` at 127.0.0.1:")), "{refused}");
+    assert!(refused.ends_with("is not there: run `tidegate store init`"), "{refused}");
+    life(&schema, "").list().await.unwrap();
+    assert!(!has_schema(&schema).await);
+
+    filled(&schema).await;
+    let checked = life(&schema, "&namespace=none").check().await.unwrap();
+    assert_eq!((checked.readiness(), checked.missing.len()), (Readiness::Missing, 1));
+    assert_eq!(life(&schema, "").check().await.unwrap().readiness(), Readiness::Ready);
+}
+
+#[tokio::test]
+async fn an_older_schema_is_upgraded_with_what_it_holds() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    filled(&schema).await;
+    as_version_1(&schema).await;
+    let checked = life(&schema, "").check().await.unwrap();
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 2));
+    let refused = said(life(&schema, "").init().await);
+    assert!(
+        refused.ends_with("has schema version 1, older than 2: run `tidegate store upgrade`"),
+        "{refused}"
+    );
+
+    let upgraded = life(&schema, "").upgrade().await.unwrap();
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 2));
+    let again = life(&schema, "").upgrade().await.unwrap();
+    assert_eq!((again.parts[0].from, again.schema), (2, 2));
+    // Since when it is of the first version nobody knows.
+    assert_eq!(versions(&schema).await, (vec![1, 2], 1));
+    holds_what_it_held(&schema).await;
+}
+
+#[tokio::test]
+async fn an_older_schema_is_brought_up_to_date_by_whoever_opens_it_too() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    filled(&schema).await;
+    as_version_1(&schema).await;
+    holds_what_it_held(&schema).await;
+    assert_eq!(versions(&schema).await, (vec![1, 2], 1));
+}
+
+#[tokio::test]
+async fn of_many_who_upgrade_at_once_one_does() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    filled(&schema).await;
+    as_version_1(&schema).await;
+    let upgrades: Vec<_> = (0..6)
+        .map(|_| {
+            let life = life(&schema, "");
+            tokio::spawn(async move { life.upgrade().await })
+        })
+        .collect();
+    let mut from = Vec::new();
+    for upgrade in upgrades {
+        from.push(upgrade.await.unwrap().unwrap().parts[0].from);
+    }
+    from.sort_unstable();
+    assert_eq!(from, [1, 2, 2, 2, 2, 2]);
+    holds_what_it_held(&schema).await;
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_refused_with_both_versions() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    filled(&schema).await;
+    let newer = format!("INSERT INTO \"{schema}\".versions (version) VALUES (99)");
+    outside(&url()).await.batch_execute(&newer).await.unwrap();
+    let life = life(&schema, "");
+    for refused in [said(life.init().await), said(life.check().await), said(life.upgrade().await)] {
+        assert!(refused.ends_with("has schema version 99, newer than 2: use a newer tidegate"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn namespaces_are_listed_with_their_schema_and_what_is_in_them() {
+    skip_without!(POSTGRES);
+    let url = database().await;
+    let life = |options: &str| lifecycle::at(&format!("{url}{options}")).unwrap();
+    assert!(life("").list().await.unwrap().spaces.is_empty());
+    filled_at(&url, "ours").await;
+    life("?schema=ours&namespace=another").init().await.unwrap();
+    // Newer than what we know: its insides are not looked at. And one of another program is none of ours.
+    filled_at(&url, "newer").await;
+    let outside = outside(&url).await;
+    outside.batch_execute("INSERT INTO newer.versions (version) VALUES (99)").await.unwrap();
+    outside.batch_execute("CREATE SCHEMA theirs; CREATE TABLE theirs.versions (version int)").await.unwrap();
+    let listed = life("").list().await.unwrap();
+    let row = |space: &Space| {
+        let name = |name: &Option<String>| name.clone().unwrap_or_default();
+        (
+            name(&space.within),
+            name(&space.namespace),
+            space.schema,
+            space.changes,
+            space.entities,
+            space.policies,
+        )
+    };
+    let text = str::to_owned;
+    let expected = [
+        (text("newer"), text(""), Some(99), None, None, None),
+        (text("ours"), text("another"), Some(2), Some(0), Some(0), Some(0)),
+        (text("ours"), text("default"), Some(2), Some(2), Some(1), Some(1)),
+    ];
+    assert_eq!(listed.spaces.iter().map(row).collect::<Vec<_>>(), expected);
+    assert!(!listed.has_more);
+}
+
+#[tokio::test]
+async fn a_check_says_what_the_servers_settings_are_worth_and_how_far_its_clock_is() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    filled(&schema).await;
+    let checked = life(&schema, "").check().await.unwrap();
+    assert!(checked.server.starts_with("PostgreSQL "), "{}", checked.server);
+    assert_eq!(checked.durability, "what was answered is on the server's disk");
+    assert_eq!(checked.dangers().count(), 0);
+    let clock = checked.clock.expect("the server has one");
+    let apart = Duration::from_micros(clock.ahead_micros.unsigned_abs());
+    assert!(apart <= clock.within + Duration::from_secs(1), "it is the same machine: {clock:?}");
+    // Whoever writes the address may turn it off.
+    let careless = life(&schema, "&options=-csynchronous_commit=off").check().await.unwrap();
+    let dangers: Vec<_> = careless.dangers().collect();
+    assert_eq!(dangers, ["what was answered last is lost when the server stops"]);
+}
+
+#[tokio::test]
+async fn whoever_may_only_read_may_look_and_changes_nothing() {
+    skip_without!(POSTGRES);
+    let url = database().await;
+    for schema in ["ours", "secret"] {
+        filled_at(&url, schema).await;
+    }
+    let rights = "DO $$ BEGIN CREATE ROLE looker LOGIN PASSWORD 'look';
+                      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
+                  GRANT USAGE ON SCHEMA ours TO looker; GRANT SELECT ON ALL TABLES IN SCHEMA ours TO looker";
+    outside(&url).await.batch_execute(rights).await.unwrap();
+    let address = format!("{}?schema=ours", url.replace("tidegate@", "looker:look@"));
+    let life = lifecycle::at(&address).unwrap();
+    assert!(!format!("{life:?}").contains("look@"), "no password is told");
+    assert_eq!(life.check().await.unwrap().readiness(), Readiness::Ready);
+    let listed = life.list().await.unwrap();
+    let counts: Vec<_> =
+        listed.spaces.iter().map(|space| (space.within.as_deref(), space.entities)).collect();
+    assert_eq!(counts, [(Some("ours"), Some(1)), (Some("secret"), None)]);
+    let refused = said(lifecycle::at(&format!("{address}&namespace=new")).unwrap().init().await);
+    assert!(refused.starts_with("the store denies access"), "{refused}");
+}

@@ -1,0 +1,12 @@
+//! The store in a PostgreSQL server: how it is opened, how little it asks of the server, and what becomes of it when the server, the wire,
+//! the clock or other processes misbehave.
+
+mod bounds;
+mod changes;
+mod clock;
+mod faults;
+mod lifecycle;
+mod opening;
+mod processes;
+mod soak;
+mod trips;

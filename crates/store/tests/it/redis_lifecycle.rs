@@ -1,0 +1,205 @@
+//! A namespace's life beside its use on Redis: made, looked at without a trace, refused while it is older, brought up to date with
+//! all it holds.
+
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue};
+use tidegate_store::lifecycle::{self, Lifecycle, Readiness};
+use tidegate_store::{Redis, StoreError};
+
+use crate::kit::engine::{REDIS, REDIS_SERVER, address, skip_without, unique};
+use crate::kit::held::{fill, is_held};
+use crate::kit::private_redis::Server;
+use crate::kit::redis::{connect, patient};
+use crate::kit::words::said;
+
+fn life(url: &str, options: &str) -> Box<dyn Lifecycle> {
+    lifecycle::at(&format!("{url}?timeout_ms=60000{options}")).expect("an address")
+}
+
+async fn ask<T: FromRedisValue>(url: &str, call: &[&str]) -> T {
+    let mut command = Cmd::new();
+    for part in call {
+        command.arg(*part);
+    }
+    command.query_async(&mut connect(url).await).await.unwrap_or_else(|error| panic!("{call:?}: {error}"))
+}
+
+async fn open(url: &str, namespace: &str) -> Result<Redis, StoreError> {
+    patient(url).namespace(namespace).open().await
+}
+
+/// A namespace with something of everything in it.
+async fn filled(url: &str, namespace: &str) {
+    fill(&open(url, namespace).await.expect("the server is there")).await;
+}
+
+/// The namespace as the first version left it: enrolled nowhere.
+async fn as_version_1(url: &str, namespace: &str) {
+    ask::<i64>(url, &["HSET", &format!("tidegate:{{{namespace}}}:meta"), "schema", "1"]).await;
+    ask::<i64>(url, &["SREM", "tidegate:namespaces", namespace]).await;
+}
+
+async fn holds_what_it_held(url: &str, namespace: &str) {
+    is_held(&open(url, namespace).await.expect("it can be used")).await;
+}
+
+/// Every key, with what it holds.
+async fn keys(url: &str) -> Vec<(String, Vec<u8>)> {
+    let mut keys: Vec<String> = ask(url, &["KEYS", "*"]).await;
+    keys.sort();
+    let mut all = Vec::new();
+    for key in keys {
+        let held: Vec<u8> = ask(url, &["DUMP", &key]).await;
+        all.push((key, held));
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_namespace_is_made_once_and_then_was_there() {
+    skip_without!(REDIS_SERVER);
+    // One of its own: on the other there may be more namespaces than are listed.
+    let server = Server::start(&[]).await;
+    let (url, name) = (server.url(), "a b");
+    for is_new in [true, false] {
+        let made = life(&url, &format!("&namespace={name}")).init().await.unwrap();
+        let parts: Vec<_> = made.parts.iter().map(|made| (made.part.to_string(), made.is_new)).collect();
+        assert_eq!((parts, made.schema), (vec![(format!("the namespace `{name}`"), is_new)], 3));
+    }
+    let listed = life(&url, "").list().await.unwrap();
+    assert_eq!(
+        listed.spaces.iter().map(|space| space.namespace.as_deref()).collect::<Vec<_>>(),
+        [Some(name)]
+    );
+}
+
+#[tokio::test]
+async fn a_look_leaves_every_key_as_it_is_and_makes_none() {
+    skip_without!(REDIS_SERVER);
+    let server = Server::start(&[]).await;
+    let url = server.url();
+    let checked = life(&url, "").check().await.unwrap();
+    assert_eq!((checked.readiness(), checked.missing.len()), (Readiness::Missing, 1));
+    assert!(life(&url, "").list().await.unwrap().spaces.is_empty());
+    let refused = said(life(&url, "").upgrade().await);
+    assert!(refused.ends_with("is not there: run `tidegate store init`"), "{refused}");
+    assert_eq!(ask::<i64>(&url, &["DBSIZE"]).await, 0);
+
+    filled(&url, "default").await;
+    let before = keys(&url).await;
+    let checked = life(&url, "").check().await.unwrap();
+    assert_eq!((checked.readiness(), checked.schema), (Readiness::Ready, Some(3)));
+    assert_eq!(checked.durability, "what was answered is on the server's disk");
+    assert_eq!(checked.dangers().count(), 0);
+    let clock = checked.clock.expect("the server has one");
+    let apart = Duration::from_micros(clock.ahead_micros.unsigned_abs());
+    assert!(apart <= clock.within + Duration::from_secs(1), "it is the same machine: {clock:?}");
+    let listed = life(&url, "").list().await.unwrap();
+    let space = &listed.spaces[0];
+    assert_eq!(
+        (space.namespace.as_deref(), space.schema, space.changes, space.entities, space.policies),
+        (Some("default"), Some(3), Some(2), Some(1), Some(1))
+    );
+    assert!(keys(&url).await == before, "no key has changed");
+}
+
+#[tokio::test]
+async fn an_older_namespace_is_refused_with_advice_until_it_is_upgraded_with_what_it_holds() {
+    skip_without!(REDIS);
+    let (url, name) = (address(REDIS), unique("older"));
+    let named = format!("&namespace={name}");
+    filled(&url, &name).await;
+    as_version_1(&url, &name).await;
+    let wanted = "has schema version 1, older than 3: run `tidegate store upgrade`";
+    for refused in [said(open(&url, &name).await), said(life(&url, &named).init().await)] {
+        assert!(refused.ends_with(wanted), "{refused}");
+    }
+    let checked = life(&url, &named).check().await.unwrap();
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 3));
+
+    let upgraded = life(&url, &named).upgrade().await.unwrap();
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 3));
+    assert_eq!(life(&url, &named).upgrade().await.unwrap().parts[0].from, 3);
+    holds_what_it_held(&url, &name).await;
+    assert_eq!(ask::<i64>(&url, &["SISMEMBER", "tidegate:namespaces", &name]).await, 1);
+}
+
+#[tokio::test]
+async fn of_many_who_upgrade_at_once_all_find_it_done() {
+    skip_without!(REDIS);
+    let (url, name) = (address(REDIS), unique("together"));
+    filled(&url, &name).await;
+    as_version_1(&url, &name).await;
+    let upgrades: Vec<_> = (0..8)
+        .map(|_| {
+            let life = life(&url, &format!("&namespace={name}"));
+            tokio::spawn(async move { life.upgrade().await })
+        })
+        .collect();
+    for upgrade in upgrades {
+        let done = upgrade.await.unwrap().unwrap();
+        assert!(matches!(done.parts[0].from, 1 | 3) && done.schema == 3, "{done:?}");
+    }
+    holds_what_it_held(&url, &name).await;
+}
+
+#[tokio::test]
+async fn an_upgrade_without_a_name_finds_all_that_are_older() {
+    skip_without!(REDIS_SERVER);
+    let server = Server::start(&[]).await;
+    let url = server.url();
+    for name in ["default", "a{b}", "prod"] {
+        filled(&url, name).await;
+    }
+    as_version_1(&url, "default").await;
+    as_version_1(&url, "a%7Bb%7D").await;
+    ask::<i64>(&url, &["SREM", "tidegate:namespaces", "a{b}"]).await;
+    let upgraded = life(&url, "").upgrade().await.unwrap();
+    let parts: Vec<_> = upgraded.parts.iter().map(|part| (part.part.name.as_str(), part.from)).collect();
+    assert_eq!(parts, [("a{b}", 1), ("default", 1), ("prod", 3)]);
+    for name in ["default", "a{b}", "prod"] {
+        holds_what_it_held(&url, name).await;
+    }
+    assert_eq!(life(&url, "").list().await.unwrap().spaces.len(), 3);
+}
+
+#[tokio::test]
+async fn a_newer_namespace_is_refused_with_both_versions_and_listed_without_its_insides() {
+    skip_without!(REDIS_SERVER);
+    let server = Server::start(&[]).await;
+    let url = server.url();
+    filled(&url, "default").await;
+    ask::<i64>(&url, &["HSET", "tidegate:{default}:meta", "schema", "99"]).await;
+    filled(&url, "older").await;
+    as_version_1(&url, "older").await;
+    let before = keys(&url).await;
+    let life = life(&url, "");
+    for refused in [said(life.init().await), said(life.check().await), said(life.upgrade().await)] {
+        assert!(refused.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{refused}");
+    }
+    let space = &life.list().await.unwrap().spaces[0];
+    assert_eq!((space.schema, space.entities), (Some(99), None));
+    assert!(keys(&url).await == before, "not even the older one was touched");
+}
+
+#[tokio::test]
+async fn settings_that_endanger_what_is_promised_are_told() {
+    skip_without!(REDIS_SERVER);
+    let evicts = ["--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru", "--appendonly", "no"];
+    let server = Server::start(&evicts).await;
+    let checked = life(&server.url(), "").check().await.unwrap();
+    let dangers: Vec<_> = checked
+        .settings
+        .iter()
+        .filter(|setting| setting.danger.is_some())
+        .map(|setting| setting.name)
+        .collect();
+    assert_eq!(dangers, ["maxmemory-policy", "appendonly"]);
+    assert_eq!(checked.durability, "nothing survives the server: it keeps neither a log nor snapshots");
+
+    let replica = Server::start(&["--replicaof", "127.0.0.1", &server.port.to_string()]).await;
+    let checked = life(&replica.url(), "").check().await.unwrap();
+    let role = checked.settings.iter().find(|setting| setting.name == "role").expect("it is a replica");
+    assert!(role.danger.is_some());
+}

@@ -1,0 +1,70 @@
+//! What a call costs, as the server counts it.
+
+use tidegate_store::Buckets as _;
+
+use crate::kit::engine::{REDIS_SERVER, skip_without};
+use crate::kit::private_redis::Server;
+use crate::kit::redis::{NEVER_SWEPT, ask, connect, draw, granted, levels, patient, settle, slow};
+
+/// Leases of a test.
+const COUNT: u64 = 200;
+
+/// Calls of each command that the server has counted.
+async fn calls(connection: &mut redis::aio::MultiplexedConnection, command: &str) -> u64 {
+    let stats: String = ask(connection, &["INFO", "commandstats"]).await;
+    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+    let calls = line.and_then(|line| line.split(['=', ',']).nth(1)).and_then(|calls| calls.parse().ok());
+    calls.unwrap_or(0)
+}
+
+#[tokio::test]
+async fn an_acquire_is_one_call_and_a_settle_is_one_call() {
+    skip_without!(REDIS_SERVER);
+    let server = Server::start(&[]).await;
+    let store = patient(&server.url()).swept_every(NEVER_SWEPT).open().await.unwrap();
+    let mut connection = connect(&server.url()).await;
+    let limits = [slow("rpm", 10_000), slow("tpm", 20_000)];
+    let levels = levels(1, &[("user", &limits), ("team", &limits), ("org", &limits)]);
+    // The first of a process makes its subjects known and brings the script.
+    let first = draw(&levels, &[("rpm", 1), ("tpm", 10)]);
+    granted(store.draw(&first).await);
+    store.settle(&settle(&first, &[])).await.unwrap();
+
+    ask::<String>(&mut connection, &["CONFIG", "RESETSTAT"]).await;
+    let mut draws = Vec::new();
+    for _ in 0..COUNT {
+        let draw = draw(&levels, &[("rpm", 1), ("tpm", 10)]);
+        granted(store.draw(&draw).await);
+        draws.push(draw);
+    }
+    assert_eq!(
+        calls(&mut connection, "evalsha").await,
+        COUNT,
+        "one script call for three levels of two limits"
+    );
+    for draw in &draws {
+        store.settle(&settle(draw, &[("tpm", 7)])).await.unwrap();
+    }
+    assert_eq!(calls(&mut connection, "evalsha").await, 2 * COUNT);
+    for _ in 0..COUNT {
+        granted(store.spend(&draw(&levels, &[("rpm", 1), ("tpm", 10)])).await);
+    }
+    assert_eq!(calls(&mut connection, "evalsha").await, 3 * COUNT);
+    for other in ["eval", "script|load", "multi"] {
+        assert_eq!(calls(&mut connection, other).await, 0, "{other}: nothing else is asked");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_has_lost_its_scripts_is_sent_them_again() {
+    skip_without!(REDIS_SERVER);
+    let server = Server::start(&[]).await;
+    let store = patient(&server.url()).open().await.unwrap();
+    let mut connection = connect(&server.url()).await;
+    let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
+    for left in [9, 8, 7] {
+        ask::<String>(&mut connection, &["SCRIPT", "FLUSH"]).await;
+        let moved = granted(store.draw(&draw(&levels, &[("rpm", 1)])).await);
+        assert_eq!(moved.readings[0].meter(&levels).available(moved.at), left);
+    }
+}

@@ -1,0 +1,213 @@
+//! What is looked after by whoever is there: usage and audit that are too old, and an index that has lost something.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use tidegate_core::limit::policy::{Expect, OnExpiry, Policy, Scope};
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+use tidegate_store::{
+    AuditQuery, Buckets as _, Draw, Drawn, Ledger as _, Lookup, Paging, Policies as _, PolicyChange, Redis,
+    Retention, Store as _, StoreError, Terms, UsageOf, UsageQuery,
+};
+
+use crate::kit::engine::{REDIS_SERVER, address, skip_without, unique};
+use crate::kit::private_redis::Server;
+use crate::kit::redis::{REDIS, ask, connect, draw, granted, levels, patient, slow, subject};
+use crate::kit::words::eventually;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const ALWAYS: std::ops::Range<Stamp> = Stamp::ZERO..Stamp::MAX;
+
+async fn spend(store: &Redis, entity: &str, requests: u64) {
+    let levels = levels(1, &[(entity, &[slow("rpm", 100)])]);
+    granted(store.spend(&draw(&levels, &[("rpm", requests)])).await);
+}
+
+/// The units of all lines of a window.
+async fn lines(store: &Redis, window: Window) -> Vec<u64> {
+    let query = UsageQuery { of: UsageOf::Resource(subject("any").resource), window, range: ALWAYS };
+    let (mut paging, mut units) = (Paging::default(), Vec::new());
+    loop {
+        let page = store.usage(&query, &paging).await.expect("usage is answered");
+        units.extend(page.items.iter().map(|line| line.tally.units));
+        let Some(next) = page.next else { return units };
+        paging = Paging::default().after(next);
+    }
+}
+
+async fn audited(store: &Redis) -> usize {
+    let query = AuditQuery { filed: None, range: ALWAYS };
+    store.audit(&query, &Paging::default()).await.expect("the audit is answered").items.len()
+}
+
+/// The server's clock cannot be set by a test; what is kept of it can: time goes on from there.
+async fn let_pass(store: &Redis, connection: &mut MultiplexedConnection, namespace: &str, span: Duration) {
+    let now = store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are answered").at;
+    let seconds = u32::try_from((now + span).as_micros() / 1_000_000).expect("a second of this century");
+    let kept: Vec<u8> =
+        [f64::from(seconds), 0.0, 0.0, 0.0].iter().flat_map(|part| part.to_le_bytes()).collect();
+    let key = format!("tidegate:{{{namespace}}}:clock");
+    redis::cmd("SET").arg(&key).arg(kept).exec_async(connection).await.expect("the clock is set");
+}
+
+#[tokio::test]
+async fn each_kind_of_line_is_kept_for_its_own_time() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("ages"), address(REDIS));
+    let kept =
+        Retention { hours: Some(2 * HOUR), days: Some(36 * HOUR), months: None, audit: Some(3 * HOUR) };
+    let store = patient(&url).namespace(&namespace).retention(kept).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    spend(&store, "acme", 4).await;
+    let policy = Some(Policy::new([slow("rpm", 1)]).unwrap());
+    let change = PolicyChange { scope: Scope::System, expect: Expect::Any, policy };
+    store.apply(&[change], "ops").await.unwrap();
+    store.sweep(100).await.unwrap();
+    assert_eq!(
+        (lines(&store, Window::Hour).await, audited(&store).await),
+        (vec![4], 1),
+        "nothing is old yet"
+    );
+    let_pass(&store, &mut connection, &namespace, 4 * HOUR).await;
+    store.sweep(100).await.unwrap();
+    assert_eq!((lines(&store, Window::Hour).await, audited(&store).await), (vec![], 0));
+    assert_eq!((lines(&store, Window::Day).await, lines(&store, Window::Month).await), (vec![4], vec![4]));
+    let_pass(&store, &mut connection, &namespace, 72 * HOUR).await;
+    store.sweep(100).await.unwrap();
+    assert!(lines(&store, Window::Day).await.is_empty());
+    assert_eq!(lines(&store, Window::Month).await, [4]);
+    // What is used from now on is counted as ever.
+    spend(&store, "acme", 5).await;
+    store.sweep(100).await.unwrap();
+    assert_eq!(lines(&store, Window::Hour).await, [5]);
+}
+
+#[tokio::test]
+async fn much_that_is_old_goes_in_small_parts_whoever_sweeps() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("old"), address(REDIS));
+    let kept = Retention { hours: Some(HOUR), ..Retention::default() };
+    let options = patient(&url).namespace(&namespace).retention(kept);
+    let store = options.clone().open().await.unwrap();
+    for number in 0..130 {
+        spend(&store, &format!("user-{number}"), 1).await;
+    }
+    let_pass(&store, &mut connect(&url).await, &namespace, 3 * HOUR).await;
+    let mut before = lines(&store, Window::Hour).await.len();
+    assert_eq!(before, 130);
+    while before > 0 {
+        // Another process each time: where the last one was is known.
+        options.clone().open().await.unwrap().sweep(1).await.unwrap();
+        let left = lines(&store, Window::Hour).await.len();
+        assert!(left < before && before - left <= 50, "{before} lines became {left}");
+        before = left;
+    }
+    assert_eq!(lines(&store, Window::Month).await.len(), 130);
+}
+
+/// Those that are listed.
+async fn listed(store: &Redis) -> Vec<String> {
+    let page = store.buckets(&subject("x").resource, &Paging::default()).await.expect("buckets are listed");
+    page.items.iter().map(|bucket| bucket.subject.entity.to_string()).collect()
+}
+
+#[tokio::test]
+async fn a_subject_that_the_index_has_lost_comes_back_while_others_draw() {
+    skip_without!(REDIS_SERVER);
+    let server = Server::start(&[]).await;
+    // Every draw looks for it, and not one in five seconds.
+    let store = patient(&server.url()).swept_every(Duration::from_millis(1)).open().await.unwrap();
+    let all = ["acme", "globex", "initech"];
+    for entity in all {
+        spend(&store, entity, 1).await;
+    }
+    let mut connection = connect(&server.url()).await;
+    let lost = ["s\0globex\0gpt", "r\0gpt\0globex"];
+    let count: u64 = ask(&mut connection, &["ZREM", "tidegate:{default}:index", lost[0], lost[1]]).await;
+    assert_eq!(count, 2);
+    assert_eq!(listed(&store).await, ["acme", "initech"]);
+    // There is no call of `repair`, and `globex` does not draw.
+    let mut number = 0;
+    eventually("it is listed again", async || {
+        number += 1;
+        spend(&store, &format!("other-{}", number % 3), 1).await;
+        listed(&store).await.contains(&"globex".to_owned())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_may_evict_keys_is_told_of() {
+    skip_without!(REDIS_SERVER);
+    let bounded = |policy| ["--maxmemory", "100mb", "--maxmemory-policy", policy];
+    let server = Server::start(&bounded("allkeys-lru")).await;
+    let store = patient(&server.url()).open().await.unwrap();
+    let caution = store.caution().expect("it may forget what was used");
+    assert!(caution.contains("(maxmemory-policy allkeys-lru)"), "{caution}");
+    let server = Server::start(&bounded("noeviction")).await;
+    assert_eq!(patient(&server.url()).open().await.unwrap().caution(), None);
+}
+
+#[tokio::test]
+async fn a_lease_whose_limits_are_not_ours_holds_up_no_other_at_its_end() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("spoilt"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let returned = |entity: &str| {
+        let levels = levels(1, &[(entity, &[slow("rpm", 100)])]);
+        let terms = Terms { deadline: Duration::from_secs(60), on_expiry: OnExpiry::Return };
+        Draw { terms, ..draw(&levels, &[("rpm", 7)]) }
+    };
+    for entity in ["spoilt", "sound"] {
+        granted(store.draw(&returned(entity)).await);
+    }
+    let bucket = format!("tidegate:{{{namespace}}}:b:spoilt#gpt");
+    ask::<String>(&mut connection, &["SET", &bucket, "what is this?"]).await;
+    let_pass(&store, &mut connection, &namespace, HOUR).await;
+    store.sweep(10).await.expect("others do not mind");
+    let seen =
+        store.balances(&Lookup::Subjects(vec![subject("sound")])).await.expect("balances are answered");
+    assert_eq!(seen.buckets[0].meters[0].consumed(), 0, "what was held is back");
+    let open: u64 = ask(&mut connection, &["ZCARD", &format!("tidegate:{{{namespace}}}:open")]).await;
+    assert_eq!(open, 0);
+}
+
+#[tokio::test]
+async fn open_leases_that_cannot_be_listed_charge_nobody() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("unlisted"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let levels = levels(1, &[("acme", &[slow("rpm", 100)])]);
+    granted(store.spend(&draw(&levels, &[("rpm", 1)])).await);
+    ask::<String>(&mut connection, &["SET", &format!("tidegate:{{{namespace}}}:open"), "no list"]).await;
+    for is_watched in [true, false] {
+        let drawn = store.draw(&Draw { is_watched, ..draw(&levels, &[("rpm", 5)]) }).await;
+        assert!(matches!(drawn, Err(StoreError::Corrupt { .. })), "{drawn:?}");
+        granted(store.spend(&Draw { is_watched, ..draw(&levels, &[("rpm", 1)]) }).await);
+    }
+    let seen = store.balances(&Lookup::Subjects(vec![subject("acme")])).await.expect("balances are answered");
+    assert_eq!(seen.buckets[0].meters[0].consumed(), 3);
+}
+
+#[tokio::test]
+async fn a_level_that_is_no_number_grants_nothing() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("nan"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let levels = levels(1, &[("acme", &[slow("rpm", 100)])]);
+    granted(store.spend(&draw(&levels, &[("rpm", 1)])).await);
+    let key = format!("tidegate:{{{namespace}}}:b:acme#gpt");
+    let mut kept: Vec<u8> = redis::cmd("GET").arg(&key).query_async(&mut connection).await.unwrap();
+    // The time that it is full at, and its seconds first, stand before its last four numbers.
+    let at = kept.len() - 32;
+    kept[at..at + 8].copy_from_slice(&f64::NAN.to_le_bytes());
+    redis::cmd("SET").arg(&key).arg(kept).exec_async(&mut connection).await.unwrap();
+    for is_watched in [true, false] {
+        let drawn = store.spend(&Draw { is_watched, ..draw(&levels, &[("rpm", 60)]) }).await;
+        assert!(!matches!(drawn, Ok(Drawn::Granted(_))), "{drawn:?}");
+    }
+}

@@ -1,0 +1,162 @@
+//! A clock that is set back: nothing refills for it, nothing stands still for long, and the file remembers.
+
+use std::time::Duration;
+
+use tidegate_core::limit::rule::Limit;
+use tidegate_core::time::Stamp;
+use tidegate_store::{Buckets, Durable, Lookup, ManualWall, Renew, Sqlite, Standing, Store};
+
+use crate::kit::sqlite::Place;
+use crate::kit::words::{START, draw_of, granted, is_granted, levels, shows};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// One request a second, ten at once.
+fn steady() -> Limit {
+    Limit::per_second("rpm", 1).burst(10)
+}
+
+async fn drains(store: &Sqlite) {
+    granted(store.spend(&draw_of(&levels(&[("acme", &[steady()])]), 10)).await);
+    assert_eq!(shows(store, "acme").await, Some((0, 10)));
+}
+
+async fn takes(store: &Sqlite, requests: u64) -> bool {
+    is_granted(&store.spend(&draw_of(&levels(&[("acme", &[steady()])]), requests)).await)
+}
+
+async fn reads(store: &Sqlite) -> Stamp {
+    store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are answered").at
+}
+
+fn set_back(clock: &ManualWall, span: Duration) {
+    use tidegate_store::WallClock;
+    let now = clock.now().as_micros() - u64::try_from(span.as_micros()).expect("an hour or so");
+    clock.set(Stamp::from_micros(now));
+}
+
+#[tokio::test]
+async fn an_hour_back_refills_nothing_and_time_goes_on() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    drains(&store).await;
+    set_back(&clock, HOUR);
+    assert!(!takes(&store, 1).await);
+    clock.advance(3 * SECOND);
+    assert!(takes(&store, 3).await, "three seconds have passed");
+    assert!(!takes(&store, 1).await, "and no more");
+    assert_eq!(reads(&store).await, START + 3 * SECOND);
+}
+
+#[tokio::test]
+async fn an_hour_back_across_a_restart_refills_nothing() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    drains(&store).await;
+    store.close().await;
+    set_back(&clock, HOUR);
+    let store = place.open(&clock).await;
+    assert!(!takes(&store, 1).await);
+    clock.advance(2 * SECOND);
+    assert!(takes(&store, 2).await);
+    store.close().await;
+    // Set right again: the hour is not given twice, and not taken away.
+    clock.advance(HOUR);
+    let store = place.open(&clock).await;
+    assert!(takes(&store, 10).await && !takes(&store, 1).await);
+}
+
+#[tokio::test]
+async fn two_handles_that_see_it_set_back_agree() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let stores = [place.open(&clock).await, place.open(&clock).await];
+    drains(&stores[0]).await;
+    assert!(!takes(&stores[1], 1).await);
+    set_back(&clock, HOUR);
+    let mut taken = 0;
+    for second in 0..20 {
+        // Whoever sees it first tells the other; neither counts the hour.
+        for store in [&stores[second % 2], &stores[(second + 1) % 2]] {
+            while takes(store, 1).await {
+                taken += 1;
+            }
+        }
+        assert_eq!(taken, second, "a second is worth one");
+        clock.advance(SECOND);
+    }
+}
+
+/// The step was written with the next grant only: those who read stood still until then, and leases that were due with
+/// them.
+#[tokio::test]
+async fn an_hour_back_is_told_to_those_who_only_read() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    // What is on the disk already is not written once more with the refusal.
+    let (store, other) = (
+        place.options(&clock).durable(Durable::Commit).open().await.unwrap(),
+        place.options(&clock).durable(Durable::Commit).open().await.unwrap(),
+    );
+    drains(&store).await;
+    set_back(&clock, HOUR);
+    assert!(!takes(&store, 10).await, "nothing but a refusal");
+    for second in 1..5 {
+        clock.advance(SECOND);
+        for store in [&store, &other] {
+            assert_eq!(reads(store).await, START + second * SECOND);
+        }
+        let there = Some((i64::from(second), 10));
+        assert_eq!((shows(&store, "acme").await, shows(&other, "acme").await), (there, there));
+    }
+}
+
+#[tokio::test]
+async fn a_small_step_back_stands_still_until_it_is_caught_up_with() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    drains(&store).await;
+    set_back(&clock, Duration::from_millis(900));
+    assert_eq!(reads(&store).await, START);
+    clock.advance(SECOND);
+    assert!(!takes(&store, 1).await, "a tenth of a second has passed");
+    assert_eq!(reads(&store).await, START + SECOND / 10);
+    clock.advance(SECOND * 9 / 10);
+    assert!(takes(&store, 1).await);
+    assert!(!takes(&store, 1).await);
+}
+
+#[tokio::test]
+async fn a_lease_has_all_of_its_time_though_the_clock_is_set_back() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let draw = draw_of(&levels(&[("acme", &[steady()])]), 10);
+    granted(store.draw(&draw).await);
+    set_back(&clock, HOUR);
+    for passed in [Duration::ZERO, Duration::from_secs(3_540)] {
+        clock.advance(passed);
+        assert_eq!(store.sweep(10).await.unwrap().settled, 0, "after {passed:?}");
+    }
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(store.sweep(10).await.unwrap().settled, 1);
+}
+
+#[tokio::test]
+async fn a_lease_renewed_after_the_clock_was_set_back_keeps_its_deadline_across_a_restart() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let draw = draw_of(&levels(&[("acme", &[steady()])]), 4);
+    granted(store.draw(&draw).await);
+    let renew = |step| Renew { lease: draw.lease, step, levels: draw.levels.clone(), span: HOUR };
+    clock.advance(HOUR / 2);
+    let first = store.renew(&renew(1)).await.unwrap();
+    assert_eq!(first.deadline, START + HOUR / 2 + HOUR);
+    store.close().await;
+    set_back(&clock, 2 * HOUR);
+    let store = place.open(&clock).await;
+    let again = store.renew(&renew(2)).await.unwrap();
+    assert_eq!((again.at, again.deadline), (first.at, first.deadline));
+    clock.advance(Duration::from_secs(3_599));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
+    clock.advance(SECOND);
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
+}

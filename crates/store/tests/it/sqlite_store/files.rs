@@ -1,0 +1,345 @@
+//! Files that are not as they should be: each is answered with what is wrong, and nothing is lost or half done.
+
+use std::fs;
+use std::time::Duration;
+
+use tidegate_core::limit::rule::Limit;
+use tidegate_store::{Buckets, ManualWall, Sqlite, SqliteOptions, Store, StoreError};
+
+use super::gone::begin;
+use crate::kit::sqlite::{PATIENCE, Place};
+use crate::kit::words::{
+    START, cancel_of, draw_of, granted, is_granted, levels, own, said, settle_of, shows, slow, used,
+};
+
+#[tokio::test]
+async fn a_folder_that_is_not_there_is_named() {
+    let place = Place::new();
+    let path = place.folder.path().join("nowhere/limits.db");
+    let error = Sqlite::open(&path).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Denied { what } if what.contains("nowhere")), "{error}");
+    assert!(!path.exists());
+    let error = Sqlite::open(place.folder.path()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Denied { .. }), "a folder is no file: {error}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused_and_left_as_it_is() {
+    let place = Place::new();
+    let text = "limits are kept elsewhere\n".repeat(400);
+    fs::write(&place.path, &text).unwrap();
+    let error = Sqlite::open(&place.path).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Corrupt { what } if what.contains("limits.db")), "{error}");
+    assert_eq!(fs::read_to_string(&place.path).unwrap(), text);
+    assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "nothing is left beside it");
+}
+
+/// It was turned to another kind of journal before anybody had looked whose it was.
+#[tokio::test]
+async fn a_database_of_another_program_is_refused_and_left_as_it_is() {
+    for application in [0, 77] {
+        let place = Place::new();
+        let theirs = place.outside();
+        theirs.execute_batch("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1);").unwrap();
+        theirs.pragma_update(None, "application_id", application).unwrap();
+        drop(theirs);
+        let before = fs::read(&place.path).unwrap();
+        let error = Sqlite::open(&place.path).await.unwrap_err();
+        let wanted = format!("is a database of another program: its application id is {application}");
+        assert!(matches!(&error, StoreError::Invalid { what } if what.ends_with(&wanted)), "{error}");
+        assert!(fs::read(&place.path).unwrap() == before, "no byte has changed");
+        assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "nothing is left beside it");
+    }
+}
+
+#[tokio::test]
+async fn a_newer_file_is_refused_and_left_as_it_is() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
+    store.close().await;
+    place.outside().pragma_update(None, "user_version", 99).unwrap();
+    let before = fs::read(&place.path).unwrap();
+    let error = said(place.options(&clock).open().await);
+    assert!(error.contains("has schema version 99, newer than"), "{error}");
+    assert!(fs::read(&place.path).unwrap() == before, "no byte has changed");
+    place.outside().pragma_update(None, "user_version", 3).unwrap();
+    assert_eq!(shows(&place.open(&clock).await, "acme").await, Some((7, 3)));
+}
+
+#[tokio::test]
+async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let (open, ended) = (draw_of(&own("acme", 10), 3), draw_of(&own("acme", 10), 2));
+    granted(store.draw(&open).await);
+    granted(store.draw(&ended).await);
+    store.settle(&settle_of(&ended, 1)).await.unwrap();
+    store.close().await;
+    // As the first version left it.
+    let outside = place.outside();
+    outside
+        .execute_batch(
+            "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; PRAGMA user_version = 1;",
+        )
+        .unwrap();
+    drop(outside);
+    let store = place.open(&clock).await;
+    assert_eq!(shows(&store, "acme").await, Some((6, 4)));
+    assert_eq!(used(&store, "acme").await, 1);
+    store.settle(&settle_of(&open, 3)).await.unwrap();
+    assert_eq!(used(&store, "acme").await, 4);
+    store.close().await;
+    let outside = place.outside();
+    let version: i64 = outside.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert!(version >= 2);
+    let count = "SELECT COUNT(*) FROM sqlite_schema WHERE name IN ('usage_by_age', 'audit_by_age')";
+    assert_eq!(outside.query_row(count, [], |row| row.get::<_, i64>(0)), Ok(2));
+}
+
+/// Whatever pages are damaged, it says so or goes on; what it answers is never made up.
+#[tokio::test]
+async fn a_damaged_file_says_so() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    for number in 0..200 {
+        granted(store.spend(&draw_of(&own(&format!("entity-{number}"), 10), 3)).await);
+    }
+    store.close().await;
+    let whole = fs::read(&place.path).unwrap();
+    let mut corrupt = 0;
+    for page in 1..whole.len() / 4096 {
+        let mut bytes = whole.clone();
+        bytes[page * 4096..(page + 1) * 4096].fill(0xa5);
+        fs::write(&place.path, &bytes).unwrap();
+        let store = match place.options(&clock).open().await {
+            Ok(store) => store,
+            Err(error) => {
+                assert!(matches!(error, StoreError::Corrupt { .. }), "page {page}: {error}");
+                corrupt += 1;
+                continue;
+            }
+        };
+        match store.spend(&draw_of(&own("entity-7", 10), 3)).await {
+            Ok(drawn) => assert!(is_granted(&Ok(drawn)), "page {page}"),
+            Err(error) => {
+                assert!(matches!(error, StoreError::Corrupt { .. }), "page {page}: {error}");
+                corrupt += 1;
+            }
+        }
+        store.close().await;
+    }
+    assert!(corrupt > 0, "pages that hold limits were damaged");
+    fs::write(&place.path, &whole).unwrap();
+    assert_eq!(shows(&place.open(&clock).await, "entity-7").await, Some((7, 3)));
+}
+
+/// Who may do everything may write here too; anybody else is told.
+#[tokio::test]
+async fn a_file_that_may_only_be_read_is_denied() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    place.open(&clock).await.close().await;
+    let mut permissions = fs::metadata(&place.path).unwrap().permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(&place.path, permissions).unwrap();
+    let may_write = fs::OpenOptions::new().append(true).open(&place.path).is_ok();
+    match place.options(&clock).open().await {
+        Ok(store) => {
+            assert!(may_write);
+            granted(store.spend(&draw_of(&own("acme", 10), 1)).await);
+        }
+        Err(error) => {
+            assert!(!may_write);
+            assert!(matches!(&error, StoreError::Denied { what } if what.contains("limits.db")), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_has_vanished_takes_no_more_and_is_found_again() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let (levels, elsewhere) = (own("acme", 10), place.folder.path().join("elsewhere.db"));
+    let kept = draw_of(&levels, 3);
+    granted(store.draw(&kept).await);
+    fs::rename(&place.path, &elsewhere).unwrap();
+    let lost = draw_of(&levels, 1);
+    for error in [said(store.draw(&lost).await), said(store.version_read().await)] {
+        assert!(error.contains("limits.db` has vanished while it was open"), "{error}");
+    }
+    // In its place another: it is not written to either.
+    fs::write(&place.path, "another file").unwrap();
+    for error in [said(store.draw(&lost).await), said(store.version_read().await)] {
+        assert!(error.contains("was replaced by another file while it was open: open it anew"), "{error}");
+    }
+    assert_eq!(fs::read_to_string(&place.path).unwrap(), "another file");
+    fs::rename(&elsewhere, &place.path).unwrap();
+    assert_eq!(shows(&store, "acme").await, Some((7, 3)), "it is back, and nothing is lost");
+    granted(store.draw(&lost).await);
+    store.settle(&settle_of(&kept, 2)).await.unwrap();
+    assert_eq!(shows(&store, "acme").await, Some((7, 3)));
+}
+
+/// Whoever opened a new file in the place of one that was moved away removed the log of the old one, with what had been
+/// answered.
+#[tokio::test]
+async fn a_new_file_is_not_made_over_the_log_of_another() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
+    let elsewhere = place.folder.path().join("elsewhere.db");
+    fs::rename(&place.path, &elsewhere).unwrap();
+    let error = place.options(&clock).open().await.unwrap_err();
+    assert!(matches!(&error, StoreError::Denied { what } if what.contains("limits.db-wal")), "{error}");
+    fs::rename(&elsewhere, &place.path).unwrap();
+    drop(store);
+    assert_eq!(shows(&place.open(&clock).await, "acme").await, Some((7, 3)));
+}
+
+/// A look that only reads.
+trait Look {
+    async fn version_read(&self) -> Result<(), StoreError>;
+}
+
+impl Look for Sqlite {
+    async fn version_read(&self) -> Result<(), StoreError> {
+        tidegate_store::Policies::version(self).await.map(drop)
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_was_removed_is_not_written_to() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
+    fs::remove_file(&place.path).unwrap();
+    let error = store.draw(&draw_of(&own("acme", 10), 3)).await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("has vanished"), "{error}");
+    store.close().await;
+    assert!(!place.path.exists(), "closing makes no new one");
+}
+
+/// Nothing of what did not fit is there, all of what was answered is, and what has ended makes room again.
+///
+/// For most sizes of the file it did not: an ending takes a page before it gives one back, and there was none.
+#[tokio::test]
+async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
+    for pages in [0, 2] {
+        let (place, clock) = (Place::new(), ManualWall::new(START));
+        let size_max = (1 << 20) + pages * 4_096;
+        let store = place.options(&clock).size_max(size_max).open().await.unwrap();
+        let levels = levels(&[("acme", &[Limit::per_hour("rpm", 1).burst(100_000)])]);
+        let mut drawn = Vec::new();
+        let error = loop {
+            let draw = draw_of(&levels, 1);
+            match store.draw(&draw).await {
+                Ok(_) => drawn.push(draw),
+                Err(error) => break error,
+            }
+            assert!(drawn.len() < 100_000, "a mebibyte is full some time");
+        };
+        assert!(error.is_transient() && error.to_string().contains("no room for"), "{error}");
+        let count = i64::try_from(drawn.len()).unwrap();
+        assert_eq!(shows(&store, "acme").await, Some((100_000 - count, count)));
+        let (settled, cancelled) = drawn.split_at(drawn.len() / 2);
+        for draw in settled {
+            store.settle(&settle_of(draw, 1)).await.unwrap();
+        }
+        for draw in cancelled {
+            store.cancel(&cancel_of(draw)).await.unwrap();
+        }
+        let count = i64::try_from(settled.len()).unwrap();
+        assert_eq!(shows(&store, "acme").await, Some((100_000 - count, count)));
+        clock.advance(Duration::from_secs(660));
+        while store.sweep(10_000).await.unwrap().forgotten > 0 {}
+        for _ in 0..50 {
+            granted(store.draw(&draw_of(&levels, 1)).await);
+        }
+        store.close().await;
+        let length = fs::metadata(&place.path).unwrap().len();
+        assert!(length <= size_max, "{length} bytes");
+    }
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let error = said(place.options(&clock).size_max(1_000).open().await);
+    assert_eq!(error, "a size_max of 1000 bytes, less than 1048576");
+}
+
+/// It is asked for again until a second has passed; those who read do not wait at all.
+#[tokio::test]
+async fn a_file_that_somebody_holds_is_waited_for_and_then_told_of() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let patient = place.options(&clock).patience(PATIENCE).open().await.unwrap();
+    granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
+    let outside = place.outside();
+    outside.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let (lost, served) = (draw_of(&own("acme", 10), 1), draw_of(&own("acme", 10), 2));
+    let error = store.draw(&lost).await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("is held by another process"), "{error}");
+    assert_eq!(shows(&store, "acme").await, Some((7, 3)));
+    let mut waiting = patient.draw(&served);
+    assert!(!begin(&mut waiting));
+    outside.execute_batch("COMMIT").unwrap();
+    granted(waiting.await);
+    assert_eq!(shows(&store, "acme").await, Some((5, 5)));
+}
+
+/// One of several who made a new file, or a new namespace, at the same time was told that the file was held, or that it
+/// contradicted itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn many_may_open_a_new_file_and_namespace_at_once() {
+    for round in 0..10 {
+        let place = Place::new();
+        let opening: Vec<_> = (0..8)
+            .map(|number| {
+                let options = SqliteOptions::file(&place.path).clock(ManualWall::new(START));
+                let options = options.patience(PATIENCE);
+                tokio::spawn(async move {
+                    let store = options.namespace("shared").open().await?;
+                    let other = store.namespace(&format!("namespace-{}", number % 2)).await?;
+                    granted(store.spend(&draw_of(&own("acme", 100), 1)).await);
+                    granted(other.spend(&draw_of(&own("acme", 100), 1)).await);
+                    Ok::<_, StoreError>(store)
+                })
+            })
+            .collect();
+        let mut last = None;
+        for opened in opening {
+            last = Some(opened.await.unwrap().unwrap_or_else(|error| panic!("round {round}: {error}")));
+        }
+        let store = last.unwrap();
+        assert_eq!(shows(&store, "acme").await, Some((92, 8)));
+        let other = store.namespace("namespace-1").await.unwrap();
+        assert_eq!(shows(&other, "acme").await, Some((96, 4)));
+    }
+}
+
+/// Those who read closed the file after `close` had come back: what was copied then lacked what was in the log.
+#[tokio::test]
+async fn a_file_that_was_closed_is_whole_by_itself() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    granted(store.spend(&draw_of(&levels(&[("acme", &[slow(10)])]), 4)).await);
+    assert_eq!(shows(&store, "acme").await, Some((6, 4)));
+    store.close().await;
+    assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "the log is gone");
+    let copy = Place::new();
+    fs::copy(&place.path, &copy.path).unwrap();
+    assert_eq!(shows(&copy.open(&clock).await, "acme").await, Some((6, 4)));
+}
+
+/// A newer program has brought the file up to date while an older one has it open.
+#[tokio::test]
+async fn a_file_that_becomes_newer_while_it_is_open_takes_no_more_writes() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    granted(store.draw(&draw_of(&own("acme", 10), 1)).await);
+    place.outside().pragma_update(None, "user_version", 99).unwrap();
+    for _ in 0..3 {
+        let sentence = said(store.draw(&draw_of(&own("acme", 10), 1)).await);
+        assert!(
+            sentence.ends_with("has schema version 99, newer than 3: use a newer tidegate"),
+            "{sentence}"
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! What is too old is forgotten, little by little, and nothing else is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::policy::Expect;
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+use tidegate_store::{
+    AuditQuery, Buckets, Entities, Ledger, ManualWall, Paging, Retention, Sqlite, Store, UsageOf, UsageQuery,
+};
+
+use crate::kit::sqlite::Place;
+use crate::kit::words::{START, draw_of, granted, own};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const ALWAYS: std::ops::Range<Stamp> = Stamp::ZERO..Stamp::MAX;
+
+async fn spend(store: &Sqlite, levels: &Arc<Levels>, requests: u64) {
+    granted(store.spend(&draw_of(levels, requests)).await);
+}
+
+async fn lines(store: &Sqlite, entity: &str, window: Window) -> Vec<u64> {
+    let of = UsageOf::Entity(EntityId::new(entity).expect("a valid name"));
+    let query = UsageQuery { of, window, range: ALWAYS };
+    let page = store.usage(&query, &Paging::default()).await.expect("usage is listed");
+    page.items.iter().map(|line| line.tally.units).collect()
+}
+
+async fn audited(store: &Sqlite) -> usize {
+    let query = AuditQuery { filed: None, range: ALWAYS };
+    store.audit(&query, &Paging::default()).await.expect("the audit is listed").items.len()
+}
+
+#[tokio::test]
+async fn each_kind_of_line_is_kept_for_its_own_time() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let kept =
+        Retention { hours: Some(2 * HOUR), days: Some(36 * HOUR), months: None, audit: Some(3 * HOUR) };
+    let store = place.options(&clock).retention(kept).open().await.unwrap();
+    let acme = own("acme", 1_000);
+    for hour in 0..6 {
+        spend(&store, &acme, 1 + hour).await;
+        let entity = Entity::new(EntityId::new(&format!("at-{hour}")).unwrap());
+        store.put(&entity, Expect::Any, "tests").await.unwrap();
+        clock.advance(HOUR);
+    }
+    // 14:00: what ended by 12:00 is too old by the hour, what was changed before 11:00 by the audit.
+    store.sweep(100).await.unwrap();
+    assert_eq!(lines(&store, "acme", Window::Hour).await, [5, 6]);
+    assert_eq!(lines(&store, "acme", Window::Day).await, [21]);
+    assert_eq!(audited(&store).await, 3);
+    clock.advance(30 * HOUR);
+    store.sweep(100).await.unwrap();
+    assert!(lines(&store, "acme", Window::Hour).await.is_empty());
+    assert_eq!(lines(&store, "acme", Window::Day).await, [21], "the day ended twenty hours ago");
+    clock.advance(16 * HOUR);
+    store.sweep(100).await.unwrap();
+    assert!(lines(&store, "acme", Window::Day).await.is_empty());
+    assert_eq!((lines(&store, "acme", Window::Month).await, audited(&store).await), (vec![21], 0));
+    assert!(store.get(&EntityId::new("at-0").unwrap()).await.unwrap().is_some(), "what was written stays");
+}
+
+#[tokio::test]
+async fn much_that_is_old_goes_in_small_parts() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let kept = Retention { hours: Some(HOUR), ..Retention::default() };
+    let store = place.options(&clock).retention(kept).open().await.unwrap();
+    for number in 0..1_200 {
+        spend(&store, &own(&format!("user-{number}"), 10), 1).await;
+    }
+    let count = || {
+        let sql = "SELECT COUNT(*) FROM usage WHERE span = 0";
+        place.outside().query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    assert_eq!(count(), 1_200);
+    clock.advance(3 * HOUR);
+    let mut before = 1_200;
+    while before > 0 {
+        store.sweep(1).await.unwrap();
+        let left = count();
+        // The writer may look by itself between two sweeps.
+        assert!(left < before && before - left <= 1_000, "{before} lines became {left}");
+        before = left;
+    }
+}
+
+#[tokio::test]
+async fn what_is_usual_keeps_hours_for_two_months_and_months_for_ever() {
+    let usual = Retention::default();
+    assert_eq!((usual.hours, usual.days), (Some(62 * 24 * HOUR), Some(800 * 24 * HOUR)));
+    assert_eq!((usual.months, usual.audit), (None, None));
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    spend(&store, &own("acme", 10), 4).await;
+    clock.advance(61 * 24 * HOUR);
+    store.sweep(100).await.unwrap();
+    assert_eq!(lines(&store, "acme", Window::Hour).await, [4]);
+    clock.advance(2 * 24 * HOUR);
+    store.sweep(100).await.unwrap();
+    assert!(lines(&store, "acme", Window::Hour).await.is_empty());
+    assert_eq!(
+        (lines(&store, "acme", Window::Day).await, lines(&store, "acme", Window::Month).await),
+        (vec![4], vec![4])
+    );
+}

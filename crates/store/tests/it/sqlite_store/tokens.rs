@@ -1,0 +1,99 @@
+//! Tokens in a file: there after a restart, in files of the version before, and never in the clear.
+
+use std::fs;
+
+use tidegate_core::limit::name::Namespace;
+use tidegate_core::limit::policy::Expect;
+use tidegate_core::limit::token::{NewToken, TokenHash, TokenId, TokenScope, TokenScopes, TokenState};
+use tidegate_store::{ManualWall, Policies, StoreError, Tokens};
+
+use crate::kit::sqlite::Place;
+use crate::kit::words::{START, draw_of, granted, own, shows};
+
+fn token(id: &str) -> NewToken {
+    NewToken {
+        id: TokenId::new(id).expect("a valid id"),
+        name: "the build".to_owned(),
+        namespace: Namespace::new("prod").expect("a valid name"),
+        scopes: TokenScopes::new([TokenScope::Acquire]),
+        expires_at: None,
+    }
+}
+
+fn hash(number: u8) -> TokenHash {
+    TokenHash::new([number; 32])
+}
+
+#[tokio::test]
+async fn a_restart_finds_tokens_as_they_were() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let good = store.create_token(&token("good"), &hash(1), "ops").await.unwrap();
+    store.create_token(&token("bad"), &hash(2), "ops").await.unwrap();
+    store.revoke_token(&token("bad").id, Expect::Any, "ops").await.unwrap();
+    store.close().await;
+    let store = place.open(&clock).await;
+    assert_eq!(store.find_token(&hash(1)).await.unwrap(), Some(good));
+    let bad = store.find_token(&hash(2)).await.unwrap().unwrap();
+    assert_eq!((bad.value.state(START), bad.value.revoked_at), (TokenState::Revoked, Some(START)));
+    // Each namespace has its own.
+    let other = store.namespace("other").await.unwrap();
+    assert_eq!(other.find_token(&hash(1)).await.unwrap(), None);
+    other.create_token(&token("good"), &hash(1), "ops").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_of_the_version_before_has_room_for_tokens() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    granted(tidegate_store::Buckets::spend(&store, &draw_of(&own("acme", 10), 3)).await);
+    store.close().await;
+    place.outside().execute_batch("DROP TABLE tokens; PRAGMA user_version = 2;").unwrap();
+    let store = place.open(&clock).await;
+    assert_eq!(shows(&store, "acme").await, Some((7, 3)));
+    store.create_token(&token("ci"), &hash(1), "ops").await.unwrap();
+    assert!(store.find_token(&hash(1)).await.unwrap().is_some());
+    store.close().await;
+    let version: i64 = place.outside().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, 3);
+}
+
+#[tokio::test]
+async fn a_spoiled_token_is_named_and_others_go_on() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    store.create_token(&token("ci"), &hash(1), "ops").await.unwrap();
+    store.create_token(&token("short"), &hash(2), "ops").await.unwrap();
+    store.create_token(&token("well"), &hash(3), "ops").await.unwrap();
+    let outside = place.outside();
+    outside.execute("UPDATE tokens SET body = '{\"id\":7}' WHERE id = 'ci'", []).unwrap();
+    outside.execute("UPDATE tokens SET hash = x'0102' WHERE id = 'short'", []).unwrap();
+    let version = store.version().await.unwrap();
+    for error in [
+        store.find_token(&hash(1)).await.unwrap_err(),
+        store.revoke_token(&token("ci").id, Expect::Any, "ops").await.unwrap_err(),
+        store.token(&token("short").id).await.unwrap_err(),
+    ] {
+        assert!(matches!(&error, StoreError::Corrupt { what } if what.contains("token")), "{error}");
+    }
+    assert_eq!(store.version().await.unwrap(), version);
+    assert!(store.find_token(&hash(3)).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn the_hash_of_a_secret_is_in_its_column_and_nowhere_else() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let hash = TokenHash::new(std::array::from_fn(|byte| b'A' + u8::try_from(byte % 26).unwrap()));
+    store.create_token(&token("ci"), &hash, "ops").await.unwrap();
+    store.revoke_token(&token("ci").id, Expect::Any, "ops").await.unwrap();
+    store.close().await;
+    // The column and its index.
+    let (bytes, hash) = (fs::read(&place.path).unwrap(), hash.as_bytes());
+    let found = bytes.windows(hash.len()).filter(|window| window == hash).count();
+    assert!(found <= 2, "{found} times");
+    let texts = "SELECT group_concat(body) || (SELECT group_concat(change) FROM audit) FROM tokens";
+    let texts: String = place.outside().query_row(texts, [], |row| row.get(0)).unwrap();
+    let text = std::str::from_utf8(hash).unwrap();
+    assert!(!texts.contains(text) && texts.contains("revoked_at"), "{texts}");
+}

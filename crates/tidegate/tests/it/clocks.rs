@@ -1,0 +1,293 @@
+//! Clocks: read once per decision and only where time matters, never trusted to run forward, and never lost.
+
+use std::thread;
+
+use tidegate::{
+    Budget, Circuit, Clock, FastClock, Instant, ManualClock, Outcome, Pace, Rate, Refused, Slots, Throttle,
+    TokioClock,
+};
+
+use crate::kit::{Caller, REQUEST, millis, secs, settle_tasks};
+
+#[test]
+fn a_throttle_without_timed_gates_reads_no_clock() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder().slots(Slots::fixed(1)).clock(clock.clone()).build().unwrap();
+    let permit = throttle.try_acquire(REQUEST).unwrap();
+    let mut waiter = Caller::asks(&throttle, REQUEST);
+    permit.settle(Outcome::success());
+    drop(waiter.permit().unwrap());
+    assert_eq!((clock.readings(), clock.sleeps()), (0, 0));
+    let held = throttle.try_acquire(REQUEST).unwrap();
+    assert!(throttle.try_acquire(REQUEST).is_err());
+    drop(held);
+    assert_eq!(clock.readings(), 0, "a refusal reads none either");
+    // A pause makes time matter, for as long as it lasts.
+    throttle.pause(secs(5));
+    assert!(throttle.try_acquire(REQUEST).is_err());
+    clock.advance(secs(60));
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let readings = clock.readings();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    assert_eq!(clock.readings(), readings);
+}
+
+#[test]
+fn a_decision_reads_the_clock_once() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder()
+        .rate(Rate::per_second(9))
+        .pace(Pace::every(millis(0)))
+        .budget(Budget::tokens(9, secs(1)))
+        .clock(clock.clone())
+        .build()
+        .unwrap();
+    let permit = throttle.try_acquire(REQUEST).unwrap();
+    assert_eq!(clock.readings(), 1);
+    permit.settle(Outcome::success());
+    assert_eq!(clock.readings(), 2);
+    // The short way of a plain throttle hands its reading on when it cannot decide.
+    let plain = Throttle::builder().rate(Rate::per_hour(1)).clock(clock.clone()).build().unwrap();
+    plain.try_acquire(REQUEST).unwrap().settle(Outcome::success());
+    assert_eq!(clock.readings(), 3);
+    let _waiter = Caller::asks(&plain, REQUEST);
+    assert_eq!(clock.readings(), 6, "asked, asked again on joining the line, and once for the timer");
+}
+
+#[test]
+fn a_clock_that_steps_back_refills_nothing_and_harms_nothing() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder()
+        .slots(Slots::fixed(4))
+        .rate(Rate::per_second(1))
+        .budget(Budget::tokens(10, secs(10)))
+        .circuit(Circuit::after_failures(1).open_for(secs(5)))
+        .total(10)
+        .clock(clock.clone())
+        .build()
+        .unwrap();
+    clock.advance(secs(100));
+    let permit = throttle.try_acquire(REQUEST).unwrap();
+    clock.set(Instant::ZERO);
+    assert!(throttle.try_acquire(REQUEST).is_err(), "the bucket is as empty as before");
+    permit.settle(Outcome::failure());
+    assert!(
+        matches!(throttle.try_acquire(REQUEST), Err(Refused::CircuitOpen { retry_after }) if retry_after == secs(5))
+    );
+    clock.set(Instant::ZERO + secs(104));
+    assert!(throttle.try_acquire(REQUEST).is_err());
+    clock.set(Instant::ZERO + secs(105));
+    assert!(throttle.try_acquire(REQUEST).is_ok(), "and time goes on where it was");
+}
+
+#[tokio::test]
+async fn a_sleeper_on_a_clock_that_stepped_back_is_served_when_its_time_comes() {
+    let clock = ManualClock::new();
+    clock.advance(secs(50));
+    let throttle = Throttle::builder().rate(Rate::per_second(1)).clock(clock.clone()).build().unwrap();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let mut waiter = Caller::asks(&throttle, REQUEST);
+    settle_tasks().await;
+    clock.set(Instant::ZERO);
+    settle_tasks().await;
+    assert!(waiter.permit().is_none());
+    clock.set(Instant::ZERO + secs(51));
+    settle_tasks().await;
+    assert!(waiter.permit().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_time_drives_a_throttle() {
+    let throttle = Throttle::builder().pace(Pace::every(secs(3_600))).build().unwrap();
+    let start = tokio::time::Instant::now();
+    for _ in 0..24 {
+        drop(throttle.acquire(REQUEST).await.unwrap());
+    }
+    assert_eq!(start.elapsed(), secs(23 * 3_600));
+}
+
+/// The keeper is a task of the runtime in which the head waits. When that runtime ends, the timer goes to
+/// whoever is the head then, in its own runtime.
+#[test]
+fn a_runtime_that_shuts_down_hands_the_timer_over() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let first = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let second = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let doomed = throttle.clone();
+    let head = first.spawn(async move { doomed.acquire(REQUEST).await.map(|_| ()) });
+    first.block_on(async {
+        while throttle.snapshot().waiting == 0 || clock.sleeping() == 0 {
+            tokio::task::yield_now().await;
+        }
+    });
+    let survivor = throttle.clone();
+    let task = second.spawn(async move { survivor.acquire(REQUEST).await.map(|_| ()) });
+    second.block_on(settle_tasks());
+    assert_eq!(throttle.snapshot().waiting, 2);
+    // Returns when the worker has ended, and all tasks of the runtime with it.
+    first.shutdown_timeout(secs(60));
+    assert!(second.block_on(head).is_err(), "the head went down with its runtime");
+    second.block_on(settle_tasks());
+    assert_eq!((throttle.snapshot().waiting, clock.sleeping()), (1, 1), "the timer has moved");
+    clock.advance(secs(1));
+    second.block_on(task).unwrap().unwrap();
+}
+
+/// Two current-thread runtimes that are driven only while somebody blocks on them: a keeper left behind in the
+/// first would sleep forever.
+#[test]
+fn a_runtime_that_nobody_drives_does_not_keep_the_timer() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let one = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let two = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (first, second) = (throttle.clone(), throttle.clone());
+    let head = one.spawn(async move { first.acquire(REQUEST).await.map(|_| ()) });
+    one.block_on(settle_tasks());
+    let next = two.spawn(async move { second.acquire(REQUEST).await.map(|_| ()) });
+    two.block_on(settle_tasks());
+    clock.advance(secs(1));
+    one.block_on(head).unwrap().unwrap();
+    // From here on nobody drives the first runtime.
+    two.block_on(settle_tasks());
+    clock.advance(secs(1));
+    two.block_on(next).unwrap().unwrap();
+}
+
+#[test]
+fn threads_wait_on_the_same_line() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let threads: Vec<_> = (0..4)
+        .map(|index| {
+            let worker = throttle.clone();
+            let thread = thread::spawn(move || worker.acquire_blocking(REQUEST).map(|_| ()));
+            while throttle.snapshot().waiting <= index {
+                thread::yield_now();
+            }
+            thread
+        })
+        .collect();
+    for (index, thread) in threads.into_iter().enumerate() {
+        assert_eq!(usize::try_from(throttle.snapshot().waiting).unwrap(), 4 - index);
+        clock.advance(secs(1));
+        thread.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_thread_gives_up_at_its_deadline() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder().slots(Slots::fixed(1)).clock(clock.clone()).build().unwrap();
+    let held = throttle.try_acquire(REQUEST).unwrap();
+    let worker = throttle.clone();
+    let thread = thread::spawn(move || worker.acquire_blocking_within(REQUEST, secs(2)).map(|_| ()));
+    while clock.sleeping() == 0 {
+        thread::yield_now();
+    }
+    clock.advance(secs(2));
+    assert!(matches!(thread.join().unwrap(), Err(Refused::Limited { .. })));
+    assert_eq!(throttle.snapshot().waiting, 0);
+    drop(held);
+    assert!(throttle.acquire_blocking(REQUEST).is_ok());
+}
+
+#[test]
+fn a_thread_and_a_task_hand_the_timer_to_each_other() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let waits_for = |waiting: u32| {
+        while throttle.snapshot().waiting != waiting {
+            thread::yield_now();
+        }
+    };
+    let (one, two, three) = (throttle.clone(), throttle.clone(), throttle.clone());
+    let first = thread::spawn(move || one.acquire_blocking(REQUEST).map(|_| ()));
+    waits_for(1);
+    let second = runtime.spawn(async move { two.acquire(REQUEST).await.map(|_| ()) });
+    waits_for(2);
+    let third = thread::spawn(move || three.acquire_blocking(REQUEST).map(|_| ()));
+    waits_for(3);
+    // Whoever is the head sleeps on the clock; each step of it lets exactly one in.
+    let steps = |waiting: u32| {
+        while clock.sleeping() == 0 {
+            thread::yield_now();
+        }
+        clock.advance(secs(1));
+        waits_for(waiting);
+    };
+    steps(2);
+    first.join().unwrap().unwrap();
+    steps(1);
+    runtime.block_on(second).unwrap().unwrap();
+    steps(0);
+    third.join().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_fast_clock_runs_forward_and_wakes_its_sleepers() {
+    let clock = FastClock::new();
+    let start = clock.now();
+    clock.sleep_until(start + millis(3)).await;
+    assert!(clock.now() >= start + millis(3), "when it wakes, its own reading has moved on");
+    let throttle =
+        Throttle::builder().rate(Rate::per_second(200).burst(1)).clock(clock.clone()).build().unwrap();
+    for _ in 0..4 {
+        drop(throttle.acquire(REQUEST).await.unwrap());
+    }
+    assert!(clock.now() >= start + millis(18), "four entries at 200/s take at least 15 ms more");
+    assert!(thread::spawn(move || throttle.acquire_blocking(REQUEST).is_ok()).join().unwrap());
+}
+
+#[tokio::test]
+async fn a_time_that_never_comes_is_slept_for() {
+    for clock in [Box::new(TokioClock::new()) as Box<dyn Clock>, Box::new(FastClock::new())] {
+        let mut sleep = clock.sleep_until(Instant::MAX);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(sleep.as_mut().poll(&mut context).is_pending());
+    }
+}
+
+/// A keeper's task that panics is heard by nobody: the first sleep is begun in the call that needs it.
+#[test]
+fn a_runtime_without_a_timer_is_a_panic_of_the_caller() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let throttle = Throttle::builder().rate(Rate::per_day(1)).build().unwrap();
+    let worker = throttle.clone();
+    let ended = runtime.block_on(async move {
+        drop(worker.try_acquire(REQUEST).unwrap());
+        tokio::spawn(async move { worker.acquire(REQUEST).await.map(|_| ()) }).await
+    });
+    assert!(ended.unwrap_err().is_panic());
+    assert_eq!(throttle.snapshot().waiting, 0, "and it has left the line");
+}
+
+/// A sleep that ends before its time is begun anew, but not in one breath.
+#[tokio::test]
+async fn a_clock_whose_sleeps_end_early_wedges_nobody() {
+    #[derive(Debug)]
+    struct Hasty(ManualClock);
+    impl Clock for Hasty {
+        fn now(&self) -> Instant {
+            self.0.now()
+        }
+        fn sleep_until(&self, _: Instant) -> tidegate::Sleep {
+            Box::pin(std::future::ready(()))
+        }
+    }
+    let time = ManualClock::new();
+    let throttle = Throttle::builder().rate(Rate::per_second(1)).clock(Hasty(time.clone())).build().unwrap();
+    drop(throttle.try_acquire(REQUEST).unwrap());
+    let mut waiter = Caller::asks(&throttle, REQUEST);
+    settle_tasks().await;
+    assert!(waiter.permit().is_none());
+    time.advance(secs(1));
+    settle_tasks().await;
+    assert!(waiter.permit().is_some());
+}

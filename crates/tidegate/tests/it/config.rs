@@ -1,0 +1,384 @@
+//! Configuration: each source by itself, all of them together, and every way in which they can be wrong.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidegate::config::fields;
+use tidegate::{
+    Aimd, Backoff, Brake, Budget, Circuit, Config, ConfigError, Controller, Draft, Jitter, KeyedOptions,
+    Oversize, Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, Throttle, WhenRefused,
+};
+
+mod keyed;
+mod properties;
+mod refused;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn toml(text: &str) -> Config {
+    Config::from_toml(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn draft(text: &str) -> Draft {
+    toml(text).to_draft().unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// What is wrong with a TOML text, read and assembled.
+fn complaint(text: &str) -> String {
+    let result = Config::from_toml(text).and_then(|config| config.to_draft());
+    result.map(drop).expect_err(text).to_string()
+}
+
+fn variables(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    Config::from_variables("TIDEGATE", pairs.iter().copied())
+}
+
+#[test]
+fn an_empty_config_is_the_gentle_throttle() {
+    assert_eq!(Config::default().to_draft(), Ok(Draft::gentle()));
+    for empty in ["", "[slots]", "[pause.sizes]\n[retry.budget]"] {
+        assert_eq!(toml(empty), Config::default());
+    }
+    assert_eq!(Config::from_json("{ \"slots\": {} }"), Ok(Config::default()));
+    let throttle = Throttle::from_config(&Config::default()).unwrap().build().unwrap();
+    assert_eq!(throttle.snapshot().slots, Some(5));
+}
+
+#[test]
+fn each_preset_is_a_draft_of_core() {
+    assert_eq!(draft("preset = 'gentle'"), Draft::gentle());
+    assert_eq!(draft("preset = 'layered'"), Draft::layered());
+    assert_eq!(draft("preset = 'host'"), Draft::host());
+    assert_eq!(draft("preset = 'empty'"), Draft::default());
+}
+
+#[test]
+fn the_same_is_read_from_toml_json_a_map_and_the_environment() {
+    let text = "
+        controller = 'brake'
+        waiters_max = 0x10
+        [slots]
+        max = 16
+        [pace]
+        interval_min = 0.2
+        jitter = 1
+        [pause.sizes]
+        small_max = 1_024
+        small = '1s'
+        large = 5";
+    let json = r#"{
+        "controller": "brake", "waiters_max": 16,
+        "slots": { "max": 16 }, "pace": { "interval_min": 0.2, "jitter": 1.0 },
+        "pause": { "sizes": { "small_max": 1024, "small": "1000ms" }, "sizes.large": 5.0 }
+    }"#;
+    let pairs = [
+        ("controller", "brake"),
+        ("waiters_max", "16"),
+        ("slots.max", "16"),
+        ("pace.interval_min", "200ms"),
+        ("pace.jitter", "1"),
+        ("pause.sizes.small_max", "1024"),
+        ("pause.sizes.small", "1"),
+        ("pause.sizes.large", "5s"),
+    ];
+    let named = pairs.map(|(key, value)| (format!("APP_{}", key.replace('.', "_").to_uppercase()), value));
+    let config = toml(text);
+    assert_eq!(Config::from_json(json).as_ref(), Ok(&config));
+    assert_eq!(Config::from_map(pairs).as_ref(), Ok(&config));
+    assert_eq!(Config::from_variables("APP", named).as_ref(), Ok(&config));
+    assert_eq!(config.to_draft().unwrap().waiters_max, 16);
+}
+
+#[test]
+fn every_gate_becomes_its_part_of_the_draft() {
+    let pace = || Pace::every(Duration::from_millis(200)).slowest(30 * SECOND);
+    let table = [
+        ("slots.max = 3", Draft { slots: Some(Slots::adaptive(1..=3)), ..Draft::gentle() }),
+        ("slots.start = 2", Draft { slots: Some(Slots::adaptive(1..=5).start(2)), ..Draft::gentle() }),
+        ("pace.jitter = 0.25", Draft { pace: Some(pace().jitter(0.25)), ..Draft::gentle() }),
+        (
+            "preset = 'empty'\npace.interval_min = 1",
+            Draft { pace: Some(Pace::every(SECOND)), ..Draft::default() },
+        ),
+        ("rate.amount = 9\nrate.period = '1m'", Draft { rate: Some(Rate::per_minute(9)), ..Draft::gentle() }),
+        (
+            "rate.amount = 9\nrate.period = 1\nrate.burst = 2",
+            Draft { rate: Some(Rate::per_second(9).burst(2)), ..Draft::gentle() },
+        ),
+        (
+            "budget = { tokens = 5, window = 60, oversize = 'alone' }",
+            Draft { budget: Some(Budget::tokens(5, MINUTE).oversize(Oversize::Alone)), ..Draft::gentle() },
+        ),
+        ("circuit.probes = 2", Draft { circuit: Some(Circuit::default().probes(2)), ..Draft::gentle() }),
+        (
+            "circuit = { error_rate = 0.5, samples_min = 20, window = 30, open_for = '1m' }",
+            Draft {
+                circuit: Some(Circuit::at_error_rate(0.5, 20, 30 * SECOND).open_for(MINUTE)),
+                ..Draft::gentle()
+            },
+        ),
+        (
+            "circuit = { error_rate = 0.5, samples_min = 20, window = 30, slices = 60, failures = 4 }",
+            Draft {
+                circuit: Some(Circuit::at_error_rate(0.5, 20, 30 * SECOND).slices(60).or_after_failures(4)),
+                ..Draft::gentle()
+            },
+        ),
+    ];
+    for (text, wanted) in table {
+        assert_eq!(draft(text), wanted, "{text}");
+    }
+}
+
+#[test]
+fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
+    let table = [
+        (
+            "pause = { tail = 10, sizes = { small_max = 9, small = 1, large = 60 } }",
+            Draft {
+                pause: Pause::default().tail(10 * SECOND).sizes(SizeRule::new(9, SECOND, MINUTE)),
+                ..Draft::gentle()
+            },
+        ),
+        (
+            "brake.failures = 7",
+            Draft { controller: Controller::Brake(Brake::default().at(7, MINUTE)), ..Draft::gentle() },
+        ),
+        ("controller = 'fixed'", Draft { controller: Controller::Fixed, ..Draft::gentle() }),
+        (
+            "preset = 'empty'\nbrake.within = 1",
+            Draft { controller: Controller::Brake(Brake::default().at(3, SECOND)), ..Draft::default() },
+        ),
+        (
+            "preset = 'empty'\nslots = { min = 2, max = 40 }",
+            Draft {
+                slots: Some(Slots::adaptive(2..=40)),
+                controller: Controller::Brake(Brake::default()),
+                ..Draft::default()
+            },
+        ),
+        ("preset = 'layered'\nslots.max = 50", Draft { slots: Some(Slots::fixed(50)), ..Draft::layered() }),
+        ("retry.attempts = 3", Draft { retry: Retry::attempts(3), ..Draft::gentle() }),
+        (
+            "retry = { backoff = 'fixed', backoff_base = 1, jitter = 'full', when_refused = 'wait' }",
+            Draft {
+                retry: Retry::default()
+                    .backoff(Backoff::fixed(SECOND).jitter(Jitter::Full))
+                    .when_refused(WhenRefused::Wait),
+                ..Draft::gentle()
+            },
+        ),
+        (
+            "retry = { backoff_max = '1m', jitter_min = 0.75, jitter_max = 1, budget = { share = 0.1 } }",
+            Draft {
+                retry: Retry::default()
+                    .backoff(Backoff::exponential(SECOND / 5, MINUTE).jitter(Jitter::Range(0.75..=1.0)))
+                    .budget(RetryBudget::new(0.1, 10, 10 * SECOND)),
+                ..Draft::gentle()
+            },
+        ),
+        (
+            "total = 100\nmilestone_percent = 25",
+            Draft { total: Some(100), milestone_percent: 25, ..Draft::gentle() },
+        ),
+    ];
+    for (text, wanted) in table {
+        assert_eq!(draft(text), wanted, "{text}");
+    }
+}
+
+#[test]
+fn the_builder_wins_over_the_file_the_file_over_the_environment_and_that_over_the_default() {
+    let environment = variables(&[
+        ("TIDEGATE_SLOTS_MAX", "7"),
+        ("TIDEGATE_WAITERS_MAX", "70"),
+        ("TIDEGATE_TOTAL", "700"),
+        ("TIDEGATE_PAUSE_TAIL", "7s"),
+    ]);
+    let config = environment.unwrap().overlaid_by(toml("slots.max = 8\nwaiters_max = 80\ntotal = 800"));
+    let config = config.overlaid_by(Config::from_map([("total", "900")]).unwrap());
+    let said = config.to_map();
+    let wanted = [("slots.max", "8"), ("waiters_max", "80"), ("total", "900"), ("pause.tail", "7s")];
+    assert_eq!(said, BTreeMap::from(wanted.map(|(key, value)| (key, value.to_owned()))));
+
+    let draft = config.to_draft().unwrap();
+    assert_eq!((draft.pace, draft.waiters_max), (Draft::gentle().pace, 80));
+    let throttle = Throttle::from_config(&config).unwrap().slots(Slots::fixed(9)).build().unwrap();
+    assert_eq!(throttle.snapshot().slots, Some(9));
+}
+
+#[test]
+fn a_group_may_be_given_half_by_one_source_and_half_by_another() {
+    let tokens = variables(&[("TIDEGATE_BUDGET_TOKENS", "500")]).unwrap();
+    let error = tokens.to_draft().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`budget.window` is missing, because `budget.tokens` is given in the environment variable \
+         `TIDEGATE_BUDGET_TOKENS`"
+    );
+    let both = tokens.overlaid_by(toml("budget.window = 60"));
+    assert_eq!(both.to_draft().unwrap().budget, Some(Budget::tokens(500, MINUTE)));
+}
+
+#[test]
+fn what_a_half_given_group_lacks_is_named() {
+    let table: [(&str, &[(&str, &str)]); 13] = [
+        ("preset = 'empty'\nslots.max = 3", &[("slots.min", "slots.max")]),
+        ("preset = 'empty'\nslots.start = 3", &[("slots.min", "slots.start"), ("slots.max", "slots.start")]),
+        ("bytes.recovering_price = 20", &[("bytes.capacity", "bytes.recovering_price")]),
+        ("preset = 'empty'\npace.jitter = 0.5", &[("pace.interval_min", "pace.jitter")]),
+        ("rate.amount = 3", &[("rate.period", "rate.amount")]),
+        ("rate.burst = 3", &[("rate.amount", "rate.burst"), ("rate.period", "rate.burst")]),
+        ("budget.tokens = 3", &[("budget.window", "budget.tokens")]),
+        ("budget.window = 3", &[("budget.tokens", "budget.window")]),
+        (
+            "circuit.error_rate = 0.5",
+            &[("circuit.samples_min", "circuit.error_rate"), ("circuit.window", "circuit.error_rate")],
+        ),
+        (
+            "circuit.slices = 30",
+            &[
+                ("circuit.error_rate", "circuit.slices"),
+                ("circuit.samples_min", "circuit.slices"),
+                ("circuit.window", "circuit.slices"),
+            ],
+        ),
+        (
+            "pause.sizes.small = 1",
+            &[("pause.sizes.small_max", "pause.sizes.small"), ("pause.sizes.large", "pause.sizes.small")],
+        ),
+        ("retry.jitter_min = 0.5", &[("retry.jitter_max", "retry.jitter_min")]),
+        (
+            "retry.jitter = 'range'",
+            &[("retry.jitter_min", "retry.jitter"), ("retry.jitter_max", "retry.jitter")],
+        ),
+    ];
+    for (text, wanted) in table {
+        let sentences = wanted.iter().map(|(missing, because)| {
+            format!("`{missing}` is missing, because `{because}` is given in TOML")
+        });
+        assert_eq!(complaint(text), sentences.collect::<Vec<_>>().join("; "), "{text}");
+    }
+}
+
+#[test]
+fn what_another_key_leaves_without_effect_is_refused() {
+    let table = [
+        ("controller = 'fixed'\nbrake.failures = 3", "brake.failures", "controller", "fixed"),
+        ("controller = 'fixed'\naimd.memory = 3", "aimd.memory", "controller", "fixed"),
+        ("controller = 'brake'\naimd.slow_start = 'on'", "aimd.slow_start", "controller", "brake"),
+        ("controller = 'aimd'\nbrake.within = 3", "brake.within", "controller", "aimd"),
+        ("aimd.memory = 3\nbrake.within = 3", "brake.within", "controller", "aimd"),
+        ("retry.backoff = 'fixed'\nretry.backoff_max = 3", "retry.backoff_max", "retry.backoff", "fixed"),
+        ("retry.jitter = 'full'\nretry.jitter_min = 0", "retry.jitter_min", "retry.jitter", "full"),
+    ];
+    for (text, key, because, says) in table {
+        let wanted = format!("`{key}` is given in TOML, and has no effect because `{because}` is {says}");
+        assert_eq!(complaint(text), wanted);
+    }
+}
+
+#[test]
+fn the_documentation_lists_every_key_with_its_type_bounds_variable_and_default() {
+    let page = include_str!("../../../../docs/configuration.md");
+    let keys =
+        page.split("## Keys").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("a section of keys");
+    let rows = keys.lines().filter(|line| line.starts_with("| `"));
+    let rows: Vec<Vec<&str>> =
+        rows.map(|row| row.trim_matches('|').split(" | ").map(str::trim).collect()).collect();
+    let defaults = Config::from_draft(&Draft::gentle()).with_keyed(&KeyedOptions::default()).to_map();
+    let wanted = fields().iter().map(|field| {
+        let default = match field.key() {
+            "preset" => "gentle",
+            key => defaults.get(key).map_or("", String::as_str),
+        };
+        let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
+        let names = [format!("`{}`", field.key()), format!("`{}`", field.variable("TIDEGATE"))];
+        let [key, variable] = names;
+        [key, field.kind().to_owned(), field.bounds(), default, variable]
+    });
+    let wanted: Vec<_> = wanted.collect();
+    assert_eq!(rows.len(), wanted.len(), "as many rows as keys");
+    for (row, wanted) in rows.iter().zip(&wanted) {
+        assert_eq!(row[..3], wanted[..3], "key, type, bounds");
+        assert_eq!(row[4], wanted[4], "variable");
+        // A key without a value in the preset says in words what happens without it.
+        assert!(if wanted[3].is_empty() { !row[3].is_empty() } else { row[3] == wanted[3] }, "{row:?}");
+    }
+}
+
+#[test]
+fn a_controller_named_in_a_configuration_is_the_one_that_is_built() {
+    let config = Config::from_toml("slots.max = 8\ncontroller = \"fixed\"").unwrap();
+    let throttle = Throttle::from_config(&config).unwrap().build().unwrap();
+    throttle.record(tidegate::Outcome::overload());
+    assert_eq!(throttle.snapshot().slots, Some(8));
+}
+
+#[test]
+fn an_adaptive_rate_becomes_its_part_of_the_draft() {
+    let table = [
+        (
+            "preset = 'empty'\naimd.rate_max = 20",
+            Draft {
+                rate: Some(Aimd::RATE),
+                controller: Controller::Aimd(Aimd::default().within(0.25..=20.0)),
+                ..Draft::default()
+            },
+        ),
+        (
+            "controller = 'aimd'\nrate = { amount = 30, period = '1m', burst = 2 }",
+            Draft {
+                rate: Some(Rate::per_minute(30).burst(2)),
+                controller: Controller::Aimd(Aimd::default()),
+                ..Draft::gentle()
+            },
+        ),
+        (
+            "preset = 'empty'\n[aimd]\nrate_min = 1\nrate_max = 4\nincrease = 0.5\ndecrease = 0.7\nmemory = 60\n\
+             latency_target = '100ms'\nlatency_factor = 3\nlatency_weight = 0.5\nslow_start = 'on'",
+            Draft {
+                rate: Some(Aimd::RATE),
+                controller: Controller::Aimd(
+                    Aimd::default()
+                        .within(1.0..=4.0)
+                        .increase(0.5)
+                        .decrease(0.7)
+                        .memory(MINUTE)
+                        .latency_target(SECOND / 10)
+                        .latency_factor(3.0)
+                        .latency_weight(0.5)
+                        .slow_start(),
+                ),
+                ..Draft::default()
+            },
+        ),
+    ];
+    for (text, wanted) in table {
+        assert_eq!(draft(text), wanted, "{text}");
+    }
+}
+
+#[test]
+fn what_an_adaptive_rate_cannot_be_is_said_in_a_sentence() {
+    let table = [
+        ("aimd.rate_min = 9", "`aimd.rate_min` is 9 in TOML, and must be from 0.000001 to 8"),
+        ("aimd.rate_min = -1", "`aimd.rate_min` is -1 in TOML, and must be from 0.000001 to 1000000"),
+        ("aimd.decrease = nan", "`aimd.decrease` is NaN in TOML, and must be from 0.000001 to 0.999999"),
+        ("aimd.decrease = 1", "`aimd.decrease` is 1 in TOML, and must be from 0.000001 to 0.999999"),
+        ("aimd.slow_start = true", "`aimd.slow_start` is true in TOML, and must be `off` or `on`"),
+        ("aimd.rate_min = 3", "and must be from 3/s to 8/s, where `aimd` moves it"),
+    ];
+    for (text, wanted) in table {
+        let told = Config::from_toml(text).and_then(|config| config.to_draft()).unwrap_err().to_string();
+        assert!(told.ends_with(wanted), "{told}");
+    }
+}
+
+#[test]
+fn json_is_read_back_as_it_was_written() {
+    let config = Config::from_draft(&Draft::gentle());
+    assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
+    assert_eq!(Config::from_json(&Config::default().to_json()).unwrap(), Config::default());
+}

@@ -1,0 +1,287 @@
+//! One permit over a throttle and a shared limit: what is taken, and what each ending does to both halves.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::{
+    Budget, Cost, Joined, JoinedError, JoinedPermit, Limit, LimitError, Limiter, Memory, Outcome, Refused,
+    Slots, Throttle,
+};
+
+use crate::kit::limiter::{ACME, calm, flushed, level, memory, over, settled};
+use crate::kit::secs;
+
+const ASKED: Cost = Cost::request().tokens(100);
+
+/// Eight slots and a budget of tokens, under limits of a thousand of each a day.
+fn joined() -> (Joined, Memory) {
+    let throttle = Throttle::builder()
+        .slots(Slots::fixed(8))
+        .budget(Budget::tokens(10_000, secs(3_600)))
+        .build()
+        .expect("within the bounds");
+    let memory = Memory::new();
+    let limits = [Limit::per_day("rpm", 1_000), Limit::per_day("tpm", 1_000)];
+    let limiter = Limiter::builder(memory.clone()).defaults(limits).build().expect("within the bounds");
+    (throttle.limited_by(&limiter), memory)
+}
+
+async fn consumed(memory: &Memory) -> (i64, i64) {
+    let of = async |limit| level(memory, ACME, limit).await.map_or(0, |(_, consumed)| consumed);
+    (of("rpm").await, of("tpm").await)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_holds_both_halves() {
+    let (joined, memory) = joined();
+    let permit = joined.acquire(ACME, ASKED).await.unwrap();
+    let snapshot = joined.throttle().snapshot();
+    assert_eq!((snapshot.in_flight, snapshot.tokens_used), (1, 100));
+    assert_eq!(consumed(&memory).await, (1, 100));
+    assert_eq!((permit.cost(), permit.degraded(), permit.is_probe()), (ASKED, None, false));
+    assert_eq!(permit.subject().to_string(), "acme on gpt");
+    assert_eq!((permit.lease().held("rpm"), permit.lease().held("tpm")), (Some(1), Some(100)));
+    let left: Vec<_> = permit.balances().iter().map(|balance| balance.available).collect();
+    assert_eq!(left, [999, 900]);
+    assert_eq!(joined.limiter().stats().open_leases, 1);
+}
+
+type Report = fn(&mut JoinedPermit<'static>);
+/// What was said before the end, the end, tokens that stay at the throttle, and units that stay at the store.
+type Row = (Report, Option<Outcome>, u64, (i64, i64));
+
+#[tokio::test(start_paused = true)]
+async fn each_ending_does_to_both_halves_what_its_row_says() {
+    let spent = Cost::request().tokens(60);
+    let nothing: Report = |_| {};
+    let reported: Report = |permit| permit.spend(40);
+    let batch: Report = |permit| permit.record(Outcome::success().spent(Cost::request().tokens(40)));
+    let table: [Row; 16] = [
+        (nothing, Some(Outcome::success()), 100, (1, 100)),
+        (nothing, Some(Outcome::success().spent(spent)), 60, (1, 60)),
+        (nothing, Some(Outcome::success().spent(Cost::request())), 0, (1, 0)),
+        (nothing, Some(Outcome::success().spent(Cost::request().tokens(170))), 170, (1, 170)),
+        (reported, Some(Outcome::success()), 40, (1, 40)),
+        (batch, Some(Outcome::success()), 40, (1, 40)),
+        (nothing, Some(Outcome::failure()), 0, (0, 0)),
+        (nothing, Some(Outcome::failure().spent(spent)), 60, (1, 60)),
+        (reported, Some(Outcome::failure()), 40, (1, 40)),
+        (nothing, Some(Outcome::overload()), 0, (0, 0)),
+        (nothing, Some(Outcome::overload().spent(spent)), 60, (1, 60)),
+        (reported, Some(Outcome::overload()), 40, (1, 40)),
+        (nothing, Some(Outcome::ignored()), 0, (0, 0)),
+        (reported, Some(Outcome::ignored()), 40, (1, 40)),
+        (nothing, None, 0, (0, 0)),
+        (reported, None, 40, (1, 40)),
+    ];
+    for (row, (report, outcome, tokens, units)) in table.into_iter().enumerate() {
+        let over_network = calm();
+        let (here, here_memory) = joined();
+        let throttle = here.throttle().twin();
+        let limits = [Limit::per_day("rpm", 1_000), Limit::per_day("tpm", 1_000)];
+        let remote = over(&over_network).defaults(limits).build().unwrap();
+        for (joined, memory) in [(here, &here_memory), (throttle.limited_by(&remote), memory(&over_network))]
+        {
+            let mut permit = joined.acquire(ACME, ASKED).await.unwrap().into_owned();
+            report(&mut permit);
+            match outcome {
+                Some(outcome) => drop(permit.settle(outcome).await.unwrap()),
+                None => drop(permit),
+            }
+            let snapshot = joined.throttle().snapshot();
+            assert_eq!((snapshot.in_flight, snapshot.tokens_used), (0, tokens), "row {row}");
+            flushed(joined.limiter()).await;
+            assert_eq!(consumed(memory).await, units, "row {row}");
+            let in_ledger = settled(memory, ACME, "tpm").await.0;
+            assert_eq!(i64::try_from(in_ledger), Ok(units.1), "row {row}");
+            assert_eq!(joined.limiter().stats().open_leases, 0, "row {row}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_local_half_ends_when_settle_is_called_and_the_lease_though_nobody_polls() {
+    let network = calm();
+    let limits = [Limit::per_day("rpm", 1_000), Limit::per_day("tpm", 1_000)];
+    let limiter = over(&network).defaults(limits).build().unwrap();
+    let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
+    let joined = throttle.limited_by(&limiter);
+    let permit = joined.acquire(ACME, ASKED).await.unwrap();
+    let ending = permit.settle(Outcome::success().spent(Cost::request().tokens(7)));
+    assert_eq!(throttle.snapshot().in_flight, 0);
+    drop(ending);
+    flushed(&limiter).await;
+    assert_eq!(consumed(memory(&network)).await, (1, 7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_goes_to_another_task_and_ends_there() {
+    let (joined, memory) = joined();
+    let mut permit = joined.acquire(ACME, ASKED).await.unwrap().into_owned();
+    let task = tokio::spawn(async move {
+        permit.spend(10);
+        permit.settle(Outcome::success()).await
+    });
+    task.await.unwrap().unwrap();
+    assert_eq!(consumed(&memory).await, (1, 10));
+    assert_eq!(joined.throttle().snapshot().in_flight, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_tokens_asks_for_a_request_alone() {
+    let (joined, memory) = joined();
+    let permit = joined.acquire(ACME, Cost::request()).await.unwrap();
+    assert_eq!(permit.lease().held("tpm"), None);
+    permit.settle(Outcome::success()).await.unwrap();
+    assert_eq!(consumed(&memory).await, (1, 0));
+    // What it used without having asked is booked all the same.
+    let permit = joined.acquire(ACME, Cost::request()).await.unwrap();
+    permit.settle(Outcome::success().spent(Cost::request().tokens(30))).await.unwrap();
+    assert_eq!(consumed(&memory).await, (2, 30));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_map_of_ones_own_is_used_for_what_is_asked_and_for_what_was_spent() {
+    let limiter = Limiter::builder(Memory::new())
+        .defaults([Limit::per_day("cents", 100), Limit::per_day("kilobytes", 100)])
+        .build()
+        .unwrap();
+    let names = ["cents".to_owned(), "kilobytes".to_owned()];
+    let joined = Throttle::builder().build().unwrap().limited_by(&limiter).costs(move |cost| {
+        let [cents, kilobytes] = names.clone();
+        [(cents, cost.tokens / 10), (kilobytes, cost.bytes / 1_000)]
+    });
+    let permit = joined.acquire(ACME, Cost::request().tokens(500).bytes(20_000)).await.unwrap();
+    let left = async || limiter.balances(ACME).await.unwrap().into_iter().map(|line| line.balance.available);
+    assert_eq!(left().await.collect::<Vec<_>>(), [50, 80]);
+    permit.settle(Outcome::success().spent(Cost::request().tokens(100).bytes(5_000))).await.unwrap();
+    assert_eq!(left().await.collect::<Vec<_>>(), [90, 95]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_that_the_subject_does_not_have_are_an_error_that_lists_those_it_has() {
+    let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
+    let joined = throttle.limited_by(&limiter);
+    let error = joined.acquire(ACME, ASKED).await.unwrap_err();
+    assert_eq!(error.to_string(), "`acme on gpt` has no limit `tpm`; it has `rpm`");
+    assert!(error.is_final() && error.limit().is_some() && error.refused().is_none());
+    assert_eq!(throttle.snapshot().in_flight, 0);
+    // Said only at the end, the work is done: what was drawn stays used.
+    let permit = joined.acquire(ACME, Cost::request()).await.unwrap();
+    let error = permit.settle(Outcome::success().spent(ASKED)).await.unwrap_err();
+    assert!(matches!(error, LimitError::Cost(_)), "{error}");
+    assert_eq!(limiter.balances(ACME).await.unwrap()[0].balance.available, 9);
+    let stats = limiter.stats();
+    assert_eq!((stats.open_leases, throttle.snapshot().in_flight), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_map_that_panics_takes_nothing_and_leaves_nothing() {
+    let (here, memory) = joined();
+    let joined = here.clone().costs(|cost| {
+        assert!(cost.tokens != 13, "a map with a bug, as the test planned");
+        [("rpm", 1), ("tpm", cost.tokens)]
+    });
+    let unlucky = Cost::request().tokens(13);
+    let mut acquiring = Box::pin(joined.acquire(ACME, unlucky));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let polled = std::panic::catch_unwind(AssertUnwindSafe(|| acquiring.as_mut().poll(&mut context)));
+    assert!(polled.is_err());
+    assert_eq!((joined.throttle().snapshot().admitted, consumed(&memory).await), (0, (0, 0)));
+    // At the end: the request counts as ignored.
+    let permit = joined.acquire(ACME, ASKED).await.unwrap().into_owned();
+    let settling = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        drop(permit.settle(Outcome::success().spent(unlucky)));
+    }));
+    assert!(settling.is_err());
+    assert_eq!((joined.throttle().snapshot().in_flight, consumed(&memory).await), (0, (0, 0)));
+    // In a drop, with tokens reported: what was drawn stays used, and nothing aborts.
+    let mut permit = joined.acquire(ACME, ASKED).await.unwrap();
+    permit.spend(13);
+    drop(permit);
+    assert_eq!(consumed(&memory).await, (1, 100));
+    assert_eq!(joined.limiter().stats().open_leases, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_can_never_be_had_is_refused_at_once_and_nothing_local_is_held() {
+    let (joined, _) = joined();
+    let bare =
+        Throttle::builder().slots(Slots::fixed(1)).build().unwrap().limited_by(&Limiter::new(Memory::new()));
+    let error = joined.acquire(ACME, Cost::request().tokens(1_001)).await.unwrap_err();
+    assert!(matches!(error, JoinedError::Limit(LimitError::TooLarge(_))) && error.is_final(), "{error}");
+    let error = joined.acquire(ACME, Cost::request().tokens(10_001)).await.unwrap_err();
+    assert!(matches!(error, JoinedError::Refused(Refused::TooLarge { .. })) && error.is_final(), "{error}");
+    let error = joined.acquire(("", "gpt"), ASKED).await.unwrap_err();
+    assert!(matches!(error, JoinedError::Limit(LimitError::Name(_))), "{error}");
+    let error = bare.acquire(ACME, ASKED).await.unwrap_err();
+    assert!(matches!(error, JoinedError::Limit(LimitError::NoLimits { .. })), "{error}");
+    for joined in [&joined, &bare] {
+        let snapshot = joined.throttle().snapshot();
+        assert_eq!((snapshot.in_flight, snapshot.tokens_used, snapshot.admitted), (0, 0, 0));
+    }
+    // Behind a line at the throttle too: it does not wait for what it cannot have.
+    let permits: Vec<_> = (0..8).map(|_| joined.throttle().try_acquire(Cost::request()).unwrap()).collect();
+    let error = joined.acquire(ACME, Cost::request().tokens(1_001)).await.unwrap_err();
+    assert!(matches!(error, JoinedError::Limit(LimitError::TooLarge(_))), "{error}");
+    drop(permits);
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_acquire_waits_neither_for_a_gate_nor_for_a_limit() {
+    let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_minute("rpm", 2)]).build().unwrap();
+    let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
+    let joined = throttle.limited_by(&limiter);
+    let permit = joined.try_acquire(ACME, Cost::request()).await.unwrap();
+    let error = joined.try_acquire(ACME, Cost::request()).await.unwrap_err();
+    assert!(matches!(error, JoinedError::Refused(Refused::Limited { .. })), "{error}");
+    permit.settle(Outcome::success()).await.unwrap();
+    joined.try_acquire(ACME, Cost::request()).await.unwrap().settle(Outcome::success()).await.unwrap();
+    let error = joined.try_acquire(ACME, Cost::request()).await.unwrap_err();
+    assert!(matches!(error, JoinedError::Limit(LimitError::Limited(_))), "{error}");
+    assert_eq!(error.retry_after(), Some(secs(30)));
+    let snapshot = throttle.snapshot();
+    assert_eq!((snapshot.in_flight, snapshot.admitted), (0, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_where_there_is_enough() {
+    let (joined, _) = joined();
+    let start = tokio::time::Instant::now();
+    for _ in 0..5 {
+        let permit = joined.acquire_within(ACME, ASKED, Duration::ZERO).await.unwrap();
+        permit.settle(Outcome::success()).await.unwrap();
+    }
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_map_runs_once_for_an_acquire_and_before_anything_is_taken() {
+    // Where nothing was known of the subject yet, or a limit was short, it ran once more, with a slot in hand.
+    let (here, _) = joined();
+    let (throttle, seen) = (here.throttle().clone(), Arc::new(Mutex::new(Vec::new())));
+    let runs = Arc::clone(&seen);
+    let joined = here.clone().costs(move |cost| {
+        runs.lock().expect("no panic").push(throttle.snapshot().in_flight);
+        [("rpm", 1), ("tpm", cost.tokens)]
+    });
+    let ran = || std::mem::take(&mut *seen.lock().expect("no panic"));
+    let first = joined.acquire(ACME, ASKED).await.unwrap();
+    assert_eq!(ran(), [0], "nothing is known of the subject");
+    first.settle(Outcome::ignored()).await.unwrap();
+    joined.try_acquire(ACME, ASKED).await.unwrap().settle(Outcome::ignored()).await.unwrap();
+    assert_eq!(ran(), [0], "what limits it is known");
+    let all = joined.limiter().acquire(ACME, [("tpm", 1_000)]).await.unwrap();
+    assert!(joined.try_acquire(ACME, ASKED).await.is_err());
+    assert_eq!(ran(), [0], "a limit is short");
+    let waiting = tokio::spawn({
+        let joined = joined.clone();
+        async move { joined.acquire(ACME, ASKED).await.map(drop) }
+    });
+    tokio::time::sleep(secs(1)).await;
+    drop(all);
+    waiting.await.unwrap().unwrap();
+    assert_eq!(ran(), [0], "and was waited for");
+}

@@ -1,0 +1,260 @@
+//! Joined acquires and endings dropped at every moment of their lives, and permits that end badly: both halves come
+//! back whole.
+
+use std::sync::Arc;
+
+use tidegate::store::wrap::Verb;
+use tidegate::{
+    Budget, Bytes, Circuit, Controller, Cost, Joined, Limit, Limiter, ManualClock, Memory, Outcome, Pace,
+    Rate, Slots, StoreError, Throttle,
+};
+use tokio::time::Instant;
+
+use crate::kit::limiter::{ACME, Act, Hooked, Moment, flushed, level, over, poll_and_drop, settled};
+use crate::kit::{millis, secs, settle_tasks};
+
+const BURST: i64 = 10;
+const ASKED: Cost = Cost::request().tokens(2).bytes(64);
+
+/// Every gate there is, with room for one request at a time.
+fn throttle() -> Throttle {
+    Throttle::builder()
+        .slots(Slots::fixed(1))
+        .bytes(Bytes::in_flight(64))
+        .rate(Rate::per_minute(1))
+        .pace(Pace::every(secs(60)))
+        .budget(Budget::tokens(2, secs(60)))
+        .circuit(Circuit::after_failures(5))
+        .controller(Controller::Fixed)
+        .build()
+        .expect("within the bounds")
+}
+
+/// What the store does while the caller is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Far {
+    /// It answers when it is asked.
+    Immediate,
+    /// It takes its time before and after everything it does.
+    Slow,
+    /// It answers, and has nothing left.
+    Empty,
+    /// The same, slowly.
+    EmptyAndSlow,
+    /// It fails.
+    Away,
+    /// It never answers.
+    Silent,
+}
+
+const FAR: [Far; 6] = [Far::Immediate, Far::Slow, Far::Empty, Far::EmptyAndSlow, Far::Away, Far::Silent];
+
+/// A limiter over such a store. What is drawn before the test begins stays drawn.
+async fn limiter(far: Far) -> (Limiter, Memory, i64) {
+    let memory = Memory::new();
+    let limits = [Limit::per_day("rpm", 10), Limit::per_day("tpm", 10)];
+    let here = Limiter::builder(memory.clone()).defaults(limits.clone()).build().expect("within the bounds");
+    let used = if matches!(far, Far::Empty | Far::EmptyAndSlow) { BURST } else { 0 };
+    if used > 0 {
+        here.spend(ACME, [("rpm", 10), ("tpm", 10)]).await.expect("there is enough");
+    }
+    if matches!(far, Far::Immediate | Far::Empty) {
+        return (here, memory, used);
+    }
+    let store = Hooked::new(&memory, move |verb, moment| match (far, verb, moment) {
+        (Far::Away, Verb::Draw, Moment::After) => Act::Fail(StoreError::unavailable("as planned")),
+        (Far::Silent, Verb::Draw, Moment::After) => Act::Hang,
+        _ => Act::Sleep(millis(2)),
+    });
+    (over(&store).defaults(limits).build().expect("within the bounds"), memory, used)
+}
+
+/// Checks that nothing is held anywhere, and that the throttle is as if nobody had come.
+async fn check_whole(joined: &Joined, memory: &Memory, used: i64, moment: &str) {
+    let snapshot = joined.throttle().snapshot();
+    let held = (snapshot.in_flight, snapshot.bytes_in_flight, snapshot.tokens_used, snapshot.waiting);
+    assert_eq!(held, (0, 0, 0, 0), "{moment}");
+    assert_eq!((snapshot.admitted, snapshot.rate_level), (0, Some(1)), "{moment}");
+    flushed(joined.limiter()).await;
+    let stats = joined.limiter().stats();
+    let under_way = (stats.open_leases, stats.waiting, stats.settling, stats.unsettled);
+    assert_eq!(under_way, (0, 0, 0, 0), "{moment}");
+    for limit in ["rpm", "tpm"] {
+        let found = level(memory, ACME, limit).await.unwrap_or((BURST, 0));
+        assert_eq!(found, (BURST - used, used), "{limit}, {moment}");
+    }
+    // Slot, bytes, rate, pace and tokens are all there for the next, at this very moment.
+    drop(joined.throttle().try_acquire(ASKED).unwrap_or_else(|refused| panic!("{refused}, {moment}")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_dropped_at_every_moment_leaves_both_halves_whole() {
+    for far in FAR {
+        let mut granted = 0;
+        for polls in 0..24 {
+            for way in 0..3 {
+                let (limiter, memory, used) = limiter(far).await;
+                let joined = throttle().limited_by(&limiter);
+                let permit = match way {
+                    0 => poll_and_drop(joined.acquire(ACME, ASKED), polls).await,
+                    1 => poll_and_drop(joined.acquire_within(ACME, ASKED, secs(3_600)), polls).await,
+                    _ => poll_and_drop(joined.try_acquire(ACME, ASKED), polls).await,
+                };
+                let moment = format!("{far:?}, way {way}, {polls} polls");
+                if let Some(Ok(permit)) = permit {
+                    granted += 1;
+                    // It went out: what entering spent stays spent, and the rest returns.
+                    drop(permit);
+                    flushed(&limiter).await;
+                    assert_eq!(joined.throttle().snapshot().in_flight, 0, "{moment}");
+                    assert_eq!(level(&memory, ACME, "rpm").await, Some((BURST, 0)), "{moment}");
+                    assert_eq!(limiter.stats().open_leases, 0, "{moment}");
+                } else {
+                    check_whole(&joined, &memory, used, &moment).await;
+                }
+            }
+        }
+        let expected = match far {
+            Far::Immediate => 60..=69,
+            Far::Slow => 1..=68,
+            _ => 0..=0,
+        };
+        assert!(expected.contains(&granted), "{far:?}: {granted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_at_the_gate_dropped_at_every_moment_lets_the_next_go_on() {
+    for polls in 0..12 {
+        for far in [Far::Immediate, Far::Slow] {
+            let (limiter, memory, _) = limiter(far).await;
+            let joined = throttle().limited_by(&limiter);
+            let mut lease = limiter.acquire(ACME, [("rpm", 10)]).await.unwrap();
+            // The first of the line is in a task; the one that is dropped comes second, and a third behind it.
+            let wait = || {
+                let joined = joined.clone();
+                tokio::spawn(async move { joined.acquire(ACME, Cost::request()).await.map(drop) })
+            };
+            let first = wait();
+            tokio::time::sleep(millis(20)).await;
+            let mut second = Box::pin(joined.acquire(ACME, Cost::request()));
+            let third = {
+                let waiting = poll_and_drop(second.as_mut(), polls.min(1)).await;
+                assert!(waiting.is_none());
+                wait()
+            };
+            tokio::time::sleep(millis(20)).await;
+            lease.cancel().await.unwrap();
+            // It is dropped while it goes on, some polls later.
+            drop(poll_and_drop(second, polls).await);
+            for task in [first, third] {
+                task.await.unwrap().unwrap();
+            }
+            flushed(&limiter).await;
+            let stats = limiter.stats();
+            assert_eq!((stats.waiting, stats.open_leases), (0, 0), "{far:?}, {polls} polls");
+            assert_eq!(level(&memory, ACME, "rpm").await, Some((BURST, 0)), "{far:?}, {polls} polls");
+            let snapshot = joined.throttle().snapshot();
+            assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0), "{far:?}, {polls} polls");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_at_the_throttle_dropped_at_every_moment_takes_nothing() {
+    for polls in 0..8 {
+        for far in FAR {
+            let (limiter, memory, used) = limiter(far).await;
+            let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
+            let joined = throttle.limited_by(&limiter);
+            let slot = throttle.acquire(Cost::request()).await.unwrap();
+            drop(poll_and_drop(joined.acquire_within(ACME, ASKED, secs(5)), polls).await);
+            assert_eq!(throttle.snapshot().waiting, 0, "{far:?}, {polls} polls");
+            drop(slot);
+            assert_eq!(throttle.snapshot().in_flight, 0, "{far:?}, {polls} polls");
+            flushed(&limiter).await;
+            let found = level(&memory, ACME, "rpm").await.unwrap_or((BURST, 0));
+            assert_eq!(found, (BURST - used, used), "{far:?}, {polls} polls");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settle_dropped_at_every_moment_is_done_all_the_same() {
+    for polls in 0..6 {
+        for (outcome, units) in
+            [(Outcome::success().spent(Cost::request().tokens(1)), 1), (Outcome::failure(), 0)]
+        {
+            let (limiter, memory, _) = limiter(Far::Slow).await;
+            let joined = throttle().limited_by(&limiter);
+            let permit = joined.acquire(ACME, ASKED).await.unwrap();
+            drop(poll_and_drop(permit.settle(outcome), polls).await);
+            assert_eq!(joined.throttle().snapshot().in_flight, 0, "{polls} polls");
+            flushed(&limiter).await;
+            assert_eq!(limiter.stats().open_leases, 0, "{polls} polls");
+            assert_eq!(settled(&memory, ACME, "tpm").await.0, units, "{polls} polls");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_panics_or_is_aborted_gives_both_halves_back() {
+    for far in [Far::Immediate, Far::Slow] {
+        let (limiter, memory, _) = limiter(far).await;
+        let throttle = Throttle::builder().slots(Slots::fixed(3)).build().unwrap();
+        let joined = Arc::new(throttle.limited_by(&limiter));
+        let task = |spent: u64, panics: bool| {
+            let joined = Arc::clone(&joined);
+            tokio::spawn(async move {
+                let mut permit = joined.acquire(ACME, ASKED).await.unwrap();
+                if spent > 0 {
+                    permit.spend(spent);
+                }
+                assert!(!panics, "as the test planned");
+                std::future::pending::<()>().await;
+            })
+        };
+        let (panicking, aborted, reported) = (task(0, true), task(0, false), task(1, false));
+        assert!(panicking.await.unwrap_err().is_panic());
+        tokio::time::sleep(millis(50)).await;
+        assert_eq!(throttle.snapshot().in_flight, 2);
+        aborted.abort();
+        reported.abort();
+        settle_tasks().await;
+        assert_eq!(throttle.snapshot().in_flight, 0);
+        flushed(&limiter).await;
+        assert_eq!(level(&memory, ACME, "tpm").await, Some((BURST - 1, 1)), "what was reported stays used");
+        assert_eq!((limiter.stats().open_leases, limiter.stats().unsettled), (0, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_throttles_clock_that_steps_back_refills_nothing_and_wedges_nobody() {
+    let clock = ManualClock::new();
+    let throttle = Throttle::builder()
+        .rate(Rate::per_minute(1))
+        .controller(Controller::Fixed)
+        .clock(clock.clone())
+        .build()
+        .unwrap();
+    let (limiter, memory, _) = limiter(Far::Slow).await;
+    let joined = throttle.limited_by(&limiter);
+    clock.advance(secs(100));
+    joined.acquire(ACME, ASKED).await.unwrap().settle(Outcome::success()).await.unwrap();
+    clock.set(tidegate::Instant::ZERO + secs(10));
+    let error = joined.try_acquire(ACME, ASKED).await.unwrap_err();
+    assert!(error.refused().is_some(), "{error}");
+    let waiting = tokio::spawn({
+        let joined = joined.clone();
+        async move { joined.acquire(ACME, ASKED).await.map(drop) }
+    });
+    settle_tasks().await;
+    assert!(!waiting.is_finished());
+    clock.set(tidegate::Instant::ZERO + secs(160));
+    let start = Instant::now();
+    waiting.await.unwrap().unwrap();
+    assert!(start.elapsed() < secs(1), "{:?}", start.elapsed());
+    flushed(&limiter).await;
+    assert_eq!(level(&memory, ACME, "rpm").await, Some((BURST - 1, 1)));
+    assert_eq!(throttle.snapshot().in_flight, 0);
+}

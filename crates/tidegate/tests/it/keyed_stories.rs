@@ -1,0 +1,224 @@
+//! Stories of keys: what once went wrong with finding, forgetting and telling of them, and does not any more.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::{Circuit, Evict, Keyed, KeyedEvent, Limits, ManualClock, Outcome, Rate, Slots, Throttle};
+use tokio::time::{sleep, timeout};
+
+use crate::kit::{REQUEST, millis, secs};
+
+fn one_slot() -> Limits {
+    Throttle::builder().slots(Slots::fixed(1)).limits().expect("in bounds")
+}
+
+/// A crawler meets as many dead hosts as there is room for keys; a year later there is room for a live one.
+#[test]
+fn hosts_that_died_long_ago_do_not_keep_their_places_for_good() {
+    let clock = ManualClock::new();
+    let limits = Throttle::host().circuit(Circuit::after_failures(1).open_for(secs(15))).limits().unwrap();
+    let hosts: Keyed<u32> = Keyed::builder(limits).keys_max(64).clock(clock.clone()).build().unwrap();
+    for dead in 0..64 {
+        hosts.try_acquire(&dead, REQUEST).unwrap().settle(Outcome::failure());
+    }
+    clock.advance(secs(365 * 86_400));
+    for new in 1_000..1_100 {
+        hosts.try_acquire(&new, REQUEST).map(|permit| permit.settle(Outcome::success())).ok();
+        clock.advance(secs(200));
+    }
+    let snapshot = hosts.snapshot(0);
+    assert_eq!(
+        snapshot.overflowed, 0,
+        "{} calls had to share, and {} dead hosts stay",
+        snapshot.overflowed, snapshot.half_open
+    );
+}
+
+/// Who waits at the shared entry waits, and what is in flight there is in flight.
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_counts_those_of_the_shared_entry_too() {
+    let keyed: Keyed<u32> = Keyed::builder(one_slot()).keys_max(1).build().unwrap();
+    let _one = keyed.try_acquire(&1, REQUEST).unwrap();
+    let _two = keyed.try_acquire(&2, REQUEST).unwrap();
+    let waiting = tokio::spawn({
+        let keyed = keyed.clone();
+        async move { keyed.acquire(&3, REQUEST).await.map(drop) }
+    });
+    sleep(millis(1)).await;
+    let snapshot = keyed.snapshot(8);
+    waiting.abort();
+    assert_eq!((snapshot.overflowed, snapshot.admitted), (2, 2));
+    assert_eq!((snapshot.in_flight, snapshot.waiting), (2, 1), "in flight and waiting, all told");
+}
+
+/// A limit changed by hand on one key is no business of a switch that turns all limits off and on again.
+#[test]
+fn turning_the_limits_off_and_on_undoes_no_retune() {
+    let keyed: Keyed<u32> = Keyed::builder(one_slot()).build().unwrap();
+    let throttle = keyed.throttle(&1);
+    throttle.retune(|draft| draft.slots = Some(Slots::fixed(7))).unwrap();
+    keyed.set_enabled(false);
+    keyed.set_enabled(true);
+    assert_eq!(throttle.snapshot().slots, Some(7));
+}
+
+/// A function from key to limits that panics for one key keeps no other key, nor the shared entry, from being closed.
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_the_function_of_limits_leaves_nothing_open_after_a_close() {
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let keyed: Keyed<u32> = Keyed::builder(one_slot())
+        .keys_max(2)
+        .limits_by({
+            let is_broken = Arc::clone(&is_broken);
+            move |_| {
+                assert!(!is_broken.load(Ordering::SeqCst), "broken");
+                one_slot()
+            }
+        })
+        .build()
+        .unwrap();
+    let _held: Vec<_> = (0..2).map(|key| keyed.try_acquire(&key, REQUEST).unwrap()).collect();
+    let waiters: Vec<_> = (0..2)
+        .map(|key| {
+            let keyed = keyed.clone();
+            tokio::spawn(async move { keyed.acquire(&key, REQUEST).await.map(drop) })
+        })
+        .collect();
+    sleep(millis(1)).await;
+    let overflow = keyed.throttle(&9);
+    is_broken.store(true, Ordering::SeqCst);
+    let first = catch_unwind(AssertUnwindSafe(|| keyed.close()));
+    is_broken.store(false, Ordering::SeqCst);
+    let again = keyed.close();
+    let mut refused = 0;
+    for waiter in waiters {
+        refused += u32::from(timeout(secs(1), waiter).await.is_ok());
+    }
+    assert!(
+        refused == 2 && overflow.try_acquire(REQUEST).is_err(),
+        "first close: {first:?}, second: {again}; {refused} of 2 waiters heard of it; the shared entry is {}",
+        if overflow.try_acquire(REQUEST).is_err() { "closed" } else { "open" },
+    );
+}
+
+static CLONES_LEFT: AtomicU32 = AtomicU32::new(u32::MAX);
+
+#[derive(PartialEq, Eq, Hash)]
+struct Fragile(u32);
+
+impl Clone for Fragile {
+    fn clone(&self) -> Self {
+        assert!(CLONES_LEFT.fetch_sub(1, Ordering::SeqCst) > 0, "no more clones");
+        Self(self.0)
+    }
+}
+
+/// A key whose clone panics takes no place from others.
+#[test]
+fn a_panic_while_a_key_is_made_leaves_its_place_free() {
+    let keyed: Keyed<Fragile> = Keyed::builder(one_slot()).keys_max(4).build().unwrap();
+    for key in 0..4 {
+        // One clone to own the key, none for the entry.
+        CLONES_LEFT.store(1, Ordering::SeqCst);
+        assert!(catch_unwind(AssertUnwindSafe(|| keyed.throttle(&Fragile(key)))).is_err());
+    }
+    CLONES_LEFT.store(u32::MAX, Ordering::SeqCst);
+    assert_eq!((keyed.len(), keyed.snapshot(0).keys), (0, 0));
+}
+
+struct Nosy(u32, Arc<Mutex<Option<Keyed<Nosy>>>>, bool);
+
+impl PartialEq for Nosy {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+impl Eq for Nosy {}
+impl std::hash::Hash for Nosy {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+impl Clone for Nosy {
+    fn clone(&self) -> Self {
+        Self(self.0, Arc::clone(&self.1), true)
+    }
+}
+impl Drop for Nosy {
+    fn drop(&mut self) {
+        let keyed = self.1.lock().expect("nobody panics with it").clone();
+        if let (Some(keyed), true) = (keyed, self.2) {
+            let probe = Nosy(self.0, Arc::default(), false);
+            drop(keyed.get(&probe));
+            let _ = keyed.is_enabled();
+        }
+    }
+}
+
+/// Invariant 9: only `Hash`, `Eq` and `Clone` of a key run under a lock. Its `Drop` does too, in a snapshot.
+#[test]
+fn no_key_is_dropped_under_a_lock_while_a_snapshot_is_taken() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let slot = Arc::new(Mutex::new(None));
+        let keyed: Keyed<Nosy> = Keyed::builder(one_slot()).shards(1).build().unwrap();
+        for key in 0..8_u32 {
+            let key = Nosy(key, Arc::clone(&slot), true);
+            for _ in 0..=key.0 {
+                drop(keyed.try_acquire(&key, REQUEST));
+            }
+        }
+        *slot.lock().unwrap() = Some(keyed.clone());
+        let top = keyed.snapshot(1).top.len();
+        let _ = done.send(top);
+        *slot.lock().unwrap() = None;
+    });
+    assert_eq!(ended.recv_timeout(secs(60)), Ok(1), "it hangs");
+}
+
+/// The same for the rules: a key that is given limits of its own a second time is dropped under their lock.
+#[test]
+fn no_key_is_dropped_under_a_lock_while_its_limits_are_set() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let slot = Arc::new(Mutex::new(None));
+        let keyed: Keyed<Nosy> = Keyed::builder(one_slot()).build().unwrap();
+        let key = Nosy(1, Arc::clone(&slot), true);
+        keyed.set_limits(&key, one_slot()).unwrap();
+        *slot.lock().unwrap() = Some(keyed.clone());
+        keyed.set_limits(&key, one_slot()).unwrap();
+        let _ = done.send(true);
+        *slot.lock().unwrap() = None;
+    });
+    assert_eq!(ended.recv_timeout(secs(60)), Ok(true), "it hangs");
+}
+
+/// Evicted, a key is told of with its cause and its key, and a stream that ends says so.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_is_told_with_its_key() {
+    let keyed: Keyed<u32> = Keyed::builder(one_slot()).keys_max(1).build().unwrap();
+    let mut events = keyed.events();
+    drop(keyed.throttle(&1));
+    drop(keyed.throttle(&2));
+    let told = events.try_next().unwrap();
+    assert_eq!((told.key, told.event), (Some(1), KeyedEvent::Evicted { cause: Evict::Size }));
+    drop(keyed);
+    assert!(timeout(Duration::from_secs(1), events.next()).await.unwrap().is_none());
+}
+
+/// A rate that many overflow keys share is told as the shared entry's and not as a key's.
+#[test]
+fn a_retry_after_on_a_rate_alone_holds_every_way_in() {
+    let clock = ManualClock::new();
+    let limits = Throttle::builder().rate(Rate::per_second(100).burst(100)).limits().unwrap();
+    let keyed: Keyed<u32> = Keyed::builder(limits).clock(clock.clone()).build().unwrap();
+    keyed.try_acquire(&1, REQUEST).unwrap().settle(Outcome::success().retry_after(secs(7)));
+    let refused = keyed.try_acquire(&1, REQUEST).unwrap_err();
+    assert!(refused.retry_after().unwrap() >= secs(7), "{refused}");
+    clock.advance(millis(6_999));
+    assert!(keyed.try_acquire(&1, REQUEST).is_err());
+    clock.advance(secs(2));
+    assert!(keyed.try_acquire(&1, REQUEST).is_ok());
+}

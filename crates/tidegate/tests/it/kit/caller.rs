@@ -1,0 +1,88 @@
+//! Futures polled by hand, and short names.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use tidegate::{Cost, Permit, Random, Refused, Slots, Throttle};
+
+pub(crate) const REQUEST: Cost = Cost::request();
+
+pub(crate) const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+pub(crate) const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A throttle of nothing but slots, and no chance.
+pub(crate) fn slots(slots: u32) -> Throttle {
+    let builder = Throttle::builder().slots(Slots::fixed(slots)).random(Random::fixed(0.0));
+    builder.build().expect("within the bounds")
+}
+
+/// A future of `acquire`, polled only when the test says so, and a count of how often it was woken.
+pub(crate) struct Caller<'a> {
+    future: Pin<Box<dyn Future<Output = Result<Permit<'a>, Refused>> + 'a>>,
+    wakes: Arc<Wakes>,
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl<'a> Caller<'a> {
+    pub(crate) fn new(future: impl Future<Output = Result<Permit<'a>, Refused>> + 'a) -> Self {
+        Self { future: Box::pin(future), wakes: Arc::default() }
+    }
+
+    /// A caller that asks `throttle` for `cost` and has been polled once.
+    pub(crate) fn asks(throttle: &'a Throttle, cost: Cost) -> Self {
+        let mut caller = Self::new(throttle.acquire(cost));
+        assert!(caller.poll().is_pending(), "the caller was to wait");
+        caller
+    }
+
+    pub(crate) fn poll(&mut self) -> Poll<Result<Permit<'a>, Refused>> {
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        self.future.as_mut().poll(&mut Context::from_waker(&waker))
+    }
+
+    pub(crate) fn wakes(&self) -> usize {
+        self.wakes.0.load(Ordering::SeqCst)
+    }
+
+    /// The permit, if its turn has come.
+    pub(crate) fn permit(&mut self) -> Option<Permit<'a>> {
+        match self.poll() {
+            Poll::Ready(Ok(permit)) => Some(permit),
+            Poll::Ready(Err(refused)) => panic!("refused: {refused}"),
+            Poll::Pending => None,
+        }
+    }
+
+    /// The refusal, if there is one.
+    pub(crate) fn refused(&mut self) -> Option<Refused> {
+        match self.poll() {
+            Poll::Ready(Err(refused)) => Some(refused),
+            Poll::Ready(Ok(_)) => panic!("admitted"),
+            Poll::Pending => None,
+        }
+    }
+}
+
+/// Lets every task that can run do so, without letting time pass.
+pub(crate) async fn settle_tasks() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,397 @@
+//! What is remembered of policies, for how long, and how little is asked of the store.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tidegate::store::wrap::{Plan, Verb};
+use tidegate::store::{Changes, Policies};
+use tidegate::{Limit, LimitError, LimitEvent, Limiter, Memory, OnUnavailable, Scope, Subject};
+
+use crate::kit::limiter::{
+    ACME, Act, Heard, Hooked, Moment, Network, calls, calm, child, flushed, id, level, memory, network, over,
+    policy,
+};
+use crate::kit::{millis, secs};
+
+fn rpm(amount: u64) -> tidegate::Policy {
+    policy([Limit::per_day("rpm", amount)])
+}
+
+/// How often the store was asked for its version, for who is above whom, and for policies.
+fn reads(store: &Network) -> (u64, u64, u64) {
+    (calls(store, Verb::Version), calls(store, Verb::Lineage), calls(store, Verb::Read))
+}
+
+async fn burst(limiter: &Limiter) -> u64 {
+    limiter.balances(ACME).await.expect("the store is there")[0].balance.burst
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquire_with_cached_policy_draws_and_settles_once() {
+    let store = calm();
+    let limits = ["a", "b", "c"].map(|name| Limit::per_day(name, 100));
+    let limiter = over(&store).defaults(limits).build().unwrap();
+    child(&limiter, "acme", "org").await;
+    limiter.spend(ACME, [("a", 1)]).await.unwrap();
+    let before = store.inner().calls();
+    let mut lease = limiter.acquire(ACME, [("a", 1), ("b", 2), ("c", 3)]).await.unwrap();
+    assert_eq!(store.inner().calls().total() - before.total(), 1);
+    lease.settle([("b", 1)]).await.unwrap();
+    drop(lease);
+    flushed(&limiter).await;
+    assert_eq!(store.inner().calls().total() - before.total(), 2);
+    limiter.spend(ACME, [("a", 1)]).await.unwrap();
+    assert_eq!(store.inner().calls().total() - before.total(), 3);
+    // Balances of both levels are one call too, and write nothing.
+    assert_eq!(limiter.balances(ACME).await.unwrap().len(), 6);
+    assert_eq!(store.inner().calls().total() - before.total(), 4);
+    assert_eq!(level(memory(&store), ("org", "gpt"), "b").await, Some((99, 1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_holds_for_a_minute_and_is_renewed_by_its_version() {
+    let store = calm();
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), (1, 1, 1));
+    // Or a little less, so that not all are asked for in one moment.
+    tokio::time::advance(secs(45)).await;
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), (1, 1, 1));
+    tokio::time::advance(secs(15)).await;
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), (2, 1, 1), "nothing has changed: only the version was asked for");
+    tokio::time::advance(secs(45)).await;
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), (2, 1, 1));
+    let cache = limiter.stats().cache;
+    assert_eq!((cache.hits, cache.misses, cache.renewed, cache.stale, cache.entries), (2, 1, 1, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_version_is_asked_for_once_for_all_who_are_known() {
+    let store = calm();
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
+    let all_spend = async || {
+        for number in 0..50 {
+            limiter.spend((&*format!("user-{number}"), "gpt"), [("rpm", 1)]).await.unwrap();
+        }
+    };
+    all_spend().await;
+    assert_eq!(reads(&store), (1, 50, 50));
+    for minutes in 1..4 {
+        tokio::time::advance(secs(60)).await;
+        all_spend().await;
+        assert_eq!(reads(&store), (1 + minutes, 50, 50));
+    }
+    // One who comes later is not told for longer what was asked before.
+    tokio::time::advance(secs(30)).await;
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), (4, 51, 51));
+    let other = over(&store).build().unwrap();
+    other.admin("ops").set_policy(Scope::System, rpm(7)).await.unwrap();
+    tokio::time::advance(secs(30)).await;
+    let before = reads(&store);
+    assert_eq!(limiter.balances(("user-7", "gpt")).await.unwrap()[0].balance.burst, 7);
+    assert_eq!(reads(&store), (before.0 + 1, before.1 + 1, before.2 + 1));
+    // What is older is read anew, and whoever is new meanwhile is read as it is now.
+    assert_eq!(limiter.balances(("user-8", "gpt")).await.unwrap()[0].balance.burst, 7);
+    assert_eq!(reads(&store), (before.0 + 1, before.1 + 2, before.2 + 2));
+    other.admin("ops").set_policy(Scope::System, rpm(9)).await.unwrap();
+    let before = reads(&store);
+    assert_eq!(limiter.balances(("new", "gpt")).await.unwrap()[0].balance.burst, 9);
+    assert_eq!(reads(&store), (before.0, before.1 + 2, before.2 + 2), "found out by what was read");
+    assert_eq!(limiter.balances(("newer", "gpt")).await.unwrap()[0].balance.burst, 9);
+    assert_eq!(reads(&store), (before.0 + 1, before.1 + 3, before.2 + 3), "and not once more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_who_are_busy_all_the_time_do_not_ask_for_the_version_in_one_moment() {
+    let store = network(Plan::seeded(3).delays(1_000, millis(4)));
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 1_000_000)]).build().unwrap();
+    let spend = |number: u32| {
+        let limiter = limiter.clone();
+        async move { limiter.spend((&*format!("user-{number}"), "gpt"), [("rpm", 1)]).await.unwrap() }
+    };
+    for number in 0..50 {
+        spend(number).await;
+    }
+    for _ in 0..180 {
+        tokio::time::advance(secs(1)).await;
+        (0..50).map(&spend).collect::<tokio::task::JoinSet<_>>().join_all().await;
+    }
+    let (versions, lineages, reads) = reads(&store);
+    assert!((4..=6).contains(&versions), "{versions} in three minutes");
+    assert_eq!((lineages, reads), (50, 50));
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_nothing_limits_somebody_is_remembered_too() {
+    let store = calm();
+    let (limiter, other) = (over(&store).build().unwrap(), over(&store).build().unwrap());
+    for _ in 0..3 {
+        let error = limiter.acquire(ACME, [("rpm", 1)]).await.unwrap_err();
+        assert!(matches!(error, LimitError::NoLimits { .. }), "{error}");
+    }
+    assert_eq!((reads(&store), calls(&store, Verb::Draw)), ((1, 1, 1), 0));
+    assert_eq!(limiter.stats().cache.negative_hits, 2);
+    // Another process writes the first policy; it counts here when the minute is over.
+    other.admin("ops").set_policy(Scope::System, rpm(5)).await.unwrap();
+    assert!(limiter.acquire(ACME, [("rpm", 1)]).await.is_err());
+    tokio::time::advance(secs(60)).await;
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_store_announces_counts_at_once() {
+    let (memory, (announcer, changes)) = (Memory::new(), Changes::channel());
+    let limiter = over(&Hooked::announcing(&memory, changes)).build().unwrap();
+    let elsewhere = Limiter::new(memory.clone());
+    elsewhere.admin("ops").set_policy(Scope::System, rpm(5)).await.unwrap();
+    assert_eq!(burst(&limiter).await, 5);
+    elsewhere.admin("ops").set_policy(Scope::System, rpm(7)).await.unwrap();
+    limiter.spend(ACME, [("rpm", 4)]).await.unwrap();
+    assert_eq!(burst(&limiter).await, 5, "it has not heard of it");
+    announcer.announce(memory.version().await.unwrap());
+    assert_eq!(burst(&limiter).await, 7);
+    // Whoever waits hears of it too: a day early, here.
+    let waiter = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire_within(ACME, [("rpm", 6)], secs(200_000)).await })
+    };
+    tokio::time::sleep(secs(10)).await;
+    assert!(!waiter.is_finished());
+    let asked = tokio::time::Instant::now();
+    elsewhere
+        .admin("ops")
+        .set_policy(Scope::System, policy([Limit::per_second("rpm", 1_000)]))
+        .await
+        .unwrap();
+    announcer.announce(memory.version().await.unwrap());
+    let mut lease = waiter.await.unwrap().unwrap();
+    assert!(asked.elapsed() < secs(1), "{:?}", asked.elapsed());
+    lease.cancel().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_who_come_at_once_read_once() {
+    let store = network(Plan::seeded(3).delays(1_000, millis(4)));
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 1_000)]).build().unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.spend(ACME, [("rpm", 1)]).await });
+    }
+    for answer in tasks.join_all().await {
+        answer.unwrap();
+    }
+    assert_eq!((reads(&store), calls(&store, Verb::Spend)), ((1, 1, 1), 100));
+    // And when the minute is over they ask for the version once.
+    tokio::time::advance(secs(61)).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.spend(ACME, [("rpm", 1)]).await });
+    }
+    for answer in tasks.join_all().await {
+        answer.unwrap();
+    }
+    assert_eq!((reads(&store), limiter.stats().cache.renewed), ((2, 1, 1), 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_gives_up_reading_hands_over_to_the_next() {
+    let (memory, hangs, asked) =
+        (Memory::new(), Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+    let (hanging, asking) = (Arc::clone(&hangs), Arc::clone(&asked));
+    let store = Hooked::new(&memory, move |verb, moment| match (verb, moment) {
+        (Verb::Read, Moment::Before) => {
+            asking.fetch_add(1, Ordering::SeqCst);
+            if hanging.swap(false, Ordering::SeqCst) { Act::Hang } else { Act::Pass }
+        }
+        _ => Act::Pass,
+    });
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 1_000)]).build().unwrap();
+    let task = |limiter: &Limiter| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.spend(ACME, [("rpm", 1)]).await })
+    };
+    let leader = task(&limiter);
+    crate::kit::settle_tasks().await;
+    let others: Vec<_> = (0..10).map(|_| task(&limiter)).collect();
+    crate::kit::settle_tasks().await;
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "the others wait for the first");
+    leader.abort();
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_counts_at_once_here_and_after_a_minute_elsewhere() {
+    let store = calm();
+    let (here, there) = (over(&store).build().unwrap(), over(&store).build().unwrap());
+    let admin = here.admin("ops");
+    admin.set_policy(Scope::System, rpm(10)).await.unwrap();
+    assert_eq!((burst(&here).await, burst(&there).await), (10, 10));
+    admin.set_policy(Scope::Entity(id("acme")), rpm(20)).await.unwrap();
+    assert_eq!((burst(&here).await, burst(&there).await), (20, 10));
+    tokio::time::advance(secs(45)).await;
+    assert_eq!(burst(&there).await, 10);
+    tokio::time::advance(secs(15)).await;
+    assert_eq!(burst(&there).await, 20);
+    // Whoever is put below another draws from it at once, too.
+    child(&here, "acme", "org").await;
+    assert_eq!((here.balances(ACME).await.unwrap().len(), there.balances(ACME).await.unwrap().len()), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draw_decided_by_newer_rules_makes_what_is_known_stale() {
+    let (store, heard) = (calm(), Heard::default());
+    let here = over(&store).build().unwrap();
+    let there = over(&store).on_event(heard.ear()).build().unwrap();
+    let admin = here.admin("ops");
+    admin.set_policy(Scope::System, rpm(10)).await.unwrap();
+    for subject in [ACME, ("beta", "gpt")] {
+        there.spend(subject, [("rpm", 1)]).await.unwrap();
+    }
+    admin.set_policy(Scope::System, rpm(20)).await.unwrap();
+    here.spend(ACME, [("rpm", 1)]).await.unwrap();
+    let before = reads(&store);
+    // Decided by the bucket's newer rule, and told so; nothing flips back.
+    there.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), before);
+    let is_it = |event: &LimitEvent| matches!(event, LimitEvent::RulesStale { subject } if *subject == Subject::new("acme", "gpt").expect("valid"));
+    assert_eq!(heard.count(is_it), 1);
+    // From now on this process knows, for everybody it remembers.
+    assert_eq!((burst(&there).await, there.stats().cache.misses), (20, 3));
+    let lines = there.balances(("beta", "gpt")).await.unwrap();
+    assert_eq!((lines[0].balance.burst, lines[0].balance.available), (20, 9));
+    assert_eq!(heard.count(|_| true), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policies_that_change_while_they_are_read_are_not_taken_for_the_old_ones() {
+    // The version was asked for, then somebody wrote, then the policies were read: the new rule was remembered under
+    // the old version, and a process that had the old rule under the same version turned the bucket back.
+    let (memory, is_armed) = (Memory::new(), Arc::new(AtomicBool::new(false)));
+    let writer = Limiter::new(memory.clone());
+    writer.admin("ops").set_policy(Scope::System, rpm(100)).await.unwrap();
+    let plain = Hooked::new(&memory, |_, _| Act::Pass);
+    let old = over(&plain).build().unwrap();
+    old.spend(ACME, [("rpm", 1)]).await.unwrap();
+    let (behind, armed) = (memory.clone(), Arc::clone(&is_armed));
+    let racing = Hooked::new(&memory, move |verb, moment| {
+        if (verb, moment) == (Verb::Lineage, Moment::Before) && armed.swap(false, Ordering::SeqCst) {
+            let change = tidegate::store::PolicyChange {
+                scope: Scope::System,
+                expect: tidegate::Expect::Any,
+                policy: Some(rpm(10)),
+            };
+            let changes = [change];
+            let mut reply = behind.apply(&changes, "somebody");
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(Future::poll(std::pin::Pin::new(&mut reply), &mut context).is_ready());
+        }
+        Act::Pass
+    });
+    let new = over(&racing).build().unwrap();
+    is_armed.store(true, Ordering::SeqCst);
+    new.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(level(&memory, ACME, "rpm").await, Some((9, 2)), "capped to the new burst");
+    // One that knows the old rule does not turn it back, and is told.
+    old.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(level(&memory, ACME, "rpm").await, Some((8, 3)));
+    assert_eq!((burst(&new).await, burst(&old).await), (10, 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_made_stale_by_hand_is_read_again() {
+    let store = calm();
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    limiter.invalidate();
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!(reads(&store), (2, 2, 2), "all of it, whatever the version says");
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    assert_eq!((reads(&store), limiter.stats().cache.misses), ((2, 2, 2), 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reading_that_began_before_a_change_does_not_answer_those_who_come_after_it() {
+    let (memory, is_slow) = (Memory::new(), Arc::new(AtomicBool::new(true)));
+    let slow = Arc::clone(&is_slow);
+    let store = Hooked::new(&memory, move |verb, moment| match (verb, moment) {
+        (Verb::Read, Moment::After) if slow.swap(false, Ordering::SeqCst) => Act::Sleep(millis(30)),
+        _ => Act::Pass,
+    });
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
+    let early = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { burst(&limiter).await }
+    });
+    crate::kit::settle_tasks().await;
+    limiter.admin("ops").set_policy(Scope::System, rpm(7)).await.unwrap();
+    assert_eq!(burst(&limiter).await, 7);
+    assert_eq!(early.await.unwrap(), 100);
+    assert_eq!(burst(&limiter).await, 7, "and what it read does not come back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_subjects_are_remembered_than_may_be() {
+    for (cache_max, bound) in [(64, 64), (100, 100), (1, 32)] {
+        let store = calm();
+        let limits = [Limit::per_day("rpm", 100)];
+        let limiter = over(&store).defaults(limits).cache_max(cache_max).build().unwrap();
+        for number in 0..1_000 {
+            let entity = format!("e{number}");
+            limiter.spend((entity.as_str(), "gpt"), [("rpm", 1)]).await.unwrap();
+            assert!(limiter.stats().cache.entries <= bound);
+            // Who is asked for again and again is remembered all along.
+            limiter.spend(ACME, [("rpm", 0)]).await.unwrap_err();
+        }
+        let cache = limiter.stats().cache;
+        assert_eq!((cache.misses, cache.hits), (1_001, 999));
+        assert!(cache.entries >= 16, "{cache:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_to_live_of_nothing_asks_for_the_version_each_time() {
+    let store = calm();
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).cache_ttl(secs(0)).build().unwrap();
+    for _ in 0..3 {
+        limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    }
+    assert_eq!(reads(&store), (3, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_could_not_read_does_not_put_the_old_in_the_place_of_what_others_have_read() {
+    let (memory, hangs) = (Memory::new(), Arc::new(AtomicBool::new(false)));
+    let hanging = Arc::clone(&hangs);
+    let store = Hooked::new(&memory, move |verb, moment| match (verb, moment) {
+        (Verb::Version, Moment::Before) if hanging.swap(false, Ordering::SeqCst) => Act::Hang,
+        _ => Act::Pass,
+    });
+    let limiter = over(&store).on_unavailable(OnUnavailable::Allow).build().unwrap();
+    let admin = limiter.admin("ops");
+    admin.set_policy(Scope::System, rpm(10)).await.unwrap();
+    limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
+    tokio::time::advance(secs(60)).await;
+    hangs.store(true, Ordering::SeqCst);
+    let unlucky = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.spend(ACME, [("rpm", 1)]).await }
+    });
+    crate::kit::settle_tasks().await;
+    let both = [Limit::per_day("rpm", 10), Limit::per_day("tpm", 10)];
+    admin.set_policy(Scope::System, policy(both)).await.unwrap();
+    limiter.spend(ACME, [("tpm", 1)]).await.unwrap();
+    unlucky.await.unwrap().unwrap();
+    assert_eq!(limiter.stats().cache.stale, 1, "what it knew was used for it");
+    let misses = limiter.stats().cache.misses;
+    limiter.spend(ACME, [("tpm", 1)]).await.unwrap();
+    assert_eq!(limiter.stats().cache.misses, misses, "and what the others know is still known");
+}

@@ -1,0 +1,319 @@
+//! Random interleavings of everything a caller can do, against what must always hold.
+
+use std::task::Poll;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate::{
+    Budget, Bytes, Circuit, Cost, ManualClock, Outcome, Pace, Pause, Permit, Random, Rate, Refused, Slots,
+    Throttle,
+};
+
+use crate::kit::{Caller, settle_tasks};
+
+#[derive(Debug, Clone)]
+enum Step {
+    Acquire {
+        tokens: u64,
+        bytes: u64,
+    },
+    Within {
+        tokens: u64,
+        millis: u64,
+    },
+    Try {
+        tokens: u64,
+    },
+    /// Polls whoever was woken, as a runtime would.
+    Run,
+    Leave(usize),
+    Settle(usize, u8),
+    Drop(usize),
+    Slots(u32),
+    Rate(u64),
+    Budget(Option<u64>),
+    Pace(Option<u64>),
+    Circuit(bool),
+    Pause(u64),
+    Resume,
+    Tick(u64),
+    Close,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0_u64..60, 0_u64..500).prop_map(|(tokens, bytes)| Step::Acquire { tokens, bytes }),
+        2 => (0_u64..60, 0_u64..3_000).prop_map(|(tokens, millis)| Step::Within { tokens, millis }),
+        2 => (0_u64..120).prop_map(|tokens| Step::Try { tokens }),
+        6 => Just(Step::Run),
+        3 => (0_usize..20).prop_map(Step::Leave),
+        4 => (0_usize..20, 0_u8..5).prop_map(|(index, kind)| Step::Settle(index, kind)),
+        3 => (0_usize..20).prop_map(Step::Drop),
+        1 => (1_u32..6).prop_map(Step::Slots),
+        1 => (1_u64..50).prop_map(Step::Rate),
+        1 => prop::option::of(40_u64..200).prop_map(Step::Budget),
+        1 => prop::option::of(1_u64..200).prop_map(Step::Pace),
+        1 => any::<bool>().prop_map(Step::Circuit),
+        1 => (0_u64..2_000).prop_map(Step::Pause),
+        1 => Just(Step::Resume),
+        5 => (0_u64..1_500).prop_map(Step::Tick),
+        1 => prop_oneof![9 => Just(Step::Run), 1 => Just(Step::Close)],
+    ]
+}
+
+#[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a gate that is there or not")]
+struct Limits {
+    slots: u32,
+    bytes: bool,
+    pace: bool,
+    rate: bool,
+    budget: bool,
+    circuit: bool,
+}
+
+fn any_limits() -> impl Strategy<Value = Limits> {
+    (1_u32..5, any::<(bool, bool, bool, bool, bool)>()).prop_map(
+        |(slots, (bytes, pace, rate, budget, circuit))| Limits { slots, bytes, pace, rate, budget, circuit },
+    )
+}
+
+fn build(limits: &Limits, clock: &ManualClock) -> Throttle {
+    let mut builder = Throttle::builder()
+        .slots(Slots::fixed(limits.slots))
+        .recovery_slots(2)
+        .pause(Pause::default().tail(Duration::from_millis(700)))
+        .random(Random::seeded(5))
+        .clock(clock.clone());
+    if limits.bytes {
+        builder = builder.bytes(Bytes::in_flight(600).recovering_price(20));
+    }
+    if limits.pace {
+        builder = builder.pace(Pace::every(Duration::from_millis(40)).jitter(0.5));
+    }
+    if limits.rate {
+        builder = builder.rate(Rate::per_second(20).burst(3));
+    }
+    if limits.budget {
+        builder = builder.budget(Budget::tokens(100, Duration::from_secs(2)));
+    }
+    if limits.circuit {
+        builder = builder.circuit(Circuit::after_failures(4).open_for(Duration::from_millis(500)));
+    }
+    builder.build().expect("within the bounds")
+}
+
+/// A caller in line, with its number and how often it had been woken when it was last polled.
+struct InLine<'a> {
+    number: u64,
+    caller: Caller<'a>,
+    seen: usize,
+}
+
+struct World<'a> {
+    throttle: &'a Throttle,
+    clock: &'a ManualClock,
+    line: Vec<InLine<'a>>,
+    permits: Vec<Permit<'a>>,
+    next: u64,
+    closed: bool,
+}
+
+impl<'a> World<'a> {
+    fn join(&mut self, mut caller: Caller<'a>) {
+        self.next += 1;
+        match caller.poll() {
+            Poll::Ready(Ok(permit)) => self.enter(permit, self.next),
+            Poll::Ready(Err(refused)) => self.check_refusal(refused),
+            Poll::Pending => {
+                let seen = caller.wakes();
+                self.line.push(InLine { number: self.next, caller, seen });
+            }
+        }
+    }
+
+    /// Order: whoever still waits asked later. Those before were granted, even if they have not looked yet.
+    fn enter(&mut self, permit: Permit<'a>, number: u64) {
+        let later = self.line.iter().filter(|waiter| waiter.number > number).count();
+        let waiting = usize::try_from(self.throttle.snapshot().waiting).expect("few");
+        assert!(waiting <= later, "{waiting} wait and {later} asked after caller {number}, who entered");
+        self.permits.push(permit);
+    }
+
+    fn check_refusal(&self, refused: Refused) {
+        assert!(self.closed || refused != Refused::Closed, "closed, and nobody closed it");
+    }
+
+    /// Polls whoever was woken, in the order of asking, until nobody is: what a fair runtime does.
+    async fn run(&mut self) {
+        loop {
+            settle_tasks().await;
+            let Some(index) = self.line.iter().position(|waiter| waiter.caller.wakes() > waiter.seen) else {
+                return;
+            };
+            let waiter = &mut self.line[index];
+            waiter.seen = waiter.caller.wakes();
+            match waiter.caller.poll() {
+                Poll::Pending => {}
+                Poll::Ready(Ok(permit)) => {
+                    let number = self.line.remove(index).number;
+                    self.enter(permit, number);
+                }
+                Poll::Ready(Err(refused)) => {
+                    self.line.remove(index);
+                    self.check_refusal(refused);
+                }
+            }
+        }
+    }
+
+    async fn apply(&mut self, step: &Step) {
+        let throttle = self.throttle;
+        match *step {
+            Step::Acquire { tokens, bytes } => {
+                self.join(Caller::new(throttle.acquire(Cost::request().tokens(tokens).bytes(bytes))));
+            }
+            Step::Within { tokens, millis } => {
+                let cost = Cost::request().tokens(tokens);
+                self.join(Caller::new(throttle.acquire_within(cost, Duration::from_millis(millis))));
+            }
+            Step::Try { tokens } => match throttle.try_acquire(Cost::request().tokens(tokens)) {
+                Ok(permit) => {
+                    self.next += 1;
+                    self.enter(permit, self.next);
+                }
+                Err(refused) => self.check_refusal(refused),
+            },
+            Step::Run => {
+                self.run().await;
+                self.check_nobody_is_forgotten();
+            }
+            Step::Leave(index) if !self.line.is_empty() => {
+                drop(self.line.remove(index % self.line.len()));
+            }
+            Step::Settle(index, kind) if !self.permits.is_empty() => {
+                let permit = self.permits.remove(index % self.permits.len());
+                permit.settle(match kind {
+                    0 => Outcome::failure(),
+                    1 => Outcome::overload().retry_after(Duration::from_millis(300)),
+                    2 => Outcome::ignored(),
+                    3 => Outcome::success().spent(Cost::request().tokens(7)),
+                    _ => Outcome::success(),
+                });
+            }
+            Step::Drop(index) if !self.permits.is_empty() => {
+                drop(self.permits.remove(index % self.permits.len()));
+            }
+            Step::Slots(slots) => {
+                throttle.retune(|limits| limits.slots = Some(Slots::fixed(slots))).expect("in bounds");
+            }
+            Step::Rate(rate) => {
+                throttle.retune(|limits| limits.rate = Some(Rate::per_second(rate))).expect("in bounds");
+            }
+            Step::Budget(tokens) => {
+                let budget = tokens.map(|tokens| Budget::tokens(tokens, Duration::from_secs(2)));
+                throttle.retune(|limits| limits.budget = budget).expect("in bounds");
+            }
+            Step::Pace(millis) => {
+                let pace = millis.map(|millis| Pace::every(Duration::from_millis(millis)));
+                throttle.retune(|limits| limits.pace = pace).expect("in bounds");
+            }
+            Step::Circuit(is_there) => {
+                let circuit =
+                    is_there.then(|| Circuit::after_failures(3).open_for(Duration::from_millis(90)));
+                throttle.retune(|limits| limits.circuit = circuit).expect("in bounds");
+            }
+            Step::Pause(millis) => drop(throttle.pause(Duration::from_millis(millis))),
+            Step::Resume => drop(throttle.resume()),
+            Step::Tick(millis) => self.clock.advance(Duration::from_millis(millis)),
+            Step::Close => {
+                self.closed = true;
+                throttle.close();
+            }
+            Step::Leave(_) | Step::Settle(..) | Step::Drop(_) => {}
+        }
+    }
+
+    /// Conservation: what is in flight is what we hold, and what was granted to those who have not looked.
+    fn check(&self) {
+        let snapshot = self.throttle.snapshot();
+        let held = u32::try_from(self.permits.len()).expect("few");
+        let line = u32::try_from(self.line.len()).expect("few");
+        assert!(snapshot.in_flight >= held, "{} in flight, {held} held", snapshot.in_flight);
+        assert!(snapshot.in_flight + snapshot.waiting <= held + line, "somebody is counted twice");
+    }
+
+    /// When everybody who was woken has run, asking the head once more lets nobody in: it was not forgotten.
+    fn check_nobody_is_forgotten(&self) {
+        let before = self.throttle.snapshot();
+        self.throttle.retune(|_| ()).expect("nothing changed");
+        assert_eq!(self.throttle.snapshot().admitted, before.admitted, "somebody was due");
+    }
+
+    /// Everybody leaves or is served: the end every interleaving must be able to reach.
+    async fn end(mut self) {
+        self.throttle.resume();
+        for _ in 0..2_000 {
+            for permit in self.permits.drain(..) {
+                permit.settle(Outcome::success());
+            }
+            self.run().await;
+            if self.line.is_empty() && self.permits.is_empty() {
+                break;
+            }
+            self.clock.advance(Duration::from_millis(250));
+        }
+        assert!(self.line.is_empty(), "{} callers wait although nothing holds them", self.line.len());
+        let snapshot = self.throttle.snapshot();
+        assert_eq!((snapshot.in_flight, snapshot.waiting, snapshot.bytes_in_flight), (0, 0, 0));
+        assert_eq!(snapshot.recovering_in_flight, 0);
+    }
+}
+
+proptest! {
+    /// Invariants 1, 2, 5 and 9: conservation, order, no overtaking, no lost wake-up, no starvation.
+    #[test]
+    fn any_interleaving_conserves_keeps_order_and_serves_everybody(
+        limits in any_limits(),
+        steps in prop::collection::vec(any_step(), 1..120),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let clock = ManualClock::new();
+            let throttle = build(&limits, &clock);
+            let mut world = World {
+                throttle: &throttle,
+                clock: &clock,
+                line: Vec::new(),
+                permits: Vec::new(),
+                next: 0,
+                closed: false,
+            };
+            for step in &steps {
+                world.apply(step).await;
+                world.check();
+            }
+            world.end().await;
+        });
+    }
+
+    /// Invariant 2: no grant takes what is in flight above the limit of the moment.
+    #[test]
+    fn no_grant_exceeds_the_limit_of_the_moment(
+        changes in prop::collection::vec((1_u32..8, 0_usize..12, any::<bool>()), 1..60),
+    ) {
+        let throttle = crate::kit::slots(3);
+        let mut permits: Vec<Permit<'_>> = Vec::new();
+        for (limit, leave, resize) in changes {
+            if resize {
+                throttle.retune(|limits| limits.slots = Some(Slots::fixed(limit))).expect("in bounds");
+            } else if leave < permits.len() {
+                permits.truncate(leave);
+            }
+            let before = throttle.snapshot();
+            let entered = throttle.try_acquire(Cost::request());
+            prop_assert_eq!(entered.is_ok(), before.in_flight < before.slots.expect("there are slots"));
+            permits.extend(entered.ok());
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Subscribers that are alive in every test, so that no event is cached as unwanted.
+
+use std::sync::LazyLock;
+
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
+use tracing::{Dispatch, Event, Metadata, Subscriber};
+
+/// Wants nothing, and is asked each time.
+struct Undecided;
+
+impl Subscriber for Undecided {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        false
+    }
+
+    /// So that the level that is wanted is that of the test's own subscriber.
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::OFF)
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Call this first in each test that emits events.
+///
+/// With fewer than two subscribers in the process, `tracing` asks only the thread that emits an event first, and caches
+/// its answer for the other threads.
+pub(crate) fn keep_undecided() {
+    static KEPT: LazyLock<[Dispatch; 2]> =
+        LazyLock::new(|| [Dispatch::new(Undecided), Dispatch::new(Undecided)]);
+    LazyLock::force(&KEPT);
+}
