@@ -31,8 +31,8 @@ pub const LISTED_MAX: u32 = 1_000;
 /// # Cancel safety
 /// Dropping a reply leaves a store that is whole: as it was, or as it was to be.
 pub trait Lifecycle: fmt::Debug + Send + Sync {
-    /// Makes what the store needs, and the namespace of the address. What is there is left as it is; a schema of another
-    /// version is refused ([`StoreError::Invalid`]).
+    /// Creates what the store needs, and the namespace of the address. What exists is left as it is. A schema of another
+    /// version, and anything that holds another program's data, is refused unchanged ([`StoreError::Invalid`]).
     fn init(&self) -> Reply<'_, Made>;
 
     /// Looks, and changes nothing: what is not there is told, and not made. A schema of a newer version, or of another
@@ -46,13 +46,14 @@ pub trait Lifecycle: fmt::Debug + Send + Sync {
     /// The namespaces there are, at most [`LISTED_MAX`] of them. Changes nothing.
     fn list(&self) -> Reply<'_, Listed>;
 
-    /// The namespaces that [`destroy`](Self::destroy) would remove, as [`list`](Self::list) has them. Changes nothing.
+    /// The namespaces that [`destroy`](Self::destroy) would remove, none if there is no store. Changes nothing, and fails
+    /// where `destroy` would refuse.
     fn losses(&self) -> Reply<'_, Listed> {
         Reply::ready(Err(removed_otherwise()))
     }
 
-    /// Removes the store with all that it holds, of every namespace, where the engine has a part that is all ours: a table of
-    /// DynamoDB. What else an engine keeps is removed by its own means ([`StoreError::Invalid`]).
+    /// Removes the store with all namespaces, if the engine has a part that is all ours: a DynamoDB table with a namespace
+    /// record. Anything else is removed by the engine's own means ([`StoreError::Invalid`]).
     fn destroy(&self) -> Reply<'_, Destroyed> {
         Reply::ready(Err(removed_otherwise()))
     }

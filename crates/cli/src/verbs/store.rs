@@ -264,6 +264,10 @@ fn upgraded(upgraded: &Upgraded, url: &str) -> Answer {
 /// What would be lost, and how it is.
 fn losses(listed: &Listed, url: &str) -> Answer {
     let json = codec::losses(listed, url);
+    if listed.spaces.is_empty() {
+        // As `--yes` would answer: a store always has a namespace.
+        return Answer::new(json).line(line("store", url)).line("was not there: nothing to remove");
+    }
     let answer = spaces(listed, Answer::new(json).line(line("store", url)).line(line("to lose", "")));
     answer.line(line("so", "nothing is removed: say --yes to lose all of it")).exit(Exit::Changes)
 }

@@ -40,6 +40,9 @@ fn a_table_is_made_looked_at_used_and_removed_once_it_is_said_that_it_may_be_los
     let again = life.run("store destroy --yes");
     assert_eq!((again.code, again.stderr.as_str()), (0, ""), "{again:?}");
     assert!(again.stdout.contains("was not there"), "{again:?}");
+    let dry = life.run("store destroy");
+    assert_eq!((dry.code, dry.stderr.as_str()), (0, ""), "a dry run agrees: {dry:?}");
+    assert!(dry.stdout.contains("was not there"), "{dry:?}");
     let used = life.run("balance acme gpt");
     assert_eq!(used.code, 1, "{used:?}");
     assert!(used.stderr.contains("tidegate store init"), "{used:?}");

@@ -1,6 +1,7 @@
 //! A table's life beside its use: it is made with all its parts, looked at, completed, listed, removed, and written down for
 //! whoever makes tables by other means.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -8,12 +9,12 @@ use tidegate_core::limit::name::Namespace;
 
 use super::clock::Corrected;
 use super::expression::Write;
-use super::keys::{GSI2, Keys, PK, SPACES};
+use super::keys::{GSI2, Item, Keys, PK, SPACES};
 use super::ledger::PRUNED;
 use super::link::{Link, Range};
 use super::log::SCHEMA;
 use super::options::DynamoDbOptions;
-use super::table;
+use super::table::{self, Found};
 use super::trouble::{Failed, is_missing, of_code};
 use super::view::{number_of, text_of};
 use crate::clock::HostWall;
@@ -23,6 +24,11 @@ use crate::lifecycle::{
     UpgradedPart, Whereabouts, namespace, not_there, other_version,
 };
 use crate::reply::Reply;
+
+/// The namespace of an address that names none.
+const DEFAULT_NAMESPACE: &str = "default";
+/// How often a table that holds items is searched for a namespace record: the index lags behind writes.
+const MARKER_LOOKS: usize = 3;
 
 /// What an operator does with a table.
 #[derive(Debug)]
@@ -42,17 +48,16 @@ impl DynamoDbOptions {
         Ok(DynamoDbLifecycle { options: self, namespace })
     }
 
-    /// Makes the table, with its indexes, its stream and its expiry, and waits until it is there. What is there is left as it
-    /// is; what is missing of it is added.
+    /// Creates the table with its indexes, stream and expiry, and the namespace in it, and waits until they are active. Parts
+    /// that exist are left as they are, missing ones are added.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] where a table of this name is another program's, and what the engine says.
+    /// [`StoreError::Invalid`] if a table of this name belongs to another program, and whatever the engine answers.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave a table that is being made; to make it again waits for it.
+    /// Dropping the future may leave a table that is still being created; calling it again waits for that.
     pub async fn create(&self) -> Result<(), StoreError> {
-        self.check()?;
-        make(&self.own_link().await?, self.has_stream).await.map(drop)
+        self.clone().lifecycle()?.init().await.map(drop)
     }
 
     async fn own_link(&self) -> Result<Link, StoreError> {
@@ -78,7 +83,7 @@ impl Lifecycle for DynamoDbLifecycle {
     }
 
     fn losses(&self) -> Reply<'_, Listed> {
-        Reply::later(self.spaces())
+        Reply::later(self.losses_of())
     }
 
     fn destroy(&self) -> Reply<'_, Destroyed> {
@@ -105,7 +110,7 @@ impl DynamoDbLifecycle {
             self.version(&link).await?;
         }
         let mut parts = vec![MadePart { part: self.table(), is_new: false }];
-        match make(&link, self.options.has_stream).await? {
+        match make(&link, self.options.has_stream, &self.namespace).await? {
             Makings::All => parts[0].is_new = true,
             Makings::Rest(added) => {
                 parts.extend(added.into_iter().map(|part| MadePart { part, is_new: true }));
@@ -119,6 +124,9 @@ impl DynamoDbLifecycle {
     /// The version of the namespace's schema; `None` where there is no namespace.
     async fn version(&self, link: &Link) -> Result<Option<u64>, StoreError> {
         let Some(item) = link.get(&Keys::new(&self.namespace).version()).await? else { return Ok(None) };
+        if !item.contains_key("schema") {
+            return Err(foreign(link));
+        }
         let found = number_of(&item, "schema")?;
         if found > SCHEMA {
             let place = format!("{} at `{}`", self.part(), link.whose.place);
@@ -130,7 +138,13 @@ impl DynamoDbLifecycle {
     async fn look(&self) -> Result<Checked, StoreError> {
         let link = self.options.own_link().await?;
         let found = table::look(&link, self.options.has_stream).await?;
-        let schema = if found.is_some() { self.version(&link).await? } else { None };
+        let schema = match &found {
+            Some(found) => match self.version(&link).await? {
+                None => demand_ours_or_empty(&link, found, &self.namespace).await.map(|()| None)?,
+                version => version,
+            },
+            None => None,
+        };
         let (mut missing, settings) = match found {
             None => (vec![self.table()], Vec::new()),
             Some(found) => {
@@ -178,22 +192,23 @@ impl DynamoDbLifecycle {
 
     async fn spaces(&self) -> Result<Listed, StoreError> {
         let link = self.options.own_link().await?;
-        if table::look(&link, self.options.has_stream).await?.is_none() {
+        let Some(found) = table::look(&link, self.options.has_stream).await? else {
             return Err(not_there(&format!("`{}`", link.whose.place)));
-        }
-        let all = Range::new(Some(GSI2), SPACES.to_owned(), String::new());
+        };
+        self.spaces_in(&link, &found).await
+    }
+
+    async fn spaces_in(&self, link: &Link, found: &Found) -> Result<Listed, StoreError> {
         let mut spaces = Vec::new();
-        for item in link.range(&all, LISTED_MAX as usize + 1).await? {
-            let name = namespace(text_of(&item, "GSI2SK")?)?;
-            let keys = Keys::new(&name);
-            let Some(item) = link.get(&keys.version()).await? else { continue };
+        for (name, item) in markers(link, found, &self.namespace, LISTED_MAX as usize + 1).await? {
             let schema = number_of(&item, "schema")?;
             let bare = Space { namespace: Some(name.to_string()), schema: Some(schema), ..Space::default() };
-            // What a newer program keeps where is not ours to know.
+            // The layout of a newer version is unknown to this program.
             if schema > SCHEMA {
                 spaces.push(bare);
                 continue;
             }
+            let keys = Keys::new(&name);
             let count = async |kind: &str| {
                 link.count(&Range::new(Some(GSI2), keys.all(kind), String::new())).await.map(Some)
             };
@@ -204,14 +219,33 @@ impl DynamoDbLifecycle {
                 ..bare
             });
         }
-        Ok(Listed::cut(whereabouts(&link), SCHEMA, spaces))
+        Ok(Listed::cut(whereabouts(link), SCHEMA, spaces))
+    }
+
+    /// What [`remove`](Self::remove) deletes, checked as it checks it: nothing if there is no table.
+    async fn removable(&self, link: &Link) -> Result<Listed, StoreError> {
+        let Some(found) = table::look(link, self.options.has_stream).await? else {
+            return Ok(Listed::cut(whereabouts(link), SCHEMA, Vec::new()));
+        };
+        let listed = self.spaces_in(link, &found).await?;
+        if listed.spaces.is_empty() {
+            return Err(foreign(link));
+        }
+        if found.is_protected {
+            let what = format!("`{}` has deletion protection: turn it off first", link.whose.place);
+            return Err(StoreError::Invalid { what });
+        }
+        Ok(listed)
+    }
+
+    async fn losses_of(&self) -> Result<Listed, StoreError> {
+        self.removable(&self.options.own_link().await?).await
     }
 
     async fn remove(&self) -> Result<Destroyed, StoreError> {
         let link = self.options.own_link().await?;
-        // One that is another program's is not ours to remove.
-        table::look(&link, self.options.has_stream).await?;
-        let was_there = table::remove(&link).await?;
+        let is_there = !self.removable(&link).await?.spaces.is_empty();
+        let was_there = is_there && table::remove(&link).await?;
         Ok(Destroyed { of: whereabouts(&link), part: self.table(), was_there })
     }
 }
@@ -227,9 +261,12 @@ enum Makings {
     Rest(Vec<Part>),
 }
 
-/// Makes a table, or what is missing of it.
-async fn make(link: &Link, has_stream: bool) -> Result<Makings, StoreError> {
+/// Creates the table, or completes one that is ours or empty.
+async fn make(link: &Link, has_stream: bool, own: &Namespace) -> Result<Makings, StoreError> {
     let is_new = table::make(link, has_stream).await?;
+    if !is_new && let Some(found) = table::look(link, has_stream).await? {
+        demand_ours_or_empty(link, &found, own).await?;
+    }
     let mut looks = 0;
     loop {
         match complete(link, has_stream).await {
@@ -238,10 +275,64 @@ async fn make(link: &Link, has_stream: bool) -> Result<Makings, StoreError> {
             Ok(_) if is_new => return Ok(Makings::All),
             Ok(added) => return Ok(Makings::Rest(added)),
         }
-        // What was made a moment ago is not known everywhere yet.
+        // A table created a moment ago is not known everywhere yet.
         looks += 1;
         tokio::time::sleep(table::LOOKED_AT_EVERY).await;
     }
+}
+
+/// The namespace records of the table, at most `max`: each has a `schema`, and together they mark the table as ours.
+///
+/// The index that lists namespaces lags behind, so the address's own namespace and `default` are read by key.
+async fn markers(
+    link: &Link,
+    found: &Found,
+    own: &Namespace,
+    max: usize,
+) -> Result<Vec<(Namespace, Item)>, StoreError> {
+    let mut names = BTreeSet::from([own.clone(), namespace(DEFAULT_NAMESPACE)?]);
+    if !found.missing.iter().any(|part| part.name == GSI2) {
+        let all = Range::new(Some(GSI2), SPACES.to_owned(), String::new());
+        for item in link.range(&all, max).await? {
+            names.insert(namespace(text_of(&item, "GSI2SK")?)?);
+        }
+    }
+    let mut markers = Vec::new();
+    for name in names {
+        let item = link.get(&Keys::new(&name).version()).await?;
+        markers.extend(item.filter(|item| item.contains_key("schema")).map(|item| (name, item)));
+    }
+    markers.truncate(max);
+    Ok(markers)
+}
+
+/// Refuses a table that holds items but no namespace record.
+async fn demand_ours_or_empty(link: &Link, found: &Found, own: &Namespace) -> Result<(), StoreError> {
+    for look in 0..MARKER_LOOKS {
+        if look > 0 {
+            tokio::time::sleep(table::LOOKED_AT_EVERY).await;
+        }
+        if !markers(link, found, own, 1).await?.is_empty() || table::is_empty(link).await? {
+            return Ok(());
+        }
+    }
+    Err(foreign(link))
+}
+
+/// Creates the namespace's record when a store is opened without one, if the table is ours or empty.
+pub(super) async fn enrol_on_open(link: &Link, own: &Namespace, has_stream: bool) -> Result<(), StoreError> {
+    if let Some(found) = table::look(link, has_stream).await? {
+        demand_ours_or_empty(link, &found, own).await?;
+    }
+    enrol(link, &Keys::new(own), false).await.map(drop)
+}
+
+pub(super) fn foreign(link: &Link) -> StoreError {
+    let what = format!(
+        "`{}` belongs to another program: it holds no namespace record of tidegate; nothing was changed",
+        link.whose.place
+    );
+    StoreError::Invalid { what }
 }
 
 /// Adds what a table lacks.

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::cache::Cache;
 use super::clock::Corrected;
 use super::keys::Keys;
+use super::lifecycle::{enrol_on_open, foreign};
 use super::link::{Link, random};
 use super::log::SCHEMA;
 use super::phases::Phases;
@@ -181,15 +182,15 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Opens it: asks for its version, and so whether the table is there and may be read.
+    /// Opens the store: reads the namespace's record, and creates it if the table is ours or empty.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a namespace that cannot be, a table that is not there and what a newer version has
-    /// written, [`StoreError::Denied`] for keys or rights that are missing, and [`StoreError::Unavailable`] where nobody
-    /// answers.
+    /// [`StoreError::Invalid`] for an invalid namespace, a table that does not exist, belongs to another program or was
+    /// written by a newer version, [`StoreError::Denied`] for missing credentials or rights, and
+    /// [`StoreError::Unavailable`] if the engine does not answer.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future leaves a namespace that exists or not; opening it again finds it.
     pub async fn open(self) -> Result<DynamoDb, StoreError> {
         self.check()?;
         let namespace = namespace(&self.namespace)?;
@@ -215,8 +216,14 @@ impl DynamoDbOptions {
             swept_every: self.swept_every,
             swept: std::sync::Mutex::new(Instant::now()),
         };
-        let found = inner.link.get(&inner.keys.version()).await?;
-        let schema = found.map_or(Ok(SCHEMA), |item| number_of(&item, "schema"))?;
+        let Some(found) = inner.link.get(&inner.keys.version()).await? else {
+            enrol_on_open(&inner.link, &namespace, self.has_stream).await?;
+            return Ok(DynamoDb { inner: Arc::new(inner) });
+        };
+        if !found.contains_key("schema") {
+            return Err(foreign(&inner.link));
+        }
+        let schema = number_of(&found, "schema")?;
         if schema > SCHEMA {
             return Err(other_version(&format!("`{}`", inner.link.whose.place), schema, SCHEMA));
         }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use aws_sdk_dynamodb::error::{BuildError, ProvideErrorMetadata};
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, CreateGlobalSecondaryIndexAction, GlobalSecondaryIndex,
-    GlobalSecondaryIndexUpdate, IndexStatus, KeySchemaElement, KeyType, Projection, ProjectionType,
-    ScalarAttributeType, StreamSpecification, StreamViewType, TableDescription, TableStatus,
-    TimeToLiveDescription, TimeToLiveSpecification, TimeToLiveStatus,
+    GlobalSecondaryIndexDescription, GlobalSecondaryIndexUpdate, IndexStatus, KeySchemaElement, KeyType,
+    Projection, ProjectionType, ScalarAttributeType, StreamSpecification, StreamViewType, TableDescription,
+    TableStatus, TimeToLiveDescription, TimeToLiveSpecification, TimeToLiveStatus,
 };
 
 use super::keys::{GSI1, GSI2, GSI3, PK, SK, TTL};
@@ -40,21 +40,13 @@ pub(super) struct Found {
     pub(super) foreign_expiry: Option<String>,
 }
 
-/// What the engine says of it; `None` where there is no table.
+/// Describes the table; `None` if it does not exist. A table whose keys or indexes differ from ours is another program's.
 pub(super) async fn look(link: &Link, has_stream: bool) -> Result<Option<Found>, StoreError> {
     let Some(table) = describe(link).await? else { return Ok(None) };
-    let keys: Vec<&str> = table.key_schema().iter().map(KeySchemaElement::attribute_name).collect();
-    if keys != [PK, SK] {
-        let what = format!(
-            "`{}` is another program's: its keys are {keys:?}, and not {PK} and {SK}",
-            link.whose.place
-        );
-        return Err(StoreError::Invalid { what });
-    }
+    check_shape(link, &table)?;
     let mut missing = Vec::new();
     for index in INDEXES {
-        let mut indexes = table.global_secondary_indexes().iter();
-        if !indexes.any(|there| there.index_name() == Some(index)) {
+        if index_in(&table, index).is_none() {
             missing.push(Part::new("index", index));
         }
     }
@@ -73,6 +65,60 @@ pub(super) async fn look(link: &Link, has_stream: bool) -> Result<Option<Found>,
     let billing = if billing == Some(&BillingMode::PayPerRequest) { "on demand" } else { "provisioned" };
     let is_protected = table.deletion_protection_enabled() == Some(true);
     Ok(Some(Found { missing, billing, is_protected, foreign_expiry }))
+}
+
+/// Checks the names and types of the keys, of the table and of each index that it has.
+fn check_shape(link: &Link, table: &TableDescription) -> Result<(), StoreError> {
+    check_keys(link, table, "its keys", table.key_schema(), [PK, SK])?;
+    for index in INDEXES {
+        if let Some(found) = index_in(table, index) {
+            let ours = [format!("{index}PK"), format!("{index}SK")];
+            let what = format!("the keys of its index {index}");
+            check_keys(link, table, &what, found.key_schema(), [&ours[0], &ours[1]])?;
+        }
+    }
+    Ok(())
+}
+
+fn check_keys(
+    link: &Link,
+    table: &TableDescription,
+    what: &str,
+    found: &[KeySchemaElement],
+    ours: [&str; 2],
+) -> Result<(), StoreError> {
+    let type_of = |name: &str| {
+        let mut types = table.attribute_definitions().iter();
+        types.find(|known| known.attribute_name() == name).map_or("", |known| known.attribute_type().as_str())
+    };
+    let shown = |name: &str| format!("{name} ({})", type_of(name));
+    let found: Vec<String> = found.iter().map(|key| shown(key.attribute_name())).collect();
+    let ours = ours.map(|name| format!("{name} (S)"));
+    if found == ours {
+        return Ok(());
+    }
+    let what = format!(
+        "`{}` belongs to another program: {what} are {}, not {}",
+        link.whose.place,
+        found.join(" and "),
+        ours.join(" and ")
+    );
+    Err(StoreError::Invalid { what })
+}
+
+fn index_in<'a>(table: &'a TableDescription, name: &str) -> Option<&'a GlobalSecondaryIndexDescription> {
+    table.global_secondary_indexes().iter().find(|index| index.index_name() == Some(name))
+}
+
+/// Whether the table holds no item.
+pub(super) async fn is_empty(link: &Link) -> Result<bool, StoreError> {
+    let mut patience = link.patience();
+    loop {
+        match link.client.scan().table_name(&link.table).limit(1).consistent_read(true).send().await {
+            Ok(answer) => return Ok(answer.items().is_empty()),
+            Err(error) => patience.bear(link.whose.failed(error)).await?,
+        }
+    }
 }
 
 /// Makes the table with its indexes and its stream, and waits until it is there. Answers whether it was made.

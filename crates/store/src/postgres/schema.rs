@@ -91,16 +91,18 @@ pub(super) async fn version_within(
 ) -> Result<i64, StoreError> {
     let of_place = |error| of_server(place, error);
     let schema = sql.schema();
-    let table = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT 1 FROM pg_namespace n JOIN pg_class c
-                 ON c.relnamespace = n.oid WHERE n.nspname = $2)";
-    let row = &client.query_one(table, &[&sql.text("@.versions"), &schema]).await.map_err(of_place)?;
-    let (has_versions, has_tables): (bool, bool) = (get(row, 0)?, get(row, 1)?);
-    if !has_versions {
-        if has_tables {
+    // Other programs have a table of versions too: these four together are ours, made in one transaction.
+    let tables = "SELECT count(*), count(*) FILTER (WHERE c.relkind = 'r'
+                      AND c.relname IN ('versions', 'namespaces', 'leases', 'meters'))
+                  FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid WHERE n.nspname = $1";
+    let row = &client.query_one(tables, &[&schema]).await.map_err(of_place)?;
+    match (get::<i64>(row, 0)?, get::<i64>(row, 1)?) {
+        (0, _) => return Ok(0),
+        (_, 4) => {}
+        _ => {
             let what = format!("the schema `{schema}` at {place} has tables of another program");
             return Err(StoreError::Invalid { what });
         }
-        return Ok(0);
     }
     let newest = "SELECT coalesce(max(version), 0) FROM @.versions";
     let version: i64 = get(&client.query_one(&sql.text(newest), &[]).await.map_err(of_place)?, 0)?;

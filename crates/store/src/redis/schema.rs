@@ -57,8 +57,26 @@ pub(super) async fn prepare(
     Ok((found.layout, *made == Value::Int(1)))
 }
 
-/// What is there of a namespace. Nothing is made.
+/// Reads the namespace's version and layout; `None` if it does not exist. Changes nothing.
 pub(super) async fn find(link: &Link, namespace: &Namespace) -> Result<Option<Found>, StoreError> {
+    if let Some(found) = look(link, namespace).await? {
+        return Ok(Some(found));
+    }
+    let key = key(namespace);
+    if link.query(::redis::cmd("EXISTS").arg(&key)).await? == Value::Int(0) {
+        return Ok(None);
+    }
+    // Another process may have created it between the two calls: a namespace is created with its schema, at once.
+    let found = look(link, namespace).await?;
+    let foreign = || {
+        let place = &link.whose().place;
+        let what = format!("the key `{key}` at `{place}` belongs to another program: it has no schema");
+        StoreError::Invalid { what }
+    };
+    found.map(Some).ok_or_else(foreign)
+}
+
+async fn look(link: &Link, namespace: &Namespace) -> Result<Option<Found>, StoreError> {
     let key = key(namespace);
     let mut call = ::redis::cmd("HMGET");
     call.arg(&key).arg("schema").arg("layout");

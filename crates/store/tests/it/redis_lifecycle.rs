@@ -74,6 +74,24 @@ async fn a_namespace_is_made_once_and_then_was_there() {
     );
 }
 
+/// A namespace that another process created between two calls was taken for another program's.
+#[tokio::test(flavor = "multi_thread")]
+async fn namespace_opened_by_many_at_once_is_ours() {
+    skip_without!(REDIS);
+    for _ in 0..25 {
+        let name = unique("new");
+        let opening: Vec<_> = (0..8)
+            .map(|_| {
+                let name = name.clone();
+                tokio::spawn(async move { open(&address(REDIS), &name).await.map(drop) })
+            })
+            .collect();
+        for opened in opening {
+            opened.await.unwrap().unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_look_leaves_every_key_as_it_is_and_makes_none() {
     skip_without!(REDIS_SERVER);
@@ -202,4 +220,24 @@ async fn settings_that_endanger_what_is_promised_are_told() {
     let checked = life(&replica.url(), "").check().await.unwrap();
     let role = checked.settings.iter().find(|setting| setting.name == "role").expect("it is a replica");
     assert!(role.danger.is_some());
+}
+
+#[tokio::test]
+async fn foreign_hash_at_our_key_is_left_alone() {
+    skip_without!(REDIS);
+    let (url, name) = (address(REDIS), unique("theirs"));
+    let key = format!("tidegate:{{{name}}}:meta");
+    ask::<i64>(&url, &["HSET", &key, "title", "not ours"]).await;
+    let life = life(&url, &format!("&namespace={name}"));
+    for (verb, answer) in [
+        ("open", open(&url, &name).await.map(drop)),
+        ("init", life.init().await.map(drop)),
+        ("check", life.check().await.map(drop)),
+        ("upgrade", life.upgrade().await.map(drop)),
+    ] {
+        let error = answer.map(|()| verb).unwrap_err();
+        assert!(error.to_string().contains("belongs to another program"), "{verb}: {error}");
+        assert_eq!(ask::<Vec<String>>(&url, &["HGETALL", &key]).await, ["title", "not ours"], "{verb}");
+        assert_eq!(ask::<i64>(&url, &["SISMEMBER", "tidegate:namespaces", &name]).await, 0, "{verb}");
+    }
 }

@@ -48,6 +48,65 @@ async fn an_engine_that_nobody_reaches_is_away() {
     assert!(error.is_transient(), "{error}");
 }
 
+/// Another program's single-table design often has the same key names. `init` used to add indexes, a stream and an expiry to
+/// such a table, and `destroy` deleted it.
+#[tokio::test]
+async fn foreign_table_with_our_keys_is_left_alone() {
+    skip_without!(ENGINE);
+    let table = unique("theirs");
+    let keys = "\"KeySchema\": [{\"AttributeName\": \"PK\", \"KeyType\": \"HASH\"}, \
+                {\"AttributeName\": \"SK\", \"KeyType\": \"RANGE\"}], \"AttributeDefinitions\": [\
+                {\"AttributeName\": \"PK\", \"AttributeType\": \"S\"}, {\"AttributeName\": \"SK\", \"AttributeType\": \"S\"}]";
+    tell(
+        "CreateTable",
+        &format!("{{\"TableName\": \"{table}\", \"BillingMode\": \"PAY_PER_REQUEST\", {keys}}}"),
+    )
+    .await;
+    let item = "{\"PK\": {\"S\": \"ORDER#1\"}, \"SK\": {\"S\": \"#META\"}}";
+    tell("PutItem", &format!("{{\"TableName\": \"{table}\", \"Item\": {item}}}")).await;
+    let life = options(ENGINE).of_table(&table).lifecycle().unwrap();
+    let described = describe(&table).await;
+    for (verb, error) in [
+        ("open", options(ENGINE).of_table(&table).open().await.map(drop)),
+        ("create", options(ENGINE).of_table(&table).create().await),
+        ("init", life.init().await.map(drop)),
+        ("check", life.check().await.map(drop)),
+        ("upgrade", life.upgrade().await.map(drop)),
+        ("dry run", life.losses().await.map(drop)),
+        ("destroy", life.destroy().await.map(drop)),
+    ] {
+        let error = error.map(|()| verb).unwrap_err();
+        assert!(matches!(error, StoreError::Invalid { .. }), "{verb}: {error}");
+        assert_eq!(describe(&table).await, described, "after {verb}");
+    }
+    let error = life.destroy().await.unwrap_err().to_string();
+    assert!(error.contains("belongs to another program") && error.contains("no namespace record"), "{error}");
+}
+
+#[tokio::test]
+async fn init_completes_an_empty_table_of_our_shape() {
+    skip_without!(ENGINE);
+    let options = options(ENGINE).of_table(unique("empty"));
+    let life = options.clone().lifecycle().unwrap();
+    assert_eq!(life.losses().await.unwrap().spaces, [], "a dry run without a table agrees with a real one");
+    assert!(!life.destroy().await.unwrap().was_there);
+    life.init().await.unwrap();
+    // A second namespace: the table holds a record of the first.
+    let second = options.clone().namespace("second").lifecycle().unwrap();
+    assert!(
+        second.init().await.unwrap().parts.iter().any(|part| part.is_new && part.part.kind == "namespace")
+    );
+    assert_eq!(second.losses().await.unwrap().spaces.len(), 2);
+    assert!(second.destroy().await.unwrap().was_there);
+}
+
+/// What the engine says of a table, without what changes by itself.
+async fn describe(table: &str) -> String {
+    let told = tell("DescribeTable", &format!("{{\"TableName\": \"{table}\"}}")).await;
+    let (_, body) = told.split_once("\r\n\r\n").expect("a body");
+    body.to_owned()
+}
+
 /// Sends a request to the engine as another program could, and returns the response.
 async fn tell(operation: &str, body: &str) -> String {
     let server = address(ENGINE).trim_start_matches("http://").to_owned();

@@ -98,6 +98,35 @@ async fn a_newer_schema_and_one_of_another_program_are_refused() {
     assert!(error.to_string().ends_with("has tables of another program"), "{error}");
 }
 
+/// A table called `versions` was taken for ours: `init` and `upgrade` altered it.
+#[tokio::test]
+async fn foreign_schema_with_versions_is_left_alone() {
+    skip_without!(POSTGRES);
+    let (outside, theirs) = (outside(&url()).await, unique("t"));
+    for version in [0, 1] {
+        let make = format!(
+            "DROP SCHEMA IF EXISTS \"{theirs}\" CASCADE; CREATE SCHEMA \"{theirs}\";
+             CREATE TABLE \"{theirs}\".versions AS SELECT {version}::bigint AS version"
+        );
+        outside.batch_execute(&make).await.unwrap();
+        let life = lifecycle::at(&format!("{}?schema={theirs}", url())).unwrap();
+        for (verb, answer) in [
+            ("open", patient(url()).schema(&theirs).open().await.map(drop)),
+            ("init", life.init().await.map(drop)),
+            ("check", life.check().await.map(drop)),
+            ("upgrade", life.upgrade().await.map(drop)),
+        ] {
+            let error = answer.map(|()| verb).unwrap_err();
+            assert!(error.to_string().ends_with("has tables of another program"), "{verb}: {error}");
+        }
+        let columns =
+            "SELECT string_agg(table_name || '.' || column_name, ',') FROM information_schema.columns
+                       WHERE table_schema = $1";
+        let columns: String = outside.query_one(columns, &[&theirs]).await.unwrap().get(0);
+        assert_eq!(columns, "versions.version");
+    }
+}
+
 #[tokio::test]
 async fn a_store_that_was_closed_says_so() {
     skip_without!(POSTGRES);
