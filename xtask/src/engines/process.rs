@@ -60,7 +60,9 @@ impl Process {
 
     /// Asks it to end, and then makes it.
     pub(super) fn stop(&self) -> Result<()> {
-        // For PostgreSQL an interrupt means to end at once and in order; to the others both mean the same.
+        // A background shell starts its children with SIGINT ignored, so that alone would not end every server. PostgreSQL
+        // waits for its clients after SIGTERM, and ends in order at once after SIGINT.
+        self.signal(Signal::TERM)?;
         self.signal(Signal::INT)?;
         if !wait(|| Ok(!self.is_alive()))? {
             self.signal(Signal::KILL)?;
