@@ -28,6 +28,7 @@
 //! - With any other ending an empty quota is waited for only until one unit of it is there, and only where the
 //!   limit is known too: the next request would be refused for certain, and refused requests often count. Where a
 //!   far side's numbers are not to be trusted, [`Drained::GoOn`] leaves this out.
+//! - What is left of requests and tokens, and of which quota nothing is left, is passed on to the controller.
 //! - `x-amz-retry-after` counts where nothing else is said and the request did not succeed, within 5 s beyond the
 //!   caller's own back-off, which [`Classes::backoff`] tells.
 
@@ -247,7 +248,20 @@ impl Classes {
     pub fn outcome_with(&self, ended: Ended, signals: &Signals) -> Outcome {
         let sort = self.sort_with(ended, signals);
         let unread = signals.malformed.saturating_add(signals.ignored);
-        let outcome = bare(ended, sort).with_malformed(unread);
+        let mut outcome = bare(ended, sort).with_malformed(unread);
+        // Numbers that are not trusted do not set a pace either.
+        if self.drained == Drained::Wait && sort != Sort::Mistake {
+            for quota in &signals.quotas {
+                // Of several quotas of one dimension the first counts, as in `Signals::quota`.
+                if let Some(level) = quota.level().filter(|_| outcome.quota_level(quota.dimension).is_none())
+                {
+                    outcome = outcome.quota(quota.dimension, level);
+                }
+            }
+        }
+        if let (Sort::Overload, Some(dimension)) = (sort, signals.exceeded()) {
+            outcome = outcome.exceeded(dimension);
+        }
         match self.wait(ended, sort, signals) {
             Some(wait) => outcome.retry_after(wait.min(WAIT_MAX)),
             None => outcome,

@@ -42,6 +42,35 @@ impl Cost {
         self.bytes = bytes;
         self
     }
+
+    /// Units per dimension that a controller estimates.
+    pub(crate) const fn units(self) -> [u64; DIMENSIONS] {
+        [1, self.tokens]
+    }
+}
+
+/// What a controller estimates: requests and tokens.
+pub(crate) const DIMENSIONS: usize = 2;
+
+/// What a controller must know later about a request it admitted: nothing else is kept per request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// When the work started: its latency starts here.
+    pub(crate) at: Instant,
+    /// Requests in flight when it was admitted, this one included.
+    pub(crate) in_flight: u32,
+    /// The cohort whose latency it counts in; 0 is none.
+    pub(crate) cohort: u32,
+    /// Units sent before it, per dimension.
+    pub(crate) before: [u64; DIMENSIONS],
+}
+
+impl Sent {
+    /// Of a request that no controller counts.
+    #[inline]
+    pub(crate) const fn uncounted(at: Instant) -> Self {
+        Self { at, in_flight: 0, cohort: 0, before: [0; DIMENSIONS] }
+    }
 }
 
 /// What was taken for one request, and when: the receipt a permit carries.
@@ -52,8 +81,9 @@ impl Cost {
 #[must_use = "a charge that is not settled leaks what it holds"]
 pub struct Charge {
     pub(crate) cost: Cost,
-    /// When it entered: its latency starts here, and its tokens are stamped with it.
+    /// When it was admitted: its tokens belong to the window of this time, and its place in the pace.
     pub(crate) entered: Instant,
+    pub(crate) sent: Sent,
     pub(crate) generation: u32,
     /// What a byte cost on entry; 0 where bytes were not limited.
     pub(crate) byte_price: u16,
@@ -66,14 +96,20 @@ impl Charge {
         self.cost
     }
 
-    /// When the request entered. Meaningful only where a timed gate made the throttle read its clock.
+    /// When the request was admitted. Meaningful only if a timed gate made the throttle read its clock.
     pub const fn entered(&self) -> Instant {
         self.entered
     }
 
-    /// The request goes out only now, some time after it entered: its latency starts here.
+    /// When the work started: at admission, unless [`goes_out`](Self::goes_out) set it later.
+    pub const fn sent_at(&self) -> Instant {
+        self.sent.at
+    }
+
+    /// The work starts only now, some time after the request was admitted: its latency starts here. Its tokens and its place
+    /// in the pace stay where they were taken.
     pub const fn goes_out(mut self, now: Instant) -> Self {
-        self.entered = now;
+        self.sent.at = now;
         self
     }
 
@@ -139,6 +175,8 @@ impl Holds {
 
     /// It went past the gates.
     pub(crate) const PAST: Self = Self(1 << 6);
+    /// Its answer was learned from before its end.
+    pub(crate) const ANSWERED: Self = Self(1 << 7);
 
     /// What goes back at the end. Bytes are among it: whoever holds bytes is counted.
     const RETURNED: Self = Self(Self::SLOT.0 | Self::RECOVERY_SLOT.0 | Self::PROBE.0 | Self::TOKENS.0);

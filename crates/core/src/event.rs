@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::control::Reason;
 use crate::per_second::PerSecond;
 use crate::time::Instant;
 
@@ -47,6 +48,11 @@ pub enum Event {
         interval: Change<Duration>,
         /// Entries per second before and after, where the controller moves the rate.
         rate: Option<Change<PerSecond>>,
+    },
+    /// The reason for the limits of [`Auto`](crate::plan::Auto) changed.
+    Controlled {
+        /// The reason before and after.
+        reason: Change<Reason>,
     },
     /// The rate is back where it was before it was cut.
     Recovered {

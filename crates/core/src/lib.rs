@@ -28,6 +28,7 @@ pub mod bucket;
 pub mod calendar;
 pub mod cause;
 pub mod classes;
+pub mod control;
 pub mod cost;
 pub mod event;
 pub mod feedback;

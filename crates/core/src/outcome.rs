@@ -13,7 +13,9 @@
 use std::time::Duration;
 
 use crate::cause::Cause;
-use crate::cost::Cost;
+use crate::cost::{Cost, DIMENSIONS};
+use crate::feedback::auto::index_of;
+use crate::feedback::headers::{Dimension, Reset};
 
 /// How the work went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +28,21 @@ pub struct Outcome {
     pub(crate) retried: bool,
     pub(crate) cause: Option<Cause>,
     pub(crate) malformed: u16,
+    pub(crate) exceeded: Option<Dimension>,
+    pub(crate) quotas: [Option<QuotaLevel>; DIMENSIONS],
+}
+
+/// What the upstream reported about one of its quotas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaLevel {
+    /// Units when it is full.
+    pub limit: u64,
+    /// Units left.
+    pub remaining: u64,
+    /// When it changes.
+    pub reset: Reset,
+    /// The time the limit is for, where it is known.
+    pub window: Option<Duration>,
 }
 
 /// The four endings.
@@ -127,6 +144,38 @@ impl Outcome {
         self.malformed
     }
 
+    /// The quota that a rejection was for, if its body or headers name it: requests or tokens.
+    pub const fn exceeded(mut self, dimension: Dimension) -> Self {
+        self.exceeded = Some(dimension);
+        self
+    }
+
+    /// What the upstream reported about its quota of requests or tokens; others are not counted.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate_core::feedback::headers::{Dimension, Reset};
+    /// use tidegate_core::outcome::{Outcome, QuotaLevel};
+    ///
+    /// let level = QuotaLevel { limit: 500, remaining: 20, reset: Reset::Full(Duration::from_secs(58)), window: None };
+    /// let outcome = Outcome::success().quota(Dimension::Requests, level);
+    /// # assert_eq!(outcome.quota_level(Dimension::Requests), Some(level));
+    /// ```
+    pub const fn quota(mut self, dimension: Dimension, level: QuotaLevel) -> Self {
+        if let Some(index) = index_of(dimension) {
+            self.quotas[index] = Some(level);
+        }
+        self
+    }
+
+    /// The level that was reported of a quota.
+    pub const fn quota_level(&self, dimension: Dimension) -> Option<QuotaLevel> {
+        match index_of(dimension) {
+            Some(index) => self.quotas[index],
+            None => None,
+        }
+    }
+
     /// Where the blame lies: what was said, else what the kind suggests. `None` for what is no error.
     #[inline]
     pub const fn blame(&self) -> Option<Cause> {
@@ -177,6 +226,8 @@ impl Outcome {
             retried: false,
             cause: None,
             malformed: 0,
+            exceeded: None,
+            quotas: [None; DIMENSIONS],
         }
     }
 }

@@ -12,12 +12,15 @@ use crate::plan::check::{COUNT_MAX, Problems};
 use crate::retry::Retry;
 
 mod aimd;
+mod auto;
 mod check;
 mod fields;
 mod presets;
 
 pub use aimd::Aimd;
 pub(crate) use aimd::AimdLimits;
+pub use auto::Auto;
+pub(crate) use auto::AutoLimits;
 pub use check::{InvalidPlan, Problem};
 pub use fields::FieldValue;
 
@@ -293,6 +296,11 @@ impl Pause {
         self
     }
 
+    /// The longest pause that a hint may ask for.
+    pub const fn longest(&self) -> Duration {
+        self.max
+    }
+
     /// How long the recovering phase lasts after a pause.
     #[must_use]
     pub const fn tail(mut self, tail: Duration) -> Self {
@@ -308,20 +316,22 @@ impl Pause {
     }
 }
 
-/// The default controller: brakes on failures, and lets go step by step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Brakes on failures, and releases step by step.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Brake {
     pub(crate) failures: u32,
+    pub(crate) share: f64,
     pub(crate) within: Duration,
     pub(crate) cooling: Duration,
     pub(crate) ceiling_periods: u32,
 }
 
 impl Default for Brake {
-    /// Three failures within 60 s; cooling periods of 60 s; the ceiling is lifted after five without failure.
+    /// Three failures within 60 s that are at least a tenth of the outcomes; cooling periods of 60 s; the ceiling is lifted
+    /// after five without failure.
     fn default() -> Self {
         let minute = Duration::from_secs(60);
-        Self { failures: 3, within: minute, cooling: minute, ceiling_periods: 5 }
+        Self { failures: 3, share: 0.1, within: minute, cooling: minute, ceiling_periods: 5 }
     }
 }
 
@@ -331,6 +341,13 @@ impl Brake {
     pub const fn at(mut self, failures: u32, span: Duration) -> Self {
         self.failures = failures;
         self.within = span;
+        self
+    }
+
+    /// Brakes only if the failures are at least this share of the outcomes in the same span: a few in many say little.
+    #[must_use]
+    pub const fn share(mut self, fraction: f64) -> Self {
+        self.share = fraction;
         self
     }
 
@@ -360,6 +377,8 @@ pub enum Controller {
     Brake(Brake),
     /// Moves the rate.
     Aimd(Aimd),
+    /// Moves rate and slots together.
+    Auto(Auto),
 }
 
 /// What a throttle shall be, not yet checked.
@@ -419,9 +438,16 @@ impl Draft {
     ///
     /// # Errors
     /// [`InvalidPlan`] lists everything that is wrong, each with field, value and bound.
-    pub fn check(self) -> Result<Plan, InvalidPlan> {
+    pub fn check(mut self) -> Result<Plan, InvalidPlan> {
         let mut problems = Problems::default();
+        if let Controller::Auto(_) = self.controller {
+            self.slots.get_or_insert(Auto::SLOTS);
+        }
         problems.look_at(&self);
+        let auto = match (&self.controller, self.slots) {
+            (Controller::Auto(auto), Some(slots)) => problems.auto(auto, slots),
+            _ => None,
+        };
         let (aimd, rate) = match (&self.controller, self.rate) {
             (Controller::Aimd(aimd), rate) => problems.aimd(aimd, rate).unzip(),
             (_, rate) => (None, rate.and_then(|rate| problems.shape(rate))),
@@ -433,7 +459,7 @@ impl Draft {
         let settles_timed = learns || self.budget.is_some() || self.pause.sizes.is_some();
         let counts = self.slots.is_some() || self.bytes.is_some() || settles_timed;
         let plain = !settles_timed && self.pace.is_none() && self.bytes.is_none();
-        Ok(Plan { draft: self, rate, aimd, timed: timed || learns, settles_timed, counts, plain })
+        Ok(Plan { draft: self, rate, aimd, auto, timed: timed || learns, settles_timed, counts, plain })
     }
 }
 
@@ -446,6 +472,8 @@ pub struct Plan {
     pub(crate) rate: Option<Shape>,
     /// Where the controller is one that moves the rate.
     pub(crate) aimd: Option<AimdLimits>,
+    /// Where the controller is `Auto`.
+    pub(crate) auto: Option<AutoLimits>,
     timed: bool,
     settles_timed: bool,
     counts: bool,

@@ -49,6 +49,13 @@ impl Random {
         u64::try_from(high + half).unwrap_or(u64::MAX)
     }
 
+    /// A uniform draw from `[0, 1)`.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+    pub(crate) fn fraction(&mut self) -> f64 {
+        const BITS: u64 = 1 << 53;
+        self.below(BITS) as f64 / BITS as f64
+    }
+
     fn next(&mut self) -> u64 {
         match &mut self.0 {
             Source::Fixed(value) => *value,

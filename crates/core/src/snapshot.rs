@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::control::Control;
 use crate::observed::Outcomes;
 use crate::per_second::PerSecond;
 use crate::time::Instant;
@@ -73,6 +74,8 @@ pub struct Snapshot {
     /// When one more plain request could enter, behind those who wait, as far as time goes; `None` when it waits for a
     /// return, and when it is closed.
     pub next_entry: Option<Instant>,
+    /// What [`Auto`](crate::plan::Auto) has found out, and why the limits are where they are; `None` with another controller.
+    pub control: Option<Control>,
     /// Panics of listeners and wakers.
     pub listener_panics: u64,
     /// Events lost to a listener that was too slow.
@@ -89,6 +92,8 @@ pub struct Levels {
     pub slots: Option<u32>,
     /// Entries per second now; `None` without a rate.
     pub rate: Option<PerSecond>,
+    /// Requests per second that the upstream is estimated to grant; `None` if that is not known.
+    pub quota: Option<PerSecond>,
     /// The circuit; `None` without one.
     pub circuit: Option<CircuitState>,
 }

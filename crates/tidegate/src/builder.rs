@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidegate_core::event::Notice;
 use tidegate_core::plan::{
-    Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Plan, Rate, Slots,
+    Auto, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Plan, Rate, Slots,
 };
 use tidegate_core::random::Random;
 use tidegate_core::retry::Retry;
@@ -20,7 +20,8 @@ use crate::keyed::Limits;
 use crate::observe::Observer;
 use crate::throttle::{Setup, Throttle};
 
-/// Says what limits; made by [`Throttle::builder`], [`Throttle::gentle`], [`Throttle::layered`] and [`Throttle::host`].
+/// Configures what limits; made by [`Throttle::builder`], [`Throttle::auto`], [`Throttle::gentle`], [`Throttle::layered`] and
+/// [`Throttle::host`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -62,7 +63,7 @@ impl Builder {
         }
     }
 
-    /// How many requests may be in flight. Slots that can move bring the brake, unless a controller is named.
+    /// How many requests may be in flight. Slots that can move bring [`Auto`], unless a controller is named.
     pub fn slots(mut self, slots: Slots) -> Self {
         self.draft.slots = Some(slots);
         self
@@ -108,6 +109,11 @@ impl Builder {
     pub fn pause(mut self, pause: Pause) -> Self {
         self.draft.pause = pause;
         self
+    }
+
+    /// Learns rate and slots from outcomes, within these limits.
+    pub fn auto_within(self, auto: Auto) -> Self {
+        self.controller(Controller::Auto(auto))
     }
 
     /// Who learns from outcomes.
@@ -205,13 +211,13 @@ impl Builder {
     }
 }
 
-/// The plan of a draft; slots that can move bring the brake where no controller is named.
+/// The plan of a draft; slots that can move bring `Auto` where no controller is named.
 fn checked(mut draft: Draft, controller: Option<Controller>) -> Result<Plan, InvalidPlan> {
     let is_adaptive = draft.slots.is_some_and(|slots| slots.is_adaptive());
     match controller {
         Some(controller) => draft.controller = controller,
         None if is_adaptive && draft.controller == Controller::Fixed => {
-            draft.controller = Controller::Brake(Brake::default());
+            draft.controller = Controller::Auto(Auto::default());
         }
         None => {}
     }

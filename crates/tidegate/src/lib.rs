@@ -142,8 +142,10 @@ pub use tidegate_core::authority::{Account, Authority, InvalidAccount, InvalidAu
 pub use tidegate_core::backoff::{Backoff, Jitter};
 pub use tidegate_core::cause::Cause;
 pub use tidegate_core::classes::{Classes, Drained, Ended, InvalidStatus, Sort};
+pub use tidegate_core::control::{Control, Estimate, Reason};
 pub use tidegate_core::cost::Cost;
 pub use tidegate_core::event::{Change, Event, Notice, Trip, Why};
+pub use tidegate_core::feedback::headers::{Dimension, Reset};
 pub use tidegate_core::limit::balance::Balance;
 pub use tidegate_core::limit::entity::{Entity, InvalidEntity};
 pub use tidegate_core::limit::lease::LeaseId;
@@ -156,11 +158,11 @@ pub use tidegate_core::limit::resolve::Source;
 pub use tidegate_core::limit::rule::{InvalidLimit, Limit};
 pub use tidegate_core::limit::usage::{Tally, Usage, Window};
 pub use tidegate_core::observed::Outcomes;
-pub use tidegate_core::outcome::{Kind, Outcome};
+pub use tidegate_core::outcome::{Kind, Outcome, QuotaLevel};
 pub use tidegate_core::per_second::PerSecond;
 pub use tidegate_core::plan::{
-    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Oversize, Pace, Pause, Problem,
-    Rate, SizeRule, Slots,
+    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Oversize, Pace, Pause,
+    Problem, Rate, SizeRule, Slots,
 };
 pub use tidegate_core::random::Random;
 pub use tidegate_core::refused::Refused;

@@ -66,7 +66,7 @@ impl<'a> Permit<'a> {
         if let Some(spent) = outcome.spent_cost() {
             self.spend(spent.tokens);
         }
-        if let Some(charge) = &self.charge {
+        if let Some(charge) = &mut self.charge {
             self.inner.record(Some(charge), outcome);
         }
     }

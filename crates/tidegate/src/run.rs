@@ -1,7 +1,7 @@
 //! Work under a throttle, tried again as often as it is worth it.
 //!
-//! Every attempt is admitted anew and holds its permit only while it runs: nobody sleeps on a permit. Where the
-//! far side asked for a pause, that shared pause is the wait, and nobody sleeps beside it. What decides is one
+//! Every attempt is admitted anew and holds its permit only while it runs, never while it sleeps. A rejected attempt waits
+//! for its full hint. If the upstream's hint paused all requests, that shared pause is the wait. What decides is one
 //! [`Course`]; a future and a thread drive the same.
 
 use std::future::Future;
@@ -413,7 +413,7 @@ impl<'a, T, E> Course<'a, T, E> {
         permit.settle(class.outcome.retried());
         self.last = Some(result);
         self.last_kind = class.outcome.kind();
-        Step::AskAgain(self.delay())
+        Step::AskAgain(self.delay(class.outcome.hint()))
     }
 
     fn end(&self, result: Result<T, E>, why: Stopped) -> Result<T, RunError<E>> {
@@ -428,16 +428,19 @@ impl<'a, T, E> Course<'a, T, E> {
         state.retries(&budget).take(&budget, now)
     }
 
-    /// How long to stay away; a pause that all share replaces a wait of one's own.
-    fn delay(&self) -> Option<Instant> {
+    /// When to ask again: after the back-off and after the hint, capped as pauses are. A pause of all requests that lasts as
+    /// long replaces both.
+    fn delay(&self, hint: Option<Duration>) -> Option<Instant> {
         let now = self.inner.clock().now();
         let mut state = self.inner.lock();
         let State { plan, gates, .. } = &mut *state;
-        if gates.is_paused(plan, now) {
-            return None;
+        let hinted = hint.map(|hint| now + hint.min(plan.draft().pause.longest()));
+        if let Some(until) = gates.paused_until(now) {
+            return hinted.filter(|hinted| *hinted > until);
         }
         let delay = gates.delay(self.retry.delays(), self.attempts - 1);
-        (delay > Duration::ZERO).then(|| now + delay)
+        let at = hinted.map_or(now + delay, |hinted| hinted.max(now + delay));
+        (at > now).then_some(at)
     }
 }
 

@@ -90,14 +90,15 @@ impl Inner {
     #[inline(never)]
     fn settle_measured(&self, ending: Ending) {
         let now = self.clock().now();
-        let (outcome, since_entry) = (ending.outcome, now.since(ending.charge.entered()));
+        let (outcome, since_entry) = (ending.outcome, now.since(ending.charge.sent_at()));
         self.settle_locked(ending, Time::Read(now));
         self.show();
         self.ended(outcome, Some(since_entry));
     }
 
-    pub(crate) fn record(&self, charge: Option<&Charge>, outcome: Outcome) {
+    pub(crate) fn record(&self, charge: Option<&mut Charge>, outcome: Outcome) {
         let now = self.clock().now();
+        let since_sent = charge.as_ref().map(|charge| now.since(charge.sent_at()));
         let mut effects = Effects::default();
         let mut state = self.lock();
         let waiting = state.waiting();
@@ -105,7 +106,17 @@ impl Inner {
         gates.record(plan, charge, outcome, waiting, now, &mut effects.events);
         state.pump_after(now, Returned::Nothing, &mut effects);
         self.release(state, effects);
-        self.ended(outcome, charge.map(|charge| now.since(charge.entered())));
+        self.ended(outcome, since_sent);
+    }
+
+    /// The work starts now: time in our queue, in a store or in the scheduler is not the upstream's latency.
+    #[inline]
+    pub(crate) fn goes_out(&self, charge: Charge) -> Charge {
+        #[cold]
+        fn goes_out_now(throttle: &Inner, charge: Charge) -> Charge {
+            charge.goes_out(throttle.clock().now())
+        }
+        if self.settles_timed() { goes_out_now(self, charge) } else { charge }
     }
 
     /// Something learns, or a hint is counted from now.

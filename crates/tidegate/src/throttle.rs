@@ -88,10 +88,10 @@ pub(crate) struct Setup {
 }
 
 impl Throttle {
-    /// Five slots, 0.2–30 s between entries with jitter, braking at three failures in a minute.
-    #[expect(clippy::missing_panics_doc, reason = "the gentle draft is checked by a test")]
+    /// A throttle that finds out how fast the upstream may be called: [`Throttle::auto`] as it is.
+    #[expect(clippy::missing_panics_doc, reason = "the draft is checked by a test")]
     pub fn new() -> Self {
-        Self::gentle().build().expect("the gentle draft is within its bounds")
+        Self::auto().build().expect("the draft is within its bounds")
     }
 
     /// A builder with no gate at all: what is not asked for does not limit.
@@ -99,7 +99,23 @@ impl Throttle {
         Builder::new(Draft::default())
     }
 
-    /// A builder with the limits of [`Throttle::new`], to be changed.
+    /// A builder for [`Auto`](crate::Auto): rate and slots together, learned from what the upstream accepts, from its quota
+    /// headers and its latency. It starts at ten requests per second and 32 slots and has no ceiling but 1,024 slots; a lower
+    /// one can be set, and is reported as the reason when it is reached.
+    ///
+    /// ```
+    /// use tidegate::{Auto, Slots, Throttle};
+    ///
+    /// let throttle = Throttle::auto().slots(Slots::adaptive(1..=64)).auto_within(Auto::default().rate_max(200.0)).build()?;
+    /// assert_eq!(throttle.snapshot().control.unwrap().reason.to_string(), "probing");
+    /// # Ok::<(), tidegate::InvalidPlan>(())
+    /// ```
+    pub fn auto() -> Builder {
+        Builder::new(Draft::auto())
+    }
+
+    /// A polite builder with fixed ceilings: five slots and 0.2–30 s between entries with jitter, so at most five requests per
+    /// second whatever the upstream allows, braking at three failures in a minute that are a tenth of the outcomes.
     pub fn gentle() -> Builder {
         Builder::new(Draft::gentle())
     }
@@ -111,13 +127,12 @@ impl Throttle {
         Builder::new(Draft::layered())
     }
 
-    /// A builder for one of many hosts, of which nobody knows how much they bear: an adaptive rate of 0.25 to 8 per second
-    /// that starts at two, with a burst of four; a circuit that opens for 15 s at five failures in a row or at 40 % of at
-    /// least ten outcomes in 30 s, and closes with three probes; and three attempts for [`run`](Self::run), with jitter.
+    /// A builder for one of many hosts: [`Throttle::auto`]; a circuit that opens for 15 s at five failures in a row or at 40 % of
+    /// at least ten outcomes in 30 s, and closes with three probes; and three attempts for [`run`](Self::run), with jitter.
     ///
     /// ```
     /// let throttle = tidegate::Throttle::host().build()?;
-    /// assert_eq!(throttle.snapshot().rate.unwrap().to_string(), "2/s");
+    /// assert_eq!(throttle.snapshot().rate.unwrap().to_string(), "10/s");
     /// # Ok::<(), tidegate::InvalidPlan>(())
     /// ```
     pub fn host() -> Builder {

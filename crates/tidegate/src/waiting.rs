@@ -199,7 +199,8 @@ impl<'a> Waiting<'a> {
     /// Its fate is known, and whoever looks is told.
     fn answer(&mut self, fate: Result<Charge, Refused>) -> Result<Charge, Refused> {
         self.inner.answered(self.watch.take(), fate.as_ref().map(|_| ()));
-        fate
+        // It may have been granted some time before this task was polled.
+        fate.map(|charge| self.inner.goes_out(charge))
     }
 
     /// Blocks the thread until its turn has come.

@@ -47,6 +47,8 @@ pub(crate) struct Tried {
     pub(crate) kind: Kind,
     /// Whether another attempt may do better.
     pub(crate) is_worth_another: bool,
+    /// When the host asked to retry it.
+    pub(crate) hint: Option<Duration>,
 }
 
 /// What it brought.
@@ -106,13 +108,13 @@ pub(crate) async fn attempt(client: Client, ask: Ask, mut entry: Entry) -> Tried
         return settled(entry, Class::of(classes.classes(), Ended::Connection), got, latency);
     }
     entry.settle(if is_told { Outcome::ignored() } else { said });
-    Tried { got, kind: said.kind(), is_worth_another: class.is_worth_another() }
+    Tried { got, kind: said.kind(), is_worth_another: class.is_worth_another(), hint: said.hint() }
 }
 
 fn settled(entry: Entry, class: Class, got: Got, latency: Duration) -> Tried {
     let outcome: Outcome = class.outcome().took(latency);
     entry.settle(outcome);
-    Tried { got, kind: outcome.kind(), is_worth_another: class.is_worth_another() }
+    Tried { got, kind: outcome.kind(), is_worth_another: class.is_worth_another(), hint: None }
 }
 
 async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Got {

@@ -229,7 +229,9 @@ impl Crawl {
             Ok(landed) => landed,
             Err(error) => {
                 let why = format!("a fault of this program: {error}");
-                (error.id(), Tried { got: Got::Lost(why), kind: Kind::Ignored, is_worth_another: false })
+                let tried =
+                    Tried { got: Got::Lost(why), kind: Kind::Ignored, is_worth_another: false, hint: None };
+                (error.id(), tried)
             }
         };
         let Some(Flight { host, mut job, part }) = flying.jobs.remove(&id) else {
@@ -251,9 +253,12 @@ impl Crawl {
             return Err(self.trouble(&error));
         }
         if tried.is_worth_another && job.tries < self.book.manners.tries_max {
-            let delay = backoff().delay(job.tries - 1, &mut self.random);
-            self.book.put_later(host, job, now + delay);
-            return Ok(());
+            // A rejected page always waits for its own hint; whether its host rests too is for its throttle to decide.
+            let delay = backoff().delay(job.tries - 1, &mut self.random).max(tried.hint.unwrap_or_default());
+            if delay <= self.book.manners.patience {
+                self.book.put_later(host, job, now + delay);
+                return Ok(());
+            }
         }
         match job.what {
             What::Page(_) => self.page_landed(host, job, part, tried),
@@ -339,7 +344,7 @@ impl Crawl {
             let per_second =
                 span.filter(|span| *span > 0.0).map(|span| per(host.tally.attempts.saturating_sub(1), span));
             let view = self.book.gates.view(&host.authority);
-            let limit = view.and_then(|(rate, _)| rate.rate).map(tidegate::PerSecond::as_f64);
+            let limit = view.and_then(|view| view.rate).map(tidegate::PerSecond::as_f64);
             let gave_up = host.gave_up.clone();
             hosts.push(HostLine {
                 host: host.authority.to_string(),
@@ -389,7 +394,7 @@ const fn is_to_end(heard: Heard) -> bool {
     heard.is_to_end() || matches!(heard.number, SIGHUP | SIGQUIT)
 }
 
-/// Between two attempts at one page. What the host itself asks for comes on top.
+/// Between two attempts at one page, unless the host asks for a longer wait.
 pub(crate) fn backoff() -> Backoff {
     Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5)).jitter(Jitter::Full)
 }

@@ -1,94 +1,70 @@
-//! What each host bears: a rate and a number of requests at once, both found out by what it answers.
+//! How fast each host may be asked: its rate and slots, found by `Auto` from how it answers.
 //!
-//! A throttle has one controller, and a host has two things to find out. So each host has two throttles: one whose adaptive rate,
-//! circuit and pauses say when, and one whose adaptive slots say how many at once. The slot is asked for first: it goes back whole
-//! when the rate says no, and an entry of the rate would not.
-//!
-//! Nobody waits here. Whoever is refused is told for how long, and comes again.
+//! Nothing waits here. A request that is refused gets the time after which it may be tried again.
 
 use std::time::Duration;
 
 use tidegate::{
-    Aimd, Authority, Brake, Controller, Cost, Gate, InvalidKeyedOptions, InvalidPlan, Keyed, Outcome, Pace,
-    Pause, Permit, Rate, Refused, Slots, Snapshot, Throttle,
+    Authority, Auto, Cost, Gate, InvalidKeyedOptions, InvalidPlan, Keyed, Outcome, Pace, Pause, Permit,
+    Refused, Slots, Snapshot, Throttle,
 };
 
 use crate::failure::Failure;
 
-/// So many may be sent at once after a rest, or a quarter of a second's where that is more.
-const BURST: f64 = 4.0;
-/// No host goes below this, unless it is to stay below.
-const RATE_MIN: f64 = 0.25;
-/// From the least to the most it takes so many seconds of steady growth.
-const GROWTH_SECONDS: f64 = 32.0;
 /// A host that asks for more than this is not asked again in the same run.
 const PAUSE_MAX: Duration = Duration::from_hours(24);
 
 /// The throttles of all hosts.
 #[derive(Debug)]
 pub(crate) struct Gates {
-    rates: Keyed<Authority>,
-    slots: Keyed<Authority>,
+    hosts: Keyed<Authority>,
 }
 
 /// The right to send one request to a host.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    slot: Permit<'static>,
-    turn: Permit<'static>,
+    permit: Permit<'static>,
 }
 
 /// Why a host is not asked now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It goes on by itself after so long, which is as usual.
+    /// Its rate allows the next request after this.
     Turn(Duration),
-    /// It was asked for: a pause, or a delay between requests.
+    /// It asked for a pause, or for a delay between requests.
     Asked(Duration),
-    /// Too much has failed there, and it is left alone.
+    /// Its circuit is open.
     Open(Duration),
-    /// Until one of those under way there ends.
+    /// Until one of its requests in flight ends.
     Return,
 }
 
 impl Gates {
-    /// From `rate` requests a second to a host up to `rate_max`, and at most `at_once` at a time.
-    pub(crate) fn new(rate: f64, rate_max: f64, at_once: u32) -> Result<Self, Failure> {
-        let refused = |error: InvalidPlan| Failure::usage(error.to_string());
-        let unkeyed = |error: InvalidKeyedOptions| Failure::failed(error.to_string());
-        let rate = rate.min(rate_max);
-        let aimd = Aimd::default().within(RATE_MIN.min(rate)..=rate_max).slow_start();
-        let aimd = aimd.increase((rate_max / GROWTH_SECONDS).max(RATE_MIN));
-        let rates = Throttle::host()
-            .rate(per_second(rate).burst(whole(BURST.max(rate / BURST))))
-            .controller(Controller::Aimd(aimd))
-            .pause(Pause::default().max(PAUSE_MAX))
-            .limits()
-            .map_err(refused)?;
-        let slots = Throttle::builder()
+    /// From `rate` requests a second to a host up to `rate_max`, if there is a ceiling, and at most `at_once` at a time.
+    pub(crate) fn new(rate: f64, rate_max: Option<f64>, at_once: u32) -> Result<Self, Failure> {
+        let auto = Auto::default().rate_start(rate);
+        let auto = rate_max.map_or(auto, |rate_max| auto.rate_min(1e-3_f64.min(rate_max)).rate_max(rate_max));
+        let limits = Throttle::host()
             .slots(Slots::adaptive(1..=at_once))
-            .controller(Controller::Brake(Brake::default()))
+            .auto_within(auto)
             .pause(Pause::default().max(PAUSE_MAX))
             .limits()
-            .map_err(refused)?;
-        Ok(Self {
-            rates: Keyed::builder(rates).build().map_err(unkeyed)?,
-            slots: Keyed::builder(slots).build().map_err(unkeyed)?,
-        })
+            .map_err(|error: InvalidPlan| Failure::usage(error.to_string()))?;
+        let unkeyed = |error: InvalidKeyedOptions| Failure::failed(error.to_string());
+        Ok(Self { hosts: Keyed::builder(limits).build().map_err(unkeyed)? })
     }
 
-    /// Enters now, or says why not.
+    /// Enters now, or reports why not.
     pub(crate) fn try_enter(&self, host: &Authority) -> Result<Entry, Wait> {
-        let slot = self.slots.try_acquire(host, Cost::request()).map_err(wait)?;
-        let turn = self.rates.try_acquire(host, Cost::request()).map_err(wait)?;
-        Ok(Entry { slot, turn })
+        let permit = self.hosts.try_acquire(host, Cost::request()).map_err(wait)?;
+        Ok(Entry { permit })
     }
 
-    /// At most one request in `span`, as the host's rules ask. The longer one counts where two are asked for.
+    /// At most one request in `span`, as the host's rules ask. The longest of several counts.
     pub(crate) fn space(&self, host: &Authority, span: Duration) -> Throttle {
-        let throttle = self.rates.throttle(host);
+        let throttle = self.hosts.throttle(host);
         let span = span.max(throttle.snapshot().interval);
-        // A span beyond all bounds is refused, and the longest that there is takes its place.
+        // A span beyond all bounds is refused, and the longest possible one takes its place.
         let spaced = |span| throttle.retune(|draft| draft.pace = Some(Pace::every(span)));
         if spaced(span).is_err() {
             drop(spaced(PAUSE_MAX));
@@ -96,23 +72,21 @@ impl Gates {
         throttle
     }
 
-    /// How the two throttles of a host stand.
-    pub(crate) fn view(&self, host: &Authority) -> Option<(Snapshot, Snapshot)> {
-        Some((self.rates.get(host)?.snapshot(), self.slots.get(host)?.snapshot()))
+    /// How the throttle of a host stands.
+    pub(crate) fn view(&self, host: &Authority) -> Option<Snapshot> {
+        Some(self.hosts.get(host)?.snapshot())
     }
 }
 
 impl Entry {
-    /// Learns from an answer whose end has yet to come.
+    /// Learns from an answer whose body is still to come.
     pub(crate) fn learn(&mut self, outcome: Outcome) {
-        self.turn.record(outcome);
-        self.slot.record(outcome);
+        self.permit.record(outcome);
     }
 
     /// Gives it back, with how it went.
     pub(crate) fn settle(self, outcome: Outcome) {
-        self.turn.settle(outcome);
-        self.slot.settle(outcome);
+        self.permit.settle(outcome);
     }
 }
 
@@ -125,16 +99,6 @@ fn wait(refused: Refused) -> Wait {
     }
 }
 
-/// A rate, to the thousandth.
-fn per_second(rate: f64) -> Rate {
-    Rate::new(whole(rate * 1_000.0), Duration::from_secs(1_000))
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within its bounds by then")]
-fn whole(number: f64) -> u64 {
-    number.clamp(1.0, 1e15) as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,53 +107,63 @@ mod tests {
         Authority::new("example.com").expect("a host")
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_slot_goes_back_when_the_rate_says_no() {
-        let gates = Gates::new(2.0, 8.0, 8).unwrap();
-        let entries: Vec<Entry> = std::iter::from_fn(|| gates.try_enter(&host()).ok()).collect();
-        assert_eq!(entries.len(), 4, "the burst");
-        assert!(
-            matches!(gates.try_enter(&host()), Err(Wait::Turn(span)) if span <= Duration::from_millis(501))
-        );
-        let (_, slots) = gates.view(&host()).unwrap();
-        assert_eq!(slots.in_flight, 4);
+    fn entries(gates: &Gates) -> Vec<Entry> {
+        std::iter::from_fn(|| gates.try_enter(&host()).ok()).collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_host_bears_no_more_at_once_than_its_slots() {
-        let gates = Gates::new(1_000.0, 1_000.0, 3).unwrap();
-        let mut entries: Vec<Entry> = std::iter::from_fn(|| gates.try_enter(&host()).ok()).collect();
-        assert_eq!((entries.len(), gates.try_enter(&host()).unwrap_err()), (3, Wait::Return));
-        entries.pop().unwrap().settle(Outcome::success());
+    async fn rate_holds_the_next_request_back() {
+        let gates = Gates::new(2.0, Some(8.0), 8).unwrap();
+        assert_eq!(entries(&gates).len(), 1);
+        let half_a_second = Duration::from_millis(501);
+        assert!(matches!(gates.try_enter(&host()), Err(Wait::Turn(span)) if span <= half_a_second));
+        assert_eq!(gates.view(&host()).unwrap().in_flight, 0, "it was given back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slots_bound_requests_in_flight() {
+        let gates = Gates::new(1_000.0, None, 3).unwrap();
+        let mut held = entries(&gates);
+        while held.len() < 3 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            held.extend(gates.try_enter(&host()).ok());
+        }
+        tokio::time::advance(Duration::from_millis(100)).await;
+        assert_eq!(gates.try_enter(&host()).unwrap_err(), Wait::Return);
+        held.pop().unwrap().settle(Outcome::success());
         assert!(gates.try_enter(&host()).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_host_asks_for_is_told_apart_from_what_is_usual() {
-        let gates = Gates::new(100.0, 100.0, 8).unwrap();
+    async fn pauses_of_a_host_differ_from_its_rate() {
+        let gates = Gates::new(100.0, Some(100.0), 8).unwrap();
         let pause = Duration::from_secs(30);
-        gates.try_enter(&host()).unwrap().settle(Outcome::overload().retry_after(pause));
-        assert!(matches!(gates.try_enter(&host()), Err(Wait::Asked(span)) if span >= pause));
+        // A hint on a rejection stops all requests once nothing was accepted since the last.
+        for _ in 0..3 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            if let Ok(entry) = gates.try_enter(&host()) {
+                entry.settle(Outcome::overload().retry_after(pause));
+            }
+        }
+        assert!(matches!(gates.try_enter(&host()), Err(Wait::Asked(span)) if span > pause / 2));
         let other = Authority::new("other.example").expect("a host");
         let held = gates.space(&other, Duration::from_secs(5));
         assert!(gates.try_enter(&other).is_ok());
         assert_eq!(gates.try_enter(&other).unwrap_err(), Wait::Asked(Duration::from_secs(5)));
         drop(held);
-        for _ in 0..5 {
-            let third = Authority::new("third.example").expect("a host");
-            tokio::time::advance(Duration::from_secs(10)).await;
-            if let Ok(entry) = gates.try_enter(&third) {
-                entry.settle(Outcome::failure());
-            }
-        }
         let third = Authority::new("third.example").expect("a host");
+        for _ in 0..5 {
+            tokio::time::advance(Duration::from_secs(10)).await;
+            gates.try_enter(&third).unwrap().settle(Outcome::failure());
+        }
         assert!(matches!(gates.try_enter(&third), Err(Wait::Open(_))));
     }
 
     #[test]
-    fn the_least_and_the_most_rates_are_within_the_bounds() {
+    fn least_and_most_rates_are_within_the_bounds() {
         for rate in [0.01, 0.25, 1.0, 8.0, 1e6] {
-            assert!(Gates::new(2.0, rate, 1).is_ok() && Gates::new(rate, 1e6, 10_000).is_ok(), "{rate}");
+            assert!(Gates::new(rate, Some(rate), 1).is_ok(), "{rate}");
+            assert!(Gates::new(rate, None, 10_000).is_ok(), "{rate}");
         }
     }
 }

@@ -57,9 +57,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 const HOW: &str = "\
-Each host is asked as often as it bears: the rate grows while it answers well
-and falls when it answers 429 or 503, and what it says of when to come back is
-kept. A host that waits keeps no other from being asked.
+Each host is asked as fast as it allows: the rate is found by how it answers,
+429 and 503 slow it down, and Retry-After and quota headers are obeyed. A host
+that waits keeps no other from being asked.
 
 Run the same command again to go on after an interruption, or to try again
 what has failed: a file that has its name in DIR is whole, and is not fetched
@@ -102,11 +102,11 @@ pub(crate) struct FetchArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     per_host: u32,
     /// Requests a second to one host, to begin with
-    #[arg(long, value_name = "RATE", default_value_t = 2.0, value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value_t = 10.0, value_parser = rate)]
     rate: f64,
-    /// Requests a second to one host, at most: from 0.01 to 1000000
-    #[arg(long, value_name = "RATE", default_value_t = 8.0, value_parser = rate)]
-    rate_max: f64,
+    /// Requests a second to one host, at most: from 0.01 to 1000000; no ceiling unless given
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    rate_max: Option<f64>,
     /// Attempts at one page, from 1 to 100
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     tries: u32,
@@ -174,7 +174,8 @@ pub(crate) async fn run(
         .pool_idle_timeout(KEEP_ALIVE)
         .build()
         .map_err(|error| Failure::usage(format!("requests cannot be made like this: {error}")))?;
-    let gates = Gates::new(args.rate, args.rate_max, args.per_host)?;
+    let rate = args.rate_max.map_or(args.rate, |rate_max| args.rate.min(rate_max));
+    let gates = Gates::new(rate, args.rate_max, args.per_host)?;
     let signals = Signals::hear()?;
     raise_file_limit();
     let mut folder = Folder::open(&args.out)?;

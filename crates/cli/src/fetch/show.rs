@@ -195,19 +195,21 @@ fn doing(host: &Host, gates: &Gates, now: Instant) -> String {
     };
     let seconds = wait.as_secs_f64().ceil();
     let is_asking = host.rules.iter().any(|rules| matches!(rules, Rules::Asking));
-    let Some((rate, slots)) = gates.view(&host.authority) else { return String::new() };
-    match rate.state {
+    let Some(view) = gates.view(&host.authority) else { return String::new() };
+    match view.state {
         State::CircuitOpen => format!("fails: left alone, {seconds:.0} s"),
         State::Paused => format!("asks to wait: {seconds:.0} s"),
         _ if is_asking => "robots.txt".to_owned(),
         _ => {
-            let limit = rate.rate.map(|rate| format!("up to {:.1}/s, ", rate.as_f64())).unwrap_or_default();
-            let every = if rate.interval.is_zero() {
+            let limit = view.rate.map(|rate| format!("up to {:.1}/s, ", rate.as_f64())).unwrap_or_default();
+            let every = if view.interval.is_zero() {
                 String::new()
             } else {
-                format!("one in {:.1} s, ", rate.interval.as_secs_f64())
+                format!("one in {:.1} s, ", view.interval.as_secs_f64())
             };
-            format!("{limit}{every}{} of {} at once", slots.in_flight, slots.slots.unwrap_or_default())
+            let reason = view.control.map(|control| format!(" ({})", control.reason)).unwrap_or_default();
+            let slots = view.slots.unwrap_or_default();
+            format!("{limit}{every}{} of {slots} at once{reason}", view.in_flight)
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Every status has its sort, and every sort its outcome; headers add to that what they may.
 
 use super::*;
-use crate::feedback::headers::read;
-use crate::outcome::Kind;
+use crate::feedback::headers::{Dimension, Reset, read};
+use crate::outcome::{Kind, QuotaLevel};
 use crate::time::Stamp;
 
 const NOW: Stamp = Stamp::from_secs(1_769_851_800);
@@ -145,7 +145,10 @@ fn what_is_said_of_one_thing_counts_where_it_is_no_success() {
 #[test]
 fn a_403_is_an_overload_where_its_quota_is_surely_empty() {
     let empty = [("x-ratelimit-limit", "60"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "40")];
-    assert_eq!(outcome(403, &empty), Outcome::overload().because(Cause::Other).retry_after(secs(40)));
+    let level = QuotaLevel { limit: 60, remaining: 0, reset: Reset::More(secs(40)), window: None };
+    let wanted = Outcome::overload().because(Cause::Other).retry_after(secs(40));
+    let wanted = wanted.quota(Dimension::Requests, level).exceeded(Dimension::Requests);
+    assert_eq!(outcome(403, &empty), wanted);
     let signals = read(empty, NOW);
     assert_eq!(Classes::new().sort_with(Ended::Status(403), &signals), Sort::Overload);
     for status in [400, 401, 404, 422] {
@@ -214,6 +217,33 @@ fn an_empty_quota_is_waited_for_until_one_unit_is_there() {
     let signals = read(window, NOW);
     assert_eq!(trusting.outcome_with(Ended::Status(200), &signals), Outcome::success());
     assert_eq!(trusting.outcome_with(Ended::Status(429), &signals).retry_after, Some(secs(40)));
+}
+
+#[test]
+fn quotas_and_the_one_that_is_empty_are_passed_on() {
+    let headers = [
+        ("x-ratelimit-limit-requests", "60"),
+        ("x-ratelimit-remaining-requests", "30"),
+        ("x-ratelimit-reset-requests", "30s"),
+        ("x-ratelimit-limit-tokens", "1000"),
+        ("x-ratelimit-remaining-tokens", "0"),
+        ("x-ratelimit-reset-tokens", "1m0s"),
+    ];
+    let requests = QuotaLevel { limit: 60, remaining: 30, reset: Reset::Full(secs(30)), window: None };
+    let tokens = QuotaLevel { limit: 1_000, remaining: 0, reset: Reset::Full(secs(60)), window: None };
+    for (status, exceeded) in [(200, None), (429, Some(Dimension::Tokens))] {
+        let outcome = outcome(status, &headers);
+        assert_eq!(outcome.quota_level(Dimension::Requests), Some(requests));
+        assert_eq!(outcome.quota_level(Dimension::Tokens), Some(tokens));
+        assert_eq!(outcome.exceeded, exceeded, "{status}");
+    }
+    // Two are empty: the rejection names neither.
+    let both = headers.map(|(name, value)| (name, if value == "30" { "0" } else { value }));
+    assert_eq!(outcome(429, &both).exceeded, None);
+    // What cannot be true is ignored and counted.
+    let untrue = headers.map(|(name, value)| (name, if value == "30" { "61" } else { value }));
+    let outcome = outcome(200, &untrue);
+    assert_eq!((outcome.quota_level(Dimension::Requests), outcome.malformed()), (None, 1));
 }
 
 #[test]

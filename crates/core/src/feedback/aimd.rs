@@ -10,9 +10,11 @@
 //! reserves, and remembered as it stood at the cut it would be passed again at full speed. And of cuts with no success
 //! between them it is the first that counts: where nothing is answered any more, how little was sent says nothing.
 //!
-//! The target follows the latency of successes, between the configured one and twice that; a sample is compared
-//! with the target before it moves it. What lies between fast and too slow, and what fails, moves nothing, and the
-//! time before it does not count as healthy.
+//! Latency is judged against a learned baseline: the first success's latency, or the configured one if that is longer. It
+//! falls with faster successes and rises by a hundredth of the difference with slower ones, so that an upstream that is
+//! always slow is not taken for an overloaded one. The target follows the latency of successes between the baseline and
+//! twice that; a sample is compared with the target before it moves it. What lies between fast and too slow, and what fails,
+//! moves nothing, and the time before it does not count as healthy.
 
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ const STEP: Duration = Duration::from_secs(1);
 /// More healthy time than this does not count in one step.
 const STEP_MAX: Duration = Duration::from_secs(60);
 const MILLION: u64 = 1_000_000;
+/// A slower success raises the baseline by this part of the difference.
+const BASELINE_RISE: u64 = 100;
 /// What a cut that ends a slow start leaves at the most: the last doubling was one too many.
 const HALF: u64 = MILLION / 2;
 
@@ -39,6 +43,8 @@ pub(crate) struct AimdState {
     rate: PerSecond,
     /// The bucket of that rate.
     shape: Shape,
+    /// The latency of an upstream that is not overloaded; none before the first success.
+    baseline: Option<Duration>,
     /// The latency below which a success is fast.
     target: Duration,
     /// Since the last step; none before the first outcome.
@@ -70,6 +76,7 @@ impl AimdState {
         Self {
             rate: limits.start,
             shape: limits.shape(limits.start),
+            baseline: None,
             target: limits.latency_target,
             stretch: None,
             bad: None,
@@ -153,7 +160,8 @@ impl AimdState {
         }
         let rate = self.rate.clamp(new.min, new.max);
         self.cut_from = self.cut_from.map(|from| from.min(new.max));
-        self.target = self.target.clamp(new.latency_target, new.latency_target.saturating_mul(2));
+        let baseline = self.baseline.unwrap_or_default().max(new.latency_target);
+        self.target = self.target.clamp(baseline, baseline.saturating_mul(2));
         self.is_starting &= new.slow_start;
         self.set(new, rate);
     }
@@ -184,11 +192,16 @@ impl AimdState {
     }
 
     fn succeed(&mut self, limits: &AimdLimits, tuning: Tuning, sample: Sample) -> Option<Advice> {
-        let target = self.target;
         // A latency that nobody knows is not held against it.
         let latency = sample.latency.unwrap_or_default();
+        if self.baseline.is_none() && sample.latency.is_some() {
+            self.target = self.target.max(latency.saturating_add(Duration::from_nanos(1)));
+        }
+        let target = self.target;
         if sample.latency.is_some() {
-            self.target = follow(limits, target, latency);
+            let baseline = settle(limits, self.baseline, latency);
+            self.baseline = Some(baseline);
+            self.target = follow(limits, baseline, target, latency);
         }
         let too_slow = part(nanos(target), limits.latency_factor, MILLION);
         if nanos(latency) >= too_slow {
@@ -263,13 +276,24 @@ impl Stretch {
     }
 }
 
-/// The target after a sample: between the configured one and twice that.
-fn follow(limits: &AimdLimits, target: Duration, latency: Duration) -> Duration {
+/// The baseline after a sample: at least the configured latency.
+fn settle(limits: &AimdLimits, baseline: Option<Duration>, latency: Duration) -> Duration {
+    let moved = match baseline.map(nanos) {
+        None => nanos(latency),
+        Some(baseline) if nanos(latency) > baseline => {
+            baseline.saturating_add((nanos(latency) - baseline) / BASELINE_RISE)
+        }
+        Some(baseline) => baseline - part(baseline - nanos(latency), limits.latency_weight, MILLION),
+    };
+    Duration::from_nanos(moved).max(limits.latency_target)
+}
+
+/// The target after a sample: between the baseline and twice that.
+fn follow(limits: &AimdLimits, baseline: Duration, target: Duration, latency: Duration) -> Duration {
     let (target, latency) = (nanos(target), nanos(latency));
     let step = part(target.abs_diff(latency), limits.latency_weight, MILLION);
     let moved = if latency > target { target.saturating_add(step) } else { target - step };
-    let least = limits.latency_target;
-    Duration::from_nanos(moved).clamp(least, least.saturating_mul(2))
+    Duration::from_nanos(moved).clamp(baseline, baseline.saturating_mul(2))
 }
 
 /// `value × times / of`, rounded down.

@@ -120,7 +120,7 @@ fn growth_is_per_second_and_not_per_response() {
 fn latency_cuts_at_twice_the_target_and_not_below() {
     for (latency, wanted) in [(99, 2_000_000), (199, 2_000_000), (200, 1_000_000), (220, 1_000_000)] {
         let mut rig = Rig::new(cases());
-        assert_eq!(rig.succeeds_after(millis(latency)).rate(), wanted, "{latency} ms");
+        assert_eq!(rig.succeeds().succeeds_after(millis(latency)).rate(), wanted, "{latency} ms");
     }
     let mut rig = Rig::new(cases());
     rig.succeeds();
@@ -131,6 +131,20 @@ fn latency_cuts_at_twice_the_target_and_not_below() {
     }
     assert_eq!(rig.succeeds().rate(), 2_000_000, "the time before was not healthy");
     assert_eq!(rig.later(secs(1)).succeeds().rate(), 2_500_000);
+}
+
+/// An upstream that always took 1.5 s or more was cut down to the floor.
+#[test]
+fn constant_latency_of_any_length_is_healthy() {
+    for seconds in [2, 5, 20] {
+        let mut rig = Rig::new(cases());
+        for _ in 0..100 {
+            rig.admitted += 1_000;
+            rig.later(secs(1)).succeeds_after(secs(seconds));
+        }
+        assert_eq!((rig.cuts, rig.rate()), (0, 8_000_000), "{seconds} s");
+        assert_eq!(rig.succeeds_after(secs(3 * seconds)).cuts, 1, "three times as long is not");
+    }
 }
 
 #[test]
@@ -179,10 +193,11 @@ fn failures_and_what_is_ignored_move_nothing_and_failing_time_is_not_healthy() {
 }
 
 #[test]
-fn the_target_follows_the_latency_within_one_and_two_times_the_configured_one() {
+fn the_target_follows_latency_between_the_baseline_and_twice_it() {
     let mut rig = Rig::new(cases().latency_factor(100.0));
+    rig.succeeds();
     let table =
-        [(150, 110_000), (60, 100_000), (600, 200_000), (2_000, 200_000), (150, 190_000), (1, 152_200)];
+        [(150, 110_000), (60, 100_000), (600, 200_000), (2_000, 247_900), (150, 228_320), (1, 182_856)];
     for (latency, wanted) in table {
         rig.succeeds_after(millis(latency));
         assert_eq!(rig.state.target, Duration::from_micros(wanted), "after {latency} ms");
@@ -193,7 +208,7 @@ fn the_target_follows_the_latency_within_one_and_two_times_the_configured_one() 
 fn a_sample_is_compared_with_the_target_before_it_moves_it() {
     // It would raise the target to 124 ms, and be within twice that.
     let mut rig = Rig::new(cases());
-    assert_eq!(rig.succeeds_after(millis(220)).rate(), 1_000_000);
+    assert_eq!(rig.succeeds().succeeds_after(millis(220)).rate(), 1_000_000);
     assert_eq!(rig.state.target, millis(124));
     assert_eq!(rig.succeeds_after(millis(247)).rate(), 1_000_000);
 }
@@ -404,7 +419,9 @@ proptest! {
             let rate = rig.state.rate();
             prop_assert!((limits.min..=limits.max).contains(&rate));
             prop_assert_eq!(*rig.state.shape(), limits.shape(rate));
-            prop_assert!(rig.state.target >= limits.latency_target && rig.state.target <= limits.latency_target * 2);
+            let baseline = rig.state.baseline.unwrap_or(limits.latency_target);
+            prop_assert!(baseline >= limits.latency_target);
+            prop_assert!((baseline..=2 * baseline).contains(&rig.state.target));
             let may_grow = is_current && kind == Kind::Success;
             prop_assert!(rig.rate() <= before || (may_grow && rig.rate() <= before * 2));
             let may_cut = is_current && matches!(kind, Kind::Success | Kind::Overload);

@@ -1,6 +1,6 @@
 //! The brake: after a few failures halve, then let go step by step.
 //!
-//! So many failures in the window, or one overload: slots halve (down to their minimum), the interval doubles,
+//! So many failures in the window that are at least a share of its outcomes, or one overload: slots halve (down to their minimum), the interval doubles,
 //! and the slots there were become the ceiling. Every cooling period without another cut gives one slot back
 //! up to the ceiling, as long as the slots are used, and halves the interval, as long as they are used or
 //! someone waits. After `ceiling_periods` cooling periods without any failure the ceiling is the maximum again.
@@ -11,17 +11,22 @@ use std::time::Duration;
 use super::{Advice, Sample, Tuning};
 use crate::event::Why;
 use crate::outcome::Kind;
-use crate::plan::{Brake, Plan};
+use crate::plan::{Brake, Controller, Plan};
 use crate::time::Instant;
-use crate::window::Window;
+use crate::window::{Tally, Window};
 
 /// Where doubling starts when there was no interval at all.
 const INTERVAL_FIRST: Duration = Duration::from_millis(50);
+
+/// How finely outcomes are counted.
+const SLICES: u32 = 15;
 
 /// What the brake remembers.
 #[derive(Debug, Clone)]
 pub(crate) struct BrakeState {
     failures: Window,
+    /// Outcomes of the window, by slices of it.
+    outcomes: Tally,
     ceiling: u32,
     /// The cooling period that is running began here.
     cooling_since: Option<Instant>,
@@ -41,6 +46,7 @@ impl BrakeState {
     pub(super) fn new(plan: &Plan) -> Self {
         Self {
             failures: Window::default(),
+            outcomes: Tally::new(within(plan), SLICES),
             ceiling: bounds(plan).slots_max,
             cooling_since: None,
             last_failure: None,
@@ -56,6 +62,9 @@ impl BrakeState {
         sample: Sample,
     ) -> Option<Advice> {
         let now = sample.now;
+        if sample.is_current && sample.kind != Kind::Ignored {
+            self.outcomes.record(now, false);
+        }
         match sample.kind {
             Kind::Ignored => None,
             Kind::Success => self.cool(plan, brake, tuning, sample),
@@ -68,7 +77,8 @@ impl BrakeState {
                 self.last_failure = Some(now);
                 self.failures.record(brake.within, now, 1);
                 let count = self.failures.total(brake.within, now);
-                (count >= u64::from(brake.failures))
+                let is_share = exceeds(count, brake.share, self.outcomes.counts(now).total);
+                (count >= u64::from(brake.failures) && is_share)
                     .then(|| self.cut(plan, tuning, Why::Failures { count, within: brake.within }, now))
             }
         }
@@ -87,6 +97,9 @@ impl BrakeState {
     }
 
     pub(super) fn tune(&mut self, old: &Plan, new: &Plan) {
+        if within(old) != within(new) {
+            self.outcomes = Tally::new(within(new), SLICES);
+        }
         let (old, new) = (bounds(old), bounds(new));
         self.ceiling = if self.ceiling == old.slots_max {
             new.slots_max
@@ -98,6 +111,7 @@ impl BrakeState {
     fn cut(&mut self, plan: &Plan, tuning: Tuning, why: Why, now: Instant) -> Advice {
         let bounds = bounds(plan);
         self.failures.clear();
+        self.outcomes.clear();
         self.ceiling = tuning.slots;
         self.cooling_since = Some(now);
         self.is_cooling = true;
@@ -138,6 +152,20 @@ impl BrakeState {
             self.ceiling = bounds.slots_max;
         }
     }
+}
+
+/// The window of a plan's brake.
+const fn within(plan: &Plan) -> Duration {
+    match plan.draft.controller {
+        Controller::Brake(brake) => brake.within,
+        _ => Duration::ZERO,
+    }
+}
+
+/// Whether `count` is at least this share of `total`.
+#[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
+fn exceeds(count: u64, share: f64, total: u64) -> bool {
+    count as f64 >= share * total as f64
 }
 
 fn bounds(plan: &Plan) -> Bounds {

@@ -1,4 +1,4 @@
-//! Controllers: they see how requests went, and retune slots and interval, or the rate.
+//! Controllers: they see how requests went, and retune slots and interval, the rate, or rate and slots together.
 //!
 //! For all of them: one cut per wave (what was admitted before the last cut cannot cause another); grow only
 //! what is used; a rejected call's latency is never a sample; what is ignored teaches nothing; and under
@@ -15,11 +15,13 @@ use crate::time::Instant;
 use crate::verdict::Gate;
 
 pub(crate) mod aimd;
+pub(crate) mod auto;
 pub(crate) mod brake;
 pub mod headers;
 mod lately;
 
 use aimd::AimdState;
+use auto::AutoState;
 use brake::BrakeState;
 
 /// What a controller has learned so far.
@@ -31,6 +33,8 @@ pub(crate) enum Feedback {
     Brake(Box<BrakeState>),
     /// Moves the rate.
     Aimd(Box<AimdState>),
+    /// Moves rate and slots, and paces requests itself.
+    Auto(Box<AutoState>),
 }
 
 /// One outcome as a controller sees it.
@@ -70,10 +74,11 @@ pub(crate) enum Advice {
 
 impl Feedback {
     pub(crate) fn new(plan: &Plan) -> Self {
-        match (plan.draft.controller, &plan.aimd) {
-            (Controller::Brake(_), _) => Self::Brake(Box::new(BrakeState::new(plan))),
-            (Controller::Aimd(_), Some(limits)) => Self::Aimd(Box::new(AimdState::new(limits))),
-            (Controller::Fixed | Controller::Aimd(_), _) => Self::Fixed,
+        match (plan.draft.controller, &plan.aimd, &plan.auto) {
+            (Controller::Brake(_), ..) => Self::Brake(Box::new(BrakeState::new(plan))),
+            (Controller::Aimd(_), Some(limits), _) => Self::Aimd(Box::new(AimdState::new(limits))),
+            (Controller::Auto(_), _, Some(limits)) => Self::Auto(Box::new(AutoState::new(limits))),
+            (Controller::Fixed | Controller::Aimd(_) | Controller::Auto(_), ..) => Self::Fixed,
         }
     }
 
@@ -91,7 +96,7 @@ impl Feedback {
     pub(crate) fn shape<'a>(&'a self, plan: &'a Plan) -> Option<&'a Shape> {
         match self {
             Self::Aimd(state) => Some(state.shape()),
-            Self::Fixed | Self::Brake(_) => plan.rate.as_ref(),
+            Self::Fixed | Self::Brake(_) | Self::Auto(_) => plan.rate.as_ref(),
         }
     }
 
@@ -99,7 +104,7 @@ impl Feedback {
     pub(crate) fn rate(&self) -> Option<PerSecond> {
         match self {
             Self::Aimd(state) => Some(state.rate()),
-            Self::Fixed | Self::Brake(_) => None,
+            Self::Fixed | Self::Brake(_) | Self::Auto(_) => None,
         }
     }
 
@@ -113,7 +118,7 @@ impl Feedback {
     /// Whether it moves what `gate` allows: whoever is held there asks for more of it.
     pub(crate) const fn moves(&self, gate: Gate) -> bool {
         match self {
-            Self::Fixed => false,
+            Self::Fixed | Self::Auto(_) => false,
             Self::Brake(_) => matches!(gate, Gate::Slots | Gate::Pace),
             Self::Aimd(_) => matches!(gate, Gate::Rate),
         }
@@ -136,7 +141,7 @@ impl Feedback {
     /// What slots may grow to for now; `None` when nothing but the plan says.
     pub(crate) fn ceiling(&self) -> Option<u32> {
         match self {
-            Self::Fixed | Self::Aimd(_) => None,
+            Self::Fixed | Self::Aimd(_) | Self::Auto(_) => None,
             Self::Brake(state) => Some(state.ceiling()),
         }
     }
@@ -144,7 +149,7 @@ impl Feedback {
     /// Whether a cut has not yet been given back in full.
     pub(crate) fn is_cooling(&self) -> bool {
         match self {
-            Self::Fixed => false,
+            Self::Fixed | Self::Auto(_) => false,
             Self::Brake(state) => state.is_cooling(),
             Self::Aimd(state) => state.is_cooling(),
         }
@@ -152,8 +157,9 @@ impl Feedback {
 
     /// Whether it knows anything that a new one would not.
     pub(crate) fn has_learned(&self, plan: &Plan, now: Instant) -> bool {
-        match (self, &plan.aimd) {
-            (Self::Aimd(state), Some(limits)) => state.has_learned(limits, now),
+        match (self, &plan.aimd, &plan.auto) {
+            (Self::Aimd(state), Some(limits), _) => state.has_learned(limits, now),
+            (Self::Auto(state), _, Some(limits)) => state.has_learned(limits),
             _ => self.is_cooling() || self.failures(plan, now) > 0,
         }
     }
@@ -168,11 +174,14 @@ impl Feedback {
 
     /// Follows a new plan: the same kind of controller keeps what it knows, within the new bounds.
     pub(crate) fn tune(&mut self, old: &Plan, new: &Plan, now: Instant) {
-        match (&mut *self, new.draft.controller, &new.aimd) {
-            (Self::Fixed, Controller::Fixed, _) => {}
-            (Self::Brake(state), Controller::Brake(_), _) => state.tune(old, new),
-            (Self::Aimd(state), Controller::Aimd(_), Some(limits)) => {
+        match (&mut *self, new.draft.controller, &new.aimd, &new.auto) {
+            (Self::Fixed, Controller::Fixed, ..) => {}
+            (Self::Brake(state), Controller::Brake(_), ..) => state.tune(old, new),
+            (Self::Aimd(state), Controller::Aimd(_), Some(limits), _) => {
                 state.tune(old.aimd.as_ref(), limits, now);
+            }
+            (Self::Auto(state), Controller::Auto(_), _, Some(limits)) => {
+                state.tune(old.auto.as_ref(), limits);
             }
             _ => *self = Self::new(new),
         }

@@ -11,9 +11,10 @@ use super::pace::PaceGate;
 use super::pause::PauseGate;
 use super::pool::{Overdraw, Pool};
 use super::rate::RateGate;
-use crate::cost::{Charge, Cost, Holds};
+use crate::cost::{Charge, Cost, Holds, Sent};
 use crate::event::Event;
 use crate::feedback::Feedback;
+use crate::feedback::auto::ASK_AGAIN;
 use crate::observed::Observed;
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -155,6 +156,11 @@ impl Gates {
         now: Instant,
     ) -> Verdict {
         let floor = self.firm_at(plan, 0, now).map_or(now, |(_, at)| at);
+        // A pace rises while it holds callers back: the head asks again before its time.
+        let timed = timed.map(|(by, at)| match (&self.feedback, by) {
+            (Feedback::Auto(_), Gate::Rate | Gate::Budget) => (by, at.min(now + ASK_AGAIN)),
+            _ => (by, at),
+        });
         Verdict::Wait(match (pool, timed) {
             (Some((by, until)), timed) => {
                 let latest = timed.map_or(now, |(_, at)| at);
@@ -187,11 +193,19 @@ impl Gates {
         let verdict = self.ask(plan, cost, now);
         match verdict {
             Verdict::Admit => return Ok(self.take(plan, cost, waiting, events)),
-            Verdict::Wait(Wait { by, .. }) => self.held_back |= self.feedback.moves(by),
+            Verdict::Wait(Wait { by, .. }) => self.hold(by, cost),
             Verdict::Refuse(_) => {}
         }
         self.asked_in_vain += 1;
         Err(verdict)
+    }
+
+    /// A caller waits at a gate: that is demand for what the controller moves.
+    fn hold(&mut self, by: Gate, cost: Cost) {
+        match &mut self.feedback {
+            Feedback::Auto(auto) => auto.hold(by, cost, self.latest),
+            feedback => self.held_back |= feedback.moves(by),
+        }
     }
 
     /// The short way for what is limited by slots and a rate alone, with no pause running and room in both.
@@ -222,7 +236,8 @@ impl Gates {
         }
         self.latest = now;
         self.admitted += 1;
-        Some(Charge { cost, entered: now, generation: self.generation, byte_price: 0, holds })
+        let sent = Sent::uncounted(now);
+        Some(Charge { cost, entered: now, sent, generation: self.generation, byte_price: 0, holds })
     }
 
     /// The latest of the timed gates' lower bounds, where it is after `now`, and whose it is.
@@ -230,7 +245,7 @@ impl Gates {
     /// Nobody with `ahead` others before it can enter earlier than this, whatever comes back. Tokens asked for
     /// by those ahead do not count: they are estimates, and may be returned as soon as they were reserved.
     pub fn bound_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
-        let firm = self.firm_at(plan, ahead, now);
+        let firm = self.paced_at(plan, cost, ahead, now);
         let Some(budget) = &plan.draft.budget else { return firm };
         later(firm, Gate::Budget, self.budget.bound_at(budget, cost.tokens, now), now)
     }
@@ -238,7 +253,7 @@ impl Gates {
     /// When time lets a request in that nobody is ahead of, if nothing is returned before.
     #[inline]
     fn ready_at(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<(Gate, Instant)> {
-        let firm = self.firm_at(plan, 0, now);
+        let firm = self.paced_at(plan, cost, 0, now);
         let Some(budget) = &plan.draft.budget else { return firm };
         later(firm, Gate::Budget, self.budget.ready_at(budget, cost.tokens, now), now)
     }
@@ -246,12 +261,22 @@ impl Gates {
     /// Bounds that no return of others can lower at the limits of the moment: pause, pace and rate.
     #[inline]
     pub fn firm_at(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
+        self.paced_at(plan, Cost::request(), ahead, now)
+    }
+
+    /// The same for a request of this cost: a learned pace counts tokens too.
+    #[inline]
+    fn paced_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         let mut latest = later(None, Gate::Pause, self.pause.ready_at(), now);
         if let Some(pace) = &self.pace {
             latest = later(latest, Gate::Pace, pace.ready_at(u64::from(ahead)), now);
         }
         if let Some(shape) = self.feedback.shape(plan) {
             latest = later(latest, Gate::Rate, self.rate.ready_at(shape, u64::from(ahead), now), now);
+        }
+        if let Feedback::Auto(auto) = &self.feedback {
+            let (by, at) = auto.ready_at(cost, ahead, now);
+            latest = later(latest, by, at, now);
         }
         latest
     }
@@ -368,6 +393,10 @@ impl Gates {
             self.budget.reserve(budget, cost.tokens, now, events);
             charge.holds.add(Holds::TOKENS);
         }
+        let in_flight = self.in_flight();
+        if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) {
+            charge.sent = auto.take(limits, cost, in_flight, now);
+        }
         charge
     }
 
@@ -391,8 +420,8 @@ impl Gates {
 
     fn pass(&mut self, cost: Cost) -> Charge {
         self.admitted += 1;
-        let holds = Holds::default();
-        Charge { cost, entered: self.latest, generation: self.generation, byte_price: 0, holds }
+        let (holds, sent) = (Holds::default(), Sent::uncounted(self.latest));
+        Charge { cost, entered: self.latest, sent, generation: self.generation, byte_price: 0, holds }
     }
 
     /// Closes for good; answers whether it was open.
@@ -423,7 +452,12 @@ impl Gates {
         self.latest = self.latest.max(now);
         if self.has_pause {
             self.pause.expire(plan.draft.pause.tail, self.latest);
-            self.has_pause = self.pause.is_set();
+            self.rate.wake(self.feedback.shape(plan), self.latest);
+            self.has_pause = self.pause.is_set() || self.rate.is_resting();
+        }
+        if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) {
+            auto.advance(limits, self.pause.until(self.latest).is_some(), self.latest);
+            self.slots_limit = auto.slots(limits);
         }
         if let Some(budget) = &plan.draft.budget {
             self.budget.prune(budget, self.latest);

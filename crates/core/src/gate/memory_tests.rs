@@ -8,14 +8,15 @@
 use super::tests::{Rig, at, millis, secs};
 use crate::bucket::{Bucket, Shape};
 use crate::outcome::Outcome;
-use crate::plan::Draft;
+use crate::plan::{Aimd, Controller, Draft};
 
 /// One caller that asks whenever it may, against a far side of so much and so many at once, for a quarter of an hour after
 /// five minutes. Answers what was served and what was sent, in percent of what the far side bears.
 fn course(per_second: u64, burst: u64) -> (u64, u64) {
     let shape = Shape::new(per_second, secs(1), burst).unwrap();
     let mut far_side = Bucket::full();
-    let mut rig = Rig::new(Draft::host());
+    let controller = Controller::Aimd(Aimd::default());
+    let mut rig = Rig::new(Draft { rate: Some(Aimd::RATE), controller, ..Draft::host() });
     let (mut served, mut sent) = (0, 0);
     while rig.now < at(1_200) {
         let charge = rig.enter_when_told();

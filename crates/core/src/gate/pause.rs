@@ -13,6 +13,15 @@ use crate::time::{Instant, nanos};
 /// Those who waited are let in over at most this long.
 const SPREAD_MAX: Duration = Duration::from_secs(1);
 
+/// Whether waiters are admitted spread out after a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spread {
+    /// Something else paces them.
+    None,
+    /// This many wait now.
+    Over(u32),
+}
+
 /// The running pause, if there is one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PauseGate {
@@ -75,15 +84,24 @@ impl PauseGate {
     }
 
     /// Raises the pause to `until`; answers whether that raised anything.
-    pub(crate) fn raise(&mut self, until: Instant, waiting: u32, now: Instant, random: &mut Random) -> bool {
+    pub(crate) fn raise(
+        &mut self,
+        until: Instant,
+        spread: Spread,
+        now: Instant,
+        random: &mut Random,
+    ) -> bool {
         let running = self.pause.as_deref().copied().filter(|pause| now < pause.until);
         if until <= now || running.is_some_and(|pause| until <= pause.until) {
             return false;
         }
         let (since, told) = running.map_or((now, now), |pause| (pause.since, pause.told));
-        let spread = nanos(SPREAD_MAX).min(until.nanos_since(since) / 10);
+        let (spread, waiting) = match spread {
+            Spread::None => (0, 0),
+            Spread::Over(waiting) => (nanos(SPREAD_MAX).min(until.nanos_since(since) / 10), waiting),
+        };
         let spread_until = until.plus_nanos(spread);
-        // Those who come while it lasts need room too: the first takes half of the spread at most.
+        // Callers that come while it lasts need space too: the first takes half of the spread at most.
         let first = random.below(share(spread, waiting.max(3)));
         self.pause = Some(Box::new(Set { since, until, next: until.plus_nanos(first), spread_until, told }));
         true
@@ -133,7 +151,7 @@ mod tests {
 
     fn paused(until: u64) -> PauseGate {
         let mut pause = PauseGate::default();
-        assert!(pause.raise(at(until), 0, at(0), &mut Random::fixed(0.0)));
+        assert!(pause.raise(at(until), Spread::Over(0), at(0), &mut Random::fixed(0.0)));
         pause
     }
 
@@ -147,16 +165,16 @@ mod tests {
     #[test]
     fn a_later_shorter_pause_shortens_nothing() {
         let mut pause = paused(5_000);
-        assert!(!pause.raise(at(2_000), 0, at(1_000), &mut Random::fixed(0.0)));
+        assert!(!pause.raise(at(2_000), Spread::Over(0), at(1_000), &mut Random::fixed(0.0)));
         assert_eq!(pause.until(at(1_000)), Some(at(5_000)));
-        assert!(pause.raise(at(6_000), 0, at(1_000), &mut Random::fixed(0.0)));
+        assert!(pause.raise(at(6_000), Spread::Over(0), at(1_000), &mut Random::fixed(0.0)));
         assert_eq!(pause.until(at(1_000)), Some(at(6_000)));
     }
 
     #[test]
     fn a_pause_of_no_length_is_none() {
         let mut pause = PauseGate::default();
-        assert!(!pause.raise(at(1_000), 0, at(1_000), &mut Random::seeded(1)));
+        assert!(!pause.raise(at(1_000), Spread::Over(0), at(1_000), &mut Random::seeded(1)));
         assert!(!pause.is_set());
     }
 
@@ -165,7 +183,7 @@ mod tests {
         for (length, spread) in [(5_000, 500), (30_000, 1_000)] {
             let mut random = Random::seeded(11);
             let mut pause = PauseGate::default();
-            pause.raise(at(length), 64, at(0), &mut random);
+            pause.raise(at(length), Spread::Over(64), at(0), &mut random);
             let mut entries = Vec::new();
             for waiting in (0..64).rev() {
                 let now = pause.ready_at().max(entries.last().copied().unwrap_or(at(length)));

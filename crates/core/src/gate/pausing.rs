@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use super::gates::Gates;
+use super::pause::Spread;
+use super::rate::RestKind;
 use crate::event::Event;
+use crate::feedback::Feedback;
 use crate::plan::Plan;
 use crate::snapshot::Phase;
 use crate::time::Instant;
@@ -23,23 +26,16 @@ impl Gates {
     ) -> bool {
         self.see(plan, now);
         let before = self.pause.until(self.latest);
-        self.pause_for(span, waiting, events);
+        self.pause_for(plan, span, waiting, events);
         self.pause.until(self.latest) > before
     }
 
     /// Ends a pause and its tail by hand; answers whether there was one.
     pub fn resume(&mut self, plan: &Plan, now: Instant, events: &mut Vec<Event>) -> bool {
         self.see(plan, now);
-        if let Some(until) = self.pause.until(self.latest) {
-            // An open circuit goes on, and the rate rests on with it.
-            let from = self.open_until(self.latest).unwrap_or(self.latest);
-            if until > from {
-                self.rate.unsuspend(from, until);
-                self.feedback.wake(from, until);
-            }
-        }
         let resumed = self.pause.resume();
-        self.has_pause = false;
+        // An open circuit goes on, and the rate rests on with it.
+        self.update_rest(plan);
         if resumed {
             events.push(Event::Resumed);
         }
@@ -51,52 +47,51 @@ impl Gates {
         !self.is_bypassed && self.phase(plan, now.max(self.latest)) == Phase::Paused
     }
 
+    /// The end of the pause that is running at `now`.
+    pub fn paused_until(&self, now: Instant) -> Option<Instant> {
+        self.pause.until(now.max(self.latest)).filter(|_| !self.is_bypassed)
+    }
+
     /// Pauses for `span` from the latest time seen.
-    pub(super) fn pause_for(&mut self, span: Duration, waiting: u32, events: &mut Vec<Event>) {
+    pub(super) fn pause_for(&mut self, plan: &Plan, span: Duration, waiting: u32, events: &mut Vec<Event>) {
         let now = self.latest;
         let until = now + span;
-        // The rate accrues nothing while paused; what an earlier pause or an open circuit covers is suspended already.
-        let from = self.rests_until(now);
-        if self.pause.raise(until, waiting, now, &mut self.random) {
-            self.has_pause = true;
-            if until > from {
-                self.rate.suspend(from, until);
-                self.feedback.rest(from, until);
-            }
-            // A wave of the same hints raises it by a little each time: that is one piece of news, until it adds up.
+        // A learned pace lets waiters in one by one: nothing is left to spread.
+        let spread = match &self.feedback {
+            Feedback::Auto(_) => Spread::None,
+            _ => Spread::Over(waiting),
+        };
+        if self.pause.raise(until, spread, now, &mut self.random) {
+            self.update_rest(plan);
+            // A wave of the same hints raises it by a little each time: that is one event, until it adds up.
             if self.pause.is_news(span / 100) {
                 events.push(Event::Paused { until, span: until.since(now) });
             }
         }
     }
 
-    /// The circuit has changed. Where it opened, a rate that was learned rests until the first probe, and has one entry in
-    /// it then: probes come at the rate, and not as the burst that a far side just back on its feet may not bear.
+    /// The pause, the circuit or the controller changed: the rate rests as long as one of them says so.
     ///
-    /// A rate that nobody moves is an agreement, and what was saved up under it stays.
-    pub(super) fn rest_while_open(&mut self, plan: &Plan) {
-        let (Some(_), Some(shape)) = (self.feedback.rate(), self.feedback.shape(plan)) else { return };
-        let Some(until) = self.open_until(self.latest) else { return };
-        let paused = self.pause.until(self.latest).unwrap_or(self.latest);
-        self.rate.leave_one(shape, until.max(paused));
-        if until > paused {
-            self.feedback.rest(paused, until);
-        }
-    }
-
-    /// The circuit goes away: what rested for it alone goes on from here.
-    pub(super) fn wake_from_circuit(&mut self) {
-        let paused = self.pause.until(self.latest).unwrap_or(self.latest);
-        if let Some(until) = self.open_until(self.latest).filter(|until| *until > paused) {
-            self.rate.unsuspend(paused, until);
-            self.feedback.wake(paused, until);
-        }
-    }
-
-    /// Until when the rate accrues nothing; `now` if it does not rest.
-    pub(super) fn rests_until(&self, now: Instant) -> Instant {
+    /// A learned rate has at most one entry in it after that: waiters come at the rate, and not as a burst on an upstream that has
+    /// just recovered. A fixed rate is an agreement, and keeps its burst.
+    pub(super) fn update_rest(&mut self, plan: &Plan) {
+        let now = self.latest;
+        let before = self.rate.rests_until(now);
         let paused = self.pause.until(now).unwrap_or(now);
-        self.open_until(now).map_or(paused, |open| open.max(paused))
+        let open = self.open_until(now);
+        let until = open.map_or(paused, |open| open.max(paused));
+        let kind = if open.is_some() { RestKind::ToOne } else { RestKind::Still };
+        let shape = self.feedback.shape(plan);
+        self.rate.rest_until(until, kind, shape, now);
+        if let Some(shape) = shape.filter(|_| until > now && self.feedback.rate().is_some()) {
+            self.rate.leave_one(shape, now);
+        }
+        match until.cmp(&before) {
+            std::cmp::Ordering::Greater => self.feedback.rest(before, until),
+            std::cmp::Ordering::Less => self.feedback.wake(until, before),
+            std::cmp::Ordering::Equal => {}
+        }
+        self.has_pause = self.pause.is_set() || self.rate.is_resting();
     }
 
     /// Until when an open circuit makes the rate rest, where it does.

@@ -5,6 +5,7 @@
 //! was opened and would let a probe through holds nobody back: that the far side was dead is learned.
 
 use super::gates::Gates;
+use crate::feedback::Feedback;
 use crate::plan::Plan;
 use crate::time::Instant;
 
@@ -46,6 +47,7 @@ impl Gates {
             || self.circuit.as_ref().is_some_and(|circuit| circuit.holds(now))
             || self.pace.as_ref().is_some_and(|pace| pace.ready_at(0) > now)
             || (self.feedback.shape(plan).is_some() && !self.rate.is_full(now))
+            || matches!(&self.feedback, Feedback::Auto(auto) if auto.is_busy(now))
             || plan.draft.budget.as_ref().is_some_and(|budget| self.budget.used(budget, now) > 0)
     }
 

@@ -16,12 +16,10 @@ impl Gates {
         self.see(old, now);
         self.retune_slots(old, new);
         self.retune_pace(old, new);
-        if new.draft.circuit.is_none() {
-            self.wake_from_circuit();
-        }
         let from = self.feedback.shape(old).copied();
         self.feedback.tune(old, new, self.latest);
         self.reshape_rate(new, from);
+        self.follow_auto(new);
         match (&mut self.circuit, &new.draft.circuit) {
             (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
             (none @ None, Some(circuit)) => {
@@ -35,6 +33,7 @@ impl Gates {
         if new.draft.budget.is_none() {
             self.budget.forget();
         }
+        self.update_rest(new);
         events.push(Event::Retuned);
     }
 

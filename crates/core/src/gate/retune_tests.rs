@@ -4,7 +4,7 @@ use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
 use crate::cost::Cost;
 use crate::outcome::Outcome;
-use crate::plan::{Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
+use crate::plan::{Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
 use crate::snapshot::{CircuitState, State};
 use crate::verdict::Gate;
 
@@ -309,4 +309,72 @@ fn bytes_are_counted_at_the_price_of_entry_under_any_plan() {
     assert_eq!(rig.enter(Cost::request().bytes(9)).bytes_held(), 0);
     rig.settle(cheap, Outcome::success());
     assert_eq!(rig.seen().bytes_in_flight, 0);
+}
+
+/// A new controller while the circuit was open left callers waiting for minutes though nothing had been sent.
+#[test]
+fn controller_change_behind_an_open_circuit_leaves_no_debt() {
+    let circuit = Some(Circuit::after_failures(1).open_for(secs(300)));
+    let aimd = || Draft {
+        rate: Some(Rate::per_second(1).burst(4)),
+        controller: Controller::Aimd(Aimd::default()),
+        circuit,
+        ..Draft::default()
+    };
+    let agreed = || Draft { controller: Controller::Fixed, ..aimd() };
+    let auto = || Draft { controller: Controller::Auto(Auto::default()), ..aimd() };
+    let open = Draft { circuit: None, ..agreed() };
+    for path in [vec![agreed()], vec![auto(), agreed()], vec![agreed(), aimd(), agreed()]] {
+        let mut rig = Rig::new(aimd());
+        rig.call(REQUEST, Outcome::failure());
+        let level = rig.seen().rate_level;
+        for draft in path {
+            rig.later(secs(5)).retune(draft);
+        }
+        rig.retune(open.clone());
+        assert!(rig.seen().rate_level >= level.min(Some(1)), "{:?}", rig.seen().rate_level);
+        assert!(rig.seen().rate_level <= Some(4));
+        let _next = rig.enter(REQUEST);
+    }
+}
+
+/// A pause without end that is ended by hand refilled a spent rate.
+#[test]
+fn endless_pause_ended_by_hand_refills_nothing() {
+    for controller in [Controller::Fixed, Controller::Aimd(Aimd::default().within(0.25..=1.0))] {
+        let mut rig = Rig::new(Draft { controller, ..rate(Rate::per_second(1).burst(4)) });
+        let _charges = rig.at(at(100)).enter_all(4);
+        rig.pause(std::time::Duration::MAX);
+        rig.resume();
+        assert_eq!(rig.seen().rate_level, Some(0), "{controller:?}");
+        rig.pause(std::time::Duration::MAX);
+        rig.later(secs(50)).resume();
+        assert_eq!(rig.seen().rate_level, Some(0), "{controller:?}");
+        assert_eq!(rig.later(secs(2)).seen().rate_level, Some(2), "{controller:?}");
+    }
+}
+
+/// After a pause waiters left in a burst where the rate was learned to be one per second.
+#[test]
+fn learned_rate_has_one_entry_after_a_pause() {
+    let controller = Controller::Aimd(Aimd::default().within(0.25..=1.0));
+    let mut rig = Rig::new(Draft { controller, ..rate(Rate::per_second(1).burst(4)) });
+    rig.at(at(100)).pause(secs(10));
+    let _first = rig.at(at(110)).enter(REQUEST);
+    assert_eq!(rig.waits(REQUEST), (Gate::Rate, Some(at(111))));
+    // A fixed rate keeps its burst.
+    let mut rig = Rig::new(rate(Rate::per_second(1).burst(4)));
+    rig.at(at(100)).pause(secs(10));
+    assert_eq!(rig.at(at(110)).enter_all(4).len(), 4);
+}
+
+/// A request that went out late moved its tokens to another window, where they stayed used.
+#[test]
+fn late_start_leaves_tokens_in_their_window() {
+    let budget = Some(Budget::tokens(1_000, secs(60)));
+    let mut rig = Rig::new(Draft { budget, ..Draft::default() });
+    let charge = rig.enter(tokens(800)).goes_out(at(30));
+    rig.at(at(40)).settle(charge, Outcome::success().spent(tokens(100)));
+    assert_eq!(rig.seen().tokens_used, 100);
+    assert_eq!(rig.at(at(61)).seen().tokens_used, 0, "they were reserved at 0");
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
-use super::rate::RateGate;
 use crate::backoff::Backoff;
 use crate::bucket::Shape;
-use crate::cost::{Charge, Holds};
+use crate::cost::{Charge, DIMENSIONS, Holds, Sent};
 use crate::event::{Change, Event};
+use crate::feedback::auto::Answer;
 use crate::feedback::{Advice, Feedback, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
 use crate::per_second::PerSecond;
@@ -34,6 +34,38 @@ struct Origin {
     generation: u32,
     bytes: u64,
     latency: Option<Duration>,
+    /// Whether it went past the gates.
+    is_past: bool,
+    sent: Sent,
+    /// Units per dimension that were counted as sent with it.
+    units: [u64; DIMENSIONS],
+}
+
+impl Origin {
+    fn of(charge: &Charge, outcome: Outcome, now: Instant) -> Self {
+        // After its answer only parts of it follow, which were not counted as sent.
+        let is_part = charge.holds.has(Holds::ANSWERED);
+        Self {
+            generation: charge.generation,
+            bytes: charge.cost.bytes,
+            latency: Some(outcome.latency.unwrap_or_else(|| now.since(charge.sent.at))),
+            is_past: charge.is_past(),
+            sent: if is_part { Sent { cohort: 0, ..charge.sent } } else { charge.sent },
+            units: if is_part { [0; DIMENSIONS] } else { charge.cost.units() },
+        }
+    }
+
+    /// Of a request that had no permit: it counts as one of the moment.
+    fn apart(outcome: Outcome, generation: u32, in_flight: u32, now: Instant) -> Self {
+        Self {
+            generation,
+            bytes: outcome.spent.map_or(0, |spent| spent.bytes),
+            latency: outcome.latency,
+            is_past: false,
+            sent: Sent { in_flight, ..Sent::uncounted(now) },
+            units: [0; DIMENSIONS],
+        }
+    }
 }
 
 impl Gates {
@@ -53,8 +85,15 @@ impl Gates {
         self.see(plan, now);
         let was_drained = self.is_drained();
         self.count_malformed(outcome);
-        if outcome.kind != Kind::Ignored && (plan.settles_timed() || outcome.has_hint()) {
-            self.learn(plan, Some(&charge), outcome, waiting, events);
+        if outcome.kind == Kind::Ignored {
+            if let Feedback::Auto(auto) = &mut self.feedback
+                && !charge.holds.has(Holds::ANSWERED)
+            {
+                auto.leave(&charge.sent);
+            }
+        } else if plan.settles_timed() || outcome.has_hint() {
+            let from = Origin::of(&charge, outcome, self.latest);
+            self.learn(plan, from, outcome, waiting, events);
         }
         let has_tokens_back = self.book(plan, &charge, reported, outcome, events);
         self.give_back(&charge);
@@ -78,13 +117,14 @@ impl Gates {
         is_plain
     }
 
-    /// Learns from an outcome without ending anything: part of a batch, or a request that had no permit.
+    /// Learns from an outcome without ending anything: an answer whose body is still to come, part of a batch, or a request that
+    /// had no permit.
     ///
-    /// Without a charge the outcome counts as one of the current generation.
+    /// The first outcome of a charge is the answer to its request. Without a charge it counts as one of the current generation.
     pub fn record(
         &mut self,
         plan: &Plan,
-        charge: Option<&Charge>,
+        charge: Option<&mut Charge>,
         outcome: Outcome,
         waiting: u32,
         now: Instant,
@@ -92,11 +132,20 @@ impl Gates {
     ) {
         self.see(plan, now);
         self.count_malformed(outcome);
+        let has_charge = charge.is_some();
         if outcome.kind != Kind::Ignored {
-            self.learn(plan, charge, outcome, waiting, events);
+            let origin = match charge {
+                Some(charge) => {
+                    let origin = Origin::of(charge, outcome, self.latest);
+                    charge.holds.add(Holds::ANSWERED);
+                    origin
+                }
+                None => Origin::apart(outcome, self.generation, self.in_flight(), self.latest),
+            };
+            self.learn(plan, origin, outcome, waiting, events);
         }
         // A request without a permit has reserved nothing: what it used is booked as it is told.
-        if let (None, Some(spent), Some(budget)) = (charge, outcome.spent, &plan.draft.budget) {
+        if let (false, Some(spent), Some(budget)) = (has_charge, outcome.spent, &plan.draft.budget) {
             self.budget.take(budget, spent.tokens, self.latest, events);
         }
     }
@@ -129,6 +178,11 @@ impl Gates {
         }
         if let (true, Some(shape)) = (charge.holds.has(Holds::RATE), self.feedback.shape(plan)) {
             self.rate.give_back(shape);
+        }
+        if let Feedback::Auto(auto) = &mut self.feedback
+            && !charge.is_past()
+        {
+            auto.undo(&charge.sent, charge.cost);
         }
         self.admitted -= 1;
         self.asked_in_vain += 1;
@@ -183,40 +237,32 @@ impl Gates {
         used < estimate
     }
 
-    /// The circuit, the controller, the pause and the progress hear of it, in this order. It is counted first, of
+    /// The circuit, the controller, the pause and the progress learn of it, in this order. It is counted first, of
     /// whatever generation it is.
     fn learn(
         &mut self,
         plan: &Plan,
-        charge: Option<&Charge>,
+        origin: Origin,
         outcome: Outcome,
         waiting: u32,
         events: &mut Vec<Event>,
     ) {
-        let origin = match charge {
-            Some(charge) => Origin {
-                generation: charge.generation,
-                bytes: charge.cost.bytes,
-                latency: Some(outcome.latency.unwrap_or_else(|| self.latest.since(charge.entered))),
-            },
-            None => Origin {
-                generation: self.generation,
-                bytes: outcome.spent.map_or(0, |spent| spent.bytes),
-                latency: outcome.latency,
-            },
-        };
         if plan.settles_timed() {
             self.observed.get_or_insert_default().note(outcome, origin.latency);
         }
-        // Before the circuit speaks: a trip begins a new generation, and this outcome is of the old one.
-        let is_past = charge.is_some_and(Charge::is_past);
-        let is_current = origin.generation >= self.generation && !is_past;
+        // Before the circuit changes: a trip begins a new generation, and this outcome is of the old one.
+        let is_current = origin.generation >= self.generation && !origin.is_past;
         let circuit = self.tell_circuit(plan, origin.generation, outcome, events);
-        self.tell_controller(plan, is_current, outcome.kind, origin.latency, waiting, events);
+        let binds_all = if plan.auto.is_some() {
+            self.tell_auto(plan, origin, outcome, events)
+        } else {
+            self.tell_controller(plan, is_current, outcome.kind, origin.latency, waiting, events);
+            true
+        };
         if circuit == CircuitChange::Changed {
-            self.rest_while_open(plan);
+            self.update_rest(plan);
         }
-        self.tell_pause(plan, origin.bytes, outcome, waiting, events);
+        self.tell_pause(plan, origin.bytes, outcome, binds_all, waiting, events);
         self.tell_progress(plan, origin.latency.unwrap_or_default(), outcome, events);
     }
 
@@ -232,8 +278,10 @@ impl Gates {
         };
         let change = match outcome.kind {
             Kind::Success => circuit.success(limits, generation, self.latest, events),
-            // A far side that says when to come back is alive.
-            Kind::Overload if outcome.retry_after.is_some() => CircuitChange::None,
+            // `Auto` answers rejections itself, and an upstream that names a time to return is alive. One that says "now" again
+            // and again is not.
+            Kind::Overload if plan.auto.is_some() => CircuitChange::None,
+            Kind::Overload if outcome.retry_after.is_some_and(|hint| !hint.is_zero()) => CircuitChange::None,
             Kind::Failure | Kind::Overload => circuit.failure(limits, generation, self.latest, events),
             Kind::Ignored => CircuitChange::None,
         };
@@ -298,11 +346,34 @@ impl Gates {
         }
     }
 
+    /// `Auto` learns from an outcome; answers whether a hint of it stops all requests.
+    fn tell_auto(&mut self, plan: &Plan, origin: Origin, outcome: Outcome, events: &mut Vec<Event>) -> bool {
+        let in_flight = self.in_flight();
+        let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) else { return true };
+        if origin.is_past {
+            return false;
+        }
+        let answer = Answer {
+            sent: origin.sent,
+            units: origin.units,
+            outcome: &outcome,
+            latency: origin.latency,
+            in_flight: in_flight.max(1),
+            now: self.latest,
+        };
+        let advice = auto.learn(limits, &answer, &mut self.random);
+        self.slots_limit = auto.slots(limits);
+        auto.report(limits, advice, self.latest, events);
+        // A hint on an accepted request is about all of them: the quota is empty, or the upstream asked for a pause.
+        advice.stops_all || outcome.kind != Kind::Overload
+    }
+
     fn tell_pause(
         &mut self,
         plan: &Plan,
         bytes: u64,
         outcome: Outcome,
+        binds_all: bool,
         waiting: u32,
         events: &mut Vec<Event>,
     ) {
@@ -311,13 +382,13 @@ impl Gates {
             (Kind::Overload, Some(rule)) => Some(rule.large),
             _ => None,
         };
-        if let Some(span) = outcome.retry_after.max(by_size) {
+        if let Some(span) = outcome.retry_after.filter(|_| binds_all).max(by_size) {
             // Others may say what they like: a hint is capped. A hand is not.
             let max = plan.draft.pause.max;
             if span > max {
                 events.push(Event::PauseCapped { asked: span, capped: max });
             }
-            self.pause_for(span.min(max), waiting, events);
+            self.pause_for(plan, span.min(max), waiting, events);
         }
     }
 
@@ -354,13 +425,17 @@ impl Gates {
     /// The rate was `from`, and is now what the controller or `plan` says: what is in its bucket stays.
     pub(super) fn reshape_rate(&mut self, plan: &Plan, from: Option<Shape>) {
         match (from, self.feedback.shape(plan)) {
-            (Some(from), Some(to)) if from != *to => {
-                // While it rests nothing accrues: the level of now is the level at the end of that.
-                self.rate.tune(&from, to, self.rests_until(self.latest));
-            }
+            (Some(from), Some(to)) if from != *to => self.rate.tune(&from, to, self.latest),
             // What an earlier rate was owed is counted in its own units, and means nothing to this one.
-            (None, Some(_)) => self.rate = RateGate::full(),
+            (None, Some(_)) => self.rate.refill(),
             _ => {}
+        }
+    }
+
+    /// Slots are where `Auto` has them, if it moves them.
+    pub(super) fn follow_auto(&mut self, plan: &Plan) {
+        if let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) {
+            self.slots_limit = auto.slots(limits);
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::gates::Gates;
+use crate::control::Control;
 use crate::cost::Cost;
+use crate::feedback::Feedback;
 use crate::latency::Latency;
 use crate::per_second::PerSecond;
 use crate::plan::Plan;
@@ -58,6 +60,7 @@ impl Gates {
             evaluations: self.admitted + self.asked_in_vain,
             headers_malformed: u64::from(self.headers_malformed),
             next_entry: self.next_entry(plan, ahead, now),
+            control: self.control(plan, now),
             listener_panics: 0,
             events_lost: 0,
         }
@@ -75,13 +78,30 @@ impl Gates {
             in_flight: self.in_flight(),
             slots: plan.draft.slots.map(|_| self.slots_limit),
             rate: self.rate_now(plan),
+            quota: match &self.feedback {
+                Feedback::Auto(auto) => auto.quota(),
+                _ => None,
+            },
             circuit: breaker.map(|gate| gate.view(self.latest).state),
         }
     }
 
     fn rate_now(&self, plan: &Plan) -> Option<PerSecond> {
-        let planned = || plan.rate.map(|shape| PerSecond::of(shape.amount(), shape.period()));
-        self.feedback.rate().or_else(planned)
+        let planned = plan.rate.map(|shape| PerSecond::of(shape.amount(), shape.period()));
+        match &self.feedback {
+            Feedback::Auto(auto) => {
+                let found = auto.rate(self.latest);
+                Some(planned.map_or(found, |planned| planned.min(found)))
+            }
+            feedback => feedback.rate().or(planned),
+        }
+    }
+
+    fn control(&self, plan: &Plan, now: Instant) -> Option<Control> {
+        match (&self.feedback, &plan.auto) {
+            (Feedback::Auto(auto), Some(limits)) => Some(auto.control(limits, now)),
+            _ => None,
+        }
     }
 
     /// The first state that holds.
@@ -105,7 +125,7 @@ impl Gates {
 
     /// A bucket that rests stands still: its level is the one it will go on from.
     fn rate_level(&self, shape: &crate::bucket::Shape, now: Instant) -> i64 {
-        self.rate.level(shape, self.rests_until(now))
+        self.rate.level(shape, now)
     }
 
     fn next_entry(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<Instant> {

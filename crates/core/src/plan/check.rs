@@ -92,6 +92,7 @@ impl Problems {
         }
         if let Controller::Brake(brake) = draft.controller {
             self.count("brake.failures", brake.failures, 1, COUNT_MAX);
+            self.fraction("brake.share", brake.share, 0.0);
             self.span("brake.within", brake.within, Duration::from_nanos(1), SPAN_MAX);
             self.span("brake.cooling", brake.cooling, Duration::from_nanos(1), SPAN_MAX);
             self.count("brake.ceiling_periods", brake.ceiling_periods, 1, COUNT_MAX);
@@ -224,7 +225,6 @@ mod tests {
     #[test]
     fn every_number_out_of_its_bounds_is_named() {
         let base = Draft::default;
-        let brake = |brake| Draft { controller: Controller::Brake(brake), ..base() };
         let circuit = |circuit| Draft { circuit: Some(circuit), ..base() };
         let pace = |pace| Draft { pace: Some(pace), ..base() };
         let rate = |rate| Draft { rate: Some(rate), ..base() };
@@ -266,10 +266,6 @@ mod tests {
                 Draft { pause: Pause::default().sizes(SizeRule::new(1, AGES, AGES)), ..base() },
                 &["pause.sizes.small", "pause.sizes.large"],
             ),
-            (
-                brake(Brake::default().at(0, Duration::ZERO).cooling(Duration::ZERO).ceiling_periods(0)),
-                &["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"],
-            ),
             (Draft { waiters_max: 0, milestone_percent: 0, ..base() }, &["milestone_percent", "waiters_max"]),
             (
                 Draft {
@@ -292,6 +288,17 @@ mod tests {
         for (draft, wanted) in table {
             assert_eq!(fields(draft), wanted);
         }
+    }
+
+    #[test]
+    fn numbers_of_the_brake_have_bounds() {
+        let brake =
+            Brake::default().at(0, Duration::ZERO).share(2.0).cooling(Duration::ZERO).ceiling_periods(0);
+        let draft = Draft { controller: Controller::Brake(brake), ..Draft::default() };
+        assert_eq!(
+            fields(draft),
+            ["brake.failures", "brake.share", "brake.within", "brake.cooling", "brake.ceiling_periods"]
+        );
     }
 
     #[test]

@@ -117,10 +117,16 @@ impl List {
             Controller::Brake(brake) => self
                 .word("controller", "brake")
                 .count("brake.failures", brake.failures)
+                .fraction("brake.share", brake.share)
                 .span("brake.within", brake.within)
                 .span("brake.cooling", brake.cooling)
                 .count("brake.ceiling_periods", brake.ceiling_periods),
             Controller::Aimd(aimd) => self.word("controller", "aimd").aimd(aimd),
+            Controller::Auto(auto) => self
+                .word("controller", "auto")
+                .number("auto.rate_min", auto.rate_min)
+                .number("auto.rate_start", auto.rate_start)
+                .number("auto.rate_max", auto.rate_max),
         };
     }
 

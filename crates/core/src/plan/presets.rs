@@ -2,12 +2,18 @@
 
 use std::time::Duration;
 
-use super::{Aimd, Brake, Bytes, Circuit, Controller, Draft, Pace, Pause, SizeRule, Slots};
+use super::{Auto, Brake, Bytes, Circuit, Controller, Draft, Pace, Pause, SizeRule, Slots};
 use crate::backoff::{Backoff, Jitter};
 use crate::retry::Retry;
 
 impl Draft {
-    /// Five slots, 0.2–30 s between entries with half as much jitter, braking at three failures in a minute.
+    /// Rate and slots found by [`Auto`], within no limit but 1,024 slots.
+    pub fn auto() -> Self {
+        Self { slots: Some(Auto::SLOTS), controller: Controller::Auto(Auto::default()), ..Self::default() }
+    }
+
+    /// Polite, with fixed ceilings: five slots and 0.2–30 s between entries with half as much jitter, so at most five
+    /// requests per second, braking at three failures in a minute that are a tenth of the outcomes.
     pub fn gentle() -> Self {
         let pace = Pace::every(Duration::from_millis(200)).slowest(Duration::from_secs(30)).jitter(0.5);
         Self {
@@ -31,19 +37,15 @@ impl Draft {
         }
     }
 
-    /// One of many hosts, of which nobody knows how much they bear: two per second and four at once, moved between 0.25
-    /// and 8 by a quarter more each second and by half at a cut, with a second of latency to expect and two too much;
-    /// a circuit that opens for 15 s at five failures in a row or at 40 % of at least ten outcomes in 30 s, and closes
+    /// One of many hosts: rate and slots found by [`Auto`]; a circuit that opens for 15 s at five failures in a row or at 40 % of at least ten outcomes in 30 s, and closes
     /// with three probes; three attempts, with anything up to 200 ms, then 400 ms, between them.
     pub fn host() -> Self {
         let circuit = Circuit::at_error_rate(0.4, 10, Duration::from_secs(30)).slices(15);
         let backoff = Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5));
         Self {
-            rate: Some(Aimd::RATE),
             circuit: Some(circuit.or_after_failures(5).open_for(Duration::from_secs(15)).probes(3)),
-            controller: Controller::Aimd(Aimd::default()),
             retry: Retry::attempts(3).backoff(backoff.jitter(Jitter::Full)),
-            ..Self::default()
+            ..Self::auto()
         }
     }
 }
@@ -76,10 +78,10 @@ mod tests {
     #[test]
     fn the_host_draft_has_these_fields_and_no_others() {
         const SECOND: Duration = Duration::from_secs(1);
-        let wanted: [(&str, FieldValue); 30] = [
-            ("rate.amount", Count(2)),
-            ("rate.period", Span(SECOND)),
-            ("rate.burst", Count(4)),
+        let wanted: [(&str, FieldValue); 24] = [
+            ("slots.min", Count(1)),
+            ("slots.start", Count(32)),
+            ("slots.max", Count(1_024)),
             ("circuit.failures", Count(5)),
             ("circuit.error_rate", Fraction(0.4)),
             ("circuit.samples_min", Count(10)),
@@ -90,16 +92,10 @@ mod tests {
             ("circuit.probes", Count(3)),
             ("pause.max", Span(600 * SECOND)),
             ("pause.tail", Span(Duration::ZERO)),
-            ("controller", Word("aimd")),
-            ("aimd.rate_min", Number(0.25)),
-            ("aimd.rate_max", Number(8.0)),
-            ("aimd.increase", Number(0.25)),
-            ("aimd.decrease", Number(0.5)),
-            ("aimd.latency_target", Span(SECOND)),
-            ("aimd.latency_factor", Number(2.0)),
-            ("aimd.latency_weight", Number(0.2)),
-            ("aimd.slow_start", Word("off")),
-            ("aimd.memory", Span(180 * SECOND)),
+            ("controller", Word("auto")),
+            ("auto.rate_min", Number(0.001)),
+            ("auto.rate_start", Number(10.0)),
+            ("auto.rate_max", Number(1e9)),
             ("retry.attempts", Count(3)),
             ("retry.backoff", Word("exponential")),
             ("retry.backoff_base", Span(Duration::from_millis(200))),

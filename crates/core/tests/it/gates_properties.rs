@@ -70,7 +70,7 @@ impl Model {
                 if let (true, Some(spent)) = (self.held.is_empty(), outcome.spent_cost()) {
                     self.overdraft += spent.tokens;
                 }
-                self.gates.record(&self.plan, self.held.first(), outcome, 0, self.now, &mut self.events);
+                self.gates.record(&self.plan, self.held.first_mut(), outcome, 0, self.now, &mut self.events);
             }
             Step::Undo(which) if !self.held.is_empty() => {
                 let charge = self.held.swap_remove(which.index(self.held.len()));

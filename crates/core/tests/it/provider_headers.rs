@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http::Response;
-use tidegate_core::feedback::headers::read;
-use tidegate_core::outcome::{Kind, Outcome};
+use tidegate_core::feedback::headers::{Dimension, Reset, read};
+use tidegate_core::outcome::{Kind, Outcome, QuotaLevel};
 use tidegate_core::response::signals;
 use tidegate_core::time::Stamp;
 
@@ -74,7 +74,14 @@ fn what_model_providers_send_is_read_as_it_is_meant() {
             ("openai-processing-ms", "420"),
         ],
     );
-    assert_eq!(openai, Outcome::success());
+    let level = |limit, remaining, reset| QuotaLevel {
+        limit,
+        remaining,
+        reset: Reset::Full(millis(reset)),
+        window: None,
+    };
+    let wanted = Outcome::success().quota(Dimension::Requests, level(5_000, 4_999, 12));
+    assert_eq!(openai, wanted.quota(Dimension::Tokens, level(160_000, 159_976, 9)));
     // OpenAI, over.
     let over = outcome(
         429,

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tidegate_core::backoff::{Backoff, Jitter};
 use tidegate_core::plan::{
-    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Problem, Rate,
-    SizeRule, Slots,
+    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Problem,
+    Rate, SizeRule, Slots,
 };
 use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 
@@ -19,8 +19,13 @@ use crate::keyed::KeyedOptions;
 
 /// Keys whose preset value falls away when the other key is given: they follow it.
 const FOLLOWERS: [(&str, &str); 2] = [("slots.max", "slots.start"), ("rate.amount", "rate.burst")];
+/// Keys between which the start has to be: without one of its own it is the closest to the preset's.
+const STARTS: [(&str, &str); 2] =
+    [("auto.rate_min", "auto.rate_start"), ("auto.rate_max", "auto.rate_start")];
 
-const BRAKE: [&str; 4] = ["brake.failures", "brake.within", "brake.cooling", "brake.ceiling_periods"];
+const BRAKE: [&str; 5] =
+    ["brake.failures", "brake.share", "brake.within", "brake.cooling", "brake.ceiling_periods"];
+const AUTO: [&str; 3] = ["auto.rate_min", "auto.rate_start", "auto.rate_max"];
 const AIMD: [&str; 9] = [
     "aimd.rate_min",
     "aimd.rate_max",
@@ -41,7 +46,7 @@ const KEYED: &str = "keyed.";
 /// # Errors
 /// What is missing, without effect or out of its bounds.
 pub(super) fn draft(given: &BTreeMap<&'static str, Entry>) -> Result<Draft, ConfigError> {
-    let mut assembly = Assembly::new(given, Draft::gentle);
+    let mut assembly = Assembly::new(given, Draft::auto);
     for (key, entry) in given.iter().filter(|(key, _)| key.starts_with(KEYED)) {
         assembly.problems.push(ConfigProblem::new(entry.origin.clone(), *key, Fault::OfMany));
     }
@@ -67,7 +72,8 @@ pub(super) fn keyed(given: &BTreeMap<&'static str, Entry>) -> Result<(Draft, Key
 fn over_preset(given: &BTreeMap<&'static str, Entry>, preset: &Draft) -> BTreeMap<&'static str, Entry> {
     let mut entries = BTreeMap::new();
     for (key, value) in preset.fields() {
-        let follows = FOLLOWERS.iter().any(|(lead, led)| *led == key && given.contains_key(lead));
+        let mut leads = FOLLOWERS.iter().chain(&STARTS);
+        let follows = leads.any(|(lead, led)| *led == key && given.contains_key(lead));
         if !follows {
             entries.insert(key, Entry::new(value, Origin::Default));
         }
@@ -90,6 +96,7 @@ impl Assembly {
     /// What is given, above the preset it names or else the usual one.
     fn new(given: &BTreeMap<&'static str, Entry>, usual: fn() -> Draft) -> Self {
         let preset = match given.get("preset").map(|entry| &entry.value) {
+            Some(FieldValue::Word("auto")) => Draft::auto(),
             Some(FieldValue::Word("gentle")) => Draft::gentle(),
             Some(FieldValue::Word("layered")) => Draft::layered(),
             Some(FieldValue::Word("host")) => Draft::host(),
@@ -228,32 +235,46 @@ impl Assembly {
         Some(SizeRule::new(small_max?, small?, large?))
     }
 
-    /// As with a builder, slots that can move bring the brake unless a controller is named; so do its own keys, and
-    /// those of an adaptive rate bring that.
+    /// As with a builder, slots that can move bring `Auto` unless a controller is named; the keys of a controller bring it
+    /// too.
     fn controller(&mut self, slots_move: bool) -> Controller {
         if !self.is_given("controller") {
-            let implied = if self.any_of("aimd.").is_some() {
-                Some("aimd")
-            } else {
-                (slots_move || self.any_of("brake.").is_some()).then_some("brake")
-            };
+            let groups: [(&str, &[&str]); 3] = [("aimd", &AIMD), ("brake", &BRAKE), ("auto", &AUTO)];
+            let named = groups.into_iter().find(|(_, keys)| self.any_given(keys).is_some());
+            let is_fixed = self.word("controller").is_none_or(|word| word == "fixed");
+            let implied = named.map(|(word, _)| word).or((slots_move && is_fixed).then_some("auto"));
             let implied = implied.map(|word| Entry::new(FieldValue::Word(word), Origin::Default));
             self.entries.extend(implied.map(|entry| ("controller", entry)));
         }
         match self.word("controller") {
             Some("brake") => {
-                self.useless(&AIMD, "controller");
+                self.useless(&[&AIMD[..], &AUTO].concat(), "controller");
                 Controller::Brake(self.brake())
             }
             Some("aimd") => {
-                self.useless(&BRAKE, "controller");
+                self.useless(&[&BRAKE[..], &AUTO].concat(), "controller");
                 Controller::Aimd(self.aimd())
             }
-            _ => {
+            Some("auto") => {
                 self.useless(&[&BRAKE[..], &AIMD].concat(), "controller");
+                Controller::Auto(self.auto())
+            }
+            _ => {
+                self.useless(&[&BRAKE[..], &AIMD, &AUTO].concat(), "controller");
                 Controller::Fixed
             }
         }
+    }
+
+    fn auto(&self) -> Auto {
+        let mut auto = Auto::default();
+        if let Some(min) = self.number("auto.rate_min") {
+            auto = auto.rate_min(min);
+        }
+        if let Some(max) = self.number("auto.rate_max") {
+            auto = auto.rate_max(max);
+        }
+        self.number("auto.rate_start").map_or(auto, |start| auto.rate_start(start))
     }
 
     fn aimd(&mut self) -> Aimd {
@@ -288,6 +309,9 @@ impl Assembly {
         self.complete("brake.", &Draft { controller: Controller::Brake(brake), ..Draft::default() });
         if let (Some(failures), Some(within)) = (self.count("brake.failures"), self.span("brake.within")) {
             brake = brake.at(failures, within);
+        }
+        if let Some(share) = self.fraction("brake.share") {
+            brake = brake.share(share);
         }
         if let Some(period) = self.span("brake.cooling") {
             brake = brake.cooling(period);

@@ -187,8 +187,8 @@ const fn word(key: &'static str, words: &'static [&'static str]) -> Field {
 }
 
 /// The schema: one line for each key, in the order of `Draft`, and then those of many throttles.
-static FIELDS: [Field; 61] = [
-    word("preset", &["gentle", "layered", "host", "empty"]),
+static FIELDS: [Field; 65] = [
+    word("preset", &["auto", "gentle", "layered", "host", "empty"]),
     count("slots.min"),
     count("slots.start"),
     count("slots.max"),
@@ -216,8 +216,9 @@ static FIELDS: [Field; 61] = [
     whole("pause.sizes.small_max", 0..=u64::MAX),
     span("pause.sizes.small", Duration::ZERO),
     span("pause.sizes.large", Duration::ZERO),
-    word("controller", &["fixed", "brake", "aimd"]),
+    word("controller", &["fixed", "brake", "aimd", "auto"]),
     count("brake.failures"),
+    fraction("brake.share", 0.0),
     span("brake.within", NANO),
     span("brake.cooling", NANO),
     count("brake.ceiling_periods"),
@@ -230,6 +231,9 @@ static FIELDS: [Field; 61] = [
     number("aimd.latency_weight", LEAST..=1.0),
     word("aimd.slow_start", &["off", "on"]),
     span("aimd.memory", Duration::ZERO),
+    number("auto.rate_min", LEAST..=1e9),
+    number("auto.rate_start", LEAST..=1e9),
+    number("auto.rate_max", LEAST..=1e9),
     whole("retry.attempts", 1..=ATTEMPTS_MAX),
     word("retry.backoff", &["exponential", "fixed"]),
     span("retry.backoff_base", Duration::ZERO),

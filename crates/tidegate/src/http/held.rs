@@ -75,8 +75,8 @@ impl Kept {
     /// Learns from the answer, and keeps what was taken.
     #[inline]
     fn new(taken: Taken, outcome: Outcome) -> Self {
-        let Taken { way, charge } = taken;
-        way.throttle().learn_early(&charge, outcome);
+        let Taken { way, mut charge } = taken;
+        way.throttle().learn_early(&mut charge, outcome);
         Self { taken: Some((way, charge)), is_success: outcome.kind() == Kind::Success }
     }
 
@@ -88,8 +88,8 @@ impl Kept {
     }
 
     /// The body broke. What failed at its headers has failed once.
-    fn broke(self) {
-        if let (true, Some((way, charge))) = (self.is_success, &self.taken) {
+    fn broke(mut self) {
+        if let (true, Some((way, charge))) = (self.is_success, &mut self.taken) {
             // It was counted as completed already.
             way.throttle().learn_early(charge, Outcome::failure().because(Cause::Network).retried());
         }
@@ -111,14 +111,14 @@ impl Drop for Kept {
 impl Inner {
     /// Learns of a request that goes on holding what it holds; where nothing learns there is nobody to tell.
     #[inline]
-    fn learn_early(&self, charge: &Charge, outcome: Outcome) {
+    fn learn_early(&self, charge: &mut Charge, outcome: Outcome) {
         if self.needs_reading(outcome) || outcome.malformed() > 0 {
             self.learn_now(charge, outcome);
         }
     }
 
     #[inline(never)]
-    fn learn_now(&self, charge: &Charge, outcome: Outcome) {
+    fn learn_now(&self, charge: &mut Charge, outcome: Outcome) {
         self.record(Some(charge), outcome);
     }
 

@@ -31,8 +31,9 @@ impl<'a> Held<'a> {
     /// The request goes out.
     #[inline]
     pub(super) fn into_permit(mut self) -> Permit<'a> {
-        let charge = self.charge.take();
-        Permit::new(self.inner, charge.unwrap_or_else(|| unreachable!("a charge is taken once")))
+        let charge = self.charge.take().unwrap_or_else(|| unreachable!("a charge is taken once"));
+        // The time that the store took is not the upstream's.
+        Permit::new(self.inner, self.inner.goes_out(charge))
     }
 
     /// Whether the request may still go out, after it had to wait for the store.

@@ -100,8 +100,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedBuilder<K> {
         self
     }
 
-    /// The limits of the one entry that new keys share while there is no room for them: those given to
-    /// [`Keyed::builder`] without their circuit, unless said otherwise. They are for all such keys together.
+    /// The limits of the one entry that new keys share while there is no space for them: those given to
+    /// [`Keyed::builder`] without their circuit and without pauses by hints, unless configured here. They are for all such keys
+    /// together.
     pub fn overflow(mut self, limits: Limits) -> Self {
         self.overflow = Some(limits);
         self
@@ -196,8 +197,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedBuilder<K> {
             observer: Observer::new(&self.name, self.is_measured),
         };
         let random = self.random.unwrap_or_else(fresh_random);
-        // Without a circuit: one dead host among those who share it would shut out the others.
-        let shared = || self.limits.edited(|draft| draft.circuit = None);
+        // One host among those that share it must not stop the others, neither by failing nor by a `Retry-After`.
+        let shared = || {
+            self.limits.edited(|draft| {
+                draft.circuit = None;
+                draft.pause = draft.pause.max(Duration::ZERO);
+            })
+        };
         let overflow =
             self.overflow.unwrap_or_else(|| shared().expect("a circuit less is within the bounds"));
         let limits = self.limits;

@@ -27,13 +27,14 @@ use crate::builder::Builder;
 use crate::keyed::KeyedBuilder;
 use crate::state::State;
 
-const GAUGES: usize = 6;
+const GAUGES: usize = 7;
 /// In the order of [`Shown`].
 const GAUGE_NAMES: [(&str, Option<&str>); GAUGES] = [
     ("tidegate_in_flight", None),
     ("tidegate_waiting", None),
     ("tidegate_slots", None),
     ("tidegate_rate", None),
+    ("tidegate_quota", None),
     ("tidegate_circuit_state", Some("open")),
     ("tidegate_circuit_state", Some("half_open")),
 ];
@@ -74,6 +75,7 @@ struct Handles {
     outcomes: [Counter; OUTCOMES.len()],
     retries: Counter,
     slowed: Counter,
+    reason_changed: Counter,
     circuit_opened: Counter,
     events_lost: Counter,
     wait: Histogram,
@@ -108,6 +110,7 @@ struct Read {
     shown: Shown,
     admitted: u64,
     slowed: u64,
+    reasons: u64,
     opened: u64,
 }
 
@@ -161,6 +164,7 @@ impl Meter {
         for (counter, more) in [
             (&handles.admitted, admitted),
             (&handles.slowed, read.slowed),
+            (&handles.reason_changed, read.reasons),
             (&handles.circuit_opened, read.opened),
         ] {
             if more > 0 {
@@ -199,11 +203,13 @@ impl Own {
                 f64::from(state.waiting()),
                 f64::from(levels.slots.unwrap_or(0)),
                 levels.rate.map_or(0.0, PerSecond::as_f64),
+                levels.quota.map_or(0.0, PerSecond::as_f64),
                 is(CircuitState::Open),
                 is(CircuitState::HalfOpen),
             ],
             admitted: state.gates.admitted(),
             slowed: count(|event| matches!(event, Event::Slowed { .. })),
+            reasons: count(|event| matches!(event, Event::Controlled { .. })),
             opened: count(|event| matches!(event, Event::CircuitOpened { .. })),
         }
     }
@@ -320,6 +326,7 @@ impl Handles {
             ),
             retries: counter!("tidegate_retries_total", "throttle" => name()),
             slowed: counter!("tidegate_slowed_total", "throttle" => name()),
+            reason_changed: counter!("tidegate_reason_changed_total", "throttle" => name()),
             circuit_opened: counter!("tidegate_circuit_opened_total", "throttle" => name()),
             events_lost: counter!("tidegate_events_lost_total", "throttle" => name()),
             wait: histogram!("tidegate_wait_seconds", "throttle" => name()),
@@ -340,6 +347,11 @@ fn describe() {
     describe_counter!("tidegate_outcomes_total", Unit::Count, "Requests ended, by how they went");
     describe_counter!("tidegate_retries_total", Unit::Count, "Requests that will be tried again");
     describe_counter!("tidegate_slowed_total", Unit::Count, "Times the controller cut");
+    describe_counter!(
+        "tidegate_reason_changed_total",
+        Unit::Count,
+        "Times the reason for Auto's limits changed"
+    );
     describe_counter!("tidegate_circuit_opened_total", Unit::Count, "Times the circuit opened");
     describe_counter!(
         "tidegate_events_lost_total",
@@ -352,6 +364,11 @@ fn describe() {
     describe_gauge!("tidegate_waiting", Unit::Count, "Callers waiting");
     describe_gauge!("tidegate_slots", Unit::Count, "Slots");
     describe_gauge!("tidegate_rate", Unit::CountPerSecond, "Entries per second");
+    describe_gauge!(
+        "tidegate_quota",
+        Unit::CountPerSecond,
+        "Requests per second that upstreams are estimated to grant"
+    );
     describe_gauge!("tidegate_circuit_state", Unit::Count, "Circuits that are not closed, by state");
 }
 

@@ -144,7 +144,7 @@ fn live(clock: &ManualClock) {
         .controller(Controller::Brake(Brake::default().at(2, secs(60))))
         .rate(Rate::per_second(50))
         .budget(Budget::tokens(100, secs(60)))
-        .circuit(Circuit::after_failures(2).open_for(secs(1)))
+        .circuit(Circuit::after_failures(3).open_for(secs(1)))
         .retry(Retry::attempts(2).backoff(Backoff::fixed(Duration::ZERO)))
         .waiters_max(1)
         .clock(clock.clone())
@@ -183,6 +183,16 @@ fn live(clock: &ManualClock) {
     assert!(waiting.as_mut().poll(&mut context).is_ready());
     throttle.close();
     assert!(throttle.try_acquire(REQUEST).is_err(), "closed");
+}
+
+/// Everything that can be counted happens to one throttle, and another one meets a limit under `Auto`.
+fn live_both(clock: &ManualClock) {
+    live(clock);
+    let auto = Throttle::auto().named("api").measured().clock(clock.clone()).build().unwrap();
+    for _ in 0..10 {
+        clock.advance(secs(10));
+        auto.try_acquire(REQUEST).unwrap().settle(Outcome::overload());
+    }
 }
 
 /// Labels with the values they may have; any, where none are listed.
@@ -236,7 +246,7 @@ fn told(book: &Book) -> BTreeSet<Row> {
 fn what_is_counted_is_what_the_page_says() {
     let book = Book::default();
     with_local_recorder(&book, || {
-        live(&ManualClock::new());
+        live_both(&ManualClock::new());
         let keys = KeyedMeter::new("api", true);
         (0..5).for_each(|_| keys.added());
         keys.evicted(1, 2);
@@ -325,8 +335,8 @@ fn an_old_reading_does_not_hide_a_newer_one() {
         let meter = Meter::new("api", true);
         let gauged = meter.gauged();
         let read = |number, in_flight, admitted| {
-            let shown = [in_flight, 0.0, 0.0, 0.0, 0.0, 0.0];
-            Reading(Some(Read { number, shown, admitted, slowed: 1, opened: 0 }))
+            let shown = [in_flight, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+            Reading(Some(Read { number, shown, admitted, slowed: 1, reasons: 0, opened: 0 }))
         };
         for (number, in_flight, admitted) in [(1, 1.0, 1), (3, 3.0, 9), (2, 2.0, 5)] {
             meter.publish(&gauged, read(number, in_flight, admitted), 4);

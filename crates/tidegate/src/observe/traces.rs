@@ -165,6 +165,7 @@ const fn level(event: &Event) -> Level {
     match event {
         Event::CircuitOpened { .. } => Level::WARN,
         Event::Slowed { .. }
+        | Event::Controlled { .. }
         | Event::Recovered { .. }
         | Event::CircuitHalfOpened
         | Event::CircuitClosed
@@ -236,6 +237,13 @@ fn tell_tuned(whose: &Whose<'_>, event: &Event) {
             interval_to_seconds = interval.to.as_secs_f64(),
             rate_from = rate.map(|rate| rate.from.as_f64()),
             rate_to = rate.map(|rate| rate.to.as_f64())
+        ),
+        Event::Controlled { reason } => tell!(
+            info,
+            whose,
+            "reason changed",
+            reason_from = reason.from.as_str(),
+            reason_to = reason.to.as_str()
         ),
         Event::Recovered { rate } => tell!(info, whose, "recovered", rate = rate.as_f64()),
         Event::CeilingLifted { ceiling } => {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tidegate::config::fields;
 use tidegate::{
-    Aimd, Backoff, Brake, Budget, Circuit, Config, ConfigError, Controller, Draft, Jitter, KeyedOptions,
-    Oversize, Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, Throttle, WhenRefused,
+    Aimd, Auto, Backoff, Brake, Budget, Circuit, Config, ConfigError, Controller, Draft, Jitter,
+    KeyedOptions, Oversize, Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, Throttle, WhenRefused,
 };
 
 mod keyed;
@@ -35,18 +35,19 @@ fn variables(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn an_empty_config_is_the_gentle_throttle() {
-    assert_eq!(Config::default().to_draft(), Ok(Draft::gentle()));
+fn empty_config_is_the_default_throttle() {
+    assert_eq!(Config::default().to_draft(), Ok(Draft::auto()));
     for empty in ["", "[slots]", "[pause.sizes]\n[retry.budget]"] {
         assert_eq!(toml(empty), Config::default());
     }
     assert_eq!(Config::from_json("{ \"slots\": {} }"), Ok(Config::default()));
     let throttle = Throttle::from_config(&Config::default()).unwrap().build().unwrap();
-    assert_eq!(throttle.snapshot().slots, Some(5));
+    assert_eq!((throttle.snapshot().slots, throttle.snapshot().slots_max), (Some(32), Some(1_024)));
 }
 
 #[test]
 fn each_preset_is_a_draft_of_core() {
+    assert_eq!(draft("preset = 'auto'"), Draft::auto());
     assert_eq!(draft("preset = 'gentle'"), Draft::gentle());
     assert_eq!(draft("preset = 'layered'"), Draft::layered());
     assert_eq!(draft("preset = 'host'"), Draft::host());
@@ -94,35 +95,38 @@ fn the_same_is_read_from_toml_json_a_map_and_the_environment() {
 fn every_gate_becomes_its_part_of_the_draft() {
     let pace = || Pace::every(Duration::from_millis(200)).slowest(30 * SECOND);
     let table = [
-        ("slots.max = 3", Draft { slots: Some(Slots::adaptive(1..=3)), ..Draft::gentle() }),
-        ("slots.start = 2", Draft { slots: Some(Slots::adaptive(1..=5).start(2)), ..Draft::gentle() }),
-        ("pace.jitter = 0.25", Draft { pace: Some(pace().jitter(0.25)), ..Draft::gentle() }),
+        ("slots.max = 3", Draft { slots: Some(Slots::adaptive(1..=3)), ..Draft::auto() }),
+        ("slots.start = 2", Draft { slots: Some(Slots::adaptive(1..=1_024).start(2)), ..Draft::auto() }),
+        (
+            "preset = 'gentle'\npace.jitter = 0.25",
+            Draft { pace: Some(pace().jitter(0.25)), ..Draft::gentle() },
+        ),
         (
             "preset = 'empty'\npace.interval_min = 1",
             Draft { pace: Some(Pace::every(SECOND)), ..Draft::default() },
         ),
-        ("rate.amount = 9\nrate.period = '1m'", Draft { rate: Some(Rate::per_minute(9)), ..Draft::gentle() }),
+        ("rate.amount = 9\nrate.period = '1m'", Draft { rate: Some(Rate::per_minute(9)), ..Draft::auto() }),
         (
             "rate.amount = 9\nrate.period = 1\nrate.burst = 2",
-            Draft { rate: Some(Rate::per_second(9).burst(2)), ..Draft::gentle() },
+            Draft { rate: Some(Rate::per_second(9).burst(2)), ..Draft::auto() },
         ),
         (
             "budget = { tokens = 5, window = 60, oversize = 'alone' }",
-            Draft { budget: Some(Budget::tokens(5, MINUTE).oversize(Oversize::Alone)), ..Draft::gentle() },
+            Draft { budget: Some(Budget::tokens(5, MINUTE).oversize(Oversize::Alone)), ..Draft::auto() },
         ),
-        ("circuit.probes = 2", Draft { circuit: Some(Circuit::default().probes(2)), ..Draft::gentle() }),
+        ("circuit.probes = 2", Draft { circuit: Some(Circuit::default().probes(2)), ..Draft::auto() }),
         (
             "circuit = { error_rate = 0.5, samples_min = 20, window = 30, open_for = '1m' }",
             Draft {
                 circuit: Some(Circuit::at_error_rate(0.5, 20, 30 * SECOND).open_for(MINUTE)),
-                ..Draft::gentle()
+                ..Draft::auto()
             },
         ),
         (
             "circuit = { error_rate = 0.5, samples_min = 20, window = 30, slices = 60, failures = 4 }",
             Draft {
                 circuit: Some(Circuit::at_error_rate(0.5, 20, 30 * SECOND).slices(60).or_after_failures(4)),
-                ..Draft::gentle()
+                ..Draft::auto()
             },
         ),
     ];
@@ -138,14 +142,29 @@ fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
             "pause = { tail = 10, sizes = { small_max = 9, small = 1, large = 60 } }",
             Draft {
                 pause: Pause::default().tail(10 * SECOND).sizes(SizeRule::new(9, SECOND, MINUTE)),
-                ..Draft::gentle()
+                ..Draft::auto()
             },
         ),
         (
             "brake.failures = 7",
-            Draft { controller: Controller::Brake(Brake::default().at(7, MINUTE)), ..Draft::gentle() },
+            Draft { controller: Controller::Brake(Brake::default().at(7, MINUTE)), ..Draft::auto() },
         ),
-        ("controller = 'fixed'", Draft { controller: Controller::Fixed, ..Draft::gentle() }),
+        (
+            "brake.share = 0.5",
+            Draft { controller: Controller::Brake(Brake::default().share(0.5)), ..Draft::auto() },
+        ),
+        (
+            "auto.rate_max = 5",
+            Draft { controller: Controller::Auto(Auto::default().rate_max(5.0)), ..Draft::auto() },
+        ),
+        (
+            "auto = { rate_min = 2, rate_max = 50, rate_start = 3 }",
+            Draft {
+                controller: Controller::Auto(Auto::default().within(2.0..=50.0).rate_start(3.0)),
+                ..Draft::auto()
+            },
+        ),
+        ("controller = 'fixed'", Draft { controller: Controller::Fixed, ..Draft::auto() }),
         (
             "preset = 'empty'\nbrake.within = 1",
             Draft { controller: Controller::Brake(Brake::default().at(3, SECOND)), ..Draft::default() },
@@ -154,19 +173,19 @@ fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
             "preset = 'empty'\nslots = { min = 2, max = 40 }",
             Draft {
                 slots: Some(Slots::adaptive(2..=40)),
-                controller: Controller::Brake(Brake::default()),
+                controller: Controller::Auto(Auto::default()),
                 ..Draft::default()
             },
         ),
         ("preset = 'layered'\nslots.max = 50", Draft { slots: Some(Slots::fixed(50)), ..Draft::layered() }),
-        ("retry.attempts = 3", Draft { retry: Retry::attempts(3), ..Draft::gentle() }),
+        ("retry.attempts = 3", Draft { retry: Retry::attempts(3), ..Draft::auto() }),
         (
             "retry = { backoff = 'fixed', backoff_base = 1, jitter = 'full', when_refused = 'wait' }",
             Draft {
                 retry: Retry::default()
                     .backoff(Backoff::fixed(SECOND).jitter(Jitter::Full))
                     .when_refused(WhenRefused::Wait),
-                ..Draft::gentle()
+                ..Draft::auto()
             },
         ),
         (
@@ -175,12 +194,12 @@ fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
                 retry: Retry::default()
                     .backoff(Backoff::exponential(SECOND / 5, MINUTE).jitter(Jitter::Range(0.75..=1.0)))
                     .budget(RetryBudget::new(0.1, 10, 10 * SECOND)),
-                ..Draft::gentle()
+                ..Draft::auto()
             },
         ),
         (
             "total = 100\nmilestone_percent = 25",
-            Draft { total: Some(100), milestone_percent: 25, ..Draft::gentle() },
+            Draft { total: Some(100), milestone_percent: 25, ..Draft::auto() },
         ),
     ];
     for (text, wanted) in table {
@@ -203,7 +222,7 @@ fn the_builder_wins_over_the_file_the_file_over_the_environment_and_that_over_th
     assert_eq!(said, BTreeMap::from(wanted.map(|(key, value)| (key, value.to_owned()))));
 
     let draft = config.to_draft().unwrap();
-    assert_eq!((draft.pace, draft.waiters_max), (Draft::gentle().pace, 80));
+    assert_eq!((draft.controller, draft.waiters_max), (Draft::auto().controller, 80));
     let throttle = Throttle::from_config(&config).unwrap().slots(Slots::fixed(9)).build().unwrap();
     assert_eq!(throttle.snapshot().slots, Some(9));
 }
@@ -287,10 +306,10 @@ fn the_documentation_lists_every_key_with_its_type_bounds_variable_and_default()
     let rows = keys.lines().filter(|line| line.starts_with("| `"));
     let rows: Vec<Vec<&str>> =
         rows.map(|row| row.trim_matches('|').split(" | ").map(str::trim).collect()).collect();
-    let defaults = Config::from_draft(&Draft::gentle()).with_keyed(&KeyedOptions::default()).to_map();
+    let defaults = Config::from_draft(&Draft::auto()).with_keyed(&KeyedOptions::default()).to_map();
     let wanted = fields().iter().map(|field| {
         let default = match field.key() {
-            "preset" => "gentle",
+            "preset" => "auto",
             key => defaults.get(key).map_or("", String::as_str),
         };
         let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
@@ -332,7 +351,7 @@ fn an_adaptive_rate_becomes_its_part_of_the_draft() {
             Draft {
                 rate: Some(Rate::per_minute(30).burst(2)),
                 controller: Controller::Aimd(Aimd::default()),
-                ..Draft::gentle()
+                ..Draft::auto()
             },
         ),
         (
@@ -378,7 +397,7 @@ fn what_an_adaptive_rate_cannot_be_is_said_in_a_sentence() {
 
 #[test]
 fn json_is_read_back_as_it_was_written() {
-    let config = Config::from_draft(&Draft::gentle());
+    let config = Config::from_draft(&Draft::auto());
     assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
     assert_eq!(Config::from_json(&Config::default().to_json()).unwrap(), Config::default());
 }

@@ -10,7 +10,7 @@ use tidegate::{Authority, CircuitState, Keyed, Random};
 use tokio::time::sleep;
 
 use crate::kit::upstream::{
-    Arrival, Capacity, FarSide, Load, Mood, Share, Trouble, drive, in_virtual_time, report,
+    Arrival, Capacity, FarSide, Load, Mood, Share, Trouble, aimd_host, drive, in_virtual_time, report,
 };
 use crate::kit::{millis, secs};
 
@@ -33,7 +33,7 @@ const MIDDLE: usize = 1;
 const FAST: usize = 2;
 
 fn hosts(seed: u64) -> Keyed<Authority> {
-    Keyed::hosts().random(Random::seeded(seed)).build().expect("in bounds")
+    Keyed::builder(aimd_host()).random(Random::seeded(seed)).build().expect("in bounds")
 }
 
 /// Three far sides: of 2 per second, of 10 in every 2 s, and of 12 per second, which is more than is ever asked for and

@@ -9,6 +9,7 @@ use tidegate::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::kit::upstream::aimd_host;
 use crate::kit::{REQUEST, millis, secs};
 
 /// The longest that the keys of these tests are idle before they may be forgotten.
@@ -92,8 +93,9 @@ fn request_longer_than_idle_ttl_keeps_its_state() {
     let clock = ManualClock::new();
     let hosts = Keyed::hosts().clock(clock.clone()).shards(1).build().unwrap();
     let slow = host("slow.example");
-    let (first, second) =
-        (hosts.try_acquire(&slow, REQUEST).unwrap(), hosts.try_acquire(&slow, REQUEST).unwrap());
+    let first = hosts.try_acquire(&slow, REQUEST).unwrap();
+    clock.advance(millis(100));
+    let second = hosts.try_acquire(&slow, REQUEST).unwrap();
     come_and_go(&hosts, 0..50);
     clock.advance(2 * TTL);
     come_and_go(&hosts, 50..150);
@@ -121,8 +123,8 @@ async fn waiter_that_times_out_returns_on_time() {
 fn million_hosts_stay_bounded_and_live_keys_stay() {
     const KEYS_MAX: usize = 2_000;
     let clock = ManualClock::new();
-    let limits = Throttle::host().limits().unwrap();
-    let hosts: Keyed<u64> = Keyed::builder(limits).keys_max(KEYS_MAX).clock(clock.clone()).build().unwrap();
+    let hosts: Keyed<u64> =
+        Keyed::builder(aimd_host()).keys_max(KEYS_MAX).clock(clock.clone()).build().unwrap();
     let (limited, open) = (u64::MAX, u64::MAX - 1);
     hosts.try_acquire(&limited, REQUEST).unwrap().settle(Outcome::overload());
     for _ in 0..5 {

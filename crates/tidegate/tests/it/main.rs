@@ -9,6 +9,7 @@ mod kit;
 
 // One throttle.
 mod adaptive_rate;
+mod auto;
 mod cancel;
 mod clocks;
 mod drain;

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::kit::http::{Far, Reply, hold, on, pass_time, seconds};
 use crate::kit::secs;
+use crate::kit::upstream::aimd_host;
 
 /// Far sides are known by now.
 const SETTLED: Instant = Instant::from_nanos(30_000_000_000);
@@ -74,7 +75,7 @@ async fn nobody_asks_before_the_far_side_said_so() {
         }
         _ => Reply::status(200),
     });
-    let (far, hosts) = (far.await, on(&clock, Keyed::hosts()));
+    let (far, hosts) = (far.await, on(&clock, Keyed::builder(aimd_host())));
     let (client, urls) = (client(&hosts), vec![far.url("/"); 8]);
     let tally = pass_time(&clock, &hosts, work(&client, &clock, urls, 12)).await;
     assert!(tally.answers.iter().all(|status| *status == 200), "all succeed in the end");

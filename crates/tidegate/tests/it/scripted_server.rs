@@ -7,6 +7,7 @@ use tidegate::CircuitState::{self, Closed, HalfOpen, Open};
 use tidegate::{Authority, Classes, Ended, Keyed, Outcome, Random, Refused};
 use tokio::time::{Instant, sleep};
 
+use crate::kit::upstream::aimd_host;
 use crate::kit::{REQUEST, millis, secs};
 
 static CLASSES: Classes = Classes::new();
@@ -52,7 +53,7 @@ struct Script {
 impl Script {
     fn new() -> Self {
         // A pause of chance zero ends when it ends.
-        let hosts = Keyed::hosts().random(Random::fixed(0.0)).build().expect("in bounds");
+        let hosts = Keyed::builder(aimd_host()).random(Random::fixed(0.0)).build().expect("in bounds");
         Self {
             hosts,
             host: Authority::new("https://scripted.example/").expect("a host"),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use tidegate::{
     Brake, Budget, Bytes, Circuit, CircuitState, Controller, Cost, Event, Gate, ManualClock, Outcome, Pace,
-    Pause, Phase, Random, Rate, Refused, Slots, State, Throttle,
+    Pause, Phase, Random, Rate, Reason, Refused, Slots, State, Throttle,
 };
 use tokio::time::{Instant, advance, sleep};
 
@@ -24,8 +24,9 @@ fn layered(capacity: u64, recovery: u32) -> Throttle {
 #[test]
 fn default_throttle_has_documented_limits() {
     let snapshot = Throttle::new().snapshot();
-    assert_eq!((snapshot.slots, snapshot.slots_max, snapshot.slots_ceiling), (Some(5), Some(5), Some(5)));
-    assert_eq!((snapshot.interval, snapshot.state), (millis(200), State::Running));
+    assert_eq!((snapshot.slots, snapshot.slots_max), (Some(32), Some(1_024)));
+    assert_eq!((snapshot.rate.unwrap().to_string(), snapshot.state), ("10/s".to_owned(), State::Running));
+    assert_eq!(snapshot.control.unwrap().reason, Reason::Probing);
     assert_eq!((snapshot.circuit, snapshot.tokens_remaining, snapshot.percentage), (None, None, None));
 }
 
@@ -91,9 +92,10 @@ fn a_controller_that_is_named_stays_whatever_the_slots() {
     let first = Throttle::builder().controller(Controller::Fixed).slots(adaptive).build().unwrap();
     let last = Throttle::builder().slots(adaptive).controller(Controller::Fixed).build().unwrap();
     let unnamed = Throttle::builder().slots(adaptive).build().unwrap();
-    for (throttle, slots) in [(first, 8), (last, 8), (unnamed, 4)] {
+    for (throttle, is_auto) in [(first, false), (last, false), (unnamed, true)] {
         throttle.record(Outcome::overload());
-        assert_eq!(throttle.snapshot().slots, Some(slots));
+        assert_eq!(throttle.snapshot().slots, Some(8));
+        assert_eq!(throttle.snapshot().control.is_some(), is_auto);
     }
 }
 

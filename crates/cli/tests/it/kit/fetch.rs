@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Instant;
 
@@ -32,24 +32,6 @@ pub(crate) struct Reply {
     headers: Vec<(String, String)>,
     body: Vec<u8>,
     end: End,
-    head_sent: Event,
-}
-
-/// Something that happens once, and that others wait for.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Event(Arc<(Mutex<bool>, Condvar)>);
-
-impl Event {
-    fn set(&self) {
-        let (has_happened, changed) = &*self.0;
-        *hold(has_happened) = true;
-        changed.notify_all();
-    }
-
-    pub(crate) fn wait(&self) {
-        let (has_happened, changed) = &*self.0;
-        drop(changed.wait_while(hold(has_happened), |has_happened| !*has_happened));
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +50,7 @@ enum End {
 impl Reply {
     pub(crate) fn status(status: u16) -> Self {
         let (headers, body) = (Vec::new(), b"hello".to_vec());
-        Self { status, headers, body, end: End::Whole, head_sent: Event::default() }
+        Self { status, headers, body, end: End::Whole }
     }
 
     pub(crate) fn page(body: impl Into<Vec<u8>>) -> Self {
@@ -94,11 +76,6 @@ impl Reply {
 
     pub(crate) fn stalled(self) -> Self {
         Self { end: End::Stalled, ..self }
-    }
-
-    /// Sets an event once its head was sent.
-    pub(crate) fn setting(self, head_sent: &Event) -> Self {
-        Self { head_sent: head_sent.clone(), ..self }
     }
 
     pub(crate) fn hangs_up() -> Self {
@@ -215,7 +192,6 @@ fn answer(mut stream: &TcpStream, reply: &Reply) -> Option<()> {
     }
     write!(head, "content-length: {}\r\n\r\n", reply.body.len()).ok()?;
     stream.write_all(head.as_bytes()).ok()?;
-    reply.head_sent.set();
     if reply.end == End::Stalled {
         // Until the client gives up.
         stream.read_exact(&mut [0]).ok()?;

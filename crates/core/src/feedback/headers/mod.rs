@@ -32,6 +32,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::bucket::AMOUNT_MAX;
+use crate::outcome::QuotaLevel;
 use crate::time::{Stamp, nanos};
 use collect::Collector;
 
@@ -307,6 +308,13 @@ impl Signals {
         waits.filter(|wait| !wait.is_zero()).max()
     }
 
+    /// The dimension of the quotas with nothing left, if they are of one dimension.
+    pub fn exceeded(&self) -> Option<Dimension> {
+        let mut empty = self.quotas.iter().filter(|quota| quota.remaining == Some(0));
+        let first = empty.next()?.dimension;
+        empty.all(|quota| quota.dimension == first).then_some(first)
+    }
+
     /// The first quota that counts this.
     pub fn quota(&self, dimension: Dimension) -> Option<&Quota> {
         self.quotas.iter().find(|quota| quota.dimension == dimension)
@@ -328,6 +336,12 @@ impl Reset {
 }
 
 impl Quota {
+    /// The numbers of it that a controller paces by, where all are known.
+    pub fn level(&self) -> Option<QuotaLevel> {
+        let Self { limit, remaining, reset, window, .. } = *self;
+        Some(QuotaLevel { limit: limit?, remaining: remaining?, reset: reset?, window })
+    }
+
     /// How fast it comes back. Where the reset is the time to full, (limit − remaining) in that time; where a
     /// window is said, the limit in the window. `None` where neither is known, or nothing is missing.
     pub fn refill(&self) -> Option<Refill> {

@@ -96,18 +96,8 @@ pub(super) struct Gone<F> {
 impl<F> Gone<F> {
     #[inline]
     pub(super) fn new(shared: &Arc<Shared<F>>, charge: Charge) -> Self {
-        Self { held: Some((Arc::clone(shared), goes_out(&shared.throttle.inner, charge))) }
+        Self { held: Some((Arc::clone(shared), shared.throttle.inner.goes_out(charge))) }
     }
-}
-
-/// The request goes out: whoever waited between its turn and its call was not kept waiting by the far side.
-#[inline]
-pub(super) fn goes_out(throttle: &Inner, charge: Charge) -> Charge {
-    #[cold]
-    fn goes_out_now(throttle: &Inner, charge: Charge) -> Charge {
-        charge.goes_out(throttle.clock().now())
-    }
-    if throttle.settles_timed() { goes_out_now(throttle, charge) } else { charge }
 }
 
 impl<F: Send + Sync + 'static> Gone<F> {

@@ -17,7 +17,7 @@ use tidegate_core::cost::Cost;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::answer::{Reads, goes_out, settle};
+use super::answer::{Reads, settle};
 use super::error::{BoxError, CallError};
 use super::reserved::Reserved;
 use crate::held::{HeldBody, Hold, Taken};
@@ -263,7 +263,7 @@ where
         match reserved.confirmed() {
             Ok(mut permit) => {
                 let charge = permit.charge.take();
-                permit.charge = charge.map(|charge| goes_out(&throttle.inner, charge));
+                permit.charge = charge.map(|charge| throttle.inner.goes_out(charge));
                 return Ok(permit);
             }
             Err(Some(refused)) => return Err(refused.into()),

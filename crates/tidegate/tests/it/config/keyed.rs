@@ -1,7 +1,7 @@
 //! The keys of many throttles together, and the fields of a per-domain limiter under the names they have here.
 
 use tidegate::config::{Fault, fields};
-use tidegate::{Circuit, Config, Draft, KeyedOptions, Rate, Throttle};
+use tidegate::{Auto, Circuit, Config, Controller, Draft, KeyedOptions, Throttle};
 
 use super::{MINUTE, SECOND, toml, variables};
 
@@ -24,7 +24,7 @@ fn an_empty_config_is_hosts_with_the_usual_options() {
 #[test]
 fn every_option_has_its_key_and_a_key_of_a_throttle_changes_what_each_key_gets() {
     let text = "
-        rate.burst = 9
+        auto.rate_max = 9
         [circuit]
         probes = 1
         [keyed]
@@ -37,8 +37,8 @@ fn every_option_has_its_key_and_a_key_of_a_throttle_changes_what_each_key_gets()
     let (draft, found) = keyed(text);
     assert_eq!(found, options.throttled_after(SECOND / 2));
     let circuit = Circuit::at_error_rate(0.4, 10, 30 * SECOND).or_after_failures(5).open_for(15 * SECOND);
-    let wanted =
-        Draft { rate: Some(Rate::per_second(2).burst(9)), circuit: Some(circuit.probes(1)), ..Draft::host() };
+    let controller = Controller::Auto(Auto::default().rate_max(9.0));
+    let wanted = Draft { controller, circuit: Some(circuit.probes(1)), ..Draft::host() };
     assert_eq!(draft, wanted);
     let said = variables(&[("TIDEGATE_KEYED_ENABLED", "false"), ("TIDEGATE_KEYED_SHARDS", "2")]).unwrap();
     let (_, options) = said.to_keyed().unwrap();
@@ -96,12 +96,14 @@ fn options_that_cannot_be_are_refused_with_key_value_and_bound() {
     for (text, wanted) in table {
         assert_eq!(complaint(text), wanted);
     }
-    let both = complaint("rate.amount = 9\nkeyed.keys_max = 3\nslots.start = 1");
+    let both =
+        complaint("rate.amount = 9\nkeyed.keys_max = 3\npreset = 'empty'\nslots.start = 1\naimd.memory = 1");
     assert_eq!(
         both,
         "`slots.min` is missing, because `slots.start` is given in TOML; \
          `slots.max` is missing, because `slots.start` is given in TOML; \
-         `rate.amount` is 9 in TOML, and must be from 0.25/s to 8/s, where `aimd` moves it"
+         `rate.period` is missing, because `rate.amount` is given in TOML; \
+         `rate.amount` is 9 in TOML, and must be given, since `aimd` moves it"
     );
     for word in ["1", "yes", "TRUE", ""] {
         assert!(variables(&[("TIDEGATE_KEYED_ENABLED", word)]).is_err(), "{word}");
@@ -154,14 +156,13 @@ const PER_DOMAIN: [(&str, &str, &str); 21] = [
 
 #[test]
 fn every_per_domain_field_has_a_key_and_default() {
-    let said = Config::from_draft(&Draft::host()).with_keyed(&KeyedOptions::default()).to_map();
+    let adaptive = || toml("controller = 'aimd'\nrate.amount = 2\nrate.period = 1\nrate.burst = 4");
+    let (draft, options) = adaptive().to_keyed().expect("a controller and its rate");
+    let said = Config::from_draft(&draft).with_keyed(&options).to_map();
     for (field, key, default) in PER_DOMAIN {
         assert_eq!(said[key], default, "{field}");
-        let given = Config::from_map([(key, default)]).expect(key).to_keyed().expect(key);
-        // A rate that is given brings its own burst, unless that is given too.
-        if key != "rate.amount" {
-            assert_eq!(given, (Draft::host(), KeyedOptions::default()), "{key} = {default}");
-        }
+        let given = adaptive().overlaid_by(Config::from_map([(key, default)]).expect(key)).to_keyed();
+        assert_eq!(given.expect(key), (draft.clone(), KeyedOptions::default()), "{key} = {default}");
     }
     assert_eq!((said["rate.period"].as_str(), said["retry.jitter"].as_str()), ("1s", "full"));
     assert_eq!((said["keyed.keys_max"].as_str(), said["keyed.throttled_after"].as_str()), ("100000", "10ms"));

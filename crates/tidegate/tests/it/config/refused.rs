@@ -59,8 +59,9 @@ fn numbers_that_cannot_be_are_refused_in_every_source() {
         ("pause.max", "31622401", "31622401", span),
         ("pause.max", "\"367d\"", "367d", span),
         ("budget.window", "0", "0", "from 1ns to 31622400s"),
-        ("controller", "\"vegas\"", "vegas", "`fixed` or `brake` or `aimd`"),
-        ("controller", "1", "1", "`fixed` or `brake` or `aimd`"),
+        ("controller", "\"vegas\"", "vegas", "`fixed` or `brake` or `aimd` or `auto`"),
+        ("controller", "1", "1", "`fixed` or `brake` or `aimd` or `auto`"),
+        ("auto.rate_max", "0", "0", "from 0.000001 to 1000000000"),
         ("aimd.rate_min", "0", "0", "from 0.000001 to 1000000"),
         ("aimd.rate_max", "-8", "-8", "from 0.000001 to 1000000"),
         ("aimd.decrease", "1.5", "1.5", "from 0.000001 to 0.999999"),
@@ -142,7 +143,8 @@ fn several_problems_are_told_together_each_with_source_field_value_and_bound() {
 fn what_keys_must_be_to_each_other_is_judged_when_all_are_there() {
     let environment =
         variables(&[("TIDEGATE_SLOTS_MIN", "9"), ("TIDEGATE_PACE_INTERVAL_MIN", "1m")]).unwrap();
-    let config = environment.overlaid_by(toml("slots.max = 4\nslots.start = 5\nrate.amount = 1"));
+    let config =
+        environment.overlaid_by(toml("preset = 'gentle'\nslots.max = 4\nslots.start = 5\nrate.amount = 1"));
     assert_eq!(
         config.to_draft().unwrap_err().to_string(),
         "`rate.period` is missing, because `rate.amount` is given in TOML; \
@@ -190,7 +192,7 @@ fn no_bound_of_the_schema_is_wider_than_cores() {
             None => ["0.000001", "1"],
         };
         for end in ends {
-            if field.key().starts_with("aimd.") {
+            if field.key().starts_with("aimd.") || field.key().starts_with("auto.") {
                 check_adaptive(field.key(), end);
                 continue;
             }
@@ -212,6 +214,8 @@ fn check_adaptive(key: &str, end: &str) {
         ("aimd.rate_min" | "aimd.rate_max", _) => {
             "rate.amount = 1000000\nrate.period = 1\naimd.rate_min = 1e6\naimd.rate_max = 1e6"
         }
+        ("auto.rate_min" | "auto.rate_start" | "auto.rate_max", "0.000001") => "auto.rate_min = 0.000001",
+        ("auto.rate_min" | "auto.rate_start" | "auto.rate_max", _) => "auto.rate_max = 1e9",
         _ => "controller = 'aimd'",
     };
     let result = toml(around).overlaid_by(Config::from_map([(key, end)]).expect(key)).to_draft();

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tidegate::{
-    Authority, CircuitState, Class, Classes, Cost, Ended, Keyed, Random, Refused, RunError, Stopped,
+    Aimd, Authority, CircuitState, Class, Classes, Controller, Cost, Ended, Keyed, Limits, Random, Refused,
+    RunError, Stopped, Throttle,
 };
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -20,6 +21,12 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(20);
 /// One request of so many asks for what is not there.
 const MISSING_ONE_IN: u64 = 50;
+
+/// Limits of a host with an adaptive rate (AIMD) instead of `Auto`.
+pub(crate) fn aimd_host() -> Limits {
+    let builder = Throttle::host().rate(Aimd::RATE).controller(Controller::Aimd(Aimd::default()));
+    builder.limits().expect("within the bounds")
+}
 
 /// Runs `future` in a virtual time of its own.
 pub(crate) fn in_virtual_time<T>(future: impl Future<Output = T>) -> T {

@@ -1,0 +1,122 @@
+//! Slots, and whether the upstream caps how many requests are in flight.
+//!
+//! A cap shows itself by where rejections come: above every number in flight that was accepted of late. A rate quota rejects
+//! at any number.
+
+use super::probe::{PERIOD_MIN, REQUESTS};
+
+/// How much a rejection above all accepted numbers adds to the score of a cap, as a share of what is missing.
+const AGREE: f64 = 0.3;
+/// What a rejection among accepted numbers leaves of the score.
+const DISAGREE: f64 = 0.7;
+/// Above this score it is a cap: three agreeing rejections of the last few.
+const IS_CAP: f64 = 0.6;
+/// What each success leaves of the highest number that was accepted.
+const FADE: f64 = 0.999;
+
+/// Slots now, and the evidence of a cap.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cap {
+    /// Slots now; whole ones count.
+    pub(super) slots: f64,
+    score: f64,
+    /// The highest number in flight that was accepted of late.
+    high: f64,
+    /// When slots last held a caller back.
+    pub(super) held_at: f64,
+}
+
+impl Cap {
+    pub(super) fn starting_at(slots: u32) -> Self {
+        Self { slots: f64::from(slots), score: 0.0, high: 0.0, held_at: f64::NEG_INFINITY }
+    }
+
+    pub(super) fn is_cap(&self) -> bool {
+        self.score > IS_CAP
+    }
+
+    /// Whether anything was accepted yet: what is accepted is known only when it is back.
+    pub(super) fn has_accepted(&self) -> bool {
+        self.high > 0.0
+    }
+
+    /// A request was accepted as the `in_flight`th.
+    pub(super) fn accept(&mut self, in_flight: u32) {
+        self.high = f64::from(in_flight).max(self.high * FADE);
+    }
+
+    /// A request was rejected as the `in_flight`th: evidence for or against a cap.
+    pub(super) fn weigh(&mut self, in_flight: u32) {
+        if f64::from(in_flight) > self.high {
+            self.score += AGREE * (1.0 - self.score);
+        } else {
+            self.score *= DISAGREE;
+        }
+    }
+
+    /// Cuts the slots if the `in_flight`th request was rejected for the number in flight; answers whether it was.
+    pub(super) fn cut(&mut self, in_flight: u32) -> bool {
+        let in_flight = f64::from(in_flight);
+        let is_for_slots =
+            self.is_cap() && in_flight > 1.0 && (in_flight >= self.slots.floor() || in_flight > self.high);
+        if is_for_slots {
+            self.slots = self.slots.min(in_flight - 1.0).max(1.0);
+        }
+        is_for_slots
+    }
+
+    /// Slots of a cap grow by one per swing while they hold callers back.
+    pub(super) fn rise(&mut self, dt: f64, requests: f64, now: f64) {
+        if self.is_cap() && now - self.held_at < 0.1 {
+            self.slots += dt / PERIOD_MIN.max(REQUESTS / requests.max(1e-9));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_rejections_above_all_accepted_make_a_cap() {
+        let mut cap = Cap::starting_at(32);
+        cap.accept(10);
+        let scores: Vec<bool> = (0..3)
+            .map(|_| {
+                cap.weigh(11);
+                cap.is_cap()
+            })
+            .collect();
+        assert_eq!(scores, [false, false, true]);
+        cap.weigh(9);
+        assert!(!cap.is_cap(), "a rejection among accepted numbers speaks against it");
+    }
+
+    #[test]
+    fn cut_goes_below_the_rejected_number() {
+        let mut cap = Cap::starting_at(32);
+        cap.accept(10);
+        assert!(!cap.cut(11), "nothing is known of a cap yet");
+        (0..3).for_each(|_| cap.weigh(11));
+        assert!(cap.cut(11));
+        assert!((cap.slots - 10.0).abs() < 1e-9);
+        assert!(!cap.cut(5), "a rejection well below the slots is for the rate");
+        assert!(cap.cut(10));
+        assert!((cap.slots - 9.0).abs() < 1e-9);
+        assert!(!cap.cut(1), "one in flight is never too many");
+    }
+
+    #[test]
+    fn slots_of_a_cap_grow_by_one_per_swing() {
+        let mut cap = Cap::starting_at(4);
+        cap.accept(4);
+        (0..3).for_each(|_| cap.weigh(5));
+        cap.rise(3.0, 50.0, 100.0);
+        assert!((cap.slots - 4.0).abs() < 1e-9, "no caller is held back");
+        cap.held_at = 100.0;
+        cap.rise(3.0, 50.0, 100.0);
+        assert!((cap.slots - 5.0).abs() < 1e-9);
+        cap.rise(3.0, 10.0, 100.0);
+        assert!((cap.slots - 5.2).abs() < 1e-9, "slower where 150 requests take longer");
+    }
+}

@@ -1,0 +1,538 @@
+//! `Auto`: rate and slots together, learned from what the upstream accepts.
+//!
+//! Per dimension (requests, tokens) a [`Quota`] estimates what the upstream grants and a pace swings around the estimate; a
+//! [`HeaderLaw`] takes its place while quota headers are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist once: what to do
+//! while everything is rejected, whether the number in flight is capped, and whether latency says that there are too many.
+//!
+//! Nothing is kept per request: what must be known later about one travels in its permit as [`Sent`]. Every event costs a few
+//! operations per dimension and allocates nothing, but for a dimension or a header that is seen for the first time. Times are
+//! seconds since the clock's origin, rates units per second.
+
+mod baseline;
+mod cap;
+mod header_law;
+mod outage;
+mod probe;
+mod quota;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use smallvec::{SmallVec, smallvec};
+
+use self::baseline::{Baseline, Load, Reading};
+use self::cap::Cap;
+use self::header_law::HeaderLaw;
+use self::outage::Outage;
+use self::quota::{ESTIMATE_MIN, Quota, Wave};
+use self::report::Reported;
+use crate::control::Reason;
+use crate::cost::{Cost, DIMENSIONS, Sent};
+use crate::event::Why;
+use crate::feedback::headers::Dimension as Metered;
+use crate::outcome::{Kind, Outcome};
+use crate::per_second::PerSecond;
+use crate::plan::AutoLimits;
+use crate::random::Random;
+use crate::time::Instant;
+use crate::verdict::Gate;
+
+/// The pace's bucket holds this many seconds of its rate, and at least one mean request.
+const DEPTH: f64 = 0.02;
+/// The head of the queue asks at least this often while a pace holds it back, because the pace rises while it waits.
+pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// What is learned of one upstream.
+#[derive(Debug, Clone)]
+pub(crate) struct AutoState {
+    /// Requests first, then tokens once a request costs any.
+    dimensions: SmallVec<[Dimension; 1]>,
+    outage: Outage,
+    cap: Cap,
+    baseline: Baseline,
+    /// When the paces were last refilled.
+    at: f64,
+    /// When the last wave was answered by a cut.
+    cut_at: f64,
+    /// Whether the last change of slots was a cut for latency.
+    is_slow: bool,
+    reported: Reported,
+}
+
+/// One dimension: what is known of its quota, and the bucket that paces it.
+#[derive(Debug, Clone)]
+struct Dimension {
+    quota: Quota,
+    /// Units in the pace's bucket; negative after a request that cost more than the mean.
+    level: f64,
+    /// Requests sent before the dimension was first seen.
+    since: u64,
+    /// Only if headers were seen.
+    law: Option<Box<HeaderLaw>>,
+}
+
+/// The answer to a request, as far as it matters here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Answer<'a> {
+    pub(crate) sent: Sent,
+    /// Units per dimension that were counted as sent with it; none for a request without a permit.
+    pub(crate) units: [u64; DIMENSIONS],
+    pub(crate) outcome: &'a Outcome,
+    pub(crate) latency: Option<Duration>,
+    /// Requests in flight, this one included.
+    pub(crate) in_flight: u32,
+    pub(crate) now: Instant,
+}
+
+/// What Auto wants done after an outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Advice {
+    /// Whether a wave was answered by a cut of rate or slots.
+    pub(crate) is_cut: bool,
+    why: Why,
+    /// Whether the outcome's hint stops all requests.
+    pub(crate) stops_all: bool,
+}
+
+impl Default for Advice {
+    fn default() -> Self {
+        Self { is_cut: false, why: Why::Overload, stops_all: false }
+    }
+}
+
+impl AutoState {
+    pub(crate) fn new(limits: &AutoLimits) -> Self {
+        Self {
+            dimensions: smallvec![Dimension::new(limits.rate_start, 1.0, 0)],
+            outage: Outage::default(),
+            cap: Cap::starting_at(limits.slots_start),
+            baseline: Baseline::default(),
+            at: 0.0,
+            cut_at: f64::NEG_INFINITY,
+            is_slow: false,
+            reported: Reported {
+                reason: Reason::Probing,
+                at: f64::NEG_INFINITY,
+                rate: limits.rate_start,
+                slots: limits.slots_start,
+            },
+        }
+    }
+
+    /// Slots now.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the limits of a u32")]
+    pub(crate) fn slots(&self, limits: &AutoLimits) -> u32 {
+        (self.cap.slots as u32).clamp(limits.slots_min, limits.slots_max)
+    }
+
+    /// Requests per second that the upstream is estimated to grant; `None` before its first rejection.
+    pub(crate) fn quota(&self) -> Option<PerSecond> {
+        let estimate = self.dimensions[0].quota.estimate;
+        (estimate > 0.0).then(|| per_second(estimate))
+    }
+
+    /// Requests per second now.
+    pub(crate) fn rate(&self, now: Instant) -> PerSecond {
+        per_second(self.pace(0, secs(now)))
+    }
+
+    /// Time passes: paces that hold callers back rise and their buckets refill.
+    pub(crate) fn advance(&mut self, limits: &AutoLimits, is_paused: bool, now: Instant) {
+        let now = secs(now);
+        let elapsed = now - self.at;
+        if elapsed <= 0.0 {
+            return;
+        }
+        let dt = elapsed.min(1.0);
+        let rests = is_paused || now < self.outage.rest_until;
+        let (latency, window) = (self.baseline.latency, self.outage.window);
+        for index in 0..self.dimensions.len() {
+            let unit = self.unit(index);
+            let by_law = self.dimensions[index].law_pace(now, latency);
+            let dimension = &mut self.dimensions[index];
+            let quota = &mut dimension.quota;
+            let is_held = now - quota.held_at <= (3.0 * unit / quota.rate).max(0.1);
+            if by_law.is_none() && !rests && !self.outage.is_dark() && is_held {
+                quota.rise(dt, latency, unit, window);
+                if index == 0 {
+                    quota.rate = limits.clamp(quota.rate);
+                }
+            }
+            let pace = by_law.unwrap_or(quota.rate).max(ESTIMATE_MIN * unit);
+            dimension.level = (dimension.level + pace * elapsed).min(depth(pace, unit));
+            if let Some(law) = &mut dimension.law {
+                law.refill(elapsed);
+            }
+        }
+        self.cap.rise(dt, self.dimensions[0].quota.estimate, now);
+        self.cap.slots = limits.clamp_slots(self.cap.slots);
+        self.at = now;
+        if !rests && self.outage.has_passed(now) {
+            self.recover(limits, now);
+        }
+    }
+
+    /// When a request may go at the earliest with `ahead` others before it, and which gate decides.
+    pub(crate) fn ready_at(&self, cost: Cost, ahead: u32, now: Instant) -> (Gate, Instant) {
+        let at = secs(now);
+        let mut latest = (Gate::Rate, (self.outage.rest_until - at).max(0.0));
+        if !self.outage.is_dark() {
+            for index in 0..self.dimensions.len() {
+                let wait = self.lack(index, cost, ahead, at);
+                if wait > latest.1 {
+                    latest = (if index == 0 { Gate::Rate } else { Gate::Budget }, wait);
+                }
+            }
+        }
+        let nanos = Duration::try_from_secs_f64(latest.1).unwrap_or(Duration::MAX);
+        (latest.0, now + nanos)
+    }
+
+    /// Seconds until a dimension has enough for a request.
+    fn lack(&self, index: usize, cost: Cost, ahead: u32, now: f64) -> f64 {
+        let unit = self.unit(index);
+        let pace = self.pace(index, now).max(ESTIMATE_MIN * unit);
+        // The wait is for the same bucket that the refill fills.
+        let level = (self.dimensions[index].level + pace * (now - self.at).max(0.0)).min(depth(pace, unit));
+        // A request dearer than the mean takes what it lacks as debt: those after it wait.
+        let wanted = units(cost.units()[index]).min(unit) + f64::from(ahead) * unit;
+        let lack = wanted - level;
+        // Below a nanosecond's worth it is rounding.
+        if lack * 1e9 > pace { lack / pace } else { 0.0 }
+    }
+
+    /// A request is held back.
+    pub(crate) fn hold(&mut self, by: Gate, cost: Cost, now: Instant) {
+        let at = secs(now);
+        match by {
+            Gate::Slots => self.cap.held_at = at,
+            Gate::Rate | Gate::Budget if at >= self.outage.rest_until => {
+                for index in 0..self.dimensions.len() {
+                    if self.lack(index, cost, 0, at) > 0.0 {
+                        self.dimensions[index].quota.held_at = at;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A request goes as the `in_flight`th; answers what its permit carries.
+    pub(crate) fn take(&mut self, limits: &AutoLimits, cost: Cost, in_flight: u32, now: Instant) -> Sent {
+        let at = secs(now);
+        let requests = self.dimensions[0].quota.sent;
+        if cost.tokens > 0 && self.dimensions.len() == 1 {
+            let first = units(cost.tokens);
+            self.dimensions.push(Dimension::new(limits.rate_start * first, first, requests));
+        }
+        let mut sent = Sent { at: now, in_flight, cohort: self.baseline.join(at), before: [0; DIMENSIONS] };
+        for (index, dimension) in self.dimensions.iter_mut().enumerate() {
+            let cost = cost.units()[index];
+            sent.before[index] = dimension.quota.sent;
+            dimension.quota.sent = dimension.quota.sent.saturating_add(cost);
+            dimension.level -= units(cost);
+            if let Some(law) = &mut dimension.law {
+                law.spend(units(cost));
+            }
+        }
+        self.outage.sent(at, self.baseline.latency);
+        sent
+    }
+
+    /// A request never went out: what it took returns.
+    pub(crate) fn undo(&mut self, sent: &Sent, cost: Cost) {
+        for (index, dimension) in self.dimensions.iter_mut().enumerate() {
+            let cost = cost.units()[index];
+            dimension.quota.reject(cost, secs(sent.at));
+            dimension.level += units(cost);
+        }
+    }
+
+    /// A request ended of which nothing is learned.
+    pub(crate) fn leave(&mut self, sent: &Sent) {
+        if self.baseline.is_current(sent.cohort) {
+            self.baseline.leave();
+        }
+    }
+
+    /// Learns from the answer to a request.
+    pub(crate) fn learn(&mut self, limits: &AutoLimits, answer: &Answer<'_>, random: &mut Random) -> Advice {
+        let now = secs(answer.now);
+        let mut answer = *answer;
+        if answer.units == [0; DIMENSIONS] {
+            answer.sent.before = self.sent_so_far();
+        }
+        let answer = &answer;
+        self.update_laws(answer, now);
+        let is_member = self.baseline.is_current(answer.sent.cohort);
+        let mut advice = Advice::default();
+        match answer.outcome.kind {
+            Kind::Success => self.succeed(limits, answer, is_member, now),
+            Kind::Overload => {
+                if is_member {
+                    self.baseline.leave();
+                }
+                advice = self.reject(limits, answer, now, random);
+            }
+            Kind::Failure | Kind::Ignored if is_member => self.baseline.leave(),
+            Kind::Failure | Kind::Ignored => {}
+        }
+        if is_member && let Some(why) = self.read_cohort(limits, answer.in_flight, now) {
+            advice = Advice { is_cut: true, why, ..advice };
+        }
+        self.cap.slots = limits.clamp_slots(self.cap.slots);
+        advice
+    }
+
+    /// Whether it knows anything that a new one would not.
+    pub(crate) fn has_learned(&self, limits: &AutoLimits) -> bool {
+        let Dimension { quota, law, .. } = &self.dimensions[0];
+        let is_moved = |one: f64, other: f64| (one - other).abs() > f64::EPSILON * other;
+        quota.estimate > 0.0
+            || law.is_some()
+            || self.dimensions.len() > 1
+            || is_moved(quota.rate, limits.rate_start)
+            || is_moved(self.cap.slots, f64::from(limits.slots_start))
+    }
+
+    /// Whether a caller would be held back at `now` by earlier requests.
+    pub(crate) fn is_busy(&self, now: Instant) -> bool {
+        self.ready_at(Cost::request(), 0, now).1 > now
+    }
+
+    /// Goes on within other limits. One that has learned nothing starts where the new limits start.
+    pub(crate) fn tune(&mut self, old: Option<&AutoLimits>, new: &AutoLimits) {
+        if old.is_some_and(|old| !self.has_learned(old)) {
+            let at = self.at;
+            *self = Self::new(new);
+            self.at = at;
+        }
+        let quota = &mut self.dimensions[0].quota;
+        quota.rate = new.clamp(quota.rate);
+        self.cap.slots = new.clamp_slots(self.cap.slots);
+    }
+
+    /// Units per second of a dimension, as headers or the estimate say.
+    fn pace(&self, index: usize, now: f64) -> f64 {
+        let dimension = &self.dimensions[index];
+        dimension.law_pace(now, self.baseline.latency).unwrap_or(dimension.quota.rate)
+    }
+
+    /// The mean cost of a request in a dimension.
+    fn unit(&self, index: usize) -> f64 {
+        let Dimension { quota, since, .. } = &self.dimensions[index];
+        let requests = self.dimensions[0].quota.sent.saturating_sub(*since);
+        if index == 0 || requests == 0 || quota.sent == 0 {
+            return if index == 0 { 1.0 } else { self.dimensions[index].level.max(1.0) };
+        }
+        units(quota.sent) / units(requests)
+    }
+
+    fn sent_so_far(&self) -> [u64; DIMENSIONS] {
+        let mut before = [0; DIMENSIONS];
+        for (before, dimension) in before.iter_mut().zip(&self.dimensions) {
+            *before = dimension.quota.sent;
+        }
+        before
+    }
+
+    /// Quota headers of the answer.
+    fn update_laws(&mut self, answer: &Answer<'_>, now: f64) {
+        for (index, level) in answer.outcome.quotas.iter().enumerate() {
+            let (Some(level), Some(dimension)) = (level, self.dimensions.get_mut(index)) else { continue };
+            let before = answer.sent.before[index].saturating_add(answer.units[index]);
+            let since = dimension.quota.sent.saturating_sub(before);
+            let law = dimension.law.get_or_insert_default();
+            law.update(*level, secs(answer.sent.at), units(since), now);
+        }
+    }
+
+    fn succeed(&mut self, limits: &AutoLimits, answer: &Answer<'_>, is_member: bool, now: f64) {
+        self.cap.accept(answer.sent.in_flight);
+        match answer.latency.map(|latency| latency.as_secs_f64()) {
+            Some(latency) => {
+                self.baseline.first(latency);
+                if is_member {
+                    self.baseline.sample(latency);
+                }
+            }
+            None if is_member => self.baseline.leave(),
+            None => {}
+        }
+        let is_held = now - self.cap.held_at < self.baseline.latency.max(0.05);
+        if self.baseline.is_starting && is_held {
+            self.cap.slots += 1.0;
+        }
+        if self.outage.is_probing() && secs(answer.sent.at) > self.cut_at {
+            self.recover(limits, now);
+        }
+    }
+
+    fn reject(&mut self, limits: &AutoLimits, answer: &Answer<'_>, now: f64, random: &mut Random) -> Advice {
+        let Answer { sent, units: cost, outcome, .. } = *answer;
+        let sent_at = secs(sent.at);
+        for (index, dimension) in self.dimensions.iter_mut().enumerate() {
+            dimension.quota.reject(cost[index], sent_at);
+        }
+        // One cut per wave: requests sent before the last cut say nothing new.
+        if sent_at <= self.cut_at {
+            return Advice::default();
+        }
+        let index = self.blame(outcome.exceeded, now);
+        if let Some(law) = &mut self.dimensions[index].law
+            && law.is_fresh(now)
+        {
+            law.distrust();
+            self.cut_at = now;
+            return Advice { is_cut: true, ..Advice::default() };
+        }
+        let unit = self.unit(index);
+        let accepted = self.dimensions[0].quota.accepted_before(sent.before[0], cost[0]);
+        let accepted_some = self.outage.wave(accepted);
+        let gap = now - self.cut_at;
+        let quota = &self.dimensions[index].quota;
+        let wave = if quota.estimate == 0.0 {
+            Wave::First
+        } else if gap >= quota.period(unit, self.outage.window) / 4.0 && self.outage.is_quiet() {
+            Wave::Calm
+        } else {
+            Wave::Pressed { accepted_some }
+        };
+        if self.cap.has_accepted() && gap > 2.0 * self.baseline.latency && self.outage.is_quiet() {
+            self.cap.weigh(sent.in_flight);
+        }
+        self.cut_at = now;
+        if self.cap.cut(sent.in_flight) {
+            self.baseline.is_starting = false;
+            let quota = &mut self.dimensions[index].quota;
+            if wave == Wave::First {
+                quota.estimate = quota.rate;
+            }
+            return Advice { is_cut: true, ..Advice::default() };
+        }
+        if wave == Wave::Calm {
+            self.outage.fade_window();
+        }
+        let dimension = &mut self.dimensions[index];
+        dimension.quota.cut(wave, sent.before[index], cost[index], sent_at, unit);
+        dimension.level = dimension.level.min(0.0);
+        if index == 0 {
+            dimension.quota.rate = limits.clamp(dimension.quota.rate);
+        }
+        let is_empty = wave == Wave::Pressed { accepted_some: false };
+        let hint = outcome.retry_after.map(|hint| hint.as_secs_f64());
+        let stops_all = self.outage.count(is_empty, hint, now, random);
+        Advice { is_cut: true, stops_all, ..Advice::default() }
+    }
+
+    /// The dimension that a rejection is for: the one it names; else, of requests and those that were ever named, the one that
+    /// held a caller back last.
+    fn blame(&self, named: Option<Metered>, now: f64) -> usize {
+        if let Some(named) = named {
+            return index_of(named).unwrap_or(0).min(self.dimensions.len() - 1);
+        }
+        let was_named = |(index, dimension): &(usize, &Dimension)| {
+            *index == 0 || dimension.quota.estimate > 0.0 || dimension.has_headers(now)
+        };
+        let excess = |quota: &Quota| quota.rate / quota.estimate;
+        let by_hold = |one: &(usize, &Dimension), other: &(usize, &Dimension)| {
+            let (one, other) = (&one.1.quota, &other.1.quota);
+            one.held_at.total_cmp(&other.held_at).then(excess(one).total_cmp(&excess(other)))
+        };
+        self.dimensions.iter().enumerate().filter(was_named).max_by(by_hold).map_or(0, |(index, _)| index)
+    }
+
+    /// The upstream accepts again after it rejected everything.
+    fn recover(&mut self, limits: &AutoLimits, now: f64) {
+        let index = self.blame(None, now);
+        let unit = self.unit(index);
+        let quota = &mut self.dimensions[index].quota;
+        let (dark, accepted) = (quota.dark_for(now), quota.accepted());
+        let (since, elapsed) = self.outage.since_back(accepted, now);
+        let is_window = quota.recover(since, elapsed.max(1e-6), unit);
+        if index == 0 {
+            quota.rate = limits.clamp(quota.rate);
+        }
+        self.outage.end(accepted, is_window, dark, now);
+    }
+
+    /// Reads the cohort if it is complete; answers why slots were cut, if they were.
+    fn read_cohort(&mut self, limits: &AutoLimits, in_flight: u32, now: f64) -> Option<Why> {
+        let recent = self.baseline.latency.max(0.1);
+        let holds = |dimension: &Dimension| {
+            (dimension.quota.estimate > 0.0 || dimension.has_headers(now))
+                && now - dimension.quota.held_at < recent
+        };
+        let load = Load {
+            in_flight: f64::from(in_flight),
+            slots: self.cap.slots,
+            held_at: self.cap.held_at,
+            is_cap: self.cap.is_cap(),
+            is_paced: self.cap.is_cap() || self.dimensions.iter().any(holds),
+        };
+        let reading = self.baseline.read(now, load);
+        match reading {
+            Some(Reading::Cut(slots)) => {
+                self.is_slow = true;
+                self.cap.slots = self.cap.slots.min(slots);
+            }
+            Some(Reading::Restore(slots)) => {
+                self.is_slow = false;
+                self.cap.slots = slots;
+            }
+            Some(Reading::Grow(slots)) => self.cap.slots += slots,
+            None => {}
+        }
+        self.is_slow &= self.cap.slots < f64::from(limits.slots_max);
+        matches!(reading, Some(Reading::Cut(_))).then(|| Why::Latency {
+            latency: self.baseline.last(),
+            target: Duration::from_secs_f64(self.baseline.latency),
+        })
+    }
+}
+
+impl Dimension {
+    /// A dimension at this rate, whose requests cost `unit` as far as is known.
+    fn new(rate: f64, unit: f64, since: u64) -> Self {
+        Self { quota: Quota::starting_at(rate), level: depth(rate, unit), since, law: None }
+    }
+
+    fn law_pace(&self, now: f64, latency: f64) -> Option<f64> {
+        self.law.as_ref()?.pace(now, latency)
+    }
+
+    fn has_headers(&self, now: f64) -> bool {
+        self.law.as_ref().is_some_and(|law| law.is_fresh(now))
+    }
+}
+
+/// Where a dimension is in the list; `None` if nothing is counted in it.
+pub(crate) const fn index_of(dimension: Metered) -> Option<usize> {
+    match dimension {
+        Metered::Requests => Some(0),
+        Metered::Tokens => Some(1),
+        Metered::InputTokens | Metered::OutputTokens | Metered::Other => None,
+    }
+}
+
+/// What a pace's bucket holds.
+fn depth(pace: f64, unit: f64) -> f64 {
+    (pace * DEPTH).max(unit)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an estimate; counters are exact up to 2^53")]
+const fn units(count: u64) -> f64 {
+    count as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a microsecond in 285 years")]
+fn secs(at: Instant) -> f64 {
+    at.as_nanos() as f64 / 1e9
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` from a float saturates")]
+fn per_second(rate: f64) -> PerSecond {
+    PerSecond::from_millionths((rate * 1e6) as u64)
+}

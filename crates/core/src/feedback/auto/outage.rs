@@ -1,0 +1,187 @@
+//! Outages and windows: what to do while the upstream rejects everything.
+//!
+//! After two waves in which nothing was accepted all requests rest, twice as long each time and at most 5 s. Then one request
+//! goes as a probe. When the upstream accepts again, the units accepted since the last such return tell an outage from a quota
+//! that is granted in windows.
+
+use crate::random::Random;
+
+/// The first rest is twice this, in seconds.
+const REST: f64 = 0.1;
+/// The longest rest in seconds: the end of a window is met within it.
+const REST_MAX: f64 = 5.0;
+/// A hint longer than this stops all requests: waiting it out is the only probe needed.
+const HINT_SHORT: f64 = 2.0;
+/// Waves without anything accepted after which all requests rest.
+const WAVES: u32 = 2;
+/// Windows are not believed to be longer than this, in seconds.
+const WINDOW_MAX: f64 = 120.0;
+/// A darkness longer than this, in seconds, is the rest of a window.
+const WINDOW_DARK: f64 = 2.0;
+
+/// The state of an outage, or the rhythm of a window.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Outage {
+    /// Waves in a row in which nothing was accepted.
+    waves: u32,
+    /// Whether a probe is out.
+    is_probing: bool,
+    /// Nothing is sent before this.
+    pub(super) rest_until: f64,
+    /// Requests accepted before the last wave.
+    last_accepted: f64,
+    /// When the upstream last accepted again, and the units accepted by then.
+    back_at: f64,
+    back_accepted: f64,
+    /// The length of the quota's window in seconds; 0 if it has none.
+    pub(super) window: f64,
+}
+
+impl Outage {
+    /// Whether nothing is accepted: requests go one at a time.
+    pub(super) const fn is_dark(&self) -> bool {
+        self.waves >= WAVES
+    }
+
+    /// Whether the last rejection was not followed by another without anything accepted in between.
+    pub(super) const fn is_quiet(&self) -> bool {
+        self.waves == 0
+    }
+
+    /// A wave begins with a rejected request before which `accepted` requests were accepted. Answers whether that is more than
+    /// before the last wave.
+    pub(super) fn wave(&mut self, accepted: f64) -> bool {
+        let has_some = accepted - self.last_accepted >= 0.5;
+        if has_some && !self.is_dark() {
+            self.waves = 0;
+        }
+        self.last_accepted = accepted;
+        has_some
+    }
+
+    /// The wave's cut is made; `is_empty` if nothing was accepted since the last. Answers whether a hint stops all requests.
+    pub(super) fn count(&mut self, is_empty: bool, hint: Option<f64>, now: f64, random: &mut Random) -> bool {
+        self.waves = if is_empty { self.waves.saturating_add(1) } else { 0 };
+        if self.is_dark() {
+            let doubled = (REST * f64::from(1_u32 << self.waves.min(12))).min(REST_MAX);
+            self.rest(now + doubled * (0.75 + 0.5 * random.fraction()));
+        }
+        let binds_all = hint.is_some() && self.waves >= 1;
+        if binds_all && hint.is_some_and(|hint| hint > HINT_SHORT) {
+            self.waves = self.waves.max(WAVES);
+        }
+        if binds_all {
+            self.is_probing = false;
+        }
+        binds_all
+    }
+
+    fn rest(&mut self, until: f64) {
+        self.rest_until = self.rest_until.max(until);
+        self.is_probing = false;
+    }
+
+    /// A request was sent. In the dark it is a probe, and others wait for its answer.
+    pub(super) fn sent(&mut self, now: f64, latency: f64) {
+        if self.is_dark() {
+            self.is_probing = true;
+            self.rest_until = now + (2.0 * latency).clamp(0.1, 1.0);
+        }
+    }
+
+    /// Whether a probe is out that was not rejected in time.
+    pub(super) fn has_passed(&self, now: f64) -> bool {
+        self.is_probing && now >= self.rest_until
+    }
+
+    pub(super) const fn is_probing(&self) -> bool {
+        self.is_probing
+    }
+
+    /// Units accepted and seconds passed since the last return, if the upstream accepts again at `now`.
+    pub(super) fn since_back(&self, accepted: f64, now: f64) -> (f64, f64) {
+        (accepted - self.back_accepted, now - self.back_at)
+    }
+
+    /// The upstream accepts again; `is_window` if that is how the quota is granted.
+    pub(super) fn end(&mut self, accepted: f64, is_window: bool, dark: f64, now: f64) {
+        if is_window && dark > WINDOW_DARK && self.back_at > 0.0 {
+            self.window = (now - self.back_at).min(WINDOW_MAX);
+        }
+        self.back_at = now;
+        self.back_accepted = accepted;
+        self.waves = 0;
+        self.is_probing = false;
+        self.rest_until = self.rest_until.min(now);
+    }
+
+    /// A cut outside of any window: the window counts for less.
+    pub(super) fn fade_window(&mut self) {
+        self.window *= 0.7;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected(outage: &mut Outage, accepted: f64, hint: Option<f64>, now: f64) -> bool {
+        let has_some = outage.wave(accepted);
+        outage.count(!has_some, hint, now, &mut Random::fixed(0.5))
+    }
+
+    #[test]
+    fn rests_double_while_nothing_is_accepted() {
+        let mut outage = Outage::default();
+        assert!(!rejected(&mut outage, 10.0, None, 0.0));
+        let rests: Vec<f64> = (0..8)
+            .map(|_| {
+                rejected(&mut outage, 10.0, None, 100.0);
+                (outage.rest_until - 100.0).max(0.0)
+            })
+            .collect();
+        for (rest, wanted) in rests.iter().zip([0.0, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]) {
+            assert!((rest - wanted).abs() < 1e-9, "{rests:?}");
+        }
+    }
+
+    #[test]
+    fn hint_stops_all_only_if_nothing_was_accepted() {
+        let mut outage = Outage::default();
+        assert!(!rejected(&mut outage, 10.0, Some(30.0), 0.0), "ten were accepted before it");
+        assert!(!rejected(&mut outage, 20.0, Some(30.0), 1.0), "ten more were accepted");
+        assert!(rejected(&mut outage, 20.0, Some(1.0), 2.0), "none was");
+        assert!(!outage.is_dark(), "a short hint is waited out and no more");
+        assert!(rejected(&mut outage, 20.0, Some(30.0), 3.0));
+        assert!(outage.is_dark());
+    }
+
+    #[test]
+    fn one_probe_goes_at_a_time_in_the_dark() {
+        let mut outage = Outage::default();
+        for _ in 0..3 {
+            rejected(&mut outage, 1.0, None, 0.0);
+        }
+        assert!(outage.is_dark() && !outage.has_passed(10.0));
+        outage.sent(10.0, 0.2);
+        assert!((outage.rest_until - 10.4).abs() < 1e-9);
+        assert!(!outage.has_passed(10.3) && outage.has_passed(10.4));
+        outage.end(2.0, false, 10.0, 10.4);
+        assert!(!outage.is_dark() && !outage.has_passed(10.5));
+    }
+
+    #[test]
+    fn window_is_the_time_between_two_returns() {
+        let mut outage = Outage::default();
+        outage.end(100.0, true, 30.0, 60.0);
+        assert!(outage.window == 0.0, "the first return has none before it");
+        outage.end(200.0, true, 1.0, 110.0);
+        assert!(outage.window == 0.0, "a short darkness is no window's rest");
+        outage.end(300.0, true, 30.0, 170.0);
+        assert!((outage.window - 60.0).abs() < 1e-9);
+        outage.fade_window();
+        assert!((outage.window - 42.0).abs() < 1e-9);
+        outage.end(400.0, true, 30.0, 1_000.0);
+        assert!((outage.window - 120.0).abs() < 1e-9);
+    }
+}

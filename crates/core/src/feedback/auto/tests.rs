@@ -1,0 +1,219 @@
+//! What the parts do together: pins of single decisions. How well they do is measured in the lab.
+
+use std::mem::size_of;
+
+use super::*;
+use crate::control::Control;
+use crate::cost::Charge;
+use crate::event::Event;
+use crate::gate::{Ending, Gates};
+use crate::plan::{Auto, Controller, Draft, Plan};
+use crate::verdict::{Verdict, Wait};
+
+/// Gates under `Auto`, and a clock.
+struct Rig {
+    plan: Plan,
+    gates: Gates,
+    now: Instant,
+    events: Vec<Event>,
+}
+
+const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+impl Rig {
+    fn new() -> Self {
+        let draft = Draft { controller: Controller::Auto(Auto::default()), ..Draft::default() };
+        let plan = draft.check().unwrap();
+        let gates = Gates::new(&plan, Random::fixed(0.5));
+        Self { plan, gates, now: Instant::ZERO, events: Vec::new() }
+    }
+
+    fn later(&mut self, span: Duration) -> &mut Self {
+        self.now = self.now + span;
+        self
+    }
+
+    fn ask(&mut self, cost: Cost) -> Result<Charge, Verdict> {
+        self.gates.admit(&self.plan, cost, 0, self.now, &mut self.events)
+    }
+
+    /// Waits as long as it must, and goes.
+    fn go(&mut self, cost: Cost) -> Charge {
+        loop {
+            match self.ask(cost) {
+                Ok(charge) => return charge,
+                Err(Verdict::Wait(Wait { until: Some(until), .. })) => self.now = until,
+                Err(verdict) => panic!("{verdict:?}"),
+            }
+        }
+    }
+
+    fn settle(&mut self, charge: Charge, outcome: Outcome) {
+        let ending = Ending { charge, reported: None, outcome };
+        self.gates.settle(&self.plan, ending, 0, self.now, &mut self.events);
+    }
+
+    fn control(&self) -> Control {
+        self.gates.snapshot(&self.plan, 0, self.now).control.unwrap()
+    }
+
+    fn pace(&self) -> f64 {
+        self.control().requests.pace.unwrap().as_f64()
+    }
+}
+
+/// The wait was computed for a bucket of one unit and the refill filled one of 20 ms: at high rates callers waited too long.
+#[test]
+fn wait_ends_when_the_refill_has_a_unit() {
+    for rate in [0.5, 10.0, 1_000.0, 50_000.0] {
+        let auto = Auto::default().rate_start(rate);
+        let mut rig = Rig::new();
+        rig.plan = Draft { controller: Controller::Auto(auto), ..Draft::default() }.check().unwrap();
+        rig.gates = Gates::new(&rig.plan, Random::fixed(0.5));
+        let burst = std::iter::from_fn(|| rig.ask(Cost::request()).ok()).take(32).count();
+        assert!(burst >= 1);
+        if burst == 32 {
+            continue;
+        }
+        let Err(Verdict::Wait(wait)) = rig.ask(Cost::request()) else { panic!("it waits") };
+        let span = wait.floor.since(rig.now);
+        assert!((span.as_secs_f64() * rate - 1.0).abs() < 0.01, "{rate}: {span:?}");
+        rig.now = wait.floor;
+        assert!(rig.ask(Cost::request()).is_ok(), "{rate}/s: not after {span:?}");
+    }
+}
+
+/// An upstream that answers in 20 s and rejects at once: rejections come long before the first success.
+#[test]
+fn rejections_before_the_first_success_do_not_starve_it() {
+    let mut rig = Rig::new();
+    let mut slow: Vec<(Instant, Charge)> = Vec::new();
+    let (mut rejected, mut answered) = (0, 0);
+    while rig.now < Instant::ZERO + Duration::from_secs(300) {
+        match rig.ask(Cost::request()) {
+            // Two per second are accepted.
+            Ok(charge) if (slow.len() as u64) + answered < rig.now.as_nanos() / 500_000_000 => {
+                slow.push((rig.now + Duration::from_secs(20), charge));
+            }
+            Ok(charge) => {
+                rejected += 1;
+                rig.later(millis(30)).settle(charge, Outcome::overload());
+            }
+            Err(Verdict::Wait(Wait { until: Some(until), .. })) => rig.now = until,
+            Err(_) => rig.now = slow[0].0,
+        }
+        while slow.first().is_some_and(|(at, _)| *at <= rig.now) {
+            let (_, charge) = slow.remove(0);
+            rig.settle(charge, Outcome::success());
+            answered += 1;
+        }
+    }
+    let accepted = answered + slow.len() as u64;
+    assert!(accepted > 400, "{accepted} of 600 accepted, {rejected} rejected, pace {}", rig.pace());
+    assert!(rejected < 150, "{rejected} rejected");
+}
+
+#[test]
+fn other_errors_move_neither_rate_nor_slots() {
+    let mut rig = Rig::new();
+    let before = (rig.pace(), rig.control().slots);
+    for _ in 0..50 {
+        let charge = rig.later(Duration::from_secs(1)).go(Cost::request());
+        rig.later(millis(50)).settle(charge, Outcome::failure());
+    }
+    assert_eq!((rig.pace(), rig.control().slots), before);
+}
+
+#[test]
+fn named_dimension_is_cut_and_no_other() {
+    for (named, is_tokens) in [(Metered::Tokens, true), (Metered::Requests, false)] {
+        let mut rig = Rig::new();
+        for _ in 0..20 {
+            let charge = rig.go(Cost::request().tokens(100));
+            rig.later(millis(50)).settle(charge, Outcome::success());
+        }
+        let charge = rig.go(Cost::request().tokens(100));
+        rig.later(millis(50)).settle(charge, Outcome::overload().exceeded(named));
+        let control = rig.control();
+        assert_eq!(
+            (control.tokens.quota.is_some(), control.requests.quota.is_some()),
+            (is_tokens, !is_tokens)
+        );
+    }
+}
+
+#[test]
+fn wave_is_one_cut() {
+    let mut rig = Rig::new();
+    let charges: Vec<_> = (0..10).map(|_| rig.go(Cost::request())).collect();
+    let before = rig.pace();
+    rig.later(millis(50));
+    let mut paces = Vec::new();
+    for charge in charges {
+        rig.settle(charge, Outcome::overload());
+        paces.push(rig.pace());
+    }
+    assert!(paces[0] < before);
+    assert!(paces.iter().all(|pace| (pace - paces[0]).abs() < 1e-9), "{paces:?}");
+}
+
+#[test]
+fn undone_request_leaves_no_trace() {
+    let mut rig = Rig::new();
+    let charge = rig.go(Cost::request());
+    assert!(rig.ask(Cost::request()).is_err());
+    rig.gates.undo(&rig.plan, charge, rig.now, &mut rig.events);
+    assert!(rig.ask(Cost::request()).is_ok());
+}
+
+#[test]
+fn cancelled_and_panicked_requests_teach_nothing() {
+    let mut rig = Rig::new();
+    for _ in 0..100 {
+        let charge = rig.later(Duration::from_secs(1)).go(Cost::request());
+        rig.later(Duration::from_secs(30)).settle(charge, Outcome::ignored());
+    }
+    let control = rig.control();
+    assert_eq!((control.reason, control.requests.quota), (Reason::Probing, None));
+}
+
+#[test]
+fn clock_that_steps_back_adds_nothing() {
+    let mut rig = Rig::new();
+    rig.later(Duration::from_secs(100));
+    let _first = rig.go(Cost::request());
+    let at = rig.now;
+    rig.now = Instant::ZERO;
+    assert!(rig.ask(Cost::request()).is_err(), "no refill by a step back");
+    rig.now = at + millis(100);
+    assert!(rig.ask(Cost::request()).is_ok());
+}
+
+#[test]
+fn absurd_costs_and_headers_do_not_panic() {
+    use crate::feedback::headers::Reset;
+    use crate::outcome::QuotaLevel;
+
+    let mut rig = Rig::new();
+    for tokens in [u64::MAX, 0, 1, u64::MAX] {
+        let charge = rig.later(Duration::from_secs(1)).ask(Cost::request().tokens(tokens));
+        let Ok(charge) = charge else { continue };
+        let level = QuotaLevel {
+            limit: u64::MAX,
+            remaining: u64::MAX,
+            reset: Reset::Full(Duration::MAX),
+            window: None,
+        };
+        rig.settle(charge, Outcome::overload().quota(Metered::Tokens, level).retry_after(Duration::MAX));
+    }
+    assert!(rig.pace().is_finite());
+}
+
+/// Everything that is kept for an idle key under `Auto`.
+#[test]
+fn idle_key_stays_within_its_memory() {
+    let bytes = size_of::<Gates>() + size_of::<AutoState>();
+    assert!(bytes <= 512, "{bytes} bytes: {} and {}", size_of::<Gates>(), size_of::<AutoState>());
+}
