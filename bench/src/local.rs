@@ -23,13 +23,14 @@ use tidegate_bench::report::Row;
 const PLENTY: u32 = u32::MAX;
 const SLOTS: u32 = 1_000;
 
-pub(crate) const CASES: [Case; 8] = [
+pub(crate) const CASES: [Case; 9] = [
     ("rate_std_clock", |rounds| Ok(vec![rate_std_clock(rounds)])),
     ("rate_fast_clock", |rounds| Ok(vec![rate_fast_clock(rounds)])),
     ("slots", |rounds| Ok(vec![slots(rounds)])),
     ("slots_await", |rounds| Ok(vec![slots_await(rounds)?])),
     ("everything", |rounds| Ok(vec![everything(rounds)])),
     ("bytes", |_| memory()),
+    ("small_burst", |rounds| Ok(vec![small_burst(rounds)?])),
     ("two_threads", |rounds| Ok(two_threads(rounds))),
     ("instructions", |_| counts()),
 ];
@@ -119,6 +120,53 @@ fn rate_fast_clock(rounds: u32) -> Row {
     let peer = governor_default();
     let pair = best_of(rounds, || try_and_settle(&ours), || drop(black_box(peer.check())));
     Row::new("rate_fast_clock", pair, Some(3.0), "ns", "the same, fast clock vs governor's default clock")
+}
+
+/// What a burst below what the timer's granularity refills costs: 10 at 5,000 per second are 2 ms.
+fn small_burst(rounds: u32) -> Result<Row> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let mut best = (0.0_f64, 0.0_f64);
+    for _ in 0..rounds.clamp(1, 5) {
+        best.0 = best.0.max(admissions(&runtime, 10));
+        best.1 = best.1.max(admissions(&runtime, 5_000));
+    }
+    Ok(Row::at_least(
+        "small_burst",
+        best,
+        Some(0.95),
+        "/s",
+        "admissions at 5,000/s with a burst of 10 vs 5,000",
+    ))
+}
+
+/// Admissions per second at 5,000 per second with this burst, once the first burst is spent.
+fn admissions(runtime: &tokio::runtime::Runtime, burst: u64) -> f64 {
+    const CALLERS: usize = 64;
+    let throttle = Throttle::builder().rate(Rate::per_second(5_000).burst(burst)).build();
+    let throttle = throttle.expect("within the bounds");
+    runtime.block_on(async {
+        while throttle.try_acquire(Cost::request()).is_ok() {}
+        let mut callers = tokio::task::JoinSet::new();
+        let start = std::time::Instant::now();
+        let end = start + Duration::from_millis(500);
+        for _ in 0..CALLERS {
+            let throttle = throttle.clone();
+            callers.spawn(async move {
+                let mut count = 0_u32;
+                while std::time::Instant::now() < end {
+                    throttle
+                        .acquire(Cost::request())
+                        .await
+                        .expect("nothing refuses")
+                        .settle(Outcome::success());
+                    count += 1;
+                }
+                count
+            });
+        }
+        let count: u32 = callers.join_all().await.into_iter().sum();
+        f64::from(count) / start.elapsed().as_secs_f64()
+    })
 }
 
 fn slots(rounds: u32) -> Row {

@@ -1,67 +1,63 @@
-//! The shortest complete use: a flaky far side, and a throttle that slows down and speeds up again.
+//! The shortest complete use: an upstream with a limit of 200 requests per second that it reports nowhere, and a throttle that
+//! finds it.
 //!
 //! `cargo run --example hello`
 #![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::{Brake, Controller, Cost, Outcome, Pace, Slots, Throttle};
+use tidegate::{Cost, Outcome, Throttle};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
-/// A far side that fails for a while and then heals.
-async fn call(number: u32) -> Result<(), &'static str> {
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    match CALLS.fetch_add(1, Ordering::Relaxed) {
-        8..=13 => Err("503"),
-        _ if number == 3 => Err("404"),
-        _ => Ok(()),
+/// A service with a hidden token bucket: what is left in it, and since when.
+struct Upstream(Mutex<(f64, Instant)>);
+
+impl Upstream {
+    const PER_SECOND: f64 = 200.0;
+
+    async fn call(&self) -> Result<(), u16> {
+        sleep(Duration::from_millis(50)).await;
+        let Ok(mut bucket) = self.0.lock() else { return Err(500) };
+        let (left, since) = *bucket;
+        let left = (left + Self::PER_SECOND * since.elapsed().as_secs_f64()).min(20.0);
+        let is_accepted = left >= 1.0;
+        *bucket = (if is_accepted { left - 1.0 } else { left }, Instant::now());
+        if is_accepted { Ok(()) } else { Err(429) }
     }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let throttle = Throttle::builder()
-        .slots(Slots::adaptive(1..=4))
-        .pace(Pace::every(Duration::from_millis(10)).slowest(Duration::from_millis(80)))
-        .controller(Controller::Brake(
-            Brake::default().at(3, Duration::from_secs(1)).cooling(Duration::from_millis(100)),
-        ))
-        .total(60)
-        .on_state_change(|notice| println!("  {:?}", notice.event))
-        .build()?;
-
-    let mut tasks = tokio::task::JoinSet::new();
-    for number in 0..60 {
-        let throttle = throttle.clone();
-        tasks.spawn(async move {
-            let permit = throttle.acquire(Cost::request()).await?;
-            let reply = call(number).await;
-            // Our own mistakes (404) say nothing about the far side's health.
-            permit.settle(Outcome::of(&reply, |error| *error == "503"));
-            Ok::<_, tidegate::Refused>(reply)
+    let upstream = Arc::new(Upstream(Mutex::new((20.0, Instant::now()))));
+    let throttle = Throttle::new();
+    let mut workers = JoinSet::new();
+    for _ in 0..50 {
+        let (throttle, upstream) = (throttle.clone(), Arc::clone(&upstream));
+        workers.spawn(async move {
+            while let Ok(permit) = throttle.acquire(Cost::request()).await {
+                permit.settle(match upstream.call().await {
+                    Ok(()) => Outcome::success(),
+                    Err(429) => Outcome::overload(),
+                    Err(_) => Outcome::failure(),
+                });
+            }
         });
     }
-    let (mut good, mut bad) = (0, 0);
-    while let Some(reply) = tasks.join_next().await {
-        if reply??.is_ok() {
-            good += 1;
-        } else {
-            bad += 1;
-        }
-        if (good + bad) % 15 == 0 {
-            let seen = throttle.snapshot();
-            println!(
-                "{:>3} done, {} of {} slots, {:?} between entries, {:?}",
-                good + bad,
-                seen.slots.unwrap_or(0),
-                seen.slots_max.unwrap_or(0),
-                seen.interval,
-                seen.state,
-            );
-        }
+    let mut before = throttle.snapshot().outcomes;
+    for second in 1..=5 {
+        sleep(Duration::from_secs(1)).await;
+        let seen = throttle.snapshot();
+        let (good, rejected) =
+            (seen.outcomes.successes - before.successes, seen.outcomes.throttled - before.throttled);
+        let reason = seen.control.map(|control| control.reason.to_string()).unwrap_or_default();
+        println!("second {second}: {good:>3} succeeded, {rejected:>2} rejected, {reason}");
+        before = seen.outcomes;
     }
     throttle.drain().await;
-    println!("{good} succeeded, {bad} failed, {:?}", throttle.snapshot().state);
+    workers.join_all().await;
+    let found = throttle.snapshot().control.and_then(|control| control.requests.quota);
+    println!("estimate: {}", found.map_or("none".to_owned(), |quota| format!("{:.0}/s", quota.as_f64())));
     Ok(())
 }

@@ -19,9 +19,9 @@ use std::time::Duration;
 use http::Response;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tidegate::{
-    Aimd, Authority, Backoff, Circuit, CircuitState, Classes, Controller, Cost, Ended, Event, HttpClasses,
-    Jitter, KeyView, Keyed, KeyedEvent, KeyedNotice, KeyedSnapshot, Limits, Rate, Retry, Slots, Snapshot,
-    State, Throttle, Trip, WhenRefused, Why,
+    Authority, Backoff, Circuit, CircuitState, Classes, Cost, Ended, Event, HttpClasses, Jitter, KeyView,
+    Keyed, KeyedEvent, KeyedNotice, KeyedSnapshot, Limits, Retry, Slots, Snapshot, State, Throttle, Trip,
+    WhenRefused, Why,
 };
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -44,21 +44,14 @@ const HOSTS: [(&str, Mood); 5] = [
     ("mute.test", Mood::Mute),
 ];
 
-/// Limits as those of `Keyed::hosts()`, with shorter times and higher rates: so that all of it can be seen in seconds.
+/// Limits as those of `Keyed::hosts()`, with shorter times: so that all of it can be seen in seconds.
 fn limits(act: Duration) -> Result<Limits> {
-    let aimd = Aimd::default()
-        .within(1.0..=50.0)
-        .increase(8.0)
-        .latency_target(Duration::from_millis(60))
-        .memory(act);
     let circuit = Circuit::at_error_rate(0.4, 10, act).or_after_failures(5).open_for(act / 2).probes(3);
     let backoff = Backoff::exponential(PATIENCE / 6, PATIENCE).jitter(Jitter::Full);
     Ok(Throttle::host()
-        .slots(Slots::fixed(6))
-        .rate(Rate::per_second(10).burst(4))
-        .controller(Controller::Aimd(aimd))
+        .slots(Slots::adaptive(1..=6))
         .circuit(circuit)
-        // An open circuit is no reason to give a page up: it is asked for again when probes are let through.
+        // An open circuit is no reason to drop a page: it is asked for again when probes pass.
         .retry(Retry::attempts(3).backoff(backoff).when_refused(WhenRefused::Wait))
         .limits()?)
 }
