@@ -52,25 +52,18 @@ impl Cost {
 /// What a controller estimates: requests and tokens.
 pub(crate) const DIMENSIONS: usize = 2;
 
-/// What a controller must know later about a request it admitted: nothing else is kept per request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a controller must know later about a request it admitted: nothing else is kept per request. 16 bytes, because it
+/// travels with every charge.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
-    /// When the work started: its latency starts here.
-    pub(crate) at: Instant,
-    /// Requests in flight when it was admitted, this one included.
-    pub(crate) in_flight: u32,
+    /// Microseconds from the admission to the start of the work; 71 minutes at most.
+    pub(crate) late: u32,
+    /// Units sent before it, per dimension: the low 32 bits.
+    pub(crate) before: [u32; DIMENSIONS],
+    /// Requests in flight when it was admitted, this one included; 65,535 at most.
+    pub(crate) in_flight: u16,
     /// The cohort whose latency it counts in; 0 is none.
-    pub(crate) cohort: u32,
-    /// Units sent before it, per dimension.
-    pub(crate) before: [u64; DIMENSIONS],
-}
-
-impl Sent {
-    /// Of a request that no controller counts.
-    #[inline]
-    pub(crate) const fn uncounted(at: Instant) -> Self {
-        Self { at, in_flight: 0, cohort: 0, before: [0; DIMENSIONS] }
-    }
+    pub(crate) cohort: u16,
 }
 
 /// What was taken for one request, and when: the receipt a permit carries.
@@ -102,14 +95,14 @@ impl Charge {
     }
 
     /// When the work started: at admission, unless [`goes_out`](Self::goes_out) set it later.
-    pub const fn sent_at(&self) -> Instant {
-        self.sent.at
+    pub fn sent_at(&self) -> Instant {
+        self.entered.plus_nanos(u64::from(self.sent.late) * 1_000)
     }
 
     /// The work starts only now, some time after the request was admitted: its latency starts here. Its tokens and its place
     /// in the pace stay where they were taken.
-    pub const fn goes_out(mut self, now: Instant) -> Self {
-        self.sent.at = now;
+    pub fn goes_out(mut self, now: Instant) -> Self {
+        self.sent.late = u32::try_from(now.nanos_since(self.entered) / 1_000).unwrap_or(u32::MAX);
         self
     }
 

@@ -124,7 +124,8 @@ impl State {
         let now = now.max(self.gates.latest());
         let bound = self.gates.bound_at(&self.plan, cost, self.waiting(), now);
         let by = wait.map_or(Gate::Queue, |wait| wait.by);
-        let at = wait.and_then(|wait| wait.until).or(bound.map(|(_, at)| at));
+        // A head may ask again before its time: what the gates say of now is the floor.
+        let at = wait.and_then(|wait| Some(wait.until?.max(wait.floor))).or(bound.map(|(_, at)| at));
         Refused::Limited { by, retry_after: at.map(|at| at.since(now)) }
     }
 

@@ -236,7 +236,7 @@ impl Gates {
         }
         self.latest = now;
         self.admitted += 1;
-        let sent = Sent::uncounted(now);
+        let sent = Sent::default();
         Some(Charge { cost, entered: now, sent, generation: self.generation, byte_price: 0, holds })
     }
 
@@ -420,7 +420,7 @@ impl Gates {
 
     fn pass(&mut self, cost: Cost) -> Charge {
         self.admitted += 1;
-        let (holds, sent) = (Holds::default(), Sent::uncounted(self.latest));
+        let (holds, sent) = (Holds::default(), Sent::default());
         Charge { cost, entered: self.latest, sent, generation: self.generation, byte_price: 0, holds }
     }
 

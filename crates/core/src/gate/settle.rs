@@ -36,6 +36,8 @@ struct Origin {
     latency: Option<Duration>,
     /// Whether it went past the gates.
     is_past: bool,
+    /// When the work started.
+    sent_at: Instant,
     sent: Sent,
     /// Units per dimension that were counted as sent with it.
     units: [u64; DIMENSIONS],
@@ -48,8 +50,9 @@ impl Origin {
         Self {
             generation: charge.generation,
             bytes: charge.cost.bytes,
-            latency: Some(outcome.latency.unwrap_or_else(|| now.since(charge.sent.at))),
+            latency: Some(outcome.latency.unwrap_or_else(|| now.since(charge.sent_at()))),
             is_past: charge.is_past(),
+            sent_at: charge.sent_at(),
             sent: if is_part { Sent { cohort: 0, ..charge.sent } } else { charge.sent },
             units: if is_part { [0; DIMENSIONS] } else { charge.cost.units() },
         }
@@ -62,7 +65,8 @@ impl Origin {
             bytes: outcome.spent.map_or(0, |spent| spent.bytes),
             latency: outcome.latency,
             is_past: false,
-            sent: Sent { in_flight, ..Sent::uncounted(now) },
+            sent_at: now,
+            sent: Sent { in_flight: u16::try_from(in_flight).unwrap_or(u16::MAX), ..Sent::default() },
             units: [0; DIMENSIONS],
         }
     }
@@ -182,7 +186,7 @@ impl Gates {
         if let Feedback::Auto(auto) = &mut self.feedback
             && !charge.is_past()
         {
-            auto.undo(&charge.sent, charge.cost);
+            auto.undo(charge.sent_at(), charge.cost);
         }
         self.admitted -= 1;
         self.asked_in_vain += 1;
@@ -354,6 +358,7 @@ impl Gates {
             return false;
         }
         let answer = Answer {
+            sent_at: origin.sent_at,
             sent: origin.sent,
             units: origin.units,
             outcome: &outcome,

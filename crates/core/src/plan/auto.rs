@@ -92,8 +92,9 @@ impl AutoLimits {
         rate.clamp(self.rate_min, self.rate_max)
     }
 
-    pub(crate) fn clamp_slots(&self, slots: f64) -> f64 {
-        slots.clamp(f64::from(self.slots_min), f64::from(self.slots_max))
+    #[expect(clippy::cast_precision_loss, reason = "a limit of 2^24 slots need not be exact")]
+    pub(crate) const fn clamp_slots(&self, slots: f32) -> f32 {
+        slots.clamp(self.slots_min as f32, self.slots_max as f32)
     }
 }
 

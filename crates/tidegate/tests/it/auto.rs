@@ -270,3 +270,34 @@ fn futures_now<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
         std::task::Poll::Pending => None,
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn refusal_reports_the_wait_at_the_pace_of_the_moment() {
+    let throttle = Throttle::auto().auto_within(Auto::default().rate_start(0.5)).build().unwrap();
+    throttle.try_acquire(REQUEST).unwrap().settle(Outcome::success());
+    let wait = throttle.try_acquire(REQUEST).unwrap_err().retry_after().expect("it is a matter of time");
+    assert!((millis(1_900)..=millis(2_100)).contains(&wait), "{wait:?}");
+    // Too long for a caller that waits a second.
+    assert!(throttle.acquire_within(REQUEST, secs(1)).await.is_err());
+    assert!(throttle.acquire_within(REQUEST, secs(3)).await.is_ok());
+}
+
+/// Many wait at ten per second, and the pace doubles: nobody is turned away for what it was at first.
+#[test]
+fn waiters_are_not_refused_for_a_pace_that_rises() {
+    in_virtual_time(async {
+        let upstream = Hidden::new(1_000.0, 1_000.0, millis(50));
+        let throttle = Throttle::new();
+        let mut tasks = JoinSet::new();
+        for _ in 0..300 {
+            let (throttle, upstream) = (throttle.clone(), Arc::clone(&upstream));
+            tasks.spawn(async move {
+                let permit = throttle.acquire_within(REQUEST, secs(10)).await?;
+                permit.settle(upstream.call().await);
+                Ok::<_, tidegate::Refused>(())
+            });
+        }
+        let refused = tasks.join_all().await.into_iter().filter(Result::is_err).count();
+        assert_eq!(refused, 0);
+    });
+}

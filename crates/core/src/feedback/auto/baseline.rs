@@ -5,72 +5,76 @@
 //! less than the baseline asks for, so that the upstream's queue drains and the true baseline is seen again, as BBR's
 //! `ProbeRTT` does. If fewer in flight do not make it faster, it is not this client that makes it slow: the baseline moves.
 
-use std::time::Duration;
+use super::narrow;
 
 /// A cohort is slow from this multiple of the baseline on.
-const SLOW: f64 = 1.3;
+const SLOW: f32 = 1.3;
 /// The same if a quota or a cap holds callers back: then the load is known not to be the cause.
-const SLOW_PACED: f64 = 2.0;
+const SLOW_PACED: f32 = 2.0;
 /// Slots may grow up to this multiple of the baseline.
-const FAST: f64 = 1.2;
+const FAST: f32 = 1.2;
 /// A cut goes to this share of what the baseline asks for.
-const DRAIN: f64 = 0.95;
+const DRAIN: f32 = 0.95;
 /// Slots grow by this share per cohort.
-const GROW: f64 = 0.05;
+const GROW: f32 = 0.05;
 /// The wanted error of a cohort's mean, in the logarithm.
-const ERROR: f64 = 0.06;
+const ERROR: f32 = 0.06;
 /// The fewest and the most requests of a cohort.
-const COHORT: (f64, f64) = (8.0, 400.0);
+const COHORT: (f32, f32) = (8.0, 400.0);
 /// A cohort of this many is read after [`COHORT_TIME`] though more are wanted.
-const COHORT_SLOW: f64 = 24.0;
-const COHORT_TIME: f64 = 3.0;
+const COHORT_SLOW: f32 = 24.0;
+const COHORT_TIME: f32 = 3.0;
 /// A cohort lasts at least this long, in seconds.
-const COHORT_TIME_MIN: f64 = 0.1;
+const COHORT_TIME_MIN: f32 = 0.1;
 /// A cohort is read when this share of it is back.
-const BACK: f64 = 0.9;
+const BACK: f32 = 0.9;
 
 /// The cohort of the moment, and the baseline.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Baseline {
     /// The baseline in seconds; the first success's latency until a cohort is back, and 0 before.
-    pub(super) latency: f64,
+    latency: f32,
     /// Requests the baseline rests on, until there are enough.
-    known: f64,
+    known: f32,
     /// Variance of the logarithm within cohorts.
-    variance: f64,
+    variance: f32,
     /// The cohort of the moment; permits carry the one they belong to.
-    cohort: u32,
-    sent: f64,
-    done: f64,
-    sum: f64,
-    squares: f64,
+    cohort: u16,
+    sent: f32,
+    done: f32,
+    sum: f32,
+    squares: f32,
     since: f64,
     /// Mean latency and number in flight at the last slow cohort, if the one before this was slow.
-    slow_latency: f64,
-    slow_in_flight: f64,
-    /// The mean latency of the last cohort in seconds.
-    last: f64,
+    slow_latency: f32,
+    slow_in_flight: f32,
     /// Before the first slow cohort: slots double per round trip.
     pub(super) is_starting: bool,
+    /// Whether the last change of slots was a cut for latency.
+    pub(super) is_slow: bool,
 }
 
 /// What a complete cohort says of the slots.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Reading {
-    /// At most this many.
-    Cut(f64),
+    /// At most this many, because requests took this long.
+    Cut {
+        slots: f32,
+        /// Seconds.
+        latency: f64,
+    },
     /// Fewer did not help: back to this many.
-    Restore(f64),
+    Restore(f32),
     /// By this many more.
-    Grow(f64),
+    Grow(f32),
 }
 
 /// What the slots look like when a cohort is read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
     /// Requests in flight, the one that just ended included.
-    pub(super) in_flight: f64,
-    pub(super) slots: f64,
+    pub(super) in_flight: f32,
+    pub(super) slots: f32,
     /// When slots last held a caller back.
     pub(super) held_at: f64,
     pub(super) is_cap: bool,
@@ -92,15 +96,20 @@ impl Default for Baseline {
             since: 0.0,
             slow_latency: 0.0,
             slow_in_flight: 0.0,
-            last: 0.0,
             is_starting: true,
+            is_slow: false,
         }
     }
 }
 
 impl Baseline {
+    /// The baseline in seconds; 0 before the first success.
+    pub(super) fn latency(&self) -> f64 {
+        f64::from(self.latency)
+    }
+
     /// A request is sent; answers its cohort, 0 if it belongs to none.
-    pub(super) fn join(&mut self, now: f64) -> u32 {
+    pub(super) fn join(&mut self, now: f64) -> u16 {
         if self.sent == 0.0 {
             self.since = now;
         }
@@ -111,7 +120,7 @@ impl Baseline {
         self.cohort
     }
 
-    pub(super) const fn is_current(&self, cohort: u32) -> bool {
+    pub(super) const fn is_current(&self, cohort: u16) -> bool {
         cohort == self.cohort
     }
 
@@ -123,13 +132,13 @@ impl Baseline {
     /// The first success, before any cohort is back.
     pub(super) fn first(&mut self, latency: f64) {
         if self.latency == 0.0 {
-            self.latency = latency.max(1e-6);
+            self.latency = narrow(latency).max(1e-6);
         }
     }
 
     /// A request of the cohort succeeded.
     pub(super) fn sample(&mut self, latency: f64) {
-        let log = latency.max(1e-6).ln();
+        let log = narrow(latency).max(1e-6).ln();
         self.done += 1.0;
         self.sum += log;
         self.squares += log * log;
@@ -142,7 +151,6 @@ impl Baseline {
         }
         let (count, wanted, mean) = (self.done, self.wanted(), self.sum / self.done);
         let latency = mean.exp();
-        self.last = latency;
         self.variance += 0.3 * ((self.squares / count - mean * mean).max(0.01) - self.variance);
         self.next_cohort();
         self.learn(latency, count, wanted);
@@ -161,23 +169,18 @@ impl Baseline {
         }
         self.slow_latency = 0.0;
         self.slow_in_flight = 0.0;
-        let is_held = now - load.held_at < self.latency.max(0.1);
+        let is_held = now - load.held_at < self.latency().max(0.1);
         let may_grow = ratio < FAST && !self.is_starting && !load.is_cap && is_held;
         may_grow.then(|| Reading::Grow((GROW * load.slots).max(1.0)))
     }
 
-    /// The mean latency of the last cohort.
-    pub(super) fn last(&self) -> Duration {
-        Duration::try_from_secs_f64(self.last).unwrap_or(Duration::MAX)
-    }
-
     /// Requests after which a cohort is closed.
-    fn wanted(&self) -> f64 {
+    fn wanted(&self) -> f32 {
         if self.known == 0.0 { COHORT.0 } else { (self.variance / (ERROR * ERROR)).clamp(COHORT.0, COHORT.1) }
     }
 
     fn is_closed(&self, now: f64) -> bool {
-        let (wanted, age) = (self.wanted(), now - self.since);
+        let (wanted, age) = (self.wanted(), narrow(now - self.since));
         (self.sent >= wanted && age >= COHORT_TIME_MIN)
             || (self.sent >= wanted.min(COHORT_SLOW) && age >= COHORT_TIME)
     }
@@ -188,7 +191,7 @@ impl Baseline {
     }
 
     /// The baseline is the geometric mean of the first cohorts, unless one is slow.
-    fn learn(&mut self, latency: f64, count: f64, wanted: f64) {
+    fn learn(&mut self, latency: f32, count: f32, wanted: f32) {
         if self.known == 0.0 {
             self.latency = latency;
             self.known = count;
@@ -202,12 +205,12 @@ impl Baseline {
         }
     }
 
-    fn slow(&mut self, latency: f64, ratio: f64, now: f64, load: Load) -> Option<Reading> {
+    fn slow(&mut self, latency: f32, ratio: f32, now: f64, load: Load) -> Option<Reading> {
         let in_flight = load.in_flight;
         if self.slow_in_flight == 0.0 {
             self.slow_in_flight = in_flight;
             // One slow cohort may be chance if it is not very slow and slots hold no caller back.
-            if ratio < 1.5 && now - load.held_at > 2.0 * latency {
+            if ratio < 1.5 && now - load.held_at > 2.0 * f64::from(latency) {
                 return None;
             }
         } else if self.slow_latency == 0.0 {
@@ -223,7 +226,8 @@ impl Baseline {
             (self.slow_latency, self.slow_in_flight) = (latency, in_flight);
         }
         self.is_starting = false;
-        Some(Reading::Cut((in_flight * (DRAIN / ratio).clamp(0.4, 0.9)).max(1.0)))
+        let slots = (in_flight * (DRAIN / ratio).clamp(0.4, 0.9)).max(1.0);
+        Some(Reading::Cut { slots, latency: f64::from(latency) })
     }
 }
 
@@ -253,7 +257,7 @@ mod tests {
         for _ in 0..12 {
             cohort(&mut baseline, now, 0.2, LOAD);
         }
-        assert!((baseline.latency - 0.2).abs() < 1e-6, "{baseline:?}");
+        assert!((baseline.latency() - 0.2).abs() < 1e-6, "{baseline:?}");
         baseline
     }
 
@@ -263,9 +267,9 @@ mod tests {
             let (mut baseline, mut now) = (Baseline::default(), 0.0);
             for _ in 0..50 {
                 let reading = cohort(&mut baseline, &mut now, latency, LOAD);
-                assert!(!matches!(reading, Some(Reading::Cut(_))), "{latency} s: {reading:?}");
+                assert!(!matches!(reading, Some(Reading::Cut { .. })), "{latency} s: {reading:?}");
             }
-            assert!((baseline.latency / latency - 1.0).abs() < 0.01);
+            assert!((baseline.latency() / latency - 1.0).abs() < 0.01);
         }
     }
 
@@ -275,7 +279,10 @@ mod tests {
         let mut baseline = learned(&mut now);
         // Ratio and what is left of 20 in flight.
         let reading = cohort(&mut baseline, &mut now, 0.4, LOAD);
-        assert!(matches!(reading, Some(Reading::Cut(slots)) if (slots - 9.5).abs() < 0.1), "{reading:?}");
+        assert!(
+            matches!(reading, Some(Reading::Cut { slots, .. }) if (slots - 9.5).abs() < 0.1),
+            "{reading:?}"
+        );
         assert!(!baseline.is_starting);
     }
 
@@ -292,8 +299,8 @@ mod tests {
         let mut now = 0.0;
         let mut baseline = learned(&mut now);
         let load = Load { is_paced: true, held_at: now, ..LOAD };
-        assert!(!matches!(cohort(&mut baseline, &mut now, 0.36, load), Some(Reading::Cut(_))));
-        assert!(matches!(cohort(&mut baseline, &mut now, 0.7, load), Some(Reading::Cut(_))));
+        assert!(!matches!(cohort(&mut baseline, &mut now, 0.36, load), Some(Reading::Cut { .. })));
+        assert!(matches!(cohort(&mut baseline, &mut now, 0.7, load), Some(Reading::Cut { .. })));
     }
 
     #[test]
@@ -303,10 +310,10 @@ mod tests {
         let mut in_flight = 40.0;
         for _ in 0..20 {
             match cohort(&mut baseline, &mut now, 0.8, Load { in_flight, slots: in_flight, ..LOAD }) {
-                Some(Reading::Cut(slots)) => in_flight = slots,
+                Some(Reading::Cut { slots, .. }) => in_flight = slots,
                 Some(Reading::Restore(slots)) => {
                     assert!(slots > 10.0, "{slots}");
-                    assert!((baseline.latency - 0.8).abs() < 0.01);
+                    assert!((baseline.latency() - 0.8).abs() < 0.01);
                     return;
                 }
                 _ => {}

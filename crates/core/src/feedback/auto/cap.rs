@@ -3,32 +3,33 @@
 //! A cap shows itself by where rejections come: above every number in flight that was accepted of late. A rate quota rejects
 //! at any number.
 
+use super::narrow;
 use super::probe::{PERIOD_MIN, REQUESTS};
 
 /// How much a rejection above all accepted numbers adds to the score of a cap, as a share of what is missing.
-const AGREE: f64 = 0.3;
+const AGREE: f32 = 0.3;
 /// What a rejection among accepted numbers leaves of the score.
-const DISAGREE: f64 = 0.7;
+const DISAGREE: f32 = 0.7;
 /// Above this score it is a cap: three agreeing rejections of the last few.
-const IS_CAP: f64 = 0.6;
+const IS_CAP: f32 = 0.6;
 /// What each success leaves of the highest number that was accepted.
-const FADE: f64 = 0.999;
+const FADE: f32 = 0.999;
 
 /// Slots now, and the evidence of a cap.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cap {
     /// Slots now; whole ones count.
-    pub(super) slots: f64,
-    score: f64,
+    pub(super) slots: f32,
+    score: f32,
     /// The highest number in flight that was accepted of late.
-    high: f64,
+    high: f32,
     /// When slots last held a caller back.
     pub(super) held_at: f64,
 }
 
 impl Cap {
     pub(super) fn starting_at(slots: u32) -> Self {
-        Self { slots: f64::from(slots), score: 0.0, high: 0.0, held_at: f64::NEG_INFINITY }
+        Self { slots: as_number(slots), score: 0.0, high: 0.0, held_at: f64::NEG_INFINITY }
     }
 
     pub(super) fn is_cap(&self) -> bool {
@@ -41,13 +42,13 @@ impl Cap {
     }
 
     /// A request was accepted as the `in_flight`th.
-    pub(super) fn accept(&mut self, in_flight: u32) {
-        self.high = f64::from(in_flight).max(self.high * FADE);
+    pub(super) fn accept(&mut self, in_flight: u16) {
+        self.high = f32::from(in_flight).max(self.high * FADE);
     }
 
     /// A request was rejected as the `in_flight`th: evidence for or against a cap.
-    pub(super) fn weigh(&mut self, in_flight: u32) {
-        if f64::from(in_flight) > self.high {
+    pub(super) fn weigh(&mut self, in_flight: u16) {
+        if f32::from(in_flight) > self.high {
             self.score += AGREE * (1.0 - self.score);
         } else {
             self.score *= DISAGREE;
@@ -55,8 +56,8 @@ impl Cap {
     }
 
     /// Cuts the slots if the `in_flight`th request was rejected for the number in flight; answers whether it was.
-    pub(super) fn cut(&mut self, in_flight: u32) -> bool {
-        let in_flight = f64::from(in_flight);
+    pub(super) fn cut(&mut self, in_flight: u16) -> bool {
+        let in_flight = f32::from(in_flight);
         let is_for_slots =
             self.is_cap() && in_flight > 1.0 && (in_flight >= self.slots.floor() || in_flight > self.high);
         if is_for_slots {
@@ -68,9 +69,15 @@ impl Cap {
     /// Slots of a cap grow by one per swing while they hold callers back.
     pub(super) fn rise(&mut self, dt: f64, requests: f64, now: f64) {
         if self.is_cap() && now - self.held_at < 0.1 {
-            self.slots += dt / PERIOD_MIN.max(REQUESTS / requests.max(1e-9));
+            self.slots += narrow(dt / PERIOD_MIN.max(REQUESTS / requests.max(1e-9)));
         }
     }
+}
+
+/// Slots as a number; those above 2^24 need not be exact.
+#[expect(clippy::cast_precision_loss, reason = "more slots than that are no limit")]
+const fn as_number(slots: u32) -> f32 {
+    slots as f32
 }
 
 #[cfg(test)]
@@ -99,10 +106,10 @@ mod tests {
         assert!(!cap.cut(11), "nothing is known of a cap yet");
         (0..3).for_each(|_| cap.weigh(11));
         assert!(cap.cut(11));
-        assert!((cap.slots - 10.0).abs() < 1e-9);
+        assert!((cap.slots - 10.0).abs() < 1e-5);
         assert!(!cap.cut(5), "a rejection well below the slots is for the rate");
         assert!(cap.cut(10));
-        assert!((cap.slots - 9.0).abs() < 1e-9);
+        assert!((cap.slots - 9.0).abs() < 1e-5);
         assert!(!cap.cut(1), "one in flight is never too many");
     }
 
@@ -112,11 +119,11 @@ mod tests {
         cap.accept(4);
         (0..3).for_each(|_| cap.weigh(5));
         cap.rise(3.0, 50.0, 100.0);
-        assert!((cap.slots - 4.0).abs() < 1e-9, "no caller is held back");
+        assert!((cap.slots - 4.0).abs() < 1e-5, "no caller is held back");
         cap.held_at = 100.0;
         cap.rise(3.0, 50.0, 100.0);
-        assert!((cap.slots - 5.0).abs() < 1e-9);
+        assert!((cap.slots - 5.0).abs() < 1e-5);
         cap.rise(3.0, 10.0, 100.0);
-        assert!((cap.slots - 5.2).abs() < 1e-9, "slower where 150 requests take longer");
+        assert!((cap.slots - 5.2).abs() < 1e-5, "slower where 150 requests take longer");
     }
 }

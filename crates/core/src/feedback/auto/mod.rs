@@ -56,8 +56,6 @@ pub(crate) struct AutoState {
     at: f64,
     /// When the last wave was answered by a cut.
     cut_at: f64,
-    /// Whether the last change of slots was a cut for latency.
-    is_slow: bool,
     reported: Reported,
 }
 
@@ -67,8 +65,6 @@ struct Dimension {
     quota: Quota,
     /// Units in the pace's bucket; negative after a request that cost more than the mean.
     level: f64,
-    /// Requests sent before the dimension was first seen.
-    since: u64,
     /// Only if headers were seen.
     law: Option<Box<HeaderLaw>>,
 }
@@ -76,6 +72,8 @@ struct Dimension {
 /// The answer to a request, as far as it matters here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Answer<'a> {
+    /// When the work started.
+    pub(crate) sent_at: Instant,
     pub(crate) sent: Sent,
     /// Units per dimension that were counted as sent with it; none for a request without a permit.
     pub(crate) units: [u64; DIMENSIONS],
@@ -111,11 +109,10 @@ impl AutoState {
             baseline: Baseline::default(),
             at: 0.0,
             cut_at: f64::NEG_INFINITY,
-            is_slow: false,
             reported: Reported {
                 reason: Reason::Probing,
-                at: f64::NEG_INFINITY,
-                rate: limits.rate_start,
+                at: f32::NEG_INFINITY,
+                rate: narrow(limits.rate_start),
                 slots: limits.slots_start,
             },
         }
@@ -147,7 +144,7 @@ impl AutoState {
         }
         let dt = elapsed.min(1.0);
         let rests = is_paused || now < self.outage.rest_until;
-        let (latency, window) = (self.baseline.latency, self.outage.window);
+        let (latency, window) = (self.baseline.latency(), self.outage.window());
         for index in 0..self.dimensions.len() {
             let unit = self.unit(index);
             let by_law = self.dimensions[index].law_pace(now, latency);
@@ -174,13 +171,14 @@ impl AutoState {
         }
     }
 
-    /// When a request may go at the earliest with `ahead` others before it, and which gate decides.
+    /// When a request may go at the earliest with `ahead` others before it, and which gate decides. Only the first of them is
+    /// held to the pace of the moment: the pace may rise while others wait.
     pub(crate) fn ready_at(&self, cost: Cost, ahead: u32, now: Instant) -> (Gate, Instant) {
         let at = secs(now);
         let mut latest = (Gate::Rate, (self.outage.rest_until - at).max(0.0));
-        if !self.outage.is_dark() {
+        if !self.outage.is_dark() && ahead == 0 {
             for index in 0..self.dimensions.len() {
-                let wait = self.lack(index, cost, ahead, at);
+                let wait = self.lack(index, cost, at);
                 if wait > latest.1 {
                     latest = (if index == 0 { Gate::Rate } else { Gate::Budget }, wait);
                 }
@@ -191,14 +189,13 @@ impl AutoState {
     }
 
     /// Seconds until a dimension has enough for a request.
-    fn lack(&self, index: usize, cost: Cost, ahead: u32, now: f64) -> f64 {
+    fn lack(&self, index: usize, cost: Cost, now: f64) -> f64 {
         let unit = self.unit(index);
         let pace = self.pace(index, now).max(ESTIMATE_MIN * unit);
         // The wait is for the same bucket that the refill fills.
         let level = (self.dimensions[index].level + pace * (now - self.at).max(0.0)).min(depth(pace, unit));
         // A request dearer than the mean takes what it lacks as debt: those after it wait.
-        let wanted = units(cost.units()[index]).min(unit) + f64::from(ahead) * unit;
-        let lack = wanted - level;
+        let lack = units(cost.units()[index]).min(unit) - level;
         // Below a nanosecond's worth it is rounding.
         if lack * 1e9 > pace { lack / pace } else { 0.0 }
     }
@@ -210,7 +207,7 @@ impl AutoState {
             Gate::Slots => self.cap.held_at = at,
             Gate::Rate | Gate::Budget if at >= self.outage.rest_until => {
                 for index in 0..self.dimensions.len() {
-                    if self.lack(index, cost, 0, at) > 0.0 {
+                    if self.lack(index, cost, at) > 0.0 {
                         self.dimensions[index].quota.held_at = at;
                     }
                 }
@@ -227,25 +224,26 @@ impl AutoState {
             let first = units(cost.tokens);
             self.dimensions.push(Dimension::new(limits.rate_start * first, first, requests));
         }
-        let mut sent = Sent { at: now, in_flight, cohort: self.baseline.join(at), before: [0; DIMENSIONS] };
+        let in_flight = u16::try_from(in_flight).unwrap_or(u16::MAX);
+        let mut sent = Sent { in_flight, cohort: self.baseline.join(at), ..Sent::default() };
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
             let cost = cost.units()[index];
-            sent.before[index] = dimension.quota.sent;
+            sent.before[index] = low_bits(dimension.quota.sent);
             dimension.quota.sent = dimension.quota.sent.saturating_add(cost);
             dimension.level -= units(cost);
             if let Some(law) = &mut dimension.law {
                 law.spend(units(cost));
             }
         }
-        self.outage.sent(at, self.baseline.latency);
+        self.outage.sent(at, self.baseline.latency());
         sent
     }
 
     /// A request never went out: what it took returns.
-    pub(crate) fn undo(&mut self, sent: &Sent, cost: Cost) {
+    pub(crate) fn undo(&mut self, sent_at: Instant, cost: Cost) {
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
             let cost = cost.units()[index];
-            dimension.quota.reject(cost, secs(sent.at));
+            dimension.quota.reject(cost, secs(sent_at));
             dimension.level += units(cost);
         }
     }
@@ -260,11 +258,6 @@ impl AutoState {
     /// Learns from the answer to a request.
     pub(crate) fn learn(&mut self, limits: &AutoLimits, answer: &Answer<'_>, random: &mut Random) -> Advice {
         let now = secs(answer.now);
-        let mut answer = *answer;
-        if answer.units == [0; DIMENSIONS] {
-            answer.sent.before = self.sent_so_far();
-        }
-        let answer = &answer;
         self.update_laws(answer, now);
         let is_member = self.baseline.is_current(answer.sent.cohort);
         let mut advice = Advice::default();
@@ -294,7 +287,7 @@ impl AutoState {
             || law.is_some()
             || self.dimensions.len() > 1
             || is_moved(quota.rate, limits.rate_start)
-            || is_moved(self.cap.slots, f64::from(limits.slots_start))
+            || self.slots(limits) != limits.slots_start
     }
 
     /// Whether a caller would be held back at `now` by earlier requests.
@@ -317,35 +310,31 @@ impl AutoState {
     /// Units per second of a dimension, as headers or the estimate say.
     fn pace(&self, index: usize, now: f64) -> f64 {
         let dimension = &self.dimensions[index];
-        dimension.law_pace(now, self.baseline.latency).unwrap_or(dimension.quota.rate)
+        dimension.law_pace(now, self.baseline.latency()).unwrap_or(dimension.quota.rate)
     }
 
     /// The mean cost of a request in a dimension.
     fn unit(&self, index: usize) -> f64 {
-        let Dimension { quota, since, .. } = &self.dimensions[index];
-        let requests = self.dimensions[0].quota.sent.saturating_sub(*since);
-        if index == 0 || requests == 0 || quota.sent == 0 {
-            return if index == 0 { 1.0 } else { self.dimensions[index].level.max(1.0) };
+        let quota = &self.dimensions[index].quota;
+        let requests = low_bits(self.dimensions[0].quota.sent).wrapping_sub(quota.since);
+        if index == 0 {
+            return 1.0;
         }
-        units(quota.sent) / units(requests)
-    }
-
-    fn sent_so_far(&self) -> [u64; DIMENSIONS] {
-        let mut before = [0; DIMENSIONS];
-        for (before, dimension) in before.iter_mut().zip(&self.dimensions) {
-            *before = dimension.quota.sent;
+        if requests == 0 || quota.sent == 0 {
+            self.dimensions[index].level.max(1.0)
+        } else {
+            units(quota.sent) / f64::from(requests)
         }
-        before
     }
 
     /// Quota headers of the answer.
     fn update_laws(&mut self, answer: &Answer<'_>, now: f64) {
         for (index, level) in answer.outcome.quotas.iter().enumerate() {
             let (Some(level), Some(dimension)) = (level, self.dimensions.get_mut(index)) else { continue };
-            let before = answer.sent.before[index].saturating_add(answer.units[index]);
-            let since = dimension.quota.sent.saturating_sub(before);
+            let before = dimension.quota.sent_before(answer.sent.before[index], answer.units[index]);
+            let since = dimension.quota.sent.saturating_sub(before.saturating_add(answer.units[index]));
             let law = dimension.law.get_or_insert_default();
-            law.update(*level, secs(answer.sent.at), units(since), now);
+            law.update(*level, secs(answer.sent_at), units(since), now);
         }
     }
 
@@ -361,18 +350,18 @@ impl AutoState {
             None if is_member => self.baseline.leave(),
             None => {}
         }
-        let is_held = now - self.cap.held_at < self.baseline.latency.max(0.05);
+        let is_held = now - self.cap.held_at < self.baseline.latency().max(0.05);
         if self.baseline.is_starting && is_held {
             self.cap.slots += 1.0;
         }
-        if self.outage.is_probing() && secs(answer.sent.at) > self.cut_at {
+        if self.outage.is_probing() && secs(answer.sent_at) > self.cut_at {
             self.recover(limits, now);
         }
     }
 
     fn reject(&mut self, limits: &AutoLimits, answer: &Answer<'_>, now: f64, random: &mut Random) -> Advice {
         let Answer { sent, units: cost, outcome, .. } = *answer;
-        let sent_at = secs(sent.at);
+        let sent_at = secs(answer.sent_at);
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
             dimension.quota.reject(cost[index], sent_at);
         }
@@ -389,18 +378,20 @@ impl AutoState {
             return Advice { is_cut: true, ..Advice::default() };
         }
         let unit = self.unit(index);
-        let accepted = self.dimensions[0].quota.accepted_before(sent.before[0], cost[0]);
+        let before = |index: usize| self.dimensions[index].quota.sent_before(sent.before[index], cost[index]);
+        let (before_it, requests_before) = (before(index), before(0));
+        let accepted = self.dimensions[0].quota.accepted_before(requests_before, cost[0]);
         let accepted_some = self.outage.wave(accepted);
         let gap = now - self.cut_at;
         let quota = &self.dimensions[index].quota;
         let wave = if quota.estimate == 0.0 {
             Wave::First
-        } else if gap >= quota.period(unit, self.outage.window) / 4.0 && self.outage.is_quiet() {
+        } else if gap >= quota.period(unit, self.outage.window()) / 4.0 && self.outage.is_quiet() {
             Wave::Calm
         } else {
             Wave::Pressed { accepted_some }
         };
-        if self.cap.has_accepted() && gap > 2.0 * self.baseline.latency && self.outage.is_quiet() {
+        if self.cap.has_accepted() && gap > 2.0 * self.baseline.latency() && self.outage.is_quiet() {
             self.cap.weigh(sent.in_flight);
         }
         self.cut_at = now;
@@ -416,7 +407,7 @@ impl AutoState {
             self.outage.fade_window();
         }
         let dimension = &mut self.dimensions[index];
-        dimension.quota.cut(wave, sent.before[index], cost[index], sent_at, unit);
+        dimension.quota.cut(wave, before_it, cost[index], sent_at, unit);
         dimension.level = dimension.level.min(0.0);
         if index == 0 {
             dimension.quota.rate = limits.clamp(dimension.quota.rate);
@@ -460,13 +451,13 @@ impl AutoState {
 
     /// Reads the cohort if it is complete; answers why slots were cut, if they were.
     fn read_cohort(&mut self, limits: &AutoLimits, in_flight: u32, now: f64) -> Option<Why> {
-        let recent = self.baseline.latency.max(0.1);
+        let recent = self.baseline.latency().max(0.1);
         let holds = |dimension: &Dimension| {
             (dimension.quota.estimate > 0.0 || dimension.has_headers(now))
                 && now - dimension.quota.held_at < recent
         };
         let load = Load {
-            in_flight: f64::from(in_flight),
+            in_flight: narrow(f64::from(in_flight)),
             slots: self.cap.slots,
             held_at: self.cap.held_at,
             is_cap: self.cap.is_cap(),
@@ -474,21 +465,22 @@ impl AutoState {
         };
         let reading = self.baseline.read(now, load);
         match reading {
-            Some(Reading::Cut(slots)) => {
-                self.is_slow = true;
+            Some(Reading::Cut { slots, .. }) => {
+                self.baseline.is_slow = true;
                 self.cap.slots = self.cap.slots.min(slots);
             }
             Some(Reading::Restore(slots)) => {
-                self.is_slow = false;
+                self.baseline.is_slow = false;
                 self.cap.slots = slots;
             }
             Some(Reading::Grow(slots)) => self.cap.slots += slots,
             None => {}
         }
-        self.is_slow &= self.cap.slots < f64::from(limits.slots_max);
-        matches!(reading, Some(Reading::Cut(_))).then(|| Why::Latency {
-            latency: self.baseline.last(),
-            target: Duration::from_secs_f64(self.baseline.latency),
+        self.baseline.is_slow &= self.slots(limits) < limits.slots_max;
+        let Some(Reading::Cut { latency, .. }) = reading else { return None };
+        Some(Why::Latency {
+            latency: Duration::from_secs_f64(latency),
+            target: Duration::from_secs_f64(self.baseline.latency()),
         })
     }
 }
@@ -496,7 +488,7 @@ impl AutoState {
 impl Dimension {
     /// A dimension at this rate, whose requests cost `unit` as far as is known.
     fn new(rate: f64, unit: f64, since: u64) -> Self {
-        Self { quota: Quota::starting_at(rate), level: depth(rate, unit), since, law: None }
+        Self { quota: Quota::starting_at(rate, low_bits(since)), level: depth(rate, unit), law: None }
     }
 
     fn law_pace(&self, now: f64, latency: f64) -> Option<f64> {
@@ -522,6 +514,11 @@ fn depth(pace: f64, unit: f64) -> f64 {
     (pace * DEPTH).max(unit)
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "the rest is known from what was sent since")]
+const fn low_bits(count: u64) -> u32 {
+    count as u32
+}
+
 #[expect(clippy::cast_precision_loss, reason = "an estimate; counters are exact up to 2^53")]
 const fn units(count: u64) -> f64 {
     count as f64
@@ -530,6 +527,12 @@ const fn units(count: u64) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "a microsecond in 285 years")]
 fn secs(at: Instant) -> f64 {
     at.as_nanos() as f64 / 1e9
+}
+
+/// For what needs no more than seven digits.
+#[expect(clippy::cast_possible_truncation, reason = "rounded")]
+const fn narrow(number: f64) -> f32 {
+    number as f32
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` from a float saturates")]

@@ -4,6 +4,7 @@
 //! goes as a probe. When the upstream accepts again, the units accepted since the last such return tell an outage from a quota
 //! that is granted in windows.
 
+use super::narrow;
 use crate::random::Random;
 
 /// The first rest is twice this, in seconds.
@@ -34,10 +35,14 @@ pub(super) struct Outage {
     back_at: f64,
     back_accepted: f64,
     /// The length of the quota's window in seconds; 0 if it has none.
-    pub(super) window: f64,
+    window: f32,
 }
 
 impl Outage {
+    pub(super) fn window(&self) -> f64 {
+        f64::from(self.window)
+    }
+
     /// Whether nothing is accepted: requests go one at a time.
     pub(super) const fn is_dark(&self) -> bool {
         self.waves >= WAVES
@@ -106,7 +111,7 @@ impl Outage {
     /// The upstream accepts again; `is_window` if that is how the quota is granted.
     pub(super) fn end(&mut self, accepted: f64, is_window: bool, dark: f64, now: f64) {
         if is_window && dark > WINDOW_DARK && self.back_at > 0.0 {
-            self.window = (now - self.back_at).min(WINDOW_MAX);
+            self.window = narrow((now - self.back_at).min(WINDOW_MAX));
         }
         self.back_at = now;
         self.back_accepted = accepted;
@@ -174,14 +179,14 @@ mod tests {
     fn window_is_the_time_between_two_returns() {
         let mut outage = Outage::default();
         outage.end(100.0, true, 30.0, 60.0);
-        assert!(outage.window == 0.0, "the first return has none before it");
+        assert!(outage.window() == 0.0, "the first return has none before it");
         outage.end(200.0, true, 1.0, 110.0);
-        assert!(outage.window == 0.0, "a short darkness is no window's rest");
+        assert!(outage.window() == 0.0, "a short darkness is no window's rest");
         outage.end(300.0, true, 30.0, 170.0);
-        assert!((outage.window - 60.0).abs() < 1e-9);
+        assert!((outage.window() - 60.0).abs() < 1e-4);
         outage.fade_window();
-        assert!((outage.window - 42.0).abs() < 1e-9);
+        assert!((outage.window() - 42.0).abs() < 1e-4);
         outage.end(400.0, true, 30.0, 1_000.0);
-        assert!((outage.window - 120.0).abs() < 1e-9);
+        assert!((outage.window() - 120.0).abs() < 1e-4);
     }
 }

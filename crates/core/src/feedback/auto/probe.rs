@@ -4,6 +4,8 @@
 //! rejections of each other's making: they swing further, and all with the same period, which is what makes their shares
 //! converge.
 
+use super::narrow;
+
 /// How far the pace swings around the estimate once settled: the smallest that still uses a bucket without depth to 97 %.
 const SWING: f64 = 0.03;
 /// How far it swings while little is known or others compete: the largest that costs no shared use.
@@ -24,17 +26,17 @@ const CONFIDENCE_MAX: f64 = 12.0;
 /// How much the estimate is trusted, counted in swings that ended as expected.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Probe {
-    confidence: f64,
+    confidence: f32,
 }
 
 impl Probe {
-    pub(super) const fn confidence(self) -> f64 {
-        self.confidence
+    pub(super) fn confidence(self) -> f64 {
+        f64::from(self.confidence)
     }
 
     /// 0 if little is known or others compete, 1 if the quota is given to this client alone.
     pub(super) fn settled(self) -> f64 {
-        (self.confidence / SETTLED).min(1.0)
+        (self.confidence() / SETTLED).min(1.0)
     }
 
     /// How far the pace swings to either side of the estimate, as a share of it.
@@ -45,14 +47,15 @@ impl Probe {
     /// How long one swing takes at an estimate of `requests` per second, in seconds, if quota comes in windows of `window`
     /// seconds (0 if it does not).
     pub(super) fn period(self, requests: f64, window: f64) -> f64 {
-        let patient = PERIOD_NEW * (1.0 + self.confidence).powi(2);
+        let patient = PERIOD_NEW * (1.0 + self.confidence()).powi(2);
         let alone = PERIOD_MIN.max((REQUESTS / requests).min(patient));
         between(PERIOD_NEW, alone, self.settled()).max(window)
     }
 
     /// A swing of `requests` ended with a rejection where one was expected.
     pub(super) fn confirm(&mut self, requests: f64) {
-        self.confidence = (self.confidence + (requests / COUNTS_IN_FULL).min(1.0)).min(CONFIDENCE_MAX);
+        self.confidence =
+            narrow((self.confidence() + (requests / COUNTS_IN_FULL).min(1.0)).min(CONFIDENCE_MAX));
     }
 
     /// The limit is elsewhere.
@@ -67,7 +70,7 @@ impl Probe {
 
     /// `requests` were accepted between two returns from darkness: that measures a window as swings measure a bucket.
     pub(super) fn trust(&mut self, requests: f64) {
-        self.confidence = self.confidence.max((requests / COUNTS_IN_FULL / 2.0).min(SETTLED));
+        self.confidence = narrow(self.confidence().max((requests / COUNTS_IN_FULL / 2.0).min(SETTLED)));
     }
 }
 
@@ -81,11 +84,11 @@ mod tests {
     use super::*;
 
     fn with(confidence: f64) -> Probe {
-        Probe { confidence }
+        Probe { confidence: narrow(confidence) }
     }
 
     fn near(one: f64, other: f64) -> bool {
-        (one - other).abs() < 1e-9
+        (one - other).abs() < 1e-5 * (1.0 + other)
     }
 
     #[test]

@@ -39,9 +39,11 @@ pub(super) struct Quota {
     /// When the upstream was last known to be empty, and the units accepted before that.
     anchor_at: f64,
     anchor_accepted: f64,
-    pub(super) probe: Probe,
     /// When this pace last held a caller back.
     pub(super) held_at: f64,
+    pub(super) probe: Probe,
+    /// Requests sent before the dimension was first seen: the low 32 bits.
+    pub(super) since: u32,
 }
 
 /// How a rejection relates to those before it.
@@ -56,8 +58,8 @@ pub(super) enum Wave {
 }
 
 impl Quota {
-    pub(super) fn starting_at(rate: f64) -> Self {
-        Self { rate, held_at: f64::NEG_INFINITY, ..Self::default() }
+    pub(super) fn starting_at(rate: f64, since: u32) -> Self {
+        Self { rate, held_at: f64::NEG_INFINITY, since, ..Self::default() }
     }
 
     /// Raises the pace while it holds callers back: back to what is known, slowly through the swing, then away.
@@ -94,6 +96,12 @@ impl Quota {
     /// Units accepted so far, as far as is known.
     pub(super) fn accepted(&self) -> f64 {
         units(self.sent) - units(self.rejected)
+    }
+
+    /// Units sent before a request, of which the low bits are known; all of them if it was not counted.
+    pub(super) fn sent_before(&self, low_bits: u32, cost: u64) -> u64 {
+        let since = super::low_bits(self.sent).wrapping_sub(low_bits);
+        if cost == 0 { self.sent } else { self.sent.saturating_sub(u64::from(since)) }
     }
 
     /// Units accepted before a rejected request.

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use super::{Advice, AutoState, per_second, secs};
+use super::{Advice, AutoState, narrow, per_second, secs};
 use crate::control::{Control, Estimate, Reason};
 use crate::event::{Change, Event};
 use crate::plan::AutoLimits;
 use crate::time::Instant;
 
 /// A change of the reason is reported at most once in this many seconds.
-const REPORT_EVERY: f64 = 1.0;
+const REPORT_EVERY: f32 = 1.0;
 
 /// The last report, in events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reported {
     pub(super) reason: Reason,
-    pub(super) at: f64,
-    pub(super) rate: f64,
+    pub(super) at: f32,
+    pub(super) rate: f32,
     pub(super) slots: u32,
 }
 
@@ -35,16 +35,16 @@ impl AutoState {
 
     fn reason(&self, limits: &AutoLimits, now: f64) -> Reason {
         let quota = &self.dimensions[0].quota;
-        let is_held = |held_at: f64| now - held_at < self.baseline.latency.max(1.0);
+        let is_held = |held_at: f64| now - held_at < self.baseline.latency().max(1.0);
         if self.outage.is_dark() {
             Reason::Outage
         } else if self.dimensions.iter().any(|dimension| dimension.has_headers(now)) {
             Reason::Headers
         } else if self.cap.is_cap() {
             Reason::Concurrency
-        } else if self.is_slow {
+        } else if self.baseline.is_slow {
             Reason::Latency
-        } else if (self.cap.slots >= f64::from(limits.slots_max) && is_held(self.cap.held_at))
+        } else if (self.slots(limits) >= limits.slots_max && is_held(self.cap.held_at))
             || (quota.rate >= limits.rate_max && is_held(quota.held_at))
         {
             Reason::Ceiling
@@ -65,20 +65,22 @@ impl AutoState {
     ) {
         let at = secs(now);
         let reason = self.reason(limits, at);
-        if reason != self.reported.reason && at - self.reported.at >= REPORT_EVERY {
+        if reason != self.reported.reason && narrow(at) - self.reported.at >= REPORT_EVERY {
             events.push(Event::Controlled { reason: Change { from: self.reported.reason, to: reason } });
             self.reported.reason = reason;
-            self.reported.at = at;
+            self.reported.at = narrow(at);
         }
-        let (rate, slots) = (self.pace(0, at), self.slots(limits));
+        let (rate, slots) = (narrow(self.pace(0, at)), self.slots(limits));
         let is_moved = |from: f64, to: f64| to < 0.75 * from || to > 1.34 * from;
         let last = self.reported;
-        if !is_moved(last.rate, rate) && !is_moved(f64::from(last.slots), f64::from(slots)) {
+        if !is_moved(f64::from(last.rate), f64::from(rate))
+            && !is_moved(f64::from(last.slots), f64::from(slots))
+        {
             return;
         }
         self.reported = Reported { rate, slots, ..last };
         let interval = Change { from: Duration::ZERO, to: Duration::ZERO };
-        let change = Change { from: per_second(last.rate), to: per_second(rate) };
+        let change = Change { from: per_second(f64::from(last.rate)), to: per_second(f64::from(rate)) };
         let slots = Change { from: last.slots, to: slots };
         let is_slower = rate < last.rate || slots.to < slots.from;
         events.push(if advice.is_cut && is_slower {
