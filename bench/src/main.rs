@@ -17,7 +17,7 @@ use tidegate_bench::Options;
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-bench")]
 struct Arguments {
-    /// What to measure: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb` or `http`.
+    /// What to measure: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`.
     name: String,
     #[command(flatten)]
     options: Options,
@@ -37,10 +37,12 @@ fn main() -> Result<()> {
     match arguments.name.as_str() {
         "local" => tidegate_bench::run("local", &local::CASES, &arguments.options),
         "shared" => tidegate_bench::run("shared", &shared::CASES, &arguments.options),
-        name @ ("dynamodb" | "engines" | "http" | "keyed" | "rls" | "server" | "sqlite") => run_beside(name),
+        name @ ("dynamodb" | "engines" | "http" | "keyed" | "lab" | "rls" | "server" | "sqlite") => {
+            run_beside(name)
+        }
         other => {
             bail!(
-                "there is no benchmark called `{other}`; there are `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb` and `http`"
+                "there is no benchmark called `{other}`; there are `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` and `lab`"
             )
         }
     }

@@ -71,12 +71,12 @@ pub fn print(rows: &[Row]) {
         };
         table.add_row([
             row.name.clone(),
-            format!("{:.1}", row.ours),
-            format!("{:.1}", row.peer),
+            number(row.ours),
+            number(row.peer),
             row.unit.to_owned(),
-            format!("{:.2}", row.ratio),
+            format!("{:.3}", row.ratio),
             row.target.map_or_else(String::new, |target| {
-                format!("{} {target:.1}", if row.is_at_least { "≥" } else { "≤" })
+                format!("{} {target}", if row.is_at_least { "≥" } else { "≤" })
             }),
             met.to_owned(),
             row.what.clone(),
@@ -88,6 +88,11 @@ pub fn print(rows: &[Row]) {
         }
     }
     println!("{table}");
+}
+
+/// Small numbers need their decimals.
+fn number(value: f64) -> String {
+    if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
 /// JSON for programs.

@@ -100,10 +100,10 @@ enum Command {
     },
     /// Run a benchmark, print its table and write target/bench/NAME.json
     ///
-    /// Installs valgrind with apt-get when it is missing.
+    /// Installs valgrind with apt-get when it is missing; `lab` does without.
     #[command(after_help = EXIT_CODES)]
     Bench {
-        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `engines` or `http`
+        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`
         name: String,
         /// Handed to the benchmark as they are
         #[arg(last = true, value_name = "ARGS")]

@@ -16,6 +16,7 @@ use crate::verbs::acquire::AcquireArgs;
 use crate::verbs::aggregate::AggregateArgs;
 use crate::verbs::audit::AuditVerb;
 use crate::verbs::entity::EntityVerb;
+use crate::verbs::lab::LabVerb;
 use crate::verbs::limits::LimitsVerb;
 use crate::verbs::look::{BalanceArgs, ExplainArgs};
 use crate::verbs::serve::ServeArgs;
@@ -160,6 +161,9 @@ pub(crate) enum Verb {
     Watch(WatchArgs),
     /// Fetch files from many hosts, each as often as it bears
     Fetch(Box<FetchArgs>),
+    /// Measure how strategies use limits that they do not know, on simulated upstreams
+    #[command(subcommand)]
+    Lab(LabVerb),
     /// Print completions for a shell
     ///
     /// For bash: source <(tidegate completions bash)
@@ -180,7 +184,9 @@ impl Args {
         let shared = &mut args.shared;
         let verb = matches.subcommand_name().unwrap_or_default();
         match args.verb {
-            Verb::Serve(_) | Verb::Fetch(_) | Verb::Completions { .. } if is_typed("server") => {
+            Verb::Serve(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. }
+                if is_typed("server") =>
+            {
                 return conflict(
                     "the argument '--server <URL>' is for verbs that ask one, and this one does not",
                 );
@@ -199,6 +205,7 @@ impl Args {
             | Verb::Store(_)
             | Verb::Aggregate(_)
             | Verb::Fetch(_)
+            | Verb::Lab(_)
             | Verb::Completions { .. } => {
                 shared.server = None;
             }

@@ -82,7 +82,7 @@ fn json(query: &UsageQuery, chart: Option<&Chart>) -> codec::Json {
 }
 
 /// Writes a file whole: whoever reads it sees the one before or this one. What is there and no file is written as it is.
-fn write(out: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn write(out: &Path, text: &str) -> io::Result<()> {
     let is_other = fs::symlink_metadata(out).is_ok_and(|there| !there.is_file());
     let Some(name) = out.file_name().filter(|_| !is_other) else { return fs::write(out, text) };
     let mut part = OsString::from(".");

@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod aggregate;
 pub(crate) mod audit;
 pub(crate) mod entity;
+pub(crate) mod lab;
 pub(crate) mod limits;
 pub(crate) mod look;
 pub(crate) mod serve;
@@ -42,6 +43,9 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Answer, Failure> {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Args::command(), "tidegate", &mut script);
         return Ok(Answer::raw(script));
+    }
+    if let Verb::Lab(verb) = args.verb {
+        return lab::run(verb);
     }
     if let Verb::Serve(serving) = args.verb {
         return serve::run(*serving, args.shared, format).await;
@@ -111,6 +115,7 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Answer, Failure> {
         | Verb::Aggregate(_)
         | Verb::Fetch(_)
         | Verb::Watch(_)
+        | Verb::Lab(_)
         | Verb::Completions { .. } => unreachable!("these are done before"),
     }
 }

@@ -28,6 +28,7 @@ mod fetch_polite;
 #[cfg(feature = "fetch")]
 mod fetch_trouble;
 mod killed;
+mod lab;
 mod limits;
 mod plot;
 mod records;

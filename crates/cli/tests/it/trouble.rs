@@ -232,6 +232,10 @@ fn the_help_of_every_verb_ends_well_and_the_first_has_the_exit_codes() {
         "token revoke",
         "serve",
         "status",
+        "lab",
+        "lab list",
+        "lab run",
+        "lab score",
         "completions",
     ];
     for verb in table {

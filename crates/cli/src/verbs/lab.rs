@@ -1,0 +1,282 @@
+//! `tidegate lab`: strategies against simulated upstreams with hidden limits, in virtual time.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, Read as _};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tidegate_lab::{
+    Scenario, Score, ScoreOptions, Strategy, page, scenarios_json, score, scores_json, summary_json, table,
+    targets,
+};
+
+use crate::answer::{Answer, Table};
+use crate::failure::Failure;
+use crate::plot::write;
+use crate::words::shown;
+
+/// A file of scenarios has at most this many bytes.
+const FILE_MAX: u64 = 1 << 20;
+
+const FILE: &str = "\
+A file of scenarios is TOML:
+  [[scenario]]
+  name = \"mine\"
+  upstream = { bucket = { depth = 1 } }  # seconds of its rate
+  capacity = [[0, 50], [60, 200]]        # from a second on
+  seconds = 240
+  workers = 40                           # or arrivals = 15, per second
+  latency = 0.2
+Upstreams: { bucket = { depth = 1 } }, { window = { length = 60 } },
+  { sliding = { length = 60 } }, \"cap\", { knee = { power = 1.5 } }, \"free\"
+Also: clients, stagger, sigma, slower, reject-latency, errors, burns,
+  retry-after (none, exact, seconds, ten-times), headers (none, right,
+  stale, lying), background, tokens, token-quota, ideal";
+
+/// What to do in the lab.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabVerb {
+    /// List the scenarios
+    List,
+    /// Run scenarios, and show goodput, 429s, fairness, latency and settling time
+    #[command(after_help = FILE)]
+    Run(RunArgs),
+    /// Compare all strategies, and write a page with tables and plots
+    ///
+    /// Without names it runs all scenarios, which takes minutes.
+    Score(ScoreArgs),
+}
+
+/// What to run.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Scenarios by name; all of them with --scenario
+    #[arg(value_name = "NAME", required_unless_present = "scenario")]
+    names: Vec<String>,
+    /// The strategy; may be repeated [default: auto]
+    #[arg(long, value_name = "STRATEGY", value_parser = strategy_parser())]
+    strategy: Vec<Strategy>,
+    #[command(flatten)]
+    seeds: SeedsArgs,
+    /// Read scenarios from this file instead of the built-in ones
+    #[arg(long, value_name = "FILE")]
+    scenario: Option<PathBuf>,
+}
+
+/// What to compare.
+#[derive(Debug, Args)]
+pub(crate) struct ScoreArgs {
+    /// Scenarios by name [default: all]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Write index.html and scores.json to this directory
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    seeds: SeedsArgs,
+}
+
+/// How many runs are averaged.
+#[derive(Debug, Args)]
+struct SeedsArgs {
+    /// Seeds of each strategy, from 1 to 1000 [default: 20 for auto and host, 3 for others]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    seeds: Option<u32>,
+}
+
+pub(crate) fn run(verb: LabVerb) -> Result<Answer, Failure> {
+    match verb {
+        LabVerb::List => Ok(list()),
+        LabVerb::Run(args) => run_scenarios(args),
+        LabVerb::Score(args) => compare(args),
+    }
+}
+
+fn list() -> Answer {
+    let scenarios = Scenario::built_in();
+    let mut table = Table::new(["NAME", "SCENARIO"]);
+    for scenario in &scenarios {
+        table.row([scenario.name.clone(), scenario.summary()]);
+    }
+    Answer::new(scenarios_json(&scenarios)).table(table)
+}
+
+fn run_scenarios(args: RunArgs) -> Result<Answer, Failure> {
+    let all = match &args.scenario {
+        Some(file) => read(file)?,
+        None => Scenario::built_in(),
+    };
+    let scenarios = choose(all, &args.names)?;
+    let strategies = if args.strategy.is_empty() { vec![Strategy::Auto] } else { unique(args.strategy) };
+    let scores = scored(&scenarios, strategies, &args.seeds);
+    Ok(with_table(Answer::new(scores_json(&scores)), &scores))
+}
+
+fn compare(args: ScoreArgs) -> Result<Answer, Failure> {
+    let scenarios = choose(Scenario::built_in(), &args.names)?;
+    let failed = |path: &Path, error: &io::Error| {
+        let path = shown(&path.display().to_string());
+        Failure::failed(format!("`{path}` cannot be written: {error}"))
+            .next("name another directory with --out")
+    };
+    // Before the runs: they take minutes.
+    if let Some(out) = &args.out {
+        fs::create_dir_all(out).map_err(|error| failed(out, &error))?;
+    }
+    let scores = scored(&scenarios, Strategy::ALL.to_vec(), &args.seeds);
+    let answer = with_table(Answer::new(summary_json(&scores)), &scores);
+    let answer = with_targets(answer, &scores);
+    let Some(out) = args.out else { return Ok(answer) };
+    let files =
+        [("index.html", page(&scenarios, &scores)), ("scores.json", scores_json(&scores).to_string() + "\n")];
+    for (name, text) in files {
+        let path = out.join(name);
+        write(&path, &text).map_err(|error| failed(&path, &error))?;
+    }
+    Ok(answer.line(format!("written to {}", shown(&out.join("index.html").display().to_string()))))
+}
+
+/// Runs with a progress bar, which is hidden unless stderr is a terminal.
+fn scored(scenarios: &[Scenario], strategies: Vec<Strategy>, seeds: &SeedsArgs) -> Vec<Score> {
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(8));
+    let style =
+        ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len} runs · about {eta} left · {msg}");
+    bar.set_style(style.map_or_else(|_| ProgressStyle::default_bar(), |style| style.progress_chars("━╸─")));
+    let seeds = seeds.seeds.and_then(NonZero::new);
+    let options = ScoreOptions { strategies, seeds, ..ScoreOptions::default() };
+    let scores = score(scenarios, &options, &|progress| {
+        bar.set_length(progress.total as u64);
+        bar.set_message(format!("{} with {}", shown(progress.scenario), progress.strategy.name()));
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    scores
+}
+
+fn with_table(answer: Answer, scores: &[Score]) -> Answer {
+    table(scores).lines().fold(answer, Answer::line)
+}
+
+/// How many targets are met, and which are not.
+fn with_targets(answer: Answer, scores: &[Score]) -> Answer {
+    let rows = targets::rows(scores);
+    let judged = rows.iter().filter(|row| row.met.is_some()).count();
+    if judged == 0 {
+        return answer;
+    }
+    let missed: Vec<&str> =
+        rows.iter().filter(|row| row.met == Some(false)).map(|row| row.name.as_str()).collect();
+    let met = format!("auto meets {} of {judged} targets", judged - missed.len());
+    answer.line(if missed.is_empty() { met } else { format!("{met}; missed: {}", missed.join(", ")) })
+}
+
+/// The scenarios of these names, or all of them if there are none.
+fn choose(all: Vec<Scenario>, names: &[String]) -> Result<Vec<Scenario>, Failure> {
+    if names.is_empty() {
+        return Ok(all);
+    }
+    let find = |name: &String| {
+        all.iter().find(|scenario| scenario.name == *name).cloned().ok_or_else(|| unknown(name, &all))
+    };
+    unique(names.to_vec()).iter().map(find).collect()
+}
+
+fn unknown(name: &str, all: &[Scenario]) -> Failure {
+    let what = format!("there is no scenario `{}`", shown(name));
+    let what = match nearest(name, all.iter().map(|scenario| scenario.name.as_str())) {
+        Some(nearest) => format!("{what}; did you mean `{}`?", shown(nearest)),
+        None => what,
+    };
+    Failure::usage(what).next("list them: tidegate lab list")
+}
+
+/// The candidate with the least edit distance, if it is close: at most a third of the letters differ.
+fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let lower = name.to_lowercase();
+    let distances = candidates.map(|candidate| (distance(&lower, &candidate.to_lowercase()), candidate));
+    let (distance, candidate) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= name.chars().count().div_ceil(3)).then_some(candidate)
+}
+
+/// Levenshtein's edit distance.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (index, letter) in one.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = index + 1;
+        for (column, candidate) in other.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *candidate);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(row[column] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
+/// The same without repetitions, in order.
+fn unique<T: Clone + Eq + std::hash::Hash>(values: Vec<T>) -> Vec<T> {
+    let mut seen = HashSet::new();
+    values.into_iter().filter(|value| seen.insert(value.clone())).collect()
+}
+
+/// The scenarios of a file.
+fn read(file: &Path) -> Result<Vec<Scenario>, Failure> {
+    let path = shown(&file.display().to_string());
+    let failed = |error: io::Error| {
+        Failure::usage(format!("the file `{path}` cannot be read: {error}"))
+            .next("name a file of scenarios with --scenario")
+    };
+    let mut text = String::new();
+    fs::File::open(file)
+        .and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text))
+        .map_err(failed)?;
+    if text.len() as u64 > FILE_MAX {
+        return Err(Failure::usage(format!("the file `{path}` has more than {FILE_MAX} bytes")));
+    }
+    let invalid = |what: &str| {
+        Failure::usage(format!("`{path}` is no file of scenarios: {what}"))
+            .next("see its form: tidegate lab run --help")
+    };
+    let scenarios = Scenario::parse(&text).map_err(|error| {
+        // An error of TOML has several lines.
+        let lines: Vec<String> = error.to_string().trim_end().lines().map(shown).collect();
+        invalid(&lines.join("\n       "))
+    })?;
+    if scenarios.is_empty() {
+        return Err(invalid("it has no [[scenario]]"));
+    }
+    Ok(scenarios)
+}
+
+fn strategy_parser() -> impl TypedValueParser<Value = Strategy> {
+    let names = PossibleValuesParser::new(Strategy::ALL.map(Strategy::name));
+    names.map(|name| Strategy::named(&name).expect("only names of strategies are accepted"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_name_is_close_or_absent() {
+        let names = ["R50", "R500", "S20-100", "free64slow4"];
+        let nearest = |name| nearest(name, names.into_iter());
+        assert_eq!(nearest("r50"), Some("R50"));
+        assert_eq!(nearest("S20_100"), Some("S20-100"));
+        assert_eq!(nearest("free64slow"), Some("free64slow4"));
+        assert_eq!(nearest("nope"), None);
+        assert_eq!(nearest(""), None);
+    }
+
+    #[test]
+    fn distance_counts_edits() {
+        for (one, other, edits) in [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
+            assert_eq!(distance(one, other), edits, "{one} {other}");
+        }
+    }
+}
