@@ -9,7 +9,7 @@ use tidegate::{
     Slots, Throttle,
 };
 
-use crate::kit::limiter::{ACME, calm, flushed, level, memory, over, settled};
+use crate::kit::limiter::{ACME, Act, Hooked, Moment, calm, flushed, level, memory, over, settled};
 use crate::kit::secs;
 
 const ASKED: Cost = Cost::request().tokens(100);
@@ -284,4 +284,26 @@ async fn a_map_runs_once_for_an_acquire_and_before_anything_is_taken() {
     drop(all);
     waiting.await.unwrap().unwrap();
     assert_eq!(ran(), [0], "and was waited for");
+}
+
+/// Time in the store was taken for the upstream's latency, and cut its rate.
+#[tokio::test(start_paused = true)]
+async fn time_in_the_store_is_not_latency() {
+    let store = Hooked::new(&Memory::new(), |_, moment| match moment {
+        Moment::Before => Act::Sleep(secs(5)),
+        Moment::After => Act::Pass,
+    });
+    let limiter = over(&store)
+        .defaults([Limit::per_day("rpm", 1_000)])
+        .store_deadline(secs(60))
+        .build()
+        .expect("within the bounds");
+    let joined = Throttle::new().limited_by(&limiter);
+    for _ in 0..3 {
+        let permit = joined.acquire(ACME, Cost::request()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        permit.settle(Outcome::success()).await.unwrap();
+    }
+    let slowest = joined.throttle().snapshot().latency_p95.expect("three successes");
+    assert!(slowest < secs(1), "{slowest:?}");
 }

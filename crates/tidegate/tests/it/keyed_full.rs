@@ -239,3 +239,18 @@ fn a_flood_of_keys_that_all_must_stay_is_bounded_too() {
     assert_eq!((seen.total, seen.refused), (100_000, 98_995));
     assert!((0..1_000).all(|key| keyed.try_acquire(&key, REQUEST).is_err()), "nobody got an amnesty");
 }
+
+/// One overflowing host's `Retry-After` paused all hosts that shared its entry.
+#[test]
+fn hint_of_one_overflowing_key_pauses_no_other() {
+    let (builder, _clock) = by_hand(slots(5));
+    let keyed = builder.keys_max(1).build().unwrap();
+    let held = keyed.try_acquire(&1, REQUEST).unwrap();
+    let shared = keyed.try_acquire(&2, REQUEST).unwrap();
+    shared.settle(Outcome::overload().retry_after(secs(60)));
+    assert!(keyed.try_acquire(&3, REQUEST).is_ok());
+    // A key with an entry of its own is paused by its hint.
+    drop(held);
+    keyed.try_acquire(&1, REQUEST).unwrap().settle(Outcome::overload().retry_after(secs(60)));
+    assert!(keyed.try_acquire(&1, REQUEST).is_err());
+}
