@@ -180,42 +180,14 @@ fn choose(all: Vec<Scenario>, names: &[String]) -> Result<Vec<Scenario>, Failure
         return Ok(all);
     }
     let find = |name: &String| {
-        all.iter().find(|scenario| scenario.name == *name).cloned().ok_or_else(|| unknown(name, &all))
+        all.iter().find(|scenario| scenario.name == *name).cloned().ok_or_else(|| unknown(name))
     };
     unique(names.to_vec()).iter().map(find).collect()
 }
 
-fn unknown(name: &str, all: &[Scenario]) -> Failure {
+fn unknown(name: &str) -> Failure {
     let what = format!("there is no scenario `{}`", shown(name));
-    let what = match nearest(name, all.iter().map(|scenario| scenario.name.as_str())) {
-        Some(nearest) => format!("{what}; did you mean `{}`?", shown(nearest)),
-        None => what,
-    };
     Failure::usage(what).next("list them: tidegate lab list")
-}
-
-/// The candidate with the least edit distance, if it is close: at most a third of the letters differ.
-fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let lower = name.to_lowercase();
-    let distances = candidates.map(|candidate| (distance(&lower, &candidate.to_lowercase()), candidate));
-    let (distance, candidate) = distances.min_by_key(|(distance, _)| *distance)?;
-    (distance <= name.chars().count().div_ceil(3)).then_some(candidate)
-}
-
-/// Levenshtein's edit distance.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (index, letter) in one.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = index + 1;
-        for (column, candidate) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *candidate);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(row[column] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// The same without repetitions, in order.
@@ -256,27 +228,4 @@ fn read(file: &Path) -> Result<Vec<Scenario>, Failure> {
 fn strategy_parser() -> impl TypedValueParser<Value = Strategy> {
     let names = PossibleValuesParser::new(Strategy::ALL.map(Strategy::name));
     names.map(|name| Strategy::named(&name).expect("only names of strategies are accepted"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nearest_name_is_close_or_absent() {
-        let names = ["R50", "R500", "S20-100", "free64slow4"];
-        let nearest = |name| nearest(name, names.into_iter());
-        assert_eq!(nearest("r50"), Some("R50"));
-        assert_eq!(nearest("S20_100"), Some("S20-100"));
-        assert_eq!(nearest("free64slow"), Some("free64slow4"));
-        assert_eq!(nearest("nope"), None);
-        assert_eq!(nearest(""), None);
-    }
-
-    #[test]
-    fn distance_counts_edits() {
-        for (one, other, edits) in [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
-            assert_eq!(distance(one, other), edits, "{one} {other}");
-        }
-    }
 }
