@@ -15,6 +15,11 @@ const IS_CAP: f32 = 0.6;
 /// What each success leaves of the highest number that was accepted.
 const FADE: f32 = 0.999;
 
+/// A cap rejects the first request above it: slots that grow by more than this without a rejection are not capped there.
+const MARGIN: f32 = 2.0;
+/// Beyond that the excess grows by this much per second.
+const DEPART: f32 = 0.5;
+
 /// Slots now, and the evidence of a cap.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cap {
@@ -23,13 +28,15 @@ pub(super) struct Cap {
     score: f32,
     /// The highest number in flight that was accepted of late.
     high: f32,
+    /// Slots after the last cut.
+    cut: f32,
     /// When slots last held a caller back.
     pub(super) held_at: f64,
 }
 
 impl Cap {
     pub(super) fn starting_at(slots: u32) -> Self {
-        Self { slots: as_number(slots), score: 0.0, high: 0.0, held_at: f64::NEG_INFINITY }
+        Self { slots: as_number(slots), score: 0.0, high: 0.0, cut: 0.0, held_at: f64::NEG_INFINITY }
     }
 
     pub(super) fn is_cap(&self) -> bool {
@@ -62,14 +69,18 @@ impl Cap {
             self.is_cap() && in_flight > 1.0 && (in_flight >= self.slots.floor() || in_flight > self.high);
         if is_for_slots {
             self.slots = self.slots.min(in_flight - 1.0).max(1.0);
+            self.cut = self.slots;
         }
         is_for_slots
     }
 
-    /// Slots of a cap grow by one per swing while they hold callers back.
+    /// Slots of a cap grow by one per swing while they hold callers back. Beyond [`MARGIN`] the cap has moved, or was none: the
+    /// excess doubles every 1.4 s.
     pub(super) fn rise(&mut self, dt: f64, requests: f64, now: f64) {
         if self.is_cap() && now - self.held_at < 0.1 {
-            self.slots += narrow(dt / PERIOD_MIN.max(REQUESTS / requests.max(1e-9)));
+            let steady = narrow(1.0 / PERIOD_MIN.max(REQUESTS / requests.max(1e-9)));
+            let excess = (self.slots - self.cut - MARGIN).max(0.0);
+            self.slots += narrow(dt) * (steady + DEPART * excess);
         }
     }
 }
@@ -118,6 +129,7 @@ mod tests {
         let mut cap = Cap::starting_at(4);
         cap.accept(4);
         (0..3).for_each(|_| cap.weigh(5));
+        assert!(cap.cut(5));
         cap.rise(3.0, 50.0, 100.0);
         assert!((cap.slots - 4.0).abs() < 1e-5, "no caller is held back");
         cap.held_at = 100.0;
@@ -125,5 +137,21 @@ mod tests {
         assert!((cap.slots - 5.0).abs() < 1e-5);
         cap.rise(3.0, 10.0, 100.0);
         assert!((cap.slots - 5.2).abs() < 1e-5, "slower where 150 requests take longer");
+    }
+
+    /// A bucket that holds one request was taken for a cap, and slots came back by one in 3 s for minutes.
+    #[test]
+    fn slots_that_meet_no_rejection_depart() {
+        let mut cap = Cap::starting_at(32);
+        cap.accept(10);
+        (0..3).for_each(|_| cap.weigh(11));
+        assert!(cap.cut(11));
+        let mut now = 0.0;
+        while cap.slots < 500.0 {
+            now += 0.1;
+            cap.held_at = now;
+            cap.rise(0.1, 100.0, now);
+        }
+        assert!(now < 25.0, "{now} s");
     }
 }
