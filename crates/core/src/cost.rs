@@ -4,6 +4,8 @@
 //! weight. A [`Charge`] is the receipt: it goes back whole to where it came from, at the price at which it
 //! was taken, whatever the phase is by then.
 
+use std::num::NonZero;
+
 use crate::time::Instant;
 
 /// What one request asks for.
@@ -77,7 +79,8 @@ pub struct Charge {
     /// When it was admitted: its tokens belong to the window of this time, and its place in the pace.
     pub(crate) entered: Instant,
     pub(crate) sent: Sent,
-    pub(crate) generation: u32,
+    /// Never zero, so that an optional charge is no larger.
+    pub(crate) generation: NonZero<u32>,
     /// What a byte cost on entry; 0 where bytes were not limited.
     pub(crate) byte_price: u16,
     pub(crate) holds: Holds,

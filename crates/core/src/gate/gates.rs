@@ -4,6 +4,8 @@
 //! before waits, and of the timed gates the latest decides, so that a request is asked again once and not once
 //! per gate.
 
+use std::num::NonZero;
+
 use super::budget::BudgetGate;
 use super::circuit::CircuitGate;
 use super::lifecycle::Lifecycle;
@@ -51,7 +53,7 @@ pub struct Gates {
     /// Whether there is a pause, running or just over: `pause` says the same from further away.
     pub(super) has_pause: bool,
     /// Bumped by every cut and every change of the circuit; each charge carries the one it entered in.
-    pub(super) generation: u32,
+    pub(super) generation: NonZero<u32>,
     pub(super) rate: RateGate,
     /// The latest time seen: a clock that steps back stands still here.
     pub(super) latest: Instant,
@@ -97,7 +99,7 @@ impl Gates {
             feedback: Feedback::new(plan),
             progress: None,
             observed: None,
-            generation: 0,
+            generation: NonZero::<u32>::MIN,
             held_back: false,
             headers_malformed: 0,
             random,
@@ -314,7 +316,7 @@ impl Gates {
             return Verdict::Admit;
         }
         if let (Some(gate), Some(circuit)) = (&self.circuit, &plan.draft.circuit)
-            && !gate.is_of_now(charge.generation, charge.is_probe())
+            && !gate.is_of_now(charge.generation.get(), charge.is_probe())
         {
             // It entered before the circuit opened. Where a probe's place is free, it may ask for that.
             let wait = Wait { by: Gate::Queue, until: Some(now), floor: now };

@@ -25,7 +25,7 @@ impl Gates {
             (none @ None, Some(circuit)) => {
                 // What is in flight was never under this circuit.
                 self.generation = self.generation.saturating_add(1);
-                *none = Some(Box::new(CircuitGate::new(circuit, self.generation)));
+                *none = Some(Box::new(CircuitGate::new(circuit, self.generation.get())));
             }
             // One that comes back later knows nothing of what happened before.
             (gone, None) => *gone = None,

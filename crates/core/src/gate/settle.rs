@@ -48,7 +48,7 @@ impl Origin {
         // After its answer only parts of it follow, which were not counted as sent.
         let is_part = charge.holds.has(Holds::ANSWERED);
         Self {
-            generation: charge.generation,
+            generation: charge.generation.get(),
             bytes: charge.cost.bytes,
             latency: Some(outcome.latency.unwrap_or_else(|| now.since(charge.sent_at()))),
             is_past: charge.is_past(),
@@ -144,7 +144,7 @@ impl Gates {
                     charge.holds.add(Holds::ANSWERED);
                     origin
                 }
-                None => Origin::apart(outcome, self.generation, self.in_flight(), self.latest),
+                None => Origin::apart(outcome, self.generation.get(), self.in_flight(), self.latest),
             };
             self.learn(plan, origin, outcome, waiting, events);
         }
@@ -214,7 +214,7 @@ impl Gates {
         if charge.is_probe()
             && let Some(circuit) = &mut self.circuit
         {
-            circuit.give_back(charge.generation);
+            circuit.give_back(charge.generation.get());
         }
     }
 
@@ -255,7 +255,7 @@ impl Gates {
             self.observed.get_or_insert_default().note(outcome, origin.latency);
         }
         // Before the circuit changes: a trip begins a new generation, and this outcome is of the old one.
-        let is_current = origin.generation >= self.generation && !origin.is_past;
+        let is_current = origin.generation >= self.generation.get() && !origin.is_past;
         let circuit = self.tell_circuit(plan, origin.generation, outcome, events);
         let binds_all = if plan.auto.is_some() {
             self.tell_auto(plan, origin, outcome, events)
@@ -291,7 +291,7 @@ impl Gates {
         };
         if change == CircuitChange::Changed {
             self.generation = self.generation.saturating_add(1);
-            circuit.begin(self.generation);
+            circuit.begin(self.generation.get());
         }
         change
     }

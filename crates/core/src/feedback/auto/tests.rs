@@ -214,6 +214,7 @@ fn absurd_costs_and_headers_do_not_panic() {
 /// Everything that is kept for an idle key under `Auto`.
 #[test]
 fn idle_key_stays_within_its_memory() {
+    assert_eq!(size_of::<Option<Charge>>(), 48, "a permit is no larger than it must be");
     let bytes = size_of::<Gates>() + size_of::<AutoState>();
     assert!(bytes <= 512, "{bytes} bytes: {} and {}", size_of::<Gates>(), size_of::<AutoState>());
 }
