@@ -102,6 +102,13 @@ impl<'a> Permit<'a> {
 impl Drop for Permit<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.end(Outcome::ignored());
+        // Most permits hold a slot that nothing learns from: no outcome is made for those.
+        let is_done = match &self.charge {
+            Some(charge) => !self.inner.settles_timed() && self.inner.leave_plain(charge),
+            None => true,
+        };
+        if !is_done {
+            self.end(Outcome::ignored());
+        }
     }
 }
