@@ -142,6 +142,11 @@ impl Charge {
         self.holds.has(Holds::PROBE)
     }
 
+    /// Whether `Auto` counted it when it was admitted: another controller, or none, counts nothing.
+    pub(crate) const fn is_counted_by_controller(&self) -> bool {
+        self.sent.in_flight > 0
+    }
+
     /// Whether it went past the gates, which were bypassed.
     pub const fn is_past(&self) -> bool {
         self.holds.has(Holds::PAST)

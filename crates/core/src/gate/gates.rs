@@ -195,7 +195,7 @@ impl Gates {
         let verdict = self.ask(plan, cost, now);
         match verdict {
             Verdict::Admit => return Ok(self.take(plan, cost, waiting, events)),
-            Verdict::Wait(Wait { by, .. }) => self.hold(by, cost),
+            Verdict::Wait(Wait { by, .. }) => self.hold(plan, by, cost),
             Verdict::Refuse(_) => {}
         }
         self.asked_in_vain += 1;
@@ -203,9 +203,13 @@ impl Gates {
     }
 
     /// A caller waits at a gate: that is demand for what the controller moves.
-    fn hold(&mut self, by: Gate, cost: Cost) {
+    fn hold(&mut self, plan: &Plan, by: Gate, cost: Cost) {
         match &mut self.feedback {
-            Feedback::Auto(auto) => auto.hold(by, cost, self.latest),
+            Feedback::Auto(auto) => {
+                if let Some(limits) = &plan.auto {
+                    auto.hold(limits, by, cost, self.latest);
+                }
+            }
             feedback => self.held_back |= feedback.moves(by),
         }
     }
@@ -276,8 +280,8 @@ impl Gates {
         if let Some(shape) = self.feedback.shape(plan) {
             latest = later(latest, Gate::Rate, self.rate.ready_at(shape, u64::from(ahead), now), now);
         }
-        if let Feedback::Auto(auto) = &self.feedback {
-            let (by, at) = auto.ready_at(cost, ahead, now);
+        if let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) {
+            let (by, at) = auto.ready_at(limits, cost, ahead, now);
             latest = later(latest, by, at, now);
         }
         latest

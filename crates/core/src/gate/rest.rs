@@ -47,7 +47,7 @@ impl Gates {
             || self.circuit.as_ref().is_some_and(|circuit| circuit.holds(now))
             || self.pace.as_ref().is_some_and(|pace| pace.ready_at(0) > now)
             || (self.feedback.shape(plan).is_some() && !self.rate.is_full(now))
-            || matches!(&self.feedback, Feedback::Auto(auto) if auto.is_busy(now))
+            || matches!((&self.feedback, &plan.auto), (Feedback::Auto(auto), Some(limits)) if auto.is_busy(limits, now))
             || plan.draft.budget.as_ref().is_some_and(|budget| self.budget.used(budget, now) > 0)
     }
 

@@ -46,7 +46,7 @@ struct Origin {
 impl Origin {
     fn of(charge: &Charge, outcome: Outcome, now: Instant) -> Self {
         // After its answer only parts of it follow, which were not counted as sent.
-        let is_part = charge.holds.has(Holds::ANSWERED);
+        let is_part = charge.holds.has(Holds::ANSWERED) || !charge.is_counted_by_controller();
         Self {
             generation: charge.generation.get(),
             bytes: charge.cost.bytes,
@@ -90,10 +90,13 @@ impl Gates {
         let was_drained = self.is_drained();
         self.count_malformed(outcome);
         if outcome.kind == Kind::Ignored {
-            if let Feedback::Auto(auto) = &mut self.feedback
+            let in_flight = self.in_flight();
+            if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto)
+                && charge.is_counted_by_controller()
                 && !charge.holds.has(Holds::ANSWERED)
             {
-                auto.leave(&charge.sent);
+                auto.leave(limits, &charge.sent, in_flight, self.latest);
+                self.slots_limit = auto.slots(limits);
             }
         } else if plan.settles_timed() || outcome.has_hint() {
             let from = Origin::of(&charge, outcome, self.latest);
@@ -184,7 +187,7 @@ impl Gates {
             self.rate.give_back(shape);
         }
         if let Feedback::Auto(auto) = &mut self.feedback
-            && !charge.is_past()
+            && charge.is_counted_by_controller()
         {
             auto.undo(charge.sent_at(), charge.cost);
         }

@@ -90,8 +90,8 @@ impl Gates {
         let planned = plan.rate.map(|shape| PerSecond::of(shape.amount(), shape.period()));
         match &self.feedback {
             Feedback::Auto(auto) => {
-                let found = auto.rate(self.latest);
-                Some(planned.map_or(found, |planned| planned.min(found)))
+                let found = plan.auto.as_ref().map(|limits| auto.rate(limits, self.latest));
+                found.into_iter().chain(planned).min()
             }
             feedback => feedback.rate().or(planned),
         }

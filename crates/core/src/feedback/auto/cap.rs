@@ -76,8 +76,9 @@ impl Cap {
 
     /// Slots of a cap grow by one per swing while they hold callers back. Beyond [`MARGIN`] the cap has moved, or was none: the
     /// excess doubles every 1.4 s.
-    pub(super) fn rise(&mut self, dt: f64, requests: f64, now: f64) {
-        if self.is_cap() && now - self.held_at < 0.1 {
+    pub(super) fn rise(&mut self, dt: f64, requests: f64, latency: f64, now: f64) {
+        // A head that waits for a slot asks again when an answer comes.
+        if self.is_cap() && now - self.held_at < (2.0 * latency).max(0.1) {
             let steady = narrow(1.0 / PERIOD_MIN.max(REQUESTS / requests.max(1e-9)));
             let excess = (self.slots - self.cut - MARGIN).max(0.0);
             self.slots += narrow(dt) * (steady + DEPART * excess);
@@ -130,12 +131,12 @@ mod tests {
         cap.accept(4);
         (0..3).for_each(|_| cap.weigh(5));
         assert!(cap.cut(5));
-        cap.rise(3.0, 50.0, 100.0);
+        cap.rise(3.0, 50.0, 0.2, 100.0);
         assert!((cap.slots - 4.0).abs() < 1e-5, "no caller is held back");
         cap.held_at = 100.0;
-        cap.rise(3.0, 50.0, 100.0);
+        cap.rise(3.0, 50.0, 0.2, 100.0);
         assert!((cap.slots - 5.0).abs() < 1e-5);
-        cap.rise(3.0, 10.0, 100.0);
+        cap.rise(3.0, 10.0, 0.2, 100.0);
         assert!((cap.slots - 5.2).abs() < 1e-5, "slower where 150 requests take longer");
     }
 
@@ -150,7 +151,7 @@ mod tests {
         while cap.slots < 500.0 {
             now += 0.1;
             cap.held_at = now;
-            cap.rise(0.1, 100.0, now);
+            cap.rise(0.1, 100.0, 0.2, now);
         }
         assert!(now < 25.0, "{now} s");
     }

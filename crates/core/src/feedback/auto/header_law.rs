@@ -9,6 +9,8 @@ use crate::outcome::QuotaLevel;
 
 /// Headers older than this are stale, in seconds.
 const STALE: f64 = 120.0;
+/// Headers of a window count until its end, but not longer than this.
+const WINDOW_STALE: f64 = 3_600.0;
 /// What a rejection leaves of the trust in headers.
 const DISTRUST: f64 = 0.7;
 const TRUST_MIN: f64 = 0.01;
@@ -49,7 +51,8 @@ impl Default for HeaderLaw {
 impl HeaderLaw {
     /// Whether the headers still count.
     pub(super) fn is_fresh(&self, now: f64) -> bool {
-        now - self.at <= STALE && self.fill > 0.0
+        let is_in_window = !self.is_to_full && now < self.reset_at.min(self.at + WINDOW_STALE);
+        (now - self.at <= STALE || is_in_window) && self.fill > 0.0
     }
 
     /// Units per second at `now`; `None` if nothing fresh is known.
@@ -61,7 +64,7 @@ impl HeaderLaw {
             let gain = (self.limit / self.fill / (4.0 * latency.max(0.05))).clamp(1.0, 10.0) * self.trust;
             self.fill * (gain * self.left / self.limit).max(TRICKLE)
         } else if now < self.reset_at {
-            self.left.max(0.0) / (self.reset_at - now).max(RESET_MIN)
+            self.trust * self.left.max(0.0) / (self.reset_at - now).max(RESET_MIN)
         } else {
             self.limit / self.fill.max(1.0)
         })

@@ -41,6 +41,10 @@ use crate::verdict::Gate;
 
 /// The pace's bucket holds this many seconds of its rate, and at least one mean request.
 const DEPTH: f64 = 0.02;
+/// Requests after which a first measure of the quota counts.
+const KNOWN: f64 = 5.0;
+/// A pace rises by at most this many seconds at a time.
+const RISE_MAX: f64 = 10.0;
 /// The head of the queue asks at least this often while a pace holds it back, because the pace rises while it waits.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(250);
 
@@ -131,8 +135,8 @@ impl AutoState {
     }
 
     /// Requests per second now.
-    pub(crate) fn rate(&self, now: Instant) -> PerSecond {
-        per_second(self.pace(0, secs(now)))
+    pub(crate) fn rate(&self, limits: &AutoLimits, now: Instant) -> PerSecond {
+        per_second(self.pace(limits, 0, secs(now)))
     }
 
     /// Time passes: paces that hold callers back rise and their buckets refill.
@@ -142,7 +146,6 @@ impl AutoState {
         if elapsed <= 0.0 {
             return;
         }
-        let dt = elapsed.min(1.0);
         let rests = is_paused || now < self.outage.rest_until;
         let (latency, window) = (self.baseline.latency(), self.outage.window());
         for index in 0..self.dimensions.len() {
@@ -152,18 +155,25 @@ impl AutoState {
             let quota = &mut dimension.quota;
             let is_held = now - quota.held_at <= (3.0 * unit / quota.rate).max(0.1);
             if by_law.is_none() && !rests && !self.outage.is_dark() && is_held {
-                quota.rise(dt, latency, unit, window);
+                // In steps, because the way up depends on where it is.
+                let mut left = elapsed.min(RISE_MAX);
+                while left > 0.0 {
+                    quota.rise(left.min(1.0), latency, unit, window);
+                    left -= 1.0;
+                }
                 if index == 0 {
                     quota.rate = limits.clamp(quota.rate);
                 }
             }
-            let pace = by_law.unwrap_or(quota.rate).max(ESTIMATE_MIN * unit);
+            let pace = by_law.unwrap_or(quota.rate);
+            let pace = self.bounded(limits, index, pace);
+            let dimension = &mut self.dimensions[index];
             dimension.level = (dimension.level + pace * elapsed).min(depth(pace, unit));
             if let Some(law) = &mut dimension.law {
                 law.refill(elapsed);
             }
         }
-        self.cap.rise(dt, self.dimensions[0].quota.estimate, now);
+        self.cap.rise(elapsed.min(1.0), self.dimensions[0].quota.estimate, latency, now);
         self.cap.slots = limits.clamp_slots(self.cap.slots);
         self.at = now;
         if !rests && self.outage.has_passed(now) {
@@ -173,12 +183,18 @@ impl AutoState {
 
     /// When a request may go at the earliest with `ahead` others before it, and which gate decides. Only the first of them is
     /// held to the pace of the moment: the pace may rise while others wait.
-    pub(crate) fn ready_at(&self, cost: Cost, ahead: u32, now: Instant) -> (Gate, Instant) {
+    pub(crate) fn ready_at(
+        &self,
+        limits: &AutoLimits,
+        cost: Cost,
+        ahead: u32,
+        now: Instant,
+    ) -> (Gate, Instant) {
         let at = secs(now);
         let mut latest = (Gate::Rate, (self.outage.rest_until - at).max(0.0));
         if !self.outage.is_dark() && ahead == 0 {
             for index in 0..self.dimensions.len() {
-                let wait = self.lack(index, cost, at);
+                let wait = self.lack(limits, index, cost, at);
                 if wait > latest.1 {
                     latest = (if index == 0 { Gate::Rate } else { Gate::Budget }, wait);
                 }
@@ -189,9 +205,9 @@ impl AutoState {
     }
 
     /// Seconds until a dimension has enough for a request.
-    fn lack(&self, index: usize, cost: Cost, now: f64) -> f64 {
+    fn lack(&self, limits: &AutoLimits, index: usize, cost: Cost, now: f64) -> f64 {
         let unit = self.unit(index);
-        let pace = self.pace(index, now).max(ESTIMATE_MIN * unit);
+        let pace = self.pace(limits, index, now);
         // The wait is for the same bucket that the refill fills.
         let level = (self.dimensions[index].level + pace * (now - self.at).max(0.0)).min(depth(pace, unit));
         // A request dearer than the mean takes what it lacks as debt: those after it wait.
@@ -201,13 +217,13 @@ impl AutoState {
     }
 
     /// A request is held back.
-    pub(crate) fn hold(&mut self, by: Gate, cost: Cost, now: Instant) {
+    pub(crate) fn hold(&mut self, limits: &AutoLimits, by: Gate, cost: Cost, now: Instant) {
         let at = secs(now);
         match by {
             Gate::Slots => self.cap.held_at = at,
             Gate::Rate | Gate::Budget if at >= self.outage.rest_until => {
                 for index in 0..self.dimensions.len() {
-                    if self.lack(index, cost, at) > 0.0 {
+                    if self.lack(limits, index, cost, at) > 0.0 {
                         self.dimensions[index].quota.held_at = at;
                     }
                 }
@@ -220,6 +236,10 @@ impl AutoState {
     pub(crate) fn take(&mut self, limits: &AutoLimits, cost: Cost, in_flight: u32, now: Instant) -> Sent {
         let at = secs(now);
         let requests = self.dimensions[0].quota.sent;
+        if requests == 0 {
+            self.outage.start(at);
+            self.dimensions[0].quota.start(at);
+        }
         if cost.tokens > 0 && self.dimensions.len() == 1 {
             let first = units(cost.tokens);
             self.dimensions.push(Dimension::new(limits.rate_start * first, first, requests));
@@ -245,14 +265,20 @@ impl AutoState {
             let cost = cost.units()[index];
             dimension.quota.reject(cost, secs(sent_at));
             dimension.level += units(cost);
+            if let Some(law) = &mut dimension.law {
+                law.spend(-units(cost));
+            }
         }
     }
 
-    /// A request ended of which nothing is learned.
-    pub(crate) fn leave(&mut self, sent: &Sent) {
+    /// A request ended of which nothing is learned. A probe without an answer proves nothing.
+    pub(crate) fn leave(&mut self, limits: &AutoLimits, sent: &Sent, in_flight: u32, now: Instant) {
         if self.baseline.is_current(sent.cohort) {
             self.baseline.leave();
         }
+        self.outage.stop_probing(secs(now));
+        self.read_cohort(limits, in_flight, secs(now));
+        self.cap.slots = limits.clamp_slots(self.cap.slots);
     }
 
     /// Learns from the answer to a request.
@@ -272,7 +298,7 @@ impl AutoState {
             Kind::Failure | Kind::Ignored if is_member => self.baseline.leave(),
             Kind::Failure | Kind::Ignored => {}
         }
-        if is_member && let Some(why) = self.read_cohort(limits, answer.in_flight, now) {
+        if let Some(why) = self.read_cohort(limits, answer.in_flight, now) {
             advice = Advice { is_cut: true, why, ..advice };
         }
         self.cap.slots = limits.clamp_slots(self.cap.slots);
@@ -291,39 +317,44 @@ impl AutoState {
     }
 
     /// Whether a caller would be held back at `now` by earlier requests.
-    pub(crate) fn is_busy(&self, now: Instant) -> bool {
-        self.ready_at(Cost::request(), 0, now).1 > now
+    pub(crate) fn is_busy(&self, limits: &AutoLimits, now: Instant) -> bool {
+        self.ready_at(limits, Cost::request(), 0, now).1 > now
     }
 
     /// Goes on within other limits. One that has learned nothing starts where the new limits start.
     pub(crate) fn tune(&mut self, old: Option<&AutoLimits>, new: &AutoLimits) {
         if old.is_some_and(|old| !self.has_learned(old)) {
-            let at = self.at;
-            *self = Self::new(new);
-            self.at = at;
+            self.dimensions[0].quota.rate = new.rate_start;
+            self.cap = Cap::starting_at(new.slots_start);
         }
         let quota = &mut self.dimensions[0].quota;
         quota.rate = new.clamp(quota.rate);
         self.cap.slots = new.clamp_slots(self.cap.slots);
     }
 
-    /// Units per second of a dimension, as headers or the estimate say.
-    fn pace(&self, index: usize, now: f64) -> f64 {
+    /// Units per second of a dimension, from headers or the estimate. Neither goes beyond the configured limits.
+    fn pace(&self, limits: &AutoLimits, index: usize, now: f64) -> f64 {
         let dimension = &self.dimensions[index];
-        dimension.law_pace(now, self.baseline.latency()).unwrap_or(dimension.quota.rate)
+        let pace = dimension.law_pace(now, self.baseline.latency()).unwrap_or(dimension.quota.rate);
+        self.bounded(limits, index, pace)
+    }
+
+    fn bounded(&self, limits: &AutoLimits, index: usize, pace: f64) -> f64 {
+        let pace = pace.max(ESTIMATE_MIN * self.unit(index));
+        if index == 0 { limits.clamp(pace) } else { pace }
     }
 
     /// The mean cost of a request in a dimension.
     fn unit(&self, index: usize) -> f64 {
         let quota = &self.dimensions[index].quota;
-        let requests = low_bits(self.dimensions[0].quota.sent).wrapping_sub(quota.since);
+        let requests = self.dimensions[0].quota.sent.saturating_sub(u64::from(quota.since));
         if index == 0 {
             return 1.0;
         }
         if requests == 0 || quota.sent == 0 {
             self.dimensions[index].level.max(1.0)
         } else {
-            units(quota.sent) / f64::from(requests)
+            units(quota.sent) / units(requests)
         }
     }
 
@@ -375,7 +406,11 @@ impl AutoState {
         {
             law.distrust();
             self.cut_at = now;
-            return Advice { is_cut: true, ..Advice::default() };
+            let accepted = self.requests_accepted_before(sent.before[0], cost[0]);
+            let is_empty = !self.outage.wave(accepted);
+            let hint = outcome.retry_after.map(|hint| hint.as_secs_f64());
+            let stops_all = self.outage.count(is_empty, hint, now, random);
+            return Advice { is_cut: true, stops_all, ..Advice::default() };
         }
         let unit = self.unit(index);
         let before = |index: usize| self.dimensions[index].quota.sent_before(sent.before[index], cost[index]);
@@ -418,11 +453,21 @@ impl AutoState {
         Advice { is_cut: true, stops_all, ..Advice::default() }
     }
 
+    /// Requests accepted before a rejected one.
+    fn requests_accepted_before(&self, low_bits: u32, cost: u64) -> f64 {
+        let quota = &self.dimensions[0].quota;
+        quota.accepted_before(quota.sent_before(low_bits, cost), cost)
+    }
+
     /// The dimension that a rejection is for: the one it names; else, of requests and those that were ever named, the one that
     /// held a caller back last.
     fn blame(&self, named: Option<Metered>, now: f64) -> usize {
-        if let Some(named) = named {
-            return index_of(named).unwrap_or(0).min(self.dimensions.len() - 1);
+        let last = self.dimensions.len() - 1;
+        match named {
+            Some(Metered::Requests) => return 0,
+            // Tokens of input and output are one dimension.
+            Some(Metered::Tokens | Metered::InputTokens | Metered::OutputTokens) => return last.min(1),
+            Some(Metered::Other) | None => {}
         }
         let was_named = |(index, dimension): &(usize, &Dimension)| {
             *index == 0 || dimension.quota.estimate > 0.0 || dimension.has_headers(now)
@@ -441,12 +486,15 @@ impl AutoState {
         let unit = self.unit(index);
         let quota = &mut self.dimensions[index].quota;
         let (dark, accepted) = (quota.dark_for(now), quota.accepted());
-        let (since, elapsed) = self.outage.since_back(accepted, now);
-        let is_window = quota.recover(since, elapsed.max(1e-6), unit);
+        let (since, elapsed) = self.outage.since_back(accepted, index, now);
+        // The first return after next to nothing was accepted measures nothing: it was down from the start.
+        let is_known = quota.calm > 0.0 || self.outage.has_returned();
+        let since = since.filter(|since| is_known || *since >= KNOWN * unit);
+        let is_window = quota.recover(since, elapsed.max(1e-6), unit, limits.rate_start);
         if index == 0 {
             quota.rate = limits.clamp(quota.rate);
         }
-        self.outage.end(accepted, is_window, dark, now);
+        self.outage.end((accepted, index), is_window, dark, now);
     }
 
     /// Reads the cohort if it is complete; answers why slots were cut, if they were.
@@ -479,8 +527,8 @@ impl AutoState {
         self.baseline.is_slow &= self.slots(limits) < limits.slots_max;
         let Some(Reading::Cut { latency, .. }) = reading else { return None };
         Some(Why::Latency {
-            latency: Duration::from_secs_f64(latency),
-            target: Duration::from_secs_f64(self.baseline.latency()),
+            latency: Duration::try_from_secs_f64(latency).unwrap_or(Duration::MAX),
+            target: Duration::try_from_secs_f64(self.baseline.latency()).unwrap_or(Duration::MAX),
         })
     }
 }
@@ -488,7 +536,11 @@ impl AutoState {
 impl Dimension {
     /// A dimension at this rate, whose requests cost `unit` as far as is known.
     fn new(rate: f64, unit: f64, since: u64) -> Self {
-        Self { quota: Quota::starting_at(rate, low_bits(since)), level: depth(rate, unit), law: None }
+        Self {
+            quota: Quota::starting_at(rate, u32::try_from(since).unwrap_or(u32::MAX)),
+            level: depth(rate, unit),
+            law: None,
+        }
     }
 
     fn law_pace(&self, now: f64, latency: f64) -> Option<f64> {

@@ -27,6 +27,10 @@ pub(super) struct Outage {
     waves: u32,
     /// Whether a probe is out.
     is_probing: bool,
+    /// Whether the upstream has accepted again before.
+    has_returned: bool,
+    /// The dimension of `back_accepted`.
+    back_index: u8,
     /// Nothing is sent before this.
     pub(super) rest_until: f64,
     /// Requests accepted before the last wave.
@@ -99,22 +103,43 @@ impl Outage {
         self.is_probing && now >= self.rest_until
     }
 
+    pub(super) const fn has_returned(&self) -> bool {
+        self.has_returned
+    }
+
     pub(super) const fn is_probing(&self) -> bool {
         self.is_probing
     }
 
-    /// Units accepted and seconds passed since the last return, if the upstream accepts again at `now`.
-    pub(super) fn since_back(&self, accepted: f64, now: f64) -> (f64, f64) {
-        (accepted - self.back_accepted, now - self.back_at)
+    /// The first request is sent.
+    pub(super) const fn start(&mut self, now: f64) {
+        self.back_at = now;
+    }
+
+    /// Units accepted and seconds passed since the last return, if the upstream accepts again at `now`. The units are unknown if
+    /// they were counted in another dimension then.
+    pub(super) fn since_back(&self, accepted: f64, index: usize, now: f64) -> (Option<f64>, f64) {
+        let is_same = usize::from(self.back_index) == index || !self.has_returned;
+        (is_same.then_some(accepted - self.back_accepted), now - self.back_at)
+    }
+
+    /// The probe ended without an answer: the next request is one.
+    pub(super) const fn stop_probing(&mut self, now: f64) {
+        if self.is_probing {
+            self.is_probing = false;
+            self.rest_until = now;
+        }
     }
 
     /// The upstream accepts again; `is_window` if that is how the quota is granted.
-    pub(super) fn end(&mut self, accepted: f64, is_window: bool, dark: f64, now: f64) {
-        if is_window && dark > WINDOW_DARK && self.back_at > 0.0 {
+    pub(super) fn end(&mut self, (accepted, index): (f64, usize), is_window: bool, dark: f64, now: f64) {
+        if is_window && dark > WINDOW_DARK && self.has_returned {
             self.window = narrow((now - self.back_at).min(WINDOW_MAX));
         }
         self.back_at = now;
         self.back_accepted = accepted;
+        self.back_index = u8::try_from(index).unwrap_or(u8::MAX);
+        self.has_returned = true;
         self.waves = 0;
         self.is_probing = false;
         self.rest_until = self.rest_until.min(now);
@@ -171,22 +196,22 @@ mod tests {
         outage.sent(10.0, 0.2);
         assert!((outage.rest_until - 10.4).abs() < 1e-9);
         assert!(!outage.has_passed(10.3) && outage.has_passed(10.4));
-        outage.end(2.0, false, 10.0, 10.4);
+        outage.end((2.0, 0), false, 10.0, 10.4);
         assert!(!outage.is_dark() && !outage.has_passed(10.5));
     }
 
     #[test]
     fn window_is_the_time_between_two_returns() {
         let mut outage = Outage::default();
-        outage.end(100.0, true, 30.0, 60.0);
+        outage.end((100.0, 0), true, 30.0, 60.0);
         assert!(outage.window() == 0.0, "the first return has none before it");
-        outage.end(200.0, true, 1.0, 110.0);
+        outage.end((200.0, 0), true, 1.0, 110.0);
         assert!(outage.window() == 0.0, "a short darkness is no window's rest");
-        outage.end(300.0, true, 30.0, 170.0);
+        outage.end((300.0, 0), true, 30.0, 170.0);
         assert!((outage.window() - 60.0).abs() < 1e-4);
         outage.fade_window();
         assert!((outage.window() - 42.0).abs() < 1e-4);
-        outage.end(400.0, true, 30.0, 1_000.0);
+        outage.end((400.0, 0), true, 30.0, 1_000.0);
         assert!((outage.window() - 120.0).abs() < 1e-4);
     }
 }

@@ -62,6 +62,11 @@ impl Quota {
         Self { rate, held_at: f64::NEG_INFINITY, since, ..Self::default() }
     }
 
+    /// The first request is sent: nothing was asked for before.
+    pub(super) const fn start(&mut self, now: f64) {
+        self.anchor_at = now;
+    }
+
     /// Raises the pace while it holds callers back: back to what is known, slowly through the swing, then away.
     ///
     /// `latency` is 0 while unknown, `unit` the mean cost of a request, `window` 0 if quota does not come in windows.
@@ -170,7 +175,13 @@ impl Quota {
 
     /// The upstream accepts again after it rejected everything, and accepted `accepted` units in the `elapsed` seconds since the
     /// last time it did. Answers whether that is how the quota is granted (a window), and not an outage.
-    pub(super) fn recover(&mut self, accepted: f64, elapsed: f64, unit: f64) -> bool {
+    pub(super) fn recover(&mut self, accepted: Option<f64>, elapsed: f64, unit: f64, start: f64) -> bool {
+        let Some(accepted) = accepted else {
+            // Nothing is known of the quota: begin anew, or go on as before.
+            self.estimate = self.calm;
+            self.rate = if self.calm > 0.0 { self.calm * (1.0 - self.probe.swing()) } else { start * unit };
+            return false;
+        };
         let got = accepted.max(0.0) / elapsed;
         let is_window = self.probe.confidence() < 2.0 || got > 0.7 * self.calm;
         self.estimate = if is_window { self.calm.clamp(got, 1.05 * got).max(0.02 * unit) } else { self.calm };

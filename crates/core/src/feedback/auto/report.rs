@@ -28,7 +28,8 @@ impl AutoState {
             let quota = &self.dimensions.get(index)?.quota;
             (quota.estimate > 0.0).then(|| per_second(quota.estimate))
         };
-        let pace = |index: usize| (index < self.dimensions.len()).then(|| per_second(self.pace(index, at)));
+        let pace =
+            |index: usize| (index < self.dimensions.len()).then(|| per_second(self.pace(limits, index, at)));
         let of = |index| Estimate { pace: pace(index), quota: estimate(index) };
         Control { reason: self.reason(limits, at), requests: of(0), tokens: of(1), slots: self.slots(limits) }
     }
@@ -70,7 +71,7 @@ impl AutoState {
             self.reported.reason = reason;
             self.reported.at = narrow(at);
         }
-        let (rate, slots) = (narrow(self.pace(0, at)), self.slots(limits));
+        let (rate, slots) = (narrow(self.pace(limits, 0, at)), self.slots(limits));
         let is_moved = |from: f64, to: f64| to < 0.75 * from || to > 1.34 * from;
         let last = self.reported;
         if !is_moved(f64::from(last.rate), f64::from(rate))

@@ -218,3 +218,89 @@ fn idle_key_stays_within_its_memory() {
     let bytes = size_of::<Gates>() + size_of::<AutoState>();
     assert!(bytes <= 512, "{bytes} bytes: {} and {}", size_of::<Gates>(), size_of::<AutoState>());
 }
+
+#[test]
+fn headers_do_not_exceed_the_ceiling() {
+    use crate::feedback::headers::Reset;
+    use crate::outcome::QuotaLevel;
+
+    let mut rig = Rig::new();
+    let auto = Auto::default().rate_max(5.0);
+    rig.plan = Draft { controller: Controller::Auto(auto), ..Draft::default() }.check().unwrap();
+    rig.gates = Gates::new(&rig.plan, Random::fixed(0.5));
+    let charge = rig.go(Cost::request());
+    let reset = Reset::Full(Duration::from_secs(6));
+    let level = QuotaLevel { limit: 3_000, remaining: 2_700, reset, window: None };
+    rig.later(millis(50)).settle(charge, Outcome::success().quota(Metered::Requests, level));
+    assert!(rig.pace() <= 5.0, "{}", rig.pace());
+}
+
+/// The last of a cohort were cancelled, and no later request was measured again.
+#[test]
+fn cancelled_stragglers_do_not_end_latency_control() {
+    let mut rig = Rig::new();
+    let charges: Vec<_> = (0..12).map(|_| rig.go(Cost::request())).collect();
+    rig.later(Duration::from_secs(1));
+    for (index, charge) in charges.into_iter().enumerate() {
+        rig.settle(charge, if index % 2 == 0 { Outcome::success() } else { Outcome::ignored() });
+    }
+    let charge = rig.later(Duration::from_secs(1)).go(Cost::request());
+    assert_ne!(charge.sent.cohort, 0, "it belongs to a cohort");
+}
+
+/// A probe that was dropped before its answer counted as accepted.
+#[test]
+fn dropped_probe_does_not_end_an_outage() {
+    for is_undone in [false, true] {
+        let mut rig = Rig::new();
+        for _ in 0..6 {
+            let charge = rig.go(Cost::request());
+            rig.later(millis(50)).settle(charge, Outcome::overload());
+        }
+        assert_eq!(rig.control().reason, Reason::Outage);
+        let probe = rig.go(Cost::request());
+        if is_undone {
+            rig.gates.undo(&rig.plan, probe, rig.now, &mut rig.events);
+        } else {
+            rig.settle(probe, Outcome::ignored());
+        }
+        rig.later(Duration::from_secs(5));
+        let _next = rig.go(Cost::request());
+        assert_eq!(rig.control().reason, Reason::Outage);
+    }
+}
+
+/// Permits of another controller were taken out of what `Auto` had sent.
+#[test]
+fn permits_of_another_controller_are_not_counted() {
+    let mut rig = Rig::new();
+    let auto = rig.plan.clone();
+    rig.plan = Draft::default().check().unwrap();
+    rig.gates = Gates::new(&rig.plan, Random::fixed(0.5));
+    let charges: Vec<_> = (0..100).map(|_| rig.go(Cost::request())).collect();
+    rig.gates.retune(&rig.plan, &auto, rig.now, &mut rig.events);
+    rig.plan = auto;
+    for charge in charges {
+        rig.later(millis(1)).settle(charge, Outcome::overload());
+    }
+    let charge = rig.later(Duration::from_secs(10)).go(Cost::request());
+    rig.settle(charge, Outcome::success());
+    assert!(rig.pace() > 1.0, "{}", rig.pace());
+}
+
+#[test]
+fn endless_latency_does_not_panic() {
+    let mut rig = Rig::new();
+    for latency in [millis(50), Duration::MAX] {
+        for _ in 0..10 {
+            // As many as slots allow: they are cut on the way.
+            let charges: Vec<_> =
+                (0..20).filter_map(|_| rig.later(millis(100)).ask(Cost::request()).ok()).collect();
+            rig.later(Duration::from_secs(4));
+            for charge in charges {
+                rig.settle(charge, Outcome::success().took(latency));
+            }
+        }
+    }
+    assert!(rig.pace().is_finite());
+}
