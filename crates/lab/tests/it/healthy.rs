@@ -14,8 +14,7 @@ const SEED: u64 = 20_261_116;
 const SECONDS: u32 = 240;
 /// The share of `capacity × (1 − errors)` that succeeds.
 const BUCKET_MIN: f64 = 0.90;
-/// Wanted are 75 %. A window of a few seconds that needs nearly all of the 1,024 slots gets less.
-const WINDOW_MIN: f64 = 0.65;
+const WINDOW_MIN: f64 = 0.75;
 
 /// SplitMix64.
 struct Random(u64);
@@ -41,7 +40,8 @@ fn case(number: u64, random: &mut Random) -> String {
     let rate = random.scale(2.0, 5_000.0);
     let latency = random.scale(0.01, 20.0).min(1_000.0 / rate);
     let (errors, sigma) = (0.02 * random.share(), 0.2 + 0.8 * random.share());
-    let depth = 60.0 * random.share() * random.share();
+    // A third of the buckets hold one request.
+    let depth = 60.0 * (random.share() * 1.5 - 0.5).max(0.0) * random.share();
     let is_window = random.share() < 0.4;
     let retry_after = if random.share() < 0.5 { "seconds" } else { "none" };
     // Whole seconds, so that a window ends where a bin of the measures does.

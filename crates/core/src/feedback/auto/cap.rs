@@ -1,7 +1,7 @@
 //! Slots, and whether the upstream caps how many requests are in flight.
 //!
 //! A cap shows itself by where rejections come: above every number in flight that was accepted of late. A rate quota rejects
-//! at any number.
+//! at any number, and accepts at that number again.
 
 use super::narrow;
 use super::probe::{PERIOD_MIN, REQUESTS};
@@ -26,6 +26,8 @@ pub(super) struct Cap {
     /// Slots now; whole ones count.
     pub(super) slots: f32,
     score: f32,
+    /// The number in flight whose rejection last agreed with a cap; infinite once a request was accepted there.
+    agreed: f32,
     /// The highest number in flight that was accepted of late.
     high: f32,
     /// Slots after the last cut.
@@ -36,7 +38,14 @@ pub(super) struct Cap {
 
 impl Cap {
     pub(super) fn starting_at(slots: u32) -> Self {
-        Self { slots: as_number(slots), score: 0.0, high: 0.0, cut: 0.0, held_at: f64::NEG_INFINITY }
+        Self {
+            slots: as_number(slots),
+            score: 0.0,
+            agreed: f32::INFINITY,
+            high: 0.0,
+            cut: 0.0,
+            held_at: f64::NEG_INFINITY,
+        }
     }
 
     pub(super) fn is_cap(&self) -> bool {
@@ -48,15 +57,21 @@ impl Cap {
         self.high > 0.0
     }
 
-    /// A request was accepted as the `in_flight`th.
+    /// A request was accepted as the `in_flight`th. Where one was rejected before, that was not for a cap.
     pub(super) fn accept(&mut self, in_flight: u16) {
-        self.high = f32::from(in_flight).max(self.high * FADE);
+        let in_flight = f32::from(in_flight);
+        self.high = in_flight.max(self.high * FADE);
+        if in_flight >= self.agreed {
+            self.score *= DISAGREE;
+            self.agreed = f32::INFINITY;
+        }
     }
 
     /// A request was rejected as the `in_flight`th: evidence for or against a cap.
     pub(super) fn weigh(&mut self, in_flight: u16) {
         if f32::from(in_flight) > self.high {
             self.score += AGREE * (1.0 - self.score);
+            self.agreed = f32::from(in_flight);
         } else {
             self.score *= DISAGREE;
         }
@@ -109,6 +124,19 @@ mod tests {
         assert_eq!(scores, [false, false, true]);
         cap.weigh(9);
         assert!(!cap.is_cap(), "a rejection among accepted numbers speaks against it");
+    }
+
+    /// A bucket that holds one request was taken for a cap: requests were no longer paced, and most were rejected.
+    #[test]
+    fn requests_accepted_at_a_rejected_number_deny_a_cap() {
+        let mut cap = Cap::starting_at(32);
+        for number in [11, 12, 13, 14, 15, 16] {
+            cap.accept(number - 1);
+            cap.weigh(number);
+            assert!(!cap.is_cap(), "{number}");
+            cap.accept(number);
+            cap.accept(number);
+        }
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::random::Random;
 const REST: f64 = 0.1;
 /// The longest rest in seconds: the end of a window is met within it.
 const REST_MAX: f64 = 5.0;
-/// A hint longer than this stops all requests: waiting it out is the only probe needed.
-const HINT_SHORT: f64 = 2.0;
+/// Hints are rounded up to whole seconds: up to this much of one is no part of a window.
+const HINT_ROUNDING: f64 = 1.0;
 /// Waves without anything accepted after which all requests rest.
 const WAVES: u32 = 2;
 /// Windows are not believed to be longer than this, in seconds.
@@ -38,6 +38,8 @@ pub(super) struct Outage {
     /// When the upstream last accepted again, and the units accepted by then.
     back_at: f64,
     back_accepted: f64,
+    /// Seconds of the last rest that a hint may have asked for in excess.
+    excess: f32,
     /// The length of the quota's window in seconds; 0 if it has none.
     window: f32,
 }
@@ -75,14 +77,12 @@ impl Outage {
             let doubled = (REST * f64::from(1_u32 << self.waves.min(12))).min(REST_MAX);
             self.rest(now + doubled * (0.75 + 0.5 * random.fraction()));
         }
-        let binds_all = hint.is_some() && self.waves >= 1;
-        if binds_all && hint.is_some_and(|hint| hint > HINT_SHORT) {
-            self.waves = self.waves.max(WAVES);
-        }
-        if binds_all {
-            self.is_probing = false;
-        }
-        binds_all
+        let Some(hint) = hint.filter(|_| self.waves >= 1) else { return false };
+        // Waiting it out is the only probe needed.
+        self.waves = self.waves.max(WAVES);
+        self.excess = narrow(hint.min(HINT_ROUNDING));
+        self.is_probing = false;
+        true
     }
 
     fn rest(&mut self, until: f64) {
@@ -120,7 +120,9 @@ impl Outage {
     /// they were counted in another dimension then.
     pub(super) fn since_back(&self, accepted: f64, index: usize, now: f64) -> (Option<f64>, f64) {
         let is_same = usize::from(self.back_index) == index || !self.has_returned;
-        (is_same.then_some(accepted - self.back_accepted), now - self.back_at)
+        let elapsed = now - self.back_at;
+        let elapsed = (elapsed - f64::from(self.excess)).max(elapsed / 2.0);
+        (is_same.then_some(accepted - self.back_accepted), elapsed)
     }
 
     /// The probe ended without an answer: the next request is one.
@@ -140,6 +142,7 @@ impl Outage {
         self.back_accepted = accepted;
         self.back_index = u8::try_from(index).unwrap_or(u8::MAX);
         self.has_returned = true;
+        self.excess = 0.0;
         self.waves = 0;
         self.is_probing = false;
         self.rest_until = self.rest_until.min(now);
@@ -180,10 +183,9 @@ mod tests {
         let mut outage = Outage::default();
         assert!(!rejected(&mut outage, 10.0, Some(30.0), 0.0), "ten were accepted before it");
         assert!(!rejected(&mut outage, 20.0, Some(30.0), 1.0), "ten more were accepted");
+        assert!(!outage.is_dark());
         assert!(rejected(&mut outage, 20.0, Some(1.0), 2.0), "none was");
-        assert!(!outage.is_dark(), "a short hint is waited out and no more");
-        assert!(rejected(&mut outage, 20.0, Some(30.0), 3.0));
-        assert!(outage.is_dark());
+        assert!(outage.is_dark(), "one request goes after the hint");
     }
 
     #[test]
@@ -198,6 +200,22 @@ mod tests {
         assert!(!outage.has_passed(10.3) && outage.has_passed(10.4));
         outage.end((2.0, 0), false, 10.0, 10.4);
         assert!(!outage.is_dark() && !outage.has_passed(10.5));
+    }
+
+    /// With windows of 1 s and hints of 1 s a third of the time went by in rests that counted as time without quota.
+    #[test]
+    fn hint_counts_without_its_rounding() {
+        for (hint, elapsed) in [(0.3, 9.7), (1.0, 9.0), (8.0, 9.0)] {
+            let mut outage = Outage::default();
+            outage.end((100.0, 0), true, 1.0, 10.0);
+            assert!(!rejected(&mut outage, 150.0, Some(hint), 12.0));
+            assert!(rejected(&mut outage, 150.0, Some(hint), 12.1));
+            let (accepted, seconds) = outage.since_back(180.0, 0, 20.0);
+            assert_eq!(accepted, Some(80.0));
+            assert!((seconds - elapsed).abs() < 1e-6, "{hint}: {seconds}");
+            outage.end((180.0, 0), true, 1.0, 20.0);
+            assert!((outage.since_back(180.0, 0, 25.0).1 - 5.0).abs() < 1e-6, "the next is counted in full");
+        }
     }
 
     #[test]
