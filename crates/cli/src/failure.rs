@@ -163,7 +163,7 @@ impl Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        let exit = if error.is_transient() { Exit::Away } else { Exit::Failed };
+        let exit = if error.is_unavailable() { Exit::Away } else { Exit::Failed };
         let failure = Self::new(exit, error.to_string());
         match error {
             StoreError::Unavailable { .. } | StoreError::TimedOut { .. } => failure

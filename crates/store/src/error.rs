@@ -1,6 +1,7 @@
 //! What can go wrong with a store, and whether it helps to try again.
 
 use std::error::Error;
+use std::time::Duration;
 
 use thiserror::Error;
 use tidegate_core::limit::entity::InvalidEntity;
@@ -28,6 +29,16 @@ pub enum StoreError {
     TimedOut {
         /// How long was waited.
         millis: u64,
+    },
+    /// Too many calls of this process wait for the engine, which is available. Nothing was done.
+    #[error("the store is busy: {waiting_max} calls wait for {place}")]
+    Busy {
+        /// Where the engine is.
+        place: String,
+        /// How many calls may wait.
+        waiting_max: usize,
+        /// How long the first of them has waited: about as long as the next one would.
+        retry_after: Duration,
     },
     /// The store was closed by this process. It never opens again: whoever wants it opens another.
     #[error("the store is closed: {what}")]
@@ -127,8 +138,14 @@ impl StoreError {
         Self::Unavailable { what: what.into(), source: None }
     }
 
-    /// Whether the same call may succeed later: the engine is away. Everything else is an answer.
+    /// Whether the same call may succeed later: the engine is unavailable, or our queue to it is full. Everything else is an
+    /// answer.
     pub const fn is_transient(&self) -> bool {
+        self.is_unavailable() || matches!(self, Self::Busy { .. })
+    }
+
+    /// Whether the engine cannot be reached, or did not answer in time. It may have done the call.
+    pub const fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::TimedOut { .. })
     }
 }

@@ -7,6 +7,8 @@
 //! parties too.
 
 mod aggregate;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod batch_size;
 mod buckets;
 mod changes;
 mod clock;
@@ -14,6 +16,7 @@ mod cursor;
 mod desk;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
+mod engine_time;
 mod entities;
 mod error;
 mod ledger;
@@ -71,6 +74,7 @@ pub use changes::{Announcer, Changes};
 pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
 #[cfg(feature = "dynamodb")]
 pub use dynamodb::{DynamoDb, DynamoDbOptions};
+pub use engine_time::EngineTime;
 pub use entities::Entities;
 pub use error::StoreError;
 pub use ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};

@@ -8,6 +8,10 @@ use crate::lifecycle::Lifecycle;
 use crate::memory::{Memory, MemoryOptions};
 use crate::store::Store;
 
+/// The longest deadline of an engine, in milliseconds.
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]
+const DEADLINE_MAX: u64 = 60_000;
+
 /// Opens the store at an address.
 ///
 /// | address | store |
@@ -31,7 +35,7 @@ use crate::store::Store;
 /// | `durable=commit` | a file | on the disk before it is answered |
 /// | `durable=second` | a file | on the disk within a second (the default) |
 /// | `size_max=1000000000` | a file | it grows to at most so many bytes |
-/// | `deadline_ms=50` | Redis, DynamoDB | a call that takes longer finds the engine away |
+/// | `deadline_ms=50` | all but memory | the engine counts as unavailable if a call takes it longer (50; a file 1,000) |
 /// | `timeout_ms=2000` | Redis, DynamoDB | an answer is waited for this long |
 /// | `region=eu-central-1` | DynamoDB | the region of the table, where it is not the one of the environment |
 /// | `endpoint=http://localhost:8000` | DynamoDB | another place than the region's own |
@@ -148,14 +152,32 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
                 let what = format!("durable is `{}`, and may be commit or second", shown(other));
                 return Err(StoreError::Invalid { what });
             }
+            ("deadline_ms", value) => sqlite.deadline(deadline(value)?),
             ("size_max", bytes) => sqlite.size_max(bytes.parse().map_err(|_| {
                 let what = format!("size_max is `{}`, which is no number of bytes", shown(bytes));
                 StoreError::Invalid { what }
             })?),
-            (other, _) => return Err(unknown(url, other, "namespace, durable and size_max")),
+            (other, _) => return Err(unknown(url, other, "namespace, durable, size_max and deadline_ms")),
         };
     }
     Ok(sqlite)
+}
+
+/// How long the engine may take, from an address.
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]
+fn deadline(value: &str) -> Result<std::time::Duration, StoreError> {
+    let millis = value.parse().ok().filter(|millis| (1..=DEADLINE_MAX).contains(millis));
+    millis.map(std::time::Duration::from_millis).ok_or_else(|| StoreError::Invalid {
+        what: format!("deadline_ms is `{}`, and may be 1 to {DEADLINE_MAX} milliseconds", shown(value)),
+    })
+}
+
+#[cfg(any(feature = "redis", feature = "dynamodb"))]
+fn millis(key: &str, value: &str) -> Result<std::time::Duration, StoreError> {
+    let bad = |_| StoreError::Invalid {
+        what: format!("{key} is `{}`, which is no number of milliseconds", shown(value)),
+    };
+    value.parse().map(std::time::Duration::from_millis).map_err(bad)
 }
 
 #[cfg(not(feature = "sqlite"))]
@@ -195,7 +217,7 @@ fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
     let (mut ours, mut theirs, mut roots) = (Vec::new(), Vec::new(), None);
     for (key, value) in pairs(options, &without_password)? {
         match key {
-            "namespace" | "schema" | "connections" => ours.push((key, value)),
+            "namespace" | "schema" | "connections" | "deadline_ms" => ours.push((key, value)),
             "sslrootcert" => roots = Some(value),
             _ => theirs.push(format!("{key}={value}")),
         }
@@ -206,6 +228,7 @@ fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
         postgres = match key {
             "namespace" => postgres.namespace(value),
             "schema" => postgres.schema(value),
+            "deadline_ms" => postgres.deadline(deadline(value)?),
             _ => postgres.connections(value.parse().map_err(|_| {
                 let what = format!("connections is `{}`, which is no number", shown(value));
                 StoreError::Invalid { what }
@@ -281,21 +304,13 @@ fn redis_lifecycle(place: &str, options: &str) -> Result<Box<dyn Lifecycle>, Sto
 
 #[cfg(feature = "redis")]
 fn redis_options(place: &str, options: &str) -> Result<crate::redis::RedisOptions, StoreError> {
-    use std::time::Duration;
-
     let mut redis = crate::redis::RedisOptions::new(place);
     let place = without_login(place);
     for (key, value) in pairs(options, &place)? {
-        let millis = || {
-            let bad = |_| StoreError::Invalid {
-                what: format!("{key} is `{}`, which is no number of milliseconds", shown(value)),
-            };
-            value.parse().map(Duration::from_millis).map_err(bad)
-        };
         redis = match key {
             "namespace" => redis.namespace(value),
-            "deadline_ms" => redis.deadline(millis()?),
-            "timeout_ms" => redis.timeout(millis()?),
+            "deadline_ms" => redis.deadline(deadline(value)?),
+            "timeout_ms" => redis.timeout(millis(key, value)?),
             other => return Err(unknown(&place, other, "namespace, deadline_ms and timeout_ms")),
         };
     }
@@ -330,8 +345,6 @@ fn dynamodb_options(
     place: &str,
     options: &str,
 ) -> Result<crate::dynamodb::DynamoDbOptions, StoreError> {
-    use std::time::Duration;
-
     let Some(table) = place.strip_prefix("//").filter(|table| !table.is_empty() && !table.contains('/'))
     else {
         let what = format!("`{}` names no table: write dynamodb://TABLE", shown(url));
@@ -339,20 +352,14 @@ fn dynamodb_options(
     };
     let mut dynamodb = crate::dynamodb::DynamoDbOptions::new(table);
     for (key, value) in pairs(options, url)? {
-        let millis = || {
-            let bad = |_| StoreError::Invalid {
-                what: format!("{key} is `{}`, which is no number of milliseconds", shown(value)),
-            };
-            value.parse().map(Duration::from_millis).map_err(bad)
-        };
         dynamodb = match (key, value) {
             ("namespace", name) => dynamodb.namespace(name),
             ("region", region) => dynamodb.region(region),
             ("endpoint", endpoint) => dynamodb.endpoint(endpoint),
             ("stream_endpoint", endpoint) => dynamodb.stream_endpoint(endpoint),
-            ("deadline_ms", _) => dynamodb.deadline(millis()?),
-            ("timeout_ms", _) => dynamodb.timeout(millis()?),
-            ("rejections_ms", _) => dynamodb.rejections(millis()?),
+            ("deadline_ms", _) => dynamodb.deadline(deadline(value)?),
+            ("timeout_ms", _) => dynamodb.timeout(millis(key, value)?),
+            ("rejections_ms", _) => dynamodb.rejections(millis(key, value)?),
             ("speculative", "true") => dynamodb.speculative(true),
             ("speculative", "false") => dynamodb.speculative(false),
             ("speculative", other) => {
@@ -480,118 +487,5 @@ fn shown(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[cfg(feature = "sqlite")]
-    #[tokio::test]
-    async fn an_address_of_a_file_says_how_it_is_opened() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("limits.db").display().to_string();
-        for url in [
-            format!("sqlite:{path}"),
-            format!("sqlite://{path}?durable=commit&namespace=prod&size_max=8000000"),
-        ] {
-            assert_eq!(open(&url).await.unwrap().capabilities().engine, "sqlite");
-        }
-        assert!(!open("sqlite::memory:?namespace=prod").await.unwrap().capabilities().is_durable);
-        let table = [
-            ("sqlite:", "`sqlite:` names no file: write sqlite:PATH or sqlite::memory:"),
-            ("sqlite://x.db", "`sqlite://x.db` names no file: write sqlite:PATH or sqlite:///PATH"),
-            ("sqlite:x.db?durable=never", "durable is `never`, and may be commit or second"),
-            ("sqlite:x.db?size_max=-1", "size_max is `-1`, which is no number of bytes"),
-            ("sqlite:x.db?size_max=1000", "a size_max of 1000 bytes, less than 1048576"),
-            (
-                "sqlite:x.db?mode=ro",
-                "`sqlite:x.db?mode=ro` has no option `mode`; it may have namespace, durable and size_max",
-            ),
-            (
-                "sqlite::memory:?durable=commit",
-                "`sqlite::memory:?durable=commit` has no option `durable`; it may have namespace",
-            ),
-        ];
-        for (url, sentence) in table {
-            assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
-        }
-    }
-
-    #[cfg(feature = "dynamodb")]
-    #[tokio::test]
-    async fn an_address_of_a_table_says_what_is_wrong_with_it() {
-        let table = [
-            ("dynamodb:limits", "`dynamodb:limits` names no table: write dynamodb://TABLE"),
-            ("dynamodb://", "`dynamodb://` names no table: write dynamodb://TABLE"),
-            ("dynamodb://limits?speculative=maybe", "speculative is `maybe`, and may be true or false"),
-            ("dynamodb://limits?timeout_ms=soon", "timeout_ms is `soon`, which is no number of milliseconds"),
-            ("dynamodb://limits?rejections_ms=5000", "rejections for 5000 ms, outside 0..=1000"),
-            ("dynamodb://limits?region=x&timeout_ms=0", "a timeout of 0 s, with which nothing is answered"),
-            (
-                "dynamodb://limits?table=x",
-                "`dynamodb://limits?table=x` has no option `table`; it may have namespace, region, endpoint, stream_endpoint, \
-                 speculative, rejections_ms, deadline_ms and timeout_ms",
-            ),
-        ];
-        for (url, sentence) in table {
-            assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
-        }
-    }
-
-    #[tokio::test]
-    async fn a_password_that_ends_too_early_is_refused_and_not_told() {
-        for url in [
-            "redis://me:s3cr/et@h:6379/0",
-            "redis://:s3cr?et@h",
-            "postgres://me:s3cr?et@db/x",
-            "postgres://me:s3cr/et@db/x?sslmode=require",
-            "redis://me:s3cr@x?et@h",
-        ] {
-            for error in [open(url).await.err(), lifecycle_at(url).err()] {
-                let error = error.expect("it is no address").to_string();
-                assert!(!error.contains("s3cr") && !error.contains("et@"), "{error}");
-            }
-        }
-        for url in
-            ["redis://h:6379?namespace=a@b", "redis://h?namespace=a@b", "redis://me:x@h:6379/0?namespace=a@b"]
-        {
-            assert!(check_login(url).is_ok(), "{url}");
-        }
-    }
-
-    #[tokio::test]
-    async fn an_address_that_is_none_is_refused_with_what_may_be() {
-        let table = [
-            (
-                "",
-                "`` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
-            ),
-            (
-                "mysql://x",
-                "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
-            ),
-            (
-                "memory:x",
-                "`memory:x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
-            ),
-            (
-                "memory:?durable=commit",
-                "`memory:?durable=commit` has no option `durable`; it may have namespace and subjects_max",
-            ),
-            ("memory:?subjects_max=few", "subjects_max is `few`, which is no number of subjects"),
-            ("memory:?subjects_max=0", "subjects_max is 0, outside 1..=268435456"),
-            ("memory:?namespace", "the option `namespace` of `memory:?namespace` has no value"),
-            (
-                "memory:?namespace=a&namespace=b",
-                "the option `namespace` of `memory:?namespace=a&namespace=b` is there twice",
-            ),
-            (
-                "a\u{1b}b",
-                "`a\\u{1b}b` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
-            ),
-        ];
-        for (url, sentence) in table {
-            assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
-        }
-        assert!(open("memory:?namespace=a%23b").await.is_ok(), "nothing is decoded");
-        assert!(open("memory:?namespace=a#b").await.is_err(), "no name holds a `#`");
-    }
-}
+#[path = "open_tests.rs"]
+mod tests;

@@ -2,6 +2,7 @@
 //!
 //! The servers are those that `cargo xtask engines` starts; it says where they are.
 
+mod crowd;
 mod load;
 mod postgres;
 mod redis;
@@ -10,8 +11,14 @@ use anyhow::Result;
 use clap::Parser;
 use tidegate_bench::{Case, Options};
 
-const CASES: [Case; 3] =
-    [("postgres_spread", postgres::spread), ("postgres_hot", postgres::hot), ("redis", redis::rows)];
+const CASES: [Case; 6] = [
+    ("postgres_spread", postgres::spread),
+    ("postgres_hot", postgres::hot),
+    ("redis", redis::rows),
+    ("crowd_redis", crowd::redis),
+    ("crowd_postgres", crowd::postgres),
+    ("hiccup_redis", crowd::hiccup),
+];
 
 /// Measures stores over servers.
 #[derive(Debug, Parser)]

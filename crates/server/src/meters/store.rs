@@ -77,6 +77,7 @@ const fn kind(error: &StoreError) -> Option<&'static str> {
     Some(match error {
         StoreError::Unavailable { .. } => "away",
         StoreError::TimedOut { .. } => "timed_out",
+        StoreError::Busy { .. } => "busy",
         StoreError::Closed { .. } => "closed",
         StoreError::Denied { .. } => "denied",
         StoreError::Corrupt { .. } => "corrupt",

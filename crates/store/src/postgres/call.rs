@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::buckets::{Adjust, Cancel, Draw, Extend, Readings, Renew, Settle};
 use crate::codec::levels_to_text;
+use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::tables::column;
 
@@ -118,6 +119,7 @@ pub(super) struct Job {
     pub(super) call: Call,
     pub(super) text: Arc<Text>,
     pub(super) waiting: oneshot::Sender<Result<Answer, StoreError>>,
+    pub(super) time: EngineTime,
 }
 
 /// What the server says of a call.

@@ -10,12 +10,14 @@ use std::time::Duration;
 use foldhash::{HashSet, HashSetExt};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Inner;
 use super::batch::Batch;
 use super::call::{Answer, Call, Job, Texts};
 use super::trouble::{is_crossed, is_cut, is_of_data, of_server};
+use crate::batch_size::BatchSize;
+use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::sync::lock;
 
@@ -50,12 +52,18 @@ struct State {
     running: usize,
     /// Somebody is about to look for those that can go.
     is_collecting: bool,
+    size: BatchSize,
 }
 
 impl Lanes {
     pub(super) fn new(inner: Arc<Inner>, namespace: i64) -> Self {
-        let state =
-            State { waiting: VecDeque::new(), busy: HashSet::new(), running: 0, is_collecting: false };
+        let state = State {
+            waiting: VecDeque::new(),
+            busy: HashSet::new(),
+            running: 0,
+            is_collecting: false,
+            size: BatchSize::new(BATCH_MAX, inner.deadline),
+        };
         Self {
             inner,
             namespace,
@@ -83,10 +91,16 @@ impl Lanes {
         let (waiting, answer) = oneshot::channel();
         let mut state = lock(&self.state);
         if state.waiting.len() >= WAITING_MAX {
-            let place = &self.inner.place;
-            return Err(StoreError::unavailable(format!("{WAITING_MAX} calls wait for {place}")));
+            let first = state.waiting.front().and_then(|job| job.time.queued_for());
+            return Err(StoreError::Busy {
+                place: self.inner.place.clone(),
+                waiting_max: WAITING_MAX,
+                retry_after: first.unwrap_or_default(),
+            });
         }
-        state.waiting.push_back(Job { call, text, waiting });
+        let time = EngineTime::current();
+        time.wait();
+        state.waiting.push_back(Job { call, text, waiting, time });
         self.collect(state);
         Ok(answer)
     }
@@ -144,7 +158,10 @@ impl Lanes {
     async fn attempt(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
         let (mut cuts, mut crossed) = (0, 0);
         loop {
-            let error = match timeout(self.inner.patience, self.ask(&jobs)).await {
+            let (start, count) = (Instant::now(), jobs.len());
+            let asked = timeout(self.inner.patience, self.ask(&jobs)).await;
+            lock(&self.state).size.learn(count, start.elapsed());
+            let error = match asked {
                 Ok(Ok(Some(answers))) => {
                     for (job, answer) in jobs.into_iter().zip(answers) {
                         // Whoever has gone does not want to know.
@@ -226,9 +243,10 @@ impl State {
                 behind.extend(job.text.subjects.iter().copied());
                 left.push_back(job);
             } else {
+                job.time.send();
                 jobs.push(job);
             }
-            if jobs.len() >= BATCH_MAX || looked_at >= LOOKED_AT_MAX {
+            if jobs.len() >= self.size.get() || looked_at >= LOOKED_AT_MAX {
                 break;
             }
         }

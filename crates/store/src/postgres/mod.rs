@@ -84,6 +84,7 @@ struct Inner {
     clock: Option<Arc<dyn WallClock>>,
     retention: Retention,
     /// A statement that takes longer is given up.
+    deadline: Duration,
     patience: Duration,
     /// Connections for what is decided, and for everything else: who lists does not keep others from drawing.
     writers: Pool,
@@ -310,7 +311,7 @@ impl Store for Postgres {
             is_immediate: false,
             is_durable: true,
             clock: Clocked::Engine,
-            deadline: DEADLINE,
+            deadline: self.inner.deadline,
         }
     }
 

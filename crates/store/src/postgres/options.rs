@@ -17,7 +17,7 @@ use super::lanes::PATIENCE;
 use super::schema::Patience;
 use super::sql::Sql;
 use super::trouble::{of_pool, of_server};
-use super::{Alive, Counters, Inner, Postgres, listen, schema};
+use super::{Alive, Counters, DEADLINE, Inner, Postgres, listen, schema};
 use crate::clock::WallClock;
 use crate::error::StoreError;
 use crate::retention::Retention;
@@ -54,6 +54,7 @@ pub struct PostgresOptions {
     connections: usize,
     retention: Retention,
     connected_within: Duration,
+    deadline: Duration,
     patience: Duration,
     clock: Option<Arc<dyn WallClock>>,
 }
@@ -68,6 +69,7 @@ impl PostgresOptions {
             connections: CONNECTIONS,
             retention: Retention::default(),
             connected_within: CONNECTED_WITHIN,
+            deadline: DEADLINE,
             patience: PATIENCE,
             clock: None,
         }
@@ -103,6 +105,12 @@ impl PostgresOptions {
     #[doc(hidden)]
     pub const fn connected_within(mut self, span: Duration) -> Self {
         self.connected_within = span;
+        self
+    }
+
+    /// How long a statement may take before the server [counts as unavailable](crate::Capabilities::deadline); 50 ms unless set.
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
         self
     }
 
@@ -151,6 +159,7 @@ impl PostgresOptions {
             sql,
             clock: self.clock,
             retention: self.retention,
+            deadline: self.deadline,
             patience: self.patience,
             lanes,
             handle: Handle::current(),

@@ -18,6 +18,8 @@ use tokio::time::{Instant, timeout};
 use super::Inner;
 use super::places::Home;
 use super::together::{Answer, Asked, make};
+use crate::batch_size::BatchSize;
+use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::sync::lock;
 
@@ -37,31 +39,40 @@ const STALLED_MAX: usize = 64;
 const YIELDS: u32 = 2;
 
 /// The lanes of a namespace, one for each home.
-#[derive(Debug, Default)]
-pub(super) struct Lanes(Mutex<HashMap<Home, Arc<Lane>>>);
+#[derive(Debug)]
+pub(super) struct Lanes {
+    deadline: Duration,
+    by_home: Mutex<HashMap<Home, Arc<Lane>>>,
+}
 
 impl Lanes {
+    pub(super) fn new(deadline: Duration) -> Self {
+        Self { deadline, by_home: Mutex::default() }
+    }
+
     pub(super) fn at(&self, home: Home) -> Arc<Lane> {
-        Arc::clone(lock(&self.0).entry(home).or_default())
+        let lane = || Arc::new(Lane { state: Mutex::new(State::new(self.deadline)) });
+        Arc::clone(lock(&self.by_home).entry(home).or_insert_with(lane))
     }
 }
 
 /// The way of steps to one home.
-#[derive(Default)]
 pub(super) struct Lane {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     waiting: VecDeque<Job>,
     under_way: usize,
+    /// When some were last sent.
+    sent_at: Option<Instant>,
+    size: BatchSize,
 }
 
 struct Job {
     asked: Asked,
     waiting: oneshot::Sender<Result<Answer, StoreError>>,
-    since: Instant,
+    time: EngineTime,
 }
 
 impl Lane {
@@ -72,48 +83,58 @@ impl Lane {
         asked: Asked,
     ) -> Result<Answer, StoreError> {
         let whose = inner.link.whose();
-        let Some(mut answer) = self.join(inner, asked) else {
-            let what = format!("{WAITING_MAX} calls wait for `{}`", whose.place);
-            return Err(StoreError::unavailable(what));
-        };
+        let time = EngineTime::current();
+        let mut answer = self.join(inner, asked, time.clone())?;
         let stalled = STALLED.min(whose.timeout / 2);
-        let mut answered = timeout(stalled, &mut answer).await;
-        if answered.is_err() {
-            self.help(inner, stalled);
-            answered = timeout(whose.timeout.saturating_sub(stalled), answer).await;
-        }
-        match answered {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(ended())),
-            Err(_) => Err(whose.timed_out()),
+        let mut wait = stalled;
+        loop {
+            if let Ok(answer) = timeout(wait, &mut answer).await {
+                return answer.unwrap_or_else(|_| Err(ended()));
+            }
+            wait = match time.elapsed().map(|elapsed| whose.timeout.saturating_sub(elapsed)) {
+                Some(Duration::ZERO) => return Err(whose.timed_out()),
+                Some(left) => left,
+                None => {
+                    self.help(inner, stalled);
+                    stalled
+                }
+            };
         }
     }
 
-    /// Sets a step on its way; nothing where too many wait.
+    /// Sets a step on its way, unless too many wait.
     fn join(
         self: &Arc<Self>,
         inner: &Arc<Inner>,
         asked: Asked,
-    ) -> Option<oneshot::Receiver<Result<Answer, StoreError>>> {
+        time: EngineTime,
+    ) -> Result<oneshot::Receiver<Result<Answer, StoreError>>, StoreError> {
         let (waiting, answer) = oneshot::channel();
         let mut state = lock(&self.state);
         if state.waiting.len() >= WAITING_MAX {
-            return None;
+            let first = state.waiting.front().and_then(|job| job.time.queued_for());
+            return Err(StoreError::Busy {
+                place: inner.link.whose().place.clone(),
+                waiting_max: WAITING_MAX,
+                retry_after: first.unwrap_or_default(),
+            });
         }
+        time.wait();
         let is_first = state.under_way < UNDER_WAY_MAX && state.waiting.is_empty();
-        state.waiting.push_back(Job { asked, waiting, since: Instant::now() });
+        state.waiting.push_back(Job { asked, waiting, time });
         if is_first {
             state.under_way += 1;
             drop(state);
             Turn::next(self, inner);
         }
-        Some(answer)
+        Ok(answer)
     }
 
-    /// Has those sent who have waited for so long: whoever is to send them may be in a runtime that nobody is in.
+    /// Sends the waiting calls if none was sent for so long: their task may be in a runtime that is not running.
     fn help(self: &Arc<Self>, inner: &Arc<Inner>, stalled: Duration) {
         let mut state = lock(&self.state);
-        let is_stalled = state.waiting.front().is_some_and(|oldest| oldest.since.elapsed() >= stalled);
-        if is_stalled && state.under_way < STALLED_MAX {
+        let is_stalled = state.sent_at.is_some_and(|at| at.elapsed() >= stalled);
+        if is_stalled && !state.waiting.is_empty() && state.under_way < STALLED_MAX {
             state.under_way += 1;
             drop(state);
             Turn::next(self, inner);
@@ -127,16 +148,24 @@ impl Lane {
 }
 
 impl State {
+    fn new(deadline: Duration) -> Self {
+        let size = BatchSize::new(TOGETHER_MAX, deadline);
+        Self { waiting: VecDeque::new(), under_way: 0, sent_at: None, size }
+    }
+
     fn take(&mut self) -> Vec<Job> {
-        let (mut jobs, mut levels) = (Vec::with_capacity(self.waiting.len().min(TOGETHER_MAX)), 0);
-        while jobs.len() < TOGETHER_MAX && levels < LEVELS_MAX {
+        let size = self.size.get();
+        let (mut jobs, mut levels) = (Vec::with_capacity(self.waiting.len().min(size)), 0);
+        while jobs.len() < size && levels < LEVELS_MAX {
             let Some(job) = self.waiting.pop_front() else { break };
             // Whoever has gone is not charged.
             if !job.waiting.is_closed() {
                 levels += job.asked.encoded.limits.len();
+                job.time.send();
                 jobs.push(job);
             }
         }
+        self.sent_at = Some(Instant::now());
         jobs
     }
 }
@@ -176,7 +205,9 @@ impl Turn {
 
     async fn answer(&self, jobs: Vec<Job>) {
         let steps: Vec<&Asked> = jobs.iter().map(|job| &job.asked).collect();
+        let start = Instant::now();
         let answers = make(&self.inner.link, &steps).await;
+        lock(&self.lane.state).size.learn(jobs.len(), start.elapsed());
         // Whoever has gone does not want to know.
         match answers {
             Ok(answers) => {

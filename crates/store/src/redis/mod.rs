@@ -116,7 +116,7 @@ impl Redis {
             retention: options.retention,
             swept_every: options.swept_every,
             caution: options.caution,
-            lanes: Lanes::default(),
+            lanes: Lanes::new(options.deadline),
             runtime: Handle::try_current().ok(),
             handle: random(),
             changes: AtomicU64::new(0),

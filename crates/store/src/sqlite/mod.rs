@@ -29,7 +29,7 @@ mod writer;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::Duration;
 
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::time::Stamp;
@@ -44,7 +44,7 @@ use queue::{Queue, Rejected};
 use reader::Readers;
 use trouble::Trouble;
 use work::{Asked, Call, Job, Told, Work};
-use writer::{Counters, DEADLINE};
+use writer::Counters;
 
 /// A store in a file, with SQLite built in. Clones are the same store.
 ///
@@ -76,6 +76,7 @@ pub struct Sqlite {
 /// What all clones and namespaces share.
 struct Inner {
     place: Arc<str>,
+    deadline: Duration,
     clock: Arc<dyn WallClock>,
     writer: Arc<Queue<Asked>>,
     /// None for a store in memory, which has one connection.
@@ -182,8 +183,7 @@ impl Inner {
     }
 
     fn ask(&self, job: Box<dyn Job>) -> Result<(), StoreError> {
-        let asked = Asked { at: Instant::now(), job };
-        self.writer.push(asked).map_err(|rejected| rejection(&rejected, &self.place))
+        self.writer.push(Asked::new(job)).map_err(|rejected| rejection(&rejected, &self.place))
     }
 
     /// Reads beside the writer, in one snapshot and at one time.
@@ -210,7 +210,9 @@ fn read_in_turn<T>(
 
 fn rejection(rejected: &Rejected, place: &str) -> StoreError {
     match rejected {
-        Rejected::Full => StoreError::unavailable(format!("too many wait for `{place}`")),
+        Rejected::Full { max, waited } => {
+            StoreError::Busy { place: format!("`{place}`"), waiting_max: *max, retry_after: *waited }
+        }
         Rejected::Closed => StoreError::Closed { what: format!("`{place}` was closed") },
     }
 }
@@ -237,7 +239,7 @@ impl Store for Sqlite {
             is_immediate: false,
             is_durable: self.inner.readers.is_some(),
             clock: Clocked::Host,
-            deadline: DEADLINE,
+            deadline: self.inner.deadline,
         }
     }
 

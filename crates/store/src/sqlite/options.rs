@@ -72,7 +72,7 @@ pub struct SqliteOptions {
     pub(super) namespace: String,
     pub(super) size_max: Option<u64>,
     batch_max: usize,
-    patience: Duration,
+    deadline: Duration,
     clock: Arc<dyn WallClock>,
 }
 
@@ -95,7 +95,7 @@ impl SqliteOptions {
             namespace: "default".to_owned(),
             size_max: None,
             batch_max: BATCH_MAX,
-            patience: DEADLINE,
+            deadline: DEADLINE,
             clock: Arc::new(HostWall),
         }
     }
@@ -132,10 +132,10 @@ impl SqliteOptions {
         self
     }
 
-    /// A call waits so long while another process holds the file: on a machine that has much else to do, tests wait longer.
-    #[doc(hidden)]
-    pub const fn patience(mut self, span: Duration) -> Self {
-        self.patience = span;
+    /// How long a transaction may take before the file [counts as unavailable](crate::Capabilities::deadline), and how long a
+    /// call waits while another process holds it; a second unless set.
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
         self
     }
 
@@ -220,7 +220,7 @@ impl SqliteOptions {
             retention: self.retention,
             is_bounded: self.size_max.is_some(),
             batch_max: self.batch_max.max(1),
-            patience: self.patience,
+            patience: self.deadline,
             queue: Arc::clone(&queue),
             counters: Arc::clone(&counters),
             spaces: HashMap::default(),
@@ -233,7 +233,8 @@ impl SqliteOptions {
             owed: VecDeque::new(),
             syncer,
         };
-        let inner = Inner { place, clock: self.clock, writer: queue, readers, counters, ended };
+        let deadline = self.deadline;
+        let inner = Inner { place, deadline, clock: self.clock, writer: queue, readers, counters, ended };
         Ok((writer, Sqlite { inner: Arc::new(inner), namespace }))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
@@ -14,7 +14,8 @@ pub(super) struct Queue<J> {
 }
 
 struct State<J> {
-    jobs: VecDeque<J>,
+    /// Each with when it came.
+    jobs: VecDeque<(Instant, J)>,
     is_closed: bool,
     /// Threads that have nothing to do.
     idle: usize,
@@ -32,7 +33,11 @@ pub(super) enum Found<J> {
 /// Why a job was not taken.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Rejected {
-    Full,
+    Full {
+        max: usize,
+        /// How long the first job has waited.
+        waited: Duration,
+    },
     Closed,
 }
 
@@ -48,9 +53,10 @@ impl<J> Queue<J> {
             return Err(Rejected::Closed);
         }
         if state.jobs.len() >= self.max {
-            return Err(Rejected::Full);
+            let waited = state.jobs.front().map_or(Duration::ZERO, |(came, _)| came.elapsed());
+            return Err(Rejected::Full { max: self.max, waited });
         }
-        state.jobs.push_back(job);
+        state.jobs.push_back((Instant::now(), job));
         let has_idle = state.idle > 0;
         drop(state);
         if has_idle {
@@ -65,7 +71,7 @@ impl<J> Queue<J> {
         loop {
             if !state.jobs.is_empty() {
                 let count = state.jobs.len().min(max);
-                return Found::Jobs(state.jobs.drain(..count).collect());
+                return Found::Jobs(state.jobs.drain(..count).map(|(_, job)| job).collect());
             }
             if state.is_closed {
                 return Found::Closed;
@@ -87,7 +93,7 @@ impl<J> Queue<J> {
     pub(super) fn take_more(&self, jobs: &mut Vec<J>, max: usize) -> bool {
         let mut state = lock(&self.state);
         let count = state.jobs.len().min(max.saturating_sub(jobs.len()));
-        jobs.extend(state.jobs.drain(..count));
+        jobs.extend(state.jobs.drain(..count).map(|(_, job)| job));
         count > 0
     }
 
@@ -122,7 +128,7 @@ mod tests {
         for job in 1..=3 {
             assert_eq!(queue.push(job), Ok(()));
         }
-        assert_eq!(queue.push(4), Err(Rejected::Full));
+        assert!(matches!(queue.push(4), Err(Rejected::Full { max: 3, .. })));
         assert!(matches!(queue.take(2, None), Found::Jobs(jobs) if jobs == [1, 2]));
         let mut taken = vec![0];
         assert!(queue.take_more(&mut taken, 2) && !queue.take_more(&mut taken, 2));

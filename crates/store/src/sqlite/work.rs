@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::queue::Queue;
 use super::space::Space;
 use super::trouble::Trouble;
+use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::retention::Retention;
 
@@ -83,7 +84,16 @@ impl<'a> Work<'a> {
 /// A job, and when it came.
 pub(super) struct Asked {
     pub(super) at: Instant,
+    pub(super) time: EngineTime,
     pub(super) job: Box<dyn Job>,
+}
+
+impl Asked {
+    pub(super) fn new(job: Box<dyn Job>) -> Self {
+        let time = EngineTime::current();
+        time.wait();
+        Self { at: Instant::now(), time, job }
+    }
 }
 
 /// Something to be done in a transaction, with others.
@@ -135,7 +145,7 @@ impl<T> Drop for Told<T> {
             && let Some(writer) = writer.upgrade()
         {
             // Where there is no room for it, what was drawn returns when its deadline comes.
-            drop(writer.push(Asked { at: Instant::now(), job }));
+            drop(writer.push(Asked::new(job)));
         }
     }
 }

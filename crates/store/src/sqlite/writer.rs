@@ -107,6 +107,9 @@ impl Writer {
             match found {
                 Found::Jobs(jobs) => {
                     let jobs = self.gather(jobs);
+                    for asked in &jobs {
+                        asked.time.send();
+                    }
                     self.round(jobs)
                 }
                 Found::Nothing => self.round(Vec::new()),
@@ -220,7 +223,8 @@ impl Writer {
                 return None;
             }
             let now = Instant::now();
-            let is_late = |asked: &mut Asked| now.duration_since(asked.at) >= self.patience;
+            let is_late =
+                |asked: &mut Asked| asked.time.elapsed().is_some_and(|elapsed| elapsed >= self.patience);
             let late: Vec<_> = batch.extract_if(.., is_late).collect();
             if !late.is_empty() || now.duration_since(started) >= self.patience {
                 self.fail(late, &fault);
@@ -354,7 +358,7 @@ impl Writer {
             // Whoever waits is woken by code of his own.
             let undoing = catch_unwind(AssertUnwindSafe(|| asked.job.answer(&self.queue)));
             if let Ok(Some(job)) = undoing {
-                self.owe(Asked { at: Instant::now(), job });
+                self.owe(Asked::new(job));
             }
         }
         true
@@ -364,10 +368,10 @@ impl Writer {
     fn fail(&mut self, batch: Vec<Asked>, fault: &Fault) -> bool {
         self.doubt();
         self.times.has_failed(Instant::now());
-        for Asked { at, job } in batch {
+        for Asked { at, time, job } in batch {
             let unheard = catch_unwind(AssertUnwindSafe(|| job.fail(fault.error())));
             if let Ok(Some(job)) = unheard {
-                self.owe(Asked { at, job });
+                self.owe(Asked { at, time, job });
             }
         }
         false

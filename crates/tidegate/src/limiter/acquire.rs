@@ -64,7 +64,8 @@ impl Limiter {
     /// [`LimitError::Limited`] with every limit's balance, which are short, whose they are and when to come back;
     /// [`LimitError::TooLarge`] where no waiting would help; [`LimitError::Waiting`] while others of this process wait
     /// for the same subject; [`LimitError::NoLimits`], [`LimitError::Cost`] and [`LimitError::Name`] for what cannot be
-    /// asked; [`LimitError::Unavailable`] when the store is away, and [`LimitError::Store`] where it refuses, or was closed.
+    /// asked; [`LimitError::Unavailable`] when the store is unavailable, [`LimitError::Busy`] when too
+    /// many calls of this process wait for it, and [`LimitError::Store`] where it refuses, or was closed.
     ///
     /// # Panics
     /// Where the store is not in this process: within a tokio runtime whose timer is not enabled. Outside a runtime it is
@@ -214,8 +215,10 @@ impl Shared {
         }
         match answer {
             Ok(drawn) => self.answered(draw, drawn, kind),
-            Err(failed) if failed.error.is_transient() => self.without_store(draw, kind, failed.error).await,
-            Err(failed) => Err(LimitError::Store(failed.error)),
+            Err(failed) if failed.error.is_unavailable() => {
+                self.without_store(draw, kind, failed.error).await
+            }
+            Err(failed) => Err(self.failure(failed.error)),
         }
     }
 

@@ -47,7 +47,7 @@ impl Shared {
                 Kind::Spend | Kind::Tell,
                 Err(StoreError::Ended { lease, .. } | StoreError::Late { lease, .. }),
             ) => Err(LimitError::Reused { lease }),
-            (_, Err(error)) if error.is_transient() => self.without_store(draw, kind, error).await,
+            (_, Err(error)) if error.is_unavailable() => self.without_store(draw, kind, error).await,
             (_, Err(error)) => Err(LimitError::Store(error)),
         }
     }

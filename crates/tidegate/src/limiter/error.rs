@@ -36,11 +36,13 @@ pub enum LimitError {
         /// When the first of them may be served, as far as is known.
         retry_after: Option<Duration>,
     },
-    /// As many are waiting as may.
-    #[error("{waiters_max} callers are waiting already, as many as may")]
+    /// As many callers of this process wait as may, for a subject or for the store.
+    #[error("{waiters_max} callers are waiting already, as many as may{}", come_back(*retry_after))]
     Busy {
         /// The bound.
         waiters_max: usize,
+        /// When it is worth trying again, as far as is known.
+        retry_after: Option<Duration>,
     },
     /// The limiter was closed; it never re-opens.
     #[error("the limiter is closed")]
@@ -100,7 +102,7 @@ impl LimitError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Limited(limited) => limited.retry_after(),
-            Self::Waiting { retry_after, .. } => *retry_after,
+            Self::Waiting { retry_after, .. } | Self::Busy { retry_after, .. } => *retry_after,
             Self::Unavailable { retry_after, .. } => Some(*retry_after),
             _ => None,
         }

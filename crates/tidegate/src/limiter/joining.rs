@@ -74,7 +74,7 @@ impl Limiter {
         self.shared.turns.enter(subject).ok_or_else(|| {
             let waiters_max = self.shared.turns.waiters_max();
             self.shared.listeners.tell(&LimitEvent::QueueFull { waiters_max });
-            LimitError::Busy { waiters_max }
+            LimitError::Busy { waiters_max, retry_after: None }
         })
     }
 

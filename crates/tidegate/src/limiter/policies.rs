@@ -466,10 +466,15 @@ impl Shared {
 
     /// The error that a failure of the store is to the caller.
     pub(super) fn failure(&self, error: StoreError) -> LimitError {
-        if error.is_transient() {
-            return LimitError::Unavailable { source: error, retry_after: self.guard.retry_after() };
+        match error {
+            StoreError::Busy { waiting_max, retry_after, .. } => {
+                LimitError::Busy { waiters_max: waiting_max, retry_after: Some(retry_after) }
+            }
+            error if error.is_unavailable() => {
+                LimitError::Unavailable { source: error, retry_after: self.guard.retry_after() }
+            }
+            error => LimitError::Store(error),
         }
-        LimitError::Store(error)
     }
 }
 

@@ -147,7 +147,7 @@ impl<'a> Request<'a> {
         let Some(ticket) = shared.turns.enter(&subject) else {
             let waiters_max = shared.turns.waiters_max();
             shared.listeners.tell(&LimitEvent::QueueFull { waiters_max });
-            return Err(LimitError::Busy { waiters_max });
+            return Err(LimitError::Busy { waiters_max, retry_after: None });
         };
         if ticket.ahead() > 0 {
             if let Some(lease) = self.drawn_before().await? {

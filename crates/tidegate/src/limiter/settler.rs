@@ -78,6 +78,7 @@ impl Unheard {
             // Away, or there and in need of repair: rights that are missing, a disk that is full, a backup to be put back.
             StoreError::Unavailable { .. }
             | StoreError::TimedOut { .. }
+            | StoreError::Busy { .. }
             | StoreError::Denied { .. }
             | StoreError::Corrupt { .. }
             | StoreError::Full { .. } => Self::Later,

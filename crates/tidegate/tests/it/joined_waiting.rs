@@ -251,7 +251,7 @@ async fn as_many_wait_as_may_and_the_next_is_told() {
     let tasks: Vec<_> = (0..2).map(|_| wait(&joined, ACME, "one", &entered)).collect();
     settle_tasks().await;
     let error = joined.acquire(ACME, one()).await.unwrap_err();
-    assert!(matches!(error, JoinedError::Limit(LimitError::Busy { waiters_max: 2 })), "{error}");
+    assert!(matches!(error, JoinedError::Limit(LimitError::Busy { waiters_max: 2, .. })), "{error}");
     assert!(!error.is_final());
     assert_eq!(heard.count(|event| matches!(event, LimitEvent::QueueFull { waiters_max: 2 })), 1);
     tasks.iter().for_each(JoinHandle::abort);

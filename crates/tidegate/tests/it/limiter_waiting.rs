@@ -301,7 +301,10 @@ async fn as_many_wait_as_may_and_the_next_is_told() {
     let tasks: Vec<_> = (0..2).map(|_| wait(&limiter, ACME, 1, secs(60))).collect();
     settle_tasks().await;
     let error = limiter.acquire_within(ACME, [("rpm", 1)], secs(60)).await.unwrap_err();
-    assert!(matches!(error, LimitError::Busy { waiters_max: 2 }) && !error.is_final(), "{error}");
+    assert!(
+        matches!(error, LimitError::Busy { waiters_max: 2, retry_after: None }) && !error.is_final(),
+        "{error}"
+    );
     assert_eq!(heard.count(|event| matches!(event, LimitEvent::QueueFull { waiters_max: 2 })), 1);
     // One who leaves makes room.
     tasks[0].abort();

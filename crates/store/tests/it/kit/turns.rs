@@ -33,7 +33,7 @@ impl Turns {
         let folder = tempfile::tempdir().expect("a folder for a test");
         let options = SqliteOptions::file(folder.path().join("limits.db")).namespace(namespace);
         // One handle may hold the file for long on a machine that has much else to do.
-        let options = options.patience(Duration::from_secs(60));
+        let options = options.deadline(Duration::from_secs(60));
         let mut handles = Vec::new();
         for _ in 0..count {
             handles.push(with(options.clone()).open().await.expect("the file is opened"));

@@ -71,7 +71,7 @@ impl Time for Beside {
 
 async fn open(namespace: &str) -> Fixture {
     let loaded = Loaded::shared();
-    let store = SqliteOptions::file(loaded.path()).namespace(namespace).patience(PATIENCE).open().await;
+    let store = SqliteOptions::file(loaded.path()).namespace(namespace).deadline(PATIENCE).open().await;
     let store = Arc::new(store.expect("the file is opened"));
     let time = Beside { time: RealTime(store.clone()), _loaded: loaded };
     Fixture::new(store, Arc::new(time))

@@ -66,7 +66,7 @@ fn levels_of(child: u64) -> Arc<Levels> {
 /// Draws and settles until it is killed, and tells of each answer.
 async fn be_a_child(orders: &Orders) {
     let durable = if orders.number.is_multiple_of(2) { Durable::Second } else { Durable::Commit };
-    let options = SqliteOptions::file(&orders.path).durable(durable).patience(PATIENCE);
+    let options = SqliteOptions::file(&orders.path).durable(durable).deadline(PATIENCE);
     let store = options.open().await.expect("the file is opened");
     Orders::wait_for_go();
     let callers = (0..CALLERS).map(|caller| {

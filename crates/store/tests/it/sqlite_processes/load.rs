@@ -71,7 +71,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 async fn be_a_child(orders: &Orders) {
-    let opened = SqliteOptions::file(&orders.path).patience(PATIENCE).open().await;
+    let opened = SqliteOptions::file(&orders.path).deadline(PATIENCE).open().await;
     let store = opened.expect("the file is opened");
     let observed = Arc::new(Observed::new(store.clone()));
     Orders::wait_for_go();

@@ -269,7 +269,7 @@ async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
 async fn a_file_that_somebody_holds_is_waited_for_and_then_told_of() {
     let (place, clock) = (Place::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
-    let patient = place.options(&clock).patience(PATIENCE).open().await.unwrap();
+    let patient = place.options(&clock).deadline(PATIENCE).open().await.unwrap();
     granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
     let outside = place.outside();
     outside.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -293,7 +293,7 @@ async fn many_may_open_a_new_file_and_namespace_at_once() {
         let opening: Vec<_> = (0..8)
             .map(|number| {
                 let options = SqliteOptions::file(&place.path).clock(ManualWall::new(START));
-                let options = options.patience(PATIENCE);
+                let options = options.deadline(PATIENCE);
                 tokio::spawn(async move {
                     let store = options.namespace("shared").open().await?;
                     let other = store.namespace(&format!("namespace-{}", number % 2)).await?;

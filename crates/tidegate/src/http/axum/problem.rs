@@ -46,7 +46,9 @@ pub fn problem(error: &LimitError) -> Problem {
             let problem = Problem::new(TOO_MANY_REQUESTS, "waiting", "Others are waiting", detail);
             after(problem, retry_after.unwrap_or(SOON))
         }
-        LimitError::Busy { .. } => after(Problem::new(UNAVAILABLE, "busy", "Busy", detail), SOON),
+        LimitError::Busy { retry_after, .. } => {
+            after(Problem::new(UNAVAILABLE, "busy", "Busy", detail), retry_after.unwrap_or(SOON))
+        }
         LimitError::Closed => {
             after(Problem::new(UNAVAILABLE, "stopping", "Stopping", "the server is stopping"), SOON)
         }
@@ -74,6 +76,10 @@ pub fn store_problem(error: &StoreError) -> Problem {
         StoreError::Unavailable { .. } | StoreError::TimedOut { .. } => {
             let detail = "the store is away, or did not answer in time";
             after(Problem::new(UNAVAILABLE, "store-away", "The store is away", detail), SOON)
+        }
+        StoreError::Busy { retry_after, .. } => {
+            let detail = "too many calls wait for the store";
+            after(Problem::new(UNAVAILABLE, "busy", "Busy", detail), *retry_after)
         }
         StoreError::Stale { current, .. } => {
             let version = current.map(tidegate_core::limit::policy::Version::number);

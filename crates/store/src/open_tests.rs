@@ -1,0 +1,116 @@
+//! Addresses of stores, right and wrong.
+
+use super::*;
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn an_address_of_a_file_says_how_it_is_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("limits.db").display().to_string();
+    for url in
+        [format!("sqlite:{path}"), format!("sqlite://{path}?durable=commit&namespace=prod&size_max=8000000")]
+    {
+        assert_eq!(open(&url).await.unwrap().capabilities().engine, "sqlite");
+    }
+    assert!(!open("sqlite::memory:?namespace=prod").await.unwrap().capabilities().is_durable);
+    let table = [
+        ("sqlite:", "`sqlite:` names no file: write sqlite:PATH or sqlite::memory:"),
+        ("sqlite://x.db", "`sqlite://x.db` names no file: write sqlite:PATH or sqlite:///PATH"),
+        ("sqlite:x.db?durable=never", "durable is `never`, and may be commit or second"),
+        ("sqlite:x.db?size_max=-1", "size_max is `-1`, which is no number of bytes"),
+        ("sqlite:x.db?deadline_ms=0", "deadline_ms is `0`, and may be 1 to 60000 milliseconds"),
+        ("sqlite:x.db?size_max=1000", "a size_max of 1000 bytes, less than 1048576"),
+        (
+            "sqlite:x.db?mode=ro",
+            "`sqlite:x.db?mode=ro` has no option `mode`; it may have namespace, durable, size_max and deadline_ms",
+        ),
+        (
+            "sqlite::memory:?durable=commit",
+            "`sqlite::memory:?durable=commit` has no option `durable`; it may have namespace",
+        ),
+    ];
+    for (url, sentence) in table {
+        assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
+    }
+}
+
+#[cfg(feature = "dynamodb")]
+#[tokio::test]
+async fn an_address_of_a_table_says_what_is_wrong_with_it() {
+    let table = [
+        ("dynamodb:limits", "`dynamodb:limits` names no table: write dynamodb://TABLE"),
+        ("dynamodb://", "`dynamodb://` names no table: write dynamodb://TABLE"),
+        ("dynamodb://limits?speculative=maybe", "speculative is `maybe`, and may be true or false"),
+        ("dynamodb://limits?timeout_ms=soon", "timeout_ms is `soon`, which is no number of milliseconds"),
+        ("dynamodb://limits?deadline_ms=1h", "deadline_ms is `1h`, and may be 1 to 60000 milliseconds"),
+        ("dynamodb://limits?rejections_ms=5000", "rejections for 5000 ms, outside 0..=1000"),
+        ("dynamodb://limits?region=x&timeout_ms=0", "a timeout of 0 s, with which nothing is answered"),
+        (
+            "dynamodb://limits?table=x",
+            "`dynamodb://limits?table=x` has no option `table`; it may have namespace, region, endpoint, stream_endpoint, \
+             speculative, rejections_ms, deadline_ms and timeout_ms",
+        ),
+    ];
+    for (url, sentence) in table {
+        assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
+    }
+}
+
+#[tokio::test]
+async fn a_password_that_ends_too_early_is_refused_and_not_told() {
+    for url in [
+        "redis://me:s3cr/et@h:6379/0",
+        "redis://:s3cr?et@h",
+        "postgres://me:s3cr?et@db/x",
+        "postgres://me:s3cr/et@db/x?sslmode=require",
+        "redis://me:s3cr@x?et@h",
+    ] {
+        for error in [open(url).await.err(), lifecycle_at(url).err()] {
+            let error = error.expect("it is no address").to_string();
+            assert!(!error.contains("s3cr") && !error.contains("et@"), "{error}");
+        }
+    }
+    for url in
+        ["redis://h:6379?namespace=a@b", "redis://h?namespace=a@b", "redis://me:x@h:6379/0?namespace=a@b"]
+    {
+        assert!(check_login(url).is_ok(), "{url}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_refused_with_what_may_be() {
+    let table = [
+        (
+            "",
+            "`` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+        ),
+        (
+            "mysql://x",
+            "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+        ),
+        (
+            "memory:x",
+            "`memory:x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+        ),
+        (
+            "memory:?durable=commit",
+            "`memory:?durable=commit` has no option `durable`; it may have namespace and subjects_max",
+        ),
+        ("memory:?subjects_max=few", "subjects_max is `few`, which is no number of subjects"),
+        ("memory:?subjects_max=0", "subjects_max is 0, outside 1..=268435456"),
+        ("memory:?namespace", "the option `namespace` of `memory:?namespace` has no value"),
+        (
+            "memory:?namespace=a&namespace=b",
+            "the option `namespace` of `memory:?namespace=a&namespace=b` is there twice",
+        ),
+        (
+            "a\u{1b}b",
+            "`a\\u{1b}b` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+        ),
+    ];
+    for (url, sentence) in table {
+        assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
+    }
+    assert!(open("memory:?namespace=a%23b").await.is_ok(), "nothing is decoded");
+    assert!(open("memory:?namespace=a#b").await.is_err(), "no name holds a `#`");
+}
