@@ -18,7 +18,7 @@ use crate::verbs::audit::AuditVerb;
 use crate::verbs::entity::EntityVerb;
 use crate::verbs::lab::LabVerb;
 use crate::verbs::limits::LimitsVerb;
-use crate::verbs::look::{BalanceArgs, ExplainArgs};
+use crate::verbs::look::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::serve::ServeArgs;
 use crate::verbs::store::StoreVerb;
 use crate::verbs::token::TokenVerb;
@@ -139,6 +139,8 @@ pub(crate) enum Verb {
     Acquire(AcquireArgs),
     /// Show what is there of somebody's limits
     Balance(BalanceArgs),
+    /// Show how much of a resource's limits is in use, over all entities
+    Capacity(CapacityArgs),
     /// Tell what an acquire would be answered, and why; nothing is taken
     Explain(ExplainArgs),
     /// Show what was used

@@ -1,5 +1,6 @@
 //! What a verb may ask, whoever answers: a store in this process, or a server.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +8,8 @@ use std::time::Duration;
 use tidegate::store::archive::Archived;
 use tidegate::store::{AuditQuery, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Entity, EntityId, Expect, Explanation, Extra, LimitLine, Paging, Plan, Policy, Scope, Settled,
-    Stamp, Subject, Usage, UsageQuery, UsageSum, Version, Versioned,
+    Balance, Capacity, Entity, EntityId, Expect, Explanation, Extra, LimitLine, LimitName, Paging, Plan,
+    Policy, ResourceName, Scope, Settled, Stamp, Subject, Usage, UsageQuery, UsageSum, Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
@@ -110,6 +111,7 @@ pub(crate) trait Backend {
 
     async fn balances(&self, subject: &Subject) -> Result<Vec<LimitLine>, Failure>;
     async fn balances_of_entity(&self, entity: &EntityId) -> Result<Vec<Balance>, Failure>;
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure>;
     async fn explain(&self, ask: &Ask) -> Result<Explanation, Failure>;
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, Failure>;

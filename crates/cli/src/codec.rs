@@ -2,6 +2,7 @@
 //!
 //! Times are RFC 3339, spans are seconds, amounts are whole numbers, limits are text as people type it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Map, json};
@@ -11,8 +12,8 @@ use tidegate::store::lifecycle::{
 };
 use tidegate::store::{Aggregated, Cursor, Page};
 use tidegate::{
-    Balance, Entity, Explanation, LimitLine, Plan, Policy, Scope, Source, Stamp, Step, Subject, Tally, Usage,
-    UsageSum, Version, Versioned, Window, Would,
+    Balance, Capacity, Entity, Explanation, LimitLine, LimitName, Plan, Policy, Scope, Source, Stamp, Step,
+    Subject, Tally, Usage, UsageSum, Version, Versioned, Window, Would,
 };
 use tidegate_core::limit::audit::{Change, Entry};
 use tidegate_core::limit::token::Token;
@@ -173,6 +174,20 @@ pub(crate) fn balances<T>(lines: &[T], line: impl Fn(&T) -> Json) -> Json {
     json!({ "limits": lines.iter().map(line).collect::<Vec<_>>() })
 }
 
+/// How much of a resource's limits is in use.
+pub(crate) fn capacity(sums: &BTreeMap<LimitName, Capacity>) -> Json {
+    let limit = |(limit, sum): (&LimitName, &Capacity)| {
+        json!({
+            "limit": limit.as_str(),
+            "buckets": sum.buckets,
+            "burst": sum.burst,
+            "available": sum.available,
+            "consumed": sum.consumed,
+        })
+    };
+    json!({ "limits": sums.iter().map(limit).collect::<Vec<_>>() })
+}
+
 /// What would happen, and why.
 pub(crate) fn explanation(explanation: &Explanation) -> Json {
     let (would, retry_after) = match explanation.would {
@@ -223,7 +238,7 @@ pub(crate) fn usage(line: &Usage) -> Json {
 
 /// Usage, summed.
 pub(crate) fn usage_sum(sum: &UsageSum) -> Json {
-    let line = |(limit, sum): (&tidegate::LimitName, &Tally)| {
+    let line = |(limit, sum): (&LimitName, &Tally)| {
         let mut json = json!({ "limit": limit.as_str() });
         tally(&mut json, sum);
         json

@@ -1,5 +1,6 @@
 //! A store in this process as a [`Backend`].
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,9 +8,9 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::{ArchiveOptions, Archived, archive};
 use tidegate::store::{AuditQuery, Listing, Lookup, Page, PolicyChange, Reply};
 use tidegate::{
-    Admin, Balance, Entity, EntityId, Expect, Explanation, Extra, Lease, LimitError, LimitLine, Limiter,
-    Paging, Plan, Policy, Scope, Settled, Stamp, Store, StoreError, Subject, Usage, UsageQuery, UsageSum,
-    Version, Versioned,
+    Admin, Balance, Capacity, Entity, EntityId, Expect, Explanation, Extra, Lease, LimitError, LimitLine,
+    LimitName, Limiter, Paging, Plan, Policy, ResourceName, Scope, Settled, Stamp, Store, StoreError,
+    Subject, Usage, UsageQuery, UsageSum, Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
@@ -153,6 +154,10 @@ impl Backend for InProcess {
 
     async fn balances_of_entity(&self, entity: &EntityId) -> Result<Vec<Balance>, Failure> {
         Ok(self.limiter.balances_of_entity(entity.as_str()).await?)
+    }
+
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure> {
+        Ok(self.limiter.capacity(resource.as_str()).await?)
     }
 
     async fn explain(&self, ask: &Ask) -> Result<Explanation, Failure> {

@@ -196,7 +196,10 @@ pub use http::{
 };
 pub use lease::{Adjust, Cancel, Extend, OpenLease, Renew, Renewed, Settle, StepDone};
 pub use ledger::{AuditEntry, AuditQuery, Change, UsageLine, UsageQuery, UsageSum, UsageSummary, Window};
-pub use limit::{Ask, BalanceQuery, Balances, Behaviour, Explanation, LimitState, Would};
+pub use limit::{
+    Ask, BalanceQuery, Balances, Behaviour, Capacities, Capacity, CapacityQuery, Explanation, LimitState,
+    Would,
+};
 pub use page::{AuditPage, EntityPage, PageQuery, PolicyPage, RemoveQuery, TokenPage, UsagePage};
 pub use plan::{Apply, Declaration, Declared, PLAN_MAX, Plan, PlanStep, PolicyChange};
 pub use policy::{

@@ -49,6 +49,28 @@ wire! {
         pub limits: Vec<LimitState>,
     }
 
+    /// How much of a resource's limits is in use, over all buckets.
+    #[serde(deny_unknown_fields)]
+    pub struct Capacities {
+        /// One for each limit name, by name.
+        pub limits: Vec<Capacity>,
+    }
+
+    /// How much of one limit is in use, over all buckets of a resource.
+    #[serde(deny_unknown_fields)]
+    pub struct Capacity {
+        /// The limit's name.
+        pub limit: String,
+        /// Buckets that have the limit.
+        pub buckets: u64,
+        /// The sum of their bursts.
+        pub burst: u64,
+        /// What is available; debts count below zero.
+        pub available: i64,
+        /// Taken less returned, since they were first used.
+        pub consumed: i64,
+    }
+
     /// Asks what would happen.
     #[serde(deny_unknown_fields)]
     pub struct Ask {
@@ -108,6 +130,26 @@ query! {
         /// Of what; without it, of everything the entity and those it draws from have used.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
+    }
+}
+
+query! {
+    /// Of which resource.
+    #[serde(deny_unknown_fields)]
+    pub struct CapacityQuery {
+        /// Of what.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub resource: Option<ResourceName>,
+    }
+}
+
+impl Capacity {
+    /// The limit's name.
+    ///
+    /// # Errors
+    /// [`InvalidAnswer`] for a name that cannot be.
+    pub fn name(&self) -> Result<LimitName, InvalidAnswer> {
+        LimitName::new(&self.limit).map_err(InvalidAnswer::of("limit"))
     }
 }
 

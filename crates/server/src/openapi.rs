@@ -112,6 +112,7 @@ fn tighten(operation: &mut Operation, path: &str) {
                 parameter.schema = Some(RefOr::T(page.build().into()));
             }
             "entity" if path == "/v1/balances" => parameter.required = Required::True,
+            "resource" if path == "/v1/capacity" => parameter.required = Required::True,
             _ => {}
         }
     }

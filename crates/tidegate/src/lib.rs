@@ -126,9 +126,9 @@ pub use keyed::{
 };
 #[cfg(feature = "shared")]
 pub use limiter::{
-    Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LeaseStep, LimitError,
-    LimitEvent, LimitLine, Limited, Limiter, LimiterBuilder, LimiterStats, OpenLease, Request, Settled,
-    SubjectRef, UsageSum, Would,
+    Adjusted, Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LeaseStep,
+    LimitError, LimitEvent, LimitLine, Limited, Limiter, LimiterBuilder, LimiterStats, OpenLease, Request,
+    Settled, SubjectRef, UsageSum, Would,
 };
 #[cfg(feature = "test-util")]
 pub use manual_clock::ManualClock;

@@ -4,6 +4,7 @@ mod lease;
 mod trouble;
 mod trust;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,8 +12,9 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::Archived;
 use tidegate::store::{AuditQuery, Cursor, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Entity, EntityId, Expect, Explanation, Extra, LimitLine, Paging, Plan, Policy, Scope, Source,
-    Stamp, Step, Subject, Usage, UsageOf, UsageQuery, UsageSum, Version, Versioned, Would,
+    Balance, Capacity, Entity, EntityId, Expect, Explanation, Extra, LimitLine, LimitName, Paging, Plan,
+    Policy, ResourceName, Scope, Source, Stamp, Step, Subject, Usage, UsageOf, UsageQuery, UsageSum, Version,
+    Versioned, Would,
 };
 use tidegate_client as wire;
 use tidegate_client::{Backoff, Client, ClientError, InvalidAnswer, Jitter, Retry};
@@ -270,6 +272,17 @@ impl Backend for Remote {
         let balances = self.client.balances(&query).await?;
         let balances = balances.limits.into_iter().map(|state| Ok(state.check()?.0));
         Ok(balances.collect::<Result<_, InvalidAnswer>>()?)
+    }
+
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure> {
+        let query = wire::CapacityQuery { resource: Some(resource.clone().into()) };
+        let limit = |sum: wire::Capacity| {
+            let limit = sum.name()?;
+            let wire::Capacity { buckets, burst, available, consumed, .. } = sum;
+            Ok((limit, Capacity { buckets, burst, available, consumed }))
+        };
+        let sums = self.client.capacity(&query).await?.limits;
+        Ok(sums.into_iter().map(limit).collect::<Result<_, InvalidAnswer>>()?)
     }
 
     async fn explain(&self, ask: &Ask) -> Result<Explanation, Failure> {

@@ -1,4 +1,4 @@
-//! `tidegate balance` and `tidegate explain`: looking without taking.
+//! `tidegate balance`, `tidegate capacity` and `tidegate explain`: looking without taking.
 
 use std::time::Duration;
 
@@ -21,6 +21,14 @@ pub(crate) struct BalanceArgs {
     /// Of what; without it, of everything that was ever drawn
     #[arg(value_parser = words::resource)]
     resource: Option<ResourceName>,
+}
+
+/// Of which resource.
+#[derive(Debug, Args)]
+pub(crate) struct CapacityArgs {
+    /// Of what
+    #[arg(value_parser = words::resource)]
+    resource: ResourceName,
 }
 
 /// What to explain.
@@ -93,6 +101,20 @@ fn drawn(balances: &[Balance]) -> Table {
         table.tinted(tint(balance), cells(balance));
     }
     table
+}
+
+pub(crate) async fn capacity(backend: &impl Backend, args: CapacityArgs) -> Result<Answer, Failure> {
+    let sums = backend.capacity(&args.resource).await?;
+    let answer = Answer::new(codec::capacity(&sums));
+    if sums.is_empty() {
+        return Ok(answer.line(format!("nothing was ever drawn of {}", args.resource)));
+    }
+    let mut table = Table::new(["LIMIT", ">BUCKETS", ">AVAILABLE", ">BURST", ">CONSUMED"]);
+    for (limit, sum) in &sums {
+        let numbers = [sum.available.to_string(), sum.burst.to_string(), sum.consumed.to_string()];
+        table.row([limit.to_string(), sum.buckets.to_string()].into_iter().chain(numbers));
+    }
+    Ok(answer.table(table))
 }
 
 pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result<Answer, Failure> {

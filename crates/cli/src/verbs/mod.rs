@@ -105,6 +105,7 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Answer, Failure> {
         Verb::Entity(verb) => entity::run(&backend, verb).await,
         Verb::Acquire(args) => acquire::run(backend, args).await,
         Verb::Balance(args) => look::balance(&backend, args).await,
+        Verb::Capacity(args) => look::capacity(&backend, args).await,
         Verb::Explain(args) => look::explain(&backend, args).await,
         Verb::Usage(verb) => usage::run(&backend, verb).await,
         Verb::Audit(verb) => audit::run(&backend, verb).await,

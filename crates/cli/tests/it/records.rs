@@ -71,6 +71,26 @@ fn an_entity_that_cannot_be_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn capacity_sums_the_buckets_of_a_resource() {
+    for shop in Shop::both() {
+        shop.ok("limits set system rpd:5/day");
+        assert_eq!(shop.ok("capacity gpt"), "nothing was ever drawn of gpt\n");
+        shop.ok("acquire acme gpt rpd=4");
+        shop.ok("acquire beta gpt rpd=1");
+        shop.ok("acquire beta other rpd=1");
+        assert_eq!(
+            shop.ok("capacity gpt"),
+            "LIMIT  BUCKETS  AVAILABLE  BURST  CONSUMED\n\
+             rpd          2          5     10         5\n"
+        );
+        assert_eq!(
+            shop.json("capacity gpt").to_string(),
+            r#"{"limits":[{"available":5,"buckets":2,"burst":10,"consumed":5,"limit":"rpd"}]}"#
+        );
+    }
+}
+
+#[test]
 fn balances_and_explanations_say_whose_limit_it_is_and_by_which_policy() {
     for shop in Shop::both() {
         shop.ok("limits set system rpd:5/day");

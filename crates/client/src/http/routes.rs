@@ -43,6 +43,8 @@ macro_rules! routes {
                 ask Call::post("/v1/leases/{lease}/cancel", cancel, Repeat::Freely).at(lease);
             /// The limits of a subject and of those above it that it draws from, as they are.
             balances(query: &BalanceQuery) -> Balances, ask Call::get("/v1/balances").asking(query);
+            /// How much of a resource's limits is in use, over all buckets.
+            capacity(query: &CapacityQuery) -> Capacities, ask Call::get("/v1/capacity").asking(query);
             /// What would happen to an acquire, and why: nothing is taken.
             explain(question: &Ask) -> Explanation, ask Call::post("/v1/explain", question, Repeat::Freely);
             /// A page of all entities, by id.

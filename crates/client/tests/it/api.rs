@@ -117,6 +117,8 @@ async fn every_route_of_the_server_has_a_function_that_understands_its_answer() 
     client.spend(&spend).await.unwrap();
     let query = BalanceQuery { entity: Some(acme.clone()), resource: None };
     assert!(!client.balances(&query).await.unwrap().limits.is_empty());
+    let query = CapacityQuery { resource: Some("gpt-4".parse().unwrap()) };
+    assert_eq!(client.capacity(&query).await.unwrap().limits[0].buckets, 1);
     let query = UsageQuery { entity: Some(acme.clone()), ..UsageQuery::default() };
     assert_eq!(client.usage(&query).await.unwrap().items[0].units, 10);
     assert_eq!(client.usage_summary(&query).await.unwrap().limits["tpm"].units, 10);

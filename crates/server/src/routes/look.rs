@@ -1,8 +1,10 @@
 //! Looking without taking.
 
 use axum::extract::State as With;
-use tidegate::{LimitLine, Would as Will};
-use tidegate_client::{Ask, BalanceQuery, Balances, Explanation, LimitState, Would};
+use tidegate::{LimitLine, LimitName, Would as Will};
+use tidegate_client::{
+    Ask, BalanceQuery, Balances, Capacities, Capacity, CapacityQuery, Explanation, LimitState, Would,
+};
 
 use crate::codec::{Asked, Done, Sent};
 use crate::refusal::Refusal;
@@ -29,6 +31,28 @@ pub(super) async fn balances(
         balances.iter().map(|balance| LimitState::new(balance, None)).collect()
     };
     Ok(Done(Balances { limits }))
+}
+
+/// How much of a resource's limits is in use, over all buckets. It reads every bucket of the resource.
+#[utoipa::path(get, path = "/v1/capacity", params(CapacityQuery), responses(
+    (status = 200, description = "The limits, by name.", body = Capacities),
+))]
+pub(super) async fn capacity(
+    With(state): With<State>,
+    Asked(query): Asked<CapacityQuery>,
+) -> Result<Done<Capacities>, Refusal> {
+    let Some(resource) = query.resource else {
+        return Err(Refusal::invalid("resource", "say of which resource: `?resource=NAME`"));
+    };
+    let sums = state.within(state.limiter().capacity(resource.0.as_str())).await??;
+    let limit = |(limit, sum): (LimitName, tidegate::Capacity)| Capacity {
+        limit: limit.to_string(),
+        buckets: sum.buckets,
+        burst: sum.burst,
+        available: sum.available,
+        consumed: sum.consumed,
+    };
+    Ok(Done(Capacities { limits: sums.into_iter().map(limit).collect() }))
 }
 
 /// What would happen to an acquire, and why: nothing is taken.

@@ -90,6 +90,7 @@ fn table() -> Vec<Route> {
         route!(POST "/v1/leases/{lease}/settle", ACQUIRE, lease::settle),
         route!(POST "/v1/leases/{lease}/cancel", ACQUIRE, lease::cancel),
         route!(GET "/v1/balances", READ, look::balances),
+        route!(GET "/v1/capacity", READ, look::capacity),
         route!(POST "/v1/explain", READ, look::explain),
         route!(GET "/v1/entities", READ, entity::list),
         route!(GET "/v1/entities/{entity}", READ, entity::get),

@@ -152,6 +152,14 @@ async fn balances_and_explanations_take_nothing() {
     kit.get("/v1/balances").await.is_problem(422, "invalid", "entity");
     kit.get("/v1/balances?entity=a%23b").await.is_problem(422, "invalid", "entity");
     kit.get("/v1/balances?who=acme").await.is_problem(422, "invalid", "who");
+    let capacity = kit.get("/v1/capacity?resource=gpt-4").await;
+    let sum = &capacity.body["limits"][0];
+    assert_eq!(
+        (&sum["limit"], &sum["buckets"], &sum["available"]),
+        (&json!("tpm"), &json!(1), &json!(200)),
+        "{sum}"
+    );
+    kit.get("/v1/capacity").await.is_problem(422, "invalid", "resource");
 }
 
 #[tokio::test]

@@ -93,6 +93,16 @@ pub enum Settled {
     Later,
 }
 
+/// Whether the store has an adjustment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Adjusted {
+    /// It has.
+    Now,
+    /// It did not answer: the change travels with the settle. Lost if the process ends before.
+    WithSettle,
+}
+
 impl Lease {
     /// The lease's id.
     pub const fn id(&self) -> LeaseId {
@@ -200,7 +210,8 @@ impl Lease {
     }
 
     /// Takes what turned out to be needed, or gives back what was not: never refused, and what is missing is debt.
-    /// No more is given back than is held. When the store is away the change is kept and told with the end.
+    /// No more is given back than is held. A change that the store did not hear of is kept and travels with the settle, which
+    /// the answer says.
     ///
     /// # Errors
     /// [`LimitError::Cost`] for a limit that is not known, and a [`StoreError::Ended`] for a lease that has ended, or
@@ -208,7 +219,10 @@ impl Lease {
     ///
     /// # Cancel safety
     /// Dropping the future leaves the change made: it is told with the end if the store has not heard of it.
-    pub async fn adjust<'a>(&mut self, changes: impl AsRef<[(&'a str, i64)]>) -> Result<(), LimitError> {
+    pub async fn adjust<'a>(
+        &mut self,
+        changes: impl AsRef<[(&'a str, i64)]>,
+    ) -> Result<Adjusted, LimitError> {
         self.check_open()?;
         let deltas = self.now.levels.deltas(changes.as_ref())?;
         check_held(&self.now.levels, &self.now.actual, &deltas)?;
@@ -219,7 +233,7 @@ impl Lease {
             }
         }
         if self.backing == Backing::Nobody {
-            return Ok(());
+            return Ok(Adjusted::Now);
         }
         let (step, levels) = (self.next_step(), Arc::clone(&self.now.levels));
         let adjust = Adjust { lease: self.now.lease, step, levels, deltas };
@@ -229,9 +243,9 @@ impl Lease {
                 if gives_back {
                     self.shared.turns.returned(&self.now.levels);
                 }
-                Ok(())
+                Ok(Adjusted::Now)
             }
-            Err(failed) if failed.error.is_transient() => Ok(()),
+            Err(failed) if failed.error.is_transient() => Ok(Adjusted::WithSettle),
             Err(failed) => Err(LimitError::Store(failed.error)),
         }
     }

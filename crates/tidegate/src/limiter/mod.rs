@@ -38,7 +38,7 @@ pub use error::{LimitError, LimitLine, Limited};
 pub use events::LimitEvent;
 pub use explain::{Explanation, Would};
 pub(crate) use joining::{Finish, Resolved};
-pub use lease::{Degraded, Lease, Settled};
+pub use lease::{Adjusted, Degraded, Lease, Settled};
 pub use policies::CacheStats;
 pub use remote::{LeaseStep, OpenLease};
 pub use request::Request;

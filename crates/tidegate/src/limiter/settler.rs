@@ -4,8 +4,10 @@
 //! store, again and again while the store is away or in a state that can be repaired. When the list is full, when the
 //! time is over or when it cannot help to say the same again, the lease stays spent, which is an event and is counted. A
 //! runtime that shuts down hands what it had back.
+//!
+//! A job that has to wait for its next attempt is set aside, so that no worker sleeps on it: others go on.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -21,7 +23,7 @@ use tidegate_store::{Cancel, Settle, StoreError};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
 use super::events::LimitEvent;
@@ -37,25 +39,37 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from
 pub(super) struct Settler {
     list: Mutex<List>,
     idle: Notify,
+    /// A job was set aside.
+    set_aside: Notify,
     max: usize,
     lost: AtomicU64,
 }
 
 #[derive(Default)]
 struct List {
-    jobs: VecDeque<Job>,
+    ready: VecDeque<Job>,
+    /// By when they are tried again, and a number that tells them apart.
+    delayed: BTreeMap<(Instant, u64), Job>,
+    last_number: u64,
     /// Jobs that a worker has in hand.
     in_hand: usize,
     workers: usize,
+    /// Whether a worker waits for the first of the delayed.
+    has_watch: bool,
+}
+
+impl List {
+    fn len(&self) -> usize {
+        self.ready.len() + self.delayed.len() + self.in_hand
+    }
 }
 
 struct Job {
     end: End,
     /// After this it is given up: the lease expires by itself.
     until: Instant,
-    /// How often the store was there and refused it, and when it is told again.
-    refusals: u32,
-    not_before: Option<Instant>,
+    /// Attempts that failed.
+    attempts: u32,
 }
 
 /// What an error says about the ending that it answers.
@@ -91,9 +105,17 @@ impl Unheard {
 /// What became of an attempt to tell the store.
 enum Told {
     Heard,
-    /// The store is there and refuses; later it may not.
-    Refused,
+    /// The store is unavailable or refuses; later it may not.
+    Later,
     Lost,
+}
+
+/// What a worker does next.
+enum Next {
+    Job,
+    /// All jobs are delayed; the first until then.
+    Wait(Instant),
+    Leave,
 }
 
 /// How a lease ends.
@@ -116,12 +138,17 @@ impl End {
 
 impl Settler {
     pub(super) fn new(max: usize) -> Self {
-        Self { list: Mutex::default(), idle: Notify::new(), max, lost: AtomicU64::new(0) }
+        Self {
+            list: Mutex::default(),
+            idle: Notify::new(),
+            set_aside: Notify::new(),
+            max,
+            lost: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn pending(&self) -> usize {
-        let list = self.lock();
-        list.jobs.len() + list.in_hand
+        self.lock().len()
     }
 
     pub(super) fn lost(&self) -> u64 {
@@ -142,14 +169,13 @@ impl Shared {
     /// Has a lease ended in the background. Answers whether there was room.
     pub(super) fn settle_later(self: &Arc<Self>, end: End) -> bool {
         let mut list = self.settler.lock();
-        let waiting = list.jobs.len() + list.in_hand;
-        if waiting >= self.settler.max {
+        if list.len() >= self.settler.max {
             drop(list);
             self.lost(end.lease());
             return false;
         }
         let until = Instant::now() + REMEMBERED;
-        list.jobs.push_back(Job { end, until, refusals: 0, not_before: None });
+        list.ready.push_back(Job { end, until, attempts: 0 });
         drop(list);
         self.wake_settler();
         true
@@ -169,69 +195,99 @@ impl Shared {
 
     fn employ(self: &Arc<Self>, handle: &Handle) {
         let mut list = self.settler.lock();
-        let wanted = list.jobs.len().min(WORKERS_MAX);
-        if list.workers >= wanted {
+        let has_work = !list.ready.is_empty() || (!list.delayed.is_empty() && !list.has_watch);
+        let working = list.workers - usize::from(list.has_watch);
+        if !has_work || working >= list.ready.len().clamp(1, WORKERS_MAX) {
             return;
         }
         list.workers += 1;
         drop(list);
-        let worker = Worker { shared: Arc::clone(self), job: None, has_left: false };
+        let worker = Worker { shared: Arc::clone(self), job: None, is_watching: false, has_left: false };
         handle.spawn(worker.run());
     }
 }
 
-/// One that works on the list until it is empty. Dropped earlier, it hands back what it had.
+/// Works on the list until it is empty. Dropped earlier, it hands back what it had.
 struct Worker {
     shared: Arc<Shared>,
     job: Option<Job>,
+    is_watching: bool,
     has_left: bool,
 }
 
 impl Worker {
     async fn run(mut self) {
-        while self.next() {
-            let Some(job) = &self.job else { return };
-            // A store that panics at this one would at the next attempt: it is given up, and the others go on.
-            match unless_it_panics(self.shared.tell_store(job)).await {
-                Told::Heard => {}
-                Told::Refused => {
-                    self.put_back();
-                    continue;
-                }
-                Told::Lost => self.shared.lost(job.end.lease()),
+        let shared = Arc::clone(&self.shared);
+        loop {
+            // Another job may be set aside for less long.
+            let set_aside = shared.settler.set_aside.notified();
+            match self.next() {
+                Next::Job => self.work().await,
+                Next::Wait(until) => drop(timeout_at(until, set_aside).await),
+                Next::Leave => return,
             }
-            self.job = None;
-            self.shared.settler.lock().in_hand -= 1;
         }
     }
 
-    /// Leaves a job for later, behind the others: one bucket that is damaged holds up nobody else's endings.
-    fn put_back(&mut self) {
+    async fn work(&mut self) {
+        let Some(job) = &self.job else { return };
+        // A store that panics at this one would at the next attempt: it is given up, and the others go on.
+        match unless_it_panics(self.shared.tell_store(job)).await {
+            Told::Heard => {}
+            Told::Later => return self.set_aside(),
+            Told::Lost => self.shared.lost(job.end.lease()),
+        }
+        self.job = None;
+        self.shared.settler.lock().in_hand -= 1;
+    }
+
+    /// Leaves a job for later.
+    fn set_aside(&mut self) {
         let Some(mut job) = self.job.take() else { return };
-        job.refusals += 1;
-        let delay = backoff().delay(job.refusals, &mut Random::seeded(rand::random()));
-        job.not_before = Some(Instant::now() + delay);
+        job.attempts += 1;
+        let backoff = Backoff::exponential(BACKOFF.0, BACKOFF.1).jitter(Jitter::Full);
+        let at = Instant::now() + backoff.delay(job.attempts, &mut Random::seeded(rand::random()));
         let mut list = self.shared.settler.lock();
         list.in_hand -= 1;
-        list.jobs.push_back(job);
+        list.last_number += 1;
+        let number = list.last_number;
+        list.delayed.insert((at, number), job);
+        drop(list);
+        self.shared.settler.set_aside.notify_waiters();
     }
 
-    fn next(&mut self) -> bool {
+    fn next(&mut self) -> Next {
+        let now = Instant::now();
         let mut list = self.shared.settler.lock();
-        self.job = list.jobs.pop_front();
+        if std::mem::take(&mut self.is_watching) {
+            list.has_watch = false;
+        }
+        let first = list.delayed.first_key_value().map(|((at, _), _)| *at);
+        self.job = if first.is_some_and(|at| at <= now) {
+            list.delayed.pop_first().map(|(_, job)| job)
+        } else {
+            list.ready.pop_front()
+        };
         if self.job.is_some() {
             list.in_hand += 1;
-            return true;
+            return Next::Job;
         }
-        // Under the lock that found nothing: whoever adds a job from now on needs another worker.
+        if let Some(until) = first
+            && !list.has_watch
+        {
+            list.has_watch = true;
+            self.is_watching = true;
+            return Next::Wait(until);
+        }
+        // Under the lock that found nothing: a job added from now on needs another worker.
         list.workers -= 1;
         self.has_left = true;
-        let is_idle = list.in_hand == 0;
+        let is_idle = list.len() == 0;
         drop(list);
         if is_idle {
             self.shared.settler.idle.notify_waiters();
         }
-        false
+        Next::Leave
     }
 }
 
@@ -243,9 +299,12 @@ impl Drop for Worker {
         // Its runtime is shutting down: another one goes on.
         let mut list = self.shared.settler.lock();
         list.workers -= 1;
+        if self.is_watching {
+            list.has_watch = false;
+        }
         if let Some(job) = self.job.take() {
             list.in_hand -= 1;
-            list.jobs.push_front(job);
+            list.ready.push_front(job);
         }
         drop(list);
         self.shared.employ(&own_thread());
@@ -253,41 +312,25 @@ impl Drop for Worker {
 }
 
 impl Shared {
-    /// Tells the store how a lease ended, again and again while it is away.
+    /// Tells the store how a lease ended.
     async fn tell_store(&self, job: &Job) -> Told {
-        if let Some(not_before) = job.not_before {
-            sleep_until(not_before).await;
+        let answer = match &job.end {
+            End::Cancel(cancel) => self.guard.call(self.store.cancel(cancel)).await,
+            End::Settle(settle) => self.guard.call(self.store.settle(settle)).await,
+        };
+        let Err(failed) = answer else {
+            self.turns.returned(match &job.end {
+                End::Cancel(cancel) => &cancel.levels,
+                End::Settle(settle) => &settle.levels,
+            });
+            return Told::Heard;
+        };
+        match Unheard::of(&failed.error) {
+            Unheard::Over(_) => Told::Heard,
+            Unheard::Later if Instant::now() < job.until => Told::Later,
+            Unheard::Later | Unheard::Never => Told::Lost,
         }
-        let backoff = backoff();
-        let mut random = Random::seeded(rand::random());
-        for attempt in 1.. {
-            let answer = match &job.end {
-                End::Cancel(cancel) => self.guard.call(self.store.cancel(cancel)).await,
-                End::Settle(settle) => self.guard.call(self.store.settle(settle)).await,
-            };
-            let Err(failed) = answer else {
-                self.turns.returned(match &job.end {
-                    End::Cancel(cancel) => &cancel.levels,
-                    End::Settle(settle) => &settle.levels,
-                });
-                return Told::Heard;
-            };
-            match Unheard::of(&failed.error) {
-                Unheard::Over(_) => return Told::Heard,
-                Unheard::Later if Instant::now() >= job.until => return Told::Lost,
-                Unheard::Later if failed.error.is_transient() => {
-                    sleep(backoff.delay(attempt, &mut random)).await;
-                }
-                Unheard::Later => return Told::Refused,
-                Unheard::Never => return Told::Lost,
-            }
-        }
-        Told::Lost
     }
-}
-
-fn backoff() -> Backoff {
-    Backoff::exponential(BACKOFF.0, BACKOFF.1).jitter(Jitter::Full)
 }
 
 async fn unless_it_panics(told: impl Future<Output = Told>) -> Told {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate::store::wrap::Verb;
 use tidegate::{
-    Degraded, Limit, LimitError, LimitEvent, Limiter, Memory, OnUnavailable, Scope, Settled, Share,
+    Adjusted, Degraded, Limit, LimitError, LimitEvent, Limiter, Memory, OnUnavailable, Scope, Settled, Share,
     StoreError,
 };
 use tokio::time::Instant;
@@ -386,9 +386,10 @@ async fn an_adjustment_that_is_not_heard_is_told_with_the_end() {
     let limiter =
         over(&store).defaults([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]).build().unwrap();
     let mut lease = limiter.acquire(ACME, [("rpm", 20)]).await.unwrap();
+    assert_eq!(lease.adjust([("rpm", 1)]).await.unwrap(), Adjusted::Now);
     store.go_away();
-    lease.adjust([("rpm", 15), ("tpm", 3)]).await.unwrap();
-    lease.adjust([("rpm", -5)]).await.unwrap();
+    assert_eq!(lease.adjust([("rpm", 14), ("tpm", 3)]).await.unwrap(), Adjusted::WithSettle);
+    assert_eq!(lease.adjust([("rpm", -5)]).await.unwrap(), Adjusted::WithSettle);
     assert_eq!((lease.held("rpm"), lease.held("tpm")), (Some(30), Some(3)));
     store.come_back();
     tokio::time::advance(secs(2)).await;

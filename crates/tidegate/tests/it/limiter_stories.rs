@@ -102,7 +102,7 @@ async fn after_an_ending_that_nobody_waited_for_nothing_else_is_done() {
         assert!(matches!(polled, Poll::Pending));
     }
     store.come_back();
-    for refused in [lease.extend([("rpm", 5)]).await, lease.adjust([("rpm", 5)]).await] {
+    for refused in [lease.extend([("rpm", 5)]).await, lease.adjust([("rpm", 5)]).await.map(drop)] {
         assert!(matches!(refused, Err(LimitError::Store(StoreError::Ended { .. }))), "{refused:?}");
     }
     assert!(lease.settle([("rpm", 5)]).await.is_err(), "it was settled at something else");
