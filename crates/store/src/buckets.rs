@@ -275,9 +275,10 @@ pub struct Bucket {
 /// it arrives.
 ///
 /// *Deadlines.* A lease past its deadline ends by itself: settled at what it holds, or returned, as its terms say.
-/// A store does so no later than [`sweep`](crate::Store::sweep) is called, or the lease is renewed or looked at. A renewal
-/// moves the deadline forward, by the store's clock, and never back; it changes nothing of what is held. What is past its
-/// deadline is not renewed.
+/// A store does so no later than [`sweep`](crate::Store::sweep) is called, the lease is looked at, or a step of it arrives:
+/// an extension, adjustment, renewal, settle or cancel after the deadline changes nothing else and is answered as on a lease
+/// that has [expired](tidegate_core::limit::lease::Ending::Expired). A renewal moves the deadline forward, by the store's
+/// clock, and never back; it changes nothing of what is held.
 ///
 /// *The ledger* is written with what ends the lease, in one transaction, and stamped with the draw's time.
 pub trait Buckets {

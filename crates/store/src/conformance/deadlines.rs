@@ -6,7 +6,7 @@ use tidegate_core::limit::lease::{DEADLINE, Ending};
 use tidegate_core::limit::policy::OnExpiry;
 
 use super::Fixture;
-use super::kit::{granted, is_ended, levels, millis, own, slow};
+use super::kit::{Lease, granted, is_ended, levels, millis, own, repeated, slow};
 use super::ledger::used_by;
 use crate::Terms;
 
@@ -98,16 +98,99 @@ pub async fn a_sweep_has_a_bound_and_counts_what_it_ends(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (80, 20));
 }
 
-/// A repeat of the ending that was on its way is told that the lease expired, and changes nothing.
-pub async fn a_settle_after_the_deadline_changes_nothing(fixture: Fixture) {
-    let levels = own("acme", &[slow("rpm", 100)]);
-    let lease = fixture.takes_on(SETTLED, &levels, &[("rpm", 10)]).await;
-    fixture.time.pass(millis(60)).await;
+/// A step after the deadline answers `Expired` without a sweep before it. The lease ends as its terms say, once.
+pub async fn late_step_ends_lease_as_expired(fixture: Fixture) {
+    for terms in [SETTLED, RETURNED] {
+        for late in Late::ALL {
+            let entity = format!("{late:?}-{:?}", terms.on_expiry);
+            let parent = format!("{entity}-parent");
+            let limits = [slow("rpm", 100)];
+            let levels = levels(0, &[(&entity, &limits), (&parent, &limits)]);
+            let lease = fixture.takes_on(terms, &levels, &[("rpm", 10)]).await;
+            fixture.time.pass(millis(60)).await;
+            late.is_expired(&fixture, &lease).await;
+            lease.has_ended(Ending::Expired, &[("rpm", 1)]).await;
+            fixture.sweep_all().await;
+            for entity in [&entity, &parent] {
+                if terms.on_expiry == OnExpiry::Return {
+                    fixture.is_untouched(entity, "rpm").await;
+                    assert_eq!(used_by(&fixture, entity, "rpm").await, (0, 0, 0), "{entity}");
+                } else {
+                    assert_eq!(fixture.shows(entity, "rpm").await, (90, 10), "{entity}");
+                    let (units, _, leases) = used_by(&fixture, entity, "rpm").await;
+                    assert_eq!((units, leases), (10, 1), "{entity}");
+                }
+            }
+        }
+    }
+}
+
+/// A call may end some leases that are due before it does its own work. A late step answers the same beyond that bound.
+pub async fn late_step_behind_many_due_is_expired(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 1_000)]);
+    let last = Terms { deadline: BRIEF + millis(5), ..SETTLED };
+    for (late, sum) in Late::ALL.into_iter().zip([80, 160, 240, 320]) {
+        for _ in 0..70 {
+            fixture.takes_on(SETTLED, &levels, &[("rpm", 1)]).await;
+        }
+        let lease = fixture.takes_on(last, &levels, &[("rpm", 10)]).await;
+        fixture.time.pass(millis(60)).await;
+        late.is_expired(&fixture, &lease).await;
+        fixture.sweep_all().await;
+        assert_eq!(fixture.shows("acme", "rpm").await, (1_000 - sum, sum), "{late:?}");
+    }
+    assert_eq!(used_by(&fixture, "acme", "rpm").await, (320, 320, 284));
+}
+
+/// An ending that was done before the deadline is answered as the first time. Any other step of an open lease is not:
+/// a sweep may have come first.
+pub async fn repeat_after_deadline_is_of_endings_only(fixture: Fixture) {
+    let work = async |entity: &str, deadline| {
+        let levels = own(entity, &[slow("rpm", 100)]);
+        let terms = Terms { deadline, ..SETTLED };
+        let mut leases = Vec::new();
+        for _ in 0..4 {
+            leases.push(fixture.takes_on(terms, &levels, &[("rpm", 10)]).await);
+        }
+        fixture.store.settle(&leases[0].settlement(1, &[("rpm", 4)])).await?;
+        fixture.store.cancel(&leases[1].cancellation(1)).await?;
+        granted(Ok(fixture.store.extend(&leases[2].extension(1, &[("rpm", 5)])).await?));
+        fixture.store.adjust(&leases[3].adjustment(1, &[("rpm", -3)])).await?;
+        Ok(leases)
+    };
+    let (entity, deadline, leases) = fixture.in_time(work).await;
+    fixture.time.pass(deadline + BRIEF).await;
+    let settled = fixture.store.settle(&leases[0].settlement(1, &[("rpm", 4)])).await;
+    repeated(&settled.expect("a repeated settle is answered"));
+    repeated(&fixture.store.cancel(&leases[1].cancellation(1)).await.expect("a repeated cancel is answered"));
+    is_ended(fixture.store.extend(&leases[2].extension(1, &[("rpm", 5)])).await, Ending::Expired);
+    is_ended(fixture.store.adjust(&leases[3].adjustment(1, &[("rpm", -3)])).await, Ending::Expired);
     fixture.sweep_all().await;
-    is_ended(fixture.store.settle(&lease.settlement(1, &[("rpm", 3)])).await, Ending::Expired);
-    is_ended(fixture.store.cancel(&lease.cancellation(1)).await, Ending::Expired);
-    assert_eq!(fixture.shows("acme", "rpm").await, (90, 10));
-    assert_eq!(used_by(&fixture, "acme", "rpm").await, (10, 10, 1));
+    assert_eq!(fixture.shows(&entity, "rpm").await, (74, 26));
+    assert_eq!(used_by(&fixture, &entity, "rpm").await, (26, 26, 3));
+}
+
+/// A step that comes after the deadline.
+#[derive(Debug, Clone, Copy)]
+enum Late {
+    Settle,
+    Cancel,
+    Extend,
+    Adjust,
+}
+
+impl Late {
+    const ALL: [Self; 4] = [Self::Settle, Self::Cancel, Self::Extend, Self::Adjust];
+
+    async fn is_expired(self, fixture: &Fixture, lease: &Lease) {
+        let (store, expired) = (&fixture.store, Ending::Expired);
+        match self {
+            Self::Settle => is_ended(store.settle(&lease.settlement(1, &[("rpm", 3)])).await, expired),
+            Self::Cancel => is_ended(store.cancel(&lease.cancellation(1)).await, expired),
+            Self::Extend => is_ended(store.extend(&lease.extension(1, &[("rpm", 5)])).await, expired),
+            Self::Adjust => is_ended(store.adjust(&lease.adjustment(1, &[("rpm", -3)])).await, expired),
+        }
+    }
 }
 
 /// An hour, which is how long a lease has unless said otherwise.

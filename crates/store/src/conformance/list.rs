@@ -102,7 +102,9 @@ macro_rules! __tidegate_cases {
                 a_lease_that_has_ended_does_not_expire
                 a_sweep_ends_no_lease_before_its_deadline
                 a_sweep_has_a_bound_and_counts_what_it_ends
-                a_settle_after_the_deadline_changes_nothing
+                late_step_ends_lease_as_expired
+                late_step_behind_many_due_is_expired
+                repeat_after_deadline_is_of_endings_only
             ;
             renewals:
                 a_renewed_lease_does_not_expire_at_its_old_deadline

@@ -125,7 +125,11 @@ impl<B: Book> Desk<'_, B> {
     pub(crate) fn extend(&mut self, extend: &Extend) -> Result<Drawn, StoreError> {
         let Self { leases, reach, now, .. } = self;
         let now = *now;
-        if turn(leases.open(extend.lease)?, extend.step, &extend.levels)? == Turn::Repeat {
+        let open = leases.open(extend.lease)?;
+        if open.record.is_due(now) {
+            return self.end_due(extend.lease, &extend.levels);
+        }
+        if turn(open, extend.step, &extend.levels)? == Turn::Repeat {
             return Ok(Drawn::Granted(repeated(reach, leases.open(extend.lease)?, &extend.levels)));
         }
         let open = leases.open_mut(extend.lease)?;
@@ -144,7 +148,11 @@ impl<B: Book> Desk<'_, B> {
     pub(crate) fn adjust(&mut self, adjust: &Adjust) -> Result<Moved, StoreError> {
         let Self { leases, reach, now, .. } = self;
         let now = *now;
-        if turn(leases.open(adjust.lease)?, adjust.step, &adjust.levels)? == Turn::Repeat {
+        let open = leases.open(adjust.lease)?;
+        if open.record.is_due(now) {
+            return self.end_due(adjust.lease, &adjust.levels);
+        }
+        if turn(open, adjust.step, &adjust.levels)? == Turn::Repeat {
             return Ok(repeated(reach, leases.open(adjust.lease)?, &adjust.levels));
         }
         let Open { record, levels, places, .. } = leases.open_mut(adjust.lease)?;
@@ -156,15 +164,13 @@ impl<B: Book> Desk<'_, B> {
         Ok(Moved { at: now, is_repeat: false, readings })
     }
 
-    /// Gives a lease more time. One that is past its deadline ends here, if nobody has ended it yet.
+    /// Gives a lease more time.
     pub(crate) fn renew(&mut self, renew: &Renew) -> Result<Renewed, StoreError> {
         let (lease, step, now) = (renew.lease, renew.step, self.now);
         check_renewal(renew)?;
         let open = self.leases.open(lease)?;
-        same_levels(open, &renew.levels)?;
         if open.record.is_due(now) {
-            self.expire(lease)?;
-            return Err(StoreError::Ended { lease, how: Ending::Expired });
+            return self.end_due(lease, &renew.levels);
         }
         let is_repeat = turn(open, step, &renew.levels)? == Turn::Repeat;
         if !is_repeat {
@@ -192,6 +198,9 @@ impl<B: Book> Desk<'_, B> {
                 };
             }
         };
+        if open.record.is_due(now) {
+            return self.end_due(lease, &settle.levels);
+        }
         last_turn(open, step, &settle.levels)?;
         let Open { record, levels, places, .. } = open;
         fits(levels, settle.actual.len())?;
@@ -214,6 +223,7 @@ impl<B: Book> Desk<'_, B> {
             Known::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
             // Its draw is still on its way: a mark is left, and it will be refused.
             Known::Unknown => Readings::new(),
+            Known::Open(open) if open.record.is_due(now) => return self.end_due(lease, &cancel.levels),
             Known::Open(open) => {
                 last_turn(open, cancel.step, &cancel.levels)?;
                 let Open { record, levels, places, .. } = leases.open_mut(lease)?;
@@ -225,6 +235,14 @@ impl<B: Book> Desk<'_, B> {
         };
         leases.end(lease, Ended { how: Ending::Cancelled, step: cancel.step, at: now, digest: 0 });
         Ok(Moved { at: now, is_repeat: false, readings })
+    }
+
+    /// Ends a lease whose step came after its deadline. The answer is the same as after a sweep.
+    #[cold]
+    fn end_due<T>(&mut self, lease: LeaseId, levels: &Arc<Levels>) -> Result<T, StoreError> {
+        same_levels(self.leases.open(lease)?, levels)?;
+        self.expire(lease)?;
+        Err(StoreError::Ended { lease, how: Ending::Expired })
     }
 
     /// Ends a lease that is past its deadline, unless somebody was faster.

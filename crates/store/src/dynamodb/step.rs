@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::limit::cascade::{Level, Levels};
-use tidegate_core::limit::lease::{LeaseId, REMEMBERED, Record};
+use tidegate_core::limit::lease::{Ending, LeaseId, REMEMBERED, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
@@ -39,7 +39,7 @@ pub(super) enum Used<'a> {
     Nothing,
     /// This, and what it holds of what is not named.
     Actual(&'a [Option<u64>]),
-    /// What it holds, if it is not to be returned.
+    /// What it holds, if it is not to be returned: the lease expires, whatever the step was.
     Held,
 }
 
@@ -118,7 +118,9 @@ impl DynamoDb {
                 (parts, apart) = self.look_for(step, now).await?;
                 continue;
             }
-            let step = &Step { asked: step.asked.filter(|_| !is_refusal), ..*step };
+            let is_expired = decided.slip.end().is_some_and(|ended| ended.how == Ending::Expired);
+            let used = if is_expired { Used::Held } else { step.used };
+            let step = &Step { asked: step.asked.filter(|_| !is_refusal && !is_expired), used, ..*step };
             let (actions, whose) = match &place {
                 Place::Apart { text, record } => {
                     self.apart_writes(step, &parts, &decided, (text, record), now)

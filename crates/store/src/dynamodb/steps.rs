@@ -63,7 +63,7 @@ impl Buckets for DynamoDb {
         Reply::later(self.within(async move {
             check_renewal(renew)?;
             let Renew { lease, levels, .. } = renew;
-            let step = Step { lease: *lease, levels, asked: None, used: Used::Held };
+            let step = Step { lease: *lease, levels, asked: None, used: Used::Nothing };
             self.step(&step, |desk| desk.renew(renew)).await
         }))
     }

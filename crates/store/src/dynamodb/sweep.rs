@@ -143,7 +143,7 @@ impl DynamoDb {
         swept: &mut Swept,
     ) -> Result<(), StoreError> {
         let _turn = self.inner.phases.enter(levels, Turn::Giving).await;
-        let step = Step { lease, levels, asked: None, used: Used::Held };
+        let step = Step { lease, levels, asked: None, used: Used::Nothing };
         let expired = self.step(&step, |desk| {
             let is_due = match crate::desk::Book::find(desk.leases, lease) {
                 crate::desk::Known::Open(open) => open.record.is_due(desk.now),

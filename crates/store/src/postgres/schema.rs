@@ -12,16 +12,19 @@ use crate::error::StoreError;
 use crate::lifecycle::other_version;
 
 /// What brings a schema of the version before it to the next. They are never changed, only added to.
-const MIGRATIONS: [&[&str]; 2] = [
-    &[include_str!("sql/tables.sql"), include_str!("sql/steps.sql")],
+const MIGRATIONS: [&str; 3] = [
+    include_str!("sql/tables.sql"),
     // When a schema came to each version, from now on.
-    &[
-        "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
-    ],
+    "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
+    // Functions only: a step after the deadline of its lease is refused.
+    "",
 ];
 
+/// The functions of the current version. Every migration replaces them.
+const FUNCTIONS: &str = include_str!("sql/steps.sql");
+
 /// The version of a schema that is up to date.
-pub(super) const CURRENT: i64 = 2;
+pub(super) const CURRENT: i64 = 3;
 
 /// "tide" in ASCII: the first half of the locks that we take, so that no other program's are met.
 const LOCKS: i32 = 0x7469_6465;
@@ -65,14 +68,15 @@ async fn migrate(client: &mut Client, sql: &Sql, place: &str, patience: Patience
         transaction.batch_execute(&sql.text(make)).await.map_err(of_place)?;
     }
     for migration in MIGRATIONS.iter().skip(usize::try_from(version).unwrap_or(usize::MAX)) {
-        for part in *migration {
-            transaction.batch_execute(&sql.text(part)).await.map_err(of_place)?;
-        }
+        transaction.batch_execute(&sql.text(migration)).await.map_err(of_place)?;
         version += 1;
         transaction
             .batch_execute(&sql.text(&format!("INSERT INTO @.versions (version) VALUES ({version})")))
             .await
             .map_err(of_place)?;
+    }
+    if from < CURRENT {
+        transaction.batch_execute(&sql.text(FUNCTIONS)).await.map_err(of_place)?;
     }
     transaction.commit().await.map_err(of_place)?;
     Ok(from)

@@ -46,6 +46,15 @@ fn a_renewal_that_is_not_made_is_found() {
 }
 
 #[test]
+fn late_step_that_is_accepted_is_found() {
+    finds(
+        Defect::NeverExpires,
+        conformance::deadlines::late_step_ends_lease_as_expired,
+        "a lease that was expired answers Ok",
+    );
+}
+
+#[test]
 fn a_token_that_is_not_revoked_is_found() {
     finds(
         Defect::RevokesNothing,

@@ -1,16 +1,16 @@
 -- What the server's clock reads, or the `wall` that somebody else's does, in microseconds.
-CREATE FUNCTION @.wall(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION @.wall(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(wall, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
 
 -- What time it is for those who only look.
-CREATE FUNCTION @.now(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION @.now(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT greatest(@.wall(wall) + ahead, latest) FROM @.clock WHERE id = 1
 $$;
 
 -- What time it is for those who change what was last changed at `seen`: never before it. A clock that is more than a second
 -- behind was set back: time goes on from where it was. Less than that is waited out.
-CREATE FUNCTION @.tick(p_wall bigint, seen bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION @.tick(p_wall bigint, seen bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reading bigint := @.wall(p_wall);
     told @.clock;
@@ -44,7 +44,7 @@ $$;
 -- waits in a circle, and whoever holds them holds the leases that drew from them. `c_` are the calls, `l_` their lines (which
 -- limit, and the caller's rule for it), `n_` their units by name. A full time is reckoned in parts, microseconds times the
 -- amount, so that nothing is ever divided before it is written.
-CREATE FUNCTION @.steps(
+CREATE OR REPLACE FUNCTION @.steps(
     p_namespace bigint, p_wall bigint, rows_max int,
     m_entity text[], m_resource text[], m_line text[], m_limit text[], m_new int[],
     m_amount bigint[], m_period bigint[], m_burst bigint[], m_version bigint[],
@@ -174,8 +174,8 @@ BEGIN
             ELSE
                 status := 4;
             END IF;
-        ELSIF c.kind = 4 AND c.deadline <= now THEN                                  -- renew, too late
-            status := 2; extra := 2; how_ended := 2;
+        ELSIF c.deadline <= now THEN                                                 -- any other step, too late
+            status := 2; extra := 2; how_ended := 2; is_read := false;
         ELSIF c.step < c.done OR c.step = c.done AND c.kind IN (5, 6) THEN
             status := 3; extra := c.done;
         ELSIF c.step = c.done THEN
@@ -398,7 +398,7 @@ $$;
 
 -- Those of the limits that were just `made` whose subjects have too many, after those that were given with calls and are full
 -- have been forgotten: they are the same as new ones. What others hold is left to them.
-CREATE FUNCTION @.crowded(
+CREATE OR REPLACE FUNCTION @.crowded(
     p_namespace bigint, rows_max int, p_wall bigint, m_entity text[], m_resource text[], m_line text[], made int[]
 ) RETURNS int[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -24,10 +24,11 @@ async fn filled_at(url: &str, schema: &str) {
     store.close();
 }
 
-/// The schema as the first version left it: nobody knows when it came to be.
+/// The schema as the first version left it: without the times of versions, and with another version of a function.
 async fn as_version_1(schema: &str) {
     let undo = format!(
-        "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1"
+        "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1;
+         CREATE OR REPLACE FUNCTION \"{schema}\".wall(wall bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'"
     );
     outside(&url()).await.batch_execute(&undo).await.expect("it does so");
 }
@@ -37,6 +38,12 @@ async fn versions(schema: &str) -> (Vec<i64>, i64) {
     let select = format!("SELECT array_agg(version ORDER BY version), count(at) FROM \"{schema}\".versions");
     let row = outside(&url()).await.query_one(&select, &[]).await.expect("a row");
     (row.get(0), row.get(1))
+}
+
+/// Whether the functions of this version are there.
+async fn has_functions(schema: &str) -> bool {
+    let call = format!("SELECT \"{schema}\".wall(7) = 7");
+    outside(&url()).await.query_one(&call, &[]).await.expect("a row").get(0)
 }
 
 async fn has_schema(schema: &str) -> bool {
@@ -57,9 +64,9 @@ async fn a_schema_is_made_once_and_then_was_there() {
     for is_new in [true, false] {
         let made = life(&schema, "&namespace=prod").init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.kind, made.is_new)).collect();
-        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 2));
+        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 3));
     }
-    assert_eq!(versions(&schema).await, (vec![1, 2], 1));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3], 2));
 }
 
 #[tokio::test]
@@ -89,19 +96,20 @@ async fn an_older_schema_is_upgraded_with_what_it_holds() {
     filled(&schema).await;
     as_version_1(&schema).await;
     let checked = life(&schema, "").check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 2));
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 3));
     let refused = said(life(&schema, "").init().await);
     assert!(
-        refused.ends_with("has schema version 1, older than 2: run `tidegate store upgrade`"),
+        refused.ends_with("has schema version 1, older than 3: run `tidegate store upgrade`"),
         "{refused}"
     );
 
     let upgraded = life(&schema, "").upgrade().await.unwrap();
-    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 2));
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 3));
+    assert!(has_functions(&schema).await);
     let again = life(&schema, "").upgrade().await.unwrap();
-    assert_eq!((again.parts[0].from, again.schema), (2, 2));
+    assert_eq!((again.parts[0].from, again.schema), (3, 3));
     // Since when it is of the first version nobody knows.
-    assert_eq!(versions(&schema).await, (vec![1, 2], 1));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3], 2));
     holds_what_it_held(&schema).await;
 }
 
@@ -112,7 +120,7 @@ async fn an_older_schema_is_brought_up_to_date_by_whoever_opens_it_too() {
     filled(&schema).await;
     as_version_1(&schema).await;
     holds_what_it_held(&schema).await;
-    assert_eq!(versions(&schema).await, (vec![1, 2], 1));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3], 2));
 }
 
 #[tokio::test]
@@ -132,7 +140,7 @@ async fn of_many_who_upgrade_at_once_one_does() {
         from.push(upgrade.await.unwrap().unwrap().parts[0].from);
     }
     from.sort_unstable();
-    assert_eq!(from, [1, 2, 2, 2, 2, 2]);
+    assert_eq!(from, [1, 3, 3, 3, 3, 3]);
     holds_what_it_held(&schema).await;
 }
 
@@ -145,7 +153,7 @@ async fn a_newer_schema_is_refused_with_both_versions() {
     outside(&url()).await.batch_execute(&newer).await.unwrap();
     let life = life(&schema, "");
     for refused in [said(life.init().await), said(life.check().await), said(life.upgrade().await)] {
-        assert!(refused.ends_with("has schema version 99, newer than 2: use a newer tidegate"), "{refused}");
+        assert!(refused.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{refused}");
     }
 }
 
@@ -177,8 +185,8 @@ async fn namespaces_are_listed_with_their_schema_and_what_is_in_them() {
     let text = str::to_owned;
     let expected = [
         (text("newer"), text(""), Some(99), None, None, None),
-        (text("ours"), text("another"), Some(2), Some(0), Some(0), Some(0)),
-        (text("ours"), text("default"), Some(2), Some(2), Some(1), Some(1)),
+        (text("ours"), text("another"), Some(3), Some(0), Some(0), Some(0)),
+        (text("ours"), text("default"), Some(3), Some(2), Some(1), Some(1)),
     ];
     assert_eq!(listed.spaces.iter().map(row).collect::<Vec<_>>(), expected);
     assert!(!listed.has_more);
