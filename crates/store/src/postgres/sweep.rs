@@ -22,10 +22,14 @@ use crate::tables::{column, ended_by, number};
 
 /// Leases that are ended at a time before something is read.
 const SWEPT_BEFORE_READING: usize = 1_000;
-/// Leases that are ended, and lines that are forgotten, at a time in the background.
+/// Leases that one sweep in the background ends, and how many sweeps it makes at a time while each ends that many.
 const SWEPT_IN_PASSING: usize = 500;
-/// Leases that are forgotten in one statement.
-const FORGOTTEN_MAX: i64 = 1_000;
+const SWEEPS_MAX: usize = 20;
+/// Rows that one statement deletes. Callers do not wait longer than for one of them.
+const BATCH: i64 = 1_000;
+/// Statements of each kind in one sweep, while each deletes a full batch. This is more than a process can add between two sweeps
+/// in the background, so tables do not grow with the rate of calls.
+const BATCHES_MAX: u64 = 50;
 /// How often that is, and how often where nobody asks for anything.
 const TIDIED_EVERY: Duration = Duration::from_secs(1);
 const TIDIED_IDLE: u32 = 30;
@@ -40,7 +44,7 @@ impl Postgres {
     pub(super) async fn sweep_up_to(&self, max: usize) -> Result<Swept, StoreError> {
         let due = self.due(max).await?;
         let mut swept = self.expire(&due).await?;
-        swept.forgotten = self.forget(due.now, max).await?;
+        swept.forgotten = self.forget(due.now).await?;
         self.inner.retain(due.now).await?;
         Ok(swept)
     }
@@ -115,8 +119,8 @@ impl Postgres {
         self.inner.query(statement, &[&self.namespace, &id, &i64::MAX, &now]).await.map(drop)
     }
 
-    /// Forgets up to `max` leases that ended long ago.
-    async fn forget(&self, now: Stamp, max: usize) -> Result<u64, StoreError> {
+    /// Deletes leases that ended long ago.
+    async fn forget(&self, now: Stamp) -> Result<u64, StoreError> {
         let Some(before) = before(now, Some(REMEMBERED)) else { return Ok(0) };
         let statement = "
             WITH gone AS (
@@ -125,8 +129,7 @@ impl Postgres {
                     ORDER BY ended_at LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING 1
             )
             SELECT count(*) FROM gone";
-        let max = column(max as u64).min(FORGOTTEN_MAX);
-        self.inner.count(statement, &[&self.namespace, &column(before.as_micros()), &max]).await
+        self.inner.delete(statement, &[&self.namespace, &column(before.as_micros()), &BATCH]).await
     }
 
     /// Forgets up to `max` of the oldest lines of the ledger.
@@ -162,6 +165,18 @@ impl Postgres {
         }
     }
 
+    /// Sweeps until nothing is left to do, within bounds. Answers whether something may be left. A server that is
+    /// unavailable is tidied when it is back.
+    async fn tidy(&self) -> bool {
+        for _ in 0..SWEEPS_MAX {
+            let Ok(swept) = self.sweep_up_to(SWEPT_IN_PASSING).await else { return false };
+            if swept.settled + swept.returned < SWEPT_IN_PASSING as u64 {
+                return swept.forgotten >= BATCHES_MAX * BATCH.unsigned_abs();
+            }
+        }
+        true
+    }
+
     /// Looks after the namespace now and then, for as long as it is used.
     pub(super) fn tidy_in_background(&self) {
         if self.inner.clock.is_some() {
@@ -185,9 +200,8 @@ impl Postgres {
                 let store = Self { inner, namespace, lanes, changes: changes.clone(), alive };
                 let is_idle = std::mem::replace(&mut calls, store.stats().calls) == store.stats().calls;
                 idle = if is_idle { (idle + 1) % TIDIED_IDLE } else { 0 };
-                if idle <= 1 {
-                    // A server that is away is tidied when it is back.
-                    drop(store.sweep_up_to(SWEPT_IN_PASSING).await);
+                if idle <= 1 && store.tidy().await {
+                    idle = 0;
                 }
             }
         });
@@ -195,23 +209,45 @@ impl Postgres {
 }
 
 impl Inner {
-    /// Forgets some of what is too old to be kept, in every namespace.
+    /// Deletes what is too old to be kept, in every namespace.
     async fn retain(&self, now: Stamp) -> Result<(), StoreError> {
-        let max = column(SWEPT_IN_PASSING as u64);
         for (window, before) in self.retention.usage_before(now) {
             let statement = "
-                DELETE FROM @.usage WHERE ctid = ANY (ARRAY(
-                    SELECT ctid FROM @.usage WHERE span = $1 AND start < $2 ORDER BY start LIMIT $3
-                    FOR UPDATE SKIP LOCKED))";
-            self.query(statement, &[&(window as i16), &ended_by(window, before), &max]).await?;
+                WITH gone AS (
+                    DELETE FROM @.usage WHERE ctid = ANY (ARRAY(
+                        SELECT ctid FROM @.usage WHERE span = $1 AND start < $2 ORDER BY start LIMIT $3
+                        FOR UPDATE SKIP LOCKED)) RETURNING 1
+                )
+                SELECT count(*) FROM gone";
+            self.delete(statement, &[&(window as i16), &ended_by(window, before), &BATCH]).await?;
         }
         if let Some(before) = self.retention.audit_before(now) {
             let statement = "
-                DELETE FROM @.audit WHERE ctid = ANY (ARRAY(
-                    SELECT ctid FROM @.audit WHERE at < $1 ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED))";
-            self.query(statement, &[&column(before.as_micros()), &max]).await?;
+                WITH gone AS (
+                    DELETE FROM @.audit WHERE ctid = ANY (ARRAY(
+                        SELECT ctid FROM @.audit WHERE at < $1 ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING 1
+                )
+                SELECT count(*) FROM gone";
+            self.delete(statement, &[&column(before.as_micros()), &BATCH]).await?;
         }
         Ok(())
+    }
+
+    /// Deletes batches of [`BATCH`] rows until one is not full, [`BATCHES_MAX`] at most. Answers how many rows that were.
+    async fn delete(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<u64, StoreError> {
+        let mut deleted = 0;
+        for _ in 0..BATCHES_MAX {
+            let batch = self.count(statement, parameters).await?;
+            deleted += batch;
+            if batch < BATCH.unsigned_abs() {
+                break;
+            }
+        }
+        Ok(deleted)
     }
 
     async fn count(

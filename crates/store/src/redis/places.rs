@@ -6,6 +6,7 @@
 //! gives his tree its home, which it keeps, since no script reaches the keys of two.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ::redis::Value;
@@ -63,13 +64,15 @@ pub(super) struct Places {
     namespace: String,
     layout: Layout,
     known: Mutex<HashMap<Subject, (Home, Instant)>>,
+    /// Subjects that this process has made known since it last looked after the index.
+    registered: AtomicUsize,
 }
 
 impl Places {
     pub(super) fn new(namespace: &Namespace, layout: Layout) -> Self {
         // Braces would end the part that decides where a key is.
         let namespace = namespace.as_str().replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
-        Self { namespace, layout, known: Mutex::default() }
+        Self { namespace, layout, known: Mutex::default(), registered: AtomicUsize::new(0) }
     }
 
     /// What the keys at a home begin with.
@@ -176,7 +179,13 @@ impl Places {
             other => return Err(link.whose().unexpected(&other)),
         };
         self.remember(subjects(), home);
+        self.registered.fetch_add(levels.levels().len(), Ordering::Relaxed);
         Ok(home)
+    }
+
+    /// How many subjects were made known since the last call.
+    pub(super) fn take_registered(&self) -> usize {
+        self.registered.swap(0, Ordering::Relaxed)
     }
 
     /// Where an entity's buckets are, if it has any.

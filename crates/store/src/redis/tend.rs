@@ -2,8 +2,8 @@
 //! repaired.
 //!
 //! Somebody goes round all names of the index, and round all keys. How far is kept at the engine: all processes go round
-//! together, and one that comes and goes takes part. Each step is small and the same whatever there is to go round, and in
-//! passing at most one is made at a time, however many processes draw.
+//! together, and one that comes and goes takes part. Each step is small, and in passing at most one is made at a time, however
+//! many processes draw. It grows with the subjects that its process has added, so that the index does not.
 
 use std::time::Duration;
 
@@ -58,12 +58,17 @@ impl Redis {
 
     /// Looks after some names and some keys.
     async fn tend(&self) -> Result<(), StoreError> {
-        let rounds = self.rounds().await?;
+        let mut rounds = self.rounds().await?;
         let (now, _) = self.look(Places::center(), &[]).await?;
-        let name = self.tend_names(rounds.name.as_deref(), now).await?;
-        // Kept at once: what fails after it does not hold it up.
-        let mut rounds = Rounds { name, keys: rounds.keys };
-        self.keep_rounds(&rounds).await?;
+        // More names than were added meanwhile: else there would be ever more.
+        for _ in 0..=(2 * self.inner.places.take_registered()).div_ceil(NAMES) {
+            rounds.name = self.tend_names(rounds.name.as_deref(), now).await?;
+            // Kept at once: what fails after it does not hold it up.
+            self.keep_rounds(&rounds).await?;
+            if rounds.name.is_none() {
+                break;
+            }
+        }
         let forgotten = match self.inner.retention.audit_before(now) {
             Some(before) => self.forget_audit(|entry| entry.at < before, LINES_MAX).await.map(drop),
             None => Ok(()),

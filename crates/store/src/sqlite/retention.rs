@@ -5,18 +5,21 @@ use super::work::Work;
 use crate::ledger::Prune;
 use crate::tables::{column, ended_by};
 
-/// Lines of a kind that are forgotten at a time: whoever waits for the transaction does not notice.
-const LINES_MAX: i64 = 500;
+/// Lines of a kind that a transaction forgets: its callers do not notice. Four times as many as it has calls, where that is more.
+const LINES_MAX: usize = 500;
 
-/// Forgets some of what is too old, in every namespace.
-pub(super) fn apply(work: &Work<'_>) -> rusqlite::Result<()> {
+/// Forgets some of what is too old, in every namespace. If there may be more, the next transaction goes on.
+pub(super) fn apply(work: &mut Work<'_>) -> rusqlite::Result<()> {
+    let max = LINES_MAX.max(4 * work.calls);
+    work.is_behind = false;
     for (window, before) in work.retention.usage_before(work.now) {
         let mut delete = work.connection.prepare_cached(
             "DELETE FROM usage WHERE (subject, name, span, start) IN
                  (SELECT subject, name, span, start FROM usage INDEXED BY usage_by_age
                   WHERE span = ?1 AND start < ?2 ORDER BY start LIMIT ?3)",
         )?;
-        delete.execute((window as i64, ended_by(window, before), LINES_MAX))?;
+        let lines = delete.execute((window as i64, ended_by(window, before), column(max as u64)))?;
+        work.is_behind |= lines >= max;
     }
     if let Some(before) = work.retention.audit_before(work.now) {
         let mut delete = work.connection.prepare_cached(
@@ -24,7 +27,8 @@ pub(super) fn apply(work: &Work<'_>) -> rusqlite::Result<()> {
                  (SELECT namespace, number FROM audit INDEXED BY audit_by_age
                   WHERE at < ?1 ORDER BY at LIMIT ?2)",
         )?;
-        delete.execute((column(before.as_micros()), LINES_MAX))?;
+        let lines = delete.execute((column(before.as_micros()), column(max as u64)))?;
+        work.is_behind |= lines >= max;
     }
     Ok(())
 }

@@ -23,6 +23,8 @@ const OTHERS_FORGOTTEN: Duration = Duration::from_secs(1);
 /// When what was last done.
 pub(super) struct Times {
     tidied: Instant,
+    /// There may be more that is too old: every transaction looks for it.
+    pub(super) is_behind: bool,
     /// Since when it has been writing without a break, and when its last transaction ended.
     run: Instant,
     ended: Instant,
@@ -34,12 +36,12 @@ pub(super) struct Times {
 
 impl Times {
     pub(super) const fn new(now: Instant) -> Self {
-        Self { tidied: now, run: now, ended: now, others: None, failed: None }
+        Self { tidied: now, is_behind: false, run: now, ended: now, others: None, failed: None }
     }
 
     /// When there is something to do though nobody asks for it. Whoever `owes` something has it to do now.
     pub(super) fn wakes_at(&self, owes: bool) -> Instant {
-        let mut due = self.tidied + TIDIED_IDLE;
+        let mut due = self.tidied + if self.is_behind { TIDIED_EVERY } else { TIDIED_IDLE };
         if owes {
             due = due.min(self.ended);
         }
@@ -80,7 +82,7 @@ impl Times {
 
     /// Whether what is too old is to be looked for, which is then done.
     pub(super) fn tidies(&mut self, now: Instant) -> bool {
-        let is_due = now.saturating_duration_since(self.tidied) >= TIDIED_EVERY;
+        let is_due = self.is_behind || now.saturating_duration_since(self.tidied) >= TIDIED_EVERY;
         if is_due {
             self.tidied = now;
         }

@@ -30,6 +30,8 @@ pub(super) struct Work<'a> {
     pub(super) no_room: Option<String>,
     /// Calls that are done together.
     pub(super) calls: usize,
+    /// More may be too old to be kept than this transaction has forgotten.
+    pub(super) is_behind: bool,
 }
 
 impl<'a> Work<'a> {
@@ -39,7 +41,17 @@ impl<'a> Work<'a> {
         spaces: &'a mut HashMap<i64, Space>,
         retention: Retention,
     ) -> Self {
-        Self { connection, now, spaces, retention, tidied: Vec::new(), draws: 0, no_room: None, calls: 0 }
+        Self {
+            connection,
+            now,
+            spaces,
+            retention,
+            tidied: Vec::new(),
+            draws: 0,
+            no_room: None,
+            calls: 0,
+            is_behind: false,
+        }
     }
 
     /// Counts a draw, if there is room for one.

@@ -252,16 +252,17 @@ impl Writer {
         let now = self.read_clock()?;
         let no_room = self.is_tight()?;
         let mut work = Work::new(&self.connection, now, &mut self.spaces, self.retention);
-        (work.calls, work.no_room) = (batch.len(), no_room);
+        (work.calls, work.no_room, work.is_behind) = (batch.len(), no_room, self.times.is_behind);
         for asked in batch.iter_mut() {
             asked.job.run(&mut work)?;
         }
         if self.times.tidies(Instant::now()) {
-            retention::apply(&work)?;
+            retention::apply(&mut work)?;
         }
         work.write().map_err(engine)?;
-        let draws = work.draws;
+        let (draws, is_behind) = (work.draws, work.is_behind);
         self.commit(changes)?;
+        self.times.is_behind = is_behind;
         self.counters.transactions.fetch_add(1, Ordering::Relaxed);
         self.counters.draws.fetch_add(draws, Ordering::Relaxed);
         Ok(())

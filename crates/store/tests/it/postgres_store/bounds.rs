@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets, Draw, ManualWall, PostgresOptions, StoreError};
+use tidegate_store::{Buckets, Draw, ManualWall, PostgresOptions, Retention, Store, StoreError};
 
 use crate::kit::engine::{POSTGRES, POSTGRES_SERVER, skip_without, unique};
 use crate::kit::postgres::{open, options, outside, patient, url};
@@ -33,6 +33,41 @@ async fn a_subject_has_a_bound_of_limits_and_full_ones_of_calls_make_room() {
     assert!(matches!(answer, Err(StoreError::Full { max: 64, .. })), "{answer:?}");
     clock.advance(Duration::from_secs(2));
     granted(store.draw(&draw(65)).await);
+}
+
+/// One sweep used to delete at most 1,000 ended leases, and 500 lines of usage of each window: beyond that rate the tables grew.
+#[tokio::test]
+async fn sweep_deletes_all_that_is_too_old() {
+    skip_without!(POSTGRES);
+    let (schema, clock, rows) = (unique("t"), ManualWall::new(START), 20_000_i64);
+    let hour = Duration::from_secs(3_600);
+    let kept = Retention { hours: Some(hour), audit: Some(hour), ..Retention::default() };
+    let store =
+        open(patient(url()).schema(&schema).connections(4).clock(clock.clone()).retention(kept)).await;
+    granted(store.draw(&draw_of(&own("acme", 10), 1)).await);
+    let outside = outside(&url()).await;
+    let at = START.as_micros();
+    let fill = format!(
+        "INSERT INTO {schema}.leases (namespace, id, key, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest)
+         SELECT namespace, int8send(i), 0, 1, {at}, {at}, {at}, 0, 0, {at}, 0
+         FROM {schema}.meters, generate_series(1, {rows}) AS i;
+         INSERT INTO {schema}.usage SELECT namespace, 'user-' || i, 'gpt', 'rpm', 0, {at} - {at} % 3600000000, 1, 1, 1
+         FROM {schema}.meters, generate_series(1, {rows}) AS i;
+         INSERT INTO {schema}.audit SELECT namespace, i, i, {at}, 'tests', '', ''
+         FROM {schema}.meters, generate_series(1, {rows}) AS i"
+    );
+    outside.batch_execute(&fill).await.unwrap();
+    let left = async || {
+        let count = |of: &str| format!("(SELECT count(*) FROM {schema}.{of})");
+        let counts = ["leases WHERE how IS NOT NULL", "usage", "audit"].map(count).join(" + ");
+        outside.query_one(&format!("SELECT {counts}"), &[]).await.unwrap().get::<_, i64>(0)
+    };
+    store.sweep(100).await.unwrap();
+    assert_eq!(left().await, 3 * rows, "nothing is too old yet");
+    clock.advance(3 * hour);
+    assert_eq!(store.sweep(100).await.unwrap().forgotten, rows.unsigned_abs());
+    // The open lease has expired. It is remembered, and so is its usage by the day and by the month.
+    assert_eq!(left().await, 3);
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use tidegate_store::{
 
 use crate::kit::engine::{REDIS_SERVER, address, skip_without, unique};
 use crate::kit::private_redis::Server;
-use crate::kit::redis::{REDIS, ask, connect, draw, granted, levels, patient, slow, subject};
+use crate::kit::redis::{REDIS, ask, connect, draw, granted, keys, levels, patient, slow, subject};
 use crate::kit::words::eventually;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -104,6 +104,31 @@ async fn much_that_is_old_goes_in_small_parts_whoever_sweeps() {
         before = left;
     }
     assert_eq!(lines(&store, Window::Month).await.len(), 130);
+}
+
+/// A step looked after 50 names, whatever was added: with more new subjects the index grew for ever.
+#[tokio::test]
+async fn sweep_tends_more_names_than_were_added() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("names"), address(REDIS));
+    let never = Duration::from_secs(86_400);
+    let store = patient(&url).namespace(&namespace).swept_every(never).open().await.unwrap();
+    for number in 0..300 {
+        granted(
+            store
+                .draw(&draw(&levels(1, &[(&format!("ip-{number}"), &[slow("rpm", 5)])]), &[("rpm", 1)]))
+                .await,
+        );
+    }
+    let mut connection = connect(&url).await;
+    let index = format!("tidegate:{{{namespace}}}:index");
+    assert_eq!(ask::<u64>(&mut connection, &["ZCARD", &index]).await, 600);
+    // As if they had expired.
+    for key in keys(&mut connection, &namespace, "b:").await {
+        ask::<u64>(&mut connection, &["DEL", &key]).await;
+    }
+    store.sweep(1).await.unwrap();
+    assert_eq!(ask::<u64>(&mut connection, &["ZCARD", &index]).await, 0);
 }
 
 /// Those that are listed.

@@ -88,6 +88,46 @@ async fn much_that_is_old_goes_in_small_parts() {
     }
 }
 
+/// Lines were forgotten 500 at a time, once a second: with more new subjects than that the file grew.
+#[tokio::test]
+async fn every_call_prunes_while_lines_are_too_old() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let kept = Retention { hours: Some(HOUR), ..Retention::default() };
+    let store = place.options(&clock).retention(kept).open().await.unwrap();
+    spend(&store, &own("acme", 100), 1).await;
+    let fill = "
+        WITH RECURSIVE numbers (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM numbers WHERE i < 20000)
+        INSERT INTO usage (subject, name, span, start, units, own, leases)
+        SELECT subject, name || i, span, start, 1, 1, 1 FROM usage, numbers WHERE span = 0";
+    place.outside().execute_batch(fill).unwrap();
+    clock.advance(3 * HOUR);
+    store.sweep(1).await.unwrap();
+    for _ in 0..40 {
+        spend(&store, &own("acme", 100), 1).await;
+    }
+    let sql = "SELECT COUNT(*) FROM usage WHERE span = 0";
+    let left = place.outside().query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(left, 1, "what is used now is not too old");
+}
+
+/// A transaction forgets more ended leases than it can add, so that they do not pile up.
+#[tokio::test]
+async fn every_call_forgets_leases_that_ended_long_ago() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    let levels = own("acme", 10_000);
+    for _ in 0..1_500 {
+        spend(&store, &levels, 1).await;
+    }
+    clock.advance(Duration::from_secs(601));
+    for _ in 0..30 {
+        spend(&store, &levels, 1).await;
+    }
+    let left =
+        place.outside().query_row("SELECT COUNT(*) FROM leases", [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(left, 30);
+}
+
 #[tokio::test]
 async fn what_is_usual_keeps_hours_for_two_months_and_months_for_ever() {
     let usual = Retention::default();
