@@ -28,7 +28,8 @@ fn a_schema_on_postgres_is_made_looked_at_and_upgraded() {
     let life = Life { shop: Shop::new(), url, wanted: 3, older: Older::Upgraded };
     life.walk(|| {
         let undo = format!(
-            "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1"
+            "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1;
+             ALTER TABLE \"{schema}\".meters DROP COLUMN kept_until"
         );
         execute(&server, &undo);
     });

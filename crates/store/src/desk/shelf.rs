@@ -158,19 +158,32 @@ impl Shelf {
             if self.holds[place] != 0 || !may_go(index, &mut self.all[place]) {
                 continue;
             }
-            let bucket = &mut self.all[place];
-            if let Ok(found) = self.table.find_entry(bucket.hash, |found| *found == index) {
-                found.remove();
-            }
-            gone(&bucket.subject);
-            bucket.rows = Vec::new();
-            // All that are vacant share a name, so that the others need not be kept.
-            if let Some(other) = self.vacant.last() {
-                self.all[place].subject = self.all[*other as usize].subject.clone();
-            }
-            self.holds[place] = VACANT;
-            self.vacant.push(index);
+            gone(&self.all[place].subject);
+            self.vacate(index);
         }
+    }
+
+    /// Removes the bucket at a place, unless a lease holds it. Returns whether it was removed.
+    pub(crate) fn remove(&mut self, index: u32) -> bool {
+        let is_free = self.holds[index as usize] == 0;
+        if is_free {
+            self.vacate(index);
+        }
+        is_free
+    }
+
+    fn vacate(&mut self, index: u32) {
+        let place = index as usize;
+        if let Ok(found) = self.table.find_entry(self.all[place].hash, |found| *found == index) {
+            found.remove();
+        }
+        self.all[place].rows = Vec::new();
+        // All that are vacant share a name, so that the others need not be kept.
+        if let Some(other) = self.vacant.last() {
+            self.all[place].subject = self.all[*other as usize].subject.clone();
+        }
+        self.holds[place] = VACANT;
+        self.vacant.push(index);
     }
 
     /// Gives memory back where most places are vacant and none is held. Places that were found before are no good after.

@@ -131,6 +131,11 @@ impl<'a> Batch<'a> {
         calls.held.push(is_kept.then(|| held(&call.numbers)));
     }
 
+    /// How many limits are not known to be there.
+    pub(super) const fn unknown(&self) -> usize {
+        self.limits.new.len()
+    }
+
     /// Asks the server. `None` where a limit that was known to be there is not.
     pub(super) async fn ask(
         &self,

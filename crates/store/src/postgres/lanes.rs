@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::Inner;
 use super::batch::Batch;
 use super::call::{Answer, Call, Job, Texts};
+use super::evict::Round;
 use super::trouble::{is_crossed, is_cut, is_of_data, of_server};
 use crate::batch_size::BatchSize;
 use crate::engine_time::EngineTime;
@@ -43,6 +44,7 @@ pub(super) struct Lanes {
     state: Mutex<State>,
     texts: Mutex<Texts>,
     known: Mutex<HashSet<u64>>,
+    round: Round,
 }
 
 struct State {
@@ -70,7 +72,13 @@ impl Lanes {
             state: Mutex::new(state),
             texts: Mutex::default(),
             known: Mutex::new(HashSet::new()),
+            round: Round::default(),
         }
+    }
+
+    /// The position of the search for idle subjects in this namespace.
+    pub(super) const fn round(&self) -> &Round {
+        &self.round
     }
 
     /// Has a call made, and waits for its answer.
@@ -205,6 +213,7 @@ impl Lanes {
 
     async fn ask(&self, jobs: &[Job]) -> Result<Option<Vec<Result<Answer, StoreError>>>, Failed> {
         let batch = Batch::of(jobs, &lock(&self.known));
+        self.round.add(batch.unknown());
         let client = self.inner.writer().await.map_err(Failed::Store)?;
         let client = super::Held::new(client);
         let at = (self.namespace, self.inner.wall());

@@ -8,6 +8,7 @@ mod admin;
 mod batch;
 mod call;
 mod describe;
+mod evict;
 mod lanes;
 mod lifecycle;
 mod listen;

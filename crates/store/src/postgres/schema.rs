@@ -16,11 +16,16 @@ const MIGRATIONS: [&str; 3] = [
     include_str!("sql/tables.sql"),
     // When a schema came to each version, from now on.
     "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
-    // Functions only: a step after the deadline of its lease is refused.
-    "",
+    // No lease that drew from a limit is open after `kept_until`. Existing limits are kept for all open leases.
+    "
+    DO $$ BEGIN
+        EXECUTE 'ALTER TABLE @.meters ADD COLUMN kept_until bigint NOT NULL DEFAULT '
+            || (SELECT coalesce(max(deadline), 0) FROM @.leases WHERE how IS NULL AND deadline < 9223372036854775807);
+    END $$;
+    ALTER TABLE @.meters ALTER COLUMN kept_until SET DEFAULT 0",
 ];
 
-/// The functions of the current version. Every migration replaces them.
+/// The functions of the current version. Every upgrade replaces them.
 const FUNCTIONS: &str = include_str!("sql/steps.sql");
 
 /// The version of a schema that is up to date.

@@ -46,6 +46,7 @@ impl Postgres {
         let mut swept = self.expire(&due).await?;
         swept.forgotten = self.forget(due.now).await?;
         self.inner.retain(due.now).await?;
+        self.evict().await?;
         Ok(swept)
     }
 

@@ -7,6 +7,7 @@
 
 mod admin;
 mod describe;
+mod evict;
 mod file;
 mod leases;
 mod lifecycle;

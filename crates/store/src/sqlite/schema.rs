@@ -13,7 +13,7 @@ use crate::lifecycle::other_version;
 const APPLICATION: i64 = 0x7469_6465;
 
 /// What brings a file of the version before it to the next. They are never changed, only added to.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     "
     -- The latest time that anything was decided at, and how far the clock was set back by then.
     CREATE TABLE clock (
@@ -86,10 +86,17 @@ const MIGRATIONS: [&str; 3] = [
     ) STRICT, WITHOUT ROWID;
     CREATE UNIQUE INDEX tokens_by_hash ON tokens (namespace, hash);
     ",
+    "
+    -- No lease that drew from a subject is open after its `kept_until`, or the `held_until` of leases that were there before.
+    ALTER TABLE subjects ADD COLUMN kept_until INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE clock ADD COLUMN held_until INTEGER NOT NULL DEFAULT 0;
+    UPDATE clock SET held_until = (
+        SELECT COALESCE(MAX(deadline), 0) FROM leases WHERE how IS NULL AND deadline < 9223372036854775807);
+    ",
 ];
 
 /// The version of a file that is up to date.
-pub(super) const CURRENT: i64 = 3;
+pub(super) const CURRENT: i64 = 4;
 
 /// Whether a file may be written to: one of another program, or of a newer version, is left as it is.
 pub(super) fn check(connection: &Connection, place: &str) -> Result<(), Trouble> {
@@ -188,7 +195,7 @@ mod tests {
         prepare(&mut connection, "new.db").unwrap();
         connection.pragma_update(None, "user_version", 9).unwrap();
         let error = prepare(&mut connection, "new.db").unwrap_err().to_string();
-        assert_eq!(error, "`new.db` has schema version 9, newer than 3: use a newer tidegate");
+        assert_eq!(error, "`new.db` has schema version 9, newer than 4: use a newer tidegate");
         assert_eq!(read(&connection).unwrap(), (APPLICATION, 9));
     }
 

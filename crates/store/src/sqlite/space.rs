@@ -13,6 +13,7 @@ use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
 
+use super::evict::Round;
 use super::leases::Leases;
 use super::rows;
 use super::trouble::Trouble;
@@ -20,11 +21,16 @@ use crate::desk::shelf::Row;
 use crate::desk::{Book, Desk, Known, Place, Places, Reach, Room, Shelf, check_levels, hash_subject};
 use crate::error::StoreError;
 use crate::store::Swept;
-use crate::tables::column;
+use crate::tables::{column, stamp};
 
 /// Leases a transaction ends in passing whose deadline has passed, and forgets that ended long ago; twice as many as it
 /// has calls, where that is more.
 const SWEPT_IN_PASSING: usize = 64;
+
+/// Subjects that a sweep looks at, to evict those that are idle.
+const LOOKS_SWEPT: usize = 1_000;
+/// How much longer than its leases a subject is kept at most.
+const KEPT_LONGER: Duration = Duration::from_secs(60);
 
 /// A file has room for as many as the disk has, and finds them by itself.
 struct Disk;
@@ -39,7 +45,7 @@ impl Room for Disk {
 
 /// A namespace.
 pub(super) struct Space {
-    namespace: i64,
+    pub(super) namespace: i64,
     hasher: foldhash::fast::RandomState,
     shelf: Shelf,
     /// What the file has of each bucket on the shelf, by its place.
@@ -53,13 +59,16 @@ pub(super) struct Space {
     forget_at: Stamp,
     /// What was ended in passing, until a sweep tells of it.
     pub(super) passed: Swept,
+    pub(super) round: Round,
 }
 
 #[derive(Default)]
-struct Written {
+pub(super) struct Written {
     subject: Option<i64>,
     meters: Vec<Meter>,
     is_touched: bool,
+    /// No lease that drew from it is open after this, in the file and by now.
+    kept_until: (Stamp, Stamp),
 }
 
 impl Space {
@@ -75,6 +84,7 @@ impl Space {
             due_at: Stamp::MAX,
             forget_at: Stamp::MAX,
             passed: Swept::default(),
+            round: Round::default(),
         };
         space.find_due(connection)?;
         space.find_forgettable(connection)?;
@@ -103,8 +113,12 @@ impl Space {
         let reach = Reach { home: (0, &mut self.shelf), others: Vec::new(), room: &Disk };
         let mut desk = Desk { leases: &mut self.leases, reach, places: &mut places, now };
         let answer = decide(&mut desk);
+        let deadline = match self.leases.find(lease) {
+            Known::Open(open) => open.record.deadline(),
+            Known::Ended(_) | Known::Unknown => Stamp::ZERO,
+        };
         for level in levels.levels() {
-            self.touch(&level.subject);
+            self.touch(&level.subject, deadline);
         }
         Ok(answer?)
     }
@@ -143,6 +157,7 @@ impl Space {
         self.write(connection)?;
         self.find_due(connection)?;
         swept.forgotten = self.forget(connection, now, max)?;
+        self.evict(connection, now, max.min(LOOKS_SWEPT))?;
         Ok(swept)
     }
 
@@ -167,6 +182,9 @@ impl Space {
         }
         if now >= self.forget_at {
             self.forget(connection, now, max)?;
+        }
+        if self.round.added > 0 {
+            self.evict(connection, now, 2 * self.round.added)?;
         }
         Ok(())
     }
@@ -232,16 +250,18 @@ impl Space {
             return Ok(());
         }
         let mut id = connection.prepare_cached(
-            "SELECT id FROM subjects WHERE namespace = ?1 AND entity = ?2 AND resource = ?3",
+            "SELECT id, kept_until FROM subjects WHERE namespace = ?1 AND entity = ?2 AND resource = ?3",
         )?;
         let key = (self.namespace, subject.entity.as_str(), subject.resource.as_str());
-        let Some(id) = id.query_row(key, |row| row.get(0)).optional()? else { return Ok(()) };
+        let found = id.query_row(key, |row| Ok((row.get(0)?, row.get::<_, i64>(1)?))).optional()?;
+        let Some((id, kept_until)) = found else { return Ok(()) };
         let meters = rows::meters_of(connection, id)?;
         let rows = meters.iter().map(|meter| Row { meter: meter.clone(), usage: None }).collect();
         let index = self.shelf.push(place.hash, subject.clone(), rows);
         place.index = Some(index);
         let written = self.written_at(index);
         (written.subject, written.meters) = (Some(id), meters);
+        written.kept_until = [stamp(kept_until)?; 2].into();
         Ok(())
     }
 
@@ -253,10 +273,26 @@ impl Space {
         &mut self.written[place]
     }
 
-    fn touch(&mut self, subject: &Subject) {
+    /// Takes a bucket off the shelf, unless a lease that is known holds it.
+    pub(super) fn take_off(&mut self, subject: &Subject) -> bool {
+        let place = place_of(&self.hasher, subject);
+        let Some(index) = self.shelf.find(place.hash, subject) else { return true };
+        let is_gone = self.shelf.remove(index);
+        if is_gone {
+            *self.written_at(index) = Written::default();
+        }
+        is_gone
+    }
+
+    /// A bucket may have changed, and a lease until this time holds it.
+    fn touch(&mut self, subject: &Subject, deadline: Stamp) {
         let place = place_of(&self.hasher, subject);
         let Some(index) = self.shelf.find(place.hash, subject) else { return };
         let written = self.written_at(index);
+        if deadline > written.kept_until.1 {
+            // Longer than it need be, so that most draws leave it as it is.
+            written.kept_until.1 = deadline + KEPT_LONGER;
+        }
         if !std::mem::replace(&mut written.is_touched, true) {
             self.touched.push(index);
         }
@@ -286,6 +322,7 @@ impl Space {
                     "INSERT INTO subjects (namespace, entity, resource) VALUES (?1, ?2, ?3)",
                 )?;
                 let Subject { entity, resource } = &bucket.subject;
+                self.round.added += 1;
                 *written.subject.insert(insert.insert((
                     self.namespace,
                     entity.as_str(),
@@ -293,6 +330,12 @@ impl Space {
                 ))?)
             }
         };
+        let (in_file, kept_until) = written.kept_until;
+        if kept_until != in_file {
+            let mut keep = connection.prepare_cached("UPDATE subjects SET kept_until = ?2 WHERE id = ?1")?;
+            keep.execute((subject, column(kept_until.as_micros())))?;
+            written.kept_until.0 = kept_until;
+        }
         for row in &mut bucket.rows {
             if let Some(usage) = row.usage.take() {
                 rows::write_usage(connection, subject, row.meter.rule().name(), &usage)?;
@@ -314,6 +357,6 @@ fn forgotten_at(ended_at: Stamp) -> Stamp {
     ended_at + REMEMBERED + Duration::from_micros(1)
 }
 
-fn micros(span: Duration) -> u64 {
+pub(super) fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }

@@ -16,6 +16,8 @@ use tidegate_store::{
     Policies, PolicyChange, Retention, Settle, Store, StoreError, Terms, UsageOf, UsageQuery,
 };
 
+use crate::kit::idle;
+
 /// 2027-01-15T08:00:00Z.
 const START: Stamp = Stamp::from_secs(1_800_000_000);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -86,6 +88,17 @@ async fn a_full_bucket_is_forgotten_and_listed_no_more() {
     assert_eq!(kit.store.stats().subjects_forgotten, 500);
     kit.touch("user-7").await.unwrap();
     assert_eq!((kit.store.stats().subjects, kit.listed().await), (1, 1));
+}
+
+/// As the engines do, and by the same tests.
+#[tokio::test]
+async fn idle_subjects_are_evicted() {
+    let kit = || Kit::new(|options| options.retention(idle::KEPT));
+    idle::evicts_idle_subjects(&kit().store).await;
+    let used = kit();
+    idle::keeps_subjects_in_use(&used.store, &used.clock).await;
+    let ruled = kit();
+    idle::keeps_new_rules_for_ten_minutes(&ruled.store, &ruled.clock).await;
 }
 
 #[tokio::test]

@@ -68,6 +68,7 @@ DECLARE
     lines CONSTANT int := coalesce(array_length(l_meter, 1), 0);
     made int[]; crowded int[]; counted int; seen bigint; now bigint;
     v_parts numeric[]; v_amount bigint[]; v_period bigint[]; v_burst bigint[]; v_version bigint[]; v_consumed numeric[];
+    v_kept bigint[];
     v_dirty boolean[] := array_fill(false, ARRAY[limits]);
     granted boolean[] := array_fill(false, ARRAY[calls]);
     c record; status smallint; is_open boolean; is_repeat boolean; is_read boolean; answered bigint; extra bigint;
@@ -93,11 +94,12 @@ BEGIN
 
     -- They come in the order of their keys, one by one.
     SELECT array_agg(locked.parts), array_agg(locked.amount), array_agg(locked.period), array_agg(locked.burst),
-        array_agg(locked.version), array_agg(locked.consumed), count(*), coalesce(max(locked.at), 0)
-    INTO v_parts, v_amount, v_period, v_burst, v_version, v_consumed, counted, seen
+        array_agg(locked.version), array_agg(locked.consumed), array_agg(locked.kept_until), count(*),
+        coalesce(max(locked.at), 0)
+    INTO v_parts, v_amount, v_period, v_burst, v_version, v_consumed, v_kept, counted, seen
     FROM (
         SELECT m.full_at::numeric * m.amount + m.part AS parts, m.amount, m.period, m.burst, m.version,
-            m.consumed::numeric, m.at
+            m.consumed::numeric, m.kept_until, m.at
         FROM unnest(m_entity, m_resource, m_line) AS key (entity, resource, line)
         -- One after the other, each by its key: no plan can have it otherwise.
         CROSS JOIN LATERAL (
@@ -197,6 +199,11 @@ BEGIN
             WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
         ELSIF c.kind = 4 THEN                                                        -- renew
             extra := greatest(c.deadline, now + c.span);
+            FOR j IN c.line + 1..c.line + c.lines LOOP
+                IF v_held[l_name[j]] IS NOT NULL AND v_kept[l_meter[j]] < extra THEN
+                    v_kept[l_meter[j]] := extra; v_dirty[l_meter[j]] := true;
+                END IF;
+            END LOOP;
             UPDATE @.leases l SET step = c.step, stepped_at = now, deadline = extra
             WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
         ELSIF c.kind = 5 THEN                                                        -- settle
@@ -268,6 +275,8 @@ BEGIN
                     IF c.kind = 1 THEN
                         u_meter := array_append(u_meter, k); u_own := array_append(u_own, l_own[c.line + j]);
                         u_units := array_append(u_units, units); u_drawn := array_append(u_drawn, now);
+                    ELSE
+                        v_kept[k] := greatest(v_kept[k], coalesce(c.deadline, now + c.span));
                     END IF;
                     IF is_read THEN
                         o_moved[c.line + j] := units;
@@ -300,6 +309,9 @@ BEGIN
                 END IF;
                 IF units <> 0 THEN
                     v_consumed[k] := v_consumed[k] + units; v_dirty[k] := true;
+                    IF c.kind = 3 THEN
+                        v_kept[k] := greatest(v_kept[k], c.deadline);
+                    END IF;
                 END IF;
                 IF is_read THEN
                     o_moved[c.line + j] := units;
@@ -351,7 +363,8 @@ BEGIN
             UPDATE @.meters SET amount = v_amount[k], period = v_period[k], burst = v_burst[k], version = v_version[k],
                 full_at = least(div(v_parts[k], v_amount[k]), max_bigint)::bigint,
                 part = mod(v_parts[k], v_amount[k])::bigint,
-                consumed = least(greatest(v_consumed[k], -max_bigint), max_bigint)::bigint, at = now
+                consumed = least(greatest(v_consumed[k], -max_bigint), max_bigint)::bigint, at = now,
+                kept_until = v_kept[k]
             WHERE namespace = p_namespace AND entity = m_entity[k] AND resource = m_resource[k] AND line = m_line[k];
         ELSIF k = ANY (made) THEN
             -- What was made for somebody who was refused is the same as what is not there.

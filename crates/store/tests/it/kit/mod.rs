@@ -4,6 +4,7 @@
 pub(crate) mod child;
 pub(crate) mod engine;
 pub(crate) mod held;
+pub(crate) mod idle;
 pub(crate) mod log;
 pub(crate) mod sqlite;
 pub(crate) mod turns;

@@ -28,6 +28,7 @@ async fn filled_at(url: &str, schema: &str) {
 async fn as_version_1(schema: &str) {
     let undo = format!(
         "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1;
+         ALTER TABLE \"{schema}\".meters DROP COLUMN kept_until;
          CREATE OR REPLACE FUNCTION \"{schema}\".wall(wall bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'"
     );
     outside(&url()).await.batch_execute(&undo).await.expect("it does so");

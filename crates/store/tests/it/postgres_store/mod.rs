@@ -4,6 +4,7 @@
 mod bounds;
 mod changes;
 mod clock;
+mod evicts;
 mod faults;
 mod lifecycle;
 mod opening;

@@ -63,7 +63,7 @@ async fn a_newer_file_is_refused_and_left_as_it_is() {
     let error = said(place.options(&clock).open().await);
     assert!(error.contains("has schema version 99, newer than"), "{error}");
     assert!(fs::read(&place.path).unwrap() == before, "no byte has changed");
-    place.outside().pragma_update(None, "user_version", 3).unwrap();
+    place.outside().pragma_update(None, "user_version", 4).unwrap();
     assert_eq!(shows(&place.open(&clock).await, "acme").await, Some((7, 3)));
 }
 
@@ -80,7 +80,8 @@ async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
     let outside = place.outside();
     outside
         .execute_batch(
-            "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; PRAGMA user_version = 1;",
+            "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; ALTER TABLE subjects DROP COLUMN kept_until;
+             ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 1;",
         )
         .unwrap();
     drop(outside);
@@ -338,7 +339,7 @@ async fn a_file_that_becomes_newer_while_it_is_open_takes_no_more_writes() {
     for _ in 0..3 {
         let sentence = said(store.draw(&draw_of(&own("acme", 10), 1)).await);
         assert!(
-            sentence.ends_with("has schema version 99, newer than 3: use a newer tidegate"),
+            sentence.ends_with("has schema version 99, newer than 4: use a newer tidegate"),
             "{sentence}"
         );
     }

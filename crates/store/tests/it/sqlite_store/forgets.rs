@@ -1,4 +1,4 @@
-//! A store in memory forgets buckets that are the same as none. A file keeps every bucket: whatever is asked, whatever is
+//! A store in memory forgets buckets that are the same as none. A file that keeps every bucket answers the same: whatever is asked, whatever is
 //! changed and however long it takes, both answer the same. Who asks knows the rules that hold, as whoever asks through a
 //! limiter does, draws of all limits that it settles, and bursts are not raised: what else a forgotten subject is told is in
 //! decision 036.
@@ -11,7 +11,8 @@ use tidegate_core::limit::policy::{Expect, Policy, Scope};
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{ManualWall, Memory, PolicyChange, Sqlite, Standing, Store};
 
-use super::like_memory::{OnClock, Step, ask, levels, look, step};
+use super::like_memory::{Step, ask, levels, look, step};
+use crate::kit::sqlite::Place;
 use crate::kit::words::START;
 
 /// Leases that are asked for at a time; those of the time before are asked for too, while they are open.
@@ -66,10 +67,19 @@ async fn is_open(store: &dyn Store, lease: u8) -> bool {
     matches!(store.lease(World::id(lease)).await, Ok(Standing::Open(_)))
 }
 
+/// A file that evicts nothing: it takes all subjects to be held by leases from before an upgrade.
+async fn keeps_all(clock: &ManualWall) -> (Place, Sqlite) {
+    let place = Place::new();
+    place.open(clock).await.close().await;
+    place.outside().execute("UPDATE clock SET held_until = 9223372036854775807", []).expect("it is written");
+    let keeps = place.open(clock).await;
+    (place, keeps)
+}
+
 async fn is_alike(turns: Vec<Turn>) -> Result<u64, TestCaseError> {
     let clock = ManualWall::new(START);
     let forgets = Memory::with_clock(clock.clone());
-    let keeps = Sqlite::in_memory_with(&clock).await;
+    let (_place, keeps) = keeps_all(&clock).await;
     let mut world = World::default();
     for (number, turn) in turns.iter().enumerate() {
         match turn {

@@ -3,6 +3,7 @@
 mod bounds;
 mod clock;
 mod durable;
+mod evicts;
 mod files;
 mod forgets;
 mod gone;

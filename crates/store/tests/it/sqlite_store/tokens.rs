@@ -48,14 +48,14 @@ async fn a_file_of_the_version_before_has_room_for_tokens() {
     let store = place.open(&clock).await;
     granted(tidegate_store::Buckets::spend(&store, &draw_of(&own("acme", 10), 3)).await);
     store.close().await;
-    place.outside().execute_batch("DROP TABLE tokens; PRAGMA user_version = 2;").unwrap();
+    place.outside().execute_batch("DROP TABLE tokens; ALTER TABLE subjects DROP COLUMN kept_until; ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 2;").unwrap();
     let store = place.open(&clock).await;
     assert_eq!(shows(&store, "acme").await, Some((7, 3)));
     store.create_token(&token("ci"), &hash(1), "ops").await.unwrap();
     assert!(store.find_token(&hash(1)).await.unwrap().is_some());
     store.close().await;
     let version: i64 = place.outside().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 3);
+    assert_eq!(version, 4);
 }
 
 #[tokio::test]

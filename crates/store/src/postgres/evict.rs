@@ -1,0 +1,141 @@
+//! Eviction of idle subjects, which are the same as new ones.
+//!
+//! A subject is evicted when all of its limits are full, no line of its usage is kept, no open lease drew from it, and its rules
+//! have stood for as long as an ended lease is remembered, so that no caller brings older ones. Sweeps go round all limits by
+//! key, and look at more of them than were added since.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tidegate_core::limit::lease::REMEMBERED;
+use tokio::sync::Mutex;
+use tokio_postgres::Row;
+
+use super::Postgres;
+use super::batch::ROWS_MAX;
+use super::trouble::get;
+use crate::error::StoreError;
+use crate::tables::column;
+
+/// Limits that are looked at in one statement: more than a subject has.
+const PAGE: usize = 500;
+const _: () = assert!(PAGE > 2 * ROWS_MAX as usize);
+
+/// The position of a process in its search for idle subjects.
+#[derive(Default)]
+pub(super) struct Round {
+    /// The last subject that was looked at.
+    after: Mutex<(String, String)>,
+    /// Limits that may have been added since.
+    added: AtomicUsize,
+}
+
+impl Round {
+    pub(super) fn add(&self, limits: usize) {
+        self.added.fetch_add(limits, Ordering::Relaxed);
+    }
+}
+
+/// Limits of subjects to be evicted, as they were seen.
+#[derive(Default)]
+struct Idle {
+    entities: Vec<String>,
+    resources: Vec<String>,
+    lines: Vec<String>,
+    changed_at: Vec<i64>,
+    kept_until: Vec<i64>,
+}
+
+impl Postgres {
+    /// Evicts some idle subjects.
+    pub(super) async fn evict(&self) -> Result<(), StoreError> {
+        let round = self.lanes.round();
+        // Another sweep is looking.
+        let Ok(mut after) = round.after.try_lock() else { return Ok(()) };
+        let pages = 1 + (2 * round.added.swap(0, Ordering::Relaxed)).div_ceil(PAGE);
+        for _ in 0..pages {
+            let rows = self.look_at_limits(&after).await?;
+            let is_last = rows.len() < PAGE;
+            // The limits of the last subject may go on after the page.
+            let last = rows.last().filter(|_| !is_last).map(subject).transpose()?;
+            let mut idle = Idle::default();
+            for row in &rows {
+                let subject = subject(row)?;
+                if last.as_ref() == Some(&subject) {
+                    break;
+                }
+                if get(row, 3)? {
+                    idle.push(subject, row)?;
+                }
+                *after = self::subject(row)?;
+            }
+            if !idle.lines.is_empty() {
+                self.evict_unchanged(&idle).await?;
+            }
+            if is_last {
+                *after = Default::default();
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// A page of limits behind a subject, in the order of their keys, each with whether its subject is idle.
+    async fn look_at_limits(&self, (entity, resource): &(String, String)) -> Result<Vec<Row>, StoreError> {
+        let statement = "
+            WITH time AS MATERIALIZED (SELECT @.now($2::bigint) AS now),
+            bounds AS MATERIALIZED (
+                SELECT now, coalesce(
+                    (SELECT min(version) - 1 FROM @.audit WHERE namespace = $1 AND at > now - $5),
+                    (SELECT version FROM @.namespaces WHERE id = $1)) AS settled, coalesce(
+                    (SELECT min(deadline) FROM @.leases WHERE namespace = $1 AND how IS NULL),
+                    9223372036854775807) AS held
+                FROM time
+            ), page AS MATERIALIZED (
+                SELECT entity, resource, line, full_at, part, version, at, kept_until FROM @.meters
+                WHERE namespace = $1 AND (entity, resource) > ($3, $4) ORDER BY entity, resource, line LIMIT $6
+            ), idle AS MATERIALIZED (
+                SELECT entity, resource FROM page, bounds GROUP BY entity, resource
+                HAVING bool_and((full_at < now OR full_at = now AND part = 0) AND version <= settled AND kept_until < held)
+            )
+            SELECT entity, resource, line, EXISTS (
+                    SELECT 1 FROM idle WHERE idle.entity = page.entity AND idle.resource = page.resource
+                ) AND NOT EXISTS (
+                    SELECT 1 FROM @.usage u
+                    WHERE u.namespace = $1 AND u.entity = page.entity AND u.resource = page.resource
+                ), at, kept_until
+            FROM page ORDER BY entity, resource, line";
+        let (remembered, page) = (column(REMEMBERED.as_secs() * 1_000_000), column(PAGE as u64));
+        let wall = self.inner.wall();
+        self.inner.query(statement, &[&self.namespace, &wall, entity, resource, &remembered, &page]).await
+    }
+
+    /// Deletes limits that are still as they were seen. Callers that hold one keep it.
+    async fn evict_unchanged(&self, idle: &Idle) -> Result<(), StoreError> {
+        let Idle { entities, resources, lines, changed_at, kept_until } = idle;
+        let statement = "
+            DELETE FROM @.meters WHERE ctid = ANY (ARRAY(
+                SELECT m.ctid FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+                    AS seen (entity, resource, line, at, kept_until)
+                JOIN @.meters m ON m.namespace = $1 AND m.entity = seen.entity AND m.resource = seen.resource
+                    AND m.line = seen.line AND m.at = seen.at AND m.kept_until = seen.kept_until
+                ORDER BY m.entity, m.resource, m.line FOR UPDATE OF m SKIP LOCKED))";
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+            [&self.namespace, entities, resources, lines, changed_at, kept_until];
+        self.inner.query(statement, &parameters).await.map(drop)
+    }
+}
+
+impl Idle {
+    fn push(&mut self, (entity, resource): (String, String), row: &Row) -> Result<(), StoreError> {
+        self.entities.push(entity);
+        self.resources.push(resource);
+        self.lines.push(get(row, 2)?);
+        self.changed_at.push(get(row, 4)?);
+        self.kept_until.push(get(row, 5)?);
+        Ok(())
+    }
+}
+
+fn subject(row: &Row) -> Result<(String, String), StoreError> {
+    Ok((get(row, 0)?, get(row, 1)?))
+}

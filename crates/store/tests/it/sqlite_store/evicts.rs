@@ -1,0 +1,73 @@
+//! Idle subjects leave the file.
+
+use std::time::Duration;
+
+use tidegate_store::{Buckets as _, ManualWall, Sqlite, Store as _};
+
+use crate::kit::idle;
+use crate::kit::sqlite::Place;
+use crate::kit::words::{START, cancel_of, draw_of, granted, own};
+
+async fn open() -> (Place, ManualWall, Sqlite) {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.options(&clock).retention(idle::KEPT).open().await.expect("the file is opened");
+    (place, clock, store)
+}
+
+#[tokio::test]
+async fn idle_subjects_are_evicted() {
+    let (_place, _, store) = open().await;
+    idle::evicts_idle_subjects(&store).await;
+}
+
+#[tokio::test]
+async fn subjects_in_use_are_kept() {
+    let (_place, clock, store) = open().await;
+    idle::keeps_subjects_in_use(&store, &clock).await;
+}
+
+#[tokio::test]
+async fn new_rules_keep_subjects_for_ten_minutes() {
+    let (_place, clock, store) = open().await;
+    idle::keeps_new_rules_for_ten_minutes(&store, &clock).await;
+}
+
+/// Without a sweep: a transaction evicts more than the one before has added.
+#[tokio::test]
+async fn subjects_that_come_and_go_leave_no_rows() {
+    let (place, clock, store) = open().await;
+    for number in 0..500 {
+        let draw = draw_of(&own(&format!("ip-{number}"), 10), 1);
+        granted(store.draw(&draw).await);
+        store.cancel(&cancel_of(&draw)).await.unwrap();
+        clock.advance(Duration::from_secs(61));
+    }
+    let count = |table| {
+        let sql = format!("SELECT COUNT(*) FROM {table}");
+        place.outside().query_row(&sql, [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    let left = (count("subjects"), count("meters"));
+    assert!(left.0 <= 4 && left.1 <= 4, "{left:?}");
+}
+
+/// A lease that was open when the file was upgraded does not say what it holds.
+#[tokio::test]
+async fn leases_from_before_the_upgrade_keep_all() {
+    let (place, clock, store) = open().await;
+    let held = draw_of(&own("held", 10), 1);
+    granted(store.draw(&held).await);
+    store.close().await;
+    let undo = "ALTER TABLE subjects DROP COLUMN kept_until; ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 3";
+    place.outside().execute_batch(undo).unwrap();
+    let store = place.options(&clock).retention(idle::KEPT).open().await.unwrap();
+    let full = "UPDATE meters SET full_at = 0";
+    place.outside().execute_batch(full).unwrap();
+    store.sweep(100).await.unwrap();
+    let count = || {
+        place.outside().query_row("SELECT COUNT(*) FROM subjects", [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    assert_eq!(count(), 1);
+    store.cancel(&cancel_of(&held)).await.unwrap();
+    store.sweep(100).await.unwrap();
+    assert_eq!(count(), 0);
+}
