@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::lifecycle::Lifecycle;
 use crate::memory::{Memory, MemoryOptions};
+use crate::retention::{OPTIONS, Retention};
 use crate::store::Store;
 
 /// The longest deadline of an engine, in milliseconds.
@@ -31,6 +32,10 @@ const DEADLINE_MAX: u64 = 60_000;
 /// | option | of | meaning |
 /// |---|---|---|
 /// | `namespace=prod` | all | the namespace; `default` unless said otherwise |
+/// | `hourly_usage_days=62` | all but DynamoDB | usage by the hour is kept for so many days, 1 to 36,500, or `forever` (62) |
+/// | `daily_usage_days=800` | all but DynamoDB | usage by the day (800) |
+/// | `monthly_usage_days=forever` | all but DynamoDB | usage by the month (forever) |
+/// | `audit_days=forever` | all but DynamoDB | entries of the audit (forever) |
 /// | `subjects_max=10000` | memory | so many subjects have a bucket, and one more is refused (1,048,576) |
 /// | `durable=commit` | a file | on the disk before it is answered |
 /// | `durable=second` | a file | on the disk within a second (the default) |
@@ -98,8 +103,11 @@ pub fn lifecycle_at(url: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
 }
 
 fn memory(url: &str, options: &str) -> Result<Memory, StoreError> {
-    let (mut memory, mut namespace) = (MemoryOptions::new(), None);
+    let (mut memory, mut namespace, mut retention) = (MemoryOptions::new(), None, Retention::default());
     for (key, value) in pairs(options, url)? {
+        if retention.set(key, value)? {
+            continue;
+        }
         match key {
             "namespace" => namespace = Some(value),
             "subjects_max" => {
@@ -108,10 +116,10 @@ fn memory(url: &str, options: &str) -> Result<Memory, StoreError> {
                     StoreError::Invalid { what }
                 })?);
             }
-            other => return Err(unknown(url, other, "namespace and subjects_max")),
+            other => return Err(unknown(url, other, &format!("namespace, subjects_max, {OPTIONS}"))),
         }
     }
-    let store = Memory::with(memory)?;
+    let store = Memory::with(memory.retention(retention))?;
     namespace.map_or(Ok(store.clone()), |name| store.namespace(name))
 }
 
@@ -142,10 +150,16 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
         }
         path => SqliteOptions::file(path),
     };
+    let mut retention = Retention::default();
     for (key, value) in pairs(options, url)? {
+        if retention.set(key, value)? {
+            continue;
+        }
         sqlite = match (key, value) {
             ("namespace", name) => sqlite.namespace(name),
-            (other, _) if path == ":memory:" => return Err(unknown(url, other, "namespace")),
+            (other, _) if path == ":memory:" => {
+                return Err(unknown(url, other, &format!("namespace, {OPTIONS}")));
+            }
             ("durable", "commit") => sqlite.durable(Durable::Commit),
             ("durable", "second") => sqlite.durable(Durable::Second),
             ("durable", other) => {
@@ -157,10 +171,13 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
                 let what = format!("size_max is `{}`, which is no number of bytes", shown(bytes));
                 StoreError::Invalid { what }
             })?),
-            (other, _) => return Err(unknown(url, other, "namespace, durable, size_max and deadline_ms")),
+            (other, _) => {
+                let known = format!("namespace, durable, size_max, deadline_ms, {OPTIONS}");
+                return Err(unknown(url, other, &known));
+            }
         };
     }
-    Ok(sqlite)
+    Ok(sqlite.retention(retention))
 }
 
 /// How long the engine may take, from an address.
@@ -215,15 +232,17 @@ fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
     // An error about an option must not tell the password that stands before it.
     let without_password = without_login(place);
     let (mut ours, mut theirs, mut roots) = (Vec::new(), Vec::new(), None);
+    let mut retention = Retention::default();
     for (key, value) in pairs(options, &without_password)? {
         match key {
             "namespace" | "schema" | "connections" | "deadline_ms" => ours.push((key, value)),
+            _ if retention.set(key, value)? => {}
             "sslrootcert" => roots = Some(value),
             _ => theirs.push(format!("{key}={value}")),
         }
     }
     let address = if theirs.is_empty() { place.to_owned() } else { format!("{place}?{}", theirs.join("&")) };
-    let mut postgres = crate::postgres::PostgresOptions::new(address);
+    let mut postgres = crate::postgres::PostgresOptions::new(address).retention(retention);
     for (key, value) in ours {
         postgres = match key {
             "namespace" => postgres.namespace(value),
@@ -306,15 +325,22 @@ fn redis_lifecycle(place: &str, options: &str) -> Result<Box<dyn Lifecycle>, Sto
 fn redis_options(place: &str, options: &str) -> Result<crate::redis::RedisOptions, StoreError> {
     let mut redis = crate::redis::RedisOptions::new(place);
     let place = without_login(place);
+    let mut retention = Retention::default();
     for (key, value) in pairs(options, &place)? {
+        if retention.set(key, value)? {
+            continue;
+        }
         redis = match key {
             "namespace" => redis.namespace(value),
             "deadline_ms" => redis.deadline(deadline(value)?),
             "timeout_ms" => redis.timeout(millis(key, value)?),
-            other => return Err(unknown(&place, other, "namespace, deadline_ms and timeout_ms")),
+            other => {
+                let known = format!("namespace, deadline_ms, timeout_ms, {OPTIONS}");
+                return Err(unknown(&place, other, &known));
+            }
         };
     }
-    Ok(redis)
+    Ok(redis.retention(retention))
 }
 
 #[cfg(not(feature = "redis"))]
@@ -486,6 +512,6 @@ fn shown(text: &str) -> String {
     text.chars().take(200).flat_map(char::escape_debug).collect()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]
 #[path = "open_tests.rs"]
 mod tests;

@@ -1,8 +1,7 @@
-//! Addresses of stores, right and wrong.
+//! Addresses of stores: those that open one, and what is wrong with the others.
 
 use super::*;
 
-#[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn an_address_of_a_file_says_how_it_is_opened() {
     let folder = tempfile::tempdir().unwrap();
@@ -22,11 +21,13 @@ async fn an_address_of_a_file_says_how_it_is_opened() {
         ("sqlite:x.db?size_max=1000", "a size_max of 1000 bytes, less than 1048576"),
         (
             "sqlite:x.db?mode=ro",
-            "`sqlite:x.db?mode=ro` has no option `mode`; it may have namespace, durable, size_max and deadline_ms",
+            "`sqlite:x.db?mode=ro` has no option `mode`; it may have namespace, durable, size_max, deadline_ms, \
+             hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
         (
             "sqlite::memory:?durable=commit",
-            "`sqlite::memory:?durable=commit` has no option `durable`; it may have namespace",
+            "`sqlite::memory:?durable=commit` has no option `durable`; it may have namespace, \
+             hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
     ];
     for (url, sentence) in table {
@@ -34,7 +35,6 @@ async fn an_address_of_a_file_says_how_it_is_opened() {
     }
 }
 
-#[cfg(feature = "dynamodb")]
 #[tokio::test]
 async fn an_address_of_a_table_says_what_is_wrong_with_it() {
     let table = [
@@ -94,7 +94,8 @@ async fn an_address_that_is_none_is_refused_with_what_may_be() {
         ),
         (
             "memory:?durable=commit",
-            "`memory:?durable=commit` has no option `durable`; it may have namespace and subjects_max",
+            "`memory:?durable=commit` has no option `durable`; it may have namespace, subjects_max, \
+             hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
         ("memory:?subjects_max=few", "subjects_max is `few`, which is no number of subjects"),
         ("memory:?subjects_max=0", "subjects_max is 0, outside 1..=268435456"),
@@ -113,4 +114,36 @@ async fn an_address_that_is_none_is_refused_with_what_may_be() {
     }
     assert!(open("memory:?namespace=a%23b").await.is_ok(), "nothing is decoded");
     assert!(open("memory:?namespace=a#b").await.is_err(), "no name holds a `#`");
+}
+
+/// What is kept for how long, by the addresses of all engines that forget by age.
+#[tokio::test]
+async fn address_sets_retention() {
+    const KEPT: &str = "hourly_usage_days=7&daily_usage_days=36500&monthly_usage_days=90&audit_days=1";
+    let days = |days: u64| Some(std::time::Duration::from_secs(days * 86_400));
+    let kept = Retention { hours: days(7), days: days(36_500), months: days(90), audit: days(1) };
+    let shown = format!("{kept:?}");
+    assert!(format!("{:?}", sqlite_options("sqlite:x.db", "x.db", KEPT).unwrap()).contains(&shown));
+    assert!(format!("{:?}", postgres_options("postgres://h/d", KEPT).unwrap().0).contains(&shown));
+    assert!(format!("{:?}", redis_options("redis://h", KEPT).unwrap()).contains(&shown));
+    assert!(
+        format!("{:?}", redis_options("redis://h", "audit_days=forever").unwrap()).contains("audit: None")
+    );
+    assert!(open(&format!("memory:?{KEPT}")).await.is_ok());
+
+    for place in ["memory:", "sqlite::memory:", "sqlite:x.db", "postgres://h/d", "redis://h"] {
+        for (option, value) in
+            [("audit_days", "0"), ("hourly_usage_days", "36501"), ("monthly_usage_days", "2w")]
+        {
+            let error = open(&format!("{place}?{option}={value}")).await.unwrap_err().to_string();
+            assert_eq!(error, format!("{option} is `{value}`, and may be 1..=36500 or forever"), "{place}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn retention_out_of_bounds_is_refused() {
+    let brief = Retention { audit: Some(std::time::Duration::from_secs(60)), ..Retention::default() };
+    let error = Memory::with(MemoryOptions::new().retention(brief)).unwrap_err().to_string();
+    assert_eq!(error, "retention.audit is 60s, outside 1 hour..=36500 days");
 }

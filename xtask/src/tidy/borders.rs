@@ -106,7 +106,7 @@ fn dependency<'a>(section: &'a str, line: &'a str) -> Option<&'a str> {
 /// Conditions on features stand where modules are opened, and nowhere else.
 pub(super) fn features(source: &Source) -> Vec<Problem> {
     // The kit of a crate's tests has modules that one feature needs.
-    if ["lib.rs", "main.rs", "open.rs", "open_tests.rs"].contains(&source.name())
+    if ["lib.rs", "main.rs", "open.rs"].contains(&source.name())
         || source.path.ends_with("tests/it/kit/mod.rs")
     {
         return Vec::new();

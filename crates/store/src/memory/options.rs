@@ -79,6 +79,7 @@ impl MemoryOptions {
     }
 
     pub(super) fn check(&self) -> Result<(), StoreError> {
+        self.retention.check()?;
         if (1..=SUBJECTS_MOST).contains(&self.subjects_max) {
             return Ok(());
         }

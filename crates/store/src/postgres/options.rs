@@ -179,7 +179,8 @@ impl PostgresOptions {
     }
 
     pub(super) fn check(&self) -> Result<(), StoreError> {
-        let Self { schema, connections, .. } = self;
+        let Self { schema, connections, retention, .. } = self;
+        retention.check()?;
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
         if schema.is_empty() || schema.len() > SCHEMA_MAX || !schema.chars().all(is_name) {
             let shown: String = schema.chars().take(80).flat_map(char::escape_debug).collect();
@@ -220,6 +221,7 @@ impl fmt::Debug for PostgresOptions {
             .field("schema", &self.schema)
             .field("namespace", &self.namespace)
             .field("connections", &self.connections)
+            .field("retention", &self.retention)
             .finish_non_exhaustive()
     }
 }

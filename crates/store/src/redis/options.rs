@@ -149,6 +149,7 @@ impl RedisOptions {
             });
         }
         Address::parse(&self.url)?;
+        self.retention.check()?;
         namespace(self.namespace.as_deref().unwrap_or("default"))
     }
 
@@ -202,6 +203,7 @@ impl fmt::Debug for RedisOptions {
             .field("namespace", &self.namespace)
             .field("timeout", &self.timeout)
             .field("deadline", &self.deadline)
+            .field("retention", &self.retention)
             .finish_non_exhaustive()
     }
 }

@@ -166,6 +166,7 @@ impl SqliteOptions {
 
     pub(super) fn check(&self) -> Result<(), StoreError> {
         namespace(&self.namespace)?;
+        self.retention.check()?;
         if let Some(bytes) = self.size_max.filter(|bytes| *bytes < SIZE_MIN) {
             let what = format!("a size_max of {bytes} bytes, less than {SIZE_MIN}");
             return Err(StoreError::Invalid { what });
