@@ -80,6 +80,8 @@ pub(crate) struct Status {
     pub(crate) clock: String,
     /// The time by that clock.
     pub(crate) at: Stamp,
+    /// How far that time is ahead of the clock.
+    pub(crate) clock_offset: Duration,
     /// The count of administrative changes.
     pub(crate) version: Version,
     /// How long it took to answer.

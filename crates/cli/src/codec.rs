@@ -356,6 +356,7 @@ pub(crate) fn status(status: &Status) -> Json {
         "is_durable": status.is_durable,
         "clock": status.clock,
         "at": status.at.to_string(),
+        "clock_offset": seconds(status.clock_offset),
         "version": status.version.number(),
         "took": seconds(status.took),
     })
@@ -413,6 +414,7 @@ pub(crate) fn checked(checked: &Checked, url: &str) -> Json {
             "settings": checked.settings.iter().map(setting).collect::<Vec<_>>(),
             "dangers": checked.dangers().count(),
             "clock": clock,
+            "clock_offset": checked.clock_offset.map(seconds),
         }),
     )
 }

@@ -82,6 +82,7 @@ impl Backend for InProcess {
             is_durable: capabilities.is_durable,
             clock: capabilities.clock.as_str().to_owned(),
             at: seen.at,
+            clock_offset: seen.clock_offset,
             version,
             took: asked.elapsed(),
         })

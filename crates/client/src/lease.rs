@@ -88,7 +88,7 @@ wire! {
         pub held: Cost,
         /// The last step that was done: its holder goes on with the next number.
         pub step: u32,
-        /// When it drew.
+        /// When it drew, by the wall clock.
         pub drawn_at: Time,
         /// When it expires.
         pub deadline: Time,

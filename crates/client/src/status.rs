@@ -1,6 +1,7 @@
 //! How a server is, and what stands behind it.
 
 use crate::policy::Version;
+use crate::seconds::Seconds;
 use crate::text::Time;
 
 wire! {
@@ -17,6 +18,9 @@ wire! {
         pub clock: String,
         /// The time by that clock.
         pub at: Time,
+        /// How far that time is ahead of the clock, because the clock stepped back; left out where it is not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub clock_offset: Option<Seconds>,
         /// The count of administrative changes.
         pub version: Version,
     }

@@ -6,7 +6,7 @@
 //! saturates: a clock that steps back, or a wait of centuries, denies or waits, and never panics.
 
 use std::fmt;
-use std::ops::Add;
+use std::ops::{Add, Sub};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -93,6 +93,15 @@ impl Add<Duration> for Stamp {
     /// Rounded up to the microsecond: a deadline is never early.
     fn add(self, span: Duration) -> Self {
         Self(self.0.saturating_add(nanos(span).div_ceil(1_000)))
+    }
+}
+
+impl Sub<Duration> for Stamp {
+    type Output = Self;
+
+    /// Rounded down to the microsecond, and no earlier than 1970.
+    fn sub(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(nanos(span).div_ceil(1_000)))
     }
 }
 

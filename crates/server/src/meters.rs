@@ -163,6 +163,10 @@ impl Meters {
         returned.increment(swept.returned);
     }
 
+    pub(crate) fn clock_offset(&self, offset: Duration) {
+        gauge(&self.recorder, "tidegate_clock_offset_seconds").set(offset.as_secs_f64());
+    }
+
     /// As many requests are under way as may.
     pub(crate) fn busy(&self) {
         self.busy.increment(1);

@@ -19,6 +19,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tidegate::StoreError;
+use tidegate::store::Lookup;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
@@ -310,6 +311,10 @@ async fn look_after(state: State) -> JoinSet<()> {
     let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
     loop {
         ticks.tick().await;
+        let clock = Lookup::Subjects(Vec::new());
+        if let Ok(Ok(seen)) = timeout(patience, state.store().balances(&clock)).await {
+            state.meters().clock_offset(seen.clock_offset);
+        }
         loop {
             let swept = timeout(patience, state.store().sweep(SWEEP_MAX)).await;
             match swept.unwrap_or(Err(StoreError::TimedOut { millis })) {

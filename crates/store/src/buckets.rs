@@ -233,6 +233,8 @@ pub enum Lookup {
 pub struct Seen {
     /// When.
     pub at: Stamp,
+    /// How far the store's time is ahead of its clock, because the clock stepped back.
+    pub clock_offset: Duration,
     /// Those that are there; what is not there is full.
     pub buckets: Vec<Bucket>,
 }

@@ -15,6 +15,12 @@ use crate::sync::lock;
 pub trait WallClock: fmt::Debug + Send + Sync + 'static {
     /// The time now. A store in memory needs one that never tells less than it told earlier; one in a file does not.
     fn now(&self) -> Stamp;
+
+    /// How far [`now`](Self::now) is ahead of the wall clock, because the wall clock stepped back. Usage is booked at the wall
+    /// clock.
+    fn offset(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// The machine's clock as it is, which may be set: for stores that keep the time with what they hold.
@@ -89,6 +95,10 @@ impl<C: Fn() -> Stamp> Anchored<C> {
 impl<C: Fn() -> Stamp + Send + Sync + 'static> WallClock for Anchored<C> {
     fn now(&self) -> Stamp {
         self.read()
+    }
+
+    fn offset(&self) -> Duration {
+        lock(&self.anchor).offset()
     }
 }
 

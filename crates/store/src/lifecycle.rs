@@ -142,6 +142,9 @@ pub struct Checked {
     pub settings: Vec<Setting>,
     /// How far the engine's clock is from this machine's, where it has one of its own.
     pub clock: Option<ClockDifference>,
+    /// How far the store's time is ahead of its clock, because the clock stepped back; `None` where there is no store, and on
+    /// DynamoDB, which keeps no time.
+    pub clock_offset: Option<Duration>,
 }
 
 /// Whether a store can be used.

@@ -162,6 +162,7 @@ impl Backend for Remote {
             is_durable: status.is_durable,
             clock: status.clock,
             at: status.at.0,
+            clock_offset: status.clock_offset.unwrap_or_default().as_duration(),
             version: Version::new(status.version),
             took: asked.elapsed(),
         })

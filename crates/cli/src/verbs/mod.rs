@@ -28,6 +28,7 @@ use crate::failure::Failure;
 use crate::place::{Writes, open_store};
 use crate::remote::{Remote, Trust};
 use crate::store::InProcess;
+use crate::words::span_words;
 
 /// Nobody waits longer for a store or a server than this, unless they say so.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -126,10 +127,14 @@ async fn status(backend: &impl Backend) -> Result<Answer, Failure> {
     let durable =
         if status.is_durable { "what is settled survives the process" } else { "gone with the process" };
     let line = |name: &str, value: String| format!("{name:<9}{value}");
+    let offset = match status.clock_offset {
+        Duration::ZERO => String::new(),
+        offset => format!(", {} ahead of it", span_words(offset)),
+    };
     Ok(Answer::new(codec::status(&status))
         .line(line(status.kind, format!("{}, namespace {}", status.url, status.namespace)))
         .line(line("engine", format!("{}, {durable}", status.engine)))
-        .line(line("time", format!("{} by the clock of the {}", status.at, status.clock)))
+        .line(line("time", format!("{} by the clock of the {}{offset}", status.at, status.clock)))
         .line(line("changes", status.version.to_string()))
         .line(line("answers", format!("in {:.1} ms", status.took.as_secs_f64() * 1_000.0))))
 }

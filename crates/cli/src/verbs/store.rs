@@ -210,6 +210,11 @@ fn checked(checked: &Checked, url: &str) -> Answer {
     if let Some(clock) = checked.clock {
         answer = answer.line(line("clock", clock_words(clock)));
     }
+    if let Some(offset) = checked.clock_offset.filter(|offset| !offset.is_zero()) {
+        let ahead = span_words(offset);
+        answer = answer
+            .line(line("offset", format!("the clock stepped back: the store's time is {ahead} ahead of it")));
+    }
     for setting in &checked.settings {
         if let Some(danger) = &setting.danger {
             answer = answer.line(line("danger", format!("{} {}: {danger}", setting.name, setting.value)));

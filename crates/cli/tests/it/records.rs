@@ -223,7 +223,7 @@ fn the_status_says_where_the_store_is() {
     let status = shop.json("status");
     assert_eq!(
         codec::fields(&status),
-        ["at", "clock", "engine", "is_durable", "namespace", "took", "url", "version"]
+        ["at", "clock", "clock_offset", "engine", "is_durable", "namespace", "took", "url", "version"]
     );
     assert_eq!(status["url"], format!("sqlite:{}", shop.file().display()));
     let text = shop.ok("status");

@@ -57,6 +57,26 @@ fn what_is_said_to_people_is_this() {
 }
 
 #[test]
+fn clock_offset_is_in_check_and_status() {
+    let shop = Shop::new();
+    shop.ok("entity create acme");
+    assert_eq!(shop.json("store check")["clock_offset"], 0.0);
+    let file = Connection::open(shop.file()).unwrap();
+    file.execute("UPDATE clock SET latest = latest + 3600000000, ahead = 3600000000", []).unwrap();
+    assert_eq!(shop.json("store check")["clock_offset"], 3_600.0);
+    let checked = shop.ok("store check");
+    assert!(
+        checked.contains("offset     the clock stepped back: the store's time is 1h ahead of it\n"),
+        "{checked}"
+    );
+    // The time since the last call is absorbed where it is more than a second.
+    let offset = shop.json("status")["clock_offset"].as_f64().unwrap();
+    assert!(offset > 3_000.0 && offset <= 3_600.0, "{offset}");
+    let status = shop.ok("status");
+    assert!(status.contains(" by the clock of the host, ") && status.contains(" ahead of it\n"), "{status}");
+}
+
+#[test]
 fn a_check_makes_nothing_and_the_fields_of_its_answer_stay() {
     let shop = Shop::new();
     let run = shop.run("--json store check");
@@ -64,6 +84,7 @@ fn a_check_makes_nothing_and_the_fields_of_its_answer_stay() {
     let json = codec::parse(&run.stdout);
     let fields = [
         "clock",
+        "clock_offset",
         "dangers",
         "durability",
         "engine",

@@ -217,7 +217,7 @@ impl Record {
         self.step
     }
 
-    /// When it drew: usage is counted in that time's windows.
+    /// When it drew, by the wall clock: usage is counted in the windows of that time.
     pub const fn drawn_at(&self) -> Stamp {
         self.drawn_at
     }

@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'
 }
 
 /// Every one.
-pub(super) const METRICS: [Metric; 38] = [
+pub(super) const METRICS: [Metric; 39] = [
     histogram(
         "tidegate_decision_seconds",
         &["verb"],
@@ -65,6 +65,10 @@ pub(super) const METRICS: [Metric; 38] = [
     gauge("tidegate_leases_open", "Leases that this server has handed out and has not seen end."),
     histogram("tidegate_store_seconds", &["verb"], "How long calls of the store took."),
     counter("tidegate_store_errors_total", &["verb", "kind"], "Calls of the store that failed."),
+    gauge(
+        "tidegate_clock_offset_seconds",
+        "How far the store's time is ahead of its clock, because the clock stepped back.",
+    ),
     counter("tidegate_policy_cache_hits_total", &[], "Policies that were remembered."),
     counter("tidegate_policy_cache_misses_total", &[], "Policies that were read."),
     gauge("tidegate_policy_cache_entries", "Policies that are remembered."),

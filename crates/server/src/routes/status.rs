@@ -20,6 +20,7 @@ pub(super) async fn show(With(state): With<State>) -> Result<Done<Status>, Refus
         is_durable: capabilities.is_durable,
         clock: capabilities.clock.as_str().to_owned(),
         at: seen.at.into(),
+        clock_offset: Some(seen.clock_offset).filter(|offset| !offset.is_zero()).map(Into::into),
         version: version.number(),
     }))
 }

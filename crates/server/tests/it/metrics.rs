@@ -1,7 +1,12 @@
 //! What callers do over HTTP is what is counted.
 
-use crate::kit::Kit;
+use std::time::Duration;
+
+use tidegate::store::{Anchored, ManualWall, WallClock as _};
+use tidegate::{Limiter, Memory};
+
 use crate::kit::codec::json;
+use crate::kit::{Kit, NOW, bounds, soon};
 
 #[tokio::test]
 async fn what_callers_do_is_counted_where_it_belongs() {
@@ -47,4 +52,22 @@ async fn what_callers_do_is_counted_where_it_belongs() {
         assert!(text.contains(&format!("\n{line}\n")), "{line} in {text}");
     }
     assert!(!text.contains("acme") && !text.contains("gpt"), "nobody is named");
+}
+
+#[tokio::test]
+async fn clock_offset_is_in_status_and_metrics() {
+    let clock = ManualWall::new(NOW);
+    let hands = clock.clone();
+    let store = Memory::with_clock(Anchored::new(move || hands.now()));
+    let fast = bounds(|bounds| bounds.sweep_every = Duration::from_millis(1));
+    let kit = Kit::over(Limiter::new(store), clock.clone(), fast).await;
+    assert!(kit.get("/v1/status").await.body.get("clock_offset").is_none());
+    clock.set(NOW - Duration::from_mins(1));
+    assert_eq!(kit.get("/v1/status").await.body["clock_offset"], 60.0);
+    let shown = async {
+        while !kit.get("/metrics").await.text.contains("tidegate_clock_offset_seconds 60\n") {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the metric", shown).await;
 }

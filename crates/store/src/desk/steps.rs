@@ -3,6 +3,7 @@
 //! Each is a function of the leases that are known, the buckets in reach, and one time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::entity::LEVELS_MAX;
@@ -66,19 +67,21 @@ pub(crate) trait Book {
     }
 }
 
-/// What one call works on: the leases, the buckets in reach, the places of its levels, and the time.
+/// What one call works on: the leases, the buckets in reach, the places of its levels, the time, and how far that is ahead of
+/// the wall clock.
 pub(crate) struct Desk<'a, B> {
     pub(crate) leases: &'a mut B,
     pub(crate) reach: Reach<'a>,
     pub(crate) places: &'a mut [Place],
     pub(crate) now: Stamp,
+    pub(crate) offset: Duration,
 }
 
 impl<B: Book> Desk<'_, B> {
     /// Takes what is asked of every level, or nothing.
     pub(crate) fn draw(&mut self, draw: &Draw) -> Result<Drawn, StoreError> {
-        let Self { leases, reach, places, now } = self;
-        let now = *now;
+        let Self { leases, reach, places, now, offset } = self;
+        let (now, wall) = (*now, *now - *offset);
         match leases.find(draw.lease) {
             Known::Unknown => leases.may_draw(draw.lease)?,
             Known::Ended(ended) => return Err(StoreError::Ended { lease: draw.lease, how: ended.how }),
@@ -90,7 +93,9 @@ impl<B: Book> Desk<'_, B> {
         let answer = take(reach, &draw.levels, &draw.units, places, (now, draw.is_watched))?;
         if matches!(answer, Drawn::Granted(_)) {
             let deadline = now + draw.terms.deadline;
-            let record = Record::new(Units::from_slice(&draw.units), now, deadline, draw.terms.on_expiry);
+            let units = Units::from_slice(&draw.units);
+            // Usage is booked at the wall clock.
+            let record = Record::restored(0, units, wall, now, deadline, draw.terms.on_expiry);
             reach.hold(places);
             let (levels, places) = (Arc::clone(&draw.levels), Places::from_slice(places));
             leases.insert(Open { lease: draw.lease, record, levels, places });
@@ -100,8 +105,8 @@ impl<B: Book> Desk<'_, B> {
 
     /// Draws and settles at once.
     pub(crate) fn spend(&mut self, draw: &Draw) -> Result<Drawn, StoreError> {
-        let Self { leases, reach, places, now } = self;
-        let now = *now;
+        let Self { leases, reach, places, now, offset } = self;
+        let (now, wall) = (*now, *now - *offset);
         match leases.find(draw.lease) {
             Known::Unknown => leases.may_draw(draw.lease)?,
             Known::Ended(ended) if ended.turn_settle(0, draw.levels.digest(&draw.units)) == Turn::Repeat => {
@@ -114,7 +119,7 @@ impl<B: Book> Desk<'_, B> {
         }
         let answer = take(reach, &draw.levels, &draw.units, places, (now, draw.is_watched))?;
         if matches!(answer, Drawn::Granted(_)) {
-            reach.count(&draw.levels, &draw.units, places, now);
+            reach.count(&draw.levels, &draw.units, places, wall);
             let digest = draw.levels.digest(&draw.units);
             leases.end(draw.lease, Ended { how: Ending::Settled, step: 0, at: now, digest });
         }

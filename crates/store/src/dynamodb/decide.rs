@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{Ended, LeaseId, Record};
@@ -149,7 +150,7 @@ pub(super) fn decide<T>(
     }
     let answer = check_levels(levels).and_then(|()| {
         let reach = Reach { home: (0, &mut shelf), others: Vec::new(), room: &Anywhere };
-        step(&mut Desk { leases: &mut slip, reach, places: &mut places, now })
+        step(&mut Desk { leases: &mut slip, reach, places: &mut places, now, offset: Duration::ZERO })
     });
     let meters = levels.levels().iter().map(|level| {
         let bucket = shelf.get(hash_subject(&hasher, &level.subject), &level.subject);

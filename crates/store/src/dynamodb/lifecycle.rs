@@ -173,6 +173,7 @@ impl DynamoDbLifecycle {
             durability: "what was answered is on several of the engine's disks".to_owned(),
             settings,
             clock: None,
+            clock_offset: None,
         })
     }
 

@@ -122,6 +122,8 @@ impl Buckets for DynamoDb {
             let at = at.max(self.now());
             Ok(Seen {
                 at,
+                // Buckets are kept at the callers' clocks: a step back only refuses.
+                clock_offset: Duration::ZERO,
                 buckets: buckets.into_iter().map(|(subject, view)| bucket(subject, &view, at)).collect(),
             })
         }))

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tidegate_core::limit::lease::REMEMBERED;
 use tidegate_core::limit::name::Subject;
@@ -87,6 +88,8 @@ impl Space {
 
     /// Looks for what can be forgotten: a part of the buckets, and what of the audit is too old.
     pub(super) fn tend(&self, read: Stamp) {
+        let offset = u64::try_from(self.clock.offset().as_micros()).unwrap_or(u64::MAX);
+        self.clock_offset.store(offset, Ordering::Relaxed);
         for shard in &self.shards {
             let mut guard = lock(shard);
             let now = guard.go_on(read);
@@ -115,13 +118,14 @@ impl Space {
     }
 
     fn forget(&self, buckets: &mut Shelf, looks: usize, places: &[Place], now: Stamp) {
+        let offset = Duration::from_micros(self.clock_offset.load(Ordering::Relaxed));
         let settled = lock(&self.changes).settled(now);
         let may_go = |index: u32, bucket: &mut Bucket| {
             // The call that asks for room has found these and is not done.
             if places.iter().any(|place| place.index == Some(index)) {
                 return false;
             }
-            self.prune_old(bucket, now);
+            self.prune_old(bucket, now - offset);
             bucket.is_as_new(settled, now)
         };
         buckets.take_off(looks, may_go, |subject| {

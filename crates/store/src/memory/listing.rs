@@ -59,7 +59,7 @@ impl Space {
                 self.buckets_of_entities(&entities, at)
             }
         };
-        Seen { at, buckets }
+        Seen { at, clock_offset: self.clock.offset(), buckets }
     }
 
     fn buckets_of_entities(&self, entities: &[EntityId], at: Stamp) -> Vec<Bucket> {

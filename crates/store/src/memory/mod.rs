@@ -68,6 +68,8 @@ struct Space {
     refused: AtomicU64,
     /// Leases that calls have ended in passing, until a sweep tells of them.
     passed: Mutex<Swept>,
+    /// How far time was ahead of the wall clock at the last sweep, in microseconds: a clock is not read under a lock.
+    clock_offset: AtomicU64,
     /// When the last changes were made. Locked after anything else, never before.
     changes: Mutex<Changes>,
     /// No lease is past its deadline before this, in microseconds.
@@ -147,6 +149,7 @@ impl Space {
             forgotten: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             passed: Mutex::default(),
+            clock_offset: AtomicU64::new(0),
             changes: Mutex::default(),
             hasher: foldhash::fast::RandomState::default(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),

@@ -1,6 +1,7 @@
 //! Shards of buckets and leases, locked together for one decision.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Level, Levels};
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
@@ -55,7 +56,7 @@ impl Space {
         *latest = read.max(*latest);
         let reach = Reach { home: (number, shelf), others: Vec::new(), room: self };
         let places = std::slice::from_mut(&mut place);
-        decide(&mut Desk { leases, reach, places, now: *latest })
+        decide(&mut Desk { leases, reach, places, now: *latest, offset: Duration::ZERO })
     }
 
     fn decide_above<T>(
@@ -83,7 +84,7 @@ impl Space {
         }
         let (own, leases) = own.expect("the subject's own shard is one of them");
         let reach = Reach { home: (home, own), others, room: self };
-        decide(&mut Desk { leases, reach, places: &mut places, now })
+        decide(&mut Desk { leases, reach, places: &mut places, now, offset: Duration::ZERO })
     }
 }
 

@@ -63,7 +63,9 @@ impl Buckets for Memory {
 
 impl Space {
     fn draw(&self, draw: &Draw) -> Result<Drawn, StoreError> {
-        self.decide(&draw.levels, self.now(), |desk| {
+        let (now, offset) = (self.now(), self.clock.offset());
+        self.decide(&draw.levels, now, |desk| {
+            desk.offset = offset;
             let answer = desk.draw(draw);
             self.is_due_at(desk.leases.next_due());
             answer
@@ -71,7 +73,11 @@ impl Space {
     }
 
     fn spend(&self, draw: &Draw) -> Result<Drawn, StoreError> {
-        self.decide(&draw.levels, self.now(), |desk| desk.spend(draw))
+        let (now, offset) = (self.now(), self.clock.offset());
+        self.decide(&draw.levels, now, |desk| {
+            desk.offset = offset;
+            desk.spend(draw)
+        })
     }
 
     fn extend(&self, extend: &Extend) -> Result<Drawn, StoreError> {

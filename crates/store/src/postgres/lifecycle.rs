@@ -1,6 +1,7 @@
 //! A schema's life beside its use. Whoever looks does so in transactions that can only read.
 
 use std::fmt;
+use std::time::Duration;
 
 use deadpool_postgres::{Client, Pool};
 use tidegate_core::time::Stamp;
@@ -143,6 +144,13 @@ impl PostgresLifecycle {
         if version == 0 || !self.has_namespace(&reading).await? {
             missing.push(self.namespace());
         }
+        let clock_offset = if version == 0 {
+            None
+        } else {
+            let clock = self.sql.text("SELECT ahead FROM @.clock WHERE id = 1");
+            let row = reading.query_one(&clock, &[]).await.map_err(self.trouble())?;
+            Some(Duration::from_micros(get::<i64>(&row, 0)?.unsigned_abs()))
+        };
         let server: String = get(&found, 0)?;
         let settings = settings_of(&found)?;
         let is_lasting = settings.iter().all(|setting| setting.danger.is_none());
@@ -161,6 +169,7 @@ impl PostgresLifecycle {
             durability: durability.to_owned(),
             settings,
             clock: Some(ClockDifference::between(before, Stamp::from_micros(there.unsigned_abs()), after)),
+            clock_offset,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::limit::audit::{Entry, Filed};
 use tidegate_core::limit::entity::{Entity, LEVELS_MAX};
@@ -196,27 +197,30 @@ pub(super) async fn balances(
         }
     };
     let at = stamp(first(&rows)?)?;
-    let is_any_due = rows.first().map_or(Ok(false), |row| get(row, 1))?;
+    let (is_any_due, offset) = rows
+        .first()
+        .map_or(Ok((false, 0)), |row| Ok::<_, StoreError>((get(row, 1)?, get::<i64>(row, 2)?)))?;
     let mut buckets: Vec<(i64, Bucket)> = Vec::new();
     for row in &rows {
-        let Some(place) = get::<Option<i64>>(row, 2)? else { continue };
-        let (meter, subject) = (meter(row, 3)?, subject(get(row, 4)?, get(row, 5)?)?);
+        let Some(place) = get::<Option<i64>>(row, 3)? else { continue };
+        let (meter, subject) = (meter(row, 4)?, subject(get(row, 5)?, get(row, 6)?)?);
         match buckets.last_mut() {
             Some((last, bucket)) if *last == place && bucket.subject == subject => bucket.meters.push(meter),
             _ => buckets.push((place, Bucket { subject, at, meters: vec![meter] })),
         }
     }
     let buckets = buckets.into_iter().map(|(_, bucket)| bucket).collect();
-    Ok((Seen { at, buckets }, is_any_due))
+    let clock_offset = Duration::from_micros(offset.unsigned_abs());
+    Ok((Seen { at, clock_offset, buckets }, is_any_due))
 }
 
-/// One row at least, with the time and whether any lease is due.
+/// One row at least, with the time, whether any lease is due, and the clock's offset.
 fn balances_of(asked: &str, and: &str) -> String {
     format!(
-        "WITH RECURSIVE time AS MATERIALIZED (SELECT @.now($2::bigint) AS now), {asked},
+        "WITH RECURSIVE time AS MATERIALIZED (SELECT * FROM @.look($2::bigint)), {asked},
             due AS MATERIALIZED (SELECT EXISTS (SELECT 1 FROM @.leases
                 WHERE namespace = $1 AND how IS NULL AND deadline <= (SELECT now FROM time)) AS is_any)
-        SELECT time.now, due.is_any, found.* FROM time CROSS JOIN due LEFT JOIN LATERAL (
+        SELECT time.now, due.is_any, time.ahead, found.* FROM time CROSS JOIN due LEFT JOIN LATERAL (
             SELECT asked.place::bigint, m.line, m.entity, m.resource, m.amount, m.period, m.burst, m.full_at, m.part,
                 m.version, m.consumed
             FROM asked JOIN @.meters m ON m.namespace = $1 AND m.entity = asked.entity {and}

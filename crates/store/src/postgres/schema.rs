@@ -16,8 +16,10 @@ const MIGRATIONS: [&str; 3] = [
     include_str!("sql/tables.sql"),
     // When a schema came to each version, from now on.
     "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
-    // No lease that drew from a limit is open after `kept_until`. Existing limits are kept for all open leases.
+    // No lease that drew from a limit is open after `kept_until`. Existing limits are kept for all open leases. `tick` returns
+    // another type.
     "
+    DROP FUNCTION IF EXISTS @.tick(bigint, bigint);
     DO $$ BEGIN
         EXECUTE 'ALTER TABLE @.meters ADD COLUMN kept_until bigint NOT NULL DEFAULT '
             || (SELECT coalesce(max(deadline), 0) FROM @.leases WHERE how IS NULL AND deadline < 9223372036854775807);

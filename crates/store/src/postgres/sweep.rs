@@ -18,7 +18,7 @@ use crate::error::StoreError;
 use crate::ledger::Prune;
 use crate::retention::before;
 use crate::store::Swept;
-use crate::tables::{column, ended_by, number};
+use crate::tables::{column, ended_by, number, stamp};
 
 /// Leases that are ended at a time before something is read.
 const SWEPT_BEFORE_READING: usize = 1_000;
@@ -34,9 +34,10 @@ const BATCHES_MAX: u64 = 50;
 const TIDIED_EVERY: Duration = Duration::from_secs(1);
 const TIDIED_IDLE: u32 = 30;
 
-/// Open leases that are due, and what time it is.
+/// Open leases that are due, what time it is, and what the clock reads.
 struct Due {
     now: Stamp,
+    wall: Stamp,
     leases: Vec<(Vec<u8>, Option<String>)>,
 }
 
@@ -45,7 +46,7 @@ impl Postgres {
         let due = self.due(max).await?;
         let mut swept = self.expire(&due).await?;
         swept.forgotten = self.forget(due.now).await?;
-        self.inner.retain(due.now).await?;
+        self.inner.retain(&due).await?;
         self.evict().await?;
         Ok(swept)
     }
@@ -63,14 +64,15 @@ impl Postgres {
 
     async fn due(&self, max: usize) -> Result<Due, StoreError> {
         let statement = "
-            WITH time AS MATERIALIZED (SELECT @.now($2::bigint) AS now)
-            SELECT time.now, lease.id, lease.levels FROM time LEFT JOIN LATERAL (
+            WITH time AS MATERIALIZED (SELECT * FROM @.look($2::bigint))
+            SELECT time.now, lease.id, lease.levels, time.now - time.ahead FROM time LEFT JOIN LATERAL (
                 SELECT id, levels FROM @.leases
                 WHERE namespace = $1 AND how IS NULL AND deadline <= time.now ORDER BY deadline LIMIT $3
             ) AS lease ON true";
         let max = column(max as u64);
         let rows = self.inner.query(statement, &[&self.namespace, &self.inner.wall(), &max]).await?;
-        let now = first(&rows)?;
+        let now = stamp(first(&rows)?)?;
+        let wall = rows.first().map_or(Ok(now), |row| stamp(get(row, 3)?))?;
         let mut leases = Vec::with_capacity(rows.len());
         for row in &rows {
             // One row tells the time where there is no lease.
@@ -78,7 +80,7 @@ impl Postgres {
                 leases.push((id, get(row, 2)?));
             }
         }
-        Ok(Due { now: Stamp::from_micros(number(now, "a time")?), leases })
+        Ok(Due { now, wall, leases })
     }
 
     /// Ends these leases, unless somebody was faster.
@@ -211,8 +213,8 @@ impl Postgres {
 
 impl Inner {
     /// Deletes what is too old to be kept, in every namespace.
-    async fn retain(&self, now: Stamp) -> Result<(), StoreError> {
-        for (window, before) in self.retention.usage_before(now) {
+    async fn retain(&self, due: &Due) -> Result<(), StoreError> {
+        for (window, before) in self.retention.usage_before(due.wall) {
             let statement = "
                 WITH gone AS (
                     DELETE FROM @.usage WHERE ctid = ANY (ARRAY(
@@ -222,7 +224,7 @@ impl Inner {
                 SELECT count(*) FROM gone";
             self.delete(statement, &[&(window as i16), &ended_by(window, before), &BATCH]).await?;
         }
-        if let Some(before) = self.retention.audit_before(now) {
+        if let Some(before) = self.retention.audit_before(due.now) {
             let statement = "
                 WITH gone AS (
                     DELETE FROM @.audit WHERE ctid = ANY (ARRAY(

@@ -135,7 +135,7 @@ impl Redis {
             Value::Array(values) => values.iter().map(number).collect::<Result<Vec<u64>, _>>()?,
             other => return Err(inner.link.whose().unexpected(&other)),
         };
-        let (at, _) = self.look(Places::center(), &[]).await?;
+        let at = self.look(Places::center(), &[]).await?.at;
         let seen = Version::new(numbers.first().copied().unwrap_or(0));
         let next = numbers.get(1).copied().unwrap_or(0);
         Ok(Log { actor: actor.to_owned(), at, seen, version: seen.next(), next, writes: Vec::new() })

@@ -1,6 +1,7 @@
 //! Leases and buckets as the trait asks for them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::redis::Value;
 use tidegate_core::limit::lease::LeaseId;
@@ -116,7 +117,7 @@ impl Buckets for Redis {
             let Some((home, found)) = self.find_lease(lease).await? else {
                 return Err(StoreError::NoLease { lease });
             };
-            let (at, _) = self.look(home, &[]).await?;
+            let at = self.look(home, &[]).await?.at;
             match found {
                 Lease::Open(levels, record) if record.is_due(at) => {
                     self.expire(lease, &levels).await?;
@@ -144,8 +145,7 @@ impl Buckets for Redis {
                     self.subjects_of(&entities).await?
                 }
             };
-            let (at, buckets) = self.look_at(&subjects).await?;
-            Ok(Seen { at, buckets })
+            self.look_at(&subjects).await
         })
     }
 
@@ -160,7 +160,7 @@ impl Buckets for Redis {
                 let is_last = names.len() <= paging.max();
                 after = names.last().cloned();
                 let subjects = names.iter().map(|entity| subject(entity, resource.as_str()));
-                let (_, buckets) = self.look_at(&subjects.collect::<Result<Vec<_>, _>>()?).await?;
+                let Seen { buckets, .. } = self.look_at(&subjects.collect::<Result<Vec<_>, _>>()?).await?;
                 found.extend(buckets);
                 if is_last {
                     break;
@@ -284,7 +284,7 @@ impl Redis {
     }
 
     /// These buckets, those that are there, and what time it is.
-    async fn look_at(&self, subjects: &[Subject]) -> Result<(Stamp, Vec<Bucket>), StoreError> {
+    async fn look_at(&self, subjects: &[Subject]) -> Result<Seen, StoreError> {
         let places = &self.inner.places;
         let mut by_home: Vec<(Home, Vec<&Subject>)> = Vec::new();
         for subject in subjects {
@@ -298,35 +298,33 @@ impl Redis {
                 None => by_home.push((home, vec![subject])),
             }
         }
-        let (mut now, mut found) = (None, Vec::new());
+        let (mut clock, mut found) = (None, Vec::new());
         for (home, subjects) in by_home {
             let keys: Vec<String> = subjects.iter().map(|subject| places.bucket(home, subject)).collect();
-            let (at, values) = self.look(home, &keys).await?;
-            now = now.max(Some(at));
+            let Looked { at, clock_offset, values } = self.look(home, &keys).await?;
+            clock = clock.max(Some((at, clock_offset)));
             for (subject, value) in subjects.into_iter().zip(values) {
                 if let Some(value) = value {
                     found.push(Bucket { subject: subject.clone(), at, meters: meters(&value)? });
                 }
             }
         }
-        let at = match now {
-            Some(at) => at,
-            None => self.look(Places::center(), &[]).await?.0,
+        let (at, clock_offset) = if let Some(clock) = clock {
+            clock
+        } else {
+            let looked = self.look(Places::center(), &[]).await?;
+            (looked.at, looked.clock_offset)
         };
         // In the order that was asked for.
         let place = |bucket: &Bucket| subjects.iter().position(|subject| *subject == bucket.subject);
         if subjects.len() > 1 && places.layout() == Layout::Trees {
             found.sort_by_key(place);
         }
-        Ok((at, found))
+        Ok(Seen { at, clock_offset, buckets: found })
     }
 
     /// What time it is at a home, and what these keys have.
-    pub(super) async fn look(
-        &self,
-        home: Home,
-        keys: &[String],
-    ) -> Result<(Stamp, Vec<Option<Vec<u8>>>), StoreError> {
+    pub(super) async fn look(&self, home: Home, keys: &[String]) -> Result<Looked, StoreError> {
         let clock = self.inner.places.clock(home);
         let all: Vec<&[u8]> = std::iter::once(&clock).chain(keys).map(String::as_bytes).collect();
         let whose = self.inner.link.whose();
@@ -340,7 +338,7 @@ impl Redis {
             }
             _ => None,
         };
-        let (Some(seconds), Some(micros)) = (part(), part()) else {
+        let (Some(seconds), Some(micros), Some(offset)) = (part(), part(), part()) else {
             return Err(StoreError::Corrupt { what: format!("`{}` does not tell the time", whose.place) });
         };
         let at = Stamp::from_micros(u64::saturating_add(u64::saturating_mul(seconds, 1_000_000), micros));
@@ -349,8 +347,16 @@ impl Redis {
             Value::BulkString(value) => Ok(Some(value)),
             other => Err(whose.unexpected(&other)),
         };
-        Ok((at, values.map(value).collect::<Result<_, _>>()?))
+        let values = values.map(value).collect::<Result<_, _>>()?;
+        Ok(Looked { at, clock_offset: Duration::from_micros(offset), values })
     }
+}
+
+/// The time at a home, how far that is ahead of the server's clock, and the values of some keys there.
+pub(super) struct Looked {
+    pub(super) at: Stamp,
+    pub(super) clock_offset: Duration,
+    values: Vec<Option<Vec<u8>>>,
 }
 
 /// A subject's limits as the script keeps them.

@@ -1,5 +1,7 @@
 //! A namespace's life beside its use, and what the server's settings are worth.
 
+use std::time::Duration;
+
 use ::redis::Value;
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::time::Stamp;
@@ -7,6 +9,7 @@ use tidegate_core::time::Stamp;
 use super::admin::{META, Records, number};
 use super::link::Link;
 use super::options::RedisOptions;
+use super::pack::Unpack;
 use super::places::{Layout, Places};
 use super::schema::{self, CURRENT};
 use crate::clock::{HostWall, WallClock};
@@ -79,7 +82,26 @@ impl RedisLifecycle {
             durability: said.durability(),
             settings: said.settings(),
             clock: Some(self.clock(&link).await?),
+            clock_offset: match found.map(|found| found.layout) {
+                Some(Layout::One) => Some(self.clock_offset(&link).await?),
+                // On a cluster every tree of entities has a time of its own.
+                Some(Layout::Trees) | None => None,
+            },
         })
+    }
+
+    /// How far the time is ahead of the server's clock.
+    async fn clock_offset(&self, link: &Link) -> Result<Duration, StoreError> {
+        let key = Places::new(&self.namespace, Layout::One).clock(Places::center());
+        match link.query(::redis::cmd("GET").arg(key)).await? {
+            Value::Nil => Ok(Duration::ZERO),
+            Value::BulkString(kept) => {
+                let mut kept = Unpack::new(&kept, "the clock");
+                kept.stamp()?;
+                Ok(kept.stamp()?.since(Stamp::ZERO))
+            }
+            other => Err(link.whose().unexpected(&other)),
+        }
     }
 
     /// The clock of the server that has the namespace's records: it dates them.

@@ -59,17 +59,18 @@ impl Redis {
     /// Looks after some names and some keys.
     async fn tend(&self) -> Result<(), StoreError> {
         let mut rounds = self.rounds().await?;
-        let (now, _) = self.look(Places::center(), &[]).await?;
+        let looked = self.look(Places::center(), &[]).await?;
+        let wall = looked.at - looked.clock_offset;
         // More names than were added meanwhile: else there would be ever more.
         for _ in 0..=(2 * self.inner.places.take_registered()).div_ceil(NAMES) {
-            rounds.name = self.tend_names(rounds.name.as_deref(), now).await?;
+            rounds.name = self.tend_names(rounds.name.as_deref(), wall).await?;
             // Kept at once: what fails after it does not hold it up.
             self.keep_rounds(&rounds).await?;
             if rounds.name.is_none() {
                 break;
             }
         }
-        let forgotten = match self.inner.retention.audit_before(now) {
+        let forgotten = match self.inner.retention.audit_before(looked.at) {
             Some(before) => self.forget_audit(|entry| entry.at < before, LINES_MAX).await.map(drop),
             None => Ok(()),
         };

@@ -10,6 +10,7 @@ use super::options::{Durable, SqliteOptions, real};
 use super::schema::{self, CURRENT};
 use super::syncer::log_of;
 use super::trouble::of_file;
+use super::writer::read_anchor;
 use crate::error::StoreError;
 use crate::lifecycle::{
     Checked, LISTED_MAX, Lifecycle, Listed, Made, MadePart, Part, Setting, Space, Upgraded, UpgradedPart,
@@ -126,10 +127,12 @@ impl File {
 
     fn check(&self) -> Result<Checked, StoreError> {
         let (mut schema, mut missing, mut size) = (None, vec![self.part(), self.namespace()], None);
+        let mut clock_offset = None;
         if self.is_there()? {
             let (connection, version) = self.look()?;
             if version > 0 {
                 schema = Some(version);
+                clock_offset = Some(read_anchor(&connection).map_err(self.trouble())?.offset());
                 missing.remove(0);
                 if has_namespace(&connection, &self.options.namespace).map_err(self.trouble())? {
                     missing.clear();
@@ -163,6 +166,7 @@ impl File {
             durability: durability.to_owned(),
             settings,
             clock: None,
+            clock_offset,
         })
     }
 

@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::limit::name::Namespace;
-use tidegate_core::time::Stamp;
 
 pub use options::{Durable, SqliteOptions};
 
@@ -190,7 +190,7 @@ impl Inner {
     /// Reads beside the writer, in one snapshot and at one time.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl Fn(&rusqlite::Connection, Stamp) -> Result<T, Trouble> + Send + 'static,
+        read: impl Fn(&rusqlite::Connection, Anchor) -> Result<T, Trouble> + Send + 'static,
     ) -> Result<T, StoreError> {
         if let Some(readers) = &self.readers {
             let (place, clock) = (Arc::clone(&self.place), Arc::clone(&self.clock));
@@ -203,10 +203,10 @@ impl Inner {
 /// Reads what those before it in the same transaction have done too.
 fn read_in_turn<T>(
     work: &mut Work<'_>,
-    read: &impl Fn(&rusqlite::Connection, Stamp) -> Result<T, Trouble>,
+    read: &impl Fn(&rusqlite::Connection, Anchor) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
     work.write()?;
-    read(work.connection, work.now)
+    read(work.connection, work.anchor)
 }
 
 fn rejection(rejected: &Rejected, place: &str) -> StoreError {

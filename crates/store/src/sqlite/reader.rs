@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
-use tidegate_core::time::Stamp;
+use tidegate_core::limit::anchor::Anchor;
 use tokio::sync::{oneshot, watch};
 
 use super::file::File;
@@ -58,7 +58,7 @@ impl Readers {
         &self,
         place: Arc<str>,
         clock: Arc<dyn WallClock>,
-        read: impl FnOnce(&Connection, Stamp) -> Result<T, Trouble> + Send + 'static,
+        read: impl FnOnce(&Connection, Anchor) -> Result<T, Trouble> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (waiting, answer) = oneshot::channel();
         let file = Arc::clone(&place);
@@ -84,12 +84,13 @@ impl Readers {
 fn in_snapshot<T>(
     connection: &Connection,
     clock: &dyn WallClock,
-    read: impl FnOnce(&Connection, Stamp) -> Result<T, Trouble>,
+    read: impl FnOnce(&Connection, Anchor) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
     let snapshot = connection.unchecked_transaction()?;
     // Nothing is written: whoever decides next reads the clock for himself.
-    let now = read_anchor(&snapshot)?.read(clock.now());
-    read(&snapshot, now)
+    let mut anchor = read_anchor(&snapshot)?;
+    anchor.read(clock.now());
+    read(&snapshot, anchor)
 }
 
 struct Reader {

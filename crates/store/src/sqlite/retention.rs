@@ -12,7 +12,7 @@ const LINES_MAX: usize = 500;
 pub(super) fn apply(work: &mut Work<'_>) -> rusqlite::Result<()> {
     let max = LINES_MAX.max(4 * work.calls);
     work.is_behind = false;
-    for (window, before) in work.retention.usage_before(work.now) {
+    for (window, before) in work.retention.usage_before(work.now - work.anchor.offset()) {
         let mut delete = work.connection.prepare_cached(
             "DELETE FROM usage WHERE (subject, name, span, start) IN
                  (SELECT subject, name, span, start FROM usage INDEXED BY usage_by_age

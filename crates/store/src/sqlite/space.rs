@@ -60,6 +60,8 @@ pub(super) struct Space {
     /// What was ended in passing, until a sweep tells of it.
     pub(super) passed: Swept,
     pub(super) round: Round,
+    /// How far time is ahead of the clock, in this transaction.
+    pub(super) clock_offset: Duration,
 }
 
 #[derive(Default)]
@@ -85,6 +87,7 @@ impl Space {
             forget_at: Stamp::MAX,
             passed: Swept::default(),
             round: Round::default(),
+            clock_offset: Duration::ZERO,
         };
         space.find_due(connection)?;
         space.find_forgettable(connection)?;
@@ -111,7 +114,8 @@ impl Space {
         }
         self.load_lease(connection, lease)?;
         let reach = Reach { home: (0, &mut self.shelf), others: Vec::new(), room: &Disk };
-        let mut desk = Desk { leases: &mut self.leases, reach, places: &mut places, now };
+        let offset = self.clock_offset;
+        let mut desk = Desk { leases: &mut self.leases, reach, places: &mut places, now, offset };
         let answer = decide(&mut desk);
         let deadline = match self.leases.find(lease) {
             Known::Open(open) => open.record.deadline(),

@@ -1,5 +1,7 @@
 //! The steps of a lease, each a call in a transaction; and balances, which are read beside them.
 
+use rusqlite::Connection;
+use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::ResourceName;
 
@@ -55,7 +57,9 @@ impl Buckets for Sqlite {
         Reply::later(async move {
             let namespace = self.namespace;
             let read = move || {
-                self.inner.read(move |connection, at| leases::standing(connection, namespace, (lease, at)))
+                self.inner.read(move |connection, clock| {
+                    leases::standing(connection, namespace, (lease, clock.latest()))
+                })
             };
             match read().await? {
                 Standing::Open(held) if held.record.is_due(held.at) => {
@@ -71,8 +75,10 @@ impl Buckets for Sqlite {
         Reply::later(async move {
             self.sweep_what_is_due().await?;
             let (namespace, lookup) = (self.namespace, lookup.clone());
-            let read = self.inner.read(move |connection, at| {
-                Ok(Seen { at, buckets: listing::balances(connection, namespace, &lookup, at)? })
+            let read = self.inner.read(move |connection, clock| {
+                let (at, clock_offset) = (clock.latest(), clock.offset());
+                let buckets = listing::balances(connection, namespace, &lookup, at)?;
+                Ok(Seen { at, clock_offset, buckets })
             });
             read.await
         })
@@ -82,8 +88,8 @@ impl Buckets for Sqlite {
         Reply::later(async move {
             self.sweep_what_is_due().await?;
             let (namespace, resource, paging) = (self.namespace, resource.clone(), paging.clone());
-            let read = self.inner.read(move |connection, at| {
-                listing::buckets(connection, namespace, (&resource, at), &paging)
+            let read = self.inner.read(move |connection, clock| {
+                listing::buckets(connection, namespace, (&resource, clock.latest()), &paging)
             });
             read.await
         })
@@ -109,7 +115,10 @@ impl Sqlite {
             let (connection, now) = (work.connection, work.now);
             work.untidied(*namespace)?.sweep_in_passing(connection, now, SWEPT_BEFORE_READING)
         };
-        while self.inner.read(move |connection, now| listing::is_any_due(connection, namespace, now)).await? {
+        let is_any_due = move |connection: &Connection, clock: Anchor| {
+            listing::is_any_due(connection, namespace, clock.latest())
+        };
+        while self.inner.read(is_any_due).await? {
             match self.inner.write(Call::new(namespace, sweep)).await {
                 Ok(()) => {}
                 // It can be read though it cannot be written: as it is.

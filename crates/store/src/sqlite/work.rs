@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use foldhash::HashMap;
 use rusqlite::Connection;
+use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::time::Stamp;
 use tokio::sync::oneshot;
 
@@ -20,6 +21,7 @@ use crate::retention::Retention;
 pub(super) struct Work<'a> {
     pub(super) connection: &'a Connection,
     /// One reading of the clock, taken within the transaction.
+    pub(super) anchor: Anchor,
     pub(super) now: Stamp,
     spaces: &'a mut HashMap<i64, Space>,
     pub(super) retention: Retention,
@@ -37,12 +39,14 @@ pub(super) struct Work<'a> {
 impl<'a> Work<'a> {
     pub(super) const fn new(
         connection: &'a Connection,
-        now: Stamp,
+        anchor: Anchor,
         spaces: &'a mut HashMap<i64, Space>,
         retention: Retention,
     ) -> Self {
+        let now = anchor.latest();
         Self {
             connection,
+            anchor,
             now,
             spaces,
             retention,
@@ -76,10 +80,12 @@ impl<'a> Work<'a> {
         if !self.tidied.contains(&namespace) {
             self.tidied.push(namespace);
         }
-        match self.spaces.entry(namespace) {
-            Entry::Occupied(space) => Ok(space.into_mut()),
-            Entry::Vacant(place) => Ok(place.insert(Space::open(self.connection, namespace)?)),
-        }
+        let space = match self.spaces.entry(namespace) {
+            Entry::Occupied(space) => space.into_mut(),
+            Entry::Vacant(place) => place.insert(Space::open(self.connection, namespace)?),
+        };
+        space.clock_offset = self.anchor.offset();
+        Ok(space)
     }
 
     /// Writes all that has changed so far.

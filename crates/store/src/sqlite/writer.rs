@@ -70,10 +70,8 @@ pub(super) struct Writer {
     pub(super) queue: Arc<Queue<Asked>>,
     pub(super) counters: Arc<Counters>,
     pub(super) spaces: HashMap<i64, Space>,
-    /// The clock as the file has it, for as long as nobody else has written.
-    pub(super) anchor: Option<Anchor>,
-    /// Whether the clock was found to be set back, in this transaction.
-    pub(super) is_set_back: bool,
+    /// The clock, as long as no other connection has written: as the file has it, and as it was last read.
+    pub(super) anchors: Option<[Anchor; 2]>,
     pub(super) data_version: i64,
     pub(super) random: Random,
     /// Callers at a time, as of the transaction before: those it answered, and those who waited meanwhile.
@@ -249,9 +247,9 @@ impl Writer {
     fn transact(&mut self, batch: &mut [Asked]) -> Result<(), Stop> {
         let changes = self.connection.total_changes();
         self.believe_only_what_is_unchanged()?;
-        let now = self.read_clock()?;
+        let anchor = self.read_clock()?;
         let no_room = self.is_tight()?;
-        let mut work = Work::new(&self.connection, now, &mut self.spaces, self.retention);
+        let mut work = Work::new(&self.connection, anchor, &mut self.spaces, self.retention);
         (work.calls, work.no_room, work.is_behind) = (batch.len(), no_room, self.times.is_behind);
         for asked in batch.iter_mut() {
             asked.job.run(&mut work)?;
@@ -307,33 +305,34 @@ impl Writer {
     /// What is known may be ahead of what is written.
     fn doubt(&mut self) {
         self.spaces.clear();
-        self.anchor = None;
+        self.anchors = None;
     }
 
     /// The time, which is never before what any process has told.
-    fn read_clock(&mut self) -> rusqlite::Result<Stamp> {
-        let mut anchor = match self.anchor {
-            Some(anchor) => anchor,
-            None => read_anchor(&self.connection)?,
+    fn read_clock(&mut self) -> rusqlite::Result<Anchor> {
+        let [kept, mut anchor] = match self.anchors {
+            Some(anchors) => anchors,
+            None => [read_anchor(&self.connection)?; 2],
         };
-        let ahead = anchor.ahead();
-        let now = anchor.read(self.clock.now());
-        self.is_set_back = anchor.ahead() != ahead;
-        self.anchor = Some(anchor);
-        Ok(now)
+        anchor.read(self.clock.now());
+        self.anchors = Some([kept, anchor]);
+        Ok(anchor)
     }
 
-    fn write_clock(&self) -> rusqlite::Result<()> {
-        let Some(anchor) = self.anchor else { return Ok(()) };
+    fn write_clock(&mut self) -> rusqlite::Result<()> {
+        let Some([kept, anchor]) = &mut self.anchors else { return Ok(()) };
         let mut write = self.connection.prepare_cached("UPDATE clock SET latest = ?1, ahead = ?2")?;
-        write.execute((column(anchor.latest().as_micros()), column(anchor.ahead())))?;
+        let offset = u64::try_from(anchor.offset().as_micros()).unwrap_or(u64::MAX);
+        write.execute((column(anchor.latest().as_micros()), column(offset)))?;
+        *kept = *anchor;
         Ok(())
     }
 
     fn commit(&mut self, changes_before: u64) -> rusqlite::Result<()> {
         let is_unchanged = self.connection.total_changes() == changes_before;
-        // That the clock was set back is written at once: until then time would stand still for those who only read.
-        if is_unchanged && !self.is_set_back {
+        // An offset of the clock is written at once: until then time would stand still for readers.
+        let is_clock_due = self.anchors.is_some_and(|[kept, anchor]| anchor.is_due(&kept));
+        if is_unchanged && !is_clock_due {
             // Nothing but refusals: there is nothing to write.
             self.connection.prepare_cached("ROLLBACK")?.execute([])?;
             return Ok(());

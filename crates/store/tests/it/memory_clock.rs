@@ -19,6 +19,8 @@ use tidegate_store::{
     Anchored, Buckets, Cancel, Draw, Drawn, ManualWall, Memory, Renew, Standing, Terms, WallClock,
 };
 
+use crate::kit::clock::{books_at_the_wall_clock, follows_the_vectors, granted_over_ten_flaps, pass};
+
 const START: Stamp = Stamp::from_secs(1_800_000_000);
 
 /// Tells that the clock was read, and waits for leave to go on.
@@ -98,8 +100,32 @@ async fn a_clock_set_back_neither_shortens_nor_lengthens_what_is_renewed() {
     time.set(Stamp::from_secs(START.as_micros() / 1_000_000 - 7_200));
     let again = store.renew(&renew(2, 60)).await.unwrap();
     assert_eq!((again.at, again.deadline), (first.at, first.deadline));
-    time.advance(Duration::from_secs(3_540));
+    pass(&store, &time, 3_540).await;
     assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
-    time.advance(Duration::from_secs(60));
+    pass(&store, &time, 60).await;
     assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
+}
+
+fn anchored(clock: &ManualWall) -> Memory {
+    let clock = clock.clone();
+    Memory::with_clock(Anchored::new(move || clock.now()))
+}
+
+#[tokio::test]
+async fn clock_follows_the_vectors() {
+    follows_the_vectors(async |clock| anchored(clock)).await;
+}
+
+#[tokio::test]
+async fn flapping_clock_credits_elapsed_time_only() {
+    let clock = ManualWall::new(START);
+    let store = anchored(&clock);
+    assert_eq!(granted_over_ten_flaps(&store, &clock).await, 30);
+}
+
+#[tokio::test]
+async fn usage_is_booked_at_the_wall_clock() {
+    let clock = ManualWall::new(START);
+    let store = anchored(&clock);
+    books_at_the_wall_clock(&store, &clock).await;
 }

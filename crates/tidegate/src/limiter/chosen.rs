@@ -91,7 +91,7 @@ fn is_same(held: &Held, draw: &Draw) -> bool {
     let Held { levels, record, .. } = held;
     let is_as_drawn = || {
         amounts(levels, record.held()) == amounts(&draw.levels, &draw.units)
-            && record.drawn_at() + draw.terms.deadline == record.deadline()
+            && record.stepped_at() + draw.terms.deadline == record.deadline()
     };
     levels.subject() == draw.levels.subject()
         && rules_of_call(levels).eq(rules_of_call(&draw.levels))

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use tidegate::store::ManualWall;
 use tidegate::store::wrap::Verb;
+use tidegate::store::{Anchored, ManualWall, WallClock as _};
 use tidegate::{
     Degraded, Limit, LimitError, Limiter, Memory, OnUnavailable, Request, Scope, Share, Sqlite,
     SqliteOptions, Stamp, StoreError,
@@ -107,6 +107,18 @@ async fn with_policy(limiter: Limiter) -> Limiter {
         .await
         .expect("the store is there, and has enough");
     limiter
+}
+
+/// A lease is drawn at the wall clock, and its deadline is by the store's time.
+#[tokio::test]
+async fn repeat_is_recognized_after_a_step_back() {
+    let clock = ManualWall::new(START);
+    let hands = clock.clone();
+    let store = Memory::with_clock(Anchored::new(move || hands.now()));
+    let limiter = Limiter::builder(store).defaults(limits()).build().unwrap();
+    limiter.balances(ACME).await.unwrap();
+    clock.set(START - secs(3_600));
+    check_repeats(&limiter).await;
 }
 
 #[tokio::test(start_paused = true)]

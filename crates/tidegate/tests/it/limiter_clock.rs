@@ -36,7 +36,11 @@ async fn a_clock_set_back_an_hour_invents_no_refill_and_refills_go_on() {
     for back in 1..=3 {
         HOST.set(Stamp::from_secs(1_700_000_000 - back * 1_000));
         drop(limiter.acquire(ACME, [("rpm", 1)]).await.unwrap());
-        HOST.advance(secs(5));
+        // Second by second: idle time would be absorbed.
+        for _ in 0..5 {
+            HOST.advance(secs(1));
+            limiter.balances(ACME).await.unwrap();
+        }
         let refilled = i64::try_from(back * 5).unwrap();
         assert_eq!(limiter.balances(ACME).await.unwrap()[0].balance.available, 10 + refilled);
     }

@@ -1,40 +1,50 @@
--- What the server's clock reads, or the `wall` that somebody else's does, in microseconds.
+-- What the server's clock reads, or the `wall` that a caller's clock does, in microseconds.
 CREATE OR REPLACE FUNCTION @.wall(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(wall, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
 
--- What time it is for those who only look.
-CREATE OR REPLACE FUNCTION @.now(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT greatest(@.wall(wall) + ahead, latest) FROM @.clock WHERE id = 1
+-- The latest time and the offset after the clock has read `reading`, as core's `Anchor` has them. After a step back of more
+-- than a second time runs on from `latest`; less than that is waited out. A forward gap of more than a second is absorbed by
+-- the offset.
+CREATE OR REPLACE FUNCTION @.anchored(reading bigint, INOUT latest bigint, INOUT ahead bigint)
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    gap bigint := reading + ahead - latest;
+    absorbed bigint := CASE WHEN gap > 1000000 THEN least(gap, ahead) ELSE 0 END;
+BEGIN
+    latest := latest + greatest(gap - absorbed, 0);
+    ahead := CASE WHEN gap < -1000000 THEN ahead - gap ELSE ahead - absorbed END;
+END
 $$;
 
--- What time it is for those who change what was last changed at `seen`: never before it. A clock that is more than a second
--- behind was set back: time goes on from where it was. Less than that is waited out.
-CREATE OR REPLACE FUNCTION @.tick(p_wall bigint, seen bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+-- The time for a call that only reads, and how far it is ahead of the clock.
+CREATE OR REPLACE FUNCTION @.look(wall bigint, OUT now bigint, OUT ahead bigint) LANGUAGE sql VOLATILE AS $$
+    SELECT anchored.* FROM @.clock, LATERAL @.anchored(@.wall(wall), clock.latest, clock.ahead) AS anchored WHERE id = 1
+$$;
+
+CREATE OR REPLACE FUNCTION @.now(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT now FROM @.look(wall)
+$$;
+
+-- The same for a call that changes limits that were last changed at `seen`: never before it.
+CREATE OR REPLACE FUNCTION @.tick(p_wall bigint, seen bigint, OUT o_now bigint, OUT o_ahead bigint)
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reading bigint := @.wall(p_wall);
     told @.clock;
 BEGIN
     SELECT * INTO STRICT told FROM @.clock WHERE id = 1;
-    seen := greatest(seen, told.latest);
-    IF reading + told.ahead >= seen THEN
-        -- Written down now and then: whoever else is writing it down does as well.
-        IF reading + told.ahead > told.latest + 250000 THEN
-            UPDATE @.clock SET latest = reading + told.ahead
-            WHERE id = (SELECT id FROM @.clock WHERE id = 1 AND latest < reading + told.ahead FOR UPDATE SKIP LOCKED);
-        END IF;
-        RETURN reading + told.ahead;
-    END IF;
-    IF seen - reading - told.ahead > 1000000 THEN
+    SELECT * INTO o_now, o_ahead FROM @.anchored(reading, greatest(seen, told.latest), told.ahead);
+    IF o_ahead <> told.ahead THEN
         SELECT * INTO STRICT told FROM @.clock WHERE id = 1 FOR UPDATE;
-        seen := greatest(seen, told.latest);
-        -- Somebody else may have noticed first.
-        IF seen - reading - told.ahead > 1000000 THEN
-            UPDATE @.clock SET latest = seen, ahead = seen - reading WHERE id = 1;
-            RETURN seen;
-        END IF;
+        -- Another transaction may have been first.
+        SELECT * INTO o_now, o_ahead FROM @.anchored(reading, greatest(seen, told.latest), told.ahead);
+        UPDATE @.clock SET latest = o_now, ahead = o_ahead WHERE id = 1;
+    ELSIF o_now > told.latest + 250000 THEN
+        -- Written now and then, by one call at a time.
+        UPDATE @.clock SET latest = o_now
+        WHERE id = (SELECT id FROM @.clock WHERE id = 1 AND latest < o_now FOR UPDATE SKIP LOCKED);
     END IF;
-    RETURN greatest(reading + told.ahead, seen);
 END
 $$;
 
@@ -66,7 +76,7 @@ DECLARE
     limits CONSTANT int := coalesce(array_length(m_entity, 1), 0);
     calls CONSTANT int := coalesce(array_length(c_kind, 1), 0);
     lines CONSTANT int := coalesce(array_length(l_meter, 1), 0);
-    made int[]; crowded int[]; counted int; seen bigint; now bigint;
+    made int[]; crowded int[]; counted int; seen bigint; now bigint; wall bigint;
     v_parts numeric[]; v_amount bigint[]; v_period bigint[]; v_burst bigint[]; v_version bigint[]; v_consumed numeric[];
     v_kept bigint[];
     v_dirty boolean[] := array_fill(false, ARRAY[limits]);
@@ -112,8 +122,8 @@ BEGIN
         o_missing := true;
         RETURN;
     END IF;
-    -- Read under the locks, so that no time of a limit runs against the order of its changes.
-    now := @.tick(p_wall, seen);
+    -- Read under the locks, so that no time of a limit runs against the order of its changes. Usage is booked at the wall clock.
+    SELECT o_now, o_now - o_ahead INTO now, wall FROM @.tick(p_wall, seen);
 
     o_status := array_fill(NULL::smallint, ARRAY[calls]);
     o_at := array_fill(now, ARRAY[calls]);
@@ -274,7 +284,7 @@ BEGIN
                     v_parts[k] := after[j]; v_consumed[k] := v_consumed[k] + units; v_dirty[k] := true;
                     IF c.kind = 1 THEN
                         u_meter := array_append(u_meter, k); u_own := array_append(u_own, l_own[c.line + j]);
-                        u_units := array_append(u_units, units); u_drawn := array_append(u_drawn, now);
+                        u_units := array_append(u_units, units); u_drawn := array_append(u_drawn, wall);
                     ELSE
                         v_kept[k] := greatest(v_kept[k], coalesce(c.deadline, now + c.span));
                     END IF;
@@ -374,7 +384,7 @@ BEGIN
     END LOOP;
     IF has_grants THEN
         INSERT INTO @.leases (namespace, id, levels, held, key, step, drawn_at, stepped_at, deadline, on_expiry)
-        SELECT p_namespace, new.id, new.levels, new.held::bigint[], new.key, 0, now, now, now + new.span, new.expiry
+        SELECT p_namespace, new.id, new.levels, new.held::bigint[], new.key, 0, wall, now, now + new.span, new.expiry
         FROM unnest(c_lease, c_levels, c_held, c_key, c_span, c_expiry, granted)
             AS new (id, levels, held, key, span, expiry, is_granted)
         WHERE new.is_granted ORDER BY new.id;

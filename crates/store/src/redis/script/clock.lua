@@ -1,21 +1,28 @@
--- Time by the server, which never runs back over a second: a clock that was set back goes on from where it was.
--- What is kept is the latest second that anything was decided at, and by how much the clock has been set back since.
+-- Time by the server that never runs back, as core's `Anchor` has it: after a step back of more than a second it runs on, at an
+-- offset to the server's clock; less than that is waited out. A forward gap of more than a second is absorbed by the offset.
+-- What is kept is the latest time that anything was decided at, and the offset, each in seconds and microseconds.
 
--- What time it is, by how much that is ahead of the server's clock, and what is to be kept, if anything is.
+-- What time it is, the offset in microseconds, and what is to be kept, if anything is. Microseconds since 1970 are below 2^53.
 local function tell(kept, t)
   t = t or redis.call('TIME')
   local s, u = tonumber(t[1]), tonumber(t[2])
   if not kept then return s, u, 0, struct.pack('<dddd', s, u, 0, 0) end
   local ls, lu, as, au = struct.unpack('<dddd', kept)
-  s, u = s + as, u + au
-  if u >= 1000000 then s, u = s + 1, u - 1000000 end
-  if s > ls then return s, u, as, struct.pack('<dddd', s, u, as, au) end
-  if s == ls and u >= lu then return s, u, as end
-  local ds, du = ls - s, lu - u
-  if du < 0 then ds, du = ds - 1, du + 1000000 end
-  -- A smaller step is waited out.
-  if ds < 1 or (ds == 1 and du == 0) then return ls, lu, as end
-  as, au = as + ds, au + du
-  if au >= 1000000 then as, au = as + 1, au - 1000000 end
-  return ls, lu, as, struct.pack('<dddd', ls, lu, as, au)
+  local before = as * 1000000 + au
+  local ahead, gap = before, (s - ls) * 1000000 + u - lu + before
+  if gap < -1000000 then
+    ahead, gap = ahead - gap, 0
+  elseif gap > 1000000 then
+    local absorbed = math.min(gap, ahead)
+    ahead, gap = ahead - absorbed, gap - absorbed
+  end
+  if gap < 0 then gap = 0 end
+  u = lu + gap
+  s, u = ls + (u - u % 1000000) / 1000000, u % 1000000
+  -- Every second, and always while there is an offset: a gap is measured from what is kept.
+  if s > ls or ahead ~= before or (ahead > 0 and gap > 0) then
+    local rest = ahead % 1000000
+    return s, u, ahead, struct.pack('<dddd', s, u, (ahead - rest) / 1000000, rest)
+  end
+  return s, u, ahead
 end

@@ -25,8 +25,9 @@ local answers, left, left_steps, left_leases = { '' }, {}, {}, {}
 
 local function fast()
   local ls, lu, as, au = unpack_of('<dddd', kept)
-  if au ~= 0 then return end
-  local ns, nu = time[1] + as, time[2] + 0
+  -- The slow path handles an offset.
+  if as ~= 0 or au ~= 0 then return end
+  local ns, nu = time[1] + 0, time[2] + 0
   local behind = (ls - ns) * 1000000 + lu - nu
   -- Whatever is not a number is not less than anything.
   if not (behind <= 1000000) then return end
@@ -316,7 +317,7 @@ local function fast()
   if #left == number then return end
 
   if ns > ls then
-    kept = pack('<dddd', ns, nu, as, 0)
+    kept = pack('<dddd', ns, nu, 0, 0)
     call('SET', KEYS[1], kept)
   end
   for i = 1, #changed do
@@ -326,7 +327,7 @@ local function fast()
       -- In its place, which leaves it its time.
       call('SETRANGE', KEYS[place], '0', got[place])
     else
-      call('SET', KEYS[place], got[place], 'PXAT', string.format('%.0f', (until_s - as) * 1000))
+      call('SET', KEYS[place], got[place], 'PXAT', string.format('%.0f', until_s * 1000))
     end
   end
   for i = 1, #used do

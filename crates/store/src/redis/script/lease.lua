@@ -5,6 +5,9 @@ local GRANTED, REFUSED, REPEATED, ENDED, LATE, UNKNOWN, ELSEWHERE, FULL, EARLY, 
 local SETTLED, CANCELLED, EXPIRED = 1, 2, 3
 local ROWS_MAX, REMEMBERED = 64, 600
 local ns, nu, ahead, clock = tell(kept, time)
+-- The server's clock, which usage is booked at.
+local wu = (nu - ahead) % 1000000
+local ws = ns + (nu - ahead - wu) / 1000000
 
 -- Answers, and what is to be written.
 local function make(which)
@@ -99,7 +102,8 @@ local function make(which)
         parts[1] = pack('<d', b.expires)
         local write = { 'SET', b.key, table.concat(parts) }
         if b.expires - ns < 4000000000 then
-          write[4], write[5] = 'PXAT', string.format('%.0f', (b.expires - ahead) * 1000)
+          -- By the server's clock, which is never ahead of the time: no bucket goes too early.
+          write[4], write[5] = 'PXAT', string.format('%.0f', b.expires * 1000)
         end
         writes[#writes + 1] = write
       end
@@ -302,10 +306,10 @@ local function make(which)
     local code = take(op == DRAW and due_s + 1 or ns, watched == 1)
     if code == FULL then return pack('<B', FULL) end
     if code == GRANTED and op == DRAW then
-      write_open(0, ns, nu, due_s, due_u, on_expiry, asked, ARGV[text_at])
+      write_open(0, ws, wu, due_s, due_u, on_expiry, asked, ARGV[text_at])
       due_at(due_s, due_u)
     elseif code == GRANTED then
-      count(asked, ns)
+      count(asked, ws)
       write_ended(SETTLED, 0, false)
     end
     return reply(code, ns, nu), writes

@@ -1,7 +1,7 @@
--- What time it is, and these buckets as they are. Nothing is written.
+-- What time it is, the clock's offset in microseconds, and these buckets as they are. Nothing is written.
 -- KEYS: the clock, buckets.
-local values = { false, false }
-for i = 2, #KEYS do values[i + 1] = redis.call('GET', KEYS[i]) end
-local s, u = tell(redis.call('GET', KEYS[1]))
-values[1], values[2] = string.format('%.0f', s), string.format('%.0f', u)
+local values = { false, false, false }
+for i = 2, #KEYS do values[i + 2] = redis.call('GET', KEYS[i]) end
+local s, u, ahead = tell(redis.call('GET', KEYS[1]))
+for i, number in ipairs({ s, u, ahead }) do values[i] = string.format('%.0f', number) end
 return values

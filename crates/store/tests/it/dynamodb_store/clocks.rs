@@ -6,6 +6,7 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_store::{Buckets as _, DynamoDb, HostWall, ManualWall, WallClock};
 
 use super::ENGINE;
+use crate::kit::clock::granted_over_ten_flaps;
 use crate::kit::dynamodb::{START, made, options};
 use crate::kit::engine::skip_without;
 use crate::kit::words::{draw_of, is_granted, levels};
@@ -66,4 +67,13 @@ async fn this_machines_clock_is_believed_as_long_as_the_engines_answers_do_not_s
     let seen = store.balances(&tidegate_store::Lookup::Subjects(Vec::new())).await.unwrap().at;
     let after = HostWall.now();
     assert!(before <= seen && seen <= after, "the engine is on this machine: {before} {seen} {after}");
+}
+
+/// Buckets are points in time by the callers' clocks, so a clock that is behind refuses and credits nothing.
+#[tokio::test]
+async fn flapping_clock_credits_elapsed_time_only() {
+    skip_without!(ENGINE);
+    let clock = ManualWall::new(START);
+    let store = made(options(ENGINE).clock(clock.clone())).await;
+    assert_eq!(granted_over_ten_flaps(&store, &clock).await, 30);
 }

@@ -2,6 +2,7 @@
 //! program.
 
 pub(crate) mod child;
+pub(crate) mod clock;
 pub(crate) mod engine;
 pub(crate) mod held;
 pub(crate) mod idle;

@@ -6,6 +6,7 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::{Buckets, ManualWall};
 
+use crate::kit::clock::{books_at_the_wall_clock, follows_the_vectors, granted_over_ten_flaps, pass};
 use crate::kit::engine::{POSTGRES, skip_without};
 use crate::kit::postgres::{open, options, outside, url};
 use crate::kit::words::{START, draw_of, granted, is_granted, levels, shows};
@@ -25,7 +26,7 @@ async fn a_step_back_over_a_second_re_anchors_without_credit() {
     assert_eq!(first, START);
     clock.set(before(Duration::from_secs(3_600)));
     assert!(!is_granted(&store.draw(&draw_of(&acme, 1)).await), "an hour less on the clock is no credit");
-    clock.advance(Duration::from_secs(3));
+    pass(&store, &clock, 3).await;
     // Another process goes by the same.
     let other = open(options).await;
     let later = granted(other.draw(&draw_of(&acme, 3)).await).at;
@@ -58,4 +59,26 @@ async fn the_servers_clock_decides_and_not_the_callers() {
         outside.query_one("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint", &[]).await;
     let now = Stamp::from_micros(row.unwrap().get::<_, i64>(0).unsigned_abs());
     assert!(at <= now && now.since(at) < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn clock_follows_the_vectors() {
+    skip_without!(POSTGRES);
+    follows_the_vectors(async |clock| open(options().clock(clock.clone())).await).await;
+}
+
+#[tokio::test]
+async fn flapping_clock_credits_elapsed_time_only() {
+    skip_without!(POSTGRES);
+    let clock = ManualWall::new(START);
+    let store = open(options().clock(clock.clone())).await;
+    assert_eq!(granted_over_ten_flaps(&store, &clock).await, 30);
+}
+
+#[tokio::test]
+async fn usage_is_booked_at_the_wall_clock() {
+    skip_without!(POSTGRES);
+    let clock = ManualWall::new(START);
+    let store = open(options().clock(clock.clone())).await;
+    books_at_the_wall_clock(&store, &clock).await;
 }

@@ -24,12 +24,17 @@ async fn filled_at(url: &str, schema: &str) {
     store.close();
 }
 
-/// The schema as the first version left it: without the times of versions, and with another version of a function.
+/// The schema as the first version left it, without the times of its upgrades, and with other functions. Its clock
+/// has stepped back by a minute.
 async fn as_version_1(schema: &str) {
     let undo = format!(
-        "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1;
-         ALTER TABLE \"{schema}\".meters DROP COLUMN kept_until;
-         CREATE OR REPLACE FUNCTION \"{schema}\".wall(wall bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'"
+        "SET search_path = \"{schema}\";
+        ALTER TABLE versions DROP COLUMN at; DELETE FROM versions WHERE version > 1;
+        ALTER TABLE meters DROP COLUMN kept_until;
+        DROP FUNCTION look(bigint); DROP FUNCTION anchored(bigint, bigint, bigint); DROP FUNCTION tick(bigint, bigint);
+        CREATE FUNCTION tick(p_wall bigint, seen bigint) RETURNS bigint LANGUAGE sql AS 'SELECT seen';
+        CREATE OR REPLACE FUNCTION wall(wall bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint';
+        UPDATE clock SET latest = latest + 60000000, ahead = 60000000"
     );
     outside(&url()).await.batch_execute(&undo).await.expect("it does so");
 }
@@ -107,6 +112,8 @@ async fn an_older_schema_is_upgraded_with_what_it_holds() {
     let upgraded = life(&schema, "").upgrade().await.unwrap();
     assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 3));
     assert!(has_functions(&schema).await);
+    let kept = life(&schema, "").check().await.unwrap().clock_offset;
+    assert_eq!(kept, Some(Duration::from_secs(60)));
     let again = life(&schema, "").upgrade().await.unwrap();
     assert_eq!((again.parts[0].from, again.schema), (3, 3));
     // Since when it is of the first version nobody knows.

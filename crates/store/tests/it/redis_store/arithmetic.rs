@@ -7,10 +7,13 @@ use tidegate_core::bucket::{AMOUNT_MAX, Bucket, PERIOD_MAX, Shape, Span};
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 
+use crate::kit::clock::cases;
 use crate::kit::engine::{address, skip_without};
 use crate::kit::redis::{REDIS, connect};
+use crate::kit::words::START;
 
 const VECTORS: &str = include_str!("../../../../core/vectors/buckets.txt");
+const CLOCK: &str = include_str!("../../../src/redis/script/clock.lua");
 const BUCKET: &str = include_str!("../../../src/redis/script/bucket.lua");
 /// Does what it is told, one line after the other, and answers each with the bucket as it is then.
 const REPLAY: &str = "
@@ -146,5 +149,34 @@ async fn spans_of_centuries_and_rules_that_change_are_exact_beyond_what_a_double
     for (number, (answer, expected)) in replay(&lines).await.into_iter().zip(expected).enumerate() {
         let story = lines[..=number].iter().rev().take_while(|line| !line.starts_with("bucket"));
         assert_eq!(answer, expected, "{:?}", story.collect::<Vec<_>>());
+    }
+}
+
+/// Returns the time and the offset at each reading of the clock.
+const TELL: &str = "
+local kept, answers = nil, {}
+for i = 1, #ARGV do
+  local wall = tonumber(ARGV[i])
+  local s, u, ahead, keep = tell(kept, { (wall - wall % 1000000) / 1000000, wall % 1000000 })
+  kept = keep or kept
+  answers[i] = { string.format('%.0f', s * 1000000 + u), string.format('%.0f', ahead) }
+end
+return answers";
+
+#[tokio::test]
+async fn clock_follows_the_vectors() {
+    skip_without!(REDIS);
+    let mut connection = connect(&address(REDIS)).await;
+    for case in cases() {
+        let mut call = redis::cmd("EVAL");
+        call.arg(format!("{CLOCK}{TELL}")).arg(0);
+        for line in &case {
+            call.arg((START + line.wall).as_micros());
+        }
+        let answers: Vec<(u64, u64)> = call.query_async(&mut connection).await.expect("the script runs");
+        for (line, (time, offset)) in case.iter().zip(answers) {
+            let told = (Stamp::from_micros(time), Duration::from_micros(offset));
+            assert_eq!(told, (START + line.time, line.offset), "{}", line.text);
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::ResourceName;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
@@ -132,12 +133,44 @@ async fn a_clock_that_was_set_back_goes_on_from_where_it_was_without_credit() {
     let later = now().await;
     assert!(later >= moved.at);
     let seen = store.balances(&Lookup::Subjects(vec![subject("acme")])).await.unwrap();
+    assert!(seen.clock_offset <= Duration::from_secs(3_600));
+    assert!(seen.clock_offset > Duration::from_secs(3_000), "{:?}", seen.clock_offset);
     assert!(seen.buckets[0].meters[0].available(seen.at) <= 30);
     // A small step is waited out: time does not run back.
     for _ in 0..3 {
         let next = granted(store.spend(&draw(&levels, &[("rpm", 1)])).await).at;
         assert!(next >= later);
     }
+}
+
+#[tokio::test]
+async fn usage_is_booked_at_the_servers_clock() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("booked"), address(REDIS));
+    let store = patient(&url).namespace(&namespace).open().await.unwrap();
+    let mut connection = connect(&url).await;
+    let levels = levels(1, &[("acme", &[slow("rpm", 60)])]);
+    let hour = async |connection: &mut _| {
+        let [seconds, _]: [u64; 2] = ask(connection, &["TIME"]).await;
+        Stamp::from_secs(seconds - seconds % 3_600)
+    };
+    let before = hour(&mut connection).await;
+    let two_hours_on = u32::try_from(before.as_micros() / 1_000_000 + 7_200).unwrap();
+    let kept: Vec<u8> =
+        [f64::from(two_hours_on), 0.0, 0.0, 0.0].into_iter().flat_map(f64::to_le_bytes).collect();
+    let key = format!("tidegate:{{{namespace}}}:clock");
+    redis::cmd("SET").arg(&key).arg(kept).exec_async(&mut connection).await.unwrap();
+    let at = granted(store.spend(&draw(&levels, &[("rpm", 1)])).await).at;
+    assert!(at >= before + Duration::from_secs(7_200));
+    let lease = draw(&levels, &[("rpm", 2)]);
+    granted(store.draw(&lease).await);
+    store.settle(&settle(&lease, &[("rpm", 2)])).await.unwrap();
+    let after = hour(&mut connection).await;
+    let of = UsageOf::Resource(ResourceName::new("gpt").unwrap());
+    let query = UsageQuery { of, window: Window::Hour, range: Stamp::ZERO..Stamp::MAX };
+    let lines = store.usage(&query, &Paging::default()).await.unwrap().items;
+    assert_eq!(lines.iter().map(|line| line.tally.units).sum::<u64>(), 3);
+    assert!(lines.iter().all(|line| (before..=after).contains(&line.start)), "{lines:?}");
 }
 
 #[tokio::test]

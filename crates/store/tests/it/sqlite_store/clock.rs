@@ -6,6 +6,7 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::{Buckets, Durable, Lookup, ManualWall, Renew, Sqlite, Standing, Store};
 
+use crate::kit::clock::{books_at_the_wall_clock, follows_the_vectors, granted_over_ten_flaps, pass};
 use crate::kit::sqlite::Place;
 use crate::kit::words::{START, draw_of, granted, is_granted, levels, shows};
 
@@ -43,7 +44,7 @@ async fn an_hour_back_refills_nothing_and_time_goes_on() {
     drains(&store).await;
     set_back(&clock, HOUR);
     assert!(!takes(&store, 1).await);
-    clock.advance(3 * SECOND);
+    pass(&store, &clock, 3).await;
     assert!(takes(&store, 3).await, "three seconds have passed");
     assert!(!takes(&store, 1).await, "and no more");
     assert_eq!(reads(&store).await, START + 3 * SECOND);
@@ -58,13 +59,15 @@ async fn an_hour_back_across_a_restart_refills_nothing() {
     set_back(&clock, HOUR);
     let store = place.open(&clock).await;
     assert!(!takes(&store, 1).await);
-    clock.advance(2 * SECOND);
+    pass(&store, &clock, 2).await;
     assert!(takes(&store, 2).await);
     store.close().await;
-    // Set right again: the hour is not given twice, and not taken away.
+    // The clock is corrected: the hour is not credited twice.
     clock.advance(HOUR);
     let store = place.open(&clock).await;
-    assert!(takes(&store, 10).await && !takes(&store, 1).await);
+    assert!(!takes(&store, 1).await);
+    clock.advance(10 * SECOND);
+    assert!(takes(&store, 10).await);
 }
 
 #[tokio::test]
@@ -101,7 +104,7 @@ async fn an_hour_back_is_told_to_those_who_only_read() {
     set_back(&clock, HOUR);
     assert!(!takes(&store, 10).await, "nothing but a refusal");
     for second in 1..5 {
-        clock.advance(SECOND);
+        pass(&store, &clock, 1).await;
         for store in [&store, &other] {
             assert_eq!(reads(store).await, START + second * SECOND);
         }
@@ -132,11 +135,11 @@ async fn a_lease_has_all_of_its_time_though_the_clock_is_set_back() {
     let draw = draw_of(&levels(&[("acme", &[steady()])]), 10);
     granted(store.draw(&draw).await);
     set_back(&clock, HOUR);
-    for passed in [Duration::ZERO, Duration::from_secs(3_540)] {
-        clock.advance(passed);
-        assert_eq!(store.sweep(10).await.unwrap().settled, 0, "after {passed:?}");
+    for passed in [0, 3_540] {
+        pass(&store, &clock, passed).await;
+        assert_eq!(store.sweep(10).await.unwrap().settled, 0, "after {passed} s");
     }
-    clock.advance(Duration::from_secs(60));
+    pass(&store, &clock, 60).await;
     assert_eq!(store.sweep(10).await.unwrap().settled, 1);
 }
 
@@ -155,8 +158,34 @@ async fn a_lease_renewed_after_the_clock_was_set_back_keeps_its_deadline_across_
     let store = place.open(&clock).await;
     let again = store.renew(&renew(2)).await.unwrap();
     assert_eq!((again.at, again.deadline), (first.at, first.deadline));
-    clock.advance(Duration::from_secs(3_599));
+    pass(&store, &clock, 3_599).await;
     assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
-    clock.advance(SECOND);
+    pass(&store, &clock, 1).await;
     assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
+}
+
+#[tokio::test]
+async fn clock_follows_the_vectors() {
+    let places = std::cell::RefCell::new(Vec::new());
+    follows_the_vectors(async |clock| {
+        let place = Place::new();
+        let store = place.open(clock).await;
+        places.borrow_mut().push(place);
+        store
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn flapping_clock_credits_elapsed_time_only() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    assert_eq!(granted_over_ten_flaps(&store, &clock).await, 30);
+}
+
+#[tokio::test]
+async fn usage_is_booked_at_the_wall_clock() {
+    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let store = place.open(&clock).await;
+    books_at_the_wall_clock(&store, &clock).await;
 }
