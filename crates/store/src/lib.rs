@@ -81,7 +81,7 @@ pub use ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
 pub use memory::{Memory, MemoryOptions, MemoryStats};
 pub use open::open;
 pub use page::{Cursor, Page, Paging};
-pub use policies::{Listing, Policies, PolicyChange, Written};
+pub use policies::{Changed, Listing, Policies, PolicyChange, Written};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresOptions, PostgresStats};
 pub use reply::Reply;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tidegate_core::limit::audit::{About, Change};
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 
@@ -33,6 +34,38 @@ pub struct Written {
     pub policies: Vec<Option<Versioned<Arc<Policy>>>>,
 }
 
+/// What has changed since a version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changed {
+    /// The version that this is as of.
+    pub version: Version,
+    /// The changes, oldest first.
+    pub about: Vec<About>,
+}
+
+/// Entries at the end of the audit that are searched for changes.
+pub(crate) const CHANGED_MAX: usize = 64;
+
+impl Changed {
+    /// The changes after `since`, from the last entries of the audit as of `version`. `None` if they do not reach back to
+    /// `since`.
+    pub(crate) fn since(
+        since: Version,
+        version: Version,
+        entries: impl IntoIterator<Item = (Version, Change)>,
+    ) -> Option<Self> {
+        let (mut is_known, mut about) = (since == version, Vec::new());
+        for (version, change) in entries {
+            if version <= since {
+                is_known = true;
+            } else {
+                about.extend(change.about());
+            }
+        }
+        is_known.then_some(Self { version, about })
+    }
+}
+
 /// Which policies to list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listing {
@@ -56,6 +89,13 @@ pub trait Policies {
 
     /// The count of changes.
     fn version(&self) -> Reply<'_, Version>;
+
+    /// The changes after `since`, so that a cache of policies need not read the others again. `None` if they are not known:
+    /// there were too many, or the audit does not reach back.
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        let _ = since;
+        Reply::ready(Ok(None))
+    }
 
     /// Policies in the order of their scopes: system, resources, entities, entities with a resource.
     fn list<'a>(

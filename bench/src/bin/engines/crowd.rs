@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tidegate::{Limit, Limiter};
+use tidegate::{EntityId, Limit, Limiter, Policy, Scope};
 use tidegate_bench::report::Row;
 use tokio::runtime::Runtime;
 
@@ -18,6 +18,8 @@ const MANY: usize = 256;
 const ROUND: Duration = Duration::from_secs(1);
 /// What a caller rests after an error.
 const REST: Duration = Duration::from_millis(20);
+/// How often a policy is written.
+const WRITE_EVERY: Duration = Duration::from_millis(100);
 /// How long the server pauses: longer than the deadline.
 const PAUSE: Duration = Duration::from_millis(80);
 
@@ -67,6 +69,32 @@ pub(crate) fn hiccup(rounds: u32) -> Result<Vec<Row>> {
     Ok(vec![Row::new("hiccup_redis", pair, Some(2.0), "ms", what)])
 }
 
+/// Spends a second while policies that concern no caller are written, against none being written.
+pub(crate) fn policy_writes(rounds: u32) -> Result<Vec<Row>> {
+    let side = Side::open("TIDEGATE_TEST_REDIS")?;
+    let (mut busy, mut calm) = (0.0_f64, 0.0_f64);
+    side.runtime.block_on(side.limiter.admin("bench").set_policy(Scope::System, Policy::default()))?;
+    side.runtime.block_on(side.spends())?;
+    for _ in 0..rounds.clamp(1, ROUNDS_MAX) {
+        let limiter = side.limiter.clone();
+        let writer = side.runtime.spawn(async move {
+            for number in 0_u64.. {
+                let stranger = Scope::Entity(EntityId::new(&format!("stranger-{}", number % 100))?);
+                let policy = Policy::new([Limit::per_minute("rpm", 1 + number)])?;
+                limiter.admin("bench").set_policy(stranger, policy).await?;
+                tokio::time::sleep(WRITE_EVERY).await;
+            }
+            anyhow::Ok(())
+        });
+        busy = busy.max(side.runtime.block_on(side.spends())?.per_second());
+        writer.abort();
+        calm = calm.max(side.runtime.block_on(side.spends())?.per_second());
+    }
+    let what =
+        "64 callers that spend, of 1,024 entities, beside 10 writes a second of others' policies, vs none";
+    Ok(vec![Row::at_least("policy_writes_redis", (busy, calm), Some(0.9), "spends/s", what)])
+}
+
 struct Side {
     limiter: Limiter,
     runtime: Runtime,
@@ -95,6 +123,28 @@ impl Side {
         let store = runtime.block_on(tidegate::store::open(&url))?;
         let limits = [Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)];
         Ok(Self { limiter: Limiter::over(store).defaults(limits).build()?, runtime })
+    }
+
+    async fn spends(&self) -> Result<Run> {
+        let (start, grants) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+        let caller = |caller: usize| {
+            let (limiter, grants) = (self.limiter.clone(), Arc::clone(&grants));
+            tokio::spawn(async move {
+                let mut number = caller * 16;
+                while start.elapsed() < ROUND {
+                    let name = format!("user-{}", number % ENTITIES);
+                    number += 17;
+                    limiter.spend((name.as_str(), "gpt-4"), [("rpm", 1), ("tpm", 800)]).await?;
+                    grants.fetch_add(1, Ordering::Relaxed);
+                }
+                anyhow::Ok(())
+            })
+        };
+        let callers: Vec<_> = (0..FEW).map(caller).collect();
+        for caller in callers {
+            caller.await??;
+        }
+        Ok(Run { grants: grants.load(Ordering::Relaxed), took: start.elapsed(), gap: Duration::ZERO })
     }
 
     fn run(&self, callers: usize, span: Duration) -> Result<Run> {

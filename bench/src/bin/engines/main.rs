@@ -11,13 +11,14 @@ use anyhow::Result;
 use clap::Parser;
 use tidegate_bench::{Case, Options};
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     ("postgres_spread", postgres::spread),
     ("postgres_hot", postgres::hot),
     ("redis", redis::rows),
     ("crowd_redis", crowd::redis),
     ("crowd_postgres", crowd::postgres),
     ("hiccup_redis", crowd::hiccup),
+    ("policy_writes_redis", crowd::policy_writes),
 ];
 
 /// Measures stores over servers.

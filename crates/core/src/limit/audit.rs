@@ -74,6 +74,28 @@ pub enum Change {
     },
 }
 
+/// What a change is about, as far as limits depend on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum About {
+    /// A policy.
+    Policy(Scope),
+    /// An entity: its parent, or whether it cascades.
+    Entity(EntityId),
+}
+
+impl Change {
+    /// What it is about; `None` for a token, on which no limit depends.
+    pub fn about(&self) -> Option<About> {
+        match self {
+            Self::Policy { scope, .. } => Some(About::Policy(scope.clone())),
+            Self::Entity { before, after } => {
+                before.as_ref().or(after.as_ref()).map(|entity| About::Entity(entity.id().clone()))
+            }
+            Self::Token { .. } => None,
+        }
+    }
+}
+
 /// An entry of the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {

@@ -10,9 +10,10 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 use thiserror::Error;
 
+use crate::limit::audit::About;
 use crate::limit::lease::{digest_by_key, name_key};
 use crate::limit::name::{LimitName, Subject, shown};
-use crate::limit::policy::{OnExpiry, OnUnavailable, Version};
+use crate::limit::policy::{OnExpiry, OnUnavailable, Scope, Version};
 use crate::limit::resolve::{Held, Resolved, Source};
 use crate::limit::rule::Rule;
 
@@ -281,6 +282,19 @@ impl Levels {
         &self.levels
     }
 
+    /// Whether a change of this may make other levels of the subject.
+    pub fn depend_on(&self, about: &About) -> bool {
+        let mut subjects = self.levels.iter().map(|level| &level.subject);
+        match about {
+            About::Policy(Scope::System) => true,
+            About::Policy(Scope::Resource(resource)) => self.subject().resource == *resource,
+            About::Policy(Scope::Entity(entity)) | About::Entity(entity) => {
+                subjects.any(|subject| subject.entity == *entity)
+            }
+            About::Policy(Scope::Subject(changed)) => subjects.any(|subject| subject == changed),
+        }
+    }
+
     /// Whether no level has a limit.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
@@ -382,6 +396,7 @@ impl Levels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::name::{EntityId, ResourceName};
     use crate::limit::policy::Policy;
     use crate::limit::resolve::resolve;
     use crate::limit::rule::Limit;
@@ -397,6 +412,30 @@ mod tests {
     fn levels() -> Levels {
         let child = resolved("child", &[("rpm", 1), ("tpm", 10)]);
         Levels::new(Version::new(3), vec![child, resolved("parent", &[("tpm", 100), ("usd", 5)])])
+    }
+
+    #[test]
+    fn levels_depend_on_their_entities_and_scopes() {
+        let entity = |name: &str| EntityId::new(name).expect("valid");
+        let subject =
+            |name: &str, resource: &str| Scope::Subject(Subject::new(name, resource).expect("valid"));
+        let resource = |name: &str| Scope::Resource(ResourceName::new(name).expect("valid"));
+        let table = [
+            (About::Policy(Scope::System), true),
+            (About::Policy(resource("gpt")), true),
+            (About::Policy(resource("other")), false),
+            (About::Policy(Scope::Entity(entity("child"))), true),
+            (About::Policy(Scope::Entity(entity("parent"))), true),
+            (About::Policy(Scope::Entity(entity("stranger"))), false),
+            (About::Policy(subject("parent", "gpt")), true),
+            (About::Policy(subject("parent", "other")), false),
+            (About::Entity(entity("child")), true),
+            (About::Entity(entity("parent")), true),
+            (About::Entity(entity("grandparent")), false),
+        ];
+        for (about, wanted) in table {
+            assert_eq!(levels().depend_on(&about), wanted, "{about:?}");
+        }
     }
 
     #[test]

@@ -124,6 +124,7 @@ macro_rules! __tidegate_cases {
                 a_policy_is_read_as_it_was_written
                 each_scope_is_answered_in_its_place
                 each_change_raises_the_version_by_one
+                changes_since_a_version_are_all_told
                 a_stale_expectation_is_refused_with_the_version_that_is_there
                 changes_are_made_all_or_none
                 a_policy_that_is_removed_is_not_there

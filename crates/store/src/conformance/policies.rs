@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::limit::audit::About;
+use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::policy::{Expect, OnExpiry, OnUnavailable, Policy, Scope, Share, Version};
 use tidegate_core::limit::rule::Limit;
 
@@ -33,6 +35,42 @@ async fn written(fixture: &Fixture, scope: &Scope) -> Option<(Version, Policy)> 
     assert_eq!(read.policies.len(), 1, "one scope, one answer");
     let found = read.policies.into_iter().next().flatten();
     found.map(|found| (found.version, Arc::unwrap_or_clone(found.value)))
+}
+
+/// The changes after a version are answered, or that they are not known.
+pub async fn changes_since_a_version_are_all_told(fixture: Fixture) {
+    let scopes =
+        [Scope::System, of_resource("a"), Scope::Entity(entity_id("acme")), Scope::Subject(subject("beta"))];
+    fixture.writes(&scopes[0], Some(one(1))).await;
+    let since = version(&fixture).await;
+    let mut wanted = Vec::new();
+    for scope in &scopes {
+        fixture.writes(scope, Some(one(2))).await;
+        wanted.push(About::Policy(scope.clone()));
+    }
+    let both = [&scopes[1], &scopes[2]].map(|scope| change(scope, Expect::Any, Some(one(3))));
+    fixture.store.apply(&both, ACTOR).await.expect("policies are written");
+    wanted.extend([&scopes[1], &scopes[2]].map(|scope| About::Policy(scope.clone())));
+    fixture
+        .store
+        .put(&Entity::new(entity_id("acme")), Expect::Any, ACTOR)
+        .await
+        .expect("an entity is written");
+    wanted.push(About::Entity(entity_id("acme")));
+    let changed = async |since| fixture.store.changed(since).await.expect("changes are answered");
+    let Some(told) = changed(since).await else {
+        // Then every subject is read again.
+        assert_eq!(changed(version(&fixture).await).await, None, "a store knows them always or never");
+        return;
+    };
+    assert_eq!((told.version, told.about), (version(&fixture).await, wanted));
+    let nothing = changed(version(&fixture).await).await.expect("they were known before");
+    assert_eq!(nothing.about, []);
+    for burst in 0..100 {
+        fixture.writes(&scopes[0], Some(one(10 + burst))).await;
+    }
+    let told = changed(since).await;
+    assert!(told.is_none_or(|told| told.about.len() == 107), "all of them or none");
 }
 
 /// Every part of a policy comes back.
@@ -92,7 +130,7 @@ pub async fn each_change_raises_the_version_by_one(fixture: Fixture) {
     assert_eq!((made, version(&fixture).await), (expected.next(), expected.next()));
     assert_eq!(written(&fixture, &of_resource("b")).await.map(|(version, _)| version), Some(made));
     // An entity's is another.
-    let made = fixture.puts(&tidegate_core::limit::entity::Entity::new(entity_id("acme"))).await;
+    let made = fixture.puts(&Entity::new(entity_id("acme"))).await;
     assert_eq!(made, expected.next().next());
     // What is written keeps the version it was written at.
     assert_eq!(written(&fixture, &of_resource("b")).await.map(|(version, _)| version), Some(expected.next()));

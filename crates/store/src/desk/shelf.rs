@@ -159,7 +159,7 @@ impl Shelf {
                 continue;
             }
             gone(&self.all[place].subject);
-            self.vacate(index);
+            self.remove(index);
         }
     }
 

@@ -15,7 +15,9 @@ use super::{Memory, Space};
 use crate::entities::Entities;
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
-use crate::policies::{Listing, Policies, PolicyChange, Written, check_actor, check_changes};
+use crate::policies::{
+    CHANGED_MAX, Changed, Listing, Policies, PolicyChange, Written, check_actor, check_changes,
+};
 use crate::reply::Reply;
 use crate::sync::lock;
 
@@ -52,6 +54,14 @@ impl Policies for Memory {
 
     fn version(&self) -> Reply<'_, Version> {
         Reply::ready(Ok(Version::new(self.space.version.load(Ordering::Acquire))))
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        let admin = lock(&self.space.admin);
+        let version = Version::new(self.space.version.load(Ordering::Acquire));
+        let skip = admin.audit.len().saturating_sub(CHANGED_MAX);
+        let last = admin.audit.iter().skip(skip).map(|entry| (entry.version, entry.change.clone()));
+        Reply::ready(Ok(Changed::since(since, version, last)))
     }
 
     fn list<'a>(

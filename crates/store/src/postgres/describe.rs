@@ -10,7 +10,7 @@ use super::{Postgres, listing};
 use crate::entities::Entities;
 use crate::ledger::{AuditQuery, Ledger, Prune, UsageQuery};
 use crate::page::{Page, Paging};
-use crate::policies::{Listing, Policies, PolicyChange, Written};
+use crate::policies::{Changed, Listing, Policies, PolicyChange, Written};
 use crate::reply::Reply;
 use crate::tables::WrittenPolicy;
 
@@ -21,6 +21,10 @@ impl Policies for Postgres {
 
     fn version(&self) -> Reply<'_, Version> {
         Reply::later(listing::version(&self.inner, self.namespace))
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        Reply::later(listing::changed(&self.inner, self.namespace, since))
     }
 
     fn list<'a>(&'a self, asked: &'a Listing, paging: &'a Paging) -> Reply<'a, Page<(Scope, WrittenPolicy)>> {

@@ -24,7 +24,7 @@ use crate::cursor::{
 use crate::error::StoreError;
 use crate::ledger::{AuditQuery, UsageOf, UsageQuery};
 use crate::page::{Page, Paging};
-use crate::policies::{Listing, Written};
+use crate::policies::{CHANGED_MAX, Changed, Listing, Written};
 use crate::tables::{
     Key, MeterRow, WrittenPolicy, column, ending, more_than, number, on_expiry, scope, stamp, subject,
     written_policy,
@@ -34,6 +34,25 @@ pub(super) async fn version(inner: &Inner, namespace: i64) -> Result<Version, St
     let rows = inner.query("SELECT version FROM @.namespaces WHERE id = $1", &[&namespace]).await?;
     let gone = || StoreError::Corrupt { what: format!("the namespace {namespace} has gone") };
     Ok(Version::new(number(get(rows.first().ok_or_else(gone)?, 0)?, "the version of a namespace")?))
+}
+
+/// The changes after `since`, in one snapshot.
+pub(super) async fn changed(
+    inner: &Inner,
+    namespace: i64,
+    since: Version,
+) -> Result<Option<Changed>, StoreError> {
+    let statement = "
+        SELECT space.version, audit.version, audit.change FROM @.namespaces space
+        JOIN @.audit audit ON audit.namespace = space.id AND audit.number >= space.audited - $2
+        WHERE space.id = $1 ORDER BY audit.number";
+    let rows = inner.query(statement, &[&namespace, &column(CHANGED_MAX as u64)]).await?;
+    let Some(first) = rows.first() else { return Ok(None) };
+    let version =
+        |row: &Row, place| Ok::<_, StoreError>(Version::new(number(get(row, place)?, "the audit")?));
+    let entry = |row: &Row| Ok((version(row, 1)?, codec::change_from_text(get(row, 2)?)?.0));
+    let entries = rows.iter().map(entry).collect::<Result<Vec<_>, StoreError>>()?;
+    Ok(Changed::since(since, version(first, 0)?, entries))
 }
 
 pub(super) async fn read(inner: &Inner, namespace: i64, scopes: &[Scope]) -> Result<Written, StoreError> {

@@ -126,8 +126,8 @@ pub(super) fn entry_number(number: u64) -> String {
 }
 
 impl Redis {
-    /// What is to be changed is begun: the version and the time are read.
-    async fn begin(&self, actor: &str) -> Result<Log, StoreError> {
+    /// The version, and the number of the next entry of the audit.
+    pub(super) async fn audited(&self) -> Result<(Version, u64), StoreError> {
         let inner = &self.inner;
         let mut read = ::redis::cmd("HMGET");
         read.arg(inner.places.admin(META)).arg("version").arg("audited");
@@ -135,9 +135,14 @@ impl Redis {
             Value::Array(values) => values.iter().map(number).collect::<Result<Vec<u64>, _>>()?,
             other => return Err(inner.link.whose().unexpected(&other)),
         };
+        let first = |place: usize| numbers.get(place).copied().unwrap_or(0);
+        Ok((Version::new(first(0)), first(1)))
+    }
+
+    /// What is to be changed is begun: the version and the time are read.
+    async fn begin(&self, actor: &str) -> Result<Log, StoreError> {
+        let (seen, next) = self.audited().await?;
         let at = self.look(Places::center(), &[]).await?.at;
-        let seen = Version::new(numbers.first().copied().unwrap_or(0));
-        let next = numbers.get(1).copied().unwrap_or(0);
         Ok(Log { actor: actor.to_owned(), at, seen, version: seen.next(), next, writes: Vec::new() })
     }
 

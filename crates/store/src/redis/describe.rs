@@ -7,16 +7,16 @@ use tidegate_core::limit::policy::{Expect, Scope, Version, Versioned};
 use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 
 use super::Redis;
-use super::admin::{META, Records, number};
+use super::admin::{META, Records, entry_number, number};
 use super::index::Prefix;
 use super::plans::{Apply, Create, Put, Remove, Revoke};
-use super::records::{hash_text, read_entity, read_policy, read_scope, read_token, scope_text};
+use super::records::{hash_text, read_entity, read_entry, read_policy, read_scope, read_token, scope_text};
 use super::script::READ;
 use crate::cursor::{entity_cursor, parse_entity, parse_scope, parse_token, scope_cursor, token_cursor};
 use crate::entities::Entities;
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
-use crate::policies::{Listing, Policies, PolicyChange, Written, check_actor};
+use crate::policies::{CHANGED_MAX, Changed, Listing, Policies, PolicyChange, Written, check_actor};
 use crate::reply::Reply;
 use crate::tables::{WrittenPolicy, subject};
 use crate::tokens::Tokens;
@@ -44,6 +44,20 @@ impl Policies for Redis {
             let mut read = ::redis::cmd("HGET");
             read.arg(self.inner.places.admin(META)).arg("version");
             Ok(Version::new(number(&self.inner.link.query(&read).await?)?))
+        })
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        Reply::later(async move {
+            let (version, next) = self.audited().await?;
+            let numbers: Vec<String> =
+                (next.saturating_sub(CHANGED_MAX as u64)..next).map(entry_number).collect();
+            let mut entries = Vec::with_capacity(numbers.len());
+            for entry in self.records(Records::Audit, &numbers).await?.into_iter().flatten() {
+                let entry = read_entry(&entry)?;
+                entries.push((entry.version, entry.change));
+            }
+            Ok(Changed::since(since, version, entries))
         })
     }
 

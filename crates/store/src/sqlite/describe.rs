@@ -14,7 +14,7 @@ use super::work::Call;
 use crate::entities::Entities;
 use crate::ledger::{AuditQuery, Ledger, Prune, UsageQuery};
 use crate::page::{Page, Paging};
-use crate::policies::{Listing, Policies, PolicyChange, Written};
+use crate::policies::{Changed, Listing, Policies, PolicyChange, Written};
 use crate::reply::Reply;
 use crate::tables::WrittenPolicy;
 
@@ -27,6 +27,11 @@ impl Policies for Sqlite {
     fn version(&self) -> Reply<'_, Version> {
         let namespace = self.namespace;
         Reply::later(self.inner.read(move |connection, _| listing::version(connection, namespace)))
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        let namespace = self.namespace;
+        Reply::later(self.inner.read(move |connection, _| listing::changed(connection, namespace, since)))
     }
 
     fn list<'a>(&'a self, asked: &'a Listing, paging: &'a Paging) -> Reply<'a, Page<(Scope, WrittenPolicy)>> {

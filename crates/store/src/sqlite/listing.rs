@@ -20,13 +20,33 @@ use crate::cursor::{
 use crate::error::StoreError;
 use crate::ledger::{AuditQuery, UsageOf, UsageQuery};
 use crate::page::{Page, Paging};
-use crate::policies::{Listing, Written};
+use crate::policies::{CHANGED_MAX, Changed, Listing, Written};
 use crate::tables::{Key, WrittenPolicy, column, more_than, number, scope, subject, written_policy};
 
 pub(super) fn version(connection: &Connection, namespace: i64) -> Result<Version, Trouble> {
     let mut read = connection.prepare_cached("SELECT version FROM namespaces WHERE id = ?1")?;
     let version = read.query_row([namespace], |row| row.get(0))?;
     Ok(Version::new(number(version, "the version of a namespace")?))
+}
+
+/// The changes after `since`.
+pub(super) fn changed(
+    connection: &Connection,
+    namespace: i64,
+    since: Version,
+) -> Result<Option<Changed>, Trouble> {
+    let now = version(connection, namespace)?;
+    let mut found = connection.prepare_cached(
+        "SELECT version, change FROM audit WHERE namespace = ?1
+             AND number >= (SELECT audited FROM namespaces WHERE id = ?1) - ?2 ORDER BY number",
+    )?;
+    let mut rows = found.query((namespace, column(CHANGED_MAX as u64)))?;
+    let mut entries = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (change, _) = codec::change_from_text(&row.get::<_, String>(1)?)?;
+        entries.push((Version::new(number(row.get(0)?, "the audit")?), change));
+    }
+    Ok(Changed::since(since, now, entries))
 }
 
 pub(super) fn policy(

@@ -20,9 +20,10 @@ use tidegate_core::random::Random;
 use super::plan::{Fate, Faults, InvalidPlan, Plan};
 use crate::sync::lock;
 use crate::{
-    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw,
-    Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune,
-    Renew, Renewed, Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
+    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changed,
+    Changes, Draw, Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies,
+    PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens,
+    UsageQuery, Written,
 };
 
 /// A call may take so long before the engine counts as away.
@@ -309,6 +310,10 @@ impl<S: Store> Policies for Faulty<S> {
 
     fn version(&self) -> Reply<'_, Version> {
         self.call(move || self.store.version())
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        self.call(move || self.store.changed(since))
     }
 
     fn list<'a>(

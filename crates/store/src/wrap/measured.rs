@@ -14,9 +14,10 @@ use tidegate_core::limit::usage::Usage;
 
 use super::verb::Verb;
 use crate::{
-    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw,
-    Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune,
-    Renew, Renewed, Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
+    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changed,
+    Changes, Draw, Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies,
+    PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens,
+    UsageQuery, Written,
 };
 
 /// What came of a call.
@@ -134,6 +135,10 @@ impl<S: Store> Policies for Measured<S> {
 
     fn version(&self) -> Reply<'_, Version> {
         self.measured(Verb::Version, || self.store.version())
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        self.measured(Verb::Changed, || self.store.changed(since))
     }
 
     fn list<'a>(

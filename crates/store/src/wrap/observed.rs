@@ -19,9 +19,10 @@ use tidegate_core::limit::usage::Usage;
 use super::verb::{Calls, Counter, Verb};
 use crate::sync::lock;
 use crate::{
-    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw,
-    Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune,
-    Renew, Renewed, Reply, Seen, Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
+    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changed,
+    Changes, Draw, Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies,
+    PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle, Standing, Store, Swept, Tokens, UsageQuery,
+    Written,
 };
 use log::Log;
 
@@ -167,6 +168,10 @@ impl<S: Store> Policies for Observed<S> {
 
     fn version(&self) -> Reply<'_, Version> {
         self.counted(Verb::Version, move || self.store.version())
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        self.counted(Verb::Changed, move || self.store.changed(since))
     }
 
     fn list<'a>(

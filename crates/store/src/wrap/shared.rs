@@ -11,9 +11,10 @@ use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 
 use crate::{
-    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw,
-    Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies, PolicyChange, Prune,
-    Renew, Renewed, Reply, Seen, Settle, Standing, Store, Swept, Tokens, UsageQuery, Written,
+    Adjust, AggregateOptions, Aggregator, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changed,
+    Changes, Draw, Drawn, Entities, Extend, Ledger, Listing, Lookup, Moved, Page, Paging, Policies,
+    PolicyChange, Prune, Renew, Renewed, Reply, Seen, Settle, Standing, Store, Swept, Tokens, UsageQuery,
+    Written,
 };
 
 impl<S: Store + ?Sized> Buckets for Arc<S> {
@@ -65,6 +66,10 @@ impl<S: Store + ?Sized> Policies for Arc<S> {
 
     fn version(&self) -> Reply<'_, Version> {
         (**self).version()
+    }
+
+    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+        (**self).changed(since)
     }
 
     fn list<'a>(

@@ -60,8 +60,7 @@ impl Admin {
     pub async fn change(&self, changes: Vec<PolicyChange>) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
         let answer = shared.ask_patiently(shared.store.apply(&changes, &self.actor)).await;
-        self.limiter.invalidate();
-        answer
+        self.is_written(answer)
     }
 
     /// Writes an entity. Its parent is checked, those below it are not: moved too far down, they are refused when they
@@ -76,8 +75,7 @@ impl Admin {
     pub async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
         let answer = shared.ask_patiently(shared.store.put(entity, expect, &self.actor)).await;
-        self.limiter.invalidate();
-        answer
+        self.is_written(answer)
     }
 
     /// Removes an entity and its policies.
@@ -90,7 +88,19 @@ impl Admin {
     pub async fn remove_entity(&self, id: &EntityId, expect: Expect) -> Result<Version, LimitError> {
         let shared = &self.limiter.shared;
         let answer = shared.ask_patiently(shared.store.remove(id, expect, &self.actor)).await;
-        self.limiter.invalidate();
+        self.is_written(answer)
+    }
+
+    /// A change was made: what depends on it is read again. All is, if it is not known whether it was made.
+    fn is_written(&self, answer: Result<Version, LimitError>) -> Result<Version, LimitError> {
+        match &answer {
+            Ok(version) => {
+                self.limiter.shared.policies.saw(*version);
+                // The change may admit a waiter.
+                self.limiter.shared.turns.wake();
+            }
+            Err(_) => self.limiter.invalidate(),
+        }
         answer
     }
 

@@ -15,6 +15,7 @@ mod home;
 mod joining;
 mod lease;
 mod policies;
+mod recent;
 mod remote;
 mod request;
 mod settler;

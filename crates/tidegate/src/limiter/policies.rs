@@ -2,7 +2,7 @@
 //!
 //! A subject's levels are read once and kept for the time to live, those that nothing limits too. Where the store
 //! answers at once they are kept for as long as the namespace's version stays. When the time is over, the version is asked for,
-//! once for all subjects, and only if it has changed are they read again. Their times are over one after the other, in the last
+//! once for all subjects, and what has changed if it is a newer one: only subjects that depend on that are read again. Their times are over one after the other, in the last
 //! quarter of it, and who comes first asks: the rest find the answer. A draw that was decided by a newer version makes
 //! everything older stale at once. While one caller reads, others wait for it; if it gives up, the next one reads. When the
 //! store is away, what was last known is used.
@@ -29,6 +29,7 @@ use tokio::time::Instant;
 use super::acquire::SubjectRef;
 use super::error::LimitError;
 use super::guard::Failed;
+use super::recent::Recent;
 use super::{Limiter, Shared};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -48,6 +49,9 @@ pub(super) struct PolicyCache {
     /// How often everything was made stale by hand.
     epoch: AtomicU64,
     checked: Mutex<Option<Checked>>,
+    /// Held by the caller that asks for the version.
+    checking: tokio::sync::Mutex<()>,
+    recent: Mutex<Recent>,
 }
 
 /// What version the store said that it is at, when it was asked last.
@@ -73,6 +77,8 @@ struct Entry {
     subject: Subject,
     /// When it was made: one that was made before everything became stale is stale.
     epoch: u64,
+    /// The newest version that was seen by then: a read that began before a newer one was seen answers no later caller.
+    seen: u64,
     /// Filled by the first who needs it.
     loaded: OnceCell<Loaded>,
     /// What was known before, for when the store is away.
@@ -82,12 +88,15 @@ struct Entry {
 #[derive(Clone)]
 struct Before {
     levels: Arc<Levels>,
+    as_of: Version,
     epoch: u64,
 }
 
 #[derive(Clone)]
 struct Loaded {
     levels: Arc<Levels>,
+    /// The version up to which nothing that the levels depend on has changed.
+    as_of: Version,
     /// When it has to be asked for again.
     until: Instant,
 }
@@ -144,6 +153,8 @@ impl PolicyCache {
             seen: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             checked: Mutex::default(),
+            checking: tokio::sync::Mutex::new(()),
+            recent: Mutex::default(),
         }
     }
 
@@ -165,7 +176,7 @@ impl PolicyCache {
 
     /// Somebody's draw was decided by this version. Answers whether that is news.
     pub(super) fn saw(&self, version: Version) -> bool {
-        self.seen.fetch_max(version.number(), Ordering::Relaxed) < version.number()
+        self.seen.fetch_max(version.number(), Ordering::SeqCst) < version.number()
     }
 
     /// The store says that it is at this version; `seen` was the newest when it was asked. A store that was restored to an earlier
@@ -238,9 +249,9 @@ impl PolicyCache {
             return false;
         }
         match fresh {
-            Fresh::At(version) => loaded.levels.version() == version,
+            Fresh::At(version) => loaded.as_of == version,
             Fresh::By(now) => {
-                now < loaded.until && loaded.levels.version().number() >= self.seen.load(Ordering::Relaxed)
+                now < loaded.until && loaded.as_of.number() >= self.seen.load(Ordering::Relaxed)
             }
         }
     }
@@ -251,32 +262,34 @@ impl PolicyCache {
         let mut shard = self.shard(hash);
         let found = shard.find(hash, asked, self.generation_max).map(Arc::clone);
         // Read before anything is asked of the store: what becomes stale meanwhile is found so.
-        let epoch = self.epoch();
+        let (epoch, seen) = (self.epoch(), self.seen.load(Ordering::SeqCst));
         let before = match found {
             Some(entry) => match entry.loaded.get() {
                 // Somebody is filling it, or was faster than us.
-                None if entry.epoch == epoch => return Ok(entry),
+                None if entry.epoch == epoch && entry.seen >= seen => return Ok(entry),
                 Some(loaded) if self.is_fresh(&entry, loaded, fresh) => return Ok(entry),
                 None => entry.before.clone(),
-                Some(loaded) => Some(Before { levels: Arc::clone(&loaded.levels), epoch: entry.epoch }),
+                Some(Loaded { levels, as_of, .. }) => {
+                    Some(Before { levels: Arc::clone(levels), as_of: *as_of, epoch: entry.epoch })
+                }
             },
             None => None,
         };
-        let entry = Arc::new(Entry { hash, subject, epoch, loaded: OnceCell::new(), before });
+        let entry = Arc::new(Entry { hash, subject, epoch, seen, loaded: OnceCell::new(), before });
         shard.put(Arc::clone(&entry), self.generation_max);
         Ok(entry)
     }
 
     /// Keeps what is known in the place of an entry that could not be filled, unless somebody has filled another.
     fn put_back(&self, entry: &Entry) {
-        let Some(Before { levels, epoch }) = entry.before.clone() else { return };
+        let Some(Before { levels, as_of, epoch }) = entry.before.clone() else { return };
         let mut shard = self.shard(entry.hash);
         let asked = SubjectRef::from(&entry.subject);
         let found = shard.find(entry.hash, asked, self.generation_max);
         if found.is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), entry)) {
-            let loaded = OnceCell::new_with(Some(Loaded { levels, until: Instant::now() }));
+            let loaded = OnceCell::new_with(Some(Loaded { levels, as_of, until: Instant::now() }));
             let (hash, subject) = (entry.hash, entry.subject.clone());
-            let kept = Entry { hash, subject, epoch, loaded, before: None };
+            let kept = Entry { hash, subject, epoch, seen: entry.seen, loaded, before: None };
             shard.put(Arc::new(kept), self.generation_max);
         }
     }
@@ -377,27 +390,44 @@ impl Shared {
             Some(checked) => checked,
             None => self.check_version(entry.epoch).await?,
         };
-        if let Some(Before { levels, epoch }) = &entry.before
+        if let Some(Before { levels, as_of, epoch }) = &entry.before
             && *epoch == entry.epoch
-            && levels.version() == version
+            && (*as_of == version || cache.recent.lock().still_holds(levels, *as_of, version))
         {
             cache.shard(entry.hash).stats.renewed += 1;
-            return Ok(Loaded { levels: Arc::clone(levels), until: cache.spread(until, entry.hash) });
+            let (levels, until) = (Arc::clone(levels), cache.spread(until, entry.hash));
+            return Ok(Loaded { levels, as_of: version, until });
         }
         let levels = Arc::new(self.read_consistently(&entry.subject, version).await?);
-        if levels.version() != version {
+        let as_of = levels.version();
+        if as_of != version {
             cache.is_past(version);
         }
         cache.shard(entry.hash).stats.misses += 1;
-        Ok(Loaded { levels, until: cache.spread(Instant::now() + cache.ttl, entry.hash) })
+        Ok(Loaded { levels, as_of, until: cache.spread(Instant::now() + cache.ttl, entry.hash) })
     }
 
-    /// Asks what version the store is at, for all who want to know for a while.
+    /// Asks what version the store is at, and what has changed, for all who want to know for a while. One caller asks at a time.
     async fn check_version(&self, epoch: u64) -> Result<Checked, LimitError> {
         let cache = &self.policies;
+        let checking = cache.checking.try_lock().ok();
+        if checking.is_none() && !self.is_immediate {
+            // Not held while it asks in turn: if the store does not answer, no caller waits for another's deadline.
+            drop(cache.checking.lock().await);
+            if let Some(checked) = cache.checked(epoch) {
+                return Ok(checked);
+            }
+        }
         let (seen, now) = (cache.seen.load(Ordering::Relaxed), Instant::now());
         let version = self.ask(self.store.version()).await?;
         cache.is_at(version, seen);
+        let known = cache.recent.lock().to();
+        if version != known {
+            let is_next = known > Version::ZERO && version > known;
+            let changed = if is_next { self.ask(self.store.changed(known)).await? } else { None };
+            // Changes made after the version was read are among them, which does no harm.
+            cache.recent.lock().add(version, changed.map(|changed| changed.about));
+        }
         let checked = Checked { version, again: now + cache.ttl / 4 * 3, until: now + cache.ttl, epoch };
         cache.check(checked);
         Ok(checked)

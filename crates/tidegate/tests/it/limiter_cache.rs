@@ -142,6 +142,41 @@ async fn that_nothing_limits_somebody_is_remembered_too() {
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
 }
 
+/// Every write made each known subject read its policies again.
+#[tokio::test(start_paused = true)]
+async fn unrelated_writes_cause_no_reads() {
+    let store = calm();
+    let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
+    let other = over(&store).build().unwrap();
+    other.admin("ops").set_policy(Scope::System, rpm(50)).await.unwrap();
+    let all_spend = async || {
+        for number in 0..50 {
+            limiter.spend((&*format!("user-{number}"), "gpt"), [("rpm", 1)]).await.unwrap();
+        }
+    };
+    all_spend().await;
+    let (versions, lineages, policies) = reads(&store);
+    for round in 1..4 {
+        let stranger = Scope::Entity(id(&format!("stranger-{round}")));
+        other.admin("ops").set_policy(stranger, rpm(7)).await.unwrap();
+        tokio::time::advance(secs(60)).await;
+        all_spend().await;
+        assert_eq!(reads(&store), (versions + round, lineages, policies));
+        assert_eq!(calls(&store, Verb::Changed), round);
+    }
+    // A write for one of them is seen by that one.
+    other.admin("ops").set_policy(Scope::Entity(id("user-7")), rpm(9)).await.unwrap();
+    tokio::time::advance(secs(60)).await;
+    all_spend().await;
+    assert_eq!(reads(&store), (versions + 4, lineages + 1, policies + 1));
+    assert_eq!(limiter.balances(("user-7", "gpt")).await.unwrap()[0].balance.burst, 9);
+    // A write for all is seen by all.
+    other.admin("ops").set_policy(Scope::System, rpm(60)).await.unwrap();
+    tokio::time::advance(secs(60)).await;
+    all_spend().await;
+    assert_eq!(reads(&store), (versions + 5, lineages + 51, policies + 51));
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_the_store_announces_counts_at_once() {
     let (memory, (announcer, changes)) = (Memory::new(), Changes::channel());
