@@ -125,6 +125,8 @@ pub use keyed::{
     KeyedOptions, KeyedSnapshot, Limits, NoRoom, Snapshots,
 };
 #[cfg(feature = "shared")]
+pub use limiter::blocking;
+#[cfg(feature = "shared")]
 pub use limiter::{
     Adjusted, Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LeaseStep,
     LimitError, LimitEvent, LimitLine, Limited, Limiter, LimiterBuilder, LimiterStats, OpenLease, Request,

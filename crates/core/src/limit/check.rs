@@ -8,6 +8,10 @@
 //! gives back more than it holds, and nothing moves after the end. [`check_ledger`] compares what was settled
 //! with what the ledger says.
 //!
+//! The bound is on draws minus returns, not on draws alone. A refund goes back into the bucket even if the bucket has filled up
+//! since its draw, so that two bursts of work can be under way at one moment: draw a burst, wait until it is full, draw a burst,
+//! cancel the first, draw a burst.
+//!
 //! # What the log must be
 //! Entries may come in any order: they are sorted by time, and those of one lease at one time by step. Within one
 //! time the order of different leases is unknown, and a log is exact if some order is. A bucket's times must not

@@ -68,6 +68,16 @@ fn a_clean_log_is_exact_and_summed_up() {
     assert!(check(&log).is_exact(), "{}", check(&log));
 }
 
+/// Two bursts of work can be under way at one moment, which the bound allows.
+#[test]
+fn bound_is_on_draws_minus_returns() {
+    let [draw, again] = [moved(0, Kind::Draw, 1, 0, 60), moved(60, Kind::Draw, 2, 0, 60)];
+    let refund = moved(61, Kind::Return, 1, 1, -60);
+    let third = moved(61, Kind::Draw, 3, 0, 60);
+    assert_eq!(said(&[draw.clone(), again.clone(), refund, third.clone()]), [""; 0]);
+    assert_eq!(said(&[draw, again, third]).len(), 1, "without the refund it is too much");
+}
+
 #[test]
 fn an_excess_is_told_with_the_window_and_by_how_much() {
     let excess =

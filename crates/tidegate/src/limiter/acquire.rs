@@ -89,7 +89,7 @@ impl Limiter {
     ///
     /// # Panics
     /// As [`acquire`](Self::acquire), and when it has to wait outside a tokio runtime with its timer enabled: there,
-    /// [block](Self::acquire_blocking).
+    /// [block](Self::blocking).
     ///
     /// # Cancel safety
     /// Dropping the future leaves the line and takes nothing. You lose your place.
@@ -100,23 +100,6 @@ impl Limiter {
         within: Duration,
     ) -> Result<Lease, LimitError> {
         self.request(subject.into(), cost.as_ref()).acquire_within(within).await
-    }
-
-    /// The same for a thread without a runtime.
-    ///
-    /// # Errors
-    /// As [`acquire_within`](Self::acquire_within).
-    ///
-    /// # Panics
-    /// When called from within a runtime: there, await.
-    pub fn acquire_blocking<'a>(
-        &self,
-        subject: impl Into<SubjectRef<'a>>,
-        cost: impl AsRef<[(&'a str, u64)]>,
-        within: Duration,
-    ) -> Result<Lease, LimitError> {
-        let request = self.request(subject.into(), cost.as_ref());
-        self.shared.home.block_on(request.acquire_within(within))
     }
 
     /// Draws and settles in one call: no lease is kept.

@@ -5,6 +5,7 @@
 
 mod acquire;
 mod admin;
+pub mod blocking;
 mod builder;
 mod chosen;
 mod error;

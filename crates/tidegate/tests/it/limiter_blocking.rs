@@ -8,7 +8,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::{Cost, Limit, LimitError, Limiter, Memory, Outcome, Settled, Slots, Sqlite, Throttle};
+use tidegate::{
+    Adjusted, Cost, Limit, LimitError, Limiter, Memory, Outcome, Settled, Slots, Sqlite, Throttle, blocking,
+};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::kit::limiter::{ACME, Hooked, calm, level, memory, over, settled};
@@ -44,13 +46,11 @@ fn threads_on_one_limit_get_exactly_the_burst() {
     for (limiter, store) in both(&[Limit::per_day("rpm", 50)]) {
         let work = |limiter: Limiter| {
             // Time to queue behind the other threads, and too little for a refill: only a spent limit refuses.
-            let one = || limiter.acquire_blocking(ACME, [("rpm", 1)], secs(600));
+            let one = || limiter.blocking().acquire_within(ACME, [("rpm", 1)], secs(600));
             let leases: Vec<_> = (0..20).filter_map(|_| one().ok()).collect();
             let count = leases.len();
-            // Settled where there is a runtime, the rest dropped where there is none.
-            let runtime = runtime();
             for mut lease in leases {
-                assert_eq!(runtime.block_on(lease.settle_as_held()).expect("it is there"), Settled::Now);
+                assert_eq!(lease.settle_as_held().expect("the store is available"), Settled::Now);
             }
             count
         };
@@ -65,14 +65,41 @@ fn threads_on_one_limit_get_exactly_the_burst() {
 }
 
 #[test]
+fn every_step_of_a_lease_needs_no_runtime() {
+    let limits = [Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)];
+    let opened = Limiter::over(blocking::open("sqlite::memory:").unwrap()).store_deadline(secs(60));
+    let opened = opened.defaults(limits.clone()).build().unwrap();
+    for limiter in both(&limits).map(|(limiter, _)| limiter).into_iter().chain([opened]) {
+        let limiter = limiter.blocking();
+        limiter.spend(ACME, [("tpm", 1)]).unwrap();
+        let mut lease = limiter.acquire(ACME, [("rpm", 10)]).unwrap();
+        assert!(lease.degraded().is_none() && lease.subject().entity.as_str() == "acme");
+        lease.extend([("rpm", 5), ("tpm", 2)]).unwrap();
+        assert_eq!(lease.adjust([("rpm", -3)]).unwrap(), Adjusted::Now);
+        lease.renew(secs(600)).unwrap();
+        assert_eq!((lease.held("rpm"), lease.held("tpm")), (Some(12), Some(2)));
+        assert_eq!(lease.settle([("rpm", 7)]).unwrap(), Settled::Now);
+        let mut cancelled = limiter.acquire_within(ACME, [("rpm", 50)], secs(1)).unwrap();
+        assert_eq!(cancelled.cancel().unwrap(), Settled::Now);
+        let left: Vec<i64> =
+            limiter.balances(ACME).unwrap().iter().map(|line| line.balance.available).collect();
+        assert_eq!(left, [93, 97]);
+        limiter.acquire(ACME, [("rpm", 1)]).unwrap().detach();
+        assert_eq!(limiter.limiter().stats().open_leases, 0);
+        limiter.drain();
+    }
+}
+
+#[test]
 fn a_lease_dropped_on_a_plain_thread_returns() {
     for (limiter, store) in both(&[Limit::per_day("rpm", 1_000)]) {
         let own = limiter.clone();
         let work = move || {
             for _ in 0..20 {
-                drop(own.acquire_blocking(ACME, [("rpm", 10)], secs(600)).expect("there is enough"));
+                drop(own.blocking().acquire_within(ACME, [("rpm", 10)], secs(600)).expect("there is enough"));
             }
-            let _panics = own.acquire_blocking(ACME, [("rpm", 10)], secs(600)).expect("there is enough");
+            let _panics =
+                own.blocking().acquire_within(ACME, [("rpm", 10)], secs(600)).expect("there is enough");
             panic!("the work has a bug, as the test planned");
         };
         assert!(thread::spawn(work).join().is_err());
@@ -85,9 +112,11 @@ fn a_lease_dropped_on_a_plain_thread_returns() {
 fn a_thread_waits_for_what_is_short() {
     for (limiter, store) in both(&[Limit::per_second("rpm", 1_000).burst(2)]) {
         let work = |limiter: &Limiter| {
-            let mut lease =
-                limiter.acquire_blocking(ACME, [("rpm", 2)], secs(600)).expect("ten minutes will do");
-            runtime().block_on(lease.settle_as_held()).expect("it is there");
+            let mut lease = limiter
+                .blocking()
+                .acquire_within(ACME, [("rpm", 2)], secs(600))
+                .expect("ten minutes will do");
+            lease.settle_as_held().expect("the store is available");
         };
         thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -103,7 +132,7 @@ fn a_thread_waits_for_what_is_short() {
 fn refusals_are_the_same_as_elsewhere() {
     for (limiter, _) in both(&[Limit::per_day("rpm", 50)]) {
         let ask = |name: &'static str, units: u64| {
-            limiter.acquire_blocking(ACME, [(name, units)], secs(60)).map(drop)
+            limiter.blocking().acquire_within(ACME, [(name, units)], secs(60)).map(drop)
         };
         assert!(matches!(ask("rpm", 51), Err(LimitError::TooLarge(_))));
         assert!(matches!(ask("typo", 1), Err(LimitError::Cost(_))));
@@ -122,7 +151,7 @@ fn a_store_that_hangs_does_not_hold_a_thread_beyond_its_deadline() {
         .store_deadline(Duration::from_millis(1))
         .build()
         .unwrap();
-    let error = limiter.acquire_blocking(ACME, [("rpm", 1)], secs(600)).unwrap_err();
+    let error = limiter.blocking().acquire_within(ACME, [("rpm", 1)], secs(600)).unwrap_err();
     assert!(matches!(error, LimitError::Unavailable { .. }), "{error}");
 }
 
@@ -130,7 +159,9 @@ fn a_store_that_hangs_does_not_hold_a_thread_beyond_its_deadline() {
 fn it_panics_within_a_runtime_and_takes_nothing() {
     for (limiter, store) in both(&[Limit::per_day("rpm", 50)]) {
         let answer = runtime().block_on(async {
-            catch_unwind(AssertUnwindSafe(|| limiter.acquire_blocking(ACME, [("rpm", 1)], secs(1)).map(drop)))
+            catch_unwind(AssertUnwindSafe(|| {
+                limiter.blocking().acquire_within(ACME, [("rpm", 1)], secs(1)).map(drop)
+            }))
         });
         assert!(answer.is_err());
         check_idle(&limiter);
@@ -145,7 +176,11 @@ fn a_thread_for_blocking_work_may_block() {
         runtime().block_on(async move {
             let work = move || {
                 for _ in 0..3 {
-                    drop(own.acquire_blocking(ACME, [("rpm", 1)], secs(600)).expect("ten minutes will do"));
+                    drop(
+                        own.blocking()
+                            .acquire_within(ACME, [("rpm", 1)], secs(600))
+                            .expect("ten minutes will do"),
+                    );
                 }
             };
             tokio::task::spawn_blocking(work).await.expect("it does not panic there");
@@ -167,7 +202,7 @@ fn threads_use_the_runtime_that_was_chosen() {
         .unwrap();
     let limiter = Arc::new(limiter);
     for _ in 0..3 {
-        drop(limiter.acquire_blocking(ACME, [("rpm", 1)], secs(600)).unwrap());
+        drop(limiter.blocking().acquire_within(ACME, [("rpm", 1)], secs(600)).unwrap());
     }
     check_idle(&limiter);
 }
