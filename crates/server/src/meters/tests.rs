@@ -95,6 +95,7 @@ async fn lived() -> String {
     all.busy();
     all.panicked();
     all.swept(Swept::default());
+    all.clock_offset(Duration::ZERO);
     all.aggregated(&Aggregated::default());
     for answer in ["ok", "over_limit", "refused", "failed"] {
         all.counter("tidegate_rls_requests_total", &[("answer", answer)]).increment(1);
@@ -112,6 +113,7 @@ async fn lived() -> String {
     for error in [
         StoreError::unavailable("x"),
         StoreError::TimedOut { millis: 1 },
+        StoreError::Busy { place: what(), waiting_max: 1, retry_after: Duration::ZERO },
         StoreError::Closed { what: what() },
         StoreError::Denied { what: what() },
         StoreError::Corrupt { what: what() },
