@@ -224,7 +224,19 @@ pub(super) async fn remove(link: &Link) -> Result<bool, StoreError> {
     Err(StoreError::unavailable(format!("`{}` is still there after {LOOKS} looks", link.whose.place)))
 }
 
-/// The table as a template of `CloudFormation`, in YAML.
+/// What a program that uses a table may do with it and its indexes.
+const RIGHTS: [&str; 8] = [
+    "BatchGetItem",
+    "ConditionCheckItem",
+    "DeleteItem",
+    "DescribeTable",
+    "GetItem",
+    "Query",
+    "Scan",
+    "UpdateItem",
+];
+
+/// The table and a policy for its users as a template of `CloudFormation`, in YAML.
 pub(super) fn template(table: &str) -> String {
     let mut text = String::from(
         "AWSTemplateFormatVersion: \"2010-09-09\"\nDescription: A table for tidegate\nResources:\n  Limits:\n    \
@@ -254,7 +266,23 @@ pub(super) fn template(table: &str) -> String {
         line(12, &format!("- {{AttributeName: {index}PK, KeyType: HASH}}"));
         line(12, &format!("- {{AttributeName: {index}SK, KeyType: RANGE}}"));
     }
-    text.push_str("Outputs:\n  Table: {Value: !Ref Limits}\n  Stream: {Value: !GetAtt Limits.StreamArn}\n");
+    line(2, "Access:");
+    line(4, "Type: AWS::IAM::ManagedPolicy");
+    line(4, "Properties:");
+    line(6, "Description: What a program that uses the table may do");
+    line(6, "PolicyDocument:");
+    line(8, "Version: \"2012-10-17\"");
+    line(8, "Statement:");
+    line(10, "- Effect: Allow");
+    line(12, "Action:");
+    for right in RIGHTS {
+        line(14, &format!("- dynamodb:{right}"));
+    }
+    line(12, "Resource: [!GetAtt Limits.Arn, !Sub \"${Limits.Arn}/index/*\"]");
+    text.push_str(
+        "Outputs:\n  Table: {Value: !Ref Limits}\n  Stream: {Value: !GetAtt Limits.StreamArn}\n  \
+         Access: {Value: !Ref Access}\n",
+    );
     text
 }
 
@@ -331,6 +359,16 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn template_has_a_policy_for_programs() {
+        let template = template("limits");
+        assert!(template.contains("Type: AWS::IAM::ManagedPolicy"));
+        for right in RIGHTS {
+            assert!(template.contains(&format!("              - dynamodb:{right}\n")), "{right}");
+        }
+        assert!(template.contains(r#"Resource: [!GetAtt Limits.Arn, !Sub "${Limits.Arn}/index/*"]"#));
+    }
 
     #[test]
     fn the_template_has_the_keys_and_the_three_indexes() {
