@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// A batch is not cut below this: fewer calls are hardly quicker.
-const MIN: usize = 4;
+/// A batch is not cut below this: fewer calls are hardly quicker, and a round trip takes its time whatever it carries.
+const MIN: usize = 16;
 
-/// The number of calls in a batch. It is halved when a batch takes more than half of the deadline, and doubles while full
-/// batches take less than a quarter.
+/// The number of calls in a batch. It is halved when a full batch takes more than half of the deadline, and doubles while full
+/// batches take less. Smaller batches say nothing: they are slow for another reason.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSize {
     max: usize,
@@ -26,12 +26,14 @@ impl BatchSize {
 
     /// A batch of `calls` took the engine so long.
     pub(crate) fn learn(&mut self, calls: usize, took: Duration) {
-        if took > self.deadline / 2 {
-            // A small batch was slow for another reason.
-            self.now = self.now.min((calls / 2).max(MIN));
-        } else if took < self.deadline / 4 && calls >= self.now {
-            self.now = (self.now * 2).min(self.max);
+        if calls < self.now {
+            return;
         }
+        self.now = if took > self.deadline / 2 {
+            (self.now / 2).max(MIN.min(self.max))
+        } else {
+            (self.now * 2).min(self.max)
+        };
     }
 }
 
@@ -45,16 +47,16 @@ mod tests {
         // Calls, milliseconds, and the size after them.
         let table = [
             (256, 10, 256),
+            (255, 400, 256),
             (256, 60, 128),
             (128, 400, 64),
-            (10, 80, 5),
-            (1, 80, 4),
-            (4, 30, 4),
-            (3, 1, 4),
-            (4, 1, 8),
-            (8, 24, 16),
-            (16, 26, 16),
-            (16, 1, 32),
+            (1, 400, 64),
+            (64, 51, 32),
+            (32, 51, 16),
+            (16, 400, 16),
+            (15, 1, 16),
+            (16, 50, 32),
+            (32, 40, 64),
         ];
         for (calls, millis, wanted) in table {
             size.learn(calls, Duration::from_millis(millis));

@@ -34,12 +34,13 @@ pub struct EngineTime(Arc<Mutex<State>>);
 #[derive(Debug, Clone, Copy)]
 struct State {
     is_queued: bool,
+    was_queued: bool,
     since: Instant,
 }
 
 impl Default for EngineTime {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State { is_queued: false, since: Instant::now() })))
+        Self(Arc::new(Mutex::new(State { is_queued: false, was_queued: false, since: Instant::now() })))
     }
 }
 
@@ -65,7 +66,14 @@ impl EngineTime {
     }
 
     fn set(&self, is_queued: bool) {
-        *lock(&self.0) = State { is_queued, since: Instant::now() };
+        let mut state = lock(&self.0);
+        let was_queued = state.was_queued || is_queued;
+        *state = State { is_queued, was_queued, since: Instant::now() };
+    }
+
+    /// Whether the call has waited in a queue of ours.
+    pub fn was_queued(&self) -> bool {
+        lock(&self.0).was_queued
     }
 
     /// How long the engine has had the call; `None` while it waits in our queue.

@@ -41,8 +41,8 @@ struct Idle {
     entities: Vec<String>,
     resources: Vec<String>,
     lines: Vec<String>,
-    changed_at: Vec<i64>,
-    kept_until: Vec<i64>,
+    /// When each was changed, how long it is kept, and the three columns of its level: time may stand still between changes.
+    seen: [Vec<i64>; 5],
 }
 
 impl Postgres {
@@ -91,7 +91,7 @@ impl Postgres {
                     9223372036854775807) AS held
                 FROM time
             ), page AS MATERIALIZED (
-                SELECT entity, resource, line, full_at, part, version, at, kept_until FROM @.meters
+                SELECT entity, resource, line, full_at, part, version, at, kept_until, consumed FROM @.meters
                 WHERE namespace = $1 AND (entity, resource) > ($3, $4) ORDER BY entity, resource, line LIMIT $6
             ), idle AS MATERIALIZED (
                 SELECT entity, resource FROM page, bounds GROUP BY entity, resource
@@ -102,7 +102,7 @@ impl Postgres {
                 ) AND NOT EXISTS (
                     SELECT 1 FROM @.usage u
                     WHERE u.namespace = $1 AND u.entity = page.entity AND u.resource = page.resource
-                ), at, kept_until
+                ), at, kept_until, full_at, part, consumed
             FROM page ORDER BY entity, resource, line";
         let (remembered, page) = (column(REMEMBERED.as_secs() * 1_000_000), column(PAGE as u64));
         let wall = self.inner.wall();
@@ -111,16 +111,19 @@ impl Postgres {
 
     /// Deletes limits that are still as they were seen. Callers that hold one keep it.
     async fn evict_unchanged(&self, idle: &Idle) -> Result<(), StoreError> {
-        let Idle { entities, resources, lines, changed_at, kept_until } = idle;
+        let Idle { entities, resources, lines, seen: [changed_at, kept_until, full_at, part, consumed] } =
+            idle;
         let statement = "
             DELETE FROM @.meters WHERE ctid = ANY (ARRAY(
-                SELECT m.ctid FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
-                    AS seen (entity, resource, line, at, kept_until)
+                SELECT m.ctid FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
+                        $8::bigint[], $9::bigint[])
+                    AS seen (entity, resource, line, at, kept_until, full_at, part, consumed)
                 JOIN @.meters m ON m.namespace = $1 AND m.entity = seen.entity AND m.resource = seen.resource
                     AND m.line = seen.line AND m.at = seen.at AND m.kept_until = seen.kept_until
+                    AND m.full_at = seen.full_at AND m.part = seen.part AND m.consumed = seen.consumed
                 ORDER BY m.entity, m.resource, m.line FOR UPDATE OF m SKIP LOCKED))";
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-            [&self.namespace, entities, resources, lines, changed_at, kept_until];
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 9] =
+            [&self.namespace, entities, resources, lines, changed_at, kept_until, full_at, part, consumed];
         self.inner.query(statement, &parameters).await.map(drop)
     }
 }
@@ -130,8 +133,9 @@ impl Idle {
         self.entities.push(entity);
         self.resources.push(resource);
         self.lines.push(get(row, 2)?);
-        self.changed_at.push(get(row, 4)?);
-        self.kept_until.push(get(row, 5)?);
+        for (column, place) in self.seen.iter_mut().zip(4..) {
+            column.push(get(row, place)?);
+        }
         Ok(())
     }
 }

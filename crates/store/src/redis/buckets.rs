@@ -198,16 +198,17 @@ impl Redis {
     /// Ends a lease that is past its deadline. One that is not as we write it, or whose limits are not, is due no more: others
     /// must not wait behind it.
     async fn end(&self, home: Home, lease: LeaseId) -> Result<Option<OnExpiry>, StoreError> {
-        let how = match self.lease_at(home, lease).await {
-            Ok(Some(Lease::Open(levels, _))) => self.expire(lease, &levels).await,
-            Ok(Some(Lease::Ended(_)) | None) => Ok(None),
-            Err(error) => Err(error),
+        let (how, is_open) = match self.lease_at(home, lease).await {
+            Ok(Some(Lease::Open(levels, _))) => (self.expire(lease, &levels).await, true),
+            Ok(Some(Lease::Ended(_)) | None) => (Ok(None), false),
+            Err(error) => (Err(error), false),
         };
-        let how = match how {
-            Err(StoreError::Corrupt { .. } | StoreError::Invalid { .. }) => None,
-            how => how?,
+        let (how, is_open) = match how {
+            Err(StoreError::Corrupt { .. } | StoreError::Invalid { .. }) => (None, false),
+            how => (how?, is_open),
         };
-        if how.is_none() {
+        // One that was not due after all stays: it was renewed, or the time that decides is before the one that was read.
+        if how.is_none() && !is_open {
             let mut forget = ::redis::cmd("ZREM");
             forget.arg(self.inner.places.open_leases(home)).arg(lease.to_string());
             self.inner.link.query(&forget).await?;

@@ -105,9 +105,6 @@ impl Writer {
             match found {
                 Found::Jobs(jobs) => {
                     let jobs = self.gather(jobs);
-                    for asked in &jobs {
-                        asked.time.send();
-                    }
                     self.round(jobs)
                 }
                 Found::Nothing => self.round(Vec::new()),
@@ -142,6 +139,9 @@ impl Writer {
         let owed = self.owed.len().min(BATCH_MAX);
         let mut batch: Vec<Asked> = self.owed.drain(..owed).collect();
         batch.extend(jobs.into_iter().filter(|asked| asked.job.is_wanted()));
+        for asked in &batch {
+            asked.time.send();
+        }
         if let Err(fault) = self.check_disk() {
             return self.fail(batch, &fault);
         }

@@ -48,7 +48,7 @@ impl Shared {
                 Err(StoreError::Ended { lease, .. } | StoreError::Late { lease, .. }),
             ) => Err(LimitError::Reused { lease }),
             (_, Err(error)) if error.is_unavailable() => self.without_store(draw, kind, error).await,
-            (_, Err(error)) => Err(LimitError::Store(error)),
+            (_, Err(error)) => Err(self.failure(error)),
         }
     }
 

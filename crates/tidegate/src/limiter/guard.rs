@@ -22,6 +22,8 @@ use crate::throttle::Throttle;
 
 /// Failures in a row after which the breaker opens. At most one counts per deadline: they span at least two.
 const FAILURES: u32 = 3;
+/// Deadlines without an answer after which calls in the store's queue fail.
+const STUCK: u32 = 3;
 /// How long a change or a report may take, unless a decision may take longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For how long, the first time.
@@ -33,6 +35,8 @@ pub(super) struct Guard {
     breaker: Throttle,
     /// When a failure was last counted.
     failed_at: Mutex<Option<Instant>>,
+    /// When a call that had waited in the store's queue was last answered.
+    answered_at: Mutex<Option<Instant>>,
 }
 
 /// A call that failed, and whether the store may have done it all the same.
@@ -61,7 +65,7 @@ impl Guard {
             })
             .build()
             .expect("a circuit within its bounds");
-        Self { deadline, breaker, failed_at: Mutex::new(None) }
+        Self { deadline, breaker, failed_at: Mutex::new(None), answered_at: Mutex::new(None) }
     }
 
     /// Waits for a reply as long as the store may take to decide, unless it is being left alone.
@@ -83,7 +87,7 @@ impl Guard {
                 return Err(Failed { error, may_be_done: false });
             }
         };
-        match within(span, reply).await {
+        match self.within(span, reply).await {
             Ok(answer) => {
                 permit.settle(Outcome::success());
                 Ok(answer)
@@ -102,6 +106,38 @@ impl Guard {
                 Err(Failed { error, may_be_done: false })
             }
         }
+    }
+
+    /// Waits for a reply until the engine has had the call for `span`.
+    async fn within<T: Unpin>(&self, span: Duration, reply: Reply<'_, T>) -> Result<T, StoreError> {
+        let (start, time) = (Instant::now(), EngineTime::default());
+        let mut reply = pin!(time.follow(reply));
+        let mut wait = span;
+        loop {
+            if let Ok(answer) = timeout(wait, reply.as_mut()).await {
+                if time.was_queued() && !answer.as_ref().is_err_and(StoreError::is_unavailable) {
+                    *self.answered_at.lock() = Some(Instant::now());
+                }
+                return answer;
+            }
+            wait = match time.elapsed().map(|elapsed| span.saturating_sub(elapsed)) {
+                Some(Duration::ZERO) => {
+                    let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+                    return Err(StoreError::TimedOut { millis });
+                }
+                Some(left) => left,
+                None if self.is_stuck(start) => {
+                    return Err(StoreError::unavailable("calls before this one are not answered"));
+                }
+                None => span,
+            };
+        }
+    }
+
+    /// Whether the store's queue does not move for a call that waits in it since `start`.
+    fn is_stuck(&self, start: Instant) -> bool {
+        let since = self.answered_at.lock().map_or(start, |at| at.max(start));
+        self.away().is_some() || since.elapsed() >= STUCK * self.deadline
     }
 
     /// Whether a failure counts: the first for a deadline.
@@ -132,24 +168,6 @@ impl Guard {
     }
 }
 
-/// Waits for a reply until the engine has had the call for `span`.
-async fn within<T: Unpin>(span: Duration, reply: Reply<'_, T>) -> Result<T, StoreError> {
-    let time = EngineTime::default();
-    let mut reply = pin!(time.follow(reply));
-    let mut wait = span;
-    loop {
-        if let Ok(answer) = timeout(wait, reply.as_mut()).await {
-            return answer;
-        }
-        // While it waits in the store's queue, which is bounded, the engine does not have it.
-        wait = time.elapsed().map_or(span, |elapsed| span.saturating_sub(elapsed));
-        if wait.is_zero() {
-            let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-            return Err(StoreError::TimedOut { millis });
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::time::sleep;
@@ -177,7 +195,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn time_in_our_queue_is_not_the_engines() {
         let guard = guard();
-        guard.call(reply(20 * DEADLINE, DEADLINE / 2)).await.map_err(|failed| failed.error).unwrap();
+        guard.call(reply(2 * DEADLINE, DEADLINE / 2)).await.map_err(|failed| failed.error).unwrap();
         for (queued, engine) in [(Duration::ZERO, 2 * DEADLINE), (Duration::from_millis(120), 2 * DEADLINE)] {
             let start = Instant::now();
             let failed = guard.call(reply(queued, engine)).await.expect_err("the engine is too slow");
@@ -234,6 +252,37 @@ mod tests {
             assert!(guard.call(down()).await.is_err());
             assert_eq!(guard.away().is_some(), is_open);
         }
+    }
+
+    /// Callers behind a hung batch waited for minutes: `on_unavailable` did not apply to them.
+    #[tokio::test(start_paused = true)]
+    async fn calls_behind_a_hung_batch_fail() {
+        let guard = guard();
+        let call = async |queued| guard.call(reply(queued, Duration::MAX)).await.is_err();
+        let start = Instant::now();
+        let (first, second, third) =
+            tokio::join!(call(Duration::ZERO), call(Duration::MAX), call(Duration::MAX));
+        assert!(first && second && third);
+        assert_eq!(start.elapsed(), STUCK * DEADLINE);
+        // The next ones wait no longer once the breaker is open.
+        for _ in 0..2 {
+            sleep(DEADLINE).await;
+            assert!(call(Duration::MAX).await);
+        }
+        assert!(guard.away().is_some());
+    }
+
+    /// A queue that moves is waited in.
+    #[tokio::test(start_paused = true)]
+    async fn calls_in_a_moving_queue_wait_on() {
+        let guard = guard();
+        let quick = async {
+            for _ in 0..40 {
+                assert!(guard.call(reply(DEADLINE / 2, DEADLINE / 2)).await.is_ok());
+            }
+        };
+        let (slow, ()) = tokio::join!(guard.call(reply(30 * DEADLINE, DEADLINE / 2)), quick);
+        assert!(slow.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

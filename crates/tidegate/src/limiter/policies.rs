@@ -36,6 +36,9 @@ use crate::sync::{Mutex, MutexGuard};
 const SHARDS: usize = 16;
 /// What changes while it is read is read again, up to so often.
 const READS_MAX: usize = 3;
+/// Levels are read again after so many times to live, though nothing they depend on is known to have changed: a store that
+/// lost writes may have numbered others alike.
+const READ_AGAIN: u32 = 10;
 
 /// Levels by subject.
 pub(super) struct PolicyCache {
@@ -88,6 +91,7 @@ struct Entry {
 #[derive(Clone)]
 struct Before {
     levels: Arc<Levels>,
+    read_at: Instant,
     as_of: Version,
     epoch: u64,
 }
@@ -95,6 +99,7 @@ struct Before {
 #[derive(Clone)]
 struct Loaded {
     levels: Arc<Levels>,
+    read_at: Instant,
     /// The version up to which nothing that the levels depend on has changed.
     as_of: Version,
     /// When it has to be asked for again.
@@ -269,9 +274,12 @@ impl PolicyCache {
                 None if entry.epoch == epoch && entry.seen >= seen => return Ok(entry),
                 Some(loaded) if self.is_fresh(&entry, loaded, fresh) => return Ok(entry),
                 None => entry.before.clone(),
-                Some(Loaded { levels, as_of, .. }) => {
-                    Some(Before { levels: Arc::clone(levels), as_of: *as_of, epoch: entry.epoch })
-                }
+                Some(loaded) => Some(Before {
+                    levels: Arc::clone(&loaded.levels),
+                    read_at: loaded.read_at,
+                    as_of: loaded.as_of,
+                    epoch: entry.epoch,
+                }),
             },
             None => None,
         };
@@ -282,12 +290,12 @@ impl PolicyCache {
 
     /// Keeps what is known in the place of an entry that could not be filled, unless somebody has filled another.
     fn put_back(&self, entry: &Entry) {
-        let Some(Before { levels, as_of, epoch }) = entry.before.clone() else { return };
+        let Some(Before { levels, read_at, as_of, epoch }) = entry.before.clone() else { return };
         let mut shard = self.shard(entry.hash);
         let asked = SubjectRef::from(&entry.subject);
         let found = shard.find(entry.hash, asked, self.generation_max);
         if found.is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), entry)) {
-            let loaded = OnceCell::new_with(Some(Loaded { levels, as_of, until: Instant::now() }));
+            let loaded = OnceCell::new_with(Some(Loaded { levels, read_at, as_of, until: Instant::now() }));
             let (hash, subject) = (entry.hash, entry.subject.clone());
             let kept = Entry { hash, subject, epoch, seen: entry.seen, loaded, before: None };
             shard.put(Arc::new(kept), self.generation_max);
@@ -390,13 +398,15 @@ impl Shared {
             Some(checked) => checked,
             None => self.check_version(entry.epoch).await?,
         };
-        if let Some(Before { levels, as_of, epoch }) = &entry.before
+        if let Some(Before { levels, read_at, as_of, epoch }) = &entry.before
             && *epoch == entry.epoch
-            && (*as_of == version || cache.recent.lock().still_holds(levels, *as_of, version))
+            && (levels.version() == version
+                || read_at.elapsed() < READ_AGAIN * cache.ttl
+                    && (*as_of == version || cache.recent.lock().still_holds(levels, *as_of, version)))
         {
             cache.shard(entry.hash).stats.renewed += 1;
             let (levels, until) = (Arc::clone(levels), cache.spread(until, entry.hash));
-            return Ok(Loaded { levels, as_of: version, until });
+            return Ok(Loaded { levels, read_at: *read_at, as_of: version, until });
         }
         let levels = Arc::new(self.read_consistently(&entry.subject, version).await?);
         let as_of = levels.version();
@@ -404,7 +414,8 @@ impl Shared {
             cache.is_past(version);
         }
         cache.shard(entry.hash).stats.misses += 1;
-        Ok(Loaded { levels, as_of, until: cache.spread(Instant::now() + cache.ttl, entry.hash) })
+        let read_at = Instant::now();
+        Ok(Loaded { levels, read_at, as_of, until: cache.spread(read_at + cache.ttl, entry.hash) })
     }
 
     /// Asks what version the store is at, and what has changed, for all who want to know for a while. One caller asks at a time.
@@ -424,7 +435,10 @@ impl Shared {
         let known = cache.recent.lock().to();
         if version != known {
             let is_next = known > Version::ZERO && version > known;
-            let changed = if is_next { self.ask(self.store.changed(known)).await? } else { None };
+            // A store that cannot tell has all of it read again.
+            let changed =
+                if is_next { self.ask(self.store.changed(known)).await.unwrap_or(None) } else { None };
+            let changed = changed.filter(|changed| changed.version >= version);
             // Changes made after the version was read are among them, which does no harm.
             cache.recent.lock().add(version, changed.map(|changed| changed.about));
         }
@@ -498,6 +512,7 @@ impl Shared {
     pub(super) fn failure(&self, error: StoreError) -> LimitError {
         match error {
             StoreError::Busy { waiting_max, retry_after, .. } => {
+                let retry_after = retry_after.max(self.guard.deadline());
                 LimitError::Busy { waiters_max: waiting_max, retry_after: Some(retry_after) }
             }
             error if error.is_unavailable() => {

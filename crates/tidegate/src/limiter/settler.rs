@@ -195,9 +195,10 @@ impl Shared {
 
     fn employ(self: &Arc<Self>, handle: &Handle) {
         let mut list = self.settler.lock();
-        let has_work = !list.ready.is_empty() || (!list.delayed.is_empty() && !list.has_watch);
+        let due = list.delayed.range(..=(Instant::now(), u64::MAX)).take(WORKERS_MAX).count();
+        let has_work = list.ready.len() + due > 0 || (!list.delayed.is_empty() && !list.has_watch);
         let working = list.workers - usize::from(list.has_watch);
-        if !has_work || working >= list.ready.len().clamp(1, WORKERS_MAX) {
+        if !has_work || working >= (list.ready.len() + due).clamp(1, WORKERS_MAX) {
             return;
         }
         list.workers += 1;
@@ -231,6 +232,8 @@ impl Worker {
 
     async fn work(&mut self) {
         let Some(job) = &self.job else { return };
+        // Many may have become due at once.
+        self.shared.employ(&Handle::current());
         // A store that panics at this one would at the next attempt: it is given up, and the others go on.
         match unless_it_panics(self.shared.tell_store(job)).await {
             Told::Heard => {}

@@ -167,10 +167,12 @@ BEGIN
         ELSIF c.kind = 0 THEN
             is_repeat := true; answered := c.stepped_at; is_read := true;
         ELSIF c.kind = 7 THEN                                                        -- expire
-            IF is_open AND c.deadline <= now AND c.drawn_key = c.key THEN
+            IF NOT is_open OR c.deadline > now THEN
+                status := 4;
+            ELSIF c.drawn_key = c.key THEN
                 how_ended := 2;
             ELSE
-                status := 4;
+                status := 5; o_levels[c.place] := c.drawn_levels;
             END IF;
         ELSIF NOT is_open THEN
             IF c.is_known AND c.kind = 5 AND c.how = 0 AND c.done = c.step AND c.ended_digest = c.digest
