@@ -225,6 +225,7 @@ impl SqliteOptions {
             queue: Arc::clone(&queue),
             counters: Arc::clone(&counters),
             spaces: HashMap::default(),
+            rounds: HashMap::default(),
             anchors: None,
             data_version: 0,
             random: Random::seeded(u64::from(std::process::id())),

@@ -10,6 +10,7 @@ use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::time::Stamp;
 use tokio::sync::oneshot;
 
+use super::evict::Round;
 use super::queue::Queue;
 use super::space::Space;
 use super::trouble::Trouble;
@@ -24,6 +25,7 @@ pub(super) struct Work<'a> {
     pub(super) anchor: Anchor,
     pub(super) now: Stamp,
     spaces: &'a mut HashMap<i64, Space>,
+    rounds: &'a mut HashMap<i64, Round>,
     pub(super) retention: Retention,
     /// Namespaces that were looked after in this transaction.
     tidied: Vec<i64>,
@@ -40,7 +42,7 @@ impl<'a> Work<'a> {
     pub(super) const fn new(
         connection: &'a Connection,
         anchor: Anchor,
-        spaces: &'a mut HashMap<i64, Space>,
+        (spaces, rounds): (&'a mut HashMap<i64, Space>, &'a mut HashMap<i64, Round>),
         retention: Retention,
     ) -> Self {
         let now = anchor.latest();
@@ -49,6 +51,7 @@ impl<'a> Work<'a> {
             anchor,
             now,
             spaces,
+            rounds,
             retention,
             tidied: Vec::new(),
             draws: 0,
@@ -82,7 +85,11 @@ impl<'a> Work<'a> {
         }
         let space = match self.spaces.entry(namespace) {
             Entry::Occupied(space) => space.into_mut(),
-            Entry::Vacant(place) => place.insert(Space::open(self.connection, namespace)?),
+            Entry::Vacant(place) => {
+                let space = place.insert(Space::open(self.connection, namespace)?);
+                space.round = self.rounds.remove(&namespace).unwrap_or_default();
+                space
+            }
         };
         space.clock_offset = self.anchor.offset();
         Ok(space)

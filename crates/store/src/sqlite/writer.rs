@@ -16,6 +16,7 @@ use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 
+use super::evict::Round;
 use super::file::File;
 use super::queue::{Found, Queue};
 use super::retention;
@@ -70,6 +71,8 @@ pub(super) struct Writer {
     pub(super) queue: Arc<Queue<Asked>>,
     pub(super) counters: Arc<Counters>,
     pub(super) spaces: HashMap<i64, Space>,
+    /// Where eviction is in the namespaces that are not loaded.
+    pub(super) rounds: HashMap<i64, Round>,
     /// The clock, as long as no other connection has written: as the file has it, and as it was last read.
     pub(super) anchors: Option<[Anchor; 2]>,
     pub(super) data_version: i64,
@@ -249,7 +252,8 @@ impl Writer {
         self.believe_only_what_is_unchanged()?;
         let anchor = self.read_clock()?;
         let no_room = self.is_tight()?;
-        let mut work = Work::new(&self.connection, anchor, &mut self.spaces, self.retention);
+        let mut work =
+            Work::new(&self.connection, anchor, (&mut self.spaces, &mut self.rounds), self.retention);
         (work.calls, work.no_room, work.is_behind) = (batch.len(), no_room, self.times.is_behind);
         for asked in batch.iter_mut() {
             asked.job.run(&mut work)?;
@@ -297,15 +301,20 @@ impl Writer {
         // All of it is written. What is needed is loaded again.
         let kept = self.spaces.values().map(Space::len).sum::<usize>();
         if self.spaces.len() > SPACES_MAX || kept > KEPT_MAX {
-            self.spaces.clear();
+            self.clear_spaces();
         }
         Ok(())
     }
 
     /// What is known may be ahead of what is written.
     fn doubt(&mut self) {
-        self.spaces.clear();
+        self.clear_spaces();
         self.anchors = None;
+    }
+
+    /// All is loaded again. Eviction goes on where it was, else other processes' writes would send it back to the start.
+    fn clear_spaces(&mut self) {
+        self.rounds.extend(self.spaces.drain().map(|(namespace, space)| (namespace, space.round)));
     }
 
     /// The time, which is never before what any process has told.

@@ -50,6 +50,29 @@ async fn subjects_that_come_and_go_leave_no_rows() {
     assert!(left.0 <= 4 && left.1 <= 4, "{left:?}");
 }
 
+/// Every write of another process made a process forget how far its eviction was.
+#[tokio::test]
+async fn two_processes_leave_no_rows() {
+    let (place, clock, store) = open().await;
+    let other = place.options(&clock).retention(idle::KEPT).open().await.expect("the file is opened");
+    // In front of the others, and not full for a day.
+    for number in 0..10 {
+        granted(store.spend(&draw_of(&own(&format!("in-use-{number}"), 10), 10)).await);
+    }
+    for number in 0..300 {
+        let draw = draw_of(&own(&format!("user-{number}"), 10), 1);
+        granted(store.draw(&draw).await);
+        store.cancel(&cancel_of(&draw)).await.unwrap();
+        let busy = draw_of(&own("busy", 1_000), 1);
+        granted(other.draw(&busy).await);
+        other.cancel(&cancel_of(&busy)).await.unwrap();
+        clock.advance(Duration::from_secs(61));
+    }
+    let count = "SELECT COUNT(*) FROM subjects";
+    let left: i64 = place.outside().query_row(count, [], |row| row.get(0)).unwrap();
+    assert!(left <= 30, "{left} subjects");
+}
+
 /// A lease that was open when the file was upgraded does not say what it holds.
 #[tokio::test]
 async fn leases_from_before_the_upgrade_keep_all() {
