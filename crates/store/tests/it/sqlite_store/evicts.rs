@@ -10,8 +10,14 @@ use crate::kit::words::{START, cancel_of, draw_of, granted, own};
 
 async fn open() -> (Place, ManualWall, Sqlite) {
     let (place, clock) = (Place::new(), ManualWall::new(START));
-    let store = place.options(&clock).retention(idle::KEPT).open().await.expect("the file is opened");
+    let store = open_at(&place, &clock).await;
     (place, clock, store)
+}
+
+/// With a deadline that a slow disk keeps.
+async fn open_at(place: &Place, clock: &ManualWall) -> Sqlite {
+    let options = place.options(clock).retention(idle::KEPT).deadline(Duration::from_secs(60));
+    options.open().await.expect("the file is opened")
 }
 
 #[tokio::test]
@@ -54,7 +60,7 @@ async fn subjects_that_come_and_go_leave_no_rows() {
 #[tokio::test]
 async fn two_processes_leave_no_rows() {
     let (place, clock, store) = open().await;
-    let other = place.options(&clock).retention(idle::KEPT).open().await.expect("the file is opened");
+    let other = open_at(&place, &clock).await;
     // In front of the others, and not full for a day.
     for number in 0..10 {
         granted(store.spend(&draw_of(&own(&format!("in-use-{number}"), 10), 10)).await);
