@@ -137,7 +137,7 @@ impl Guard {
     /// Whether the store's queue does not move for a call that waits in it since `start`.
     fn is_stuck(&self, start: Instant) -> bool {
         let since = self.answered_at.lock().map_or(start, |at| at.max(start));
-        self.away().is_some() || since.elapsed() >= STUCK * self.deadline
+        self.away().is_some() || since.elapsed() >= self.deadline.saturating_mul(STUCK)
     }
 
     /// Whether a failure counts: the first for a deadline.
@@ -270,6 +270,12 @@ mod tests {
             assert!(call(Duration::MAX).await);
         }
         assert!(guard.away().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn longest_deadline_is_never_over() {
+        let guard = Guard::new(Duration::MAX, &Arc::new(Listeners::default()));
+        assert!(!guard.is_stuck(Instant::now()));
     }
 
     /// A queue that moves is waited in.

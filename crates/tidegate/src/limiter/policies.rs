@@ -401,7 +401,7 @@ impl Shared {
         if let Some(Before { levels, read_at, as_of, epoch }) = &entry.before
             && *epoch == entry.epoch
             && (levels.version() == version
-                || read_at.elapsed() < READ_AGAIN * cache.ttl
+                || read_at.elapsed() < cache.ttl.saturating_mul(READ_AGAIN)
                     && (*as_of == version || cache.recent.lock().still_holds(levels, *as_of, version)))
         {
             cache.shard(entry.hash).stats.renewed += 1;
