@@ -1,14 +1,13 @@
 //! What limits whom, remembered for a while.
 //!
-//! A subject's levels are read once and kept for the time to live, those that nothing limits too. Where the store
-//! answers at once they are kept for as long as the namespace's version stays. When the time is over, the version is asked for,
-//! once for all subjects, and what has changed if it is a newer one: only subjects that depend on that are read again. Their times are over one after the other, in the last
-//! quarter of it, and who comes first asks: the rest find the answer. A draw that was decided by a newer version makes
-//! everything older stale at once. While one caller reads, others wait for it; if it gives up, the next one reads. When the
-//! store is away, what was last known is used.
+//! A subject's levels are read once and kept for the time to live, also if nothing limits it. If the store answers at once
+//! they are kept while the namespace's version stays the same. When the time is over, one caller asks for the version, and for
+//! the changes since if it is newer: only subjects that depend on those are read again. Subjects come up one after the other,
+//! in the last quarter of the time. A draw that was decided by a newer version makes everything older stale at once. While one
+//! caller reads, others wait for it; if it gives up, the next one reads. If the store is unavailable, the last known is used.
 //!
-//! Two generations bound the cache: when the young one is full it becomes the old one, and what is asked for
-//! again is young again.
+//! Two generations bound the cache: when the young one is full it becomes the old one, and an entry that is asked for again
+//! becomes young again.
 
 use std::hash::BuildHasher;
 use std::mem;
