@@ -41,6 +41,9 @@ use crate::verdict::Gate;
 
 /// The pace's bucket holds this many seconds of its rate, and at least one mean request.
 const DEPTH: f64 = 0.02;
+/// A request that costs more than there is leaves a debt of at most this many seconds of the pace, so that one wrong cost
+/// cannot stop all others for longer than the slowest pace does.
+const DEBT_MAX: f64 = 1.0 / ESTIMATE_MIN;
 /// Requests after which a first measure of the quota counts.
 const KNOWN: f64 = 5.0;
 /// A pace rises by at most this many seconds at a time.
@@ -168,7 +171,7 @@ impl AutoState {
             let pace = by_law.unwrap_or(quota.rate);
             let pace = self.bounded(limits, index, pace);
             let dimension = &mut self.dimensions[index];
-            dimension.level = (dimension.level + pace * elapsed).min(depth(pace, unit));
+            dimension.level = dimension.refilled(pace, unit, elapsed);
             if let Some(law) = &mut dimension.law {
                 law.refill(elapsed);
             }
@@ -208,8 +211,7 @@ impl AutoState {
     fn lack(&self, limits: &AutoLimits, index: usize, cost: Cost, now: f64) -> f64 {
         let unit = self.unit(index);
         let pace = self.pace(limits, index, now);
-        // The wait is for the same bucket that the refill fills.
-        let level = (self.dimensions[index].level + pace * (now - self.at).max(0.0)).min(depth(pace, unit));
+        let level = self.dimensions[index].refilled(pace, unit, (now - self.at).max(0.0));
         // A request dearer than the mean takes what it lacks as debt: those after it wait.
         let lack = units(cost.units()[index]).min(unit) - level;
         // Below a nanosecond's worth it is rounding.
@@ -541,6 +543,11 @@ impl Dimension {
             level: depth(rate, unit),
             law: None,
         }
+    }
+
+    /// The bucket's level after `elapsed` seconds. Refill and wait both ask here, so they agree on the bucket's size.
+    fn refilled(&self, pace: f64, unit: f64, elapsed: f64) -> f64 {
+        (self.level.max(-DEBT_MAX * pace) + pace * elapsed).min(depth(pace, unit))
     }
 
     fn law_pace(&self, now: f64, latency: f64) -> Option<f64> {

@@ -85,6 +85,16 @@ fn wait_ends_when_the_refill_has_a_unit() {
     }
 }
 
+/// One request of more tokens than all others together left a debt for 3,000 s: three mean requests at the slowest pace.
+#[test]
+fn debt_of_one_request_is_bounded() {
+    let mut rig = Rig::new();
+    for cost in [Cost::request().tokens(60), Cost::request(), Cost::request().tokens(u64::MAX)] {
+        let _charge = rig.later(millis(100)).ask(cost).unwrap();
+    }
+    assert!(rig.later(Duration::from_secs(1_001)).ask(Cost::request()).is_ok());
+}
+
 /// An upstream that answers in 20 s and rejects at once: rejections come long before the first success.
 #[test]
 fn rejections_before_the_first_success_do_not_starve_it() {
