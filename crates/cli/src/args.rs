@@ -13,7 +13,6 @@ use clap_complete::Shell;
 use crate::answer::Format;
 use crate::fetch::FetchArgs;
 use crate::verbs::acquire::AcquireArgs;
-use crate::verbs::aggregate::AggregateArgs;
 use crate::verbs::audit::AuditVerb;
 use crate::verbs::entity::EntityVerb;
 use crate::verbs::lab::LabVerb;
@@ -83,7 +82,7 @@ pub(crate) struct SharedArgs {
     pub(crate) store: Option<String>,
     /// Ask the server at this address in the place of a store
     ///
-    /// All verbs but `serve`, `store`, `aggregate` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
+    /// All verbs but `serve`, `store` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_SERVER", hide_env_values = true)]
     pub(crate) server: Option<String>,
@@ -146,8 +145,6 @@ pub(crate) enum Verb {
     /// Show what was used
     #[command(subcommand)]
     Usage(UsageVerb),
-    /// Count what was used, by the stream of a DynamoDB table
-    Aggregate(AggregateArgs),
     /// Show who has changed what
     #[command(subcommand)]
     Audit(AuditVerb),
@@ -193,22 +190,17 @@ impl Args {
                     "the argument '--server <URL>' is for verbs that ask one, and this one does not",
                 );
             }
-            Verb::Store(_) | Verb::Aggregate(_) if is_typed("server") => {
+            Verb::Store(_) if is_typed("server") => {
                 return conflict(&format!(
                     "`{verb}` works on the store itself, where it is: say --store <URL>, and no '--server <URL>'",
                 ));
             }
-            Verb::Store(_) | Verb::Aggregate(_) if shared.server.is_some() && shared.store.is_none() => {
+            Verb::Store(_) if shared.server.is_some() && shared.store.is_none() => {
                 return conflict(&format!(
                     "TIDEGATE_SERVER names a server, and `{verb}` works on the store itself: say --store <URL>",
                 ));
             }
-            Verb::Serve(_)
-            | Verb::Store(_)
-            | Verb::Aggregate(_)
-            | Verb::Fetch(_)
-            | Verb::Lab(_)
-            | Verb::Completions { .. } => {
+            Verb::Serve(_) | Verb::Store(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. } => {
                 shared.server = None;
             }
             _ => match (is_typed("store"), is_typed("server")) {

@@ -10,7 +10,7 @@ use tidegate::store::archive::Archived;
 use tidegate::store::lifecycle::{
     Checked, Destroyed, Listed, Made, Part, Setting, Space, Upgraded, Whereabouts,
 };
-use tidegate::store::{Aggregated, Cursor, Page};
+use tidegate::store::{Cursor, Page};
 use tidegate::{
     Balance, Capacity, Entity, Explanation, LimitLine, LimitName, Plan, Policy, Scope, Source, Stamp, Step,
     Subject, Tally, Usage, UsageSum, Version, Versioned, Window, Would,
@@ -331,19 +331,6 @@ pub(crate) fn serving(place: &Place, opened: &Opened, token: Option<&str>) -> Js
         "store": opened.url,
         "namespace": opened.namespace.as_str(),
         "token": token,
-    })
-}
-
-/// What was counted so far.
-pub(crate) fn aggregated(stats: &Aggregated) -> Json {
-    json!({
-        "records": stats.records,
-        "counted": stats.counted,
-        "errors": stats.errors,
-        "lost": stats.lost,
-        "lag": seconds(stats.lag),
-        "newest": stats.newest.map(|at| at.to_string()),
-        "is_caught_up": stats.is_caught_up,
     })
 }
 

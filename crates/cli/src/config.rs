@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tidegate_core::limit::token::TokenId;
 use tidegate_server::{Bounds, EnvoyRules};
 
@@ -18,6 +19,10 @@ use crate::words;
 
 /// Where a server listens unless it is told otherwise.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8707);
+
+/// The warning for a file that still has the key `aggregate`.
+const AGGREGATE_IS_IGNORED: &str =
+    "the key `aggregate` in the configuration is ignored: usage is counted without a background worker";
 
 /// What people may type, and what a file may hold under the same names, with `_` for `-`.
 #[derive(Debug, Clone, Default, Args, Deserialize)]
@@ -64,10 +69,9 @@ pub(crate) struct ServeSettings {
     /// TLS, as a file has it.
     #[arg(skip)]
     pub(crate) tls: TlsTable,
-    /// Count usage in the background, by the stream of a DynamoDB table [default: true]
-    #[arg(long, value_name = "BOOL", env = "TIDEGATE_AGGREGATE", hide_env_values = true)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub(crate) aggregate: Option<bool>,
+    /// A key of older files that has no effect.
+    #[arg(skip)]
+    pub(crate) aggregate: Option<IgnoredAny>,
     /// How the log is written, to stderr [default: text]
     #[arg(long, value_enum, value_name = "FORM", env = "TIDEGATE_LOG", hide_env_values = true)]
     pub(crate) log: Option<LogForm>,
@@ -179,7 +183,8 @@ pub(crate) struct Serving {
     pub(crate) envoy: Option<(SocketAddr, EnvoyRules)>,
     pub(crate) without_tls: bool,
     pub(crate) tls: Option<TlsSettings>,
-    pub(crate) aggregate: bool,
+    /// What in the file has no effect, for the log.
+    pub(crate) warning: Option<&'static str>,
     pub(crate) log: LogForm,
     pub(crate) log_level: LogLevel,
     pub(crate) timeout: Option<Duration>,
@@ -207,7 +212,7 @@ impl ServeSettings {
             metrics: self.metrics.or(file.metrics),
             envoy: envoy::decide(self.envoy_listen, file.envoy)?,
             without_tls: self.without_tls.or(file.without_tls).unwrap_or(false),
-            aggregate: self.aggregate.or(file.aggregate).unwrap_or(true),
+            warning: file.aggregate.map(|_| AGGREGATE_IS_IGNORED),
             log: self.log.or(file.log).unwrap_or(LogForm::Text),
             log_level: self.log_level.or(file.log_level).unwrap_or(LogLevel::Info),
         })
@@ -243,6 +248,21 @@ mod tests {
         let decided = typed.decide(Some(&path)).unwrap();
         assert_eq!((decided.listen.port(), decided.log, decided.without_tls), (1, LogForm::Text, true));
         assert_eq!(decided.store.as_deref(), Some("memory:"));
+    }
+
+    #[test]
+    fn old_aggregate_key_is_ignored_with_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tidegate.toml");
+        for (text, warning) in [
+            ("log = 'json'", None),
+            ("aggregate = true\nlog = 'json'", Some(AGGREGATE_IS_IGNORED)),
+            ("aggregate = 'no'\nlog = 'json'", Some(AGGREGATE_IS_IGNORED)),
+        ] {
+            fs::write(&path, text).unwrap();
+            let decided = ServeSettings::default().decide(Some(&path)).unwrap();
+            assert_eq!((decided.log, decided.warning), (LogForm::Json, warning), "{text}");
+        }
     }
 
     #[test]

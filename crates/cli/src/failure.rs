@@ -209,7 +209,7 @@ impl From<ArchiveError> for Failure {
         match error {
             ArchiveError::Store(error) => error.into(),
             ArchiveError::Io { ref source, .. } => Self::failed(format!("{error}: {source}")),
-            ArchiveError::Place { is_away: true, .. } => Self::new(Exit::Away, error.to_string())
+            ArchiveError::Remote { is_transient: true, .. } => Self::new(Exit::Away, error.to_string())
                 .next("see whether it can be reached, then repeat: nothing is lost"),
             error if error.is_transient() => {
                 Self::failed(error.to_string()).next("wait until it is done, then repeat")

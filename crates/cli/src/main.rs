@@ -8,11 +8,6 @@ mod answer;
 mod args;
 mod backend;
 mod bounds;
-#[cfg(feature = "archive-s3")]
-mod bucket;
-#[cfg(not(feature = "archive-s3"))]
-#[path = "no_bucket.rs"]
-mod bucket;
 mod child;
 mod codec;
 mod config;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate::store::archive::{ArchiveOptions, Archived, archive};
+use tidegate::store::archive::{ArchiveOptions, ArchivePlace, Archived, archive};
 use tidegate::store::{AuditQuery, Listing, Lookup, Page, PolicyChange, Reply};
 use tidegate::{
     Admin, Balance, Capacity, Entity, EntityId, Expect, Explanation, Extra, Lease, LimitError, LimitLine,
@@ -178,11 +178,13 @@ impl Backend for InProcess {
     }
 
     async fn archive(&self, folder: &Path, before: Stamp) -> Result<Archived, Failure> {
-        let options = match folder.to_str().filter(|place| place.starts_with("s3://")) {
-            Some(url) => ArchiveOptions::at(crate::bucket::open(url).await?, before),
-            None => ArchiveOptions::new(folder, before),
+        let place = match folder.to_str() {
+            Some(address) => {
+                ArchivePlace::open(address).map_err(|error| Failure::usage(error.to_string()))?
+            }
+            None => ArchivePlace::folder(folder),
         };
-        Ok(archive(&*self.store, &options).await?)
+        Ok(archive(&*self.store, &ArchiveOptions::at(place, before)).await?)
     }
 
     async fn create_token(&self, wanted: TokenAsk) -> Result<MadeToken, Failure> {

@@ -213,6 +213,13 @@ impl<T: Timeline> Bucket<T> {
         i64::try_from(level).unwrap_or(i64::MIN)
     }
 
+    /// Whole units that can be debited at `now` before the debt is above `debt_max`.
+    pub fn room(&self, shape: &Shape<T>, debt_max: u64, now: T) -> u64 {
+        let most = (u128::from(shape.burst) + u128::from(debt_max)) * u128::from(shape.period);
+        let room = most.saturating_sub(self.missing(shape, now)) / u128::from(shape.period);
+        u64::try_from(room).unwrap_or(u64::MAX)
+    }
+
     /// Keeps the level, capped to the new burst, under another shape.
     pub fn reshape(&mut self, old: &Shape<T>, new: &Shape<T>, now: T) {
         // Missing units as a fraction over the old period; what the new burst adds is missing too.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use tidegate::store::{Aggregated, Swept};
+use tidegate::store::Swept;
 use tidegate::{Balance, LimitError, Stamp};
 
 use crate::state::State;
@@ -183,9 +183,6 @@ impl Meters {
 
     /// Everything as text.
     pub(crate) fn show(&self, state: &State) -> String {
-        if let Some(aggregator) = state.aggregator() {
-            self.aggregated(&aggregator.stats());
-        }
         if let Some(tls) = state.tls() {
             self.secured(&tls.stats());
         }
@@ -217,22 +214,6 @@ impl Meters {
             gauge(&self.recorder, name).set(level as f64);
         }
         catalog::sorted(&self.handle.render())
-    }
-}
-
-impl Meters {
-    fn aggregated(&self, stats: &Aggregated) {
-        let totals = [
-            ("tidegate_usage_records_total", stats.records),
-            ("tidegate_usage_counted_total", stats.counted),
-            ("tidegate_usage_errors_total", stats.errors),
-            ("tidegate_usage_lost_total", stats.lost),
-        ];
-        for (name, total) in totals {
-            counter(&self.recorder, name, &[]).absolute(total);
-        }
-        gauge(&self.recorder, "tidegate_usage_lag_seconds").set(stats.lag.as_secs_f64());
-        gauge(&self.recorder, "tidegate_usage_caught_up").set(f64::from(u8::from(stats.is_caught_up)));
     }
 }
 

@@ -40,8 +40,6 @@ const SWEEP_MAX: usize = 1_000;
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// How long nobody is accepted after the system refused to: it has no more files, and waits for some to be closed.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-/// How long usage is not counted after that was refused: somebody has to change a right, or add a stream.
-const COUNT_AGAIN: Duration = Duration::from_mins(1);
 /// The least that hyper can read heads with.
 const HEAD_MIN: usize = 8_192;
 /// Calls of one connection that are under way at the same time. Envoy opens another one for more.
@@ -235,8 +233,7 @@ impl Server {
             state.secured_by(tls.clone());
             tasks.spawn(tls.clone().look_after());
         }
-        let mut counting = JoinSet::new();
-        counting.spawn(count_usage(state.clone(), shutdown.clone()));
+        let mut health_checks = JoinSet::new();
         if let Some(metrics) = self.metrics {
             let door = Door {
                 listener: metrics,
@@ -259,7 +256,7 @@ impl Server {
         let proxies = Arc::new(GracefulShutdown::new());
         let envoy = self.envoy.map(|(listener, rules)| {
             let (services, health) = rls::services(state.clone(), rules, shutdown.clone());
-            counting.spawn(health.until_stopped(shutdown.clone(), answered.map(drop)));
+            health_checks.spawn(health.until_stopped(shutdown.clone(), answered.map(drop)));
             let (answers, secured) = (Answers::Envoy(services), secured(Alpn::Http2));
             let door = Door { listener, answers, bounds, connections: connections(), secured };
             door.serve(Arc::clone(&proxies), shutdown.clone())
@@ -282,7 +279,7 @@ impl Server {
                     proxies.await;
                 }
                 state.limiter().drain().await;
-                while counting.join_next().await.is_some() {}
+                while health_checks.join_next().await.is_some() {}
             };
             match timeout(bounds.drain_time, drained).await {
                 Ok(()) => Stopped::Drained,
@@ -330,22 +327,6 @@ async fn look_after(state: State) -> JoinSet<()> {
                     break;
                 }
             }
-        }
-    }
-}
-
-/// Has usage counted, where the store has that done beside. What does not pass by itself is told, and tried again.
-async fn count_usage(state: State, mut shutdown: Shutdown) {
-    let Some(aggregator) = state.aggregator() else { return };
-    loop {
-        let mut stopped = shutdown.clone();
-        match aggregator.run(Box::pin(async move { stopped.said(1).await })).await {
-            Ok(()) => return,
-            Err(error) => tracing::warn!(%error, "usage is not counted in the background"),
-        }
-        tokio::select! {
-            () = sleep(COUNT_AGAIN) => {}
-            () = shutdown.said(1) => return,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidegate::store::{Aggregator, HostWall, Reply, Store, WallClock};
+use tidegate::store::{HostWall, Reply, Store, WallClock};
 use tidegate::{Limiter, Stamp, StoreError, Version};
 use tidegate_client::{Event, Written};
 use tidegate_core::limit::name::Namespace;
@@ -30,7 +30,6 @@ struct Shared {
     meters: Meters,
     hub: Hub,
     up_since: Stamp,
-    aggregator: OnceLock<Arc<dyn Aggregator>>,
     tls: OnceLock<Tls>,
 }
 
@@ -84,7 +83,6 @@ impl State {
             meters: Meters::new(),
             hub,
             up_since,
-            aggregator: OnceLock::new(),
             tls: OnceLock::new(),
         }))
     }
@@ -94,24 +92,12 @@ impl State {
         &self.0.limiter
     }
 
-    /// Has usage counted by this one while a server of it runs, and tells of it in its metrics. It is said once, before.
-    #[must_use]
-    pub fn counted_by(self, aggregator: Arc<dyn Aggregator>) -> Self {
-        let _ = self.0.aggregator.set(aggregator);
-        self
-    }
-
     /// Tells of the calls of the store that these meters watch, in its metrics.
     #[must_use]
-    #[expect(clippy::needless_pass_by_value, reason = "it is said once, as who counts usage is")]
+    #[expect(clippy::needless_pass_by_value, reason = "a builder method")]
     pub fn measured_by(self, meters: StoreMeters) -> Self {
         self.meters().measure(&meters);
         self
-    }
-
-    /// Who counts usage, if anybody is to.
-    pub(crate) fn aggregator(&self) -> Option<&dyn Aggregator> {
-        self.0.aggregator.get().map(|aggregator| &**aggregator)
     }
 
     /// Tells of this certificate in its metrics.

@@ -1,26 +1,25 @@
-//! The audit, moved from a store to gzip files of JSON lines.
+//! Moves the audit from a store to an archive: gzip files of JSON lines in a folder or an object store.
 //!
-//! A folder holds the archive of one store: files `audit-{first}-{last}.jsonl.gz`, named after the first and the last
-//! change in them, each change whole in one file. [`archive`] moves there what is older than a given time, and
-//! [`read_archive`] reads it back. A line is an entry: who changed what, when, from what to what.
+//! An [`ArchivePlace`] holds the archive of one store: files `audit-{first}-{last}.jsonl.gz`, named after the first and the
+//! last change in them, each change whole in one file. [`archive`] moves there what is older than a given time, and
+//! [`read_archive`] reads it back. A line is one audit entry.
 //!
-//! A file is written under another name, made durable and only then named; only then are its entries pruned from the
-//! store. Whoever stops it, wherever: nothing is lost, and the next run finds out what is in both places, compares it
-//! entry by entry, and goes on.
+//! Entries are pruned from the store only after their file is durable in the archive. A run that stops in between loses
+//! nothing: the next run compares entries that are in both, prunes them from the store, and continues.
 //!
 //! ```no_run
-//! use std::time::Duration;
 //! use tidegate_core::time::Stamp;
-//! use tidegate_store::archive::{ArchiveOptions, archive, read_archive};
+//! use tidegate_store::archive::{ArchiveOptions, ArchivePlace, archive, read_archive};
 //! use tidegate_store::{Memory, SystemWall, WallClock};
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = Memory::new();
 //! let month_ago = Stamp::from_micros(SystemWall::new().now().as_micros() - 30 * 86_400 * 1_000_000);
-//! let archived = archive(&store, &ArchiveOptions::new("audit", month_ago)).await?;
+//! let place = ArchivePlace::open("s3://backups/tidegate/audit?region=eu-central-1")?;
+//! let archived = archive(&store, &ArchiveOptions::at(place.clone(), month_ago)).await?;
 //! println!("{} entries in {} files", archived.entries, archived.files);
-//! for entry in read_archive("audit")? {
-//!     let entry = entry?;
+//! let mut entries = read_archive(&place).await?;
+//! while let Some(entry) = entries.next_entry().await? {
 //!     println!("{} {} {}", entry.at, entry.actor, entry.filed);
 //! }
 //! # Ok(())
@@ -28,32 +27,34 @@
 //! ```
 
 mod compare;
-mod folder;
+mod files;
+mod lock;
 mod place;
 mod reader;
 mod writer;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use tempfile::TempDir;
+pub use object_store;
 use thiserror::Error;
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::time::Stamp;
+use tokio::task::coop::consume_budget;
 
 use crate::error::StoreError;
 use crate::ledger::{AuditQuery, Prune};
 use crate::page::Paging;
 use crate::store::Store;
 use compare::Compare;
-use folder::Folder;
-pub use place::{ArchivePlace, Later, copy_archive};
+use files::ArchiveFile;
+use lock::LockedFiles;
+pub use place::ArchivePlace;
 pub use reader::{Entries, read_archive};
 use writer::Writer;
 
-/// A file is closed with the change that brings it to so many entries.
+/// A file is complete with the change that brings it to this number of entries.
 const FILE_ENTRIES: usize = 10_000;
 /// Entries that are fetched, and pruned, at a time.
 const BATCH: u32 = 1_000;
@@ -61,31 +62,24 @@ const BATCH: u32 = 1_000;
 /// What to archive, and where.
 #[derive(Debug, Clone)]
 pub struct ArchiveOptions {
-    target: Target,
+    place: ArchivePlace,
     before: Stamp,
     file_entries: usize,
 }
 
-/// Where files go.
-#[derive(Debug, Clone)]
-enum Target {
-    Folder(PathBuf),
-    Place(Arc<dyn ArchivePlace>),
-}
-
 impl ArchiveOptions {
-    /// Every change that was made before this time, to this folder. It is made if it is not there, in a folder that is.
-    /// Each store, and each namespace of it, has a folder of its own.
+    /// Archives every change made before this time to this folder, which is created if only its last component is missing.
+    /// Each store, and each namespace of it, needs its own folder.
     pub fn new(folder: impl Into<PathBuf>, before: Stamp) -> Self {
-        Self { target: Target::Folder(folder.into()), before, file_entries: FILE_ENTRIES }
+        Self::at(ArchivePlace::folder(folder), before)
     }
 
-    /// The same to a place that is no folder of this machine: a bucket.
-    pub fn at(place: Arc<dyn ArchivePlace>, before: Stamp) -> Self {
-        Self { target: Target::Place(place), before, file_entries: FILE_ENTRIES }
+    /// Archives every change made before this time to this place.
+    pub fn at(place: ArchivePlace, before: Stamp) -> Self {
+        Self { place, before, file_entries: FILE_ENTRIES }
     }
 
-    /// Closes a file with the change that brings it to so many entries: 10,000 unless said otherwise, at least one.
+    /// Completes a file with the change that brings it to this number of entries; 10,000 by default, at least one.
     #[must_use]
     pub fn file_entries(mut self, entries: usize) -> Self {
         self.file_entries = entries.max(1);
@@ -101,60 +95,61 @@ pub struct Archived {
     pub files: u64,
     /// Entries that were written.
     pub entries: u64,
-    /// Entries that were pruned from the store, those included that an earlier run wrote and did not prune.
+    /// Entries that were pruned from the store, including those that an earlier run wrote and did not prune.
     pub pruned: u64,
     /// The last change that is in the archive and no longer in the store; `None` while there is none.
     pub through: Option<Version>,
 }
 
-/// Why the audit was not archived, or not to the end. What is in the store and not in the archive is still in the
-/// store.
+/// Why the audit was not archived, or not completely. Entries that are not in the archive are still in the store.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
-    /// The store did not answer as it should.
+    /// A call of the store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Somebody else writes to the folder.
-    #[error("`{}` is locked: somebody else archives to it", folder.display())]
+    /// Another run holds the lock of the archive.
+    #[error("`{}` is locked by another run", folder.display())]
     Locked {
-        /// Which folder.
+        /// The folder, or the address of the object store.
         folder: PathBuf,
     },
-    /// The folder is the archive of another store, or of what this one was before.
+    /// The archive belongs to another store, or to this store before a backup was restored.
     #[error("`{}` is not the archive of this store: {what}", folder.display())]
     Foreign {
-        /// Which folder.
+        /// The folder, or the address of the object store.
         folder: PathBuf,
-        /// What does not fit.
+        /// What does not match.
         what: String,
     },
     /// A file is not as it was written.
-    #[error("`{}` is no file of an archive: {what}", path.display())]
+    #[error("`{}` is not a valid archive file: {what}", path.display())]
     Corrupt {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it, and where.
         what: String,
     },
-    /// A place that is no folder does not do as it is asked.
-    #[error("`{place}`: {what}")]
-    Place {
-        /// Which one.
-        place: String,
-        /// What it says.
-        what: String,
-        /// It may do so later.
-        is_away: bool,
+    /// A request to an object store failed.
+    #[error("cannot {doing} `{}`: {source}", path.display())]
+    Remote {
+        /// The address of the object.
+        path: PathBuf,
+        /// The operation.
+        doing: &'static str,
+        /// Whether the same request may succeed later.
+        is_transient: bool,
+        /// The error of the object store.
+        source: Box<object_store::Error>,
     },
-    /// A file or a folder cannot be used.
+    /// An operation on a file or a folder failed.
     #[error("cannot {doing} `{}`", path.display())]
     Io {
-        /// Which one.
+        /// The file or folder.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// Why it cannot.
+        /// The error of the file system.
         #[source]
         source: io::Error,
     },
@@ -165,7 +160,7 @@ impl ArchiveError {
     pub const fn is_transient(&self) -> bool {
         match self {
             Self::Store(error) => error.is_transient(),
-            Self::Locked { .. } | Self::Place { is_away: true, .. } => true,
+            Self::Locked { .. } | Self::Remote { is_transient: true, .. } => true,
             _ => false,
         }
     }
@@ -175,150 +170,100 @@ impl ArchiveError {
     }
 }
 
-/// Moves every change that was made before a given time from the store's audit to the archive, in the order they were
-/// made in, up to the first that was not.
+/// Moves every change made before a given time from the store's audit to the archive, in the order in which they were made,
+/// up to the first change that is younger.
 ///
-/// Files are worked on outside the runtime's own threads. No more than a thousand entries are held at a time.
+/// Memory holds one page of a thousand entries and one compressed file at a time.
 ///
 /// # Errors
-/// [`ArchiveError::Locked`] while somebody else archives to the folder, [`Foreign`](ArchiveError::Foreign) for a folder
-/// that holds other entries than the store of the same changes, [`Corrupt`](ArchiveError::Corrupt) for a file that is
-/// needed to compare and cannot be read; then nothing was pruned. Otherwise what the store or the file system says. To
-/// run it again goes on where it ended.
+/// [`ArchiveError::Locked`] while another run holds the lock, [`Foreign`](ArchiveError::Foreign) if the archive and the store
+/// have different entries for the same changes, [`Corrupt`](ArchiveError::Corrupt) for a file that must be compared and cannot
+/// be decoded; nothing is pruned then. Otherwise errors of the store, the file system or the object store. The next run
+/// continues where this one stopped.
 ///
 /// # Cancel safety
-/// Dropping the future may leave a file that is written and not pruned, or half written under a temporary name. The next
-/// run tidies up. What is being written as it is dropped is still written, and the folder is locked until then.
+/// Dropping the future may leave a file that is written and not pruned; the next run prunes it. A folder stays locked until
+/// the file being written is complete. An object store stays locked for up to two minutes.
 pub async fn archive(store: &dyn Store, options: &ArchiveOptions) -> Result<Archived, ArchiveError> {
-    match &options.target {
-        Target::Folder(path) => {
-            let opened = path.clone();
-            let folder = Arc::new(off_thread(path, move || Folder::open(opened)).await?);
-            Run { store, folder, far: None, archived: Archived::default() }.finish_all(options).await
-        }
-        Target::Place(place) => {
-            place.hold().await?;
-            let archived = archive_at(store, place, options).await;
-            // Whoever cannot is told by the next run, which waits for it.
-            let released = place.release().await;
-            archived.and_then(|archived| released.map(|()| archived))
-        }
-    }
-}
-
-/// Archives to a place that is held, by way of a folder of this machine.
-async fn archive_at(
-    store: &dyn Store,
-    place: &Arc<dyn ArchivePlace>,
-    options: &ArchiveOptions,
-) -> Result<Archived, ArchiveError> {
-    let names = place.names().await?;
-    let shown = PathBuf::from(place.shown());
-    let temporary = std::env::temp_dir();
-    let scratch = off_thread(&temporary, || {
-        TempDir::new().map_err(ArchiveError::io(&std::env::temp_dir(), "make a folder in"))
-    });
-    // Removed when this is done.
-    let scratch = scratch.await?;
-    let folder = Folder::staged(scratch.path(), shown, names)?;
-    let far = Some(Arc::clone(place));
-    Run { store, folder: Arc::new(folder), far, archived: Archived::default() }.finish_all(options).await
+    let place = options.place.lock().await?;
+    let mut run = Run { store, place, archived: Archived::default() };
+    let done = run.finish_all(options).await;
+    run.place.release().await;
+    done.map(|()| run.archived)
 }
 
 struct Run<'a> {
     store: &'a dyn Store,
-    folder: Arc<Folder>,
-    /// Where files go from the folder, and come from.
-    far: Option<Arc<dyn ArchivePlace>>,
+    place: LockedFiles,
     archived: Archived,
 }
 
 impl Run<'_> {
-    async fn finish_all(mut self, options: &ArchiveOptions) -> Result<Archived, ArchiveError> {
-        if let Some(last) = self.folder.last() {
-            self.end_last_run(last).await?;
+    async fn finish_all(&mut self, options: &ArchiveOptions) -> Result<(), ArchiveError> {
+        let files = self.place.files.list().await?;
+        if let Some(last) = files.last().map(|file| file.last) {
+            self.end_last_run(files, last).await?;
         }
-        self.write_what_is_old(options).await?;
-        Ok(self.archived)
+        self.write_old_changes(options).await
     }
 
-    /// Fetches what is there of the changes from `first` on.
-    async fn fetch(&self, first: Version) -> Result<(), ArchiveError> {
-        let Some(far) = &self.far else { return Ok(()) };
-        for file in self.folder.files_from(first) {
-            far.fetch(&file.name(), &file.path).await?;
-        }
-        Ok(())
-    }
-
-    /// Prunes what the archive has already, if it is what the store has.
-    async fn end_last_run(&mut self, last: Version) -> Result<(), ArchiveError> {
+    /// Prunes from the store what the archive has already, if both have the same entries.
+    async fn end_last_run(&mut self, files: Vec<ArchiveFile>, last: Version) -> Result<(), ArchiveError> {
         let made = self.store.version().await?;
         if made < last {
             let what = format!("it has changes up to version {last}, and the store is at version {made}");
-            return Err(self.folder.foreign(what));
+            return Err(self.place.files.foreign(what));
         }
-        if self.is_in_both(last).await? {
+        if self.is_in_both(files, last).await? {
             self.prune(last).await?;
         }
         self.archived.through = Some(last);
         Ok(())
     }
 
-    /// Whether the store still has changes up to `last`: if it has, they are the last of the archive's.
-    async fn is_in_both(&self, last: Version) -> Result<bool, ArchiveError> {
+    /// Whether the store still has changes up to `last`. Fails if they are not the last changes of the archive.
+    async fn is_in_both(&self, files: Vec<ArchiveFile>, last: Version) -> Result<bool, ArchiveError> {
         let mut pages = Pages::new(self.store);
+        let mut files = Some(files);
         let mut compare: Option<Compare> = None;
-        while let Some(mut page) = pages.next().await? {
-            let old = page.partition_point(|entry| entry.version <= last);
-            let is_end = old < page.len();
-            page.truncate(old);
-            if !page.is_empty() {
-                if compare.is_none() {
-                    self.fetch(page[0].version).await?;
+        'pages: while let Some(page) = pages.next().await? {
+            for entry in page {
+                if entry.version > last {
+                    break 'pages;
                 }
-                let (begun, folder) = (compare.take(), Arc::clone(&self.folder));
-                let work = move || {
-                    let mut compare = begun.unwrap_or_else(|| Compare::new(folder, page[0].version));
-                    compare.page(&page)?;
-                    Ok(compare)
-                };
-                compare = Some(off_thread(self.folder.path(), work).await?);
-            }
-            if is_end {
-                break;
+                if let Some(files) = files.take() {
+                    compare = Some(Compare::new(self.place.files.clone(), files, entry.version));
+                }
+                if let Some(compare) = &mut compare {
+                    compare.entry(&entry).await?;
+                }
             }
         }
-        let Some(compare) = compare else { return Ok(false) };
-        off_thread(self.folder.path(), move || compare.end()).await?;
-        Ok(true)
+        match compare {
+            Some(compare) => compare.end().await.map(|()| true),
+            None => Ok(false),
+        }
     }
 
-    async fn write_what_is_old(&mut self, options: &ArchiveOptions) -> Result<(), ArchiveError> {
+    async fn write_old_changes(&mut self, options: &ArchiveOptions) -> Result<(), ArchiveError> {
         let mut pages = Pages::new(self.store);
         let mut writer: Option<Writer> = None;
-        let (mut current, mut is_end) = (None, false);
-        while !is_end && let Some(page) = pages.next().await? {
-            let mut batch = Vec::with_capacity(page.len());
+        let mut current = None;
+        'pages: while let Some(page) = pages.next().await? {
             for entry in page {
                 if current != Some(entry.version) {
-                    // All entries of a change are of one time.
-                    is_end = entry.at >= options.before;
-                    if is_end {
-                        break;
+                    // All entries of a change have the same time.
+                    if entry.at >= options.before {
+                        break 'pages;
                     }
                     self.check_is_new(&entry)?;
-                    let count = writer.as_ref().map_or(0, Writer::entries) + batch.len();
-                    if count >= options.file_entries {
-                        let full = self.write(writer.take(), std::mem::take(&mut batch)).await?;
+                    if let Some(full) = writer.take_if(|writer| writer.entries() >= options.file_entries) {
                         self.finish(full).await?;
                     }
                     current = Some(entry.version);
                 }
-                batch.push(entry);
-            }
-            if !batch.is_empty() {
-                writer = Some(self.write(writer.take(), batch).await?);
+                writer.get_or_insert_with(|| Writer::new(entry.version)).write(&entry)?;
+                consume_budget().await;
             }
         }
         match writer {
@@ -327,7 +272,7 @@ impl Run<'_> {
         }
     }
 
-    /// A store that says it has forgotten what it has not would have it archived twice.
+    /// Fails if the store lists an entry that it reported as pruned: it would be archived twice.
     fn check_is_new(&self, entry: &Entry) -> Result<(), ArchiveError> {
         if self.archived.through.is_some_and(|through| entry.version <= through) {
             let what = format!("an entry of the audit of version {} that was pruned", entry.version);
@@ -336,32 +281,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Writes to a file that is begun, or begins one.
-    async fn write(&self, writer: Option<Writer>, batch: Vec<Entry>) -> Result<Writer, ArchiveError> {
-        let folder = Arc::clone(&self.folder);
-        let work = move || {
-            let mut writer = match writer {
-                Some(writer) => writer,
-                None => Writer::begin(folder, batch.first().map_or(Version::ZERO, |entry| entry.version))?,
-            };
-            writer.write(&batch)?;
-            Ok(writer)
-        };
-        off_thread(self.folder.path(), work).await
-    }
-
-    /// Makes a file durable, and then prunes what it holds.
+    /// Makes a file durable in the archive, then prunes its entries from the store.
     async fn finish(&mut self, writer: Writer) -> Result<(), ArchiveError> {
         let (entries, last) = (writer.entries() as u64, writer.last());
-        let path = off_thread(self.folder.path(), move || writer.finish()).await?;
-        if let Some(far) = &self.far {
-            far.hold().await?;
-            far.put(&folder::name_of(&path), &path).await?;
-            off_thread(&path.clone(), move || {
-                std::fs::remove_file(&path).map_err(ArchiveError::io(&path, "remove"))
-            })
-            .await?;
-        }
+        self.place.add(&writer.name(), writer.finish()).await?;
         self.archived.files += 1;
         self.archived.entries += entries;
         self.prune(last).await?;
@@ -371,9 +294,7 @@ impl Run<'_> {
 
     async fn prune(&mut self, through: Version) -> Result<(), ArchiveError> {
         loop {
-            if let Some(far) = &self.far {
-                far.hold().await?;
-            }
+            self.place.renew_if_old().await?;
             let pruned = self.store.prune(&Prune::Audit { through }, BATCH as usize).await?;
             self.archived.pruned += pruned;
             if pruned < u64::from(BATCH) {
@@ -397,7 +318,7 @@ impl<'a> Pages<'a> {
 
     /// The next page; `None` after the last.
     async fn next(&mut self) -> Result<Option<Vec<Entry>>, ArchiveError> {
-        // All of time: with the clock set back, an older time may stand behind a newer one, and a prune takes both.
+        // No time range: after the clock was set back an older time follows a newer one, and a prune removes both.
         let always = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
         let Some(paging) = self.next.take() else { return Ok(None) };
         let page = self.store.audit(&always, &paging).await?;
@@ -412,19 +333,5 @@ impl<'a> Pages<'a> {
             self.latest = entry.version;
         }
         Ok(Some(page.items))
-    }
-}
-
-/// Does what blocks outside the runtime's own threads.
-async fn off_thread<T: Send + 'static>(
-    path: &Path,
-    work: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
-) -> Result<T, ArchiveError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(answer) => answer,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(stopped) => Err(ArchiveError::io(path, "go on with")(io::Error::other(stopped))),
-        },
     }
 }

@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Deltas, Levels, Line, Units};
-use tidegate_core::limit::lease::{Ended, LeaseId, Record};
+use tidegate_core::limit::lease::{Ended, LeaseId, RENEWAL_MAX, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{OnExpiry, Version};
 use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 
+use crate::cursor::{entity_cursor, parse_entity};
+use crate::engine::{Applied, Change, Engine, Step, Taking};
+use crate::entities::Entities;
+use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::reply::Reply;
 
@@ -315,4 +319,123 @@ pub trait Buckets {
 
     /// The buckets of a resource, by entity.
     fn buckets<'a>(&'a self, resource: &'a ResourceName, paging: &'a Paging) -> Reply<'a, Page<Bucket>>;
+}
+
+impl<E: Engine> Buckets for E {
+    #[inline]
+    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
+        self.apply_step(draw.as_step(Taking::Open(draw.terms))).map(Applied::drawn)
+    }
+
+    #[inline]
+    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
+        self.apply_step(draw.as_step(Taking::Spend)).map(Applied::drawn)
+    }
+
+    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, Drawn> {
+        self.apply_step(extend.as_step()).map(Applied::drawn)
+    }
+
+    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Moved> {
+        self.apply_step(adjust.as_step()).map(Applied::moved)
+    }
+
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+        if let Err(error) = check_renewal(renew.span) {
+            return Reply::ready(Err(error));
+        }
+        self.apply_step(renew.as_step()).map(Applied::renewed)
+    }
+
+    #[inline]
+    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
+        self.apply_step(settle.as_step()).map(Applied::moved)
+    }
+
+    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Moved> {
+        self.apply_step(cancel.as_step()).map(Applied::moved)
+    }
+
+    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        self.find_lease(lease)
+    }
+
+    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+        let Lookup::Lineage(entity) = lookup else { return self.look(lookup) };
+        Reply::after(self.about().is_immediate, async move {
+            let mut entities = vec![entity.clone()];
+            for above in self.lineage(entity).await? {
+                entities.extend(above.value.next().cloned());
+            }
+            self.look(&Lookup::Entities(entities)).await
+        })
+    }
+
+    fn buckets<'a>(&'a self, resource: &'a ResourceName, paging: &'a Paging) -> Reply<'a, Page<Bucket>> {
+        Reply::after(self.about().is_immediate, async move {
+            let after = paging.cursor().map(parse_entity).transpose()?;
+            let found = self.scan_buckets(resource, after, paging.max() + 1).await?;
+            Ok(Page::cut(found, paging, |bucket| entity_cursor(&bucket.subject.entity)))
+        })
+    }
+}
+
+/// A renewal is for no longer than it may be.
+pub(crate) fn check_renewal(span: Duration) -> Result<(), StoreError> {
+    if span <= RENEWAL_MAX {
+        return Ok(());
+    }
+    Err(StoreError::Invalid { what: format!("a renewal for {span:?}, more than {RENEWAL_MAX:?}") })
+}
+
+impl Draw {
+    #[inline]
+    pub(crate) const fn as_step(&self, taking: Taking) -> Step<'_> {
+        let Self { lease, levels, units, is_watched, .. } = self;
+        Step {
+            lease: *lease,
+            number: 0,
+            levels,
+            change: Change::Take(units, taking),
+            is_watched: *is_watched,
+        }
+    }
+}
+
+impl Extend {
+    pub(crate) const fn as_step(&self) -> Step<'_> {
+        let Self { lease, step, levels, units } = self;
+        let change = Change::Take(units, Taking::Extend);
+        Step { lease: *lease, number: *step, levels, change, is_watched: true }
+    }
+}
+
+impl Adjust {
+    pub(crate) const fn as_step(&self) -> Step<'_> {
+        let Self { lease, step, levels, deltas } = self;
+        Step { lease: *lease, number: *step, levels, change: Change::Shift(deltas), is_watched: true }
+    }
+}
+
+impl Renew {
+    pub(crate) const fn as_step(&self) -> Step<'_> {
+        let Self { lease, step, levels, span } = self;
+        Step { lease: *lease, number: *step, levels, change: Change::Renew(*span), is_watched: false }
+    }
+}
+
+impl Settle {
+    #[inline]
+    pub(crate) const fn as_step(&self) -> Step<'_> {
+        let Self { lease, step, levels, actual, is_watched } = self;
+        let change = Change::End(Some(actual));
+        Step { lease: *lease, number: *step, levels, change, is_watched: *is_watched }
+    }
+}
+
+impl Cancel {
+    pub(crate) const fn as_step(&self) -> Step<'_> {
+        let Self { lease, step, levels, is_watched } = self;
+        Step { lease: *lease, number: *step, levels, change: Change::End(None), is_watched: *is_watched }
+    }
 }

@@ -26,6 +26,8 @@ use crate::error::StoreError;
 const SHOWN_MAX: usize = 300;
 /// Stands before a limit that was given with a call; no limit's name holds it.
 const OF_CALL: char = '~';
+/// Stands between a limit and its bound of debt; neither holds it.
+const DEBT: char = '!';
 
 /// A policy: `{"limits":["tpm:100k/min:150k"],"only":true,"on_unavailable":{"local_share":0.25}}`.
 pub(crate) fn policy_to_text(policy: &Policy) -> String {
@@ -92,15 +94,18 @@ pub(crate) fn entry_from_line(line: &str) -> Result<Entry, StoreError> {
 }
 
 /// What a lease remembers of the levels it drew from, so that a store can end it without its holder:
-/// `{"v":3,"n":["rpm","tpm"],"l":[{"e":"acme","r":"gpt","l":["rpm:60/min","~tpm:7/s"]}]}`.
+/// `{"v":3,"n":["rpm","tpm"],"l":[{"e":"acme","r":"gpt","l":["rpm:60/min!600","~tpm:7/s"]}]}`.
 ///
 /// Where a limit came from is forgotten, but for whether it was given with the call (`~`).
-pub(crate) fn levels_to_text(levels: &Levels) -> String {
+pub fn levels_to_text(levels: &Levels) -> String {
     write(&LevelsText::of(levels))
 }
 
 /// The levels that [`levels_to_text`] wrote.
-pub(crate) fn levels_from_text(text: &str) -> Result<Levels, StoreError> {
+///
+/// # Errors
+/// [`StoreError::Corrupt`] for any other text.
+pub fn levels_from_text(text: &str) -> Result<Levels, StoreError> {
     let read = |text| read::<LevelsText<'_>>(text)?.levels();
     read(text).map_err(|why| corrupt("the levels of a lease", &why))
 }
@@ -449,7 +454,7 @@ impl<'a> LevelsText<'a> {
         let level = |level: &'a Level| LevelText {
             entity: Cow::Borrowed(level.subject.entity.as_str()),
             resource: Cow::Borrowed(level.subject.resource.as_str()),
-            limits: level.limits.iter().map(|line| Cow::Owned(rule_text(&line.rule))).collect(),
+            limits: level.limits.iter().map(|line| Cow::Owned(line_text(line))).collect(),
         };
         let on_expiry = levels.on_expiry().0;
         Self {
@@ -473,22 +478,28 @@ impl<'a> LevelsText<'a> {
 impl LevelText<'_> {
     fn level(self, names: &[LimitName]) -> Result<Level, String> {
         let line = |text: &Cow<'_, str>| {
+            let (text, debt_max) = match text.split_once(DEBT) {
+                Some((text, debt_max)) => (text, Some(debt_max.parse().map_err(told)?)),
+                None => (&**text, None),
+            };
             let (rule, source) = match text.strip_prefix(OF_CALL) {
                 Some(text) => (checked(text)?.of_call(), Source::Call),
                 None => (checked(text)?, Source::Defaults),
             };
             let found = names.iter().position(|name| name == rule.name());
             let name = found.ok_or_else(|| format!("the limit `{}` is not among the names", rule.name()))?;
-            Ok(Line { name, rule: Arc::new(rule), source })
+            Ok(Line { name, rule: Arc::new(rule), source, debt_max })
         };
         let limits: Result<Box<[Line]>, String> = self.limits.iter().map(line).collect();
-        let subject = Subject::new(&self.entity, &self.resource).map_err(told)?;
+        let subject = Subject::stored(&self.entity, &self.resource).map_err(told)?;
         Ok(Level { subject, limits: limits? })
     }
 }
 
-fn rule_text(rule: &Rule) -> String {
-    if rule.is_of_call() { format!("{OF_CALL}{rule}") } else { rule.to_string() }
+fn line_text(line: &Line) -> String {
+    let of_call = if line.rule.is_of_call() { OF_CALL.to_string() } else { String::new() };
+    let debt_max = line.debt_max.map(|debt_max| format!("{DEBT}{debt_max}")).unwrap_or_default();
+    format!("{of_call}{}{debt_max}", line.rule)
 }
 
 fn checked(text: &str) -> Result<Rule, String> {

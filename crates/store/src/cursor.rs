@@ -15,13 +15,13 @@ use crate::page::Cursor;
 
 /// Where a page of usage begins: after this resource or entity, limit and window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct UsagePlace<'a> {
-    /// What tells the subjects apart, as [`name_of`] says.
-    pub(crate) name: &'a str,
+pub struct UsagePlace<'a> {
+    /// The resource, in the usage of an entity; the entity, in that of a resource.
+    pub name: &'a str,
     /// The limit.
-    pub(crate) limit: &'a str,
+    pub limit: &'a str,
     /// When the window began.
-    pub(crate) start: Stamp,
+    pub start: Stamp,
 }
 
 impl<'a> UsagePlace<'a> {
@@ -84,7 +84,7 @@ pub(crate) fn entity_cursor(entity: &EntityId) -> Cursor {
 
 /// The entity that [`entity_cursor`] wrote.
 pub(crate) fn parse_entity(cursor: &Cursor) -> Result<EntityId, StoreError> {
-    EntityId::new(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
+    EntityId::stored(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
 }
 
 /// Where the page after this token begins.

@@ -6,16 +6,15 @@
 //! (feature `postgres`) a server that all machines share. [`open()`] takes each by its address. With the feature `conformance` comes the suite that every store passes, for stores of third
 //! parties too.
 
-mod aggregate;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod batch_size;
 mod buckets;
 mod changes;
 mod clock;
 mod cursor;
-mod desk;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
+mod engine;
 mod engine_time;
 mod entities;
 mod error;
@@ -30,15 +29,18 @@ mod policies;
 mod postgres;
 #[cfg(feature = "postgres-tls")]
 mod postgres_tls;
+pub mod record;
+mod records;
 #[cfg(feature = "redis")]
 mod redis;
 mod reply;
 mod retention;
+pub mod shared_engine;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod store;
 mod sync;
-#[cfg(any(feature = "dynamodb", feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(feature = "codec")]
 #[allow(
     dead_code,
     unreachable_pub,
@@ -52,28 +54,37 @@ pub mod wrap;
 #[allow(dead_code, reason = "which records are kept as text depends on what is built in")]
 mod codec;
 
+#[cfg(feature = "codec")]
+#[allow(dead_code, reason = "which records are kept as text depends on what is built in")]
+mod record_text;
+
 #[cfg(feature = "archive")]
 pub mod archive;
 
-#[cfg(feature = "archive-s3")]
-mod archive_s3;
+#[cfg(feature = "archive-remote")]
+mod archive_remote;
+#[cfg(all(feature = "archive", not(feature = "archive-remote")))]
+#[path = "no_archive_remote.rs"]
+mod archive_remote;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
 #[cfg(feature = "redis")]
 pub use self::redis::{Redis, RedisOptions, Repaired};
-pub use aggregate::{AggregateOptions, Aggregated, Aggregator, Since, Until};
-#[cfg(feature = "archive-s3")]
-pub use archive_s3::S3Archive;
+#[cfg(feature = "codec")]
+pub use codec::{levels_from_text, levels_to_text};
+
 pub use buckets::{
     Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Held, Lookup, Moved, Reading, Readings, Renew,
     Renewed, Seen, Settle, Standing, Terms,
 };
 pub use changes::{Announcer, Changes};
 pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
+pub use cursor::UsagePlace;
 #[cfg(feature = "dynamodb")]
 pub use dynamodb::{DynamoDb, DynamoDbOptions};
+pub use engine::{Applied, Change, Engine, QueuedStep, Step, Taking};
 pub use engine_time::EngineTime;
 pub use entities::Entities;
 pub use error::StoreError;

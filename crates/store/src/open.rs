@@ -44,8 +44,6 @@ const DEADLINE_MAX: u64 = 60_000;
 /// | `timeout_ms=2000` | Redis, DynamoDB | an answer is waited for this long |
 /// | `region=eu-central-1` | DynamoDB | the region of the table, where it is not the one of the environment |
 /// | `endpoint=http://localhost:8000` | DynamoDB | another place than the region's own |
-/// | `stream_endpoint=http://localhost:8001` | DynamoDB | another place for the table's stream than for the table |
-/// | `speculative=false` | DynamoDB | draws are read before they are written |
 /// | `rejections_ms=0` | DynamoDB | what was read and had too little refuses for so long without being asked again (1,000, the most) |
 /// | `schema=limits` | a PostgreSQL server | the schema that all of it is in; `tidegate` unless said otherwise |
 /// | `connections=16` | a PostgreSQL server | at most so many connections at a time (8) |
@@ -377,28 +375,30 @@ fn dynamodb_options(
         return Err(StoreError::Invalid { what });
     };
     let mut dynamodb = crate::dynamodb::DynamoDbOptions::new(table);
+    let mut retention = Retention::default();
     for (key, value) in pairs(options, url)? {
+        if retention.set(key, value)? {
+            continue;
+        }
         dynamodb = match (key, value) {
             ("namespace", name) => dynamodb.namespace(name),
             ("region", region) => dynamodb.region(region),
             ("endpoint", endpoint) => dynamodb.endpoint(endpoint),
-            ("stream_endpoint", endpoint) => dynamodb.stream_endpoint(endpoint),
             ("deadline_ms", _) => dynamodb.deadline(deadline(value)?),
             ("timeout_ms", _) => dynamodb.timeout(millis(key, value)?),
             ("rejections_ms", _) => dynamodb.rejections(millis(key, value)?),
-            ("speculative", "true") => dynamodb.speculative(true),
-            ("speculative", "false") => dynamodb.speculative(false),
-            ("speculative", other) => {
-                let what = format!("speculative is `{}`, and may be true or false", shown(other));
-                return Err(StoreError::Invalid { what });
-            }
+            // Older versions had two layouts.
+            ("speculative", _) => dynamodb.ignore_speculative(),
+            // They had a worker that read the table's stream.
+            ("stream_endpoint", _) => dynamodb,
             (other, _) => {
-                let known = "namespace, region, endpoint, stream_endpoint, speculative, rejections_ms, deadline_ms and timeout_ms";
-                return Err(unknown(url, other, known));
+                let known =
+                    format!("namespace, region, endpoint, rejections_ms, deadline_ms, timeout_ms, {OPTIONS}");
+                return Err(unknown(url, other, &known));
             }
         };
     }
-    Ok(dynamodb)
+    Ok(dynamodb.retention(retention))
 }
 
 #[cfg(not(feature = "dynamodb"))]

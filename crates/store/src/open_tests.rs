@@ -2,6 +2,14 @@
 
 use super::*;
 
+#[test]
+fn obsolete_option_of_dynamodb_is_ignored() {
+    for (options, is_given) in [("region=x&speculative=false", "true"), ("region=x", "false")] {
+        let parsed = dynamodb_options("dynamodb://limits", "//limits", options).unwrap();
+        assert!(format!("{parsed:?}").contains(&format!("is_speculative_given: {is_given}")), "{parsed:?}");
+    }
+}
+
 #[tokio::test]
 async fn an_address_of_a_file_says_how_it_is_opened() {
     let folder = tempfile::tempdir().unwrap();
@@ -40,15 +48,14 @@ async fn an_address_of_a_table_says_what_is_wrong_with_it() {
     let table = [
         ("dynamodb:limits", "`dynamodb:limits` names no table: write dynamodb://TABLE"),
         ("dynamodb://", "`dynamodb://` names no table: write dynamodb://TABLE"),
-        ("dynamodb://limits?speculative=maybe", "speculative is `maybe`, and may be true or false"),
         ("dynamodb://limits?timeout_ms=soon", "timeout_ms is `soon`, which is no number of milliseconds"),
         ("dynamodb://limits?deadline_ms=1h", "deadline_ms is `1h`, and may be 1 to 60000 milliseconds"),
         ("dynamodb://limits?rejections_ms=5000", "rejections for 5000 ms, outside 0..=1000"),
         ("dynamodb://limits?region=x&timeout_ms=0", "a timeout of 0 s, with which nothing is answered"),
         (
             "dynamodb://limits?table=x",
-            "`dynamodb://limits?table=x` has no option `table`; it may have namespace, region, endpoint, stream_endpoint, \
-             speculative, rejections_ms, deadline_ms and timeout_ms",
+            "`dynamodb://limits?table=x` has no option `table`; it may have namespace, region, endpoint, \
+             rejections_ms, deadline_ms, timeout_ms, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
     ];
     for (url, sentence) in table {
@@ -126,12 +133,14 @@ async fn address_sets_retention() {
     assert!(format!("{:?}", sqlite_options("sqlite:x.db", "x.db", KEPT).unwrap()).contains(&shown));
     assert!(format!("{:?}", postgres_options("postgres://h/d", KEPT).unwrap().0).contains(&shown));
     assert!(format!("{:?}", redis_options("redis://h", KEPT).unwrap()).contains(&shown));
+    assert!(format!("{:?}", dynamodb_options("dynamodb://t", "//t", KEPT).unwrap()).contains(&shown));
     assert!(
         format!("{:?}", redis_options("redis://h", "audit_days=forever").unwrap()).contains("audit: None")
     );
     assert!(open(&format!("memory:?{KEPT}")).await.is_ok());
 
-    for place in ["memory:", "sqlite::memory:", "sqlite:x.db", "postgres://h/d", "redis://h"] {
+    for place in ["memory:", "sqlite::memory:", "sqlite:x.db", "postgres://h/d", "redis://h", "dynamodb://t"]
+    {
         for (option, value) in
             [("audit_days", "0"), ("hourly_usage_days", "36501"), ("monthly_usage_days", "2w")]
         {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use crate::error::StoreError;
 use crate::wrap::measured::Watch;
@@ -54,6 +54,33 @@ impl<'a, T> Reply<'a, T> {
             }
             Inner::Waiting(future) => Self(Inner::Watched(future, watch)),
             watched @ Inner::Watched(..) => Self(Inner::Watched(Box::pin(Self(watched)), watch)),
+        }
+    }
+
+    /// The answer of a future that calls engines. With `is_immediate` none of them waits: the future is run at once.
+    pub(crate) fn after(
+        is_immediate: bool,
+        answer: impl Future<Output = Result<T, StoreError>> + Send + 'a,
+    ) -> Self {
+        let mut answer: Waiting<'a, T> = Box::pin(answer);
+        if is_immediate
+            && let Poll::Ready(answer) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        {
+            return Self::ready(answer);
+        }
+        Self(Inner::Waiting(answer))
+    }
+
+    /// The same answer as another type.
+    #[inline]
+    pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U + Send + 'a) -> Reply<'a, U>
+    where
+        T: Unpin + Send + 'a,
+        U: 'a,
+    {
+        match self.0 {
+            Inner::Ready(answer) => Reply(Inner::Ready(answer.map(|answer| answer.map(map)))),
+            waiting => Reply::later(async move { Reply(waiting).await.map(map) }),
         }
     }
 

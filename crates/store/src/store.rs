@@ -1,12 +1,10 @@
 //! A store: all of it together.
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::aggregate::{AggregateOptions, Aggregator};
 use crate::buckets::Buckets;
 use crate::changes::Changes;
+use crate::engine::Engine;
 use crate::entities::Entities;
 use crate::ledger::Ledger;
 use crate::policies::Policies;
@@ -21,9 +19,7 @@ use crate::tokens::Tokens;
 /// # Cancel safety
 /// A reply that is dropped before its end may have been done or not. Calls on leases can be made again with the
 /// same step, and administrative ones with the same expectation.
-pub trait Store:
-    Buckets + Policies + Entities + Ledger + Tokens + fmt::Debug + Send + Sync + 'static
-{
+pub trait Store: Engine + Buckets + Policies + Entities + Ledger + Tokens {
     /// What the store is and can do.
     fn capabilities(&self) -> Capabilities;
 
@@ -48,12 +44,27 @@ pub trait Store:
     fn caution(&self) -> Option<String> {
         None
     }
+}
 
-    /// Somebody who counts what leases have used, for a store that has it counted beside; `None` where usage is counted with
-    /// the end of a lease. Nothing is done until it is run.
-    fn aggregator(&self, options: &AggregateOptions) -> Option<Arc<dyn Aggregator>> {
-        let _ = options;
-        None
+impl<E: Engine> Store for E {
+    fn capabilities(&self) -> Capabilities {
+        self.about()
+    }
+
+    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
+        self.sweep_leases(max)
+    }
+
+    fn close(&self) -> Reply<'_, ()> {
+        self.shut_down()
+    }
+
+    fn changes(&self) -> Option<Changes> {
+        self.announcements()
+    }
+
+    fn caution(&self) -> Option<String> {
+        self.warning()
     }
 }
 

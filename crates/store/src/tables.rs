@@ -1,24 +1,20 @@
 //! Records as tables have them, whatever engine the tables are in.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::bucket::{Bucket, Shape, Span};
 use tidegate_core::limit::cascade::Units;
-use tidegate_core::limit::lease::Ending;
+use tidegate_core::limit::lease::{Ending, Record, Shortfall};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
-use tidegate_core::limit::policy::{OnExpiry, Policy, Scope, Version, Versioned};
+use tidegate_core::limit::policy::{OnExpiry, Scope, Version};
 use tidegate_core::limit::rule::Rule;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 
-use crate::codec;
 use crate::error::StoreError;
-use crate::page::Paging;
-
-/// A policy as it was written.
-pub(crate) type WrittenPolicy = Versioned<Arc<Policy>>;
 
 /// A number as a column holds it. No number of ours comes near the bound; one that did would stop at it.
 pub(crate) fn column(number: u64) -> i64 {
@@ -28,11 +24,6 @@ pub(crate) fn column(number: u64) -> i64 {
 /// A column that holds no number below zero.
 pub(crate) fn number(column: i64, what: &str) -> Result<u64, StoreError> {
     u64::try_from(column).map_err(|_| StoreError::Corrupt { what: format!("{what} is {column}, below zero") })
-}
-
-/// One more than a page holds, to see whether there are more.
-pub(crate) fn more_than(paging: &Paging) -> i64 {
-    column(paging.max() as u64 + 1)
 }
 
 /// A scope as the table of policies has it.
@@ -67,14 +58,9 @@ pub(crate) fn scope(kind: i64, entity: &str, resource: &str) -> Result<Scope, St
     }
 }
 
-/// A subject of two names from the file.
+/// The key of a bucket from the file.
 pub(crate) fn subject(entity: &str, resource: &str) -> Result<Subject, StoreError> {
-    Subject::new(entity, resource).map_err(|error| StoreError::Corrupt { what: error.to_string() })
-}
-
-pub(crate) fn written_policy(version: i64, body: &str) -> Result<WrittenPolicy, StoreError> {
-    let version = Version::new(number(version, "the version of a policy")?);
-    Ok(Versioned { version, value: Arc::new(codec::policy_from_text(body)?) })
+    Subject::stored(entity, resource).map_err(|error| StoreError::Corrupt { what: error.to_string() })
 }
 
 /// A limit as its row has it: what it is called, its amount, period and burst, when it is full, the newest version that a
@@ -164,19 +150,33 @@ pub(crate) fn ended_by(window: Window, before: Stamp) -> i64 {
     column(window.around(before).start.as_micros())
 }
 
-/// What is held of each limit, `-` where it takes no part: `12,-,500`.
-pub(crate) fn held_to_text(held: &[Option<u64>]) -> String {
-    let units = held.iter().map(|units| units.map_or_else(|| "-".to_owned(), |units| units.to_string()));
-    units.collect::<Vec<_>>().join(",")
+/// What a lease holds of each limit, `-` where it takes no part, and what buckets did not take of it, by level and name:
+/// `12,-,500` and `12,-,500;1.0=7`.
+pub(crate) fn holding_to_text(record: &Record) -> String {
+    let units = |units: &Option<u64>| units.map_or_else(|| "-".to_owned(), |units| units.to_string());
+    let mut text = record.held().iter().map(units).collect::<Vec<_>>().join(",");
+    for Shortfall { level, name, units } in record.shortfalls() {
+        // Writing to a text does not fail.
+        let _ = write!(text, ";{level}.{name}={units}");
+    }
+    text
 }
 
-pub(crate) fn held_from_text(text: &str) -> Result<Units, StoreError> {
+pub(crate) fn holding_from_text(text: &str) -> Result<(Units, Box<[Shortfall]>), StoreError> {
+    let mut parts = text.split(';');
     let units = |part: &str| match part {
-        "-" => Ok(None),
-        part => part.parse().map(Some),
+        "-" => Some(None),
+        part => part.parse().ok().map(Some),
     };
-    let held: Result<Units, _> = text.split(',').map(units).collect();
-    held.map_err(|_| StoreError::Corrupt { what: format!("it holds `{}`", text.escape_debug()) })
+    let held: Option<Units> = parts.next().unwrap_or_default().split(',').map(units).collect();
+    let shortfall = |part: &str| {
+        let (place, units) = part.split_once('=')?;
+        let (level, name) = place.split_once('.')?;
+        Some(Shortfall { level: level.parse().ok()?, name: name.parse().ok()?, units: units.parse().ok()? })
+    };
+    let shortfalls: Option<Box<[Shortfall]>> = parts.map(shortfall).collect();
+    held.zip(shortfalls)
+        .ok_or_else(|| StoreError::Corrupt { what: format!("it holds `{}`", text.escape_debug()) })
 }
 
 #[cfg(test)]
@@ -194,11 +194,16 @@ mod tests {
     fn what_a_lease_holds_is_read_back_as_it_was_written() {
         let table: [&[Option<u64>]; 4] =
             [&[Some(0)], &[None], &[Some(12), None, Some(500)], &[Some(u64::MAX)]];
-        for held in table {
-            assert_eq!(&held_from_text(&held_to_text(held)).unwrap()[..], held);
+        let at = Stamp::from_secs(1);
+        for (held, units) in table.into_iter().zip([0, 1, u64::MAX, 7]) {
+            let shortfalls = (0..u8::from(units > 0)).map(|level| Shortfall { level, name: 1, units });
+            let record = Record::new(held.into(), at, at, OnExpiry::Settle);
+            let record = record.with_shortfalls(shortfalls.collect());
+            let (units, shortfalls) = holding_from_text(&holding_to_text(&record)).unwrap();
+            assert_eq!((&units[..], &*shortfalls), (held, record.shortfalls()));
         }
-        for bad in ["", "x", "1,", "-1", "1,,2"] {
-            let error = held_from_text(bad).unwrap_err();
+        for bad in ["", "x", "1,", "-1", "1,,2", "1;", "1;1.2", "1;1=2", "1;300.0=1", "1;0.0=-1"] {
+            let error = holding_from_text(bad).unwrap_err();
             assert!(matches!(error, StoreError::Corrupt { .. }), "{bad}");
         }
     }

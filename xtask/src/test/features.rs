@@ -39,7 +39,7 @@ const COVERED_ELSEWHERE: [(&str, &str); 4] = [
     ("http", "part of tower and reqwest"),
     ("redis-tls", "part of the program"),
     ("postgres-tls", "part of the program"),
-    ("archive-s3", "checked with all features: its SDK alone takes a minute"),
+    ("archive-remote", "part of the program"),
 ];
 
 /// Checks every combination, and that no feature of the library was forgotten.

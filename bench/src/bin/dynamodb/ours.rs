@@ -41,7 +41,6 @@ impl Side {
             .region("eu-central-1")
             .credentials("bench", "bench")
             // Nobody follows it, and the server slows down with all that was ever in one.
-            .stream(false)
             .timeout(PATIENCE);
         let store = runtime.block_on(async {
             options.create().await?;

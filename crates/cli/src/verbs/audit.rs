@@ -32,10 +32,10 @@ pub(crate) enum AuditVerb {
     List(ListArgs),
     /// Move old changes from the store to gzip files of JSON lines
     ///
-    /// The folder is made if it is not there. Each store has a folder of its own. Stopped in the middle, nothing is lost: run it
+    /// The folder is created if it does not exist. Each store needs its own folder. If it is interrupted, nothing is lost: run it
     /// again.
     Archive {
-        /// The folder of the files, or a bucket: `s3://BUCKET/PREFIX?region=REGION`
+        /// A folder, or `s3://BUCKET/PREFIX?region=REGION`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX?account_name=NAME`
         folder: PathBuf,
         /// Changes made before this time: 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d
         #[arg(long, value_name = "TIME", value_parser = words::time, default_value = "30d")]

@@ -1,7 +1,6 @@
 //! The verbs: each asks a backend, and answers.
 
 pub(crate) mod acquire;
-pub(crate) mod aggregate;
 pub(crate) mod audit;
 pub(crate) mod entity;
 pub(crate) mod lab;
@@ -58,9 +57,6 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Answer, Failure> {
         return store::run(verb, args.shared.store, args.shared.timeout).await;
     }
     let patience = args.shared.timeout.unwrap_or(PATIENCE);
-    if let Verb::Aggregate(counting) = args.verb {
-        return aggregate::run(&counting, args.shared.store, patience, format).await;
-    }
     if let Some(url) = &args.shared.server {
         let token = token(args.shared.token_file.as_deref())?;
         let trust = Trust::read(&args.shared)?;
@@ -114,7 +110,6 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Answer, Failure> {
         Verb::Status => status(&backend).await,
         Verb::Serve(_)
         | Verb::Store(_)
-        | Verb::Aggregate(_)
         | Verb::Fetch(_)
         | Verb::Watch(_)
         | Verb::Lab(_)

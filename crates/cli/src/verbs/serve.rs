@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use tidegate::store::{AggregateOptions, HostWall, Store};
+use tidegate::store::{HostWall, Store};
 use tidegate::{Limiter, LimiterBuilder, Paging, Versioned};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, Token, TokenId, TokenScope, TokenScopes, TokenState};
@@ -40,7 +40,6 @@ The file of --config is TOML, and has the same names with `_`:
   listen = \"127.0.0.1:8707\"
   metrics = \"127.0.0.1:9090\"
   without_tls = false
-  aggregate = true             # count usage by the stream of a DynamoDB table
   log = \"json\"                 # or text
   log_level = \"info\"           # or off, error, warn, debug, trace
   [bounds]                     # as they are unless said otherwise
@@ -124,9 +123,13 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     };
     if args.check {
         let answer = Answer::new(codec::serving(&place, &opened, None));
-        return Ok(answer.line(format!("it could serve {} on {}", opened.url, place.url)));
+        let answer = answer.line(format!("it could serve {} on {}", opened.url, place.url));
+        return Ok(serving.warning.into_iter().fold(answer, Answer::line));
     }
     log(serving.log, serving.log_level);
+    if let Some(warning) = serving.warning {
+        tracing::warn!("{warning}");
+    }
     let state = state(&opened, &serving).await?;
     let token = first_token(&*opened.store, &opened.namespace, &args::actor(serving.actor)).await?;
     ready(format, &place, &opened, token.as_ref());
@@ -209,9 +212,7 @@ async fn state(opened: &Opened, serving: &Serving) -> Result<State, Failure> {
     let namespace = opened.namespace.clone();
     let bounds = serving.bounds;
     let options = StateOptions { keyring, namespace, lease_key, bounds, clock: Arc::new(HostWall) };
-    let state = State::with(limiter, options).measured_by(meters);
-    let aggregator = opened.store.aggregator(&AggregateOptions::default()).filter(|_| serving.aggregate);
-    Ok(aggregator.into_iter().fold(state, State::counted_by))
+    Ok(State::with(limiter, options).measured_by(meters))
 }
 
 /// A token that may do everything, made if there is none that may change things.

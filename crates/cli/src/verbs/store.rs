@@ -295,7 +295,8 @@ fn spaces(listed: &Listed, answer: Answer) -> Answer {
         return answer.line("no namespaces");
     }
     let has_schemas = listed.spaces.iter().any(|space| space.within.is_some());
-    let within: &[&str] = if has_schemas { &["SCHEMA"] } else { &[] };
+    let within = if listed.of.engine == "dynamodb" { "TABLE" } else { "SCHEMA" };
+    let within: &[&str] = if has_schemas { &[within] } else { &[] };
     let headings = ["NAMESPACE", ">VERSION", ">CHANGES", ">ENTITIES", ">POLICIES"];
     let mut table = Table::new(within.iter().copied().chain(headings));
     for space in &listed.spaces {

@@ -14,8 +14,6 @@
 mod kit;
 
 mod acquire;
-#[cfg(feature = "dynamodb")]
-mod aggregate_dynamodb;
 mod both;
 #[cfg(feature = "envoy")]
 mod envoy;

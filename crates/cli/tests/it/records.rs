@@ -210,7 +210,7 @@ fn every_change_is_audited_in_the_name_of_who_made_it_and_can_be_archived() {
     assert!(rows[2].ends_with("ops    limits of entity acme  -       rpm:1/s"), "{table}");
 
     let folder = shop.path("audit");
-    let nothing = shop.json(&format!("audit archive {}", folder.display()));
+    let nothing = shop.json(&format!("audit archive file://{}", folder.display()));
     assert_eq!(nothing, codec::parse(r#"{ "files": 0, "entries": 0, "pruned": 0, "through": null }"#));
     let moved = shop.ok(&format!("audit archive {} --before 0s", folder.display()));
     assert_eq!(moved, format!("3 changes moved to `{}`\n", folder.display()));

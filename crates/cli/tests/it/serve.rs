@@ -332,3 +332,18 @@ fn a_check_says_whether_it_could_serve_and_makes_no_token() {
     assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "store", "token", "url"]);
     assert_eq!(shop.ok("token list"), "no tokens\n");
 }
+
+#[test]
+fn old_aggregate_key_is_ignored_with_a_warning() {
+    let shop = Shop::new();
+    let config = shop.path("tidegate.toml");
+    fs::write(&config, "listen = '127.0.0.1:0'\naggregate = false").unwrap();
+    let config = config.display().to_string();
+    let warning = "the key `aggregate` in the configuration is ignored";
+    let check = shop.run_words(&["serve", "--check", "--config", &config]);
+    assert_eq!((check.code, check.stderr.as_str()), (0, ""));
+    assert!(check.stdout.contains(warning), "{}", check.stdout);
+    let server = Serving::start(&mut shop.command(&["serve", "--config", &config]));
+    let log = server.stop().stderr;
+    assert!(log.contains("WARN") && log.contains(warning), "{log}");
+}

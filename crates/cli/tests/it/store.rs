@@ -12,12 +12,18 @@ use crate::kit::{self, Shop, codec};
 fn a_file_is_made_looked_at_and_upgraded() {
     let shop = Shop::new();
     let (url, file) = (shop.store(), shop.file());
-    let life = Life { shop, url, wanted: 4, older: Older::Upgraded };
+    let life = Life { shop, url, wanted: 5, older: Older::Upgraded };
     life.walk(|| {
         let outside = Connection::open(&file).unwrap();
-        let undo =
-            "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; ALTER TABLE subjects DROP COLUMN kept_until;
-             ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 1";
+        let undo = "
+            CREATE TABLE policies (namespace INTEGER, kind INTEGER, entity TEXT, resource TEXT, version INTEGER, body TEXT);
+            CREATE TABLE entities (namespace INTEGER, id TEXT, version INTEGER, parent TEXT, body TEXT);
+            CREATE TABLE audit (namespace INTEGER, number INTEGER, version INTEGER, at INTEGER, actor TEXT, filed TEXT,
+                change TEXT);
+            INSERT INTO policies SELECT namespace, kind, first, second, version, body FROM records WHERE kind < 4;
+            INSERT INTO entities SELECT namespace, first, version, link, body FROM records WHERE kind = 4;
+            DROP TABLE records; DROP INDEX usage_by_age; ALTER TABLE subjects DROP COLUMN kept_until;
+            ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 1";
         outside.execute_batch(undo).unwrap();
     });
 }
@@ -29,7 +35,7 @@ fn what_is_said_to_people_is_this() {
     let made = |verb: &str| {
         format!(
             "store      sqlite:{place}?namespace=prod\n{verb:<11}the file `{place}`\n\
-             {verb:<11}the namespace `prod`\nschema     version 4\n"
+             {verb:<11}the namespace `prod`\nschema     version 5\n"
         )
     };
     assert_eq!(shop.ok("store init --namespace prod"), made("made"));
@@ -39,18 +45,18 @@ fn what_is_said_to_people_is_this() {
     assert_eq!(
         shop.ok("store list"),
         "NAMESPACE  VERSION  CHANGES  ENTITIES  POLICIES\n\
-         default          4        1         1         0\n\
-         prod             4        0         0         0\n"
+         default          5        1         1         0\n\
+         prod             5        0         0         0\n"
     );
     assert_eq!(
         shop.ok("store upgrade"),
-        format!("store      sqlite:{place}\nnothing    to do: the file `{place}` has schema version 4\n")
+        format!("store      sqlite:{place}\nnothing    to do: the file `{place}` has schema version 5\n")
     );
     let checked = shop.ok("store check");
     let lines: Vec<&str> = checked.lines().collect();
     assert_eq!(lines[0], format!("store      sqlite:{place}"));
     assert!(lines[1].starts_with("engine     sqlite: SQLite 3."), "{checked}");
-    assert_eq!(lines[2], "schema     version 4, and this program has 4");
+    assert_eq!(lines[2], "schema     version 5, and this program has 5");
     assert_eq!(lines[3], "namespace  default");
     assert!(lines[5].starts_with("settings   durable second; size "), "{checked}");
     assert_eq!(lines[6], "so         it can be used as it is");

@@ -11,7 +11,7 @@ fn life(name: &str) -> Life {
     let (table, server) = (unique(name), address(DYNAMODB));
     let url =
         format!("dynamodb://{table}?region=eu-central-1&endpoint={server}&deadline_ms=5000&timeout_ms=30000");
-    Life { shop: Shop::new(), url, wanted: 1, older: Older::Refused }
+    Life { shop: Shop::new(), url, wanted: 2, older: Older::Refused }
 }
 
 #[test]

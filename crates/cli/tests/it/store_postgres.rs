@@ -25,11 +25,11 @@ fn a_schema_on_postgres_is_made_looked_at_and_upgraded() {
     skip_without!(POSTGRES);
     let (server, schema) = (address(POSTGRES), unique("life"));
     let url = format!("{server}?schema={schema}");
-    let life = Life { shop: Shop::new(), url, wanted: 3, older: Older::Upgraded };
+    let life = Life { shop: Shop::new(), url, wanted: 4, older: Older::Upgraded };
     life.walk(|| {
         let undo = format!(
             "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1;
-             ALTER TABLE \"{schema}\".meters DROP COLUMN kept_until"
+             ALTER TABLE \"{schema}\".meters DROP COLUMN kept_until; ALTER TABLE \"{schema}\".leases DROP COLUMN shorts"
         );
         execute(&server, &undo);
     });
@@ -44,7 +44,7 @@ fn a_schema_on_postgres_is_made_looked_at_and_upgraded() {
         let run = life.run(line);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
         assert!(
-            run.stderr.ends_with(" has schema version 99, newer than 3: use a newer tidegate\n"),
+            run.stderr.ends_with(" has schema version 99, newer than 4: use a newer tidegate\n"),
             "{run:?}"
         );
     }

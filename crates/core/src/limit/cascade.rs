@@ -1,6 +1,6 @@
-//! The levels an acquire draws from: the entity, its parent, the parent's parent, all or nothing.
+//! The buckets an acquire draws from, all or nothing: the subject's own, those of its parents, and pools.
 //!
-//! [`Levels`] is what a subject resolves to: for each level its subject and the limits that hold there. It is
+//! [`Levels`] is what a subject resolves to: a list of buckets, each with its key and the limits that hold there. It is
 //! made once, cached and shared; a draw is one of these and a number per limit name. A lease keeps the levels
 //! it drew from, so that no later edit of a policy can strand it.
 
@@ -19,6 +19,10 @@ use crate::limit::rule::Rule;
 
 /// A cost or a change is at most so many units of a limit: 2⁴⁰.
 pub const UNITS_MAX: u64 = 1 << 40;
+
+/// A draw takes from at most so many buckets: those of eight entities and their pools over all resources, and a few pools
+/// over all entities.
+pub const BUCKETS_MAX: usize = 20;
 
 /// Whole units per limit name, in the order of [`Levels::names`]; `None` where the limit takes no part.
 pub type Units = SmallVec<[Option<u64>; 2]>;
@@ -40,10 +44,11 @@ pub struct Levels {
     on_expiry: (OnExpiry, Source),
 }
 
-/// One level: a subject and the limits that hold for it.
+/// One level: a bucket and the limits that hold for it. An engine does not care whether the bucket is the subject's own, a
+/// parent's or a pool's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Level {
-    /// Whose limits.
+    /// The key of the bucket.
     pub subject: Subject,
     /// The limits.
     pub limits: Box<[Line]>,
@@ -58,6 +63,8 @@ pub struct Line {
     pub rule: Arc<Rule>,
     /// Where it comes from.
     pub source: Source,
+    /// The debt at which settling and adjusting stop to take units; `None` is no bound.
+    pub debt_max: Option<u64>,
 }
 
 /// A cost that cannot be asked for.
@@ -184,7 +191,7 @@ impl Levels {
                 names.push(held.rule.name().clone());
                 names.len() - 1
             });
-            Line { name, rule: held.rule, source: held.source }
+            Line { name, rule: held.rule, source: held.source, debt_max: None }
         };
         let level = |(subject, resolved): (Subject, Resolved)| Level {
             subject,
@@ -242,7 +249,8 @@ impl Levels {
                 names.len() - 1
             });
             own.retain(|line| line.name != name);
-            own.push(Line { name, rule: Arc::new(rule.of_call()), source: Source::Call });
+            let rule = Arc::new(rule.of_call());
+            own.push(Line { name, rule, source: Source::Call, debt_max: None });
         }
         levels.levels[0].limits = own.into();
         levels.units_max = units_max(names.len(), &levels.levels);
@@ -260,6 +268,17 @@ impl Levels {
         }
         levels.units_max = units_max(levels.names.len(), &levels.levels);
         levels
+    }
+
+    /// The same levels with other bounds of debt.
+    #[must_use]
+    pub fn with_debt_max(mut self, mut debt_max: impl FnMut(&Subject, &Rule) -> Option<u64>) -> Self {
+        for Level { subject, limits } in &mut self.levels {
+            for line in limits {
+                line.debt_max = debt_max(subject, &line.rule);
+            }
+        }
+        self
     }
 
     /// The subject that was resolved.

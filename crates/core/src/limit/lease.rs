@@ -128,11 +128,24 @@ pub enum Turn {
     Late,
 }
 
+/// What a bucket did not take of what a lease holds, because its debt is bounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortfall {
+    /// The number of the level.
+    pub level: u8,
+    /// The number of the limit's name.
+    pub name: u8,
+    /// How many units; never zero.
+    pub units: u64,
+}
+
 /// An open lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     step: u32,
     held: Units,
+    /// Nearly always empty: then each bucket has taken what is held.
+    shortfalls: Box<[Shortfall]>,
     drawn_at: Stamp,
     stepped_at: Stamp,
     deadline: Stamp,
@@ -146,7 +159,7 @@ impl Record {
     }
 
     /// A lease as a store has kept it, after its step `step`.
-    pub const fn restored(
+    pub fn restored(
         step: u32,
         held: Units,
         drawn_at: Stamp,
@@ -154,7 +167,46 @@ impl Record {
         deadline: Stamp,
         on_expiry: OnExpiry,
     ) -> Self {
-        Self { step, held, drawn_at, stepped_at, deadline, on_expiry }
+        Self { step, held, shortfalls: Box::default(), drawn_at, stepped_at, deadline, on_expiry }
+    }
+
+    /// The same where buckets did not take all of it.
+    #[must_use]
+    pub fn with_shortfalls(self, shortfalls: Box<[Shortfall]>) -> Self {
+        Self { shortfalls, ..self }
+    }
+
+    /// What buckets did not take of what is held.
+    pub const fn shortfalls(&self) -> &[Shortfall] {
+        &self.shortfalls
+    }
+
+    /// What a bucket is moved by if what is held of a limit changes by `delta` and the bucket may take no more than `room`.
+    /// What it does not take is remembered, and is not given back.
+    #[inline]
+    pub fn bucket_delta(&mut self, level: usize, name: usize, delta: i64, room: Option<u64>) -> i64 {
+        if self.shortfalls.is_empty() && room.is_none_or(|room| i128::from(delta) <= i128::from(room)) {
+            return delta;
+        }
+        self.short_delta(level, name, delta, room)
+    }
+
+    #[cold]
+    fn short_delta(&mut self, level: usize, name: usize, delta: i64, room: Option<u64>) -> i64 {
+        let (level, name) = (u8::try_from(level).unwrap_or(u8::MAX), u8::try_from(name).unwrap_or(u8::MAX));
+        let is_here = |short: &Shortfall| (short.level, short.name) == (level, name);
+        let before = self.shortfalls.iter().find(|short| is_here(short)).map_or(0, |short| short.units);
+        let (units, moved) = if let Ok(more) = u64::try_from(delta) {
+            let taken = room.map_or(more, |room| room.min(more));
+            (before.saturating_add(more - taken), 0_i64.saturating_add_unsigned(taken))
+        } else {
+            let never_taken = before.min(delta.unsigned_abs());
+            (before - never_taken, delta.saturating_add_unsigned(never_taken))
+        };
+        let others = self.shortfalls.iter().filter(|short| !is_here(short)).copied();
+        let this = Some(Shortfall { level, name, units }).filter(|short| short.units > 0);
+        self.shortfalls = others.chain(this).collect();
+        moved
     }
 
     /// What to do with step `step`.
@@ -337,6 +389,29 @@ mod tests {
         assert_eq!(lease.held(), [Some(300), None, Some(7)]);
         assert_eq!(lease.adjust(2, &[Some(-900), None, None], Stamp::MAX)[..], [Some(-300), None, None]);
         assert_eq!(lease.held(), [Some(0), None, Some(7)]);
+    }
+
+    #[test]
+    fn bucket_gives_back_no_more_than_it_took() {
+        let mut lease = record(&[Some(10)]);
+        // What is held changes by this, the room there is, and what the bucket is moved by and still lacks.
+        let table: [(i64, Option<u64>, i64, u64); 8] = [
+            (5, None, 5, 0),
+            (5, Some(5), 5, 0),
+            (7, Some(3), 3, 4),
+            (2, Some(0), 0, 6),
+            (-1, Some(0), 0, 5),
+            (-8, Some(100), -3, 0),
+            (-2, None, -2, 0),
+            (i64::MAX, Some(1), 1, i64::MAX.unsigned_abs() - 1),
+        ];
+        for (delta, room, moved, lacks) in table {
+            assert_eq!(lease.bucket_delta(1, 0, delta, room), moved, "{delta} with room for {room:?}");
+            let short = lease.shortfalls().iter().map(|short| (short.level, short.name, short.units));
+            assert_eq!(short.collect::<Vec<_>>(), if lacks > 0 { vec![(1, 0, lacks)] } else { vec![] });
+        }
+        assert_eq!(lease.bucket_delta(0, 0, 7, Some(6)), 6, "each bucket by itself");
+        assert_eq!(lease.shortfalls().len(), 2);
     }
 
     #[test]

@@ -90,6 +90,11 @@ impl Meter {
         }
     }
 
+    /// Whole units that can be [taken](Self::take) at `now` before the debt is above `debt_max`.
+    pub fn room(&self, debt_max: u64, now: Stamp) -> u64 {
+        self.bucket.room(self.rule.shape(), debt_max, now)
+    }
+
     /// Whole units there at `now`; below zero is debt.
     pub fn available(&self, now: Stamp) -> i64 {
         self.bucket.level(self.rule.shape(), now)

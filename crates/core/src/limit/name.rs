@@ -14,7 +14,7 @@ use thiserror::Error;
 pub const NAME_MAX: usize = 256;
 /// A limit name has at most so many bytes.
 pub const LIMIT_NAME_MAX: usize = 64;
-/// What stores write for "all resources"; no name is this.
+/// What stores write for "all resources" and "all entities"; no name is this.
 pub const DEFAULT: &str = "_default_";
 
 /// A name that cannot be.
@@ -171,7 +171,17 @@ name!(
     Namespace, "the namespace", check_name, NAME_MAX
 );
 
-/// An entity's use of a resource: what has a bucket.
+impl EntityId {
+    /// The entity of a bucket's key as a store has written it: that of a [pool](Subject::pool) stands for all entities.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn stored(name: &str) -> Result<Self, InvalidName> {
+        if name == DEFAULT { Ok(Self(name.into())) } else { Self::new(name) }
+    }
+}
+
+/// The key of a bucket: an entity's use of a resource, or a [pool](Self::pool).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subject {
     /// Who.
@@ -187,6 +197,24 @@ impl Subject {
     /// [`InvalidName`] says which of the two is wrong, and how.
     pub fn new(entity: &str, resource: &str) -> Result<Self, InvalidName> {
         Ok(Self { entity: EntityId::new(entity)?, resource: ResourceName::new(resource)? })
+    }
+
+    /// The key of a bucket that all entities, all resources, or both share: `None` stands for all of them.
+    pub fn pool(entity: Option<EntityId>, resource: Option<ResourceName>) -> Self {
+        Self {
+            entity: entity.unwrap_or_else(|| EntityId(DEFAULT.into())),
+            resource: resource.unwrap_or_else(|| ResourceName(DEFAULT.into())),
+        }
+    }
+
+    /// The key as a store has written it, which may be that of a pool.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn stored(entity: &str, resource: &str) -> Result<Self, InvalidName> {
+        let entity = EntityId::stored(entity)?;
+        let resource = if resource == DEFAULT { None } else { Some(ResourceName::new(resource)?) };
+        Ok(Self { entity, ..Self::pool(None, resource) })
     }
 }
 
@@ -232,5 +260,16 @@ mod tests {
     fn a_subject_says_which_of_its_names_is_wrong() {
         assert_eq!(Subject::new("a", "b").unwrap().to_string(), "a on b");
         assert_eq!(Subject::new("a", "").unwrap_err().kind, "the resource");
+    }
+
+    #[test]
+    fn pool_is_stored_under_a_reserved_name() {
+        let acme = EntityId::new("acme").unwrap();
+        let pool = Subject::pool(Some(acme), None);
+        assert_eq!(pool.to_string(), "acme on _default_");
+        assert_eq!(Subject::stored("acme", DEFAULT), Ok(pool));
+        assert_eq!(Subject::stored(DEFAULT, DEFAULT), Ok(Subject::pool(None, None)));
+        assert_eq!(Subject::stored("acme", "gpt"), Subject::new("acme", "gpt"));
+        assert!(Subject::new("acme", DEFAULT).is_err() && Subject::stored("$all", "gpt").is_err());
     }
 }

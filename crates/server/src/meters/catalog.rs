@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'
 }
 
 /// Every one.
-pub(super) const METRICS: [Metric; 39] = [
+pub(super) const METRICS: [Metric; 33] = [
     histogram(
         "tidegate_decision_seconds",
         &["verb"],
@@ -89,15 +89,6 @@ pub(super) const METRICS: [Metric; 39] = [
     ),
     counter("tidegate_tls_reloads_total", &["result"], "Times that the files of TLS were read again."),
     counter("tidegate_tls_handshakes_failed_total", &["kind"], "Connections that never came to speak TLS."),
-    gauge(
-        "tidegate_usage_lag_seconds",
-        "How long ago the oldest change was made whose usage is not counted.",
-    ),
-    gauge("tidegate_usage_caught_up", "Whether all usage was counted at the last look."),
-    counter("tidegate_usage_records_total", &[], "Records of the stream that were read."),
-    counter("tidegate_usage_counted_total", &[], "Ended leases whose usage was counted here."),
-    counter("tidegate_usage_errors_total", &[], "Times that counting usage failed and was tried again."),
-    counter("tidegate_usage_lost_total", &[], "Ended leases that expired before they were counted."),
 ];
 
 /// Says of each what it is.

@@ -96,7 +96,6 @@ async fn lived() -> String {
     all.panicked();
     all.swept(Swept::default());
     all.clock_offset(Duration::ZERO);
-    all.aggregated(&Aggregated::default());
     for answer in ["ok", "over_limit", "refused", "failed"] {
         all.counter("tidegate_rls_requests_total", &[("answer", answer)]).increment(1);
     }

@@ -88,7 +88,6 @@ fn every_query_of_the_dashboard_is_of_metrics_that_there_are() {
         "tidegate_store_seconds_bucket",
         "tidegate_store_errors_total",
         "tidegate_leases_open",
-        "tidegate_usage_lag_seconds",
         "tidegate_http_requests_total",
         "tidegate_tls_certificate_expiry_seconds",
         "tidegate_rls_requests_total",

@@ -1,59 +1,97 @@
-//! A place for an archive that is no folder of this machine.
+//! Where an archive is, by its address.
 
-use std::fmt;
 use std::fs;
-use std::future::Future;
-use std::path::Path;
-use std::pin::Pin;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+use url::Url;
 
 use super::ArchiveError;
-use super::folder::is_name;
+use super::files::Files;
+use super::lock::{self, LockedFiles};
+use crate::archive_remote;
+use crate::error::StoreError;
 
-/// What a place answers, in time.
-pub type Later<'a, T> = Pin<Box<dyn Future<Output = Result<T, ArchiveError>> + Send + 'a>>;
+/// Where an archive is: a folder, or a prefix in an object store.
+#[derive(Debug, Clone)]
+pub struct ArchivePlace(Kind);
 
-/// A place that keeps whole files by their names: a bucket.
-///
-/// Files are put there once, and never changed. One who archives holds the place, so that nobody else does.
-pub trait ArchivePlace: fmt::Debug + Send + Sync {
-    /// Its address, as messages show it.
-    fn shown(&self) -> String;
-
-    /// Takes the place, or goes on holding it: [`ArchiveError::Locked`] where somebody else does. Whoever stops without
-    /// [releasing](Self::release) it loses it after a while.
-    fn hold(&self) -> Later<'_, ()>;
-
-    /// Lets others take it.
-    fn release(&self) -> Later<'_, ()>;
-
-    /// The names of all files of the archive that are there, in any order; of others too, if there are.
-    fn names(&self) -> Later<'_, Vec<String>>;
-
-    /// Writes the file of this name to `to`.
-    fn fetch<'a>(&'a self, name: &'a str, to: &'a Path) -> Later<'a, ()>;
-
-    /// Keeps the file at `from` under this name, whole and for good, before it answers. A name that is there already is refused,
-    /// unless what it has is the same.
-    fn put<'a>(&'a self, name: &'a str, from: &'a Path) -> Later<'a, ()>;
+#[derive(Debug, Clone)]
+enum Kind {
+    Folder(PathBuf),
+    Store(Files),
 }
 
-/// Copies all files of an archive to a folder, where [`read_archive`](super::read_archive) reads them. What is there already
-/// stays. Answers how many were copied.
-///
-/// # Errors
-/// What the place or the file system says.
-///
-/// # Cancel safety
-/// Dropping the future may leave a file half copied.
-pub async fn copy_archive(place: &dyn ArchivePlace, folder: &Path) -> Result<u64, ArchiveError> {
-    fs::create_dir_all(folder).map_err(ArchiveError::io(folder, "make the folder"))?;
-    let mut copied = 0;
-    for name in place.names().await?.iter().filter(|name| is_name(name)) {
-        let to = folder.join(name);
-        if !to.exists() {
-            place.fetch(name, &to).await?;
-            copied += 1;
+impl ArchivePlace {
+    /// The place at an address. Nothing is requested yet.
+    ///
+    /// | address | place |
+    /// |---|---|
+    /// | a path, `file:///PATH` | a folder |
+    /// | `s3://BUCKET/PREFIX?region=…&endpoint=…` | Amazon S3; an S3-compatible server by its `endpoint`, also over plain HTTP |
+    /// | `gs://BUCKET/PREFIX` | Google Cloud Storage |
+    /// | `az://CONTAINER/PREFIX?account_name=…&endpoint=…` | Azure Blob Storage |
+    ///
+    /// All but folders need the feature `archive-remote`, and get their keys from the environment as `object_store` does:
+    /// `AWS_ACCESS_KEY_ID` and others, or the credentials of the machine.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for an address of another form, or without the feature that it needs.
+    pub fn open(address: &str) -> Result<Self, StoreError> {
+        if !address.contains("://") {
+            return Ok(Self::folder(address));
+        }
+        let shown = || address.chars().take(200).flat_map(char::escape_debug).collect::<String>();
+        let invalid = |what: String| StoreError::Invalid { what: format!("`{}`: {what}", shown()) };
+        let url = Url::parse(address).map_err(|error| invalid(error.to_string()))?;
+        if url.scheme() == "file" {
+            let path =
+                url.to_file_path().map_err(|()| invalid("not the path of a local folder".to_owned()))?;
+            return Ok(Self::folder(path));
+        }
+        let store = archive_remote::open(&url).map_err(invalid)?;
+        let name = format!(
+            "{}://{}{}",
+            url.scheme(),
+            url.host_str().unwrap_or_default(),
+            url.path().trim_end_matches('/')
+        );
+        Ok(Self::from_store(store, name))
+    }
+
+    /// A folder of this machine.
+    pub fn folder(path: impl Into<PathBuf>) -> Self {
+        Self(Kind::Folder(path.into()))
+    }
+
+    /// The root of an object store that supports conditional puts, shown in errors by this name. To use a prefix, wrap the
+    /// store in a [`PrefixStore`](object_store::prefix::PrefixStore).
+    pub fn from_store(store: Arc<dyn ObjectStore>, name: impl Into<String>) -> Self {
+        Self(Kind::Store(Files { store, root: name.into().into(), is_folder: false }))
+    }
+
+    /// To read the files that are there.
+    pub(super) fn files(&self) -> Result<Files, ArchiveError> {
+        match &self.0 {
+            Kind::Folder(path) => {
+                // A `LocalFileSystem` on a path that is not a folder would be empty.
+                fs::read_dir(path).map_err(ArchiveError::io(path, "read"))?;
+                lock::folder(path.clone())
+            }
+            Kind::Store(files) => Ok(files.clone()),
         }
     }
-    Ok(copied)
+
+    /// To write files. Folders are prepared outside the runtime's worker threads.
+    pub(super) async fn lock(&self) -> Result<LockedFiles, ArchiveError> {
+        match &self.0 {
+            Kind::Folder(path) => {
+                let root = path.clone();
+                let locked = tokio::task::spawn_blocking(move || LockedFiles::in_folder(root)).await;
+                locked.map_err(std::io::Error::other).map_err(ArchiveError::io(path, "lock"))?
+            }
+            Kind::Store(files) => LockedFiles::in_store(files.clone()).await,
+        }
+    }
 }

@@ -1,138 +1,130 @@
-//! Reading an archive back.
+//! Reads an archive.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead as _, BufReader, Cursor, Read as _};
 
 use flate2::bufread::MultiGzDecoder;
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::policy::Version;
+use tokio::task::coop::consume_budget;
 
-use super::ArchiveError;
-use super::folder::{ArchiveFile, files, versions};
+use super::files::{ArchiveFile, Files};
+use super::{ArchiveError, ArchivePlace};
 use crate::codec::entry_from_line;
 use crate::error::StoreError;
 
-/// A line has at most so many bytes: many times what the largest entry has.
+/// The longest line, in bytes: many times the size of the largest entry.
 const LINE_MAX: u64 = 16 << 20;
 
-/// The entries of an archive, in the order the changes were made in: of its folder, or of one of its files.
-///
-/// It reads as it goes, and blocks. A file that is not as it was written is an error, after which nothing follows.
+/// The entries of an archive, in the order in which the changes were made. Files are read one at a time.
 ///
 /// # Errors
-/// [`ArchiveError::Io`] where there is no such folder or file, [`ArchiveError::Corrupt`] for a folder whose files say the
-/// same changes.
-pub fn read_archive(path: impl AsRef<Path>) -> Result<Entries, ArchiveError> {
-    let path = path.as_ref();
-    let is_folder = fs::metadata(path).map_err(ArchiveError::io(path, "read"))?.is_dir();
-    let waiting = if is_folder {
-        files(path)?.into_iter().map(|file| (file.path, Some((file.first, file.last)))).collect()
-    } else {
-        [(path.to_owned(), versions(path))].into()
-    };
-    Ok(Entries { waiting, open: None })
+/// [`ArchiveError::Io`] for a folder that does not exist, [`ArchiveError::Remote`] for an object store that fails,
+/// [`ArchiveError::Corrupt`] if the names of two files have the same changes.
+pub async fn read_archive(place: &ArchivePlace) -> Result<Entries, ArchiveError> {
+    let files = place.files()?;
+    let list = files.list().await?;
+    Ok(Entries::new(files, list))
 }
 
 /// The entries of an archive: see [`read_archive`].
 #[derive(Debug)]
 pub struct Entries {
-    /// Files that come later, and the changes that their names say.
-    waiting: VecDeque<(PathBuf, Option<(Version, Version)>)>,
+    files: Files,
+    waiting: VecDeque<ArchiveFile>,
     open: Option<Reader>,
 }
 
 impl Entries {
-    pub(super) fn of(files: impl Iterator<Item = ArchiveFile>) -> Self {
-        let waiting = files.map(|file| (file.path, Some((file.first, file.last)))).collect();
-        Self { waiting, open: None }
+    pub(super) fn new(files: Files, list: Vec<ArchiveFile>) -> Self {
+        Self { files, waiting: list.into(), open: None }
     }
-}
 
-impl Iterator for Entries {
-    type Item = Result<Entry, ArchiveError>;
+    /// The next entry; `None` after the last, and after an error.
+    ///
+    /// # Errors
+    /// [`ArchiveError::Corrupt`] for a file that is not as it was written, otherwise errors of the file system or the object
+    /// store.
+    ///
+    /// # Cancel safety
+    /// Dropping the future skips no entry.
+    pub async fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
+        consume_budget().await;
+        let next = self.read_next().await;
+        if next.is_err() {
+            (self.open, self.waiting) = (None, VecDeque::new());
+        }
+        next
+    }
 
-    fn next(&mut self) -> Option<Self::Item> {
+    async fn read_next(&mut self) -> Result<Option<Entry>, ArchiveError> {
         loop {
-            let answer = if let Some(reader) = &mut self.open {
-                reader.next()
-            } else {
-                let (path, said) = self.waiting.pop_front()?;
-                Reader::open(path, said).and_then(|reader| self.open.insert(reader).next())
-            };
-            match answer {
-                Ok(Some(entry)) => return Some(Ok(entry)),
-                Ok(None) => self.open = None,
-                Err(error) => {
-                    (self.open, self.waiting) = (None, VecDeque::new());
-                    return Some(Err(error));
+            if let Some(reader) = &mut self.open {
+                let next = reader.next();
+                match next.map_err(|what| self.files.corrupt(&reader.file.name, what))? {
+                    None => self.open = None,
+                    entry => return Ok(entry),
                 }
             }
+            let Some(file) = self.waiting.front() else { return Ok(None) };
+            let bytes = self.files.read(&file.name).await?;
+            self.open = self.waiting.pop_front().map(|file| Reader::new(file, bytes));
         }
     }
 }
 
 #[derive(Debug)]
 struct Reader {
-    path: PathBuf,
-    lines: BufReader<MultiGzDecoder<BufReader<File>>>,
-    said: Option<(Version, Version)>,
+    file: ArchiveFile,
+    lines: BufReader<MultiGzDecoder<Cursor<Vec<u8>>>>,
     latest: Option<Version>,
     line: Vec<u8>,
     number: u64,
 }
 
 impl Reader {
-    fn open(path: PathBuf, said: Option<(Version, Version)>) -> Result<Self, ArchiveError> {
-        let file = File::open(&path).map_err(ArchiveError::io(&path, "open"))?;
-        let lines = BufReader::new(MultiGzDecoder::new(BufReader::new(file)));
-        Ok(Self { path, lines, said, latest: None, line: Vec::new(), number: 0 })
+    fn new(file: ArchiveFile, bytes: Vec<u8>) -> Self {
+        let lines = BufReader::new(MultiGzDecoder::new(Cursor::new(bytes)));
+        Self { file, lines, latest: None, line: Vec::new(), number: 0 }
     }
 
-    fn next(&mut self) -> Result<Option<Entry>, ArchiveError> {
-        self.line.clear();
+    /// The next entry, or what is wrong with the file.
+    fn next(&mut self) -> Result<Option<Entry>, String> {
         self.number += 1;
-        let read = self.lines.by_ref().take(LINE_MAX).read_until(b'\n', &mut self.line);
-        match read {
-            Ok(0) => return self.end().map(|()| None),
-            Ok(_) if self.line.ends_with(b"\n") => {}
-            Ok(_) => return Err(self.corrupt("it has no end")),
-            // What is no gzip, or is cut, or was changed, the decoder says in these words; others are the system's.
-            Err(error) if is_of_the_decoder(&error) => return Err(self.corrupt(&error.to_string())),
-            Err(error) => return Err(ArchiveError::io(&self.path, "read")(error)),
-        }
-        let Ok(line) = std::str::from_utf8(&self.line) else { return Err(self.corrupt("it is no text")) };
-        let entry = match entry_from_line(line) {
-            Ok(entry) => entry,
-            Err(StoreError::Corrupt { what }) => return Err(self.corrupt(&what)),
-            Err(error) => return Err(error.into()),
-        };
-        let least = self.latest.or(self.said.map(|(first, _)| first));
-        let is_first = self.latest.is_none() && self.said.is_some_and(|(first, _)| first != entry.version);
-        if is_first || least.is_some_and(|least| entry.version < least) {
-            return Err(self.corrupt(&format!("a change of version {} out of its order", entry.version)));
-        }
-        self.latest = Some(entry.version);
-        Ok(Some(entry))
-    }
-
-    /// Whether the file ends with the change that its name says.
-    fn end(&self) -> Result<(), ArchiveError> {
-        match self.said {
-            Some((_, last)) if self.latest != Some(last) => {
-                Err(self.corrupt(&format!("the file ends before the change of version {last}")))
+        let entry = self.next_line().map_err(|what| format!("line {}: {what}", self.number))?;
+        let ArchiveFile { first, last, .. } = self.file;
+        match &entry {
+            Some(entry) => {
+                let is_in_order = match self.latest {
+                    None => entry.version == first,
+                    Some(latest) => entry.version >= latest,
+                };
+                if !is_in_order {
+                    let (line, version) = (self.number, entry.version);
+                    return Err(format!("line {line}: a change of version {version} is out of order"));
+                }
+                self.latest = Some(entry.version);
             }
-            _ => Ok(()),
+            None if self.latest != Some(last) => {
+                return Err(format!("the file ends before the change of version {last}"));
+            }
+            None => {}
+        }
+        Ok(entry)
+    }
+
+    fn next_line(&mut self) -> Result<Option<Entry>, String> {
+        self.line.clear();
+        let read = self.lines.by_ref().take(LINE_MAX).read_until(b'\n', &mut self.line);
+        if read.map_err(|error| error.to_string())? == 0 {
+            return Ok(None);
+        }
+        let line = self.line.strip_suffix(b"\n").ok_or("the line has no end")?;
+        let line = std::str::from_utf8(line).map_err(|error| error.to_string())?;
+        match entry_from_line(line) {
+            Ok(entry) => Ok(Some(entry)),
+            Err(StoreError::Corrupt { what }) => Err(what),
+            Err(error) => Err(error.to_string()),
         }
     }
-
-    fn corrupt(&self, what: &str) -> ArchiveError {
-        ArchiveError::Corrupt { path: self.path.clone(), what: format!("line {}: {what}", self.number) }
-    }
-}
-
-fn is_of_the_decoder(error: &io::Error) -> bool {
-    use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
-    matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
 }

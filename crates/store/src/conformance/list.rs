@@ -106,6 +106,19 @@ macro_rules! __tidegate_cases {
                 late_step_behind_many_due_is_expired
                 repeat_after_deadline_is_of_endings_only
             ;
+            debts:
+                settle_stops_debt_at_its_bound
+                settle_within_the_bound_is_taken_whole
+                cancel_returns_what_the_bucket_took
+                partial_return_starts_with_the_shortfall
+                each_bucket_has_its_own_bound
+                expiry_returns_what_the_buckets_took
+                debt_beyond_the_bound_takes_no_more
+                bounded_debt_is_paid_by_the_refill
+                pools_are_shared_by_all_who_name_them
+                longest_list_of_buckets_is_drawn
+                bucket_named_twice_is_refused
+            ;
             renewals:
                 a_renewed_lease_does_not_expire_at_its_old_deadline
                 a_renewal_changes_nothing_of_what_is_held
@@ -265,6 +278,7 @@ mod tests {
             include_str!("leases.rs"),
             include_str!("steps.rs"),
             include_str!("deadlines.rs"),
+            include_str!("debts.rs"),
             include_str!("renewals.rs"),
             include_str!("tokens.rs"),
             include_str!("policies.rs"),

@@ -32,6 +32,8 @@ pub mod cascade;
 #[doc(hidden)]
 pub mod deadlines;
 #[doc(hidden)]
+pub mod debts;
+#[doc(hidden)]
 pub mod entities;
 mod kit;
 #[doc(hidden)]

@@ -116,12 +116,12 @@ impl Cache {
         read.is_some_and(|read| read.elapsed() < span)
     }
 
-    /// Forgets what was seen of a bucket.
-    pub(super) fn forget(&self, subject: &Subject) {
+    /// Evicts what was seen of a bucket.
+    pub(super) fn evict(&self, subject: &Subject) {
         lock(&self.views).remove(subject);
     }
 
-    /// Begins to count the marks of a bucket, unless somebody does: several at once would only be in each other's way.
+    /// Begins to count the marks of a bucket, unless a task of this process does.
     pub(super) fn counts(&self, subject: &Subject) -> bool {
         lock(&self.counting).insert(subject.clone())
     }
@@ -134,6 +134,7 @@ impl Cache {
         lock(&self.homes).get(&lease).cloned()
     }
 
+    /// A lease has drawn, or may have.
     pub(super) fn drew(&self, lease: LeaseId, home: &Subject) {
         let mut homes = lock(&self.homes);
         if homes.len() >= LEASES_MAX {
@@ -168,11 +169,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_read_refuses_for_a_moment_and_not_after_something_was_given_back() {
+    async fn read_refuses_for_a_moment_until_a_return() {
         let (cache, subject) = (Cache::default(), Subject::new("acme", "gpt").unwrap());
         let lately = || cache.was_read_within(&subject, LATELY);
         cache.saw(&subject, &view(1));
-        assert!(!lately(), "what was written tells of the limits it wrote alone");
+        assert!(!lately(), "a write returns only the limits that it wrote");
         cache.looked(&subject, &view(2), Instant::now());
         assert!(lately() && !cache.was_read_within(&subject, Duration::ZERO));
         tokio::time::advance(LATELY).await;

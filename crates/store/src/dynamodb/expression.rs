@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use super::keys::{Key, PK, TTL};
+use super::keys::{Item, Key, PK, TTL};
 
 /// A write of one item that is being put together. Names and values stand for themselves only by placeholders: names of ours
 /// hold signs that expressions have none of.
@@ -12,7 +12,8 @@ use super::keys::{Key, PK, TTL};
 pub(super) struct Write {
     pub(super) key: Key,
     conditions: Vec<String>,
-    sets: Vec<String>,
+    /// Placeholders of names and values.
+    sets: Vec<(String, String)>,
     adds: Vec<String>,
     removes: Vec<String>,
     names: Vec<String>,
@@ -20,7 +21,7 @@ pub(super) struct Write {
     expiry: Expiry,
 }
 
-/// What becomes of the time at which the engine may forget an item. Several parts of a write may ask for one, and an
+/// What becomes of the time at which the engine may delete an item. Several parts of a write may ask for one, and an
 /// expression names an attribute once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expiry {
@@ -65,7 +66,7 @@ impl Write {
     /// Sets an attribute.
     pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
         let (name, value) = (self.name(name), self.value(value.into().0));
-        self.sets.push(format!("{name} = {value}"));
+        self.sets.push((name, value));
     }
 
     /// Adds to a number; one that is not there is zero.
@@ -134,7 +135,9 @@ impl Write {
 
     /// What is changed, as an expression.
     pub(super) fn update(&self) -> String {
-        let (mut sets, mut removes) = (self.sets.clone(), self.removes.clone());
+        let mut sets: Vec<String> =
+            self.sets.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        let mut removes = self.removes.clone();
         match self.expiry {
             Expiry::AsItIs => {}
             Expiry::At(_) => sets.push(format!("{} = {EXPIRES}", self.expiry_name())),
@@ -143,6 +146,21 @@ impl Write {
         let clauses = [("SET", &sets), ("ADD", &self.adds), ("REMOVE", &removes)];
         let clauses = clauses.iter().filter(|(_, parts)| !parts.is_empty());
         clauses.map(|(word, parts)| format!("{word} {}", parts.join(", "))).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The attributes that are set, but for limits: what is added to a limit depends on what it is.
+    pub(super) fn set_values(&self) -> Item {
+        let name = |place: &str| place[1..].parse().ok().and_then(|place: usize| self.names.get(place));
+        let set = |(place, value): &(String, String)| {
+            let name =
+                name(place).filter(|name| !["f:", "c:", "r:"].contains(&&name[..name.len().min(2)]))?;
+            Some((name.clone(), self.values.get(value)?.clone()))
+        };
+        let mut item: Item = self.sets.iter().filter_map(set).collect();
+        if let Expiry::At(at) = self.expiry {
+            item.insert(TTL.to_owned(), Value::from(at).0);
+        }
+        item
     }
 
     /// What must hold, as an expression.
@@ -201,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_names_each_attribute_once_and_each_value_by_its_place() {
+    fn write_names_each_attribute_once() {
         let mut write = Write::new(Key { pk: "a".to_owned(), sk: "b".to_owned() });
         assert!(write.condition().is_none() && write.names().is_none());
         write.only_if("f:rpm", "<=", 7_u128);
@@ -218,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_expires_at_the_latest_time_that_is_asked_for_which_is_named_once() {
+    fn write_expires_at_the_latest_time() {
         let mut write = Write::new(Key { pk: "a".to_owned(), sk: "b".to_owned() });
         for at in [7, 9, 8] {
             write.expires(at);

@@ -2,7 +2,7 @@
 //!
 //! A limit is kept as the time at which it is full, times its amount: one whole number, exact. To take from it is to add to
 //! that time, as long as it lies ahead; where it lies in the past the bucket is full, and the time is set anew from now. So
-//! there are two forms, and the state that was seen last tells which one to try; each has its condition, and the one fails
+//! there are two forms, and the cached state selects the one to try; each has its condition, and the one fails
 //! where the other is right. To give back is to subtract, whatever the state: a time in the past is a full bucket. Whatever
 //! else changes of a limit, its shape or that it is there at all, is written only if the limit is exactly as it was seen.
 
@@ -20,7 +20,7 @@ use tidegate_core::time::Stamp;
 
 use super::expression::Write;
 use super::keys::{Keys, PK, TTL, padded};
-use super::view::{APART, DUE, REVISION, RULES, View, rule_text};
+use super::view::{DUE, REVISION, RULES, View, rule_text};
 
 /// An item expires when it has not been drawn from for as many times as long as it takes to be full.
 const LIFETIMES: u64 = 7;
@@ -36,6 +36,8 @@ pub(super) struct Decision<'a> {
     pub(super) now: Stamp,
     /// The limits that were asked, and for how much: what is there must be enough.
     pub(super) asked: Option<(&'a Level, &'a [Option<u64>])>,
+    /// Rows that must be as they were seen: what they take is bounded by what they owe.
+    pub(super) exact: &'a [&'a str],
     /// What the rules are to be called where they change.
     pub(super) epoch: &'a str,
 }
@@ -88,6 +90,10 @@ pub(super) fn write_limits(
             units[line.name]
         });
         is_ruled |= rule_text(before) != rule_text(after);
+        if on.exact.contains(&row.as_str()) {
+            only_as_seen(write, &format!("f:{row}"), before);
+            is_moved = true;
+        }
         is_moved |= write_limit(write, row, (before, after), asked, (seen, on.now));
     }
     for (row, gone) in seen.meters.iter().filter(|(row, _)| !decided.contains_key(*row)) {
@@ -205,8 +211,9 @@ pub(super) fn part_of(subject: &Subject) -> u64 {
     subject.to_string().bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)))
 }
 
-/// An item that is drawn from lives for seven times as long as its slowest limit takes to be full, and until what it has to
-/// remember is over. One with limits of its entity's own lives for ever.
+/// An item that is drawn from lives for seven times as long as its slowest limit takes to be full, and a day beyond the
+/// deadline of each lease. It never expires earlier than was once written, because leases draw from it that have their marks
+/// elsewhere. One with limits of its entity's own lives for ever.
 pub(super) fn live(write: &mut Write, seen: &View, level: &Level, (now, until): (Stamp, Stamp)) {
     if is_custom(level) {
         if seen.ttl.is_some() {
@@ -214,56 +221,34 @@ pub(super) fn live(write: &mut Write, seen: &View, level: &Level, (now, until): 
         }
         return;
     }
+    let (wanted, enough) = lifetime(seen, level, (now, until));
+    if seen.ttl.is_some_and(|ttl| ttl >= enough) {
+        write.only_if(TTL, ">=", enough);
+        return;
+    }
+    write.expires(wanted);
+    if seen.is_there() && seen.ttl.is_none() {
+        // Leases that were drawn while it did not expire must be known.
+        write.only_if(REVISION, "=", seen.revision);
+    }
+}
+
+/// Whether the item expires too early for a lease that draws from it.
+pub(super) fn is_too_short(seen: &View, level: &Level, times: (Stamp, Stamp)) -> bool {
+    !is_custom(level) && seen.ttl.is_some_and(|ttl| ttl < lifetime(seen, level, times).1)
+}
+
+/// The second at which an item is to expire, and the one that is late enough: not every draw writes it.
+fn lifetime(seen: &View, level: &Level, (now, until): (Stamp, Stamp)) -> (u64, u64) {
     let rules = level.limits.iter().map(|line| &line.rule);
     let rules = rules.chain(seen.meters.values().map(Meter::rule));
     let full = rules.map(|rule| rule.shape().span(rule.shape().burst()).whole.div_ceil(1_000_000)).max();
     let seconds = |at: Stamp| at.as_micros() / 1_000_000;
-    let grace = seconds(until + GRACE.max(REMEMBERED));
-    let rest = seconds(now) + LIFETIMES * full.unwrap_or(0);
-    let wanted = rest.max(grace).max(kept_for(seen));
-    // Not with every draw: a tenth of the time does not matter, nor half of what it is kept beyond its leases, and an attribute
-    // that stays is not written.
-    let enough = wanted - ((wanted - seconds(now)) / 10).min(GRACE.as_secs() / 2);
-    if seen.ttl.is_some_and(|ttl| ttl >= enough) {
-        // It may rest since it was seen.
-        write.only_if(TTL, ">=", enough);
-    } else {
-        write.expires(wanted);
-        if seen.is_there() {
-            // An item that did not expire before may have leases by now that nobody has told us of.
-            write.only_unless_or(APART, "<=", wanted - GRACE.as_secs());
-        }
-    }
-}
-
-/// A lease of the item is kept apart until `deadline`: the item has to outlive it.
-pub(super) fn keep(write: &mut Write, seen: &View, (now, deadline): (Stamp, Stamp)) {
-    let seconds = |at: Stamp| at.as_micros().div_ceil(1_000_000);
-    let due = seconds(deadline);
-    if seen.apart.is_some_and(|apart| apart >= due) {
-        return write.only_if(APART, ">=", due);
-    }
-    // A tenth of the time more, so that it is not written with every draw.
-    let until = due + due.saturating_sub(seconds(now)) / 10;
-    if seen.is_there() {
-        write.only_unless_or(APART, "<=", until);
-    }
-    write.set(APART, until);
-}
-
-/// Until when an item is kept for leases that are kept apart from it.
-fn kept_for(seen: &View) -> u64 {
-    seen.apart.map_or(0, |apart| apart + GRACE.as_secs())
-}
-
-/// When an item expires that nothing is open in and nothing is to be counted of; never where a limit is its entity's own.
-pub(super) fn rest(seen: &View, now: Stamp) -> Option<u64> {
-    seen.ttl?;
-    let span = |meter: &Meter| meter.rule().shape().span(meter.rule().shape().burst()).whole;
-    let full = seen.meters.values().map(span).max().unwrap_or(0).div_ceil(1_000_000);
-    let paid =
-        seen.meters.values().map(|meter| meter.bucket().full_at().whole / 1_000_000).max().unwrap_or(0);
-    Some((now.as_micros() / 1_000_000 + LIFETIMES * full).max(paid + DEBT_MARGIN).max(kept_for(seen)))
+    let open = seen.open.values().map(|mark| mark.record.deadline()).max();
+    let last = if seen.ttl.is_none() { open.map_or(until, |open| open.max(until)) } else { until };
+    let grace = seconds(last + GRACE.max(REMEMBERED));
+    let wanted = (seconds(now) + LIFETIMES * full.unwrap_or(0)).max(grace);
+    (wanted, wanted - ((wanted - seconds(now)) / 10).min(GRACE.as_secs() / 2))
 }
 
 fn is_custom(level: &Level) -> bool {
@@ -304,7 +289,7 @@ mod tests {
         let subject = Subject::new("acme", "gpt").unwrap();
         let keys = Keys::new(&Namespace::new("default").unwrap());
         let mut write = Write::new(Key { pk: String::new(), sk: String::new() });
-        let on = Decision { keys: &keys, subject: &subject, now: NOW, asked: None, epoch: "b" };
+        let on = Decision { keys: &keys, subject: &subject, now: NOW, asked: None, exact: &[], epoch: "b" };
         let decided = BTreeMap::from([("tpm".to_owned(), after.clone())]);
         write_limits(&mut write, seen, &decided, &on);
         let names = write.names().unwrap();
@@ -314,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_limit_is_set_one_that_fills_is_added_to_and_what_returns_is_blind() {
+    fn full_limit_is_set_and_filling_one_added_to() {
         let limit = Limit::per_minute("tpm", 600);
         let long_ago = NOW.as_micros() - 3_600_000_000;
         let full = meter(&limit, 5, Stamp::from_micros(long_ago));
@@ -336,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_that_changes_is_written_only_over_what_was_seen() {
+    fn changed_shape_is_written_over_what_was_seen() {
         let before = meter(&Limit::per_minute("tpm", 600), 300, NOW);
         let mut after = before.clone();
         after.follow(&Arc::new(Limit::per_minute("tpm", 1_200).check().unwrap()), Version::new(2), NOW);
@@ -346,20 +331,20 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_changes_though_its_debt_is_beyond_all_time_or_what_returned_before_it() {
+    fn shape_changes_at_the_ends_of_time() {
         let limit = Limit::per_day("tpm", 1);
         let rule = Arc::new(limit.check().unwrap());
         for (parts, condition) in [(u128::MAX >> 2, "f:tpm >= :"), (0, "f:tpm <= :")] {
             let before = Meter::restored(bucket(parts, 1), Arc::clone(&rule), Version::ZERO, 7);
             let mut after = before.clone();
             after.follow(&Arc::new(Limit::per_day("tpm", 2).check().unwrap()), Version::new(1), NOW);
-            let told = written(&before, &after).1;
-            assert!(told.contains(condition), "{told}");
+            let text = written(&before, &after).1;
+            assert!(text.contains(condition), "{text}");
         }
     }
 
     #[test]
-    fn a_debt_is_added_only_where_the_item_lives_long_enough_to_remember_it() {
+    fn debt_is_added_where_the_item_lives_long_enough() {
         let before = meter(&Limit::per_minute("tpm", 600), 300, NOW);
         let owing = |debt: i64| {
             let mut after = before.clone();
@@ -377,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_one_whole_number_and_read_back_as_it_was() {
+    fn time_round_trips_as_one_whole_number() {
         for limit in [
             Limit::per_day("tpm", 1),
             Limit::per_second("tpm", 1 << 40).burst(1),
@@ -392,14 +377,24 @@ mod tests {
 
     #[test]
     fn item_lives_for_seven_refills() {
-        let rest = |limits: &[Limit]| {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let level = Level { subject, limits: Box::default() };
+        let until = NOW + Duration::from_secs(60);
+        let lives = |limits: &[Limit], ttl: Option<u64>| {
             let meters = limits.iter().map(|limit| (limit.name().to_owned(), meter(limit, 1, NOW)));
-            let seen = View { ttl: Some(1), meters: meters.collect(), ..View::default() };
-            rest(&seen, NOW).map(|ttl| ttl - 1_800_000_000)
+            let seen = View { ttl, meters: meters.collect(), ..View::default() };
+            let mut write = Write::new(Key { pk: String::new(), sk: String::new() });
+            live(&mut write, &seen, &level, (NOW, until));
+            (write.set_values().get(TTL).cloned(), is_too_short(&seen, &level, (NOW, until)))
         };
-        let slow = Limit::per_minute("b", 10).burst(1_000);
-        assert_eq!(rest(std::slice::from_ref(&slow)), Some(42_000));
-        assert_eq!(rest(&[slow, Limit::per_day("c", 1_000)]), Some(604_800));
-        assert_eq!(super::rest(&View::default(), NOW), None, "limits of the entity's own");
+        let expires = |seconds: u64| Some(super::super::expression::Value::from(1_800_000_000 + seconds).0);
+        let (fast, slow) = (Limit::per_minute("a", 10), Limit::per_minute("b", 10).burst(10_000));
+        assert_eq!(
+            lives(std::slice::from_ref(&fast), None),
+            (expires(86_460), false),
+            "a day beyond the lease"
+        );
+        assert_eq!(lives(&[fast, slow.clone()], Some(1)), (expires(420_000), true));
+        assert_eq!(lives(&[slow], Some(1_800_420_000)), (None, false), "long enough");
     }
 }

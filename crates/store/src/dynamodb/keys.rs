@@ -11,7 +11,7 @@ use tidegate_core::limit::audit::Filed;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{DEFAULT, EntityId, Namespace, ResourceName, Subject};
 use tidegate_core::limit::policy::Scope;
-use tidegate_core::limit::token::{TokenHash, TokenId};
+use tidegate_core::limit::token::TokenId;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 
@@ -123,15 +123,9 @@ impl Keys {
         self.key("SYSTEM#", format!("#TOKEN#{id}"))
     }
 
-    /// Which token a secret is of.
-    pub(super) fn secret(&self, hash: &TokenHash) -> Key {
-        use std::fmt::Write as _;
-        let mut sk = "#SECRET#".to_owned();
-        for byte in hash.as_bytes() {
-            // To a string nothing fails.
-            let _ = write!(sk, "{byte:02x}");
-        }
-        self.key("SYSTEM#", sk)
+    /// Which token a secret is of, by its hash in hexadecimal.
+    pub(super) fn secret(&self, hash: &str) -> Key {
+        self.key("SYSTEM#", format!("#SECRET#{hash}"))
     }
 
     pub(super) fn lease(&self, lease: LeaseId) -> Key {
@@ -142,7 +136,7 @@ impl Keys {
         Key { pk: self.audit_pk(filed), sk: format!("#AUDIT#{}", padded(number)) }
     }
 
-    pub(super) fn audit_pk(&self, filed: &Filed) -> String {
+    pub(super) fn audit_pk(&self, filed: impl std::fmt::Display) -> String {
         self.pk(format_args!("AUDIT#{filed}"))
     }
 
@@ -152,7 +146,7 @@ impl Keys {
     }
 
     /// The children of an entity, in the first index.
-    pub(super) fn children(&self, parent: &EntityId) -> String {
+    pub(super) fn children_of(&self, parent: &str) -> String {
         self.pk(format_args!("PARENT#{parent}"))
     }
 
@@ -172,7 +166,7 @@ impl Keys {
     }
 
     /// Entities with limits of their own for a resource, in the third index.
-    pub(super) fn custom(&self, resource: &ResourceName) -> String {
+    pub(super) fn custom_of(&self, resource: &str) -> String {
         self.pk(format_args!("ENTITY_CONFIG#{resource}"))
     }
 
@@ -186,7 +180,7 @@ impl Keys {
     pub(super) fn subject(&self, key: &Key) -> Option<Subject> {
         let entity = self.own(&key.pk)?.strip_prefix("ENTITY#")?;
         let resource = key.sk.strip_prefix("#BUCKET#")?;
-        Subject::new(entity, resource).ok()
+        Subject::stored(entity, resource).ok()
     }
 
     /// The lease of a lease's key, if it is one of this namespace.
@@ -229,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_are_those_of_the_table_that_it_follows() {
+    fn keys_are_those_of_zae_limiter() {
         let keys = keys("default");
         let subject = Subject::new("user-1", "gpt-4").unwrap();
         let shown = |key: Key| format!("{} {}", key.pk, key.sk);
@@ -251,13 +245,13 @@ mod tests {
         for (key, expected) in table {
             assert_eq!(shown(key), expected);
         }
-        assert_eq!(keys.children(&subject.entity), "PARENT#user-1");
+        assert_eq!(keys.children_of(subject.entity.as_str()), "PARENT#user-1");
         assert_eq!(keys.resource(&subject.resource), "RESOURCE#gpt-4");
-        assert_eq!(keys.custom(&subject.resource), "ENTITY_CONFIG#gpt-4");
+        assert_eq!(keys.custom_of(subject.resource.as_str()), "ENTITY_CONFIG#gpt-4");
     }
 
     #[test]
-    fn a_key_tells_its_subject_in_its_own_namespace_only() {
+    fn key_has_a_subject_in_its_own_namespace() {
         let subject = Subject::new("a b", "größe/7").unwrap();
         for (one, other) in [("default", "prod"), ("prod", "default"), ("prod", "prod2")] {
             let key = keys(one).bucket(&subject);

@@ -1,9 +1,9 @@
-//! Usage and audit as the trait asks for them. What is still marked in buckets is counted before usage is read.
+//! Usage and the entries of the audit. The marks of ended leases are counted before usage is read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate_core::limit::audit::Entry;
+use tidegate_core::limit::lease::REMEMBERED;
 use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
 use tidegate_core::limit::usage::{Tally, Usage, Window};
 use tidegate_core::time::Stamp;
@@ -11,46 +11,31 @@ use tidegate_core::time::Stamp;
 use super::DynamoDb;
 use super::keys::{DUE_PARTS, GSI1, GSI2, Item, Key, PART, padded, window_word};
 use super::link::Range;
-use super::log::read_entry;
-use super::view::{number, number_of, text_of};
-use crate::cursor::{UsagePlace, name_of, number_cursor, parse_number};
+use super::marks::EndMark;
+use super::view::{View, number, number_of, text_of};
+use crate::cursor::{UsagePlace, name_of};
 use crate::error::StoreError;
-use crate::ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
-use crate::page::{Page, Paging};
-use crate::reply::Reply;
+use crate::ledger::{UsageOf, UsageQuery};
 
 /// Items of an index that are read at a time.
 const READ_AT_ONCE: usize = 1_000;
+/// Buckets that are read at a time.
+const BUCKETS_AT_ONCE: usize = 100;
 /// When an index that does not show everything yet is asked again.
 const LOOKED_AGAIN_AFTER: [Duration; 3] =
     [Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(400)];
 /// The number of the first entry of the audit that was not pruned, at the version record.
 pub(super) const PRUNED: &str = "pruned";
 
-impl Ledger for DynamoDb {
-    fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>> {
-        Reply::later(self.used(query, paging))
-    }
-
-    fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
-        Reply::later(self.audited(query, paging))
-    }
-
-    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
-        Reply::later(async move {
-            match *prune {
-                Prune::Usage { window, before } => self.prune_usage(window, before, max).await,
-                Prune::Audit { through } => self.prune_audit(through, max).await,
-            }
-        })
-    }
-}
-
 impl DynamoDb {
-    async fn used(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, StoreError> {
-        let after = paging.cursor().map(UsagePlace::parse).transpose()?;
+    pub(super) async fn used(
+        &self,
+        query: &UsageQuery,
+        after: Option<UsagePlace<'_>>,
+        max: usize,
+    ) -> Result<Vec<Usage>, StoreError> {
         if after.is_none() {
-            // Whoever asks for usage means that of leases past their deadline too.
+            // Usage includes leases that are past their deadline.
             self.sweep_up_to(usize::MAX).await?;
             self.count_all(|subject| match &query.of {
                 UsageOf::Entity(entity) => subject.entity == *entity,
@@ -60,9 +45,7 @@ impl DynamoDb {
         }
         let lines = match &query.of {
             UsageOf::Entity(entity) => self.used_by(entity, query).await?,
-            UsageOf::Resource(resource) => {
-                self.used_of(resource, query, after.as_ref(), paging.max()).await?
-            }
+            UsageOf::Resource(resource) => self.used_of(resource, query, after.as_ref(), max).await?,
         };
         let is_after = |line: &Usage| {
             after.as_ref().is_none_or(|place| {
@@ -76,18 +59,37 @@ impl DynamoDb {
                 |line: &Usage| (name_of(&query.of, &line.subject).to_owned(), line.limit.clone(), line.start);
             key(one).cmp(&key(other))
         });
-        Ok(Page::cut(lines, paging, |line| UsagePlace::of(&query.of, line)))
+        lines.truncate(max);
+        Ok(lines)
     }
 
-    /// Has the marks of all buckets counted that are meant.
+    /// Counts the items with marks that add to the usage of these subjects, their own or as another level.
     pub(super) async fn count_all(&self, is_meant: impl Fn(&Subject) -> bool) -> Result<(), StoreError> {
         for part in 0..DUE_PARTS {
-            // Every item with a mark is to be looked at some time.
-            let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new());
-            for item in self.inner.link.range(&range, usize::MAX).await? {
-                let subject = Key::of(&item).and_then(|key| self.inner.keys.subject(&key));
-                if let Some(subject) = subject.filter(&is_meant) {
-                    self.count_item(&subject).await?;
+            // An item is due when its ended leases are no longer remembered, or earlier. Clocks may differ.
+            let up_to = padded((self.now() + 2 * REMEMBERED).as_micros());
+            let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new()).up_to(up_to);
+            let found = self.inner.link.range(&range, usize::MAX).await?;
+            let buckets: Vec<Key> = found
+                .iter()
+                .filter_map(Key::of)
+                .filter(|key| self.inner.keys.subject(key).is_some())
+                .collect();
+            for keys in buckets.chunks(BUCKETS_AT_ONCE) {
+                for (key, item) in self.inner.link.get_all(keys).await? {
+                    let Some(subject) = self.inner.keys.subject(&key) else { continue };
+                    let view = match View::read(Some(&item)) {
+                        Err(error) if is_meant(&subject) => return Err(error),
+                        // Its own usage cannot be read either.
+                        Err(_) => continue,
+                        Ok(view) => view,
+                    };
+                    let adds = |mark: &EndMark| {
+                        is_meant(&subject) || mark.others.iter().any(|(subject, _)| is_meant(subject))
+                    };
+                    if view.ended.values().any(adds) {
+                        self.count_item(&subject).await?;
+                    }
                 }
             }
         }
@@ -163,40 +165,20 @@ impl DynamoDb {
         let Key { pk, sk } = Key::of(item)?;
         let entity = self.inner.keys.own(&pk)?.strip_prefix("ENTITY#")?;
         let mut parts = sk.strip_prefix("#USAGE#")?.split('#');
-        let subject = Subject::new(entity, parts.next()?).ok()?;
+        let subject = Subject::stored(entity, parts.next()?).ok()?;
         let word = parts.next()?;
         Some((subject, Window::ALL.into_iter().find(|window| window_word(*window) == word)?))
-    }
-
-    async fn audited(&self, query: &AuditQuery, paging: &Paging) -> Result<Page<Entry>, StoreError> {
-        let mut after = paging.cursor().map(parse_number).transpose()?;
-        let mut found: Vec<(u64, Entry)> = Vec::new();
-        while found.len() <= paging.max() {
-            let Entries { items, next } = self.entries(query, after, READ_AT_ONCE).await?;
-            for item in &items {
-                let (number, entry) = read_entry(item)?;
-                if query.range.contains(&entry.at) {
-                    found.push((number, entry));
-                }
-            }
-            after = next;
-            if after.is_none() {
-                break;
-            }
-        }
-        let page = Page::cut(found, paging, |(number, _)| number_cursor(*number));
-        Ok(Page { items: page.items.into_iter().map(|(_, entry)| entry).collect(), next: page.next })
     }
 
     /// Items of the audit after a number, in their order.
     pub(super) async fn entries(
         &self,
-        query: &AuditQuery,
+        filed: Option<&str>,
         after: Option<u64>,
         max: usize,
     ) -> Result<Entries, StoreError> {
         let keys = &self.inner.keys;
-        if let Some(filed) = &query.filed {
+        if let Some(filed) = filed {
             let after = after.map(|number| format!("#AUDIT#{}", padded(number)));
             let range = Range::new(None, keys.audit_pk(filed), "#AUDIT#".to_owned()).after(after);
             let items = self.inner.link.range(&range, max).await?;
@@ -228,7 +210,7 @@ impl DynamoDb {
             let mut items: Vec<Item> = keys.iter().filter_map(|key| there.remove(key)).collect();
             let next = numbers.last().copied().filter(|_| is_full);
             if next.is_none() && matches!(shown, Shown::UpTo) {
-                // The rest of the last change may be what is not shown yet: it is told as a whole, or not at all.
+                // The index may not show the rest of the last change yet: it is listed as a whole or not at all.
                 let last = items.last().map(|item| number_of::<u64>(item, "version")).transpose()?;
                 let is_before = |item: &Item| number_of::<u64>(item, "version").ok() < last;
                 items.retain(is_before);
@@ -263,7 +245,7 @@ enum Shown {
 
 /// Whether these are all entries after a number, of those that there are: the first that was not pruned, and the next one.
 fn shown(numbers: &[u64], after: Option<u64>, (first, next): (Option<u64>, u64)) -> Shown {
-    // Where nobody has noted what was pruned, what is shown first is taken for the first.
+    // If nothing is known of what was pruned, the first that is shown is taken for the first.
     let first = first.or_else(|| numbers.first().copied().filter(|_| after.is_none())).unwrap_or(0);
     let mut expected = after.map_or(first, |after| first.max(after + 1));
     for number in numbers.iter().copied().filter(|number| *number >= first) {
@@ -306,7 +288,7 @@ mod tests {
     type Case<'a> = (&'a [u64], Option<u64>, (Option<u64>, u64), Shown);
 
     #[test]
-    fn what_an_index_shows_of_the_audit_is_without_a_gap_or_is_not_taken() {
+    fn audit_index_is_used_without_gaps() {
         let table: [Case<'_>; 12] = [
             (&[], None, (None, 0), Shown::All),
             (&[0, 1, 2], None, (Some(0), 3), Shown::All),

@@ -12,8 +12,8 @@ use super::expression::Write;
 use super::keys::{GSI2, Item, Keys, PK, SPACES};
 use super::ledger::PRUNED;
 use super::link::{Link, Range};
-use super::log::SCHEMA;
 use super::options::DynamoDbOptions;
+use super::records::SCHEMA;
 use super::table::{self, Found};
 use super::trouble::{Failed, is_missing, of_code};
 use super::view::{number_of, text_of};
@@ -21,7 +21,7 @@ use crate::clock::HostWall;
 use crate::error::StoreError;
 use crate::lifecycle::{
     Checked, Destroyed, LISTED_MAX, Lifecycle, Listed, Made, MadePart, Part, Setting, Space, Upgraded,
-    UpgradedPart, Whereabouts, namespace, not_there, other_version,
+    UpgradedPart, Whereabouts, is_enough, namespace, not_there, other_version,
 };
 use crate::reply::Reply;
 
@@ -35,20 +35,26 @@ const MARKER_LOOKS: usize = 3;
 pub(crate) struct DynamoDbLifecycle {
     options: DynamoDbOptions,
     namespace: Namespace,
+    /// The table's name is what the names of several begin with.
+    is_prefix: bool,
 }
 
 impl DynamoDbOptions {
-    /// What an operator does with the table.
+    /// What an operator does with the table. A name that ends with `*` stands for all tables of the account that begin so;
+    /// they can be listed, and no more.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] for a table or a namespace that cannot be.
     pub fn lifecycle(self) -> Result<impl Lifecycle, StoreError> {
-        self.check()?;
         let namespace = namespace(self.namespace_name())?;
-        Ok(DynamoDbLifecycle { options: self, namespace })
+        if let Some(prefix) = self.table_name().strip_suffix('*').map(str::to_owned) {
+            return Ok(DynamoDbLifecycle { options: self.of_table(prefix), namespace, is_prefix: true });
+        }
+        self.check()?;
+        Ok(DynamoDbLifecycle { options: self, namespace, is_prefix: false })
     }
 
-    /// Creates the table with its indexes, stream and expiry, and the namespace in it, and waits until they are active. Parts
+    /// Creates the table with its indexes and expiry, and the namespace in it, and waits until they are active. Parts
     /// that exist are left as they are, missing ones are added.
     ///
     /// # Errors
@@ -91,11 +97,26 @@ impl Lifecycle for DynamoDbLifecycle {
     }
 
     fn template(&self) -> Result<String, StoreError> {
+        self.check_is_one()?;
         Ok(table::template(self.options.table_name()))
     }
 }
 
 impl DynamoDbLifecycle {
+    fn check_is_one(&self) -> Result<(), StoreError> {
+        if !self.is_prefix {
+            return Ok(());
+        }
+        let table = self.options.table_name();
+        let what = format!("`{table}*` names several tables, which `tidegate store list` alone can do");
+        Err(StoreError::Invalid { what })
+    }
+
+    async fn link(&self) -> Result<Link, StoreError> {
+        self.check_is_one()?;
+        self.options.own_link().await
+    }
+
     fn table(&self) -> Part {
         Part::new("table", self.options.table_name())
     }
@@ -105,12 +126,14 @@ impl DynamoDbLifecycle {
     }
 
     async fn make(&self) -> Result<Made, StoreError> {
-        let link = self.options.own_link().await?;
-        if table::look(&link, self.options.has_stream).await?.is_some() {
-            self.version(&link).await?;
+        let link = self.link().await?;
+        if table::look(&link).await?.is_some()
+            && let Some(older) = self.version(&link).await?.filter(|version| *version < SCHEMA)
+        {
+            return Err(other_version(&format!("{} at `{}`", self.part(), link.whose.place), older, SCHEMA));
         }
         let mut parts = vec![MadePart { part: self.table(), is_new: false }];
-        match make(&link, self.options.has_stream, &self.namespace).await? {
+        match make(&link, &self.namespace).await? {
             Makings::All => parts[0].is_new = true,
             Makings::Rest(added) => {
                 parts.extend(added.into_iter().map(|part| MadePart { part, is_new: true }));
@@ -136,8 +159,8 @@ impl DynamoDbLifecycle {
     }
 
     async fn look(&self) -> Result<Checked, StoreError> {
-        let link = self.options.own_link().await?;
-        let found = table::look(&link, self.options.has_stream).await?;
+        let link = self.link().await?;
+        let found = table::look(&link).await?;
         let schema = match &found {
             Some(found) => match self.version(&link).await? {
                 None => demand_ours_or_empty(&link, found, &self.namespace).await.map(|()| None)?,
@@ -178,8 +201,8 @@ impl DynamoDbLifecycle {
     }
 
     async fn bring_up_to_date(&self) -> Result<Upgraded, StoreError> {
-        let link = self.options.own_link().await?;
-        let found = table::look(&link, self.options.has_stream).await?;
+        let link = self.link().await?;
+        let found = table::look(&link).await?;
         let Some(found) = found else { return Err(not_there(&format!("`{}`", link.whose.place))) };
         let Some(from) = self.version(&link).await? else {
             return Err(not_there(&format!("{} at `{}`", self.part(), link.whose.place)));
@@ -187,16 +210,54 @@ impl DynamoDbLifecycle {
         for part in &found.missing {
             table::add(&link, part).await?;
         }
+        if from < SCHEMA {
+            let mut write = Write::new(Keys::new(&self.namespace).version());
+            write.only_if("schema", "=", from);
+            write.set("schema", SCHEMA);
+            let mut retries = link.retries();
+            loop {
+                match link.update(&write).await {
+                    // Another process may have been first.
+                    Ok(_) | Err(Failed::Condition(_)) => break,
+                    Err(failed) => retries.bear(failed).await?,
+                }
+            }
+        }
         let parts = vec![UpgradedPart { part: self.part(), from }];
         Ok(Upgraded { of: whereabouts(&link), parts, schema: SCHEMA })
     }
 
     async fn spaces(&self) -> Result<Listed, StoreError> {
-        let link = self.options.own_link().await?;
-        let Some(found) = table::look(&link, self.options.has_stream).await? else {
+        if self.is_prefix {
+            return self.spaces_of_tables(self.options.own_link().await?).await;
+        }
+        let link = self.link().await?;
+        let Some(found) = table::look(&link).await? else {
             return Err(not_there(&format!("`{}`", link.whose.place)));
         };
         self.spaces_in(&link, &found).await
+    }
+
+    /// The namespaces of all tables that are ours and whose names begin as the address says.
+    async fn spaces_of_tables(&self, mut link: Link) -> Result<Listed, StoreError> {
+        let (of, mut spaces) = (whereabouts(&link), Vec::new());
+        for name in table::names(&link).await? {
+            link.table = name;
+            let found = match table::look(&link).await {
+                Ok(Some(found)) => found,
+                // It is another program's, or was removed meanwhile.
+                Ok(None) | Err(StoreError::Invalid { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            let listed = self.spaces_in(&link, &found).await?;
+            spaces.extend(
+                listed.spaces.into_iter().map(|space| Space { within: Some(link.table.clone()), ..space }),
+            );
+            if is_enough(&spaces) {
+                break;
+            }
+        }
+        Ok(Listed::cut(of, SCHEMA, spaces))
     }
 
     async fn spaces_in(&self, link: &Link, found: &Found) -> Result<Listed, StoreError> {
@@ -225,7 +286,7 @@ impl DynamoDbLifecycle {
 
     /// What [`remove`](Self::remove) deletes, checked as it checks it: nothing if there is no table.
     async fn removable(&self, link: &Link) -> Result<Listed, StoreError> {
-        let Some(found) = table::look(link, self.options.has_stream).await? else {
+        let Some(found) = table::look(link).await? else {
             return Ok(Listed::cut(whereabouts(link), SCHEMA, Vec::new()));
         };
         let listed = self.spaces_in(link, &found).await?;
@@ -240,11 +301,11 @@ impl DynamoDbLifecycle {
     }
 
     async fn losses_of(&self) -> Result<Listed, StoreError> {
-        self.removable(&self.options.own_link().await?).await
+        self.removable(&self.link().await?).await
     }
 
     async fn remove(&self) -> Result<Destroyed, StoreError> {
-        let link = self.options.own_link().await?;
+        let link = self.link().await?;
         let is_there = !self.removable(&link).await?.spaces.is_empty();
         let was_there = is_there && table::remove(&link).await?;
         Ok(Destroyed { of: whereabouts(&link), part: self.table(), was_there })
@@ -263,14 +324,14 @@ enum Makings {
 }
 
 /// Creates the table, or completes one that is ours or empty.
-async fn make(link: &Link, has_stream: bool, own: &Namespace) -> Result<Makings, StoreError> {
-    let is_new = table::make(link, has_stream).await?;
-    if !is_new && let Some(found) = table::look(link, has_stream).await? {
+async fn make(link: &Link, own: &Namespace) -> Result<Makings, StoreError> {
+    let is_new = table::make(link).await?;
+    if !is_new && let Some(found) = table::look(link).await? {
         demand_ours_or_empty(link, &found, own).await?;
     }
     let mut looks = 0;
     loop {
-        match complete(link, has_stream).await {
+        match complete(link).await {
             Err(error) if is_new && is_missing(&error) && looks < table::LOOKS_UNKNOWN => {}
             Err(error) => return Err(error),
             Ok(_) if is_new => return Ok(Makings::All),
@@ -321,8 +382,8 @@ async fn demand_ours_or_empty(link: &Link, found: &Found, own: &Namespace) -> Re
 }
 
 /// Creates the namespace's record when a store is opened without one, if the table is ours or empty.
-pub(super) async fn enrol_on_open(link: &Link, own: &Namespace, has_stream: bool) -> Result<(), StoreError> {
-    if let Some(found) = table::look(link, has_stream).await? {
+pub(super) async fn enrol_on_open(link: &Link, own: &Namespace) -> Result<(), StoreError> {
+    if let Some(found) = table::look(link).await? {
         demand_ours_or_empty(link, &found, own).await?;
     }
     enrol(link, &Keys::new(own), false).await.map(drop)
@@ -337,8 +398,8 @@ pub(super) fn foreign(link: &Link) -> StoreError {
 }
 
 /// Adds what a table lacks.
-async fn complete(link: &Link, has_stream: bool) -> Result<Vec<Part>, StoreError> {
-    let Some(found) = table::look(link, has_stream).await? else {
+async fn complete(link: &Link) -> Result<Vec<Part>, StoreError> {
+    let Some(found) = table::look(link).await? else {
         return Err(of_code("ResourceNotFoundException", format!("`{}`", link.whose.place)).into_error());
     };
     for part in &found.missing {
@@ -356,13 +417,13 @@ async fn enrol(link: &Link, keys: &Keys, is_new: bool) -> Result<bool, StoreErro
     write.set("version", 0_u64);
     write.set("audited", 0_u64);
     write.set(PRUNED, 0_u64);
-    let mut patience = link.patience();
+    let mut retries = link.retries();
     loop {
         match link.update(&write).await {
             Ok(_) => return Ok(true),
             Err(Failed::Condition(_)) => return Ok(false),
-            Err(Failed::Answer(error)) if is_new && is_missing(&error) => patience.pause(error).await?,
-            Err(failed) => patience.bear(failed).await?,
+            Err(Failed::Answer(error)) if is_new && is_missing(&error) => retries.pause(error).await?,
+            Err(failed) => retries.bear(failed).await?,
         }
     }
 }

@@ -6,12 +6,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::error::{BuildError, SdkError};
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{
-    AttributeValue, Delete, KeysAndAttributes, ReturnValue, ReturnValuesOnConditionCheckFailure, Select,
-    TransactWriteItem, Update,
+    AttributeValue, ConditionCheck, Delete, Get, KeysAndAttributes, ReturnValue,
+    ReturnValuesOnConditionCheckFailure, Select, TransactGetItem, TransactWriteItem, Update,
 };
 use tokio::time::Instant;
 
@@ -31,8 +31,6 @@ const PAUSE_MAX: Duration = Duration::from_millis(120);
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) client: Client,
-    /// The way to its stream.
-    pub(super) streams: aws_sdk_dynamodbstreams::Client,
     pub(super) table: String,
     pub(super) whose: Whose,
     pub(super) timeout: Duration,
@@ -43,6 +41,8 @@ pub(super) struct Link {
 pub(super) enum Action {
     Update(Write),
     Delete(Write),
+    /// Only the condition.
+    Check(Write),
 }
 
 /// A part of an index, or of a partition.
@@ -82,12 +82,12 @@ impl Range {
 
 /// How long something is tried, and how often it was.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct RetryTimer {
     until: Instant,
     tries: u32,
 }
 
-impl Patience {
+impl RetryTimer {
     pub(super) fn new(timeout: Duration) -> Self {
         Self { until: Instant::now() + timeout, tries: 0 }
     }
@@ -122,18 +122,18 @@ pub(super) fn random() -> u64 {
 }
 
 impl Link {
-    pub(super) fn patience(&self) -> Patience {
-        Patience::new(self.timeout)
+    pub(super) fn retries(&self) -> RetryTimer {
+        RetryTimer::new(self.timeout)
     }
 
     /// An item as it is now.
     pub(super) async fn get(&self, key: &Key) -> Result<Option<Item>, StoreError> {
-        let mut patience = self.patience();
+        let mut retries = self.retries();
         loop {
             let call = self.client.get_item().table_name(&self.table).set_key(Some(key.attributes()));
             match call.consistent_read(true).send().await {
                 Ok(found) => return Ok(found.item),
-                Err(error) => patience.bear(self.whose.failed(error)).await?,
+                Err(error) => retries.bear(self.whose.failed(error)).await?,
             }
         }
     }
@@ -146,12 +146,12 @@ impl Link {
         keys.dedup();
         for keys in keys.chunks(READ_AT_ONCE) {
             let mut left: Vec<Item> = keys.iter().map(Key::attributes).collect();
-            let mut patience = self.patience();
+            let mut retries = self.retries();
             while !left.is_empty() {
                 let asked = KeysAndAttributes::builder().set_keys(Some(left.clone())).consistent_read(true);
                 let asked = asked.build().map_err(|error| StoreError::Invalid { what: error.to_string() })?;
                 match self.client.batch_get_item().request_items(&self.table, asked).send().await {
-                    Err(error) => patience.bear(self.whose.failed(error)).await?,
+                    Err(error) => retries.bear(self.whose.failed(error)).await?,
                     Ok(answer) => {
                         let items = answer.responses.and_then(|mut tables| tables.remove(&self.table));
                         for item in items.into_iter().flatten() {
@@ -163,13 +163,35 @@ impl Link {
                         left = rest.map(|rest| rest.keys).unwrap_or_default();
                         if !left.is_empty() {
                             let what = format!("`{}` leaves items out", self.whose.place);
-                            patience.pause(StoreError::unavailable(what)).await?;
+                            retries.pause(StoreError::unavailable(what)).await?;
                         }
                     }
                 }
             }
         }
         Ok(found)
+    }
+
+    /// Items that are there, at most 100, all as of one moment.
+    pub(super) async fn get_at_once(&self, keys: &[Key]) -> Result<HashMap<Key, Item>, StoreError> {
+        let invalid = |error: BuildError| StoreError::Invalid { what: error.to_string() };
+        let mut gets = Vec::with_capacity(keys.len());
+        for key in keys {
+            let get = Get::builder().table_name(&self.table).set_key(Some(key.attributes()));
+            gets.push(TransactGetItem::builder().get(get.build().map_err(invalid)?).build());
+        }
+        let mut retries = self.retries();
+        loop {
+            match self.client.transact_get_items().set_transact_items(Some(gets.clone())).send().await {
+                Ok(answer) => {
+                    let items =
+                        answer.responses.unwrap_or_default().into_iter().filter_map(|found| found.item);
+                    return Ok(items.filter_map(|item| Some((Key::of(&item)?, item))).collect());
+                }
+                // A transaction that writes one of them is a reason to read again.
+                Err(error) => retries.bear(self.whose.failed(error)).await?,
+            }
+        }
     }
 
     /// Makes a write if what must hold does. Answers what was set, as it is after it.
@@ -225,9 +247,9 @@ impl Link {
         }
     }
 
-    fn action(&self, action: &Action) -> Result<TransactWriteItem, aws_sdk_dynamodb::error::BuildError> {
+    fn action(&self, action: &Action) -> Result<TransactWriteItem, BuildError> {
         let (names, values, condition) = match action {
-            Action::Update(write) | Action::Delete(write) => {
+            Action::Update(write) | Action::Delete(write) | Action::Check(write) => {
                 (write.names(), write.values(), write.condition())
             }
         };
@@ -251,6 +273,15 @@ impl Link {
                     .set_expression_attribute_values(values)
                     .return_values_on_condition_check_failure(old);
                 built.delete(delete.build()?).build()
+            }
+            Action::Check(write) => {
+                let check =
+                    ConditionCheck::builder().table_name(&self.table).set_key(Some(write.key.attributes()));
+                let check = check
+                    .set_condition_expression(condition)
+                    .set_expression_attribute_names(names)
+                    .set_expression_attribute_values(values);
+                built.condition_check(check.build()?).build()
             }
         })
     }
@@ -277,7 +308,7 @@ impl Link {
         values.insert(":last".to_owned(), Value::from(last).0);
         let names = HashMap::from([("#pk".to_owned(), pk), ("#sk".to_owned(), sk)]);
         let (mut found, mut start): (Vec<Item>, Option<Item>) = (Vec::new(), None);
-        let mut patience = self.patience();
+        let mut retries = self.retries();
         loop {
             let left = max.saturating_sub(found.len());
             let call =
@@ -290,7 +321,7 @@ impl Link {
                 .limit(i32::try_from(left.min(1_000)).unwrap_or(1_000))
                 .consistent_read(range.index.is_none());
             match call.send().await {
-                Err(error) => patience.bear(self.whose.failed(error)).await?,
+                Err(error) => retries.bear(self.whose.failed(error)).await?,
                 Ok(answer) => {
                     found.extend(answer.items.unwrap_or_default());
                     start = answer.last_evaluated_key.filter(|key| !key.is_empty());
@@ -298,7 +329,7 @@ impl Link {
                         found.truncate(max);
                         return Ok(found);
                     }
-                    patience = self.patience();
+                    retries = self.retries();
                 }
             }
         }
@@ -308,7 +339,7 @@ impl Link {
     pub(super) async fn count(&self, range: &Range) -> Result<u64, StoreError> {
         let (pk, _) = range.names();
         let mut start: Option<Item> = None;
-        let (mut count, mut patience) = (0, self.patience());
+        let (mut count, mut retries) = (0, self.retries());
         loop {
             let call =
                 self.client.query().table_name(&self.table).set_index_name(range.index.map(str::to_owned));
@@ -319,14 +350,14 @@ impl Link {
                 .set_exclusive_start_key(start.clone())
                 .select(Select::Count);
             match call.send().await {
-                Err(error) => patience.bear(self.whose.failed(error)).await?,
+                Err(error) => retries.bear(self.whose.failed(error)).await?,
                 Ok(answer) => {
                     count += u64::from(answer.count.unsigned_abs());
                     start = answer.last_evaluated_key.filter(|key| !key.is_empty());
                     if start.is_none() {
                         return Ok(count);
                     }
-                    patience = self.patience();
+                    retries = self.retries();
                 }
             }
         }
@@ -340,7 +371,7 @@ impl Link {
     ) -> Result<(), StoreError> {
         let (expression, names, values) = filter;
         let mut start: Option<Item> = None;
-        let mut patience = self.patience();
+        let mut retries = self.retries();
         loop {
             let call = self.client.scan().table_name(&self.table).filter_expression(expression);
             let call = call
@@ -349,7 +380,7 @@ impl Link {
                 .set_exclusive_start_key(start.clone())
                 .consistent_read(true);
             match call.send().await {
-                Err(error) => patience.bear(self.whose.failed(error)).await?,
+                Err(error) => retries.bear(self.whose.failed(error)).await?,
                 Ok(answer) => {
                     for item in answer.items.unwrap_or_default() {
                         if !see(item) {
@@ -360,7 +391,7 @@ impl Link {
                     if start.is_none() {
                         return Ok(());
                     }
-                    patience = self.patience();
+                    retries = self.retries();
                 }
             }
         }
@@ -407,7 +438,7 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(matches!(of(&["None", "TransactionConflict"]), Failed::Conflict));
-        assert!(matches!(of(&["None", "ThrottlingError"]), Failed::Away { is_undone: true, .. }));
+        assert!(matches!(of(&["None", "ThrottlingError"]), Failed::Unavailable { is_undone: true, .. }));
         assert!(matches!(of(&["TransactionConflict", "ValidationError"]), Failed::Answer(_)));
         assert!(matches!(of(&[]), Failed::Conflict));
     }

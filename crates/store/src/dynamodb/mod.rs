@@ -1,87 +1,80 @@
 //! A store in a DynamoDB table.
 //!
-//! # The items
-//! The table's keys and its three indexes, all of them of keys only, are in [`keys`]. A subject has one item with all its
-//! limits, so that a draw of any number of them is one write:
+//! # Items
+//! The keys of the table and of its three indexes, all of keys only, are in [`keys`]. A subject has one item with all its
+//! limits, so that a draw from any number of them is one write:
 //!
-//! | attribute | what |
+//! | attribute | meaning |
 //! |---|---|
-//! | `f:limit` | when it is full, in microseconds times its amount: a whole number |
-//! | `c:limit` | what it has consumed |
+//! | `f:limit` | the time at which it is full, in microseconds times its amount: a whole number |
+//! | `c:limit` | what was consumed |
 //! | `r:limit` | its rule: version, amount, period, burst |
-//! | `R` | names the rules; another name with each of their changes |
-//! | `o:lease` | an open lease that drew from it: level, step, times, what it holds |
-//! | `e:lease` | one that has ended: how, by which step, and what of it is to be counted |
-//! | `x:lease` | a draw that was taken back: up to this attempt it comes too late |
-//! | `O`, `E` | how many `o:` and `e:` there are |
-//! | `l:name` | the levels that open leases name |
-//! | `h` | the horizon: leases made up to this time may be in items of their own |
-//! | `a` | the second by which all of those are due that are open: the item is kept until then |
-//! | `n` | counts the writes |
-//! | `GSI1PK`, `GSI1SK` | when the item is to be looked at: `DUE#part` and the time |
+//! | `R` | a name of the rules, another one with each change |
+//! | `o:lease` | an open lease whose home this is: step, times, units held |
+//! | `e:lease` | an ended lease whose home this is: how, by which step, and the units used at every level |
+//! | `O`, `E` | the number of `o:` and `e:` |
+//! | `l:name` | levels that open leases name |
+//! | `h` | the horizon: the ends of leases made up to this time may be counted |
+//! | `n` | the number of writes |
+//! | `GSI1PK`, `GSI1SK` | when the item is due: `DUE#part` and the time |
 //! | `GSI2PK`, `GSI2SK` | `RESOURCE#resource` and `BUCKET#entity` |
-//! | `ttl` | when the engine may forget it |
+//! | `ttl` | when the engine may delete the item |
 //!
-//! # A lease
+//! # Leases
+//! The home of a lease is the item of the first of its levels. It has the mark of the lease; the items of the other levels
+//! have only their limits.
 //! ```text
-//!                   draw: o: in every item                settle, cancel, deadline: e: for o: in every item
-//!      (nothing) ──────────────────────────────▶ open ──────────────────────────────────────────────────▶ ended
-//!          │                                     │  ▲                                                       │
-//!          │ cancel: e: in every item            └──┘ extend, adjust, renew: another o:, if it is the same  │
-//!          └──────────────────────────────────────────────────────────────────────────────────▶ ended      │
-//!                                                                                                           │
-//!                        counted: usage added, e: removed, `LEASE#id` written for ten minutes, h raised ◀───┘
+//!            draw: o: is written                   settle, cancel, deadline: e: replaces o:
+//! (nothing) ────────────────────▶ open ──────────────────────────────────────────────────────▶ ended
+//!     │                           │  ▲                                                           │
+//!     │                           └──┘ extend, adjust, renew: another o:                         │
+//!     └───────────────────────────────────────────────────────────────────────────────▶ ended    │
+//!            cancel before the draw: e: is written                                               │
+//!                                                                                                ▼
+//!                     counted: e: is removed, usage added, LEASE#id written for ten minutes, h raised
 //! ```
-//! A write has the marks of its lease in its condition. One that is made again, or arrives late, finds the mark of the first
-//! time and changes nothing, for the mark of the end stays where the draw would write. When that mark is taken out of the
-//! item, because it is counted or there are too many, the horizon is raised in the same write: a draw whose lease is no
-//! younger than that is not decided by the item alone, but together with the item of the lease (`apart`).
+//! A step with one level is an `UpdateItem` of the home. A step with several levels is a `TransactWriteItems` of the home
+//! and the other levels, all or nothing. The mark is part of the condition, so a step that is repeated or arrives late
+//! finds the mark of the first time, and changes nothing.
 //!
-//! A draw of several levels is one write for each, at once, and where one of them is refused the others are taken back, each
-//! by its mark. Every other step of a lease of several levels is one transaction. Whoever sees the engine fail in between
-//! leaves marks; they have the deadline of the lease, and are taken back then where the lease never came to be.
+//! The marks of ended leases are counted now and then: one transaction turns them into usage and tombstones, `LEASE#id`. A
+//! draw of a lease that is not younger than the horizon, or whose id has no time, checks in its transaction that there is
+//! no tombstone.
 //!
-//! Where a lease is kept in an item of its own, because its bucket has too many open ones or the horizon has passed it, all
-//! of its steps are transactions of its item, its buckets and its usage.
+//! Tables of older versions have open leases in `LEASE#id`, marks in the items of all levels, and attributes `x:lease` and
+//! `a`. A lease is moved into its home by the first call that reads it; the sweep removes the rest.
 //!
 //! # Time
-//! The engine tells no time, so that it is the caller's, corrected by the dates of the engine's answers. With clocks that are
-//! apart by up to *s*, what is admitted in every span *W* is at most burst + rate·(*W* + *s*): a clock that is behind only
-//! denies, and one that is ahead brings forward what comes anyway. So is a call that takes long: the time that it is decided
-//! at is that of its sending. Within one process it is exact nevertheless, because there those who ask and those who give back
-//! take turns ([`phases`]).
+//! The engine has no clock that a condition could read. The time is the caller's, corrected by the dates of the engine's
+//! responses. With clocks that differ by up to *s*, at most burst + rate·(*W* + *s*) is admitted in every span *W*: a clock
+//! that is behind only denies, and one that is ahead admits early. The time that a request takes is part of *s*, because a
+//! call is decided at the time at which it is sent. Within one process the limit is exact: calls that take units and calls
+//! that return them take turns ([`phases`]).
 
-mod apart;
 mod cache;
 mod clock;
 mod count;
 mod decide;
-mod draw;
-mod entities;
+mod engine;
 mod expression;
 mod forms;
 mod keys;
+mod lease_item;
 mod ledger;
 mod lifecycle;
 mod link;
-mod log;
 mod marks;
 mod options;
 mod parts;
 mod phases;
-mod policies;
 mod prune;
-mod shards;
+mod records;
 mod step;
-mod steps;
-mod stream;
 mod sweep;
 mod table;
-mod tokens;
 mod trouble;
-mod undo;
 mod view;
-mod worker;
+mod writes;
 
 use std::fmt;
 use std::sync::Arc;
@@ -94,11 +87,9 @@ use tokio::time::Instant;
 
 pub use options::DynamoDbOptions;
 
-use crate::aggregate::{AggregateOptions, Aggregator};
 use crate::clock::WallClock;
 use crate::error::StoreError;
-use crate::reply::Reply;
-use crate::store::{Capabilities, Clocked, Store, Swept};
+use crate::retention::Retention;
 use crate::sync::lock;
 use cache::Cache;
 use keys::Keys;
@@ -106,9 +97,9 @@ use link::Link;
 use phases::Phases;
 use view::View;
 
-/// How often a process that draws looks for leases that are past their deadline, unless said otherwise.
+/// How often a process that draws sweeps, by default.
 const SWEPT_EVERY: Duration = Duration::from_secs(5);
-/// As many as it then ends.
+/// How many leases such a sweep ends.
 const SWEPT_IN_PASSING: usize = 100;
 
 /// A store in a DynamoDB table. Clones are the same store.
@@ -136,20 +127,19 @@ struct Inner {
     cache: Cache,
     phases: Phases,
     clock: Arc<dyn WallClock>,
-    is_speculative: bool,
     deadline: Duration,
-    /// How long what was read refuses without asking.
+    /// The address has the option `speculative`, which is ignored.
+    is_speculative_given: bool,
+    retention: Retention,
+    /// How long a bucket that was read may refuse without a request.
     rejected_for: Duration,
     /// Requests that were sent.
     requests: Arc<AtomicU64>,
-    /// Refusals for which none was.
+    /// Refusals without a request.
     rejections: AtomicU64,
-    /// The version that policies were read beside last.
-    policies_at: AtomicU64,
-    /// Tells this handle from others.
+    /// A number of this handle.
     handle: u64,
     changes: AtomicU64,
-    attempts: AtomicU64,
     swept_every: Duration,
     swept: std::sync::Mutex<Instant>,
 }
@@ -170,7 +160,7 @@ impl DynamoDb {
         self.inner.rejections.load(Ordering::Relaxed)
     }
 
-    /// When the engine may forget a subject's bucket, in seconds since 1970; `None` where it never does, or there is none.
+    /// When the engine may delete a subject's bucket, in seconds since 1970; `None` if never, or if there is none.
     ///
     /// # Errors
     /// What the engine says.
@@ -192,19 +182,10 @@ impl DynamoDb {
         format!("{:x}.{:x}", inner.handle, inner.changes.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A number above those of all attempts before it.
-    fn attempt(&self) -> u64 {
-        let now = self.now().as_micros();
-        let next = |last: u64| Some(now.max(last + 1));
-        let attempts = &self.inner.attempts;
-        let last = attempts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or(now);
-        now.max(last + 1)
-    }
-
     /// What is done within the time that an answer is waited for.
     async fn within<T>(&self, work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let timeout = self.inner.link.timeout;
-        // A little more: whoever runs out of patience tells why.
+        // A little longer, so that the error of the last attempt is returned.
         match tokio::time::timeout(timeout + timeout / 4, work).await {
             Ok(answer) => answer,
             Err(_) => {
@@ -213,7 +194,7 @@ impl DynamoDb {
         }
     }
 
-    /// Ends leases that are past their deadline in the background, if nobody has for a while.
+    /// Sweeps in the background, if this process has not for a while.
     fn sweep_now_and_then(&self) {
         {
             let mut swept = lock(&self.inner.swept);
@@ -223,28 +204,8 @@ impl DynamoDb {
             *swept = Instant::now();
         }
         let store = self.clone();
-        // Where it fails, the next one tries again.
+        // If it fails, the next one tries again.
         tokio::spawn(async move { drop(store.sweep_up_to(SWEPT_IN_PASSING).await) });
-    }
-}
-
-impl Store for DynamoDb {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            engine: "dynamodb",
-            is_immediate: false,
-            is_durable: true,
-            clock: Clocked::Caller,
-            deadline: self.inner.deadline,
-        }
-    }
-
-    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
-        Reply::later(self.sweep_up_to(max))
-    }
-
-    fn aggregator(&self, options: &AggregateOptions) -> Option<Arc<dyn Aggregator>> {
-        Some(Arc::new(worker::Worker::new(self.clone(), *options)))
     }
 }
 

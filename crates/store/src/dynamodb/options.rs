@@ -24,18 +24,19 @@ use super::clock::Corrected;
 use super::keys::Keys;
 use super::lifecycle::{enrol_on_open, foreign};
 use super::link::{Link, random};
-use super::log::SCHEMA;
 use super::phases::Phases;
+use super::records::SCHEMA;
 use super::trouble::Whose;
 use super::view::number_of;
 use super::{DynamoDb, Inner, SWEPT_EVERY};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::{namespace, other_version};
+use crate::retention::Retention;
 
 /// How long an answer is waited for.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a call may take before the engine counts as away.
+/// How long a call may take before the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
 
 /// How long what was read may refuse without asking.
@@ -43,19 +44,18 @@ const REJECTED_FOR_MAX: Duration = Duration::from_secs(1);
 
 /// How a store in a DynamoDB table is opened.
 ///
-/// Whoever uses it is known by the SDK's own means: variables of the environment, a profile, the role of a machine. The table
+/// Credentials are found by the SDK: variables of the environment, a profile, the role of a machine. The table
 /// must be there; [`create`](Self::create) makes it.
 #[derive(Debug, Clone)]
 pub struct DynamoDbOptions {
     table: String,
-    pub(super) has_stream: bool,
     region: Option<String>,
     endpoint: Option<String>,
-    stream_endpoint: Option<String>,
     /// They do not show themselves.
     credentials: Option<Credentials>,
     namespace: String,
-    is_speculative: bool,
+    is_speculative_given: bool,
+    retention: Retention,
     timeout: Duration,
     deadline: Duration,
     rejected_for: Duration,
@@ -68,13 +68,12 @@ impl DynamoDbOptions {
     pub fn new(table: impl Into<String>) -> Self {
         Self {
             table: table.into(),
-            has_stream: true,
             region: None,
             endpoint: None,
-            stream_endpoint: None,
             credentials: None,
             namespace: "default".to_owned(),
-            is_speculative: true,
+            is_speculative_given: false,
+            retention: Retention::default(),
             timeout: TIMEOUT,
             deadline: DEADLINE,
             rejected_for: REJECTED_FOR_MAX,
@@ -104,13 +103,6 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Another place for the table's stream than for the table, where both are not one server.
-    #[must_use]
-    pub fn stream_endpoint(mut self, endpoint: impl Into<String>) -> Self {
-        self.stream_endpoint = Some(endpoint.into());
-        self
-    }
-
     /// Keys to sign with, where those that the SDK finds are not meant.
     #[must_use]
     pub fn credentials(mut self, key: impl Into<String>, secret: impl Into<String>) -> Self {
@@ -125,39 +117,35 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Whether a draw is tried as a write at once, guessed from what was seen last, as it is unless said otherwise; else it
-    /// is read first and then written.
+    /// How long usage and audit are kept. The engine deletes usage that is too old, [`sweep`](crate::Store::sweep) the audit.
     #[must_use]
-    pub const fn speculative(mut self, is_speculative: bool) -> Self {
-        self.is_speculative = is_speculative;
+    pub const fn retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
         self
     }
 
-    /// Whether a table that is made has a stream, as it has unless said otherwise: for whoever follows what is used.
-    #[must_use]
-    pub const fn stream(mut self, has_stream: bool) -> Self {
-        self.has_stream = has_stream;
+    /// The address has the option `speculative`, which is ignored.
+    pub(crate) const fn ignore_speculative(mut self) -> Self {
+        self.is_speculative_given = true;
         self
     }
 
-    /// How long an answer is waited for, all tries together; two seconds unless said otherwise. About the same for all who share
-    /// a table: a draw of several levels that is not whole after three of these is taken back by whoever repeats it.
+    /// How long an answer is waited for, all tries together; two seconds by default.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How long a call may take before the engine [counts as away](crate::Capabilities::deadline); 50 ms unless said
-    /// otherwise.
+    /// How long a call may take before the engine [counts as unavailable](crate::Capabilities::deadline); 50 ms by default.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// How long a bucket that was read and had too little refuses without being asked again; a second unless said otherwise,
-    /// which is the most, and not at all where it is zero.
+    /// How long a bucket that was read and had too little refuses without a request: a second by default, which is the most,
+    /// and not at all if it is zero.
     ///
     /// What refills meanwhile is worked out, and what this process gives back is seen at once. What others give back is seen
     /// this much later, and so is a draw of the same lease that was made through another process and not answered.
@@ -167,7 +155,7 @@ impl DynamoDbOptions {
         self
     }
 
-    /// How often whoever draws looks for leases that are past their deadline: what a draw asks is counted with a long one.
+    /// How often a process that draws sweeps: tests that count requests set a long one.
     #[doc(hidden)]
     #[must_use]
     pub const fn swept_every(mut self, span: Duration) -> Self {
@@ -204,27 +192,26 @@ impl DynamoDbOptions {
             cache: Cache::default(),
             phases: Phases::default(),
             clock,
-            is_speculative: self.is_speculative,
+            is_speculative_given: self.is_speculative_given,
+            retention: self.retention,
             deadline: self.deadline,
             rejected_for: self.rejected_for,
             requests,
             rejections: AtomicU64::new(0),
-            policies_at: AtomicU64::new(u64::MAX),
             handle: random(),
             changes: AtomicU64::new(0),
-            attempts: AtomicU64::new(0),
             swept_every: self.swept_every,
             swept: std::sync::Mutex::new(Instant::now()),
         };
         let Some(found) = inner.link.get(&inner.keys.version()).await? else {
-            enrol_on_open(&inner.link, &namespace, self.has_stream).await?;
+            enrol_on_open(&inner.link, &namespace).await?;
             return Ok(DynamoDb { inner: Arc::new(inner) });
         };
         if !found.contains_key("schema") {
             return Err(foreign(&inner.link));
         }
         let schema = number_of(&found, "schema")?;
-        if schema > SCHEMA {
+        if schema != SCHEMA {
             return Err(other_version(&format!("`{}`", inner.link.whose.place), schema, SCHEMA));
         }
         Ok(DynamoDb { inner: Arc::new(inner) })
@@ -240,6 +227,7 @@ impl DynamoDbOptions {
 
     /// What can be seen to be wrong without asking anybody.
     pub(super) fn check(&self) -> Result<(), StoreError> {
+        self.retention.check()?;
         let what = if self.table.is_empty() {
             "a table without a name".to_owned()
         } else if self.timeout.is_zero() {
@@ -284,11 +272,6 @@ impl DynamoDbOptions {
             let what = format!("the table `{}` needs a region: `dynamodb://{0}?region=…`", self.table);
             return Err(StoreError::Invalid { what });
         }
-        let mut streams = aws_sdk_dynamodbstreams::config::Builder::from(&config);
-        if let Some(endpoint) = &self.stream_endpoint {
-            streams = streams.endpoint_url(endpoint);
-        }
-        let streams = aws_sdk_dynamodbstreams::Client::from_conf(streams.build());
         let watch = Watch { clock, requests };
         let config = aws_sdk_dynamodb::config::Builder::from(&config).interceptor(watch).build();
         let region = config.region().map(ToString::to_string).unwrap_or_default();
@@ -298,7 +281,6 @@ impl DynamoDbOptions {
         };
         Ok(Link {
             client: Client::from_conf(config),
-            streams,
             table: self.table.clone(),
             whose: Whose { place },
             timeout: self.timeout,

@@ -1,10 +1,10 @@
-//! What a call knows of the buckets of its levels, and what came of writing them.
+//! What a call knows of the items of its levels.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::limit::cascade::{Level, Levels};
-use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::lease::{Ended, LeaseId};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::time::Stamp;
 use tokio::time::Instant;
@@ -12,94 +12,110 @@ use tokio::time::Instant;
 use super::DynamoDb;
 use super::expression::Write;
 use super::keys::{Item, Key};
+use super::lease_item::{OldLease, ended_in};
 use super::link::Action;
-use super::marks::{EndMark, OpenMark};
 use super::trouble::{Failed, Unmet};
-use super::view::{View, is_remembered, text_of};
-use crate::buckets::{Drawn, Moved, Reading, Readings, Renewed};
-use crate::codec;
+use super::view::View;
+use crate::buckets::{Reading, Readings};
+use crate::engine::Applied;
 use crate::error::StoreError;
 use crate::store::Swept;
 
-/// A level's bucket, as far as the call knows it.
+/// A level's item, as far as the call knows it.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     pub(super) view: Arc<View>,
-    /// It was seen during this call: what it says may be answered.
+    /// It was read during this call, so an answer may be based on it.
     pub(super) is_fresh: bool,
 }
 
-/// A lease that is kept apart from its buckets, in an item of its own.
-#[derive(Debug, Clone)]
-pub(super) struct Apart {
-    /// Its mark, as the item has it.
-    pub(super) text: String,
-    pub(super) state: ApartState,
+/// What a call knows of the tombstone of its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tombstone {
+    Unread,
+    Absent,
+    Ended(Ended),
 }
 
+/// What a call knows of the items of its levels and of its lease.
 #[derive(Debug, Clone)]
-pub(super) enum ApartState {
-    Open(OpenMark, Arc<Levels>),
-    Ended(EndMark),
+pub(super) struct Parts {
+    pub(super) levels: Vec<Part>,
+    pub(super) tombstone: Tombstone,
+    /// The lease was read again after all of them, and is as they say.
+    pub(super) is_confirmed: bool,
 }
 
-impl Apart {
-    /// What the item says; nothing where it is to be forgotten.
-    pub(super) fn read(item: &Item, now: Stamp) -> Result<Option<Self>, StoreError> {
-        let text = text_of(item, "s")?;
-        let state = if item.contains_key("l") {
-            ApartState::Open(text.parse()?, Arc::new(codec::levels_from_text(text_of(item, "l")?)?))
-        } else {
-            let mark: EndMark = text.parse()?;
-            if !is_remembered(mark.ended.at, now) {
-                return Ok(None);
-            }
-            ApartState::Ended(mark)
-        };
-        Ok(Some(Self { text: text.to_owned(), state }))
+impl Parts {
+    /// The item of the lease's home.
+    pub(super) fn home(&self) -> &View {
+        &self.levels[0].view
+    }
+
+    pub(super) fn views(&self) -> Vec<&View> {
+        self.levels.iter().map(|part| &*part.view).collect()
+    }
+
+    pub(super) fn is_fresh(&self) -> bool {
+        self.levels.iter().all(|part| part.is_fresh)
+    }
+
+    /// A write may have been made since they were read.
+    pub(super) fn invalidate(&mut self) {
+        for part in &mut self.levels {
+            part.is_fresh = false;
+        }
+        (self.tombstone, self.is_confirmed) = (Tombstone::Unread, false);
+    }
+
+    /// Whether both say the same of a lease.
+    pub(super) fn agree_on(&self, lease: LeaseId, other: &Self) -> bool {
+        let (home, others) = (self.home(), other.home());
+        home.open.get(&lease) == others.open.get(&lease)
+            && home.ended.get(&lease) == others.ended.get(&lease)
+            && self.tombstone == other.tombstone
     }
 }
 
-/// Answers that tell of limits.
-pub(super) trait Told {
-    fn readings(&mut self) -> Option<&mut Readings>;
+/// An answer that may have readings of limits.
+pub(super) trait Answer {
+    fn readings(&mut self) -> Option<&mut Readings> {
+        None
+    }
 
-    /// Whether it says that something is short.
+    /// Whether units are not available.
     fn is_refusal(&self) -> bool {
         false
     }
+
+    /// The answer of a call that finds its own write: it is no repeat.
+    fn claim(&mut self, _readings: Readings) {}
 }
 
-impl Told for Drawn {
+impl Answer for Applied {
     fn readings(&mut self) -> Option<&mut Readings> {
-        let (Self::Granted(moved) | Self::Refused(moved)) = self;
-        Some(&mut moved.readings)
+        match self {
+            Self::Granted(moved) | Self::Refused(moved) => Some(&mut moved.readings),
+            Self::Renewed(_) => None,
+        }
     }
 
     fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_))
     }
-}
 
-impl Told for Moved {
-    fn readings(&mut self) -> Option<&mut Readings> {
-        Some(&mut self.readings)
+    fn claim(&mut self, readings: Readings) {
+        if let Self::Granted(moved) = self
+            && moved.is_repeat
+        {
+            (moved.is_repeat, moved.readings) = (false, readings);
+        }
     }
 }
 
-impl Told for Renewed {
-    fn readings(&mut self) -> Option<&mut Readings> {
-        None
-    }
-}
+impl Answer for Swept {}
 
-impl Told for Swept {
-    fn readings(&mut self) -> Option<&mut Readings> {
-        None
-    }
-}
-
-/// Readings of what was decided, made those of what is there: others may have moved the same limits meanwhile.
+/// Replaces the readings of what was decided by those of what the item has: other calls may have moved the same limits.
 pub(super) fn correct(readings: &mut Readings, levels: &Levels, number: usize, is: &BTreeMap<String, Meter>) {
     for reading in readings.iter_mut().filter(|reading| reading.level == number) {
         let level: &Level = &levels.levels()[number];
@@ -110,14 +126,28 @@ pub(super) fn correct(readings: &mut Readings, levels: &Levels, number: usize, i
     }
 }
 
+/// The readings of a draw of these units.
+pub(super) fn readings_of(levels: &Levels, parts: &Parts, units: &[Option<u64>]) -> Readings {
+    let mut readings = Readings::new();
+    for (number, (level, view)) in levels.levels().iter().zip(parts.views()).enumerate() {
+        for line in &level.limits {
+            if let (Some(units), Some(meter)) = (units[line.name], view.meters.get(line.rule.row())) {
+                readings.push(Reading::new(number, line, 0_i64.saturating_add_unsigned(units), meter));
+            }
+        }
+    }
+    readings
+}
+
 impl DynamoDb {
-    /// What was seen last of the buckets of these levels, and nothing of those that were never seen.
-    pub(super) fn guess(&self, levels: &Levels) -> Vec<Part> {
+    /// The items of these levels as they were seen last, and nothing of those that were never seen.
+    pub(super) fn guess(&self, levels: &Levels) -> Parts {
         let guess = |level: &Level| {
             let view = self.inner.cache.view(&level.subject).unwrap_or_default();
             Part { view, is_fresh: false }
         };
-        levels.levels().iter().map(guess).collect()
+        let levels = levels.levels().iter().map(guess).collect();
+        Parts { levels, tombstone: Tombstone::Unread, is_confirmed: false }
     }
 
     /// Whether all of them were seen before.
@@ -125,65 +155,66 @@ impl DynamoDb {
         levels.levels().iter().all(|level| self.inner.cache.view(&level.subject).is_some())
     }
 
-    /// The buckets of these levels as they are now, and a lease that is kept apart: one round trip.
-    pub(super) async fn look(
+    /// The items of these levels and the tombstone of a lease as they are now, in one round trip. The engine reads one item
+    /// after the other.
+    pub(super) async fn look_at(
         &self,
         levels: &Levels,
-        lease: Option<LeaseId>,
+        lease: LeaseId,
         now: Stamp,
-    ) -> Result<(Vec<Part>, Option<Apart>), StoreError> {
+    ) -> Result<Parts, StoreError> {
         let keys: Vec<Key> =
             levels.levels().iter().map(|level| self.inner.keys.bucket(&level.subject)).collect();
-        let lease = lease.map(|lease| self.inner.keys.lease(lease));
-        let asked: Vec<Key> = keys.iter().cloned().chain(lease.clone()).collect();
-        let sent = Instant::now();
-        let found = self.inner.link.get_all(&asked).await?;
+        let tombstone = self.inner.keys.lease(lease);
+        let asked: Vec<Key> = keys.iter().cloned().chain([tombstone.clone()]).collect();
+        let mut sent = Instant::now();
+        let mut found = self.inner.link.get_all(&asked).await?;
+        if let Some(old) = found.get(&tombstone).map(OldLease::read).transpose()?.flatten() {
+            self.adopt(lease, &old).await?;
+            sent = Instant::now();
+            found = self.inner.link.get_all(&asked).await?;
+        }
         let mut parts = Vec::with_capacity(keys.len());
         for (level, key) in levels.levels().iter().zip(&keys) {
             let view = Arc::new(View::read(found.get(key))?);
             self.inner.cache.looked(&level.subject, &view, sent);
             parts.push(Part { view, is_fresh: true });
         }
-        let apart = lease.and_then(|lease| found.get(&lease));
-        Ok((parts, apart.map(|item| Apart::read(item, now)).transpose()?.flatten()))
+        let tombstone = ended_in(found.get(&tombstone), now)?.map_or(Tombstone::Absent, Tombstone::Ended);
+        Ok(Parts { levels: parts, tombstone, is_confirmed: false })
     }
 
-    /// Takes in what is there of a bucket whose write failed.
-    pub(super) fn unmet(
+    /// Takes in what the items have whose conditions failed, of writes to these levels. Returns whether the condition of
+    /// another item failed.
+    pub(super) fn take_in(
         &self,
         levels: &Levels,
-        number: usize,
-        parts: &mut [Part],
-        item: Option<&Item>,
-    ) -> Result<(), StoreError> {
-        let view = Arc::new(View::read(item)?);
-        self.inner.cache.saw(&levels.levels()[number].subject, &view);
-        parts[number] = Part { view, is_fresh: true };
-        Ok(())
+        parts: &mut Parts,
+        unmet: Vec<Unmet>,
+        numbers: &[Option<usize>],
+    ) -> Result<bool, StoreError> {
+        let mut is_other = false;
+        parts.is_confirmed = false;
+        for (unmet, number) in unmet.into_iter().zip(numbers) {
+            let Unmet::Yes(item) = unmet else { continue };
+            let Some(number) = *number else {
+                is_other = true;
+                continue;
+            };
+            let view = Arc::new(View::read(item.as_ref())?);
+            self.inner.cache.saw(&levels.levels()[number].subject, &view);
+            parts.levels[number] = Part { view, is_fresh: true };
+        }
+        Ok(is_other)
     }
 
-    /// Makes writes of several items: one by itself, more of them together or not at all. What was set is answered where
-    /// there was but one.
+    /// Makes one write by itself, and several together or not at all. Returns what was set where there was only one.
     pub(super) async fn send(&self, writes: &[Action]) -> Result<Option<Item>, Failed> {
         match writes {
             [Action::Update(write)] => self.inner.link.update(write).await.map(Some),
             writes => self.inner.link.transact(writes).await.map(|()| None),
         }
     }
-}
-
-/// A write that failed, of several that were sent together, each of them a level's or none's: what is there is taken in.
-pub(super) fn take_in(
-    unmet: Vec<Unmet>,
-    whose: &[Option<usize>],
-    mut see: impl FnMut(usize, Option<&Item>) -> Result<(), StoreError>,
-) -> Result<(), StoreError> {
-    for (unmet, whose) in unmet.into_iter().zip(whose) {
-        if let (Unmet::Yes(item), Some(number)) = (unmet, whose) {
-            see(*number, item.as_ref())?;
-        }
-    }
-    Ok(())
 }
 
 /// A write of a level's item.

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn those_who_ask_and_those_who_give_back_are_never_there_together_and_all_get_their_turn() {
+    async fn takers_and_returners_take_turns() {
         let phases: Arc<Phases> = Arc::default();
         // Above zero while somebody asks, below while somebody gives back.
         let inside: Arc<AtomicI64> = Arc::default();

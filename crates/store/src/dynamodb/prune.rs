@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use tidegate_core::limit::name::LimitName;
-use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::{Tally, Window};
 use tidegate_core::time::Stamp;
 
@@ -12,11 +11,9 @@ use super::expression::{Value, Write};
 use super::keys::{Item, Key, SK, window_word};
 use super::ledger::{Entries, PRUNED, tallies};
 use super::link::Action;
-use super::log::read_entry;
 use super::trouble::Failed;
 use super::view::number_of;
 use crate::error::StoreError;
-use crate::ledger::AuditQuery;
 use crate::tables::ended_by;
 
 /// Entries that are removed in one transaction.
@@ -87,31 +84,33 @@ impl DynamoDb {
             }
         }
         let action = if is_all { Action::Delete(write) } else { Action::Update(write) };
-        let mut patience = self.inner.link.patience();
+        let mut retries = self.inner.link.retries();
         loop {
             match self.inner.link.transact(std::slice::from_ref(&action)).await {
                 Ok(()) => return Ok(count),
                 Err(Failed::Condition(_)) => return Ok(0),
-                Err(failed) => patience.bear(failed).await?,
+                Err(failed) => retries.bear(failed).await?,
             }
         }
     }
 
-    /// Forgets up to `max` entries of the audit, in the order they were made in.
-    pub(super) async fn prune_audit(&self, through: Version, max: usize) -> Result<u64, StoreError> {
-        let query = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
+    /// Deletes up to `max` entries of the audit, in the order they were made in, until one is not `is_old`.
+    pub(super) async fn prune_audit(
+        &self,
+        max: usize,
+        is_old: impl Fn(&Item) -> Result<bool, StoreError>,
+    ) -> Result<u64, StoreError> {
         let (mut gone, mut after) = (0_usize, None);
         while gone < max {
             let asked = (max - gone).min(REMOVED_AT_ONCE);
-            let Entries { items, next } = self.entries(&query, after, asked).await?;
+            let Entries { items, next } = self.entries(None, after, asked).await?;
             let (mut actions, mut is_last, mut left) = (Vec::new(), next.is_none(), None);
             for item in &items {
-                let (number, entry) = read_entry(item)?;
-                if entry.version > through {
+                if !is_old(item)? {
                     is_last = true;
                     break;
                 }
-                left = Some(number + 1);
+                left = Some(number_of::<u64>(item, "number")? + 1);
                 actions.extend(Key::of(item).map(|key| Action::Delete(Write::new(key))));
             }
             after = next;
@@ -122,13 +121,13 @@ impl DynamoDb {
                 write.set(PRUNED, left);
                 actions.push(Action::Update(write));
             }
-            let mut patience = self.inner.link.patience();
+            let mut retries = self.inner.link.retries();
             while !actions.is_empty() {
                 match self.inner.link.transact(&actions).await {
                     Ok(()) => break,
-                    // Somebody else has pruned as much, and more.
+                    // Another process has pruned as much, and more.
                     Err(Failed::Condition(_)) => return Ok(gone as u64),
-                    Err(failed) => patience.bear(failed).await?,
+                    Err(failed) => retries.bear(failed).await?,
                 }
             }
             gone += removed;

@@ -1,386 +1,353 @@
-//! Steps of a lease after its draw, and its end: decided on what was seen, written if that still holds.
+//! Steps of leases: decided on what was seen of the items, and written if that still holds.
+//!
+//! A step is guessed from the cache and corrected by what a failed condition returns. An answer that writes nothing, a
+//! refusal or a repeat, is based on items that were read during the call.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use tidegate_core::limit::cascade::{Level, Levels};
-use tidegate_core::limit::lease::{Ending, LeaseId, REMEMBERED, Record};
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
-use super::apart::There;
-use super::decide::{Decided, Slip, decide};
-use super::expression::Write;
-use super::forms::{self, Decision};
+use super::decide::{Decided, decide};
+use super::keys::Item;
 use super::link::Action;
-use super::marks::{EndMark, OpenMark, end_name, open_name, used_at};
-use super::parts::{Apart, ApartState, Part, Told, correct, take_in, write_of};
+use super::marks::OpenMark;
+use super::parts::{Answer, Parts, Tombstone, correct, readings_of};
 use super::trouble::Failed;
-use super::undo::take_back;
-use super::view::{ENDS, HORIZON, OPENS, View};
-use crate::desk::Desk;
+use super::view::View;
+use crate::engine::{Change, Taking};
 use crate::error::StoreError;
+use crate::shared_engine::{LeaseState, OneLease, StepContext};
 
-/// A step, but for what it decides.
+/// An item has the marks of at most so many open leases.
+pub(super) const OPEN_MAX: usize = 1_000;
+/// And of at most so many ended leases that are not counted yet, when a lease begins.
+pub(super) const ENDED_MAX: usize = 256;
+/// No lease begins in an item whose marks have more bytes: the engine allows 400 KB, and ends are longer than their leases.
+const BYTES_MAX: usize = 200_000;
+
+/// A step of a lease.
+#[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
     pub(super) lease: LeaseId,
     pub(super) levels: &'a Arc<Levels>,
-    /// What is asked for: it must be there.
-    pub(super) asked: Option<&'a [Option<u64>]>,
-    pub(super) used: Used<'a>,
+    /// What it does; `None` if it ends a lease that is past its deadline.
+    pub(super) change: Option<Change<'a>>,
 }
 
-/// What is counted of a lease that ends by a step.
-#[derive(Clone, Copy)]
-pub(super) enum Used<'a> {
-    /// Nothing.
-    Nothing,
-    /// This, and what it holds of what is not named.
-    Actual(&'a [Option<u64>]),
-    /// What it holds, if it is not to be returned: the lease expires, whatever the step was.
-    Held,
-}
+impl Step<'_> {
+    /// Whether a lease begins.
+    pub(super) const fn is_draw(&self) -> bool {
+        matches!(self.change, Some(Change::Take(_, Taking::Open(_) | Taking::Spend)))
+    }
 
-impl Used<'_> {
-    /// What is counted of the limit numbered `name`, for a lease that held this.
-    pub(super) fn of(&self, record: &Record, name: usize) -> Option<u64> {
-        let held = || record.held().get(name).copied().flatten();
-        match self {
-            Self::Actual(actual) => actual.get(name).copied().flatten().or_else(held),
-            Self::Held if record.on_expiry() == OnExpiry::Settle => held(),
-            Self::Held | Self::Nothing => None,
+    /// The units that must be available.
+    pub(super) fn asked(&self) -> Option<&[Option<u64>]> {
+        match self.change {
+            Some(Change::Take(units, _)) => Some(units),
+            _ => None,
+        }
+    }
+
+    /// Whether the lease may owe more of a limit after the step.
+    pub(super) fn may_owe(&self, record: &Record, name: usize) -> bool {
+        match self.change {
+            Some(Change::Shift(deltas)) => deltas[name].is_some_and(|delta| delta > 0),
+            Some(Change::End(Some(actual))) => record.change(name, actual[name]).is_some_and(|more| more > 0),
+            _ => false,
+        }
+    }
+
+    /// What is counted of a limit if the step ends the lease.
+    pub(super) fn used(&self, record: Option<&Record>, how: Ending, name: usize) -> Option<u64> {
+        let held = |record: &Record| record.held().get(name).copied().flatten();
+        match (how, self.change) {
+            (Ending::Expired, _) => {
+                record.filter(|record| record.on_expiry() == OnExpiry::Settle).and_then(held)
+            }
+            (_, Some(Change::End(Some(actual)))) => actual[name].or_else(|| record.and_then(held)),
+            (_, Some(Change::Take(units, Taking::Spend))) => units[name],
+            _ => None,
         }
     }
 }
 
-/// Where the lease is.
-enum Place {
-    /// Marked in its own item.
-    Marked(OpenMark),
-    /// In an item of its own, with this text.
-    Apart { text: String, record: Record },
-    /// Nowhere, or not open any more.
-    Nowhere,
+/// What is known of a lease before a step.
+pub(super) enum Known {
+    /// It has this mark in its home.
+    Open(OpenMark, Arc<Levels>),
+    Ended(Ended),
+    Unknown,
+}
+
+impl Known {
+    fn of(lease: LeaseId, parts: &Parts, now: Stamp) -> Result<Self, StoreError> {
+        let home = parts.home();
+        if let Some(mark) = home.open.get(&lease) {
+            return Ok(Self::Open(mark.clone(), home.levels_of(mark)?));
+        }
+        Ok(match (home.end_of(lease, now), parts.tombstone) {
+            (Some(mark), _) => Self::Ended(mark.ended),
+            (None, Tombstone::Ended(ended)) => Self::Ended(ended),
+            (None, _) => Self::Unknown,
+        })
+    }
+
+    fn state(&self) -> LeaseState {
+        match self {
+            Self::Open(mark, levels) => LeaseState::Open(mark.record.clone(), Arc::clone(levels)),
+            Self::Ended(ended) => LeaseState::Ended(*ended),
+            Self::Unknown => LeaseState::Unknown,
+        }
+    }
+}
+
+/// What a call does next.
+enum Next<T> {
+    Return(Result<T, StoreError>),
+    /// Reads the items and decides again.
+    Look,
+    /// Reads the lease again before it is said that it has not drawn. The engine reads one item after the other: a level may
+    /// have been read after the lease drew from it and the home before, or a tombstone before it was written and the home
+    /// after its mark was counted.
+    Confirm,
+    /// Counts the marks of the home and decides again.
+    Count,
+    Write(Box<(Decided<T>, Known)>),
 }
 
 impl DynamoDb {
     /// Takes a step.
-    pub(super) async fn step<T: Told>(
+    pub(super) async fn step<T: Answer>(
         &self,
         step: &Step<'_>,
-        op: impl Fn(&mut Desk<'_, Slip>) -> Result<T, StoreError>,
+        op: impl Fn(&mut StepContext<'_, OneLease>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut patience = self.inner.link.patience();
-        let is_guessed = self.inner.is_speculative && self.has_seen(step.levels);
-        let (mut parts, mut apart) = if is_guessed {
-            (self.guess(step.levels), None)
+        let Step { lease, levels, .. } = *step;
+        let mut retries = self.inner.link.retries();
+        // A write of this call may have been made though its response was lost.
+        let mut is_unsure = false;
+        let mut parts = if step.is_draw() || self.has_seen(levels) {
+            self.guess(levels)
         } else {
-            self.look_for(step, self.now()).await?
+            self.look_at(levels, lease, self.now()).await?
         };
         loop {
             let now = self.now();
-            let is_fresh = parts.iter().all(|part| part.is_fresh);
-            let home = &parts[0].view;
-            if home.ended.contains_key(&step.lease) && home.end_of(step.lease, now).is_none() {
-                // It is to be forgotten, and so it is counted first.
-                self.count_item(&step.levels.subject().clone()).await?;
-                (parts, apart) = self.look_for(step, now).await?;
-                continue;
-            }
-            let (slip, place) = match find(step.lease, &parts, apart.as_ref(), now) {
-                // What this process makes of what it saw proves nothing about the item.
-                Err(_) if !is_fresh => {
-                    (parts, apart) = self.look_for(step, now).await?;
+            let (decided, known) = match self.next(step, &parts, now, is_unsure, &op)? {
+                Next::Return(answer) => return answer,
+                Next::Write(write) => *write,
+                Next::Confirm => {
+                    let again = self.look_at(levels, lease, now).await?;
+                    if again.agree_on(lease, &parts) {
+                        parts.is_confirmed = true;
+                    } else {
+                        parts = again;
+                    }
                     continue;
                 }
-                found => found?,
+                Next::Count => {
+                    self.count_item(levels.subject()).await?;
+                    let what =
+                        format!("`{}` has too many ended leases that are not counted", levels.subject());
+                    retries.pause(StoreError::unavailable(what)).await?;
+                    parts = self.look_at(levels, lease, now).await?;
+                    continue;
+                }
+                Next::Look => {
+                    parts = self.look_at(levels, lease, now).await?;
+                    continue;
+                }
             };
-            let views: Vec<&View> = parts.iter().map(|part| &*part.view).collect();
-            let decided = decide(&views, step.levels, slip, now, &op);
-            let is_refusal = decided.answer.as_ref().is_ok_and(Told::is_refusal);
-            let is_answer = decided.is_nothing(&views) || is_refusal || matches!(place, Place::Nowhere);
-            if is_answer && !is_fresh {
-                (parts, apart) = self.look_for(step, now).await?;
-                continue;
-            }
-            if decided.is_nothing(&views) {
-                if is_refusal && let Some(moved) = self.moved_on(step, (&parts, apart.as_ref()), now).await? {
-                    (parts, apart) = moved;
-                    continue;
-                }
+            let (actions, numbers) = self.writes(step, &parts, &decided, &known, now);
+            if actions.is_empty() {
                 return decided.answer;
             }
-            let is_torn = |part: &Part| !part.is_fresh && !part.view.open.contains_key(&step.lease);
-            if matches!(place, Place::Marked(_)) && parts.iter().any(is_torn) {
-                // Others may have seen the bucket without its mark: only what is there now tells that it has none.
-                (parts, apart) = self.look_for(step, now).await?;
-                continue;
-            }
-            let is_expired = decided.slip.end().is_some_and(|ended| ended.how == Ending::Expired);
-            let used = if is_expired { Used::Held } else { step.used };
-            let step = &Step { asked: step.asked.filter(|_| !is_refusal && !is_expired), used, ..*step };
-            let (actions, whose) = match &place {
-                Place::Apart { text, record } => {
-                    self.apart_writes(step, &parts, &decided, (text, record), now)
-                }
-                Place::Marked(mark) => self.marked_writes(step, &parts, &decided, mark, now),
-                Place::Nowhere => self.tombstones(step, &parts, &decided, now),
-            };
             match self.send(&actions).await {
-                Ok(set) => return self.stepped(step, (&parts, &whose), decided, set.as_ref()),
+                Ok(set) => return self.stepped(step, &parts, (&actions, &numbers), decided, set.as_ref()),
                 Err(Failed::Condition(unmet)) => {
-                    take_in(unmet, &whose, |number, item| self.unmet(step.levels, number, &mut parts, item))?;
-                    // A lease that is not where it was may be in an item of its own by now.
-                    if !parts[0].is_fresh || !parts[0].view.open.contains_key(&step.lease) {
-                        (parts, apart) = self.look_for(step, now).await?;
+                    let is_other = self.take_in(levels, &mut parts, unmet, &numbers)?;
+                    let home = &parts.levels[0];
+                    let is_gone = home.is_fresh && !home.view.open.contains_key(&lease);
+                    if is_other || (is_gone && !step.is_draw()) {
+                        parts = self.look_at(levels, lease, now).await?;
                     }
                 }
+                // Only newer rules were to be written: the next call writes them.
+                Err(Failed::Unavailable { .. } | Failed::Conflict) if !decided.is_changed() => {
+                    return decided.answer;
+                }
                 Err(failed) => {
-                    patience.bear(failed).await?;
-                    (parts, apart) = self.look_for(step, now).await?;
+                    if matches!(failed, Failed::Unavailable { is_undone: false, .. }) {
+                        is_unsure = true;
+                        parts.invalidate();
+                        self.inner.cache.drew(lease, levels.subject());
+                    }
+                    retries.bear(failed).await?;
                 }
             }
         }
     }
 
-    /// What is there now, if the lease is not as it was: it may have been read before this very step was made, and a bucket after it.
-    async fn moved_on(
+    /// What a call does next with what it knows.
+    fn next<T: Answer>(
         &self,
         step: &Step<'_>,
-        (parts, apart): (&[Part], Option<&Apart>),
+        parts: &Parts,
         now: Stamp,
-    ) -> Result<Option<(Vec<Part>, Option<Apart>)>, StoreError> {
-        if parts.len() == 1 && parts[0].view.open.contains_key(&step.lease) {
-            // All of it is in one item.
-            return Ok(None);
+        is_unsure: bool,
+        op: impl Fn(&mut StepContext<'_, OneLease>) -> Result<T, StoreError>,
+    ) -> Result<Next<T>, StoreError> {
+        let (lease, home, is_fresh) = (step.lease, parts.home(), parts.is_fresh());
+        if home.ended.contains_key(&lease) && home.end_of(lease, now).is_none() {
+            // Its mark is kept only to be counted.
+            return Ok(Next::Count);
         }
-        let again = self.look_for(step, now).await?;
-        let is_same =
-            record_of(step.lease, &again.0, again.1.as_ref()) == record_of(step.lease, parts, apart);
-        Ok((!is_same).then_some(again))
+        let known = match Known::of(lease, parts, now) {
+            Err(_) if !is_fresh => return Ok(Next::Look),
+            known => known?,
+        };
+        let is_unknown = matches!(known, Known::Unknown);
+        let is_late = is_unknown && home.is_late(lease);
+        if is_late && parts.tombstone == Tombstone::Unread {
+            return Ok(Next::Look);
+        }
+        let decided = decide(&parts.views(), step.levels, (lease, known.state()), now, op);
+        let is_changed = decided.is_changed();
+        let is_refusal = decided.answer.as_ref().is_ok_and(Answer::is_refusal);
+        let is_nothing = decided.is_nothing(&parts.views()) || (decided.answer.is_err() && !is_changed);
+        if !is_fresh {
+            if is_refusal && !is_unsure && self.may_refuse(step, parts, &decided) {
+                self.inner.rejections.fetch_add(1, Ordering::Relaxed);
+                return Ok(Next::Return(decided.answer));
+            }
+            if is_nothing || is_refusal || (is_unknown && !step.is_draw()) {
+                return Ok(Next::Look);
+            }
+        }
+        let may_have_moved = (is_refusal && (is_late || parts.levels.len() > 1)) || (is_nothing && is_late);
+        if may_have_moved && !parts.is_confirmed {
+            return Ok(Next::Confirm);
+        }
+        if is_nothing {
+            return Ok(Next::Return(self.answer(step, parts, decided, is_unsure)));
+        }
+        if is_unknown && is_changed {
+            let is_large = home.mark_bytes() > BYTES_MAX;
+            if home.end_count() >= ENDED_MAX || (is_large && !home.ended.is_empty()) {
+                return Ok(Next::Count);
+            }
+            if decided.record().is_some() && (is_large || home.open_count() >= OPEN_MAX) {
+                return Ok(if is_fresh { Next::Return(Err(full(is_large))) } else { Next::Look });
+            }
+        }
+        Ok(Next::Write(Box::new((decided, known))))
     }
 
-    /// The buckets of a step and its lease as they are now.
-    async fn look_for(&self, step: &Step<'_>, now: Stamp) -> Result<(Vec<Part>, Option<Apart>), StoreError> {
-        let (parts, apart) = self.look(step.levels, Some(step.lease), now).await?;
-        if apart.is_some() || !parts[0].view.may_have_sent_away(step.lease) {
-            return Ok((parts, apart));
-        }
-        // The engine reads one item after the other: what went from the bucket to its own item in between was in neither.
-        Ok((parts, self.lease_item(step.lease, now).await?))
+    /// Whether the cache may refuse a draw: all items were read a moment ago, the rules are the draw's own, and no earlier call
+    /// of this process may have drawn it.
+    fn may_refuse<T>(&self, step: &Step<'_>, parts: &Parts, decided: &Decided<T>) -> bool {
+        let span = self.inner.rejected_for;
+        let levels = step.levels.levels().iter();
+        step.is_draw()
+            && self.inner.cache.home(step.lease).is_none()
+            && levels.zip(parts.views()).zip(&decided.meters).all(|((level, view), after)| {
+                view.meters == *after && self.inner.cache.was_read_within(&level.subject, span)
+            })
     }
 
-    /// The writes of a step of a lease that is marked in its buckets, and the level of each.
-    fn marked_writes<T>(
+    /// The answer of a step that writes nothing. A draw that finds what it wrote itself is no repeat.
+    fn answer<T: Answer>(
         &self,
         step: &Step<'_>,
-        parts: &[Part],
-        decided: &Decided<T>,
-        mark: &OpenMark,
-        now: Stamp,
-    ) -> (Vec<Action>, Vec<Option<usize>>) {
-        let (mut actions, mut whose) = (Vec::new(), Vec::new());
-        let end = decided.slip.end();
-        for (number, level) in step.levels.levels().iter().enumerate() {
-            let seen = &*parts[number].view;
-            let is_marked = seen.open.contains_key(&step.lease);
-            let (open, ended) = (open_name(step.lease), end_name(step.lease));
-            // A level that the draw never came to takes no part.
-            let meters = if is_marked { &decided.meters[number] } else { &seen.meters };
-            if number > 0 && end.is_none() && *meters == seen.meters {
-                continue;
-            }
-            let mut write = self.limits_write(step, level, (seen, meters), now);
-            match (number, is_marked) {
-                (0, _) => write.only_if(&open, "=", mark.to_string()),
-                (_, true) => write.only_with(&open),
-                (_, false) if seen.is_there() => write.only_without(&open),
-                (_, false) => {}
-            }
-            if let Some(end) = end {
-                let used = if is_marked {
-                    used_at(level, |name| step.used.of(&mark.record, name))
-                } else {
-                    Vec::new()
-                };
-                let end = EndMark { ended: end, drawn_at: mark.record.drawn_at(), is_own: number == 0, used };
-                if is_marked {
-                    write.remove(&open);
-                    write.add(OPENS, -1_i64);
-                }
-                write.set(&ended, end.to_string());
-                write.add(ENDS, i64::from(!seen.ended.contains_key(&step.lease)));
-                forms::due_by(&mut write, seen, now + REMEMBERED, (&self.inner.keys, &level.subject));
-            } else if let Some(record) = decided.slip.record().filter(|_| number == 0) {
-                let record = record.clone();
-                let until = record.deadline();
-                let mark = OpenMark { level: 0, record, levels: mark.levels.clone() };
-                write.set(&open, mark.to_string());
-                if seen.ttl.is_some() {
-                    forms::live(&mut write, seen, level, (now, until));
-                }
-            }
-            actions.push(Action::Update(write));
-            whose.push(Some(number));
-        }
-        (actions, whose)
-    }
-
-    /// The marks of a lease that is cancelled before it drew, in all buckets that it might draw from; what a draw left that
-    /// was never ended is given back.
-    fn tombstones<T>(
-        &self,
-        step: &Step<'_>,
-        parts: &[Part],
-        decided: &Decided<T>,
-        now: Stamp,
-    ) -> (Vec<Action>, Vec<Option<usize>>) {
-        let (mut actions, mut whose) = (Vec::new(), Vec::new());
-        let Some(ended) = decided.slip.end() else { return (actions, whose) };
-        let (open_name, end_name) = (open_name(step.lease), end_name(step.lease));
-        for (number, level) in step.levels.levels().iter().enumerate() {
-            let seen = &*parts[number].view;
-            let orphan = seen.open.get(&step.lease);
-            let mut write = self.limits_write(step, level, (seen, &seen.meters), now);
-            if let Some(mark) = orphan {
-                take_back(&mut write, seen, mark, (level, None), now);
-                write.only_if(&open_name, "=", mark.to_string());
-                write.remove(&open_name);
-                write.add(OPENS, -1_i64);
-            } else if seen.is_there() {
-                write.only_without(&open_name);
-            }
-            if seen.is_there() && !seen.ended.contains_key(&step.lease) {
-                write.only_without(&end_name);
-            }
-            if seen.is_there() && !seen.may_be_apart(step.lease) {
-                write.only_unless_or(HORIZON, "<", step.lease.millis());
-            }
-            let mark = EndMark { ended, drawn_at: now, is_own: number == 0, used: Vec::new() };
-            write.set(&end_name, mark.to_string());
-            write.add(ENDS, i64::from(!seen.ended.contains_key(&step.lease)));
-            forms::due_by(&mut write, seen, now + REMEMBERED, (&self.inner.keys, &level.subject));
-            if !seen.is_there() {
-                // Nothing but the mark: it need not stay for ever.
-                forms::live(&mut write, seen, &bare(level), (now, now + REMEMBERED));
-            }
-            actions.push(Action::Update(write));
-            whose.push(Some(number));
-        }
-        if parts.iter().any(|part| part.view.may_be_apart(step.lease)) {
-            let mark = EndMark { ended, drawn_at: now, is_own: true, used: Vec::new() };
-            actions.push(Action::Update(self.end_item(step.lease, &mark, There::Nothing, now)));
-            whose.push(None);
-        }
-        (actions, whose)
-    }
-
-    /// The write of a level's limits.
-    pub(super) fn limits_write(
-        &self,
-        step: &Step<'_>,
-        level: &Level,
-        (seen, meters): (&View, &BTreeMap<String, Meter>),
-        now: Stamp,
-    ) -> Write {
-        let (mut write, epoch) = (write_of(self, level), self.epoch());
-        let asked = step.asked.map(|units| (level, units));
-        let on = Decision { keys: &self.inner.keys, subject: &level.subject, now, asked, epoch: &epoch };
-        forms::write_limits(&mut write, seen, meters, &on);
-        write
-    }
-
-    /// The step was written: the answer, with what is there now as far as it was told.
-    fn stepped<T: Told>(
-        &self,
-        step: &Step<'_>,
-        (parts, whose): (&[Part], &[Option<usize>]),
+        parts: &Parts,
         mut decided: Decided<T>,
-        set: Option<&super::keys::Item>,
+        is_unsure: bool,
     ) -> Result<T, StoreError> {
-        // What was not written is as it was: told as newer, it would hide what others write.
-        let is_written = |(number, _): &(usize, &Level)| whose.contains(&Some(*number));
-        for (number, level) in step.levels.levels().iter().enumerate().filter(is_written) {
-            let seen =
-                self.inner.cache.view(&level.subject).filter(|view| view.rules == parts[number].view.rules);
-            let mut view = View::clone(seen.as_ref().unwrap_or(&parts[number].view));
+        let Some(units) = step.asked().filter(|_| step.is_draw()) else { return decided.answer };
+        if decided.record().is_some() {
+            self.inner.cache.drew(step.lease, step.levels.subject());
+        }
+        let is_own = |record: &Record| record.step() == 0 && record.held() == units;
+        if let (true, Ok(answer)) = (is_unsure && decided.record().is_none_or(is_own), &mut decided.answer) {
+            answer.claim(readings_of(step.levels, parts, units));
+        }
+        decided.answer
+    }
+
+    /// The answer of a step that was written, with the limits as they are now where the engine returned them.
+    fn stepped<T: Answer>(
+        &self,
+        step: &Step<'_>,
+        parts: &Parts,
+        (actions, numbers): (&[Action], &[Option<usize>]),
+        mut decided: Decided<T>,
+        set: Option<&Item>,
+    ) -> Result<T, StoreError> {
+        let cache = &self.inner.cache;
+        for (action, number) in actions.iter().zip(numbers) {
+            let (Action::Update(write), Some(number)) = (action, *number) else { continue };
+            let (subject, seen) = (&step.levels.levels()[number].subject, &parts.levels[number].view);
+            let newest = cache.view(subject).filter(|view| view.rules == seen.rules);
+            let mut view = View::clone(newest.as_ref().unwrap_or(seen));
+            let (opens, ends) = (view.open.len(), view.ended.len());
             view.rules.get_or_insert_default();
             view.revision += 1;
-            if number == 0 || view.open.contains_key(&step.lease) {
-                view.meters.clone_from(&decided.meters[number]);
+            view.meters.clone_from(&decided.meters[number]);
+            if number == 0 && decided.end().is_some() {
+                view.open.remove(&step.lease);
             }
-            if let Some(ended) = decided.slip.end() {
-                view.opens -= i64::from(view.open.remove(&step.lease).is_some());
-                let mark = EndMark { ended, drawn_at: ended.at, is_own: number == 0, used: Vec::new() };
-                view.ends += i64::from(view.ended.insert(step.lease, mark).is_none());
-                let due = ended.at + REMEMBERED;
-                view.due = Some(view.due.map_or(due, |known| known.min(due)));
-            } else if let (Some(record), Some(mark)) = (decided.slip.record(), view.open.get_mut(&step.lease))
-                && number == 0
+            if view.absorb(set.unwrap_or(&write.set_values())).is_err() {
+                // The step is made all the same; the next one reads the item.
+                cache.evict(subject);
+                continue;
+            }
+            if set.is_none() {
+                view.opens += difference(opens, view.open.len());
+                view.ends += difference(ends, view.ended.len());
+            } else if let Ok(answer) = &mut decided.answer
+                && let Some(readings) = answer.readings()
             {
-                mark.record = record.clone();
+                correct(readings, step.levels, number, &view.meters);
             }
-            if let Some(set) = set.filter(|_| number == 0 && step.levels.levels().len() == 1) {
-                view.absorb(set)?;
-                if let Ok(answer) = &mut decided.answer
-                    && let Some(readings) = answer.readings()
-                {
-                    correct(readings, step.levels, 0, &view.meters);
-                }
-            }
-            self.inner.cache.saw(&level.subject, &Arc::new(view));
-            if gives(&parts[number].view.meters, &decided.meters[number]) {
-                self.inner.cache.gave(&level.subject);
+            cache.saw(subject, &Arc::new(view));
+            let after = &decided.meters[number];
+            let gives = |(row, before): (&String, &Meter)| {
+                after.get(row).is_none_or(|after| after.consumed() < before.consumed())
+            };
+            if seen.meters.iter().any(gives) {
+                cache.gave(subject);
             }
         }
-        if decided.slip.end().is_some() {
-            self.count_now_and_then(step.levels);
+        if step.is_draw() && decided.is_changed() {
+            cache.drew(step.lease, step.levels.subject());
         }
+        self.count_now_and_then(step.levels.subject());
         decided.answer
     }
 }
 
-/// Whether there is more of any limit after a step than before it.
-fn gives(before: &BTreeMap<String, Meter>, after: &BTreeMap<String, Meter>) -> bool {
-    before.iter().any(|(row, before)| after.get(row).is_none_or(|after| after.consumed() < before.consumed()))
+fn difference(before: usize, after: usize) -> i64 {
+    let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    count(after) - count(before)
 }
 
-/// What is known of the lease, and where it is.
-fn find(
-    lease: LeaseId,
-    parts: &[Part],
-    apart: Option<&Apart>,
-    now: Stamp,
-) -> Result<(Slip, Place), StoreError> {
-    let home = &parts[0].view;
-    if let Some(mark) = home.open.get(&lease) {
-        let levels = home.levels_of(mark)?;
-        return Ok((Slip::open(lease, mark.record.clone(), levels), Place::Marked(mark.clone())));
-    }
-    if let Some(mark) = home.end_of(lease, now) {
-        return Ok((Slip::ended(lease, mark.ended), Place::Nowhere));
-    }
-    Ok(match apart {
-        Some(Apart { text, state: ApartState::Open(mark, levels) }) => (
-            Slip::open(lease, mark.record.clone(), Arc::clone(levels)),
-            Place::Apart { text: text.clone(), record: mark.record.clone() },
-        ),
-        Some(Apart { state: ApartState::Ended(mark), .. }) => {
-            (Slip::ended(lease, mark.ended), Place::Nowhere)
+/// The error of a draw from a bucket that has as many open leases as its item has space for.
+const fn full(is_large: bool) -> StoreError {
+    if is_large {
+        StoreError::Full {
+            what: "bytes of open leases in one DynamoDB item, the most there are",
+            max: BYTES_MAX as u64,
         }
-        None => (Slip::unknown(lease), Place::Nowhere),
-    })
-}
-
-/// What a lease is known by: it is another after each of its steps.
-fn record_of(lease: LeaseId, parts: &[Part], apart: Option<&Apart>) -> Option<String> {
-    let home = &parts[0].view;
-    home.open.get(&lease).map(ToString::to_string).or_else(|| apart.map(|apart| apart.text.clone()))
-}
-
-/// A level without limits.
-fn bare(level: &Level) -> Level {
-    Level { subject: level.subject.clone(), limits: Box::default() }
+    } else {
+        StoreError::Full {
+            what: "open leases of one subject, the most that a DynamoDB item holds",
+            max: OPEN_MAX as u64,
+        }
+    }
 }

@@ -7,8 +7,8 @@ use aws_sdk_dynamodb::error::{BuildError, ProvideErrorMetadata};
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, CreateGlobalSecondaryIndexAction, GlobalSecondaryIndex,
     GlobalSecondaryIndexDescription, GlobalSecondaryIndexUpdate, IndexStatus, KeySchemaElement, KeyType,
-    Projection, ProjectionType, ScalarAttributeType, StreamSpecification, StreamViewType, TableDescription,
-    TableStatus, TimeToLiveDescription, TimeToLiveSpecification, TimeToLiveStatus,
+    Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus, TimeToLiveDescription,
+    TimeToLiveSpecification, TimeToLiveStatus,
 };
 
 use super::keys::{GSI1, GSI2, GSI3, PK, SK, TTL};
@@ -41,7 +41,7 @@ pub(super) struct Found {
 }
 
 /// Describes the table; `None` if it does not exist. A table whose keys or indexes differ from ours is another program's.
-pub(super) async fn look(link: &Link, has_stream: bool) -> Result<Option<Found>, StoreError> {
+pub(super) async fn look(link: &Link) -> Result<Option<Found>, StoreError> {
     let Some(table) = describe(link).await? else { return Ok(None) };
     check_shape(link, &table)?;
     let mut missing = Vec::new();
@@ -49,10 +49,6 @@ pub(super) async fn look(link: &Link, has_stream: bool) -> Result<Option<Found>,
         if index_in(&table, index).is_none() {
             missing.push(Part::new("index", index));
         }
-    }
-    let view = table.stream_specification().and_then(StreamSpecification::stream_view_type);
-    if has_stream && view != Some(&StreamViewType::NewAndOldImages) {
-        missing.push(Part::new("stream", "NEW_AND_OLD_IMAGES"));
     }
     let expiry = link.client.describe_time_to_live().table_name(&link.table).send().await;
     let expiry = expiry.map_err(|error| link.whose.failed(error).into_error())?;
@@ -112,23 +108,19 @@ fn index_in<'a>(table: &'a TableDescription, name: &str) -> Option<&'a GlobalSec
 
 /// Whether the table holds no item.
 pub(super) async fn is_empty(link: &Link) -> Result<bool, StoreError> {
-    let mut patience = link.patience();
+    let mut retries = link.retries();
     loop {
         match link.client.scan().table_name(&link.table).limit(1).consistent_read(true).send().await {
             Ok(answer) => return Ok(answer.items().is_empty()),
-            Err(error) => patience.bear(link.whose.failed(error)).await?,
+            Err(error) => retries.bear(link.whose.failed(error)).await?,
         }
     }
 }
 
-/// Makes the table with its indexes and its stream, and waits until it is there. Answers whether it was made.
-pub(super) async fn make(link: &Link, has_stream: bool) -> Result<bool, StoreError> {
-    let mut call = link
-        .client
-        .create_table()
-        .table_name(&link.table)
-        .billing_mode(BillingMode::PayPerRequest)
-        .set_stream_specification(has_stream.then(stream).transpose()?);
+/// Makes the table with its indexes, and waits until it is there. Answers whether it was made.
+pub(super) async fn make(link: &Link) -> Result<bool, StoreError> {
+    let call = link.client.create_table().table_name(&link.table);
+    let mut call = call.billing_mode(BillingMode::PayPerRequest);
     for name in attributes() {
         call = call.attribute_definitions(definition(&name)?);
     }
@@ -151,26 +143,19 @@ pub(super) async fn make(link: &Link, has_stream: bool) -> Result<bool, StoreErr
 
 /// Adds a part that a table lacks, and waits until it is there.
 pub(super) async fn add(link: &Link, part: &Part) -> Result<(), StoreError> {
-    match part.kind {
-        "expiry" => return expire(link).await,
-        "stream" => {
-            let call =
-                link.client.update_table().table_name(&link.table).stream_specification(stream()?).send();
-            call.await.map_err(|error| link.whose.failed(error).into_error())?;
-        }
-        _ => {
-            let (schema, projection) = index_of(&part.name)?;
-            let index = CreateGlobalSecondaryIndexAction::builder().index_name(&part.name);
-            let index = index.set_key_schema(Some(schema)).projection(projection).build().map_err(bad)?;
-            let mut call = link.client.update_table().table_name(&link.table);
-            for name in [format!("{}PK", part.name), format!("{}SK", part.name)] {
-                call = call.attribute_definitions(definition(&name)?);
-            }
-            let update = GlobalSecondaryIndexUpdate::builder().create(index).build();
-            let call = call.global_secondary_index_updates(update).send();
-            call.await.map_err(|error| link.whose.failed(error).into_error())?;
-        }
+    if part.kind == "expiry" {
+        return expire(link).await;
     }
+    let (schema, projection) = index_of(&part.name)?;
+    let index = CreateGlobalSecondaryIndexAction::builder().index_name(&part.name);
+    let index = index.set_key_schema(Some(schema)).projection(projection).build().map_err(bad)?;
+    let mut call = link.client.update_table().table_name(&link.table);
+    for name in [format!("{}PK", part.name), format!("{}SK", part.name)] {
+        call = call.attribute_definitions(definition(&name)?);
+    }
+    let update = GlobalSecondaryIndexUpdate::builder().create(index).build();
+    let call = call.global_secondary_index_updates(update).send();
+    call.await.map_err(|error| link.whose.failed(error).into_error())?;
     wait(link).await
 }
 
@@ -249,7 +234,6 @@ pub(super) fn template(table: &str) -> String {
     line(6, &format!("TableName: {}", quoted(table)));
     line(6, "BillingMode: PAY_PER_REQUEST");
     line(6, "PointInTimeRecoverySpecification: {PointInTimeRecoveryEnabled: true}");
-    line(6, "StreamSpecification: {StreamViewType: NEW_AND_OLD_IMAGES}");
     line(6, &format!("TimeToLiveSpecification: {{AttributeName: {TTL}, Enabled: true}}"));
     line(6, "AttributeDefinitions:");
     for name in attributes() {
@@ -279,10 +263,7 @@ pub(super) fn template(table: &str) -> String {
         line(14, &format!("- dynamodb:{right}"));
     }
     line(12, "Resource: [!GetAtt Limits.Arn, !Sub \"${Limits.Arn}/index/*\"]");
-    text.push_str(
-        "Outputs:\n  Table: {Value: !Ref Limits}\n  Stream: {Value: !GetAtt Limits.StreamArn}\n  \
-         Access: {Value: !Ref Access}\n",
-    );
+    text.push_str("Outputs:\n  Table: {Value: !Ref Limits}\n  Access: {Value: !Ref Access}\n");
     text
 }
 
@@ -309,14 +290,23 @@ fn index_of(name: &str) -> Result<(Vec<KeySchemaElement>, Projection), StoreErro
     Ok((schema, Projection::builder().projection_type(ProjectionType::KeysOnly).build()))
 }
 
-fn stream() -> Result<StreamSpecification, StoreError> {
-    let stream = StreamSpecification::builder().stream_enabled(true);
-    stream.stream_view_type(StreamViewType::NewAndOldImages).build().map_err(bad)
-}
-
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it on")]
 fn bad(error: BuildError) -> StoreError {
     StoreError::Invalid { what: error.to_string() }
+}
+
+/// The tables of the account whose names begin with that of the link, in the order of names.
+pub(super) async fn names(link: &Link) -> Result<Vec<String>, StoreError> {
+    let (mut names, mut last) = (Vec::new(), None);
+    loop {
+        let page = link.client.list_tables().set_exclusive_start_table_name(last).send().await;
+        let page = page.map_err(|error| link.whose.failed(error).into_error())?;
+        names.extend(page.table_names().iter().filter(|name| name.starts_with(&link.table)).cloned());
+        last = page.last_evaluated_table_name;
+        if last.is_none() {
+            return Ok(names);
+        }
+    }
 }
 
 /// The table as the engine describes it; `None` where there is none.
@@ -337,7 +327,7 @@ async fn wait(link: &Link) -> Result<(), StoreError> {
             // What was made a moment ago is not known everywhere yet.
             Err(error) if error.code() == Some("ResourceNotFoundException") && look < LOOKS_UNKNOWN => {}
             Err(error) => match link.whose.failed(error) {
-                Failed::Away { .. } => {}
+                Failed::Unavailable { .. } => {}
                 failed => return Err(failed.into_error()),
             },
         }
@@ -377,8 +367,7 @@ mod tests {
         assert_eq!(template.matches("IndexName: GSI").count(), 3);
         assert_eq!(template.matches("KEYS_ONLY").count(), 3);
         assert_eq!(template.matches("AttributeType: S").count(), 8);
-        assert!(
-            template.contains("NEW_AND_OLD_IMAGES") && template.contains("AttributeName: ttl, Enabled: true")
-        );
+        assert!(template.contains("AttributeName: ttl, Enabled: true"));
+        assert!(!template.contains("Stream"), "nothing reads a stream");
     }
 }

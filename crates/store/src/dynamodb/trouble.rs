@@ -19,7 +19,7 @@ pub(super) enum Failed {
     /// Another transaction was at work on one of the items: nothing was done.
     Conflict,
     /// The engine is away. What was asked may have been done, unless it `is_undone`.
-    Away { error: StoreError, is_undone: bool },
+    Unavailable { error: StoreError, is_undone: bool },
     /// Anything else.
     Answer(StoreError),
 }
@@ -69,7 +69,7 @@ impl Whose {
             // Nothing was signed, and so nothing was sent.
             _ if is_about_keys(&told) && is_about_time(&told) => {
                 let error = StoreError::Unavailable { what, source: Some(Box::new(error)) };
-                Failed::Away { error, is_undone: true }
+                Failed::Unavailable { error, is_undone: true }
             }
             SdkError::ConstructionFailure(_) if !is_about_keys(&told) => {
                 Failed::Answer(StoreError::Invalid { what })
@@ -77,7 +77,7 @@ impl Whose {
             _ if is_about_keys(&told) => Failed::Answer(StoreError::Denied { what }),
             _ => {
                 let error = StoreError::Unavailable { what, source: Some(Box::new(error)) };
-                Failed::Away { error, is_undone: false }
+                Failed::Unavailable { error, is_undone: false }
             }
         }
     }
@@ -86,8 +86,8 @@ impl Whose {
 /// The same of a code that stands for a whole answer, or for one part of a transaction.
 pub(super) fn of_code(code: &str, what: String) -> Failed {
     match kind(code) {
-        Kind::Throttled => Failed::Away { error: StoreError::unavailable(what), is_undone: true },
-        Kind::Broken => Failed::Away { error: StoreError::unavailable(what), is_undone: false },
+        Kind::Throttled => Failed::Unavailable { error: StoreError::unavailable(what), is_undone: true },
+        Kind::Broken => Failed::Unavailable { error: StoreError::unavailable(what), is_undone: false },
         Kind::Conflict => Failed::Conflict,
         Kind::Denied => Failed::Answer(StoreError::Denied { what }),
         Kind::Missing => Failed::Answer(StoreError::Invalid { what: format!("{what}; {MISSING}") }),
@@ -99,7 +99,7 @@ impl Failed {
     /// As whoever only reads is told.
     pub(super) fn into_error(self) -> StoreError {
         match self {
-            Self::Away { error, .. } | Self::Answer(error) => error,
+            Self::Unavailable { error, .. } | Self::Answer(error) => error,
             Self::Conflict => StoreError::unavailable("others were at work on the same items"),
             Self::Condition(_) => StoreError::unavailable("others have changed the same items"),
         }
@@ -211,7 +211,7 @@ mod tests {
         ];
         for (code, is_away, undone) in table {
             match of_code(code, code.to_owned()) {
-                Failed::Away { error, is_undone } => {
+                Failed::Unavailable { error, is_undone } => {
                     assert!(is_away && error.is_transient() && is_undone == undone, "{code}");
                 }
                 Failed::Answer(error) => assert!(!is_away && !error.is_transient(), "{code}"),

@@ -22,10 +22,10 @@ use crate::tables::MeterRow;
 pub(super) const REVISION: &str = "n";
 /// Names the rules of an item: another one with each of their changes.
 pub(super) const RULES: &str = "R";
-/// No lease that has ended, and none that is kept apart, was made after this and is not in the item.
+/// A lease that was made after this time and has ended is in the item; the end of an older one may be counted.
 pub(super) const HORIZON: &str = "h";
-/// Every lease of the item that is kept apart is due by this second.
-pub(super) const APART: &str = "a";
+/// Older versions wrote here until when the item is kept.
+const KEPT_UNTIL: &str = "a";
 /// How many open leases have a mark in the item.
 pub(super) const OPENS: &str = "O";
 /// How many leases that have ended have one.
@@ -43,16 +43,14 @@ pub(super) struct View {
     pub(super) meters: BTreeMap<String, Meter>,
     pub(super) open: BTreeMap<LeaseId, OpenMark>,
     pub(super) ended: BTreeMap<LeaseId, EndMark>,
-    /// Draws that were taken back, and until which attempt.
-    pub(super) undone: BTreeMap<LeaseId, u64>,
-    /// As many marks of open leases and of ended ones are there, those included that others made since and were not seen.
+    /// Names of attributes that only older versions wrote.
+    pub(super) obsolete: Vec<String>,
+    /// How many marks of open and of ended leases there are, by the item's own count.
     pub(super) opens: i64,
     pub(super) ends: i64,
     /// The texts of levels that open leases name.
     pub(super) levels: BTreeMap<String, String>,
     pub(super) horizon: Option<u64>,
-    /// The second by which all leases are due that are kept apart.
-    pub(super) apart: Option<u64>,
     pub(super) due: Option<Stamp>,
     pub(super) ttl: Option<u64>,
 }
@@ -78,7 +76,7 @@ impl View {
                 }
                 "o" => drop(self.open.insert(lease(rest)?, text(name, value)?.parse()?)),
                 "e" => drop(self.ended.insert(lease(rest)?, text(name, value)?.parse()?)),
-                "x" => drop(self.undone.insert(lease(rest)?, number(name, value)?)),
+                "x" => self.obsolete.push(name.to_owned()),
                 "l" => drop(self.levels.insert(rest.to_owned(), text(name, value)?.to_owned())),
                 _ => {}
             }
@@ -88,7 +86,7 @@ impl View {
             REVISION => self.revision = number(name, value)?,
             RULES => self.rules = Some(text(name, value)?.to_owned()),
             HORIZON => self.horizon = Some(number(name, value)?),
-            APART => self.apart = Some(number(name, value)?),
+            KEPT_UNTIL => self.obsolete.push(name.to_owned()),
             OPENS => self.opens = number(name, value)?,
             ENDS => self.ends = number(name, value)?,
             DUE => {
@@ -150,19 +148,20 @@ impl View {
         self.ended.len().max(usize::try_from(self.ends).unwrap_or(0))
     }
 
-    /// Whether a lease that the item has no mark of may be kept apart.
-    pub(super) fn may_be_apart(&self, lease: LeaseId) -> bool {
+    /// About how many bytes the marks have.
+    pub(super) fn mark_bytes(&self) -> usize {
+        let open = self.open.values().map(OpenMark::bytes).sum::<usize>();
+        open + self.ended.values().map(EndMark::bytes).sum::<usize>()
+    }
+
+    /// Whether the end of the lease may be counted already: then only its tombstone shows it.
+    pub(super) fn is_late(&self, lease: LeaseId) -> bool {
         self.horizon.is_some_and(|horizon| horizon >= lease.millis())
     }
 
     /// Whether the lease has a mark here, open or ended.
     pub(super) fn is_marked(&self, lease: LeaseId) -> bool {
         self.open.contains_key(&lease) || self.ended.contains_key(&lease)
-    }
-
-    /// Whether the lease may have had a mark here that is in an item of its own by now.
-    pub(super) fn may_have_sent_away(&self, lease: LeaseId) -> bool {
-        self.may_be_apart(lease) && !self.is_marked(lease)
     }
 }
 

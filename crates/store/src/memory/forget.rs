@@ -21,8 +21,8 @@ use tidegate_core::time::Stamp;
 use super::Space;
 use super::options::MemoryStats;
 use super::shards::{Index, Shard};
-use crate::desk::{Bucket, Place, Shelf};
 use crate::error::StoreError;
+use crate::shared_engine::{Bucket, BucketTable, Place};
 use crate::sync::lock;
 
 /// Places of its shard that whoever makes a bucket looks at: more than one, so that they become fewer.
@@ -68,10 +68,10 @@ impl Changes {
 }
 
 impl Space {
-    /// Room for one more subject, if there is any once some are forgotten.
+    /// Capacity for one more subject, if there is any once some are forgotten.
     pub(super) fn make_room(
         &self,
-        buckets: &mut Shelf,
+        buckets: &mut BucketTable,
         places: &[Place],
         now: Stamp,
     ) -> Result<(), StoreError> {
@@ -93,12 +93,12 @@ impl Space {
         for shard in &self.shards {
             let mut guard = lock(shard);
             let now = guard.go_on(read);
-            let Shard { shelf, .. } = &mut *guard;
-            self.forget(shelf, LOOKS_SWEPT, &[], now);
-            shelf.compact();
+            let Shard { table, .. } = &mut *guard;
+            self.forget(table, LOOKS_SWEPT, &[], now);
+            table.compact();
         }
         if let Some(before) = self.options.retention.audit_before(read) {
-            lock(&self.admin).prune_audit_before(before, AUDIT_SWEPT);
+            lock(&self.kept).prune_audit_before(before, AUDIT_SWEPT);
         }
     }
 
@@ -117,7 +117,7 @@ impl Space {
         stats
     }
 
-    fn forget(&self, buckets: &mut Shelf, looks: usize, places: &[Place], now: Stamp) {
+    fn forget(&self, buckets: &mut BucketTable, looks: usize, places: &[Place], now: Stamp) {
         let offset = Duration::from_micros(self.clock_offset.load(Ordering::Relaxed));
         let settled = lock(&self.changes).settled(now);
         let may_go = |index: u32, bucket: &mut Bucket| {

@@ -1,6 +1,6 @@
 //! Leases: the open ones, and what is remembered of those that have ended.
 //!
-//! A lease is kept on the shelf of its own subject's bucket, so that one lock covers both. Ended leases are
+//! A lease is kept with the table of its own subject's bucket, so that one lock covers both. Ended leases are
 //! remembered in two generations: when the young one is full, or as old as they are to be remembered, it becomes the
 //! old one, and the old one is forgotten as a whole.
 
@@ -15,8 +15,8 @@ use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{Ended, Ending, LeaseId, REMEMBERED};
 use tidegate_core::time::Stamp;
 
-use crate::desk::{Book, Known, Open};
 use crate::error::StoreError;
+use crate::shared_engine::{KnownLease, LeaseTable, Open};
 
 /// Ended leases that one generation of a shard remembers, unless more end within [`REMEMBERED_MIN`]. A subject's are all
 /// on one shard: so many are remembered of it at least, and half a million of all.
@@ -69,14 +69,14 @@ impl Default for Leases {
     }
 }
 
-impl Book for Leases {
-    fn find(&self, lease: LeaseId) -> Known<'_> {
+impl LeaseTable for Leases {
+    fn find(&self, lease: LeaseId) -> KnownLease<'_> {
         let hash = self.hash(lease);
         if let Some(open) = self.open.find(hash, |open| open.lease == lease) {
-            return Known::Open(open);
+            return KnownLease::Open(open);
         }
         let ended = self.young.find(hash, lease).or_else(|| self.old.find(hash, lease));
-        ended.map_or(Known::Unknown, Known::Ended)
+        ended.map_or(KnownLease::Unknown, KnownLease::Ended)
     }
 
     fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError> {
@@ -161,7 +161,7 @@ impl Leases {
         let mut due = Vec::new();
         while due.len() < max && self.next_due() <= now {
             let Some(Reverse((_, lease))) = self.due.pop() else { break };
-            let Known::Open(open) = self.find(lease) else { continue };
+            let KnownLease::Open(open) = self.find(lease) else { continue };
             if open.record.is_due(now) {
                 due.push((lease, Arc::clone(&open.levels)));
             } else {

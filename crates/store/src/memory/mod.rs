@@ -5,15 +5,14 @@
 //! beyond their bounds ([`StoreError::Full`](crate::StoreError::Full)), buckets that are the same as none are forgotten,
 //! ended leases are forgotten early, and the oldest of the audit goes.
 
-mod admin;
 mod forget;
 mod leases;
 mod listing;
 mod options;
 mod prune;
+mod records;
 mod shards;
 mod steps;
-mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,18 +20,26 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_core::limit::name::{Namespace, Subject};
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::{EntityId, Namespace, ResourceName, Subject};
+use tidegate_core::limit::policy::Version;
+use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
+use crate::buckets::{Bucket, Lookup, Seen, Standing};
 use crate::clock::WallClock;
-use crate::desk::{SHARDS, hash_subject};
+use crate::cursor::UsagePlace;
+use crate::engine::{Applied, Engine, Step};
 use crate::error::StoreError;
+use crate::ledger::{Prune, UsageQuery};
+use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::store::{Capabilities, Clocked, Store, Swept};
+use crate::shared_engine::{SHARDS, hash_subject};
+use crate::store::{Capabilities, Clocked, Swept};
 use crate::sync::lock;
-use admin::Admin;
 use forget::Changes;
 pub use options::{MemoryOptions, MemoryStats};
+use records::Kept;
 use shards::{Index, Shard};
 
 /// A store has at most so many namespaces.
@@ -74,7 +81,7 @@ struct Space {
     changes: Mutex<Changes>,
     /// No lease is past its deadline before this, in microseconds.
     due_at: AtomicU64,
-    admin: Mutex<Admin>,
+    kept: Mutex<Kept>,
     /// The version of what administrators have changed, for those who only want to know whether they have.
     version: AtomicU64,
 }
@@ -121,8 +128,8 @@ impl fmt::Debug for Memory {
     }
 }
 
-impl Store for Memory {
-    fn capabilities(&self) -> Capabilities {
+impl Engine for Memory {
+    fn about(&self) -> Capabilities {
         Capabilities {
             engine: "memory",
             is_immediate: true,
@@ -132,11 +139,67 @@ impl Store for Memory {
         }
     }
 
-    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
+    #[inline]
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+        Reply::ready(self.space.apply(&step))
+    }
+
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        Reply::ready(self.space.lease(lease))
+    }
+
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+        Reply::ready(Ok(self.space.look(lookup)))
+    }
+
+    fn scan_buckets<'a>(
+        &'a self,
+        resource: &'a ResourceName,
+        after: Option<EntityId>,
+        max: usize,
+    ) -> Reply<'a, Vec<Bucket>> {
+        Reply::ready(Ok(self.space.scan_buckets(resource, after.as_ref(), max)))
+    }
+
+    fn scan_usage<'a>(
+        &'a self,
+        query: &'a UsageQuery,
+        after: Option<UsagePlace<'a>>,
+        max: usize,
+    ) -> Reply<'a, Vec<Usage>> {
+        Reply::ready(Ok(self.space.scan_usage(query, after, max)))
+    }
+
+    fn prune_ledger<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+        Reply::ready(Ok(match *prune {
+            Prune::Usage { window, before } => self.space.prune_usage(window, before, max),
+            Prune::Audit { through } => lock(&self.space.kept).prune_audit(through, max),
+        } as u64))
+    }
+
+    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
         let now = self.space.clock.now();
         let swept = self.space.sweep(now, max);
         self.space.tend(now);
         Reply::ready(Ok(swept.with(&mut lock(&self.space.passed), max)))
+    }
+
+    fn read_records<'a>(&'a self, keys: &'a [Key]) -> Reply<'a, Records> {
+        Reply::ready(Ok(self.space.read_records(keys)))
+    }
+
+    fn scan_records<'a>(&'a self, scan: &'a Scan) -> Reply<'a, Vec<Record>> {
+        Reply::ready(Ok(self.space.scan_records(scan)))
+    }
+
+    fn write_records<'a>(&'a self, write: &'a RecordWrite) -> Reply<'a, bool> {
+        Reply::ready(self.space.write_records(write))
+    }
+
+    /// Without the lock of the records: callers with a cache of policies ask for it with every call.
+    #[inline]
+    fn newest_version(&self) -> Reply<'_, Version> {
+        Reply::ready(Ok(Version::new(self.space.version.load(Ordering::Acquire))))
     }
 }
 
@@ -155,7 +218,7 @@ impl Space {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             index: Mutex::default(),
             due_at: AtomicU64::new(u64::MAX),
-            admin: Mutex::default(),
+            kept: Mutex::default(),
             version: AtomicU64::new(0),
         }
     }

@@ -3,13 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_core::limit::name::LimitName;
-use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 
 use super::Space;
-use super::admin::Admin;
-use crate::desk::Bucket;
+use crate::shared_engine::Bucket;
 use crate::sync::lock;
 
 /// Buckets that are looked through at a time: whoever draws from their shard waits that long.
@@ -28,13 +26,13 @@ impl Space {
             let (mut epoch, mut next) = (0, 0);
             loop {
                 let mut shard = lock(shard);
-                if shard.shelf.epoch() != epoch {
+                if shard.table.epoch() != epoch {
                     // Its buckets are in other places now.
-                    (epoch, next) = (shard.shelf.epoch(), 0);
+                    (epoch, next) = (shard.table.epoch(), 0);
                 }
-                let end = u32::try_from(shard.shelf.places()).unwrap_or(u32::MAX).min(next + CHUNK);
+                let end = u32::try_from(shard.table.places()).unwrap_or(u32::MAX).min(next + CHUNK);
                 for place in next..end {
-                    count += prune_bucket(shard.shelf.at_mut(place), window, before, max - count);
+                    count += prune_bucket(shard.table.at_mut(place), window, before, max - count);
                     if count >= max {
                         return count;
                     }
@@ -46,26 +44,6 @@ impl Space {
             }
         }
         count
-    }
-}
-
-impl Admin {
-    /// Forgets up to `max` of the oldest entries, up to those of the change `through`.
-    pub(super) fn prune_audit(&mut self, through: Version, max: usize) -> usize {
-        let old = self.audit.partition_point(|entry| entry.version <= through).min(max);
-        self.audit.drain(..old);
-        self.audit.shrink_to(self.audit.len() * 2);
-        // Cursors are numbers of entries: those that are left keep theirs.
-        self.forgotten += old as u64;
-        old
-    }
-
-    /// Forgets up to `max` of the entries that were made before `before`.
-    pub(super) fn prune_audit_before(&mut self, before: Stamp, max: usize) {
-        let last = self.audit.iter().take(max).take_while(|entry| entry.at < before).last();
-        if let Some(through) = last.map(|entry| entry.version) {
-            self.prune_audit(through, max);
-        }
     }
 }
 

@@ -9,14 +9,16 @@ use tidegate_core::time::Stamp;
 
 use super::Space;
 use super::leases::Leases;
-use crate::desk::{Desk, Place, Places, Reach, Room, Shelf, check_levels, shelf_of};
 use crate::error::StoreError;
+use crate::shared_engine::{
+    BucketSet, BucketTable, Capacity, Place, Places, StepContext, check_levels, table_of,
+};
 use crate::sync::lock;
 
 /// A shard: buckets, and the leases of their subjects.
 #[derive(Default)]
 pub(super) struct Shard {
-    pub(super) shelf: Shelf,
+    pub(super) table: BucketTable,
     pub(super) leases: Leases,
     /// The latest time that anything here was decided at.
     latest: Stamp,
@@ -45,30 +47,30 @@ impl Space {
         &self,
         levels: &Levels,
         read: Stamp,
-        decide: impl FnOnce(&mut Desk<'_, Leases>) -> Result<T, StoreError>,
+        decide: impl FnOnce(&mut StepContext<'_, Leases>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let [level] = levels.levels() else { return self.decide_above(levels, read, decide) };
         // Nearly always there is one, and nothing to be put in order.
         let mut place = Place { hash: self.hash(&level.subject), index: None };
-        let number = shelf_of(place.hash);
+        let number = table_of(place.hash);
         let mut guard = lock(&self.shards[number]);
-        let Shard { shelf, leases, latest } = &mut *guard;
+        let Shard { table, leases, latest } = &mut *guard;
         *latest = read.max(*latest);
-        let reach = Reach { home: (number, shelf), others: Vec::new(), room: self };
+        let buckets = BucketSet { home: (number, table), others: Vec::new(), capacity: self };
         let places = std::slice::from_mut(&mut place);
-        decide(&mut Desk { leases, reach, places, now: *latest, offset: Duration::ZERO })
+        decide(&mut StepContext { leases, buckets, places, now: *latest, offset: Duration::ZERO })
     }
 
     fn decide_above<T>(
         &self,
         levels: &Levels,
         read: Stamp,
-        decide: impl FnOnce(&mut Desk<'_, Leases>) -> Result<T, StoreError>,
+        decide: impl FnOnce(&mut StepContext<'_, Leases>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         check_levels(levels)?;
         let place = |level: &Level| Place { hash: self.hash(&level.subject), index: None };
         let mut places: Places = levels.levels().iter().map(place).collect();
-        let mut wanted: Vec<usize> = places.iter().map(|place| shelf_of(place.hash)).collect();
+        let mut wanted: Vec<usize> = places.iter().map(|place| table_of(place.hash)).collect();
         let home = wanted[0];
         wanted.sort_unstable();
         wanted.dedup();
@@ -79,24 +81,24 @@ impl Space {
         }
         let (mut own, mut others) = (None, Vec::with_capacity(shards.len() - 1));
         for (number, shard) in &mut shards {
-            let Shard { shelf, leases, .. } = &mut **shard;
-            if *number == home { own = Some((shelf, leases)) } else { others.push((*number, shelf)) }
+            let Shard { table, leases, .. } = &mut **shard;
+            if *number == home { own = Some((table, leases)) } else { others.push((*number, table)) }
         }
         let (own, leases) = own.expect("the subject's own shard is one of them");
-        let reach = Reach { home: (home, own), others, room: self };
-        decide(&mut Desk { leases, reach, places: &mut places, now, offset: Duration::ZERO })
+        let buckets = BucketSet { home: (home, own), others, capacity: self };
+        decide(&mut StepContext { leases, buckets, places: &mut places, now, offset: Duration::ZERO })
     }
 }
 
-impl Room for Space {
+impl Capacity for Space {
     #[cold]
-    fn has_room(&self, buckets: &mut Shelf, places: &[Place], now: Stamp) -> Result<(), StoreError> {
+    fn reserve(&self, buckets: &mut BucketTable, places: &[Place], now: Stamp) -> Result<(), StoreError> {
         self.make_room(buckets, places, now)
     }
 
     /// Remembers in order which buckets there are.
     #[cold]
-    fn made(&self, subject: &Subject) {
+    fn created(&self, subject: &Subject) {
         let mut index = lock(&self.index);
         let Index { by_entity, by_resource } = &mut *index;
         let resources = by_entity.entry(subject.entity.clone()).or_default();

@@ -69,6 +69,7 @@ struct Lines<'a> {
     name: Vec<i32>,
     own: Vec<bool>,
     shape: [Vec<i64>; 3],
+    debt_max: Vec<Option<i64>>,
     /// Whose they are: the level's number, and the line.
     of: Vec<(usize, &'a Line)>,
 }
@@ -111,6 +112,7 @@ impl<'a> Batch<'a> {
             for (columns, number) in self.lines.shape.iter_mut().zip(shape_columns(line.rule.shape())) {
                 columns.push(number);
             }
+            self.lines.debt_max.push(line.debt_max.map(column));
             self.lines.of.push((level, line));
         }
         calls.lines.push(place(self.lines.meter.len() - first));
@@ -190,6 +192,7 @@ impl<'a> Batch<'a> {
             l_amount,
             l_period,
             l_burst,
+            &l.debt_max,
             units,
         ]
     }

@@ -11,8 +11,9 @@ use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 use tokio::sync::oneshot;
 
-use crate::buckets::{Adjust, Cancel, Draw, Extend, Readings, Renew, Settle};
+use crate::buckets::Readings;
 use crate::codec::levels_to_text;
+use crate::engine::{Change, Step, Taking};
 use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::tables::column;
@@ -66,55 +67,37 @@ impl Call {
         }
     }
 
-    pub(super) fn draw(kind: Kind, draw: &Draw) -> Self {
-        let Draw { lease, levels, units, terms, is_watched } = draw;
-        Self {
-            span: micros(terms.deadline),
-            on_expiry: terms.on_expiry,
-            is_watched: *is_watched,
-            digest: levels.digest(units),
-            ..Self::new(kind, *lease, 0, levels, numbers(units))
-        }
-    }
-
-    pub(super) fn extend(extend: &Extend) -> Self {
-        let Extend { lease, step, levels, units } = extend;
-        Self { is_watched: true, ..Self::new(Kind::Extend, *lease, *step, levels, numbers(units)) }
-    }
-
-    pub(super) fn adjust(adjust: &Adjust) -> Self {
-        let Adjust { lease, step, levels, deltas } = adjust;
-        let numbers = deltas.iter().copied().collect();
-        Self { is_watched: true, ..Self::new(Kind::Adjust, *lease, *step, levels, numbers) }
-    }
-
-    pub(super) fn renew(renew: &Renew) -> Self {
-        let Renew { lease, step, levels, span } = renew;
-        Self { span: micros(*span), ..Self::new(Kind::Renew, *lease, *step, levels, none(levels)) }
-    }
-
-    pub(super) fn settle(settle: &Settle) -> Self {
-        let Settle { lease, step, levels, actual, is_watched } = settle;
-        let digest = levels.digest(actual);
-        Self {
-            is_watched: *is_watched,
-            digest,
-            ..Self::new(Kind::Settle, *lease, *step, levels, numbers(actual))
-        }
-    }
-
-    pub(super) fn cancel(cancel: &Cancel) -> Self {
-        let Cancel { lease, step, levels, is_watched } = cancel;
-        Self { is_watched: *is_watched, ..Self::new(Kind::Cancel, *lease, *step, levels, none(levels)) }
-    }
-
-    /// Ends a lease whose deadline has passed, unless somebody was faster.
+    /// Ends a lease that is past its deadline, unless another call was faster.
     pub(super) fn expire(lease: LeaseId, levels: &Arc<Levels>) -> Self {
         Self::new(Kind::Expire, lease, 0, levels, none(levels))
     }
 }
 
-/// A call that somebody waits for.
+impl From<Step<'_>> for Call {
+    fn from(step: Step<'_>) -> Self {
+        let Step { lease, number, levels, change, is_watched } = step;
+        let of = |kind, numbers| Self { is_watched, ..Self::new(kind, lease, number, levels, numbers) };
+        match change {
+            Change::Take(units, Taking::Open(terms)) => Self {
+                span: micros(terms.deadline),
+                on_expiry: terms.on_expiry,
+                ..of(Kind::Draw, numbers(units))
+            },
+            Change::Take(units, Taking::Spend) => {
+                Self { digest: levels.digest(units), ..of(Kind::Spend, numbers(units)) }
+            }
+            Change::Take(units, Taking::Extend) => of(Kind::Extend, numbers(units)),
+            Change::Shift(deltas) => of(Kind::Adjust, deltas.iter().copied().collect()),
+            Change::Renew(span) => Self { span: micros(span), ..of(Kind::Renew, none(levels)) },
+            Change::End(Some(actual)) => {
+                Self { digest: levels.digest(actual), ..of(Kind::Settle, numbers(actual)) }
+            }
+            Change::End(None) => of(Kind::Cancel, none(levels)),
+        }
+    }
+}
+
+/// A call whose caller waits for the answer.
 pub(super) struct Job {
     pub(super) call: Call,
     pub(super) text: Arc<Text>,

@@ -1,24 +1,22 @@
-//! A store in a PostgreSQL server, shared by all who reach it.
+//! A store in a PostgreSQL server, shared by all processes that connect to it.
 //!
 //! Every step of a lease is decided by a function in the server (`sql/steps.sql`), by the server's clock, with the rows of its limits
 //! locked in the order of their keys. The calls of a process go together: while some are with the server, those that come
-//! meanwhile [collect](lanes). Administrative changes are transactions under the lock of their namespace, and are announced.
+//! meanwhile [collect](lanes). Administrative changes are [`records`], each written in one statement that also announces it.
 
-mod admin;
 mod batch;
 mod call;
-mod describe;
+mod engine;
 mod evict;
 mod lanes;
 mod lifecycle;
 mod listen;
 mod listing;
 mod options;
+mod records;
 mod schema;
 mod sql;
-mod steps;
 mod sweep;
-mod tokens;
 mod trouble;
 
 use std::fmt;
@@ -39,22 +37,20 @@ pub use options::PostgresOptions;
 use crate::changes::{Changes, Heard};
 use crate::clock::WallClock;
 use crate::error::StoreError;
-use crate::reply::Reply;
 use crate::retention::Retention;
-use crate::store::{Capabilities, Clocked, Store, Swept};
 use crate::sync::lock;
 use crate::tables::column;
 use lanes::{CUTS_MAX, Lanes};
 use sql::Sql;
 use trouble::{is_cut, of_pool, of_server};
 
-/// How long a call may take before the engine counts as away.
+/// How long a call may take before the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
 
 /// A store in a PostgreSQL server. Clones are the same store.
 ///
 /// Any number of processes may use one. What was answered is on the server's disk, as its `synchronous_commit` says: it is on
-/// unless somebody has turned it off.
+/// by default.
 ///
 /// ```no_run
 /// use tidegate_store::{Postgres, Store};
@@ -87,7 +83,7 @@ struct Inner {
     /// A statement that takes longer is given up.
     deadline: Duration,
     patience: Duration,
-    /// Connections for what is decided, and for everything else: who lists does not keep others from drawing.
+    /// Connections for what is decided, and for everything else: listings do not delay draws.
     writers: Pool,
     readers: Pool,
     /// Batches that may be under way at a time.
@@ -95,9 +91,9 @@ struct Inner {
     handle: Handle,
     is_closed: AtomicBool,
     counters: Counters,
-    /// Namespaces that somebody has open here, and where their changes are told.
+    /// Namespaces that are open in this process, and where their changes are announced.
     announced: Mutex<HashMap<i64, (Arc<Heard>, Changes)>>,
-    /// What runs in the background looks up when it is told to.
+    /// Wakes what runs in the background.
     stirred: Notify,
 }
 
@@ -145,7 +141,7 @@ impl Postgres {
         PostgresOptions::new(url).open().await
     }
 
-    /// Another namespace of the same schema: whoever asks for the same name gets the same.
+    /// Another namespace of the same schema. The same name is the same namespace.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] for a name that cannot be, and what the server says.
@@ -159,7 +155,7 @@ impl Postgres {
 
     async fn in_namespace(inner: Arc<Inner>, alive: Arc<Alive>, name: &str) -> Result<Self, StoreError> {
         let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
-        let (namespace, _) = admin::namespace(&inner, name.as_str()).await?;
+        let (namespace, _) = records::namespace(&inner, name.as_str()).await?;
         let (heard, changes) = {
             let mut open = lock(&inner.announced);
             let make = || {
@@ -169,7 +165,7 @@ impl Postgres {
             open.entry(namespace).or_insert_with(make).clone()
         };
         // Read when it is heard of: what was announced between the two would be missed.
-        let (_, version) = admin::namespace(&inner, name.as_str()).await?;
+        let (_, version) = records::namespace(&inner, name.as_str()).await?;
         heard.announced(version);
         let lanes = Arc::new(Lanes::new(Arc::clone(&inner), namespace));
         let store = Self { inner, namespace, lanes, changes, alive };
@@ -186,8 +182,8 @@ impl Postgres {
         }
     }
 
-    /// Ends it, for all clones: its connections are closed, and whoever asks from now on is refused. What is with the server
-    /// is answered.
+    /// Ends it, for all clones: its connections are closed, and later calls are refused. Calls that are with the server are
+    /// answered.
     pub fn close(&self) {
         self.inner.is_closed.store(true, Ordering::SeqCst);
         self.inner.writers.close();
@@ -225,33 +221,38 @@ impl Inner {
         Ok(Held::new(client))
     }
 
-    /// Reads in one statement, with `@` for the schema.
+    /// Runs a statement, with `@` for the schema. It may run twice: the server may have closed a connection of the pool.
     async fn query(
         &self,
         statement: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, StoreError> {
-        let statement = self.sql.text(statement);
         let mut cuts = 0;
         loop {
-            let client = self.reader().await?;
-            let asked = async {
-                let prepared = client.get().prepare_cached(&statement).await?;
-                client.get().query(&prepared, parameters).await
-            };
-            match self.in_time(asked).await? {
-                Ok(rows) => {
-                    client.is_done();
-                    return Ok(rows);
-                }
-                // A connection that was kept while the server went: there are others.
+            match self.query_once(statement, parameters).await? {
                 Err(error) if is_cut(&error) && cuts < CUTS_MAX => cuts += 1,
-                Err(error) => {
-                    client.is_done();
-                    return Err(of_server(&self.place, error));
-                }
+                answer => return answer.map_err(|error| of_server(&self.place, error)),
             }
         }
+    }
+
+    /// The same for a statement that must not run twice.
+    async fn query_once(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Result<Vec<Row>, tokio_postgres::Error>, StoreError> {
+        let statement = self.sql.text(statement);
+        let client = self.reader().await?;
+        let answer = self.in_time(async {
+            let prepared = client.get().prepare_cached(&statement).await?;
+            client.get().query(&prepared, parameters).await
+        });
+        let answer = answer.await?;
+        if !answer.as_ref().is_err_and(is_cut) {
+            client.is_done();
+        }
+        Ok(answer)
     }
 
     async fn in_time<T>(&self, asked: impl Future<Output = T>) -> Result<T, StoreError> {
@@ -260,7 +261,7 @@ impl Inner {
     }
 }
 
-/// A connection in use. One that is let go of in the middle of a statement is not given to anybody else.
+/// A connection in use. One that is dropped in the middle of a statement is closed and does not return to the pool.
 struct Held {
     client: Option<Client>,
     is_done: AtomicBool,
@@ -273,10 +274,6 @@ impl Held {
 
     fn get(&self) -> &Client {
         self.client.as_ref().expect("it is there until it is dropped")
-    }
-
-    fn get_mut(&mut self) -> &mut Client {
-        self.client.as_mut().expect("it is there until it is dropped")
     }
 
     /// All that was asked of it was answered.
@@ -302,25 +299,5 @@ impl fmt::Debug for Postgres {
             .field("place", &self.inner.place)
             .field("stats", &self.stats())
             .finish_non_exhaustive()
-    }
-}
-
-impl Store for Postgres {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            engine: "postgres",
-            is_immediate: false,
-            is_durable: true,
-            clock: Clocked::Engine,
-            deadline: self.inner.deadline,
-        }
-    }
-
-    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
-        Reply::later(self.sweep_up_to(max))
-    }
-
-    fn changes(&self) -> Option<Changes> {
-        Some(self.changes.clone())
     }
 }

@@ -12,7 +12,7 @@ use crate::error::StoreError;
 use crate::lifecycle::other_version;
 
 /// What brings a schema of the version before it to the next. They are never changed, only added to.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("sql/tables.sql"),
     // When a schema came to each version, from now on.
     "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
@@ -25,13 +25,21 @@ const MIGRATIONS: [&str; 3] = [
             || (SELECT coalesce(max(deadline), 0) FROM @.leases WHERE how IS NULL AND deadline < 9223372036854775807);
     END $$;
     ALTER TABLE @.meters ALTER COLUMN kept_until SET DEFAULT 0",
+    // What limits did not take of what a lease holds, a number for each of its lines. `steps` takes one parameter more.
+    "
+    ALTER TABLE @.leases ADD COLUMN shorts bigint[];
+    DO $$ DECLARE old regprocedure; BEGIN
+        FOR old IN SELECT oid FROM pg_proc WHERE proname = 'steps' AND pronamespace = '@'::regnamespace LOOP
+            EXECUTE 'DROP FUNCTION ' || old;
+        END LOOP;
+    END $$",
 ];
 
 /// The functions of the current version. Every upgrade replaces them.
 const FUNCTIONS: &str = include_str!("sql/steps.sql");
 
 /// The version of a schema that is up to date.
-pub(super) const CURRENT: i64 = 3;
+pub(super) const CURRENT: i64 = 4;
 
 /// "tide" in ASCII: the first half of the locks that we take, so that no other program's are met.
 const LOCKS: i32 = 0x7469_6465;

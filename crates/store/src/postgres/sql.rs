@@ -40,7 +40,7 @@ impl Sql {
 }
 
 /// Parameters of the function that every draw calls.
-pub(super) const PARAMETERS: usize = 34;
+pub(super) const PARAMETERS: usize = 35;
 
 #[cfg(test)]
 mod tests {
@@ -54,6 +54,6 @@ mod tests {
             "SELECT \"a\"\"b\".now(NULL) FROM \"a\"\"b\".clock"
         );
         assert_eq!(sql.listen(), "LISTEN \"tidegate_a\"\"b\"");
-        assert!(sql.steps.ends_with("$33, $34)"));
+        assert!(sql.steps.ends_with("$34, $35)"));
     }
 }

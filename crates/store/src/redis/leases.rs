@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_core::limit::cascade::{Levels, Units};
-use tidegate_core::limit::lease::{Ended, Ending, Record};
+use tidegate_core::limit::lease::{Ended, Ending, Record, Shortfall};
 use tidegate_core::limit::policy::OnExpiry;
 
 use super::pack::Unpack;
@@ -30,11 +30,18 @@ impl Kept {
         let on_expiry = on_expiry(read.byte()?)?;
         let _identity: [u8; 16] = read.array()?;
         let held: Units = (0..read.byte()?).map(|_| read.units()).collect::<Result<_, _>>()?;
+        let mut shortfalls = Vec::new();
+        // Levels are text, and never begin so.
+        while read.rest().first() == Some(&1) {
+            let [_, name, level] = read.array()?;
+            shortfalls.push(Shortfall { level: level.saturating_sub(1), name, units: read.number()? });
+        }
         let levels = levels(read.rest())?;
         if held.len() != levels.names().len() {
             return Err(read.corrupt(&format!("it holds {} of {} limits", held.len(), levels.names().len())));
         }
-        let record = Record::restored(step, held, drawn_at, stepped_at, deadline, on_expiry);
+        let record = Record::restored(step, held, drawn_at, stepped_at, deadline, on_expiry)
+            .with_shortfalls(shortfalls.into());
         Ok(Self::Open(levels, record))
     }
 }

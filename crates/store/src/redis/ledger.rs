@@ -1,4 +1,4 @@
-//! Usage and the audit as the trait asks for them.
+//! Usage, and deleting what is old of it and of the audit.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,14 @@ use tidegate_core::limit::usage::{Usage, Window};
 use tidegate_core::time::Stamp;
 
 use super::Redis;
-use super::admin::{Records, entry_number};
 use super::index::{Prefix, member};
-use super::records::read_entry;
+use super::records::{INDEX, hash_of};
 use super::script::{FORGET, SWAP};
 use super::tallies::Tallies;
-use crate::cursor::{UsagePlace, number_cursor, parse_number};
+use crate::cursor::UsagePlace;
 use crate::error::StoreError;
-use crate::ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
-use crate::page::{Page, Paging};
-use crate::reply::Reply;
+use crate::ledger::{Prune, UsageOf, UsageQuery};
+use crate::record::{Kind, Record};
 use crate::tables::subject;
 
 /// Names and entries that are fetched at a time.
@@ -26,79 +24,53 @@ const FETCHED: usize = 200;
 /// How often a prune looks again because somebody has settled meanwhile.
 const TRIES: usize = 64;
 
-impl Ledger for Redis {
-    fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>> {
-        Reply::later(async move {
-            let after = paging.cursor().map(UsagePlace::parse).transpose()?;
-            let prefix = match &query.of {
-                UsageOf::Entity(entity) => Prefix::of(&["s", entity.as_str()]),
-                UsageOf::Resource(resource) => Prefix::of(&["r", resource.as_str()]),
-            };
-            let subject_of = |name: &str| match &query.of {
-                UsageOf::Entity(entity) => subject(entity.as_str(), name),
-                UsageOf::Resource(resource) => subject(name, resource.as_str()),
-            };
-            let (mut lines, mut last) = (Vec::new(), None::<String>);
-            if let Some(place) = after {
-                let rest = self.lines(&subject_of(place.name)?, query).await?.into_iter();
-                let is_after = |line: &Usage| (line.limit.as_str(), line.start) > (place.limit, place.start);
-                lines.extend(rest.filter(is_after));
-                last = Some(place.name.to_owned());
-            }
-            while lines.len() <= paging.max() {
-                let names = self.range(&prefix, last.as_deref(), FETCHED).await?;
-                for name in &names {
-                    lines.extend(self.lines(&subject_of(name)?, query).await?);
-                    if lines.len() > paging.max() {
-                        break;
-                    }
-                }
-                if names.len() < FETCHED {
-                    break;
-                }
-                last = names.last().cloned();
-            }
-            Ok(Page::cut(lines, paging, |line| UsagePlace::of(&query.of, line)))
-        })
-    }
-
-    fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
-        Reply::later(async move {
-            let after = paging.cursor().map(parse_number).transpose()?;
-            let prefix = match &query.filed {
-                None => Prefix::of(&["a"]),
-                Some(filed) => Prefix::of(&["f", filed.as_str()]),
-            };
-            let (mut found, mut last) = (Vec::new(), after.map(entry_number));
-            while found.len() <= paging.max() {
-                let numbers = self.range(&prefix, last.as_deref(), FETCHED).await?;
-                for (number, entry) in numbers.iter().zip(self.records(Records::Audit, &numbers).await?) {
-                    let Some(entry) = entry.as_deref().map(read_entry).transpose()? else { continue };
-                    if query.range.contains(&entry.at) {
-                        found.push((number.parse().unwrap_or(0), entry));
-                    }
-                }
-                if numbers.len() < FETCHED {
-                    break;
-                }
-                last = numbers.last().cloned();
-            }
-            let page = Page::cut(found, paging, |(number, _)| number_cursor(*number));
-            Ok(Page { items: page.items.into_iter().map(|(_, entry)| entry).collect(), next: page.next })
-        })
-    }
-
-    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
-        Reply::later(async move {
-            match prune {
-                Prune::Usage { window, before } => self.prune_usage(*window, *before, max).await,
-                Prune::Audit { through } => self.forget_audit(|entry| entry.version <= *through, max).await,
-            }
-        })
-    }
-}
-
 impl Redis {
+    /// Up to `max` lines of usage, those after `after` only.
+    pub(super) async fn usage_lines(
+        &self,
+        query: &UsageQuery,
+        after: Option<UsagePlace<'_>>,
+        max: usize,
+    ) -> Result<Vec<Usage>, StoreError> {
+        let prefix = match &query.of {
+            UsageOf::Entity(entity) => Prefix::of(&["s", entity.as_str()]),
+            UsageOf::Resource(resource) => Prefix::of(&["r", resource.as_str()]),
+        };
+        let subject_of = |name: &str| match &query.of {
+            UsageOf::Entity(entity) => subject(entity.as_str(), name),
+            UsageOf::Resource(resource) => subject(name, resource.as_str()),
+        };
+        let (mut lines, mut last) = (Vec::new(), None::<String>);
+        if let Some(place) = after {
+            let rest = self.lines(&subject_of(place.name)?, query).await?.into_iter();
+            let is_after = |line: &Usage| (line.limit.as_str(), line.start) > (place.limit, place.start);
+            lines.extend(rest.filter(is_after));
+            last = Some(place.name.to_owned());
+        }
+        while lines.len() < max {
+            let names = self.range(&prefix, last.as_deref(), FETCHED).await?;
+            for name in &names {
+                lines.extend(self.lines(&subject_of(name)?, query).await?);
+                if lines.len() >= max {
+                    break;
+                }
+            }
+            if names.len() < FETCHED {
+                break;
+            }
+            last = names.last().cloned();
+        }
+        lines.truncate(max);
+        Ok(lines)
+    }
+
+    pub(super) async fn prune_lines(&self, prune: &Prune, max: usize) -> Result<u64, StoreError> {
+        match prune {
+            Prune::Usage { window, before } => self.prune_usage(*window, *before, max).await,
+            Prune::Audit { through } => self.forget_audit(|entry| entry.version <= *through, max).await,
+        }
+    }
+
     /// The lines of a subject that a query asks for.
     async fn lines(&self, subject: &Subject, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {
         let Some(fields) = self.usage_of(subject).await? else { return Ok(Vec::new()) };
@@ -194,10 +166,10 @@ impl Redis {
         let mut forgotten = 0;
         while forgotten < max {
             let numbers = self.range(&Prefix::of(&["a"]), None, FETCHED.min(max - forgotten)).await?;
-            let entries = self.records(Records::Audit, &numbers).await?;
+            let entries = self.records_at(Kind::Entry, &numbers).await?;
             let mut gone: Vec<String> = Vec::new();
             for (number, entry) in numbers.iter().zip(entries) {
-                let entry = entry.as_deref().map(read_entry).transpose()?;
+                let entry = entry.map(Record::entry).transpose()?;
                 if entry.as_ref().is_some_and(|entry| !is_old(entry)) {
                     break;
                 }
@@ -207,7 +179,7 @@ impl Redis {
             if gone.is_empty() {
                 break;
             }
-            let keys = [Records::Audit, Records::Index].map(|records| places.admin(records.key()));
+            let keys = [hash_of(Kind::Entry), INDEX].map(|key| places.admin(key));
             let args: Vec<&[u8]> = gone.iter().map(String::as_bytes).collect();
             // Of those who prune at once each counts what he removed himself.
             match link.run(&FORGET, &keys.each_ref().map(String::as_bytes), &args).await? {

@@ -10,7 +10,7 @@ use tidegate_core::limit::lease::LeaseId;
 use tokio::time::Instant;
 
 use super::lanes::Lane;
-use super::pack::Packed;
+use super::pack::{NONE, Packed, to_double};
 use super::places::{Home, KNOWN_FOR, Places};
 use crate::codec::levels_to_text;
 use crate::sync::lock;
@@ -72,7 +72,8 @@ impl Encoded {
                 }
                 let capacity = shape.span(shape.burst());
                 packed.number(capacity.whole / 1_000_000).number(capacity.whole % 1_000_000);
-                packed.number(capacity.part).text(line.rule.name().as_str());
+                packed.number(capacity.part).double(line.debt_max.map_or(NONE, to_double));
+                packed.text(line.rule.name().as_str());
                 identity.update(line.rule.row());
                 identity.update([2]);
             }

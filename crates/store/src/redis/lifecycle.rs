@@ -6,11 +6,11 @@ use ::redis::Value;
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::time::Stamp;
 
-use super::admin::{META, Records, number};
 use super::link::Link;
 use super::options::RedisOptions;
 use super::pack::Unpack;
 use super::places::{Layout, Places};
+use super::records::{META, hash_of, number};
 use super::schema::{self, CURRENT};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
@@ -18,6 +18,7 @@ use crate::lifecycle::{
     Checked, ClockDifference, Lifecycle, Listed, Made, MadePart, Part, Setting, Space, Upgraded,
     UpgradedPart, Whereabouts, is_enough, not_there,
 };
+use crate::record::Kind;
 use crate::reply::Reply;
 
 /// What an operator does with namespaces on a server.
@@ -174,9 +175,9 @@ fn part(namespace: &Namespace) -> Part {
 /// A namespace with what is in it.
 async fn counted(link: &Link, name: &Namespace, bare: Space) -> Result<Space, StoreError> {
     let places = Places::new(name, Layout::One);
-    let count = async |records: Records| {
+    let count = async |kind: Kind| {
         let mut call = ::redis::cmd("HLEN");
-        call.arg(places.admin(records.key()));
+        call.arg(places.admin(hash_of(kind)));
         match link.query(&call).await? {
             Value::Int(count) => Ok(Some(count.unsigned_abs())),
             other => Err(link.whose().unexpected(&other)),
@@ -186,8 +187,8 @@ async fn counted(link: &Link, name: &Namespace, bare: Space) -> Result<Space, St
     changes.arg(places.admin(META)).arg("version");
     Ok(Space {
         changes: Some(number(&link.query(&changes).await?)?),
-        entities: count(Records::Entities).await?,
-        policies: count(Records::Policies).await?,
+        entities: count(Kind::Entity).await?,
+        policies: count(Kind::Policy).await?,
         ..bare
     })
 }

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::{Inner, Redis};
 use crate::changes::{Announcer, Changes, Heard};
-use crate::policies::Policies;
+use crate::engine::Engine;
 
 /// How long after a failure it is tried again, at first and at most.
 const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
@@ -79,7 +79,7 @@ async fn listen(
                 // What was published before is not told again.
                 let Some(inner) = store.upgrade() else { return };
                 heard.is_about_to_be_read();
-                let again = match (Redis { inner }).version().await {
+                let again = match (Redis { inner }).newest_version().await {
                     Ok(version) => {
                         heard.was_read(version);
                         READ_EVERY

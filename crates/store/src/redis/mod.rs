@@ -6,9 +6,7 @@
 //! buckets are, so that whoever draws brings the rules he resolved and their version. Scripts take no modules, and a
 //! server that has lost them is sent them again.
 
-mod admin;
-mod buckets;
-mod describe;
+mod engine;
 mod index;
 mod lanes;
 mod leases;
@@ -20,7 +18,6 @@ mod listen;
 mod options;
 mod pack;
 mod places;
-mod plans;
 mod records;
 mod repair;
 mod schema;
@@ -42,17 +39,14 @@ use tokio::time::Instant;
 pub use options::RedisOptions;
 pub use repair::Repaired;
 
-use crate::changes::Changes;
-use crate::reply::Reply;
 use crate::retention::Retention;
-use crate::store::{Capabilities, Clocked, Store, Swept};
 use crate::sync::lock;
-use admin::META;
 use lanes::Lanes;
 use levels::Encodings;
 use link::Link;
 use listen::{Ear, Speaker};
 use places::Places;
+use records::META;
 
 /// How often a process that draws looks for leases that are past their deadline, unless said otherwise.
 const SWEPT_EVERY: Duration = Duration::from_secs(5);
@@ -165,30 +159,6 @@ fn random() -> u128 {
     use std::hash::{BuildHasher, RandomState};
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     (half() << 64) | half()
-}
-
-impl Store for Redis {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            engine: "redis",
-            is_immediate: false,
-            is_durable: true,
-            clock: Clocked::Engine,
-            deadline: self.inner.deadline,
-        }
-    }
-
-    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
-        Reply::later(self.sweep_and_tend(max))
-    }
-
-    fn changes(&self) -> Option<Changes> {
-        self.inner.ear.get().map(|ear| ear.changes.clone())
-    }
-
-    fn caution(&self) -> Option<String> {
-        self.inner.caution.clone()
-    }
 }
 
 impl fmt::Debug for Redis {

@@ -1,119 +1,357 @@
-//! What administrators write, as records: their parts as text, with zeros between them, which no text of ours holds.
+//! Records: a hash for each kind, and the index that keeps them in order and finds them by their link.
+//!
+//! A record is its parts as text with zeros between them, which no text of ours holds: its version, what the scripts need of it,
+//! and its body.
 
-use std::sync::Arc;
-
-use tidegate_core::limit::audit::{Change, Entry, Filed};
+use ::redis::Value;
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
-use tidegate_core::limit::policy::{Policy, Scope, Version, Versioned};
-use tidegate_core::limit::token::{Token, TokenHash};
+use tidegate_core::limit::policy::{Scope, Version};
+use tidegate_core::limit::token::TokenId;
 use tidegate_core::time::Stamp;
 
-use super::index::member;
-use crate::codec;
+use super::Redis;
+use super::index::{Prefix, member};
+use super::places::{Layout, Places, moved};
+use super::script::{CHAIN, COMMIT, READ};
 use crate::error::StoreError;
-use crate::tables::WrittenPolicy;
+use crate::record::{self, Key, Kind, Of, Record, RecordWrite, Records, Scan};
 
-pub(super) fn policy_record(version: Version, policy: &Policy) -> String {
-    member(&[&version.to_string(), &codec::policy_to_text(policy)])
+/// What is kept of the namespace.
+pub(super) const META: &str = "meta";
+/// Which token a secret is of, by its hash.
+const HASHES: &str = "hashes";
+pub(super) const INDEX: &str = "index";
+/// The keys of the commit script after [`META`]. A record is written by its key's place.
+const COMMITTED: [&str; 6] = ["policies", "entities", "tokens", HASHES, "audit", INDEX];
+
+/// The hash of a kind of record.
+pub(super) const fn hash_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Policy => "policies",
+        Kind::Entity => "entities",
+        Kind::Token => "tokens",
+        Kind::Entry => "audit",
+    }
 }
 
-pub(super) fn read_policy(record: &[u8]) -> Result<WrittenPolicy, StoreError> {
-    let [version, body] = parts(record, "a policy")?;
-    Ok(Versioned {
-        version: read_version(version, "a policy")?,
-        value: Arc::new(codec::policy_from_text(body)?),
-    })
+/// What a record is called in its hash, and behind its letter in the index.
+pub(super) fn field(key: &Key) -> String {
+    match key {
+        Key::Policy(Scope::System) => "0".to_owned(),
+        Key::Policy(Scope::Resource(resource)) => member(&["1", resource.as_str()]),
+        Key::Policy(Scope::Entity(entity)) => member(&["2", entity.as_str()]),
+        Key::Policy(Scope::Subject(subject)) => {
+            member(&["3", subject.entity.as_str(), subject.resource.as_str()])
+        }
+        Key::Entity(id) => id.to_string(),
+        Key::Token(id) => id.to_string(),
+        Key::Entry(number) => format!("{number:020}"),
+    }
 }
 
-/// Who is above an entity stands before its body, for the script that goes up.
-pub(super) fn entity_record(version: Version, entity: &Entity) -> String {
-    let parent = entity.parent_id().map_or("", EntityId::as_str);
-    let cascades = if entity.cascades() { "1" } else { "0" };
-    member(&[&version.to_string(), parent, cascades, &codec::entity_to_text(entity)])
+fn read_field(kind: Kind, field: &str) -> Result<Key, StoreError> {
+    let key = match (kind, &field.split('\0').collect::<Vec<_>>()[..]) {
+        (Kind::Policy, ["0"]) => Some(Key::Policy(Scope::System)),
+        (Kind::Policy, ["1", name]) => ResourceName::new(name).ok().map(Scope::Resource).map(Key::Policy),
+        (Kind::Policy, ["2", id]) => EntityId::new(id).ok().map(Scope::Entity).map(Key::Policy),
+        (Kind::Policy, ["3", entity, resource]) => {
+            Subject::new(entity, resource).ok().map(Scope::Subject).map(Key::Policy)
+        }
+        (Kind::Entity, [id]) => EntityId::new(id).ok().map(Key::Entity),
+        (Kind::Token, [id]) => TokenId::new(id).ok().map(Key::Token),
+        (Kind::Entry, [number]) => number.parse().ok().map(Key::Entry),
+        _ => None,
+    };
+    key.ok_or_else(|| StoreError::Corrupt { what: format!("a record called `{}`", field.escape_debug()) })
 }
 
-pub(super) fn read_entity(record: &[u8]) -> Result<Versioned<Entity>, StoreError> {
-    let [version, _, _, body] = parts(record, "an entity")?;
-    Ok(Versioned { version: read_version(version, "an entity")?, value: codec::entity_from_text(body)? })
+fn encode(record: &Record) -> String {
+    let version = record.version.to_string();
+    match &record.value {
+        record::Value::Policy(_) => member(&[&version, &record.body()]),
+        record::Value::Entity(entity) => {
+            // The script that goes up reads the parent.
+            let parent = entity.parent_id().map_or("", EntityId::as_str);
+            let cascades = if entity.cascades() { "1" } else { "0" };
+            member(&[&version, parent, cascades, &record.body()])
+        }
+        record::Value::Token(hash, _) => member(&[&version, &record::hash_text(hash), &record.body()]),
+        record::Value::Entry(_) => member(&[&version, &record.body().replacen('\n', "\0", 2)]),
+    }
 }
 
-pub(super) fn token_record(version: Version, hash: &TokenHash, token: &Token) -> String {
-    member(&[&version.to_string(), &hash_text(hash), &codec::token_to_text(token)])
+fn decode(key: Key, value: &[u8]) -> Result<Record, StoreError> {
+    let corrupt = |why: &str| StoreError::Corrupt { what: format!("{key}: {why}") };
+    let text = std::str::from_utf8(value).map_err(|_| corrupt("it is no text"))?;
+    let count = match key.kind() {
+        Kind::Policy => 2,
+        Kind::Token => 3,
+        Kind::Entity | Kind::Entry => 4,
+    };
+    let parts: Vec<&str> = text.splitn(count, '\0').collect();
+    if parts.len() != count {
+        return Err(corrupt(&format!("it has {} parts of {count}", parts.len())));
+    }
+    let version = parts[0].parse().map(Version::new).map_err(|_| corrupt("its version is no number"))?;
+    let body = if key.kind() == Kind::Entry { parts[1..].join("\n") } else { parts[count - 1].to_owned() };
+    Record::from_text(key, Some(parts[1]), version, &body)
 }
 
-pub(super) fn read_token(record: &[u8]) -> Result<(TokenHash, Versioned<Token>), StoreError> {
-    let [version, hash, body] = parts(record, "a token")?;
-    let version = read_version(version, "a token")?;
-    Ok((read_hash(hash)?, Versioned { version, value: codec::token_from_text(body)? }))
+/// What a record is found by in the index.
+fn members(record: &Record) -> Vec<String> {
+    let (letter, linked) = match record.key.kind() {
+        Kind::Policy => ("p", "x"),
+        Kind::Entity => ("e", "c"),
+        Kind::Token => ("t", ""),
+        Kind::Entry => ("a", "f"),
+    };
+    let field = field(&record.key);
+    let mut members = vec![member(&[letter, &field])];
+    match (&record.key, record.link()) {
+        // A token is found by the hash of its secret in a hash of its own.
+        (Key::Token(_), _) | (_, None) => {}
+        (Key::Policy(Scope::Subject(subject)), Some(link)) => {
+            members.push(member(&[linked, &link, subject.entity.as_str()]));
+        }
+        (_, Some(link)) => members.push(member(&[linked, &link, &field])),
+    }
+    members
 }
 
-/// The hash of a token's secret as 64 digits.
-pub(super) fn hash_text(hash: &TokenHash) -> String {
-    let mut text = String::with_capacity(64);
-    for byte in hash.as_bytes() {
-        for digit in [byte >> 4, byte & 15] {
-            text.push(char::from_digit(u32::from(digit), 16).unwrap_or('0'));
+impl Redis {
+    /// Records, the version and the time, as of one moment.
+    pub(super) async fn read_all(&self, keys: &[Key]) -> Result<Records, StoreError> {
+        let (places, link) = (&self.inner.places, &self.inner.link);
+        let hashes = [Kind::Policy, Kind::Entity, Kind::Token, Kind::Entry];
+        let mut names = vec![places.admin(META), places.clock(Places::center())];
+        names.extend(hashes.map(|kind| places.admin(hash_of(kind))));
+        let mut args = Vec::with_capacity(2 * keys.len());
+        for key in keys {
+            args.extend([(3 + key.kind() as usize).to_string(), field(key)]);
+        }
+        let names: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
+        let args: Vec<&[u8]> = args.iter().map(String::as_bytes).collect();
+        let mut found = self.values(link.run(&READ, &names, &args).await?)?;
+        let values = found.split_off(found.len().min(4));
+        let mut numbers = [0; 4];
+        for (number, text) in numbers.iter_mut().zip(&found) {
+            *number = parse(text.as_deref().unwrap_or(b"0"))?;
+        }
+        let [version, entries, seconds, micros] = numbers;
+        let at = Stamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
+        let record = |(key, value): (&Key, &Option<Vec<u8>>)| {
+            value.as_deref().map(|value| decode(key.clone(), value)).transpose()
+        };
+        let records = keys.iter().zip(&values).map(record).collect::<Result<_, _>>()?;
+        Ok(Records { version: Version::new(version), entries, at, records })
+    }
+
+    pub(super) async fn scan(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
+        let (prefix, mut after) = match self.place_of(scan).await? {
+            Place::One(key) => {
+                return Ok(self.records_at(scan.kind, &[field(&key)]).await?.into_iter().flatten().collect());
+            }
+            Place::None => return Ok(Vec::new()),
+            Place::Behind(prefix, after) => {
+                (Prefix::of(&prefix.iter().map(String::as_str).collect::<Vec<_>>()), after)
+            }
+        };
+        let mut found = Vec::new();
+        // A record that is deleted between the index and its hash leaves a page short.
+        while found.len() < scan.max {
+            let names = self.range(&prefix, after.as_deref(), scan.max).await?;
+            let is_last = names.len() < scan.max;
+            let fields: Vec<String> = names.iter().map(|name| field_behind(scan, name)).collect();
+            found.extend(self.records_at(scan.kind, &fields).await?.into_iter().flatten());
+            after = names.last().cloned();
+            if is_last {
+                break;
+            }
+        }
+        found.truncate(scan.max);
+        Ok(found)
+    }
+
+    /// Where the records of a scan are in the index.
+    async fn place_of(&self, scan: &Scan) -> Result<Place, StoreError> {
+        let after = scan.after.as_ref();
+        let behind = |prefix: &[&str], after: Option<String>| {
+            Place::Behind(prefix.iter().map(|part| (*part).to_owned()).collect(), after)
+        };
+        let after_subject = match after {
+            Some(Key::Policy(Scope::Subject(subject))) => Some(subject),
+            _ => None,
+        };
+        Ok(match (scan.kind, &scan.of) {
+            (Kind::Policy, Of::All) => behind(&["p"], after.map(field)),
+            (Kind::Policy, Of::Link(resource)) => {
+                behind(&["x", resource], after_subject.map(|subject| subject.entity.to_string()))
+            }
+            (Kind::Policy, Of::Entity(entity)) => match after_subject {
+                Some(subject) if subject.entity > *entity => Place::None,
+                Some(subject) if subject.entity == *entity => {
+                    behind(&["p", "3", entity.as_str()], Some(subject.resource.to_string()))
+                }
+                _ => behind(&["p", "3", entity.as_str()], None),
+            },
+            (Kind::Entity, Of::Link(parent)) => behind(&["c", parent], after.map(field)),
+            (Kind::Entity, _) => behind(&["e"], after.map(field)),
+            (Kind::Token, Of::Link(hash)) => {
+                let mut find = ::redis::cmd("HGET");
+                find.arg(self.inner.places.admin(HASHES)).arg(hash);
+                match self.inner.link.query(&find).await? {
+                    Value::BulkString(id) => {
+                        Place::One(read_field(Kind::Token, &String::from_utf8_lossy(&id))?)
+                    }
+                    _ => Place::None,
+                }
+            }
+            (Kind::Token, _) => behind(&["t"], after.map(field)),
+            (Kind::Entry, Of::Link(filed)) => behind(&["f", filed], after.map(field)),
+            (Kind::Entry, _) => behind(&["a"], after.map(field)),
+        })
+    }
+
+    /// Makes the changes, with their audit entries; `false` if the version is another by now.
+    pub(super) async fn write(&self, write: &RecordWrite) -> Result<bool, StoreError> {
+        let inner = &self.inner;
+        for change in &write.changes {
+            if let Some(Record { value: record::Value::Entity(entity), .. }) = &change.after {
+                self.check_home(entity).await?;
+            }
+        }
+        let keys = std::iter::once(META).chain(COMMITTED).map(|key| inner.places.admin(key));
+        let keys: Vec<String> = keys.collect();
+        let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+        let mut args = vec![
+            self.next_change(),
+            write.seen.to_string(),
+            write.version().to_string(),
+            write.entries_after().to_string(),
+            self.channel(),
+        ];
+        // A field without a value goes.
+        let mut put = |hash: &str, field: String, value: String| {
+            let place = COMMITTED.iter().position(|key| *key == hash).map_or(0, |place| place + 2);
+            args.extend([place.to_string(), field, value]);
+        };
+        for change in &write.changes {
+            for gone in change.before.iter().flat_map(members) {
+                put(INDEX, gone, String::new());
+            }
+            let value = change.after.as_ref().map(encode).unwrap_or_default();
+            put(hash_of(change.key.kind()), field(&change.key), value);
+            if let Some(after) = &change.after {
+                for member in members(after) {
+                    put(INDEX, member, "1".to_owned());
+                }
+                if let (Key::Token(id), Some(hash)) = (&after.key, after.link()) {
+                    put(HASHES, hash, id.to_string());
+                }
+            }
+        }
+        let args: Vec<&[u8]> = args.iter().map(String::as_bytes).collect();
+        match inner.link.run(&COMMIT, &keys, &args).await? {
+            Value::Int(1) => Ok(true),
+            Value::Int(0) => Ok(false),
+            other => Err(inner.link.whose().unexpected(&other)),
         }
     }
-    text
-}
 
-fn read_hash(text: &str) -> Result<TokenHash, StoreError> {
-    let bytes = (0..32).map(|place| text.get(2 * place..2 * place + 2));
-    let bytes: Option<Vec<u8>> = bytes.map(|digits| u8::from_str_radix(digits?, 16).ok()).collect();
-    let hash = bytes.filter(|_| text.len() == 64).and_then(|bytes| bytes.try_into().ok());
-    hash.map(TokenHash::new).ok_or_else(|| corrupt("a token", "its hash is none"))
-}
+    /// On a cluster, an entity that has drawn stays in the tree that it drew in.
+    async fn check_home(&self, entity: &Entity) -> Result<(), StoreError> {
+        let (places, link) = (&self.inner.places, &self.inner.link);
+        let Some(parent) = entity.parent_id().filter(|_| places.layout() != Layout::One) else {
+            return Ok(());
+        };
+        let Some(home) = places.home_of(link, entity.id()).await? else { return Ok(()) };
+        for above in self.ancestors(parent, crate::records::ANCESTORS_MAX).await? {
+            let Key::Entity(other) = &above.key else { continue };
+            if places.home_of(link, other).await?.is_some_and(|other| other != home) {
+                return Err(moved(entity.id().as_str(), other.as_str()));
+            }
+        }
+        Ok(())
+    }
 
-pub(super) fn entry_record(version: Version, at: Stamp, actor: &str, change: &Change) -> String {
-    member(&[&version.to_string(), &at.as_micros().to_string(), actor, &codec::change_to_text(change)])
-}
+    /// An entity and its ancestors, by one script.
+    pub(super) async fn ancestors(&self, id: &EntityId, max: usize) -> Result<Vec<Record>, StoreError> {
+        let (key, max) = (self.inner.places.admin(hash_of(Kind::Entity)), max.to_string());
+        let args = [id.as_str().as_bytes(), max.as_bytes()];
+        let values = self.values(self.inner.link.run(&CHAIN, &[key.as_bytes()], &args).await?)?;
+        let (mut chain, mut next) = (Vec::with_capacity(values.len()), Some(id.clone()));
+        for value in values.iter().flatten() {
+            let Some(id) = next.take() else { break };
+            let record = decode(Key::Entity(id), value)?;
+            next = record.entity()?.parent_id().cloned();
+            chain.push(record);
+        }
+        Ok(chain)
+    }
 
-pub(super) fn read_entry(record: &[u8]) -> Result<Entry, StoreError> {
-    const WHAT: &str = "an entry of the audit";
-    let [version, at, actor, change] = parts(record, WHAT)?;
-    let at = at.parse().map_err(|_| corrupt(WHAT, "its time is none"))?;
-    let (change, filed): (Change, Filed) = codec::change_from_text(change)?;
-    let version = read_version(version, WHAT)?;
-    Ok(Entry { version, at: Stamp::from_micros(at), actor: actor.to_owned(), filed, change })
-}
+    /// Records by their fields, each in its place.
+    pub(super) async fn records_at(
+        &self,
+        kind: Kind,
+        fields: &[String],
+    ) -> Result<Vec<Option<Record>>, StoreError> {
+        if fields.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut read = ::redis::cmd("HMGET");
+        read.arg(self.inner.places.admin(hash_of(kind))).arg(fields);
+        let values = self.values(self.inner.link.query(&read).await?)?;
+        let record = |(field, value): (&String, Option<Vec<u8>>)| {
+            value.map(|value| decode(read_field(kind, field)?, &value)).transpose()
+        };
+        fields.iter().zip(values).map(record).collect()
+    }
 
-/// A scope as the name of its record; in the order of scopes.
-pub(super) fn scope_text(scope: &Scope) -> String {
-    match scope {
-        Scope::System => "0".to_owned(),
-        Scope::Resource(resource) => member(&["1", resource.as_str()]),
-        Scope::Entity(entity) => member(&["2", entity.as_str()]),
-        Scope::Subject(subject) => member(&["3", subject.entity.as_str(), subject.resource.as_str()]),
+    /// The parts of an answer.
+    pub(super) fn values(&self, answer: Value) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let whose = self.inner.link.whose();
+        let Value::Array(values) = answer else { return Err(whose.unexpected(&answer)) };
+        let value = |value| match value {
+            Value::Nil => Ok(None),
+            Value::BulkString(value) => Ok(Some(value)),
+            other => Err(whose.unexpected(&other)),
+        };
+        values.into_iter().map(value).collect()
     }
 }
 
-pub(super) fn read_scope(text: &str) -> Result<Scope, StoreError> {
-    let bad = |_| corrupt("a policy", &format!("its scope is `{}`", text.escape_debug()));
-    match text.split('\0').collect::<Vec<_>>()[..] {
-        ["0"] => Ok(Scope::System),
-        ["1", resource] => Ok(Scope::Resource(ResourceName::new(resource).map_err(bad)?)),
-        ["2", entity] => Ok(Scope::Entity(EntityId::new(entity).map_err(bad)?)),
-        ["3", entity, resource] => Ok(Scope::Subject(Subject::new(entity, resource).map_err(bad)?)),
-        _ => Err(corrupt("a policy", &format!("its scope is `{}`", text.escape_debug()))),
+/// Where the records of a scan are.
+enum Place {
+    /// It is this one.
+    One(Key),
+    /// There are none.
+    None,
+    /// Behind these parts of the index, after this name.
+    Behind(Vec<String>, Option<String>),
+}
+
+/// The field of a record that stands in the index under this name.
+fn field_behind(scan: &Scan, name: &str) -> String {
+    match (scan.kind, &scan.of) {
+        (Kind::Policy, Of::Link(resource)) => member(&["3", name, resource]),
+        (Kind::Policy, Of::Entity(entity)) => member(&["3", entity.as_str(), name]),
+        _ => name.to_owned(),
     }
 }
 
-fn read_version(text: &str, what: &str) -> Result<Version, StoreError> {
-    text.parse().map(Version::new).map_err(|_| corrupt(what, "its version is no number"))
+/// A number that is kept as text; none is zero.
+pub(super) fn number(value: &Value) -> Result<u64, StoreError> {
+    match value {
+        Value::Nil => Ok(0),
+        Value::BulkString(text) => parse(text),
+        other => Err(StoreError::Corrupt { what: format!("a number: {other:?}") }),
+    }
 }
 
-fn parts<'a, const N: usize>(record: &'a [u8], what: &str) -> Result<[&'a str; N], StoreError> {
-    let text = std::str::from_utf8(record).map_err(|_| corrupt(what, "it is no text"))?;
-    let parts: Vec<&str> = text.splitn(N, '\0').collect();
-    parts
-        .try_into()
-        .map_err(|parts: Vec<&str>| corrupt(what, &format!("it has {} parts of {N}", parts.len())))
-}
-
-fn corrupt(what: &str, why: &str) -> StoreError {
-    StoreError::Corrupt { what: format!("{what}: {why}") }
+fn parse(text: &[u8]) -> Result<u64, StoreError> {
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| StoreError::Corrupt { what: format!("a number: `{}`", text.escape_ascii()) })
 }
 
 #[cfg(test)]
@@ -121,31 +359,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_record_is_read_back_as_it_was_written() {
+    fn fields_are_read_back_and_ordered_as_keys() {
         let subject = Subject::new("größe 7", "gpt:4").unwrap();
-        let scopes = [
-            Scope::System,
-            Scope::Resource(subject.resource.clone()),
-            Scope::Entity(subject.entity.clone()),
-            Scope::Subject(subject.clone()),
+        let mut keys = vec![
+            Key::Policy(Scope::System),
+            Key::Policy(Scope::Resource(subject.resource.clone())),
+            Key::Policy(Scope::Entity(subject.entity.clone())),
+            Key::Policy(Scope::Subject(subject.clone())),
         ];
-        for scope in &scopes {
-            assert_eq!(read_scope(&scope_text(scope)).unwrap(), *scope);
+        assert!(keys.iter().map(field).is_sorted());
+        keys.extend([Key::Entity(subject.entity), Key::Token(TokenId::new("ci").unwrap()), Key::Entry(12)]);
+        for key in keys {
+            assert_eq!(read_field(key.kind(), &field(&key)).unwrap(), key);
         }
-        assert!(scopes.iter().map(scope_text).is_sorted());
-        let version = Version::new(7);
-        let entity = Entity::new(subject.entity.clone()).parent(EntityId::new("p").unwrap()).cascade();
-        let found = read_entity(entity_record(version, &entity).as_bytes()).unwrap();
-        assert_eq!((found.version, &found.value), (version, &entity));
-        let hash = TokenHash::new([0xA7; 32]);
-        assert_eq!(read_hash(&hash_text(&hash)).unwrap().as_bytes(), hash.as_bytes());
-        let change = Change::Entity { before: None, after: Some(entity) };
-        let at = Stamp::from_secs(1_800_000_000);
-        let entry = read_entry(entry_record(version, at, "ops", &change).as_bytes()).unwrap();
-        assert_eq!((entry.at, entry.actor.as_str(), &entry.change), (at, "ops", &change));
+        assert!(read_field(Kind::Policy, "4").is_err() && read_field(Kind::Entry, "x").is_err());
+    }
+
+    #[test]
+    fn damaged_records_are_refused() {
         for bad in [&b""[..], b"1", b"x\0{}", b"\xff\0{}"] {
-            assert!(matches!(read_policy(bad), Err(StoreError::Corrupt { .. })), "{}", bad.escape_ascii());
+            let error = decode(Key::Policy(Scope::System), bad).unwrap_err();
+            assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
         }
-        assert!(read_hash("zz").is_err() && read_scope("4").is_err());
     }
 }

@@ -8,9 +8,9 @@
 use ::redis::Value;
 use tidegate_core::limit::name::Namespace;
 
-use super::admin::{META, number};
 use super::link::Link;
 use super::places::{Layout, Places};
+use super::records::{META, number};
 use super::script::{PREPARE, SWAP};
 use crate::error::StoreError;
 use crate::lifecycle::other_version;

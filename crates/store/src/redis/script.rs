@@ -41,10 +41,10 @@ pub(super) static DUE: LazyLock<Script> =
 /// Makes subjects known, and finds which tree they are of.
 pub(super) static REGISTER: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/register.lua")]));
-/// An entity and those above it.
+/// An entity and its ancestors.
 pub(super) static CHAIN: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/chain.lua")]));
-/// Changes of an administrator, with their entries.
+/// Changes of records, with their audit entries.
 pub(super) static COMMIT: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/commit.lua")]));
 /// Fields of one hash, if they are as they were.
@@ -52,8 +52,9 @@ pub(super) static SWAP: LazyLock<Script> = LazyLock::new(|| Script::new(&[includ
 /// A namespace that is there afterwards.
 pub(super) static PREPARE: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/prepare.lua")]));
-/// Policies, and the version as of which they hold.
-pub(super) static READ: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("script/read.lua")]));
+/// Records, the version and the time, as of one moment.
+pub(super) static READ: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/read.lua")]));
 /// Entries of the audit that go.
 pub(super) static FORGET: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/forget.lua")]));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::bucket::Shape;
-use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::policy::{OnExpiry, Version};
@@ -18,8 +18,9 @@ use super::pack::{NONE, Packed, Unpack, to_double, to_signed_double};
 use super::together::{Answer, Asked};
 use super::trouble::Whose;
 use crate::buckets::{Moved, Reading, Readings, Renewed};
-use crate::desk::{check_levels, drew_from, fits, tell};
+use crate::engine::{self, Change, Taking};
 use crate::error::StoreError;
+use crate::shared_engine::{check_levels, drew_from, fits, tell};
 
 /// A lease's limits are told apart by a byte.
 const NAMES_MAX: usize = 255;
@@ -70,6 +71,33 @@ pub(super) enum Told {
     Expired(OnExpiry),
     /// It has more time than was thought, or has ended by then.
     NotDue,
+}
+
+impl<'a> From<engine::Step<'a>> for Step<'a> {
+    fn from(step: engine::Step<'a>) -> Self {
+        let engine::Step { lease, number, levels, change, is_watched } = step;
+        let digest =
+            |units: &Units| if units.len() == levels.names().len() { levels.digest(units) } else { 0 };
+        let of = |op| Self { is_watched, ..Self::new(op, lease, number, levels) };
+        match change {
+            Change::Take(units, Taking::Open(terms)) => Self {
+                amounts: Amounts::Units(units),
+                span: terms.deadline,
+                on_expiry: terms.on_expiry,
+                ..of(Op::Draw)
+            },
+            Change::Take(units, Taking::Spend) => {
+                Self { amounts: Amounts::Units(units), digest: digest(units), ..of(Op::Spend) }
+            }
+            Change::Take(units, Taking::Extend) => Self { amounts: Amounts::Units(units), ..of(Op::Extend) },
+            Change::Shift(deltas) => Self { amounts: Amounts::Deltas(deltas), ..of(Op::Adjust) },
+            Change::Renew(span) => Self { span, ..of(Op::Renew) },
+            Change::End(Some(actual)) => {
+                Self { amounts: Amounts::Units(actual), digest: digest(actual), ..of(Op::Settle) }
+            }
+            Change::End(None) => of(Op::Cancel),
+        }
+    }
 }
 
 impl<'a> Step<'a> {

@@ -59,7 +59,7 @@ impl Redis {
     /// Looks after some names and some keys.
     async fn tend(&self) -> Result<(), StoreError> {
         let mut rounds = self.rounds().await?;
-        let looked = self.look(Places::center(), &[]).await?;
+        let looked = self.look_for(Places::center(), &[]).await?;
         let wall = looked.at - looked.clock_offset;
         // More names than were added meanwhile: else there would be ever more.
         for _ in 0..=(2 * self.inner.places.take_registered()).div_ceil(NAMES) {

@@ -34,7 +34,7 @@ struct Bounds {
 impl Space {
     /// Looks at the next `looks` subjects, and evicts those that are idle.
     pub(super) fn evict(&mut self, connection: &Connection, now: Stamp, looks: usize) -> Result<(), Trouble> {
-        // Afterwards the file holds all that is on the shelf.
+        // Afterwards the file holds all that is on the table.
         self.write(connection)?;
         self.round.added = 0;
         let Some(bounds) = self.bounds(connection, now)? else { return Ok(()) };
@@ -75,7 +75,7 @@ impl Space {
     fn bounds(&self, connection: &Connection, now: Stamp) -> Result<Option<Bounds>, Trouble> {
         let mut read = connection.prepare_cached(
             "SELECT COALESCE(
-                    (SELECT MIN(version) - 1 FROM audit INDEXED BY audit_by_age WHERE namespace = ?1 AND at > ?2),
+                    (SELECT MIN(version) - 1 FROM records INDEXED BY records_by_age WHERE namespace = ?1 AND at > ?2),
                     (SELECT version FROM namespaces WHERE id = ?1), 0),
                 COALESCE((SELECT MIN(deadline) FROM leases WHERE namespace = ?1 AND how IS NULL), 9223372036854775807),
                 held_until

@@ -12,9 +12,9 @@ use tidegate_core::time::Stamp;
 use super::trouble::Trouble;
 use crate::buckets::{Held, Standing};
 use crate::codec::{levels_from_text, levels_to_text};
-use crate::desk::{Book, Known, Open, Places};
 use crate::error::StoreError;
-use crate::tables::{self, column, ending, ending_number, held_from_text, held_to_text, stamp};
+use crate::shared_engine::{KnownLease, LeaseTable, Open, Places};
+use crate::tables::{self, column, ending, ending_number, holding_from_text, holding_to_text, stamp};
 
 /// Texts of levels that are remembered: mostly the same are drawn from again.
 const TEXTS_MAX: usize = 1_024;
@@ -43,17 +43,17 @@ enum State {
     Ended(Ended),
 }
 
-impl Book for Leases {
-    fn find(&self, lease: LeaseId) -> Known<'_> {
+impl LeaseTable for Leases {
+    fn find(&self, lease: LeaseId) -> KnownLease<'_> {
         match self.known.get(&lease).map(|entry| &entry.state) {
-            Some(State::Open(open)) => Known::Open(open),
-            Some(State::Ended(ended)) => Known::Ended(*ended),
-            None => Known::Unknown,
+            Some(State::Open(open)) => KnownLease::Open(open),
+            Some(State::Ended(ended)) => KnownLease::Ended(*ended),
+            None => KnownLease::Unknown,
         }
     }
 
     fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError> {
-        if let Known::Ended(_) | Known::Unknown = self.find(lease) {
+        if let KnownLease::Ended(_) | KnownLease::Unknown = self.find(lease) {
             return Err(self.not_open(lease));
         }
         self.change(lease);
@@ -209,7 +209,7 @@ impl Kept {
         }
         let corrupt = || StoreError::Corrupt { what: "it is open and holds nothing".to_owned() };
         let levels = levels_from_text(&self.levels.ok_or_else(corrupt)?)?;
-        let held = held_from_text(&self.held.ok_or_else(corrupt)?)?;
+        let (held, shortfalls) = holding_from_text(&self.held.ok_or_else(corrupt)?)?;
         if held.len() != levels.names().len() {
             let what = format!("it holds {} of {} limits", held.len(), levels.names().len());
             return Err(StoreError::Corrupt { what });
@@ -217,7 +217,8 @@ impl Kept {
         let [drawn_at, stepped_at, deadline, on_expiry] = self.numbers;
         let on_expiry = tables::on_expiry(on_expiry)?;
         let times = (stamp(drawn_at)?, stamp(stepped_at)?, stamp(deadline)?);
-        let record = Record::restored(self.step, held, times.0, times.1, times.2, on_expiry);
+        let record = Record::restored(self.step, held, times.0, times.1, times.2, on_expiry)
+            .with_shortfalls(shortfalls);
         let places = place(&levels);
         Ok(State::Open(Box::new(Open { lease, record, levels: Arc::new(levels), places })))
     }
@@ -233,7 +234,7 @@ fn write_open(connection: &Connection, namespace: i64, open: &Open, levels: &str
         ":namespace": namespace,
         ":id": open.lease.number().to_be_bytes(),
         ":levels": levels,
-        ":held": held_to_text(record.held()),
+        ":held": holding_to_text(record),
         ":step": record.step(),
         ":drawn_at": column(record.drawn_at().as_micros()),
         ":stepped_at": column(record.stepped_at().as_micros()),
@@ -249,7 +250,7 @@ fn write_step(connection: &Connection, namespace: i64, open: &Open) -> rusqlite:
     )?;
     let (id, record) = (open.lease.number().to_be_bytes(), &open.record);
     let [stepped_at, deadline] = [record.stepped_at(), record.deadline()].map(|at| column(at.as_micros()));
-    update.execute((namespace, id, held_to_text(record.held()), record.step(), stepped_at, deadline))?;
+    update.execute((namespace, id, holding_to_text(record), record.step(), stepped_at, deadline))?;
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
-use super::admin;
 use super::options::{Durable, SqliteOptions, real};
+use super::records;
 use super::schema::{self, CURRENT};
 use super::syncer::log_of;
 use super::trouble::of_file;
@@ -117,7 +117,7 @@ impl File {
         let mut connection = self.options.connect(Some(&self.path), &self.place)?;
         let from = schema::prepare(&mut connection, &self.place)?;
         let has_it = has_namespace(&connection, &self.options.namespace).map_err(self.trouble())?;
-        admin::namespace(&connection, &self.options.namespace).map_err(self.trouble())?;
+        records::namespace(&connection, &self.options.namespace).map_err(self.trouble())?;
         let parts = vec![
             MadePart { part: self.part(), is_new: from == 0 },
             MadePart { part: self.namespace(), is_new: !has_it },
@@ -226,10 +226,16 @@ fn has_namespace(connection: &Connection, name: &str) -> rusqlite::Result<bool> 
 
 /// One more of them than are listed, if there are.
 fn spaces(connection: &Connection, version: u64) -> rusqlite::Result<Vec<Space>> {
-    let select = "SELECT name, version, (SELECT count(*) FROM entities WHERE namespace = namespaces.id),
-                  (SELECT count(*) FROM policies WHERE namespace = namespaces.id)
-                  FROM namespaces ORDER BY name LIMIT ?1";
-    let mut statement = connection.prepare(select)?;
+    let (entities, policies) = if version < schema::RECORDS {
+        ("entities WHERE true", "policies WHERE true")
+    } else {
+        ("records WHERE kind = 4", "records WHERE kind < 4")
+    };
+    let select = format!(
+        "SELECT name, version, (SELECT count(*) FROM {entities} AND namespace = namespaces.id),
+         (SELECT count(*) FROM {policies} AND namespace = namespaces.id) FROM namespaces ORDER BY name LIMIT ?1"
+    );
+    let mut statement = connection.prepare(&select)?;
     let number = |row: &rusqlite::Row<'_>, place: usize| {
         row.get::<_, i64>(place).map(|number| Some(number.unsigned_abs()))
     };

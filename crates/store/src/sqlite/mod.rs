@@ -1,12 +1,11 @@
 //! A store in a file: the embedded default, durable, and shared by all processes of a machine.
 //!
 //! One thread of a process writes, and takes all who wait into one transaction ([`writer`](self)); others read beside
-//! it. What a call needs is loaded on to a shelf, decided on as in memory, and written with the transaction; it is kept
+//! it. What a call needs is loaded into a table, decided on as in memory, and written with the transaction; it is kept
 //! for the next one unless another process has written meanwhile. Time is the machine's, read within the transaction
 //! and kept in the file, so that it never runs back for anybody.
 
-mod admin;
-mod describe;
+mod engine;
 mod evict;
 mod file;
 mod leases;
@@ -15,14 +14,13 @@ mod listing;
 mod options;
 mod queue;
 mod reader;
+mod records;
 mod retention;
 mod rows;
 mod schema;
 mod space;
-mod steps;
 mod syncer;
 mod times;
-mod tokens;
 mod trouble;
 mod work;
 mod writer;
@@ -39,8 +37,6 @@ pub use options::{Durable, SqliteOptions};
 
 use crate::clock::WallClock;
 use crate::error::StoreError;
-use crate::reply::Reply;
-use crate::store::{Capabilities, Clocked, Store, Swept};
 use queue::{Queue, Rejected};
 use reader::Readers;
 use trouble::Trouble;
@@ -129,7 +125,7 @@ impl Sqlite {
     pub async fn namespace(&self, name: &str) -> Result<Self, StoreError> {
         let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
         let make = |work: &mut Work<'_>, name: &Namespace| {
-            Ok::<_, Trouble>(admin::namespace(work.connection, name.as_str())?)
+            Ok::<_, Trouble>(records::namespace(work.connection, name.as_str())?)
         };
         let namespace = self.inner.write(Call::new(name, make)).await?;
         Ok(Self { inner: Arc::clone(&self.inner), namespace })
@@ -230,28 +226,5 @@ impl fmt::Debug for Sqlite {
             .field("place", &self.inner.place)
             .field("stats", &self.stats())
             .finish_non_exhaustive()
-    }
-}
-
-impl Store for Sqlite {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            engine: "sqlite",
-            is_immediate: false,
-            is_durable: self.inner.readers.is_some(),
-            clock: Clocked::Host,
-            deadline: self.inner.deadline,
-        }
-    }
-
-    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
-        Reply::later(self.sweep_up_to(max))
-    }
-
-    fn close(&self) -> Reply<'_, ()> {
-        Reply::later(async {
-            Self::close(self).await;
-            Ok(())
-        })
     }
 }

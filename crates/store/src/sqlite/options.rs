@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags};
 use tidegate_core::random::Random;
 use tokio::sync::{oneshot, watch};
 
-use super::admin;
 use super::file::File;
 use super::queue::Queue;
 use super::reader::Readers;
+use super::records;
 use super::schema;
 use super::syncer::{Syncer, log_of};
 use super::times::Times;
@@ -25,6 +25,7 @@ use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::namespace;
 use crate::retention::Retention;
+use crate::sync::lock;
 use crate::tables::column;
 
 /// Calls that wait for the writer at most.
@@ -178,11 +179,15 @@ impl SqliteOptions {
     fn run(self, opened: oneshot::Sender<Result<Sqlite, StoreError>>) {
         // Every thread has the one end until its connection is closed.
         let (running, ended) = watch::channel(());
-        match self.prepare(&running, ended) {
-            Ok((writer, store)) => {
+        // Connections are closed one after the other: of two at once, each would leave the log to the other.
+        let closing: Arc<Mutex<()>> = Arc::default();
+        match self.prepare(&running, ended, &closing) {
+            Ok((mut writer, store)) => {
                 // Nobody waits for it: it is closed by being dropped here, and the writer ends.
                 drop(opened.send(Ok(store)));
                 writer.run();
+                let _turn = lock(&closing);
+                drop(writer);
             }
             Err(error) => drop(opened.send(Err(error))),
         }
@@ -193,6 +198,7 @@ impl SqliteOptions {
         self,
         running: &watch::Sender<()>,
         ended: watch::Receiver<()>,
+        closing: &Arc<Mutex<()>>,
     ) -> Result<(Writer, Sqlite), StoreError> {
         let place: Arc<str> = match &self.path {
             Some(path) => path.display().to_string().into(),
@@ -202,13 +208,14 @@ impl SqliteOptions {
         let mut connection = self.connect(path.as_deref(), &place)?;
         schema::prepare(&mut connection, &place)?;
         let of_place = |error: rusqlite::Error| of_file(&place, &error);
-        let namespace = admin::namespace(&connection, &self.namespace).map_err(of_place)?;
+        let namespace = records::namespace(&connection, &self.namespace).map_err(of_place)?;
         // From now on whoever waits for another process does so by himself.
         connection.busy_timeout(Duration::ZERO).map_err(of_place)?;
         let of_io = |error: std::io::Error| StoreError::unavailable(format!("`{place}`: {error}"));
         // Now that it is there: what its name leads to.
         let path = path.as_deref().map(real).transpose().map_err(of_io)?;
-        let readers = path.as_deref().map(|path| Readers::start(path, running)).transpose().map_err(of_io)?;
+        let readers = path.as_deref().map(|path| Readers::start(path, running, closing)).transpose();
+        let readers = readers.map_err(of_io)?;
         let (queue, counters) = (Arc::new(Queue::new(WAITING_MAX)), Arc::new(Counters::default()));
         let unsynced = path.as_deref().filter(|_| self.durable == Durable::Second);
         let syncer = unsynced.map(|path| Syncer::start(path, &counters)).transpose().map_err(of_io)?;

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::trouble::{Fault, Trouble};
 use super::writer::read_anchor;
 use crate::clock::WallClock;
 use crate::error::StoreError;
+use crate::sync::lock;
 
 /// Threads that read.
 const READERS: usize = 2;
@@ -34,16 +35,23 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    /// Starts the threads. A connection is made with the first read. Each keeps `running` until it has ended.
-    pub(super) fn start(path: &Path, running: &watch::Sender<()>) -> std::io::Result<Self> {
+    /// Starts the threads. A connection is made with the first read, and closed under the lock `closing`. Each thread keeps
+    /// `running` until it has ended.
+    pub(super) fn start(
+        path: &Path,
+        running: &watch::Sender<()>,
+        closing: &Arc<Mutex<()>>,
+    ) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::new(READS_MAX));
         for _ in 0..READERS {
             let mut reader =
                 Reader { queue: Arc::clone(&queue), file: File::at(path.to_owned())?, connection: None };
-            let running = running.clone();
+            let (running, closing) = (running.clone(), Arc::clone(closing));
             let run = move || {
                 reader.run();
-                drop((reader, running));
+                let turn = lock(&closing);
+                drop(reader);
+                drop((turn, running));
             };
             thread::Builder::new().name("tidegate-read".to_owned()).spawn(run)?;
         }

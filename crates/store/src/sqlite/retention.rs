@@ -23,8 +23,8 @@ pub(super) fn apply(work: &mut Work<'_>) -> rusqlite::Result<()> {
     }
     if let Some(before) = work.retention.audit_before(work.now) {
         let mut delete = work.connection.prepare_cached(
-            "DELETE FROM audit WHERE (namespace, number) IN
-                 (SELECT namespace, number FROM audit INDEXED BY audit_by_age
+            "DELETE FROM records WHERE (namespace, kind, first, second) IN
+                 (SELECT namespace, kind, first, second FROM records INDEXED BY records_by_age
                   WHERE at < ?1 ORDER BY at LIMIT ?2)",
         )?;
         let lines = delete.execute((column(before.as_micros()), column(max as u64)))?;
@@ -54,8 +54,9 @@ pub(super) fn prune(
         }
         Prune::Audit { through } => {
             let mut delete = connection.prepare_cached(
-                "DELETE FROM audit WHERE namespace = ?1 AND number IN
-                     (SELECT number FROM audit WHERE namespace = ?1 AND version <= ?2 ORDER BY number LIMIT ?3)",
+                "DELETE FROM records WHERE namespace = ?1 AND kind = 6 AND first IN
+                     (SELECT first FROM records WHERE namespace = ?1 AND kind = 6 AND version <= ?2
+                      ORDER BY first LIMIT ?3)",
             )?;
             delete.execute((namespace, column(through.number()), max))?
         }

@@ -7,7 +7,7 @@ use tidegate_core::limit::usage::{Window, Windows};
 use tidegate_core::time::Stamp;
 
 use super::trouble::Trouble;
-use crate::desk::shelf::Row;
+use crate::shared_engine::bucket_table::Row;
 use crate::tables::{MeterRow, column, shape_columns};
 
 /// Every limit of a subject.

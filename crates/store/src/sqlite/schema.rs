@@ -13,7 +13,7 @@ use crate::lifecycle::other_version;
 const APPLICATION: i64 = 0x7469_6465;
 
 /// What brings a file of the version before it to the next. They are never changed, only added to.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     "
     -- The latest time that anything was decided at, and how far the clock was set back by then.
     CREATE TABLE clock (
@@ -93,10 +93,29 @@ const MIGRATIONS: [&str; 4] = [
     UPDATE clock SET held_until = (
         SELECT COALESCE(MAX(deadline), 0) FROM leases WHERE how IS NULL AND deadline < 9223372036854775807);
     ",
+    "
+    -- Policies, entities, tokens and the audit are records of one table. `at` is when an audit entry was written.
+    CREATE TABLE records (
+        namespace INTEGER NOT NULL, kind INTEGER NOT NULL, first TEXT NOT NULL, second TEXT NOT NULL,
+        link TEXT, version INTEGER NOT NULL, at INTEGER, body TEXT NOT NULL,
+        PRIMARY KEY (namespace, kind, first, second)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX records_by_link ON records (namespace, kind, link, first, second) WHERE link IS NOT NULL;
+    CREATE INDEX records_by_age ON records (at) WHERE at IS NOT NULL;
+    INSERT INTO records SELECT namespace, kind, entity, resource, iif(kind = 3, resource, NULL), version, NULL, body
+        FROM policies;
+    INSERT INTO records SELECT namespace, 4, id, '', parent, version, NULL, body FROM entities;
+    INSERT INTO records SELECT namespace, 5, id, '', lower(hex(hash)), version, NULL, body FROM tokens;
+    INSERT INTO records SELECT namespace, 6, printf('%020d', number), '', filed, version, at,
+        at || char(10) || actor || char(10) || change FROM audit;
+    DROP TABLE policies; DROP TABLE entities; DROP TABLE tokens; DROP TABLE audit;
+    ",
 ];
 
+/// The first version that has the table of records.
+pub(super) const RECORDS: u64 = 5;
 /// The version of a file that is up to date.
-pub(super) const CURRENT: i64 = 4;
+pub(super) const CURRENT: i64 = 5;
 
 /// Whether a file may be written to: one of another program, or of a newer version, is left as it is.
 pub(super) fn check(connection: &Connection, place: &str) -> Result<(), Trouble> {
@@ -195,7 +214,7 @@ mod tests {
         prepare(&mut connection, "new.db").unwrap();
         connection.pragma_update(None, "user_version", 9).unwrap();
         let error = prepare(&mut connection, "new.db").unwrap_err().to_string();
-        assert_eq!(error, "`new.db` has schema version 9, newer than 4: use a newer tidegate");
+        assert_eq!(error, "`new.db` has schema version 9, newer than 5: use a newer tidegate");
         assert_eq!(read(&connection).unwrap(), (APPLICATION, 9));
     }
 

@@ -17,9 +17,12 @@ use super::evict::Round;
 use super::leases::Leases;
 use super::rows;
 use super::trouble::Trouble;
-use crate::desk::shelf::Row;
-use crate::desk::{Book, Desk, Known, Place, Places, Reach, Room, Shelf, check_levels, hash_subject};
 use crate::error::StoreError;
+use crate::shared_engine::bucket_table::Row;
+use crate::shared_engine::{
+    BucketSet, BucketTable, Capacity, KnownLease, LeaseTable, Place, Places, StepContext, check_levels,
+    hash_subject,
+};
 use crate::store::Swept;
 use crate::tables::{column, stamp};
 
@@ -35,20 +38,20 @@ const KEPT_LONGER: Duration = Duration::from_secs(60);
 /// A file has room for as many as the disk has, and finds them by itself.
 struct Disk;
 
-impl Room for Disk {
-    fn has_room(&self, _: &mut Shelf, _: &[Place], _: Stamp) -> Result<(), StoreError> {
+impl Capacity for Disk {
+    fn reserve(&self, _: &mut BucketTable, _: &[Place], _: Stamp) -> Result<(), StoreError> {
         Ok(())
     }
 
-    fn made(&self, _: &Subject) {}
+    fn created(&self, _: &Subject) {}
 }
 
 /// A namespace.
 pub(super) struct Space {
     pub(super) namespace: i64,
     hasher: foldhash::fast::RandomState,
-    shelf: Shelf,
-    /// What the file has of each bucket on the shelf, by its place.
+    table: BucketTable,
+    /// What the file has of each bucket on the table, by its place.
     written: Vec<Written>,
     /// Buckets that may differ from what the file has.
     touched: Vec<u32>,
@@ -79,7 +82,7 @@ impl Space {
         let mut space = Self {
             namespace,
             hasher: foldhash::fast::RandomState::default(),
-            shelf: Shelf::default(),
+            table: BucketTable::default(),
             written: Vec::new(),
             touched: Vec::new(),
             leases: Leases::default(),
@@ -96,7 +99,7 @@ impl Space {
 
     /// Buckets and leases that are known.
     pub(super) fn len(&self) -> usize {
-        self.shelf.len() + self.leases.len()
+        self.table.len() + self.leases.len()
     }
 
     /// Decides about a lease with the buckets of these levels.
@@ -105,7 +108,7 @@ impl Space {
         connection: &Connection,
         now: Stamp,
         (lease, levels): (LeaseId, &Levels),
-        decide: impl FnOnce(&mut Desk<'_, Leases>) -> Result<T, StoreError>,
+        decide: impl FnOnce(&mut StepContext<'_, Leases>) -> Result<T, StoreError>,
     ) -> Result<T, Trouble> {
         check_levels(levels)?;
         let mut places = places_of(&self.hasher, levels);
@@ -113,13 +116,13 @@ impl Space {
             self.load(connection, &level.subject, place)?;
         }
         self.load_lease(connection, lease)?;
-        let reach = Reach { home: (0, &mut self.shelf), others: Vec::new(), room: &Disk };
+        let buckets = BucketSet { home: (0, &mut self.table), others: Vec::new(), capacity: &Disk };
         let offset = self.clock_offset;
-        let mut desk = Desk { leases: &mut self.leases, reach, places: &mut places, now, offset };
-        let answer = decide(&mut desk);
+        let mut context = StepContext { leases: &mut self.leases, buckets, places: &mut places, now, offset };
+        let answer = decide(&mut context);
         let deadline = match self.leases.find(lease) {
-            Known::Open(open) => open.record.deadline(),
-            Known::Ended(_) | Known::Unknown => Stamp::ZERO,
+            KnownLease::Open(open) => open.record.deadline(),
+            KnownLease::Ended(_) | KnownLease::Unknown => Stamp::ZERO,
         };
         for level in levels.levels() {
             self.touch(&level.subject, deadline);
@@ -200,9 +203,9 @@ impl Space {
 
     fn expire(&mut self, connection: &Connection, now: Stamp, lease: LeaseId) -> Result<Swept, Trouble> {
         self.load_lease(connection, lease)?;
-        let Known::Open(open) = self.leases.find(lease) else { return Ok(Swept::default()) };
+        let KnownLease::Open(open) = self.leases.find(lease) else { return Ok(Swept::default()) };
         let levels = Arc::clone(&open.levels);
-        self.decide(connection, now, (lease, &levels), |desk| desk.expire(lease))
+        self.decide(connection, now, (lease, &levels), |context| context.expire(lease))
     }
 
     /// Lets a lease that cannot be read stay as it is, for somebody to look at: it is due no more.
@@ -247,9 +250,9 @@ impl Space {
         self.leases.load(connection, self.namespace, lease, |levels| places_of(hasher, levels))
     }
 
-    /// Puts a subject's bucket on the shelf, if the file has one.
+    /// Puts a subject's bucket on the table, if the file has one.
     fn load(&mut self, connection: &Connection, subject: &Subject, place: &mut Place) -> Result<(), Trouble> {
-        place.index = self.shelf.find(place.hash, subject);
+        place.index = self.table.find(place.hash, subject);
         if place.index.is_some() {
             return Ok(());
         }
@@ -261,7 +264,7 @@ impl Space {
         let Some((id, kept_until)) = found else { return Ok(()) };
         let meters = rows::meters_of(connection, id)?;
         let rows = meters.iter().map(|meter| Row { meter: meter.clone(), usage: None }).collect();
-        let index = self.shelf.push(place.hash, subject.clone(), rows);
+        let index = self.table.push(place.hash, subject.clone(), rows);
         place.index = Some(index);
         let written = self.written_at(index);
         (written.subject, written.meters) = (Some(id), meters);
@@ -277,11 +280,11 @@ impl Space {
         &mut self.written[place]
     }
 
-    /// Takes a bucket off the shelf, unless a lease that is known holds it.
+    /// Takes a bucket off the table, unless a lease that is known holds it.
     pub(super) fn take_off(&mut self, subject: &Subject) -> bool {
         let place = place_of(&self.hasher, subject);
-        let Some(index) = self.shelf.find(place.hash, subject) else { return true };
-        let is_gone = self.shelf.remove(index);
+        let Some(index) = self.table.find(place.hash, subject) else { return true };
+        let is_gone = self.table.remove(index);
         if is_gone {
             *self.written_at(index) = Written::default();
         }
@@ -291,7 +294,7 @@ impl Space {
     /// A bucket may have changed, and a lease until this time holds it.
     fn touch(&mut self, subject: &Subject, deadline: Stamp) {
         let place = place_of(&self.hasher, subject);
-        let Some(index) = self.shelf.find(place.hash, subject) else { return };
+        let Some(index) = self.table.find(place.hash, subject) else { return };
         let written = self.written_at(index);
         if deadline > written.kept_until.1 {
             // Longer than it need be, so that most draws leave it as it is.
@@ -317,7 +320,7 @@ impl Space {
 
     fn write_bucket(&mut self, connection: &Connection, index: u32) -> Result<(), Trouble> {
         self.written_at(index).is_touched = false;
-        let (bucket, written) = (self.shelf.at_mut(index), &mut self.written[index as usize]);
+        let (bucket, written) = (self.table.at_mut(index), &mut self.written[index as usize]);
         let subject = match written.subject {
             Some(subject) => subject,
             None if bucket.rows.is_empty() => return Ok(()),

@@ -102,7 +102,7 @@ impl From<rusqlite::Error> for Stop {
 
 impl Writer {
     /// Works until nobody can ask for anything any more.
-    pub(super) fn run(mut self) {
+    pub(super) fn run(&mut self) {
         loop {
             let found = self.queue.take(self.batch_max, Some(self.times.wakes_at(!self.owed.is_empty())));
             match found {

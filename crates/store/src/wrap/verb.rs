@@ -1,10 +1,10 @@
-//! What a store can be asked, and how often it was.
+//! The calls of an engine, and how often each was made.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A call of a [`Store`](crate::Store).
+/// A call of an [`Engine`](crate::Engine): a kind of step, or a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(missing_docs, reason = "each is the method of the same name")]
+#[expect(missing_docs, reason = "each is the step or the method of the same name")]
 pub enum Verb {
     Draw,
     Extend,
@@ -14,28 +14,16 @@ pub enum Verb {
     Cancel,
     Spend,
     Lease,
-    Balances,
+    Look,
     Buckets,
-    Read,
-    Version,
-    Changed,
-    List,
-    Apply,
-    Put,
-    Get,
-    Lineage,
-    Remove,
-    Children,
-    Entities,
     Usage,
-    Audit,
     Prune,
-    CreateToken,
-    Token,
-    FindToken,
-    Tokens,
-    RevokeToken,
     Sweep,
+    Read,
+    Scan,
+    Write,
+    Version,
+    Chain,
 }
 
 impl Verb {
@@ -49,31 +37,19 @@ impl Verb {
         Self::Cancel,
         Self::Spend,
         Self::Lease,
-        Self::Balances,
+        Self::Look,
         Self::Buckets,
-        Self::Read,
-        Self::Version,
-        Self::Changed,
-        Self::List,
-        Self::Apply,
-        Self::Put,
-        Self::Get,
-        Self::Lineage,
-        Self::Remove,
-        Self::Children,
-        Self::Entities,
         Self::Usage,
-        Self::Audit,
         Self::Prune,
-        Self::CreateToken,
-        Self::Token,
-        Self::FindToken,
-        Self::Tokens,
-        Self::RevokeToken,
         Self::Sweep,
+        Self::Read,
+        Self::Scan,
+        Self::Write,
+        Self::Version,
+        Self::Chain,
     ];
 
-    /// The name of the method.
+    /// In lower case, for metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Draw => "draw",
@@ -84,34 +60,22 @@ impl Verb {
             Self::Cancel => "cancel",
             Self::Spend => "spend",
             Self::Lease => "lease",
-            Self::Balances => "balances",
+            Self::Look => "look",
             Self::Buckets => "buckets",
-            Self::Read => "read",
-            Self::Version => "version",
-            Self::Changed => "changed",
-            Self::List => "list",
-            Self::Apply => "apply",
-            Self::Put => "put",
-            Self::Get => "get",
-            Self::Lineage => "lineage",
-            Self::Remove => "remove",
-            Self::Children => "children",
-            Self::Entities => "entities",
             Self::Usage => "usage",
-            Self::Audit => "audit",
             Self::Prune => "prune",
-            Self::CreateToken => "create_token",
-            Self::Token => "token",
-            Self::FindToken => "find_token",
-            Self::Tokens => "tokens",
-            Self::RevokeToken => "revoke_token",
             Self::Sweep => "sweep",
+            Self::Read => "read",
+            Self::Scan => "scan",
+            Self::Write => "write",
+            Self::Version => "version",
+            Self::Chain => "chain",
         }
     }
 }
 
 /// How many verbs there are.
-const VERBS: usize = Verb::Sweep as usize + 1;
+const VERBS: usize = Verb::Chain as usize + 1;
 
 /// How often each verb was called, at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,9 @@
-//! The audit is moved to an archive, whoever stops it wherever: nothing is lost, and nothing is there twice.
+//! The audit is moved to a folder: wherever a run is stopped, no entry is lost or archived twice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use tidegate_core::limit::policy::{Expect, Policy, Scope, Version};
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::archive::{
-    ArchiveError, ArchiveOptions, Archived, archive as archive_once, read_archive,
+    ArchiveError, ArchiveOptions, ArchivePlace, Archived, archive as archive_once, read_archive,
 };
-use tidegate_store::wrap::{Faulty, Plan};
+use tidegate_store::wrap::{CallEnd, Faulty, Measured, Plan, Verb, Watcher};
 use tidegate_store::{
     AuditQuery, Entities, Ledger, ManualWall, Memory, Paging, Policies, PolicyChange, Prune, Sqlite, Store,
     StoreError,
@@ -76,7 +77,7 @@ impl Kit {
     }
 
     async fn is_whole(&self, expected: &[Entry]) {
-        let (archived, mut stored) = (archived(&self.folder), audit(&self.store).await);
+        let (archived, mut stored) = (archived(&self.folder).await, audit(&self.store).await);
         let mut both = archived;
         both.append(&mut stored);
         assert_eq!(both.len(), expected.len(), "each entry once");
@@ -85,7 +86,7 @@ impl Kit {
 
     /// In the archive or in the store, perhaps in both.
     async fn lost_nothing(&self, expected: &[Entry]) {
-        let (archived, stored) = (archived(&self.folder), audit(&self.store).await);
+        let (archived, stored) = (archived(&self.folder).await, audit(&self.store).await);
         assert_eq!(archived, expected[..archived.len()], "the archive is a beginning");
         assert_eq!(stored, expected[expected.len() - stored.len()..], "the store is an end");
         assert!(archived.len() + stored.len() >= expected.len(), "nothing lies between");
@@ -113,11 +114,20 @@ async fn audit(store: &dyn Store) -> Vec<Entry> {
     entries
 }
 
-fn archived(folder: &Path) -> Vec<Entry> {
+async fn archived(folder: &Path) -> Vec<Entry> {
     if !folder.exists() {
         return Vec::new();
     }
-    read_archive(folder).expect("it is an archive").map(|entry| entry.expect("it is whole")).collect()
+    read(folder).await.expect("the archive is valid")
+}
+
+async fn read(folder: &Path) -> Result<Vec<Entry>, ArchiveError> {
+    let mut entries = read_archive(&ArchivePlace::folder(folder)).await?;
+    let mut read = Vec::new();
+    while let Some(entry) = entries.next_entry().await? {
+        read.push(entry);
+    }
+    Ok(read)
 }
 
 /// Archives once the folder is unlocked. A dropped run holds the lock until it has written, and so does a child process that
@@ -149,9 +159,6 @@ async fn old_changes_are_moved_and_newer_ones_stay() {
     assert_eq!(kit.files(), files);
     kit.is_whole(&expected).await;
     assert_eq!(audit(&kit.store).await, expected[9..]);
-    // Each file by itself as well.
-    let first: Vec<_> = read_archive(kit.folder.join(files[0])).unwrap().map(Result::unwrap).collect();
-    assert_eq!(first, expected[..6]);
 
     let again = kit.archives(&options).await;
     assert_eq!((again.files, again.entries, again.through), (0, 0, Some(Version::new(5))));
@@ -162,7 +169,7 @@ async fn old_changes_are_moved_and_newer_ones_stay() {
 }
 
 #[tokio::test]
-async fn an_empty_audit_makes_no_file() {
+async fn empty_audit_makes_no_file() {
     let kit = Kit::new();
     assert_eq!(kit.archives(&kit.all(10)).await, Archived::default());
     assert!(kit.files().is_empty());
@@ -173,7 +180,7 @@ async fn an_empty_audit_makes_no_file() {
 }
 
 #[tokio::test]
-async fn a_change_of_three_thousand_policies_stays_in_one_file() {
+async fn large_change_stays_in_one_file() {
     let kit = Kit::new();
     for entries in [7, 3_000, 2] {
         kit.change(entries).await;
@@ -190,7 +197,7 @@ async fn a_change_of_three_thousand_policies_stays_in_one_file() {
 }
 
 #[tokio::test]
-async fn a_change_behind_a_newer_one_waits_though_the_clock_was_set_back() {
+async fn change_behind_a_newer_one_waits() {
     let kit = Kit::with_changes(3).await;
     kit.clock.set(START + Duration::from_secs(1_000));
     let late = kit.change(1).await;
@@ -232,19 +239,19 @@ async fn is_stopped_at_every_call(changes: &[u64], file_entries: usize) {
 }
 
 #[tokio::test]
-async fn a_run_stopped_at_any_call_loses_nothing_and_is_gone_on_with() {
+async fn run_continues_after_a_failed_store_call() {
     is_stopped_at_every_call(&[1, 2, 3, 4, 5, 6, 7, 8], 5).await;
 }
 
 /// Pruned in part, so that the store has the end of a change whose whole is in the archive.
 #[tokio::test]
-async fn a_run_stopped_while_it_prunes_a_large_change_is_gone_on_with() {
+async fn run_continues_after_a_partial_prune() {
     is_stopped_at_every_call(&[3, 2_500, 4], 10).await;
 }
 
 /// The store is closed and opened again between the runs.
 #[tokio::test]
-async fn the_audit_of_a_store_in_a_file_is_archived_across_restarts() {
+async fn run_continues_after_a_store_restart() {
     for calls in 0.. {
         let root = tempfile::tempdir().unwrap();
         let (file, folder) = (root.path().join("limits.db"), root.path().join("audit"));
@@ -268,7 +275,7 @@ async fn the_audit_of_a_store_in_a_file_is_archived_across_restarts() {
 
         let store = Sqlite::open(&file).await.unwrap();
         archive(&store, &options).await.unwrap();
-        assert!(archived(&folder) == expected, "stopped after {calls} calls: each entry once");
+        assert!(archived(&folder).await == expected, "stopped after {calls} calls: each entry once");
         assert!(audit(&store).await.is_empty());
         store.close().await;
         if first.is_ok() {
@@ -279,7 +286,7 @@ async fn the_audit_of_a_store_in_a_file_is_archived_across_restarts() {
 }
 
 #[tokio::test]
-async fn answers_that_are_lost_and_calls_that_come_twice_lose_nothing() {
+async fn lost_and_repeated_calls_lose_nothing() {
     for seed in 0..20 {
         let kit = Kit::with_changes(60).await;
         let expected = audit(&kit.store).await;
@@ -298,7 +305,7 @@ async fn answers_that_are_lost_and_calls_that_come_twice_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_run_dropped_at_any_moment_loses_nothing_and_is_gone_on_with() {
+async fn run_continues_after_a_drop_at_any_poll() {
     for moments in 0.. {
         let kit = Kit::with_changes(12).await;
         let expected = audit(&kit.store).await;
@@ -326,49 +333,92 @@ async fn a_run_dropped_at_any_moment_loses_nothing_and_is_gone_on_with() {
     }
 }
 
-/// The file goes while it is written: what was not named was not pruned.
-#[tokio::test]
-async fn a_file_that_vanishes_while_it_is_written_loses_nothing() {
-    let mut failed = 0;
-    for moments in 1..12_u32 {
-        let kit = Kit::new();
-        // Several pages for one file, so that it is open while the store is asked.
-        for _ in 0..12 {
-            kit.change(100).await;
-        }
-        let (expected, options) = (audit(&kit.store).await, kit.all(5_000));
-        let mut left = moments;
-        let answer = {
-            let mut run = pin!(archive(&kit.store, &options));
-            std::future::poll_fn(|context| {
-                if left == 0 {
-                    for path in kit.files().iter().map(|name| kit.folder.join(name)) {
-                        if path.extension().is_some_and(|extension| extension == "tmp") {
-                            // Unless it got its name just now.
-                            drop(fs::remove_file(path));
-                        }
-                    }
-                }
-                left = left.saturating_sub(1);
-                run.as_mut().poll(context)
-            })
-            .await
-        };
-        kit.lost_nothing(&expected).await;
-        failed += usize::from(answer.is_err());
-        kit.archives(&options).await;
-        kit.is_whole(&expected).await;
+/// Writes a file of the name that the run is about to use.
+#[derive(Debug)]
+struct Intruder(PathBuf);
+
+impl Watcher for Intruder {
+    fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {
+        fs::write(&self.0, b"not ours").expect("it is written");
     }
-    assert!(failed > 0, "at some moment it is open");
 }
 
 #[tokio::test]
-async fn what_was_left_half_written_is_removed_and_what_is_not_ours_stays() {
+async fn existing_file_is_not_replaced() {
+    let kit = Kit::with_changes(6).await;
+    let expected = audit(&kit.store).await;
+    let file = kit.folder.join("audit-00000000000000000001-00000000000000000006.jsonl.gz");
+    let store = Measured::new(kit.store.clone(), Arc::new(Intruder(file.clone())));
+    let error = archive(&store, &kit.all(100)).await.unwrap_err();
+    assert!(matches!(&error, ArchiveError::Io { path, .. } if *path == file), "{error:?}");
+    assert_eq!(fs::read(&file).unwrap(), b"not ours");
+    assert_eq!(audit(&kit.store).await, expected, "nothing is pruned");
+    fs::remove_file(&file).unwrap();
+    kit.archives(&kit.all(100)).await;
+    kit.is_whole(&expected).await;
+}
+
+/// Occupies the only thread for blocking work after the first call of the store, until a message comes.
+#[derive(Debug)]
+struct Blocker(Mutex<Option<mpsc::Receiver<()>>>);
+
+impl Watcher for Blocker {
+    fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {
+        if let Some(unblock) = self.0.lock().expect("no test panics with it").take() {
+            tokio::task::spawn_blocking(move || unblock.recv());
+        }
+    }
+}
+
+async fn folder_stays_locked_until_the_put_ends() {
+    let kit = Kit::with_changes(6).await;
+    let (expected, options) = (audit(&kit.store).await, kit.all(100));
+    let (unblock, blocked) = mpsc::channel();
+    let watcher = Arc::new(Blocker(Mutex::new(Some(blocked))));
+    let store = Measured::new(kit.store.clone(), Arc::<Blocker>::clone(&watcher));
+    {
+        let mut run = pin!(archive_once(&store, &options));
+        // After the call of the store, 100 polls are far more than it takes to queue the put.
+        let mut polls = 0;
+        while polls < 100 {
+            polls += u32::from(watcher.0.lock().expect("no test panics with it").is_none());
+            tokio::select! {
+                biased;
+                answer = &mut run => panic!("the put is blocked: {answer:?}"),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+    assert!(kit.files().is_empty(), "the put waits");
+    let lock = fs::File::options().write(true).open(kit.folder.join("archive.lock"));
+    let lock = lock.expect("the run has made it");
+    assert!(lock.try_lock().is_err(), "the run is dropped, and its put is not");
+    unblock.send(()).expect("the thread waits");
+    while lock.try_lock().is_err() {
+        tokio::task::yield_now().await;
+    }
+    drop(lock);
+    assert_eq!(kit.files(), ["audit-00000000000000000001-00000000000000000006.jsonl.gz"]);
+    assert_eq!(kit.archives(&options).await.pruned, 12);
+    kit.is_whole(&expected).await;
+}
+
+#[test]
+fn dropped_run_keeps_the_lock_until_its_put_ends() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(folder_stays_locked_until_the_put_ends());
+}
+
+#[tokio::test]
+async fn staged_files_are_removed_and_others_stay() {
     let kit = Kit::with_changes(6).await;
     let expected = audit(&kit.store).await;
     fs::create_dir(&kit.folder).unwrap();
     fs::write(kit.folder.join("audit-00000000000000000001.jsonl.gz.tmp"), b"\x1f\x8b half").unwrap();
     fs::write(kit.folder.join("audit-00000000000000000009.jsonl.gz.tmp"), b"").unwrap();
+    let staged = "audit-00000000000000000001-00000000000000000006.jsonl.gz#1";
+    fs::write(kit.folder.join(staged), b"half").unwrap();
     fs::write(kit.folder.join("audit-notes.tmp"), b"mine").unwrap();
     kit.archives(&kit.all(100)).await;
     assert_eq!(kit.files(), ["audit-00000000000000000001-00000000000000000006.jsonl.gz", "audit-notes.tmp"]);
@@ -376,14 +426,14 @@ async fn what_was_left_half_written_is_removed_and_what_is_not_ours_stays() {
 }
 
 #[tokio::test]
-async fn the_folder_of_another_store_is_refused_and_nothing_is_pruned() {
+async fn folder_of_another_store_is_refused() {
     let (kit, longer, shorter) = (Kit::with_changes(6).await, Kit::new(), Kit::with_changes(3).await);
     longer.clock.set(START + Duration::from_secs(60));
     for entries in [1, 2, 3, 1, 2, 3, 1, 2] {
         longer.change(entries).await;
     }
     kit.archives(&kit.all(4)).await;
-    let (files, there) = (kit.files(), archived(&kit.folder));
+    let (files, there) = (kit.files(), archived(&kit.folder).await);
     let table = [
         (&longer, "the store's entry of version 1 for `$RESOURCE:r0`"),
         (&shorter, "it has changes up to version 6, and the store is at version 3"),
@@ -396,13 +446,13 @@ async fn the_folder_of_another_store_is_refused_and_nothing_is_pruned() {
         assert!(error.to_string().contains(sentence), "{error}");
         assert!(!error.is_transient());
         assert_eq!(audit(&other.store).await, before, "nothing is pruned");
-        assert_eq!((kit.files(), archived(&kit.folder)), (files.clone(), there.clone()));
+        assert_eq!((kit.files(), archived(&kit.folder).await), (files.clone(), there.clone()));
     }
 }
 
 /// A store that went back to an earlier time has made other changes of the same versions since.
 #[tokio::test]
-async fn the_folder_of_what_the_store_was_before_is_refused() {
+async fn folder_of_a_restored_store_is_refused() {
     let (before, after) = (Kit::with_changes(6).await, Kit::with_changes(4).await);
     before.archives(&before.all(4)).await;
     after.clock.set(START + Duration::from_secs(60));
@@ -419,7 +469,7 @@ async fn the_folder_of_what_the_store_was_before_is_refused() {
 }
 
 #[tokio::test]
-async fn two_at_once_are_kept_apart() {
+async fn concurrent_run_is_locked_out() {
     let kit = Kit::with_changes(30).await;
     let (expected, options) = (audit(&kit.store).await, kit.all(10));
     let (one, other) = tokio::join!(archive_once(&kit.store, &options), archive_once(&kit.store, &options));
@@ -432,7 +482,7 @@ async fn two_at_once_are_kept_apart() {
     kit.change(1).await;
     let error = archive_once(&kit.store, &options).await.unwrap_err();
     assert!(matches!(&error, ArchiveError::Locked { folder } if *folder == kit.folder), "{error:?}");
-    assert!(error.is_transient() && error.to_string().contains("somebody else archives to it"), "{error}");
+    assert!(error.is_transient() && error.to_string().ends_with("is locked by another run"), "{error}");
     assert_eq!(audit(&kit.store).await.len(), 1);
     drop(lock);
     assert_eq!(kit.archives(&options).await.entries, 1);
@@ -449,13 +499,13 @@ async fn written_and_not_pruned() -> (Kit, PathBuf) {
     faulty.go_away_after(1);
     let error = archive(&faulty, &kit.all(100)).await.expect_err("the store is away");
     assert!(matches!(&error, ArchiveError::Store(StoreError::Unavailable { .. })), "{error}");
-    assert_eq!((archived(&kit.folder).len(), audit(&kit.store).await.len()), (12, 12));
+    assert_eq!((archived(&kit.folder).await.len(), audit(&kit.store).await.len()), (12, 12));
     let file = kit.folder.join("audit-00000000000000000001-00000000000000000006.jsonl.gz");
     (kit, file)
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_as_it_was_written_is_refused_with_its_path() {
+async fn corrupt_file_is_refused_with_its_path() {
     let spoil: [(&str, Spoil); 6] = [
         ("cut", |bytes| bytes.truncate(bytes.len() - 9)),
         ("cut in the middle", |bytes| bytes.truncate(bytes.len() / 2)),
@@ -473,13 +523,15 @@ async fn a_file_that_is_not_as_it_was_written_is_refused_with_its_path() {
         assert!(matches!(&error, ArchiveError::Corrupt { path, .. } if *path == file), "{how}: {error:?}");
         assert!(error.to_string().contains(file.to_str().unwrap()), "{how}: {error}");
         assert_eq!(audit(&kit.store).await.len(), 12, "{how}: nothing is pruned");
-        let read: Result<Vec<Entry>, _> = read_archive(&kit.folder).unwrap().collect();
-        assert!(matches!(read, Err(ArchiveError::Corrupt { path, .. }) if path == file), "{how}");
+        assert!(
+            matches!(read(&kit.folder).await, Err(ArchiveError::Corrupt { path, .. }) if path == file),
+            "{how}"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_file_with_other_entries_or_another_name_is_refused() {
+async fn renamed_file_is_refused() {
     let (kit, file) = written_and_not_pruned().await;
     for name in [
         "audit-00000000000000000001-00000000000000000007.jsonl.gz",
@@ -504,16 +556,18 @@ async fn a_file_with_other_entries_or_another_name_is_refused() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_is_an_error_with_its_path() {
+async fn invalid_folder_is_refused_with_its_path() {
     let kit = Kit::with_changes(1).await;
     let deep = kit.folder.join("deep");
     let error = archive(&kit.store, &ArchiveOptions::new(&deep, Stamp::MAX)).await.unwrap_err();
     assert!(matches!(&error, ArchiveError::Io { path, .. } if *path == deep), "{error:?}");
-    assert!(error.to_string().starts_with("cannot make the folder `"), "{error}");
+    assert!(error.to_string().starts_with("cannot create the folder `"), "{error}");
     fs::write(&kit.folder, b"a file").unwrap();
     let error = archive(&kit.store, &kit.all(1)).await.unwrap_err();
     assert!(matches!(&error, ArchiveError::Io { .. }), "{error:?}");
-    let error = read_archive(&deep).unwrap_err();
-    assert!(matches!(&error, ArchiveError::Io { path, .. } if *path == deep), "{error:?}");
+    for not_a_folder in [&deep, &kit.folder] {
+        let error = read(not_a_folder).await.unwrap_err();
+        assert!(matches!(&error, ArchiveError::Io { path, .. } if path == not_a_folder), "{error:?}");
+    }
     assert_eq!(audit(&kit.store).await.len(), 1);
 }

@@ -9,7 +9,7 @@ use tidegate_core::limit::name::ResourceName;
 use tidegate_core::limit::policy::{Expect, Policy, Scope};
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
-use tidegate_store::archive::{ArchiveOptions, archive, read_archive};
+use tidegate_store::archive::{ArchiveOptions, ArchivePlace, archive, read_archive};
 use tidegate_store::wrap::{CallEnd, Measured, Verb, Watcher};
 use tidegate_store::{AuditQuery, Ledger, Paging, Policies, PolicyChange, Sqlite};
 
@@ -26,11 +26,14 @@ async fn open(root: &Path) -> Sqlite {
     Sqlite::open(root.join("limits.db")).await.expect("the store is opened")
 }
 
-fn archived(root: &Path) -> Vec<Entry> {
-    match read_archive(root.join("audit")) {
-        Ok(entries) => entries.map(|entry| entry.expect("a file that has its name is whole")).collect(),
-        Err(_) => Vec::new(),
+async fn archived(root: &Path) -> Vec<Entry> {
+    let mut read = Vec::new();
+    if let Ok(mut entries) = read_archive(&ArchivePlace::folder(root.join("audit"))).await {
+        while let Some(entry) = entries.next_entry().await.expect("a file that has its name is whole") {
+            read.push(entry);
+        }
     }
+    read
 }
 
 /// Stops the child after every call of the store, until the parent lets it go on.
@@ -45,7 +48,7 @@ impl Watcher for Stepped {
 
 /// What the killed process does.
 #[tokio::test]
-async fn the_process_that_is_killed() {
+async fn process_that_is_killed() {
     let Some(orders) = Orders::read() else { return };
     let store = Measured::new(open(&orders.path).await, Arc::new(Stepped));
     archive(&store, &options(&orders.path)).await.expect("the store and the folder are as it left them");
@@ -62,7 +65,7 @@ fn files(root: &Path) -> Vec<std::ffi::OsString> {
 /// Starts a process that archives, and kills it: after some calls of the store, and there while it waits, when it goes on, or
 /// when it has begun or named a file.
 fn kill_one(root: &Path, number: u64) {
-    let mut child = Child::start(test_name!(the_process_that_is_killed), root, number, 0);
+    let mut child = Child::start(test_name!(process_that_is_killed), root, number, 0);
     child.is_ready();
     for _ in 0..number * 5 % 12 {
         child.go();
@@ -79,7 +82,7 @@ fn kill_one(root: &Path, number: u64) {
 }
 
 #[tokio::test]
-async fn a_process_that_is_killed_loses_nothing_and_writes_nothing_twice() {
+async fn killed_process_loses_and_repeats_nothing() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path()).await;
     for number in 0..CHANGES {
@@ -98,16 +101,16 @@ async fn a_process_that_is_killed_loses_nothing_and_writes_nothing_twice() {
 
     for number in 0..KILLS {
         kill_one(root.path(), number);
-        let there = archived(root.path());
+        let there = archived(root.path()).await;
         assert!(there == expected[..there.len()], "after kill {number} the archive is a beginning");
         assert!(there.len() < expected.len(), "all were killed on their way");
     }
-    let mut last = Child::start(test_name!(the_process_that_is_killed), root.path(), KILLS, 0);
+    let mut last = Child::start(test_name!(process_that_is_killed), root.path(), KILLS, 0);
     while last.hears().is_some() {
         last.go();
     }
     last.ends();
-    assert!(archived(root.path()) == expected, "each entry once");
+    assert!(archived(root.path()).await == expected, "each entry once");
     let store = open(root.path()).await;
     assert!(store.audit(&query, &Paging::default()).await.unwrap().items.is_empty());
     store.close().await;

@@ -1,5 +1,5 @@
-//! The store in a table of DynamoDB, on DynamoDB Local, Amazon's own: it passes the suite with speculative writes, and with
-//! a read before each write. On the system's clock, dynoxide is asked.
+//! The DynamoDB store on DynamoDB Local, Amazon's own server: it passes the suite on a manual clock. The system's clock is
+//! tested on dynoxide.
 
 use tidegate_store::conformance::{self, Fixture};
 
@@ -11,13 +11,8 @@ mod store;
 /// The engine of these tests.
 const ENGINE: &str = crate::kit::engine::DYNAMODB;
 
-async fn guessing(namespace: &str) -> Option<Fixture> {
-    jumping(ENGINE, true, namespace).await
+async fn on_manual_time(namespace: &str) -> Option<Fixture> {
+    jumping(ENGINE, namespace).await
 }
 
-async fn reading(namespace: &str) -> Option<Fixture> {
-    jumping(ENGINE, false, namespace).await
-}
-
-conformance::suite!(speculative, guessing, jumps);
-conformance::suite!(read_then_write, reading, jumps);
+conformance::suite!(manual_time, on_manual_time, jumps);

@@ -9,19 +9,25 @@
 )]
 
 #[cfg_attr(
-    not(all(feature = "archive-s3", feature = "dynamodb", feature = "postgres-tls", feature = "redis-tls")),
+    not(all(
+        feature = "archive-remote",
+        feature = "dynamodb",
+        feature = "postgres-tls",
+        feature = "redis-tls"
+    )),
     allow(dead_code, unused_imports, unused_macros, reason = "tests of other features use the rest")
 )]
 mod kit;
 
 mod archive;
 mod archive_killed;
-#[cfg(feature = "archive-s3")]
-mod archive_s3;
+#[cfg(feature = "archive-remote")]
+mod archive_remote;
 mod memory;
 mod memory_clock;
 mod memory_forgets;
 mod planted;
+mod sixth_engine;
 mod sqlite;
 mod sqlite_processes;
 mod sqlite_store;
@@ -57,7 +63,7 @@ mod valkey;
 #[test]
 fn engines_that_were_not_built_are_reported() {
     kit::engine::report_unbuilt(&[
-        ("archive-s3", cfg!(feature = "archive-s3")),
+        ("archive-remote", cfg!(feature = "archive-remote")),
         ("dynamodb", cfg!(feature = "dynamodb")),
         ("postgres", cfg!(feature = "postgres")),
         ("postgres-tls", cfg!(feature = "postgres-tls")),

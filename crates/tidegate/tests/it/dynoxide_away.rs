@@ -17,10 +17,8 @@ async fn rig() -> Rig {
     let url = address(DYNOXIDE);
     let port = url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address with a port");
     let wire = Proxy::to(local(port)).await;
-    let options = DynamoDbOptions::new(unique("away"))
-        .region("eu-central-1")
-        .credentials("tidegate", "tidegate")
-        .stream(false);
+    let options =
+        DynamoDbOptions::new(unique("away")).region("eu-central-1").credentials("tidegate", "tidegate");
     options.clone().endpoint(&url).timeout(Duration::from_secs(60)).create().await.expect("a table");
     let open = async |url: &str| Arc::new(answer(async || options.clone().endpoint(url).open().await).await);
     let far = format!("http://{}", wire.address);

@@ -61,7 +61,7 @@ CREATE OR REPLACE FUNCTION @.steps(
     c_kind smallint[], c_lease bytea[], c_step bigint[], c_line int[], c_lines int[], c_name int[], c_names int[],
     c_version bigint[], c_span bigint[], c_expiry smallint[], c_watched boolean[], c_digest bigint[], c_key bigint[],
     c_levels text[], c_held text[],
-    l_meter int[], l_name int[], l_own boolean[], l_amount bigint[], l_period bigint[], l_burst bigint[],
+    l_meter int[], l_name int[], l_own boolean[], l_amount bigint[], l_period bigint[], l_burst bigint[], l_debt bigint[],
     n_units bigint[],
     OUT o_missing boolean, OUT o_status smallint[], OUT o_at bigint[], OUT o_repeat boolean[], OUT o_extra bigint[],
     OUT o_levels text[], OUT o_moved bigint[], OUT o_amount bigint[], OUT o_period bigint[], OUT o_burst bigint[],
@@ -82,7 +82,7 @@ DECLARE
     v_dirty boolean[] := array_fill(false, ARRAY[limits]);
     granted boolean[] := array_fill(false, ARRAY[calls]);
     c record; status smallint; is_open boolean; is_repeat boolean; is_read boolean; answered bigint; extra bigint;
-    v_held bigint[]; moved bigint[]; after numeric[]; does_take boolean; is_short boolean; has_grants boolean := false;
+    v_held bigint[]; v_shorts bigint[]; moved bigint[]; room numeric; after numeric[]; does_take boolean; is_short boolean; has_grants boolean := false;
     k int; units bigint; used bigint; present numeric; missing numeric; how_ended smallint;
     u_meter int[] := '{}'; u_own boolean[] := '{}'; u_units bigint[] := '{}'; u_drawn bigint[] := '{}';
     e_lease bytea[] := '{}'; e_step bigint[] := '{}'; e_how smallint[] := '{}'; e_digest bigint[] := '{}';
@@ -135,7 +135,7 @@ BEGIN
     o_version := o_moved; o_consumed := o_moved;
 
     FOR c IN
-        SELECT call.*, call.number::int AS place, lease.id IS NOT NULL AS is_known, lease.levels AS drawn_levels, lease.held AS drawn_held,
+        SELECT call.*, call.number::int AS place, lease.id IS NOT NULL AS is_known, lease.levels AS drawn_levels, lease.held AS drawn_held, lease.shorts,
             lease.key AS drawn_key, lease.step AS done, lease.drawn_at, lease.stepped_at, lease.deadline, lease.on_expiry,
             lease.how, lease.ended_at, lease.digest AS ended_digest
         FROM unnest(c_kind, c_lease, c_step, c_line, c_lines, c_name, c_names, c_version, c_span, c_expiry, c_watched,
@@ -151,6 +151,8 @@ BEGIN
         is_open := c.is_known AND c.how IS NULL;
         -- What each name is moved by; without one it takes no part. A call that takes asks first.
         moved := NULL; does_take := false; how_ended := NULL; used := NULL; v_held := c.drawn_held;
+        -- What the limit of each line did not take of it, because its debt is bounded.
+        v_shorts := c.shorts;
 
         IF c.kind IN (0, 1) AND NOT c.is_known THEN                                 -- draw, spend
             does_take := true;
@@ -207,8 +209,6 @@ BEGIN
                     moved[j] := v_held[j] - used;
                 END IF;
             END LOOP;
-            UPDATE @.leases l SET held = v_held, step = c.step, stepped_at = now
-            WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
         ELSIF c.kind = 4 THEN                                                        -- renew
             extra := greatest(c.deadline, now + c.span);
             FOR j IN c.line + 1..c.line + c.lines LOOP
@@ -314,6 +314,21 @@ BEGIN
                 units := moved[l_name[c.line + j]];
                 CONTINUE WHEN units IS NULL;
                 k := l_meter[c.line + j];
+                IF units > 0 AND l_debt[c.line + j] IS NOT NULL THEN
+                    -- No further into debt than it may be.
+                    room := greatest(div((v_burst[k]::numeric + l_debt[c.line + j]) * v_period[k]
+                        - greatest(v_parts[k] - now::numeric * v_amount[k], 0), v_period[k]), 0);
+                    IF room < units THEN
+                        v_shorts := coalesce(v_shorts, array_fill(0::bigint, ARRAY[c.lines]));
+                        v_shorts[j] := v_shorts[j] + units - room;
+                        units := room;
+                    END IF;
+                ELSIF units < 0 AND v_shorts[j] > 0 THEN
+                    -- No more goes back than it took.
+                    used := least(v_shorts[j], -units);
+                    v_shorts[j] := v_shorts[j] - used;
+                    units := units + used;
+                END IF;
                 IF units > 0 THEN
                     v_parts[k] := greatest(v_parts[k], now::numeric * v_amount[k]) + units::numeric * v_period[k];
                 ELSIF units < 0 THEN
@@ -329,6 +344,11 @@ BEGIN
                     o_moved[c.line + j] := units;
                 END IF;
             END LOOP;
+        END IF;
+
+        IF c.kind = 3 AND moved IS NOT NULL THEN
+            UPDATE @.leases l SET held = v_held, shorts = v_shorts, step = c.step, stepped_at = now
+            WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
         END IF;
 
         -- The ledger has what a lease was settled at, or held when it expired, at the time of its draw.
@@ -397,7 +417,7 @@ BEGIN
         FROM unnest(t_lease, t_step, t_how, t_digest) AS new (id, step, how, digest) ORDER BY new.id;
     END IF;
     FOR k IN 1..coalesce(array_length(e_lease, 1), 0) LOOP
-        UPDATE @.leases SET levels = NULL, held = NULL, step = e_step[k], how = e_how[k], ended_at = now,
+        UPDATE @.leases SET levels = NULL, held = NULL, shorts = NULL, step = e_step[k], how = e_how[k], ended_at = now,
             digest = e_digest[k]
         WHERE namespace = p_namespace AND id = e_lease[k] AND how IS NULL;
         IF NOT FOUND THEN

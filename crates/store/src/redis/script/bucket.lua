@@ -115,24 +115,39 @@ local function after(r, units, ns, nu)
   return plus(s, u, p, ds, du, dp, r[6])
 end
 
--- Whether a row that is to be full at this time has at least nothing in it now.
-local function is_there(r, s, u, p, ns, nu)
-  local cs, cu, cp = span(r[8], r[6], r[7])
+-- Whether a row that is to be full at this time has at least nothing in it now, or no more debt than it may have.
+local function is_there(r, s, u, p, ns, nu, debt)
+  local cs, cu, cp = span(r[8] + (debt or 0), r[6], r[7])
   cs, cu = cs + ns, cu + nu
   if cu >= 1000000 then cs, cu = cs + 1, cu - 1000000 end
   return s < cs or (s == cs and (u < cu or (u == cu and p <= cp)))
 end
 
+-- Units that a row lacks now, times its period, in limbs.
+local function lacks(r, ns, nu, big, add, mul)
+  local ds, du = r[1] - ns, r[2] - nu
+  if du < 0 then ds, du = ds - 1, du + 1000000 end
+  if ds < 0 then return { 0 } end
+  return add(mul(add(mul(big(ds), big(1000000)), big(du)), big(r[6])), big(r[3]))
+end
+
+-- How many of `units` a row takes before its debt is above `debt`.
+local function within(r, units, debt, ns, nu)
+  local s, u, p = after(r, units, ns, nu)
+  if is_there(r, s, u, p, ns, nu, debt) then return units end
+  return wide(function(big, add, sub, mul, div)
+    local room, fits = sub(mul(big(r[8] + debt), big(r[7])), lacks(r, ns, nu, big, add, mul)), 0
+    if not room then return 0 end
+    local whole = div(room, r[7])
+    for i = #whole, 1, -1 do fits = fits * 16777216 + whole[i] end
+    return math.min(fits, units)
+  end)
+end
+
 -- Keeps the level, capped to the new burst, under another rule.
 local function reshape(r, amount, period, burst, ns, nu)
   r[1], r[2], r[3] = wide(function(big, add, sub, mul, div, span)
-    local missing = { 0 }
-    local ds, du = r[1] - ns, r[2] - nu
-    if du < 0 then ds, du = ds - 1, du + 1000000 end
-    if ds >= 0 then
-      missing = add(mul(big(ds), big(1000000)), big(du))
-      missing = add(mul(missing, big(r[6])), big(r[3]))
-    end
+    local missing = lacks(r, ns, nu, big, add, mul)
     local grown = mul(big(math.abs(burst - r[8])), big(r[7]))
     if burst >= r[8] then missing = add(missing, grown) else missing = sub(missing, grown) end
     if not missing then return ns, nu, 0 end

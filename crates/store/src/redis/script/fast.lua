@@ -72,8 +72,8 @@ local function fast()
   local function read_rules(place)
     local blob, at, n, size, format, rules = ARGV[place], 1, 0, 8, { '<d' }, { lines = {} }
     while at <= #blob do
-      local key, name, amount, period, burst, cs, cu, cp, limit
-      key, name, amount, period, burst, cs, cu, cp, limit, at = unpack_of('<Hc0BddddddHc0', blob, at)
+      local key, name, amount, period, burst, cs, cu, cp, limit, _
+      key, name, amount, period, burst, cs, cu, cp, _, limit, at = unpack_of('<Hc0BdddddddHc0', blob, at)
       -- When a bucket is full at the latest, if there is to be nothing in it now.
       cs, cu = cs + ns, cu + nu
       if cu >= 1000000 then cs, cu = cs + 1, cu - 1000000 end

@@ -63,11 +63,11 @@ local function make(which)
       local blob, pos, b = limits[level], 1, buckets[level]
       local size = #blob
       while pos <= size do
-        local key, name, amount, period, burst, limit, _
-        key, name, amount, period, burst, _, _, _, limit, pos = unpack_of('<Hc0BddddddHc0', blob, pos)
+        local key, name, amount, period, burst, debt, limit, _
+        key, name, amount, period, burst, _, _, _, debt, limit, pos = unpack_of('<Hc0BdddddddHc0', blob, pos)
         local row = sub(key, 3, -33)
         local units = amounts[name + 1]
-        if units ~= NONE then visit(level, b, row, name, units, amount, period, burst, limit) end
+        if units ~= NONE then visit(level, b, row, name, units, amount, period, burst, limit, debt) end
       end
     end
   end
@@ -182,11 +182,24 @@ local function make(which)
     return has_all and GRANTED or REFUSED
   end
 
-  -- Moves each limit by its delta.
+  -- What buckets did not take of what the lease holds, because their debt is bounded, by level and name.
+  local shorts = {}
+
+  -- Moves each limit by its delta: no further into debt than it may be, and back by no more than it took.
   local function shift(deltas, is_read)
     load_buckets()
-    each_limit(deltas, function(level, b, row, name, delta, amount, period, burst)
+    each_limit(deltas, function(level, b, row, name, delta, amount, period, burst, _, debt)
       local r = b.rows[row]
+      local place = level * 256 + name
+      local short = shorts[place] or 0
+      if delta > 0 and debt < NONE then
+        local taken = within(r or new_row(row, amount, period, burst), delta, debt, ns, nu)
+        short, delta = short + delta - taken, taken
+      elseif delta < 0 then
+        local never = math.min(short, -delta)
+        short, delta = short - never, delta + never
+      end
+      shorts[place] = short > 0 and short or nil
       if not r then
         r = new_row(row, amount, period, burst)
         if delta ~= 0 then insert(b, r) end
@@ -247,7 +260,9 @@ local function make(which)
     local parts =
       { pack('<BI4ddddddBc16B', 0, o_step, drawn_s, drawn_u, ns, nu, due_s, due_u, o_expiry, identity, names) }
     for i = 1, names do parts[i + 1] = pack('<d', held[i]) end
-    parts[names + 2] = text
+    -- Levels are text, and never begin so.
+    for place, units in pairs(shorts) do parts[#parts + 1] = pack('<BHd', 1, place, units) end
+    parts[#parts + 1] = text
     writes[#writes + 1] = { 'SET', lease_key, table.concat(parts) }
   end
 
@@ -289,6 +304,11 @@ local function make(which)
     how, o_step, drawn_s, drawn_u, stepped_s, stepped_u, due_s, due_u, o_expiry, o_identity, n, pos =
       unpack_of('<BI4ddddddBc16B', lease)
     for i = 1, n do held[i], pos = unpack_of('<d', lease, pos) end
+    while string.byte(lease, pos) == 1 do
+      local place, units, _
+      _, place, units, pos = unpack_of('<BHd', lease, pos)
+      shorts[place] = units
+    end
     text = sub(lease, pos)
     if op == SPEND then return pack('<BI4', LATE, o_step) end
     if o_identity ~= identity then return pack('<B', ELSEWHERE) .. text end

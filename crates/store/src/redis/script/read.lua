@@ -1,4 +1,9 @@
--- The version of the namespace, and policies as of it. KEYS: what is kept of it, policies. ARGV: scopes.
-local answer = { redis.call('HGET', KEYS[1], 'version') or '0' }
-for i = 1, #ARGV do answer[i + 1] = redis.call('HGET', KEYS[2], ARGV[i]) end
+-- The version of the namespace, the count of audit entries, the time, and records as of that moment.
+-- KEYS: what is kept of the namespace, its clock, hashes of records. ARGV: for each record its key's number and its field.
+local version, audited = unpack(redis.call('HMGET', KEYS[1], 'version', 'audited'))
+local s, u = tell(redis.call('GET', KEYS[2]))
+local answer = { version or '0', audited or '0', string.format('%.0f', s), string.format('%.0f', u) }
+for i = 1, #ARGV, 2 do
+  answer[#answer + 1] = redis.call('HGET', KEYS[tonumber(ARGV[i])], ARGV[i + 1])
+end
 return answer

@@ -10,7 +10,8 @@ use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::time::Stamp;
 
-use crate::{Adjust, Cancel, Draw, Drawn, Extend, Moved, Reading, Settle};
+use crate::engine::Step as Applying;
+use crate::{Applied, Change, Moved, Reading, Taking};
 
 /// What moved so far.
 pub(super) struct Log {
@@ -113,60 +114,46 @@ impl Log {
         self.missed
     }
 
-    pub(super) fn draw(&mut self, draw: &Draw, answer: &Drawn) {
-        let step = Step { lease: draw.lease, number: 0, kind: Kind::Draw };
-        self.taken(step, &draw.levels, &draw.units, answer);
+    /// Records a step and its answer.
+    pub(super) fn applied(&mut self, step: &Applying<'_>, answer: &Applied) {
+        let levels = &**step.levels;
+        let of = |kind| Step { lease: step.lease, number: step.number, kind };
+        match (step.change, answer) {
+            (Change::Renew(_), _) | (_, Applied::Renewed(_)) => {}
+            (_, Applied::Refused(moved)) => self.see(levels, moved),
+            (Change::Take(units, taking), Applied::Granted(moved)) => {
+                let kind = if taking == Taking::Extend { Kind::Extend } else { Kind::Draw };
+                self.moved(of(kind), levels, named(levels, units), moved);
+                if taking == Taking::Spend && !moved.is_repeat {
+                    let step = Step { number: 1, ..of(Kind::Settle) };
+                    self.push(Line::Settled { at: moved.at, step, moved: Vec::new() });
+                }
+            }
+            (Change::Shift(_), Applied::Granted(moved)) => self.moved(of(Kind::Adjust), levels, 0, moved),
+            (Change::End(Some(_)), Applied::Granted(moved)) => self.settled(of(Kind::Settle), levels, moved),
+            (Change::End(None), Applied::Granted(moved)) => self.returned(of(Kind::Return), levels, moved),
+        }
     }
 
-    pub(super) fn extend(&mut self, extend: &Extend, answer: &Drawn) {
-        let step = Step { lease: extend.lease, number: extend.step, kind: Kind::Extend };
-        self.taken(step, &extend.levels, &extend.units, answer);
-    }
-
-    pub(super) fn adjust(&mut self, adjust: &Adjust, moved: &Moved) {
-        let step = Step { lease: adjust.lease, number: adjust.step, kind: Kind::Adjust };
-        self.moved(step, &adjust.levels, 0, moved);
-    }
-
-    pub(super) fn settle(&mut self, settle: &Settle, moved: &Moved) {
+    fn settled(&mut self, step: Step, levels: &Levels, moved: &Moved) {
         if moved.is_repeat {
             return;
         }
-        self.see(&settle.levels, moved);
-        let step = Step { lease: settle.lease, number: settle.step, kind: Kind::Settle };
-        let by_bucket =
-            moved.readings.iter().map(|reading| (bucket_of(&settle.levels, reading), reading.moved));
+        self.see(levels, moved);
+        let by_bucket = moved.readings.iter().map(|reading| (bucket_of(levels, reading), reading.moved));
         self.push(Line::Settled { at: moved.at, step, moved: by_bucket.collect() });
     }
 
-    pub(super) fn cancel(&mut self, cancel: &Cancel, moved: &Moved) {
-        let step = Step { lease: cancel.lease, number: cancel.step, kind: Kind::Return };
-        self.moved(step, &cancel.levels, 0, moved);
+    fn returned(&mut self, step: Step, levels: &Levels, moved: &Moved) {
+        self.moved(step, levels, 0, moved);
         if !moved.is_repeat && moved.readings.is_empty() {
             // It had not drawn: that it never may is an ending of its own in each bucket it was to draw from.
-            for level in cancel.levels.levels() {
+            for level in levels.levels() {
                 for line in &level.limits {
                     let bucket = BucketId::new(&level.subject, &line.rule);
                     self.push(Line::Entry(step.entry(moved.at, bucket, 0, 0)));
                 }
             }
-        }
-    }
-
-    pub(super) fn spend(&mut self, draw: &Draw, answer: &Drawn) {
-        self.draw(draw, answer);
-        if let Drawn::Granted(moved) = answer
-            && !moved.is_repeat
-        {
-            let step = Step { lease: draw.lease, number: 1, kind: Kind::Settle };
-            self.push(Line::Settled { at: moved.at, step, moved: Vec::new() });
-        }
-    }
-
-    fn taken(&mut self, step: Step, levels: &Levels, units: &[Option<u64>], answer: &Drawn) {
-        match answer {
-            Drawn::Granted(moved) => self.moved(step, levels, named(levels, units), moved),
-            Drawn::Refused(moved) => self.see(levels, moved),
         }
     }
 

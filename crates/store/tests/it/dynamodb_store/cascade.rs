@@ -1,60 +1,59 @@
-//! Several levels, first uses that race, and what is taken back where one of them refuses.
+//! Leases with several levels: one transaction, all or nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets as _, Draw, Drawn, ManualWall, Terms};
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+use tidegate_store::{Buckets as _, Draw, Drawn, DynamoDb, Ledger as _, Paging, UsageOf, UsageQuery};
 
 use super::ENGINE;
-use crate::kit::dynamodb::{START, TORN_AFTER, made, unswept};
+use crate::kit::dynamodb::{made, options, unswept};
 use crate::kit::dynamodb_items::{Hand, table_of};
 use crate::kit::dynamodb_proxy::{Fault, Proxy};
 use crate::kit::engine::skip_without;
 use crate::kit::words::{
-    OPEN, adjust_of, draw_of, draw_on, granted, is_granted, join_all, levels, next_lease, own, settle_of,
-    shows, slow, until_answered,
+    OPEN, adjust_of, cancel_of, draw_of, granted, is_granted, join_all, levels, next_lease, own, settle_of,
+    shows, slow, until_answered, used,
 };
 
-async fn store() -> (Proxy, tidegate_store::DynamoDb) {
+async fn store() -> (Proxy, DynamoDb) {
     let proxy = Proxy::new(ENGINE).await;
     let store = made(unswept(ENGINE).endpoint(proxy.url())).await;
     (proxy, store)
 }
 
+async fn marks(hand: &Hand, entity: &str) -> usize {
+    let is_mark = |name: &String| ["o:", "e:", "l:", "x:"].iter().any(|kind| name.starts_with(kind));
+    hand.item(entity).await.into_keys().filter(is_mark).count()
+}
+
+/// The cached items have enough, and the table has not.
 #[tokio::test]
-async fn short_child_returns_units_to_parent() {
+async fn short_level_takes_nothing_at_the_others() {
     skip_without!(ENGINE);
-    let (_proxy, store) = store().await;
-    let (child, parent) = ([slow(3)], [slow(100)]);
-    let levels = levels(&[("child", &child), ("parent", &parent)]);
-    // What this process saw last has enough for it, and what is there has not.
-    let others = made_again(&store).await;
-    granted(store.draw(&draw_of(&levels, 1)).await);
-    granted(others.draw(&draw_of(&own("child", 3), 2)).await);
-    assert!(matches!(store.draw(&draw_of(&levels, 1)).await, Ok(Drawn::Refused(_))));
-    assert_eq!(shows(&store, "child").await, Some((0, 3)));
-    assert_eq!(shows(&store, "parent").await, Some((99, 1)), "what was taken of it is given back");
+    for (short, other) in [("child", "parent"), ("parent", "child")] {
+        let (_proxy, store) = store().await;
+        let burst = |entity| [slow(if entity == short { 3 } else { 100 })];
+        let (child, parent) = (burst("child"), burst("parent"));
+        let levels = levels(&[("child", &child), ("parent", &parent)]);
+        let others = made_again(&store).await;
+        granted(store.draw(&draw_of(&levels, 1)).await);
+        granted(others.draw(&draw_of(&own(short, 3), 2)).await);
+        let refused = draw_of(&levels, 1);
+        assert!(matches!(store.draw(&refused).await, Ok(Drawn::Refused(_))));
+        assert_eq!(shows(&store, short).await, Some((0, 3)));
+        assert_eq!(shows(&store, other).await, Some((99, 1)), "where {short} is short");
+        assert!(matches!(store.spend(&refused).await, Ok(Drawn::Refused(_))));
+        assert_eq!(shows(&store, other).await, Some((99, 1)), "where {short} is short");
+    }
 }
 
 #[tokio::test]
-async fn short_parent_refuses_and_returns_units_to_child() {
-    skip_without!(ENGINE);
-    let (_proxy, store) = store().await;
-    let (child, parent) = ([slow(100)], [slow(3)]);
-    let levels = levels(&[("child", &child), ("parent", &parent)]);
-    let others = made_again(&store).await;
-    granted(store.draw(&draw_of(&levels, 1)).await);
-    granted(others.draw(&draw_of(&own("parent", 3), 2)).await);
-    assert!(matches!(store.draw(&draw_of(&levels, 1)).await, Ok(Drawn::Refused(_))));
-    assert_eq!(shows(&store, "child").await, Some((99, 1)), "what was taken of it is given back");
-    assert_eq!(shows(&store, "parent").await, Some((0, 3)));
-}
-
-#[tokio::test]
-async fn short_child_and_parent_write_nothing_back() {
+async fn refused_cascade_writes_nothing() {
     skip_without!(ENGINE);
     let (proxy, store) = store().await;
     let limits = [slow(3)];
@@ -64,66 +63,82 @@ async fn short_child_and_parent_write_nothing_back() {
     for entity in ["child", "parent"] {
         granted(others.draw(&draw_of(&own(entity, 3), 2)).await);
     }
+    let hand = Hand::on(ENGINE, &store);
+    let before = [hand.item("child").await, hand.item("parent").await];
     proxy.asked();
     assert!(matches!(store.draw(&draw_of(&levels, 1)).await, Ok(Drawn::Refused(_))));
-    assert_eq!(proxy.asked(), ["UpdateItem", "UpdateItem"]);
-    for entity in ["child", "parent"] {
-        assert_eq!(shows(&store, entity).await, Some((0, 3)), "{entity}");
-    }
+    let asked = proxy.asked();
+    assert!(asked.len() <= 3, "{asked:?}");
+    assert_eq!([hand.item("child").await, hand.item("parent").await], before);
 }
 
 #[tokio::test]
-async fn what_is_taken_back_leaves_no_word_unless_a_write_may_still_come() {
-    skip_without!(ENGINE);
-    let (proxy, store) = store().await;
-    let (child, parent) = ([slow(1_000)], [slow(100)]);
-    let levels = levels(&[("child", &child), ("parent", &parent)]);
-    let others = made_again(&store).await;
-    let hand = Hand::on(ENGINE, &store);
-    let words = async || hand.item("child").await.into_keys().filter(|name| name.starts_with("x:")).count();
-    granted(store.draw(&draw_of(&levels, 1)).await);
-    for round in 1..=20 {
-        // What this process saw last has as many as are left, and of these others take one.
-        granted(others.draw(&draw_of(&own("parent", 100), 1)).await);
-        let answer = store.draw(&draw_of(&levels, 100 - round)).await;
-        assert!(matches!(answer, Ok(Drawn::Refused(_))), "{round}: {answer:?}");
-        assert_eq!(shows(&store, "child").await, Some((999, 1)), "{round}");
-        assert_eq!(words().await, 0, "{round}");
-    }
-    granted(others.draw(&draw_of(&own("parent", 100), 1)).await);
-    let mut broken = 2;
-    proxy.plan(move |_| {
-        broken -= 1;
-        if broken >= 0 { Fault::Refused("InternalServerError") } else { Fault::None }
-    });
-    assert!(matches!(store.draw(&draw_of(&levels, 79)).await, Ok(Drawn::Refused(_))));
-    assert_eq!(shows(&store, "child").await, Some((999, 1)));
-    assert_eq!(words().await, 1, "nobody can tell what becomes of the first two");
-}
-
-#[tokio::test]
-async fn an_item_that_is_gone_since_is_made_whole_by_a_draw_that_asks_nothing_of_it() {
+async fn only_the_home_has_marks() {
     skip_without!(ENGINE);
     let (_proxy, store) = store().await;
-    let (child, parent) = ([slow(100)], [Limit::per_day("tpm", 1).burst(10)]);
-    let levels = levels(&[("child", &child), ("parent", &parent)]);
+    let limits = [slow(100)];
+    let levels = levels(&[("child", &limits), ("parent", &limits), ("top", &limits)]);
+    let hand = Hand::on(ENGINE, &store);
+    let draw = draw_of(&levels, 5);
+    granted(store.draw(&draw).await);
+    store.adjust(&adjust_of(&draw, 1, 2)).await.expect("it is open");
+    assert_eq!(marks(&hand, "child").await, 2, "the lease and its levels");
+    store.settle(&settle_of(&draw, 3)).await.expect("it is open");
+    granted(store.spend(&draw_of(&levels, 1)).await);
+    let cancelled = draw_of(&levels, 7);
+    granted(store.draw(&cancelled).await);
+    store.cancel(&cancel_of(&cancelled)).await.expect("it is open");
+    for entity in ["parent", "top"] {
+        assert_eq!(marks(&hand, entity).await, 0, "{entity}");
+        assert_eq!(shows(&store, entity).await, Some((96, 4)), "{entity}");
+    }
+}
+
+/// The marks are in the items of the children.
+#[tokio::test]
+async fn usage_of_a_parent_counts_its_children() {
+    skip_without!(ENGINE);
+    let (_proxy, store) = store().await;
+    let others = made_again(&store).await;
+    let limits = [slow(1_000)];
+    for (number, child) in ["a", "b, c=1", "c"].into_iter().enumerate() {
+        let levels = levels(&[(child, &limits), ("parent", &limits), ("top", &limits)]);
+        for _ in 0..40 {
+            let draw = draw_of(&levels, 5);
+            granted(store.draw(&draw).await);
+            store.settle(&settle_of(&draw, 1 + number as u64)).await.expect("it is open");
+        }
+    }
+    for (entity, units, own) in [("parent", 240, 0), ("top", 240, 0), ("c", 120, 120), ("b, c=1", 80, 80)] {
+        let of = UsageOf::Entity(EntityId::new(entity).unwrap());
+        let query = UsageQuery { of, window: Window::Month, range: Stamp::ZERO..Stamp::MAX };
+        let lines = others.usage(&query, &Paging::default()).await.expect("usage is answered").items;
+        let sum = |of: fn(&tidegate_core::limit::usage::Tally) -> u64| -> u64 {
+            lines.iter().map(|line| of(&line.tally)).sum()
+        };
+        assert_eq!((sum(|tally| tally.units), sum(|tally| tally.own)), (units, own), "{entity}");
+    }
+}
+
+#[tokio::test]
+async fn deleted_parent_is_made_anew() {
+    skip_without!(ENGINE);
+    let (_proxy, store) = store().await;
+    let limits = [slow(100)];
+    let levels = levels(&[("child", &limits), ("parent", &limits)]);
     let hand = Hand::on(ENGINE, &store);
     granted(store.draw(&draw_of(&levels, 1)).await);
     let made = hand.item("parent").await;
     hand.delete("parent").await;
-    // Due before the first one: nothing else of the item is compared with what was seen.
-    let sooner = Terms { deadline: Duration::from_secs(300), ..OPEN };
-    granted(store.draw(&draw_on(sooner, &levels, 1)).await);
+    granted(store.draw(&draw_of(&levels, 1)).await);
     let anew = hand.item("parent").await;
-    let is_mark = |name: &&String| name.starts_with("o:");
-    for name in made.keys().filter(|name| !is_mark(name)) {
-        assert!(anew.contains_key(name), "{name} of {anew:?}");
-    }
-    assert_eq!(anew.keys().filter(is_mark).count(), 1);
+    assert!(made.keys().all(|name| anew.contains_key(name)), "{anew:?}");
+    assert_eq!(shows(&store, "parent").await, Some((99, 1)));
+    assert_eq!(shows(&store, "child").await, Some((98, 2)));
 }
 
 #[tokio::test]
-async fn a_step_that_leaves_a_level_alone_does_not_hide_what_others_write_there() {
+async fn step_at_the_child_hides_no_write_at_the_parent() {
     skip_without!(ENGINE);
     let (proxy, store) = store().await;
     let (child, parent) = ([slow(100)], [Limit::per_day("tpm", 1).burst(10)]);
@@ -147,13 +162,12 @@ async fn a_step_that_leaves_a_level_alone_does_not_hide_what_others_write_there(
 }
 
 #[tokio::test]
-async fn an_error_at_one_level_leaves_nothing_taken_at_the_others() {
+async fn error_at_one_level_takes_nothing() {
     skip_without!(ENGINE);
     let text = |text: &str| AttributeValue::S(text.to_owned());
-    // One that the engine does not write, and one that is not as it was seen and cannot be read.
+    // An item that the engine does not update, and one that has changed and cannot be read.
     let spoilt = [vec![("c:rpm", text("many"))], vec![("R", text("other")), ("o:nobody", text("?"))]];
     for (number, spoilt) in spoilt.iter().enumerate() {
-        // Where the child's answer is lost, it is taken back as well.
         for lost in [0, 2] {
             let (proxy, store) = store().await;
             let limits = [slow(100)];
@@ -170,134 +184,98 @@ async fn an_error_at_one_level_leaves_nothing_taken_at_the_others() {
             });
             let answer = store.draw(&draw_of(&levels, 5)).await;
             assert!(answer.as_ref().is_err_and(|error| !error.is_transient()), "{number}: {answer:?}");
-            assert_eq!(shows(&store, "child").await, Some((99, 1)), "{number}, {lost} answers lost");
-            let marks = hand.item("child").await.into_keys().filter(|name| name.starts_with("o:")).count();
-            assert_eq!(marks, 1, "{number}, {lost} answers lost: that of the first lease");
+            assert_eq!(shows(&store, "child").await, Some((99, 1)), "{number}, {lost} responses lost");
+            assert_eq!(marks(&hand, "child").await, 2, "{number}, {lost} responses lost");
         }
     }
 }
 
 #[tokio::test]
-async fn a_draw_whose_process_died_between_two_levels_is_made_again_by_whoever_repeats_it() {
-    skip_without!(ENGINE);
-    let (clock, options) = (ManualWall::new(START), unswept(ENGINE));
-    let options = options.clock(clock.clone());
-    let (store, others) =
-        (made(options.clone()).await, options.clone().open().await.expect("the table is there"));
-    let hasty = options.timeout(Duration::from_secs(1));
-    let hasty = until_answered(|| hasty.clone().open()).await.expect("the table is there");
-    let hand = Hand::on(ENGINE, &store);
-    let limits = [slow(100)];
-    for (gone, left) in [("parent", "child"), ("child", "parent")] {
-        let levels = levels(&[("child", &limits), ("parent", &limits)]);
-        let draw = draw_of(&levels, 5);
-        granted(store.draw(&draw).await);
-        // As if it had never come to the other one, which others have used since.
-        hand.delete(gone).await;
-        granted(store.draw(&draw_of(&own(gone, 100), 1)).await);
-        let early = hasty.draw(&draw).await;
-        if gone == "parent" {
-            let is_away = early.as_ref().is_err_and(tidegate_store::StoreError::is_transient);
-            assert!(is_away, "whoever draws it may be at it still: {early:?}");
-        }
-        clock.advance(TORN_AFTER);
-        granted(others.draw(&draw).await);
-        for (entity, other) in [(gone, 1), (left, 0)] {
-            let expected = Some((95 - other, 5 + other));
-            assert_eq!(shows(&store, entity).await, expected, "{entity} where {gone} was gone");
-        }
-        assert!(granted(store.draw(&draw).await).is_repeat);
-        others.settle(&settle_of(&draw, 3)).await.expect("it is open");
-        for (entity, other) in [(gone, 1), (left, 0)] {
-            let expected = Some((97 - other, 3 + other));
-            assert_eq!(shows(&store, entity).await, expected, "{entity} where {gone} was gone");
-            hand.delete(entity).await;
-        }
-        clock.advance(Duration::from_secs(1_200));
-    }
-}
-
-#[tokio::test]
-async fn what_an_earlier_attempt_has_taken_above_does_not_refuse_the_next() {
-    skip_without!(ENGINE);
-    let clock = ManualWall::new(START);
-    // What is refused is refused by what is there.
-    let options = unswept(ENGINE).clock(clock.clone()).rejections(Duration::ZERO);
-    let (store, others) =
-        (made(options.clone()).await, options.clone().open().await.expect("the table is there"));
-    let hasty = options.clone().timeout(Duration::from_secs(1));
-    let hasty = until_answered(|| hasty.clone().open()).await.expect("the table is there");
-    let apart = options.speculative(false).open().await.expect("the table is there");
-    let limits = [slow(100)];
-    for others in [&others, &apart] {
-        let levels = levels(&[("child", &limits), ("parent", &limits)]);
-        let draw = draw_of(&levels, 60);
-        granted(store.draw(&draw).await);
-        // It never came to its own level, which others have used since.
-        let hand = Hand::on(ENGINE, &store);
-        hand.delete("child").await;
-        granted(store.draw(&draw_of(&own("child", 100), 1)).await);
-        clock.advance(Duration::from_secs(1));
-        let early = hasty.draw(&draw).await;
-        assert!(early.as_ref().is_err_and(tidegate_store::StoreError::is_transient), "{early:?}");
-        clock.advance(TORN_AFTER);
-        granted(others.draw(&draw).await);
-        assert_eq!(shows(others, "child").await, Some((39, 61)));
-        assert_eq!(shows(others, "parent").await, Some((40, 60)));
-        for entity in ["child", "parent"] {
-            hand.delete(entity).await;
-        }
-        clock.advance(Duration::from_secs(1_200));
-    }
-}
-
-#[tokio::test]
-async fn a_draw_that_was_torn_and_is_refused_now_leaves_nothing_taken() {
-    skip_without!(ENGINE);
-    let (clock, options) = (ManualWall::new(START), unswept(ENGINE));
-    let options = options.clock(clock.clone());
-    let (store, others) = (made(options.clone()).await, options.open().await.expect("the table is there"));
-    let limits = [slow(100)];
-    let levels = levels(&[("child", &limits), ("parent", &limits)]);
-    let draw = draw_of(&levels, 5);
-    granted(store.draw(&draw).await);
-    Hand::on(ENGINE, &store).delete("parent").await;
-    granted(store.draw(&draw_of(&own("parent", 100), 99)).await);
-    clock.advance(TORN_AFTER);
-    assert!(matches!(others.draw(&draw).await, Ok(Drawn::Refused(_))));
-    assert_eq!(shows(&others, "child").await, Some((100, 0)));
-    assert_eq!(shows(&others, "parent").await, Some((1, 99)));
-}
-
-#[tokio::test]
-async fn a_cascade_that_did_not_hear_of_its_own_level_goes_on_with_the_other_at_once() {
+async fn cascade_with_a_lost_response_is_drawn_once() {
     skip_without!(ENGINE);
     let limits = [slow(100)];
     let levels = levels(&[("child", &limits), ("parent", &limits)]);
-    // Which of both is sent first is nobody's to say.
-    for lost in [0, 1] {
-        let (proxy, store) = store().await;
-        granted(store.draw(&draw_of(&levels, 60)).await);
+    let (proxy, store) = store().await;
+    granted(store.draw(&draw_of(&levels, 20)).await);
+    for (number, fault) in
+        [Fault::Lost, Fault::Broken, Fault::Refused("ThrottlingException")].into_iter().enumerate()
+    {
         proxy.asked();
-        let mut number = 0;
-        proxy.plan(move |_| {
-            number += 1;
-            match number - 1 {
-                place if place == lost => Fault::Lost,
-                0 | 1 => Fault::Refused("ThrottlingException"),
-                _ => Fault::None,
-            }
-        });
-        let draw = draw_of(&levels, 30);
-        assert!(!granted(store.draw(&draw).await).is_repeat);
+        let mut is_first = true;
+        proxy.plan(move |_| if std::mem::take(&mut is_first) { fault } else { Fault::None });
+        let draw = draw_of(&levels, 10);
+        let moved = granted(store.draw(&draw).await);
+        assert!(!moved.is_repeat && moved.readings.len() == 2, "{fault:?}: {moved:?}");
         let asked = proxy.asked();
-        assert!(asked.len() <= 8, "{lost}: {asked:?}");
+        assert!(asked.len() <= 3, "{fault:?}: {asked:?}");
+        assert!(granted(store.draw(&draw).await).is_repeat, "another call repeats it");
+        let taken = 30 + 10 * i64::try_from(number).unwrap();
         for entity in ["child", "parent"] {
-            assert_eq!(shows(&store, entity).await, Some((10, 90)), "{lost}: {entity}");
+            assert_eq!(shows(&store, entity).await, Some((100 - taken, taken)), "{fault:?}: {entity}");
         }
-        store.settle(&settle_of(&draw, 20)).await.expect("it is open");
-        assert_eq!(shows(&store, "child").await, Some((20, 80)));
     }
+}
+
+/// The draw has taken all there is: a repeat finds the parent empty.
+#[tokio::test]
+async fn repeated_cascade_is_not_refused() {
+    skip_without!(ENGINE);
+    let (_proxy, store) = store().await;
+    let others = made_again(&store).await;
+    let limits = [slow(10)];
+    let levels = levels(&[("child", &limits), ("parent", &limits)]);
+    let (drawn, spent) = (draw_of(&levels, 6), draw_of(&levels, 4));
+    granted(store.draw(&drawn).await);
+    granted(store.spend(&spent).await);
+    for store in [&store, &others] {
+        assert!(granted(store.draw(&drawn).await).is_repeat);
+        assert!(granted(store.spend(&spent).await).is_repeat);
+    }
+    assert_eq!(used(&others, "parent").await, 4, "which counts it");
+    assert!(granted(store.spend(&spent).await).is_repeat, "its tombstone is found");
+}
+
+/// The engine reads one item after the other: the home before the draw, and the parent after it.
+#[tokio::test]
+async fn cascade_drawn_while_it_is_read_is_not_refused() {
+    skip_without!(ENGINE);
+    let proxy = Proxy::new(ENGINE).await;
+    let options = unswept(ENGINE).endpoint(proxy.url()).rejections(std::time::Duration::ZERO);
+    let store = made(options).await;
+    let (child, parent) = ([slow(100)], [slow(10)]);
+    let levels = levels(&[("child", &child), ("parent", &parent)]);
+    let draw = draw_of(&levels, 10);
+    granted(store.draw(&draw).await);
+    assert!(!is_granted(&store.draw(&draw_of(&levels, 1)).await));
+    let mut is_first = true;
+    proxy.plan(move |asked| match asked {
+        "BatchGetItem" if std::mem::take(&mut is_first) => Fault::Without("ENTITY#child"),
+        _ => Fault::None,
+    });
+    proxy.asked();
+    assert!(granted(store.draw(&draw).await).is_repeat);
+    assert_eq!(proxy.asked(), ["BatchGetItem", "BatchGetItem"]);
+    assert_eq!(shows(&store, "parent").await, Some((0, 10)));
+}
+
+/// Transactions of siblings collide at their parent.
+#[tokio::test(flavor = "multi_thread")]
+async fn siblings_take_exactly_the_limit_of_their_parent() {
+    skip_without!(ENGINE);
+    let options = options(ENGINE);
+    let stores = [made(options.clone()).await, options.open().await.expect("the table is there")];
+    let (child, parent) = ([slow(100)], [slow(20)]);
+    let callers = (0..30).map(|number: usize| {
+        let levels = levels(&[(&format!("child-{}", number % 3), &child), ("parent", &parent)]);
+        let (store, draw) = (stores[number % 2].clone(), draw_of(&levels, 1));
+        tokio::spawn(async move { until_answered(|| store.draw(&draw)).await })
+    });
+    let mut taken = 0;
+    for caller in callers.collect::<Vec<_>>() {
+        taken += usize::from(is_granted(&caller.await.expect("no caller panics")));
+    }
+    assert_eq!(taken, 20);
+    assert_eq!(shows(&stores[0], "parent").await, Some((0, 20)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -318,6 +296,6 @@ async fn racing_first_draws_are_all_counted() {
 }
 
 /// Another handle of the same table, which has seen nothing.
-async fn made_again(store: &tidegate_store::DynamoDb) -> tidegate_store::DynamoDb {
+async fn made_again(store: &DynamoDb) -> DynamoDb {
     unswept(ENGINE).of_table(table_of(store)).open().await.expect("the table is there")
 }

@@ -21,7 +21,7 @@ async fn two_seconds_apart() -> ([DynamoDb; 2], [ManualWall; 2]) {
 }
 
 #[tokio::test]
-async fn with_clocks_two_seconds_apart_no_more_is_admitted_than_those_two_seconds_are_worth() {
+async fn clock_skew_admits_no_more_than_its_refill() {
     skip_without!(ENGINE);
     let (stores, clocks) = two_seconds_apart().await;
     // Ten at once, and five a second.
@@ -47,7 +47,7 @@ async fn with_clocks_two_seconds_apart_no_more_is_admitted_than_those_two_second
 }
 
 #[tokio::test]
-async fn a_clock_that_is_behind_only_denies() {
+async fn clock_that_is_behind_only_denies() {
     skip_without!(ENGINE);
     let (stores, _) = two_seconds_apart().await;
     let levels = levels(&[("acme", &[Limit::per_second("rpm", 5).burst(10)])]);
@@ -60,7 +60,7 @@ async fn a_clock_that_is_behind_only_denies() {
 }
 
 #[tokio::test]
-async fn this_machines_clock_is_believed_as_long_as_the_engines_answers_do_not_speak_against_it() {
+async fn local_clock_is_used_within_the_engines_dates() {
     skip_without!(ENGINE);
     let store = made(options(ENGINE)).await;
     let before = HostWall.now();

@@ -1,7 +1,4 @@
-//! Many processes at one bucket: its item holds no more marks than one process alone would leave in it.
-//!
-//! Each of them saw its own marks and those that were there when it last read the item. Ten of them had ten times as many open
-//! leases in it as there may be, and counted those that had ended ten times as late.
+//! Many processes at one bucket: the bounds of its item hold for all of them together.
 
 use std::time::Duration;
 
@@ -13,7 +10,7 @@ use crate::kit::dynamodb_items::Hand;
 use crate::kit::dynamodb_proxy::{Fault, Proxy};
 use crate::kit::engine::skip_without;
 use crate::kit::words::{
-    draw_of, eventually, granted, is_granted, own, settle_of, shows, until_answered, used,
+    draw_of, eventually, granted, is_granted, join_all, own, settle_of, shows, until_answered, used,
 };
 
 async fn handles(count: usize) -> Vec<DynamoDb> {
@@ -29,31 +26,44 @@ async fn marks(hand: &Hand, kind: &str) -> usize {
     hand.item("acme").await.into_keys().filter(|name| name.starts_with(kind)).count()
 }
 
-#[tokio::test]
-async fn an_item_has_no_more_open_leases_than_it_may_whoever_draws_them() {
+#[tokio::test(flavor = "multi_thread")]
+async fn item_is_full_with_a_thousand_open_leases() {
     skip_without!(ENGINE);
-    let handles = handles(5).await;
-    let (hand, levels) = (Hand::on(ENGINE, &handles[0]), own("acme", 1_000));
-    let draws: Vec<_> = (0..150).map(|_| draw_of(&levels, 1)).collect();
-    for (number, draw) in draws.iter().enumerate() {
-        granted(handles[number % 5].draw(draw).await);
-        assert!(marks(&hand, "o:").await <= 64, "after {number}");
+    let handles = handles(4).await;
+    let (hand, levels) = (Hand::on(ENGINE, &handles[0]), own("acme", 2_000));
+    let draws: Vec<_> = (0..1_010).map(|_| draw_of(&levels, 1)).collect();
+    let (mut taken, mut full) = (Vec::new(), 0);
+    for draws in draws.chunks(8) {
+        let asked = draws.iter().zip(0..).map(|(draw, number)| handles[number % 4].draw(draw)).collect();
+        for (draw, answer) in draws.iter().zip(join_all(asked).await) {
+            match answer {
+                Err(error) => {
+                    let said = "the store is full: 1000 open leases";
+                    assert!(error.to_string().starts_with(said), "{error}");
+                    full += 1;
+                }
+                granted if is_granted(&granted) => taken.push(draw),
+                other => panic!("{other:?}"),
+            }
+        }
     }
-    assert_eq!(shows(&handles[0], "acme").await, Some((850, 150)));
-    for (number, draw) in draws.iter().enumerate() {
-        // By others than those who drew them.
-        handles[(number + 1) % 5].settle(&settle_of(draw, 1)).await.expect("it is open");
-    }
-    assert_eq!(shows(&handles[0], "acme").await, Some((850, 150)));
-    assert_eq!(used(&handles[0], "acme").await, 150);
-    // What has ended leaves room.
-    granted(handles[0].draw(&draw_of(&levels, 1)).await);
-    granted(handles[0].draw(&draw_of(&levels, 1)).await);
-    assert!(marks(&hand, "o:").await >= 1);
+    assert_eq!((taken.len(), full, marks(&hand, "o:").await), (1_000, 10, 1_000));
+    assert_eq!(shows(&handles[0], "acme").await, Some((1_000, 1_000)), "a refused draw takes nothing");
+    let bytes: usize = hand
+        .item("acme")
+        .await
+        .iter()
+        .map(|(name, value)| name.len() + value.as_s().map_or(20, String::len))
+        .sum();
+    assert!(bytes < 200_000, "{bytes} of the 400 KB that an item may have");
+    // By another process than the one that drew it.
+    handles[1].settle(&settle_of(taken[0], 1)).await.expect("it is open");
+    granted(handles[2].draw(&draw_of(&levels, 1)).await);
+    assert_eq!(used(&handles[0], "acme").await, 1);
 }
 
 #[tokio::test]
-async fn what_has_ended_is_counted_in_time_whoever_ended_it() {
+async fn ends_by_all_processes_are_counted_in_time() {
     skip_without!(ENGINE);
     let handles = handles(4).await;
     let (hand, levels) = (Hand::on(ENGINE, &handles[0]), own("acme", 1_000));
@@ -67,7 +77,7 @@ async fn what_has_ended_is_counted_in_time_whoever_ended_it() {
 }
 
 #[tokio::test]
-async fn marks_that_nobody_can_count_are_no_more_than_an_item_holds() {
+async fn item_holds_256_ends_that_cannot_be_counted() {
     skip_without!(ENGINE);
     let proxy = Proxy::new(ENGINE).await;
     let options = options(ENGINE).endpoint(proxy.url());

@@ -7,7 +7,7 @@ use tidegate_core::limit::policy::{Policy, Version};
 use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{
-    Adjust, Buckets as _, Draw, Drawn, DynamoDb, Ledger as _, ManualWall, Settle, Store as _,
+    Adjust, Buckets as _, Draw, Drawn, DynamoDb, ManualWall, Settle, Store as _, WallClock as _,
 };
 
 use super::ENGINE;
@@ -15,7 +15,8 @@ use crate::kit::dynamodb::{START, made, unswept};
 use crate::kit::dynamodb_items::Hand;
 use crate::kit::engine::skip_without;
 use crate::kit::words::{
-    adjust_of, cancel_of, draw_of, granted, levels_of_version, own, settle_of, shows, subject, used,
+    adjust_of, cancel_of, draw_of, granted, levels, levels_of_version, own, settle_of, shows, slow, subject,
+    used,
 };
 
 /// Limits that are a resource's, and not the entity's own.
@@ -38,37 +39,28 @@ async fn store() -> (DynamoDb, ManualWall) {
 async fn idle_item_expires_after_seven_refills() {
     skip_without!(ENGINE);
     let (store, clock) = store().await;
-    let levels = shared(Limit::per_minute("rpm", 100));
-    let draw = draw_of(&levels, 1);
-    granted(store.draw(&draw).await);
-    let open = store.expires_at(&subject("acme")).await.unwrap().unwrap();
-    assert!(open > 1_800_000_000 + 3_600, "an open lease is not forgotten before its deadline");
-    store.settle(&settle_of(&draw, 1)).await.unwrap();
-    // Looked at when the lease would have been due, and once more when nobody asks for it any more.
-    for _ in 0..2 {
+    let expires = async || store.expires_at(&subject("acme")).await.unwrap();
+    // A day beyond the deadline of a lease, or seven times what it takes to be full.
+    let (fast, slow) = (shared(Limit::per_minute("rpm", 100)), shared(Limit::per_hour("rpm", 10).burst(100)));
+    for (levels, lives) in [(fast, 25 * 3_600), (slow, 70 * 3_600)] {
+        let begun = 1_800_000_000 + clock.now().since(START).as_secs();
+        let draw = draw_of(&levels, 1);
+        granted(store.draw(&draw).await);
+        assert_eq!(expires().await, Some(begun + lives));
+        store.settle(&settle_of(&draw, 1)).await.unwrap();
         clock.advance(Duration::from_secs(7_200));
         store.sweep(100).await.unwrap();
+        assert_eq!(expires().await, Some(begun + lives), "no use, no change");
+        let item = Hand::on(ENGINE, &store).item("acme").await;
+        assert!(!item.contains_key("GSI1PK"), "it is not due any more: {item:?}");
     }
-    let now = 1_800_000_000 + 4 * 3_600;
-    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), Some(now + 420));
-    assert_eq!(used(&store, "acme").await, 1, "what was used is counted before");
-    // And whoever comes before that draws from it again.
-    let again = draw_of(&levels, 1);
-    granted(store.draw(&again).await);
-    let expires = store.expires_at(&subject("acme")).await.unwrap();
-    assert!(expires > Some(now + 3_600), "an open lease is not forgotten: {expires:?}");
-    store.settle(&settle_of(&again, 1)).await.unwrap();
-    for _ in 0..2 {
-        clock.advance(Duration::from_secs(7_200));
-        store.sweep(100).await.unwrap();
-    }
-    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), Some(now + 4 * 3_600 + 420));
+    assert_eq!(used(&store, "acme").await, 2);
     granted(store.draw(&draw_of(&own("acme", 500), 1)).await);
-    assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), None, "limits of its own end it");
+    assert_eq!(expires().await, None, "limits of its own end it");
 }
 
 #[tokio::test]
-async fn debts_of_two_limits_that_outlive_their_item_together_are_both_kept() {
+async fn debts_of_two_limits_extend_their_item() {
     skip_without!(ENGINE);
     let (store, _) = store().await;
     let levels = all_shared([Limit::per_minute("rpm", 100), Limit::per_minute("tpm", 1_000)]);
@@ -77,7 +69,6 @@ async fn debts_of_two_limits_that_outlive_their_item_together_are_both_kept() {
     for is_adjusted in [true, false] {
         let units = levels.amounts(&[("rpm", 1), ("tpm", 1)]).unwrap();
         let draw = Draw { units, ..draw_of(&levels, 1) };
-        // What one of them owes by now is paid by nobody else.
         let before = shows(&store, "acme").await.map_or(0, |(_, consumed)| consumed);
         if is_adjusted {
             granted(store.draw(&draw).await);
@@ -100,7 +91,7 @@ async fn debts_of_two_limits_that_outlive_their_item_together_are_both_kept() {
 }
 
 #[tokio::test]
-async fn a_debt_that_ends_within_the_last_second_that_its_item_allows_for_is_written() {
+async fn debt_up_to_the_last_second_is_written() {
     skip_without!(ENGINE);
     let (store, _) = store().await;
     let draw = draw_of(&shared(Limit::per_second("rpm", 10)), 1);
@@ -112,7 +103,7 @@ async fn a_debt_that_ends_within_the_last_second_that_its_item_allows_for_is_wri
 }
 
 #[tokio::test]
-async fn what_is_given_back_by_a_rule_that_is_much_slower_leaves_a_full_bucket_and_no_spoilt_item() {
+async fn return_under_a_slower_rule_fills_the_bucket() {
     skip_without!(ENGINE);
     let (store, _) = store().await;
     let of = |version, limit| levels_of_version(version, &[("acme", &[limit])]);
@@ -136,6 +127,31 @@ async fn what_is_given_back_by_a_rule_that_is_much_slower_leaves_a_full_bucket_a
     store.settle(&settle_of(&draw, 1)).await.unwrap();
 }
 
+/// Each has seen the bucket as it was before the other one settled.
+#[tokio::test]
+async fn bound_of_debt_holds_for_two_processes() {
+    skip_without!(ENGINE);
+    let options = unswept(ENGINE);
+    let stores = [made(options.clone()).await, options.open().await.expect("the table is there")];
+    let limits = [slow(100)];
+    let two = levels(&[("child", &limits), ("parent", &limits)]);
+    for levels in [own("acme", 100), two] {
+        let bounded = std::sync::Arc::new(Levels::clone(&levels).with_debt_max(|_, _| Some(50)));
+        let draws = [0, 1].map(|_| draw_of(&bounded, 10));
+        for (store, draw) in stores.iter().zip(&draws) {
+            granted(store.draw(draw).await);
+        }
+        for (store, draw) in stores.iter().zip(&draws) {
+            store.settle(&settle_of(draw, 120)).await.expect("it is open");
+        }
+        for level in levels.levels() {
+            let entity = level.subject.entity.as_str();
+            assert_eq!(shows(&stores[0], entity).await, Some((-50, 150)), "{entity}");
+            assert_eq!(used(&stores[0], entity).await, 240, "{entity}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn item_with_own_limits_does_not_expire() {
     skip_without!(ENGINE);
@@ -149,7 +165,7 @@ async fn item_with_own_limits_does_not_expire() {
 }
 
 #[tokio::test]
-async fn more_open_leases_than_an_item_holds_are_kept_apart_and_counted_as_the_others() {
+async fn hundred_open_leases_are_known_by_their_marks() {
     skip_without!(ENGINE);
     let (store, clock) = store().await;
     let levels = own("acme", 1_000);
@@ -167,9 +183,7 @@ async fn more_open_leases_than_an_item_holds_are_kept_apart_and_counted_as_the_o
     assert_eq!(used(&store, "acme").await, 200);
     clock.advance(Duration::from_secs(60));
     for draw in &draws {
-        assert!(store.draw(draw).await.is_err(), "a draw that comes late is refused wherever its lease is");
+        assert!(store.draw(draw).await.is_err(), "a late draw is refused");
     }
     assert_eq!(shows(&store, "acme").await, Some((800, 200)));
-    let query = tidegate_store::AuditQuery { filed: None, range: START..START };
-    assert!(store.audit(&query, &tidegate_store::Paging::default()).await.unwrap().items.is_empty());
 }

@@ -1,8 +1,4 @@
-//! An item is there for as long as a lease of it is open, wherever the lease itself is kept.
-//!
-//! A lease in an item of its own leaves no mark in its buckets, only their horizon. A bucket that rested while such a lease was
-//! open was given seven times the time it takes to be full, and no more. Once the engine had removed it the horizon was gone:
-//! the lease's draw, made again, was charged to a new bucket.
+//! An item lives for as long as a lease is open that drew from it, its own or a child's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +7,7 @@ use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::policy::{Policy, Version};
 use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets as _, Draw, DynamoDb, ManualWall, Renew, Store as _, Terms};
+use tidegate_store::{Buckets as _, DynamoDb, ManualWall, Renew, Store as _, Terms};
 
 use super::ENGINE;
 use crate::kit::dynamodb::{START, made, options};
@@ -31,13 +27,9 @@ fn shared(entities: &[&str]) -> Arc<Levels> {
     Arc::new(Levels::new(Version::ZERO, entities.iter().map(row).collect()))
 }
 
-/// One who keeps leases in the buckets, and one who keeps them apart, on one table.
-async fn both_kinds() -> (DynamoDb, DynamoDb, ManualWall) {
-    let (clock, options) = (ManualWall::new(START), options(ENGINE));
-    let options = options.clock(clock.clone());
-    let marking = made(options.clone()).await;
-    let apart = options.speculative(false).open().await.expect("the table is there");
-    (marking, apart, clock)
+async fn store() -> (DynamoDb, ManualWall) {
+    let clock = ManualWall::new(START);
+    (made(options(ENGINE).clock(clock.clone())).await, clock)
 }
 
 /// A short lease comes and goes, and its bucket is looked after until there is nothing to look at.
@@ -64,53 +56,48 @@ fn seconds(days: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn a_bucket_that_rests_outlives_the_leases_that_are_kept_apart_from_it() {
+async fn parent_outlives_leases_of_its_children() {
     skip_without!(ENGINE);
-    let (marking, apart, clock) = both_kinds().await;
-    let levels = shared(&["acme"]);
-    let draw = draw_on(long(10), &levels, 1);
-    granted(apart.draw(&draw).await);
-    rests(&marking, &levels, &clock).await;
-    assert!(expires(&marking, "acme").await >= seconds(11), "{}", expires(&marking, "acme").await);
-    assert!(granted(apart.draw(&draw).await).is_repeat);
-    // Once they are over it is forgotten as any other.
-    clock.advance(DAY * 12);
-    rests(&marking, &levels, &clock).await;
-    let now = seconds(12) + 12 * 3_600;
-    assert!(expires(&marking, "acme").await <= now + 86_400, "{}", expires(&marking, "acme").await);
+    let (store, clock) = store().await;
+    let draw = draw_on(long(10), &shared(&["child", "parent"]), 1);
+    granted(store.draw(&draw).await);
+    // A short lease of the parent's own.
+    rests(&store, &shared(&["parent"]), &clock).await;
+    for entity in ["child", "parent"] {
+        assert!(expires(&store, entity).await >= seconds(11), "{entity}: {}", expires(&store, entity).await);
+    }
+    assert!(granted(store.draw(&draw).await).is_repeat);
+    store.settle(&settle_of(&draw, 1)).await.expect("it is open");
+}
+
+/// Its limits were its entity's own before, so that it did not expire.
+#[tokio::test]
+async fn bucket_that_begins_to_expire_keeps_its_leases() {
+    skip_without!(ENGINE);
+    let (store, clock) = store().await;
+    granted(store.draw(&draw_on(long(10), &own("acme", 500), 1)).await);
+    rests(&store, &shared(&["acme"]), &clock).await;
+    assert!(expires(&store, "acme").await >= seconds(11), "{}", expires(&store, "acme").await);
 }
 
 #[tokio::test]
-async fn a_bucket_that_begins_to_expire_outlives_them_too() {
+async fn renewal_extends_every_level() {
     skip_without!(ENGINE);
-    let (marking, apart, clock) = both_kinds().await;
-    let draw: Draw = draw_on(long(10), &own("acme", 500), 1);
-    granted(apart.draw(&draw).await);
-    // Its limits are a resource's from now on.
-    rests(&marking, &shared(&["acme"]), &clock).await;
-    assert!(expires(&marking, "acme").await >= seconds(11), "{}", expires(&marking, "acme").await);
-}
-
-#[tokio::test]
-async fn a_lease_that_is_renewed_takes_its_buckets_with_it_at_every_level_and_wherever_it_is_kept() {
-    skip_without!(ENGINE);
-    let (marking, apart, clock) = both_kinds().await;
-    for (store, entities) in [(&apart, ["child-a", "parent-a"]), (&marking, ["child-b", "parent-b"])] {
-        let begun = clock.now_secs();
-        let levels = shared(&entities);
-        let draw = draw_of(&levels, 1);
-        granted(store.draw(&draw).await);
-        for step in 1..=3 {
-            clock.advance(Duration::from_secs(1_800));
-            let (lease, levels) = (draw.lease, Arc::clone(&levels));
-            let span = DAY;
-            store.renew(&Renew { lease, step, levels, span }).await.expect("it is open");
-        }
-        rests(&marking, &levels, &clock).await;
-        for entity in entities {
-            let expires = expires(&marking, entity).await;
-            assert!(expires >= begun + 49 * 3_600, "{entity}: {} hours", (expires - begun) / 3_600);
-        }
+    let (store, clock) = store().await;
+    let levels = shared(&["child", "parent"]);
+    let begun = clock.now_secs();
+    let draw = draw_of(&levels, 1);
+    granted(store.draw(&draw).await);
+    for step in 1..=3 {
+        clock.advance(Duration::from_secs(1_800));
+        let (lease, levels) = (draw.lease, Arc::clone(&levels));
+        store.renew(&Renew { lease, step, levels, span: DAY }).await.expect("it is open");
+    }
+    rests(&store, &levels, &clock).await;
+    for entity in ["child", "parent"] {
+        let expires = expires(&store, entity).await;
+        // The lease ends after 25.5 hours; without its renewals the item would expire after 25.
+        assert!(expires >= begun + 40 * 3_600, "{entity}: {} hours", (expires - begun) / 3_600);
     }
 }
 

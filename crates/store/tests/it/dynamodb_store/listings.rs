@@ -4,6 +4,7 @@
 //! the ones after it, and then pruned all of them.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use tidegate_core::limit::name::EntityId;
@@ -11,13 +12,15 @@ use tidegate_core::limit::policy::{Expect, Policy, Scope, Version};
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    AuditQuery, DynamoDb, Ledger as _, Listing, Paging, Policies as _, PolicyChange, Prune,
+    AuditQuery, Buckets as _, DynamoDb, Ledger as _, Listing, ManualWall, Paging, Policies as _,
+    PolicyChange, Prune, Retention, Store as _,
 };
 
 use super::ENGINE;
-use crate::kit::dynamodb::{made, options};
+use crate::kit::dynamodb::{START, made, options, unswept};
 use crate::kit::dynamodb_items::Hand;
 use crate::kit::engine::skip_without;
+use crate::kit::words::{draw_of, granted, own, used};
 
 const ALWAYS: AuditQuery = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
 
@@ -42,7 +45,33 @@ async fn write(store: &DynamoDb, entities: &[&str]) -> Version {
 }
 
 #[tokio::test]
-async fn a_page_of_policies_with_one_that_is_gone_goes_on_to_the_next() {
+async fn retention_bounds_usage_and_audit() {
+    skip_without!(ENGINE);
+    let (day, clock) = (Duration::from_secs(86_400), ManualWall::new(START));
+    let retention = Retention { hours: Some(day), audit: Some(day), ..Retention::default() };
+    let store = made(unswept(ENGINE).clock(clock.clone()).retention(retention)).await;
+    write(&store, &["a", "b"]).await;
+    granted(store.spend(&draw_of(&own("acme", 10), 1)).await);
+    assert_eq!(used(&store, "acme").await, 1);
+    let expires = Hand::on(ENGINE, &store).items("ENTITY#acme").await;
+    let mut expires: Vec<u64> = expires
+        .iter()
+        .filter(|item| item["SK"].as_s().is_ok_and(|sk| sk.starts_with("#USAGE#")))
+        .filter_map(|item| item.get("ttl")?.as_n().ok()?.parse().ok())
+        .collect();
+    expires.sort_unstable();
+    let hour = START.as_micros() / 1_000_000 / 3_600 * 3_600;
+    assert_eq!(expires.first(), Some(&(hour + 3_600 + day.as_secs())), "hours; days and months live longer");
+    clock.advance(day / 2);
+    write(&store, &["c"]).await;
+    clock.advance(day / 2 + Duration::from_secs(1));
+    store.sweep(100).await.expect("a sweep is answered");
+    let left = store.audit(&ALWAYS, &Paging::default()).await.expect("the audit is listed").items;
+    assert_eq!(left.iter().map(|entry| entry.version).collect::<Vec<_>>(), [Version::new(2)]);
+}
+
+#[tokio::test]
+async fn page_of_policies_skips_a_deleted_one() {
     skip_without!(ENGINE);
     let store = made(options(ENGINE)).await;
     write(&store, &["a", "b", "c", "d", "e"]).await;
@@ -80,7 +109,7 @@ async fn hide(hand: &Hand, number: u64) -> HashMap<String, AttributeValue> {
 }
 
 #[tokio::test]
-async fn an_entry_of_the_audit_that_the_index_does_not_show_yet_is_neither_passed_over_nor_pruned() {
+async fn unindexed_audit_entry_is_not_skipped_or_pruned() {
     skip_without!(ENGINE);
     let store = made(options(ENGINE)).await;
     for entity in ["a", "b", "c", "d"] {
@@ -108,7 +137,7 @@ async fn an_entry_of_the_audit_that_the_index_does_not_show_yet_is_neither_passe
 }
 
 #[tokio::test]
-async fn of_a_change_that_the_index_shows_in_part_nothing_is_listed_and_nothing_is_pruned() {
+async fn partly_indexed_change_is_not_listed_or_pruned() {
     skip_without!(ENGINE);
     let store = made(options(ENGINE)).await;
     write(&store, &["a"]).await;

@@ -1,5 +1,5 @@
 //! What the store in a table of DynamoDB promises beyond the suite: what it asks of the engine, what becomes of faults, of
-//! clocks that are apart and of several processes, what its items look like, and how usage is counted from the stream.
+//! clocks that are apart and of several processes, and what its items look like.
 //!
 //! The module is in the program once for each engine.
 
@@ -10,9 +10,9 @@ mod faults;
 mod items;
 mod kept;
 mod listings;
+mod older;
 mod processes;
 mod requests;
-mod stream;
 mod trouble;
 
 use super::ENGINE;

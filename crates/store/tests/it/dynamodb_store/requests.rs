@@ -1,5 +1,6 @@
 //! What a call asks of the engine.
 
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{Buckets as _, Draw, DynamoDb, Lookup, ManualWall, Standing, StoreError};
 
@@ -20,7 +21,7 @@ async fn watched() -> (Proxy, DynamoDb, ManualWall) {
 }
 
 #[tokio::test]
-async fn an_acquire_of_what_was_seen_last_is_one_request_whatever_the_number_of_limits() {
+async fn acquire_of_a_cached_item_is_one_request() {
     skip_without!(ENGINE);
     let (proxy, store, clock) = watched().await;
     let limits: Vec<Limit> =
@@ -44,7 +45,7 @@ async fn an_acquire_of_what_was_seen_last_is_one_request_whatever_the_number_of_
 }
 
 #[tokio::test]
-async fn an_acquire_of_what_others_have_changed_is_at_most_two_requests() {
+async fn acquire_of_a_changed_item_is_two_requests() {
     skip_without!(ENGINE);
     let (proxy, clock) = (Proxy::new(ENGINE).await, ManualWall::new(START));
     let options = unswept(ENGINE).clock(clock);
@@ -68,7 +69,7 @@ async fn an_acquire_of_what_others_have_changed_is_at_most_two_requests() {
 }
 
 #[tokio::test]
-async fn a_cascade_is_one_request_for_each_level_and_its_settle_one_transaction() {
+async fn cascade_is_one_transaction_per_step() {
     skip_without!(ENGINE);
     let (proxy, store, _) = watched().await;
     let (child, parent) = ([words::slow(100)], [words::slow(1_000)]);
@@ -76,14 +77,39 @@ async fn a_cascade_is_one_request_for_each_level_and_its_settle_one_transaction(
     for _ in 0..5 {
         let draw = draw_of(&levels, 1);
         granted(store.draw(&draw).await);
-        assert_eq!(proxy.asked(), ["UpdateItem", "UpdateItem"]);
+        assert_eq!(proxy.asked(), ["TransactWriteItems"]);
+        store.adjust(&adjust_of(&draw, 1, 1)).await.unwrap();
+        assert_eq!(proxy.asked(), ["TransactWriteItems"]);
         store.settle(&settle_of(&draw, 1)).await.unwrap();
+        assert_eq!(proxy.asked(), ["TransactWriteItems"]);
+        granted(store.spend(&draw_of(&levels, 1)).await);
         assert_eq!(proxy.asked(), ["TransactWriteItems"]);
     }
 }
 
 #[tokio::test]
-async fn to_look_at_balances_is_one_read_and_writes_nothing() {
+async fn chosen_lease_is_read_and_drawn_with_a_check() {
+    skip_without!(ENGINE);
+    let (proxy, store, _) = watched().await;
+    let levels = own("acme", 100);
+    let draw = || Draw { lease: LeaseId::chosen(words::next_lease().number()), ..draw_of(&levels, 1) };
+    granted(store.draw(&draw()).await);
+    assert_eq!(proxy.asked(), ["UpdateItem"], "nothing was counted yet");
+    granted(store.spend(&draw()).await);
+    assert_eq!(words::used(&store, "acme").await, 1, "which counts it");
+    for _ in 0..3 {
+        let draw = draw();
+        proxy.asked();
+        granted(store.draw(&draw).await);
+        assert_eq!(proxy.asked(), ["BatchGetItem", "TransactWriteItems"]);
+        store.settle(&settle_of(&draw, 1)).await.unwrap();
+        assert_eq!(proxy.asked(), ["UpdateItem"]);
+        assert!(store.draw(&draw).await.is_err(), "it has ended");
+    }
+}
+
+#[tokio::test]
+async fn balances_are_one_read() {
     skip_without!(ENGINE);
     let (proxy, store, _) = watched().await;
     for entity in ["a", "b", "c"] {
@@ -96,21 +122,6 @@ async fn to_look_at_balances_is_one_read_and_writes_nothing() {
     let entities = ["a", "b"].map(|name| tidegate_core::limit::name::EntityId::new(name).unwrap());
     store.balances(&Lookup::Entities(entities.into())).await.unwrap();
     assert_eq!(proxy.asked(), ["Query", "Query"]);
-}
-
-#[tokio::test]
-async fn what_is_read_before_it_is_written_is_two_requests() {
-    skip_without!(ENGINE);
-    let proxy = Proxy::new(ENGINE).await;
-    let store = made(unswept(ENGINE).endpoint(proxy.url()).speculative(false)).await;
-    proxy.asked();
-    for _ in 0..3 {
-        let draw = draw_of(&own("acme", 10), 1);
-        granted(store.draw(&draw).await);
-        assert_eq!(proxy.asked(), ["BatchGetItem", "TransactWriteItems"]);
-        store.settle(&settle_of(&draw, 1)).await.unwrap();
-        assert_eq!(proxy.asked(), ["BatchGetItem", "TransactWriteItems"]);
-    }
 }
 
 /// A bucket of three with nothing left, that this process knows of.
@@ -128,7 +139,7 @@ async fn empty(
 }
 
 #[tokio::test]
-async fn those_who_are_refused_again_and_again_cost_no_write_and_a_read_a_second() {
+async fn repeated_refusals_read_once_a_second() {
     skip_without!(ENGINE);
     let (proxy, store, clock) = watched().await;
     let levels = levels(&[("acme", &[Limit::per_second("rpm", 1).burst(3)])]);
@@ -149,7 +160,7 @@ async fn those_who_are_refused_again_and_again_cost_no_write_and_a_read_a_second
 }
 
 #[tokio::test]
-async fn what_this_process_gives_back_is_seen_at_once_by_those_it_has_refused() {
+async fn own_returns_end_cached_refusals() {
     skip_without!(ENGINE);
     let (_proxy, store, _) = watched().await;
     for (entity, is_settled) in [("one", true), ("two", false)] {
@@ -175,7 +186,7 @@ async fn what_this_process_gives_back_is_seen_at_once_by_those_it_has_refused() 
 }
 
 #[tokio::test]
-async fn a_newer_rule_is_asked_about_whatever_was_refused_by_the_older_one() {
+async fn newer_rule_ends_cached_refusals() {
     skip_without!(ENGINE);
     let (_proxy, store, _) = watched().await;
     let old = own("acme", 3);
@@ -191,7 +202,7 @@ async fn a_newer_rule_is_asked_about_whatever_was_refused_by_the_older_one() {
 }
 
 #[tokio::test]
-async fn without_rejections_every_refusal_is_asked_for() {
+async fn refusals_are_not_cached_without_rejections() {
     skip_without!(ENGINE);
     let proxy = Proxy::new(ENGINE).await;
     let store = made(unswept(ENGINE).endpoint(proxy.url()).rejections(std::time::Duration::ZERO)).await;
@@ -206,7 +217,7 @@ async fn without_rejections_every_refusal_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_lease_of_another_process_is_found_among_the_buckets_in_use_without_a_scan_of_the_table() {
+async fn lease_of_another_process_is_found_by_the_index() {
     skip_without!(ENGINE);
     let (proxy, clock) = (Proxy::new(ENGINE).await, ManualWall::new(START));
     let options = unswept(ENGINE).clock(clock);

@@ -12,7 +12,7 @@ use crate::kit::engine::{address, skip_without, unique};
 use crate::kit::words::{draw_of, own, said};
 
 #[tokio::test]
-async fn a_table_that_is_not_there_is_an_error_and_never_away() {
+async fn missing_table_is_an_error() {
     skip_without!(ENGINE);
     let error = options(ENGINE).open().await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid { .. }) && !error.is_transient(), "{error}");
@@ -20,7 +20,7 @@ async fn a_table_that_is_not_there_is_an_error_and_never_away() {
 }
 
 #[tokio::test]
-async fn access_that_is_denied_is_an_error_and_never_away() {
+async fn denied_access_is_an_error() {
     skip_without!(ENGINE);
     let proxy = Proxy::new(ENGINE).await;
     let store = made(options(ENGINE).endpoint(proxy.url())).await;
@@ -35,7 +35,7 @@ async fn access_that_is_denied_is_an_error_and_never_away() {
 }
 
 #[tokio::test]
-async fn an_engine_that_nobody_reaches_is_away() {
+async fn unreachable_engine_is_unavailable() {
     skip_without!(ENGINE);
     let store = made(options(ENGINE)).await;
     drop(store);
@@ -127,7 +127,7 @@ async fn tell(operation: &str, body: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_schema_of_a_newer_version_is_refused_by_all_and_left_as_it_is() {
+async fn newer_schema_of_a_table_is_refused() {
     skip_without!(ENGINE);
     let table = unique("newer");
     let options = options(ENGINE).of_table(&table);
@@ -136,7 +136,7 @@ async fn a_schema_of_a_newer_version_is_refused_by_all_and_left_as_it_is() {
     let key = "{\"PK\": {\"S\": \"SYSTEM#\"}, \"SK\": {\"S\": \"#VERSION\"}";
     let item = format!("{{\"TableName\": \"{table}\", \"Item\": {key}, \"schema\": {{\"N\": \"99\"}}}}}}");
     tell("PutItem", &item).await;
-    let newer = "has schema version 99, newer than 1: use a newer tidegate";
+    let newer = "has schema version 99, newer than 2: use a newer tidegate";
     let told = [
         options.open().await.map(drop).unwrap_err().to_string(),
         life.init().await.map(drop).unwrap_err().to_string(),
@@ -147,16 +147,16 @@ async fn a_schema_of_a_newer_version_is_refused_by_all_and_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_table_is_made_once_seen_to_be_ours_and_removed() {
+async fn table_is_created_checked_and_removed() {
     skip_without!(ENGINE);
-    let life = options(ENGINE).stream(true).lifecycle().unwrap();
+    let life = options(ENGINE).lifecycle().unwrap();
     let kinds = |missing: &[Part]| missing.iter().map(|part| part.kind).collect::<Vec<_>>();
     assert_eq!(kinds(&life.check().await.unwrap().missing), ["table", "namespace"]);
     assert!(life.upgrade().await.unwrap_err().to_string().contains("run `tidegate store init`"));
     assert!(life.init().await.unwrap().parts.iter().all(|part| part.is_new));
     assert!(!life.init().await.unwrap().parts.iter().any(|part| part.is_new), "it is there already");
     assert_eq!(life.check().await.unwrap().readiness(), Readiness::Ready);
-    assert_eq!(life.upgrade().await.unwrap().parts[0].from, 1);
+    assert_eq!(life.upgrade().await.unwrap().parts[0].from, 2);
     assert_eq!(life.list().await.unwrap().spaces[0].namespace.as_deref(), Some("default"));
     assert!(life.destroy().await.unwrap().was_there);
     assert!(!life.destroy().await.unwrap().was_there, "it is gone already");
@@ -164,7 +164,52 @@ async fn a_table_is_made_once_seen_to_be_ours_and_removed() {
 }
 
 #[tokio::test]
-async fn a_table_that_was_made_a_moment_ago_and_is_not_known_everywhere_yet_is_waited_for() {
+async fn tables_of_an_account_are_listed_by_prefix() {
+    skip_without!(ENGINE);
+    let prefix = unique("many");
+    let table = |name: &str| options(ENGINE).of_table(format!("{prefix}-{name}"));
+    for (name, namespace) in [("a", "default"), ("b", "prod")] {
+        table(name).namespace(namespace).lifecycle().unwrap().init().await.unwrap();
+    }
+    let others = format!("{prefix}-theirs");
+    let key = "{\"AttributeName\": \"id\", \"KeyType\": \"HASH\"}";
+    let attribute = "{\"AttributeName\": \"id\", \"AttributeType\": \"S\"}";
+    let theirs = format!(
+        "{{\"TableName\": \"{others}\", \"KeySchema\": [{key}], \"AttributeDefinitions\": [{attribute}],
+           \"BillingMode\": \"PAY_PER_REQUEST\"}}"
+    );
+    tell("CreateTable", &theirs).await;
+    let all = options(ENGINE).of_table(format!("{prefix}*")).lifecycle().unwrap();
+    let listed = all.list().await.unwrap();
+    let found = listed.spaces.iter().map(|space| (space.within.as_deref(), space.namespace.as_deref()));
+    let (a, b) = (format!("{prefix}-a"), format!("{prefix}-b"));
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        [(Some(&*a), Some("default")), (Some(&*b), Some("prod"))],
+        "those of other programs are left out"
+    );
+    let refused = all.destroy().await.unwrap_err().to_string();
+    assert!(refused.ends_with("names several tables, which `tidegate store list` alone can do"), "{refused}");
+}
+
+/// Older versions made tables with a stream.
+#[tokio::test]
+async fn table_with_a_stream_is_accepted() {
+    skip_without!(ENGINE);
+    let table = unique("streamed");
+    let options = options(ENGINE).of_table(&table);
+    let life = options.clone().lifecycle().unwrap();
+    life.init().await.unwrap();
+    assert!(!describe(&table).await.contains("StreamSpecification"), "a new table has none");
+    let stream = "{\"StreamEnabled\": true, \"StreamViewType\": \"NEW_AND_OLD_IMAGES\"}";
+    tell("UpdateTable", &format!("{{\"TableName\": \"{table}\", \"StreamSpecification\": {stream}}}")).await;
+    assert!(!life.init().await.unwrap().parts.iter().any(|part| part.is_new));
+    assert_eq!(life.check().await.unwrap().readiness(), Readiness::Ready);
+    options.open().await.unwrap();
+}
+
+#[tokio::test]
+async fn new_table_is_waited_for_until_it_is_known() {
     skip_without!(ENGINE);
     let proxy = Proxy::new(ENGINE).await;
     let options = options(ENGINE).endpoint(proxy.url());
@@ -183,7 +228,7 @@ async fn a_table_that_was_made_a_moment_ago_and_is_not_known_everywhere_yet_is_w
 }
 
 #[tokio::test]
-async fn items_that_expire_by_another_attribute_are_told_by_init_and_check_and_left_alone() {
+async fn foreign_expiry_attribute_is_reported() {
     skip_without!(ENGINE);
     let table = unique("ttl");
     let options = options(ENGINE).of_table(&table);

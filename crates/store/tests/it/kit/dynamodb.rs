@@ -15,8 +15,6 @@ pub(crate) const START: Stamp = Stamp::from_secs(1_800_000_000);
 
 /// An engine that takes longer hangs.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-/// A draw of several levels that is not whole after this was given up by the process that made it.
-pub(crate) const TORN_AFTER: Duration = Duration::from_secs(3 * TIMEOUT.as_secs() + 1);
 
 /// How to open a table of a test's own, which does not exist yet.
 pub(crate) fn options(variable: &str) -> DynamoDbOptions {
@@ -24,8 +22,6 @@ pub(crate) fn options(variable: &str) -> DynamoDbOptions {
         .region("eu-central-1")
         .endpoint(address(variable))
         .credentials("tidegate", "tidegate")
-        // Nothing reads it, and the local engines get slower with every record that was ever in one.
-        .stream(false)
         .timeout(TIMEOUT)
 }
 
@@ -41,12 +37,12 @@ pub(crate) async fn made(options: DynamoDbOptions) -> DynamoDb {
 }
 
 /// An empty namespace, named after a case of the suite, on a manual clock. `None` without the engine.
-pub(crate) async fn jumping(engine: &str, is_speculative: bool, namespace: &str) -> Option<Fixture> {
+pub(crate) async fn jumping(engine: &str, namespace: &str) -> Option<Fixture> {
     if !is_available(engine) {
         return None;
     }
     let clock = ManualWall::new(START);
-    let options = options(engine).speculative(is_speculative).namespace(namespace);
+    let options = options(engine).namespace(namespace);
     let store = made(options.clock(clock.clone())).await;
     Some(quick(Fixture::new(Arc::new(store), Arc::new(clock))))
 }

@@ -52,6 +52,13 @@ impl Hand {
         call.expression_attribute_values(":0", value).send().await.expect("it is set");
     }
 
+    /// Removes an attribute of it.
+    pub(crate) async fn remove(&self, entity: &str, name: &str) {
+        let call = self.client.update_item().table_name(&self.table).set_key(Some(key(entity)));
+        let call = call.update_expression("REMOVE #0").expression_attribute_names("#0", name);
+        call.send().await.expect("it is removed");
+    }
+
     /// All items whose partition key begins so.
     pub(crate) async fn items(&self, begins: &str) -> Vec<HashMap<String, AttributeValue>> {
         let scan = self.client.scan().table_name(&self.table).consistent_read(true);

@@ -22,8 +22,8 @@ pub(crate) enum Fault {
     Lost,
     /// It is done, and the answer comes so many milliseconds late.
     Late(u64),
-    /// It is done without the items of leases, as if it had been read before they were written.
-    Unaware,
+    /// It is done without the items whose keys begin so, as if it had read them before they were written.
+    Without(&'static str),
 }
 
 type Plan = Box<dyn FnMut(&str) -> Fault + Send>;
@@ -97,9 +97,9 @@ async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
             server.as_ref().map(|server| server.set_nodelay(true));
         }
         let Some(to) = &mut server else { return };
-        if fault == Fault::Unaware {
-            // As long as it was, and nothing is there.
-            body = String::from_utf8_lossy(&body).replace("LEASE#", "NOBODY").into_bytes();
+        if let Fault::Without(key) = fault {
+            // As long as it was, and there is no such item.
+            body = String::from_utf8_lossy(&body).replace(key, &"x".repeat(key.len())).into_bytes();
         }
         let is_sent = to.write_all(head.as_bytes()).await.is_ok() && to.write_all(&body).await.is_ok();
         let Some((head, body)) = (if is_sent { read_message(to).await } else { None }) else { return };
@@ -112,7 +112,7 @@ async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
                 continue;
             }
             Fault::Late(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
-            Fault::None | Fault::Refused(_) | Fault::Unaware => {}
+            Fault::None | Fault::Refused(_) | Fault::Without(_) => {}
         }
         if client.write_all(head.as_bytes()).await.is_err() || client.write_all(&body).await.is_err() {
             return;

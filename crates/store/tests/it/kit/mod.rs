@@ -34,7 +34,7 @@ pub(crate) mod proxy;
 pub(crate) mod redis;
 #[cfg(feature = "redis")]
 pub(crate) mod redis_nodes;
-#[cfg(feature = "archive-s3")]
+#[cfg(feature = "archive-remote")]
 pub(crate) mod s3;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod soak;

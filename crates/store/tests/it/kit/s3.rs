@@ -1,5 +1,5 @@
-//! What speaks as S3 does, as far as an archive asks: objects by path, written if something holds, read, listed in pages and
-//! removed. What is asked for may be lost on its way, or never be answered.
+//! An S3 server with what an archive needs: conditional puts, reads and listings in pages. Requests can fail, lose their
+//! response, or never be answered.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,6 +12,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Keys that a page of a listing has.
 const PAGE: usize = 3;
+/// Times for [`Double::write_times`]: a lock that has expired, and one that has not.
+pub(crate) const PAST: &str = "Fri, 15 Jan 2021 08:00:00 GMT";
+pub(crate) const FUTURE: &str = "Thu, 15 Jan 2099 08:00:00 GMT";
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,7 @@ struct State {
     plan: Plan,
     asked: Vec<String>,
     stuck: UnboundedSender<()>,
+    time: &'static str,
 }
 
 struct Request {
@@ -59,7 +63,7 @@ impl Double {
         let address = listener.local_addr().expect("it is bound");
         let (stuck, is_stuck) = unbounded_channel();
         let plan: Plan = Box::new(|_| Fault::None);
-        let state = State { objects: BTreeMap::new(), writes: 0, plan, asked: Vec::new(), stuck };
+        let state = State { objects: BTreeMap::new(), writes: 0, plan, asked: Vec::new(), stuck, time: PAST };
         let double = Self { address, state: Arc::new(Mutex::new(state)) };
         let serving = double.clone();
         tokio::spawn(async move {
@@ -93,6 +97,11 @@ impl Double {
         state.writes += 1;
         let number = state.writes;
         state.objects.insert(key.to_owned(), (bytes.to_vec(), number));
+    }
+
+    /// Reports this time of writing for every object, from now on.
+    pub(crate) fn write_times(&self, time: &'static str) {
+        self.state().time = time;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -141,7 +150,7 @@ impl Double {
                 None => error(404, "NoSuchKey"),
                 Some((bytes, number)) => {
                     let is_head = request.method == "HEAD";
-                    ok(*number, if is_head { &[] } else { bytes }, bytes.len())
+                    ok(*number, state.time, if is_head { &[] } else { bytes }, bytes.len())
                 }
             },
             "PUT" => {
@@ -158,11 +167,7 @@ impl Double {
                 state.writes += 1;
                 let number = state.writes;
                 state.objects.insert(key, (request.body.clone(), number));
-                ok(number, &[], 0)
-            }
-            "DELETE" => {
-                state.objects.remove(&key);
-                b"HTTP/1.1 204 x\r\n\r\n".to_vec()
+                ok(number, state.time, &[], 0)
             }
             _ => error(405, "MethodNotAllowed"),
         }
@@ -178,19 +183,24 @@ fn list(objects: &BTreeMap<String, (Vec<u8>, u64)>, query: &str) -> Vec<u8> {
     let is_cut = found.len() > PAGE;
     let mut text = format!("<ListBucketResult><IsTruncated>{is_cut}</IsTruncated>");
     for key in found.iter().take(PAGE) {
-        let _ = write!(text, "<Contents><Key>{key}</Key></Contents>");
+        let size = objects[*key].0.len();
+        let _ = write!(
+            text,
+            "<Contents><Key>{key}</Key><Size>{size}</Size>\
+             <LastModified>2021-01-15T08:00:00.000Z</LastModified></Contents>"
+        );
     }
     if is_cut {
         let _ = write!(text, "<NextContinuationToken>{}</NextContinuationToken>", found[PAGE - 1]);
     }
     text.push_str("</ListBucketResult>");
-    ok(0, text.as_bytes(), text.len())
+    ok(0, PAST, text.as_bytes(), text.len())
 }
 
-fn ok(number: u64, body: &[u8], length: usize) -> Vec<u8> {
-    // Written long ago: whoever holds the place by it has lost it, unless it is held for longer.
-    let date = "Last-Modified: Fri, 15 Jan 2021 08:00:00 GMT";
-    let head = format!("HTTP/1.1 200 x\r\nETag: \"{number}\"\r\n{date}\r\nContent-Length: {length}\r\n\r\n");
+fn ok(number: u64, time: &str, body: &[u8], length: usize) -> Vec<u8> {
+    let head = format!(
+        "HTTP/1.1 200 x\r\nETag: \"{number}\"\r\nLast-Modified: {time}\r\nContent-Length: {length}\r\n\r\n"
+    );
     [head.as_bytes(), body].concat()
 }
 

@@ -5,20 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::cascade::{Level, Levels, Line, Units};
-use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
-use tidegate_core::limit::policy::{Expect, OnExpiry, Policy, Scope, Version, Versioned};
+use tidegate_core::limit::policy::{OnExpiry, Version};
 use tidegate_core::limit::resolve::{Held, Resolved};
-use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId};
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
+use tidegate_store::record::{Key, Of, Record, RecordWrite, Records, Scan};
 use tidegate_store::{
-    Adjust, AuditQuery, Bucket, Buckets, Cancel, Capabilities, Changes, Draw, Drawn, Entities, Extend,
-    Ledger, Listing, Lookup, Memory, Moved, Page, Paging, Policies, PolicyChange, Prune, Readings, Renew,
-    Renewed, Reply, Seen, Settle, Standing, Store, StoreError, Swept, Tokens, UsageQuery, Written,
+    Applied, Bucket, Capabilities, Change, Engine, Lookup, Memory, Moved, Prune, Readings, Reply, Seen,
+    Standing, Step, StoreError, Swept, Taking, Terms, UsagePlace, UsageQuery,
 };
 
 /// Which promise is broken.
@@ -58,18 +55,18 @@ pub(crate) enum Defect {
     RenewsBack,
     /// A renewal is answered, and the deadline stays.
     RenewsNothing,
-    /// Changes are made until one is refused.
-    AppliesOneByOne,
-    /// What the writer expects is not looked at.
-    IgnoresExpectations,
-    /// A lineage goes all the way up.
-    IgnoresCascade,
-    /// A cursor that is none begins at the beginning.
-    AnswersBadCursors,
-    /// A page begins with what comes after its first item.
+    /// Of a change of several records only the last is made.
+    WritesOne,
+    /// A change is made though the namespace has changed since it was read.
+    IgnoresVersion,
+    /// Records are not found by their link.
+    ForgetsLinks,
+    /// A chain ends with the first ancestor.
+    ForgetsAncestors,
+    /// A scan begins with the record after the next.
     SkipsAtPageEdges,
-    /// A token is answered to be revoked, and is good.
-    RevokesNothing,
+    /// A record that is written again stays as it was.
+    KeepsOldRecords,
     /// Usage is counted twice.
     CountsUsageTwice,
     /// A spend is not in the ledger.
@@ -83,15 +80,15 @@ pub(crate) enum Defect {
 /// A store that breaks one promise and keeps all others.
 #[derive(Debug)]
 pub(crate) struct Broken {
-    store: Memory,
+    engine: Memory,
     defect: Defect,
     seen: Mutex<BTreeSet<LeaseId>>,
     fresh: AtomicU64,
 }
 
 impl Broken {
-    pub(crate) fn new(store: Memory, defect: Defect) -> Self {
-        Self { store, defect, seen: Mutex::default(), fresh: AtomicU64::new(1) }
+    pub(crate) fn new(engine: Memory, defect: Defect) -> Self {
+        Self { engine, defect, seen: Mutex::default(), fresh: AtomicU64::new(1) }
     }
 
     fn is(&self, defect: Defect) -> bool {
@@ -107,155 +104,135 @@ impl Broken {
         !self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(lease)
     }
 
-    async fn draw_or_break(&self, draw: &Draw) -> Result<Drawn, StoreError> {
-        let is_again = self.see(draw.lease);
-        let mut draw = draw.clone();
-        match self.defect {
-            Defect::ChargesRepeats if is_again => draw.lease = LeaseId::new(7, self.fresh().into()),
-            Defect::ForgetsParents => (draw.levels, draw.units) = own_level(&draw),
-            Defect::FollowsStaleRules => draw.levels = at_version(&draw.levels, self.fresh()),
-            Defect::ExpiresEarly => draw.terms.deadline = Duration::ZERO,
-            Defect::NeverExpires => draw.terms.deadline = Duration::from_secs(35_996_400),
-            Defect::MixesUpExpiry => {
-                draw.terms.on_expiry = match draw.terms.on_expiry {
+    async fn take(&self, step: Step<'_>, units: &Units, taking: Taking) -> Result<Applied, StoreError> {
+        let is_again = taking != Taking::Extend && self.see(step.lease);
+        let (mut lease, mut levels, mut units, mut taking) =
+            (step.lease, Arc::clone(step.levels), units.clone(), taking);
+        match (self.defect, &mut taking) {
+            (Defect::SpendsUnseen, Taking::Spend) => {
+                let terms = Terms { deadline: Duration::from_secs(600), on_expiry: OnExpiry::Settle };
+                taking = Taking::Open(terms);
+            }
+            (Defect::ChargesRepeats, Taking::Open(_)) if is_again => lease = self.fresh_lease(),
+            (Defect::ForgetsParents, Taking::Open(_)) => (levels, units) = own_level(&levels, &units),
+            (Defect::FollowsStaleRules, Taking::Open(_)) => levels = at_version(&levels, self.fresh()),
+            (Defect::ExpiresEarly, Taking::Open(terms)) => terms.deadline = Duration::ZERO,
+            (Defect::NeverExpires, Taking::Open(terms)) => terms.deadline = Duration::from_secs(35_996_400),
+            (Defect::MixesUpExpiry, Taking::Open(terms)) => {
+                terms.on_expiry = match terms.on_expiry {
                     OnExpiry::Settle => OnExpiry::Return,
                     OnExpiry::Return => OnExpiry::Settle,
                 }
             }
             _ => {}
         }
-        match self.store.draw(&draw).await? {
-            Drawn::Refused(moved) => self.refuse(&draw, moved).await,
-            Drawn::Granted(mut moved) => {
+        let change = Change::Take(&units, taking);
+        let answer = self.engine.apply_step(Step { lease, levels: &levels, change, ..step }).await?;
+        match answer {
+            Applied::Refused(moved) if matches!(taking, Taking::Open(_)) => {
+                self.refuse(Step { lease, levels: &levels, change, ..step }, &units, moved).await
+            }
+            Applied::Granted(mut moved) => {
                 if self.is(Defect::TellsAnotherTime) && moved.is_repeat {
                     moved.at = moved.at + Duration::from_micros(1);
                 }
-                Ok(Drawn::Granted(moved))
+                Ok(Applied::Granted(moved))
             }
+            answer => Ok(answer),
         }
     }
 
-    async fn refuse(&self, draw: &Draw, mut moved: Moved) -> Result<Drawn, StoreError> {
+    async fn refuse(&self, step: Step<'_>, units: &Units, mut moved: Moved) -> Result<Applied, StoreError> {
         match self.defect {
             Defect::TakesPartially => {
-                for name in 0..draw.units.len() {
-                    let mut units = vec![None; draw.units.len()];
-                    units[name] = draw.units[name];
-                    let lease = LeaseId::new(7, self.fresh().into());
-                    self.store.spend(&Draw { lease, units: units.into(), ..draw.clone() }).await?;
+                for name in 0..units.len() {
+                    let mut one = vec![None; units.len()];
+                    one[name] = units[name];
+                    let (lease, one) = (self.fresh_lease(), one.into());
+                    let change = Change::Take(&one, Taking::Spend);
+                    self.engine.apply_step(Step { lease, change, ..step }).await?;
                 }
             }
             Defect::SaysNothing => moved.readings.clear(),
-            Defect::GrantsWhatIsNotThere => return Ok(Drawn::Granted(moved)),
+            Defect::GrantsWhatIsNotThere => return Ok(Applied::Granted(moved)),
             _ => {}
         }
-        Ok(Drawn::Refused(moved))
+        Ok(Applied::Refused(moved))
     }
 
-    async fn cancel_or_break(&self, cancel: &Cancel) -> Result<Moved, StoreError> {
-        let is_known = self.see(cancel.lease);
-        let Cancel { lease, step, levels, is_watched } = cancel.clone();
-        let actual = vec![None; levels.names().len()].into();
+    async fn end(&self, step: Step<'_>, actual: Option<&Units>) -> Result<Applied, StoreError> {
+        let nothing = |at| Applied::Granted(Moved { at, is_repeat: false, readings: Readings::new() });
+        if actual.is_some() {
+            return match self.engine.apply_step(step).await {
+                Err(StoreError::Ended { .. }) if self.is(Defect::SettlesTwice) => {
+                    Ok(nothing(self.now().await?))
+                }
+                answer => answer,
+            };
+        }
+        let is_known = self.see(step.lease);
         match self.defect {
             Defect::KeepsWhatIsCancelled => {
-                self.store.settle(&Settle { lease, step, levels, actual, is_watched }).await
+                let held = vec![None; step.levels.names().len()].into();
+                self.engine.apply_step(Step { change: Change::End(Some(&held)), ..step }).await
             }
             Defect::ForgetsMarks if !is_known => {
-                let at = self.store.balances(&Lookup::Subjects(Vec::new())).await?.at;
-                self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
-                Ok(Moved { at, is_repeat: false, readings: Readings::new() })
+                self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&step.lease);
+                Ok(nothing(self.now().await?))
             }
-            _ => self.store.cancel(cancel).await,
+            _ => self.engine.apply_step(step).await,
         }
     }
 
-    async fn settle_or_break(&self, settle: &Settle) -> Result<Moved, StoreError> {
-        match self.store.settle(settle).await {
-            Err(StoreError::Ended { .. }) if self.is(Defect::SettlesTwice) => {
-                let at = self.store.balances(&Lookup::Subjects(Vec::new())).await?.at;
-                Ok(Moved { at, is_repeat: false, readings: Readings::new() })
+    async fn apply_or_break(&self, step: Step<'_>) -> Result<Applied, StoreError> {
+        match step.change {
+            Change::Take(units, taking) => self.take(step, units, taking).await,
+            Change::End(actual) => self.end(step, actual).await,
+            Change::Shift(deltas) => {
+                let mut answer = self.engine.apply_step(step).await?;
+                if let Applied::Granted(moved) = &mut answer
+                    && self.is(Defect::ReturnsTooMuch)
+                {
+                    for reading in &mut moved.readings {
+                        reading.moved = reading.moved.min(deltas[reading.name].unwrap_or(0));
+                    }
+                }
+                Ok(answer)
             }
-            answer => answer,
-        }
-    }
-
-    async fn adjust_or_break(&self, adjust: &Adjust) -> Result<Moved, StoreError> {
-        let mut moved = self.store.adjust(adjust).await?;
-        if self.is(Defect::ReturnsTooMuch) {
-            for reading in &mut moved.readings {
-                reading.moved = reading.moved.min(adjust.deltas[reading.name].unwrap_or(0));
-            }
-        }
-        Ok(moved)
-    }
-
-    async fn renew_or_break(&self, renew: &Renew) -> Result<Renewed, StoreError> {
-        let span = if self.is(Defect::RenewsNothing) { Duration::ZERO } else { renew.span };
-        let mut renewed = self.store.renew(&Renew { span, ..renew.clone() }).await?;
-        if self.is(Defect::RenewsBack) || self.is(Defect::RenewsNothing) {
-            renewed.deadline = renewed.at + renew.span;
-        }
-        Ok(renewed)
-    }
-
-    async fn spend_or_break(&self, draw: &Draw) -> Result<Drawn, StoreError> {
-        if self.is(Defect::SpendsUnseen) {
-            return self.store.draw(draw).await;
-        }
-        self.store.spend(draw).await
-    }
-
-    async fn apply_or_break(&self, changes: &[PolicyChange], actor: &str) -> Result<Version, StoreError> {
-        let mut changes = changes.to_vec();
-        if self.is(Defect::IgnoresExpectations) {
-            for change in &mut changes {
-                change.expect = Expect::Any;
+            Change::Renew(span) => {
+                let made = if self.is(Defect::RenewsNothing) { Duration::ZERO } else { span };
+                let mut answer = self.engine.apply_step(Step { change: Change::Renew(made), ..step }).await?;
+                if let Applied::Renewed(renewed) = &mut answer
+                    && (self.is(Defect::RenewsBack) || self.is(Defect::RenewsNothing))
+                {
+                    renewed.deadline = renewed.at + span;
+                }
+                Ok(answer)
             }
         }
-        if !self.is(Defect::AppliesOneByOne) {
-            return self.store.apply(&changes, actor).await;
-        }
-        let mut version = self.store.version().await?;
-        for change in changes {
-            version = self.store.apply(&[change], actor).await?;
-        }
-        Ok(version)
     }
 
-    async fn lineage_or_break(&self, id: &EntityId) -> Result<Vec<Versioned<Entity>>, StoreError> {
-        if !self.is(Defect::IgnoresCascade) {
-            return self.store.lineage(id).await;
-        }
-        let (mut lineage, mut next) = (Vec::new(), Some(id.clone()));
-        while let Some(id) = next {
-            let found = self.store.get(&id).await?;
-            next = found.as_ref().and_then(|found| found.value.parent_id().cloned());
-            lineage.extend(found);
-        }
-        Ok(lineage)
+    async fn now(&self) -> Result<Stamp, StoreError> {
+        Ok(self.engine.look(&Lookup::Subjects(Vec::new())).await?.at)
     }
 
-    async fn entities_or_break(&self, paging: &Paging) -> Result<Page<Versioned<Entity>>, StoreError> {
-        match self.store.entities(paging).await {
-            Err(StoreError::Invalid { .. }) if self.is(Defect::AnswersBadCursors) => {
-                self.store.entities(&Paging::default()).await
-            }
-            Ok(mut page) if self.is(Defect::SkipsAtPageEdges) && paging.cursor().is_some() => {
-                page.items.drain(..1.min(page.items.len()));
-                Ok(page)
-            }
-            answer => answer,
-        }
+    fn fresh_lease(&self) -> LeaseId {
+        LeaseId::new(7, self.fresh().into())
     }
 
-    async fn usage_or_break(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, StoreError> {
-        let mut page = self.store.usage(query, paging).await?;
+    async fn usage_or_break(
+        &self,
+        query: &UsageQuery,
+        after: Option<UsagePlace<'_>>,
+        max: usize,
+    ) -> Result<Vec<Usage>, StoreError> {
+        let mut lines = self.engine.scan_usage(query, after, max).await?;
         if self.is(Defect::CountsUsageTwice) {
-            for line in &mut page.items {
+            for line in &mut lines {
                 line.tally.units *= 2;
             }
         }
-        Ok(page)
+        Ok(lines)
     }
 
     async fn prune_or_break(&self, mut prune: Prune, mut max: usize) -> Result<u64, StoreError> {
@@ -268,14 +245,41 @@ impl Broken {
         if self.is(Defect::PrunesTooMuch) {
             max += 1;
         }
-        self.store.prune(&prune, max).await
+        self.engine.prune_ledger(&prune, max).await
+    }
+
+    async fn scan_or_break(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
+        match self.defect {
+            Defect::ForgetsLinks if matches!(scan.of, Of::Link(_)) => return Ok(Vec::new()),
+            Defect::SkipsAtPageEdges if scan.after.is_some() => {
+                let records = self.engine.scan_records(scan).await?;
+                return Ok(records.into_iter().skip(1).collect());
+            }
+            _ => {}
+        }
+        self.engine.scan_records(scan).await
+    }
+
+    async fn write_or_break(&self, write: &RecordWrite) -> Result<bool, StoreError> {
+        let mut write = write.clone();
+        match self.defect {
+            Defect::WritesOne => drop(write.changes.drain(..write.changes.len() - 1)),
+            Defect::KeepsOldRecords => write.changes.retain(|change| change.before.is_none()),
+            Defect::IgnoresVersion => {
+                // Other writers read meanwhile.
+                tokio::task::yield_now().await;
+                write.seen = self.engine.newest_version().await?;
+            }
+            _ => {}
+        }
+        self.engine.write_records(&write).await
     }
 }
 
 /// The draw's own level by itself. Its names come first.
-fn own_level(draw: &Draw) -> (Arc<Levels>, Units) {
-    let levels = rebuilt(&draw.levels, draw.levels.version(), 1);
-    let units = draw.units[..levels.names().len()].into();
+fn own_level(levels: &Levels, units: &Units) -> (Arc<Levels>, Units) {
+    let levels = rebuilt(levels, levels.version(), 1);
+    let units = units[..levels.names().len()].into();
     (levels, units)
 }
 
@@ -296,155 +300,63 @@ fn rebuilt(levels: &Levels, version: Version, count: usize) -> Arc<Levels> {
     Arc::new(Levels::new(version, levels.levels()[..count].iter().map(level).collect()))
 }
 
-impl Buckets for Broken {
-    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
-        Reply::later(self.draw_or_break(draw))
+impl Engine for Broken {
+    fn about(&self) -> Capabilities {
+        Capabilities { is_immediate: false, ..self.engine.about() }
     }
 
-    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, Drawn> {
-        self.store.extend(extend)
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+        Reply::later(self.apply_or_break(step))
     }
 
-    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Moved> {
-        Reply::later(self.adjust_or_break(adjust))
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+        self.engine.find_lease(lease)
     }
 
-    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
-        Reply::later(self.renew_or_break(renew))
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+        self.engine.look(lookup)
     }
 
-    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
-        Reply::later(self.settle_or_break(settle))
-    }
-
-    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Moved> {
-        Reply::later(self.cancel_or_break(cancel))
-    }
-
-    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
-        Reply::later(self.spend_or_break(draw))
-    }
-
-    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
-        self.store.lease(lease)
-    }
-
-    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
-        self.store.balances(lookup)
-    }
-
-    fn buckets<'a>(&'a self, resource: &'a ResourceName, paging: &'a Paging) -> Reply<'a, Page<Bucket>> {
-        self.store.buckets(resource, paging)
-    }
-}
-
-impl Policies for Broken {
-    fn read<'a>(&'a self, scopes: &'a [Scope]) -> Reply<'a, Written> {
-        self.store.read(scopes)
-    }
-
-    fn version(&self) -> Reply<'_, Version> {
-        self.store.version()
-    }
-
-    fn list<'a>(
+    fn scan_buckets<'a>(
         &'a self,
-        listing: &'a Listing,
-        paging: &'a Paging,
-    ) -> Reply<'a, Page<(Scope, Versioned<Arc<Policy>>)>> {
-        self.store.list(listing, paging)
+        resource: &'a ResourceName,
+        after: Option<EntityId>,
+        max: usize,
+    ) -> Reply<'a, Vec<Bucket>> {
+        self.engine.scan_buckets(resource, after, max)
     }
 
-    fn apply<'a>(&'a self, changes: &'a [PolicyChange], actor: &'a str) -> Reply<'a, Version> {
-        Reply::later(self.apply_or_break(changes, actor))
-    }
-}
-
-impl Entities for Broken {
-    fn put<'a>(&'a self, entity: &'a Entity, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
-        let expect = if self.is(Defect::IgnoresExpectations) { Expect::Any } else { expect };
-        self.store.put(entity, expect, actor)
-    }
-
-    fn get<'a>(&'a self, id: &'a EntityId) -> Reply<'a, Option<Versioned<Entity>>> {
-        self.store.get(id)
-    }
-
-    fn lineage<'a>(&'a self, id: &'a EntityId) -> Reply<'a, Vec<Versioned<Entity>>> {
-        Reply::later(self.lineage_or_break(id))
-    }
-
-    fn remove<'a>(&'a self, id: &'a EntityId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
-        self.store.remove(id, expect, actor)
-    }
-
-    fn children<'a>(
+    fn scan_usage<'a>(
         &'a self,
-        parent: &'a EntityId,
-        paging: &'a Paging,
-    ) -> Reply<'a, Page<Versioned<Entity>>> {
-        self.store.children(parent, paging)
+        query: &'a UsageQuery,
+        after: Option<UsagePlace<'a>>,
+        max: usize,
+    ) -> Reply<'a, Vec<Usage>> {
+        Reply::later(self.usage_or_break(query, after, max))
     }
 
-    fn entities<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Entity>>> {
-        Reply::later(self.entities_or_break(paging))
-    }
-}
-
-impl Ledger for Broken {
-    fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>> {
-        Reply::later(self.usage_or_break(query, paging))
-    }
-
-    fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>> {
-        self.store.audit(query, paging)
-    }
-
-    fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
+    fn prune_ledger<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         Reply::later(self.prune_or_break(*prune, max))
     }
-}
 
-impl Tokens for Broken {
-    fn create_token<'a>(
-        &'a self,
-        token: &'a NewToken,
-        hash: &'a TokenHash,
-        actor: &'a str,
-    ) -> Reply<'a, Versioned<Token>> {
-        self.store.create_token(token, hash, actor)
+    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
+        self.engine.sweep_leases(max)
     }
 
-    fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
-        self.store.token(id)
+    fn read_records<'a>(&'a self, keys: &'a [Key]) -> Reply<'a, Records> {
+        self.engine.read_records(keys)
     }
 
-    fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
-        self.store.find_token(hash)
+    fn scan_records<'a>(&'a self, scan: &'a Scan) -> Reply<'a, Vec<Record>> {
+        Reply::later(self.scan_or_break(scan))
     }
 
-    fn tokens<'a>(&'a self, paging: &'a Paging) -> Reply<'a, Page<Versioned<Token>>> {
-        self.store.tokens(paging)
+    fn write_records<'a>(&'a self, write: &'a RecordWrite) -> Reply<'a, bool> {
+        Reply::later(self.write_or_break(write))
     }
 
-    fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
-        if self.is(Defect::RevokesNothing) {
-            return self.store.version();
-        }
-        self.store.revoke_token(id, expect, actor)
-    }
-}
-
-impl Store for Broken {
-    fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
-    }
-
-    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
-        self.store.sweep(max)
-    }
-
-    fn changes(&self) -> Option<Changes> {
-        self.store.changes()
+    fn chain<'a>(&'a self, id: &'a EntityId, max: usize) -> Reply<'a, Vec<Record>> {
+        let max = if self.is(Defect::ForgetsAncestors) { 1 } else { max };
+        self.engine.chain(id, max)
     }
 }

@@ -45,6 +45,7 @@ async fn leases_from_before_the_upgrade_keep_all() {
     let outside = outside(&url()).await;
     let undo = format!(
         "ALTER TABLE {schema}.meters DROP COLUMN kept_until; UPDATE {schema}.meters SET full_at = 0;
+         ALTER TABLE {schema}.leases DROP COLUMN shorts;
          DELETE FROM {schema}.versions WHERE version > 2"
     );
     outside.batch_execute(&undo).await.unwrap();

@@ -30,7 +30,7 @@ async fn as_version_1(schema: &str) {
     let undo = format!(
         "SET search_path = \"{schema}\";
         ALTER TABLE versions DROP COLUMN at; DELETE FROM versions WHERE version > 1;
-        ALTER TABLE meters DROP COLUMN kept_until;
+        ALTER TABLE meters DROP COLUMN kept_until; ALTER TABLE leases DROP COLUMN shorts;
         DROP FUNCTION look(bigint); DROP FUNCTION anchored(bigint, bigint, bigint); DROP FUNCTION tick(bigint, bigint);
         CREATE FUNCTION tick(p_wall bigint, seen bigint) RETURNS bigint LANGUAGE sql AS 'SELECT seen';
         CREATE OR REPLACE FUNCTION wall(wall bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint';
@@ -70,9 +70,9 @@ async fn a_schema_is_made_once_and_then_was_there() {
     for is_new in [true, false] {
         let made = life(&schema, "&namespace=prod").init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.kind, made.is_new)).collect();
-        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 3));
+        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 4));
     }
-    assert_eq!(versions(&schema).await, (vec![1, 2, 3], 2));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4], 3));
 }
 
 #[tokio::test]
@@ -102,22 +102,22 @@ async fn an_older_schema_is_upgraded_with_what_it_holds() {
     filled(&schema).await;
     as_version_1(&schema).await;
     let checked = life(&schema, "").check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 3));
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 4));
     let refused = said(life(&schema, "").init().await);
     assert!(
-        refused.ends_with("has schema version 1, older than 3: run `tidegate store upgrade`"),
+        refused.ends_with("has schema version 1, older than 4: run `tidegate store upgrade`"),
         "{refused}"
     );
 
     let upgraded = life(&schema, "").upgrade().await.unwrap();
-    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 3));
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 4));
     assert!(has_functions(&schema).await);
     let kept = life(&schema, "").check().await.unwrap().clock_offset;
     assert_eq!(kept, Some(Duration::from_secs(60)));
     let again = life(&schema, "").upgrade().await.unwrap();
-    assert_eq!((again.parts[0].from, again.schema), (3, 3));
+    assert_eq!((again.parts[0].from, again.schema), (4, 4));
     // Since when it is of the first version nobody knows.
-    assert_eq!(versions(&schema).await, (vec![1, 2, 3], 2));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4], 3));
     holds_what_it_held(&schema).await;
 }
 
@@ -128,7 +128,7 @@ async fn an_older_schema_is_brought_up_to_date_by_whoever_opens_it_too() {
     filled(&schema).await;
     as_version_1(&schema).await;
     holds_what_it_held(&schema).await;
-    assert_eq!(versions(&schema).await, (vec![1, 2, 3], 2));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4], 3));
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn of_many_who_upgrade_at_once_one_does() {
         from.push(upgrade.await.unwrap().unwrap().parts[0].from);
     }
     from.sort_unstable();
-    assert_eq!(from, [1, 3, 3, 3, 3, 3]);
+    assert_eq!(from, [1, 4, 4, 4, 4, 4]);
     holds_what_it_held(&schema).await;
 }
 
@@ -161,7 +161,7 @@ async fn a_newer_schema_is_refused_with_both_versions() {
     outside(&url()).await.batch_execute(&newer).await.unwrap();
     let life = life(&schema, "");
     for refused in [said(life.init().await), said(life.check().await), said(life.upgrade().await)] {
-        assert!(refused.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{refused}");
+        assert!(refused.ends_with("has schema version 99, newer than 4: use a newer tidegate"), "{refused}");
     }
 }
 
@@ -193,8 +193,8 @@ async fn namespaces_are_listed_with_their_schema_and_what_is_in_them() {
     let text = str::to_owned;
     let expected = [
         (text("newer"), text(""), Some(99), None, None, None),
-        (text("ours"), text("another"), Some(3), Some(0), Some(0), Some(0)),
-        (text("ours"), text("default"), Some(3), Some(2), Some(1), Some(1)),
+        (text("ours"), text("another"), Some(4), Some(0), Some(0), Some(0)),
+        (text("ours"), text("default"), Some(4), Some(2), Some(1), Some(1)),
     ];
     assert_eq!(listed.spaces.iter().map(row).collect::<Vec<_>>(), expected);
     assert!(!listed.has_more);

@@ -9,5 +9,6 @@ mod faults;
 mod lifecycle;
 mod opening;
 mod processes;
+mod records;
 mod soak;
 mod trips;

@@ -87,7 +87,7 @@ async fn a_newer_schema_and_one_of_another_program_are_refused() {
     let error = options.open().await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid { .. }), "{error:?}");
     assert!(
-        error.to_string().ends_with("has schema version 99, newer than 3: use a newer tidegate"),
+        error.to_string().ends_with("has schema version 99, newer than 4: use a newer tidegate"),
         "{error}"
     );
 

@@ -86,8 +86,7 @@ async fn leases_from_before_the_upgrade_keep_all() {
     let held = draw_of(&own("held", 10), 1);
     granted(store.draw(&held).await);
     store.close().await;
-    let undo = "ALTER TABLE subjects DROP COLUMN kept_until; ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 3";
-    place.outside().execute_batch(undo).unwrap();
+    place.downgrade(3);
     let store = place.options(&clock).retention(idle::KEPT).open().await.unwrap();
     let full = "UPDATE meters SET full_at = 0";
     place.outside().execute_batch(full).unwrap();

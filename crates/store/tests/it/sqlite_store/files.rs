@@ -3,10 +3,17 @@
 use std::fs;
 use std::time::Duration;
 
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::policy::Expect;
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets, ManualWall, Sqlite, SqliteOptions, Store, StoreError};
+use tidegate_core::time::Stamp;
+use tidegate_store::{
+    AuditQuery, Buckets, Entities, Ledger, ManualWall, Paging, Sqlite, SqliteOptions, Store, StoreError,
+};
 
 use super::gone::begin;
+use crate::kit::held::{all_records, fill_records};
 use crate::kit::sqlite::{PATIENCE, Place};
 use crate::kit::words::{
     START, cancel_of, draw_of, granted, is_granted, levels, own, said, settle_of, shows, slow, used,
@@ -63,8 +70,36 @@ async fn a_newer_file_is_refused_and_left_as_it_is() {
     let error = said(place.options(&clock).open().await);
     assert!(error.contains("has schema version 99, newer than"), "{error}");
     assert!(fs::read(&place.path).unwrap() == before, "no byte has changed");
-    place.outside().pragma_update(None, "user_version", 4).unwrap();
+    place.outside().pragma_update(None, "user_version", 5).unwrap();
     assert_eq!(shows(&place.open(&clock).await, "acme").await, Some((7, 3)));
+}
+
+#[tokio::test]
+async fn older_files_keep_their_records() {
+    for version in 1..=4 {
+        let (place, clock) = (Place::new(), ManualWall::new(START));
+        let store = place.open(&clock).await;
+        fill_records(&store).await;
+        let mut before = all_records(&store).await;
+        store.close().await;
+        place.downgrade(version);
+        let store = place.open(&clock).await;
+        if version < 3 {
+            before = before.without_tokens();
+        }
+        assert_eq!(all_records(&store).await, before, "version {version}");
+        let entity = Entity::new(EntityId::new("late").unwrap());
+        store.put(&entity, Expect::Absent, "ops").await.expect("changes go on");
+        assert_eq!(
+            store
+                .audit(&AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX }, &Paging::default())
+                .await
+                .unwrap()
+                .items
+                .len(),
+            10
+        );
+    }
 }
 
 #[tokio::test]
@@ -76,15 +111,7 @@ async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
     granted(store.draw(&ended).await);
     store.settle(&settle_of(&ended, 1)).await.unwrap();
     store.close().await;
-    // As the first version left it.
-    let outside = place.outside();
-    outside
-        .execute_batch(
-            "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; ALTER TABLE subjects DROP COLUMN kept_until;
-             ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 1;",
-        )
-        .unwrap();
-    drop(outside);
+    place.downgrade(1);
     let store = place.open(&clock).await;
     assert_eq!(shows(&store, "acme").await, Some((6, 4)));
     assert_eq!(used(&store, "acme").await, 1);
@@ -94,7 +121,7 @@ async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
     let outside = place.outside();
     let version: i64 = outside.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
     assert!(version >= 2);
-    let count = "SELECT COUNT(*) FROM sqlite_schema WHERE name IN ('usage_by_age', 'audit_by_age')";
+    let count = "SELECT COUNT(*) FROM sqlite_schema WHERE name IN ('usage_by_age', 'records_by_age')";
     assert_eq!(outside.query_row(count, [], |row| row.get::<_, i64>(0)), Ok(2));
 }
 
@@ -324,6 +351,14 @@ async fn a_file_that_was_closed_is_whole_by_itself() {
     assert_eq!(shows(&store, "acme").await, Some((6, 4)));
     store.close().await;
     assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "the log is gone");
+    // Threads that close their connections at once left the log to each other.
+    for round in 0..40 {
+        let store = place.open(&clock).await;
+        granted(store.spend(&draw_of(&levels(&[("busy", &[slow(100)])]), 1)).await);
+        tokio::join!(shows(&store, "acme"), shows(&store, "acme"), shows(&store, "busy"));
+        store.close().await;
+        assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "the log is gone in round {round}");
+    }
     let copy = Place::new();
     fs::copy(&place.path, &copy.path).unwrap();
     assert_eq!(shows(&copy.open(&clock).await, "acme").await, Some((6, 4)));
@@ -339,7 +374,7 @@ async fn a_file_that_becomes_newer_while_it_is_open_takes_no_more_writes() {
     for _ in 0..3 {
         let sentence = said(store.draw(&draw_of(&own("acme", 10), 1)).await);
         assert!(
-            sentence.ends_with("has schema version 99, newer than 4: use a newer tidegate"),
+            sentence.ends_with("has schema version 99, newer than 5: use a newer tidegate"),
             "{sentence}"
         );
     }

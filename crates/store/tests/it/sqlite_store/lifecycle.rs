@@ -31,20 +31,13 @@ async fn filled(place: &Place) {
     store.close().await;
 }
 
-/// The file as the first version left it: without tokens, and without what finds things by their age.
-fn as_version_1(place: &Place) {
-    let undo = "DROP TABLE tokens; DROP INDEX usage_by_age; DROP INDEX audit_by_age; ALTER TABLE subjects DROP COLUMN kept_until;
-                ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 1";
-    place.outside().execute_batch(undo).expect("it does so");
-}
-
 #[tokio::test]
 async fn a_file_is_made_once_and_then_was_there() {
     let place = Place::new();
     for is_new in [true, false] {
         let made = life(&place, "?namespace=prod").init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.kind, made.is_new)).collect();
-        assert_eq!((parts, made.schema), (vec![("file", is_new), ("namespace", is_new)], 4));
+        assert_eq!((parts, made.schema), (vec![("file", is_new), ("namespace", is_new)], 5));
     }
     let made = life(&place, "").init().await.unwrap();
     assert_eq!(made.parts.iter().map(|made| made.is_new).collect::<Vec<_>>(), [false, true]);
@@ -75,7 +68,7 @@ async fn a_look_leaves_no_trace_whether_the_file_is_in_use_or_not() {
     let space = &listed.spaces[0];
     assert_eq!(
         (space.namespace.as_deref(), space.schema, space.changes, space.entities, space.policies),
-        (Some("default"), Some(4), Some(2), Some(1), Some(1))
+        (Some("default"), Some(5), Some(2), Some(1), Some(1))
     );
     assert!(bytes(&place) == before, "no byte has changed");
 
@@ -92,22 +85,22 @@ async fn a_look_leaves_no_trace_whether_the_file_is_in_use_or_not() {
 async fn an_older_file_is_upgraded_with_what_it_holds() {
     let place = Place::new();
     filled(&place).await;
-    as_version_1(&place);
+    place.downgrade(1);
     let before = bytes(&place);
     let checked = life(&place, "").check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 4));
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 5));
     assert_eq!(life(&place, "").list().await.unwrap().spaces[0].schema, Some(1));
     let refused = said(life(&place, "").init().await);
     assert!(
-        refused.ends_with("has schema version 1, older than 4: run `tidegate store upgrade`"),
+        refused.ends_with("has schema version 1, older than 5: run `tidegate store upgrade`"),
         "{refused}"
     );
     assert!(bytes(&place) == before, "no byte has changed");
 
     let upgraded = life(&place, "").upgrade().await.unwrap();
-    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 4));
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 5));
     let again = life(&place, "").upgrade().await.unwrap();
-    assert_eq!((again.parts[0].from, again.schema), (4, 4));
+    assert_eq!((again.parts[0].from, again.schema), (5, 5));
 
     let store = place.open(&ManualWall::new(START)).await;
     is_held(&store).await;
@@ -118,7 +111,7 @@ async fn an_older_file_is_upgraded_with_what_it_holds() {
 async fn of_many_who_upgrade_at_once_one_does() {
     let place = Place::new();
     filled(&place).await;
-    as_version_1(&place);
+    place.downgrade(1);
     let url = format!("sqlite:{}", place.path.display());
     let upgrades: Vec<_> = (0..8)
         .map(|_| {
@@ -131,7 +124,7 @@ async fn of_many_who_upgrade_at_once_one_does() {
         from.push(upgrade.await.unwrap().unwrap().parts[0].from);
     }
     from.sort_unstable();
-    assert_eq!(from, [1, 4, 4, 4, 4, 4, 4, 4]);
+    assert_eq!(from, [1, 5, 5, 5, 5, 5, 5, 5]);
     assert_eq!(shows(&Sqlite::open(&place.path).await.unwrap(), "acme").await.map(|(_, used)| used), Some(2));
 }
 
@@ -149,7 +142,7 @@ async fn a_newer_file_is_refused_by_all_with_both_versions_and_left_as_it_is() {
         said(life.list().await),
     ];
     for refused in refusals {
-        assert!(refused.ends_with("has schema version 99, newer than 4: use a newer tidegate"), "{refused}");
+        assert!(refused.ends_with("has schema version 99, newer than 5: use a newer tidegate"), "{refused}");
     }
     assert!(bytes(&place) == before, "no byte has changed");
 }

@@ -110,13 +110,13 @@ async fn an_entity_with_a_spoiled_policy_is_removed_whole_or_not_at_all() {
     }
     let version = store.version().await.unwrap();
     let body: String =
-        place.outside().query_row("SELECT body FROM policies WHERE kind = 3", [], |row| row.get(0)).unwrap();
-    place.outside().execute("UPDATE policies SET body = 'x' WHERE kind = 3", []).unwrap();
+        place.outside().query_row("SELECT body FROM records WHERE kind = 3", [], |row| row.get(0)).unwrap();
+    place.outside().execute("UPDATE records SET body = 'x' WHERE kind = 3", []).unwrap();
     let error = store.remove(&id, Expect::Any, "somebody").await.unwrap_err();
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
     assert_eq!(store.version().await.unwrap(), version);
     assert!(store.read(&scopes[..1]).await.unwrap().policies[0].is_some(), "it is still there");
-    place.outside().execute("UPDATE policies SET body = ?1 WHERE kind = 3", [body]).unwrap();
+    place.outside().execute("UPDATE records SET body = ?1 WHERE kind = 3", [body]).unwrap();
     store.remove(&id, Expect::Any, "somebody").await.unwrap();
     let everything = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
     assert_eq!(store.audit(&everything, &Paging::default()).await.unwrap().items.len(), 6);

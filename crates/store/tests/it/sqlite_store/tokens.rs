@@ -48,14 +48,14 @@ async fn a_file_of_the_version_before_has_room_for_tokens() {
     let store = place.open(&clock).await;
     granted(tidegate_store::Buckets::spend(&store, &draw_of(&own("acme", 10), 3)).await);
     store.close().await;
-    place.outside().execute_batch("DROP TABLE tokens; ALTER TABLE subjects DROP COLUMN kept_until; ALTER TABLE clock DROP COLUMN held_until; PRAGMA user_version = 2;").unwrap();
+    place.downgrade(2);
     let store = place.open(&clock).await;
     assert_eq!(shows(&store, "acme").await, Some((7, 3)));
     store.create_token(&token("ci"), &hash(1), "ops").await.unwrap();
     assert!(store.find_token(&hash(1)).await.unwrap().is_some());
     store.close().await;
     let version: i64 = place.outside().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 4);
+    assert_eq!(version, 5);
 }
 
 #[tokio::test]
@@ -66,8 +66,8 @@ async fn a_spoiled_token_is_named_and_others_go_on() {
     store.create_token(&token("short"), &hash(2), "ops").await.unwrap();
     store.create_token(&token("well"), &hash(3), "ops").await.unwrap();
     let outside = place.outside();
-    outside.execute("UPDATE tokens SET body = '{\"id\":7}' WHERE id = 'ci'", []).unwrap();
-    outside.execute("UPDATE tokens SET hash = x'0102' WHERE id = 'short'", []).unwrap();
+    outside.execute("UPDATE records SET body = '{\"id\":7}' WHERE kind = 5 AND first = 'ci'", []).unwrap();
+    outside.execute("UPDATE records SET link = '0102' WHERE kind = 5 AND first = 'short'", []).unwrap();
     let version = store.version().await.unwrap();
     for error in [
         store.find_token(&hash(1)).await.unwrap_err(),
@@ -89,11 +89,13 @@ async fn the_hash_of_a_secret_is_in_its_column_and_nowhere_else() {
     store.revoke_token(&token("ci").id, Expect::Any, "ops").await.unwrap();
     store.close().await;
     // The column and its index.
-    let (bytes, hash) = (fs::read(&place.path).unwrap(), hash.as_bytes());
-    let found = bytes.windows(hash.len()).filter(|window| window == hash).count();
-    assert!(found <= 2, "{found} times");
-    let texts = "SELECT group_concat(body) || (SELECT group_concat(change) FROM audit) FROM tokens";
+    let hash = hash.as_bytes().map(|byte| format!("{byte:02x}")).concat();
+    // Without what a row leaves behind when it moves within its page.
+    place.outside().execute_batch("VACUUM").unwrap();
+    let bytes = fs::read(&place.path).unwrap();
+    let found = bytes.windows(hash.len()).filter(|window| *window == hash.as_bytes()).count();
+    assert!((1..=2).contains(&found), "{found} times");
+    let texts = "SELECT group_concat(body) FROM records";
     let texts: String = place.outside().query_row(texts, [], |row| row.get(0)).unwrap();
-    let text = std::str::from_utf8(hash).unwrap();
-    assert!(!texts.contains(text) && texts.contains("revoked_at"), "{texts}");
+    assert!(!texts.contains(&hash) && texts.contains("revoked_at"), "{texts}");
 }

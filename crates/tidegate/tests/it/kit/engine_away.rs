@@ -27,7 +27,7 @@ const NEVER: Duration = Duration::from_secs(120);
 /// Between two questions to a server that does not answer yet.
 const PAUSE: Duration = Duration::from_millis(20);
 /// For all callers together, however often they ask: a few for each probe of the server.
-pub(crate) const FEW: u64 = 24;
+pub(crate) const FEW: u64 = 64;
 
 /// A store by way of a wire, and the same directly.
 pub(crate) struct Rig {

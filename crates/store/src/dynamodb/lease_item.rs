@@ -1,0 +1,120 @@
+//! Items of leases: `LEASE#id`, the tombstone of a lease whose end was counted.
+//!
+//! Older versions kept some open leases in such items too. The first call that reads one moves it into its home bucket.
+
+use std::sync::Arc;
+
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::lease::{Ended, LeaseId, REMEMBERED};
+use tidegate_core::time::Stamp;
+
+use super::DynamoDb;
+use super::expression::Write;
+use super::forms;
+use super::keys::{Item, TTL};
+use super::link::Action;
+use super::marks::{EndMark, OpenMark, end_name, open_name};
+use super::parts::write_of;
+use super::trouble::Failed;
+use super::view::{OPENS, View, is_remembered, text_of};
+use crate::codec;
+use crate::error::StoreError;
+
+/// The mark.
+const MARK: &str = "s";
+/// The levels of an open lease.
+const LEVELS: &str = "l";
+/// A tombstone counts until this time.
+const UNTIL: &str = "u";
+
+/// An open lease that an older version wrote.
+pub(super) struct OldLease {
+    text: String,
+    mark: OpenMark,
+    pub(super) levels: Arc<Levels>,
+}
+
+impl OldLease {
+    /// The open lease of an item; `None` for a tombstone.
+    pub(super) fn read(item: &Item) -> Result<Option<Self>, StoreError> {
+        if !item.contains_key(LEVELS) {
+            return Ok(None);
+        }
+        let levels = Arc::new(codec::levels_from_text(text_of(item, LEVELS)?)?);
+        let text = text_of(item, MARK)?;
+        Ok(Some(Self { text: text.to_owned(), mark: text.parse()?, levels }))
+    }
+
+    pub(super) fn is_due(&self, now: Stamp) -> bool {
+        self.mark.record.is_due(now)
+    }
+}
+
+/// How a lease ended, by its item, if that is still remembered.
+pub(super) fn ended_in(item: Option<&Item>, now: Stamp) -> Result<Option<Ended>, StoreError> {
+    let Some(item) = item.filter(|item| !item.contains_key(LEVELS)) else { return Ok(None) };
+    let mark: EndMark = text_of(item, MARK)?.parse()?;
+    Ok(Some(mark.ended).filter(|ended| is_remembered(ended.at, now)))
+}
+
+impl DynamoDb {
+    /// Moves an open lease of an older version from its item into its home, unless another process was faster.
+    pub(super) async fn adopt(&self, lease: LeaseId, old: &OldLease) -> Result<(), StoreError> {
+        let OldLease { text: old_text, mark, levels } = old;
+        let (home, names) = (&levels.levels()[0], self.inner.cache.text(levels));
+        let (open, deadline) = (open_name(lease), mark.record.deadline());
+        let mut retries = self.inner.link.retries();
+        loop {
+            let item = self.inner.link.get(&self.inner.keys.bucket(&home.subject)).await?;
+            let seen = View::read(item.as_ref())?;
+            if seen.is_marked(lease) {
+                return Ok(());
+            }
+            let mut moved = Write::new(self.inner.keys.lease(lease));
+            moved.only_if(MARK, "=", old_text.as_str());
+            let mut write = write_of(self, home);
+            forms::begin(&mut write, &seen, &self.epoch());
+            write.only_without(&open);
+            write.only_without(&end_name(lease));
+            let mark = OpenMark { level: 0, record: mark.record.clone(), levels: names.name.to_string() };
+            write.set(&open, mark.to_string());
+            write.set(&format!("l:{}", names.name), &*names.text);
+            write.add(OPENS, 1_u64);
+            forms::due_by(&mut write, &seen, deadline, (&self.inner.keys, &home.subject));
+            if !seen.is_there() || seen.ttl.is_some() {
+                forms::live(&mut write, &seen, home, (self.now(), deadline));
+            }
+            match self.inner.link.transact(&[Action::Delete(moved), Action::Update(write)]).await {
+                Ok(()) => return Ok(()),
+                // Another process has moved it, or a step of an older version has changed it.
+                Err(Failed::Condition(_)) => {
+                    let item = self.inner.link.get(&self.inner.keys.lease(lease)).await?;
+                    let left = item.as_ref().map(OldLease::read).transpose()?.flatten();
+                    if left.is_none_or(|left| left.text != *old_text) {
+                        return Ok(());
+                    }
+                    retries.bear(Failed::Conflict).await?;
+                }
+                Err(failed) => retries.bear(failed).await?,
+            }
+        }
+    }
+
+    /// Writes the tombstone of a lease. What it used is counted in the same transaction.
+    pub(super) fn bury(&self, lease: LeaseId, mark: &EndMark) -> Action {
+        let mut write = Write::new(self.inner.keys.lease(lease));
+        let bare = EndMark { used: Vec::new(), others: Vec::new(), ..mark.clone() };
+        write.set(MARK, bare.to_string());
+        let until = mark.ended.at + REMEMBERED;
+        write.set(UNTIL, until.as_micros());
+        write.set(TTL, until.as_micros().div_ceil(1_000_000));
+        Action::Update(write)
+    }
+
+    /// Checks that a lease has no item, or one that is no longer remembered.
+    pub(super) fn unburied(&self, lease: LeaseId, now: Stamp) -> Action {
+        let mut check = Write::new(self.inner.keys.lease(lease));
+        check.only_if_new_or(UNTIL, "<=", now.as_micros());
+        Action::Check(check)
+    }
+}

@@ -1,0 +1,399 @@
+//! Records as items of the table: found by their keys, and listed by its indexes.
+//!
+//! An index follows the table with a delay, so that what it shows is read again from the table.
+
+use std::collections::HashMap;
+
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::{DEFAULT, EntityId};
+use tidegate_core::limit::policy::{Scope, Version};
+use tidegate_core::limit::token::TokenId;
+
+use super::DynamoDb;
+use super::expression::Write;
+use super::keys::{GSI1, GSI2, GSI3, Item, Key, PART, PK, SK, padded, scope_order};
+use super::ledger::{Entries, PRUNED};
+use super::lifecycle::enrolled;
+use super::link::{Action, Range};
+use super::trouble::Failed;
+use super::view::{number_of, text_of};
+use crate::error::StoreError;
+use crate::record::{self, Kind, Of, Record, RecordChange, RecordWrite, Records, Scan, Value};
+use crate::tables::subject;
+
+/// Records that are read in one transaction, beside the version.
+const READ_AT_ONCE: usize = 99;
+/// Items that the engine writes in one transaction.
+const ACTIONS_MAX: usize = 100;
+/// The schema that this program writes. Since version 2 leases are marks in the item of their own bucket only: a program of
+/// version 1 would not return what they took at other levels.
+pub(super) const SCHEMA: u64 = 2;
+/// How many entities are directly below an entity.
+const CHILDREN: &str = "children";
+/// What the sort keys of tokens begin with.
+const TOKENS: &str = "#TOKEN#";
+/// What the sort keys of an entity's policies begin with.
+const CONFIGS: &str = "#CONFIG#";
+/// What the places of children begin with.
+const CHILD: &str = "CHILD#";
+
+impl DynamoDb {
+    /// The namespace's version, and how many audit entries were written.
+    async fn header(&self) -> Result<Option<(u64, u64)>, StoreError> {
+        let found = self.inner.link.get(&self.inner.keys.version()).await?;
+        found.map(|item| Ok((number_of(&item, "version")?, number_of(&item, "audited")?))).transpose()
+    }
+
+    /// The namespace's version.
+    pub(super) async fn version_there(&self) -> Result<Version, StoreError> {
+        Ok(Version::new(self.header().await?.map_or(0, |(version, _)| version)))
+    }
+
+    pub(super) async fn read_all(&self, keys: &[record::Key]) -> Result<Records, StoreError> {
+        let at = self.now();
+        if keys.is_empty() {
+            let (version, entries) = self.header().await?.unwrap_or((0, 0));
+            return Ok(Records { version: Version::new(version), entries, at, records: Vec::new() });
+        }
+        let places: Vec<Option<Key>> = keys.iter().map(|key| self.item_key(key)).collect();
+        let header = self.inner.keys.version();
+        let mut wanted: Vec<Key> = places.iter().flatten().cloned().collect();
+        wanted.sort_unstable_by(|one, other| (&one.pk, &one.sk).cmp(&(&other.pk, &other.sk)));
+        wanted.dedup();
+        'changed: loop {
+            let (mut found, mut seen) = (HashMap::new(), None);
+            for wanted in wanted.chunks(READ_AT_ONCE) {
+                let asked: Vec<Key> = wanted.iter().cloned().chain([header.clone()]).collect();
+                let mut items = self.inner.link.get_at_once(&asked).await?;
+                let header = items.remove(&header);
+                let number = |name| header.as_ref().map_or(Ok(0), |item| number_of(item, name));
+                let now_seen: (u64, u64) = (number("version")?, number("audited")?);
+                // What is read in several calls is of one moment if the version is the same in all of them.
+                if *seen.get_or_insert(now_seen) != now_seen {
+                    continue 'changed;
+                }
+                found.extend(items);
+            }
+            let (version, entries) = seen.unwrap_or((0, 0));
+            let mut records = Vec::with_capacity(keys.len());
+            for (key, place) in keys.iter().zip(&places) {
+                let item = place.as_ref().and_then(|place| found.get(place));
+                records.push(match (key, item) {
+                    (record::Key::Entry(number), _) => self.entry_at(*number).await?,
+                    (key, Some(item)) => Some(read(key.clone(), item)?),
+                    (_, None) => None,
+                });
+            }
+            return Ok(Records { version: Version::new(version), entries, at, records });
+        }
+    }
+
+    /// The item of a record. That of an audit entry is found by what it is filed under only.
+    fn item_key(&self, key: &record::Key) -> Option<Key> {
+        let keys = &self.inner.keys;
+        match key {
+            record::Key::Policy(scope) => Some(keys.policy(scope)),
+            record::Key::Entity(id) => Some(keys.entity(id)),
+            record::Key::Token(id) => Some(keys.token(id)),
+            record::Key::Entry(_) => None,
+        }
+    }
+
+    async fn entry_at(&self, number: u64) -> Result<Option<Record>, StoreError> {
+        let key = record::Key::Entry(number);
+        let after = number.checked_sub(1).map(record::Key::Entry);
+        let found = self.scan(&Scan { kind: Kind::Entry, of: Of::All, after, max: 1 }).await?;
+        Ok(found.into_iter().find(|record| record.key == key))
+    }
+
+    pub(super) async fn scan(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
+        match (scan.kind, &scan.of) {
+            (Kind::Entry, _) => return self.scan_entries(scan).await,
+            (Kind::Token, Of::Link(hash)) => return self.token_of(hash).await,
+            _ => {}
+        }
+        let (range, mut after) = self.listing(scan);
+        let sort = range.index.map_or_else(|| SK.to_owned(), |index| format!("{index}SK"));
+        let mut found = Vec::new();
+        while found.len() < scan.max {
+            let items = self.inner.link.range(&range.clone().after(after), scan.max).await?;
+            let is_last = items.len() < scan.max;
+            after = items.last().and_then(|item| item.get(&sort)?.as_s().ok().cloned());
+            let mut keys = Vec::with_capacity(items.len());
+            for item in &items {
+                keys.extend(listed(scan, text_of(item, &sort)?)?);
+            }
+            let places: Vec<Key> = keys.iter().filter_map(|key| self.item_key(key)).collect();
+            let there = self.inner.link.get_all(&places).await?;
+            for (key, place) in keys.into_iter().zip(&places) {
+                let Some(item) = there.get(place) else { continue };
+                let record = read(key, item)?;
+                // It may have gone to another parent since.
+                if scan.lists(&record) {
+                    found.push(record);
+                }
+            }
+            if is_last {
+                break;
+            }
+        }
+        found.truncate(scan.max);
+        Ok(found)
+    }
+
+    /// Where the records of a scan are listed, and after which of them it begins.
+    fn listing(&self, scan: &Scan) -> (Range, Option<String>) {
+        let keys = &self.inner.keys;
+        let after = match &scan.after {
+            Some(record::Key::Policy(scope)) => match (&scan.of, scope) {
+                (Of::All, scope) => Some(scope_order(scope)),
+                (Of::Link(_), Scope::Subject(subject)) => Some(subject.entity.to_string()),
+                (Of::Entity(_), Scope::Subject(subject)) => Some(subject.resource.to_string()),
+                _ => None,
+            },
+            Some(record::Key::Entity(id)) => Some(id.to_string()),
+            Some(record::Key::Token(id)) => Some(id.to_string()),
+            Some(record::Key::Entry(_)) | None => None,
+        };
+        let range = match (scan.kind, &scan.of) {
+            (Kind::Policy, Of::Link(resource)) => {
+                Range::new(Some(GSI3), keys.custom_of(resource), String::new())
+            }
+            (Kind::Policy, Of::Entity(entity)) => {
+                Range::new(None, keys.entity_pk(entity), CONFIGS.to_owned())
+            }
+            (Kind::Policy, Of::All) => Range::new(Some(GSI2), keys.all("CONFIGS"), String::new()),
+            (Kind::Entity, Of::Link(parent)) => {
+                Range::new(Some(GSI1), keys.children_of(parent), CHILD.to_owned())
+            }
+            (Kind::Token, _) => Range::new(None, keys.tokens_pk(), TOKENS.to_owned()),
+            _ => Range::new(Some(GSI2), keys.all("ENTITIES"), String::new()),
+        };
+        let after = after.map(|after| format!("{}{after}", range.prefix));
+        (range, after)
+    }
+
+    /// The token whose secret has this hash.
+    async fn token_of(&self, hash: &str) -> Result<Vec<Record>, StoreError> {
+        let Some(item) = self.inner.link.get(&self.inner.keys.secret(hash)).await? else {
+            return Ok(Vec::new());
+        };
+        let id = TokenId::new(text_of(&item, "token")?);
+        let id = id.map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
+        let found = self.inner.link.get(&self.inner.keys.token(&id)).await?;
+        found.map(|item| read(record::Key::Token(id), &item)).into_iter().collect()
+    }
+
+    async fn scan_entries(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
+        let filed = match &scan.of {
+            Of::Link(filed) => Some(filed.as_str()),
+            Of::All | Of::Entity(_) => None,
+        };
+        let mut after = match scan.after {
+            Some(record::Key::Entry(number)) => Some(number),
+            _ => None,
+        };
+        let mut found = Vec::new();
+        while found.len() < scan.max {
+            let Entries { items, next } = self.entries(filed, after, scan.max).await?;
+            for item in &items {
+                found.push(read(record::Key::Entry(number_of(item, "number")?), item)?);
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        found.truncate(scan.max);
+        Ok(found)
+    }
+
+    /// An entity and the ancestors that it cascades to.
+    pub(super) async fn ancestors(&self, id: &EntityId, max: usize) -> Result<Vec<Record>, StoreError> {
+        let (mut chain, mut next) = (Vec::new(), Some(id.clone()));
+        while let Some(id) = next.take().filter(|_| chain.len() < max) {
+            let Some(item) = self.inner.link.get(&self.inner.keys.entity(&id)).await? else { break };
+            let record = read(record::Key::Entity(id), &item)?;
+            next = record.entity()?.next().cloned();
+            chain.push(record);
+        }
+        Ok(chain)
+    }
+
+    /// Makes the changes in one transaction; `false` if the version is another by now.
+    pub(super) async fn write_changes(&self, write: &RecordWrite) -> Result<bool, StoreError> {
+        let mut actions = Vec::new();
+        for change in &write.changes {
+            self.check_children(change).await?;
+            self.act(change, &mut actions)?;
+        }
+        let mut header = Write::new(self.inner.keys.version());
+        if write.seen == Version::ZERO && self.header().await?.is_none() {
+            header.only_without(PK);
+            enrolled(&mut header, &self.inner.keys);
+            header.set(PRUNED, 0_u64);
+        } else {
+            header.only_if("version", "=", write.seen.number());
+        }
+        header.set("version", write.version().number());
+        header.set("audited", write.entries_after());
+        actions.push(Action::Update(header));
+        if actions.len() > ACTIONS_MAX {
+            let what = format!(
+                "a change of {} items at once, more than {ACTIONS_MAX}: make several of it",
+                actions.len()
+            );
+            return Err(StoreError::Invalid { what });
+        }
+        let token = self.epoch();
+        let mut retries = self.inner.link.retries();
+        loop {
+            match self.inner.link.transact_as(Some(&token), &actions).await {
+                Ok(()) => return Ok(true),
+                Err(Failed::Condition(_)) => return Ok(false),
+                Err(failed) => retries.bear(failed).await?,
+            }
+        }
+    }
+
+    /// An entity with others below it is not removed, though the index may not show them yet.
+    async fn check_children(&self, change: &RecordChange) -> Result<(), StoreError> {
+        let (record::Key::Entity(entity), None) = (&change.key, &change.after) else { return Ok(()) };
+        let Some(item) = self.inner.link.get(&self.inner.keys.entity(entity)).await? else { return Ok(()) };
+        let children = if item.contains_key(CHILDREN) { number_of(&item, CHILDREN)? } else { 0 };
+        if children > 0 {
+            return Err(StoreError::HasChildren { entity: entity.clone(), children });
+        }
+        Ok(())
+    }
+
+    /// What a change does to items.
+    fn act(&self, change: &RecordChange, actions: &mut Vec<Action>) -> Result<(), StoreError> {
+        let keys = &self.inner.keys;
+        if let record::Key::Entity(_) = &change.key {
+            let parent = |record: &Option<Record>| -> Result<Option<EntityId>, StoreError> {
+                Ok(record.as_ref().map(Record::entity).transpose()?.and_then(Entity::parent_id).cloned())
+            };
+            let (was, is) = (parent(&change.before)?, parent(&change.after)?);
+            if was != is {
+                for (parent, more) in [(was, -1_i64), (is, 1)] {
+                    if let Some(parent) = parent {
+                        let mut write = Write::new(keys.entity(&parent));
+                        write.add(CHILDREN, more);
+                        actions.push(Action::Update(write));
+                    }
+                }
+            }
+        }
+        let Some(record) = &change.after else {
+            actions.extend(self.item_key(&change.key).map(|place| Action::Delete(Write::new(place))));
+            return Ok(());
+        };
+        let place = match (&record.key, &record.value) {
+            (record::Key::Entry(number), Value::Entry(entry)) => Some(keys.audit(&entry.filed, *number)),
+            (key, _) => self.item_key(key),
+        };
+        let Some(place) = place else { return Ok(()) };
+        let mut write = Write::new(place);
+        write.set("version", record.version.number());
+        match (&record.key, &record.value) {
+            (record::Key::Entry(number), Value::Entry(entry)) => {
+                write.set("at", entry.at.as_micros());
+                write.set("actor", entry.actor.as_str());
+                write.set("change", crate::codec::change_to_text(&entry.change));
+                write.set("number", *number);
+                write.set("GSI2PK", keys.all("AUDITS"));
+                write.set("GSI2SK", padded(*number));
+            }
+            (record::Key::Policy(scope), _) => {
+                write.set("body", record.body());
+                write.set("GSI2PK", keys.all("CONFIGS"));
+                write.set("GSI2SK", scope_order(scope));
+                if let Scope::Subject(subject) = scope {
+                    write.set("GSI3PK", keys.custom_of(subject.resource.as_str()));
+                    write.set("GSI3SK", subject.entity.as_str());
+                }
+            }
+            (record::Key::Entity(id), _) => {
+                write.set("body", record.body());
+                write.set("GSI2PK", keys.all("ENTITIES"));
+                write.set("GSI2SK", id.as_str());
+                if let Some(parent) = record.link() {
+                    write.set("GSI1PK", keys.children_of(&parent));
+                    write.set("GSI1SK", format!("{CHILD}{id}"));
+                } else {
+                    write.remove("GSI1PK");
+                    write.remove("GSI1SK");
+                }
+            }
+            (record::Key::Token(id), _) => {
+                write.set("body", record.body());
+                if let Some(hash) = record.link() {
+                    let mut secret = Write::new(keys.secret(&hash));
+                    secret.set("token", id.as_str());
+                    actions.push(Action::Update(secret));
+                    write.set("hash", hash);
+                }
+            }
+            (record::Key::Entry(_), _) => {}
+        }
+        actions.push(Action::Update(write));
+        Ok(())
+    }
+}
+
+/// The record of an item.
+pub(super) fn read(key: record::Key, item: &Item) -> Result<Record, StoreError> {
+    let version = Version::new(number_of(item, "version")?);
+    match &key {
+        record::Key::Entry(_) => {
+            let (at, actor) = (number_of::<u64>(item, "at")?, text_of(item, "actor")?);
+            let body = format!("{at}\n{actor}\n{}", text_of(item, "change")?);
+            Record::from_text(key, None, version, &body)
+        }
+        record::Key::Token(_) => {
+            let hash = text_of(item, "hash")?.to_owned();
+            Record::from_text(key, Some(&hash), version, text_of(item, "body")?)
+        }
+        record::Key::Policy(_) | record::Key::Entity(_) => {
+            Record::from_text(key, None, version, text_of(item, "body")?)
+        }
+    }
+}
+
+/// The key of a record that is listed at this place; none for one that is no part of the listing.
+fn listed(scan: &Scan, place: &str) -> Result<Option<record::Key>, StoreError> {
+    let entity = |id: &str| {
+        let id = EntityId::new(id).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
+        Ok(Some(record::Key::Entity(id)))
+    };
+    match (scan.kind, &scan.of) {
+        (Kind::Policy, Of::All) => Ok(Some(record::Key::Policy(scope_in(place)?))),
+        (Kind::Policy, Of::Link(resource)) => {
+            Ok(Some(record::Key::Policy(Scope::Subject(subject(place, resource)?))))
+        }
+        (Kind::Policy, Of::Entity(entity)) => match place.strip_prefix(CONFIGS) {
+            // The entity's policy for all resources.
+            Some(DEFAULT) | None => Ok(None),
+            Some(resource) => {
+                Ok(Some(record::Key::Policy(Scope::Subject(subject(entity.as_str(), resource)?))))
+            }
+        },
+        (Kind::Entity, Of::Link(_)) => entity(place.strip_prefix(CHILD).unwrap_or(place)),
+        (Kind::Token, _) => {
+            let id = TokenId::new(place.strip_prefix(TOKENS).unwrap_or(place));
+            let id = id.map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
+            Ok(Some(record::Key::Token(id)))
+        }
+        _ => entity(place),
+    }
+}
+
+/// The scope of a policy's place among all of them.
+fn scope_in(order: &str) -> Result<Scope, StoreError> {
+    let corrupt = || StoreError::Corrupt { what: format!("the place of a policy {order:?}") };
+    let mut parts = order.split(PART);
+    let (kind, entity, resource) = (parts.next(), parts.next(), parts.next());
+    let kind = kind.and_then(|kind| kind.parse().ok()).ok_or_else(corrupt)?;
+    crate::tables::scope(kind, entity.ok_or_else(corrupt)?, resource.ok_or_else(corrupt)?)
+}

@@ -1,0 +1,178 @@
+//! Policies, entities, tokens and the audit of a namespace, under one lock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::sync::atomic::Ordering;
+
+use tidegate_core::limit::policy::{Scope, Version};
+use tidegate_core::time::Stamp;
+
+use super::Space;
+use crate::error::StoreError;
+use crate::record::{Key, Kind, Of, Record, RecordChange, RecordWrite, Records, Scan, Value};
+use crate::sync::lock;
+
+/// A namespace holds at most so many entities, and so many policies.
+const RECORDS_MAX: usize = 1 << 22;
+/// A namespace holds at most so many tokens, revoked ones included.
+const TOKENS_MAX: usize = 1 << 17;
+/// Audit entries that are kept; the oldest go first.
+const AUDIT_MAX: usize = 100_000;
+
+/// The records of a namespace.
+#[derive(Default)]
+pub(super) struct Kept {
+    version: Version,
+    /// By kind.
+    records: [BTreeMap<Key, Record>; 4],
+    /// Records by their link, and policies by their entity.
+    links: BTreeSet<(Kind, String, Key)>,
+    /// How many policies, entities and tokens there are.
+    counts: [usize; 3],
+    /// Audit entries that were deleted, and that were written.
+    first_entry: u64,
+    next_entry: u64,
+}
+
+impl Space {
+    pub(super) fn read_records(&self, keys: &[Key]) -> Records {
+        let at = self.clock.now();
+        let kept = lock(&self.kept);
+        let records = keys.iter().map(|key| kept.of(key).get(key).cloned()).collect();
+        Records { version: kept.version, entries: kept.next_entry, at, records }
+    }
+
+    pub(super) fn write_records(&self, write: &RecordWrite) -> Result<bool, StoreError> {
+        let now = self.clock.now();
+        let mut kept = lock(&self.kept);
+        if kept.version != write.seen {
+            return Ok(false);
+        }
+        kept.check_space(&write.changes)?;
+        for change in &write.changes {
+            kept.change(change);
+        }
+        kept.version = write.version();
+        kept.next_entry = write.entries_after();
+        while kept.next_entry - kept.first_entry > AUDIT_MAX as u64 {
+            kept.delete_entry();
+        }
+        lock(&self.changes).note(kept.version, now);
+        self.version.store(kept.version.number(), Ordering::Release);
+        Ok(true)
+    }
+
+    pub(super) fn scan_records(&self, scan: &Scan) -> Vec<Record> {
+        lock(&self.kept).scan(scan)
+    }
+}
+
+impl Kept {
+    /// The records of a key's kind.
+    fn of(&self, key: &Key) -> &BTreeMap<Key, Record> {
+        &self.records[key.kind() as usize]
+    }
+
+    fn check_space(&self, changes: &[RecordChange]) -> Result<(), StoreError> {
+        let mut counts = self.counts;
+        for change in changes {
+            if let Some(count) = counts.get_mut(change.key.kind() as usize)
+                && change.after.is_some()
+                && change.before.is_none()
+            {
+                *count += 1;
+            }
+        }
+        let bounds = [("policies", RECORDS_MAX), ("entities", RECORDS_MAX), ("tokens", TOKENS_MAX)];
+        for ((count, before), (what, max)) in counts.into_iter().zip(self.counts).zip(bounds) {
+            if count > max && count > before {
+                return Err(StoreError::Full { what, max: max as u64 });
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, change: &RecordChange) {
+        self.delete(&change.key);
+        if let Some(record) = &change.after {
+            self.links.extend(links(record));
+            self.count(&record.key, 1);
+            self.records[record.key.kind() as usize].insert(record.key.clone(), record.clone());
+        }
+    }
+
+    fn delete(&mut self, key: &Key) -> bool {
+        let Some(record) = self.records[key.kind() as usize].remove(key) else { return false };
+        for link in links(&record) {
+            self.links.remove(&link);
+        }
+        self.count(key, -1);
+        true
+    }
+
+    fn count(&mut self, key: &Key, by: isize) {
+        if let Some(count) = self.counts.get_mut(key.kind() as usize) {
+            *count = count.saturating_add_signed(by);
+        }
+    }
+
+    fn scan(&self, scan: &Scan) -> Vec<Record> {
+        let after = scan.after.as_ref();
+        let link = match &scan.of {
+            Of::All => {
+                let from = after.map_or(Unbounded, Excluded);
+                let records = self.records[scan.kind as usize].range::<Key, _>((from, Unbounded));
+                return records.take(scan.max).map(|(_, record)| record.clone()).collect();
+            }
+            Of::Link(link) => link.clone(),
+            Of::Entity(entity) => entity_link(entity.as_str()),
+        };
+        let first = Key::Policy(Scope::System);
+        let from = (scan.kind, link.clone(), after.unwrap_or(&first).clone());
+        let from = if after.is_some() { Excluded(from) } else { Included(from) };
+        let links = self.links.range((from, Unbounded));
+        let links = links.take_while(|(kind, other, _)| (*kind, other) == (scan.kind, &link));
+        links.filter_map(|(_, _, key)| self.of(key).get(key)).take(scan.max).cloned().collect()
+    }
+
+    /// Deletes up to `max` of the oldest audit entries, up to those of the change `through`.
+    pub(super) fn prune_audit(&mut self, through: Version, max: usize) -> usize {
+        self.delete_entries(max, |record| record.version <= through)
+    }
+
+    /// Deletes up to `max` of the audit entries that were written before `before`.
+    pub(super) fn prune_audit_before(&mut self, before: Stamp, max: usize) {
+        self.delete_entries(max, |record| matches!(&record.value, Value::Entry(entry) if entry.at < before));
+    }
+
+    fn delete_entries(&mut self, max: usize, is_old: impl Fn(&Record) -> bool) -> usize {
+        let mut count = 0;
+        while count < max
+            && self.records[Kind::Entry as usize].get(&Key::Entry(self.first_entry)).is_some_and(&is_old)
+        {
+            self.delete_entry();
+            count += 1;
+        }
+        count
+    }
+
+    fn delete_entry(&mut self) {
+        self.delete(&Key::Entry(self.first_entry));
+        self.first_entry += 1;
+    }
+}
+
+/// What a record is found by.
+fn links(record: &Record) -> impl Iterator<Item = (Kind, String, Key)> + use<> {
+    let entity = match &record.key {
+        Key::Policy(Scope::Subject(subject)) => Some(entity_link(subject.entity.as_str())),
+        _ => None,
+    };
+    let (kind, key) = (record.key.kind(), record.key.clone());
+    record.link().into_iter().chain(entity).map(move |link| (kind, link, key.clone()))
+}
+
+/// The link of an entity's policies. No name holds `#`, so that it is no other link.
+fn entity_link(entity: &str) -> String {
+    format!("#{entity}")
+}

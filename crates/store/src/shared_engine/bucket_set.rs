@@ -1,0 +1,341 @@
+//! The buckets that one step names: asked and taken from together, all or nothing.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tidegate_core::limit::cascade::{Level, Levels, Line};
+use tidegate_core::limit::lease::Record;
+use tidegate_core::limit::meter::Meter;
+use tidegate_core::limit::name::Subject;
+use tidegate_core::time::Stamp;
+
+use super::bucket_table::{Bucket, BucketTable, Place, Places, ROWS_MAX, Row, table_of};
+use crate::buckets::{Reading, Readings};
+use crate::error::StoreError;
+
+/// What a limit has left once something is taken.
+type Left = tidegate_core::bucket::Bucket<Stamp>;
+
+/// The buckets that a step names.
+pub(crate) struct BucketSet<'a> {
+    /// The table of the subject itself, and its number.
+    pub(crate) home: (usize, &'a mut BucketTable),
+    /// Those of the levels above it, where they are others.
+    pub(crate) others: Vec<(usize, &'a mut BucketTable)>,
+    /// Who has to know of new buckets.
+    pub(crate) capacity: &'a dyn Capacity,
+}
+
+/// Where new buckets go.
+pub(crate) trait Capacity {
+    /// Whether a table may have one more bucket. Others may be taken off it to make room, except for those at `places`.
+    fn reserve(&self, buckets: &mut BucketTable, places: &[Place], now: Stamp) -> Result<(), StoreError>;
+
+    /// A subject has a bucket that had none.
+    fn created(&self, subject: &Subject);
+}
+
+impl BucketSet<'_> {
+    #[inline]
+    fn table(&mut self, hash: u64) -> &mut BucketTable {
+        if self.others.is_empty() || self.home.0 == table_of(hash) {
+            return self.home.1;
+        }
+        let found = self.others.iter_mut().find(|(table, _)| *table == table_of(hash));
+        found.expect("every table of the call is locked").1
+    }
+
+    fn bucket(&mut self, place: &mut Place, subject: &Subject) -> Option<&mut Bucket> {
+        let at = *place;
+        let buckets = self.table(at.hash);
+        place.index = at.index.or_else(|| buckets.find(at.hash, subject));
+        place.index.map(|index| buckets.at_mut(index))
+    }
+
+    /// The same for a place that may be held: what it does not hold yet it does not hold after.
+    #[inline]
+    fn bucket_at(&mut self, at: Place, subject: &Subject) -> Option<&mut Bucket> {
+        let buckets = self.table(at.hash);
+        let index = at.index.or_else(|| buckets.find(at.hash, subject));
+        index.map(|index| buckets.at_mut(index))
+    }
+
+    /// Holds the buckets at these places, for a lease that has drawn from them.
+    #[inline]
+    pub(crate) fn hold(&mut self, places: &[Place]) {
+        // Nearly always there is one.
+        if let [Place { index: Some(index), .. }] = places {
+            return self.home.1.hold(*index);
+        }
+        self.hold_all(places);
+    }
+
+    #[cold]
+    fn hold_all(&mut self, places: &[Place]) {
+        for place in places {
+            if let Some(index) = place.index {
+                self.table(place.hash).hold(index);
+            }
+        }
+    }
+
+    /// Holds the buckets that were found at places that a lease does not hold yet.
+    pub(crate) fn hold_found(&mut self, held: &mut [Place], found: &[Place]) {
+        for (held, found) in held.iter_mut().zip(found).filter(|(held, _)| held.index.is_none()) {
+            self.hold_all(std::slice::from_ref(found));
+            *held = *found;
+        }
+    }
+
+    /// Releases the buckets that a lease holds.
+    #[inline]
+    pub(crate) fn release(&mut self, places: &[Place]) {
+        if let [Place { index: Some(index), .. }] = places {
+            return self.home.1.release(*index);
+        }
+        self.release_all(places);
+    }
+
+    #[cold]
+    fn release_all(&mut self, places: &[Place]) {
+        for place in places {
+            if let Some(index) = place.index {
+                self.table(place.hash).release(index);
+            }
+        }
+    }
+
+    /// Takes `units` of every limit that takes part; `None` if one of them is short, and nothing is taken. Rules are
+    /// followed either way.
+    pub(crate) fn take(
+        &mut self,
+        levels: &Levels,
+        units: &[Option<u64>],
+        places: &mut [Place],
+        (now, is_watched): (Stamp, bool),
+    ) -> Result<Option<Readings>, StoreError> {
+        let mut left: SmallVec<[Option<(usize, Left)>; 4]> = SmallVec::new();
+        let mut all_there = true;
+        for (level, place) in levels.levels().iter().zip(&mut *places) {
+            let mut bucket = self.bucket(place, &level.subject);
+            if let Some(bucket) = &mut bucket
+                && bucket.rows.len() >= ROWS_MAX
+            {
+                bucket.make_room(now);
+            }
+            for (likely, line, wanted) in taking_part(level, units) {
+                let row = bucket.as_ref().and_then(|bucket| bucket.row(likely, &line.rule));
+                let Some((row, bucket)) = row.zip(bucket.as_mut()) else {
+                    if bucket.as_ref().is_some_and(|bucket| bucket.rows.len() >= ROWS_MAX) {
+                        return Err(StoreError::Full { what: "limits of one subject", max: ROWS_MAX as u64 });
+                    }
+                    all_there &= wanted <= line.rule.shape().burst();
+                    left.push(None);
+                    continue;
+                };
+                let meter = &mut bucket.rows[row].meter;
+                // Of those too that come after one that is short: a refusal tells of each by the rule that holds.
+                meter.follow(&line.rule, levels.version(), now);
+                let after = meter.ask(wanted, now);
+                all_there &= after.is_some();
+                left.push(after.map(|after| (row, after)));
+            }
+        }
+        if !all_there {
+            return Ok(None);
+        }
+        self.prepare(levels, |name| units[name].is_some(), places, now)?;
+        Ok(Some(self.put(levels, units, places, &left, (now, is_watched))))
+    }
+
+    /// Takes what was asked for and found to be there.
+    fn put(
+        &mut self,
+        levels: &Levels,
+        units: &[Option<u64>],
+        places: &[Place],
+        left: &[Option<(usize, Left)>],
+        (now, is_watched): (Stamp, bool),
+    ) -> Readings {
+        let mut readings = Readings::with_capacity(if is_watched { left.len() } else { 0 });
+        let mut left = left.iter();
+        for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
+            for (likely, line, asked) in taking_part(level, units) {
+                let meter = if let Some((row, after)) = left.next().copied().flatten() {
+                    let meter = &mut bucket.rows[row].meter;
+                    meter.put(after, asked);
+                    meter
+                } else {
+                    let meter = &mut bucket.row_or_new(likely, &line.rule, levels.version()).meter;
+                    meter.take(asked, now);
+                    meter
+                };
+                if is_watched {
+                    let moved = 0_i64.saturating_add_unsigned(asked);
+                    readings.push(Reading::new(number, line, moved, meter));
+                }
+            }
+        }
+        readings
+    }
+
+    /// Makes every bucket that will be moved and is not there: after this, nothing fails.
+    pub(crate) fn prepare(
+        &mut self,
+        levels: &Levels,
+        takes_part: impl Fn(usize) -> bool,
+        places: &mut [Place],
+        now: Stamp,
+    ) -> Result<(), StoreError> {
+        for (number, level) in levels.levels().iter().enumerate() {
+            if places[number].index.is_none() && level.limits.iter().any(|line| takes_part(line.name)) {
+                places[number].index = Some(self.find_or_make(&level.subject, (number, places), now)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for a lease, which holds what it is given.
+    pub(crate) fn prepare_held(
+        &mut self,
+        levels: &Levels,
+        takes_part: impl Fn(usize) -> bool,
+        places: &mut [Place],
+        now: Stamp,
+    ) -> Result<(), StoreError> {
+        // Nearly always it holds all of them.
+        if places.iter().all(|place| place.index.is_some()) {
+            return Ok(());
+        }
+        let mut found = Places::from_slice(places);
+        self.prepare(levels, takes_part, &mut found, now)?;
+        self.hold_found(places, &found);
+        Ok(())
+    }
+
+    #[cold]
+    fn find_or_make(
+        &mut self,
+        subject: &Subject,
+        (number, places): (usize, &[Place]),
+        now: Stamp,
+    ) -> Result<u32, StoreError> {
+        let (capacity, hash) = (self.capacity, places[number].hash);
+        let buckets = self.table(hash);
+        if let Some(index) = buckets.find(hash, subject) {
+            return Ok(index);
+        }
+        capacity.reserve(buckets, places, now)?;
+        capacity.created(subject);
+        Ok(buckets.push(hash, subject.clone(), Vec::new()))
+    }
+
+    /// Moves each limit that takes part by its delta, as far as its debt may go, and reads it. The buckets are
+    /// [prepared](Self::prepare).
+    pub(crate) fn shift(
+        &mut self,
+        levels: &Levels,
+        record: &mut Record,
+        deltas: &[Option<i64>],
+        places: &[Place],
+        now: Stamp,
+    ) -> Readings {
+        let mut readings = Readings::new();
+        self.shift_each(
+            levels,
+            record,
+            |_, name| deltas[name],
+            places,
+            now,
+            |_, level, line, moved, row| {
+                readings.push(Reading::new(level, line, moved, &row.meter));
+            },
+        );
+        readings
+    }
+
+    /// Settles a lease at `actual`: moves each limit that takes part, writes what was used of it to the ledger, at the
+    /// time of the draw, and reads it if the caller wants it. The buckets are [prepared](Self::prepare).
+    pub(crate) fn settle(
+        &mut self,
+        levels: &Levels,
+        record: &mut Record,
+        actual: &[Option<u64>],
+        places: &[Place],
+        (now, is_watched): (Stamp, bool),
+    ) -> Readings {
+        let mut readings = Readings::new();
+        let change = |record: &Record, name: usize| record.change(name, actual[name]);
+        self.shift_each(levels, record, change, places, now, |record, level, line, moved, row| {
+            if let Some(units) = actual[line.name].or(record.held()[line.name]) {
+                row.count(level, units, record.drawn_at());
+            }
+            if is_watched {
+                readings.push(Reading::new(level, line, moved, &row.meter));
+            }
+        });
+        readings
+    }
+
+    fn shift_each(
+        &mut self,
+        levels: &Levels,
+        record: &mut Record,
+        deltas: impl Fn(&Record, usize) -> Option<i64>,
+        places: &[Place],
+        now: Stamp,
+        mut after: impl FnMut(&Record, usize, &Line, i64, &mut Row),
+    ) {
+        for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
+            for (likely, line) in level.limits.iter().enumerate() {
+                let Some(delta) = deltas(record, line.name) else { continue };
+                let row = bucket.row_or_new(likely, &line.rule, levels.version());
+                let room = line.debt_max.map(|debt_max| row.meter.room(debt_max, now));
+                let moved = record.bucket_delta(number, line.name, delta, room);
+                row.meter.adjust(moved, now);
+                after(record, number, line, moved, row);
+            }
+        }
+    }
+
+    /// Reads each limit that takes part.
+    pub(crate) fn read(&mut self, levels: &Levels, units: &[Option<u64>], places: &[Place]) -> Readings {
+        let mut readings = Readings::new();
+        for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
+            let bucket = self.bucket_at(*place, &level.subject);
+            for (likely, line, _) in taking_part(level, units) {
+                let found =
+                    bucket.as_ref().and_then(|bucket| bucket.row(likely, &line.rule).zip(Some(bucket)));
+                let reading = if let Some((row, bucket)) = found {
+                    Reading::new(number, line, 0, &bucket.rows[row].meter)
+                } else {
+                    let full = Meter::new(Arc::clone(&line.rule), levels.version());
+                    Reading::new(number, line, 0, &full)
+                };
+                readings.push(reading);
+            }
+        }
+        readings
+    }
+
+    /// Writes what was used to the ledger, at the time of the draw. The buckets are [prepared](Self::prepare).
+    pub(crate) fn count(&mut self, levels: &Levels, used: &[Option<u64>], places: &[Place], drawn_at: Stamp) {
+        for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
+            for (likely, line, units) in taking_part(level, used) {
+                bucket.row_or_new(likely, &line.rule, levels.version()).count(number, units, drawn_at);
+            }
+        }
+    }
+}
+
+/// The limits of a level that `units` name.
+fn taking_part<'a>(
+    level: &'a Level,
+    units: &'a [Option<u64>],
+) -> impl Iterator<Item = (usize, &'a Line, u64)> {
+    let lines = level.limits.iter().enumerate();
+    lines.filter_map(|(place, line)| units[line.name].map(|units| (place, line, units)))
+}

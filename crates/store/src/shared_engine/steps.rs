@@ -1,0 +1,393 @@
+//! The steps of a lease: draw, extend, adjust, settle, cancel, and spend, which is the first and the last at once.
+//!
+//! Each is a function of the leases that are known, the buckets it names, and one time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limit::cascade::{BUCKETS_MAX, Deltas, Levels, Units};
+use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record, Turn};
+use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::time::Stamp;
+
+use super::bucket_set::BucketSet;
+use super::bucket_table::{Place, Places};
+use crate::buckets::{Moved, Readings, Renewed, Terms};
+use crate::engine::{Applied, Change, Step, Taking};
+use crate::error::StoreError;
+use crate::store::Swept;
+
+/// An open lease, and where its buckets are.
+pub(crate) struct Open {
+    pub(crate) lease: LeaseId,
+    pub(crate) record: Record,
+    pub(crate) levels: Arc<Levels>,
+    pub(crate) places: Places,
+}
+
+/// What is known of a lease.
+pub(crate) enum KnownLease<'a> {
+    Open(&'a Open),
+    Ended(Ended),
+    Unknown,
+}
+
+/// The leases that a store knows.
+pub(crate) trait LeaseTable {
+    /// What is known of a lease.
+    fn find(&self, lease: LeaseId) -> KnownLease<'_>;
+
+    /// The open lease, to be changed in its place, or why there is none.
+    fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError>;
+
+    /// Whether an unknown lease may draw: one that may have ended and been forgotten may not.
+    fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError>;
+
+    /// Remembers a lease that has drawn.
+    fn insert(&mut self, open: Open);
+
+    /// Remembers that a lease has ended, and answers how many others were forgotten.
+    fn end(&mut self, lease: LeaseId, ended: Ended) -> u64;
+
+    /// The open lease, or why there is none.
+    fn open(&self, lease: LeaseId) -> Result<&Open, StoreError> {
+        match self.find(lease) {
+            KnownLease::Open(open) => Ok(open),
+            KnownLease::Ended(_) | KnownLease::Unknown => Err(self.not_open(lease)),
+        }
+    }
+
+    /// Why a lease that is not open is not.
+    #[cold]
+    fn not_open(&self, lease: LeaseId) -> StoreError {
+        match self.find(lease) {
+            KnownLease::Ended(ended) => StoreError::Ended { lease, how: ended.how },
+            KnownLease::Open(_) | KnownLease::Unknown => StoreError::NoLease { lease },
+        }
+    }
+}
+
+/// What one call works on: the leases, the buckets it names, the places of its levels, the time, and how far that is ahead of
+/// the wall clock.
+pub(crate) struct StepContext<'a, B> {
+    pub(crate) leases: &'a mut B,
+    pub(crate) buckets: BucketSet<'a>,
+    pub(crate) places: &'a mut [Place],
+    pub(crate) now: Stamp,
+    pub(crate) offset: Duration,
+}
+
+impl<B: LeaseTable> StepContext<'_, B> {
+    /// Applies a step of a lease.
+    #[inline]
+    pub(crate) fn apply(&mut self, step: &Step<'_>) -> Result<Applied, StoreError> {
+        match step.change {
+            Change::Take(units, Taking::Open(terms)) => self.open(step, units, terms),
+            Change::Take(units, Taking::Spend) => self.spend(step, units),
+            Change::Take(units, Taking::Extend) => self.extend(step, units),
+            Change::Shift(deltas) => self.adjust(step, deltas),
+            Change::Renew(span) => self.renew(step, span),
+            Change::End(Some(actual)) => self.settle(step, actual),
+            Change::End(None) => self.cancel(step),
+        }
+    }
+
+    /// Takes units of every level, or nothing.
+    fn open(&mut self, step: &Step<'_>, units: &Units, terms: Terms) -> Result<Applied, StoreError> {
+        let Self { leases, buckets, places, now, offset } = self;
+        let (now, wall) = (*now, *now - *offset);
+        let lease = step.lease;
+        match leases.find(lease) {
+            KnownLease::Unknown => leases.may_draw(lease)?,
+            KnownLease::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
+            KnownLease::Open(open) => {
+                same_levels(open, step.levels)?;
+                return Ok(Applied::Granted(repeated(buckets, open, step.levels)));
+            }
+        }
+        let answer = take(buckets, step.levels, units, places, (now, step.is_watched))?;
+        if matches!(answer, Applied::Granted(_)) {
+            let deadline = now + terms.deadline;
+            let units = Units::from_slice(units);
+            // Usage is booked at the wall clock.
+            let record = Record::restored(0, units, wall, now, deadline, terms.on_expiry);
+            buckets.hold(places);
+            let (levels, places) = (Arc::clone(step.levels), Places::from_slice(places));
+            leases.insert(Open { lease, record, levels, places });
+        }
+        Ok(answer)
+    }
+
+    /// Draws and settles at once.
+    fn spend(&mut self, step: &Step<'_>, units: &Units) -> Result<Applied, StoreError> {
+        let Self { leases, buckets, places, now, offset } = self;
+        let (now, wall) = (*now, *now - *offset);
+        let (lease, levels) = (step.lease, step.levels);
+        match leases.find(lease) {
+            KnownLease::Unknown => leases.may_draw(lease)?,
+            KnownLease::Ended(ended) if ended.turn_settle(0, levels.digest(units)) == Turn::Repeat => {
+                return Ok(Applied::Granted(repeat(ended.at)));
+            }
+            KnownLease::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
+            KnownLease::Open(open) => {
+                return Err(StoreError::Late { lease, step: 0, done: open.record.step() });
+            }
+        }
+        let answer = take(buckets, levels, units, places, (now, step.is_watched))?;
+        if matches!(answer, Applied::Granted(_)) {
+            buckets.count(levels, units, places, wall);
+            let digest = levels.digest(units);
+            leases.end(lease, Ended { how: Ending::Settled, step: 0, at: now, digest });
+        }
+        Ok(answer)
+    }
+
+    /// Takes more for a lease, or nothing.
+    fn extend(&mut self, step: &Step<'_>, units: &Units) -> Result<Applied, StoreError> {
+        let Self { leases, buckets, now, .. } = self;
+        let (now, lease) = (*now, step.lease);
+        let open = leases.open(lease)?;
+        if open.record.is_due(now) {
+            return self.end_due(lease, step.levels);
+        }
+        if turn(open, step.number, step.levels)? == Turn::Repeat {
+            return Ok(Applied::Granted(repeated(buckets, leases.open(lease)?, step.levels)));
+        }
+        let open = leases.open_mut(lease)?;
+        let mut places = open.places.clone();
+        let mut answer = take(buckets, &open.levels, units, &mut places, (now, true))?;
+        buckets.hold_found(&mut open.places, &places);
+        if matches!(answer, Applied::Granted(_)) {
+            open.record.extend(step.number, units, now);
+        }
+        if let Applied::Granted(moved) | Applied::Refused(moved) = &mut answer {
+            tell(&mut moved.readings, &open.levels, step.levels);
+        }
+        Ok(answer)
+    }
+
+    /// Takes or gives back, and is never refused.
+    fn adjust(&mut self, step: &Step<'_>, deltas: &Deltas) -> Result<Applied, StoreError> {
+        let Self { leases, buckets, now, .. } = self;
+        let (now, lease) = (*now, step.lease);
+        let open = leases.open(lease)?;
+        if open.record.is_due(now) {
+            return self.end_due(lease, step.levels);
+        }
+        if turn(open, step.number, step.levels)? == Turn::Repeat {
+            return Ok(Applied::Granted(repeated(buckets, leases.open(lease)?, step.levels)));
+        }
+        let Open { record, levels, places, .. } = leases.open_mut(lease)?;
+        fits(levels, deltas.len())?;
+        buckets.prepare_held(levels, |name| deltas[name].is_some(), places, now)?;
+        let changes = record.adjust(step.number, deltas, now);
+        let mut readings = buckets.shift(levels, record, &changes, places, now);
+        tell(&mut readings, levels, step.levels);
+        Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }))
+    }
+
+    /// Gives a lease more time.
+    fn renew(&mut self, step: &Step<'_>, span: Duration) -> Result<Applied, StoreError> {
+        let (lease, now) = (step.lease, self.now);
+        let open = self.leases.open(lease)?;
+        if open.record.is_due(now) {
+            return self.end_due(lease, step.levels);
+        }
+        let is_repeat = turn(open, step.number, step.levels)? == Turn::Repeat;
+        if !is_repeat {
+            self.leases.open_mut(lease)?.record.renew(step.number, now + span, now);
+        }
+        let record = &self.leases.open(lease)?.record;
+        Ok(Applied::Renewed(Renewed { at: record.stepped_at(), is_repeat, deadline: record.deadline() }))
+    }
+
+    /// Ends a lease at what it used.
+    fn settle(&mut self, step: &Step<'_>, actual: &Units) -> Result<Applied, StoreError> {
+        let Self { leases, buckets, now, .. } = self;
+        let (now, lease, number) = (*now, step.lease, step.number);
+        let open = match leases.open_mut(lease) {
+            Ok(open) => open,
+            Err(error) => {
+                return match leases.find(lease) {
+                    KnownLease::Ended(ended)
+                        if ended.turn_settle(number, step.levels.digest(actual)) == Turn::Repeat =>
+                    {
+                        Ok(Applied::Granted(repeat(ended.at)))
+                    }
+                    _ => Err(error),
+                };
+            }
+        };
+        if open.record.is_due(now) {
+            return self.end_due(lease, step.levels);
+        }
+        last_turn(open, number, step.levels)?;
+        let Open { record, levels, places, .. } = open;
+        fits(levels, actual.len())?;
+        buckets.prepare_held(levels, |name| actual[name].is_some(), places, now)?;
+        let mut readings = buckets.settle(levels, record, actual, places, (now, step.is_watched));
+        tell(&mut readings, levels, step.levels);
+        let digest = levels.digest(actual);
+        buckets.release(places);
+        leases.end(lease, Ended { how: Ending::Settled, step: number, at: now, digest });
+        Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }))
+    }
+
+    /// Ends a lease and gives back all it holds.
+    fn cancel(&mut self, step: &Step<'_>) -> Result<Applied, StoreError> {
+        let Self { leases, buckets, now, .. } = self;
+        let (now, lease) = (*now, step.lease);
+        let readings = match leases.find(lease) {
+            KnownLease::Ended(ended) if ended.turn_cancel() == Turn::Repeat => {
+                return Ok(Applied::Granted(repeat(ended.at)));
+            }
+            KnownLease::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
+            // Its draw is still on its way: a mark is left, and it will be refused.
+            KnownLease::Unknown => Readings::new(),
+            KnownLease::Open(open) if open.record.is_due(now) => return self.end_due(lease, step.levels),
+            KnownLease::Open(open) => {
+                last_turn(open, step.number, step.levels)?;
+                let Open { record, levels, places, .. } = leases.open_mut(lease)?;
+                let deltas = returned(record);
+                let mut readings = buckets.shift(levels, record, &deltas, places, now);
+                tell(&mut readings, levels, step.levels);
+                buckets.release(places);
+                readings
+            }
+        };
+        leases.end(lease, Ended { how: Ending::Cancelled, step: step.number, at: now, digest: 0 });
+        Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }))
+    }
+
+    /// Ends a lease whose step came after its deadline. The answer is the same as after a sweep.
+    #[cold]
+    fn end_due<T>(&mut self, lease: LeaseId, levels: &Arc<Levels>) -> Result<T, StoreError> {
+        same_levels(self.leases.open(lease)?, levels)?;
+        self.expire(lease)?;
+        Err(StoreError::Ended { lease, how: Ending::Expired })
+    }
+
+    /// Ends a lease that is past its deadline, unless another call was first.
+    pub(crate) fn expire(&mut self, lease: LeaseId) -> Result<Swept, StoreError> {
+        let Self { leases, buckets, now, .. } = self;
+        let now = *now;
+        let mut swept = Swept::default();
+        let Open { record, levels, places, .. } = leases.open_mut(lease)?;
+        match record.on_expiry() {
+            OnExpiry::Settle => {
+                swept.settled = 1;
+                buckets.count(levels, record.held(), places, record.drawn_at());
+            }
+            OnExpiry::Return => {
+                swept.returned = 1;
+                let deltas = returned(record);
+                buckets.shift(levels, record, &deltas, places, now);
+            }
+        }
+        buckets.release(places);
+        let ended = Ended { how: Ending::Expired, step: record.step(), at: now, digest: 0 };
+        swept.forgotten = leases.end(lease, ended);
+        Ok(swept)
+    }
+}
+
+/// Takes `units` of every limit that takes part, or nothing.
+fn take(
+    buckets: &mut BucketSet<'_>,
+    levels: &Levels,
+    units: &[Option<u64>],
+    places: &mut [Place],
+    (now, is_watched): (Stamp, bool),
+) -> Result<Applied, StoreError> {
+    fits(levels, units.len())?;
+    if let Some(readings) = buckets.take(levels, units, places, (now, is_watched))? {
+        return Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }));
+    }
+    let readings = buckets.read(levels, units, places);
+    Ok(Applied::Refused(Moved { at: now, is_repeat: false, readings }))
+}
+
+/// A draw takes from no more buckets than it may, and from each once.
+pub(crate) fn check_levels(levels: &Levels) -> Result<(), StoreError> {
+    let levels = levels.levels();
+    if levels.len() > BUCKETS_MAX {
+        let what = format!("{} buckets, more than {BUCKETS_MAX}", levels.len());
+        return Err(StoreError::Invalid { what });
+    }
+    for (number, level) in levels.iter().enumerate().skip(1) {
+        if levels[..number].iter().any(|before| before.subject == level.subject) {
+            return Err(StoreError::Invalid {
+                what: format!("the bucket `{}` is named twice", level.subject),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// There is a number, or none, for each limit name.
+pub(crate) fn fits(levels: &Levels, count: usize) -> Result<(), StoreError> {
+    let names = levels.names().len();
+    if count == names {
+        return Ok(());
+    }
+    Err(StoreError::Invalid { what: format!("{count} numbers for {names} limits") })
+}
+
+fn repeat(at: Stamp) -> Moved {
+    Moved { at, is_repeat: true, readings: Readings::new() }
+}
+
+/// The answer to a step that was done before: as of then, with the limits as they are.
+fn repeated(buckets: &mut BucketSet<'_>, open: &Open, asked: &Arc<Levels>) -> Moved {
+    let mut readings = buckets.read(&open.levels, open.record.held(), &open.places);
+    tell(&mut readings, &open.levels, asked);
+    Moved { at: open.record.stepped_at(), is_repeat: true, readings }
+}
+
+/// Readings of the levels that a lease drew from, for a caller who may have brought others with newer rules.
+pub(crate) fn tell(readings: &mut Readings, drawn: &Arc<Levels>, asked: &Arc<Levels>) {
+    if !Arc::ptr_eq(drawn, asked) {
+        *readings = readings.drain(..).map(|reading| reading.for_others(drawn)).collect();
+    }
+}
+
+fn turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<Turn, StoreError> {
+    same_levels(open, levels)?;
+    match open.record.turn(step) {
+        Turn::Late => Err(StoreError::Late { lease: open.lease, step, done: open.record.step() }),
+        turn => Ok(turn),
+    }
+}
+
+/// An ending is a step of its own: one with the number of a step that was done comes too late.
+fn last_turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<(), StoreError> {
+    same_levels(open, levels)?;
+    match open.record.turn(step) {
+        Turn::Apply => Ok(()),
+        Turn::Repeat | Turn::Late => {
+            Err(StoreError::Late { lease: open.lease, step, done: open.record.step() })
+        }
+    }
+}
+
+fn same_levels(open: &Open, levels: &Arc<Levels>) -> Result<(), StoreError> {
+    drew_from(open.lease, &open.levels, levels)
+}
+
+/// A lease is moved where it drew, and nowhere else.
+pub(crate) fn drew_from(lease: LeaseId, drawn: &Arc<Levels>, levels: &Arc<Levels>) -> Result<(), StoreError> {
+    let is_same = |levels: &Levels| {
+        let subjects = levels.levels().iter().map(|level| &level.subject);
+        levels.names() == drawn.names() && subjects.eq(drawn.levels().iter().map(|level| &level.subject))
+    };
+    if Arc::ptr_eq(drawn, levels) || is_same(levels) {
+        return Ok(());
+    }
+    Err(StoreError::Invalid { what: format!("the lease {lease} drew from other levels") })
+}
+
+/// What goes back of each limit when all that is held returns.
+fn returned(record: &Record) -> Deltas {
+    let back = |units: &Option<u64>| units.map(|units| 0_i64.saturating_sub_unsigned(units));
+    record.held().iter().map(back).collect()
+}
