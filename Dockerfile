@@ -10,18 +10,19 @@ RUN install -D -m 0755 target/dist/tidegate /out/bin/tidegate \
 
 # The C library, and a user without rights (65532). No shell, no package manager.
 FROM gcr.io/distroless/cc-debian12:nonroot
-# The program, and busybox under the name of the one thing it is there for.
+# busybox is installed as `wget`: the health check needs nothing else of it.
 COPY --from=build /out/bin/ /usr/local/bin/
-# A new volume belongs to whom this folder belongs to.
+# A new volume gets the owner of this folder.
 COPY --from=build --chown=65532:65532 /out/data /var/lib/tidegate
 USER 65532:65532
 ENV TIDEGATE_STORE=sqlite:/var/lib/tidegate/tidegate.db
-# The health check asks here, inside of the container: it has no certificate, and needs none.
+# The health check connects here from inside the container, without a certificate.
 ENV TIDEGATE_METRICS=127.0.0.1:9090
 VOLUME /var/lib/tidegate
 EXPOSE 8707
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s --retries=3 \
     CMD ["/usr/local/bin/wget", "-q", "-O", "/dev/null", "http://127.0.0.1:9090/health/ready"]
 ENTRYPOINT ["/usr/local/bin/tidegate"]
-# On 127.0.0.1 of the container, which nobody outside reaches. To be reached, say so: serve --listen 0.0.0.0:8707 --without-tls
+# Listens on 127.0.0.1 of the container, which is unreachable from outside. To expose it:
+# serve --listen 0.0.0.0:8707 --without-tls
 CMD ["serve"]

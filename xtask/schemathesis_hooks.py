@@ -1,8 +1,8 @@
-"""Names that are made up are known to no policy, and nothing would ever be drawn.
+"""Rewrites generated requests so that they refer to limits and leases that exist.
 
-A valid amount of whatever limit becomes one of a limit that there is, a valid span one that a lease may have, the name of
-no lease mostly that of one that was granted, and nobody takes the policy away that all draw by. What was wrong with a
-request on purpose stays wrong: only what is valid is replaced, by what is valid too.
+Generated names match no policy, so no request would ever draw. A valid amount of any limit becomes one of a configured
+limit, a valid span one that a lease may have, most lease ids that of a granted lease, and no request removes the system
+policy. Deliberate errors stay errors: only valid values are replaced, and only by valid ones.
 """
 
 import random
@@ -13,25 +13,25 @@ import schemathesis
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 UNITS_MAX = 1 << 40
 LEASE = re.compile(r"[0-9a-fA-F]{64}")
-# Those that were granted, the one to be asked about last; nine questions of ten are about it.
+# Granted leases, the one to use next last; nine of ten requests use it.
 LEASES = []
 LEASES_MAX = 1_000
 CHANCE = random.Random(1)
 
 
 def known(amounts):
-    """The same amounts, small, and of limits that there are."""
+    """The same amounts, small, and of configured limits."""
     valid = isinstance(amounts, dict) and len(amounts) <= 128
     valid = valid and all(NAME.fullmatch(name) for name in amounts)
     valid = valid and all(type(units) is int and abs(units) <= UNITS_MAX for units in amounts.values())
-    # A cost has no amount below zero: one that has is wrong on purpose, or a change.
+    # A cost has no negative amount: one that has is a deliberate error, or a delta.
     if not valid or not amounts or min(amounts.values()) < 0:
         return amounts
     return {name: 1 + units % 9 for name, units in zip(("rpm", "tpm"), amounts.values())}
 
 
 def settled(ask):
-    """The same request, of what there is and for as long as may be."""
+    """The same request, for configured limits and with spans within the bounds."""
     for field in ("cost", "actual", "changes"):
         if field in ask:
             ask[field] = known(ask[field])
@@ -42,7 +42,7 @@ def settled(ask):
 
 
 def elsewhere(scope):
-    """The same scope, but for the whole system's: its policy is what everybody draws by."""
+    """The same scope, except that the system policy, which every draw uses, is never changed."""
     if scope.get("entity") is None and scope.get("resource") is None:
         scope["resource"] = "elsewhere"
 
@@ -53,7 +53,7 @@ def after_call(context, case, response):
         LEASES.append(response.json()["lease"])
     lease = (case.path_parameters or {}).get("lease")
     if lease in LEASES and (response.status_code == 410 or case.path.endswith(("/settle", "/cancel"))):
-        # It stays for one more question: what has ended is asked for too.
+        # It is used once more: requests on ended leases are tested too.
         LEASES.remove(lease)
         LEASES.insert(0, lease)
         del LEASES[LEASES_MAX:]

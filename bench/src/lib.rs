@@ -1,14 +1,14 @@
-//! What the benchmarks share: rows, timing, counting, and the way a program of them runs.
+//! Shared parts of the benchmarks: rows, timing, counting, and the runner.
 //!
-//! What else is in a program changes what the compiler inlines. So a benchmark that calls the same paths as another is a
-//! program of its own.
+//! Other code in a program changes what the compiler inlines. So a benchmark that calls the same paths as
+//! another is a separate program.
 #![allow(clippy::print_stdout, reason = "a command line program talks on its terminal")]
 
-pub mod counted;
+pub mod counters;
+pub mod latencies;
 pub mod measure;
 pub mod report;
 pub mod side;
-pub mod waits;
 
 use std::path::PathBuf;
 
@@ -18,13 +18,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use report::Row;
 
-/// Rows by name, and how they are measured with so many rounds.
+/// A name prefix of rows, and a function that measures them with so many rounds.
 pub type Case = (&'static str, fn(u32) -> Result<Vec<Row>>);
 
-/// How a benchmark is run.
+/// Options of a benchmark run.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Where to write the rows as JSON; target/bench/NAME.json unless said otherwise.
+    /// Where to write the rows as JSON; target/bench/NAME.json by default.
     #[arg(long)]
     pub out: Option<PathBuf>,
     /// Rounds of each side; the best one counts.
@@ -35,19 +35,19 @@ pub struct Options {
     pub only: Option<String>,
 }
 
-/// Measures, prints and writes.
+/// Measures the cases, prints a table and writes the rows as JSON.
 ///
 /// # Errors
-/// If something cannot be measured, or the rows cannot be written.
+/// If a measurement fails or the rows cannot be written.
 pub fn run(name: &str, cases: &[Case], options: &Options) -> Result<()> {
-    let rows = measured(cases, options.rounds, options.only.as_deref())?;
+    let rows = measure_cases(cases, options.rounds, options.only.as_deref())?;
     report::print(&rows);
     let out = options.out.clone().unwrap_or_else(|| format!("target/bench/{name}.json").into());
     report::write(&rows, &out)
 }
 
 /// Measures the cases whose name contains `only`.
-fn measured(cases: &[Case], rounds: u32, only: Option<&str>) -> Result<Vec<Row>> {
+fn measure_cases(cases: &[Case], rounds: u32, only: Option<&str>) -> Result<Vec<Row>> {
     let wanted = cases.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only)));
     let wanted: Vec<&Case> = wanted.collect();
     let bar = ProgressBar::new(wanted.len() as u64)

@@ -1,4 +1,4 @@
-//! The throttle inside one process: hot paths against governor, tokio and throttle-net, and memory.
+//! The throttle within one process: hot paths against governor, tokio and throttle-net, and memory.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ use tidegate::{
 use tokio::sync::Semaphore;
 
 use tidegate_bench::Case;
-use tidegate_bench::counted::{bytes_by, instructions};
+use tidegate_bench::counters::{bytes_by, instructions};
 use tidegate_bench::measure::{best_of, best_of_batches};
 use tidegate_bench::report::Row;
 
@@ -37,10 +37,11 @@ pub(crate) const CASES: [Case; 9] = [
 
 /// Runs a hot path for callgrind.
 pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
-    // Only what is asked for is made: starting a clock that calibrates itself would drown the count.
+    // Constructs only the requested side: a clock that calibrates itself at the start would distort the
+    // count.
     let mut operation: Box<dyn FnMut()> = match name {
         "rate" => {
-            let ours = rate_only(Frozen);
+            let ours = rate_only(FrozenClock);
             Box::new(move || try_and_settle(&ours))
         }
         "rate_peer" => {
@@ -52,14 +53,14 @@ pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
             Box::new(move || try_and_drop(&ours))
         }
         "everything" => {
-            let ours = all_gates(Frozen);
+            let ours = all_gates(FrozenClock);
             Box::new(move || try_and_spend(&ours))
         }
         "slots_peer" => {
             let peer = Semaphore::new(SLOTS as usize);
             Box::new(move || drop(black_box(peer.try_acquire())))
         }
-        other => bail!("there is no hot path called `{other}`"),
+        other => bail!("unknown hot path `{other}`"),
     };
     for _ in 0..times {
         operation();
@@ -69,9 +70,9 @@ pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
 
 /// A clock without a thread, so that callgrind counts the caller alone.
 #[derive(Debug)]
-struct Frozen;
+struct FrozenClock;
 
-impl Clock for Frozen {
+impl Clock for FrozenClock {
     fn now(&self) -> tidegate::Instant {
         tidegate::Instant::from_nanos(1_000_000_000)
     }
@@ -122,7 +123,7 @@ fn rate_fast_clock(rounds: u32) -> Row {
     Row::new("rate_fast_clock", pair, Some(3.0), "ns", "the same, fast clock vs governor's default clock")
 }
 
-/// What a burst below what the timer's granularity refills costs: 10 at 5,000 per second are 2 ms.
+/// The cost of a burst that refills faster than the timer's granularity: 10 at 5,000 per second are 2 ms.
 fn small_burst(rounds: u32) -> Result<Row> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let mut best = (0.0_f64, 0.0_f64);
@@ -139,7 +140,7 @@ fn small_burst(rounds: u32) -> Result<Row> {
     ))
 }
 
-/// Admissions per second at 5,000 per second with this burst, once the first burst is spent.
+/// Admissions per second at 5,000 per second with this burst, after the first burst is spent.
 fn admissions(runtime: &tokio::runtime::Runtime, burst: u64) -> f64 {
     const CALLERS: usize = 64;
     let throttle = Throttle::builder().rate(Rate::per_second(5_000).burst(burst)).build();
@@ -157,7 +158,7 @@ fn admissions(runtime: &tokio::runtime::Runtime, burst: u64) -> f64 {
                     throttle
                         .acquire(Cost::request())
                         .await
-                        .expect("nothing refuses")
+                        .expect("no gate refuses")
                         .settle(Outcome::success());
                     count += 1;
                 }
@@ -200,7 +201,7 @@ fn slots_await(rounds: u32) -> Result<Row> {
     Ok(Row::new("slots_await", pair, Some(2.0), "ns", "acquire().await + drop vs tokio Semaphore"))
 }
 
-/// Every gate that a request can meet, none of which holds it.
+/// All gates, none of which ever delays a request.
 fn all_gates(clock: impl Clock) -> Throttle {
     Throttle::builder()
         .slots(Slots::fixed(SLOTS))
@@ -249,7 +250,7 @@ fn memory() -> Result<Vec<Row>> {
     ])
 }
 
-/// Two threads on one throttle: told, not judged.
+/// Two threads on one throttle: reported without a target.
 fn two_threads(rounds: u32) -> Vec<Row> {
     let rate = Arc::new(rate_only(FastClock::new()));
     let governor = Arc::new(governor_default());
@@ -298,7 +299,7 @@ fn counts() -> Result<Vec<Row>> {
             rate,
             None,
             "instructions",
-            "the same with clocks that stand still, counted by callgrind",
+            "the same with frozen clocks, counted by callgrind",
         ),
         Row::new("instructions_slots", slots, None, "instructions", "slots, counted by callgrind"),
     ])

@@ -1,7 +1,7 @@
 //! Side-by-side benchmarks: our side and a peer's in the same run, as ratios.
 //!
-//! `tidegate-bench local --out FILE` measures, prints a table and writes the rows as JSON. Run it by
-//! `cargo xtask bench local`.
+//! `tidegate-bench local --out FILE` measures, prints a table and writes the rows as JSON. Run it with `cargo
+//! xtask bench local`.
 
 mod local;
 mod shared;
@@ -21,7 +21,7 @@ struct Arguments {
     name: String,
     #[command(flatten)]
     options: Options,
-    /// Runs one hot path so many times and nothing else: what callgrind counts.
+    /// Runs one hot path so many times and nothing else, for callgrind.
     #[arg(long, hide = true)]
     hot: Option<u32>,
 }
@@ -42,20 +42,19 @@ fn main() -> Result<()> {
         }
         other => {
             bail!(
-                "there is no benchmark called `{other}`; there are `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` and `lab`"
+                "unknown benchmark `{other}`: use `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`"
             )
         }
     }
 }
 
-/// Runs a benchmark that is a program beside this one, with the same options.
+/// Runs a benchmark that is a separate program, with the same options.
 fn run_beside(name: &str) -> Result<()> {
     let program = env::current_exe()?.with_file_name(name);
     let options = env::args_os().skip(1).filter(|argument| argument != name);
-    let status = Command::new(&program)
-        .args(options)
-        .status()
-        .with_context(|| format!("{} is built beside this program", program.display()))?;
+    let status = Command::new(&program).args(options).status().with_context(|| {
+        format!("could not start {}, which must be built beside this program", program.display())
+    })?;
     ensure!(status.success(), "the benchmark {name} ended with {status}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Timing two sides on a noisy machine: interleaved rounds, and the best round of each.
+//! Timing of two sides on a noisy machine: interleaved rounds, and the best round of each.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ pub fn best_of(rounds: u32, mut ours: impl FnMut(), mut peer: impl FnMut()) -> (
     best_of_batches(rounds, |times| (0..times).for_each(|_| ours()), |times| (0..times).for_each(|_| peer()))
 }
 
-/// The same for sides that do so many operations when called: entering a runtime is then not what is measured.
+/// The same for sides that run a batch per call, so that entering a runtime is not measured.
 pub fn best_of_batches(rounds: u32, mut ours: impl FnMut(u32), mut peer: impl FnMut(u32)) -> (f64, f64) {
     let mut best = (f64::INFINITY, f64::INFINITY);
     for _ in 0..rounds {
@@ -27,10 +27,10 @@ fn round(operation: &mut impl FnMut(u32)) -> f64 {
     start.elapsed().as_secs_f64() * 1e9 / f64::from(BATCH)
 }
 
-/// Seconds of the processor that this process has taken; none where the system does not tell.
-pub fn own_seconds() -> f64 {
-    let told = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name of the program, which may be anything, in hundredths.
-    let fields = told.rsplit(')').next().unwrap_or_default().split_whitespace();
+/// CPU seconds that this process has used, or 0 where the system does not report them.
+pub fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The fields are in hundredths of a second and follow the program's name, which may contain anything.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

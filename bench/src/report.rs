@@ -1,4 +1,4 @@
-//! Rows: a table for people, JSON for programs.
+//! Rows of results: a table for people, JSON for programs.
 
 use std::fs;
 use std::path::Path;
@@ -10,23 +10,23 @@ use serde::Serialize;
 /// One comparison.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// What it is called.
+    /// The name, which is stable across versions.
     pub name: String,
     /// Our side.
     pub ours: f64,
-    /// The other.
+    /// The peer.
     pub peer: f64,
-    /// Ours by the peer's.
+    /// Ours divided by the peer's.
     pub ratio: f64,
-    /// The ratio is to be at most this, or at least; without one the row is told and not judged.
+    /// The bound of the ratio: upper, or lower if `is_at_least`. A row without one is only reported.
     pub target: Option<f64>,
-    /// Whether it is.
+    /// Whether the target is met.
     pub met: Option<bool>,
     /// Whether more is better.
     pub is_at_least: bool,
-    /// Of what both sides are.
+    /// The unit of both sides.
     pub unit: &'static str,
-    /// What was compared.
+    /// What is compared.
     pub what: String,
 }
 
@@ -45,7 +45,7 @@ impl Row {
         Self { name, ours, peer, ratio, target, met, is_at_least: false, unit, what }
     }
 
-    /// The same where more is better.
+    /// A comparison where more is better.
     pub fn at_least(
         name: &str,
         sides: (f64, f64),
@@ -90,18 +90,19 @@ pub fn print(rows: &[Row]) {
     println!("{table}");
 }
 
-/// Small numbers need their decimals.
+/// Small numbers are shown with more decimals.
 fn number(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// JSON for programs.
+/// Writes the rows as JSON.
 ///
 /// # Errors
 /// If the file cannot be written.
 pub fn write(rows: &[Row], path: &Path) -> Result<()> {
     if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
     }
     let json = serde_json::to_string_pretty(rows)?;
     fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;

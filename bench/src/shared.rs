@@ -1,4 +1,4 @@
-//! The shared limiter on the memory store, against limitador in memory, and its memory.
+//! The shared limiter on the in-memory store, against limitador in memory, and its memory.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use tidegate::{Entity, EntityId, Expect, Limit, Limiter, Memory, Policy, Scope};
 use tokio::runtime::Runtime;
 
 use tidegate_bench::Case;
-use tidegate_bench::counted::{bytes_by, instructions};
+use tidegate_bench::counters::{bytes_by, instructions};
 use tidegate_bench::measure::best_of_batches;
 use tidegate_bench::report::Row;
 
@@ -37,12 +37,12 @@ pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
             let (peer, contexts) = peer(true)?;
             check_and_update(&peer, &contexts[..1], times);
         }
-        other => bail!("there is no hot path called `{other}`"),
+        other => bail!("unknown hot path `{other}`"),
     }
     Ok(())
 }
 
-/// A limiter whose entities have so many levels, each with two limits that nobody reaches.
+/// A limiter whose entities have so many levels, each with two limits that are never reached.
 struct Ours {
     limiter: Limiter,
     runtime: Runtime,
@@ -56,17 +56,17 @@ impl Ours {
             let admin = limiter.admin("bench");
             let limits = [Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)];
             admin.set_policy(Scope::System, Policy::new(limits)?).await?;
-            let mut above: Option<EntityId> = None;
+            let mut parent: Option<EntityId> = None;
             for level in 1..levels {
-                let id = EntityId::new(&format!("above-{level}"))?;
+                let id = EntityId::new(&format!("parent-{level}"))?;
                 let entity = Entity::new(id.clone()).cascade();
-                let entity = above.into_iter().fold(entity, Entity::parent);
+                let entity = parent.into_iter().fold(entity, Entity::parent);
                 admin.put_entity(&entity, Expect::Any).await?;
-                above = Some(id);
+                parent = Some(id);
             }
-            if let Some(above) = above {
+            if let Some(parent) = parent {
                 for name in names() {
-                    let entity = Entity::new(EntityId::new(&name)?).parent(above.clone()).cascade();
+                    let entity = Entity::new(EntityId::new(&name)?).parent(parent.clone()).cascade();
                     admin.put_entity(&entity, Expect::Any).await?;
                 }
             }
@@ -78,9 +78,9 @@ impl Ours {
     fn acquire_and_settle(&self, names: &[String], times: u32) {
         self.runtime.block_on(async {
             for name in names.iter().cycle().take(times as usize) {
-                let lease = self.limiter.acquire((name.as_str(), "gpt-4"), COST).await;
+                let lease = self.limiter.try_acquire((name.as_str(), "gpt-4"), COST).await;
                 let mut lease = lease.expect("there is plenty");
-                black_box(lease.settle([("tpm", 640)]).await).expect("the store is there");
+                black_box(lease.settle([("tpm", 640)]).await).expect("the store is in memory");
             }
         });
     }
@@ -99,7 +99,7 @@ fn names() -> Vec<String> {
     (0..ENTITIES).map(|number| format!("user-{number}")).collect()
 }
 
-/// Two limits, per user or for all, and the contexts of the users' requests, made beforehand.
+/// Two limits, per user or for all, and the prebuilt contexts of the users' requests.
 fn peer(per_user: bool) -> Result<(RateLimiter, Vec<PeerContext<'static>>)> {
     let peer = RateLimiter::new(2 * ENTITIES as u64);
     for (value, seconds) in [(PLENTY, 60), (PLENTY - 1, 60)] {
@@ -162,7 +162,7 @@ fn cascade(rounds: u32) -> Result<Row> {
 fn memory_bucket_bytes() -> Result<Vec<Row>> {
     let bytes = bytes_by("memory", &["buckets"])?;
     let number = |name: &str| bytes.get(name).copied().with_context(|| format!("no `{name}`"));
-    let what = "a bucket of two limits of one of a million entities, ledger and leases apart";
+    let what = "a bucket of two limits, of a million entities, without ledger and leases";
     let with_ledger = "the same with an hour of usage and the entity's lease remembered";
     Ok(vec![
         Row::new("memory_bucket_bytes", (number("bucket_bytes")?, 512.0), Some(1.0), "bytes", what),

@@ -1,4 +1,4 @@
-//! One of two servers that are measured: a program that is started, told apart by its process, and killed.
+//! A server under test as a child process: started, measured by its process id, and killed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,57 +10,62 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-/// A server that answers. Dropping it kills it.
+/// A running server. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Side {
     child: Child,
-    /// What it said when it was ready: one document.
+    /// The JSON document that it printed when it was ready.
     pub ready: Value,
-    /// How long it took from its start.
+    /// The time from its start until it was ready.
     pub ready_after: Duration,
 }
 
 impl Side {
-    /// Starts it, and waits until it says that it answers.
+    /// Starts the program and waits until it reports that it is ready.
     ///
     /// # Errors
-    /// If it does not start, or says anything else.
+    /// If it does not start or prints anything else.
     pub async fn start(program: &OsStr, arguments: &[&str]) -> Result<Self> {
-        let began = Instant::now();
+        let start = Instant::now();
         let mut child = Command::new(program)
             .args(arguments)
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("{} is built beside this program", program.display()))?;
-        let stdout = child.stdout.take().context("its stdout is ours")?;
-        let line =
-            BufReader::new(stdout).lines().next_line().await?.context("it ended and never answered")?;
-        let ready_after = began.elapsed();
-        let ready = serde_json::from_str(&line).with_context(|| format!("it said `{line}`"))?;
+            .with_context(|| {
+                format!("could not start {}, which must be built beside this program", program.display())
+            })?;
+        let stdout = child.stdout.take().context("its stdout is not piped")?;
+        let line = BufReader::new(stdout)
+            .lines()
+            .next_line()
+            .await?
+            .context("the server ended before it was ready")?;
+        let ready_after = start.elapsed();
+        let ready = serde_json::from_str(&line).with_context(|| format!("the server printed `{line}`"))?;
         Ok(Self { child, ready, ready_after })
     }
 
-    /// A text of what it said.
+    /// A text field of its ready document.
     ///
     /// # Errors
-    /// If it did not say it.
-    pub fn said(&self, name: &str) -> Result<&str> {
-        self.ready[name].as_str().with_context(|| format!("there is no {name} in `{}`", self.ready))
+    /// If the field is missing.
+    pub fn ready_field(&self, name: &str) -> Result<&str> {
+        self.ready[name].as_str().with_context(|| format!("`{name}` is missing in `{}`", self.ready))
     }
 
-    /// The processor's time that all of its threads have had.
+    /// The CPU time of all its threads.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the process has ended.
     pub fn cpu(&self) -> Result<Duration> {
-        let pid = self.child.id().context("it has ended")?;
+        let pid = self.child.id().context("the server has ended")?;
         let mut nanos = 0;
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            // One that has ended meanwhile has done nothing since.
+            // A thread that has ended since the listing uses no more CPU time.
             let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
             let first = text.split(' ').next().unwrap_or_default();
-            nanos += first.parse::<u64>().with_context(|| format!("schedstat says `{text}`"))?;
+            nanos += first.parse::<u64>().with_context(|| format!("schedstat contains `{text}`"))?;
         }
         Ok(Duration::from_nanos(nanos))
     }

@@ -1,7 +1,7 @@
 //! The registry of keys under a model checker: eviction, creation, reconfiguration and snapshots against each other.
 //!
-//! Runs only under `--cfg tidegate_model`, where the crate's locks are shuttle's. Each model is also run with bugs
-//! planted, and must find them.
+//! Runs only under `--cfg tidegate_model`, where the crate's locks are shuttle's. Each model also runs with
+//! planted bugs, which it must find.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use shuttle::future::block_on;
 use shuttle::thread::{self, JoinHandle};
-use tidegate::planted::Bug;
+use tidegate::fault_injection::Bug;
 use tidegate::{
     Cost, Keyed, Limits, ManualClock, Outcome, Permit, Rate, Refused, Slots, Snapshot, State, Throttle,
 };
@@ -29,32 +29,32 @@ fn keys(keys_max: usize) -> (Keyed<u64>, ManualClock) {
     (builder.build().expect("within the bounds"), clock)
 }
 
-/// Takes the one slot of key 1, holds it while others run, and checks that no other thread has it.
+/// Takes the only slot of key 1, holds it while other threads run, and checks that no other thread holds it.
 fn worker(keyed: &Keyed<u64>, running: &Arc<AtomicUsize>) -> JoinHandle<()> {
     let (keyed, running) = (keyed.clone(), Arc::clone(running));
     thread::spawn(move || {
-        let permit = block_on(keyed.acquire(&1, REQUEST)).expect("it is never closed");
-        assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "two at a key of one slot");
+        let permit = block_on(keyed.acquire(&1, REQUEST)).expect("it is not closed");
+        assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "one slot per key");
         thread::yield_now();
         running.fetch_sub(1, Ordering::SeqCst);
         permit.settle(Outcome::success());
     })
 }
 
-/// A key as it is; asking for its throttle would bring it up to date.
-fn seen(keyed: &Keyed<u64>, key: u64) -> Snapshot {
+/// The state of a key, without refreshing it as `throttle` would.
+fn key_snapshot(keyed: &Keyed<u64>, key: u64) -> Snapshot {
     let view = keyed.snapshot(9).top.into_iter().find(|view| view.key == key);
     view.expect("the key exists").throttle
 }
 
-fn nothing_is_left(keyed: &Keyed<u64>, admitted: u64) {
-    let seen = keyed.snapshot(9);
-    assert_eq!((seen.in_flight, seen.waiting, seen.admitted), (0, 0, admitted));
-    assert_eq!((seen.keys, seen.top.len()), (keyed.len(), keyed.len()), "every place has its key");
+fn assert_idle(keyed: &Keyed<u64>, admitted: u64) {
+    let snapshot = keyed.snapshot(9);
+    assert_eq!((snapshot.in_flight, snapshot.waiting, snapshot.admitted), (0, 0, admitted));
+    assert_eq!((snapshot.keys, snapshot.top.len()), (keyed.len(), keyed.len()), "every entry has a key");
 }
 
 #[test]
-fn a_key_that_is_idle_and_asked_for_again_never_has_two_states() {
+fn idle_key_in_use_never_has_two_states() {
     fn model() {
         let (keyed, clock) = keys(8);
         let running = Arc::default();
@@ -63,7 +63,7 @@ fn a_key_that_is_idle_and_asked_for_again_never_has_two_states() {
         let sweeper = {
             let keyed = keyed.clone();
             thread::spawn(move || {
-                // Each tick is a reason to look for idle keys, and every key without a permit is idle.
+                // Each tick sweeps for idle keys, and every key without a permit is idle.
                 for _ in 0..2 {
                     clock.advance(IDLE);
                     drop(keyed.throttle(&2));
@@ -73,27 +73,27 @@ fn a_key_that_is_idle_and_asked_for_again_never_has_two_states() {
         for thread in workers.into_iter().chain([sweeper]) {
             thread.join().unwrap();
         }
-        nothing_is_left(&keyed, 3);
+        assert_idle(&keyed, 3);
     }
-    holds_and_catches(model, &[Bug::EvictHandedOut, Bug::InsertUnlooked]);
+    holds_and_catches(model, &[Bug::EvictInUse, Bug::InsertUnchecked]);
 }
 
 #[test]
-fn two_who_make_a_key_at_once_make_one_though_there_is_room_for_one_only() {
+fn racing_creations_of_a_key_make_one_key() {
     fn model() {
         let (keyed, _) = keys(1);
         let running = Arc::default();
         for thread in [worker(&keyed, &running), worker(&keyed, &running)] {
             thread.join().unwrap();
         }
-        nothing_is_left(&keyed, 2);
+        assert_idle(&keyed, 2);
         assert_eq!((keyed.len(), keyed.snapshot(0).overflowed), (1, 0));
     }
-    holds_and_catches(model, &[Bug::ShareUnlooked]);
+    holds_and_catches(model, &[Bug::ShareUnchecked]);
 }
 
 #[test]
-fn making_room_takes_nobodys_state_away() {
+fn eviction_loses_no_used_units() {
     fn model() {
         let clock = ManualClock::new();
         let limits = Throttle::builder().rate(Rate::per_hour(1).burst(1)).limits().unwrap();
@@ -116,19 +116,19 @@ fn making_room_takes_nobodys_state_away() {
         for thread in threads {
             thread.join().unwrap();
         }
-        let seen = keyed.snapshot(9);
-        assert_eq!(seen.keys, keyed.len());
-        // Key 9 may be evicted, or a caller served by the overflow entry; units used of key 1 stay used.
-        let shared = usize::try_from(seen.overflowed).unwrap();
+        let snapshot = keyed.snapshot(9);
+        assert_eq!(snapshot.keys, keyed.len());
+        // Key 9 may be evicted, or a caller served by the overflow entry; used units of key 1 stay used.
+        let shared = usize::try_from(snapshot.overflowed).unwrap();
         let entered = entered.load(Ordering::SeqCst);
-        assert!(entered <= 1 + shared, "{entered} entered, of whom {shared} may have shared");
+        assert!(entered <= 1 + shared, "{entered} entered, at most {shared} of them by the overflow entry");
         assert!(keyed.get(&1).is_none() || keyed.try_acquire(&1, REQUEST).is_err());
     }
-    holds_and_catches(model, &[Bug::InsertUnlooked]);
+    holds_and_catches(model, &[Bug::InsertUnchecked]);
 }
 
 #[test]
-fn limits_that_change_while_keys_are_made_and_entered_reach_whoever_has_them() {
+fn new_limits_reach_keys_created_concurrently() {
     fn enter(keyed: &Keyed<u64>, key: u64) -> JoinHandle<Permit<'static>> {
         let keyed = keyed.clone();
         thread::spawn(move || block_on(keyed.acquire(&key, REQUEST)).unwrap())
@@ -136,20 +136,20 @@ fn limits_that_change_while_keys_are_made_and_entered_reach_whoever_has_them() {
     fn model() {
         let (keyed, _) = keys(8);
         let callers = [1, 1, 2].map(|key| enter(&keyed, key));
-        // Two are admitted together only under the new limits: a missed change is a deadlock.
+        // Two callers are admitted together only under the new limits: a missed change is a deadlock.
         keyed.reconfigure(|_| slots(2));
         let permits = callers.map(|caller| caller.join().unwrap());
         for key in [1, 2] {
-            assert_eq!(seen(&keyed, key).slots, Some(2), "of key {key}");
+            assert_eq!(key_snapshot(&keyed, key).slots, Some(2), "key {key}");
         }
         drop(permits);
-        nothing_is_left(&keyed, 3);
+        assert_idle(&keyed, 3);
     }
-    holds_and_catches(model, &[Bug::MissChange]);
+    holds_and_catches(model, &[Bug::MissLimitChange]);
 }
 
 #[test]
-fn closing_leaves_nobody_behind_whichever_key_is_made_meanwhile() {
+fn close_refuses_waiters_of_keys_created_concurrently() {
     fn model() {
         let (keyed, _) = keys(8);
         let callers = [1, 1, 2].map(|key| {
@@ -162,25 +162,25 @@ fn closing_leaves_nobody_behind_whichever_key_is_made_meanwhile() {
                 }
             })
         });
-        // Of the two at one key one has the slot, and the other waits until it is closed.
+        // Of the two callers of key 1 one gets the slot, and the other waits until the key is closed.
         keyed.close();
         let permits = callers.map(|caller| caller.join().unwrap());
         for key in [1, 2] {
-            let state = seen(&keyed, key).state;
+            let state = key_snapshot(&keyed, key).state;
             assert!(matches!(state, State::Draining | State::Closed), "key {key} is {state}");
         }
         drop(permits);
         block_on(keyed.drain());
         assert_eq!(keyed.snapshot(0).in_flight, 0);
     }
-    holds_and_catches(model, &[Bug::MissChange]);
+    holds_and_catches(model, &[Bug::MissLimitChange]);
 }
 
 #[test]
-fn a_key_made_by_another_is_under_the_limits_of_now() {
+fn key_created_by_another_thread_has_new_limits() {
     fn model() {
         let (keyed, _) = keys(8);
-        // It keeps nothing, so that the change does not find the key in use.
+        // It holds no permit, so that the change does not find the key in use.
         let first = {
             let keyed = keyed.clone();
             thread::spawn(move || drop(keyed.throttle(&1)))
@@ -195,11 +195,11 @@ fn a_key_made_by_another_is_under_the_limits_of_now() {
         assert_eq!(throttle.snapshot().slots, Some(2));
         assert_eq!(keyed.len(), 1);
     }
-    holds_and_catches(model, &[Bug::HandOutStale]);
+    holds_and_catches(model, &[Bug::ReturnStale]);
 }
 
 #[test]
-fn the_shared_entry_is_on_or_off_as_was_said_last() {
+fn overflow_entry_follows_last_set_enabled() {
     fn model() {
         let (keyed, _) = keys(1);
         let pinned = keyed.throttle(&1);
@@ -221,7 +221,7 @@ fn the_shared_entry_is_on_or_off_as_was_said_last() {
 }
 
 #[test]
-fn a_snapshot_counts_once_whatever_leaves_meanwhile() {
+fn snapshot_counts_once_during_eviction() {
     fn model() {
         let (keyed, clock) = keys(8);
         for key in 1..=3 {
@@ -234,14 +234,14 @@ fn a_snapshot_counts_once_whatever_leaves_meanwhile() {
                 drop(keyed.throttle(&4));
             })
         };
-        let walkers = [0, 1].map(|_| {
+        let readers = [0, 1].map(|_| {
             let keyed = keyed.clone();
             thread::spawn(move || assert_eq!(keyed.snapshot(9).admitted, 3))
         });
-        for thread in walkers.into_iter().chain([sweeper]) {
+        for thread in readers.into_iter().chain([sweeper]) {
             thread.join().unwrap();
         }
-        nothing_is_left(&keyed, 3);
+        assert_idle(&keyed, 3);
     }
     holds_and_catches(model, &[]);
 }

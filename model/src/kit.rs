@@ -1,21 +1,21 @@
-//! Explores a model as it is, and then with each bug planted, which it must find.
+//! Explores a model as it is, and then with each planted bug, which it must find.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner};
-use tidegate::planted::{Bug, plant};
+use tidegate::fault_injection::{Bug, inject};
 
-/// Enough for every planted bug with room to spare: with this seed the rarest needs a tenth.
+/// Ten times as many as the rarest planted bug needs with this seed.
 const SCHEDULES: usize = 10_000;
 const SCHEDULES_DEEP: usize = 500_000;
-/// The usual run explores the same schedules every time; a deep one explores others each time.
+/// The usual run explores the same schedules every time; a deep run explores new ones.
 const SEED: u64 = 1;
 /// Preemption points that PCT places in a schedule.
 const DEPTH: usize = 3;
 
-/// A planted bug is planted for the whole process: one model at a time.
+/// A bug is planted for the whole process, so only one model runs at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn explore(model: fn()) {
@@ -29,18 +29,18 @@ fn explore(model: fn()) {
     }
 }
 
-/// Runs the model as it is, and then with each bug planted.
+/// Runs the model as it is, and then with each planted bug.
 ///
 /// # Panics
 /// If the model fails as it is, or does not find a bug.
 pub(crate) fn holds_and_catches(model: fn(), bugs: &[Bug]) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    plant(None);
+    inject(None);
     explore(model);
     for bug in bugs {
-        plant(Some(*bug));
+        inject(Some(*bug));
         let found = catch_unwind(AssertUnwindSafe(|| explore(model))).is_err();
-        plant(None);
+        inject(None);
         assert!(found, "the model did not find {bug:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! The lock and queue protocol under a model checker: many schedules, every one with the real code.
 //!
-//! Runs only under `--cfg tidegate_model`, where the crate's lock is shuttle's. Each model is also run with a
-//! bug planted, and must find it.
+//! Runs only under `--cfg tidegate_model`, where the crate's lock is shuttle's. Each model also runs with
+//! planted bugs, which it must find.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use shuttle::future::block_on;
 use shuttle::thread;
-use tidegate::planted::Bug;
+use tidegate::fault_injection::Bug;
 use tidegate::{Cost, ManualClock, Outcome, Pace, Refused, Slots, State, Throttle};
 
 use crate::kit::holds_and_catches;
@@ -23,11 +23,11 @@ fn slots(slots: u32) -> Throttle {
     Throttle::builder().slots(Slots::fixed(slots)).build().expect("within the bounds")
 }
 
-/// Takes a permit, holds it while others run, and checks how many hold one.
+/// Takes a permit, holds it while other threads run, and checks how many hold one.
 fn work(throttle: &Throttle, running: &AtomicUsize, limit: usize) -> Result<(), Refused> {
     let permit = block_on(throttle.acquire(REQUEST))?;
     let now = running.fetch_add(1, Ordering::SeqCst) + 1;
-    assert!(now <= limit, "{now} run, and {limit} may");
+    assert!(now <= limit, "{now} permits in use, at most {limit} allowed");
     thread::yield_now();
     running.fetch_sub(1, Ordering::SeqCst);
     permit.settle(Outcome::success());
@@ -39,7 +39,7 @@ fn poll_once<T>(future: impl Future<Output = T>) -> Poll<T> {
 }
 
 #[test]
-fn every_waiter_is_served_and_the_limit_holds() {
+fn every_waiter_is_served_within_the_limit() {
     fn model() {
         let (throttle, running) = (slots(1), Arc::new(AtomicUsize::new(0)));
         let workers: Vec<_> = (0..3)
@@ -58,12 +58,12 @@ fn every_waiter_is_served_and_the_limit_holds() {
 }
 
 #[test]
-fn a_future_dropped_at_any_moment_takes_nothing_with_it() {
+fn dropped_acquire_leaks_no_slot() {
     fn model() {
         let throttle = slots(1);
         let held = throttle.try_acquire(REQUEST).unwrap().into_owned();
         let (leaver, waiter) = (throttle.clone(), throttle.clone());
-        // Polled once and dropped: perhaps it waits, perhaps it was granted and never looked.
+        // Polled once and dropped: it may be queued, or granted without having observed it.
         let leaver = thread::spawn(move || {
             let mut future = Box::pin(leaver.acquire(REQUEST));
             let first = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -79,11 +79,11 @@ fn a_future_dropped_at_any_moment_takes_nothing_with_it() {
         let snapshot = throttle.snapshot();
         assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0));
     }
-    holds_and_catches(model, &[Bug::ForgetUnseen]);
+    holds_and_catches(model, &[Bug::LoseUnseenGrant]);
 }
 
 #[test]
-fn those_behind_a_head_that_leaves_move_up() {
+fn waiters_move_up_when_the_head_is_dropped() {
     fn model() {
         let throttle = Throttle::builder()
             .budget(tidegate::Budget::tokens(10, Duration::from_secs(1_000)))
@@ -91,21 +91,21 @@ fn those_behind_a_head_that_leaves_move_up() {
             .build()
             .unwrap();
         throttle.try_acquire(REQUEST.tokens(5)).unwrap().settle(Outcome::success());
-        let (costly, cheap) = (throttle.clone(), throttle.clone());
-        let costly = thread::spawn(move || {
-            // It can never enter while the five are used: it looks, and goes.
-            assert!(poll_once(costly.acquire(REQUEST.tokens(9))).is_pending());
+        let (expensive, cheap) = (throttle.clone(), throttle.clone());
+        let expensive = thread::spawn(move || {
+            // It cannot enter while five tokens are used: it queues, and is dropped.
+            assert!(poll_once(expensive.acquire(REQUEST.tokens(9))).is_pending());
         });
         let cheap = thread::spawn(move || drop(block_on(cheap.acquire(REQUEST.tokens(1))).unwrap()));
-        costly.join().unwrap();
+        expensive.join().unwrap();
         cheap.join().unwrap();
         assert_eq!(throttle.snapshot().waiting, 0);
     }
-    holds_and_catches(model, &[Bug::ForgetThoseBehind]);
+    holds_and_catches(model, &[Bug::SkipPump]);
 }
 
 #[test]
-fn closing_leaves_nobody_behind() {
+fn close_refuses_every_waiter() {
     fn model() {
         let (throttle, running) = (slots(1), Arc::new(AtomicUsize::new(0)));
         let workers: Vec<_> = (0..2)
@@ -128,7 +128,7 @@ fn closing_leaves_nobody_behind() {
 }
 
 #[test]
-fn growing_and_shrinking_under_load_serves_everybody() {
+fn retune_under_load_serves_every_waiter() {
     fn model() {
         let (throttle, running) = (slots(2), Arc::new(AtomicUsize::new(0)));
         let workers: Vec<_> = (0..3)
@@ -148,7 +148,7 @@ fn growing_and_shrinking_under_load_serves_everybody() {
 }
 
 #[test]
-fn the_timer_is_handed_from_head_to_head() {
+fn timer_passes_from_head_to_head() {
     fn model() {
         let clock = ManualClock::new();
         let throttle = Throttle::builder()

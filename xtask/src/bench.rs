@@ -1,7 +1,7 @@
 //! `cargo xtask bench NAME`: a benchmark, measured the same way on every machine.
 //!
-//! The bench binary measures, prints and writes; this only brings what it needs (a build with the profile `dist`,
-//! valgrind for instruction counts) and says where the numbers go, so that runs can be compared.
+//! The bench binary measures, prints and writes; this command provides what it needs (a `dist` build,
+//! servers, valgrind) and sets the output path, so that runs can be compared.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,12 +10,12 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::engines::{Borrowed, Engine};
+use crate::engines::{Engine, EngineGuard};
 use crate::{install, step, workspace};
 
-/// Runs the benchmark `name`, handing it `extra` arguments.
+/// Runs the benchmark `name` with `extra` arguments.
 pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
-    // The lab simulates: it counts no instructions.
+    // The lab simulates and counts no instructions.
     if name != "lab" {
         install::ensure_tool("valgrind", "valgrind")?;
     }
@@ -28,15 +28,15 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     for program in programs(name) {
         build.args(["--bin", program]);
     }
-    step::stream(&mut build).with_context(|| format!("benchmark {name} does not build"))?;
-    // The servers that it is measured on, for as long as it takes.
+    step::stream(&mut build).with_context(|| format!("could not build benchmark {name}"))?;
+    // The servers under test, which run for the duration of the benchmark.
     let servers: &[Engine] = match name {
         "engines" => &Engine::SERVERS,
         "dynamodb" => &[Engine::Dynoxide],
         _ => &[],
     };
-    let engines = Borrowed::up(servers)?;
-    // As it was built: cargo would build it once more for itself alone.
+    let engines = EngineGuard::up(servers)?;
+    // Runs the built program: `cargo run` would build it again with other features.
     let mut bench = workspace::at_root(workspace::target().join("dist").join("tidegate-bench"));
     bench.envs(engines.variables()?);
     if name == "dynamodb" {
@@ -46,8 +46,8 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     step::stream(&mut bench).with_context(|| format!("benchmark {name} failed"))
 }
 
-/// The programs that a benchmark is made of beside the one that starts them: the one that counts bytes is not the one that
-/// measures time, and ours is served. Each takes minutes to link, so no others are built.
+/// The programs of a benchmark other than its runner: counting bytes needs a process apart from timing, and
+/// the server is a process too. Each takes minutes to link, so no others are built.
 fn programs(name: &str) -> &'static [&'static str] {
     match name {
         "local" | "shared" => &["memory"],
@@ -59,12 +59,12 @@ fn programs(name: &str) -> &'static [&'static str] {
         "engines" => &["engines"],
         "dynamodb" => &["dynamodb"],
         "lab" => &["lab"],
-        // It says itself which there are.
+        // An unknown name: the runner prints the known ones.
         _ => &[],
     }
 }
 
-/// The Python of an environment that has zae-limiter, which is fetched where it is not there yet.
+/// The Python of a virtual environment with zae-limiter, which is created if it is missing.
 fn zae_limiter() -> Result<PathBuf> {
     let place = workspace::target().join("bench").join("zae-limiter");
     let python = place.join("bin").join("python");

@@ -1,4 +1,5 @@
-//! The examples: each runs to its end, and the one with a store is killed and continues from what it had stored.
+//! Runs the examples to their end, and kills the one with a store to check that it continues from the stored
+//! usage.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::step;
 use crate::workspace;
 
-/// Examples that need no arguments. Their output is for people.
+/// Examples without arguments. Their output is for people.
 const PLAIN: [&str; 9] = [
     "hello",
     "layered",
@@ -23,16 +24,16 @@ const PLAIN: [&str; 9] = [
     "tower_client",
     "limited_server",
 ];
-/// Whatever a call uses, ten of them use more than this.
+/// Ten calls use more than this.
 const TEN_CALLS: u64 = 10;
 
-/// Runs all of them at once, as `cargo test` built them: most of their time is spent waiting.
+/// Runs all examples concurrently, as built by `cargo test`: most of their time is spent waiting.
 pub(crate) fn run() -> Result<()> {
     let outputs: Vec<Result<String>> = thread::scope(|scope| {
         let start = |name: &'static str| scope.spawn(move || step::capture(name, &mut program(name)));
         let running: Vec<_> = PLAIN.into_iter().map(start).collect();
         let joined = |thread: thread::ScopedJoinHandle<'_, Result<String>>| {
-            thread.join().unwrap_or_else(|_| bail!("an example could not be watched"))
+            thread.join().unwrap_or_else(|_| bail!("a thread that runs an example panicked"))
         };
         running.into_iter().map(joined).collect()
     });
@@ -43,12 +44,12 @@ pub(crate) fn run() -> Result<()> {
     gateway()
 }
 
-/// An example.
+/// An example's program.
 fn program(name: &str) -> Command {
     Command::new(workspace::target().join("debug/examples").join(name))
 }
 
-/// In a pipe it prints one table of all hosts, and no control characters.
+/// When piped, it prints one table of all hosts and no control characters.
 fn per_host() -> Result<()> {
     let output = step::capture("per_host", program("per_host").args(["--seconds", "3"]))?;
     print!("{output}");
@@ -59,21 +60,21 @@ fn per_host() -> Result<()> {
     Ok(())
 }
 
-/// Usage goes on where it was, though the process was killed in the middle of its work.
+/// Usage continues from the stored value after the process was killed during its work.
 fn gateway() -> Result<()> {
     let folder = workspace::target().join("gateway");
     if folder.exists() {
-        fs::remove_dir_all(&folder).context("an old folder of the gateway cannot be removed")?;
+        fs::remove_dir_all(&folder).context("could not remove the old folder of the gateway")?;
     }
-    fs::create_dir_all(&folder).context("a folder for the gateway cannot be made")?;
+    fs::create_dir_all(&folder).context("could not create a folder for the gateway")?;
     let file = folder.join("limits.db");
     let first = tokens(&finish(&file, 1)?)?;
-    ensure!(first[0] == 0 && first[1] > 0, "a new file begins at nothing, and something is used: {first:?}");
+    ensure!(first[0] == 0 && first[1] > 0, "expected usage to start at 0 and to grow: {first:?}");
     kill(&file)?;
     let again = tokens(&finish(&file, 1)?)?;
-    println!("gateway: {} tokens, killed, {} when it went on, {} at the end", first[1], again[0], again[1]);
-    let is_all_there = again[0] >= first[1] + TEN_CALLS && again[1] > again[0];
-    ensure!(is_all_there, "usage went on from {first:?} to {again:?}");
+    println!("gateway: {} tokens, killed, {} after the restart, {} at the end", first[1], again[0], again[1]);
+    let has_grown = again[0] >= first[1] + TEN_CALLS && again[1] > again[0];
+    ensure!(has_grown, "usage went from {first:?} to {again:?}");
     Ok(())
 }
 
@@ -87,27 +88,27 @@ fn finish(file: &Path, seconds: u32) -> Result<String> {
     step::capture("gateway", &mut command(file, seconds))
 }
 
-/// Starts it, waits until it has done some calls, and kills it in the middle of others.
+/// Starts it, waits until it has made ten calls, and kills it.
 fn kill(file: &Path) -> Result<()> {
     let mut child =
-        command(file, 600).stdout(Stdio::piped()).spawn().context("the gateway does not start")?;
-    let lines = child.stdout.take().context("it has an output")?;
+        command(file, 600).stdout(Stdio::piped()).spawn().context("could not start the gateway")?;
+    let lines = child.stdout.take().context("the gateway's stdout is not piped")?;
     let mut lines = BufReader::new(lines).lines();
     let serves = lines.any(|line| line.is_ok_and(|line| line == "10 calls"));
-    // On this system that is a SIGKILL: it has no time for anything.
-    child.kill().context("the gateway cannot be killed")?;
-    child.wait().context("the gateway was killed and does not end")?;
-    ensure!(serves, "the gateway ended before it had done ten calls");
+    // SIGKILL on Linux: it cannot clean up.
+    child.kill().context("could not kill the gateway")?;
+    child.wait().context("could not wait for the killed gateway")?;
+    ensure!(serves, "the gateway ended before it made ten calls");
     Ok(())
 }
 
-/// What the house has used, by each report that was printed.
+/// The usage of `house`, from each printed report.
 fn tokens(output: &str) -> Result<Vec<u64>> {
     let rows = output.lines().filter(|line| line.starts_with("house"));
     let used = |line: &str| line.split_whitespace().nth(2).and_then(|used| used.parse().ok());
     let used: Option<Vec<u64>> = rows.map(used).collect();
-    let used = used.with_context(|| format!("a report has no number of tokens:\n{output}"))?;
-    ensure!(used.len() == 2, "{} reports, and not one before and one after:\n{output}", used.len());
+    let used = used.with_context(|| format!("a report shows no tokens:\n{output}"))?;
+    ensure!(used.len() == 2, "{} reports, expected 2:\n{output}", used.len());
     Ok(used)
 }
 
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_house_used_is_read_from_both_reports() {
+    fn house_usage_is_read_from_both_reports() {
         let output = "acme 1 300 5\nhouse   1   300   7\nserving\nhouse 4 1200 -5\n";
         assert_eq!(tokens(output).unwrap(), [300, 1_200]);
         assert!(tokens("house 1 300 7\n").is_err());

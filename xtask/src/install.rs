@@ -1,7 +1,7 @@
-//! Tools that cargo does not bring, fetched from Debian when they are missing.
+//! Installs tools that cargo does not provide, from Debian packages.
 //!
-//! A fresh machine has Rust, Python and git. Rather than a page of instructions that goes stale, a command
-//! that needs more gets it, and says plainly what to install where it cannot.
+//! A fresh machine has Rust, Python and git. A command that needs more installs it, or says what to install
+//! by hand where it cannot; a page of instructions would go stale.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -13,31 +13,31 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{step, workspace};
 
-/// Makes sure `tool` can be run, from the Debian package `package` if need be.
+/// Ensures that `tool` is installed, from the Debian package `package` if necessary.
 pub(crate) fn ensure_tool(tool: &str, package: &str) -> Result<()> {
     ensure(package, tool, || on_path(tool).is_some())
 }
 
-/// Makes sure that `what` `is_there`, from the Debian package `package` if need be.
-pub(crate) fn ensure(package: &str, what: &str, is_there: impl Fn() -> bool) -> Result<()> {
-    if is_there() {
+/// Ensures that `is_installed` holds for `what`, by installing the Debian package `package` if necessary.
+pub(crate) fn ensure(package: &str, what: &str, is_installed: impl Fn() -> bool) -> Result<()> {
+    if is_installed() {
         return Ok(());
     }
     println!("{what} is missing, installing the Debian package {package}");
     let by_hand = || format!("{what} is missing: install the package {package} by hand, as root");
-    ensure!(on_path("apt-get").is_some(), "{} (there is no apt-get here)", by_hand());
+    ensure!(on_path("apt-get").is_some(), "{} (apt-get is missing)", by_hand());
 
-    // A fresh machine has no package lists. A stranger's broken repository fails the update too, so it
-    // is the installation that decides.
+    // A fresh machine has no package lists. A broken third-party repository fails the update too, so only the
+    // installation counts.
     let _ = step::capture("apt-get update", apt_get().arg("update"));
     let mut install = apt_get();
     install.args(["install", "--yes", "--no-install-recommends", package]);
     step::capture(&format!("apt-get install {package}"), &mut install).with_context(by_hand)?;
-    ensure!(is_there(), "the package {package} is installed, yet there is no {what}");
+    ensure!(is_installed(), "the package {package} is installed, but {what} is missing");
     Ok(())
 }
 
-/// Makes sure that a tool written in Rust can be run, built from its crate under `target/tools` if need be.
+/// Ensures that a Rust tool is installed, built under `target/tools` if necessary.
 pub(crate) fn ensure_cargo_tool(name: &str) -> Result<()> {
     if on_path(name).is_some() || is_program(&cargo_tools().join("bin").join(name)) {
         return Ok(());
@@ -47,11 +47,11 @@ pub(crate) fn ensure_cargo_tool(name: &str) -> Result<()> {
     step::stream(install.arg(cargo_tools()).arg(name))
 }
 
-/// The search path with the tools that [`ensure_cargo_tool`] built.
+/// PATH with the tools that [`ensure_cargo_tool`] built.
 pub(crate) fn path_with_cargo_tools() -> Result<OsString> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain([cargo_tools().join("bin")]);
-    env::join_paths(folders).context("the folder of the checkout cannot be part of PATH")
+    env::join_paths(folders).context("the path of the checkout cannot be part of PATH")
 }
 
 fn cargo_tools() -> PathBuf {
@@ -64,7 +64,7 @@ fn apt_get() -> Command {
     command
 }
 
-/// Where `tool` is, if it can be run by its name.
+/// The path of `tool`, if it is an executable in PATH.
 pub(crate) fn on_path(tool: &str) -> Option<PathBuf> {
     in_one_of(&env::var_os("PATH")?, tool)
 }
@@ -82,14 +82,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_found_in_any_folder_of_the_path() {
+    fn program_is_found_in_any_folder_of_path() {
         let found = in_one_of(OsStr::new("/nowhere:/usr/bin:/bin"), "sh").unwrap();
         assert!(found.ends_with("bin/sh"));
         assert!(in_one_of(OsStr::new("/nowhere"), "sh").is_none());
     }
 
     #[test]
-    fn a_file_that_cannot_be_run_is_not_a_program() {
+    fn non_executable_file_is_not_a_program() {
         assert!(in_one_of(OsStr::new("/etc"), "passwd").is_none());
     }
 }

@@ -1,13 +1,13 @@
-//! The project's own commands, so that everybody and CI run the same checks in the same way.
+//! The project's own commands, so that people and CI run the same checks in the same way.
 //!
-//! `cargo xtask test` is the gate before a push; the other commands are its parts and its instruments.
-//! Written in Rust, because a fresh machine with nothing but Rust, git and a C compiler must be able to run
-//! them.
+//! `cargo xtask test` is the check before a push; the other commands are its parts and its tools. Written in
+//! Rust, because a fresh machine with only Rust, git and a C compiler must be able to run them.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program talks on its terminal")]
 
 mod bench;
 mod cover;
+mod docs;
 mod engines;
 mod examples;
 mod fuzz;
@@ -22,11 +22,11 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use engines::{Engine, Shown};
+use engines::{Engine, StatusFormat};
 use test::Depth;
 
 const EXIT_CODES: &str = "Exit codes:
-  0  everything asked for passed
+  0  every check passed
   1  a check failed or could not be run; the last line says which
   2  the command line was not understood";
 
@@ -42,7 +42,7 @@ struct CommandLine {
 enum Command {
     /// Run every check, in order, and stop at the first that fails
     ///
-    /// Starts real servers first and stops them afterwards; a missing one fails the run. The steps: fmt, tidy, clippy, tests,
+    /// Starts real servers first and stops them afterwards; a missing server fails the run. The steps: fmt, tidy, clippy, tests,
     /// doc tests, examples, fuzzing of the server by its own OpenAPI document, concurrency models, docs, and the feature
     /// combinations that users pick. Ends with the seconds of each step. CI runs exactly this.
     #[command(after_help = EXIT_CODES)]
@@ -60,7 +60,7 @@ enum Command {
         #[arg(long, value_delimiter = ',', value_enum)]
         engines: Vec<Engine>,
     },
-    /// Ask the server whatever its OpenAPI document allows, and what it does not
+    /// Fuzz the server with requests derived from its OpenAPI document
     ///
     /// Installs schemathesis with pip under target when it is missing.
     #[command(after_help = EXIT_CODES)]
@@ -71,41 +71,46 @@ enum Command {
     },
     /// Start, stop or show private servers for the tests
     ///
-    /// Installs what is missing by its package's name, and never touches a server that it did not start.
+    /// Installs missing servers, and never touches a server that it did not start.
     #[command(after_help = EXIT_CODES)]
     Engines {
         #[command(subcommand)]
         what: Engines,
     },
-    /// Check the house rules that no compiler knows, and list every breach as `path:line: sentence`
+    /// Check the rules of STYLE.md that a program can check, and list every breach as `path:line: sentence`
     ///
-    /// Reads the files git tracks or would track: their length, module docs, what core may use, where
-    /// features and serde may be named, machine paths, placeholders, links, docs/contracts.md, and the number of lines in
-    /// indirect English, which may only fall.
+    /// Reads the files that git tracks or would track: their length, module docs, what core may use, where
+    /// features and serde may be named, machine paths, placeholders, links, docs/contracts.md, and the number
+    /// of lines in indirect English, which may only fall.
     #[command(after_help = EXIT_CODES)]
     Tidy {
-        /// Record the lines in indirect English that are left, where there are fewer than before
+        /// Record the number of lines in indirect English where it has fallen
         #[arg(long)]
         ratchet: bool,
     },
     /// Measure which lines of each crate the tests reach
     ///
-    /// Fails if a crate falls below its floor. Starts the engines, and installs the matching LLVM tools with apt-get if they
-    /// are missing. Doc tests do not count, nor do the lines of the unit tests themselves.
+    /// Fails if a crate falls below its floor. Starts the engines, and installs the matching LLVM tools with
+    /// apt-get if they are missing. Neither doc tests nor the lines of unit tests count.
     #[command(after_help = EXIT_CODES)]
     Cover {
         /// Also write the annotated sources, as web pages under target/cover/html
         #[arg(long)]
         html: bool,
     },
+    /// Build the book of docs/SUMMARY.md with mdBook, to target/book/html
+    ///
+    /// Builds mdBook under target/tools with cargo if it is missing.
+    #[command(after_help = EXIT_CODES)]
+    Docs,
     /// Run a benchmark, print its table and write target/bench/NAME.json
     ///
-    /// Installs valgrind with apt-get when it is missing; `lab` does without.
+    /// Installs valgrind with apt-get if it is missing; `lab` does not need it.
     #[command(after_help = EXIT_CODES)]
     Bench {
         /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`
         name: String,
-        /// Handed to the benchmark as they are
+        /// Arguments passed to the benchmark
         #[arg(last = true, value_name = "ARGS")]
         extra: Vec<OsString>,
     },
@@ -113,44 +118,44 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum Engines {
-    /// Start those that do not run yet, and show what runs
+    /// Start engines that are not running, and show the running ones
     Up {
-        /// Which, by default all but `sentinel`
+        /// Which engines; by default all but `sentinel`
         #[arg(long, value_delimiter = ',', value_enum)]
         engines: Vec<Engine>,
         #[command(flatten)]
-        shown: ShownAs,
+        format: FormatArgs,
     },
-    /// Stop those that `up` started, and remove their files
+    /// Stop engines that `up` started, and remove their files
     Down {
-        /// Which, by default all
+        /// Which engines; by default all
         #[arg(long, value_delimiter = ',', value_enum)]
         engines: Vec<Engine>,
     },
-    /// Show what runs
+    /// Show the running engines
     Status {
         #[command(flatten)]
-        shown: ShownAs,
+        format: FormatArgs,
     },
 }
 
 #[derive(Debug, Clone, Copy, Args)]
 #[group(multiple = false)]
-struct ShownAs {
-    /// As JSON, for programs
+struct FormatArgs {
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// As lines for a shell: `eval "$(cargo xtask engines status --env)"` lets `cargo test` find them
+    /// Print shell exports: `eval "$(cargo xtask engines status --env)"` lets `cargo test` find the engines
     #[arg(long)]
     env: bool,
 }
 
-impl From<ShownAs> for Shown {
-    fn from(shown: ShownAs) -> Self {
-        match shown {
-            ShownAs { json: true, .. } => Self::Json,
-            ShownAs { env: true, .. } => Self::Env,
-            ShownAs { .. } => Self::Table,
+impl From<FormatArgs> for StatusFormat {
+    fn from(format: FormatArgs) -> Self {
+        match format {
+            FormatArgs { json: true, .. } => Self::Json,
+            FormatArgs { env: true, .. } => Self::Env,
+            FormatArgs { .. } => Self::Table,
         }
     }
 }
@@ -163,16 +168,17 @@ fn main() -> ExitCode {
         }
         Command::Fuzz { deep } => fuzz::run(depth(deep)),
         Command::Engines { what } => match what {
-            Engines::Up { engines, shown } => {
-                engines::up(&engines).and_then(|()| engines::status(shown.into()))
+            Engines::Up { engines, format } => {
+                engines::up(&engines).and_then(|()| engines::status(format.into()))
             }
             Engines::Down { engines } => engines::down(&engines),
-            Engines::Status { shown } => engines::status(shown.into()),
+            Engines::Status { format } => engines::status(format.into()),
         },
         Command::Tidy { ratchet } => {
             tidy::run(if ratchet { tidy::Ratchet::Record } else { tidy::Ratchet::Check })
         }
         Command::Cover { html } => cover::run(if html { cover::Pages::Write } else { cover::Pages::Skip }),
+        Command::Docs => docs::run(),
         Command::Bench { name, extra } => bench::run(&name, &extra),
     };
     match result {
@@ -195,25 +201,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_is_well_formed() {
         CommandLine::command().debug_assert();
     }
 
     #[test]
-    fn what_follows_two_dashes_belongs_to_the_benchmark() {
+    fn arguments_after_dashes_go_to_the_benchmark() {
         let line = ["cargo xtask", "bench", "local", "--", "--seconds", "3"];
         let Command::Bench { name, extra } = CommandLine::try_parse_from(line).unwrap().command else {
-            panic!("bench was asked for");
+            panic!("expected the command bench");
         };
         assert_eq!(name, "local");
         assert_eq!(extra, ["--seconds", "3"]);
     }
 
     #[test]
-    fn a_test_run_may_be_narrowed_to_some_engines() {
+    fn test_run_can_be_narrowed_to_some_engines() {
         let line = ["cargo xtask", "test", "--engines", "memory,sqlite"];
         let Command::Test { engines, .. } = CommandLine::try_parse_from(line).unwrap().command else {
-            panic!("test was asked for");
+            panic!("expected the command test");
         };
         assert_eq!(engines, [Engine::Memory, Engine::Sqlite]);
         assert!(CommandLine::try_parse_from(["cargo xtask", "test", "--engines", "oracle"]).is_err());
@@ -227,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_command_is_a_usage_error() {
+    fn misspelt_command_is_a_usage_error() {
         let error = CommandLine::try_parse_from(["cargo xtask", "tests"]).unwrap_err();
         assert_eq!(error.exit_code(), 2);
     }

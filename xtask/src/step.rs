@@ -1,8 +1,8 @@
-//! Running child commands, and telling what each step cost.
+//! Runs child commands, and reports the time of each step.
 //!
-//! A gate people wait for has to show where the time goes, and a failure has to name the step and the
-//! command, so that it can be repeated alone. Output people follow (tests, compilers) streams through;
-//! output that only matters on failure is captured, and only then may a spinner turn.
+//! The output shows where the time goes, and a failure names the step and the command, so that it can be
+//! repeated alone. Output that people follow (tests, compilers) is streamed; output that matters only on
+//! failure is captured, behind a spinner.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -13,20 +13,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use indicatif::ProgressBar;
 
-/// The steps of one command, in the order they passed.
+/// The passed steps of one command, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
-    passed: Vec<Passed>,
+    passed: Vec<PassedStep>,
 }
 
 #[derive(Debug)]
-struct Passed {
+struct PassedStep {
     name: &'static str,
     took: Duration,
 }
 
 impl Steps {
-    /// Does `work` as the step `name`; an error says which step it was.
+    /// Runs `work` as the step `name`; an error names the step.
     pub(crate) fn run(&mut self, name: &'static str, work: impl FnOnce() -> Result<()>) -> Result<()> {
         println!("==> {name}");
         let started = Instant::now();
@@ -34,14 +34,14 @@ impl Steps {
         let took = started.elapsed();
         result.with_context(|| format!("step {name} failed after {:.1} s", took.as_secs_f64()))?;
         println!("    {name} passed in {:.1} s", took.as_secs_f64());
-        self.passed.push(Passed { name, took });
+        self.passed.push(PassedStep { name, took });
         Ok(())
     }
 
-    /// A table of what passed and how long it took.
+    /// A table of the passed steps and their times.
     pub(crate) fn summary(&self) -> String {
         let mut table = format!("\n{:<16} {:>8}\n", "step", "seconds");
-        for Passed { name, took } in &self.passed {
+        for PassedStep { name, took } in &self.passed {
             let _ = writeln!(table, "{name:<16} {:>8.1}", took.as_secs_f64());
         }
         let total: Duration = self.passed.iter().map(|passed| passed.took).sum();
@@ -51,26 +51,26 @@ impl Steps {
     }
 }
 
-/// Runs `command` with its output going where ours goes.
+/// Runs `command` with inherited output.
 pub(crate) fn stream(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| could_not_start(command))?;
-    demand_success(command, status)
+    ensure_success(command, status)
 }
 
-/// Runs `command` in silence and returns what it wrote to stdout; when it fails, its complaint is shown.
+/// Runs `command` silently and returns its stdout; on failure prints its output to stderr.
 pub(crate) fn capture(doing: &str, command: &mut Command) -> Result<String> {
     let spinner = spinner(doing);
     let output = command.output();
     spinner.finish_and_clear();
     let output = output.with_context(|| could_not_start(command))?;
     if !output.status.success() {
-        // Programs complain on stderr, and what is on stdout may be meant for machines.
-        let complaint = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
-        // If our own stderr is closed there is no place to report to.
-        let _ = io::stderr().write_all(complaint);
+        // Programs report errors on stderr; stdout may be meant for machines.
+        let report = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
+        // Nothing else can be done if stderr is closed.
+        let _ = io::stderr().write_all(report);
     }
-    demand_success(command, output.status)?;
-    String::from_utf8(output.stdout).with_context(|| format!("`{}` wrote no valid UTF-8", line(command)))
+    ensure_success(command, output.status)?;
+    String::from_utf8(output.stdout).with_context(|| format!("`{}` wrote invalid UTF-8", line(command)))
 }
 
 fn spinner(doing: &str) -> ProgressBar {
@@ -82,7 +82,7 @@ fn spinner(doing: &str) -> ProgressBar {
     spinner
 }
 
-fn demand_success(command: &Command, status: ExitStatus) -> Result<()> {
+fn ensure_success(command: &Command, status: ExitStatus) -> Result<()> {
     if !status.success() {
         bail!("`{}` ended with {status}", line(command));
     }
@@ -93,7 +93,7 @@ fn could_not_start(command: &Command) -> String {
     format!("`{}` could not be started", line(command))
 }
 
-/// The command as one would type it, its own environment included, so that it can be repeated.
+/// The command as typed in a shell, with its extra environment, so that it can be repeated.
 fn line(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         Some(format!("{}={}", name.to_string_lossy(), quoted(&value?.to_string_lossy())))
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failing_step_is_named_and_not_counted() {
+    fn failing_step_is_named_and_not_counted() {
         let mut steps = Steps::default();
         let error = steps.run("docs", || bail!("no luck")).unwrap_err();
         let message = format!("{error:#}");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_lists_every_step_that_passed() {
+    fn summary_lists_every_passed_step() {
         let mut steps = Steps::default();
         steps.run("fmt", || Ok(())).unwrap();
         steps.run("tests", || Ok(())).unwrap();
@@ -134,12 +134,12 @@ mod tests {
     }
 
     #[test]
-    fn a_captured_command_returns_what_it_wrote() {
+    fn captured_command_returns_its_output() {
         assert_eq!(capture("asking", Command::new("echo").arg("hello")).unwrap(), "hello\n");
     }
 
     #[test]
-    fn a_failing_command_is_shown_as_one_would_type_it() {
+    fn failing_command_is_shown_as_typed() {
         let mut command = Command::new("/usr/bin/env");
         command.args(["sh", "-c", "exit 3"]).env("FLAGS", "-D warnings");
         let message = stream(&mut command).unwrap_err().to_string();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error_with_its_name() {
+    fn missing_program_is_an_error_with_its_name() {
         let error = capture("looking", &mut Command::new("no-such-program-anywhere")).unwrap_err();
         assert_eq!(error.to_string(), "`no-such-program-anywhere` could not be started");
     }

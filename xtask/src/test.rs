@@ -1,8 +1,8 @@
-//! `cargo xtask test`: all checks, cheap ones first, stopping at the first that fails.
+//! `cargo xtask test`: all checks, cheap ones first, stopping at the first failure.
 //!
-//! CI runs this and nothing else, so what passes here passes there. Every step that needs the workspace's code uses the same
-//! packages, features and profile (`--workspace --all-features`, dev), so that cargo builds it once: the examples, the fuzzed
-//! server and the doc tests run what the tests were built from.
+//! CI runs exactly this command. Every step that needs the workspace's code uses the same packages, features
+//! and profile (`--workspace --all-features`, dev), so that cargo builds it once: the examples, the fuzzed
+//! server and the doc tests run the artifacts of the test build.
 
 mod features;
 
@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::engines::{self, Borrowed, Engine};
+use crate::engines::{self, Engine, EngineGuard};
 use crate::examples;
 use crate::fuzz;
 use crate::install;
@@ -24,10 +24,10 @@ use crate::step::{self, Steps};
 use crate::tidy;
 use crate::workspace::{self, cargo};
 
-/// Tests look for this: the variables of engines that may be missing, separated by commas. An engine that is missing and not
-/// listed fails its tests instead of skipping them.
+/// The variables of engines that may be missing, separated by commas. Tests of any other missing engine fail
+/// instead of being skipped.
 const MAY_SKIP: &str = "TIDEGATE_TEST_MAY_SKIP";
-/// Busy loops beside the tests, one for each core of the smallest machine that the tests must pass on.
+/// Busy loops beside the tests, one per core of the smallest supported machine.
 const BUSY_LOOPS: usize = 2;
 
 const THREADS_PER_CORE: usize = 3;
@@ -35,7 +35,7 @@ const THREADS_PER_CORE: usize = 3;
 /// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// After an edit: no servers, no models.
+    /// After an edit: without servers and models.
     Quick,
     /// Before a push.
     Usual,
@@ -43,7 +43,7 @@ pub(crate) enum Depth {
     Deep,
 }
 
-/// What to run, and beside what.
+/// What to run.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) depth: Depth,
@@ -52,14 +52,16 @@ pub(crate) struct Options {
     pub(crate) is_beside_load: bool,
 }
 
-/// Runs the steps and prints what each took, whether or not one failed.
+/// Runs the steps and prints their times, whether or not one failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut steps = Steps::default();
     let result = run_steps(&mut steps, options);
     println!("{}", steps.summary());
     result?;
     if options.depth == Depth::Quick {
-        println!("QUICK: without servers, models, doc tests, examples, fuzzing, docs and feature checks");
+        println!(
+            "QUICK: servers, models, doc tests, examples, fuzzing, docs and feature checks were left out"
+        );
     }
     let skipped: Vec<_> = left_out(&options.engines).iter().map(ToString::to_string).collect();
     if !skipped.is_empty() {
@@ -84,7 +86,7 @@ fn run_steps(steps: &mut Steps, options: &Options) -> Result<()> {
     steps.run("install", install_tools)?;
     let load = Load::start(options.is_beside_load);
     steps.run("tests", || tests(options))?;
-    // Without the engines' variables: the examples of the configuration read all variables with our prefix.
+    // Without the engines' variables: the configuration examples read every variable with our prefix.
     steps.run("doc tests", || step::stream(&mut cargo("test --workspace --all-features --doc")))?;
     steps.run("examples", examples::run)?;
     steps.run("fuzz", || fuzz::run(depth))?;
@@ -101,15 +103,16 @@ fn run_steps(steps: &mut Steps, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds test programs, examples and the program at once, apart from running them, so that the table shows both.
+/// Builds test programs, examples and the CLI in a step of their own, so that the table shows build time and
+/// test time.
 fn build() -> Result<()> {
     step::stream(&mut cargo("test --workspace --all-features --no-run --quiet"))
 }
 
-/// Everything that [`build`] built, but for examples and doc tests.
+/// Runs what [`build`] built, except examples and doc tests.
 fn test_programs() -> Command {
     let mut tests = cargo("test --workspace --all-features --lib --bins --tests");
-    // Most tests wait for a server or a child process rather than for a core.
+    // Most tests wait for a server or a child process, not for a core.
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     if env::var_os("RUST_TEST_THREADS").is_none() {
         tests.env("RUST_TEST_THREADS", (THREADS_PER_CORE * cores).to_string());
@@ -118,7 +121,7 @@ fn test_programs() -> Command {
 }
 
 fn install_tools() -> Result<()> {
-    // The command tours of the docs use curl, and the tests of `tidegate watch` run it in tmux.
+    // The command tours of the docs use curl, and the tests of `tidegate watch` use tmux.
     install::ensure_tool("curl", "curl")?;
     install::ensure_tool("tmux", "tmux")
 }
@@ -126,7 +129,7 @@ fn install_tools() -> Result<()> {
 fn tests(options: &Options) -> Result<()> {
     let left_out = left_out(&options.engines);
     let wanted: Vec<_> = Engine::SERVERS.into_iter().filter(|engine| !left_out.contains(engine)).collect();
-    let engines = Borrowed::up(&wanted)?;
+    let engines = EngineGuard::up(&wanted)?;
     let mut tests = test_programs();
     tests.envs(engines.variables()?).envs([engines::envoy()?]);
     let may_skip: Vec<_> = left_out.iter().flat_map(|engine| engine.variables()).collect();
@@ -137,7 +140,7 @@ fn tests(options: &Options) -> Result<()> {
     step::stream(&mut tests)
 }
 
-/// The servers that a run does without, because others were named.
+/// The servers that a run leaves out, because others were named.
 fn left_out(only: &[Engine]) -> Vec<Engine> {
     let is_left_out = |engine: &Engine| !only.is_empty() && !only.contains(engine);
     Engine::SERVERS.into_iter().filter(is_left_out).collect()
@@ -152,19 +155,20 @@ fn model(depth: Depth) -> Result<()> {
 }
 
 fn model_clippy() -> Result<()> {
-    // In release, as the models run, so that the two share dependencies' build scripts and macros.
+    // In release, like the models, so that the two share build scripts and macros of dependencies.
     let mut clippy = cargo("clippy --release -p tidegate-model --all-targets -- -D warnings");
     step::stream(as_model(&mut clippy))
 }
 
-/// Other flags mean another build of everything: a folder of its own keeps the usual one valid.
+/// Other flags mean a full rebuild: a separate target folder keeps the usual build valid.
 fn as_model(command: &mut Command) -> &mut Command {
     command
         .env("RUSTFLAGS", "--cfg tidegate_model")
         .env("CARGO_TARGET_DIR", workspace::target().join("model"))
 }
 
-/// Licences, banned crates and sources of all dependencies. Advisories need a database that is not always reachable.
+/// Licences, banned crates and sources of all dependencies. Advisories need a database that is not always
+/// reachable.
 fn licences() -> Result<()> {
     install::ensure_cargo_tool("cargo-deny")?;
     let mut deny = cargo("deny --all-features check licenses bans sources");
@@ -173,10 +177,10 @@ fn licences() -> Result<()> {
 
 fn metadata() -> Result<Value> {
     let metadata = step::capture("cargo metadata", &mut cargo("metadata --no-deps --format-version 1"))?;
-    serde_json::from_str(&metadata).context("cargo metadata wrote no JSON")
+    serde_json::from_str(&metadata).context("cargo metadata wrote invalid JSON")
 }
 
-/// Threads that spin until dropped, so that tests whose verdict depends on speed fail here and not in CI.
+/// Threads that spin until dropped, so that tests which depend on speed fail here and not in CI.
 struct Load {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

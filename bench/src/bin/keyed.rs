@@ -1,7 +1,7 @@
-//! Many keys, each with a rate of its own: `cargo xtask bench keyed`.
+//! Many keys, each with its own rate: `cargo xtask bench keyed`.
 //!
-//! All on our fast clock, and the peers on the clock they come with. Which key is asked for next is drawn before the
-//! time is taken; both sides go through the same draws.
+//! Our side uses the fast clock, the peers their own clocks. The sequence of keys is drawn before the timing
+//! starts, and both sides use the same sequence.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -13,7 +13,7 @@ use clap::Parser;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use throttle_net::PerKey;
 use tidegate::{Cost, FastClock, Keyed, Outcome, Rate, Throttle};
-use tidegate_bench::counted::bytes_by;
+use tidegate_bench::counters::bytes_by;
 use tidegate_bench::measure::best_of;
 use tidegate_bench::report::Row;
 use tidegate_bench::{Case, Options};
@@ -21,7 +21,7 @@ use tidegate_bench::{Case, Options};
 const KEYS: u64 = 100_000;
 const FEW_KEYS: u64 = 1_000;
 const RIVAL_KEYS: u64 = 16_000;
-/// Draws before they repeat.
+/// Draws before the sequence repeats.
 const DRAWS: usize = 1 << 18;
 const PLENTY: u32 = u32::MAX;
 
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     tidegate_bench::run("keyed", &CASES, &Arguments::parse().options)
 }
 
-/// Keys drawn beforehand, one after the other and then again from the beginning.
+/// A precomputed cyclic sequence of keys.
 struct Draws {
     keys: Vec<u64>,
     next: usize,
@@ -63,7 +63,7 @@ impl Draws {
     }
 }
 
-/// A small generator of our own, so that every run draws the same.
+/// SplitMix64, so that every run draws the same sequence.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
@@ -77,7 +77,7 @@ fn uniform(keys: u64) -> Draws {
     Draws { keys: (0..DRAWS).map(|_| random(&mut state) % keys).collect(), next: 0 }
 }
 
-/// The key of rank r is asked for 1/r as often as the first.
+/// Zipf's law: the key of rank r has 1/r of the weight of the first.
 #[expect(clippy::cast_precision_loss, reason = "weights of a draw")]
 fn zipf(keys: u64) -> Draws {
     let mut sum = 0.0;
@@ -91,7 +91,7 @@ fn zipf(keys: u64) -> Draws {
     let mut draw = || {
         let wanted = random(&mut state) as f64 / u64::MAX as f64 * sum;
         let rank = sums.partition_point(|sum| *sum < wanted) as u64;
-        // Ranks are spread over the keys, as they are for those who hash them anyway.
+        // Ranks are spread over the keys, as hashing would.
         rank.min(keys - 1).wrapping_mul(0x9E37_79B9) % keys
     };
     Draws { keys: (0..DRAWS).map(|_| draw()).collect(), next: 0 }
@@ -130,7 +130,7 @@ fn against_governor(name: &str, rounds: u32, mut draws: Draws) -> Row {
     Row::new(name, pair, Some(1.5), "ns", "try_acquire + settle of 100,000 keys vs governor keyed (dashmap)")
 }
 
-/// So few that all of them stay near the processor: told, not judged.
+/// Few enough to stay in the CPU's caches: reported without a target.
 fn few(rounds: u32) -> Row {
     let (keyed, peer) = (ours(FEW_KEYS), governor(FEW_KEYS));
     let mut draws = uniform(FEW_KEYS);
@@ -162,7 +162,7 @@ fn key_bytes() -> Result<Row> {
     Ok(Row::new("key_bytes", (bytes, 400.0), Some(1.0), "bytes", "a key with a rate alone, of a million"))
 }
 
-/// Two threads on the same keys: told, not judged.
+/// Two threads on the same keys: reported without a target.
 fn two_threads(rounds: u32) -> Vec<Row> {
     let (keyed, peer) = (ours(KEYS), governor(KEYS));
     let table = [
@@ -182,7 +182,7 @@ fn two_threads(rounds: u32) -> Vec<Row> {
         .collect()
 }
 
-/// Nanoseconds per operation while another thread does the same with other draws.
+/// Nanoseconds per operation while another thread does the same with other keys.
 fn contended(draws: &Draws, operation: impl Fn(u64) + Sync) -> f64 {
     let batch = 50_000;
     let start = Instant::now();

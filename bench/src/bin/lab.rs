@@ -1,6 +1,6 @@
 //! The controllers against simulated upstreams with hidden limits: `cargo xtask bench lab`.
 //!
-//! Nothing is timed: runs are in virtual time and repeat exactly from their seeds, so the rows are the same on every machine.
+//! Nothing is timed: runs use virtual time and fixed seeds, so the rows are the same on every machine.
 //! `--rounds` has no effect.
 #![allow(clippy::print_stdout, reason = "a command line program talks on its terminal")]
 
@@ -11,7 +11,7 @@ use tidegate_bench::Options;
 use tidegate_bench::report::{self, Row};
 use tidegate_lab::{Scenario, ScoreOptions, Strategy, score, table, targets};
 
-/// Scores the default controller in the lab's scenarios, and compares it with its targets.
+/// Scores the default controller in the lab's scenarios and compares it with its targets.
 #[derive(Debug, Parser)]
 #[command(name = "lab")]
 struct Arguments {
@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     let mut scenarios = Scenario::built_in();
     scenarios.retain(|scenario| has_target(&scenario.name));
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
-    // The oracle is what latencies are compared with.
+    // The oracle is the baseline for latencies.
     let strategies = vec![Strategy::Auto, Strategy::Oracle];
     let scores = score(&scenarios, &ScoreOptions { strategies, ..ScoreOptions::default() }, &|progress| {
         bar.set_length(progress.total as u64);

@@ -1,5 +1,5 @@
-//! How many bytes a throttle and a waiter take, or if asked for `buckets` a bucket, or if asked for `keys` a key, by an
-//! allocator that counts.
+//! Bytes per throttle and waiter, or with the argument `buckets` per bucket, or with `keys` per key, by a
+//! counting allocator.
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
 use std::alloc::System;
@@ -39,7 +39,7 @@ fn main() {
     }
 }
 
-/// What a throttle adds to the plan it shares with others: `twin` builds a second one under the same plan.
+/// Bytes that a throttle adds to the plan it shares: `twin` builds a second one under the same plan.
 fn throttle_bytes() -> usize {
     let throttle = Throttle::builder()
         .slots(Slots::adaptive(1..=5))
@@ -53,7 +53,7 @@ fn throttle_bytes() -> usize {
     bytes
 }
 
-/// A key with a rate and nothing else, of a million; the table they are in is part of it.
+/// Bytes of a key with a rate alone, of a million; includes the table.
 fn key_bytes() -> usize {
     let limits = Throttle::builder().rate(Rate::per_second(5)).limits().expect("within the bounds");
     let keyed: Keyed<u64> = Keyed::builder(limits).keys_max(KEYS).build().expect("within the bounds");
@@ -61,13 +61,13 @@ fn key_bytes() -> usize {
     for key in 0..KEYS {
         drop(keyed.try_acquire(&(key as u64), Cost::request()).expect("a fresh bucket is full"));
     }
-    assert_eq!(keyed.len(), KEYS, "all of them are there");
+    assert_eq!(keyed.len(), KEYS, "every key exists");
     (in_use() - before) / KEYS
 }
 
 fn waiter_bytes() -> usize {
     let throttle = Throttle::builder().slots(Slots::fixed(1)).build().expect("within the bounds");
-    let held = throttle.try_acquire(Cost::request()).expect("nobody is there");
+    let held = throttle.try_acquire(Cost::request()).expect("no slot is in use");
     let mut futures: Vec<Pin<Box<_>>> =
         (0..WAITERS).map(|_| Box::pin(throttle.acquire(Cost::request()))).collect();
     let before = in_use();
@@ -81,8 +81,8 @@ fn waiter_bytes() -> usize {
     bytes
 }
 
-/// A bucket of two limits without and with what was used, each of a million entities; what is remembered of the last
-/// quarter of a million leases is part of both.
+/// Bytes of a bucket of two limits, without and with usage, of a million entities. Both include the records
+/// of the last quarter of a million leases.
 fn bucket_bytes() -> (usize, usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     runtime.block_on(async {
@@ -92,18 +92,18 @@ fn bucket_bytes() -> (usize, usize) {
         let limits = [Limit::per_minute("rpm", 60), Limit::per_minute("tpm", 100_000)];
         let limiter = Limiter::builder(store.clone()).cache_max(1).build();
         let limiter = limiter.expect("within the bounds");
-        // Rules that have just been made: buckets that follow them are kept, though they are full.
+        // A policy that was just written: buckets under a new policy are not evicted, even when full.
         let policy = Policy::new(limits).expect("a policy");
         limiter.admin("bench").set_policy(Scope::System, policy).await.expect("in memory");
         for number in 0..ENTITIES {
             let name = format!("user-{number}");
-            let lease = limiter.acquire((name.as_str(), "gpt-4"), [("rpm", 1), ("tpm", 800)]).await;
-            // Fast enough for the rules to be new at the end, and slow enough for leases to be forgotten.
+            let lease = limiter.try_acquire((name.as_str(), "gpt-4"), [("rpm", 1), ("tpm", 800)]).await;
+            // Fast enough for the policy to be new at the end, and slow enough for leases to be evicted.
             clock.advance(std::time::Duration::from_micros(100));
             // Returned: nothing is written to the ledger.
             drop(lease.expect("a fresh bucket is full"));
         }
-        assert_eq!(store.stats().subjects, ENTITIES as u64, "all of them are there");
+        assert_eq!(store.stats().subjects, ENTITIES as u64, "every subject exists");
         let bucket = (in_use() - before) / ENTITIES;
         for number in 0..ENTITIES {
             let name = format!("user-{number}");

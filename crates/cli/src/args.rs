@@ -1,4 +1,4 @@
-//! What may be typed, and its help.
+//! Command-line arguments and their help.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,34 +10,34 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::answer::Format;
 use crate::fetch::FetchArgs;
+use crate::output::Format;
+use crate::parse;
 use crate::verbs::acquire::AcquireArgs;
 use crate::verbs::audit::AuditVerb;
 use crate::verbs::entity::EntityVerb;
+use crate::verbs::inspect::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::lab::LabVerb;
 use crate::verbs::limits::LimitsVerb;
-use crate::verbs::look::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::serve::ServeArgs;
 use crate::verbs::store::StoreVerb;
 use crate::verbs::token::TokenVerb;
 use crate::verbs::usage::UsageVerb;
 use crate::watch::WatchArgs;
-use crate::words;
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  it could not be done, or what it is about is not there
-  2  it was not asked as it can be: an argument, a name, a cost, a file is wrong
-  3  a limit refuses it, or would have in `explain --replay`
-  4  the store, the server or a host is away, or does not answer in time
-  5  `limits plan` has found changes, `store check` something to do
-  acquire … -- COMMAND ends as the command does, and what a signal ends
-  with 128 and its number.";
+  1  the operation failed, or its object does not exist
+  2  an argument, a name, a cost or a file is invalid
+  3  a limit refused, or would have refused in `explain --replay`
+  4  the store, the server or a host is unavailable, or timed out
+  5  `limits plan` found changes, or `store check` found something to do
+acquire … -- COMMAND exits with the code of the command, or with 128 plus the
+number of the signal that ended it.";
 
-/// The options that every verb takes stand apart in its help.
-const EVERYWHERE: &str = "Options of every command";
+/// Help heading for the options that every verb takes.
+const EVERYWHERE: &str = "Global options";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,11 +48,11 @@ Examples:
   tidegate fetch -i urls.txt --out pages
   tidegate --server http://127.0.0.1:8707 --token-file token balance acme gpt-4";
 
-/// Limits that many programs share: who may use how much of what, exactly.
+/// Rate limits and quotas shared by many programs: exact, and kept in one store.
 ///
-/// Limits live in a store, a file of SQLite unless said otherwise, and every program that opens the same store keeps the same
-/// limits; a server keeps them for programs that are elsewhere. These verbs look at them, change them and draw from them, at a
-/// store or at a server.
+/// Limits live in a store, an SQLite file by default. Every program that opens the same store enforces the
+/// same limits; a server enforces them for programs on other machines. These commands inspect limits, change
+/// them and draw from them, at a store or at a server.
 #[derive(Debug, Parser)]
 #[command(
     name = "tidegate",
@@ -69,61 +69,64 @@ pub(crate) struct Args {
     pub(crate) verb: Verb,
 }
 
-/// What every verb takes.
+/// Options of every verb.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SharedArgs {
-    /// The store: a file (sqlite:PATH), Redis, PostgreSQL or DynamoDB [default: tidegate/tidegate.db in the data folder]
+    /// The store: a file (sqlite:PATH), Redis, PostgreSQL or DynamoDB [default: tidegate/tidegate.db in the
+    /// data folder]
     ///
-    /// sqlite:PATH, `redis://HOST`, `redis+cluster://HOST,HOST`, `postgres://USER@HOST/DATABASE`: it is made if it is not there.
-    /// `dynamodb://TABLE?region=REGION`: the table is made by `store init`.
-    /// The data folder is `XDG_DATA_HOME`, or ~/.local/share. Options come behind a `?`: sqlite:limits.db?namespace=prod
+    /// sqlite:PATH, `redis://HOST`, `redis+cluster://HOST,HOST`, `postgres://USER@HOST/DATABASE`: created if
+    /// it does not exist. `dynamodb://TABLE?region=REGION`: `store init` creates the table. The data folder
+    /// is `XDG_DATA_HOME`, or ~/.local/share. Options follow a `?`: sqlite:limits.db?namespace=prod
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
-    /// Ask the server at this address in the place of a store
+    /// Use the server at this address instead of a store
     ///
-    /// All verbs but `serve`, `store` and `audit archive` ask it, and answer the same. Changes are made in the name of the token.
+    /// All verbs but `serve`, `store` and `audit archive` accept it, with the same output. Changes are
+    /// audited as the token's.
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_SERVER", hide_env_values = true)]
     pub(crate) server: Option<String>,
-    /// A file that holds the token for the server; or set `TIDEGATE_TOKEN` to the token itself
+    /// Read the token for the server from this file; or set `TIDEGATE_TOKEN` to the token itself
     ///
-    /// No option takes the token itself: everybody on a machine sees its command lines, and shells write them down.
+    /// No option takes the token itself: command lines are visible to other users of the machine and end up
+    /// in shell histories.
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "FILE", env = "TIDEGATE_TOKEN_FILE", hide_env_values = true)]
     pub(crate) token_file: Option<PathBuf>,
-    /// Trust a server whose certificate is signed by one of those in this file, in PEM, and no other
+    /// Trust only servers whose certificate is signed by one in this PEM file
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "FILE", env = "TIDEGATE_CA", hide_env_values = true)]
     pub(crate) ca: Option<PathBuf>,
-    /// The client's own certificate, in PEM, for a server that asks for one
+    /// Present this client certificate, in PEM, to a server that requires one
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "FILE", env = "TIDEGATE_CLIENT_CERT", hide_env_values = true)]
     pub(crate) client_cert: Option<PathBuf>,
-    /// The key of that certificate, in PEM
+    /// The private key of that certificate, in PEM
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "FILE", env = "TIDEGATE_CLIENT_KEY", hide_env_values = true)]
     pub(crate) client_key: Option<PathBuf>,
-    /// Answer with one JSON document, and with one on stderr if it fails
+    /// Print one JSON document to stdout, or to stderr on failure
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     json: bool,
-    /// In whose name changes are made at a store, for the audit [default: the user's name]
+    /// Record changes at a store under this name in the audit [default: the user's name]
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "NAME", env = "TIDEGATE_ACTOR", hide_env_values = true)]
     pub(crate) actor: Option<String>,
-    /// How long to wait for an answer before it counts as away, from 1ms to 1m [default: 5s]
-    #[arg(long, global = true, help_heading = EVERYWHERE, value_parser = words::timeout)]
+    /// Treat a store or server as unavailable if it takes longer to respond, from 1ms to 1m [default: 5s]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_parser = parse::timeout)]
     #[arg(value_name = "SPAN", env = "TIDEGATE_TIMEOUT", hide_env_values = true)]
     pub(crate) timeout: Option<Duration>,
 }
 
-/// In whose name changes are made.
-pub(crate) fn actor(said: Option<String>) -> String {
+/// The actor that changes are audited under.
+pub(crate) fn actor(configured: Option<String>) -> String {
     let user = || env::var("USER").ok().filter(|user| !user.is_empty());
-    said.or_else(user).unwrap_or_else(|| "tidegate".to_owned())
+    configured.or_else(user).unwrap_or_else(|| "tidegate".to_owned())
 }
 
-/// What to do.
+/// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Serve the limits of a store over HTTP, to programs in any language
@@ -131,34 +134,34 @@ pub(crate) enum Verb {
     /// Write, show and compare limits
     #[command(subcommand)]
     Limits(LimitsVerb),
-    /// Say who there is, and under whom
+    /// Create, show and move entities
     #[command(subcommand)]
     Entity(EntityVerb),
     /// Draw units, or hold them while a command runs
     Acquire(AcquireArgs),
-    /// Show what is there of somebody's limits
+    /// Show how much of an entity's limits is available
     Balance(BalanceArgs),
     /// Show how much of a resource's limits is in use, over all entities
     Capacity(CapacityArgs),
-    /// Tell what an acquire would be answered, and why; nothing is taken
+    /// Show how an acquire would be decided, and why, without drawing anything
     Explain(ExplainArgs),
-    /// Show what was used
+    /// Show usage
     #[command(subcommand)]
     Usage(UsageVerb),
-    /// Show who has changed what
+    /// Show the audit of changes
     #[command(subcommand)]
     Audit(AuditVerb),
-    /// Make, list and revoke the tokens that a server lets its callers in by
+    /// Create, list and revoke the tokens that clients authenticate to a server with
     #[command(subcommand)]
     Token(TokenVerb),
-    /// Make a store, look at it, bring it up to date, list what is in it
+    /// Create, check, upgrade and list a store
     #[command(subcommand)]
     Store(StoreVerb),
-    /// Say where the store or the server is, and how it is
+    /// Show the address and state of the store or the server
     Status,
     /// Show decisions, refusals and levels in the terminal, as they happen
     Watch(WatchArgs),
-    /// Fetch files from many hosts, each as often as it bears
+    /// Fetch files from many hosts, each at the rate it sustains
     Fetch(Box<FetchArgs>),
     /// Measure how strategies use limits that they do not know, on simulated upstreams
     #[command(subcommand)]
@@ -167,13 +170,14 @@ pub(crate) enum Verb {
     ///
     /// For bash: source <(tidegate completions bash)
     Completions {
-        /// Which shell
+        /// The shell
         shell: Shell,
     },
 }
 
 impl Args {
-    /// What was typed, with what the environment says. Where both a store and a server are said, the one that was typed counts.
+    /// Parses the command line and the environment. A `--store` or `--server` flag overrides the other's
+    /// variable.
     pub(crate) fn read() -> Result<Self, clap::Error> {
         let mut command = Self::command();
         let matches = command.clone().try_get_matches()?;
@@ -186,18 +190,16 @@ impl Args {
             Verb::Serve(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. }
                 if is_typed("server") =>
             {
-                return conflict(
-                    "the argument '--server <URL>' is for verbs that ask one, and this one does not",
-                );
+                return conflict("the argument '--server <URL>' does not apply to this command");
             }
             Verb::Store(_) if is_typed("server") => {
                 return conflict(&format!(
-                    "`{verb}` works on the store itself, where it is: say --store <URL>, and no '--server <URL>'",
+                    "`{verb}` works on the store directly: use --store <URL> instead of '--server <URL>'",
                 ));
             }
             Verb::Store(_) if shared.server.is_some() && shared.store.is_none() => {
                 return conflict(&format!(
-                    "TIDEGATE_SERVER names a server, and `{verb}` works on the store itself: say --store <URL>",
+                    "TIDEGATE_SERVER is set, but `{verb}` works on the store directly: use --store <URL>",
                 ));
             }
             Verb::Serve(_) | Verb::Store(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. } => {
@@ -211,7 +213,7 @@ impl Args {
                 }
                 (false, false) if shared.store.is_some() && shared.server.is_some() => {
                     return conflict(
-                        "TIDEGATE_STORE and TIDEGATE_SERVER are both set: unset one, or say --store or --server",
+                        "TIDEGATE_STORE and TIDEGATE_SERVER are both set: unset one, or use --store or --server",
                     );
                 }
                 (false, false) => {}
@@ -222,28 +224,28 @@ impl Args {
             && !shared.server.as_ref().is_some_and(|url| url.starts_with("https://"))
         {
             return conflict(&format!(
-                "the argument '{flag} <FILE>' is for a server with TLS: say --server https://…"
+                "the argument '{flag} <FILE>' requires a server with TLS: use --server https://…"
             ));
         }
         match shared.server {
             None if is_typed("token_file") => {
-                conflict("the argument '--token-file <FILE>' is for a server: say --server <URL>")
+                conflict("the argument '--token-file <FILE>' requires a server: use --server <URL>")
             }
             Some(_) if is_typed("actor") => {
-                conflict("a server makes changes in the name of the token: '--actor <NAME>' is for stores")
+                conflict("a server records changes under its token: '--actor <NAME>' applies to stores only")
             }
             _ => Ok(args),
         }
     }
 
-    /// For whom to answer.
+    /// The output format.
     pub(crate) fn format(&self) -> Format {
         if self.shared.json { Format::Json } else { Format::text() }
     }
 }
 
-/// Tells what is wrong with the arguments, or the help that was asked for. A reader that has gone away is no failure.
-pub(crate) fn told(error: &clap::Error) -> ExitCode {
+/// Prints an argument error, or the requested help. A closed pipe is not a failure.
+pub(crate) fn print_error(error: &clap::Error) -> ExitCode {
     drop(error.print());
     u8::try_from(error.exit_code()).unwrap_or(2).into()
 }
@@ -255,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_behind_the_options_fits_a_terminal_of_80_columns() {
+    fn after_help_fits_80_columns() {
         fn walk(command: &Command) {
             for text in [command.get_after_help(), command.get_after_long_help()].into_iter().flatten() {
                 for line in text.to_string().lines() {

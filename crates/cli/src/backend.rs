@@ -1,82 +1,83 @@
-//! What a verb may ask, whoever answers: a store in this process, or a server.
+//! The operations a verb may call, on a store in this process or on a server.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::store::archive::Archived;
+use tidegate::store::archive::ArchiveReport;
 use tidegate::store::{AuditQuery, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Capacity, Entity, EntityId, Expect, Explanation, Extra, LimitLine, LimitName, Paging, Plan,
-    Policy, ResourceName, Scope, Settled, Stamp, Subject, Usage, UsageQuery, UsageSum, Version, Versioned,
+    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitLine, LimitName, Paging, Policy,
+    PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Subject, Undeclared, Usage, UsageQuery,
+    UsageSum, Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{Token, TokenId, TokenScopes};
 
 use crate::failure::Failure;
-use crate::words::Units;
+use crate::parse::Units;
 
 /// A policy, its scope and its version.
-pub(crate) type Written = (Scope, Versioned<Arc<Policy>>);
+pub(crate) type StoredPolicy = (Scope, Versioned<Arc<Policy>>);
 
-/// Units that are asked for.
+/// A request for units.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct AcquireRequest {
     pub(crate) subject: Subject,
     pub(crate) cost: Vec<Units>,
-    /// Wait for them for so long.
+    /// How long to wait for the units.
     pub(crate) within: Option<Duration>,
-    /// How long a lease of them lasts unless it is renewed.
+    /// How long a lease of them lasts unless renewed.
     pub(crate) deadline: Duration,
 }
 
-impl Ask {
-    /// The cost as the library takes it.
+impl AcquireRequest {
+    /// The cost in the form that the library takes.
     pub(crate) fn pairs(&self) -> Vec<(&str, u64)> {
         self.cost.iter().map(|units| (units.limit.as_str(), units.units)).collect()
     }
 }
 
-/// By whom something was granted.
+/// How a request was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Granted {
-    /// By the store.
+pub(crate) enum Grant {
+    /// The store granted it.
     ByStore,
-    /// Without it: it is away, and the policy lets callers in all the same.
+    /// The store is unavailable, and the policy allows callers without it.
     WithoutStore,
 }
 
-/// A token that is to be.
+/// A token to be created.
 #[derive(Debug)]
-pub(crate) struct TokenAsk {
+pub(crate) struct TokenRequest {
     pub(crate) id: TokenId,
     pub(crate) name: String,
     pub(crate) scopes: TokenScopes,
     pub(crate) expires_at: Option<Stamp>,
 }
 
-/// A token that was made, and the whole of it as its holder has it: it is told now, and never again.
-pub(crate) struct MadeToken {
+/// A created token and its secret, which is shown once and not stored.
+pub(crate) struct CreatedToken {
     pub(crate) token: Versioned<Token>,
     pub(crate) secret: String,
 }
 
-/// What the far side says of itself.
+/// The state of the store or the server.
 #[derive(Debug)]
 pub(crate) struct Status {
-    /// What it is: a store or a server.
+    /// `store` or `server`.
     pub(crate) kind: &'static str,
     /// Its address.
     pub(crate) url: String,
-    /// The namespace that is asked.
+    /// The namespace in use.
     pub(crate) namespace: Namespace,
-    /// What the engine is called.
+    /// The name of the engine.
     pub(crate) engine: String,
-    /// What is settled survives the process.
+    /// Whether settled units survive the process.
     pub(crate) is_durable: bool,
-    /// Whose clock decides.
+    /// The clock that decides.
     pub(crate) clock: String,
     /// The time by that clock.
     pub(crate) at: Stamp,
@@ -84,22 +85,23 @@ pub(crate) struct Status {
     pub(crate) clock_offset: Duration,
     /// The count of administrative changes.
     pub(crate) version: Version,
-    /// How long it took to answer.
+    /// How long the response took.
     pub(crate) took: Duration,
 }
 
-/// Where limits are kept. All but [`acquire`](Self::acquire) and [`spend`](Self::spend) may be dropped at any time; these take
-/// nothing, or give it back, if [`close`](Self::close) is awaited after them.
+/// A store or a server. Every method but [`acquire`](Self::acquire) and [`spend`](Self::spend) is cancel
+/// safe; a cancelled call of those two draws nothing, or returns its units, if [`close`](Self::close) is
+/// awaited afterwards.
 pub(crate) trait Backend {
-    type Lease: Hold;
+    type Lease: LeaseHandle;
 
     async fn status(&self) -> Result<Status, Failure>;
 
     async fn policy(&self, scope: &Scope) -> Result<Option<Versioned<Arc<Policy>>>, Failure>;
-    async fn policies(&self, listing: &Listing, paging: &Paging) -> Result<Page<Written>, Failure>;
+    async fn policies(&self, listing: &Listing, paging: &Paging) -> Result<Page<StoredPolicy>, Failure>;
     async fn change(&self, change: PolicyChange) -> Result<Version, Failure>;
-    async fn plan(&self, declared: &[(Scope, Policy)], extra: Extra) -> Result<Plan, Failure>;
-    async fn apply(&self, plan: &Plan) -> Result<Version, Failure>;
+    async fn plan(&self, declared: &[(Scope, Policy)], extra: Undeclared) -> Result<PolicyChanges, Failure>;
+    async fn apply(&self, plan: &PolicyChanges) -> Result<Version, Failure>;
 
     async fn entity(&self, id: &EntityId) -> Result<Option<Versioned<Entity>>, Failure>;
     async fn entities(&self, paging: &Paging) -> Result<Page<Versioned<Entity>>, Failure>;
@@ -107,34 +109,34 @@ pub(crate) trait Backend {
     async fn put_entity(&self, entity: &Entity, expect: Expect) -> Result<Version, Failure>;
     async fn remove_entity(&self, id: &EntityId, expect: Expect) -> Result<Version, Failure>;
 
-    async fn acquire(&self, ask: &Ask) -> Result<Self::Lease, Failure>;
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Self::Lease, Failure>;
     /// Draws and settles at once.
-    async fn spend(&self, ask: &Ask) -> Result<Granted, Failure>;
+    async fn spend(&self, request: &AcquireRequest) -> Result<Grant, Failure>;
 
     async fn balances(&self, subject: &Subject) -> Result<Vec<LimitLine>, Failure>;
     async fn balances_of_entity(&self, entity: &EntityId) -> Result<Vec<Balance>, Failure>;
     async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure>;
-    async fn explain(&self, ask: &Ask) -> Result<Explanation, Failure>;
+    async fn explain(&self, request: &AcquireRequest) -> Result<Explanation, Failure>;
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, Failure>;
     async fn usage_sum(&self, query: &UsageQuery) -> Result<UsageSum, Failure>;
     async fn audit(&self, query: &AuditQuery, paging: &Paging) -> Result<Page<Entry>, Failure>;
-    async fn archive(&self, folder: &Path, before: Stamp) -> Result<Archived, Failure>;
+    async fn archive(&self, folder: &Path, before: Stamp) -> Result<ArchiveReport, Failure>;
 
-    async fn create_token(&self, ask: TokenAsk) -> Result<MadeToken, Failure>;
+    async fn create_token(&self, request: TokenRequest) -> Result<CreatedToken, Failure>;
     async fn tokens(&self, paging: &Paging) -> Result<Page<Versioned<Token>>, Failure>;
     async fn revoke_token(&self, id: &TokenId) -> Result<Version, Failure>;
 
-    /// Waits until every ending has arrived; for a while, and no longer. Answers how many have not.
+    /// Waits, up to a bound, until every settlement has arrived. Returns the number that have not.
     async fn close(self) -> usize;
 }
 
-/// A lease that is held.
-pub(crate) trait Hold {
-    fn granted(&self) -> Granted;
+/// An open lease.
+pub(crate) trait LeaseHandle {
+    fn grant(&self) -> Grant;
     async fn renew(&mut self, span: Duration) -> Result<(), Failure>;
-    /// Ends it at what it drew.
-    async fn settle(&mut self) -> Result<Settled, Failure>;
-    /// Returns all of it.
-    async fn cancel(&mut self) -> Result<Settled, Failure>;
+    /// Settles the lease at the units it drew.
+    async fn settle(&mut self) -> Result<SettleStatus, Failure>;
+    /// Cancels the lease and returns all units.
+    async fn cancel(&mut self) -> Result<SettleStatus, Failure>;
 }

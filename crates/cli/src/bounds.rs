@@ -1,5 +1,5 @@
-//! The bounds of a server by their names: each has a key in `[bounds]` and a `TIDEGATE_` variable, and those that people set by
-//! hand have a flag.
+//! The bounds of a server by name: each has a key in `[bounds]` and a `TIDEGATE_` variable, and the commonly
+//! set ones have a flag.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -10,31 +10,32 @@ use tidegate_server::Bounds;
 use toml::{Table, Value};
 
 use crate::failure::Failure;
-use crate::words;
+use crate::format;
+use crate::parse;
 
-/// The flags. Their variables are read here, those of the others by [`decide`].
+/// The flags. clap reads their variables; [`decide`] reads the variables of the other bounds.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Bounds")]
 pub(crate) struct BoundArgs {
-    /// Requests under way at once, those that wait for a limit included [default: 4096]
+    /// Maximum requests in flight, including those that wait for a limit [default: 4096]
     #[arg(long, value_name = "COUNT", env = "TIDEGATE_REQUESTS_MAX", hide_env_values = true)]
     requests_max: Option<String>,
-    /// Connections open at once; further ones wait to be accepted [default: 8192]
+    /// Maximum open connections; further ones wait to be accepted [default: 8192]
     #[arg(long, value_name = "COUNT", env = "TIDEGATE_CONNECTIONS_MAX", hide_env_values = true)]
     connections_max: Option<String>,
-    /// How long an acquire may wait for its units [default: 1m]
+    /// Maximum time that an acquire may wait for its units [default: 1m]
     #[arg(long, value_name = "SPAN", env = "TIDEGATE_WITHIN_MAX", hide_env_values = true)]
     within_max: Option<String>,
-    /// How long a lease has whose request does not say [default: 5m]
+    /// Deadline of a lease whose request sets none [default: 5m]
     #[arg(long, value_name = "SPAN", env = "TIDEGATE_LEASE_DEADLINE", hide_env_values = true)]
     lease_deadline: Option<String>,
-    /// How long what is under way may take to end once it is told to stop [default: 30s]
+    /// Maximum time for requests in flight to finish after a signal to stop [default: 30s]
     #[arg(long, value_name = "SPAN", env = "TIDEGATE_DRAIN_TIME", hide_env_values = true)]
     drain_time: Option<String>,
 }
 
 impl BoundArgs {
-    /// What was typed, or said by the flag's variable.
+    /// The value of a flag or of its variable.
     fn of(&self, name: &str) -> Option<&String> {
         match name {
             "requests_max" => self.requests_max.as_ref(),
@@ -47,7 +48,7 @@ impl BoundArgs {
     }
 }
 
-/// A bound: its name, which is its key, what it is of the server's, and what it may be.
+/// A bound: its name, which is its key, the server field it sets, and its valid range.
 struct Key {
     name: &'static str,
     field: Field,
@@ -64,7 +65,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
-/// Every bound there is.
+/// Every bound.
 const KEYS: [Key; 15] = [
     count("body_max", |bounds| &mut bounds.body_max, KIB..=KIB * KIB * KIB),
     span("body_time", |bounds| &mut bounds.body_time, MILLI..=HOUR),
@@ -99,20 +100,20 @@ const fn span(
     Key { name, field: Field::Span(field, range) }
 }
 
-/// What is said of a bound, and where.
-struct Said {
-    place: String,
+/// A configured bound, and the flag, variable or key that it comes from.
+struct Setting {
+    origin: String,
     value: String,
 }
 
-impl Said {
-    fn refused(&self, what: impl Display) -> Failure {
-        Failure::usage(format!("{} is `{}`, and must be {what}", self.place, words::shown(&self.value)))
-            .next("see what the bounds may be: tidegate serve --help")
+impl Setting {
+    fn invalid(&self, what: impl Display) -> Failure {
+        Failure::usage(format!("{} is `{}`, and must be {what}", self.origin, format::escape(&self.value)))
+            .next("see the bounds: tidegate serve --help")
     }
 }
 
-/// The bounds that are typed, over those of the environment, over those of the file, over what is usual.
+/// Resolves the bounds: flags, then the environment, then the file, then the defaults.
 pub(crate) fn decide(
     args: &BoundArgs,
     environment: impl Fn(&str) -> Option<String>,
@@ -120,36 +121,36 @@ pub(crate) fn decide(
 ) -> Result<Bounds, Failure> {
     let known = || KEYS.map(|key| key.name).join(", ");
     if let Some(unknown) = file.keys().find(|name| KEYS.iter().all(|key| key.name != name.as_str())) {
-        let what = format!("there is no bound `bounds.{}`", words::shown(unknown));
-        return Err(Failure::usage(what).next(format!("there are {}", known())));
+        let what = format!("unknown bound `bounds.{}`", format::escape(unknown));
+        return Err(Failure::usage(what).next(format!("the bounds are {}", known())));
     }
     let mut bounds = Bounds::default();
     for Key { name, field } in &KEYS {
         let variable = format!("TIDEGATE_{}", name.to_ascii_uppercase());
         let typed =
             args.of(name).map(|value| (format!("--{} or {variable}", name.replace('_', "-")), value.clone()));
-        let said = typed.or_else(|| Some((variable.clone(), environment(&variable)?)));
-        let said = said.or_else(|| Some((format!("`bounds.{name}`"), text(file.get(*name)?))));
-        let Some(said) = said.map(|(place, value)| Said { place, value }) else { continue };
+        let setting = typed.or_else(|| Some((variable.clone(), environment(&variable)?)));
+        let setting = setting.or_else(|| Some((format!("`bounds.{name}`"), text(file.get(*name)?))));
+        let Some(setting) = setting.map(|(origin, value)| Setting { origin, value }) else { continue };
         match field {
             Field::Count(field, range) => {
-                let value = said.value.parse().ok().filter(|count| range.contains(count));
+                let value = setting.value.parse().ok().filter(|count| range.contains(count));
                 let (least, most) = (range.start(), range.end());
                 *field(&mut bounds) = value
-                    .ok_or_else(|| said.refused(format_args!("a whole number from {least} to {most}")))?;
+                    .ok_or_else(|| setting.invalid(format_args!("a whole number from {least} to {most}")))?;
             }
             Field::Span(field, range) => {
-                let value = words::span(&said.value).ok().filter(|span| range.contains(span));
-                let [least, most] = [range.start(), range.end()].map(|span| words::span_words(*span));
+                let value = parse::duration(&setting.value).ok().filter(|span| range.contains(span));
+                let [least, most] = [range.start(), range.end()].map(|span| format::duration(*span));
                 *field(&mut bounds) = value.ok_or_else(|| {
-                    said.refused(format_args!(
+                    setting.invalid(format_args!(
                         "a number and a unit, such as 250ms, 5s or 2m, from {least} to {most}"
                     ))
                 })?;
             }
         }
     }
-    let [own, most] = [bounds.lease_deadline, bounds.lease_deadline_max].map(words::span_words);
+    let [own, most] = [bounds.lease_deadline, bounds.lease_deadline_max].map(format::duration);
     if bounds.lease_deadline > bounds.lease_deadline_max {
         return Err(Failure::usage(format!(
             "lease_deadline is {own}, more than lease_deadline_max, which is {most}"
@@ -159,7 +160,7 @@ pub(crate) fn decide(
     Ok(bounds)
 }
 
-/// A value of the file as it would be typed.
+/// A TOML value in command-line form.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -183,21 +184,21 @@ mod tests {
     }
 
     #[test]
-    fn every_bound_of_the_server_has_its_key_and_stands_in_the_documentation() {
+    fn every_server_bound_has_a_documented_key() {
         let shown = format!("{:#?}", Bounds::default());
         let fields: Vec<&str> =
             shown.lines().filter_map(|line| line.trim().split_once(": ")).map(|(name, _)| name).collect();
         assert_eq!(fields, KEYS.map(|key| key.name));
-        let documentation = include_str!("../../../docs/cli.md");
+        let documentation = include_str!("../../../docs/run.md");
         for Key { name, .. } in KEYS {
             let row = format!("| `TIDEGATE_{}` | `bounds.{name}` |", name.to_ascii_uppercase());
             assert!(documentation.contains(&row), "{row}");
-            assert!(crate::verbs::serve::HOW.contains(&format!("\n  {name} = ")), "{name} in --help");
+            assert!(crate::verbs::serve::HELP.contains(&format!("\n  {name} = ")), "{name} in --help");
         }
     }
 
     #[test]
-    fn what_is_usual_is_within_its_bounds() {
+    fn defaults_are_within_their_ranges() {
         let mut usual = Bounds::default();
         for Key { name, field } in KEYS {
             let is_within = match field {
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_counts_before_the_environment_and_that_before_the_file() {
+    fn flag_overrides_environment_which_overrides_file() {
         let args = BoundArgs { within_max: Some("3s".to_owned()), ..BoundArgs::default() };
         let environment = |name: &str| match name {
             "TIDEGATE_WITHIN_MAX" => Some("4s".to_owned()),
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_that_cannot_be_is_refused_with_its_field_its_value_and_what_it_may_be() {
+    fn invalid_bound_error_names_field_value_and_range() {
         let table = [
             (
                 "body_max = -1",
@@ -247,10 +248,10 @@ mod tests {
             ("report_time = '99999999999999999999d'", "`bounds.report_time` is `99999999999999999999d`"),
             (
                 "within_max = '25h'",
-                "`bounds.within_max` is `25h`, and must be a number and a unit, such as 250ms, 5s or 2m, from 1ms to 1day",
+                "`bounds.within_max` is `25h`, and must be a number and a unit, such as 250ms, 5s or 2m, from 1ms to 1d",
             ),
             ("lease_deadline = [1]", "`bounds.lease_deadline` is `array`"),
-            ("requests = 1", "there is no bound `bounds.requests`"),
+            ("requests = 1", "unknown bound `bounds.requests`"),
             (
                 "lease_deadline_max = '10s'",
                 "lease_deadline is 5m, more than lease_deadline_max, which is 10s",

@@ -1,29 +1,29 @@
-//! The JSON that programs read. The names of its fields are a promise: they may be added to, and are not changed.
+//! The JSON output. Its field names are stable: fields may be added, and are never renamed.
 //!
-//! Times are RFC 3339, spans are seconds, amounts are whole numbers, limits are text as people type it.
+//! Times are RFC 3339, durations are seconds, amounts are integers, limits are text in command-line form.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Map, json};
-use tidegate::store::archive::Archived;
+use tidegate::store::archive::ArchiveReport;
 use tidegate::store::lifecycle::{
-    Checked, Destroyed, Listed, Made, Part, Setting, Space, Upgraded, Whereabouts,
+    CheckReport, DestroyReport, InitReport, NamespaceList, Part, Setting, Space, StoreLocation, UpgradeReport,
 };
 use tidegate::store::{Cursor, Page};
 use tidegate::{
-    Balance, Capacity, Entity, Explanation, LimitLine, LimitName, Plan, Policy, Scope, Source, Stamp, Step,
-    Subject, Tally, Usage, UsageSum, Version, Versioned, Window, Would,
+    Balance, Capacity, Entity, Explanation, LimitLine, LimitName, Policy, PolicyChanges, Scope, Source,
+    Stamp, Step, Subject, Tally, Usage, UsageSum, Version, Versioned, Window, Would,
 };
 use tidegate_core::limit::audit::{Change, Entry};
 use tidegate_core::limit::token::Token;
 
-use crate::backend::{Ask, Granted, MadeToken, Status, Written};
+use crate::backend::{AcquireRequest, CreatedToken, Grant, Status, StoredPolicy};
+use crate::default_paths::OpenStore;
 use crate::failure::Failure;
-use crate::place::Opened;
+use crate::format;
 use crate::plot::Series;
-use crate::verbs::serve::Place;
-use crate::words::{expiry_word, unavailable_words};
+use crate::verbs::serve::Addresses;
 
 /// A JSON document.
 pub(crate) type Json = serde_json::Value;
@@ -32,11 +32,11 @@ fn seconds(span: Duration) -> Json {
     json!(span.as_secs_f64())
 }
 
-/// What went wrong.
+/// A failure.
 pub(crate) fn failure(failure: &Failure) -> Json {
     json!({ "error": {
         "code": failure.exit.code(),
-        "kind": failure.exit.word(),
+        "kind": failure.exit.kind(),
         "message": failure.what,
         "next": failure.next,
         "retry_after": failure.retry_after.map(seconds),
@@ -44,7 +44,7 @@ pub(crate) fn failure(failure: &Failure) -> Json {
     } })
 }
 
-/// A scope, with its parts.
+/// A scope and its parts.
 pub(crate) fn scope(scope: &Scope) -> Json {
     let kind = match scope {
         Scope::System => "system",
@@ -56,23 +56,23 @@ pub(crate) fn scope(scope: &Scope) -> Json {
     json!({ "kind": kind, "entity": entity, "resource": scope.resource().map(ToString::to_string) })
 }
 
-/// What a policy says.
+/// A policy.
 pub(crate) fn policy(policy: &Policy) -> Json {
     json!({
         "limits": policy.rules().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "only": policy.is_only(),
-        "on_unavailable": policy.unavailable().map(unavailable_words),
-        "on_expiry": policy.expiry().map(expiry_word),
+        "on_unavailable": policy.unavailable().map(format::unavailable),
+        "on_expiry": policy.expiry().map(format::expiry),
     })
 }
 
-/// A policy, where it is and since when.
-pub(crate) fn written((at, policy_there): &Written) -> Json {
+/// A policy with its scope and version.
+pub(crate) fn written((at, policy_there): &StoredPolicy) -> Json {
     let version = policy_there.version.number();
     json!({ "scope": scope(at), "version": version, "policy": policy(&policy_there.value) })
 }
 
-/// A page under the name of what is on it.
+/// A page, its items under `name`.
 pub(crate) fn page<T>(name: &str, page: &Page<T>, item: impl Fn(&T) -> Json) -> Json {
     let mut object = Map::new();
     object.insert(name.to_owned(), page.items.iter().map(item).collect());
@@ -80,7 +80,7 @@ pub(crate) fn page<T>(name: &str, page: &Page<T>, item: impl Fn(&T) -> Json) -> 
     object.into()
 }
 
-/// The change of one scope, and the version it was made at, if it was.
+/// The change of one scope, with the version it was written at, if it was.
 pub(crate) fn changed(step: &Step, version: Option<Version>) -> Json {
     json!({
         "scope": scope(&step.scope),
@@ -90,8 +90,8 @@ pub(crate) fn changed(step: &Step, version: Option<Version>) -> Json {
     })
 }
 
-/// A plan, and the version it was applied at, if it was.
-pub(crate) fn plan(plan: &Plan, version: Option<Version>) -> Json {
+/// A plan, with the version it was applied at, if it was.
+pub(crate) fn plan(plan: &PolicyChanges, version: Option<Version>) -> Json {
     let step = |step: &Step| {
         json!({
             "scope": scope(&step.scope),
@@ -121,7 +121,7 @@ pub(crate) fn entity(entity: &Versioned<Entity>) -> Json {
     json
 }
 
-/// What was removed.
+/// A removed entity.
 pub(crate) fn removed(id: &str, version: Version) -> Json {
     json!({ "id": id, "removed": true, "version": version.number() })
 }
@@ -130,11 +130,11 @@ fn subject(subject: &Subject) -> Json {
     json!({ "entity": subject.entity.as_str(), "resource": subject.resource.as_str() })
 }
 
-/// What was spent.
-pub(crate) fn spent(ask: &Ask, granted: Granted) -> Json {
+/// Spent units.
+pub(crate) fn spent(request: &AcquireRequest, grant: Grant) -> Json {
     let cost: Map<String, Json> =
-        ask.pairs().into_iter().map(|(limit, units)| (limit.to_owned(), json!(units))).collect();
-    json!({ "granted": true, "subject": subject(&ask.subject), "cost": cost, "is_degraded": granted == Granted::WithoutStore })
+        request.pairs().into_iter().map(|(limit, units)| (limit.to_owned(), json!(units))).collect();
+    json!({ "granted": true, "subject": subject(&request.subject), "cost": cost, "is_degraded": grant == Grant::WithoutStore })
 }
 
 fn source(source: &Source) -> Json {
@@ -162,14 +162,14 @@ pub(crate) fn balance(balance: &Balance) -> Json {
     })
 }
 
-/// The state of a limit, and which policy it comes from.
+/// The state of a limit, and the policy it comes from.
 pub(crate) fn limit_line(line: &LimitLine) -> Json {
     let mut json = balance(&line.balance);
     json["source"] = source(&line.source);
     json
 }
 
-/// The limits of somebody.
+/// The balances of a subject's limits.
 pub(crate) fn balances<T>(lines: &[T], line: impl Fn(&T) -> Json) -> Json {
     json!({ "limits": lines.iter().map(line).collect::<Vec<_>>() })
 }
@@ -188,7 +188,7 @@ pub(crate) fn capacity(sums: &BTreeMap<LimitName, Capacity>) -> Json {
     json!({ "limits": sums.iter().map(limit).collect::<Vec<_>>() })
 }
 
-/// What would happen, and why.
+/// A decision without effect, and its reasons.
 pub(crate) fn explanation(explanation: &Explanation) -> Json {
     let (would, retry_after) = match explanation.would {
         Would::Grant => ("grant", Some(0.0)),
@@ -202,13 +202,13 @@ pub(crate) fn explanation(explanation: &Explanation) -> Json {
         "would": would,
         "retry_after": retry_after,
         "limits": explanation.lines.iter().map(limit_line).collect::<Vec<_>>(),
-        "on_unavailable": { "behaviour": unavailable_words(*on_unavailable), "source": source(says_unavailable) },
-        "on_expiry": { "behaviour": expiry_word(*on_expiry), "source": source(says_expiry) },
+        "on_unavailable": { "behaviour": format::unavailable(*on_unavailable), "source": source(says_unavailable) },
+        "on_expiry": { "behaviour": format::expiry(*on_expiry), "source": source(says_expiry) },
         "version": explanation.version.number(),
     })
 }
 
-/// The word for a window.
+/// The name of a window.
 pub(crate) const fn window(window: Window) -> &'static str {
     match window {
         Window::Hour => "hour",
@@ -236,7 +236,7 @@ pub(crate) fn usage(line: &Usage) -> Json {
     json
 }
 
-/// Usage, summed.
+/// Summed usage.
 pub(crate) fn usage_sum(sum: &UsageSum) -> Json {
     let line = |(limit, sum): (&LimitName, &Tally)| {
         let mut json = json!({ "limit": limit.as_str() });
@@ -246,7 +246,7 @@ pub(crate) fn usage_sum(sum: &UsageSum) -> Json {
     json!({ "limits": sum.limits.iter().map(line).collect::<Vec<_>>(), "windows": sum.windows })
 }
 
-/// Usage by window, without a gap.
+/// Usage by window, without gaps.
 pub(crate) fn chart(window_of: Window, starts: &[Stamp], all: &[&Series]) -> Json {
     let series = |series: &&Series| json!({ "limit": series.limit, "name": series.name, "units": series.units, "total": series.total() });
     json!({
@@ -276,18 +276,18 @@ pub(crate) fn token(token: &Versioned<Token>) -> Json {
     json
 }
 
-/// A token that was made: the one place with its secret.
-pub(crate) fn made_token(made: &MadeToken) -> Json {
+/// A created token: the only output that contains its secret.
+pub(crate) fn made_token(made: &CreatedToken) -> Json {
     let version = made.token.version.number();
     json!({ "token": bare_token(&made.token.value), "version": version, "secret": made.secret })
 }
 
-/// A token that is good no more.
+/// A revoked token.
 pub(crate) fn revoked(id: &str, version: Version) -> Json {
     json!({ "id": id, "revoked": true, "version": version.number() })
 }
 
-/// An entry of the audit.
+/// An audit entry.
 pub(crate) fn entry(entry: &Entry) -> Json {
     let (what, at, before, after) = match &entry.change {
         Change::Entity { before, after } => {
@@ -312,8 +312,8 @@ pub(crate) fn entry(entry: &Entry) -> Json {
     })
 }
 
-/// What was archived.
-pub(crate) fn archived(archived: &Archived) -> Json {
+/// The result of an archive run.
+pub(crate) fn archived(archived: &ArchiveReport) -> Json {
     json!({
         "files": archived.files,
         "entries": archived.entries,
@@ -322,19 +322,19 @@ pub(crate) fn archived(archived: &Archived) -> Json {
     })
 }
 
-/// What a server says when it answers: the token only if it was made now.
-pub(crate) fn serving(place: &Place, opened: &Opened, token: Option<&str>) -> Json {
+/// The startup document of a server, with the token only if it was just created.
+pub(crate) fn serving(addresses: &Addresses, opened: &OpenStore, token: Option<&str>) -> Json {
     json!({
-        "url": place.url,
-        "metrics": place.metrics,
-        "envoy": place.envoy,
+        "url": addresses.url,
+        "metrics": addresses.metrics,
+        "envoy": addresses.envoy,
         "store": opened.url,
         "namespace": opened.namespace.as_str(),
         "token": token,
     })
 }
 
-/// What the far side says of itself.
+/// The state of the store or the server.
 pub(crate) fn status(status: &Status) -> Json {
     json!({
         "url": status.url,
@@ -349,7 +349,7 @@ pub(crate) fn status(status: &Status) -> Json {
     })
 }
 
-fn whereabouts(of: &Whereabouts, url: Option<&str>) -> Map<String, Json> {
+fn whereabouts(of: &StoreLocation, url: Option<&str>) -> Map<String, Json> {
     let mut object = Map::new();
     if let Some(url) = url {
         object.insert("store".to_owned(), json!(url));
@@ -373,15 +373,15 @@ fn part(part: &Part) -> Map<String, Json> {
         .collect()
 }
 
-/// A store that was made, or was there.
-pub(crate) fn made(made: &Made, url: &str) -> Json {
+/// A store that was created, or existed.
+pub(crate) fn made(made: &InitReport, url: &str) -> Json {
     let parts: Vec<Json> =
         made.parts.iter().map(|made| with(part(&made.part), json!({ "is_new": made.is_new }))).collect();
     with(whereabouts(&made.of, Some(url)), json!({ "schema": made.schema, "parts": parts }))
 }
 
-/// What was found of a store.
-pub(crate) fn checked(checked: &Checked, url: &str) -> Json {
+/// The result of a store check.
+pub(crate) fn checked(checked: &CheckReport, url: &str) -> Json {
     let setting =
         |setting: &Setting| json!({ "name": setting.name, "value": setting.value, "danger": setting.danger });
     let clock = checked.clock.map(|clock| {
@@ -406,8 +406,8 @@ pub(crate) fn checked(checked: &Checked, url: &str) -> Json {
     )
 }
 
-/// What was brought up to date.
-pub(crate) fn upgraded(upgraded: &Upgraded, url: &str) -> Json {
+/// The result of an upgrade.
+pub(crate) fn upgraded(upgraded: &UpgradeReport, url: &str) -> Json {
     let parts: Vec<Json> = upgraded
         .parts
         .iter()
@@ -416,20 +416,20 @@ pub(crate) fn upgraded(upgraded: &Upgraded, url: &str) -> Json {
     with(whereabouts(&upgraded.of, Some(url)), json!({ "schema": upgraded.schema, "parts": parts }))
 }
 
-/// What would be lost.
-pub(crate) fn losses(listed: &Listed, url: &str) -> Json {
+/// What a removal would lose.
+pub(crate) fn losses(listed: &NamespaceList, url: &str) -> Json {
     let Json::Object(listed) = listed_store(listed) else { return Json::Null };
     with(listed, json!({ "store": url, "is_removed": false }))
 }
 
-/// What is gone.
-pub(crate) fn destroyed(destroyed: &Destroyed, url: &str) -> Json {
+/// The result of a removal.
+pub(crate) fn destroyed(destroyed: &DestroyReport, url: &str) -> Json {
     let gone = with(part(&destroyed.part), json!({ "was_there": destroyed.was_there }));
     with(whereabouts(&destroyed.of, Some(url)), json!({ "is_removed": true, "parts": [gone] }))
 }
 
-/// What is in a store.
-pub(crate) fn listed_store(listed: &Listed) -> Json {
+/// The contents of a store.
+pub(crate) fn listed_store(listed: &NamespaceList) -> Json {
     let space = |space: &Space| {
         json!({
             "within": space.within,

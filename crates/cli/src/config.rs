@@ -1,4 +1,5 @@
-//! What `serve` is told: by flags, by the environment, by a file, in this order, and else what is usual.
+//! The configuration of `serve`. Flags override the environment, which overrides the file, which overrides
+//! the defaults.
 
 use std::env;
 use std::fs;
@@ -15,70 +16,71 @@ use tidegate_server::{Bounds, EnvoyRules};
 use crate::bounds::{self, BoundArgs};
 use crate::envoy;
 use crate::failure::Failure;
-use crate::words;
+use crate::format;
+use crate::parse;
 
-/// Where a server listens unless it is told otherwise.
+/// The default listen address.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8707);
 
 /// The warning for a file that still has the key `aggregate`.
 const AGGREGATE_IS_IGNORED: &str =
     "the key `aggregate` in the configuration is ignored: usage is counted without a background worker";
 
-/// What people may type, and what a file may hold under the same names, with `_` for `-`.
+/// The flags, and the keys of the file: the same names, with `_` for `-`.
 #[derive(Debug, Clone, Default, Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ServeSettings {
-    /// The store, as `--store`; there it is an option of every command.
+    /// The store, like `--store`, which is a global option on the command line.
     #[arg(skip)]
     pub(crate) store: Option<String>,
-    /// In whose name the first token is made, as `--actor`; there it is an option of every command.
+    /// The actor that creates the first token, like `--actor`, which is a global option on the command line.
     #[arg(skip)]
     pub(crate) actor: Option<String>,
-    /// How long to wait for the store, as `--timeout`; there it is an option of every command.
+    /// How long to wait for the store, like `--timeout`, which is a global option on the command line.
     #[arg(skip)]
     pub(crate) timeout: Option<Timeout>,
-    /// Where to listen [default: 127.0.0.1:8707]; port 0 is any that is free
+    /// Address to listen on [default: 127.0.0.1:8707]; port 0 picks a free one
     #[arg(long, value_name = "ADDRESS", env = "TIDEGATE_LISTEN", hide_env_values = true)]
     pub(crate) listen: Option<SocketAddr>,
-    /// Answer /metrics and the health checks here too, without a token
+    /// Also serve /metrics and the health checks here, without a token
     #[arg(long, value_name = "ADDRESS", env = "TIDEGATE_METRICS", hide_env_values = true)]
     pub(crate) metrics: Option<SocketAddr>,
-    /// Answer Envoy here, over gRPC [default: 127.0.0.1:8708 if the file has `[envoy]`]
+    /// Serve Envoy here, over gRPC [default: 127.0.0.1:8708 if the file has `[envoy]`]
     #[arg(long = "envoy", value_name = "ADDRESS", env = "TIDEGATE_ENVOY", hide_env_values = true)]
     #[serde(skip)]
     pub(crate) envoy_listen: Option<SocketAddr>,
-    /// Where to answer Envoy, and by which rules, as a file has it.
+    /// The `[envoy]` table of a file: its address and rules.
     #[arg(skip)]
     pub(crate) envoy: Option<toml::Table>,
-    /// Let other machines reach it without TLS: tokens go over the network as they are
+    /// Let other machines connect without TLS: tokens cross the network in plain text
     #[arg(long, value_name = "BOOL", env = "TIDEGATE_WITHOUT_TLS", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) without_tls: Option<bool>,
-    /// Speak TLS with this certificate and those that it is signed by, a file in PEM
+    /// Use TLS with this certificate chain, a PEM file
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CERT", hide_env_values = true)]
     #[serde(skip)]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The key of that certificate, a file in PEM
+    /// The key of that certificate, a PEM file
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_KEY", hide_env_values = true)]
     #[serde(skip)]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Let in only clients whose certificate is signed by one of those in this file, in PEM
+    /// Accept only clients whose certificate is signed by one in this PEM file
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CLIENT_CA", hide_env_values = true)]
     #[serde(skip)]
     pub(crate) tls_client_ca: Option<PathBuf>,
-    /// TLS, as a file has it.
+    /// The `[tls]` table of a file.
     #[arg(skip)]
     pub(crate) tls: TlsTable,
-    /// A key of older files that has no effect.
+    /// A key of older files, which has no effect.
     #[arg(skip)]
     pub(crate) aggregate: Option<IgnoredAny>,
-    /// How the log is written, to stderr [default: text]
+    /// Format of the log, on stderr [default: text]
     #[arg(long, value_enum, value_name = "FORM", env = "TIDEGATE_LOG", hide_env_values = true)]
     pub(crate) log: Option<LogForm>,
-    /// What the log tells [default: info]
+    /// Level of the log [default: info]
     #[arg(long, value_enum, value_name = "LEVEL", env = "TIDEGATE_LOG_LEVEL", hide_env_values = true)]
     pub(crate) log_level: Option<LogLevel>,
-    /// The bounds, as a file has them.
+    /// The `[bounds]` table of a file.
     #[arg(skip)]
     pub(crate) bounds: toml::Table,
     /// The bounds that have flags.
@@ -87,7 +89,7 @@ pub(crate) struct ServeSettings {
     pub(crate) bound_args: BoundArgs,
 }
 
-/// TLS, as a file has it.
+/// The `[tls]` table of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TlsTable {
@@ -97,7 +99,7 @@ pub(crate) struct TlsTable {
     clients: Vec<TlsClient>,
 }
 
-/// A name in a client's certificate, and the token that it stands for.
+/// A name in a client's certificate, and the token that it maps to.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TlsClient {
@@ -105,7 +107,7 @@ struct TlsClient {
     token: String,
 }
 
-/// TLS, decided.
+/// The resolved TLS configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TlsSettings {
     pub(crate) cert: PathBuf,
@@ -117,9 +119,9 @@ pub(crate) struct TlsSettings {
 impl TlsTable {
     fn decide(self) -> Result<Option<TlsSettings>, Failure> {
         let Self { cert, key, client_ca, clients } = self;
-        let missing = |said: &str, missing: &str| {
-            Err(Failure::usage(format!("{said} is said, and {missing} is not"))
-                .next("say --tls-cert FILE and --tls-key FILE, or `cert` and `key` in [tls]"))
+        let missing = |given: &str, missing: &str| {
+            Err(Failure::usage(format!("{given} is set, but {missing} is not"))
+                .next("set --tls-cert FILE and --tls-key FILE, or `cert` and `key` in [tls]"))
         };
         let (cert, key) = match (cert, key) {
             (Some(cert), Some(key)) => (cert, key),
@@ -138,7 +140,7 @@ impl TlsTable {
     }
 }
 
-/// How long to wait for a store or a server, as it is typed and written.
+/// How long to wait for a store or a server, in command-line form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Timeout(pub(crate) Duration);
@@ -147,11 +149,13 @@ impl TryFrom<String> for Timeout {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        words::timeout(&text).map(Self).map_err(|why| format!("timeout is `{}`: {why}", words::shown(&text)))
+        parse::timeout(&text)
+            .map(Self)
+            .map_err(|why| format!("timeout is `{}`: {why}", format::escape(&text)))
     }
 }
 
-/// How a log is written.
+/// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogForm {
@@ -161,7 +165,7 @@ pub(crate) enum LogForm {
     Json,
 }
 
-/// What a log tells.
+/// The level of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogLevel {
@@ -173,7 +177,7 @@ pub(crate) enum LogLevel {
     Trace,
 }
 
-/// Everything that is decided.
+/// The resolved configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Serving {
     pub(crate) store: Option<String>,
@@ -183,7 +187,7 @@ pub(crate) struct Serving {
     pub(crate) envoy: Option<(SocketAddr, EnvoyRules)>,
     pub(crate) without_tls: bool,
     pub(crate) tls: Option<TlsSettings>,
-    /// What in the file has no effect, for the log.
+    /// A warning for the log about a key without effect.
     pub(crate) warning: Option<&'static str>,
     pub(crate) log: LogForm,
     pub(crate) log_level: LogLevel,
@@ -192,7 +196,7 @@ pub(crate) struct Serving {
 }
 
 impl ServeSettings {
-    /// What was typed, over what the file says, over what is usual.
+    /// Resolves the configuration: flags, then the file, then the defaults.
     pub(crate) fn decide(self, file: Option<&PathBuf>) -> Result<Serving, Failure> {
         let file = file.map(|path| read(path)).transpose()?.unwrap_or_default();
         let environment = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
@@ -222,7 +226,7 @@ impl ServeSettings {
 fn read(path: &Path) -> Result<ServeSettings, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         Failure::usage(format!("the configuration `{}` cannot be read: {error}", path.display()))
-            .next("name a file with --config FILE or TIDEGATE_CONFIG, or leave it out")
+            .next("choose a file with --config FILE or TIDEGATE_CONFIG, or omit it")
     })?;
     toml::from_str(&text).map_err(|error| {
         let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
@@ -237,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_typed_counts_before_what_a_file_says_and_that_before_what_is_usual() {
+    fn flag_overrides_file_which_overrides_default() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tidegate.toml");
         fs::write(&path, "store = 'memory:'\nlisten = '127.0.0.1:1'\nlog = 'json'\nwithout_tls = true")
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_wrong_says_where() {
+    fn invalid_file_is_rejected_with_its_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tidegate.toml");
         let table = [
@@ -277,12 +281,12 @@ mod tests {
             ("\nlisten = 'here'", "line 2: invalid socket address syntax"),
             ("log = 'loud'", "line 1: unknown variant `loud`, expected `text` or `json`"),
             ("[", "line 1: "),
-            ("\ntimeout = 'soon'", "line 2: timeout is `soon`: it must be from 1ms to 1m"),
+            ("\ntimeout = 'soon'", "line 2: timeout is `soon`: must be from 1ms to 1m"),
             ("[bounds]\nbody_max = 99999999999999999999", "line 2: "),
             ("bounds = 5", "line 1: "),
-            ("[tls]\ncert = 'a.pem'", "tls.cert is said, and tls.key is not"),
-            ("[tls]\nkey = 'a.pem'", "tls.key is said, and tls.cert is not"),
-            ("[tls]\nclient_ca = 'a.pem'", "tls.client_ca is said, and tls.cert is not"),
+            ("[tls]\ncert = 'a.pem'", "tls.cert is set, but tls.key is not"),
+            ("[tls]\nkey = 'a.pem'", "tls.key is set, but tls.cert is not"),
+            ("[tls]\nclient_ca = 'a.pem'", "tls.client_ca is set, but tls.cert is not"),
             ("[tls]\nca = 'a.pem'", "line 2: unknown field `ca`, expected one of `cert`, `key`, `client_ca`"),
             ("[[tls.clients]]\nname = 'a'", "line 1: missing field `token`"),
             (

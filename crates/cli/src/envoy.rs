@@ -1,4 +1,4 @@
-//! What `serve` is told about Envoy: where to listen for it, and by which rules.
+//! The Envoy configuration of `serve`: its listen address and its rules.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,10 +7,10 @@ use toml::Table;
 
 use crate::failure::Failure;
 
-/// Where it listens for Envoy unless it is told otherwise.
+/// The default listen address for Envoy.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8708);
 
-/// Where, and by which rules, if it was asked for: by an address that was typed, or by a file.
+/// Resolves the address and the rules, if a flag or the file configures Envoy.
 pub(crate) fn decide(
     typed: Option<SocketAddr>,
     file: Option<Table>,
@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_served_if_it_was_asked_for_and_what_is_typed_counts_first() {
+    fn envoy_is_served_if_configured_and_flag_wins() {
         let port = |typed: Option<&str>, file: Option<&str>| {
             let typed = typed.map(|address| address.parse().expect("an address"));
             decide(typed, file.map(table)).unwrap().map(|(address, _)| address.port())
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn invalid_configuration_is_rejected_with_its_key() {
         let cases = [
             ("port = 1", "`envoy.port`: unknown field `port`, expected one of `listen`, `unknown`, `rules`"),
             ("unknown = 'maybe'", "`envoy.unknown`: unknown variant `maybe`, expected `allow` or `refuse`"),
@@ -56,7 +56,7 @@ mod tests {
             ),
             (
                 "[[rules]]\nmatch = [{ key = 'a' }]\nentity = '{b}'\nresource = 'x'",
-                "`envoy.rules`: rule 1: `entity` is `{b}`: there is no entry `b` in its match",
+                "`envoy.rules`: rule 1: `entity` is `{b}`: `match` has no entry `b`",
             ),
         ];
         for (text, sentence) in cases {

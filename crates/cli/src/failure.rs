@@ -1,4 +1,4 @@
-//! What went wrong, in one sentence, with what to do next and the exit code it ends with.
+//! A failure: one sentence, a hint at what to do next, and an exit code.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -8,50 +8,51 @@ use tidegate::store::archive::ArchiveError;
 use tidegate::{EntityId, LimitError, LimitLine, StoreError, Subject};
 use tidegate_core::limit::token::TokenId;
 
-use crate::answer::{Format, paint};
-use crate::{codec, words};
+use crate::codec;
+use crate::format;
+use crate::output::{Format, paint};
 
-/// How the program ends. The help lists the same.
+/// How the program ends. The help lists the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Done.
     Done,
-    /// It could not be done, or what it is about is not there.
+    /// The operation failed, or its object does not exist.
     Failed,
-    /// It was not asked as it can be asked.
+    /// The arguments are invalid.
     Usage,
-    /// A limit refuses it.
+    /// A limit refused the request.
     Refused,
-    /// The store is away.
-    Away,
+    /// The store or the server is unavailable.
+    Unavailable,
     /// A plan has changes.
     Changes,
-    /// A command that was run ended with this.
+    /// The exit code of a command.
     Command(u8),
 }
 
 impl Exit {
-    /// What the shell sees.
+    /// The exit code of the process.
     pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Done => 0,
             Self::Failed => 1,
             Self::Usage => 2,
             Self::Refused => 3,
-            Self::Away => 4,
+            Self::Unavailable => 4,
             Self::Changes => 5,
             Self::Command(code) => code,
         }
     }
 
-    /// The word for it in JSON.
-    pub(crate) const fn word(self) -> &'static str {
+    /// The name of the code in JSON.
+    pub(crate) const fn kind(self) -> &'static str {
         match self {
             Self::Done => "done",
             Self::Failed => "failed",
             Self::Usage => "usage",
             Self::Refused => "refused",
-            Self::Away => "away",
+            Self::Unavailable => "away",
             Self::Changes => "changes",
             Self::Command(_) => "command",
         }
@@ -64,17 +65,17 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a verb did not do what it was asked to.
+/// Why a verb failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     /// One sentence.
     pub(crate) what: String,
-    /// What to do next.
+    /// A hint at what to do next.
     pub(crate) next: Option<String>,
-    /// When it is worth asking again.
+    /// When a retry may succeed.
     pub(crate) retry_after: Option<Duration>,
-    /// The limits that were asked, where one refused.
+    /// The limits that were checked, if one refused.
     pub(crate) limits: Vec<LimitLine>,
 }
 
@@ -83,42 +84,42 @@ impl Failure {
         Self { exit, what: what.into(), next: None, retry_after: None, limits: Vec::new() }
     }
 
-    /// It could not be done.
+    /// The operation failed.
     pub(crate) fn failed(what: impl Into<String>) -> Self {
         Self::new(Exit::Failed, what)
     }
 
-    /// It was not asked as it can be asked.
+    /// The arguments are invalid.
     pub(crate) fn usage(what: impl Into<String>) -> Self {
         Self::new(Exit::Usage, what)
     }
 
-    /// A limit is used up for now.
+    /// A limit is exhausted for now.
     pub(crate) fn limited(sentence: &str, retry_after: Option<Duration>, limits: Vec<LimitLine>) -> Self {
-        let sentence = words::come_back(sentence, retry_after);
-        let failure = Self { limits, ..Self::new(Exit::Refused, format!("refused: {sentence}")) };
-        failure.next("come back then, or wait for it with --within SPAN")
+        let sentence = format::rewrite_wait(sentence, retry_after);
+        let failure = Self { limits, ..Self::new(Exit::Refused, sentence) };
+        failure.next("retry then, or wait with --within SPAN")
     }
 
-    /// More is asked for than a limit ever holds.
+    /// The request exceeds the burst of a limit.
     pub(crate) fn too_large(what: String, limits: Vec<LimitLine>) -> Self {
         let failure = Self { limits, ..Self::new(Exit::Refused, what) };
-        failure.next("ask for less, or raise the limit's burst with `tidegate limits set`")
+        failure.next("request less, or raise the limit's burst with `tidegate limits set`")
     }
 
-    /// Nothing limits it.
+    /// No limit applies to the subject.
     pub(crate) fn no_limits(subject: &Subject) -> Self {
         let next = format!("write a limit: tidegate limits set resource '{}' rpm:60/min", subject.resource);
-        Self::failed(format!("nothing limits {subject}, and what nothing limits is refused")).next(next)
+        Self::failed(format!("no limit applies to {subject}, so its requests are refused")).next(next)
     }
 
-    /// It is not as its writer believes.
+    /// The version is not the expected one.
     pub(crate) fn stale(what: String) -> Self {
-        Self::failed(what).next("somebody else has changed it: look again, then repeat")
+        Self::failed(what).next("it was changed concurrently: read it again, then retry")
     }
 
     pub(crate) fn no_entity(what: String, entity: &EntityId) -> Self {
-        Self::failed(what).next(format!("tidegate entity create '{entity}'"))
+        Self::failed(what).next(format!("create it: tidegate entity create '{entity}'"))
     }
 
     pub(crate) fn has_children(what: String, entity: &EntityId) -> Self {
@@ -126,13 +127,13 @@ impl Failure {
     }
 
     pub(crate) fn no_token(what: String) -> Self {
-        Self::failed(what).next("see which there are: tidegate token list")
+        Self::failed(what).next("list tokens: tidegate token list")
     }
 
-    /// The id of a token is, or was, another's.
+    /// The id of the token is or was in use.
     pub(crate) fn token_taken(id: &TokenId) -> Self {
-        Self::failed(format!("there is, or was, a token `{id}`, and its id is never another's"))
-            .next("choose another id; those there are: tidegate token list")
+        Self::failed(format!("the token id `{id}` is or was in use, and ids are never reused"))
+            .next("choose another id; list those in use: tidegate token list")
     }
 
     /// The store is full.
@@ -140,14 +141,14 @@ impl Failure {
         Self::failed(what).next("archive the audit, or open the store with a larger size_max")
     }
 
-    /// Says what to do next.
+    /// Adds a hint at what to do next.
     pub(crate) fn next(mut self, next: impl Into<String>) -> Self {
         self.next = Some(next.into());
         self
     }
 
-    /// Tells it on stderr. Where that is gone there is nobody left to tell.
-    pub(crate) fn tell(&self, format: Format) -> ExitCode {
+    /// Prints the failure to stderr. Errors of that write are ignored: there is no other channel.
+    pub(crate) fn print(&self, format: Format) -> ExitCode {
         let text = match format {
             Format::Json => codec::failure(self).to_string() + "\n",
             Format::Text { .. } => {
@@ -163,16 +164,17 @@ impl Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        let exit = if error.is_unavailable() { Exit::Away } else { Exit::Failed };
+        let exit = if error.is_unavailable() { Exit::Unavailable } else { Exit::Failed };
         let failure = Self::new(exit, error.to_string());
         match error {
-            StoreError::Unavailable { .. } | StoreError::TimedOut { .. } => failure
-                .next("wait for whoever holds it and try again, or name another store with --store URL"),
+            StoreError::Unavailable { .. } | StoreError::TimedOut { .. } => {
+                failure.next("retry when no other process locks it, or choose another store with --store URL")
+            }
             StoreError::Denied { .. } => failure.next(
-                "see who may read and write the file and its folder, or name another store with --store URL",
+                "check the permissions of the file and its folder, or choose another store with --store URL",
             ),
             StoreError::Corrupt { .. } => {
-                failure.next("name the right file with --store sqlite:PATH, or put a backup in its place")
+                failure.next("choose the right file with --store sqlite:PATH, or restore a backup")
             }
             StoreError::Full { .. } => Self::full(failure.what),
             StoreError::Stale { .. } => Self::stale(failure.what),
@@ -194,7 +196,7 @@ impl From<LimitError> for Failure {
             LimitError::Limited(limited) => Self::limited(&what, retry_after, limited.lines),
             LimitError::TooLarge(limited) => Self::too_large(what, limited.lines),
             LimitError::Waiting { .. } | LimitError::Busy { .. } => {
-                Self::new(Exit::Refused, words::come_back(&what, retry_after))
+                Self::new(Exit::Refused, format::rewrite_wait(&what, retry_after))
             }
             LimitError::NoLimits { subject } => Self::no_limits(&subject),
             LimitError::Deep { .. } | LimitError::Closed => Self::failed(what),
@@ -209,10 +211,12 @@ impl From<ArchiveError> for Failure {
         match error {
             ArchiveError::Store(error) => error.into(),
             ArchiveError::Io { ref source, .. } => Self::failed(format!("{error}: {source}")),
-            ArchiveError::Remote { is_transient: true, .. } => Self::new(Exit::Away, error.to_string())
-                .next("see whether it can be reached, then repeat: nothing is lost"),
+            ArchiveError::Remote { is_transient: true, .. } => {
+                Self::new(Exit::Unavailable, error.to_string())
+                    .next("check that it is reachable, then retry: nothing is lost")
+            }
             error if error.is_transient() => {
-                Self::failed(error.to_string()).next("wait until it is done, then repeat")
+                Self::failed(error.to_string()).next("wait until it is done, then retry")
             }
             error => Self::failed(error.to_string()),
         }

@@ -1,16 +1,17 @@
-//! The program `tidegate`: shared limits, looked at and changed from the command line, and files fetched as their hosts bear it.
+//! The program `tidegate`: inspects and changes shared limits from the command line, and fetches files at the
+//! rate that their hosts sustain.
 //!
-//! `arguments → verb → Backend → Answer`. A verb asks a [`Backend`](backend::Backend), a store in this process or a server, and answers with
-//! text for people and one JSON document for programs. What goes wrong is a [`Failure`](failure::Failure), which knows its exit
-//! code and what to do next.
+//! `arguments → verb → Backend → Output`. A verb calls a [`Backend`](backend::Backend), which is a store in
+//! this process or a server, and returns text for people and one JSON document for programs. Errors are a
+//! [`Failure`](failure::Failure), which carries its exit code and a hint.
 
-mod answer;
 mod args;
 mod backend;
 mod bounds;
 mod child;
 mod codec;
 mod config;
+mod default_paths;
 #[cfg(feature = "envoy")]
 mod envoy;
 #[cfg(not(feature = "envoy"))]
@@ -22,8 +23,12 @@ mod fetch;
 #[cfg(not(feature = "fetch"))]
 #[path = "no_fetch.rs"]
 mod fetch;
-mod place;
+mod format;
+mod output;
+mod parse;
 mod plot;
+#[cfg(all(test, feature = "envoy", feature = "fetch", feature = "watch"))]
+mod reference_tests;
 mod remote;
 mod replay;
 mod signals;
@@ -34,7 +39,6 @@ mod watch;
 #[cfg(not(feature = "watch"))]
 #[path = "no_watch.rs"]
 mod watch;
-mod words;
 
 use std::process::ExitCode;
 
@@ -46,18 +50,18 @@ use crate::failure::Failure;
 fn main() -> ExitCode {
     let args = match Args::read() {
         Ok(args) => args,
-        Err(error) => return args::told(&error),
+        Err(error) => return args::print_error(&error),
     };
     let format = args.format();
     let runtime = match args.verb {
         Verb::Serve(_) => Builder::new_multi_thread().enable_all().build(),
         _ => Builder::new_current_thread().enable_all().build(),
     };
-    let answer = runtime
-        .map_err(|error| Failure::failed(format!("no runtime can be started: {error}")))
+    let output = runtime
+        .map_err(|error| Failure::failed(format!("the runtime cannot be started: {error}")))
         .and_then(|runtime| runtime.block_on(verbs::run(args, format)));
-    match answer {
-        Ok(answer) => answer.tell(format),
-        Err(failure) => failure.tell(format),
+    match output {
+        Ok(output) => output.print(format),
+        Err(failure) => failure.print(format),
     }
 }

@@ -1,4 +1,4 @@
-//! Envoy, in a program that was built without: it says so.
+//! Envoy in a build without the feature: reports that it is missing.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use toml::Table;
 
 use crate::failure::Failure;
 
-/// Says which feature it needs, if it was asked for.
+/// Fails with the name of the missing feature, if Envoy is configured.
 pub(crate) fn decide(
     typed: Option<SocketAddr>,
     file: Option<Table>,

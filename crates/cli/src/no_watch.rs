@@ -1,37 +1,37 @@
-//! `tidegate watch` in a program that was built without it: it says so.
+//! `tidegate watch` in a build without the feature: reports that it is missing.
 
 use clap::Args;
 
-use crate::answer::{Answer, Format};
 use crate::backend::Backend;
 use crate::failure::Failure;
+use crate::output::{Format, Output};
 use crate::remote::Remote;
 
-/// Whatever is typed.
+/// Accepts any arguments.
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    words: Vec<String>,
+    args: Vec<String>,
 }
 
-/// Says that there is none.
+/// Fails with the name of the missing feature.
 #[expect(clippy::unused_async, reason = "as the real one")]
-pub(crate) async fn at_server(args: WatchArgs, _: Remote, _: Format) -> Result<Answer, Failure> {
+pub(crate) async fn at_server(args: WatchArgs, _: Remote, _: Format) -> Result<Output, Failure> {
     Err(none(args))
 }
 
-/// Says that there is none.
+/// Fails with the name of the missing feature.
 #[expect(clippy::unused_async, reason = "as the real one")]
 pub(crate) async fn at_store(
     args: WatchArgs,
     _: impl Backend,
     _: String,
     _: Format,
-) -> Result<Answer, Failure> {
+) -> Result<Output, Failure> {
     Err(none(args))
 }
 
 fn none(args: WatchArgs) -> Failure {
-    drop(args.words);
+    drop(args.args);
     Failure::failed("this program was built without `watch`").next("build it with the feature `watch`")
 }

@@ -1,7 +1,7 @@
-//! Signals, heard one by one, with where they come from.
+//! Signals, one by one, with their origin.
 //!
-//! While a lease is held, nothing may end this program without giving it back. And what others send to it is meant for the
-//! command that it runs, unless the terminal has told that one already.
+//! While a lease is held, no signal may end this program before the lease is returned. A signal from another
+//! process is forwarded to the command, unless the terminal has sent it to both.
 
 use std::thread;
 
@@ -13,63 +13,63 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::failure::Failure;
 
-/// Those that are heard: all that people send by hand and that would end a program.
-const HEARD: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+/// The handled signals: all that users send and whose default action ends a program.
+const HANDLED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// A signal.
+/// A received signal.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Heard {
+pub(crate) struct SignalEvent {
     /// Its number.
     pub(crate) number: i32,
-    /// The terminal sent it, to every program in its foreground.
-    pub(crate) is_of_terminal: bool,
+    /// Whether the terminal sent it, to every process in the foreground.
+    pub(crate) is_from_terminal: bool,
 }
 
-impl Heard {
-    /// Whether it asks a server to read its certificate again.
-    pub(crate) const fn is_to_read_again(self) -> bool {
+impl SignalEvent {
+    /// Whether a server reloads its certificate on it.
+    pub(crate) const fn is_reload(self) -> bool {
         self.number == SIGHUP
     }
 
-    /// Whether it asks a server to end.
-    pub(crate) const fn is_to_end(self) -> bool {
+    /// Whether a server stops on it.
+    pub(crate) const fn is_stop(self) -> bool {
         matches!(self.number, SIGINT | SIGTERM)
     }
 }
 
-/// The signals that come from now on.
+/// A stream of signals.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    // The system keeps one of each kind until it is heard, and people send few.
-    heard: UnboundedReceiver<Heard>,
+    // Unbounded is safe: the kernel coalesces pending signals of one kind, and users send few.
+    events: UnboundedReceiver<SignalEvent>,
 }
 
 impl Signals {
-    /// Hears them in the place of what they would do.
-    pub(crate) fn hear() -> Result<Self, Failure> {
-        let failed = |error| Failure::failed(format!("signals cannot be heard: {error}"));
-        let mut signals = SignalsInfo::<WithOrigin>::new(HEARD).map_err(failed)?;
-        let (tell, heard) = unbounded_channel();
-        let listen = move || {
+    /// Installs handlers that replace the default actions.
+    pub(crate) fn install() -> Result<Self, Failure> {
+        let failed = |error| Failure::failed(format!("signal handlers cannot be installed: {error}"));
+        let mut signals = SignalsInfo::<WithOrigin>::new(HANDLED).map_err(failed)?;
+        let (sender, events) = unbounded_channel();
+        let forward = move || {
             for origin in &mut signals {
-                let is_of_terminal = matches!(origin.cause, Cause::Kernel);
-                if tell.send(Heard { number: origin.signal, is_of_terminal }).is_err() {
+                let is_from_terminal = matches!(origin.cause, Cause::Kernel);
+                if sender.send(SignalEvent { number: origin.signal, is_from_terminal }).is_err() {
                     break;
                 }
             }
         };
-        thread::Builder::new().name("signals".into()).spawn(listen).map_err(failed)?;
-        Ok(Self { heard })
+        thread::Builder::new().name("signals".into()).spawn(forward).map_err(failed)?;
+        Ok(Self { events })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     ///
     /// # Cancel safety
     /// Dropping the future loses none.
-    pub(crate) async fn next(&mut self) -> Heard {
-        match self.heard.recv().await {
-            Some(heard) => heard,
-            // The thread has gone: nothing comes any more.
+    pub(crate) async fn next(&mut self) -> SignalEvent {
+        match self.events.recv().await {
+            Some(event) => event,
+            // The thread has ended: no signal arrives any more.
             None => std::future::pending().await,
         }
     }

@@ -1,4 +1,4 @@
-//! Amounts by limit name: each name once, and not more of them than a policy and those above it can have.
+//! Amounts by limit name. Deserializing rejects duplicate names and bounds the number of limits.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,16 +10,16 @@ use tidegate_core::limit::entity::LEVELS_MAX;
 use tidegate_core::limit::name::{InvalidName, LimitName};
 use tidegate_core::limit::policy::LIMITS_MAX;
 
-/// A cost names at most so many limits.
+/// The maximum number of limits that a cost can name.
 pub const AMOUNTS_MAX: usize = LIMITS_MAX * LEVELS_MAX;
 
-/// Amounts by limit name, in the order they were written in: `{"rpm": 1, "tpm": 800}`.
+/// Amounts by limit name, in insertion order: `{"rpm": 1, "tpm": 800}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Amounts<T>(Vec<(LimitName, T)>);
 
 /// Units of each limit.
 pub type Cost = Amounts<u64>;
-/// More, or less, units of each limit.
+/// Signed changes in units of each limit.
 pub type Changes = Amounts<i64>;
 
 impl<T> Default for Amounts<T> {
@@ -29,7 +29,7 @@ impl<T> Default for Amounts<T> {
 }
 
 impl<T: Copy> Amounts<T> {
-    /// These, of which a name that comes again is left out.
+    /// Creates amounts; the first amount of a duplicate name wins.
     pub fn new(amounts: impl IntoIterator<Item = (LimitName, T)>) -> Self {
         let mut all = Self::default();
         for (name, amount) in amounts {
@@ -40,26 +40,26 @@ impl<T: Copy> Amounts<T> {
         all
     }
 
-    /// These, by names that are yet to be checked.
+    /// Creates amounts from unchecked names.
     ///
     /// # Errors
-    /// [`InvalidName`] for what is no name of a limit.
+    /// [`InvalidName`] for an invalid limit name.
     pub fn of<'a>(amounts: impl IntoIterator<Item = (&'a str, T)>) -> Result<Self, InvalidName> {
         let named = amounts.into_iter().map(|(name, amount)| Ok((LimitName::new(name)?, amount)));
         named.collect::<Result<Vec<_>, _>>().map(Self::new)
     }
 
-    /// The amount of a limit.
+    /// Returns the amount of a limit.
     pub fn get(&self, name: &str) -> Option<T> {
         self.0.iter().find(|(other, _)| other.as_str() == name).map(|(_, amount)| *amount)
     }
 
-    /// Each name and its amount, to be asked for.
+    /// Returns the names and amounts as pairs.
     pub fn pairs(&self) -> Vec<(&str, T)> {
         self.0.iter().map(|(name, amount)| (name.as_str(), *amount)).collect()
     }
 
-    /// Whether there are none.
+    /// Whether there are no amounts.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -77,7 +77,7 @@ impl<'de, T: Deserialize<'de> + Copy + Into<i128>> Deserialize<'de> for Amounts<
     }
 }
 
-/// A limit's name as a key.
+/// A limit name as a map key.
 struct Key(LimitName);
 
 impl<'de> Deserialize<'de> for Key {
@@ -111,7 +111,7 @@ impl<'de, T: Deserialize<'de> + Copy + Into<i128>> Visitor<'de> for Map<T> {
         let mut amounts = Amounts::default();
         while let Some((Key(name), amount)) = map.next_entry::<Key, T>()? {
             if amounts.get(name.as_str()).is_some() {
-                return Err(M::Error::custom(format_args!("the limit `{name}` is there twice")));
+                return Err(M::Error::custom(format_args!("duplicate limit `{name}`")));
             }
             if amounts.0.len() == AMOUNTS_MAX {
                 return Err(M::Error::custom(format_args!("more than {AMOUNTS_MAX} limits")));
@@ -133,13 +133,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_named_once_and_rightly() {
+    fn amounts_reject_duplicates_and_invalid_values() {
         let read = |text: &str| serde_json::from_str::<Amounts<u64>>(text);
         assert_eq!(read(r#"{"rpm": 1, "tpm": 800}"#).unwrap().pairs(), [("rpm", 1), ("tpm", 800)]);
         let many: Vec<_> = (0..=AMOUNTS_MAX).map(|number| format!("\"l{number}\": 1")).collect();
         let table = [
-            (r#"{"rpm": 1, "rpm": 5}"#.to_owned(), "the limit `rpm` is there twice"),
-            (r#"{"r m": 1}"#.to_owned(), "the limit `r m` holds ' ' at byte 1"),
+            (r#"{"rpm": 1, "rpm": 5}"#.to_owned(), "duplicate limit `rpm`"),
+            (r#"{"r m": 1}"#.to_owned(), "the limit `r m` has ' ' at byte 1"),
             (r#"{"rpm": -1}"#.to_owned(), "invalid value: integer `-1`, expected u64"),
             (r#"{"rpm": 1.5}"#.to_owned(), "invalid type: floating point `1.5`, expected u64"),
             (r#"{"rpm": 1099511627777}"#.to_owned(), "1099511627777 units of `rpm`, more than 1099511627776"),

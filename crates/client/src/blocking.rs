@@ -1,8 +1,7 @@
-//! The client for code that does not await.
+//! The client for synchronous code.
 //!
-//! A [`Client`] has a runtime of its own, with one thread, in which the async client does its work: leases are renewed there
-//! while the caller's thread does something else. There is no second client: each function here waits for the one of the
-//! same name.
+//! A [`Client`] owns a single-threaded runtime, in which the async client runs: leases are renewed there
+//! while the caller's thread does other work. Each function blocks on the async function of the same name.
 //!
 //! ```no_run
 //! use tidegate_client::{Acquire, Cost, blocking};
@@ -26,103 +25,108 @@ use tokio::time::timeout;
 #[allow(clippy::wildcard_imports, reason = "the tables name nearly every type of the wire")]
 use crate::*;
 
-/// How long the last handle of a client waits for leases that were dropped to be ended.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long dropping the last handle waits for background cancellations.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client of one server, for code that does not await. Clones are the same client.
+/// A blocking client of one server. Clones share connections, retry budget and counters.
 ///
-/// Its functions, and those of its leases and listings, panic within a task of a tokio runtime: there, use
-/// [the other one](crate::Client).
+/// Its functions, and those of its leases and listings, panic within a task of a tokio runtime: use the
+/// [async client](crate::Client) there.
 ///
-/// Where leases were dropped, the last of its handles to be dropped waits for up to five seconds until they are ended. Within a task
-/// of a runtime it does not wait.
+/// Dropping the last handle waits for up to five seconds until dropped leases are cancelled. Within a task of
+/// a runtime it does not wait.
 #[derive(Clone)]
 pub struct Client {
     client: crate::Client,
-    home: Arc<Home>,
+    runtime: Arc<ClientRuntime>,
 }
 
-/// Where the async client does its work. The last who leaves waits a little for what is under way.
-struct Home {
+/// The runtime of the async client. Dropping it waits briefly for background cancellations.
+struct ClientRuntime {
     handle: Handle,
     runtime: Option<Runtime>,
     client: crate::Client,
 }
 
-impl Home {
+impl ClientRuntime {
     fn wait<T>(&self, work: impl Future<Output = T>) -> T {
         self.handle.block_on(work)
     }
 }
 
-impl Drop for Home {
+impl Drop for ClientRuntime {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
-        // Among the tasks of another runtime nobody may wait.
+        // Blocking within a task of another runtime would panic.
         if Handle::try_current().is_err() {
-            let _ = runtime.block_on(async { timeout(LINGER, self.client.drain()).await });
+            let _ = runtime.block_on(async { timeout(DRAIN_TIMEOUT, self.client.drain()).await });
         }
         runtime.shutdown_background();
     }
 }
 
 impl Client {
-    /// The client that a builder describes, and a thread for it.
+    /// Builds a client and starts its runtime thread.
     ///
     /// # Errors
-    /// [`InvalidClient`] says what is wrong; [`InvalidClient::System`] where the system gives no thread.
+    /// [`InvalidClient`] for an invalid option; [`InvalidClient::System`] if the runtime cannot be started.
     pub fn new(builder: ClientBuilder) -> Result<Self, InvalidClient> {
         let system = |error: std::io::Error| InvalidClient::System(error.into());
         let mut runtime = Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("tidegate-client").enable_all().build();
         let runtime = runtime.map_err(system)?;
         let client = builder.build()?;
-        let home = Home { handle: runtime.handle().clone(), runtime: Some(runtime), client: client.clone() };
-        Ok(Self { home: Arc::new(home), client })
+        let runtime = ClientRuntime {
+            handle: runtime.handle().clone(),
+            runtime: Some(runtime),
+            client: client.clone(),
+        };
+        Ok(Self { runtime: Arc::new(runtime), client })
     }
 
-    /// The address of the server.
+    /// Returns the URL of the server.
     pub fn url(&self) -> &str {
         self.client.url()
     }
 
-    /// What was counted so far.
+    /// Returns the counters.
     pub fn stats(&self) -> ClientStats {
         self.client.stats()
     }
 
-    /// Waits until no lease is being ended in the background.
+    /// Waits until all background endings are complete.
     pub fn drain(&self) {
-        self.home.wait(self.client.drain());
+        self.runtime.wait(self.client.drain());
     }
 
-    /// Draws units of every limit of a subject and of those above it, all or nothing, and keeps them until the lease is ended.
+    /// Draws units of every limit of a subject and of the levels above it, all or nothing, and holds them
+    /// until the lease ends.
     ///
     /// # Errors
     /// As [`Client::acquire`](crate::Client::acquire).
     pub fn acquire(&self, request: &Acquire) -> Result<Lease, ClientError> {
-        self.home.wait(self.client.acquire(request)).map(|lease| self.held(lease))
+        self.runtime.wait(self.client.acquire(request)).map(|lease| self.wrap(lease))
     }
 
-    /// Draws for many who have nothing to do with each other: each is granted or refused by itself, in this order. None waits.
+    /// Draws for independent requests: each is granted or refused by itself, in this order. None waits.
     ///
     /// # Errors
     /// As [`Client::acquire_batch`](crate::Client::acquire_batch).
     pub fn acquire_batch(&self, batch: &Batch) -> Result<Vec<Result<Lease, ClientError>>, ClientError> {
-        let results = self.home.wait(self.client.acquire_batch(batch))?;
-        Ok(results.into_iter().map(|result| result.map(|lease| self.held(lease))).collect())
+        let results = self.runtime.wait(self.client.acquire_batch(batch))?;
+        Ok(results.into_iter().map(|result| result.map(|lease| self.wrap(lease))).collect())
     }
 
-    /// Takes up a lease that was let go of, and renews it for `span` at a time from now on.
+    /// Resumes a detached lease, and renews it for `span` at a time.
     ///
     /// # Errors
     /// As [`Client::resume`](crate::Client::resume).
     pub fn resume(&self, lease: &LeaseRef, span: Duration) -> Result<Lease, ClientError> {
-        self.home.wait(self.client.resume(lease, span)).map(|lease| self.held(lease))
+        self.runtime.wait(self.client.resume(lease, span)).map(|lease| self.wrap(lease))
     }
 
-    fn held(&self, lease: crate::Lease) -> Lease {
-        Lease { lease, home: Arc::clone(&self.home) }
+    fn wrap(&self, lease: crate::Lease) -> Lease {
+        Lease { lease, runtime: Arc::clone(&self.runtime) }
     }
 }
 
@@ -132,7 +136,7 @@ impl fmt::Debug for Client {
     }
 }
 
-macro_rules! waited {
+macro_rules! blocking_routes {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $Arg:ty),*) -> $Answer:ty, $how:ident $call:expr;)+) => {
         /// One function for each route.
         impl Client {
@@ -140,95 +144,96 @@ macro_rules! waited {
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// Every [`ClientError`] says what to do next.
+                /// See [`ClientError`].
                 pub fn $name(&self, $($arg: $Arg),*) -> Result<$Answer, ClientError> {
-                    self.home.wait(self.client.$name($($arg),*))
+                    self.runtime.wait(self.client.$name($($arg),*))
                 }
             )+
         }
     };
 }
 
-macro_rules! waited_pages {
+macro_rules! blocking_listings {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $Arg:ty)?; $query:ident: $Query:ty) -> $Page:ty, $call:expr;)+) => {
-        /// Listings as a whole.
+        /// Listings as iterators over all pages.
         impl Client {
             $(
                 $(#[$doc])*
                 pub fn $name(&self, $($arg: $Arg,)? $query: $Query) -> Pages<$Query, $Page> {
-                    Pages::new(self.client.$name($($arg,)? $query), &self.home)
+                    Pages::new(self.client.$name($($arg,)? $query), &self.runtime)
                 }
             )+
         }
     };
 }
 
-routes!(waited);
-listings!(waited_pages);
+routes!(blocking_routes);
+listings!(blocking_listings);
 
-/// Units drawn at a server: [`Lease`](crate::Lease) for code that does not await. It is renewed while it is held, and cancelled
-/// in the background when it is dropped.
+/// Units drawn at a server: the blocking [`Lease`](crate::Lease). It is renewed while it is held, and
+/// cancelled in the background when it is dropped.
 #[must_use = "dropping a lease returns what it drew"]
 pub struct Lease {
-    // Dropped before its home, which then waits for its end.
+    // Dropped before `runtime`, whose drop waits for the cancellation.
     lease: crate::Lease,
-    home: Arc<Home>,
+    runtime: Arc<ClientRuntime>,
 }
 
 impl Lease {
-    /// What it is called at the server. Whoever knows it and has the same token can go on with it.
+    /// Returns the name of the lease. A client with this name and the same token can continue the lease.
     pub fn name(&self) -> &LeaseRef {
         self.lease.name()
     }
 
-    /// Why it does not stand for units of the store, if it does not.
+    /// Returns why the lease is not backed by the store, if it is not.
     pub fn degraded(&self) -> Option<Degraded> {
         self.lease.degraded()
     }
 
-    /// How long it has at least, unless it is renewed.
+    /// Returns a lower bound of the time until it expires, unless it is renewed.
     pub fn expires_in(&self) -> Duration {
         self.lease.expires_in()
     }
 
-    /// Whether the server has said that it has ended, and not by this handle.
+    /// Whether the server has reported that the lease ended, other than by this handle.
     pub fn is_lost(&self) -> bool {
         self.lease.is_lost()
     }
 
-    /// Draws more, all or nothing. Refused, the lease stays as it is.
+    /// Draws more units, all or nothing. On refusal the lease is unchanged.
     ///
     /// # Errors
     /// As [`Lease::extend`](crate::Lease::extend).
     pub fn extend(&self, more: Cost) -> Result<Vec<LimitState>, ClientError> {
-        self.home.wait(self.lease.extend(more))
+        self.runtime.wait(self.lease.extend(more))
     }
 
-    /// Takes what turned out to be needed, or gives back what was not: never refused, and what is missing is debt.
+    /// Adjusts the held units, up or down. Never refused: units beyond the limit become debt.
     ///
     /// # Errors
     /// As [`Lease::adjust`](crate::Lease::adjust).
     pub fn adjust(&self, changes: Changes) -> Result<Vec<LimitState>, ClientError> {
-        self.home.wait(self.lease.adjust(changes))
+        self.runtime.wait(self.lease.adjust(changes))
     }
 
-    /// Ends it at what was used of the limits named, and at what it holds of the others.
+    /// Ends the lease. Limits that `actual` names are settled at that amount, all others at what the lease
+    /// holds.
     ///
     /// # Errors
     /// As [`Lease::settle`](crate::Lease::settle).
     pub fn settle(&self, actual: Cost) -> Result<(), ClientError> {
-        self.home.wait(self.lease.settle(actual))
+        self.runtime.wait(self.lease.settle(actual))
     }
 
-    /// Ends it as if it had never been: all of it returns.
+    /// Ends the lease and returns all its units.
     ///
     /// # Errors
     /// As [`Lease::cancel`](crate::Lease::cancel).
     pub fn cancel(&self) -> Result<(), ClientError> {
-        self.home.wait(self.lease.cancel())
+        self.runtime.wait(self.lease.cancel())
     }
 
-    /// Lets go of it without ending it: [`Lease::detach`](crate::Lease::detach).
+    /// Releases the handle without ending the lease: see [`Lease::detach`](crate::Lease::detach).
     pub fn detach(self) -> LeaseRef {
         self.lease.detach()
     }
@@ -240,18 +245,18 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// The items of a listing, which are asked for page by page. The first error is the last item.
-#[must_use = "nothing is listed until an item is asked for"]
+/// The items of a listing, fetched page by page. The first error is the last item.
+#[must_use = "iterators are lazy: nothing is fetched until an item is requested"]
 pub struct Pages<Q, P: Page> {
     inner: crate::Pages<Q, P>,
     items: std::vec::IntoIter<P::Item>,
     has_failed: bool,
-    home: Arc<Home>,
+    runtime: Arc<ClientRuntime>,
 }
 
 impl<Q, P: Page> Pages<Q, P> {
-    fn new(inner: crate::Pages<Q, P>, home: &Arc<Home>) -> Self {
-        Self { inner, items: Vec::new().into_iter(), has_failed: false, home: Arc::clone(home) }
+    fn new(inner: crate::Pages<Q, P>, runtime: &Arc<ClientRuntime>) -> Self {
+        Self { inner, items: Vec::new().into_iter(), has_failed: false, runtime: Arc::clone(runtime) }
     }
 }
 
@@ -266,7 +271,7 @@ impl<Q: Query, P: Page> Iterator for Pages<Q, P> {
             if self.has_failed {
                 return None;
             }
-            match self.home.wait(self.inner.next_page()) {
+            match self.runtime.wait(self.inner.next_page()) {
                 Ok(page) => self.items = page?.into_items().into_iter(),
                 Err(error) => {
                     self.has_failed = true;

@@ -1,4 +1,4 @@
-//! Entities: who there is, and under whom.
+//! Entities and their parents.
 
 use std::collections::BTreeMap;
 
@@ -9,52 +9,52 @@ use crate::policy::Version;
 use crate::text::EntityId;
 
 wire! {
-    /// Writes an entity, in the place of what was there.
+    /// Creates or replaces an entity.
     #[derive(Default)]
     #[serde(deny_unknown_fields)]
     pub struct PutEntity {
-        /// A name for people, at most 1,024 bytes.
+        /// Display name, at most 1,024 bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// The entity above it, which must be there.
+        /// The parent, which must exist.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub parent: Option<EntityId>,
-        /// Whether it draws from its parent too.
+        /// Whether its draws also draw from its parent.
         #[serde(default)]
         pub cascade: bool,
-        /// Texts kept beside it: at most 32, each of at most 1,024 bytes.
+        /// Free-form metadata: at most 32 entries, each of at most 1,024 bytes.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         pub metadata: BTreeMap<String, String>,
-        /// What the writer believes to be there: `any`, `absent` or a version.
+        /// The expected current state: `any`, `absent` or a version.
         #[serde(default)]
         pub expect: Expect,
     }
 
-    /// An entity as it was written.
+    /// A stored entity.
     #[serde(deny_unknown_fields)]
     pub struct Entity {
         /// Its id.
         pub id: EntityId,
-        /// A name for people.
+        /// Display name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// The entity above it.
+        /// The parent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub parent: Option<EntityId>,
-        /// Whether it draws from its parent too.
+        /// Whether its draws also draw from its parent.
         #[serde(default)]
         pub cascade: bool,
-        /// Texts kept beside it.
+        /// Free-form metadata.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         pub metadata: BTreeMap<String, String>,
-        /// When it was last written; without it, it is a state of the past.
+        /// The version of the last write; absent for a past state.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub version: Option<Version>,
     }
 }
 
 impl PutEntity {
-    /// The entity `id` as it is to be.
+    /// Converts into the entity `id`.
     pub fn entity(self, id: name::EntityId) -> entity::Entity {
         let mut entity = entity::Entity::new(id);
         if let Some(name) = self.name {
@@ -71,7 +71,7 @@ impl PutEntity {
 }
 
 impl Entity {
-    /// An entity, and the version it was written at if it is there now.
+    /// Converts a stored entity; `version` is `None` for a past state.
     pub fn new(entity: &entity::Entity, version: Option<policy::Version>) -> Self {
         Self {
             id: entity.id().clone().into(),
@@ -92,7 +92,7 @@ impl From<Entity> for entity::Entity {
 }
 
 impl PutEntity {
-    /// Writes this entity, if what is there is as expected.
+    /// Creates a conditional write of this entity.
     pub fn new(entity: &entity::Entity, expect: Expect) -> Self {
         let Entity { name, parent, cascade, metadata, .. } = Entity::new(entity, None);
         Self { name, parent, cascade, metadata, expect }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entity_is_read_back_as_it_was_written() {
+    fn entity_round_trips() {
         let id = |text: &str| name::EntityId::new(text).expect("a name");
         let plain = entity::Entity::new(id("acme"));
         let whole = entity::Entity::new(id("team")).name("The team").parent(id("acme")).cascade();

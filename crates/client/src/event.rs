@@ -1,142 +1,143 @@
-//! What a server tells those who listen, and what it knows of itself.
+//! Events of a server, and a snapshot of its state.
 
 use crate::policy::Version;
 use crate::seconds::Seconds;
 use crate::text::{EntityId, ResourceName, Time};
 
 wire! {
-    /// Something that happened to a server. Over the wire its `type` is the name of the event, too.
+    /// A server event. On the wire, `type` is also the name of the server-sent event.
     #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
     pub enum Event {
-        /// A limit refused somebody.
+        /// A limit refused a request.
         Refused {
-            /// Who asked.
+            /// The requesting entity.
             entity: EntityId,
-            /// For what.
+            /// The requested resource.
             resource: ResourceName,
-            /// Whose limit is short for longest: the one who asked, or one above.
+            /// The entity whose limit takes longest to recover: the requesting one or an ancestor.
             of: EntityId,
-            /// Which limit.
+            /// The name of that limit.
             limit: String,
-            /// When it is worth asking again; without it, never.
+            /// When a retry may succeed; absent if it never will.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             retry_after: Option<Seconds>,
         },
-        /// Leases came past their deadline, and were ended.
+        /// Leases passed their deadline and were ended.
         LeasesExpired {
-            /// At what they held.
+            /// Leases settled at their held units.
             settled: u64,
-            /// With everything returned.
+            /// Leases whose units were returned.
             returned: u64,
         },
-        /// An administrative change was made at this server. The audit tells what it was.
+        /// An administrative change was made through this server. The audit log has the details.
         Changed {
-            /// The count of administrative changes, this one included.
+            /// The number of administrative changes, including this one.
             version: Version,
-            /// By whom.
+            /// Who made the change.
             actor: String,
         },
-        /// The store failed so often in a row that it is left alone for a while.
+        /// The circuit to the store opened after repeated failures.
         StoreAway {
             /// For how long.
             span: Seconds,
         },
-        /// The store answers again.
+        /// The store is available again.
         StoreBack,
-        /// A lease was given without the store.
+        /// A lease was granted without the store.
         Degraded {
-            /// To whom.
+            /// The entity.
             entity: EntityId,
-            /// Of what.
+            /// The resource.
             resource: ResourceName,
         },
-        /// A lease stays spent until its deadline: the store did not hear of its end.
+        /// A lease ending could not be delivered to the store: the lease stays spent until its deadline.
         Unsettled {
-            /// Endings that are waiting.
+            /// Endings still queued for the store.
             waiting: u64,
         },
-        /// A draw was decided by newer rules than this server knew; they are read again.
+        /// The store decided a draw by newer rules than this server had cached; the cache is refreshed.
         RulesStale {
-            /// Whose.
+            /// The entity.
             entity: EntityId,
-            /// For what.
+            /// The requested resource.
             resource: ResourceName,
         },
-        /// As many callers wait for a limit as may.
+        /// The queue of waiting requests is full.
         QueueFull {
             /// The bound.
             waiters_max: u64,
         },
-        /// As many requests are under way as may.
+        /// The maximum number of concurrent requests is reached.
         Busy {
             /// The bound.
             requests_max: u64,
         },
-        /// This listener was too slow: so many events before this one were not told.
+        /// This listener was too slow and missed events.
         Lagged {
-            /// How many.
+            /// How many events were dropped before this one.
             dropped: u64,
         },
         /// The server is stopping: this is the last event.
         Stopping,
     }
 
-    /// What a server knows of itself since it was started. Other servers over the same store have numbers of their own.
+    /// State and counters of a server since it started. Each server over a store has its own.
     #[serde(deny_unknown_fields)]
     pub struct Snapshot {
-        /// When this was.
+        /// When the snapshot was taken.
         pub at: Time,
-        /// Since when it serves.
+        /// When the server started.
         pub up_since: Time,
-        /// The version of the program.
+        /// The server's version.
         pub program: String,
-        /// The namespace that it serves.
+        /// The served namespace.
         pub namespace: String,
-        /// Whether it is stopping.
+        /// Whether the server is stopping.
         pub is_stopping: bool,
-        /// How long the store is left alone, since it failed too often in a row; without it, it is asked.
+        /// How long the circuit to the store stays open; absent while it is closed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub store_away: Option<Seconds>,
-        /// Leases and spends that were granted, those without the store included.
+        /// Granted leases and spends, including those without the store.
         pub granted: u64,
-        /// Acquires and spends that were refused by a limit.
+        /// Acquires and spends refused by a limit.
         pub refused: u64,
-        /// Leases that were given while the store was away.
+        /// Leases granted while the store was unavailable.
         pub degraded: u64,
-        /// Leases that this server ended because their deadline had passed, at what they held.
+        /// Expired leases that this server settled at their held units.
         pub expired_settled: u64,
-        /// The same, with everything returned.
+        /// Expired leases whose units this server returned.
         pub expired_returned: u64,
-        /// Leases that stay spent until their deadline, since the store did not hear of their end.
+        /// Leases that stay spent until their deadline because their ending could not be delivered to the
+        /// store.
         pub unsettled: u64,
-        /// Leases that this server has handed out and has not seen end. Those of before it started, and those that end at another
-        /// server, are not known to it.
+        /// Leases granted by this server that have not ended here. Leases from before its start, or ended
+        /// through another server, are not tracked.
         pub open_leases: u64,
-        /// Callers that wait for a limit.
+        /// Requests waiting for a limit.
         pub waiting: u64,
-        /// Endings that the store has yet to hear of.
+        /// Lease endings still queued for the store.
         pub settling: u64,
-        /// Requests that are under way, this one included.
+        /// Requests in flight, including this one.
         pub requests: u64,
-        /// How many may be.
+        /// The maximum number of requests in flight.
         pub requests_max: u64,
-        /// Requests that were refused because as many were under way as may.
+        /// Requests rejected because too many were in flight.
         pub busy: u64,
-        /// Those who listen to events.
+        /// Event listeners.
         pub listeners: u64,
-        /// How many may.
+        /// The maximum number of event listeners.
         pub listeners_max: u64,
-        /// Subjects whose limits are remembered.
+        /// Entries of the policy cache.
         pub cache_entries: u64,
-        /// Acquires whose limits were remembered.
+        /// Policy cache hits.
         pub cache_hits: u64,
-        /// Acquires whose limits were read from the store.
+        /// Policy cache misses.
         pub cache_misses: u64,
     }
 }
 
 impl Event {
-    /// What it is called, as `type` says too.
+    /// The name of the event, same as `type`.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "refused",

@@ -1,4 +1,4 @@
-//! What a writer believes to be there: `any`, `absent`, or a version.
+//! The expected current state in conditional writes: `any`, `absent` or a version.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,21 +8,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 use tidegate_core::limit::policy;
 
-/// What a writer believes to be there. A belief that is wrong is refused, with what is.
+/// The expected current state of a conditional write. On a mismatch the write is rejected with the current
+/// version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Expect {
-    /// Whatever it is.
+    /// Any state.
     #[default]
     Any,
-    /// Nothing.
+    /// Nothing stored.
     Absent,
-    /// What was written at this version.
+    /// The value written at this version.
     Version(u64),
 }
 
-/// Text that says nothing that can be believed.
+/// Text that is not an expectation.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("an expectation is `any`, `absent` or the number of a version")]
+#[error("an expectation is `any`, `absent` or a version number")]
 pub struct InvalidExpect;
 
 impl From<Expect> for policy::Expect {
@@ -81,12 +82,12 @@ impl Serialize for Expect {
 
 impl<'de> Deserialize<'de> for Expect {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Belief;
-        impl Visitor<'_> for Belief {
+        struct ExpectVisitor;
+        impl Visitor<'_> for ExpectVisitor {
             type Value = Expect;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`any`, `absent` or the number of a version")
+                f.write_str("`any`, `absent` or a version number")
             }
 
             fn visit_u64<E: serde::de::Error>(self, version: u64) -> Result<Expect, E> {
@@ -97,8 +98,8 @@ impl<'de> Deserialize<'de> for Expect {
                 text.parse().map_err(E::custom)
             }
         }
-        // In an address all is text, and behind it a number stays text.
-        from.deserialize_any(Belief).map_err(D::Error::custom)
+        // Query strings carry versions as text, JSON carries them as numbers.
+        from.deserialize_any(ExpectVisitor).map_err(D::Error::custom)
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_belief_is_read_back_as_it_is_written() {
+    fn expect_round_trips() {
         for expect in [Expect::Any, Expect::Absent, Expect::Version(0), Expect::Version(u64::MAX)] {
             let text = serde_json::to_string(&expect).unwrap();
             assert_eq!(serde_json::from_str::<Expect>(&text).unwrap(), expect);

@@ -1,4 +1,4 @@
-//! The verbs of a lease: each carries its step, so that to say it again does no harm.
+//! Bodies of the lease routes. Each request carries its step number, so that a retry is idempotent.
 
 use tidegate_core::limit::policy;
 
@@ -9,92 +9,93 @@ use crate::seconds::Seconds;
 use crate::text::{EntityId, ResourceName, Time};
 
 wire! {
-    /// Draws more, all or nothing. Refused, the lease stays as it is.
+    /// Draws more units, all or nothing. On refusal the lease is unchanged.
     #[serde(deny_unknown_fields)]
     pub struct Extend {
-        /// The lease's next step, from 1.
+        /// The number of this step: one more than the last step; the first is 1.
         pub step: u32,
-        /// How much more of each limit.
+        /// Additional units of each limit.
         pub cost: Cost,
     }
 
-    /// Takes what turned out to be needed, or gives back what was not: never refused.
+    /// Adjusts the units that the lease holds, up or down. Never refused: units beyond the limit become debt.
     #[serde(deny_unknown_fields)]
     pub struct Adjust {
-        /// The lease's next step, from 1.
+        /// The number of this step: one more than the last step; the first is 1.
         pub step: u32,
-        /// More, or less, of each limit.
+        /// Signed changes in units of each limit.
         pub changes: Changes,
     }
 
-    /// Gives the lease more time from now on; one that has more is left with it.
+    /// Extends the deadline, counted from now; a later deadline is kept.
     #[serde(deny_unknown_fields)]
     pub struct Renew {
-        /// The lease's next step, from 1.
+        /// The number of this step: one more than the last step; the first is 1.
         pub step: u32,
-        /// How long from now on, at most a day.
+        /// Time until the lease expires, counted from now; at most a day.
         pub expires_in: Seconds,
     }
 
-    /// Ends the lease at what was used of the limits named, and at what it holds of the others.
+    /// Ends the lease. Limits that `actual` names are settled at that amount, all others at what the lease
+    /// holds.
     #[serde(deny_unknown_fields)]
     pub struct Settle {
-        /// The lease's next step, from 1.
+        /// The number of this step: one more than the last step; the first is 1.
         pub step: u32,
-        /// What was used.
+        /// Units actually used of each limit.
         #[serde(default)]
         pub actual: Cost,
     }
 
-    /// Ends the lease as if it had never been.
+    /// Ends the lease and returns all its units.
     #[serde(deny_unknown_fields)]
     pub struct Cancel {
-        /// The lease's next step, from 1.
+        /// The number of this step: one more than the last step; the first is 1.
         pub step: u32,
     }
 
-    /// What a step came to.
+    /// The result of a step.
     #[serde(deny_unknown_fields)]
     pub struct StepDone {
-        /// When it was decided. A repeat tells when it was decided first.
+        /// When the step was decided; for a repeat, when it was first decided.
         pub at: Time,
-        /// It was done before, and nothing moved now.
+        /// Whether this repeats an earlier step: no units moved now.
         pub is_repeat: bool,
-        /// The limits that took part, after it. The repeat of an ending knows of none.
+        /// The affected limits after the step. Empty for the repeat of an ending.
         pub limits: Vec<LimitState>,
     }
 
-    /// A lease that was renewed.
+    /// The result of a renewal.
     #[serde(deny_unknown_fields)]
     pub struct Renewed {
-        /// When it was decided. A repeat tells when it was decided first.
+        /// When the step was decided; for a repeat, when it was first decided.
         pub at: Time,
-        /// It was done before, and nothing changed now.
+        /// Whether this repeats an earlier step: nothing changed now.
         pub is_repeat: bool,
         /// When the lease expires.
         pub deadline: Time,
-        /// How long after `at` that is.
+        /// Time from `at` to `deadline`.
         pub expires_in: Seconds,
     }
 
     /// An open lease.
     #[serde(deny_unknown_fields)]
     pub struct OpenLease {
-        /// Who drew it.
+        /// The entity that drew it.
         pub entity: EntityId,
-        /// Of what.
+        /// The resource.
         pub resource: ResourceName,
-        /// What it holds of each limit that takes part.
+        /// Units held of each limit.
         pub held: Cost,
-        /// The last step that was done: its holder goes on with the next number.
+        /// The last completed step: the holder continues with the next number.
         pub step: u32,
-        /// When it drew, by the wall clock.
+        /// When it was drawn, by the wall clock.
         pub drawn_at: Time,
         /// When it expires.
         pub deadline: Time,
-        /// How long it has until then.
+        /// Time until it expires.
         pub expires_in: Seconds,
-        /// What becomes of it then.
+        /// What happens on expiry.
         pub on_expiry: OnExpiry,
     }
 }

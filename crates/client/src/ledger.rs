@@ -1,177 +1,177 @@
-//! The ledger: what was used, and who changed what.
+//! Usage reports and the audit log.
 
 use std::collections::BTreeMap;
 
 use tidegate_core::limit::name::{LimitName, Subject};
 use tidegate_core::limit::{audit, entity, policy, token, usage};
 
-use crate::answer::InvalidAnswer;
 use crate::entity::Entity;
 use crate::policy::{Policy, Version, names, scope};
+use crate::response::InvalidResponse;
 use crate::text::{EntityId, ResourceName, Time};
 use crate::token::{Token, TokenId};
 
 wire! {
-    /// Over how long a span usage is summed.
+    /// The length of a usage window.
     #[derive(Copy, Eq, Default)]
     #[serde(rename_all = "snake_case")]
     pub enum Window {
-        /// From a full hour to the next, UTC.
+        /// One hour, UTC.
         #[default]
         Hour,
-        /// From midnight to midnight, UTC.
+        /// One day, UTC.
         Day,
-        /// From the first of a month to the next, UTC.
+        /// One calendar month, UTC.
         Month,
     }
 
-    /// What was used of one limit of one subject within a window.
+    /// Usage of one limit of one subject within a window.
     #[serde(deny_unknown_fields)]
     pub struct UsageLine {
-        /// Whose.
+        /// The entity.
         pub entity: EntityId,
-        /// Of what.
+        /// The resource.
         pub resource: ResourceName,
-        /// Of which limit.
+        /// The name of the limit.
         pub limit: String,
-        /// Over how long a span.
+        /// The length of the window.
         pub window: Window,
-        /// When it began.
+        /// Start of the window.
         pub start: Time,
-        /// Units settled, those of children that cascade included.
+        /// Units settled, including those of cascading children.
         pub units: u64,
         /// Units settled by the subject's own leases.
         pub own: u64,
-        /// Leases settled, those of children that cascade included.
+        /// Leases settled, including those of cascading children.
         pub leases: u64,
     }
 
-    /// Usage summed over its windows.
+    /// Usage summed over windows.
     #[serde(deny_unknown_fields)]
     pub struct UsageSummary {
-        /// Per limit name, what was used.
+        /// Usage by limit name.
         pub limits: BTreeMap<String, UsageSum>,
-        /// Windows that were summed.
+        /// The number of windows summed.
         pub windows: u64,
     }
 
-    /// What was used of one limit.
+    /// Usage of one limit.
     #[derive(Copy, Eq)]
     #[serde(deny_unknown_fields)]
     pub struct UsageSum {
-        /// Units settled, those of children that cascade included.
+        /// Units settled, including those of cascading children.
         pub units: u64,
         /// Units settled by the subjects' own leases.
         pub own: u64,
-        /// Leases settled, those of children that cascade included.
+        /// Leases settled, including those of cascading children.
         pub leases: u64,
     }
 
     /// An administrative change.
     #[serde(deny_unknown_fields)]
     pub struct AuditEntry {
-        /// The count of changes, this one included; several entries of one change have the same.
+        /// The number of changes, including this one; entries of the same change share it.
         pub version: Version,
-        /// When.
+        /// When the change was made.
         pub at: Time,
-        /// Who.
+        /// Who made the change.
         pub actor: String,
-        /// What it is filed under: an entity, `$SYSTEM`, `$RESOURCE:name` or `$TOKEN:id`.
+        /// The key it is filed under: an entity, `$SYSTEM`, `$RESOURCE:name` or `$TOKEN:id`.
         pub filed: String,
-        /// What was changed.
+        /// The change.
         pub change: Change,
     }
 
-    /// What was changed, from what to what; what is left out was, or is, not there.
+    /// A change with its states before and after; an absent state means that nothing was stored.
     #[serde(rename_all = "snake_case", deny_unknown_fields)]
     pub enum Change {
         /// An entity.
         Entity {
-            /// What was there.
+            /// The previous state.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             before: Option<Entity>,
-            /// What is there now.
+            /// The new state.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             after: Option<Entity>,
         },
         /// A policy.
         Policy {
-            /// Whose, if it is one entity's.
+            /// The entity, for an entity's policy.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             entity: Option<EntityId>,
-            /// For which resource, if it is for one.
+            /// The resource, for a resource's policy.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             resource: Option<ResourceName>,
-            /// What was there.
+            /// The previous state.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             before: Option<Policy>,
-            /// What is there now.
+            /// The new state.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             after: Option<Policy>,
         },
-        /// A token, which is never removed.
+        /// A token. Tokens are never removed.
         Token {
-            /// What was there.
+            /// The previous state.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             before: Option<Token>,
-            /// What is there now.
+            /// The new state.
             after: Token,
         },
     }
 }
 
 query! {
-    /// Which usage: of an entity or of a resource, one of the two.
+    /// Selects the usage of either an entity or a resource.
     #[serde(deny_unknown_fields)]
     pub struct UsageQuery {
-        /// An entity's, of every resource.
+        /// Usage of this entity, for all resources.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// Every entity's, of a resource.
+        /// Usage of this resource, by all entities.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
-        /// Over how long a span it is summed: `hour` unless said otherwise.
+        /// The length of the windows; default `hour`.
         #[serde(default)]
         pub window: Window,
-        /// Windows that begin at this time or later.
+        /// Only windows that begin at or after this time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<Time>,
-        /// Windows that begin before this time.
+        /// Only windows that begin before this time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub to: Option<Time>,
-        /// Where the page begins: the `next` of the page before.
+        /// Where the page begins: the `next` of the previous page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub after: Option<String>,
-        /// How many at most, in 1..=1000; 100 unless said otherwise.
+        /// Maximum number of items, in 1..=1000; default 100.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub max: Option<u32>,
     }
 
-    /// Which changes.
+    /// Selects changes.
     #[serde(deny_unknown_fields)]
     pub struct AuditQuery {
-        /// Those of an entity and its policies.
+        /// Changes of this entity and its policies.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// Those of the policy of a resource.
+        /// Changes of this resource's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
-        /// Those of the system's policy.
+        /// Changes of the system policy.
         #[serde(default)]
         pub system: bool,
-        /// Those of a token.
+        /// Changes of this token.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub token: Option<TokenId>,
-        /// Those made at this time or later.
+        /// Changes made at or after this time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<Time>,
-        /// Those made before this time.
+        /// Changes made before this time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub to: Option<Time>,
-        /// Where the page begins: the `next` of the page before.
+        /// Where the page begins: the `next` of the previous page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub after: Option<String>,
-        /// How many at most, in 1..=1000; 100 unless said otherwise.
+        /// Maximum number of items, in 1..=1000; default 100.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub max: Option<u32>,
     }
@@ -221,14 +221,14 @@ impl From<usage::Tally> for UsageSum {
 impl From<&audit::Entry> for AuditEntry {
     fn from(entry: &audit::Entry) -> Self {
         let past = |entity: &Option<_>| entity.as_ref().map(|entity| Entity::new(entity, None));
-        let said = |policy: &Option<policy::Policy>| policy.as_ref().map(Policy::from);
+        let converted = |policy: &Option<policy::Policy>| policy.as_ref().map(Policy::from);
         let change = match &entry.change {
             audit::Change::Entity { before, after } => {
                 Change::Entity { before: past(before), after: past(after) }
             }
             audit::Change::Policy { scope, before, after } => {
                 let (entity, resource) = names(scope);
-                Change::Policy { entity, resource, before: said(before), after: said(after) }
+                Change::Policy { entity, resource, before: converted(before), after: converted(after) }
             }
             audit::Change::Token { before, after } => {
                 Change::Token { before: before.as_ref().map(Token::from), after: after.into() }
@@ -251,12 +251,12 @@ impl From<UsageSum> for usage::Tally {
 }
 
 impl TryFrom<UsageLine> for usage::Usage {
-    type Error = InvalidAnswer;
+    type Error = InvalidResponse;
 
-    fn try_from(wire: UsageLine) -> Result<Self, InvalidAnswer> {
+    fn try_from(wire: UsageLine) -> Result<Self, InvalidResponse> {
         Ok(Self {
             subject: Subject { entity: wire.entity.0, resource: wire.resource.0 },
-            limit: LimitName::new(&wire.limit).map_err(InvalidAnswer::of("limit"))?,
+            limit: LimitName::new(&wire.limit).map_err(InvalidResponse::of("limit"))?,
             window: wire.window.into(),
             start: wire.start.0,
             tally: UsageSum { units: wire.units, own: wire.own, leases: wire.leases }.into(),
@@ -265,22 +265,22 @@ impl TryFrom<UsageLine> for usage::Usage {
 }
 
 impl UsageSummary {
-    /// What was used, per limit.
+    /// Converts into usage by limit.
     ///
     /// # Errors
-    /// [`InvalidAnswer`] for a name that cannot be.
-    pub fn check(self) -> Result<BTreeMap<LimitName, usage::Tally>, InvalidAnswer> {
-        let name = |name: String| LimitName::new(&name).map_err(InvalidAnswer::of("limits"));
+    /// [`InvalidResponse`] for an invalid limit name.
+    pub fn check(self) -> Result<BTreeMap<LimitName, usage::Tally>, InvalidResponse> {
+        let name = |name: String| LimitName::new(&name).map_err(InvalidResponse::of("limits"));
         self.limits.into_iter().map(|(limit, sum)| Ok((name(limit)?, sum.into()))).collect()
     }
 }
 
 impl AuditQuery {
-    /// Asks for what is filed under this.
+    /// Selects the changes filed under this key.
     #[must_use]
-    pub fn filed(mut self, filed: &audit::Filed) -> Self {
+    pub fn filed(mut self, filed: &audit::AuditKey) -> Self {
         let text = filed.as_str();
-        // No name of an entity begins with `$`.
+        // Entity names never begin with `$`.
         if let Some(id) = text.strip_prefix("$TOKEN:") {
             self.token = id.parse().ok();
         } else if let Some(name) = text.strip_prefix("$RESOURCE:") {
@@ -295,31 +295,34 @@ impl AuditQuery {
 }
 
 impl TryFrom<AuditEntry> for audit::Entry {
-    type Error = InvalidAnswer;
+    type Error = InvalidResponse;
 
-    fn try_from(wire: AuditEntry) -> Result<Self, InvalidAnswer> {
-        let said = |policy: Option<Policy>| policy.map(policy::Policy::try_from).transpose();
-        let invalid = InvalidAnswer::of("change");
+    fn try_from(wire: AuditEntry) -> Result<Self, InvalidResponse> {
+        let converted = |policy: Option<Policy>| policy.map(policy::Policy::try_from).transpose();
+        let invalid = InvalidResponse::of("change");
         let (filed, change) = match wire.change {
             Change::Entity { before, after } => {
                 let [before, after] = [before, after].map(|entity| entity.map(entity::Entity::from));
-                let whose = after.as_ref().or(before.as_ref());
-                let nobody =
-                    || InvalidAnswer { field: "change", why: "it is of nothing to nothing".to_owned() };
+                let changed = after.as_ref().or(before.as_ref());
+                let empty = || InvalidResponse {
+                    field: "change",
+                    why: "it has neither `before` nor `after`".to_owned(),
+                };
                 (
-                    audit::Filed::entity(whose.ok_or_else(nobody)?.id()),
+                    audit::AuditKey::entity(changed.ok_or_else(empty)?.id()),
                     audit::Change::Entity { before, after },
                 )
             }
             Change::Policy { entity, resource, before, after } => {
                 let scope = scope(entity, resource);
-                let (before, after) = (said(before).map_err(&invalid)?, said(after).map_err(&invalid)?);
-                (audit::Filed::scope(&scope), audit::Change::Policy { scope, before, after })
+                let (before, after) =
+                    (converted(before).map_err(&invalid)?, converted(after).map_err(&invalid)?);
+                (audit::AuditKey::scope(&scope), audit::Change::Policy { scope, before, after })
             }
             Change::Token { before, after } => {
                 let after = token::Token::try_from(after)?;
                 let before = before.map(token::Token::try_from).transpose()?;
-                (audit::Filed::token(&after.id), audit::Change::Token { before, after })
+                (audit::AuditKey::token(&after.id), audit::Change::Token { before, after })
             }
         };
         let version = policy::Version::new(wire.version);
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_read_back_as_it_was_written() {
+    fn usage_round_trips() {
         let line = usage::Usage {
             subject: Subject::new("acme", "gpt").unwrap(),
             limit: LimitName::new("rpm").unwrap(),
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_read_back_as_it_was_written_and_is_found_where_it_is_filed() {
+    fn audit_entry_round_trips_and_matches_its_query() {
         let subject = Subject::new("acme", "gpt").unwrap();
         let policy = policy::Policy::new(["rpm:5/s".parse().unwrap()]).unwrap();
         let made = token::Token {
@@ -373,14 +376,17 @@ mod tests {
         };
         let of = |scope: Scope| {
             (
-                audit::Filed::scope(&scope),
+                audit::AuditKey::scope(&scope),
                 audit::Change::Policy { scope, before: None, after: Some(policy.clone()) },
             )
         };
         let changes = [
-            (audit::Filed::token(&made.id), audit::Change::Token { before: Some(made.clone()), after: made }),
             (
-                audit::Filed::entity(&subject.entity),
+                audit::AuditKey::token(&made.id),
+                audit::Change::Token { before: Some(made.clone()), after: made },
+            ),
+            (
+                audit::AuditKey::entity(&subject.entity),
                 audit::Change::Entity { before: Some(entity("acme")), after: None },
             ),
             of(Scope::System),
@@ -392,9 +398,9 @@ mod tests {
             let entry = audit::Entry { version, at, actor: "ops".to_owned(), filed: filed.clone(), change };
             assert_eq!(audit::Entry::try_from(AuditEntry::from(&entry)).unwrap(), entry);
             let query = AuditQuery::default().filed(&filed);
-            let asked =
+            let filters =
                 [query.entity.is_some(), query.resource.is_some(), query.system, query.token.is_some()];
-            assert_eq!(asked.iter().filter(|is_asked| **is_asked).count(), 1, "{filed}");
+            assert_eq!(filters.iter().filter(|is_set| **is_set).count(), 1, "{filed}");
         }
         let nothing = Change::Entity { before: None, after: None };
         let wire = AuditEntry {

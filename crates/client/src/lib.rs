@@ -1,9 +1,10 @@
-//! What a tidegate server and its callers say to each other, and a client that says it.
+//! Wire types of the tidegate HTTP API, and a client for it.
 //!
 //! # The client
 //!
-//! With the feature `http` there is a [`Client`]: one function for each route of the server, which take and answer the types
-//! below. Draw a [`Lease`], do the work, and settle the lease at what the work took.
+//! The feature `http` provides a [`Client`] with one function for each route of the server. Its functions
+//! take and return the types below. Acquire a [`Lease`], do the work, and settle the lease at what the work
+//! used.
 //!
 //! ```
 //! # use tidegate::{Limit, Limiter, Memory, Policy, Scope};
@@ -30,7 +31,7 @@
 //! # let url = &format!("http://{}", server.local_addr());
 //! # let (_stopper, shutdown) = Shutdown::new();
 //! # tokio::spawn(server.run(State::new(limiter).await?, shutdown));
-//! // `url` is http://127.0.0.1:8707 where nothing else was said, and `token` what `tidegate token create` shows.
+//! // `url` is http://127.0.0.1:8707 by default; `tidegate token create` prints a `token`.
 //! let client = Client::new(url)?.token(token)?;
 //! let request = Acquire::new("acme".parse()?, "gpt-4".parse()?, Cost::of([("tpm", 800)])?);
 //!
@@ -44,41 +45,42 @@
 //! }
 //! lease.settle(Cost::of([("tpm", 150)])?).await?;
 //!
-//! // Dropped without an end, it is cancelled: all it drew returns.
+//! // A lease that is dropped without being settled is cancelled: its units are returned.
 //! drop(client.acquire(&request).await?);
 //! client.drain().await;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! - **Leases look after themselves.** A lease is renewed in the background each time a third of its time has passed, for as long
-//!   as its handle lives. Dropped, it is cancelled in the background; at most so many endings are under way, and those that
-//!   find no room, no runtime or no answer are [counted](ClientStats::endings_lost) and left to the lease's deadline. A lease that
-//!   the server has ended is [lost](Lease::is_lost), and its next call says so. [`Lease::detach`] lets go of one,
-//!   [`Client::resume`] takes it up.
-//! - **Nothing is done twice.** A call is tried again only where that is certain: what only looks; steps of a lease, by their
-//!   number; draws, by an id that the client chooses where its caller has not; changes that say what they expect; and anything of
-//!   which the server says that it was not done, or that never reached it. Everything else answers [`ClientError::Away`] after
-//!   its first attempt, and [`may_be_done`](ClientError::may_be_done) tells whether it was perhaps done.
-//! - **Everything has a bound.** Attempts, their spacing and their share of the traffic are a [`Retry`] with a [`RetryBudget`]; a
-//!   connection, an attempt and a whole call have their time ([`ClientBuilder`]); an answer has its size. Whoever says when to come
-//!   back is heeded.
-//! - **Errors say what to do next.** [`ClientError`] tells a refusal from a token that is not good, one that is not good for
-//!   this, a lease that has ended, a server that is away and an answer that is none.
-//! - **A token is shown nowhere**: not by `Debug`, not in an error, even where a server says it back. No redirect and no proxy
-//!   of the environment is followed with it.
+//! - **Leases renew themselves.** A background task renews a lease each time a third of its duration has
+//!   passed, for as long as its handle lives. Dropping the handle cancels the lease in the background. The
+//!   number of concurrent background endings is bounded; an ending without a free slot, a runtime or a
+//!   response is [counted](ClientStats::endings_lost), and the lease ends at its deadline. A lease that the
+//!   server has ended is [lost](Lease::is_lost), and its next call fails. [`Lease::detach`] releases a handle
+//!   without ending its lease, and [`Client::resume`] continues it.
+//! - **Retries never execute a call twice.** The client retries reads, lease steps (idempotent by their
+//!   number), draws (idempotent by their request id), writes with an expected version, and calls that the
+//!   server reports as not executed or that never reached it. Every other call returns
+//!   [`ClientError::Unavailable`] after its first attempt, and [`may_be_done`](ClientError::may_be_done)
+//!   reports whether it may have been executed.
+//! - **Everything is bounded.** [`Retry`] and [`RetryBudget`] bound the attempts, their delays and their
+//!   share of the traffic. [`ClientBuilder`] sets timeouts for the connection, each attempt and the whole
+//!   call. Response bodies have a maximum size. `Retry-After` is honored.
+//! - **Errors are classified by what the caller does next.** [`ClientError`] distinguishes a refusal, an
+//!   invalid token, a missing scope, an ended lease, an unavailable server and an invalid response.
+//! - **Tokens never leak.** `Debug` and errors hide the token, even where the server echoes it. The client
+//!   follows no redirects and ignores proxy environment variables.
 //!
-//! [`blocking`] is the same client for code that does not await (feature `blocking`). Addresses that begin with `https://` need
-//! the feature `rustls`. A server whose certificate no public authority has signed is asked with
-//! [`root_certificates`](ClientBuilder::root_certificates), and one that wants to see a certificate with
-//! [`identity`](ClientBuilder::identity).
+//! [`blocking`] is the same client for synchronous code (feature `blocking`). URLs that begin with `https://`
+//! need the feature `rustls`. [`root_certificates`](ClientBuilder::root_certificates) configures a private
+//! CA, and [`identity`](ClientBuilder::identity) a client certificate.
 //!
 //! # The types
 //!
-//! Every body of the HTTP API is a type here, and every type is checked when it is read: a name that cannot be, a field
-//! that nobody knows, a limit asked for twice are refused with the field and the bound before anything is done. Amounts
-//! are integers, spans are [`Seconds`], points in time are [`Time`]s as RFC 3339 writes them, limits are text such as
-//! `tpm:100k/min:150k`. An error is a [`Problem`] (RFC 9457).
+//! Every body of the HTTP API is a type in this crate, validated when it is deserialized: invalid names,
+//! unknown fields and duplicate limits are rejected with the field and the bound. Amounts are integers,
+//! durations are [`Seconds`], timestamps are [`Time`]s in RFC 3339 format, and limits are text such as
+//! `tpm:100k/min:150k`. Errors are [`Problem`]s (RFC 9457).
 //!
 //! ```
 //! use tidegate_client::Acquire;
@@ -89,21 +91,21 @@
 //! assert_eq!(ask.cost.get("tpm"), Some(800));
 //!
 //! let refused = serde_json::from_str::<Acquire>(r#"{"entity": "a#b", "resource": "gpt-4", "cost": {}}"#);
-//! assert!(refused.unwrap_err().to_string().starts_with("the entity `a#b` holds '#' at byte 1"));
+//! assert!(refused.unwrap_err().to_string().starts_with("the entity `a#b` has '#' at byte 1"));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! They are there without any feature, and bring no client. With the feature `openapi` each type has a schema.
+//! The types need no feature and do not pull in the client. The feature `openapi` adds a schema to each type.
 
-/// A type that goes over the wire: read and written by its fields.
+/// Defines wire types with the common derives.
 macro_rules! wire {
     ($($item:item)+) => {
         secret_wire! { $(#[derive(Debug)] $item)+ }
     };
 }
 
-/// The same for a type that says itself what of it is shown.
+/// Like `wire!`, for types that implement `Debug` by hand to hide a secret.
 #[cfg(feature = "openapi")]
 macro_rules! secret_wire {
     ($($item:item)+) => {
@@ -114,7 +116,7 @@ macro_rules! secret_wire {
     };
 }
 
-/// The same for a type that says itself what of it is shown.
+/// Like `wire!`, for types that implement `Debug` by hand to hide a secret.
 #[cfg(not(feature = "openapi"))]
 macro_rules! secret_wire {
     ($($item:item)+) => {
@@ -125,7 +127,7 @@ macro_rules! secret_wire {
     };
 }
 
-/// What is asked in an address behind the `?`.
+/// Defines query parameter types with the common derives.
 #[cfg(feature = "openapi")]
 macro_rules! query {
     ($($item:item)+) => {
@@ -137,7 +139,7 @@ macro_rules! query {
     };
 }
 
-/// What is asked in an address behind the `?`.
+/// Defines query parameter types with the common derives.
 #[cfg(not(feature = "openapi"))]
 macro_rules! query {
     ($($item:item)+) => {
@@ -148,9 +150,27 @@ macro_rules! query {
     };
 }
 
+/// Like `wire!`, for a type whose OpenAPI schema is named `$schema`.
+#[cfg(feature = "openapi")]
+macro_rules! wire_as {
+    ($schema:ident: $item:item) => {
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
+        #[schema(as = $schema)]
+        $item
+    };
+}
+
+/// Like `wire!`, for a type whose OpenAPI schema is named `$schema`.
+#[cfg(not(feature = "openapi"))]
+macro_rules! wire_as {
+    ($schema:ident: $item:item) => {
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+        $item
+    };
+}
+
 mod acquire;
 mod amounts;
-mod answer;
 mod entity;
 mod event;
 mod expect;
@@ -169,6 +189,7 @@ mod page;
 mod plan;
 mod policy;
 mod problem;
+mod response;
 mod seconds;
 mod status;
 mod text;
@@ -179,33 +200,33 @@ mod tls;
 mod tls;
 mod token;
 
-/// Whether servers at https:// addresses can be asked.
+/// Whether https:// URLs are supported.
 #[cfg(feature = "http")]
 const HAS_TLS: bool = cfg!(feature = "rustls");
 
 pub use acquire::{Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, Granted, Spend};
 pub use amounts::{AMOUNTS_MAX, Amounts, Changes, Cost};
-pub use answer::InvalidAnswer;
 pub use entity::{Entity, PutEntity};
 pub use event::{Event, Snapshot};
 pub use expect::{Expect, InvalidExpect};
 #[cfg(feature = "http")]
 pub use http::{
-    Away, Cause, Client, ClientBuilder, ClientError, ClientStats, Events, GaveUp, InvalidClient, Lease, Page,
-    Pages, Query,
+    Cause, Client, ClientBuilder, ClientError, ClientStats, Events, InvalidClient, Lease, Outage, Page,
+    Pages, Query, StopReason,
 };
 pub use lease::{Adjust, Cancel, Extend, OpenLease, Renew, Renewed, Settle, StepDone};
 pub use ledger::{AuditEntry, AuditQuery, Change, UsageLine, UsageQuery, UsageSum, UsageSummary, Window};
 pub use limit::{
-    Ask, BalanceQuery, Balances, Behaviour, Capacities, Capacity, CapacityQuery, Explanation, LimitState,
-    Would,
+    Ask, BalanceQuery, Balances, Behaviour, Capacities, Capacity, CapacityQuery, Explanation, Forecast,
+    LimitState,
 };
 pub use page::{AuditPage, EntityPage, PageQuery, PolicyPage, RemoveQuery, TokenPage, UsagePage};
-pub use plan::{Apply, Declaration, Declared, PLAN_MAX, Plan, PlanStep, PolicyChange};
+pub use plan::{Apply, Declaration, Declared, PLAN_MAX, PlanStep, PolicyChange, PolicyChanges};
 pub use policy::{
     OnExpiry, OnUnavailable, Policy, PolicyAt, PolicyQuery, PutPolicy, ScopeQuery, Version, Written,
 };
 pub use problem::Problem;
+pub use response::InvalidResponse;
 pub use seconds::{InvalidSeconds, SECONDS_MAX, Seconds};
 pub use status::Status;
 pub use text::{

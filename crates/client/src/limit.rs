@@ -1,4 +1,4 @@
-//! Limits as they are: balances, and what would happen.
+//! Balances, capacity and explanations of limits.
 
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::name::{LimitName, Subject};
@@ -6,155 +6,158 @@ use tidegate_core::limit::policy;
 use tidegate_core::limit::resolve::{self, Source};
 
 use crate::amounts::Cost;
-use crate::answer::InvalidAnswer;
 use crate::policy::{OnExpiry, OnUnavailable, Version};
+use crate::response::InvalidResponse;
 use crate::seconds::Seconds;
 use crate::text::{EntityId, LimitText, ResourceName};
 
 wire! {
-    /// One limit of one subject, as it is.
+    /// The state of one limit of one subject.
     #[serde(deny_unknown_fields)]
     pub struct LimitState {
-        /// Whose.
+        /// The entity.
         pub entity: EntityId,
-        /// Of what.
+        /// The resource.
         pub resource: ResourceName,
-        /// The limit's name.
+        /// The name of the limit.
         pub limit: String,
-        /// Where it is written: `system`, `resource gpt-4`, `entity acme`, `entity acme, resource gpt-4`, `defaults` or
-        /// `this call`.
+        /// Where the limit is defined: `system`, `resource gpt-4`, `entity acme`, `entity acme, resource
+        /// gpt-4`, `defaults` or `this call`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub source: Option<String>,
-        /// Whole units there; below zero is debt.
+        /// Available whole units; negative is debt.
         pub available: i64,
-        /// What a full bucket holds.
+        /// Capacity of the bucket.
         pub burst: u64,
         /// Units per period.
         pub amount: u64,
         /// The period.
         pub period: Seconds,
-        /// Taken less given back, since it was first used.
+        /// Units taken minus units returned, since first use.
         pub consumed: i64,
-        /// What was asked of it.
+        /// Units requested.
         pub asked: u64,
-        /// How long until that can be had: 0 is now, and without it never.
+        /// Time until the requested units are available: 0 is now, absent is never.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub retry_after: Option<Seconds>,
     }
 
-    /// The limits of a subject and of those above it.
+    /// The limits of a subject and of the levels above it.
     #[serde(deny_unknown_fields)]
     pub struct Balances {
         /// The limits, the subject's own first.
         pub limits: Vec<LimitState>,
     }
 
-    /// How much of a resource's limits is in use, over all buckets.
+    /// Utilization of a resource's limits, over all buckets.
     #[serde(deny_unknown_fields)]
     pub struct Capacities {
-        /// One for each limit name, by name.
+        /// One entry for each limit, ordered by name.
         pub limits: Vec<Capacity>,
     }
 
-    /// How much of one limit is in use, over all buckets of a resource.
+    /// Utilization of one limit, over all buckets of a resource.
     #[serde(deny_unknown_fields)]
     pub struct Capacity {
-        /// The limit's name.
+        /// The name of the limit.
         pub limit: String,
-        /// Buckets that have the limit.
+        /// Buckets with this limit.
         pub buckets: u64,
         /// The sum of their bursts.
         pub burst: u64,
-        /// What is available; debts count below zero.
+        /// The sum of available units; debt counts as negative.
         pub available: i64,
-        /// Taken less returned, since they were first used.
+        /// Units taken minus units returned, since first use.
         pub consumed: i64,
     }
 
-    /// Asks what would happen.
+    /// A request to be explained, not drawn.
     #[serde(deny_unknown_fields)]
     pub struct Ask {
-        /// Who would ask.
+        /// The requesting entity.
         pub entity: EntityId,
-        /// For what.
+        /// The requested resource.
         pub resource: ResourceName,
-        /// How much of each limit; at least one above 0.
+        /// Units of each limit; at least one amount above 0.
         pub cost: Cost,
-        /// Limits of this call, in the place of the subject's own of the same names.
+        /// Limits of this call, which replace the subject's own limits of the same names.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub limits: Vec<LimitText>,
     }
 
-    /// What would happen, and why: nothing was taken.
+    /// What would happen to a request, and why. Nothing was drawn.
     #[serde(deny_unknown_fields)]
     pub struct Explanation {
-        /// What would happen.
-        pub would: Would,
-        /// How long until it can be had, where it would have to wait.
+        /// The predicted outcome.
+        pub would: Forecast,
+        /// Time until the request could be granted, if it would have to wait.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub retry_after: Option<Seconds>,
-        /// Every limit that would be asked, or could be, the subject's own first.
+        /// Every applicable limit, the subject's own first.
         pub limits: Vec<LimitState>,
-        /// What happens when the store is away.
+        /// What happens while the store is unavailable.
         pub on_unavailable: OnUnavailable,
-        /// Where that is written.
+        /// Where that is defined.
         pub on_unavailable_source: String,
-        /// What becomes of leases that are never ended.
+        /// What happens to leases that expire.
         pub on_expiry: OnExpiry,
-        /// Where that is written.
+        /// Where that is defined.
         pub on_expiry_source: String,
-        /// The count of administrative changes that this is as of.
+        /// The number of administrative changes at the time of this explanation.
         pub version: Version,
     }
+}
 
-    /// What would happen.
+wire_as! {
+    Would:
+    /// The predicted outcome of a request.
     #[derive(Copy, Eq)]
     #[serde(rename_all = "snake_case")]
-    pub enum Would {
+    pub enum Forecast {
         /// It would be granted.
         Grant,
         /// It would have to wait.
         Wait,
-        /// It can never be had.
+        /// It could never be granted.
         Never,
     }
 }
 
 query! {
-    /// Whose balances.
+    /// Selects balances.
     #[serde(deny_unknown_fields)]
     pub struct BalanceQuery {
-        /// Whose.
+        /// The entity.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// Of what; without it, of everything the entity and those it draws from have used.
+        /// The resource; without it, every resource that the entity and its ancestors have used.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
     }
 }
 
 query! {
-    /// Of which resource.
+    /// Selects a resource.
     #[serde(deny_unknown_fields)]
     pub struct CapacityQuery {
-        /// Of what.
+        /// The resource.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
     }
 }
 
 impl Capacity {
-    /// The limit's name.
+    /// The name of the limit.
     ///
     /// # Errors
-    /// [`InvalidAnswer`] for a name that cannot be.
-    pub fn name(&self) -> Result<LimitName, InvalidAnswer> {
-        LimitName::new(&self.limit).map_err(InvalidAnswer::of("limit"))
+    /// [`InvalidResponse`] for an invalid name.
+    pub fn name(&self) -> Result<LimitName, InvalidResponse> {
+        LimitName::new(&self.limit).map_err(InvalidResponse::of("limit"))
     }
 }
 
 impl LimitState {
-    /// A limit's state, and where the limit is written if that is known.
+    /// Converts a balance, with the source of its limit if known.
     pub fn new(balance: &Balance, source: Option<&Source>) -> Self {
         Self {
             entity: balance.subject.entity.clone().into(),
@@ -171,15 +174,15 @@ impl LimitState {
         }
     }
 
-    /// The state as a limiter has it, and where the limit is written if that was said.
+    /// Converts into a balance, with the source of its limit if given.
     ///
     /// # Errors
-    /// [`InvalidAnswer`] for a name that cannot be, and for a source that is none of this subject's.
-    pub fn check(self) -> Result<(Balance, Option<Source>), InvalidAnswer> {
+    /// [`InvalidResponse`] for an invalid name, or a source that does not apply to this subject.
+    pub fn check(self) -> Result<(Balance, Option<Source>), InvalidResponse> {
         let subject = Subject { entity: self.entity.0, resource: self.resource.0 };
         let source = self.source.map(|text| source(&text, &subject)).transpose()?;
         let balance = Balance {
-            limit: LimitName::new(&self.limit).map_err(InvalidAnswer::of("limit"))?,
+            limit: LimitName::new(&self.limit).map_err(InvalidResponse::of("limit"))?,
             subject,
             available: self.available,
             burst: self.burst,
@@ -194,13 +197,12 @@ impl LimitState {
 }
 
 impl Explanation {
-    /// What happens to this subject when the store is away, what becomes of its leases that are never ended, and who says
-    /// so.
+    /// Returns the subject's outage and expiry behaviour, each with its source.
     ///
     /// # Errors
-    /// [`InvalidAnswer`] for a share that cannot be, and for a source that is none of this subject's.
-    pub fn behaviour(&self, subject: &Subject) -> Result<Behaviour, InvalidAnswer> {
-        let on_unavailable = self.on_unavailable.try_into().map_err(InvalidAnswer::of("on_unavailable"))?;
+    /// [`InvalidResponse`] for an invalid share, or a source that does not apply to this subject.
+    pub fn behaviour(&self, subject: &Subject) -> Result<Behaviour, InvalidResponse> {
+        let on_unavailable = self.on_unavailable.try_into().map_err(InvalidResponse::of("on_unavailable"))?;
         Ok((
             (on_unavailable, source(&self.on_unavailable_source, subject)?),
             (self.on_expiry.into(), source(&self.on_expiry_source, subject)?),
@@ -208,14 +210,16 @@ impl Explanation {
     }
 }
 
-/// How a subject behaves when the store is away, and how its leases end by themselves, each with who says so.
+/// The behaviour of a subject while the store is unavailable and on lease expiry, each with its source.
 pub type Behaviour = ((policy::OnUnavailable, Source), (policy::OnExpiry, Source));
 
-/// Reads where a limit of this subject is written. By itself the text may mean several scopes: a name may hold all of it.
-fn source(text: &str, subject: &Subject) -> Result<Source, InvalidAnswer> {
+/// Parses the source of a limit of this subject. The text alone may be ambiguous, because names may contain
+/// `, resource `: it is compared with the sources that this subject can have.
+fn source(text: &str, subject: &Subject) -> Result<Source, InvalidResponse> {
     let scopes = resolve::scopes(subject).map(Source::Policy);
     let known = scopes.into_iter().chain([Source::Defaults, Source::Call]);
-    let invalid = || InvalidAnswer { field: "source", why: format!("`{text}` is none of {subject}") };
+    let invalid =
+        || InvalidResponse { field: "source", why: format!("`{text}` is not a source of {subject}") };
     known.into_iter().find(|source| source.to_string() == text).ok_or_else(invalid)
 }
 
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_of_a_limit_is_read_back_as_it_was_written_whatever_its_names_hold() {
+    fn limit_state_round_trips_with_ambiguous_names() {
         let awkward = Subject::new("a, resource b", "b, resource b").unwrap();
         for subject in [Subject::new("acme", "gpt-4").unwrap(), awkward] {
             let sources = resolve::scopes(&subject).map(Source::Policy);
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_cannot_be_is_refused_with_its_field() {
+    fn invalid_limit_state_names_field() {
         let subject = Subject::new("acme", "gpt-4").unwrap();
         let state = LimitState::new(&balance(&subject), None);
         let named = LimitState { limit: "r m".to_owned(), ..state.clone() };
@@ -261,15 +265,15 @@ mod tests {
         let moved = LimitState { source: Some("entity other".to_owned()), ..state };
         assert_eq!(
             moved.check().unwrap_err().to_string(),
-            "the server's answer has a field `source` that cannot be: `entity other` is none of acme on gpt-4"
+            "invalid field `source` in the server's response: `entity other` is not a source of acme on gpt-4"
         );
     }
 
     #[test]
-    fn how_a_subject_behaves_is_read_with_who_says_so() {
+    fn behaviour_includes_sources() {
         let subject = Subject::new("acme", "gpt-4").unwrap();
         let explanation = Explanation {
-            would: Would::Grant,
+            would: Forecast::Grant,
             retry_after: None,
             limits: Vec::new(),
             on_unavailable: OnUnavailable::LocalShare(0.5),

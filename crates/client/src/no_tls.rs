@@ -1,20 +1,23 @@
-//! Without TLS there is nobody to trust.
+//! Stand-in for `tls` in builds without the feature `rustls`.
 
 use reqwest::ClientBuilder;
 
-use crate::http::{InvalidClient, Trust};
+use crate::http::{Certificates, InvalidClient};
 
-/// The same client, if nothing is said of certificates.
-pub(crate) fn secured(builder: ClientBuilder, trust: &Trust) -> Result<ClientBuilder, InvalidClient> {
-    let what = match trust {
-        Trust { roots: Some(_), .. } => "root certificates",
-        Trust { identity: Some(_), .. } => "client's certificate and key",
+/// Rejects certificate options, which need TLS.
+pub(crate) fn apply(
+    builder: ClientBuilder,
+    certificates: &Certificates,
+) -> Result<ClientBuilder, InvalidClient> {
+    let what = match certificates {
+        Certificates { roots: Some(_), .. } => "root certificates",
+        Certificates { identity: Some(_), .. } => "client's certificate and key",
         _ => return Ok(builder),
     };
     Err(InvalidClient::Tls { what, why: "they need the feature `rustls` of tidegate-client".to_owned() })
 }
 
-/// Without TLS there are no certificates to trust.
-pub(crate) const fn distrust(_: &reqwest::Error) -> Option<String> {
+/// No error is about certificates without TLS.
+pub(crate) const fn certificate_error(_: &reqwest::Error) -> Option<String> {
     None
 }

@@ -1,7 +1,8 @@
-//! Objects that are objects: a list of a type's fields is not taken for the type.
+//! Deserializers that accept JSON objects only.
 //!
-//! What serde derives for a struct takes a list of its fields too, in their order. That is no part of the API, and a client that
-//! relies on it would break with every new field. A body as a whole is looked at by the server; what is inside, here.
+//! A struct's derived `Deserialize` also accepts an array of its fields in order. That is not part of the
+//! API, and clients relying on it would break with every new field. The server checks the outermost body;
+//! these functions check nested values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,9 +13,9 @@ use serde::{Deserialize, Deserializer};
 
 struct Object<T>(T);
 
-struct Reads<T>(PhantomData<T>);
+struct ObjectVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Reads<T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     type Value = Object<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,21 +29,21 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Reads<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_map(Reads(PhantomData))
+        from.deserialize_map(ObjectVisitor(PhantomData))
     }
 }
 
-/// One object.
+/// Deserializes one object.
 pub(crate) fn one<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     Object::deserialize(from).map(|Object(value)| value)
 }
 
-/// One object, or none.
+/// Deserializes an optional object.
 pub(crate) fn maybe<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     Ok(Option::<Object<T>>::deserialize(from)?.map(|Object(value)| value))
 }
 
-/// A list of objects.
+/// Deserializes a list of objects.
 pub(crate) fn many<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     Ok(Vec::<Object<T>>::deserialize(from)?.into_iter().map(|Object(value)| value).collect())
 }
@@ -52,7 +53,7 @@ mod tests {
     use crate::{Apply, Batch, Declaration, PutPolicy};
 
     #[test]
-    fn a_list_of_fields_is_no_object_wherever_it_is() {
+    fn nested_arrays_are_rejected_as_objects() {
         let batch = |text: &str| serde_json::from_str::<Batch>(text).map(drop);
         let apply = |text: &str| serde_json::from_str::<Apply>(text).map(drop);
         let declaration = |text: &str| serde_json::from_str::<Declaration>(text).map(drop);

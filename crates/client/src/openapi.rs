@@ -1,4 +1,4 @@
-//! Schemas of the types that are read and written by hand.
+//! OpenAPI schemas of the types with hand-written serde implementations.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use crate::expect::Expect;
 use crate::seconds::{SECONDS_MAX, Seconds};
 use crate::text::{EntityId, LeaseRef, LimitText, RequestId, ResourceName, Time, TokenId, TokenScopes};
 
-/// What no name of an entity or a resource holds, and how none begins.
+/// The pattern of entity and resource names.
 const NAME: &str = r"^(?!_default_$)[^#$\x00-\x1f\x7f-\x9f][^#\x00-\x1f\x7f-\x9f]*$";
 
 macro_rules! schema {
@@ -39,12 +39,20 @@ fn text(description: &str, example: &str) -> ObjectBuilder {
 schema!(
     EntityId,
     "EntityId",
-    text("Who uses.", "acme").min_length(Some(1)).max_length(Some(256)).pattern(Some(NAME)).build()
+    text("The name of an entity.", "acme")
+        .min_length(Some(1))
+        .max_length(Some(256))
+        .pattern(Some(NAME))
+        .build()
 );
 schema!(
     ResourceName,
     "ResourceName",
-    text("What is used.", "gpt-4").min_length(Some(1)).max_length(Some(256)).pattern(Some(NAME)).build()
+    text("The name of a resource.", "gpt-4")
+        .min_length(Some(1))
+        .max_length(Some(256))
+        .pattern(Some(NAME))
+        .build()
 );
 schema!(
     LimitText,
@@ -56,19 +64,21 @@ schema!(
 schema!(
     Time,
     "Time",
-    text("A point in time, RFC 3339.", "2026-01-31T09:30:00Z")
+    text("A timestamp, RFC 3339.", "2026-01-31T09:30:00Z")
         .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime)))
         .build()
 );
 schema!(
     LeaseRef,
     "LeaseRef",
-    text("A lease as its holder names it.", &"0".repeat(64)).pattern(Some("^[0-9a-fA-F]{64}$")).build()
+    text("The name of a lease. It is a credential: treat it as a secret.", &"0".repeat(64))
+        .pattern(Some("^[0-9a-fA-F]{64}$"))
+        .build()
 );
 schema!(
     RequestId,
     "RequestId",
-    text("What a caller calls a request, by chance.", "01890a5d-ac96-774b-bcce-b302099a8057")
+    text("An idempotency key, chosen at random.", "01890a5d-ac96-774b-bcce-b302099a8057")
         .pattern(Some("^[A-Za-z0-9_.-]{16,64}$"))
         .build()
 );
@@ -76,7 +86,7 @@ schema!(TokenId, "TokenId", text("The id of a token.", "ci").pattern(Some("^[A-Z
 schema!(
     TokenScopes,
     "TokenScopes",
-    text("What a token is good for.", "acquire,read")
+    text("The scopes of a token.", "acquire,read")
         .pattern(Some("^(acquire|read|admin)(,(acquire|read|admin)){0,2}$"))
         .build()
 );
@@ -85,19 +95,19 @@ schema!(
     "Seconds",
     ObjectBuilder::new()
         .schema_type(Type::Number)
-        .description(Some("A span in seconds, exact to the microsecond."))
+        .description(Some("A duration in seconds, exact to the microsecond."))
         .minimum(Some(0))
         .maximum(Some(SECONDS_MAX))
         .examples([json!(2.5)])
         .build()
 );
 schema!(Amounts<u64>, "Cost", amounts("Units by limit name.", 0));
-schema!(Amounts<i64>, "Changes", amounts("More, or less, units by limit name.", -(1 << 40)));
+schema!(Amounts<i64>, "Changes", amounts("Signed changes in units by limit name.", -(1 << 40)));
 schema!(
     Expect,
     "Expect",
     OneOfBuilder::new()
-        .description(Some("What the writer believes to be there."))
+        .description(Some("The expected current state."))
         .item(ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["any", "absent"])))
         .item(ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)))
         .build()

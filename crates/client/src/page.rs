@@ -1,4 +1,4 @@
-//! Listings come in pages.
+//! Pages of listings, and the queries that select them.
 
 use crate::entity::Entity;
 use crate::expect::Expect;
@@ -15,7 +15,7 @@ macro_rules! page {
                 pub struct $Page {
                     /// The items, in the listing's order.
                     pub items: Vec<$Item>,
-                    /// Where the next page begins, for `after`; without it, this is the last.
+                    /// Where the next page begins, for `after`; absent on the last page.
                     #[serde(default, skip_serializing_if = "Option::is_none")]
                     pub next: Option<String>,
                 }
@@ -28,26 +28,26 @@ page!(
     EntityPage of Entity: "A page of entities, by id.",
     PolicyPage of PolicyAt: "A page of policies, in the order of their scopes.",
     UsagePage of UsageLine: "A page of usage, by subject, limit and window.",
-    AuditPage of AuditEntry: "A page of changes, in the order they were made in.",
+    AuditPage of AuditEntry: "A page of changes, oldest first.",
     TokenPage of Token: "A page of tokens, by id."
 );
 
 query! {
-    /// Which page.
+    /// Selects a page.
     #[serde(deny_unknown_fields)]
     pub struct PageQuery {
-        /// Where the page begins: the `next` of the page before.
+        /// Where the page begins: the `next` of the previous page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub after: Option<String>,
-        /// How many at most, in 1..=1000; 100 unless said otherwise.
+        /// Maximum number of items, in 1..=1000; default 100.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub max: Option<u32>,
     }
 
-    /// What is to go.
+    /// Options of a removal.
     #[serde(deny_unknown_fields)]
     pub struct RemoveQuery {
-        /// What the writer believes to be there: `any`, `absent` or a version.
+        /// The expected current state: `any`, `absent` or a version.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expect: Option<Expect>,
     }

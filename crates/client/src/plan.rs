@@ -1,77 +1,67 @@
-//! Declared policies: what would have to change, and changing it.
+//! Declared policies: the changes they need, and applying them.
 
-use tidegate_core::limit::plan;
 use tidegate_core::limit::policy::{self, InvalidPolicy, Scope};
+use tidegate_core::limit::policy_changes;
 
 use crate::expect::Expect;
 use crate::object;
 use crate::policy::{Policy, names, scope};
 use crate::text::{EntityId, ResourceName};
 
-/// A declaration, and a list of changes, have at most so many policies.
+/// The maximum number of policies in a declaration or a list of changes.
 pub const PLAN_MAX: usize = 1_000;
 
 wire! {
-    /// A policy that is to be.
+    /// A declared policy.
     #[serde(deny_unknown_fields)]
     pub struct Declared {
-        /// Whose, if it is one entity's.
+        /// The entity, for an entity's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// For which resource, if it is for one.
+        /// The resource, for a resource's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
-        /// What it says.
+        /// The policy.
         #[serde(deserialize_with = "object::one")]
         pub policy: Policy,
     }
 
-    /// All policies that are to be.
+    /// All declared policies.
     #[serde(deny_unknown_fields)]
     pub struct Declaration {
         /// The policies, each scope once, at most 1,000.
         #[serde(deserialize_with = "object::many")]
         pub policies: Vec<Declared>,
-        /// Whether policies that are not declared are to go.
+        /// Whether to remove policies that are not declared.
         #[serde(default)]
         pub prune: bool,
     }
 
-    /// What has to change. Nothing is changed yet: its `changes` are what `apply` takes.
-    #[serde(deny_unknown_fields)]
-    pub struct Plan {
-        /// The changes, to be made.
-        #[serde(deserialize_with = "object::many")]
-        pub changes: Vec<PolicyChange>,
-        /// What they change, for people to read before they say yes.
-        pub steps: Vec<PlanStep>,
-    }
-
-    /// What changes at one scope, for people.
+    /// The change of one scope, as text.
     #[serde(deny_unknown_fields)]
     pub struct PlanStep {
-        /// The scope, and below it what is added, changed and removed there.
+        /// The scope, followed by what is added, changed and removed.
         pub text: String,
     }
 
     /// The change of one scope.
     #[serde(deny_unknown_fields)]
     pub struct PolicyChange {
-        /// Whose, if it is one entity's.
+        /// The entity, for an entity's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// For which resource, if it is for one.
+        /// The resource, for a resource's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
-        /// What must be there for the change to be made: `any`, `absent` or a version.
+        /// The expected current state: `any`, `absent` or a version.
         #[serde(default)]
         pub expect: Expect,
-        /// What is to be there; without it, the policy is removed.
+        /// The new policy; absent to remove the policy.
         #[serde(default, deserialize_with = "object::maybe", skip_serializing_if = "Option::is_none")]
         pub policy: Option<Policy>,
     }
 
-    /// Makes all of these changes, or none.
+    /// Applies all changes, or none.
     #[serde(deny_unknown_fields)]
     pub struct Apply {
         /// The changes, each scope once, at most 1,000.
@@ -80,34 +70,48 @@ wire! {
     }
 }
 
+wire_as! {
+    Plan:
+    /// The changes that a declaration needs. Nothing is changed yet: `apply` takes the `changes`.
+    #[serde(deny_unknown_fields)]
+    pub struct PolicyChanges {
+        /// The changes.
+        #[serde(deserialize_with = "object::many")]
+        pub changes: Vec<PolicyChange>,
+        /// The changes as text, for review.
+        pub steps: Vec<PlanStep>,
+    }
+}
+
 impl Declared {
-    /// The scope, and what is to be there.
+    /// Validates the policy and returns it with its scope.
     ///
     /// # Errors
-    /// [`InvalidPolicy`] says which limit is wrong, and how.
+    /// [`InvalidPolicy`] names the invalid limit.
     pub fn check(self) -> Result<(Scope, policy::Policy), InvalidPolicy> {
         Ok((scope(self.entity, self.resource), self.policy.try_into()?))
     }
 }
 
 impl PolicyChange {
-    /// Makes this of a scope, if what is there is as expected; nothing removes it.
+    /// Creates a conditional change of a scope; `None` removes the policy.
     pub fn new(scope: &Scope, expect: Expect, policy: Option<&policy::Policy>) -> Self {
         let (entity, resource) = names(scope);
         Self { entity, resource, expect, policy: policy.map(Policy::from) }
     }
 
-    /// Where the change is made.
+    /// Returns the scope of the change.
     pub fn scope(&self) -> Scope {
         scope(self.entity.clone(), self.resource.clone())
     }
 }
 
-impl From<&plan::Plan> for Plan {
-    fn from(plan: &plan::Plan) -> Self {
-        let change =
-            |step: &plan::Step| PolicyChange::new(&step.scope, step.expect().into(), step.after.as_ref());
-        let shown = |step: &plan::Step| PlanStep { text: step.to_string() };
+impl From<&policy_changes::PolicyChanges> for PolicyChanges {
+    fn from(plan: &policy_changes::PolicyChanges) -> Self {
+        let change = |step: &policy_changes::Step| {
+            PolicyChange::new(&step.scope, step.expect().into(), step.after.as_ref())
+        };
+        let shown = |step: &policy_changes::Step| PlanStep { text: step.to_string() };
         Self {
             changes: plan.steps().iter().map(change).collect(),
             steps: plan.steps().iter().map(shown).collect(),

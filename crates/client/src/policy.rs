@@ -1,4 +1,4 @@
-//! Policies, and where they are written.
+//! Policies and their scopes.
 
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::{self, InvalidPolicy, Scope, Share};
@@ -7,125 +7,125 @@ use crate::expect::Expect;
 use crate::object;
 use crate::text::{EntityId, LimitText, ResourceName};
 
-/// The count of administrative changes at which something was last written.
+/// A version: the number of administrative changes at the time of the last write.
 pub type Version = u64;
 
 wire! {
-    /// Limits at a scope, and how to behave when things go wrong.
+    /// Limits at a scope, and what to do when the store is unavailable or a lease expires.
     #[derive(Default)]
     #[serde(deny_unknown_fields)]
     pub struct Policy {
         /// The limits, each name once, at most 16.
         #[serde(default)]
         pub limits: Vec<LimitText>,
-        /// Cuts inheritance: limits of wider scopes do not count.
+        /// Disables inheritance: limits of wider scopes do not apply.
         #[serde(default, skip_serializing_if = "is_false")]
         pub only: bool,
-        /// What an acquire does when the store is away.
+        /// What an acquire does while the store is unavailable.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub on_unavailable: Option<OnUnavailable>,
-        /// What becomes of leases that are never ended.
+        /// What happens to leases that expire.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub on_expiry: Option<OnExpiry>,
     }
 
-    /// What an acquire does when the store is away.
+    /// What an acquire does while the store is unavailable.
     #[derive(Copy)]
     #[serde(rename_all = "snake_case")]
     pub enum OnUnavailable {
-        /// Nobody enters.
+        /// Every request is refused.
         Block,
-        /// Everybody enters, with a lease that says it is degraded.
+        /// Every request is granted a degraded lease.
         Allow,
-        /// This share of every limit, in 0.000001..=1, is kept by the server itself.
+        /// The server enforces this share of every limit by itself, in 0.000001..=1.
         LocalShare(f64),
     }
 
-    /// What becomes of a lease whose deadline passes without an end.
+    /// What happens to a lease that passes its deadline.
     #[derive(Copy, Eq)]
     #[serde(rename_all = "snake_case")]
     pub enum OnExpiry {
         /// It is settled at what it drew.
         Settle,
-        /// What it drew returns.
+        /// Its units are returned.
         Return,
     }
 
-    /// Writes a policy.
+    /// Creates or replaces a policy.
     #[serde(deny_unknown_fields)]
     pub struct PutPolicy {
-        /// What is to be there.
+        /// The new policy.
         #[serde(deserialize_with = "object::one")]
         pub policy: Policy,
-        /// What the writer believes to be there: `any`, `absent` or a version.
+        /// The expected current state: `any`, `absent` or a version.
         #[serde(default)]
         pub expect: Expect,
     }
 
-    /// A policy, and where and when it was written.
+    /// A stored policy with its scope and version.
     #[serde(deny_unknown_fields)]
     pub struct PolicyAt {
-        /// Whose, if it is one entity's.
+        /// The entity, for an entity's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// For which resource, if it is for one.
+        /// The resource, for a resource's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
-        /// When it was last written.
+        /// The version of the last write.
         pub version: Version,
-        /// What it says.
+        /// The policy.
         pub policy: Policy,
     }
 
-    /// A change that was made.
+    /// The result of a write.
     #[derive(Copy, Eq)]
     #[serde(deny_unknown_fields)]
     pub struct Written {
-        /// The count of administrative changes, this one included.
+        /// The number of administrative changes, including this one.
         pub version: Version,
     }
 }
 
 query! {
-    /// A scope: with neither it is the whole system, with one that resource or entity, with both the entity's use of the
-    /// resource.
+    /// A scope: neither field selects the system, one field that entity or resource, both fields the entity's
+    /// use of the resource.
     #[serde(deny_unknown_fields)]
     pub struct ScopeQuery {
-        /// Whose, if it is one entity's.
+        /// The entity, for an entity's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// For which resource, if it is for one.
+        /// The resource, for a resource's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
-        /// For a change, what the writer believes to be there: `any`, `absent` or a version.
+        /// For writes, the expected current state: `any`, `absent` or a version.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expect: Option<Expect>,
     }
 
-    /// Which policies.
+    /// Selects policies.
     #[serde(deny_unknown_fields)]
     pub struct PolicyQuery {
-        /// Those of an entity.
+        /// Policies of this entity.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub entity: Option<EntityId>,
-        /// Those that entities have of their own for this resource.
+        /// Policies of individual entities for this resource.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub custom: Option<ResourceName>,
-        /// Where the page begins: the `next` of the page before.
+        /// Where the page begins: the `next` of the previous page.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub after: Option<String>,
-        /// How many at most, in 1..=1000; 100 unless said otherwise.
+        /// Maximum number of items, in 1..=1000; default 100.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub max: Option<u32>,
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
-/// The scope of these two names.
+/// Builds a scope from its names.
 pub(crate) fn scope(entity: Option<EntityId>, resource: Option<ResourceName>) -> Scope {
     match (entity, resource) {
         (None, None) => Scope::System,
@@ -135,7 +135,7 @@ pub(crate) fn scope(entity: Option<EntityId>, resource: Option<ResourceName>) ->
     }
 }
 
-/// The two names of a scope.
+/// Splits a scope into its names.
 pub(crate) fn names(scope: &Scope) -> (Option<EntityId>, Option<ResourceName>) {
     (scope.entity().cloned().map(EntityId), scope.resource().cloned().map(ResourceName))
 }
@@ -147,16 +147,16 @@ impl From<ScopeQuery> for Scope {
 }
 
 impl PolicyAt {
-    /// A policy as it was written.
+    /// Converts a stored policy.
     pub fn new(at: &Scope, version: policy::Version, policy: &policy::Policy) -> Self {
         let (entity, resource) = names(at);
         Self { entity, resource, version: version.number(), policy: policy.into() }
     }
 
-    /// Where it is written, and the policy with its version.
+    /// Validates the policy and returns it with its scope and version.
     ///
     /// # Errors
-    /// [`InvalidPolicy`] says which limit is wrong, and how.
+    /// [`InvalidPolicy`] names the invalid limit.
     pub fn check(self) -> Result<(Scope, policy::Versioned<policy::Policy>), InvalidPolicy> {
         let value = self.policy.try_into()?;
         let version = policy::Version::new(self.version);
@@ -231,11 +231,11 @@ impl From<policy::OnUnavailable> for OnUnavailable {
     }
 }
 
-/// A rule as the limit it was made of.
+/// Converts a rule back into a limit.
 fn limit(rule: &tidegate_core::limit::rule::Rule) -> tidegate_core::limit::rule::Limit {
     let shape = rule.shape();
     let limit = tidegate_core::limit::rule::Limit::per(rule.name().as_str(), shape.amount(), shape.period());
-    // A burst that is the amount is not written.
+    // A burst equal to the amount is the default.
     if shape.burst() == shape.amount() { limit } else { limit.burst(shape.burst()) }
 }
 
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_is_read_back_as_it_was_written_with_where_and_when() {
+    fn policy_round_trips_with_scope_and_version() {
         let subject = Subject::new("acme", "gpt-4").unwrap();
         let scopes = tidegate_core::limit::resolve::scopes(&subject);
         let limits: Vec<tidegate_core::limit::rule::Limit> =

@@ -1,4 +1,4 @@
-//! Problems: every error as RFC 9457 writes it, with what the caller needs to go on.
+//! Problem details (RFC 9457): the body of every error response.
 
 use std::fmt;
 
@@ -7,44 +7,44 @@ use crate::policy::Version;
 use crate::seconds::Seconds;
 
 wire! {
-    /// Why something was not done.
+    /// An error of the API.
     ///
-    /// `type` names the kind and stays the same from version to version; `detail` is a sentence for people.
+    /// `type` identifies the kind and is stable across versions; `detail` is a sentence for people.
     #[derive(Default)]
     #[serde(deny_unknown_fields)]
     pub struct Problem {
-        /// The kind: a relative address such as `/problems/limited`.
+        /// The kind: a relative URI such as `/problems/limited`.
         #[serde(rename = "type")]
         pub kind: String,
-        /// What problems of this kind have in common.
+        /// A summary of the kind.
         pub title: String,
-        /// The status of the answer.
+        /// The HTTP status.
         pub status: u16,
-        /// What is wrong here: the field, the value and the bound.
+        /// What is wrong: the field, the value and the bound.
         pub detail: String,
-        /// Which field of the request is wrong, if one is: `cost.tpm`, `requests[3].entity`.
+        /// The invalid field of the request, if any: `cost.tpm`, `requests[3].entity`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub field: Option<String>,
-        /// When it is worth asking again.
+        /// When a retry may succeed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub retry_after: Option<Seconds>,
-        /// Where limits refused: every limit that was asked, of every level, the subject's own first.
+        /// For refusals: every applicable limit of every level, the subject's own first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub limits: Vec<LimitState>,
-        /// Where something was not as expected: the version it is at; without it, it is not there.
+        /// For version conflicts: the current version; absent if nothing is stored.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub version: Option<Version>,
-        /// Where a step came late: the step that was done.
+        /// For late steps: the step that was completed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub step: Option<u32>,
     }
 }
 
 impl Problem {
-    /// How the type of such a body is called in `Content-Type`.
+    /// The `Content-Type` of a problem body.
     pub const CONTENT_TYPE: &'static str = "application/problem+json";
 
-    /// A problem of this kind, which is the last part of its `type`.
+    /// Creates a problem; `kind` is the last part of its `type`.
     pub fn new(status: u16, kind: &str, title: &str, detail: impl Into<String>) -> Self {
         Self {
             kind: format!("/problems/{kind}"),
@@ -55,7 +55,7 @@ impl Problem {
         }
     }
 
-    /// Whether it is of this kind, which is the last part of its `type`.
+    /// Whether the last part of its `type` is `kind`.
     pub fn is(&self, kind: &str) -> bool {
         self.kind.strip_prefix("/problems/") == Some(kind)
     }

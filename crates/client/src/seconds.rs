@@ -1,4 +1,4 @@
-//! Spans as numbers of seconds, exact to the microsecond.
+//! Durations as numbers of seconds, exact to the microsecond.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
-/// A span is at most so many seconds, some 285 years: up to there a number of JSON is exact to the microsecond.
+/// The maximum duration, some 285 years. Up to this bound a JSON number is exact to the microsecond.
 pub const SECONDS_MAX: u32 = u32::MAX;
 
-/// A span of time: `2.5` is two and a half seconds.
+/// A duration: `2.5` is two and a half seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Seconds(Duration);
 
-/// A number that is no span.
+/// A number that is not a valid duration.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[error("a span of {seconds} seconds, outside 0..={SECONDS_MAX}")]
 pub struct InvalidSeconds {
@@ -23,11 +23,11 @@ pub struct InvalidSeconds {
 }
 
 impl Seconds {
-    /// The span of so many seconds, to the nearest microsecond.
+    /// Creates a duration, rounded to the nearest microsecond.
     ///
     /// # Errors
-    /// [`InvalidSeconds`] for what is no number in 0..=[`SECONDS_MAX`].
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in bounds by then")]
+    /// [`InvalidSeconds`] for a number outside 0..=[`SECONDS_MAX`].
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     pub fn new(seconds: f64) -> Result<Self, InvalidSeconds> {
         if !(0.0..=f64::from(SECONDS_MAX)).contains(&seconds) {
             return Err(InvalidSeconds { seconds });
@@ -35,14 +35,14 @@ impl Seconds {
         Ok(Self(Duration::from_micros((seconds * 1e6).round() as u64)))
     }
 
-    /// As a span.
+    /// Converts to a [`Duration`].
     pub const fn as_duration(self) -> Duration {
         self.0
     }
 }
 
 impl From<Duration> for Seconds {
-    /// Rounded up to the microsecond, so that nobody comes back too early; what is longer than can be said is the longest.
+    /// Rounds up to the microsecond, so that no caller retries too early, and saturates at [`SECONDS_MAX`].
     fn from(span: Duration) -> Self {
         let micros = span.min(Duration::from_secs(u64::from(SECONDS_MAX))).as_nanos().div_ceil(1_000);
         Self(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_a_number_within_its_bounds() {
+    fn seconds_outside_bounds_are_rejected() {
         let read = |text: &str| serde_json::from_str::<Seconds>(text);
         assert_eq!(read("2.5").unwrap().as_duration(), Duration::from_millis(2_500));
         assert_eq!(read("0").unwrap(), Seconds::default());
@@ -94,7 +94,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_span_is_read_back_as_it_is_written(micros in 0..=u64::from(SECONDS_MAX) * 1_000_000) {
+        fn seconds_round_trip(micros in 0..=u64::from(SECONDS_MAX) * 1_000_000) {
             let span = Seconds::from(Duration::from_micros(micros));
             let text = serde_json::to_string(&span).unwrap();
             prop_assert_eq!(serde_json::from_str::<Seconds>(&text).unwrap(), span);

@@ -1,27 +1,27 @@
-//! How a server is, and what stands behind it.
+//! Status of a server and its store.
 
 use crate::policy::Version;
 use crate::seconds::Seconds;
 use crate::text::Time;
 
 wire! {
-    /// What a server says of itself and of its store.
+    /// The status of a server and its store.
     #[serde(deny_unknown_fields)]
     pub struct Status {
-        /// The namespace that it serves.
+        /// The served namespace.
         pub namespace: String,
-        /// What the store's engine is called.
+        /// The name of the store's engine.
         pub engine: String,
-        /// What is settled survives the process.
+        /// Whether settled usage survives a process restart.
         pub is_durable: bool,
-        /// Whose clock decides: `process`, `host`, `engine` or `caller`.
+        /// The clock that decides: `process`, `host`, `engine` or `caller`.
         pub clock: String,
-        /// The time by that clock.
+        /// The time of that clock.
         pub at: Time,
-        /// How far that time is ahead of the clock, because the clock stepped back; left out where it is not.
+        /// How far `at` is ahead of the clock because the clock stepped back; absent if it is not.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub clock_offset: Option<Seconds>,
-        /// The count of administrative changes.
+        /// The number of administrative changes.
         pub version: Version,
     }
 }

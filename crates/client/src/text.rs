@@ -1,4 +1,4 @@
-//! Values that are text on the wire and checked types inside: names, limits, times, lease ids.
+//! Values that are text on the wire and validated types in Rust: names, limits, timestamps, lease ids.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::token;
 use tidegate_core::time::Stamp;
 
-/// Reads a value from text without a copy of the text.
+/// Parses a value from borrowed text.
 struct Text<T>(&'static str, std::marker::PhantomData<T>);
 
 impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Text<T> {
@@ -72,7 +72,7 @@ macro_rules! text {
     };
 }
 
-/// What is said of text that is no such value.
+/// Maps a type to its parse error.
 pub trait TextError {
     /// The error.
     type Error;
@@ -103,19 +103,20 @@ impl TextError for Stamp {
 }
 
 text!(
-    /// Who uses: 1 to 256 bytes without `#`, control characters, a leading `$`, and not `_default_`.
+    /// The name of an entity: 1 to 256 bytes without `#` and control characters, not beginning with `$`, and
+    /// not `_default_`.
     EntityId(name::EntityId), "the name of an entity", name::EntityId::new
 );
 text!(
-    /// What is used: named as an entity is.
+    /// The name of a resource, with the same rules as entity names.
     ResourceName(name::ResourceName), "the name of a resource", name::ResourceName::new
 );
 text!(
-    /// A limit as people write it: `name:amount/period[:burst]`, such as `tpm:100k/min:150k`.
+    /// A limit in text form: `name:amount/period[:burst]`, such as `tpm:100k/min:150k`.
     LimitText(Limit), "a limit such as tpm:100k/min:150k", str::parse
 );
 text!(
-    /// A point in time as RFC 3339 writes it.
+    /// A timestamp in RFC 3339 format.
     Time(Stamp), "a time such as 2026-01-31T09:30:00Z", str::parse
 );
 text!(
@@ -123,51 +124,50 @@ text!(
     TokenId(token::TokenId), "the id of a token", token::TokenId::new
 );
 text!(
-    /// What a token is good for: some of `acquire`, `read` and `admin`, parted by commas.
+    /// The scopes of a token: some of `acquire`, `read` and `admin`, separated by commas.
     TokenScopes(token::TokenScopes), "scopes such as acquire,read", str::parse
 );
 
-/// A request's id is at least so many bytes: one that is chosen by chance is not shorter.
+/// The minimum length of a request id in bytes; random ids are not shorter.
 pub const REQUEST_ID_MIN: usize = 16;
-/// A request's id is at most so many bytes.
+/// The maximum length of a request id in bytes.
 pub const REQUEST_ID_MAX: usize = 64;
 
-/// What a caller calls a request, so that to send it again does no harm: 16 to 64 letters, digits, `_`, `-` and `.`, such as a
-/// UUID.
+/// An idempotency key: 16 to 64 letters, digits, `_`, `-` and `.`, such as a UUID.
 ///
-/// It is chosen by chance, once for each request, and sent again with the same request until there is an answer. It stands
-/// for a request of one token for one entity and resource: others may use the same one.
+/// Callers choose one at random for each request, and send the same one with every retry. Its scope is one
+/// token, entity and resource: other tokens or subjects may use the same id.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Box<str>);
 
-/// Text that is no id of a request.
+/// Text that is not a valid request id.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum InvalidRequestId {
     /// It is too short or too long.
     #[error("an id of {bytes} bytes, outside {REQUEST_ID_MIN}..={REQUEST_ID_MAX}")]
     Length {
-        /// How long it is.
+        /// Its length.
         bytes: usize,
     },
-    /// It holds what it may not.
+    /// It contains an invalid character.
     #[error("the id holds {found:?} at byte {at}: it has letters, digits, `_`, `-` and `.`")]
     Character {
-        /// What.
+        /// The character.
         found: char,
-        /// Where.
+        /// Its byte position.
         at: usize,
     },
 }
 
 impl RequestId {
-    /// As text.
+    /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl From<u128> for RequestId {
-    /// The id of this number, which is chosen by chance.
+    /// Formats a random number as an id.
     fn from(number: u128) -> Self {
         Self(format!("{number:032x}").into())
     }
@@ -180,8 +180,8 @@ impl FromStr for RequestId {
         if !(REQUEST_ID_MIN..=REQUEST_ID_MAX).contains(&text.len()) {
             return Err(InvalidRequestId::Length { bytes: text.len() });
         }
-        let is_fine = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-' | '.');
-        match text.char_indices().find(|(_, letter)| !is_fine(*letter)) {
+        let is_valid = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-' | '.');
+        match text.char_indices().find(|(_, letter)| !is_valid(*letter)) {
             Some((at, found)) => Err(InvalidRequestId::Character { found, at }),
             None => Ok(Self(text.into())),
         }
@@ -212,22 +212,22 @@ impl<'de> Deserialize<'de> for RequestId {
     }
 }
 
-/// A lease as its holder names it: 64 hexadecimal digits, of which the second half proves whose it is.
+/// The name of a lease: 64 hexadecimal digits, of which the second half proves ownership.
 ///
-/// It is worth as much as what it holds: it is not shown in logs.
+/// It is a credential for the units that the lease holds: `Debug` hides the proof.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LeaseRef {
-    /// The lease's own id.
+    /// The lease id.
     pub id: u128,
-    /// The proof that it was given to whoever shows it.
+    /// The proof of ownership.
     pub proof: u128,
 }
 
-/// Text that names no lease.
+/// Text that is not a valid lease name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("a lease of {bytes} bytes: it has 64 hexadecimal digits")]
 pub struct InvalidLeaseRef {
-    /// How long the text is.
+    /// The length of the text.
     pub bytes: usize,
 }
 
@@ -236,7 +236,7 @@ impl FromStr for LeaseRef {
 
     fn from_str(text: &str) -> Result<Self, InvalidLeaseRef> {
         let invalid = || InvalidLeaseRef { bytes: text.len() };
-        // A sign is read as part of a number, and is no digit.
+        // `from_str_radix` would accept a sign.
         if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(invalid());
         }
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_long_enough_to_be_chosen_by_chance_and_short_enough_to_be_kept() {
+    fn request_id_checks_length_and_characters() {
         let id: RequestId = "01890a5d-ac96-774b-bcce-b302099a8057".parse().unwrap();
         assert_eq!(id.to_string().parse(), Ok(id));
         let table = [
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_read_back_as_it_is_written_and_its_proof_is_not_shown() {
+    fn lease_ref_round_trips_and_debug_hides_proof() {
         let lease = LeaseRef { id: 7, proof: u128::MAX - 1 };
         assert_eq!(lease.to_string().parse(), Ok(lease.clone()));
         assert_eq!(format!("{lease:?}"), "00000000000000000000000000000007…");
@@ -301,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_such_value_is_refused_with_what_is_wrong() {
+    fn invalid_text_error_names_problem() {
         let read = |text: &str| serde_json::from_str::<EntityId>(text).unwrap_err().to_string();
         assert!(read("\"\"").starts_with("the entity `` is empty"));
         assert!(read("5").starts_with("invalid type: integer `5`, expected the name of an entity"));
         let limit = serde_json::from_str::<LimitText>("\"tpm\"").unwrap_err().to_string();
-        assert!(limit.starts_with("`tpm` is no limit: there is no `:`"), "{limit}");
+        assert!(limit.starts_with("`tpm` is not a limit: there is no `:`"), "{limit}");
         let time = serde_json::from_str::<Time>("\"now\"").unwrap_err().to_string();
-        assert!(time.starts_with("`now` is no time"), "{time}");
+        assert!(time.starts_with("`now` is not an RFC 3339 time"), "{time}");
     }
 }

@@ -1,4 +1,4 @@
-//! Certificates as reqwest takes them.
+//! Applies certificate options to reqwest, and recognizes certificate errors.
 
 use std::error::Error;
 use std::io;
@@ -7,50 +7,53 @@ use reqwest::{Certificate, ClientBuilder, Identity};
 
 use rustls::AlertDescription;
 
-use crate::http::error::deepest;
-use crate::http::{InvalidClient, Trust};
+use crate::http::error::root_cause;
+use crate::http::{Certificates, InvalidClient};
 
-/// The same client, which trusts and is what is said.
-pub(crate) fn secured(builder: ClientBuilder, trust: &Trust) -> Result<ClientBuilder, InvalidClient> {
+/// Configures root certificates and the client identity.
+pub(crate) fn apply(
+    builder: ClientBuilder,
+    certificates: &Certificates,
+) -> Result<ClientBuilder, InvalidClient> {
     let refused = |what, why: String| InvalidClient::Tls { what, why };
     let mut builder = builder;
-    if let Some(roots) = &trust.roots {
+    if let Some(roots) = &certificates.roots {
         let roots = Certificate::from_pem_bundle(roots)
-            .map_err(|error| refused("root certificates", deepest(&error).to_string()))?;
+            .map_err(|error| refused("root certificates", root_cause(&error).to_string()))?;
         if roots.is_empty() {
             return Err(refused("root certificates", "there is no certificate in PEM".to_owned()));
         }
         builder = builder.tls_certs_only(roots);
     }
-    if let Some(identity) = &trust.identity {
+    if let Some(identity) = &certificates.identity {
         let identity = Identity::from_pem(identity)
-            .map_err(|error| refused("client's certificate and key", deepest(&error).to_string()))?;
+            .map_err(|error| refused("client's certificate and key", root_cause(&error).to_string()))?;
         builder = builder.identity(identity);
     }
     Ok(builder)
 }
 
-/// Who does not trust whom, if that is what is at the bottom of an error.
-pub(crate) fn distrust(error: &reqwest::Error) -> Option<String> {
+/// Returns why a certificate was rejected, if that is the cause of an error.
+pub(crate) fn certificate_error(error: &reqwest::Error) -> Option<String> {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {
         match error.downcast_ref::<rustls::Error>() {
             Some(error @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)) => {
                 return Some(format!("the server's certificate is not trusted: {error}"));
             }
-            Some(rustls::Error::AlertReceived(alert)) if is_of_certificate(*alert) => {
-                return Some(format!("the server does not let this client's certificate in: {alert:?}"));
+            Some(rustls::Error::AlertReceived(alert)) if is_certificate_alert(*alert) => {
+                return Some(format!("the server rejected the client certificate: {alert:?}"));
             }
             _ => {}
         }
-        // What an error of the system wraps is none of its sources.
+        // `io::Error::source` skips the wrapped error itself.
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = wrapped.map(|wrapped| wrapped as &(dyn Error + 'static)).or_else(|| error.source());
     }
     None
 }
 
-const fn is_of_certificate(alert: AlertDescription) -> bool {
+const fn is_certificate_alert(alert: AlertDescription) -> bool {
     matches!(
         alert,
         AlertDescription::NoCertificate
@@ -70,7 +73,7 @@ mod tests {
     use crate::Client;
 
     #[test]
-    fn what_is_no_certificate_is_refused_and_no_key_is_shown() {
+    fn invalid_pem_is_rejected_without_showing_key() {
         let builder = || Client::builder("https://limits.example");
         let error = builder().root_certificates(b"none").build().unwrap_err().to_string();
         assert_eq!(error, "the root certificates cannot be used: there is no certificate in PEM");

@@ -1,4 +1,4 @@
-//! Tokens: who may ask a server for what.
+//! Tokens and their scopes.
 
 use std::fmt;
 
@@ -6,63 +6,63 @@ use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::policy::Versioned;
 use tidegate_core::limit::token;
 
-use crate::answer::InvalidAnswer;
 use crate::policy::Version;
+use crate::response::InvalidResponse;
 use crate::text::Time;
 pub use crate::text::{TokenId, TokenScopes};
 
 wire! {
-    /// Makes a token.
+    /// Creates a token.
     #[serde(deny_unknown_fields)]
     pub struct PutToken {
-        /// Its id, which no other token has or had.
+        /// Its id, never used by another token.
         pub id: TokenId,
-        /// A name for people, at most 256 bytes; by default its id.
+        /// Display name, at most 256 bytes; defaults to the id.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// What it is good for: some of `acquire`, `read` and `admin`, parted by commas.
+        /// Its scopes: some of `acquire`, `read` and `admin`, separated by commas.
         pub scopes: TokenScopes,
-        /// Until when it is good; without it, until it is revoked.
+        /// When it expires; without it, it is valid until revoked.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expires_at: Option<Time>,
     }
 
-    /// A token as a store has it. Its secret is not there.
+    /// A stored token, without its secret.
     #[serde(deny_unknown_fields)]
     pub struct Token {
         /// Its id.
         pub id: TokenId,
-        /// A name for people.
+        /// Display name.
         pub name: String,
-        /// Where it is good.
+        /// The namespace it is valid in.
         pub namespace: String,
-        /// What it is good for.
+        /// Its scopes.
         pub scopes: TokenScopes,
-        /// When it was made.
+        /// When it was created.
         pub created_at: Time,
-        /// By whom.
+        /// Who created it.
         pub created_by: String,
-        /// Until when it is good; without it, until it is revoked.
+        /// When it expires; without it, it is valid until revoked.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expires_at: Option<Time>,
-        /// Since when it is good no more.
+        /// When it was revoked.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub revoked_at: Option<Time>,
-        /// When it was last changed; without it, it is a state of the past, or of just now.
+        /// The version of the last change; absent for a past or newly created state.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub version: Option<Version>,
     }
 }
 
 secret_wire! {
-    /// A token that was made, with its secret: it is told here, and never again.
+    /// A new token with its secret, which is shown only here.
     #[serde(deny_unknown_fields)]
     pub struct CreatedToken {
         /// The token.
         pub token: Token,
-        /// The count of administrative changes, this one included.
+        /// The number of administrative changes, including this one.
         pub version: Version,
-        /// What its holder sends behind `Bearer`.
+        /// The credentials to send after `Bearer`.
         pub secret: String,
     }
 }
@@ -99,13 +99,13 @@ impl From<&Versioned<token::Token>> for Token {
 }
 
 impl TryFrom<Token> for token::Token {
-    type Error = InvalidAnswer;
+    type Error = InvalidResponse;
 
-    fn try_from(wire: Token) -> Result<Self, InvalidAnswer> {
+    fn try_from(wire: Token) -> Result<Self, InvalidResponse> {
         Ok(Self {
             id: wire.id.0,
             name: wire.name,
-            namespace: Namespace::new(&wire.namespace).map_err(InvalidAnswer::of("namespace"))?,
+            namespace: Namespace::new(&wire.namespace).map_err(InvalidResponse::of("namespace"))?,
             scopes: wire.scopes.0,
             created_at: wire.created_at.0,
             created_by: wire.created_by,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_back_as_it_was_written() {
+    fn token_round_trips() {
         let token = token::Token {
             id: token::TokenId::new("ci").unwrap(),
             name: "the build".to_owned(),

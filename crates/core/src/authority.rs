@@ -1,25 +1,27 @@
-//! The far side as a key: one text for each authority, however it was written.
+//! The upstream as a key: every spelling of an authority becomes the same canonical text.
 //!
 //! Limits belong to a host and port. `http://API.example.com:80/v1`, `api.example.com.` and
-//! `https://user:secret@api.example.com` are the same far side and must share one throttle, so an [`Authority`]
-//! is what they have in common: the host in lower case, without a trailing dot, and the port if it is not the
-//! scheme's own. Credentials, path and query are no part of it, and no error shows any of the text.
+//! `https://user:secret@api.example.com` are the same upstream and must share one throttle. An [`Authority`]
+//! is therefore the host in lower case, without a trailing dot, and the port unless it is the scheme's
+//! default. Credentials, path and query are dropped, and no error shows any of the text.
 //!
-//! - Without a scheme 80 and 443 are both left out; with `http` or `ws` only 80, with `https` or `wss` only
+//! - Without a scheme, 80 and 443 are default ports; with `http` or `ws` only 80, with `https` or `wss` only
 //!   443, and with any other scheme none.
-//! - An address of IPv6 is in brackets and in its shortest form. An address of IPv4 has four decimal numbers;
-//!   the other ways to write one (`127.1`, `0x7f.0.0.1`) are refused, as they are names to some and addresses
-//!   to others.
-//! - Letters beyond ASCII become punycode in lower case. Only letters are taken that mean the same however they
-//!   were typed: Latin, Greek, Cyrillic, Armenian, Hebrew, Arabic, Devanagari, Georgian, kana, Han and Hangul.
-//!   Combining marks, wide and compatibility forms and other scripts would need the tables of Unicode, and are
-//!   refused; written as `xn--…` they are taken. The rules for who may register what are not checked.
+//! - An IPv6 address is bracketed and in its shortest form. An IPv4 address has four decimal numbers; other
+//!   notations (`127.1`, `0x7f.0.0.1`) are refused, because parsers disagree on whether they are names or
+//!   addresses.
+//! - Non-ASCII letters become lower-case punycode. Only letters with a single encoding are accepted: Latin,
+//!   Greek, Cyrillic, Armenian, Hebrew, Arabic, Devanagari, Georgian, kana, Han and Hangul. Combining marks,
+//!   wide and compatibility forms and other scripts would need the Unicode tables and are refused; written as
+//!   `xn--…` they are accepted. Registration rules are not checked.
 //! - Percent signs, backslashes, blanks and control characters are refused, not decoded.
 //!
-//! Hosts are not grouped here by the domain somebody registered (`a.example.co.uk` with `b.example.co.uk`): that needs
-//! the public suffix list, which changes every week. `tidegate::registrable` does it, behind the feature `registrable`.
+//! Hosts are not grouped by registrable domain (`a.example.co.uk` with `b.example.co.uk`) here: that needs
+//! the public suffix list, which changes every week. `tidegate::registrable_domain` does it, behind the
+//! feature `registrable`.
 //!
-//! Where a far side counts each of its customers apart, [`Account`] is the key, or a tuple of an authority and a name.
+//! Where an upstream limits each customer separately, [`Account`] is the key, or a tuple of an authority and
+//! a name.
 
 mod host;
 mod punycode;
@@ -31,16 +33,16 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-/// A text of more bytes is not looked at.
+/// The longest text that is parsed, in bytes.
 pub const TEXT_MAX: usize = 8_192;
-/// A host has at most so many bytes, as the domain name system has it.
+/// The longest host in bytes, as in the DNS.
 pub const HOST_MAX: usize = 253;
-/// A label between two dots has at most so many bytes.
+/// The longest label between two dots, in bytes.
 pub const LABEL_MAX: usize = 63;
-/// The name of an account has at most so many bytes.
+/// The longest account name in bytes.
 pub const ACCOUNT_MAX: usize = 256;
 
-/// A host, and a port if it is not the usual one: the key of a far side.
+/// A host, and a port unless it is the scheme's default: the key of an upstream.
 ///
 /// ```
 /// use tidegate_core::authority::Authority;
@@ -55,11 +57,11 @@ pub const ACCOUNT_MAX: usize = 256;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Authority(Arc<str>);
 
-/// Text that names no authority. None of the text is kept or shown: it may hold a password.
+/// The text is no authority. None of it is kept or shown: it may hold a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidAuthority {
-    /// There is no host.
+    /// The host is empty.
     #[error("the host is empty")]
     Empty,
     /// The text, the host or a label is too long.
@@ -72,63 +74,63 @@ pub enum InvalidAuthority {
         /// The bound.
         max: usize,
     },
-    /// What is before `://` is no scheme.
-    #[error("the scheme is no letter followed by letters, digits, `+`, `-` and `.`")]
+    /// The text before `://` is not a scheme.
+    #[error("the scheme is not a letter followed by letters, digits, `+`, `-` and `.`")]
     Scheme,
-    /// The port is no number, or none that there is.
-    #[error("the port is no number within 1..=65535")]
+    /// The port is not a number within 1..=65535.
+    #[error("the port is not a number within 1..=65535")]
     Port,
-    /// The host has percent signs.
-    #[error("the host holds a percent sign; write it decoded, and an IPv6 address without a zone")]
+    /// The host contains a percent sign.
+    #[error("the host contains a percent sign; write it decoded, and an IPv6 address without a zone")]
     Percent,
-    /// A backslash is before the path. It is a slash to some and not to others.
-    #[error("there is a backslash before the path")]
+    /// A backslash precedes the path. Some parsers read it as a slash and others do not.
+    #[error("a backslash precedes the path")]
     Backslash,
-    /// A character that no host has.
-    #[error("label {label} of the host holds a character that no host has")]
+    /// A character that is not allowed in a host.
+    #[error("label {label} of the host contains a character that is not allowed in a host")]
     Letter {
         /// Which label, from 1.
         label: usize,
     },
-    /// A letter beyond ASCII whose one form is not known without the tables of Unicode.
+    /// A non-ASCII letter that cannot be normalized without the Unicode tables.
     #[error(
-        "label {label} of the host holds a letter with more than one form; write the label as punycode, xn--…"
+        "label {label} of the host contains a letter with several encodings; write the label as punycode, xn--…"
     )]
     Script {
         /// Which label, from 1.
         label: usize,
     },
-    /// There is nothing between two dots.
+    /// A label is empty.
     #[error("label {label} of the host is empty")]
     EmptyLabel {
         /// Which label, from 1.
         label: usize,
     },
-    /// A hyphen at an end.
+    /// A label begins or ends with a hyphen.
     #[error("label {label} of the host begins or ends with a hyphen")]
     Hyphen {
         /// Which label, from 1.
         label: usize,
     },
-    /// It begins with `xn--` and what follows is no punycode, or not the only one for its letters.
-    #[error("label {label} of the host begins with xn-- and is no punycode of lower-case letters")]
+    /// A label begins with `xn--`, and the rest is not canonical punycode.
+    #[error("label {label} of the host begins with xn-- and is not punycode of lower-case letters")]
     Punycode {
         /// Which label, from 1.
         label: usize,
     },
-    /// The last label is a number, and the host no address.
-    #[error("the host ends in a number and is no IPv4 address of four decimal numbers")]
+    /// The last label is a number, and the host is not an IPv4 address.
+    #[error("the host ends in a number and is not an IPv4 address of four decimal numbers")]
     Ipv4,
-    /// There are brackets and no address in them, or an address and no brackets.
-    #[error("the host is no IPv6 address in brackets")]
+    /// Brackets without an IPv6 address in them, or an IPv6 address without brackets.
+    #[error("the host is not an IPv6 address in brackets")]
     Ipv6,
 }
 
 impl Authority {
-    /// The authority of a URL, or of a `host` or `host:port`.
+    /// Parses the authority of a URL, or a `host` or `host:port`.
     ///
     /// # Errors
-    /// [`InvalidAuthority`] says what is wrong, and shows none of the text.
+    /// [`InvalidAuthority`] names the problem and shows none of the text.
     pub fn new(text: &str) -> Result<Self, InvalidAuthority> {
         if text.len() > TEXT_MAX {
             return Err(InvalidAuthority::Long { part: "the text", bytes: text.len(), max: TEXT_MAX });
@@ -139,15 +141,15 @@ impl Authority {
         if authority.contains('\\') {
             return Err(InvalidAuthority::Backslash);
         }
-        // A password may hold an `@` that nobody encoded; a host never does.
+        // A password may contain an unencoded `@`; a host never does.
         let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
         let (host, port) = split_port(place)?;
-        // `http:/h` has no host by the standard; it must not become the host `http`.
+        // By the URL standard `http:/h` has no host; it must not become the host `http`.
         if scheme.is_none() && place.ends_with(':') {
             return Err(InvalidAuthority::Port);
         }
         let host = host::canonical(host)?;
-        let port = port.filter(|port| !is_usual(scheme, *port));
+        let port = port.filter(|port| !is_default_port(scheme, *port));
         Ok(Self(port.map_or_else(|| host.as_str().into(), |port| format!("{host}:{port}").into())))
     }
 
@@ -156,7 +158,7 @@ impl Authority {
         &self.0
     }
 
-    /// The host; an address of IPv6 is in brackets.
+    /// The host; an IPv6 address is in brackets.
     ///
     /// ```
     /// use tidegate_core::authority::Authority;
@@ -169,7 +171,7 @@ impl Authority {
         self.parts().0
     }
 
-    /// The port, where it is not the usual one.
+    /// The port, unless it is the scheme's default.
     pub fn port(&self) -> Option<u16> {
         self.parts().1.and_then(|port| port.parse().ok())
     }
@@ -222,9 +224,9 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// An account at an authority: where a far side counts each of its customers apart, the key has both.
+/// An account at an authority: the key where an upstream limits each customer separately.
 ///
-/// The name is one of your own choosing, and is shown wherever keys are. It is not the account's secret.
+/// You choose the name. It is shown wherever keys are shown, so it must not be the account's secret.
 ///
 /// ```
 /// use tidegate_core::authority::{Account, Authority};
@@ -239,21 +241,21 @@ pub struct Account {
     name: Arc<str>,
 }
 
-/// A name that no account has. The name is not shown: it may have been a secret.
+/// An invalid account name. The name is not shown: it may be a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidAccount {
-    /// There is none.
+    /// The name is empty.
     #[error("the name of the account is empty")]
     Empty,
-    /// It has too many bytes.
+    /// The name is too long.
     #[error("the name of the account has {bytes} bytes, more than {ACCOUNT_MAX}")]
     Long {
         /// Its bytes.
         bytes: usize,
     },
-    /// It has control characters.
-    #[error("the name of the account holds a control character at byte {at}")]
+    /// The name contains a control character.
+    #[error("the name of the account contains a control character at byte {at}")]
     Letter {
         /// Where it is.
         at: usize,
@@ -261,10 +263,11 @@ pub enum InvalidAccount {
 }
 
 impl Account {
-    /// The account of this name at `authority`.
+    /// Creates the key of the account `name` at `authority`.
     ///
     /// # Errors
-    /// [`InvalidAccount`] where the name is empty, longer than [`ACCOUNT_MAX`], or holds control characters.
+    /// [`InvalidAccount`] where the name is empty, longer than [`ACCOUNT_MAX`], or contains control
+    /// characters.
     pub fn new(authority: Authority, name: &str) -> Result<Self, InvalidAccount> {
         if name.is_empty() {
             return Err(InvalidAccount::Empty);
@@ -278,7 +281,7 @@ impl Account {
         }
     }
 
-    /// Where the account is.
+    /// The authority the account belongs to.
     pub const fn authority(&self) -> &Authority {
         &self.authority
     }
@@ -295,9 +298,9 @@ impl fmt::Display for Account {
     }
 }
 
-/// The scheme, if there is one, and what is behind its `//`.
+/// Splits off the scheme, if any; the rest starts after `//`.
 fn split_scheme(text: &str) -> Result<(Option<&str>, &str), InvalidAuthority> {
-    // A `://` in a path or a query is no scheme's.
+    // A `://` in a path or query does not end a scheme.
     let end = text.find(['/', '?', '#', '@']).unwrap_or(text.len());
     let Some(scheme) = text[..end].strip_suffix(':').filter(|_| text[end..].starts_with("//")) else {
         return Ok((None, text.strip_prefix("//").unwrap_or(text)));
@@ -309,7 +312,7 @@ fn split_scheme(text: &str) -> Result<(Option<&str>, &str), InvalidAuthority> {
     Ok((Some(scheme), &text[end + 2..]))
 }
 
-/// The host and the port that is behind it. An empty port is none.
+/// Splits `host:port`. An empty port counts as none.
 fn split_port(place: &str) -> Result<(&str, Option<u16>), InvalidAuthority> {
     let (host, port) = match place.rfind(']') {
         Some(end) => place.split_at(end + 1),
@@ -327,8 +330,8 @@ fn split_port(place: &str) -> Result<(&str, Option<u16>), InvalidAuthority> {
     number.map(|port| (host, Some(port))).ok_or(InvalidAuthority::Port)
 }
 
-/// Whether the port is what one gets without saying so.
-fn is_usual(scheme: Option<&str>, port: u16) -> bool {
+/// Whether `port` is the default port of `scheme`.
+fn is_default_port(scheme: Option<&str>, port: u16) -> bool {
     let is = |name: &str| scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(name));
     match port {
         80 => scheme.is_none() || is("http") || is("ws"),

@@ -1,4 +1,4 @@
-//! How long to wait before trying again: a growth, and a jitter on it.
+//! Delays between attempts: fixed or exponential backoff, with optional jitter.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -27,15 +27,15 @@ enum Growth {
     Exponential { base: Duration, max: Duration },
 }
 
-/// How a delay is spread, so that those who failed together do not come back together.
+/// How a delay is randomized, so that requests that failed together do not retry together.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Jitter {
     /// The delay as it is.
     None,
-    /// Anything from zero to the delay.
+    /// Full jitter: uniform between zero and the delay.
     Full,
-    /// A fraction of the delay from this range: `0.75..=1.0`.
+    /// The delay times a uniform fraction from this range, such as `0.75..=1.0`.
     Range(RangeInclusive<f64>),
 }
 
@@ -65,7 +65,7 @@ impl Backoff {
         }
     }
 
-    /// How delays are spread.
+    /// The jitter.
     pub const fn spread(&self) -> &Jitter {
         &self.jitter
     }

@@ -1,14 +1,15 @@
-//! A bucket kept as the time at which it is full, exact to the last fraction.
+//! Token bucket stored as the time at which it is full (GCRA), without rounding.
 //!
 //! A bucket of `burst` units that refills `amount` units per `period` is one number: the time at which it
-//! will be full again. Taking `n` units moves that time `n·period/amount` further away; the units are there
-//! while it is not further away than a whole burst takes. Refill costs nothing and rounds nothing: the time
-//! is whole ticks plus a fraction with `amount` as its denominator, so a unit costs exactly
-//! `period/amount` for one a day and for a million a second alike. A stale `now` can only deny, returns cap
-//! themselves (a time in the past is a full bucket), and debt is a time still further away.
+//! will be full again. Taking `n` units moves that time `n·period/amount` into the future; the units are
+//! available while the time is no further away than a whole burst takes to refill. Refill needs no work and
+//! loses nothing: the time is whole ticks plus a fraction with `amount` as its denominator, so a unit costs
+//! exactly `period/amount`, whether the rate is one a day or a million a second. A stale `now` can only deny,
+//! credits cap themselves (a time in the past is a full bucket), and debt is a time further away than a
+//! burst.
 //!
-//! A bucket lives on a [`Timeline`]: a throttle's on the local one, in nanoseconds, a shared limit's on the
-//! wall's, in microseconds.
+//! A bucket lives on a [`Timeline`]: a throttle's on the local clock in nanoseconds, a shared limit's on the
+//! wall clock in microseconds.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -17,11 +18,11 @@ use thiserror::Error;
 
 use crate::time::{Instant, Timeline, nanos};
 
-/// Units per period are at most this: 2⁴⁰.
+/// The most units per period: 2⁴⁰.
 pub const AMOUNT_MAX: u64 = 1 << 40;
-/// A period is at most this: 366 days.
+/// The longest period: 366 days.
 pub const PERIOD_MAX: Duration = Duration::from_secs(366 * 86_400);
-/// An empty bucket is full again within this: 100 years.
+/// The longest time in which an empty bucket refills: 100 years.
 pub const REFILL_MAX: Duration = Duration::from_secs(36_525 * 86_400);
 
 /// How fast a bucket refills and how much it holds.
@@ -31,33 +32,33 @@ pub struct Shape<T = Instant> {
     /// In ticks.
     period: u64,
     burst: u64,
-    /// What one unit costs, worked out once: the common cost is 1, and 128-bit division is slow.
+    /// The time one unit takes to refill, cached: most requests take 1 unit, and 128-bit division is slow.
     unit: Span,
-    /// What the whole burst costs.
+    /// The time the whole burst takes to refill.
     capacity: Span,
     timeline: PhantomData<T>,
 }
 
-/// A shape that cannot be.
+/// An invalid shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidShape {
-    /// No units, or too many to count exactly.
+    /// Zero units per period, or too many to count exactly.
     #[error("{amount} units per period, outside 1..={AMOUNT_MAX}")]
     Amount {
         /// Units per period.
         amount: u64,
     },
-    /// No period, one too long to count exactly, or one that is no whole number of ticks.
-    #[error("a period of {period:?}, no multiple of {tick:?} in {tick:?}..={PERIOD_MAX:?}")]
+    /// A period of zero, too long to count exactly, or not a whole number of ticks.
+    #[error("a period of {period:?}, not a multiple of {tick:?} within {tick:?}..={PERIOD_MAX:?}")]
     Period {
         /// The period.
         period: Duration,
-        /// The time line's tick: the shortest period there is.
+        /// The timeline's tick: the shortest period.
         tick: Duration,
     },
-    /// A bucket that holds nothing, or that would take more than a century to fill.
-    #[error("a burst of {burst} units, which is none or takes more than {REFILL_MAX:?} to refill")]
+    /// A burst of zero, or one that takes more than a century to refill.
+    #[error("a burst of {burst} units, which must be at least 1 and refill within {REFILL_MAX:?}")]
     Burst {
         /// Units the bucket holds.
         burst: u64,
@@ -109,7 +110,7 @@ impl<T: Timeline> Shape<T> {
 
     /// How long `units` take to refill, in whole ticks and a fraction over the amount.
     pub fn span(&self, units: u64) -> Span {
-        // Nearly always it fits, and dividing 128 bits takes several times as long.
+        // Fast path: the product nearly always fits in 64 bits, and 128-bit division is several times slower.
         if let Some(parts) = units.checked_mul(self.period) {
             return Span { whole: parts / self.amount, part: parts % self.amount };
         }
@@ -121,10 +122,11 @@ impl<T: Timeline> Shape<T> {
         if units == 1 { self.unit } else { self.span(units) }
     }
 
-    /// When a bucket that is to be full at `full_at` has at least nothing in it.
+    /// When a bucket that will be full at `full_at` is out of debt.
     #[inline]
     fn free_at(&self, full_at: Span) -> T {
-        // Rounded up: at the instant answered, the units are really there. Before the origin is at once.
+        // Rounded up, so that the units are available at the returned time. A time before the origin means
+        // now.
         let round_up = u64::from(full_at.part > self.capacity.part);
         match full_at.whole.checked_sub(self.capacity.whole) {
             Some(whole) => T::from_ticks(whole.saturating_add(round_up)),
@@ -133,7 +135,7 @@ impl<T: Timeline> Shape<T> {
     }
 }
 
-/// The level of one bucket: when it is full. Its [`Shape`] is handed in with every call.
+/// The level of one bucket, stored as the time at which it is full. Every call takes its [`Shape`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bucket<T = Instant> {
     full_at: Span,
@@ -141,12 +143,12 @@ pub struct Bucket<T = Instant> {
 }
 
 impl<T> Bucket<T> {
-    /// A bucket that has been full since the beginning of time.
+    /// A full bucket.
     pub const fn full() -> Self {
         Self::from_full_at(Span::ZERO)
     }
 
-    /// A bucket that is full at `full_at`, as an engine keeps it.
+    /// A bucket that is full at `full_at`, as engines store it.
     pub const fn from_full_at(full_at: Span) -> Self {
         Self { full_at, timeline: PhantomData }
     }
@@ -158,7 +160,7 @@ impl<T> Bucket<T> {
 }
 
 impl<T: Timeline> Bucket<T> {
-    /// When `units` can be taken; `now` or earlier means at once, the end of time means never.
+    /// When `units` can be taken: `now` or earlier means immediately, the end of time means never.
     pub fn ready_at(&self, shape: &Shape<T>, units: u64, now: T) -> T {
         if units > shape.burst {
             return T::from_ticks(u64::MAX);
@@ -166,13 +168,13 @@ impl<T: Timeline> Bucket<T> {
         self.free_at(shape, units, now)
     }
 
-    /// When the last of `units` can be taken if they are taken one by one: more than a burst only takes longer.
+    /// When the last of `units` can be taken if they are taken one by one; may be more than a burst.
     #[inline]
     pub fn free_at(&self, shape: &Shape<T>, units: u64, now: T) -> T {
         shape.free_at(self.after(shape, units, now))
     }
 
-    /// Takes `units` if they are there, else says when they will be and takes nothing.
+    /// Takes `units` if they are available; otherwise takes nothing and returns when they will be.
     ///
     /// # Errors
     /// The time at which `units` can be taken; the end of time when `units` is more than the burst.
@@ -182,7 +184,7 @@ impl<T: Timeline> Bucket<T> {
         Ok(())
     }
 
-    /// The bucket that taking `units` would leave, if they are there; else when they will be.
+    /// Returns the bucket after taking `units`, or when they will be available.
     ///
     /// # Errors
     /// The time at which `units` can be taken; the end of time when `units` is more than the burst.
@@ -196,33 +198,33 @@ impl<T: Timeline> Bucket<T> {
         if ready > now { Err(ready) } else { Ok(Self::from_full_at(full_at)) }
     }
 
-    /// Takes `units` whether they are there or not; what is missing is debt.
+    /// Takes `units` even if they are not available; the missing ones become debt.
     pub fn debit(&mut self, shape: &Shape<T>, units: u64, now: T) {
         self.full_at = self.after(shape, units, now);
     }
 
-    /// Gives `units` back. More than was taken fills the bucket, and no further.
+    /// Returns `units` to the bucket, which never holds more than its burst.
     pub fn credit(&mut self, shape: &Shape<T>, units: u64) {
         self.full_at = self.full_at.minus(shape.span_of(units), shape.amount);
     }
 
-    /// Whole units there at `now`; negative is debt.
+    /// Whole units available at `now`; a negative level is debt.
     pub fn level(&self, shape: &Shape<T>, now: T) -> i64 {
         let missing = self.missing(shape, now).div_ceil(u128::from(shape.period));
         let level = i128::from(shape.burst) - i128::try_from(missing).unwrap_or(i128::MAX);
         i64::try_from(level).unwrap_or(i64::MIN)
     }
 
-    /// Whole units that can be debited at `now` before the debt is above `debt_max`.
+    /// Whole units that can be debited at `now` before the debt exceeds `debt_max`.
     pub fn room(&self, shape: &Shape<T>, debt_max: u64, now: T) -> u64 {
         let most = (u128::from(shape.burst) + u128::from(debt_max)) * u128::from(shape.period);
         let room = most.saturating_sub(self.missing(shape, now)) / u128::from(shape.period);
         u64::try_from(room).unwrap_or(u64::MAX)
     }
 
-    /// Keeps the level, capped to the new burst, under another shape.
+    /// Changes the shape and keeps the level, capped to the new burst.
     pub fn reshape(&mut self, old: &Shape<T>, new: &Shape<T>, now: T) {
-        // Missing units as a fraction over the old period; what the new burst adds is missing too.
+        // Missing units as a fraction over the old period; units that the new burst adds are missing too.
         let period = i128::from(old.period);
         let grown = (i128::from(new.burst) - i128::from(old.burst)) * period;
         let missing = grown + i128::try_from(self.missing(old, now)).unwrap_or(i128::MAX / 2);
@@ -230,14 +232,15 @@ impl<T: Timeline> Bucket<T> {
             self.full_at = Span::at(now);
             return;
         };
-        // In two steps, because missing × new period does not fit in 128 bits; rounded up, so never a gift.
+        // In two steps, because missing × new period does not fit in 128 bits. Rounded up, to never add
+        // units.
         let (old_period, new_period) = (u128::from(old.period), u128::from(new.period));
         let (units, rest) = (missing / old_period, missing % old_period);
         let parts = units * new_period + (rest * new_period).div_ceil(old_period);
         self.full_at = Span::at(now).plus(Span::from_parts(parts, new.amount), new.amount);
     }
 
-    /// Leaves at most `units` in the bucket as of `then`; what is less stays less.
+    /// Lowers the level as of `then` to at most `units`; a lower level stays.
     pub fn leave(&mut self, shape: &Shape<T>, units: u64, then: T) {
         let missing = shape.span_of(shape.burst.saturating_sub(units));
         let full_at = Span::at(then).plus(missing, shape.amount);
@@ -246,7 +249,7 @@ impl<T: Timeline> Bucket<T> {
         }
     }
 
-    /// Accrues nothing between `from` and `until`: moves a bucket that was filling by that much.
+    /// Stops the refill between `from` and `until`, by moving the time at which the bucket is full.
     pub fn suspend(&mut self, from: T, until: T) {
         if self.full_at.is_after(from) {
             self.full_at.whole =
@@ -254,22 +257,22 @@ impl<T: Timeline> Bucket<T> {
         }
     }
 
-    /// Undoes the rest of a [`suspend`](Self::suspend) that was to last until `until`, as of `now`.
+    /// Undoes, as of `now`, the rest of a [`suspend`](Self::suspend) that would last until `until`.
     pub fn unsuspend(&mut self, now: T, until: T) {
         if self.full_at.is_after(until) {
             self.full_at.whole = self.full_at.whole.saturating_sub(until.ticks().saturating_sub(now.ticks()));
         } else if self.full_at.is_after(now) {
-            // Full at the end of the suspension, because something returned meanwhile: so it is full now.
+            // A credit during the suspension filled the bucket by its end, so it is full now.
             self.full_at = Span::at(now);
         }
     }
 
-    /// Whether nothing is missing at `now`: such a bucket is the same as a new one.
+    /// Whether the bucket is full at `now`. A full bucket is equivalent to a new one.
     pub fn is_full(&self, now: T) -> bool {
         !self.full_at.is_after(now)
     }
 
-    /// When the bucket would be full after taking `units` at `now`.
+    /// When the bucket will be full after `units` are taken at `now`.
     #[inline]
     fn after(&self, shape: &Shape<T>, units: u64, now: T) -> Span {
         let base = if self.full_at.is_after(now) { self.full_at } else { Span::at(now) };
@@ -286,17 +289,17 @@ impl<T: Timeline> Bucket<T> {
     }
 }
 
-/// Ticks and a fraction over the shape's amount: an amount of time, or a point on the time line.
+/// Ticks plus a fraction over the shape's amount: a duration, or a point on the timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// Whole ticks.
     pub whole: u64,
-    /// What is beyond them, over the shape's amount: less than a tick.
+    /// The fraction of a tick, as a numerator over the shape's amount.
     pub part: u64,
 }
 
 impl Span {
-    /// The origin of time, or no time at all.
+    /// The origin of the timeline, or a duration of zero.
     pub const ZERO: Self = Self { whole: 0, part: 0 };
 
     fn at(now: impl Timeline) -> Self {

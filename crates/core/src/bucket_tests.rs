@@ -1,4 +1,4 @@
-//! The bucket against the bound it promises: within one unit of burst + rate·t, however it is polled.
+//! The bucket stays within one unit of burst + rate·t, however it is polled.
 
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ fn refill_stops_at_the_burst() {
 }
 
 #[test]
-fn what_is_left_as_of_a_time_is_there_then_and_no_more_and_less_stays_less() {
+fn leave_lowers_level_and_never_raises_it() {
     let shape = shape(2, SECOND, 5);
     // Units taken at the origin, left at 10 s, and the level then and a second later.
     for (taken, left, then, later) in [(0, 1, 1, 3), (5, 1, 1, 3), (5, 0, 0, 2), (0, 5, 5, 5), (27, 1, -2, 0)]
@@ -118,50 +118,50 @@ fn a_stale_now_only_denies() {
     let mut bucket = Bucket::full();
     assert!(bucket.take(&shape, 1, secs(100)).is_ok());
     assert_eq!(bucket.take(&shape, 1, secs(3)), Err(secs(101)));
-    assert_eq!(bucket.level(&shape, secs(3)), -97, "as seen from the past it is owed time");
+    assert_eq!(bucket.level(&shape, secs(3)), -97, "a stale clock sees debt");
 }
 
 #[test]
-fn a_paused_bucket_accrues_nothing_and_goes_on_where_it_was() {
+fn suspended_bucket_does_not_refill() {
     let shape = shape(10, SECOND, 10);
     let mut bucket = Bucket::full();
     bucket.debit(&shape, 10, secs(0));
     bucket.suspend(millis(500), secs(30));
     assert_eq!(bucket.level(&shape, secs(30)), 5);
     bucket.unsuspend(secs(10), secs(30));
-    assert_eq!(bucket.level(&shape, secs(10)), 5, "resumed by hand, it goes on from there");
+    assert_eq!(bucket.level(&shape, secs(10)), 5, "resumed by hand, it refills again");
     let mut full = Bucket::full();
     full.suspend(secs(1), secs(30));
-    assert_eq!(full.level(&shape, secs(1)), 10, "a full bucket has nothing to lose");
+    assert_eq!(full.level(&shape, secs(1)), 10, "suspending a full bucket changes nothing");
     full.unsuspend(secs(2), secs(30));
     assert_eq!(full.level(&shape, secs(2)), 10);
 }
 
 #[test]
 fn a_bucket_is_full_at_the_origin_of_time_too() {
-    // A unit of a third of a nanosecond has a fraction, and there is no time before the origin to round it in.
+    // A unit of a third of a nanosecond needs rounding, which must not go below the origin.
     let shape = shape(3_000_000_000, SECOND, 3_000_000_000);
     assert_eq!(Bucket::full().take(&shape, 1, Instant::ZERO), Ok(()));
     assert_eq!(Bucket::full().take(&shape, 3_000_000_000, Instant::ZERO), Ok(()));
 }
 
 #[test]
-fn shapes_beyond_the_bounds_are_refused_with_the_number() {
+fn shape_out_of_bounds_is_refused_with_the_number() {
     let table = [
         (Shape::<Instant>::new(0, SECOND, 1), "0 units per period, outside 1..=1099511627776"),
         (Shape::new(AMOUNT_MAX + 1, SECOND, 1), "1099511627777 units per period, outside 1..=1099511627776"),
-        (Shape::new(1, Duration::ZERO, 1), "a period of 0ns, no multiple of 1ns in 1ns..=31622400s"),
+        (Shape::new(1, Duration::ZERO, 1), "a period of 0ns, not a multiple of 1ns within 1ns..=31622400s"),
         (
             Shape::new(1, PERIOD_MAX + SECOND, 1),
-            "a period of 31622401s, no multiple of 1ns in 1ns..=31622400s",
+            "a period of 31622401s, not a multiple of 1ns within 1ns..=31622400s",
         ),
         (
             Shape::new(1, SECOND, 0),
-            "a burst of 0 units, which is none or takes more than 3155760000s to refill",
+            "a burst of 0 units, which must be at least 1 and refill within 3155760000s",
         ),
         (
             Shape::new(1, DAY, 1_000_000),
-            "a burst of 1000000 units, which is none or takes more than 3155760000s to refill",
+            "a burst of 1000000 units, which must be at least 1 and refill within 3155760000s",
         ),
     ];
     for (shape, sentence) in table {
@@ -172,7 +172,7 @@ fn shapes_beyond_the_bounds_are_refused_with_the_number() {
 }
 
 #[test]
-fn a_debt_of_ages_saturates() {
+fn huge_debt_saturates() {
     let shape = shape(1, PERIOD_MAX, 1);
     let mut bucket = Bucket::full();
     bucket.debit(&shape, u64::MAX, secs(0));
@@ -187,7 +187,7 @@ fn any_shape() -> impl Strategy<Value = Shape> {
 }
 
 proptest! {
-    /// Invariant 3, the upper side: whatever the polling, no more than burst + rate·t is admitted.
+    /// Invariant 3, upper bound: however it is polled, at most burst + rate·t is admitted.
     #[test]
     fn never_more_than_burst_and_rate(shape in any_shape(), steps in prop::collection::vec((0_u64..2_000_000_000, 1_u64..50), 1..200)) {
         let mut bucket = Bucket::full();
@@ -204,9 +204,10 @@ proptest! {
         }
     }
 
-    /// Invariant 3, the lower side: a caller that comes back when told gets burst + rate·t, less one unit.
+    /// Invariant 3, lower bound: a caller that retries at the returned times gets burst + rate·t, less one
+    /// unit.
     #[test]
-    fn saturated_it_gives_all_but_one_unit(shape in any_shape(), grants in 1_u64..500) {
+    fn saturated_bucket_grants_all_but_one_unit(shape in any_shape(), grants in 1_u64..500) {
         let mut bucket = Bucket::full();
         let (mut now, mut taken) = (Instant::ZERO, 0_u128);
         for _ in 0..grants {
@@ -222,7 +223,7 @@ proptest! {
         }
         let allowed = u128::from(shape.burst) * u128::from(shape.period)
             + u128::from(now.as_nanos()) * u128::from(shape.amount);
-        // Waits end on whole nanoseconds: at a million a second the last one may be that much late.
+        // Waits end on whole nanoseconds, so at a million a second the last may end up to a nanosecond late.
         prop_assert!((taken + 1) * u128::from(shape.period) + u128::from(shape.amount) > allowed
             || taken <= u128::from(shape.burst));
     }
@@ -240,7 +241,7 @@ proptest! {
         prop_assert!(after == wanted || after == wanted - 1, "{before} became {after} under a burst of {}", new.burst);
     }
 
-    /// What is taken and given back in any order leaves the bucket as if it had never been.
+    /// Taking units and giving them back, in any order, restores the bucket exactly.
     #[test]
     fn taking_and_giving_back_is_exact(shape in any_shape(), parts in prop::collection::vec(1_u64..1_000, 1..40)) {
         let mut bucket = Bucket::full();

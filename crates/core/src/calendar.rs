@@ -1,4 +1,4 @@
-//! Days, months and years of the Gregorian calendar, as far as usage windows and dates in text need them.
+//! Gregorian calendar arithmetic for usage windows and for dates in headers.
 
 /// A day of the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,19 +18,20 @@ const EPOCH_DAYS: u64 = 719_468;
 
 /// The date `days` after 1970-01-01.
 pub const fn date(days: u64) -> Date {
-    // Years are counted from March, so that the leap day is the last of its year.
+    // Years start in March, so that the leap day is the last day of its year.
     let days = days.saturating_add(EPOCH_DAYS);
     let (cycle, day) = (days / CYCLE_DAYS, days % CYCLE_DAYS);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
-    // Months from March on have 31, 30, 31, 30, 31 days, again and again: 153 in five.
+    // From March on, month lengths repeat as 31, 30, 31, 30, 31: 153 days in five months.
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     Date { year: cycle * 400 + year + carry, month, day }
 }
 
-/// Days from 1970-01-01 to this date; `None` for an earlier one, for one no calendar has, and past the year 9999.
+/// Days from 1970-01-01 to this date; `None` before 1970, past the year 9999, and for dates that do not
+/// exist.
 pub const fn days(date: Date) -> Option<u64> {
     let Date { year, month, day } = date;
     if year < 1970 || year > 9_999 || month < 1 || month > 12 || day < 1 || day > days_in(year, month) {
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_date_has_no_days() {
+    fn invalid_date_has_no_day_number() {
         let table = [(1969, 12, 31), (2025, 2, 29), (2025, 0, 1), (2025, 13, 1), (2025, 4, 31), (2025, 1, 0)];
         for (year, month, day) in table.into_iter().chain([(10_000, 1, 1), (u64::MAX, u64::MAX, u64::MAX)]) {
             assert_eq!(days(Date { year, month, day }), None, "{year}-{month}-{day}");

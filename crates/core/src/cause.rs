@@ -1,14 +1,14 @@
-//! What lies behind an outcome that is no success, for those who count.
+//! The cause of an unsuccessful outcome, for metrics.
 
 /// Where a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The far side said that it is too much: 429.
+    /// The upstream rejected the request because of a rate limit: 429.
     Throttled,
-    /// The far side failed: 5xx.
+    /// The upstream failed: 5xx.
     Server,
-    /// Nothing came back: timeouts, connections refused or lost.
+    /// No response: a timeout, or a connection refused or lost.
     Network,
     /// Everything else, such as 408.
     Other,

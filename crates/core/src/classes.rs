@@ -1,6 +1,7 @@
-//! Failure classes: from how a request ended to what is learned from it, and whether another attempt is worth it.
+//! Response classification: maps how a request completed to the outcome that controllers learn from, and to
+//! whether a retry is worthwhile.
 //!
-//! | ended with | sort | outcome | cause | another attempt |
+//! | completion | class | outcome | cause | retryable |
 //! |---|---|---|---|---|
 //! | 1xx, 2xx, 3xx | success | success | none | no |
 //! | 429 | overload | overload | throttled | yes |
@@ -8,29 +9,31 @@
 //! | 500, 502, 504, 520–524, 530 | transient | failure | server | yes |
 //! | 408 | transient | failure | other | yes |
 //! | a timeout, a lost connection | transient | failure | network | yes |
-//! | any other 5xx, and numbers that are no status | permanent | failure | server | no |
+//! | any other 5xx, and numbers that are not a status | permanent | failure | server | no |
 //! | any other 4xx, never sent | mistake | ignored | none | no |
 //!
-//! 529 is how some say that they are overloaded; 520–524 and 530 are what a proxy in front says of a far side that it could
-//! not reach, or not understand.
+//! Some providers answer 529 when overloaded. A proxy answers 520–524 and 530 when it cannot reach or
+//! understand the upstream.
 //!
-//! A mistake is the caller's own: it says nothing of the far side, moves no limit, and does not end a row of
-//! failures. Each status, the timeout and the connection can be given another sort.
+//! A mistake is the caller's: it carries no information about the upstream, moves no limit, and does not
+//! interrupt a run of consecutive failures. The class of each status, of timeouts and of connection errors
+//! can be overridden.
 //!
-//! What the headers say is added by [`Classes::outcome_with`]:
+//! [`Classes::outcome_with`] also reads the headers:
 //!
-//! - What is said in so many words (`retry-after`, `retry-after-ms`) counts, with a success too; but not with a 202 or a 3xx
-//!   that is one: there it says when to ask for *this* again, and nobody else has to wait for that.
-//! - A mistake that says when to come back is none: a 403 or a 413 with `retry-after` is an overload.
-//! - Nor is a 403 whose quota is surely empty (its limit is known, nothing is left, and more comes later): GitHub says so
-//!   that there were too many. It is an overload, unless [`Drained::GoOn`] says that such numbers are not to be trusted.
-//! - An overload without it waits until no quota is empty: the latest reset of those with nothing left.
-//! - With any other ending an empty quota is waited for only until one unit of it is there, and only where the
-//!   limit is known too: the next request would be refused for certain, and refused requests often count. Where a
-//!   far side's numbers are not to be trusted, [`Drained::GoOn`] leaves this out.
-//! - What is left of requests and tokens, and of which quota nothing is left, is passed on to the controller.
-//! - `x-amz-retry-after` counts where nothing else is said and the request did not succeed, within 5 s beyond the
-//!   caller's own back-off, which [`Classes::backoff`] tells.
+//! - An explicit delay (`retry-after`, `retry-after-ms`) applies to successes too, except a successful 202 or
+//!   3xx: there it says when to poll *this* resource again, and other requests need not wait.
+//! - A mistake with an explicit delay is an overload: for example a 403 or a 413 with `retry-after`.
+//! - So is a 403 whose quota is certainly empty (the limit is known, nothing remains, and a reset follows),
+//!   which is how GitHub reports a rate limit. [`EmptyQuota::Ignore`] turns this off where such numbers
+//!   cannot be trusted.
+//! - An overload without an explicit delay waits until no quota is empty: the latest reset of the empty ones.
+//! - Any other completion waits for an empty quota only until one unit is available, and only if the limit is
+//!   known: the next request would certainly be rejected, and rejected requests often count. Turn this off
+//!   with [`EmptyQuota::Ignore`] if the upstream's numbers cannot be trusted.
+//! - The remaining requests and tokens, and which quota is exhausted, are passed on to the controller.
+//! - `x-amz-retry-after` applies if no other header sets a delay and the request did not succeed. It is
+//!   limited to 5 s beyond the caller's own backoff, set with [`Classes::backoff`].
 
 use std::fmt;
 use std::time::Duration;
@@ -41,63 +44,64 @@ use crate::cause::Cause;
 use crate::feedback::headers::{Signals, WAIT_MAX, amz_wait};
 use crate::outcome::Outcome;
 
-/// The lowest status there is.
+/// The lowest valid status.
 pub const STATUS_MIN: u16 = 100;
-/// The highest status there is.
+/// The highest valid status.
 pub const STATUS_MAX: u16 = 599;
-/// The caller's own back-off unless told otherwise: the first delay of [`Retry::attempts`](crate::retry::Retry::attempts).
+/// Default of the caller's own backoff: the first delay of
+/// [`Retry::attempts`](crate::retry::Retry::attempts).
 const BACKOFF: Duration = Duration::from_millis(200);
 const STATUSES: usize = (STATUS_MAX - STATUS_MIN + 1) as usize;
 
-/// How a request ended, as its caller saw it.
+/// How a request completed, as seen by its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Ended {
-    /// A response came, with this status.
+pub enum Completion {
+    /// A response with this status.
     Status(u16),
-    /// Nothing came in time.
+    /// No response before the timeout.
     Timeout,
-    /// There was no connection, or it was lost.
+    /// The connection failed or was lost.
     Connection,
-    /// It was never sent: the request could not be made, or its maker gave up.
+    /// The request was never sent: it could not be built, or was abandoned.
     Unsent,
 }
 
-/// What sort of ending it is.
+/// The class of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Sort {
-    /// It worked.
+pub enum CompletionClass {
+    /// The request succeeded.
     Success,
-    /// The far side said that it is too much; later it may do.
+    /// The upstream reported overload; a later attempt may succeed.
     Overload,
-    /// The far side failed, and may not the next time.
+    /// The upstream failed; another attempt may succeed.
     Transient,
-    /// The far side failed, and would again.
+    /// The upstream failed and would fail again.
     Permanent,
-    /// The caller's own mistake, which says nothing of the far side.
+    /// The caller's mistake, which carries no information about the upstream.
     Mistake,
 }
 
-impl Sort {
-    /// Whether another attempt may end better.
-    pub const fn is_worth_another(self) -> bool {
+impl CompletionClass {
+    /// Whether another attempt may succeed.
+    pub const fn is_retryable(self) -> bool {
         matches!(self, Self::Overload | Self::Transient)
     }
 }
 
-/// What is done about a quota that is empty while the request itself was no overload.
+/// What an empty quota means if the request itself was not an overload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Drained {
-    /// All wait until there is more of it.
+pub enum EmptyQuota {
+    /// All requests wait until the quota has units again.
     #[default]
     Wait,
-    /// It is left to the far side to say no.
-    GoOn,
+    /// Keep sending; the upstream rejects what it does not accept.
+    Ignore,
 }
 
-/// A number that is no status.
+/// A number outside the range of HTTP statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("status {status} is outside {STATUS_MIN}..={STATUS_MAX}")]
 pub struct InvalidStatus {
@@ -105,30 +109,31 @@ pub struct InvalidStatus {
     pub status: u16,
 }
 
-/// Which ending is of which sort; the usual table, with exceptions of one's own.
+/// Maps completions to classes: the default table, with overrides.
 ///
-/// The usual table is that of [the module](self): up to 399 a success; 429, 503 and 529 an overload; 408, 500, 502, 504, 520–524,
-/// 530, timeouts and lost connections transient; any other 5xx permanent; any other 4xx, and what was never sent, a mistake.
+/// The default table is in [the module](self): statuses up to 399 succeed; 429, 503 and 529 are overloads;
+/// 408, 500, 502, 504, 520–524, 530, timeouts and lost connections are transient; any other 5xx is permanent;
+/// any other 4xx, and a request that was never sent, is a mistake.
 ///
 /// ```
-/// use tidegate_core::classes::{Classes, Ended, Sort};
+/// use tidegate_core::classes::{Classes, Completion, CompletionClass};
 /// use tidegate_core::outcome::Kind;
 ///
 /// let classes = Classes::new()
-///     .status(420, Sort::Overload)?        // some say "slow down" so
-///     .status(404, Sort::Success)?         // to look and find nothing is an answer
-///     .timeout(Sort::Permanent);           // what took too long once will again
-/// assert_eq!(classes.outcome(Ended::Status(420)).kind(), Kind::Overload);
-/// assert!(classes.sort(Ended::Status(502)).is_worth_another());
-/// assert!(!classes.sort(Ended::Timeout).is_worth_another());
+///     .status(420, CompletionClass::Overload)?        // "slow down" for some APIs
+///     .status(404, CompletionClass::Success)?         // not found is a valid answer here
+///     .timeout(CompletionClass::Permanent);           // a slow request stays slow
+/// assert_eq!(classes.outcome(Completion::Status(420)).kind(), Kind::Overload);
+/// assert!(classes.classify(Completion::Status(502)).is_retryable());
+/// assert!(!classes.classify(Completion::Timeout).is_retryable());
 /// # Ok::<(), tidegate_core::classes::InvalidStatus>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Classes {
-    statuses: [Sort; STATUSES],
-    timeout: Sort,
-    connection: Sort,
-    drained: Drained,
+    statuses: [CompletionClass; STATUSES],
+    timeout: CompletionClass,
+    connection: CompletionClass,
+    empty_quota: EmptyQuota,
     backoff: Duration,
 }
 
@@ -139,208 +144,209 @@ impl Default for Classes {
 }
 
 impl Classes {
-    /// The usual table.
+    /// The default table.
     pub const fn new() -> Self {
-        let mut statuses = [Sort::Success; STATUSES];
+        let mut statuses = [CompletionClass::Success; STATUSES];
         let mut at = 0;
         let mut status = STATUS_MIN;
         while status <= STATUS_MAX {
-            statuses[at] = usual(status);
+            statuses[at] = default_class(status);
             at += 1;
             status += 1;
         }
         Self {
             statuses,
-            timeout: Sort::Transient,
-            connection: Sort::Transient,
-            drained: Drained::Wait,
+            timeout: CompletionClass::Transient,
+            connection: CompletionClass::Transient,
+            empty_quota: EmptyQuota::Wait,
             backoff: BACKOFF,
         }
     }
 
-    /// The same with another sort for one status.
+    /// Overrides the class of one status.
     ///
     /// # Errors
     /// [`InvalidStatus`] where the number is outside of [`STATUS_MIN`]..=[`STATUS_MAX`].
-    pub const fn status(mut self, status: u16, sort: Sort) -> Result<Self, InvalidStatus> {
+    pub const fn status(mut self, status: u16, class: CompletionClass) -> Result<Self, InvalidStatus> {
         match index(status) {
             Some(at) => {
-                self.statuses[at] = sort;
+                self.statuses[at] = class;
                 Ok(self)
             }
             None => Err(InvalidStatus { status }),
         }
     }
 
-    /// The same with another sort for timeouts.
+    /// Overrides the class of timeouts.
     #[must_use]
-    pub const fn timeout(mut self, sort: Sort) -> Self {
-        self.timeout = sort;
+    pub const fn timeout(mut self, class: CompletionClass) -> Self {
+        self.timeout = class;
         self
     }
 
-    /// The same with another sort for connections that were refused or lost.
+    /// Overrides the class of connections that were refused or lost.
     #[must_use]
-    pub const fn connection(mut self, sort: Sort) -> Self {
-        self.connection = sort;
+    pub const fn connection(mut self, class: CompletionClass) -> Self {
+        self.connection = class;
         self
     }
 
-    /// The same with another answer to a quota that is empty while the request was no overload: whether all wait for it.
+    /// Sets whether requests wait for an empty quota if the request itself was not an overload.
     #[must_use]
-    pub const fn drained(mut self, drained: Drained) -> Self {
-        self.drained = drained;
+    pub const fn empty_quota(mut self, empty_quota: EmptyQuota) -> Self {
+        self.empty_quota = empty_quota;
         self
     }
 
-    /// The same with the caller's own back-off, around which `x-amz-retry-after` is followed; 200 ms unless told.
+    /// Sets the caller's own backoff, which bounds `x-amz-retry-after`; 200 ms by default.
     #[must_use]
     pub const fn backoff(mut self, own: Duration) -> Self {
         self.backoff = own;
         self
     }
 
-    /// What sort of ending it is, without a look at headers. A number that is no status counts as a 5xx, as HTTP
-    /// has it (RFC 9110 §15).
-    pub const fn sort(&self, ended: Ended) -> Sort {
-        match ended {
-            Ended::Status(status) => match index(status) {
+    /// Returns the class of a completion without its headers. A number that is not a status counts as a 5xx
+    /// (RFC 9110 §15).
+    pub const fn classify(&self, completion: Completion) -> CompletionClass {
+        match completion {
+            Completion::Status(status) => match index(status) {
                 Some(at) => self.statuses[at],
-                None => Sort::Permanent,
+                None => CompletionClass::Permanent,
             },
-            Ended::Timeout => self.timeout,
-            Ended::Connection => self.connection,
-            Ended::Unsent => Sort::Mistake,
+            Completion::Timeout => self.timeout,
+            Completion::Connection => self.connection,
+            Completion::Unsent => CompletionClass::Mistake,
         }
     }
 
-    /// What sort of ending it is where the headers said this: a mistake that says when to come back is an overload, and so is
-    /// a 403 whose quota is surely empty.
-    pub fn sort_with(&self, ended: Ended, signals: &Signals) -> Sort {
-        let says_when = match signals.retry_after {
+    /// Returns the class of a completion with its headers: a mistake with an explicit delay is an overload,
+    /// and so is a 403 whose quota is certainly empty.
+    pub fn classify_with(&self, completion: Completion, signals: &Signals) -> CompletionClass {
+        let has_delay = match signals.retry_after {
             Some(hint) => !hint.wait.is_zero(),
-            None => ended == Ended::Status(403) && self.until_more(signals).is_some(),
+            None => completion == Completion::Status(403) && self.until_more(signals).is_some(),
         };
-        match self.sort(ended) {
-            Sort::Mistake if says_when => Sort::Overload,
-            sort => sort,
+        match self.classify(completion) {
+            CompletionClass::Mistake if has_delay => CompletionClass::Overload,
+            class => class,
         }
     }
 
-    /// What is learned from it, without a look at headers.
-    pub fn outcome(&self, ended: Ended) -> Outcome {
-        bare(ended, self.sort(ended))
+    /// Returns the outcome of a completion without its headers.
+    pub fn outcome(&self, completion: Completion) -> Outcome {
+        outcome_of(completion, self.classify(completion))
     }
 
-    /// What is learned from it where the headers said this.
+    /// Returns the outcome of a completion with its headers.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tidegate_core::classes::{Classes, Ended};
+    /// use tidegate_core::classes::{Classes, Completion};
     /// use tidegate_core::feedback::headers::read;
     /// use tidegate_core::outcome::Outcome;
     /// use tidegate_core::time::Stamp;
     ///
     /// let signals = read([("retry-after", "2")], Stamp::from_secs(1_800_000_000));
-    /// let outcome = Classes::new().outcome_with(Ended::Status(200), &signals);
+    /// let outcome = Classes::new().outcome_with(Completion::Status(200), &signals);
     /// assert_eq!(outcome, Outcome::success().retry_after(Duration::from_secs(2)));
     /// ```
-    pub fn outcome_with(&self, ended: Ended, signals: &Signals) -> Outcome {
-        let sort = self.sort_with(ended, signals);
+    pub fn outcome_with(&self, completion: Completion, signals: &Signals) -> Outcome {
+        let class = self.classify_with(completion, signals);
         let unread = signals.malformed.saturating_add(signals.ignored);
-        let mut outcome = bare(ended, sort).with_malformed(unread);
-        // Numbers that are not trusted do not set a pace either.
-        if self.drained == Drained::Wait && sort != Sort::Mistake {
+        let mut outcome = outcome_of(completion, class).with_malformed(unread);
+        // Untrusted numbers do not set a pace either.
+        if self.empty_quota == EmptyQuota::Wait && class != CompletionClass::Mistake {
             for quota in &signals.quotas {
-                // Of several quotas of one dimension the first counts, as in `Signals::quota`.
+                // The first quota of each dimension counts, as in `Signals::quota`.
                 if let Some(level) = quota.level().filter(|_| outcome.quota_level(quota.dimension).is_none())
                 {
                     outcome = outcome.quota(quota.dimension, level);
                 }
             }
         }
-        if let (Sort::Overload, Some(dimension)) = (sort, signals.exceeded()) {
+        if let (CompletionClass::Overload, Some(dimension)) = (class, signals.exceeded()) {
             outcome = outcome.exceeded(dimension);
         }
-        match self.wait(ended, sort, signals) {
+        match self.delay(completion, class, signals) {
             Some(wait) => outcome.retry_after(wait.min(WAIT_MAX)),
             None => outcome,
         }
     }
 
-    /// How long all stay away.
-    fn wait(&self, ended: Ended, sort: Sort, signals: &Signals) -> Option<Duration> {
-        let said = signals.retry_after.map(|hint| hint.wait);
-        let amz = || signals.amz_retry_after.map(|said| amz_wait(said, self.backoff));
+    /// How long all requests must wait.
+    fn delay(&self, completion: Completion, class: CompletionClass, signals: &Signals) -> Option<Duration> {
+        let explicit = signals.retry_after.map(|hint| hint.wait);
+        let amz = || signals.amz_retry_after.map(|wait| amz_wait(wait, self.backoff));
         let until_more = || self.until_more(signals);
-        match sort {
-            // Zero is an answer here: a far side that says when to come back is alive.
-            Sort::Overload => signals.hint().map(|hint| hint.wait).or_else(amz),
-            Sort::Success => {
-                said.filter(|_| !is_of_one(ended)).or_else(until_more).filter(|wait| !wait.is_zero())
+        match class {
+            // Zero counts here: an upstream that sends a retry delay is alive.
+            CompletionClass::Overload => signals.hint().map(|hint| hint.wait).or_else(amz),
+            CompletionClass::Success => explicit
+                .filter(|_| !is_about_one_resource(completion))
+                .or_else(until_more)
+                .filter(|wait| !wait.is_zero()),
+            CompletionClass::Transient | CompletionClass::Permanent => {
+                explicit.or_else(until_more).or_else(amz).filter(|wait| !wait.is_zero())
             }
-            Sort::Transient | Sort::Permanent => {
-                said.or_else(until_more).or_else(amz).filter(|wait| !wait.is_zero())
-            }
-            Sort::Mistake => None,
+            CompletionClass::Mistake => None,
         }
     }
 
-    /// How long a quota that is surely empty keeps all away, where such numbers are trusted.
+    /// How long a certainly empty quota blocks all requests, unless such numbers are ignored.
     fn until_more(&self, signals: &Signals) -> Option<Duration> {
-        signals.until_more().filter(|_| self.drained == Drained::Wait)
+        signals.until_more().filter(|_| self.empty_quota == EmptyQuota::Wait)
     }
 }
 
 impl fmt::Debug for Classes {
-    /// Only what differs from the usual table.
+    /// Shows only what differs from the default table.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = (STATUS_MIN..=STATUS_MAX).zip(self.statuses);
-        let other: Vec<_> = all.filter(|(status, sort)| *sort != usual(*status)).collect();
+        let other: Vec<_> = all.filter(|(status, class)| *class != default_class(*status)).collect();
         f.debug_struct("Classes")
             .field("statuses", &other)
             .field("timeout", &self.timeout)
             .field("connection", &self.connection)
-            .field("drained", &self.drained)
+            .field("empty_quota", &self.empty_quota)
             .field("backoff", &self.backoff)
             .finish()
     }
 }
 
-/// Where a status is in the table.
+/// The index of a status in the table.
 const fn index(status: u16) -> Option<usize> {
     if STATUS_MIN <= status && status <= STATUS_MAX { Some((status - STATUS_MIN) as usize) } else { None }
 }
 
-/// The usual table.
-const fn usual(status: u16) -> Sort {
+/// The default table.
+const fn default_class(status: u16) -> CompletionClass {
     match status {
-        ..=399 => Sort::Success,
-        429 | 503 | 529 => Sort::Overload,
-        408 | 500 | 502 | 504 | 520..=524 | 530 => Sort::Transient,
-        400..=499 => Sort::Mistake,
-        _ => Sort::Permanent,
+        ..=399 => CompletionClass::Success,
+        429 | 503 | 529 => CompletionClass::Overload,
+        408 | 500 | 502 | 504 | 520..=524 | 530 => CompletionClass::Transient,
+        400..=499 => CompletionClass::Mistake,
+        _ => CompletionClass::Permanent,
     }
 }
 
-/// Whether a success speaks of one thing only when it says when to come back: work that is not done yet, a redirect.
-const fn is_of_one(ended: Ended) -> bool {
-    matches!(ended, Ended::Status(202 | 300..=399))
+/// Whether a success's `retry-after` is about one resource only: pending work, or a redirect.
+const fn is_about_one_resource(completion: Completion) -> bool {
+    matches!(completion, Completion::Status(202 | 300..=399))
 }
 
-/// The outcome of an ending of this sort, without hints.
-const fn bare(ended: Ended, sort: Sort) -> Outcome {
-    let outcome = match sort {
-        Sort::Success => return Outcome::success(),
-        Sort::Mistake => return Outcome::ignored(),
-        Sort::Overload => Outcome::overload(),
-        Sort::Transient | Sort::Permanent => Outcome::failure(),
+/// The outcome of a completion of `class`, without hints.
+const fn outcome_of(completion: Completion, class: CompletionClass) -> Outcome {
+    let outcome = match class {
+        CompletionClass::Success => return Outcome::success(),
+        CompletionClass::Mistake => return Outcome::ignored(),
+        CompletionClass::Overload => Outcome::overload(),
+        CompletionClass::Transient | CompletionClass::Permanent => Outcome::failure(),
     };
-    outcome.because(match ended {
-        Ended::Status(429) => Cause::Throttled,
-        Ended::Status(STATUS_MIN..=499) | Ended::Unsent => Cause::Other,
-        Ended::Status(_) => Cause::Server,
-        Ended::Timeout | Ended::Connection => Cause::Network,
+    outcome.because(match completion {
+        Completion::Status(429) => Cause::Throttled,
+        Completion::Status(STATUS_MIN..=499) | Completion::Unsent => Cause::Other,
+        Completion::Status(_) => Cause::Server,
+        Completion::Timeout | Completion::Connection => Cause::Network,
     })
 }
 

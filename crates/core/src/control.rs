@@ -1,34 +1,34 @@
-//! What a controller reports: its estimates, and why the limits are where they are.
+//! A controller's report: its estimates and the reason for the current limits.
 
 use std::fmt;
 
 use crate::per_second::PerSecond;
 
-/// What [`Auto`](crate::plan::Auto) knows at one moment.
+/// The state of [`Auto`](crate::plan::Auto) at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Control {
-    /// Why the limits are where they are.
+    /// The reason for the current limits.
     pub reason: Reason,
     /// Requests.
     pub requests: Estimate,
-    /// Tokens, once a request cost any.
+    /// Tokens, once a request has cost any.
     pub tokens: Estimate,
     /// Slots now.
     pub slots: u32,
 }
 
-/// What is known of one dimension, in units per second.
+/// The estimate for one dimension, in units per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// What is sent at most; `None` if nothing was counted in this dimension yet.
+    /// The highest rate that is sent; `None` if nothing was counted in this dimension yet.
     pub pace: Option<PerSecond>,
-    /// What the upstream is estimated to grant; `None` before its first rejection.
+    /// The estimated rate that the upstream grants; `None` before its first rejection.
     pub quota: Option<PerSecond>,
 }
 
-/// Why the limits are where they are: the first that holds.
+/// The reason for the current limits: the first that applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -49,7 +49,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Its name, as metrics and programs show it.
+    /// The name used in metrics and output.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Outage => "outage",

@@ -1,14 +1,14 @@
-//! What a request asks for, and what was taken for it.
+//! The cost of a request and the receipt for what it took.
 //!
-//! A request always takes one slot, one unit of rate and one place in the pace; tokens and bytes carry
-//! weight. A [`Charge`] is the receipt: it goes back whole to where it came from, at the price at which it
-//! was taken, whatever the phase is by then.
+//! A request always takes one slot, one unit of rate and one place in the pace; tokens and bytes are
+//! weighted. A [`Charge`] is the receipt: each gate gets back what it lent, at the price of entry, even if
+//! the phase has changed since.
 
 use std::num::NonZero;
 
 use crate::time::Instant;
 
-/// What one request asks for.
+/// What one request takes from the gates.
 ///
 /// ```
 /// use tidegate_core::cost::Cost;
@@ -31,14 +31,14 @@ impl Cost {
         Self { tokens: 0, bytes: 0 }
     }
 
-    /// The same with an estimate of tokens.
+    /// Sets the estimated tokens.
     #[must_use]
     pub const fn tokens(mut self, tokens: u64) -> Self {
         self.tokens = tokens;
         self
     }
 
-    /// The same with its bytes.
+    /// Sets the bytes.
     #[must_use]
     pub const fn bytes(mut self, bytes: u64) -> Self {
         self.bytes = bytes;
@@ -51,48 +51,48 @@ impl Cost {
     }
 }
 
-/// What a controller estimates: requests and tokens.
+/// The dimensions that a controller estimates: requests and tokens.
 pub(crate) const DIMENSIONS: usize = 2;
 
-/// What a controller must know later about a request it admitted: nothing else is kept per request. 16 bytes, because it
-/// travels with every charge.
+/// What the controller needs to know about a request when it completes; nothing else is kept per request. 16
+/// bytes, because it is part of every charge.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct Dispatch {
     /// Microseconds from the admission to the start of the work; 71 minutes at most.
     pub(crate) late: u32,
-    /// Units sent before it, per dimension: the low 32 bits.
+    /// Units sent before this request, per dimension: the low 32 bits.
     pub(crate) before: [u32; DIMENSIONS],
     /// Requests in flight when it was admitted, this one included; 65,535 at most.
     pub(crate) in_flight: u16,
-    /// The cohort whose latency it counts in; 0 is none.
+    /// The cohort whose latency includes this request; 0 is none.
     pub(crate) cohort: u16,
 }
 
-/// What was taken for one request, and when: the receipt a permit carries.
+/// The receipt for one admitted request: what it took and when.
 ///
-/// Deliberately neither `Clone` nor `Copy`: a charge is settled once. Small, because it is handed on by value on
-/// the hottest path there is.
+/// Deliberately neither `Clone` nor `Copy`: a charge is settled once. Small, because the fast path moves it
+/// by value.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "a charge that is not settled leaks what it holds"]
+#[must_use = "a charge that is not settled leaks its capacity"]
 pub struct Charge {
     pub(crate) cost: Cost,
-    /// When it was admitted: its tokens belong to the window of this time, and its place in the pace.
+    /// Time of admission: its tokens and its place in the pace belong to this time.
     pub(crate) entered: Instant,
-    pub(crate) sent: Sent,
-    /// Never zero, so that an optional charge is no larger.
+    pub(crate) sent: Dispatch,
+    /// Non-zero, so that `Option<Charge>` is no larger.
     pub(crate) generation: NonZero<u32>,
-    /// What a byte cost on entry; 0 where bytes were not limited.
+    /// The price of a byte on entry; 0 where bytes were not limited.
     pub(crate) byte_price: u16,
     pub(crate) holds: Holds,
 }
 
 impl Charge {
-    /// What was asked for.
+    /// The requested cost.
     pub const fn cost(&self) -> Cost {
         self.cost
     }
 
-    /// When the request was admitted. Meaningful only if a timed gate made the throttle read its clock.
+    /// Time of admission. Meaningful only if a timed gate made the throttle read its clock.
     pub const fn entered(&self) -> Instant {
         self.entered
     }
@@ -102,8 +102,8 @@ impl Charge {
         self.entered.plus_nanos(u64::from(self.sent.late) * 1_000)
     }
 
-    /// The work starts only now, some time after the request was admitted: its latency starts here. Its tokens and its place
-    /// in the pace stay where they were taken.
+    /// Marks the work as started at `now`, after admission: latency is measured from here. Its tokens and its
+    /// place in the pace keep the time of admission.
     pub fn goes_out(mut self, now: Instant) -> Self {
         self.sent.late = u32::try_from(now.nanos_since(self.entered) / 1_000).unwrap_or(u32::MAX);
         self
@@ -119,19 +119,19 @@ impl Charge {
         if self.holds.has(Holds::TOKENS) { self.cost.tokens } else { 0 }
     }
 
-    /// Whether there is anything to give back: a request that met only pace and rate holds nothing.
+    /// Whether anything must be given back: a request that passed only pace and rate holds nothing.
     #[inline]
     pub const fn holds_anything(&self) -> bool {
         self.holds.has(Holds::RETURNED)
     }
 
-    /// Whether a slot is all there is to give back.
+    /// Whether only a slot must be given back.
     #[inline]
     pub const fn holds_slot_alone(&self) -> bool {
         self.byte_price == 0 && self.holds.0 & Holds::RETURNED.0 == Holds::SLOT.0
     }
 
-    /// Whether it is counted among the requests in flight.
+    /// Whether the request is counted as in flight.
     #[inline]
     pub const fn is_counted(&self) -> bool {
         self.holds.has(Holds::SLOT)
@@ -142,44 +142,45 @@ impl Charge {
         self.holds.has(Holds::PROBE)
     }
 
-    /// Whether `Auto` counted it when it was admitted: another controller, or none, counts nothing.
+    /// Whether `Auto` counted the request on admission; no other controller does.
     pub(crate) const fn is_counted_by_controller(&self) -> bool {
         self.sent.in_flight > 0
     }
 
-    /// Whether it went past the gates, which were bypassed.
-    pub const fn is_past(&self) -> bool {
-        self.holds.has(Holds::PAST)
+    /// Whether the request bypassed the gates.
+    pub const fn is_bypassed(&self) -> bool {
+        self.holds.has(Holds::BYPASSED)
     }
 
-    /// Whether the request entered while recovering and holds a recovery slot.
+    /// Whether the request entered in the recovering phase and holds a recovery slot.
     pub const fn is_recovering(&self) -> bool {
         self.holds.has(Holds::RECOVERY_SLOT)
     }
 }
 
-/// Which places a request took.
+/// The set of places a request took, as bit flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Holds(u8);
 
 impl Holds {
-    /// It is counted among the requests in flight.
+    /// Counted as in flight.
     pub(crate) const SLOT: Self = Self(1);
     pub(crate) const RECOVERY_SLOT: Self = Self(1 << 1);
     pub(crate) const PROBE: Self = Self(1 << 2);
-    /// Its tokens are reserved in the budget.
+    /// Tokens reserved in the budget.
     pub(crate) const TOKENS: Self = Self(1 << 3);
-    /// It took a unit of the rate.
+    /// A unit of the rate.
     pub(crate) const RATE: Self = Self(1 << 4);
-    /// It took a place in the pace.
+    /// A place in the pace.
     pub(crate) const PACE: Self = Self(1 << 5);
 
-    /// It went past the gates.
-    pub(crate) const PAST: Self = Self(1 << 6);
-    /// Its answer was learned from before its end.
+    /// Bypassed the gates.
+    pub(crate) const BYPASSED: Self = Self(1 << 6);
+    /// The controller learned from the response before the request ended.
     pub(crate) const ANSWERED: Self = Self(1 << 7);
 
-    /// What goes back at the end. Bytes are among it: whoever holds bytes is counted.
+    /// What goes back when the request ends. Bytes need no flag: a request that holds bytes also holds a
+    /// slot.
     const RETURNED: Self = Self(Self::SLOT.0 | Self::RECOVERY_SLOT.0 | Self::PROBE.0 | Self::TOKENS.0);
 
     #[inline]
@@ -193,7 +194,7 @@ impl Holds {
     }
 }
 
-/// Bytes at a price, bounded so that what a pool holds, at most its limit and one request more, fits.
+/// Bytes times price, bounded so that a pool's limit plus one more request cannot overflow.
 pub(crate) const fn priced(bytes: u64, price: u16) -> u64 {
     const PRICED_MAX: u64 = 1 << 62;
     let priced = bytes.saturating_mul(price as u64);

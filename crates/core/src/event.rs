@@ -1,6 +1,6 @@
-//! What happened, in the past tense, with the numbers.
+//! Events of a throttle, with their numbers.
 //!
-//! Gates write events while the lock is held; the shell tells them after it is gone.
+//! Gates record events while the lock is held; the shell delivers them after releasing it.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Notice {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The controller cut.
+    /// The controller cut the limits.
     Slowed {
         /// Slots before and after.
         slots: Change<u32>,
@@ -37,10 +37,10 @@ pub enum Event {
         interval: Change<Duration>,
         /// Entries per second before and after, where the controller moves the rate.
         rate: Option<Change<PerSecond>>,
-        /// What made it cut.
+        /// The cause of the cut.
         why: Why,
     },
-    /// The controller gave something back.
+    /// The controller raised the limits again.
     SpedUp {
         /// Slots before and after.
         slots: Change<u32>,
@@ -54,7 +54,7 @@ pub enum Event {
         /// The reason before and after.
         reason: Change<Reason>,
     },
-    /// The rate is back where it was before it was cut.
+    /// The rate has returned to its value before the cut.
     Recovered {
         /// Entries per second.
         rate: PerSecond,
@@ -64,32 +64,32 @@ pub enum Event {
         /// The ceiling before and after.
         ceiling: Change<u32>,
     },
-    /// The circuit opened; whoever waited was refused.
+    /// The circuit opened; all waiters were refused.
     CircuitOpened {
         /// For how long.
         span: Duration,
         /// What tripped it.
         why: Trip,
     },
-    /// The circuit let its first probe through.
+    /// The circuit admitted its first probe.
     CircuitHalfOpened,
     /// The circuit closed.
     CircuitClosed,
-    /// Nobody enters until then.
+    /// No request is admitted until the end of the pause.
     Paused {
         /// The end of the pause.
         until: Instant,
         /// Its length as of now.
         span: Duration,
     },
-    /// A pause was asked for that is longer than the longest allowed.
+    /// A requested pause was longer than the longest allowed.
     PauseCapped {
-        /// What was asked for.
+        /// The requested length.
         asked: Duration,
-        /// What it was cut to.
+        /// The length it was cut to.
         capped: Duration,
     },
-    /// A pause, or the cautious time after it, was ended by hand.
+    /// A pause, or the recovery after it, was ended by hand.
     Resumed,
     /// Limits were changed by hand.
     Retuned,
@@ -98,9 +98,9 @@ pub enum Event {
         /// The queue's bound.
         waiters_max: u32,
     },
-    /// The budget's window was full and merged entries; it stays exact to a 2,048th of its span.
+    /// The budget's window was full and merged entries; it stays accurate to 1/2048 of its span.
     BudgetCoarsened,
-    /// A waiter was granted its turn and has not been polled since: it holds what it was granted.
+    /// A granted waiter has not been polled since; it still holds its grant.
     GrantUnseen {
         /// For how long at least.
         span: Duration,
@@ -111,10 +111,10 @@ pub enum Event {
         percent: u32,
         /// Requests completed.
         completed: u64,
-        /// Requests there will be.
+        /// Requests expected in total.
         total: u64,
     },
-    /// The throttle was closed; whoever waited was refused.
+    /// The throttle was closed; all waiters were refused.
     Closed {
         /// Requests still in flight.
         in_flight: u32,
@@ -132,24 +132,24 @@ pub struct Change<T> {
     pub to: T,
 }
 
-/// What made a controller cut.
+/// The cause of a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
-    /// So many failures within so long.
+    /// Too many failures within a window.
     Failures {
         /// Failures counted.
         count: u64,
         /// The window.
         within: Duration,
     },
-    /// The far side said it is too much.
+    /// The upstream reported overload.
     Overload,
-    /// A success took much longer than it should.
+    /// A success took much longer than expected.
     Latency {
         /// How long it took.
         latency: Duration,
-        /// What was to be expected.
+        /// The expected latency.
         target: Duration,
     },
 }
@@ -158,12 +158,12 @@ pub enum Why {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trip {
-    /// So many failures in a row.
+    /// Too many consecutive failures.
     Consecutive {
         /// Failures in a row.
         failures: u32,
     },
-    /// So many failures of so many.
+    /// Too high a share of failures.
     ErrorRate {
         /// Failures in the window.
         failures: u64,

@@ -1,30 +1,29 @@
-//! How long successes took of late, in half a kilobyte, however many there were.
+//! Log-linear histogram of recent latencies in half a kilobyte, for any number of samples.
 //!
-//! Samples are counted in buckets whose width grows with the value: eight to each doubling, so that the middle
-//! of a bucket is within a sixteenth of everything in it. When 1,024 samples are in, all counts are halved: what
-//! was long ago fades, and what is new shows.
+//! Bucket widths grow with the value, eight buckets per doubling, so the middle of a bucket is within 1/16 of
+//! every sample in it. At 1,024 samples all counts are halved, so that old samples fade.
 
 use std::time::Duration;
 
 use crate::time::nanos;
 
-/// Bits of a sample that its bucket keeps below the highest one.
+/// Bits below the highest one that select the bucket of a sample.
 const FINE_BITS: u32 = 3;
-/// Buckets to each doubling.
+/// Buckets per doubling.
 const FINE: usize = 1 << FINE_BITS;
-/// Samples are below 2 to this many microseconds, which is 71 minutes; longer ones count as just below.
+/// Samples are capped just below 2 to the power of this, in microseconds: 71 minutes.
 const MICROS_BITS: u32 = 32;
 const MICROS_MAX: u64 = (1 << MICROS_BITS) - 1;
-/// The first [`FINE`] hold a microsecond each, and then come as many for each further bit.
+/// The first [`FINE`] buckets hold a microsecond each; each further bit adds as many.
 const BUCKETS: usize = FINE * (MICROS_BITS - FINE_BITS + 1) as usize;
-/// With this many samples all counts are halved.
+/// At this many samples, all counts are halved.
 const SAMPLES_MAX: u16 = 1_024;
 const NANOS_PER_MICRO: u64 = 1_000;
 
-/// The recent past of a latency: its mean and its quantiles.
+/// Mean and quantiles of recent latencies.
 ///
-/// A quantile is within a sixteenth of the sample that has that rank, or a microsecond. The mean is exact until
-/// samples fade, and from then on weighs them alike. Samples over 71 minutes count as that.
+/// A quantile is within 1/16 of the sample with that rank, or within a microsecond. The mean is exact until
+/// samples fade, and weighs them alike from then on. Samples over 71 minutes count as 71 minutes.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,9 +40,9 @@ const NANOS_PER_MICRO: u64 = 1_000;
 #[derive(Debug, Clone)]
 pub struct Latency {
     buckets: [u16; BUCKETS],
-    /// The sum of the buckets, always below [`SAMPLES_MAX`].
+    /// The sum of all buckets; always below [`SAMPLES_MAX`].
     samples: u16,
-    /// Of the samples that count, in nanoseconds.
+    /// The sum of the samples in nanoseconds, faded like the counts.
     sum: u64,
 }
 
@@ -54,7 +53,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Counts one sample.
+    /// Records one sample.
     #[inline]
     pub fn record(&mut self, sample: Duration) {
         let sample = nanos(sample).min(MICROS_MAX * NANOS_PER_MICRO);
@@ -66,16 +65,17 @@ impl Latency {
         }
     }
 
-    /// The mean of the samples that count; `None` without any.
+    /// The mean of the samples; `None` without any.
     pub fn mean(&self) -> Option<Duration> {
         self.sum.checked_div(u64::from(self.samples)).map(Duration::from_nanos)
     }
 
-    /// The value that a share of `share` of the samples does not exceed, such as 0.95; `None` without any.
+    /// The value that a fraction `share` of the samples, such as 0.95, does not exceed; `None` without
+    /// samples.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a rank among at most 1,024; a cast of what is no rank comes out at the nearest, or zero"
+        reason = "a rank of at most 1,024; a cast saturates, and turns NaN into zero"
     )]
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let rank = ((share * f64::from(self.samples)).ceil() as u16).clamp(1, self.samples.max(1));
@@ -93,7 +93,7 @@ impl Latency {
         let before = u128::from(self.samples);
         self.samples = 0;
         for count in &mut self.buckets {
-            // Down: a lone sample of long ago must not stay for good.
+            // Rounds down, so that a single old sample does not stay forever.
             *count /= 2;
             self.samples += *count;
         }
@@ -110,7 +110,7 @@ const fn index(micros: u64) -> usize {
         return micros as usize;
     }
     let shift = micros.ilog2() - FINE_BITS;
-    // What is left after the shift has its highest bit set, and that bit counts as one doubling.
+    // The shifted value keeps its highest bit, which counts as one doubling.
     shift as usize * FINE + (micros >> shift) as usize
 }
 

@@ -1,4 +1,4 @@
-//! What is told of a latency is near what an exact count would tell, whatever the samples are.
+//! Mean and quantiles are close to the exact values for any samples.
 
 use proptest::prelude::*;
 
@@ -15,13 +15,13 @@ const fn millis(millis: u64) -> Duration {
 }
 
 #[test]
-fn without_a_sample_nothing_is_told() {
+fn no_samples_give_no_estimates() {
     let latency = Latency::default();
     assert_eq!((latency.mean(), latency.quantile(0.5), latency.quantile(0.0)), (None, None, None));
 }
 
 #[test]
-fn every_bucket_begins_where_the_one_before_ends_and_holds_its_middle() {
+fn buckets_are_contiguous_and_contain_their_middle() {
     let mut last = 0;
     for micros in (0..100_000).chain([MICROS_MAX / 2, MICROS_MAX / 2 + 1, MICROS_MAX - 1, MICROS_MAX]) {
         let found = index(micros);
@@ -36,7 +36,7 @@ fn every_bucket_begins_where_the_one_before_ends_and_holds_its_middle() {
 }
 
 #[test]
-fn samples_of_nothing_and_beyond_all_bounds_are_counted_at_the_ends() {
+fn extreme_samples_count_in_the_outermost_buckets() {
     let table = [
         (Duration::ZERO, Duration::ZERO, Duration::ZERO),
         (Duration::from_nanos(999), Duration::from_nanos(999), Duration::ZERO),
@@ -53,7 +53,7 @@ fn samples_of_nothing_and_beyond_all_bounds_are_counted_at_the_ends() {
 }
 
 #[test]
-fn a_share_that_is_none_is_the_nearest_one() {
+fn quantile_clamps_an_invalid_share() {
     let latency = of([millis(8), millis(64)]);
     let (least, most) = (latency.quantile(0.5), latency.quantile(1.0));
     assert!(least < most);
@@ -65,7 +65,7 @@ fn a_share_that_is_none_is_the_nearest_one() {
 }
 
 #[test]
-fn what_was_long_ago_fades() {
+fn old_samples_fade() {
     let mut latency = of(std::iter::repeat_n(millis(10), 5_000));
     assert_eq!(latency.mean(), Some(millis(10)));
     (0..1_024).for_each(|_| latency.record(millis(1_000)));
@@ -73,15 +73,15 @@ fn what_was_long_ago_fades() {
     (0..20_480).for_each(|_| latency.record(millis(1_000)));
     let mean = latency.mean().unwrap();
     assert!(mean > millis(999) && mean <= millis(1_000), "{mean:?}");
-    assert!(latency.quantile(0.001) > Some(millis(900)), "nothing is left of it");
+    assert!(latency.quantile(0.001) > Some(millis(900)), "the old samples have faded");
 }
 
 #[test]
-fn it_takes_half_a_kilobyte() {
+fn latency_takes_half_a_kilobyte() {
     assert!(size_of::<Latency>() <= 496, "{}", size_of::<Latency>());
 }
 
-/// From a nanosecond to weeks, as likely short as long.
+/// From a nanosecond to weeks, log-uniform.
 fn any_sample() -> impl Strategy<Value = Duration> {
     (0_u32..=50, any::<u64>()).prop_map(|(bits, noise)| Duration::from_nanos(noise & ((1 << bits) - 1)))
 }
@@ -101,11 +101,11 @@ proptest! {
         samples in prop::collection::vec(any_sample(), 1..1_000),
         share in 0.0..=1.0_f64,
     ) {
-        let told = of(samples.iter().copied()).quantile(share).unwrap();
+        let estimate = of(samples.iter().copied()).quantile(share).unwrap();
         let wanted = exact(&samples, share);
         prop_assert!(
-            told.abs_diff(wanted) <= wanted / 16 + Duration::from_micros(1),
-            "{told:?} is told, and {wanted:?} it is"
+            estimate.abs_diff(wanted) <= wanted / 16 + Duration::from_micros(1),
+            "estimated {estimate:?}, exactly {wanted:?}"
         );
     }
 
@@ -117,7 +117,7 @@ proptest! {
         prop_assert_eq!(of(samples).mean(), Some(mean));
     }
 
-    /// However many, and however they fade: counts and sum stay together, and quantiles stay in order.
+    /// Counts and sum stay consistent and quantiles ordered, however many samples fade.
     #[test]
     fn quantiles_and_mean_stay_among_the_samples(
         few in prop::collection::vec(any_sample(), 1..20),

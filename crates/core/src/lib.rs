@@ -1,20 +1,20 @@
-//! The pure heart of tidegate: values and state machines, nothing else.
+//! The pure core of tidegate: values and state machines, without I/O.
 //!
-//! A request has a [`Cost`](cost::Cost). Every gate is asked with `now` in hand and answers *admit, wait
-//! or refuse*; asking changes nothing. When all admit, all take, and what was taken is written on a
-//! [`Charge`](cost::Charge). When the work ends the charge is settled with an
+//! A request has a [`Cost`](cost::Cost). Each gate decides from `now` whether to *admit, wait or refuse*,
+//! without changing its state. When all gates admit, each takes its part, recorded on a
+//! [`Charge`](cost::Charge). When the request completes, the charge is settled with an
 //! [`Outcome`](outcome::Outcome): each gate gets back exactly what it lent, the controller learns and may
-//! retune the gates, and [`Event`](event::Event)s tell what happened.
+//! retune the gates, and [`Event`](event::Event)s report what happened.
 //!
 //! Nothing here reads a clock, entropy or the environment, and nothing waits: everything is a function of
-//! (state, now), which is why the whole of it can be tested with tables. The `tidegate` crate is the shell
-//! that brings time, tasks and threads.
+//! (state, now) and can be tested with tables. The `tidegate` crate is the shell that brings time, tasks and
+//! threads.
 //!
 //! ```
 //! use std::time::Duration;
 //! use tidegate_core::{bucket::{Bucket, Shape}, time::Instant};
 //!
-//! let shape = Shape::new(2, Duration::from_secs(1), 1)?;      // two per second, one at once
+//! let shape = Shape::new(2, Duration::from_secs(1), 1)?;      // two per second, burst of one
 //! let mut bucket = Bucket::full();
 //! let start = Instant::ZERO;
 //! assert!(bucket.take(&shape, 1, start).is_ok());
@@ -30,12 +30,13 @@ pub mod cause;
 pub mod classes;
 pub mod control;
 pub mod cost;
+pub mod duration;
 pub mod event;
+pub mod excerpt;
 pub mod feedback;
 pub mod gate;
 pub mod latency;
 pub mod limit;
-pub mod observed;
 pub mod outcome;
 pub mod per_second;
 pub mod plan;
@@ -46,6 +47,7 @@ pub mod refused;
 pub mod response;
 pub mod retry;
 pub mod snapshot;
+pub mod statistics;
 pub mod time;
 pub mod verdict;
 pub mod window;

@@ -1,4 +1,4 @@
-//! How the work went, and what may be learned from it.
+//! The outcome of a request, from which the gates and the controller learn.
 //!
 //! | outcome | circuit | controller | pause | progress | budget |
 //! |---|---|---|---|---|---|
@@ -6,9 +6,9 @@
 //! | failure | failure | learns, latency not sampled | only if hinted | +1 if final | spent or reported, else returned |
 //! | overload, no hint | failure | one decrease per wave | size rule | +1 if final | spent or reported, else returned |
 //! | overload with hint | nothing | one decrease per wave | hint (max) | +1 if final | spent or reported, else returned |
-//! | ignored, drop, panic | probe back | nothing | nothing | 0 | spent or reported stays, rest returns |
+//! | ignored, drop, panic | probe returned | nothing | nothing | 0 | spent or reported stays, rest returns |
 //!
-//! The table is carried out in `gate/settle.rs`, and tested there row by row.
+//! `gate/settle.rs` implements this table, and its tests check it row by row.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::cost::{Cost, DIMENSIONS};
 use crate::feedback::auto::index_of;
 use crate::feedback::headers::{Dimension, Reset};
 
-/// How the work went.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "an outcome does nothing until a permit or a throttle is told of it"]
+#[must_use = "an outcome does nothing until it is passed to a permit or a throttle"]
 pub struct Outcome {
     pub(crate) kind: Kind,
     pub(crate) spent: Option<Cost>,
@@ -35,52 +35,52 @@ pub struct Outcome {
 /// What the upstream reported about one of its quotas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuotaLevel {
-    /// Units when it is full.
+    /// Units of the full quota.
     pub limit: u64,
     /// Units left.
     pub remaining: u64,
-    /// When it changes.
+    /// When the quota resets.
     pub reset: Reset,
-    /// The time the limit is for, where it is known.
+    /// The window of the limit, if known.
     pub window: Option<Duration>,
 }
 
-/// The four endings.
+/// The four kinds of outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// It worked.
+    /// The request succeeded.
     Success,
-    /// It failed in a way that speaks of the far side's health.
+    /// The request failed in a way that reflects on the upstream's health.
     Failure,
-    /// The far side said it is too much.
+    /// The upstream reported overload.
     Overload,
-    /// It says nothing about the far side: cancelled, a caller's mistake, not sent.
+    /// Carries no information about the upstream: cancelled, a caller's mistake, not sent.
     Ignored,
 }
 
 impl Outcome {
-    /// The work succeeded.
+    /// A success.
     pub const fn success() -> Self {
         Self::new(Kind::Success)
     }
 
-    /// The work failed in a way that speaks of the far side's health.
+    /// A failure that reflects on the upstream's health.
     pub const fn failure() -> Self {
         Self::new(Kind::Failure)
     }
 
-    /// The far side said it is too much (429, 503, "slow down").
+    /// The upstream reported overload (429, 503, "slow down").
     pub const fn overload() -> Self {
         Self::new(Kind::Overload)
     }
 
-    /// Nothing is learned: cancelled, a mistake of the caller's own, never sent.
+    /// Nothing to learn from: cancelled, a caller's mistake, never sent.
     pub const fn ignored() -> Self {
         Self::new(Kind::Ignored)
     }
 
-    /// Success for `Ok`; for `Err`, failure where `is_failure` says so, else ignored.
+    /// Success for `Ok`; for `Err`, a failure if `is_failure` returns true, otherwise ignored.
     ///
     /// ```
     /// use tidegate_core::outcome::{Kind, Outcome};
@@ -97,60 +97,60 @@ impl Outcome {
         }
     }
 
-    /// What was really used, all told; it replaces the estimate and what was reported so far.
+    /// Sets the actual total cost, which replaces the estimate and anything reported so far.
     pub const fn spent(mut self, actual: Cost) -> Self {
         self.spent = Some(actual);
         self
     }
 
-    /// The far side said when to come back.
+    /// Sets the retry delay that the upstream sent.
     pub const fn retry_after(mut self, hint: Duration) -> Self {
         self.retry_after = Some(hint);
         self
     }
 
-    /// The work's own time, where it is not the time since the permit was granted.
+    /// Sets the latency, if it is not the time since the permit was granted.
     pub const fn took(mut self, latency: Duration) -> Self {
         self.latency = Some(latency);
         self
     }
 
-    /// The work will be tried again: progress does not count this ending.
+    /// Marks the request as one that will be retried, so that progress does not count it.
     pub const fn retried(mut self) -> Self {
         self.retried = true;
         self
     }
 
-    /// What lies behind it, for those who count.
+    /// Sets the cause, for metrics.
     pub const fn because(mut self, cause: Cause) -> Self {
         self.cause = Some(cause);
         self
     }
 
-    /// What lies behind it, where that was said.
+    /// The cause, if set.
     pub const fn cause(&self) -> Option<Cause> {
         self.cause
     }
 
-    /// So many header values of the response could not be read, or not be believed.
-    #[expect(clippy::cast_possible_truncation, reason = "what is above the bound is the bound")]
+    /// Sets how many header values of the response were malformed or implausible.
+    #[expect(clippy::cast_possible_truncation, reason = "values above the bound are clamped")]
     pub const fn with_malformed(mut self, values: u32) -> Self {
         self.malformed = if values > u16::MAX as u32 { u16::MAX } else { values as u16 };
         self
     }
 
-    /// Header values of the response that could not be read, or not be believed; at most 65,535 are counted.
+    /// Malformed or implausible header values of the response; at most 65,535 are counted.
     pub const fn malformed(&self) -> u16 {
         self.malformed
     }
 
-    /// The quota that a rejection was for, if its body or headers name it: requests or tokens.
+    /// Sets the quota that was exceeded, if the rejection names it: requests or tokens.
     pub const fn exceeded(mut self, dimension: Dimension) -> Self {
         self.exceeded = Some(dimension);
         self
     }
 
-    /// What the upstream reported about its quota of requests or tokens; others are not counted.
+    /// Sets the reported level of the upstream's quota of requests or tokens; other dimensions are ignored.
     ///
     /// ```
     /// use std::time::Duration;
@@ -168,7 +168,7 @@ impl Outcome {
         self
     }
 
-    /// The level that was reported of a quota.
+    /// The reported level of a quota.
     pub const fn quota_level(&self, dimension: Dimension) -> Option<QuotaLevel> {
         match index_of(dimension) {
             Some(index) => self.quotas[index],
@@ -176,7 +176,7 @@ impl Outcome {
         }
     }
 
-    /// Where the blame lies: what was said, else what the kind suggests. `None` for what is no error.
+    /// The cause of an error: as set, or derived from the kind. `None` for successes and ignored outcomes.
     #[inline]
     pub const fn blame(&self) -> Option<Cause> {
         match (self.kind, self.cause) {
@@ -187,32 +187,32 @@ impl Outcome {
         }
     }
 
-    /// The work's own time, where it was said.
+    /// The latency, if set.
     pub const fn latency(&self) -> Option<Duration> {
         self.latency
     }
 
-    /// Whether the work will be tried again.
+    /// Whether the request will be retried.
     pub const fn is_retried(&self) -> bool {
         self.retried
     }
 
-    /// Which of the four endings it is.
+    /// The kind.
     pub const fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// What was really used, where it was said.
+    /// The actual cost, if set.
     pub const fn spent_cost(&self) -> Option<Cost> {
         self.spent
     }
 
-    /// Whether the far side said when to come back.
+    /// Whether the upstream sent a retry delay.
     pub const fn has_hint(&self) -> bool {
         self.retry_after.is_some()
     }
 
-    /// When the far side said to come back, where it did.
+    /// The retry delay that the upstream sent, if any.
     pub const fn hint(&self) -> Option<Duration> {
         self.retry_after
     }

@@ -1,7 +1,7 @@
-//! How fast: entries per second, exact to a millionth.
+//! Rates in entries per second, exact to a millionth.
 //!
-//! A controller moves a rate in steps that are no whole numbers, such as a quarter per second. Counted in
-//! millionths it stays an integer, and a bucket of that many units per million seconds is the same rate exactly.
+//! Controllers move rates in fractional steps, such as a quarter per second. In millionths the rate stays an
+//! integer, and a bucket with that many units per million seconds refills at exactly this rate.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::bucket::{InvalidShape, Shape};
 use crate::time::nanos;
 
 const MILLION: u64 = 1_000_000;
-/// As many units in this as millionths of a unit in a second.
+/// The period in which a bucket refills as many units as the rate has millionths.
 const PERIOD: Duration = Duration::from_secs(MILLION);
 
 /// Entries per second, in millionths.
@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_secs(MILLION);
 pub struct PerSecond(u64);
 
 impl PerSecond {
-    /// So many millionths per second.
+    /// Creates a rate from millionths per second.
     pub const fn from_millionths(millionths: u64) -> Self {
         Self(millionths)
     }
@@ -40,13 +40,13 @@ impl PerSecond {
         self.0
     }
 
-    /// The same as a number: exact up to nine billion per second.
-    #[expect(clippy::cast_precision_loss, reason = "for showing; counting is done in millionths")]
+    /// The rate as a float; exact up to nine billion per second.
+    #[expect(clippy::cast_precision_loss, reason = "for display; calculations use millionths")]
     pub fn as_f64(self) -> f64 {
         self.0 as f64 / MILLION as f64
     }
 
-    /// A bucket that refills at this rate, exactly.
+    /// The shape of a bucket that refills at exactly this rate.
     pub(crate) fn shape(self, burst: u64) -> Result<Shape, InvalidShape> {
         Shape::new(self.0, PERIOD, burst)
     }
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn its_bucket_is_exact_to_the_nanosecond() {
-        // A third of a unit per second short of a millionth: three seconds and three microseconds a unit.
+        // A third per second, rounded down to a millionth: a unit takes three seconds and three microseconds.
         let shape = PerSecond(333_333).shape(1).unwrap();
         let mut bucket = Bucket::full();
         assert_eq!(bucket.take(&shape, 1, Instant::ZERO), Ok(()));

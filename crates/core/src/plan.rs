@@ -1,8 +1,8 @@
-//! What a throttle is asked to be: drafted freely, checked once, never wrong after that.
+//! The limits of a throttle: a free-form [`Draft`], checked once into a [`Plan`].
 //!
-//! A [`Draft`] is plain data. [`Draft::check`] turns it into a [`Plan`] or names every number that is out of
-//! its bounds. Gates are handed the plan with each call and keep only what changes, so that many throttles of
-//! a kind share one plan and a new plan can be put under a living state.
+//! A [`Draft`] is plain data. [`Draft::check`] turns it into a [`Plan`] or reports every number that is out
+//! of bounds. Gates receive the plan with each call and store only mutable state, so that many throttles
+//! share one plan, and a running throttle can switch to a new one.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// As many as come: they are counted, and not limited.
+    /// Counts requests in flight without limiting them.
     pub const fn unlimited() -> Self {
         Self::fixed(COUNT_MAX)
     }
@@ -43,17 +43,17 @@ impl Slots {
         Self { min: slots, start: slots, max: slots }
     }
 
-    /// As many as the controller finds right, within the range; it starts at the most.
+    /// As many as the controller chooses within the range, starting at its end.
     pub const fn adaptive(range: RangeInclusive<u32>) -> Self {
         Self { min: *range.start(), start: *range.end(), max: *range.end() }
     }
 
-    /// Whether a controller may move them.
+    /// Whether a controller may change them.
     pub const fn is_adaptive(&self) -> bool {
         self.min < self.max
     }
 
-    /// The same, starting at `slots`.
+    /// Starts at `slots`.
     #[must_use]
     pub const fn start(mut self, slots: u32) -> Self {
         self.start = slots;
@@ -61,7 +61,7 @@ impl Slots {
     }
 }
 
-/// The least gap between entries.
+/// The minimum interval between entries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
     pub(crate) interval_min: Duration,
@@ -75,14 +75,14 @@ impl Pace {
         Self { interval_min: interval, interval_max: interval, jitter: 0.0 }
     }
 
-    /// The longest interval to which a controller may slow it.
+    /// The longest interval that a controller may set.
     #[must_use]
     pub const fn slowest(mut self, interval: Duration) -> Self {
         self.interval_max = interval;
         self
     }
 
-    /// Lengthens each gap by a random part of the interval, up to this fraction of it.
+    /// Lengthens each gap by a random fraction of the interval, at most this one.
     #[must_use]
     pub const fn jitter(mut self, fraction: f64) -> Self {
         self.jitter = fraction;
@@ -90,7 +90,7 @@ impl Pace {
     }
 }
 
-/// Entries per period, with a burst.
+/// Entries per period, with a burst (token bucket).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     pub(crate) amount: u64,
@@ -99,32 +99,32 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `amount` per `period`, and as many at once.
+    /// `amount` per `period`, with an equal burst.
     pub const fn new(amount: u64, period: Duration) -> Self {
         Self { amount, period, burst: amount }
     }
 
-    /// `amount` per second, and as many at once.
+    /// `amount` per second, with an equal burst.
     pub const fn per_second(amount: u64) -> Self {
         Self::new(amount, Duration::from_secs(1))
     }
 
-    /// `amount` per minute, and as many at once.
+    /// `amount` per minute, with an equal burst.
     pub const fn per_minute(amount: u64) -> Self {
         Self::new(amount, Duration::from_secs(60))
     }
 
-    /// `amount` per hour, and as many at once.
+    /// `amount` per hour, with an equal burst.
     pub const fn per_hour(amount: u64) -> Self {
         Self::new(amount, Duration::from_secs(3_600))
     }
 
-    /// `amount` per day, and as many at once.
+    /// `amount` per day, with an equal burst.
     pub const fn per_day(amount: u64) -> Self {
         Self::new(amount, Duration::from_secs(86_400))
     }
 
-    /// The same, with at most `burst` at once.
+    /// Sets how many entries are allowed at once.
     #[must_use]
     pub const fn burst(mut self, burst: u64) -> Self {
         self.burst = burst;
@@ -132,7 +132,8 @@ impl Rate {
     }
 }
 
-/// Bytes in flight. They may overdraw on entry: nothing is too large, and the excess is at most one request.
+/// Bytes in flight. A request of any size may overdraw the capacity on entry, so the excess is at most one
+/// request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes {
     pub(crate) capacity: u64,
@@ -145,7 +146,7 @@ impl Bytes {
         Self { capacity, recovering_price: 1 }
     }
 
-    /// While recovering from a pause, a byte costs as much as `price` bytes.
+    /// Charges `price` bytes per byte while recovering from a pause.
     #[must_use]
     pub const fn recovering_price(mut self, price: u16) -> Self {
         self.recovering_price = price;
@@ -161,24 +162,24 @@ pub struct Budget {
     pub(crate) oversize: Oversize,
 }
 
-/// What happens to a request that asks for more tokens than the budget ever holds.
+/// What happens to a request for more tokens than the budget's capacity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Oversize {
-    /// It is refused at once.
+    /// Refuse it immediately.
     #[default]
     Refuse,
-    /// It is admitted when the window is empty.
+    /// Admit it when the window is empty.
     Alone,
 }
 
 impl Budget {
-    /// `tokens` in any `window` of time.
+    /// At most `tokens` within any `window`.
     pub const fn tokens(tokens: u64, window: Duration) -> Self {
         Self { tokens, window, oversize: Oversize::Refuse }
     }
 
-    /// The same, with a rule for requests that are larger than the budget.
+    /// Sets what happens to requests that are larger than the budget.
     #[must_use]
     pub const fn oversize(mut self, oversize: Oversize) -> Self {
         self.oversize = oversize;
@@ -186,7 +187,7 @@ impl Budget {
     }
 }
 
-/// A circuit breaker: when to stop asking at all.
+/// A circuit breaker: when to stop sending requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Circuit {
     pub(crate) consecutive: Option<u32>,
@@ -195,7 +196,7 @@ pub struct Circuit {
     pub(crate) probes: u32,
 }
 
-/// The slices of a window of errors, unless said otherwise.
+/// The default number of slices of an error window.
 const SLICES: u32 = 15;
 
 /// The share of errors at which a circuit opens.
@@ -208,26 +209,27 @@ pub(crate) struct ErrorRate {
 }
 
 impl Default for Circuit {
-    /// Ten failures in a row open it for 30 s; one probe closes it.
+    /// Opens for 30 s after ten consecutive failures; one successful probe closes it.
     fn default() -> Self {
         Self::after_failures(10)
     }
 }
 
 impl Circuit {
-    /// Opens after `failures` in a row.
+    /// Opens after `failures` consecutive failures.
     pub const fn after_failures(failures: u32) -> Self {
         Self { consecutive: Some(failures), error_rate: None, open_for: Duration::from_secs(30), probes: 1 }
     }
 
-    /// Opens when, of at least `samples_min` outcomes in `window`, this share are failures.
+    /// Opens when the share of failures reaches `threshold`, with at least `samples_min` outcomes in
+    /// `window`.
     pub const fn at_error_rate(threshold: f64, samples_min: u32, window: Duration) -> Self {
         let rate = ErrorRate { threshold, samples_min, window, slices: SLICES };
         Self { consecutive: None, error_rate: Some(rate), ..Self::after_failures(0) }
     }
 
-    /// How finely an error rate's window is counted: an outcome leaves it with its slice, so up to one slice early.
-    /// 15 unless said otherwise; where no error rate opens the circuit, there is no window to slice.
+    /// Sets the number of slices of the error window, 15 by default. An outcome expires with its slice, so up
+    /// to one slice early. No effect without an error rate.
     #[must_use]
     pub const fn slices(mut self, slices: u32) -> Self {
         if let Some(rate) = &mut self.error_rate {
@@ -236,21 +238,21 @@ impl Circuit {
         self
     }
 
-    /// Opens after `failures` in a row as well.
+    /// Also opens after `failures` consecutive failures.
     #[must_use]
     pub const fn or_after_failures(mut self, failures: u32) -> Self {
         self.consecutive = Some(failures);
         self
     }
 
-    /// How long it stays open the first time; each failed probe doubles that, up to five times this.
+    /// How long it stays open the first time; each failed probe doubles this, up to five times `span`.
     #[must_use]
     pub const fn open_for(mut self, span: Duration) -> Self {
         self.open_for = span;
         self
     }
 
-    /// How many probes are out at a time while half-open, and how many successes close it.
+    /// How many probes may be in flight while half-open, and how many successes close the circuit.
     #[must_use]
     pub const fn probes(mut self, probes: u32) -> Self {
         self.probes = probes;
@@ -258,7 +260,7 @@ impl Circuit {
     }
 }
 
-/// Pauses asked for by the far side or by hand, and the cautious time after them.
+/// Pauses, requested by the upstream or by hand, and the recovery after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
     pub(crate) max: Duration,
@@ -266,7 +268,7 @@ pub struct Pause {
     pub(crate) sizes: Option<SizeRule>,
 }
 
-/// How long to pause after an overload without a hint, by the size of the request that met it.
+/// How long to pause after an overload without a hint, by the size of the rejected request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SizeRule {
     pub(crate) small_max: u64,
@@ -282,21 +284,21 @@ impl SizeRule {
 }
 
 impl Default for Pause {
-    /// Hints count for up to ten minutes; no tail, no size rule.
+    /// Follows hints of up to ten minutes; no tail, no size rule.
     fn default() -> Self {
         Self { max: Duration::from_secs(600), tail: Duration::ZERO, sizes: None }
     }
 }
 
 impl Pause {
-    /// Hints longer than this are capped, and the cap is an event.
+    /// Caps longer hints at this length, and emits an event for each.
     #[must_use]
     pub const fn max(mut self, max: Duration) -> Self {
         self.max = max;
         self
     }
 
-    /// The longest pause that a hint may ask for.
+    /// The longest pause that a hint can cause.
     pub const fn longest(&self) -> Duration {
         self.max
     }
@@ -308,7 +310,7 @@ impl Pause {
         self
     }
 
-    /// Pauses after overloads that bring no hint.
+    /// Pauses after overloads without a hint.
     #[must_use]
     pub const fn sizes(mut self, rule: SizeRule) -> Self {
         self.sizes = Some(rule);
@@ -316,7 +318,7 @@ impl Pause {
     }
 }
 
-/// Brakes on failures, and releases step by step.
+/// Cuts the limits on failures, and restores them step by step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Brake {
     pub(crate) failures: u32,
@@ -327,8 +329,8 @@ pub struct Brake {
 }
 
 impl Default for Brake {
-    /// Three failures within 60 s that are at least a tenth of the outcomes; cooling periods of 60 s; the ceiling is lifted
-    /// after five without failure.
+    /// Brakes at three failures within 60 s that are at least a tenth of the outcomes, cools in periods of 60
+    /// s, and lifts the ceiling after five periods without failure.
     fn default() -> Self {
         let minute = Duration::from_secs(60);
         Self { failures: 3, share: 0.1, within: minute, cooling: minute, ceiling_periods: 5 }
@@ -344,21 +346,21 @@ impl Brake {
         self
     }
 
-    /// Brakes only if the failures are at least this share of the outcomes in the same span: a few in many say little.
+    /// Brakes only if the failures are at least this share of the outcomes in the same span.
     #[must_use]
     pub const fn share(mut self, fraction: f64) -> Self {
         self.share = fraction;
         self
     }
 
-    /// Each healthy period of this length gives one slot back and halves the interval.
+    /// Each healthy period of this length restores one slot and halves the interval.
     #[must_use]
     pub const fn cooling(mut self, period: Duration) -> Self {
         self.cooling = period;
         self
     }
 
-    /// Cooling periods without failure after which the ceiling is the maximum again.
+    /// After this many cooling periods without failure, the ceiling is the maximum again.
     #[must_use]
     pub const fn ceiling_periods(mut self, periods: u32) -> Self {
         self.ceiling_periods = periods;
@@ -366,31 +368,31 @@ impl Brake {
     }
 }
 
-/// Which controller learns from outcomes.
+/// The controller that learns from outcomes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Controller {
-    /// None: limits move by hand only.
+    /// None: limits change by hand only.
     #[default]
     Fixed,
-    /// Brakes on failures.
+    /// Cuts slots and pace on failures.
     Brake(Brake),
-    /// Moves the rate.
+    /// Adapts the rate.
     Aimd(Aimd),
-    /// Moves rate and slots together.
+    /// Adapts rate and slots together.
     Auto(Auto),
 }
 
-/// What a throttle shall be, not yet checked.
+/// The unchecked limits of a throttle.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Draft {
-    /// Requests in flight; `None` is no limit.
+    /// Requests in flight; `None` is unlimited.
     pub slots: Option<Slots>,
-    /// Requests in flight that entered while recovering; `None` is as many as there are slots.
+    /// Requests in flight that entered while recovering; `None` means the number of slots.
     pub recovery_slots: Option<u32>,
     /// Bytes in flight.
     pub bytes: Option<Bytes>,
-    /// The least gap between entries.
+    /// The minimum interval between entries.
     pub pace: Option<Pace>,
     /// Entries per period.
     pub rate: Option<Rate>,
@@ -400,20 +402,20 @@ pub struct Draft {
     pub circuit: Option<Circuit>,
     /// Pauses.
     pub pause: Pause,
-    /// Who learns.
+    /// The controller.
     pub controller: Controller,
-    /// When work is tried again.
+    /// The retry policy.
     pub retry: Retry,
-    /// How many requests there will be in all, for progress; `Some(0)` counts without a total.
+    /// The expected number of requests, for progress; `Some(0)` counts without a total.
     pub total: Option<u64>,
-    /// Progress is told whenever so many percent of the total are completed.
+    /// The step, in percent of the total, at which progress is reported.
     pub milestone_percent: u32,
-    /// Callers that may wait at the same time.
+    /// The most callers that may wait at the same time.
     pub waiters_max: u32,
 }
 
 impl Default for Draft {
-    /// No gate at all.
+    /// No gates.
     fn default() -> Self {
         Self {
             slots: None,
@@ -437,13 +439,13 @@ impl Draft {
     /// Checks every number.
     ///
     /// # Errors
-    /// [`InvalidPlan`] lists everything that is wrong, each with field, value and bound.
+    /// [`InvalidPlan`] lists every problem with field, value and bound.
     pub fn check(mut self) -> Result<Plan, InvalidPlan> {
         let mut problems = Problems::default();
         if let Controller::Auto(_) = self.controller {
             self.slots.get_or_insert(Auto::SLOTS);
         }
-        problems.look_at(&self);
+        problems.check(&self);
         let auto = match (&self.controller, self.slots) {
             (Controller::Auto(auto), Some(slots)) => problems.auto(auto, slots),
             _ => None,
@@ -465,14 +467,14 @@ impl Draft {
 
 /// A checked [`Draft`].
 #[derive(Debug, Clone, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "answers worked out once, each asked for by name")]
+#[expect(clippy::struct_excessive_bools, reason = "properties computed once, each read by name")]
 pub struct Plan {
     pub(crate) draft: Draft,
-    /// The bucket of the rate; where a controller moves it, the one to start with.
+    /// The bucket of the rate; the initial one if a controller moves it.
     pub(crate) rate: Option<Shape>,
-    /// Where the controller is one that moves the rate.
+    /// The limits of [`Controller::Aimd`].
     pub(crate) aimd: Option<AimdLimits>,
-    /// Where the controller is `Auto`.
+    /// The limits of [`Controller::Auto`].
     pub(crate) auto: Option<AutoLimits>,
     timed: bool,
     settles_timed: bool,
@@ -481,7 +483,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The draft it came from, to be changed and checked anew.
+    /// The draft, which can be changed and checked again.
     pub const fn draft(&self) -> &Draft {
         &self.draft
     }
@@ -491,19 +493,19 @@ impl Plan {
         self.timed
     }
 
-    /// Whether requests in flight are counted. Pace and rate alone hold nothing and wait for nobody's return,
-    /// so there it would be work for nothing; [`Slots::unlimited`] asks for it.
+    /// Whether requests in flight are counted. Pace and rate alone hold nothing and never wait for a
+    /// completion, so they do not count; [`Slots::unlimited`] counts explicitly.
     pub const fn counts_in_flight(&self) -> bool {
         self.counts
     }
 
-    /// Whether nothing but slots and a rate limits: the common case, which `gates.rs` decides in a few steps.
+    /// Whether only slots and a rate limit: the fast path in `gates.rs`.
     #[inline]
     pub const fn is_plain(&self) -> bool {
         self.plain
     }
 
-    /// Whether settling needs the time, because something learns or a window is stamped.
+    /// Whether settling needs the time: something learns from it, or a window records it.
     pub const fn settles_timed(&self) -> bool {
         self.settles_timed
     }
@@ -514,7 +516,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_needs_the_time_is_timed() {
+    fn plan_is_timed_only_if_a_gate_needs_time() {
         let slots = Draft { slots: Some(Slots::fixed(3)), ..Draft::default() };
         let table = [
             (slots.clone(), false, false),

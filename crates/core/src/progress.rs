@@ -1,11 +1,11 @@
-//! How far a batch has come: completions, percentage, time left.
+//! Progress of a batch: completions, percentage, time left.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::time::nanos;
 
-/// Durations the estimate is made from.
+/// The number of recent durations in the estimate.
 const DURATIONS_MAX: usize = 50;
 
 /// Completions of a batch of known or unknown size.
@@ -15,8 +15,8 @@ pub struct Progress {
     /// In nanoseconds, each small enough that the sum is exact.
     durations: VecDeque<u64>,
     sum: u64,
-    /// The last milestone that was told.
-    told: u32,
+    /// The last reported milestone.
+    reported: u32,
 }
 
 impl Progress {
@@ -33,7 +33,7 @@ impl Progress {
         self.sum += duration;
     }
 
-    /// Counts one completion of which nothing else is known.
+    /// Counts one completion without a duration.
     pub const fn complete_unmeasured(&mut self) {
         self.completed += 1;
     }
@@ -43,29 +43,29 @@ impl Progress {
         self.completed
     }
 
-    /// The multiple of `step` percent of `total` that is reached, if it is further than what was answered before.
+    /// Returns the multiple of `step` percent of `total` that was reached, if it was not returned before.
     pub fn milestone(&mut self, total: u64, step: u32) -> Option<u32> {
         if total == 0 {
             return None;
         }
         let percent = u128::from(self.completed.min(total)) * 100 / u128::from(total);
         let step = u128::from(step.max(1));
-        // The whole is a milestone, whatever the step.
+        // 100 % is always a milestone.
         let reached = if percent == 100 { 100 } else { u32::try_from(percent / step * step).unwrap_or(100) };
-        let is_new = reached > self.told;
-        self.told = self.told.max(reached);
+        let is_new = reached > self.reported;
+        self.reported = self.reported.max(reached);
         is_new.then_some(reached)
     }
 
     /// Completions in percent of `total`, at most 100; `None` without a total.
-    #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
+    #[expect(clippy::cast_precision_loss, reason = "a percentage for display")]
     pub fn percentage(&self, total: u64) -> Option<f64> {
         (total > 0).then(|| (self.completed as f64 / total as f64 * 100.0).min(100.0))
     }
 
-    /// Time left: the mean of the last durations times what is left, shared by `slots` workers.
+    /// Estimated time left: the mean recent duration times the remaining work, divided by `slots` workers.
     ///
-    /// `None` without a total, or before anything is done.
+    /// `None` without a total, and before the first measured completion.
     pub fn eta(&self, total: u64, slots: u32) -> Option<Duration> {
         if total == 0 {
             return None;
@@ -75,7 +75,7 @@ impl Progress {
             return Some(Duration::ZERO);
         }
         let samples = u128::try_from(self.durations.len()).ok().filter(|samples| *samples > 0)?;
-        // No more workers than there is work left.
+        // No more workers than remaining items.
         let workers = u128::from(left.min(u64::from(slots.max(1))));
         let nanos = u128::from(self.sum) * u128::from(left) / samples / workers;
         Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
@@ -110,12 +110,12 @@ mod tests {
     fn milestones_are_reported_once_and_end_at_100() {
         let milestones = |total, step| {
             let mut progress = Progress::default();
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             for _ in 0..total + 2 {
                 progress.complete(secs(1));
-                told.extend(progress.milestone(total, step));
+                reported.extend(progress.milestone(total, step));
             }
-            told
+            reported
         };
         assert_eq!(milestones(10, 10), (1..=10).map(|tenth| tenth * 10).collect::<Vec<_>>());
         assert_eq!(milestones(4, 25), [25, 50, 75, 100]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_total_of_zero_counts_and_promises_nothing() {
+    fn zero_total_has_no_percentage_or_eta() {
         let mut progress = Progress::default();
         progress.complete(secs(1));
         assert_eq!((progress.completed(), progress.percentage(0), progress.eta(0, 1)), (1, None, None));

@@ -1,7 +1,7 @@
-//! Randomness handed in from outside: a seeded stream, or one fixed answer for tests.
+//! Randomness as an input: a seeded stream, or one fixed value for tests.
 //!
-//! Jitter needs spread, not secrecy, so the stream is SplitMix64: eight bytes of state, no dependency, and
-//! every run can be repeated from its seed.
+//! Jitter needs no secrecy, so the stream is SplitMix64: eight bytes of state, no dependency, and
+//! reproducible from its seed.
 
 /// A source of fractions in `[0, 1)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ enum Source {
 }
 
 impl Random {
-    /// A stream that repeats itself for the same seed.
+    /// A stream that is determined by its seed.
     pub const fn seeded(seed: u64) -> Self {
         Self(Source::Stream(seed))
     }
@@ -30,12 +30,12 @@ impl Random {
         Self(Source::Fixed((fraction * u64::MAX as f64) as u64))
     }
 
-    /// Another source for `number`, whatever is drawn from this one: a stream of its own, or the same fixed answer.
+    /// Derives an independent source for `number`: another stream, or the same fixed value.
     #[must_use]
     pub const fn fork(self, number: u64) -> Self {
         match self.0 {
             Source::Fixed(_) => self,
-            // Streams that begin near each other would meet: the number is spread over all bits.
+            // Streams with nearby states would overlap, so mix the number into all bits.
             Source::Stream(state) => Self(Source::Stream(mix(state ^ mix(number)))),
         }
     }
@@ -44,7 +44,7 @@ impl Random {
     pub fn below(&mut self, span: u64) -> u64 {
         let product = u128::from(self.next()) * u128::from(span);
         let high = product >> 64;
-        // A fixed fraction is written with 53 bits: rounding to the nearest makes 0.4 of a second 400 ms.
+        // A fixed fraction has 53 bits; rounding to the nearest makes 0.4 of a second exactly 400 ms.
         let half = u128::from(matches!(self.0, Source::Fixed(_))) & ((product >> 63) & 1);
         u64::try_from(high + half).unwrap_or(u64::MAX)
     }

@@ -1,4 +1,4 @@
-//! Every reason to be turned away, each answering the caller's next question: when to come back.
+//! The reasons for which a request is refused, each with the time after which to retry.
 
 use std::time::Duration;
 
@@ -14,39 +14,39 @@ pub enum Refused {
     #[error("the throttle is closed")]
     Closed,
     /// The circuit is open, or half-open with all its probes out.
-    #[error("the circuit is open; come back in {retry_after:?}")]
+    #[error("the circuit is open; retry after {retry_after:?}")]
     CircuitOpen {
-        /// Time until it is worth asking again; never zero.
+        /// Time until a retry is worthwhile; never zero.
         retry_after: Duration,
     },
-    /// The cost is above the capacity: no amount of waiting would help.
-    #[error("{tokens} tokens are asked for, and the budget holds {capacity} per window")]
+    /// The cost exceeds the capacity, so waiting cannot help.
+    #[error("{tokens} tokens requested, but the budget holds {capacity} per window")]
     TooLarge {
-        /// Tokens asked for.
+        /// Tokens requested.
         tokens: u64,
-        /// Tokens the budget ever holds.
+        /// The budget's tokens per window.
         capacity: u64,
     },
     /// The queue is full.
-    #[error("{waiters_max} callers are waiting already, as many as the queue holds")]
+    #[error("the queue is full: {waiters_max} callers are waiting")]
     Busy {
         /// The queue's bound.
         waiters_max: u32,
     },
-    /// The request would have had to wait, or to wait longer than it was ready to.
-    #[error("held back by {by}{}", come_back(*retry_after))]
+    /// The request would have had to wait, or to wait beyond its deadline.
+    #[error("limited by {by}{}", retry_clause(*retry_after))]
     Limited {
-        /// The gate that held it.
+        /// The limiting gate.
         by: Gate,
-        /// A lower bound for the wait where time decides; `None` where only a return can help.
+        /// A lower bound for the wait, if time decides; `None` if only another request's completion can help.
         retry_after: Option<Duration>,
     },
 }
 
 impl Refused {
-    /// When it is worth asking again: `None` if never, or if it depends on others' returns and not on time.
+    /// When to retry: `None` if never, or if that depends on other requests and not on time.
     ///
-    /// [`is_final`](Self::is_final) tells those two apart.
+    /// [`is_final`](Self::is_final) distinguishes these two cases.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Closed | Self::TooLarge { .. } | Self::Busy { .. } => None,
@@ -55,14 +55,14 @@ impl Refused {
         }
     }
 
-    /// Whether asking again for the same cost can never help.
+    /// Whether retrying with the same cost can never succeed.
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Closed | Self::TooLarge { .. })
     }
 }
 
-fn come_back(retry_after: Option<Duration>) -> String {
-    retry_after.map_or_else(String::new, |span| format!("; come back in {span:?}"))
+fn retry_clause(retry_after: Option<Duration>) -> String {
+    retry_after.map_or_else(String::new, |span| format!("; retry after {span:?}"))
 }
 
 #[cfg(test)]
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_says_when_to_come_back_and_whether_it_is_final() {
+    fn refusals_report_retry_after_and_finality() {
         let second = Duration::from_secs(1);
         let limited = |retry_after| Refused::Limited { by: Gate::Rate, retry_after };
         let table = [
@@ -88,17 +88,17 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_reads_as_a_sentence_with_its_numbers() {
+    fn refusal_messages_contain_their_numbers() {
         let table = [
             (Refused::Closed, "the throttle is closed"),
             (
                 Refused::TooLarge { tokens: 200, capacity: 100 },
-                "200 tokens are asked for, and the budget holds 100 per window",
+                "200 tokens requested, but the budget holds 100 per window",
             ),
-            (Refused::Busy { waiters_max: 7 }, "7 callers are waiting already, as many as the queue holds"),
+            (Refused::Busy { waiters_max: 7 }, "the queue is full: 7 callers are waiting"),
             (
                 Refused::CircuitOpen { retry_after: Duration::from_secs(3) },
-                "the circuit is open; come back in 3s",
+                "the circuit is open; retry after 3s",
             ),
         ];
         for (refused, sentence) in table {
@@ -116,9 +116,9 @@ mod tests {
         ];
         for (by, name) in gates {
             let refused = Refused::Limited { by, retry_after: None };
-            assert_eq!(refused.to_string(), format!("held back by {name}"));
+            assert_eq!(refused.to_string(), format!("limited by {name}"));
         }
         let timed = Refused::Limited { by: Gate::Pace, retry_after: Some(Duration::from_millis(5)) };
-        assert_eq!(timed.to_string(), "held back by the pace; come back in 5ms");
+        assert_eq!(timed.to_string(), "limited by the pace; retry after 5ms");
     }
 }

@@ -1,23 +1,23 @@
-//! Outcomes from responses of the `http` crate: its types, and nothing that sends or receives.
+//! Outcomes from responses of the `http` crate; nothing here sends or receives.
 
 use http::{HeaderMap, Response, StatusCode};
 
-use crate::classes::{Classes, Ended, Sort};
+use crate::classes::{Classes, Completion, CompletionClass};
 use crate::feedback::headers::{Signals, read, sent_at};
 use crate::outcome::Outcome;
 use crate::time::Stamp;
 
-impl From<StatusCode> for Ended {
+impl From<StatusCode> for Completion {
     fn from(status: StatusCode) -> Self {
         Self::Status(status.as_u16())
     }
 }
 
 impl Outcome {
-    /// How a request went whose response came at `received_at`, by the wall's time; see [`Classes`] for what means
-    /// what, and for a table of one's own.
+    /// Returns the outcome of a response received at `received_at`, in wall time. See [`Classes`] for the
+    /// default table and for overrides.
     ///
-    /// Dates in the headers are read by the far side's clock where its `Date` tells that.
+    /// Dates in the headers are relative to the upstream's clock if it sent a `Date`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -31,30 +31,36 @@ impl Outcome {
     /// # Ok::<(), http::Error>(())
     /// ```
     pub fn from_response<B>(response: &Response<B>, received_at: Stamp) -> Self {
-        const USUAL: &Classes = &Classes::new();
-        USUAL.outcome_of(response, received_at)
+        const DEFAULT: &Classes = &Classes::new();
+        DEFAULT.outcome_of(response, received_at)
     }
 }
 
 impl Classes {
-    /// How a request went whose response came at `received_at`: [`Outcome::from_response`] by this table.
+    /// Returns the outcome of a response received at `received_at`: [`Outcome::from_response`] with this
+    /// table.
     pub fn outcome_of<B>(&self, response: &Response<B>, received_at: Stamp) -> Outcome {
         self.outcome_of_parts(response.status(), response.headers(), received_at)
     }
 
-    /// The same where only the status and the headers are at hand.
+    /// Like [`outcome_of`](Self::outcome_of), from the status and the headers only.
     pub fn outcome_of_parts(&self, status: StatusCode, headers: &HeaderMap, received_at: Stamp) -> Outcome {
         self.outcome_with(status.into(), &signals(headers, received_at))
     }
 
-    /// What sort of ending it is, and how it went.
-    pub fn read_parts(&self, status: StatusCode, headers: &HeaderMap, received_at: Stamp) -> (Sort, Outcome) {
+    /// Returns the class and the outcome of a response.
+    pub fn read_parts(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        received_at: Stamp,
+    ) -> (CompletionClass, Outcome) {
         let signals = signals(headers, received_at);
-        (self.sort_with(status.into(), &signals), self.outcome_with(status.into(), &signals))
+        (self.classify_with(status.into(), &signals), self.outcome_with(status.into(), &signals))
     }
 }
 
-/// What these headers say of limits, by the far side's clock where it tells the time.
+/// Reads the limits in these headers, relative to the upstream's clock if it sent a `Date`.
 ///
 /// ```
 /// use tidegate_core::{response::signals, time::Stamp};
@@ -109,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_read_by_the_far_sides_clock() {
+    fn dates_are_relative_to_the_upstream_clock() {
         let headers: [(&str, &[u8]); 2] =
             [("date", b"Sat, 31 Jan 2026 09:25:00 GMT"), ("retry-after", b"Sat, 31 Jan 2026 09:25:20 GMT")];
         let outcome = Outcome::from_response(&response(503, &headers), NOW);
@@ -117,13 +123,16 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_ones_own_reads_responses_and_their_parts() {
-        let classes = Classes::new().status(404, Sort::Transient).unwrap();
+    fn custom_table_reads_responses_and_parts() {
+        let classes = Classes::new().status(404, CompletionClass::Transient).unwrap();
         let response = response(404, &[("retry-after", b"\xff")]);
         let outcome = classes.outcome_of(&response, NOW);
         assert_eq!((outcome.kind(), outcome.malformed()), (Kind::Failure, 1));
         let (parts, _) = response.into_parts();
         assert_eq!(classes.outcome_of_parts(parts.status, &parts.headers, NOW), outcome);
-        assert_eq!(classes.read_parts(parts.status, &parts.headers, NOW), (Sort::Transient, outcome));
+        assert_eq!(
+            classes.read_parts(parts.status, &parts.headers, NOW),
+            (CompletionClass::Transient, outcome)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Trying again: how often, how far apart, and how much of it is too much.
+//! Retry policy: how many attempts, how far apart, and the retry budget.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use crate::backoff::Backoff;
 use crate::time::Instant;
 use crate::window::Tally;
 
-/// Slices in which a retry budget counts its window.
+/// Slices of a retry budget's window.
 const SLICES: u32 = 10;
 
-/// When and how often work is tried again.
+/// When and how often a request is retried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Retry {
     pub(crate) attempts: u32,
@@ -21,10 +21,10 @@ pub struct Retry {
 /// What happens when an attempt is not admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WhenRefused {
-    /// The work ends there.
+    /// Stop retrying.
     #[default]
     Stop,
-    /// It waits as long as the refusal says and asks again; a refusal that says no time ends it.
+    /// Wait for the refusal's `retry_after` and try again; stop if it has none.
     Wait,
 }
 
@@ -36,34 +36,34 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// At most `attempts` in all, 200 ms after the first, twice that after the next, and so on up to 5 s.
+    /// At most `attempts` in total, with exponential backoff from 200 ms up to 5 s.
     pub const fn attempts(attempts: u32) -> Self {
         let backoff = Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5));
         Self { attempts, backoff, budget: None, when_refused: WhenRefused::Stop }
     }
 
-    /// The same with other delays.
+    /// Sets the delays between attempts.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// The same with a bound on how much of the traffic may be retries.
+    /// Bounds the share of the traffic that may be retries.
     #[must_use]
     pub const fn budget(mut self, budget: RetryBudget) -> Self {
         self.budget = Some(budget);
         self
     }
 
-    /// The same with another way to take a refusal.
+    /// Sets what happens when an attempt is refused.
     #[must_use]
     pub const fn when_refused(mut self, when_refused: WhenRefused) -> Self {
         self.when_refused = when_refused;
         self
     }
 
-    /// Attempts in all, at least one.
+    /// Attempts in total, at least one.
     pub const fn attempts_max(&self) -> u32 {
         if self.attempts == 0 { 1 } else { self.attempts }
     }
@@ -73,18 +73,19 @@ impl Retry {
         &self.backoff
     }
 
-    /// The bound on retries, if there is one.
+    /// The retry budget, if any.
     pub const fn retry_budget(&self) -> Option<RetryBudget> {
         self.budget
     }
 
-    /// How a refusal is taken.
+    /// What happens when an attempt is refused.
     pub const fn refusal(&self) -> WhenRefused {
         self.when_refused
     }
 }
 
-/// How much of the traffic may be retries: what keeps a failing far side from being asked many times as often.
+/// The share of the traffic that may be retries, so that retries do not multiply the load on a failing
+/// upstream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetryBudget {
     pub(crate) share: f64,
@@ -93,25 +94,25 @@ pub struct RetryBudget {
 }
 
 impl Default for RetryBudget {
-    /// A fifth of the work begun in the last 10 s, and always ten.
+    /// A fifth of the requests started in the last 10 s, and at least ten.
     fn default() -> Self {
         Self { share: 0.2, at_least: 10, window: Duration::from_secs(10) }
     }
 }
 
 impl RetryBudget {
-    /// Retries may be this share of the work begun in `window`, and always `at_least` so many.
+    /// Allows retries up to `share` of the requests started in `window`, and at least `at_least`.
     pub const fn new(share: f64, at_least: u32, window: Duration) -> Self {
         Self { share, at_least, window }
     }
 
-    /// The window over which work and retries are counted.
+    /// The window over which requests and retries are counted.
     pub const fn window(&self) -> Duration {
         self.window
     }
 }
 
-/// Work begun and retried over one window, for all budgets that have it.
+/// Requests started and retried within one window, for all budgets with that window.
 #[derive(Debug, Clone)]
 pub struct Retries {
     window: Duration,
@@ -119,27 +120,27 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// Nothing begun yet.
+    /// Creates an empty count.
     pub fn new(budget: &RetryBudget) -> Self {
         Self { window: budget.window, tally: Tally::new(budget.window, SLICES) }
     }
 
-    /// The window it counts over.
+    /// The counted window.
     pub const fn window(&self) -> Duration {
         self.window
     }
 
-    /// Whether it counts anything at `now`.
+    /// Whether the window holds any request at `now`.
     pub fn has_any(&self, now: Instant) -> bool {
         self.tally.counts(now).total > 0
     }
 
-    /// Work was begun: its first attempt.
+    /// Counts the first attempt of a request.
     pub fn begin(&mut self, now: Instant) {
         self.tally.record(now, false);
     }
 
-    /// Takes one retry from the budget if there is one left.
+    /// Takes one retry from the budget, if one is left.
     #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
     pub fn take(&mut self, budget: &RetryBudget, now: Instant) -> bool {
         let counts = self.tally.counts(now);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_are_a_fifth_of_what_was_begun_and_always_ten() {
+    fn retry_budget_is_a_fifth_and_at_least_ten() {
         for (begun, allowed) in [(0, 10), (10, 10), (49, 10), (55, 11), (100, 20)] {
             let budget = RetryBudget::default();
             let mut retries = Retries::new(&budget);
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_comes_back_with_time() {
+    fn retry_budget_recovers_with_time() {
         let budget = RetryBudget::new(0.0, 2, Duration::from_secs(10));
         let mut retries = Retries::new(&budget);
         let taken: Vec<bool> = [0, 0, 0, 5, 10, 11].map(|when| retries.take(&budget, at(when))).into();

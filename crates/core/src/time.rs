@@ -1,9 +1,11 @@
-//! The two time lines: the local, monotonic one in whole nanoseconds, and the wall's in whole microseconds.
+//! Two timelines: local monotonic time in nanoseconds ([`Instant`]) and wall time in microseconds
+//! ([`Stamp`]).
 //!
-//! `std::time::Instant` cannot be made from a number, so nothing pure can be tested with it. [`Instant`] is a
-//! `u64` since an origin that the shell's clock chooses; 584 years fit. [`Stamp`] is the wall time that stores
-//! share: microseconds since 1970, so that an engine whose numbers are doubles holds it exactly. All arithmetic
-//! saturates: a clock that steps back, or a wait of centuries, denies or waits, and never panics.
+//! `std::time::Instant` cannot be built from a number, which rules it out for pure, table-driven tests.
+//! [`Instant`] is a `u64` since an origin that the shell's clock chooses; 584 years fit. [`Stamp`] is the
+//! wall time shared by stores: microseconds since 1970, which engines whose numbers are doubles represent
+//! exactly. All arithmetic saturates: a clock that steps back, or a wait of centuries, denies or waits, and
+//! never panics.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -16,7 +18,7 @@ use crate::calendar;
 use crate::feedback::headers::date::rfc3339;
 use crate::limit::name::shown;
 
-/// A time line that a bucket can live on: points are whole ticks since its origin.
+/// A timeline for buckets: points are whole ticks since its origin.
 pub trait Timeline: Copy + Ord + fmt::Debug {
     /// Nanoseconds per tick.
     const TICK: u64;
@@ -56,14 +58,14 @@ impl Timeline for Stamp {
     }
 }
 
-/// A point in wall time: microseconds since 1970-01-01T00:00:00Z, as a store's clock tells it.
+/// A point in wall time, by a store's clock: microseconds since 1970-01-01T00:00:00Z.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(u64);
 
 impl Stamp {
     /// The beginning of 1970.
     pub const ZERO: Self = Self(0);
-    /// Later than anything that will be waited for.
+    /// The end of the timeline: later than any real deadline.
     pub const MAX: Self = Self(u64::MAX);
 
     /// The point `micros` after the beginning of 1970.
@@ -90,7 +92,7 @@ impl Stamp {
 impl Add<Duration> for Stamp {
     type Output = Self;
 
-    /// Rounded up to the microsecond: a deadline is never early.
+    /// Rounds up to the microsecond, so that a deadline is never early.
     fn add(self, span: Duration) -> Self {
         Self(self.0.saturating_add(nanos(span).div_ceil(1_000)))
     }
@@ -99,14 +101,14 @@ impl Add<Duration> for Stamp {
 impl Sub<Duration> for Stamp {
     type Output = Self;
 
-    /// Rounded down to the microsecond, and no earlier than 1970.
+    /// Rounds down to the microsecond; never earlier than 1970.
     fn sub(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(nanos(span).div_ceil(1_000)))
     }
 }
 
 impl fmt::Display for Stamp {
-    /// As RFC 3339 writes it: `2026-01-31T09:30:00.000250Z`, without a fraction where there is none.
+    /// Formats as RFC 3339, `2026-01-31T09:30:00.000250Z`; omits a fraction of zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, micros) = (self.0 / 1_000_000, self.0 % 1_000_000);
         let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -120,9 +122,9 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// Text that is no point in time.
+/// The text is not a valid time.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{text}` is no time as RFC 3339 writes it, such as 2026-01-31T09:30:00Z")]
+#[error("`{text}` is not an RFC 3339 time such as 2026-01-31T09:30:00Z")]
 pub struct InvalidStamp {
     /// The text, at most 80 characters of it.
     pub text: String,
@@ -131,7 +133,8 @@ pub struct InvalidStamp {
 impl FromStr for Stamp {
     type Err = InvalidStamp;
 
-    /// Reads RFC 3339 with any offset; a fraction is rounded up to the microsecond, and what is before 1970 is read as 1970.
+    /// Parses RFC 3339 with any offset. A fraction is rounded up to the microsecond; a time before 1970
+    /// becomes 1970.
     fn from_str(text: &str) -> Result<Self, InvalidStamp> {
         rfc3339(text).ok_or_else(|| InvalidStamp { text: shown(text) })
     }
@@ -150,7 +153,7 @@ pub struct Instant(u64);
 impl Instant {
     /// The clock's origin.
     pub const ZERO: Self = Self(0);
-    /// Later than anything that will be waited for.
+    /// The end of the timeline: later than any real deadline.
     pub const MAX: Self = Self(u64::MAX);
 
     /// The point `nanos` after the origin.
@@ -194,10 +197,10 @@ impl Add<Duration> for Instant {
     }
 }
 
-/// A duration as whole nanoseconds; what does not fit in 584 years becomes 584 years.
+/// Converts a duration to whole nanoseconds, saturating at 584 years.
 #[inline]
 pub const fn nanos(span: Duration) -> u64 {
-    // Not `as_nanos`: it works in 128 bits, and this is on the way of every reading of the clock.
+    // Not `as_nanos`, which computes in 128 bits: every clock reading comes through here.
     span.as_secs().saturating_mul(1_000_000_000).saturating_add(span.subsec_nanos() as u64)
 }
 
@@ -225,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_is_read_back_as_it_is_written() {
+    fn stamp_round_trips_through_text() {
         for stamp in [Stamp::ZERO, Stamp::from_secs(1_704_067_200), Stamp::from_micros(951_782_400_000_250)] {
             assert_eq!(stamp.to_string().parse(), Ok(stamp));
         }
         assert_eq!("2024-01-01T01:00:00+01:00".parse(), Ok(Stamp::from_secs(1_704_067_200)));
         for bad in ["", "today", "2024-13-01T00:00:00Z", "10000-01-01T00:00:00Z", "1704067200"] {
             let error = bad.parse::<Stamp>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("`{bad}` is no time as RFC 3339")), "{error}");
+            assert!(error.starts_with(&format!("`{bad}` is not an RFC 3339 time")), "{error}");
         }
     }
 

@@ -1,39 +1,39 @@
-//! A gate's answer: admit, wait, or refuse.
+//! The decision of a gate: admit, wait, or refuse.
 
 use std::fmt;
 
 use crate::refused::Refused;
 use crate::time::Instant;
 
-/// The answer of one gate, or of all of them together.
+/// The decision of one gate, or of all gates together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Enter.
+    /// Admit the request.
     Admit,
-    /// Not yet.
+    /// Wait before trying again.
     Wait(Wait),
-    /// Turned away; waiting inside would not help.
+    /// Refuse the request; waiting would not help.
     Refuse(Refused),
 }
 
-/// Why not yet, and until when.
+/// The gate that limits a request, and until when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
-    /// The gate that holds the request.
+    /// The limiting gate.
     pub by: Gate,
-    /// The earliest time at which it is worth asking again; `None` when only a return can help.
+    /// The earliest time for another evaluation; `None` if only another request's completion can help.
     pub until: Option<Instant>,
-    /// What pause, pace and rate say: even after a return it is not worth asking before this.
+    /// The earliest time by pause, pace and rate: even after a completion, do not evaluate again before it.
     pub floor: Instant,
 }
 
-/// The name of a gate, for answers and events.
+/// The name of a gate, for decisions and events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Gate {
-    /// Others asked before.
+    /// Other callers are ahead in the queue.
     Queue,
-    /// The far side asked for a pause.
+    /// A pause is running, requested by the upstream or by hand.
     Pause,
     /// All slots are taken.
     Slots,

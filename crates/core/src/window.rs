@@ -1,27 +1,27 @@
-//! Sliding windows: amounts stamped with their time, and tallies of good and bad in slices of time.
+//! Sliding windows: timestamped amounts ([`Window`]), and counts of outcomes in slices of time ([`Tally`]).
 //!
-//! An entry counts while it is not older than the span, the boundary included. Reading never writes:
-//! `total(now)` steps over what has expired, and the next record removes it.
+//! An entry counts until it is older than the span, boundary included. Reading never writes: `total(now)`
+//! skips expired entries, and the next record removes them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::time::{Instant, nanos};
 
-/// Entries a window holds before it coarsens.
+/// The most entries a window holds; beyond it, entries are merged.
 pub const ENTRIES_MAX: usize = 4_096;
 
 /// Amounts recorded over the last span of time.
 ///
-/// Exact up to [`ENTRIES_MAX`] entries. A fuller window merges what falls into the same 2,048th of its span,
-/// at the later time: amounts never leave early, and at most span/2,048 late.
+/// Exact up to [`ENTRIES_MAX`] entries. A fuller window merges entries within the same 1/2048 of its span, at
+/// the later time: amounts never expire early, and at most span/2048 late.
 #[derive(Debug, Clone, Default)]
 pub struct Window {
     entries: VecDeque<Entry>,
     total: u64,
     count: u64,
-    /// The latest time whose entry has left: nothing stamped up to here can be taken back.
-    gone: Option<Instant>,
+    /// The time of the latest removed entry: amounts recorded up to here cannot be taken back.
+    removed_until: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -32,12 +32,12 @@ struct Entry {
 }
 
 impl Window {
-    /// Records `amount` at `now`, or at the latest time recorded if `now` is before it.
+    /// Records `amount` at `now`, or at the latest recorded time if `now` is earlier.
     ///
-    /// Answers whether the window was full and had to coarsen.
+    /// Returns whether the window was full and merged entries.
     pub fn record(&mut self, span: Duration, now: Instant, amount: u64) -> bool {
         self.prune(span, now);
-        // The total is the sum of its entries exactly: what no longer fits into it is not recorded at all.
+        // The total must equal the sum of the entries, so an amount that would overflow it is cut.
         let amount = amount.min(u64::MAX - self.total);
         self.total += amount;
         self.count += 1;
@@ -57,13 +57,13 @@ impl Window {
         full
     }
 
-    /// Takes `amount` of what was recorded at `stamp` back; nothing if it has expired.
+    /// Takes back `amount` of the units recorded at `stamp`; nothing if they have expired.
     pub fn take_back(&mut self, stamp: Instant, amount: u64) {
-        if self.gone.is_some_and(|gone| stamp <= gone) {
+        if self.removed_until.is_some_and(|removed| stamp <= removed) {
             return;
         }
-        // An entry merged since then carries a later time, so the first one not before the stamp has it.
-        // Mostly it is the last.
+        // Merged entries carry a later time, so the amount is in the first entry at or after the stamp;
+        // mostly that is the last entry.
         let last = self.entries.len().saturating_sub(1);
         let is_last = last == 0 || self.entries[last - 1].at < stamp;
         let index = if is_last { last } else { self.entries.partition_point(|entry| entry.at < stamp) };
@@ -74,7 +74,7 @@ impl Window {
         }
     }
 
-    /// The sum of what is in the window at `now`.
+    /// The sum of the amounts in the window at `now`.
     pub fn total(&self, span: Duration, now: Instant) -> u64 {
         self.expired(span, now).fold(self.total, |total, entry| total - entry.sum)
     }
@@ -84,25 +84,25 @@ impl Window {
         self.expired(span, now).fold(self.count, |count, entry| count - entry.count)
     }
 
-    /// The first time at which `amount` of what is in the window at `now` has expired.
+    /// The first time at which `amount` of the window's content at `now` has expired.
     ///
-    /// `None` when there is not that much in it.
+    /// `None` if the window holds less than `amount`.
     pub fn freed_at(&self, span: Duration, now: Instant, amount: u64) -> Option<Instant> {
         let live = self.entries.iter().skip_while(|entry| is_expired(entry.at, span, now));
         let mut freed = 0_u64;
         for entry in live {
             freed = freed.saturating_add(entry.sum);
             if freed >= amount {
-                // The boundary is inclusive: it counts at exactly `at + span`, and not one nanosecond later.
+                // The boundary is inclusive: an entry counts at `at + span`, but not a nanosecond later.
                 return Some((entry.at + span).plus_nanos(1));
             }
         }
         None
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub fn clear(&mut self) {
-        self.gone = self.entries.back().map(|entry| entry.at).or(self.gone);
+        self.removed_until = self.entries.back().map(|entry| entry.at).or(self.removed_until);
         self.entries.clear();
         self.total = 0;
         self.count = 0;
@@ -112,17 +112,17 @@ impl Window {
         self.entries.iter().take_while(move |entry| is_expired(entry.at, span, now))
     }
 
-    /// Removes what has expired at `now`, so that the next look need not step over it.
+    /// Removes the entries that have expired at `now`, so that reads need not skip them.
     pub fn prune(&mut self, span: Duration, now: Instant) {
         while let Some(entry) = self.entries.front().filter(|entry| is_expired(entry.at, span, now)) {
             self.total -= entry.sum;
             self.count -= entry.count;
-            self.gone = Some(entry.at);
+            self.removed_until = Some(entry.at);
             self.entries.pop_front();
         }
     }
 
-    /// Merges entries of the same slice on a fixed grid, so that doing it again moves nothing further.
+    /// Merges entries of the same slice of a fixed grid, so that merging is idempotent.
     fn coarsen(&mut self, span: Duration) {
         let slice = (nanos(span) / (ENTRIES_MAX as u64 / 2)).max(1);
         let mut merged: VecDeque<Entry> = VecDeque::with_capacity(ENTRIES_MAX);
@@ -144,7 +144,7 @@ fn is_expired(at: Instant, span: Duration, now: Instant) -> bool {
     at + span < now
 }
 
-/// Good and bad outcomes of the last span, counted in slices of it.
+/// Good and bad outcomes within a sliding span, counted in slices (a ring buffer).
 #[derive(Debug, Clone)]
 pub struct Tally {
     slices: Box<[Slice]>,
@@ -153,13 +153,13 @@ pub struct Tally {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Slice {
-    /// Which slice of the time line this is; another number means that the counts are from a lap ago.
+    /// The slice's number on the timeline; a different number means stale counts from an earlier lap.
     number: u64,
     good: u64,
     bad: u64,
 }
 
-/// What a [`Tally`] holds.
+/// The counts of a [`Tally`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Outcomes in the window.
@@ -191,7 +191,7 @@ impl Tally {
         }
     }
 
-    /// What is in the window at `now`.
+    /// The counts in the window at `now`.
     pub fn counts(&self, now: Instant) -> Counts {
         let newest = self.number(now);
         let length = self.slices.len() as u64;
@@ -204,7 +204,7 @@ impl Tally {
         )
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.slices.fill(Slice::default());
     }
@@ -248,30 +248,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_leaves_the_window_it_was_recorded_in() {
+    fn take_back_reduces_the_entry_it_was_recorded_in() {
         let mut window = Window::default();
         window.record(TEN, at(0), 50);
         window.record(TEN, at(1_000), 40);
         window.take_back(at(0), 30);
         assert_eq!(window.total(TEN, at(1_000)), 60);
         window.take_back(at(1_000), 100);
-        assert_eq!(window.total(TEN, at(1_000)), 20, "no more returns than there was");
+        assert_eq!(window.total(TEN, at(1_000)), 20, "at most the recorded amount is taken back");
         window.record(TEN, at(20_000), 1);
         window.take_back(at(25_000), 9);
-        assert_eq!(window.total(TEN, at(20_000)), 1, "nothing is recorded at or after the stamp");
+        assert_eq!(window.total(TEN, at(20_000)), 1, "no entry at or after the stamp");
     }
 
     #[test]
-    fn what_has_expired_is_not_taken_back_from_others() {
+    fn take_back_ignores_expired_entries() {
         let mut window = Window::default();
         window.record(TEN, at(0), 50);
         window.record(TEN, at(11_000), 40);
         window.take_back(at(0), 50);
-        assert_eq!(window.total(TEN, at(11_000)), 40, "the entry of time 0 has left");
+        assert_eq!(window.total(TEN, at(11_000)), 40, "the entry of time 0 has expired");
         window.clear();
         window.record(TEN, at(12_000), 7);
         window.take_back(at(11_000), 40);
-        assert_eq!(window.total(TEN, at(12_000)), 7, "what was cleared cannot come back");
+        assert_eq!(window.total(TEN, at(12_000)), 7, "cleared entries cannot be taken back");
     }
 
     #[test]
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_at_which_an_amount_is_free_is_just_after_its_entry_expires() {
+    fn freed_at_is_just_after_the_entry_expires() {
         let mut window = Window::default();
         window.record(TEN, at(0), 60);
         window.record(TEN, at(3_000), 30);
@@ -294,17 +294,17 @@ mod tests {
     }
 
     #[test]
-    fn a_full_window_coarsens_without_losing_or_freeing_early() {
+    fn full_window_merges_without_freeing_early() {
         let mut window = Window::default();
         let mut coarsened = 0;
-        // 20,000 records in one second of a ten second window: far more than it holds one by one.
+        // 20,000 records in one second of a ten-second window: far more than `ENTRIES_MAX`.
         for index in 0..20_000_u64 {
             coarsened += u32::from(window.record(TEN, Instant::from_nanos(index * 50_000), 1));
             assert!(window.entries.len() <= ENTRIES_MAX);
         }
         assert!(coarsened > 0);
         assert_eq!(window.total(TEN, at(1_000)), 20_000);
-        // Exact to one slice (10 s / 2,048 = 4.9 ms, so 98 records): never early.
+        // Accurate to one slice (10 s / 2,048 = 4.9 ms, so 98 records), and never early.
         for millis in (0..1_000).step_by(50) {
             let left = window.total(TEN, at(10_000 + millis));
             let exact = 20_000 - millis * 20;
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_steadily_full_window_keeps_its_throughput() {
-        // Merging the two oldest entries instead would snowball: one entry that never expires.
+        // Merging the two oldest entries instead would snowball into one entry that never expires.
         let (span, capacity) = (Duration::from_secs(1), 10_000_u64);
         let mut window = Window::default();
         let mut admitted = 0_u64;
@@ -340,14 +340,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tally_of_the_end_of_time_counts_on() {
+    fn tally_counts_at_the_end_of_time() {
         let mut tally = Tally::new(Duration::from_nanos(1), 3);
         tally.record(Instant::MAX, true);
         assert_eq!(tally.counts(Instant::MAX), Counts { total: 1, bad: 1 });
     }
 
     #[test]
-    fn a_tally_forgets_whole_slices() {
+    fn tally_drops_whole_slices() {
         let mut tally = Tally::new(Duration::from_secs(5), 5);
         tally.record(at(0), true);
         tally.record(at(2_000), false);

@@ -1,4 +1,4 @@
-//! Clients: what decides when a request is sent. Ours run the production gates and controllers.
+//! Clients decide when requests are sent. Ours run the production gates and controllers.
 
 use std::time::Duration;
 
@@ -13,36 +13,36 @@ use tidegate_core::verdict::Verdict;
 
 use crate::upstream::{Kind, Response};
 
-/// What a request costs.
+/// The cost of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     /// Units of the quota that the upstream counts.
     pub(crate) units: f64,
-    /// Tokens; the units, where there is no second quota.
+    /// Tokens; equal to the units if there is no second quota.
     pub(crate) tokens: f64,
 }
 
-/// The answer to a client that wants to send.
+/// The decision on a request that a worker wants to send.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Ask {
+pub(crate) enum Decision {
     /// Sent; the handle comes back with the response.
-    Go(usize),
+    Send(usize),
     /// Not before this second.
-    At(f64),
-    /// When something comes back.
-    Later,
+    NotBefore(f64),
+    /// Not before the next response.
+    OnResponse,
 }
 
 /// Decides when requests are sent.
 pub(crate) trait Client {
-    /// A request wants to be sent at `now`.
-    fn ask(&mut self, now: f64, request: Request) -> Ask;
+    /// Decides whether a request may be sent at `now`.
+    fn ask(&mut self, now: f64, request: Request) -> Decision;
 
-    /// A request came back at `now`.
+    /// A response arrived at `now`.
     fn done(&mut self, now: f64, handle: usize, response: &Response);
 }
 
-/// A list of what is in flight, by handles that are used again.
+/// Requests in flight, by reusable handles (a slab).
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
     slots: Vec<Option<T>>,
@@ -78,9 +78,9 @@ impl<T> InFlight<T> {
     }
 }
 
-/// The gates of a throttle, as it uses them.
+/// A client with the gates of a throttle.
 #[derive(Debug)]
-pub(crate) struct Gated {
+pub(crate) struct GatesClient {
     plan: Plan,
     gates: Gates,
     has_tokens: bool,
@@ -88,8 +88,8 @@ pub(crate) struct Gated {
     events: Vec<Event>,
 }
 
-impl Gated {
-    /// A throttle of this draft; `has_tokens` where requests cost tokens.
+impl GatesClient {
+    /// Creates a throttle from a draft; `has_tokens` if requests cost tokens.
     pub(crate) fn new(draft: Draft, has_tokens: bool, seed: u64) -> Self {
         let plan = draft.check().expect("presets are within their bounds");
         let gates = Gates::new(&plan, Random::seeded(seed));
@@ -97,19 +97,21 @@ impl Gated {
     }
 }
 
-impl Client for Gated {
+impl Client for GatesClient {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole positive tokens")]
-    fn ask(&mut self, now: f64, request: Request) -> Ask {
+    fn ask(&mut self, now: f64, request: Request) -> Decision {
         self.events.clear();
         let tokens = if self.has_tokens { request.tokens as u64 } else { 0 };
         let cost = Cost::request().tokens(tokens);
         match self.gates.admit(&self.plan, cost, 1, instant(now), &mut self.events) {
-            Ok(charge) => Ask::Go(self.charges.add(charge)),
-            Err(Verdict::Wait(wait)) => wait.until.map_or(Ask::Later, |until| Ask::At(seconds(until))),
-            Err(Verdict::Refuse(refused)) => {
-                Ask::At(now + refused.retry_after().map_or(0.25, |span| span.as_secs_f64()))
+            Ok(charge) => Decision::Send(self.charges.add(charge)),
+            Err(Verdict::Wait(wait)) => {
+                wait.until.map_or(Decision::OnResponse, |until| Decision::NotBefore(seconds(until)))
             }
-            Err(Verdict::Admit) => unreachable!("what is admitted is charged"),
+            Err(Verdict::Refuse(refused)) => {
+                Decision::NotBefore(now + refused.retry_after().map_or(0.25, |span| span.as_secs_f64()))
+            }
+            Err(Verdict::Admit) => unreachable!("an admission returns a charge"),
         }
     }
 

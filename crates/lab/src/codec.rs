@@ -1,4 +1,4 @@
-//! The JSON of scores. Its field names are a promise: fields may be added, and are not renamed.
+//! JSON output of scores. Its field names are stable: fields may be added, but not renamed.
 
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ fn series_json(series: &Series) -> Value {
     })
 }
 
-/// To a millionth: more is noise.
+/// Rounds to a millionth, beyond which digits are noise.
 fn rounded(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }

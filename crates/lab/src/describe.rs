@@ -1,9 +1,10 @@
-//! A scenario in words, for lists and pages.
+//! One-line summaries of scenarios, for lists and pages.
 
 use crate::scenario::{Headers, RetryAfter, Scenario, Upstream};
 
 impl Scenario {
-    /// What the upstream limits and what is unusual about it, in one line: `token bucket of 50/s, 1 s deep; 40 workers; …`.
+    /// The limit of the upstream and anything unusual about it, in one line: `token bucket of 50/s, 1 s deep;
+    /// 40 workers; …`.
     pub fn summary(&self) -> String {
         let mut parts = vec![self.limit_in_words(), self.demand_in_words()];
         parts.push(format!("latency {}", span(self.latency)));
@@ -32,7 +33,7 @@ impl Scenario {
         parts.join("; ")
     }
 
-    /// What a unit of the quota is.
+    /// The unit that the quota counts.
     pub(crate) const fn unit_name(&self) -> &'static str {
         if self.tokens.is_some() { "tokens" } else { "requests" }
     }
@@ -88,7 +89,7 @@ impl Headers {
     }
 }
 
-/// A span as people write it: `200 ms`, `8 s`, `10 min`.
+/// A readable duration: `200 ms`, `8 s`, `10 min`.
 fn span(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{} ms", number(1_000.0 * s)),
@@ -97,7 +98,7 @@ fn span(seconds: f64) -> String {
     }
 }
 
-/// At most three decimals, and none that are zero.
+/// A number with at most three decimals, without trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,7 +1,8 @@
 //! The lab: tidegate's controllers and others against simulated upstreams with hidden limits.
 //!
-//! A [`Scenario`] is an upstream and its clients; a [`Strategy`] decides when requests are sent. [`run`] simulates one with
-//! the other in virtual time, and the same seed gives the same run. Ours run the production gates and controllers.
+//! A [`Scenario`] is an upstream and its clients; a [`Strategy`] decides when requests are sent. [`run`]
+//! simulates one with the other in virtual time, and the same seed gives the same run. Ours run the
+//! production gates and controllers.
 //!
 //! ```
 //! use tidegate_lab::{Scenario, Strategy, run};

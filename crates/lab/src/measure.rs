@@ -1,4 +1,4 @@
-//! What is measured in a run.
+//! The measures of a run.
 
 use crate::scenario::{Scenario, Upstream};
 use crate::sim::{BIN, Bin, Run, index};
@@ -8,20 +8,20 @@ use crate::sim::{BIN, Bin, Run, index};
 pub struct Measures {
     /// Units that succeeded as a share of the capacity, after the first fifth of the run.
     pub goodput: f64,
-    /// The same in the second half of the run; of a fixed window only whole windows count.
+    /// Goodput in the second half of the run; with a fixed window, only whole windows count.
     pub goodput_late: f64,
-    /// The mean capacity in units per second that `goodput` is a share of.
+    /// The mean capacity in units per second, the base of `goodput`.
     pub capacity: f64,
     /// Share of requests that were rejected, after the first fifth of the run.
     pub rejected: f64,
-    /// Jain's index of what each client got in the second half: 1 is equal shares.
+    /// Jain's fairness index of the clients in the second half: 1 means equal shares.
     pub jain: f64,
-    /// 99 of 100 successes took at most this many seconds.
+    /// The 99th percentile of the latency of successes, in seconds.
     pub p99_s: f64,
-    /// 99 of 100 arrivals waited at most this many seconds until they were sent.
+    /// The 99th percentile of the wait of arrivals until they were sent, in seconds.
     pub wait_s: f64,
-    /// Seconds until 90 % of the capacity was used with at most 10 % rejected: from the start, and from each change of the
-    /// limit. A run that never gets there counts with its length.
+    /// Seconds until 90 % of the capacity was used with at most 10 % rejected: from the start, and from each
+    /// change of the limit. A run that never settles counts with its length.
     pub settled_s: Vec<f64>,
 }
 
@@ -32,7 +32,7 @@ pub struct Series {
     pub step_s: f64,
     /// Units per second that succeeded.
     pub good: Vec<f64>,
-    /// Units per second that could have been had.
+    /// Capacity in units per second.
     pub capacity: Vec<f64>,
     /// Requests per second that were rejected.
     pub rejected: Vec<f64>,
@@ -108,8 +108,8 @@ fn goodput(bins: &[Bin]) -> f64 {
     good / f64::max(ideal, 1e-9)
 }
 
-/// The bins of the second half. Of a fixed window only whole windows count, if there is one: a client may use all of a window
-/// at its start, and half of one would count as all or nothing.
+/// The bins of the second half. With a fixed window, only whole windows count, if there is one: a client may
+/// use all of a window at its start, and half of one would count as all or nothing.
 fn second_half(scenario: &Scenario) -> (usize, usize) {
     let (from, until) = (scenario.seconds / 2.0, scenario.seconds);
     let (from, until) = match scenario.upstream {
@@ -119,11 +119,12 @@ fn second_half(scenario: &Scenario) -> (usize, usize) {
         }
         _ => (from, until),
     };
-    // In the middle of a bin, so that rounding does not choose the one before.
+    // The middle of a bin, so that rounding does not select the previous one.
     (index(from + BIN / 2.0), index(until + BIN / 2.0))
 }
 
-/// The bins that count: after the first fifth and after all clients have started, and before answers would be missing.
+/// The bins that count: after the first fifth, after all clients have started, and before responses would be
+/// missing.
 fn judged(scenario: &Scenario) -> (usize, usize) {
     let clients = crate::sim::start(scenario.clients) / BIN;
     let from = (0.2 * scenario.seconds).max(scenario.stagger * clients + 10.0).min(scenario.seconds / 2.0);
@@ -132,7 +133,8 @@ fn judged(scenario: &Scenario) -> (usize, usize) {
     (index(from), index(scenario.seconds - missing) - 1)
 }
 
-/// The first time from `from` on at which a stretch of 20 requests, and at least a second, gets 90 % of the capacity.
+/// The first time from `from` on at which a stretch of 20 requests, and at least a second, gets 90 % of the
+/// capacity.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and short")]
 fn settled(scenario: &Scenario, run: &Run, from: f64, until: f64) -> f64 {
     let requests = scenario.ideal_at(from + BIN / 2.0) / scenario.unit();

@@ -1,5 +1,5 @@
-//! Scores as one HTML page without scripts or external resources: an overview, and for each scenario a table of all strategies
-//! and a plot of `auto`.
+//! Scores as one HTML page without scripts or external resources: an overview, and for each scenario a table
+//! of all strategies and a plot of `auto`.
 
 use std::fmt::Write as _;
 
@@ -20,7 +20,7 @@ struct Column {
     name: &'static str,
     title: &'static str,
     text: fn(&Score) -> String,
-    /// What is compared, as it is shown: a difference that is not visible is none.
+    /// The value to compare, rounded as shown: an invisible difference does not count.
     value: fn(&Score) -> f64,
     is_more_better: bool,
     /// Differences up to this share are noise of the seeds.
@@ -92,7 +92,8 @@ impl<'a> Group<'a> {
         self.scores.iter().find(|score| score.strategy == Strategy::Auto).copied()
     }
 
-    /// The highest goodput, as it is shown, of all that do not know the limit; the fewest 429s decide between equals.
+    /// The highest goodput, as it is shown, of all that do not know the limit; the fewest 429s decide between
+    /// equals.
     fn best(&self, is_candidate: impl Fn(&Score) -> bool) -> Option<&'a Score> {
         let knows_nothing = |score: &&&Score| score.strategy != Strategy::Oracle && is_candidate(score);
         let order = |score: &&&Score| ((GOODPUT.value)(score), -(REJECTED.value)(score));
@@ -208,7 +209,7 @@ fn overview(html: &mut String, groups: &[Group<'_>]) {
     html.push_str("</tbody>\n</table>\n</div>\n");
 }
 
-/// How many targets of a scenario are met, and which are not.
+/// The number of met targets of a scenario, and the names of the missed ones.
 fn verdict(rows: &[Row]) -> String {
     let judged = rows.iter().filter(|row| row.met.is_some()).count();
     let missed: Vec<&str> = rows.iter().filter(|row| row.met == Some(false)).map(measure_of).collect();
@@ -330,12 +331,12 @@ fn spread(score: &Score) -> String {
     )
 }
 
-/// The part of a row's name behind its scenario, whose name may hold dots.
+/// The part of a row's name after the scenario, whose name may contain dots.
 fn measure_of(row: &Row) -> &str {
     row.name.rsplit_once('.').map_or(row.name.as_str(), |(_, measure)| measure)
 }
 
-/// An id that holds ASCII letters, digits, dashes and dots alone, and differs for different names.
+/// A unique id for a name, made only of ASCII letters, digits, dashes, dots and underscores.
 fn anchor(name: &str) -> String {
     let mut id = String::from("s-");
     for letter in name.chars() {
@@ -348,7 +349,7 @@ fn anchor(name: &str) -> String {
     id
 }
 
-/// Text that is no markup.
+/// Escapes text for HTML.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {

@@ -1,6 +1,8 @@
-//! A plot of one run as inline SVG: the achieved rate against the hidden capacity, and below it the 429s, over time.
+//! A plot of one run as inline SVG: the achieved rate against the hidden capacity, and below it the 429s,
+//! over time.
 //!
-//! Colours come from the classes of the page's style sheet, so that they follow the browser's light or dark scheme.
+//! Colours come from the classes of the page's style sheet, so that they follow the browser's light or dark
+//! scheme.
 
 use std::fmt::Write as _;
 
@@ -18,9 +20,10 @@ const REJECTED_HEIGHT: f64 = 44.0;
 /// Space below for the times.
 const TIMES: f64 = 34.0;
 const HEIGHT: f64 = LABEL + RATE_HEIGHT + LABEL + 4.0 + REJECTED_HEIGHT + TIMES;
-/// Rates beyond so many times the highest capacity are cut off: the start of a deep bucket would flatten everything else.
+/// Rates above this multiple of the highest capacity are cut off, because the burst of a deep bucket would
+/// flatten the rest.
 const CUT: f64 = 2.0;
-/// Most intervals of an axis.
+/// The most intervals of each axis.
 const RATE_TICKS: f64 = 4.0;
 const REJECTED_TICKS: f64 = 2.0;
 const TIME_TICKS: f64 = 8.0;
@@ -42,7 +45,7 @@ impl Panel {
     }
 }
 
-/// Draws a series of `scenario`; `unit` is what its quota counts.
+/// Draws a series of `scenario`; `unit` is the unit of its quota.
 pub(crate) fn svg(scenario: &str, unit: &str, series: &Series) -> String {
     let count = series.good.len();
     let end = series.step_s * float(count);
@@ -79,7 +82,7 @@ pub(crate) fn svg(scenario: &str, unit: &str, series: &Series) -> String {
     let area: Vec<_> = area.chain([(x(end), rates.bottom())]).collect();
     line(&mut svg, "area", &area);
     line(&mut svg, "good", &good);
-    // On top, so that it is seen where all of it is used.
+    // On top, so that it stays visible where all capacity is used.
     line(&mut svg, "capacity", &steps(&series.capacity, series.step_s, &x, &rates));
     bars(&mut svg, series, &rejected, &x);
     legend(&mut svg, (peak > rates.most).then_some(peak));
@@ -143,7 +146,7 @@ fn steps(values: &[f64], step_s: f64, x: &impl Fn(f64) -> f64, panel: &Panel) ->
         let y = panel.y(*value);
         [(x(float(index) * step_s), y), (x(float(index + 1) * step_s), y)]
     });
-    // Corners on a straight line add nothing.
+    // Skip corners on a straight line.
     let mut path: Vec<(f64, f64)> = Vec::new();
     for corner in corners {
         if let [.., before, last] = path[..]
@@ -184,19 +187,19 @@ fn text(svg: &mut String, (x, y): (f64, f64), class: &str, text: &str) {
     let _ = writeln!(svg, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text));
 }
 
-/// Steps of 1, 2 or 5 times a power of ten: at most `ticks` up to `most`.
+/// A step of 1, 2 or 5 times a power of ten, with at most `ticks` steps up to `most`.
 fn nice(most: f64, ticks: f64) -> f64 {
     let power = 10_f64.powf((most / ticks).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
     steps.into_iter().find(|step| most / step <= ticks * (1.0 + 1e-9)).unwrap_or(10.0 * power)
 }
 
-/// The next multiple of `step`; a rounding error is no reason for one more.
+/// Rounds up to a multiple of `step`, tolerating rounding errors.
 fn rounded_up(value: f64, step: f64) -> f64 {
     (value / step - 1e-6).ceil() * step
 }
 
-/// A number in few characters: `0.05`, `15.5`, `120`, `25k`.
+/// A short number: `0.05`, `15.5`, `120`, `25k`.
 fn short(value: f64) -> String {
     match value {
         v if v >= 10_000.0 => format!("{}k", number((v / 100.0).round() / 10.0)),

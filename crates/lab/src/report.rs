@@ -1,16 +1,16 @@
-//! Scores as a table of text that fits 100 columns.
+//! Scores as a text table that fits 100 columns.
 
 use std::fmt::Write as _;
 
 use crate::score::Score;
 
-/// The longest name that is shown whole.
+/// The longest name that is not truncated.
 const NAME_MAX: usize = 24;
 /// Changes of the limit whose settling time is shown.
 const CHANGES_MAX: usize = 3;
 
-/// A header and a line for each score: goodput, 429s, Jain's index, p99 latency, and the seconds until 90 % of the capacity was
-/// used, from the start and from each change of the limit.
+/// A header and a line for each score: goodput, 429s, Jain's index, p99 latency, and the seconds until 90 %
+/// of the capacity was used, from the start and from each change of the limit.
 pub fn table(scores: &[Score]) -> String {
     let names: Vec<String> = scores.iter().map(|score| shown(&score.scenario)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("SCENARIO".len());
@@ -43,7 +43,7 @@ pub(crate) fn settled(score: &Score) -> String {
     shown.chain(more).collect::<Vec<_>>().join(" ")
 }
 
-/// A name from a file, on one line and without characters that move the cursor.
+/// A name from a file, on one line and without control characters.
 fn shown(name: &str) -> String {
     let name: String = name.escape_debug().collect();
     if name.chars().count() <= NAME_MAX {

@@ -1,6 +1,6 @@
-//! Seeded randomness with the distributions that traffic has.
+//! Seeded randomness with the distributions of traffic.
 
-/// SplitMix64: every run can be repeated from its seed.
+/// SplitMix64: every run is reproducible from its seed.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(u64);
 
@@ -19,7 +19,7 @@ impl Rng {
         ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// The time to the next of events that come at `rate` per second (Poisson).
+    /// The time to the next event of a Poisson process with `rate` per second.
     pub(crate) fn exponential(&mut self, rate: f64) -> f64 {
         -self.uniform().max(1e-300).ln() / rate
     }
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn means_are_as_asked_for() {
+    fn distributions_have_the_requested_means() {
         let mut rng = Rng::seeded(1);
         let mean = |draw: &mut dyn FnMut() -> f64| (0..100_000).map(|_| draw()).sum::<f64>() / 100_000.0;
         assert!((mean(&mut || rng.uniform()) - 0.5).abs() < 0.01);

@@ -35,14 +35,15 @@ const SPAN_ABOVE_0: &str = "above 0, at most 86400";
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Scenario {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// What the upstream limits.
+    /// The limit of the upstream.
     pub upstream: Upstream,
-    /// The limit from a second on: units per second (bucket, window), requests in flight (cap, knee). Empty if free.
+    /// The limit from a second on: units per second (bucket, window), requests in flight (cap, knee). Empty
+    /// if free.
     #[serde(default)]
     pub capacity: Vec<(f64, f64)>,
-    /// How long it runs, in seconds.
+    /// The length of a run, in seconds.
     pub seconds: f64,
     /// Independent clients.
     #[serde(default = "one")]
@@ -50,7 +51,7 @@ pub struct Scenario {
     /// Seconds between the starts of two clients.
     #[serde(default)]
     pub stagger: f64,
-    /// Requests that each client wants to have in flight (closed arrivals).
+    /// Requests that each client keeps in flight, if allowed (closed arrivals).
     #[serde(default = "workers")]
     pub workers: usize,
     /// Requests per second of each client (open arrivals) instead of workers that always want more.
@@ -63,53 +64,54 @@ pub struct Scenario {
     pub sigma: f64,
     /// From a second on the latency is multiplied by this.
     pub slower: Option<(f64, f64)>,
-    /// Seconds until a rejection is back.
+    /// Latency of a rejection in seconds.
     #[serde(default = "reject_latency")]
     pub reject_latency: f64,
     /// Share of requests that fail with a 500.
     #[serde(default)]
     pub errors: f64,
-    /// What rejections say in `Retry-After`.
+    /// The `Retry-After` of rejections.
     #[serde(default)]
     pub retry_after: RetryAfter,
-    /// What answers say of the quota.
+    /// The quota headers of responses.
     #[serde(default)]
     pub headers: Headers,
     /// Whether rejected requests use up quota.
     #[serde(default)]
     pub burns: bool,
-    /// Others take this share of the quota, in turns of so many seconds on and off.
+    /// Other clients take this share of the quota, alternating this many seconds on and off.
     pub background: Option<(f64, f64)>,
-    /// Tokens of a request (mean, deviation of the logarithm), where the upstream counts tokens.
+    /// Tokens of a request (mean, deviation of the logarithm), if the upstream counts tokens.
     pub tokens: Option<(f64, f64)>,
-    /// A second quota, of tokens, beside that of requests.
+    /// A second quota, of tokens, in addition to that of requests.
     pub token_quota: Option<TokenQuota>,
     /// The capacity that goodput is compared with, if it is not `capacity`.
     pub ideal: Option<Vec<(f64, f64)>>,
 }
 
-/// What the upstream limits.
+/// The limit of an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Upstream {
-    /// A token bucket of so many seconds of its rate, and at least one request.
+    /// A token bucket that holds `depth` seconds of its rate, and at least one request.
     Bucket {
         /// Seconds.
         depth: f64,
     },
-    /// So much in each window, all of it again at its end.
+    /// A fixed window.
     Window {
         /// Seconds.
         length: f64,
     },
-    /// So much in any stretch of this length.
+    /// A sliding window.
     Sliding {
         /// Seconds.
         length: f64,
     },
-    /// Rejects requests beyond so many in flight.
+    /// Rejects requests beyond a number in flight.
     Cap,
-    /// Beyond so many in flight each request runs at (knee ÷ in flight) to this power: nothing is rejected, all get slower.
+    /// Beyond a number in flight each request runs at (knee ÷ in flight)^power: none is rejected, all get
+    /// slower.
     Knee {
         /// The exponent.
         power: f64,
@@ -118,7 +120,7 @@ pub enum Upstream {
     Free,
 }
 
-/// A quota of tokens beside that of requests.
+/// A quota of tokens in addition to that of requests.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct TokenQuota {
@@ -126,46 +128,46 @@ pub struct TokenQuota {
     pub rate: f64,
     /// Mean tokens of a request from a second on.
     pub mean: Vec<(f64, f64)>,
-    /// Whether a rejection names the quota that it is for.
+    /// Whether a rejection names the exceeded quota.
     #[serde(default)]
     pub named: bool,
 }
 
-/// What rejections say in `Retry-After`.
+/// The `Retry-After` of rejections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RetryAfter {
     /// Nothing.
     #[default]
     None,
-    /// The time until it would be accepted.
+    /// The exact time until the request would be accepted.
     Exact,
-    /// The same in whole seconds, at least one.
+    /// That time in whole seconds, at least one.
     Seconds,
-    /// Ten times that.
+    /// Ten times the whole seconds.
     TenTimes,
 }
 
-/// What answers say of the quota.
+/// The quota headers of responses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Headers {
     /// Nothing.
     #[default]
     None,
-    /// Limit, remaining and reset as they are.
+    /// The actual limit, remaining and reset.
     Right,
-    /// As they were a second ago.
+    /// The values of a second ago.
     Stale,
-    /// Twice the limit and the remaining.
+    /// Twice the actual limit and remaining.
     Lying,
 }
 
-/// Scenarios that cannot be read.
+/// An error in a scenario file.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ScenarioError {
-    /// The text is no list of scenarios.
+    /// The text is not a list of scenarios.
     #[error("{0}")]
     Toml(#[from] toml::de::Error),
     /// A number is out of its bounds.
@@ -175,9 +177,9 @@ pub enum ScenarioError {
         name: String,
         /// The field.
         field: &'static str,
-        /// What it is.
+        /// The value.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         bound: &'static str,
     },
 }
@@ -227,7 +229,7 @@ impl Scenario {
     /// The scenarios that come with the lab.
     ///
     /// # Panics
-    /// Never: they are part of the program, and a test reads them.
+    /// Never: they are compiled in, and a test parses them.
     pub fn built_in() -> Vec<Self> {
         BUILT_IN
             .into_iter()
@@ -315,7 +317,7 @@ impl Scenario {
         self.expect(is_good, "arrivals", &arrivals, "above 0, at most 1000000")
     }
 
-    /// Steps begin at second 0, in order, and have rates.
+    /// Steps must begin at second 0, be in order, and have valid values.
     fn expect_steps(&self, field: &'static str, steps: &[(f64, f64)]) -> Result<(), ScenarioError> {
         let Some(first) = steps.first() else {
             return self.expect(false, field, &"[]", "given from second 0 on");
@@ -352,12 +354,12 @@ impl Scenario {
         at(&self.capacity, now)
     }
 
-    /// The multiple of the latency at `now`.
+    /// The factor of the latency at `now`.
     pub(crate) fn slowness_at(&self, now: f64) -> f64 {
         self.slower.map_or(1.0, |(from, by)| if now >= from { by } else { 1.0 })
     }
 
-    /// Units per second that could be had at `now`.
+    /// The capacity in units per second at `now`.
     #[expect(clippy::cast_precision_loss, reason = "workers are few")]
     pub fn ideal_at(&self, now: f64) -> f64 {
         match self.upstream {
@@ -370,7 +372,8 @@ impl Scenario {
         }
     }
 
-    /// Whether a quota is counted on arrival: what is accepted then counts at its send time, else when it is done.
+    /// Whether a quota is counted on arrival. Accepted requests then count at their send time, otherwise on
+    /// completion.
     pub(crate) const fn counts_on_arrival(&self) -> bool {
         matches!(self.upstream, Upstream::Bucket { .. } | Upstream::Window { .. } | Upstream::Sliding { .. })
     }
@@ -381,7 +384,7 @@ impl Scenario {
     }
 }
 
-/// Whether it is a number of seconds that a run can have.
+/// Whether `seconds` is a valid duration within a run.
 fn is_span(seconds: f64) -> bool {
     (0.0..=SECONDS_MAX).contains(&seconds)
 }
@@ -390,7 +393,7 @@ fn is_rate(rate: f64) -> bool {
     rate > 0.0 && rate <= RATE_MAX
 }
 
-/// A pair as the file has it.
+/// A pair in the notation of the file.
 fn pair((first, second): (f64, f64)) -> String {
     format!("[{first}, {second}]")
 }

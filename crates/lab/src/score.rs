@@ -1,7 +1,7 @@
 //! Scores: strategies × scenarios × seeds, run on several threads.
 //!
-//! Every run depends on its scenario, strategy and seed alone, and results are put in order before they are averaged: the
-//! scores are the same with any number of threads.
+//! Every run depends only on its scenario, strategy and seed, and results are sorted before they are
+//! averaged, so the scores are the same with any number of threads.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +37,7 @@ pub struct Score {
     pub series: Series,
 }
 
-/// What to run, and on how many threads.
+/// Options: what to run, and on how many threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScoreOptions {
     /// The strategies, in the order of the scores.
@@ -61,7 +61,7 @@ impl ScoreOptions {
     }
 }
 
-/// How far a scoring is, after each run.
+/// Progress after each run.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Progress<'a> {

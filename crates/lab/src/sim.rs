@@ -1,12 +1,12 @@
 //! The simulator: discrete events in virtual time, several clients, one upstream.
 //!
-//! The upstream counts at send time. Demand is closed (so many workers that always want more) or open (arrivals that do not
-//! wait for each other). There is no network jitter and no timer granularity.
+//! The upstream counts at send time. Demand is closed (a number of workers that always want more) or open
+//! (arrivals that do not wait for each other). There is no network jitter and no timer granularity.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::client::{Ask, Client, Request};
+use crate::client::{Client, Decision, Request};
 use crate::rng::Rng;
 use crate::scenario::{Scenario, Upstream};
 use crate::upstream::{Kind, Quotas, Response, draw_cost, speed};
@@ -14,12 +14,12 @@ use crate::upstream::{Kind, Quotas, Response, draw_cost, speed};
 /// The width of a bin in seconds.
 pub(crate) const BIN: f64 = 0.1;
 
-/// What happened in one bin.
+/// The counts of one bin.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bin {
     /// Units that succeeded.
     pub(crate) good: f64,
-    /// Units that could have been had.
+    /// The capacity in units.
     pub(crate) ideal: f64,
     pub(crate) sent: u32,
     pub(crate) rejected: u32,
@@ -44,12 +44,12 @@ enum Event {
         client: usize,
         version: u64,
     },
-    Answer {
+    Response {
         client: usize,
         handle: usize,
         response: Response,
     },
-    /// The next of a knee's requests is done, unless their number changed since.
+    /// The next request of a knee is done, unless their number has changed since.
     Shared {
         version: u64,
     },
@@ -59,34 +59,34 @@ enum Event {
     Background,
 }
 
-struct Scheduled {
+struct ScheduledEvent {
     at: f64,
     number: u64,
     event: Event,
 }
 
-impl PartialEq for Scheduled {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         self.number == other.number
     }
 }
 
-impl Eq for Scheduled {}
+impl Eq for ScheduledEvent {}
 
-impl PartialOrd for Scheduled {
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Scheduled {
+impl Ord for ScheduledEvent {
     /// The earliest is the greatest: `BinaryHeap` pops that first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at.total_cmp(&self.at).then(other.number.cmp(&self.number))
     }
 }
 
-/// A request that a knee works on: done when so much work was done for each.
+/// A request that a knee processes; done when the work per request reaches `done_at`.
 struct Job {
     done_at: f64,
     client: usize,
@@ -127,13 +127,13 @@ struct Caller {
 struct Simulator<'a> {
     scenario: &'a Scenario,
     rng: Rng,
-    events: BinaryHeap<Scheduled>,
+    events: BinaryHeap<ScheduledEvent>,
     scheduled: u64,
     callers: Vec<Caller>,
     quotas: Quotas<'a>,
     in_flight: usize,
     jobs: BinaryHeap<Job>,
-    /// Work done for each request of a knee, as of `worked_at`.
+    /// Work done per request of a knee, as of `worked_at`.
     work: f64,
     worked_at: f64,
     shared_version: u64,
@@ -146,11 +146,11 @@ struct Simulator<'a> {
 pub(crate) fn run(scenario: &Scenario, seed: u64, make: &dyn Fn(u64) -> Box<dyn Client>) -> Run {
     let mut simulator = Simulator::new(scenario, seed, make);
     simulator.start();
-    while let Some(Scheduled { at, event, .. }) = simulator.events.pop() {
+    while let Some(ScheduledEvent { at, event, .. }) = simulator.events.pop() {
         if at > scenario.seconds {
             break;
         }
-        if let Some(client) = simulator.happen(event, at) {
+        if let Some(client) = simulator.handle(event, at) {
             simulator.pump(client, at);
         }
     }
@@ -208,11 +208,11 @@ impl<'a> Simulator<'a> {
 
     fn schedule(&mut self, at: f64, event: Event) {
         self.scheduled += 1;
-        self.events.push(Scheduled { at, number: self.scheduled, event });
+        self.events.push(ScheduledEvent { at, number: self.scheduled, event });
     }
 
-    /// Carries an event out; answers the client that may send now.
-    fn happen(&mut self, event: Event, now: f64) -> Option<usize> {
+    /// Handles an event; returns the client that may send now.
+    fn handle(&mut self, event: Event, now: f64) -> Option<usize> {
         match event {
             Event::Kick { client, version } => {
                 let caller = &mut self.callers[client];
@@ -238,8 +238,8 @@ impl<'a> Simulator<'a> {
                 }
                 None
             }
-            Event::Answer { client, handle, response } => {
-                self.answer(client, handle, &response, now);
+            Event::Response { client, handle, response } => {
+                self.respond(client, handle, &response, now);
                 Some(client)
             }
         }
@@ -262,7 +262,7 @@ impl<'a> Simulator<'a> {
         }
     }
 
-    fn answer(&mut self, client: usize, handle: usize, response: &Response, now: f64) {
+    fn respond(&mut self, client: usize, handle: usize, response: &Response, now: f64) {
         let caller = &mut self.callers[client];
         caller.in_flight -= 1;
         self.in_flight -= 1;
@@ -282,7 +282,7 @@ impl<'a> Simulator<'a> {
         caller.client.done(now, handle, response);
     }
 
-    /// Sends for a client as long as it may and wants to.
+    /// Sends requests of a client as long as it wants to and is allowed to.
     fn pump(&mut self, client: usize, now: f64) {
         loop {
             let caller = &mut self.callers[client];
@@ -297,9 +297,9 @@ impl<'a> Simulator<'a> {
             let (units, tokens) = *caller.next.get_or_insert_with(|| draw_cost(scenario, now, rng));
             let request = Request { units, tokens };
             match caller.client.ask(now, request) {
-                Ask::Go(handle) => self.send(client, handle, request, now),
-                Ask::Later => return,
-                Ask::At(at) => {
+                Decision::Send(handle) => self.send(client, handle, request, now),
+                Decision::OnResponse => return,
+                Decision::NotBefore(at) => {
                     let at = at.max(now + 1e-9);
                     if caller.kick_at > at + 1e-12 || caller.kick_at <= now {
                         caller.version += 1;
@@ -330,7 +330,7 @@ impl<'a> Simulator<'a> {
             true if self.scenario.errors > 0.0 && self.rng.uniform() < self.scenario.errors => Kind::Error,
             true => Kind::Success,
         };
-        // Known already: a run that ends before the answer arrives has still used the quota.
+        // Counted now, because a run that ends before the response has still used the quota.
         if kind == Kind::Success && self.scenario.counts_on_arrival() {
             self.run.bins[index(now)].good += request.units;
         }
@@ -350,13 +350,13 @@ impl<'a> Simulator<'a> {
             }
             (_, Kind::Rejected) => {
                 let back = self.scenario.reject_latency * (0.8 + 0.4 * self.rng.uniform());
-                self.schedule(now + back, Event::Answer { client, handle, response });
+                self.schedule(now + back, Event::Response { client, handle, response });
             }
-            _ => self.schedule(now + latency, Event::Answer { client, handle, response }),
+            _ => self.schedule(now + latency, Event::Response { client, handle, response }),
         }
     }
 
-    /// What a knee's requests progress by per second.
+    /// The work per second of each request of a knee.
     fn speed(&self, now: f64) -> f64 {
         match self.scenario.upstream {
             Upstream::Knee { power } => speed(power, self.scenario.capacity_at(now), self.jobs.len()),
@@ -373,7 +373,7 @@ impl<'a> Simulator<'a> {
         self.do_work(now);
         while self.jobs.peek().is_some_and(|job| job.done_at <= self.work + 1e-12) {
             if let Some(Job { client, handle, response, .. }) = self.jobs.pop() {
-                self.schedule(now, Event::Answer { client, handle, response });
+                self.schedule(now, Event::Response { client, handle, response });
             }
         }
         self.schedule_jobs(now);
@@ -383,7 +383,7 @@ impl<'a> Simulator<'a> {
         self.shared_version += 1;
         if let Some(job) = self.jobs.peek() {
             let at = now + (job.done_at - self.work) / self.speed(now);
-            // At least once a second: the knee itself may move.
+            // At least once a second, because the knee itself may change.
             let version = self.shared_version;
             self.schedule(at.min(now + 1.0), Event::Shared { version });
         }

@@ -1,8 +1,8 @@
-//! What is compared: ours as shipped, peers, and the oracle.
+//! The compared strategies: ours as shipped, peers, and the oracle.
 
 use tidegate_core::plan::{Auto, Controller, Draft};
 
-use crate::client::{Client, Gated};
+use crate::client::{Client, GatesClient};
 use crate::peers::{AwsAdaptive, Backoff, Gentlify, Netflix, Oracle};
 use crate::scenario::Scenario;
 
@@ -33,7 +33,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// All of them, ours first.
+    /// All strategies, ours first.
     pub const ALL: [Self; 10] = [
         Self::Auto,
         Self::Host,
@@ -47,7 +47,7 @@ impl Strategy {
         Self::Oracle,
     ];
 
-    /// Its name.
+    /// The name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -63,7 +63,7 @@ impl Strategy {
         }
     }
 
-    /// Whether it is what others do: neither ours nor the oracle.
+    /// Whether it is a peer: neither ours nor the oracle.
     pub const fn is_peer(self) -> bool {
         !matches!(self, Self::Auto | Self::Host | Self::Gentle | Self::Oracle)
     }
@@ -76,7 +76,7 @@ impl Strategy {
     pub(crate) fn client(self, scenario: &Scenario, seed: u64) -> Box<dyn Client> {
         let gated = |draft| -> Box<dyn Client> {
             let has_tokens = scenario.tokens.is_some() || scenario.token_quota.is_some();
-            Box::new(Gated::new(draft, has_tokens, seed))
+            Box::new(GatesClient::new(draft, has_tokens, seed))
         };
         match self {
             Self::Auto => gated(Draft { controller: Controller::Auto(Auto::default()), ..Draft::default() }),

@@ -1,4 +1,4 @@
-//! Targets: what `auto` is to reach in which scenario, and the rows of the benchmark that compare scores with them.
+//! Targets of `auto` per scenario, and the benchmark rows that compare scores with them.
 
 use crate::score::Score;
 use crate::strategy::Strategy;
@@ -11,33 +11,34 @@ pub struct Row {
     pub name: String,
     /// The measure of `auto`.
     pub ours: f64,
-    /// What it is compared with: the capacity, or the bound. Without a bound the best or the most that there can be.
+    /// The value it is compared with: the capacity or the bound; without a bound, the best or largest
+    /// possible value.
     pub peer: f64,
     /// `ours ÷ peer`.
     pub ratio: f64,
-    /// The bound of the ratio; `None` if the row is reported and not judged.
+    /// The bound of the ratio; `None` if the row is only reported.
     pub target: Option<f64>,
     /// Whether the ratio is within its bound.
     pub met: Option<bool>,
-    /// Whether the target is a least ratio; else it is the most.
+    /// Whether the target is a minimum; otherwise it is a maximum.
     pub is_at_least: bool,
     /// The unit of `ours` and `peer`.
     pub unit: &'static str,
-    /// What is compared, in a few words.
+    /// A short description of the comparison.
     pub what: &'static str,
 }
 
-/// What is judged.
+/// The measure of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Measure {
     Goodput,
     Rejected,
     Jain,
-    /// From the start.
+    /// Settling time from the start.
     StartS,
-    /// From the first change of the limit, a rise.
+    /// Settling time from the first change of the limit, a rise.
     UpS,
-    /// From the second change of the limit, a fall.
+    /// Settling time from the second change of the limit, a fall.
     DownS,
     P99S,
     WaitMs,
@@ -47,9 +48,9 @@ enum Measure {
 enum Bound {
     /// At least or at most this, in the measure's unit.
     Fixed(f64),
-    /// At most so many times the oracle's.
+    /// At most this multiple of the oracle's value.
     Oracle(f64),
-    /// Not judged.
+    /// Only reported.
     Reported,
 }
 
@@ -117,7 +118,7 @@ pub fn targeted() -> impl Iterator<Item = &'static str> {
     TARGETS.iter().map(|(name, _)| *name)
 }
 
-/// Compares the scores of `auto` with the targets, and where a target depends on it with the oracle's.
+/// Compares the scores of `auto` with the targets, and with the oracle's score if the target depends on it.
 ///
 /// A row whose scores are missing is left out.
 pub fn rows(scores: &[Score]) -> Vec<Row> {
@@ -166,7 +167,7 @@ impl Measure {
         }
     }
 
-    /// What a measure without a bound is compared with.
+    /// The value that a measure without a bound is compared with.
     #[expect(clippy::cast_precision_loss, reason = "points are few")]
     fn best(self, auto: &Score, oracle: Option<&Score>) -> Option<f64> {
         match self {

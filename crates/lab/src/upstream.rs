@@ -9,10 +9,10 @@ use tidegate_core::outcome::QuotaLevel;
 use crate::rng::Rng;
 use crate::scenario::{Headers, RetryAfter, Scenario, Upstream, at};
 
-/// Headers that are stale were true this long ago.
+/// The age of stale headers, in seconds.
 const STALE: f64 = 1.0;
 
-/// How a request ended.
+/// The kind of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// It succeeded.
@@ -23,24 +23,25 @@ pub(crate) enum Kind {
     Error,
 }
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Response {
-    /// How it ended.
+    /// Its kind.
     pub(crate) kind: Kind,
     /// When it was sent, in seconds.
     pub(crate) sent_at: f64,
     /// Units of the quota that it used.
     pub(crate) units: f64,
-    /// What `Retry-After` says, in seconds.
+    /// `Retry-After`, in seconds.
     pub(crate) retry_after: Option<f64>,
     /// The quota that a rejection names.
     pub(crate) exceeded: Option<Dimension>,
-    /// What headers say of a quota.
+    /// The quota that headers report.
     pub(crate) quota: Option<(Dimension, QuotaLevel)>,
 }
 
-/// The state of an upstream that counts on arrival. Caps and knees are in the simulator: they count what is in flight.
+/// The state of an upstream that counts on arrival. Caps and knees count requests in flight, so the simulator
+/// holds them.
 #[derive(Debug)]
 pub(crate) struct Quotas<'a> {
     scenario: &'a Scenario,
@@ -56,7 +57,7 @@ pub(crate) struct Quotas<'a> {
     reports: VecDeque<(f64, QuotaLevel)>,
 }
 
-/// What an upstream says to a request.
+/// The decision of an upstream on a request.
 pub(crate) struct Verdict {
     pub(crate) is_accepted: bool,
     pub(crate) retry_after: Option<f64>,
@@ -80,7 +81,7 @@ impl<'a> Quotas<'a> {
         quotas
     }
 
-    /// Units that the bucket holds: at least four mean requests where costs differ, else one.
+    /// The depth of the bucket in units: at least four mean requests if costs vary, otherwise one.
     fn depth(&self, now: f64) -> f64 {
         let Upstream::Bucket { depth } = self.scenario.upstream else { return 0.0 };
         let least = self.scenario.tokens.map_or(1.0, |(mean, _)| 4.0 * mean);
@@ -93,7 +94,7 @@ impl<'a> Quotas<'a> {
         self.seen_at = now;
     }
 
-    /// Others take a mean request, if there is one; answers how much they took.
+    /// Other clients take a mean request, if available; returns the units taken.
     pub(crate) fn take_for_others(&mut self, now: f64) -> f64 {
         self.refill(now);
         let unit = self.scenario.unit();
@@ -104,7 +105,8 @@ impl<'a> Quotas<'a> {
         unit
     }
 
-    /// Decides on a request of `units`, and of `tokens` where there is a second quota; `in_flight` counts it too.
+    /// Decides on a request of `units`, and of `tokens` if there is a second quota; `in_flight` includes the
+    /// request.
     pub(crate) fn receive(&mut self, units: f64, tokens: f64, in_flight: usize, now: f64) -> Verdict {
         let scenario = self.scenario;
         let mut exceeded = None;
@@ -173,7 +175,7 @@ impl<'a> Quotas<'a> {
         (is_accepted, self.accepted.front().map_or(0.0, |(at, _)| at + length - now))
     }
 
-    /// What the headers of this moment's answer say.
+    /// The quota reported in the headers of a response sent now.
     fn report(&mut self, now: f64) -> Option<(Dimension, QuotaLevel)> {
         let dimension = if self.scenario.tokens.is_some() { Dimension::Tokens } else { Dimension::Requests };
         let level = match self.scenario.headers {
@@ -212,13 +214,13 @@ impl<'a> Quotas<'a> {
     }
 }
 
-/// Requests of a knee run one beside the other, each at the same speed: processor sharing.
+/// The speed of each request of a knee (processor sharing).
 pub(crate) fn speed(power: f64, knee: f64, in_flight: usize) -> f64 {
     let in_flight = as_number(in_flight);
     if in_flight > knee { (knee / in_flight).powf(power) } else { 1.0 }
 }
 
-/// Units of a request's quotas: those of the first, and tokens of the second.
+/// Draws the cost of a request: units of the first quota, and tokens of the second.
 pub(crate) fn draw_cost(scenario: &Scenario, now: f64, rng: &mut Rng) -> (f64, f64) {
     let spread = |rng: &mut Rng, mean: f64, sigma: f64, most: f64| {
         rng.lognormal(mean, sigma).clamp(mean / 20.0, mean * most).round().max(1.0)
@@ -228,8 +230,8 @@ pub(crate) fn draw_cost(scenario: &Scenario, now: f64, rng: &mut Rng) -> (f64, f
     (units, tokens.unwrap_or(units))
 }
 
-fn hint(says: RetryAfter, wait: f64) -> Option<f64> {
-    match says {
+fn hint(style: RetryAfter, wait: f64) -> Option<f64> {
+    match style {
         RetryAfter::None => None,
         RetryAfter::Exact => Some(wait),
         RetryAfter::Seconds => Some(wait.ceil().max(1.0)),
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_accepts_what_it_says() {
+    fn each_limit_accepts_its_capacity() {
         let table = [
             ("upstream = { bucket = { depth = 2 } }\ncapacity = [[0, 4]]", vec![10, 5, 4, 4, 4, 4]),
             ("upstream = { window = { length = 2 } }\ncapacity = [[0, 4]]", vec![8, 0, 8, 0, 8, 0]),
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_what_is_left_or_was_or_is_not() {
+    fn headers_are_right_stale_or_wrong() {
         let level = |headers: &str| {
             let scenario = scenario(&format!(
                 "upstream = {{ bucket = {{ depth = 10 }} }}\ncapacity = [[0, 1]]\nheaders = \"{headers}\""

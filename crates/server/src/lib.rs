@@ -1,9 +1,9 @@
 //! tidegate's shared limits over HTTP, for programs in any language.
 //!
-//! [`app`] makes a router of a [`State`]: a [`Limiter`](tidegate::Limiter), who may use it (a [`Keyring`]), and the bounds of
-//! what one request may ask. [`Server`] listens and serves it, and stops without losing what is under way. Every route
-//! and what it needs stands in one table, from which the router is made, and against which the document at
-//! `/v1/openapi.json` is checked. Every error is a [`Problem`](tidegate_client::Problem).
+//! [`app`] builds a router from a [`State`]: a [`Limiter`](tidegate::Limiter), a [`TokenCache`] that authenticates
+//! callers, and the [`Bounds`] of a request. [`Server`] listens and serves it, and shuts down gracefully. One
+//! table lists every route and its required scope; the router is built from it, and the document at
+//! `/v1/openapi.json` is checked against it. Every error is a [`Problem`](tidegate_client::Problem).
 //!
 //! ```
 //! use tidegate::{Limiter, Memory};
@@ -16,23 +16,22 @@
 //! println!("listening on http://{}", server.local_addr());
 //!
 //! let (stopper, shutdown) = Shutdown::new();
-//! stopper.stop(); // by a signal, in earnest
+//! stopper.stop(); // in production, on a signal
 //! server.run(state, shutdown).await;
 //! # Ok(())
 //! # }
 //! ```
 
-mod calls;
+mod auth;
 mod codec;
-mod gate;
+mod event_broadcast;
 mod handshake;
-mod hub;
-mod keyring;
+mod inline_executor;
+mod io_timeout;
+mod lease_key;
 mod meters;
 mod openapi;
 mod options;
-mod owner;
-mod patience;
 mod peer;
 mod pem;
 mod refusal;
@@ -46,18 +45,19 @@ mod server;
 mod state;
 mod tls;
 mod token;
+mod token_cache;
 
-pub use keyring::{Key, Keyring, StoreKeyring};
+pub use lease_key::LeaseKey;
 pub use meters::StoreMeters;
 pub use openapi::document;
 pub use options::Bounds;
-pub use owner::LeaseKey;
 pub use peer::PeerCertificate;
 pub use rls::EnvoyRules;
 #[cfg(feature = "envoy")]
 pub use rls::{EntryConfig, EnvoyConfig, InvalidRules, RuleConfig, Unknown};
 pub use routes::{Access, RouteInfo, app, metrics_app, routes};
-pub use server::{ServeError, Server, ServerOptions, Shutdown, Stopped, Stopper};
+pub use server::{ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, Stopper};
 pub use state::{State, StateOptions};
 pub use tls::{Tls, TlsError, TlsOptions};
 pub use token::{InvalidSecret, Secret};
+pub use token_cache::{StoreTokenCache, StoredToken, TokenCache};

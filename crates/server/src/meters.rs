@@ -1,4 +1,4 @@
-//! What a server counts, for Prometheus. No name of an entity, a resource or a token is in it.
+//! Prometheus metrics of a server. They never contain names of entities, resources or tokens.
 
 mod catalog;
 mod limits;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use tidegate::store::Swept;
+use tidegate::store::SweepReport;
 use tidegate::{Balance, LimitError, Stamp};
 
 use crate::state::State;
@@ -19,16 +19,16 @@ use crate::tls::TlsStats;
 use limits::LimitMeters;
 pub use store::StoreMeters;
 
-/// Bounds of the times that are counted, in seconds.
+/// Histogram buckets, in seconds.
 const SECONDS: [f64; 12] = [0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
 
-/// The same for decisions, which take microseconds where the store is in this process.
+/// Histogram buckets of decisions, which take microseconds with an in-process store.
 const DECISION_SECONDS: [f64; 13] =
     [0.000_002, 0.000_005, 0.000_01, 0.000_05, 0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
 
 const HERE: Metadata<'static> = Metadata::new("tidegate_server", Level::INFO, Some("tidegate_server"));
 
-/// Counters of one server.
+/// The metrics of one server.
 pub(crate) struct Meters {
     recorder: Arc<PrometheusRecorder>,
     handle: PrometheusHandle,
@@ -40,11 +40,11 @@ pub(crate) struct Meters {
     panics: Counter,
 }
 
-/// What is decided.
+/// The kind of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
     Acquire,
-    /// One that may wait: its time is not the limiter's.
+    /// May wait in the queue, so it has a label of its own.
     AcquireWithin,
     Spend,
     Extend,
@@ -57,16 +57,16 @@ pub(crate) enum Decision {
 const DECISIONS: [&str; 8] =
     ["acquire", "acquire_within", "spend", "extend", "adjust", "renew", "settle", "cancel"];
 
-/// What became of leases here.
+/// Lease counters of this process.
 struct Leases {
     granted: Counter,
     ended: [Counter; 2],
     open: AtomicU64,
 }
 
-/// Counters of one route.
+/// The metrics of one route.
 pub(crate) struct RouteMeters {
-    /// Answers by status: 2xx and 3xx, 4xx but 429, 429, 5xx.
+    /// Responses by status: 2xx and 3xx, 4xx except 429, 429, 5xx.
     answers: [Counter; 4],
     seconds: Histogram,
 }
@@ -75,7 +75,7 @@ impl Meters {
     pub(crate) fn new() -> Self {
         let suffix = Matcher::Suffix("_seconds".to_owned());
         let builder = PrometheusBuilder::new();
-        // The bounds are not empty, which is all that can be wrong with them.
+        // `set_buckets_for_metric` fails only for empty buckets.
         let builder = builder.set_buckets_for_metric(suffix, &SECONDS).unwrap_or_default();
         let decision = Matcher::Full("tidegate_decision_seconds".to_owned());
         let builder = builder.set_buckets_for_metric(decision, &DECISION_SECONDS).unwrap_or_default();
@@ -117,17 +117,17 @@ impl Meters {
         histogram(&self.recorder, name, labels)
     }
 
-    /// Has this store's calls counted here.
+    /// Records this store's calls here.
     pub(crate) fn measure(&self, store: &StoreMeters) {
-        store.tell(Arc::clone(&self.recorder));
+        store.attach(Arc::clone(&self.recorder));
     }
 
-    /// The limiter has decided.
+    /// Records the latency of a decision.
     pub(crate) fn decided(&self, what: Decision, took: Duration) {
         self.decisions[what as usize].record(took);
     }
 
-    /// A draw was granted, and this is left of its limits.
+    /// A draw was granted; `left` holds the remaining balances.
     pub(crate) fn granted(&self, left: &[Balance]) {
         self.limits.granted(&self.recorder, left);
     }
@@ -137,26 +137,26 @@ impl Meters {
         self.limits.refused(&self.recorder, error);
     }
 
-    /// A lease was handed out.
+    /// A lease was granted.
     pub(crate) fn opened(&self) {
         self.leases.granted.increment(1);
         self.leases.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Its holder has ended it: settled, or cancelled.
+    /// The holder settled or cancelled a lease.
     pub(crate) fn ended(&self, what: Decision) {
         let [settled, cancelled] = &self.leases.ended;
         if what == Decision::Cancel { cancelled } else { settled }.increment(1);
         self.leases.close(1);
     }
 
-    /// Leases that were handed out here and have not ended here. Those of before a restart, and those that another server ends,
-    /// are not known.
+    /// Leases granted and not yet ended by this process. Leases from before a restart, or ended by another
+    /// server, are not tracked.
     pub(crate) fn open_leases(&self) -> u64 {
         self.leases.open.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn swept(&self, swept: Swept) {
+    pub(crate) fn swept(&self, swept: SweepReport) {
         self.leases.close(swept.settled + swept.returned);
         let [settled, returned] = &self.expired;
         settled.increment(swept.settled);
@@ -167,7 +167,7 @@ impl Meters {
         gauge(&self.recorder, "tidegate_clock_offset_seconds").set(offset.as_secs_f64());
     }
 
-    /// As many requests are under way as may.
+    /// The maximum number of concurrent requests is reached.
     pub(crate) fn busy(&self) {
         self.busy.increment(1);
     }
@@ -176,12 +176,12 @@ impl Meters {
         self.panics.increment(1);
     }
 
-    /// Sums what was measured: until then every measurement takes room.
-    pub(crate) fn tidy_up(&self) {
+    /// Folds recorded samples into their histograms; until then each sample occupies memory.
+    pub(crate) fn upkeep(&self) {
         self.handle.run_upkeep();
     }
 
-    /// Everything as text.
+    /// Renders all metrics as text.
     pub(crate) fn show(&self, state: &State) -> String {
         if let Some(tls) = state.tls() {
             self.secured(&tls.stats());
@@ -202,14 +202,14 @@ impl Meters {
         let levels = [
             ("tidegate_leases_open", self.open_leases()),
             ("tidegate_http_requests_under_way", state.requests() as u64),
-            ("tidegate_event_listeners", state.hub().listeners().0 as u64),
+            ("tidegate_event_listeners", state.events().listeners().0 as u64),
             ("tidegate_up_since_seconds", state.up_since().as_micros() / 1_000_000),
             ("tidegate_waiting", counts.waiting as u64),
             ("tidegate_settling", counts.settling as u64),
             ("tidegate_policy_cache_entries", counts.cache.entries),
         ];
         for (name, level) in levels {
-            // Counts in memory are far below where a double leaves out numbers.
+            // In-memory counts are far below 2^53.
             #[expect(clippy::cast_precision_loss, reason = "a few at most")]
             gauge(&self.recorder, name).set(level as f64);
         }

@@ -1,4 +1,5 @@
-//! A server that was built without Envoy's rate limit service: there are no rules, so none is ever served.
+//! Stand-in for `rls` in builds without the feature `envoy`. `EnvoyRules` has no values, so the service never
+//! runs.
 
 use std::convert::Infallible;
 
@@ -9,31 +10,31 @@ use hyper::body::Incoming;
 use crate::server::Shutdown;
 use crate::state::State;
 
-/// Rules of a service that is not there.
+/// Uninhabited: the feature `envoy` is disabled.
 #[derive(Debug, Clone)]
-#[expect(clippy::exhaustive_enums, reason = "there is none")]
+#[expect(clippy::exhaustive_enums, reason = "it has no variants")]
 pub enum EnvoyRules {}
 
 #[derive(Debug)]
 pub(crate) struct Health;
 
 impl Health {
-    #[expect(clippy::unused_async, reason = "as the real one")]
+    #[expect(clippy::unused_async, reason = "same signature as in `rls`")]
     pub(crate) async fn until_stopped(self, _: Shutdown, _: impl Future<Output = ()>) {}
 }
 
-/// Services that are not there.
+/// Uninhabited: the feature `envoy` is disabled.
 #[derive(Debug, Clone)]
 pub(crate) struct Services(Infallible);
 
 impl Services {
-    #[expect(clippy::unused_async, reason = "as the real one")]
-    pub(crate) async fn answer(self, _: Box<Request<Incoming>>) -> Response<Body> {
+    #[expect(clippy::unused_async, reason = "same signature as in `rls`")]
+    pub(crate) async fn respond(self, _: Box<Request<Incoming>>) -> Response<Body> {
         match self.0 {}
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "as the real one")]
+#[expect(clippy::needless_pass_by_value, reason = "same signature as in `rls`")]
 pub(crate) fn services(_: State, rules: EnvoyRules, _: Shutdown) -> (Services, Health) {
     match rules {}
 }

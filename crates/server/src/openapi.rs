@@ -1,4 +1,4 @@
-//! The document of the API: what each route says of itself, and what the table says of all of them.
+//! Builds the OpenAPI document from the route descriptions and the route table.
 
 use std::sync::LazyLock;
 
@@ -17,32 +17,32 @@ use utoipa::openapi::{
 
 use crate::routes::{Access, described, routes};
 
-/// What everybody may be told whatever they ask.
+/// Error responses of every authenticated route.
 const ALWAYS: [(&str, &str); 6] = [
-    ("401", "No token, or none that is good."),
-    ("403", "The token lacks the scope, is for another namespace, or the lease is another's."),
-    ("422", "A field is wrong, or its value is out of its bounds."),
-    ("500", "The server could not do it; its log says why."),
+    ("401", "No token, or an invalid one."),
+    ("403", "The token lacks the scope, is for another namespace, or does not own the lease."),
+    ("422", "A field is invalid or out of bounds."),
+    ("500", "Internal error; see the server's log."),
     ("507", "The store is full."),
-    ("503", "As many requests are under way as may, the store is away, or the server is stopping."),
+    ("503", "Too many requests are in flight, the store is unavailable, or the server is stopping."),
 ];
 
-/// The same for those who send a body.
+/// Error responses of routes with a body.
 const WITH_BODY: [(&str, &str); 4] = [
-    ("400", "The body is no JSON, or broken off."),
+    ("400", "The body is truncated or not valid JSON."),
     ("408", "The body took too long to arrive."),
     ("413", "The body is too large."),
     ("415", "The body's content-type is not application/json."),
 ];
 
-/// The same for those who name a lease.
+/// Error responses of lease routes.
 const OF_LEASES: [(&str, &str); 2] =
-    [("404", "The lease ended long ago."), ("409", "A later step of the lease was done already.")];
+    [("404", "The lease ended long ago."), ("409", "A later step of the lease was already completed.")];
 
-/// The requests whose step is one after the draw, which is step 0. The last number is the store's own.
+/// The requests with a step number. Step 0 is the draw, and the last number is reserved for the store.
 const STEPS: [&str; 5] = ["Extend", "Adjust", "Renew", "Settle", "Cancel"];
 
-/// The API as OpenAPI 3.1.
+/// Returns the OpenAPI 3.1 document.
 pub fn document() -> &'static OpenApi {
     static DOCUMENT: LazyLock<OpenApi> = LazyLock::new(make);
     &DOCUMENT
@@ -53,14 +53,14 @@ fn make() -> OpenApi {
     document.info = InfoBuilder::new()
         .title("tidegate")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("Shared limits: nobody gets more than agreed, whichever process asks."))
+        .description(Some("Shared rate limits, quotas and leases for any number of processes."))
         .build();
     let components = document.components.get_or_insert_with(|| ComponentsBuilder::new().build());
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("tg_ID_SECRET").build();
     components.add_security_scheme("token", SecurityScheme::Http(bearer));
     components.schemas.insert(Problem::name().into_owned(), Problem::schema());
     for (name, schema) in &mut components.schemas {
-        count(name, schema);
+        fix_numbers(name, schema);
     }
     for route in routes() {
         let Some(item) = document.paths.paths.get_mut(route.path) else { continue };
@@ -78,18 +78,19 @@ fn make() -> OpenApi {
                 responses.entry((*status).to_owned()).or_insert(RefOr::T(response.build()));
             }
         }
-        tighten(operation, route.path);
+        add_constraints(operation, route.path);
         for response in operation.responses.responses.values_mut() {
             if let RefOr::T(response) = response {
-                as_problem(response);
+                set_problem_content_type(response);
             }
         }
     }
     document
 }
 
-/// Numbers without a sign have no format of their own, and that of 32 bits with one leaves half of them out.
-fn count(name: &str, schema: &mut RefOr<Schema>) {
+/// Removes the `int32` format of unsigned numbers, which excludes half of their range, and bounds step
+/// numbers.
+fn fix_numbers(name: &str, schema: &mut RefOr<Schema>) {
     let RefOr::T(Schema::Object(object)) = schema else { return };
     for (field, schema) in &mut object.properties {
         let RefOr::T(Schema::Object(number)) = schema else { continue };
@@ -102,8 +103,8 @@ fn count(name: &str, schema: &mut RefOr<Schema>) {
     }
 }
 
-/// Says what the types alone do not: bounds of a page, what has to be there, and where an answer leads.
-fn tighten(operation: &mut Operation, path: &str) {
+/// Adds what the types do not express: page bounds, required parameters and links.
+fn add_constraints(operation: &mut Operation, path: &str) {
     for parameter in operation.parameters.iter_mut().flatten() {
         match parameter.name.as_str() {
             "max" => {
@@ -128,12 +129,12 @@ fn tighten(operation: &mut Operation, path: &str) {
         "/v1/tokens" => &[("delete_tokens_token", "token", "$response.body#/token/id")],
         _ => &[],
     };
-    // Only what was just made leads on.
+    // Only a newly created resource has links.
     if let Some(RefOr::T(made)) = operation.responses.responses.get_mut("200")
         && operation.request_body.is_some()
     {
         for (to, name, from) in links {
-            // The builder's own name for it is not the one that OpenAPI has.
+            // The builder would serialize this field under another name than OpenAPI's.
             let mut to_id = Extensions::default();
             to_id.insert("operationId".to_owned(), (*to).into());
             let link = LinkBuilder::new().parameter(*name, *from).extensions(Some(to_id)).build();
@@ -142,15 +143,15 @@ fn tighten(operation: &mut Operation, path: &str) {
     }
 }
 
-/// What an operation is called: `post_acquire_batch`, `get_entities_entity`.
+/// Returns the operation id: `post_acquire_batch`, `get_entities_entity`.
 fn name(method: &str, path: &str) -> String {
     let parts = path.split(['/', '.']).filter(|part| !part.is_empty() && *part != "v1");
     let parts = parts.map(|part| part.trim_matches(['{', '}']));
     [method.to_lowercase().as_str()].into_iter().chain(parts).collect::<Vec<_>>().join("_")
 }
 
-/// A problem has a content type of its own.
-fn as_problem(response: &mut Response) {
+/// Sets the content type of problem responses.
+fn set_problem_content_type(response: &mut Response) {
     let content = &mut response.content;
     let is_problem = |content: &Content| matches!(&content.schema, Some(RefOr::Ref(to)) if to.ref_location.ends_with("/Problem"));
     if content.get("application/json").is_some_and(is_problem)

@@ -1,44 +1,46 @@
-//! What one request, and all of them together, may ask of a server.
+//! The bounds of a server, per request and in total.
 
 use std::time::Duration;
 
-/// The bounds of a server. Each is told in the error of whoever reaches it.
+/// The bounds of a server. An error caused by a bound names it.
 ///
-/// Whoever reaches a bound of a request's head is answered before any route is known, by a status without a body, and the
-/// connection ends: 431 for more bytes than `head_max` or more headers than `headers_max`, 400 for what is no HTTP/1, and
-/// 408 or nothing at all when the head does not arrive within `head_time`. Every other answer to an error is a problem with a body.
+/// The bounds of a request head are enforced before routing. The server responds with a status without a body
+/// and closes the connection: 431 for more than `head_max` bytes or `headers_max` headers, 400 for data that
+/// is not HTTP/1, and 408 or no response if the head does not arrive within `head_time`. All other error
+/// responses have a problem body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
-    /// Bytes of a body. By default 256 KiB.
+    /// Maximum size of a body in bytes. Default: 256 KiB.
     pub body_max: usize,
-    /// How long a body may take to arrive, and how long an answer may lie unread. By default 10 seconds.
+    /// Timeout for receiving a body, and for a client that does not read a response. Default: 10 seconds.
     pub body_time: Duration,
-    /// Requests that are under way at the same time, those that wait for a limit included. By default 4,096.
+    /// Maximum number of concurrent requests, including those waiting for a limit. Default: 4,096.
     pub requests_max: usize,
-    /// How long an acquire may wait. By default a minute.
+    /// Maximum time that an acquire may wait. Default: one minute.
     pub within_max: Duration,
-    /// How long a lease has where its request does not say. By default five minutes.
+    /// Duration of a lease whose request does not set one. Default: five minutes.
     pub lease_deadline: Duration,
-    /// How long a lease may have at once. By default a day.
+    /// Maximum duration of a lease, and of each renewal. Default: one day.
     pub lease_deadline_max: Duration,
-    /// How long a listing or a report may take. By default 10 seconds.
+    /// Timeout of a listing or report. Default: 10 seconds.
     pub report_time: Duration,
-    /// Bytes of a request's line and headers. By default 16 KiB; a server takes no fewer than 8 KiB.
+    /// Maximum size of a request head in bytes. Default: 16 KiB; values below 8 KiB are raised to it.
     pub head_max: usize,
-    /// How many headers a request may have. By default 64.
+    /// Maximum number of headers of a request. Default: 64.
     pub headers_max: usize,
-    /// How long the headers may take to arrive, and how long a connection may be idle. By default 15 seconds.
+    /// Timeout for receiving a request head, and for an idle connection. Default: 15 seconds.
     pub head_time: Duration,
-    /// Connections that are open at the same time; further ones wait to be accepted. By default 8,192.
+    /// Maximum number of open connections; further ones wait to be accepted. Default: 8,192.
     pub connections_max: usize,
-    /// How long a server that stops waits for what is under way. By default 30 seconds.
+    /// Time that a stopping server waits for requests in flight. Default: 30 seconds.
     pub drain_time: Duration,
-    /// How often leases past their deadline are ended. By default every 5 seconds.
+    /// Interval of the sweep that ends expired leases. Default: 5 seconds.
     pub sweep_every: Duration,
-    /// Those who listen to events at the same time; they do not count as requests. By default 64.
+    /// Maximum number of event listeners, which do not count as requests. Default: 64.
     pub listeners_max: usize,
-    /// How often they hear that the server is there, and their tokens are looked at again. By default every 15 seconds.
+    /// Interval of keep-alive comments to event listeners, and of checks whether their tokens are still
+    /// valid. Default: 15 seconds.
     pub alive_every: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Who a client is by its certificate: the names that are in it, and until when they count.
+//! Identifies clients by their certificates: names, expiry and whether they are still trusted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,67 +15,68 @@ use x509_cert::ext::pkix::name::GeneralName;
 
 use crate::tls::Tls;
 
-/// The attribute of a subject that is its common name.
+/// The object id of the common name attribute.
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 
-/// A client's certificate that was checked, among the extensions of each request on its connection.
+/// A verified client certificate, stored in the extensions of each request on its connection.
 ///
-/// It stands for a token if one of its names does, and a request without an `Authorization` header is then that token's.
+/// If one of its names is mapped to a token, a request without an `Authorization` header is authorized as
+/// that token.
 #[derive(Clone)]
 pub struct PeerCertificate {
     token: Option<TokenId>,
     expires_at: Stamp,
-    origin: Option<Arc<Origin>>,
+    verification: Option<Arc<Verification>>,
 }
 
-/// By whom a certificate was checked, and what has to be checked again when those who are let in change.
-pub(crate) struct Origin {
+/// How a certificate was verified, to verify it again when the client CAs change.
+pub(crate) struct Verification {
     tls: Tls,
     chain: Vec<CertificateDer<'static>>,
-    /// The last generation of those who are let in that it was good for.
-    checked: AtomicU64,
+    /// The last generation of client CAs that trusted it.
+    generation: AtomicU64,
 }
 
-impl Origin {
+impl Verification {
     pub(crate) const fn new(tls: Tls, chain: Vec<CertificateDer<'static>>, generation: u64) -> Self {
-        Self { tls, chain, checked: AtomicU64::new(generation) }
+        Self { tls, chain, generation: AtomicU64::new(generation) }
     }
 }
 
 impl PeerCertificate {
-    /// The certificate of these bytes, by what its names stand for.
+    /// Parses a certificate and maps its names to a token.
     pub(crate) fn new(der: &[u8], clients: &[(String, TokenId)]) -> Option<Self> {
-        let facts = Facts::read(der).ok()?;
-        let token = clients.iter().find(|(name, _)| facts.has(name)).map(|(_, token)| token.clone());
-        Some(Self { token, expires_at: facts.expires_at, origin: None })
+        let info = CertificateInfo::read(der).ok()?;
+        let token = clients.iter().find(|(name, _)| info.has(name)).map(|(_, token)| token.clone());
+        Some(Self { token, expires_at: info.expires_at, verification: None })
     }
 
-    pub(crate) fn checked_by(self, origin: Origin) -> Self {
-        Self { origin: Some(Arc::new(origin)), ..self }
+    pub(crate) fn with_verification(self, verification: Verification) -> Self {
+        Self { verification: Some(Arc::new(verification)), ..self }
     }
 
-    /// Why it counts no more, if it does not: it was good when its connection was made.
-    pub(crate) fn trouble(&self, now: Stamp) -> Option<&'static str> {
+    /// Returns why the certificate is no longer accepted, if so: a connection may outlive its validity.
+    pub(crate) fn rejection(&self, now: Stamp) -> Option<&'static str> {
         if self.expires_at <= now {
             return Some("the client's certificate has expired");
         }
-        let origin = self.origin.as_ref()?;
-        // Checked once for each change, and not for each request.
-        match origin.tls.trusts(&origin.chain, origin.checked.load(Ordering::Relaxed)) {
+        let verification = self.verification.as_ref()?;
+        // Verified once per change of the CAs, not per request.
+        match verification.tls.trusts(&verification.chain, verification.generation.load(Ordering::Relaxed)) {
             Some(generation) => {
-                origin.checked.store(generation, Ordering::Relaxed);
+                verification.generation.store(generation, Ordering::Relaxed);
                 None
             }
-            None => Some("the client's certificate is trusted no more"),
+            None => Some("the client's certificate is no longer trusted"),
         }
     }
 
-    /// The token that it stands for, if any.
+    /// Returns the token that it maps to, if any.
     pub const fn token(&self) -> Option<&TokenId> {
         self.token.as_ref()
     }
 
-    /// When it is good no more: a connection may last longer.
+    /// Returns when it expires. A connection may last longer.
     pub const fn expires_at(&self) -> Stamp {
         self.expires_at
     }
@@ -83,24 +84,24 @@ impl PeerCertificate {
 
 impl fmt::Debug for PeerCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let token = self.token.as_ref().map_or("nobody", TokenId::as_str);
+        let token = self.token.as_ref().map_or("none", TokenId::as_str);
         write!(f, "PeerCertificate({token} until {})", self.expires_at)
     }
 }
 
-/// What is read of a certificate.
-pub(crate) struct Facts {
+/// The relevant contents of a certificate.
+pub(crate) struct CertificateInfo {
     uris: Vec<String>,
     dns: Vec<String>,
     /// Its common name, if it has exactly one.
-    common: Option<String>,
-    /// The begin of its time, in whole seconds.
+    common_name: Option<String>,
+    /// Start of its validity, in whole seconds.
     pub(crate) begins_at: Stamp,
-    /// The end of its time, in whole seconds.
+    /// End of its validity, in whole seconds.
     pub(crate) expires_at: Stamp,
 }
 
-impl Facts {
+impl CertificateInfo {
     pub(crate) fn read(der: &[u8]) -> Result<Self, x509_cert::der::Error> {
         let certificate = Certificate::from_der(der)?.tbs_certificate;
         let expires_at = Stamp::from_secs(certificate.validity.not_after.to_unix_duration().as_secs());
@@ -116,24 +117,24 @@ impl Facts {
         let attributes = certificate.subject.0.iter().flat_map(|part| part.0.iter());
         let mut named = attributes.filter(|attribute| attribute.oid == COMMON_NAME);
         let only = named.next().filter(|_| named.next().is_none());
-        let common = only.and_then(|attribute| {
+        let common_name = only.and_then(|attribute| {
             let is_text =
                 matches!(attribute.value.tag(), Tag::Utf8String | Tag::PrintableString | Tag::Ia5String);
             let text = str::from_utf8(attribute.value.value()).ok().filter(|_| is_text);
             text.map(str::to_owned)
         });
-        Ok(Self { uris, dns, common, begins_at, expires_at })
+        Ok(Self { uris, dns, common_name, begins_at, expires_at })
     }
 
-    /// Whether it has this name. One with `:` is a URI and nothing else. A common name counts only where there is neither a URI nor
-    /// a DNS name: those who sign for others may be bound to names of these kinds, and to no common names.
+    /// Whether it has this name. A name with `:` matches only URIs. The common name counts only if there is
+    /// neither a URI nor a DNS name, because CA name constraints may cover those kinds but not common names.
     fn has(&self, name: &str) -> bool {
         if name.contains(':') {
             return self.uris.iter().any(|uri| uri == name);
         }
         let is_bare = self.uris.is_empty() && self.dns.is_empty();
         self.dns.iter().any(|dns| dns.eq_ignore_ascii_case(name))
-            || is_bare && self.common.as_deref() == Some(name)
+            || is_bare && self.common_name.as_deref() == Some(name)
     }
 }
 
@@ -144,16 +145,16 @@ mod tests {
     use super::*;
 
     /// A certificate with this common name, DNS name and URI.
-    fn certificate(common: &str, dns: &str, uri: &str) -> Vec<u8> {
+    fn certificate(common_name: &str, dns: &str, uri: &str) -> Vec<u8> {
         let mut params = CertificateParams::new(vec![dns.to_owned()]).expect("a name");
-        params.distinguished_name.push(DnType::CommonName, common);
+        params.distinguished_name.push(DnType::CommonName, common_name);
         params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a name")));
         params.not_after = rcgen::date_time_ymd(2040, 1, 1);
         params.self_signed(&KeyPair::generate().expect("a key")).expect("signed").der().to_vec()
     }
 
     #[test]
-    fn a_certificate_stands_for_the_first_token_that_one_of_its_names_is_mapped_to() {
+    fn certificate_maps_to_first_matching_token() {
         let der = certificate("gateway", "Gate.internal", "spiffe://prod/gate");
         let table = [
             (vec!["gateway"], None),
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_common_name_counts_only_alone() {
+    fn common_name_counts_only_without_alt_names() {
         let clients = ["gateway", "urn:gate"].map(|name| (name.to_owned(), TokenId::new("t").unwrap()));
         let is_known = |change: fn(&mut CertificateParams)| {
             let mut params = CertificateParams::default();
@@ -197,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn a_common_name_that_looks_like_a_uri_is_none() {
+    fn common_name_never_matches_uri() {
         let der = certificate("spiffe://prod/admin", "a.internal", "spiffe://prod/gate");
         let clients = [("spiffe://prod/admin".to_owned(), TokenId::new("admin").unwrap())];
         assert_eq!(PeerCertificate::new(&der, &clients).unwrap().token(), None);
     }
 
     #[test]
-    fn bytes_that_are_no_certificate_are_nobodys() {
+    fn invalid_certificate_bytes_are_rejected() {
         let whole = certificate("a", "b", "c:d");
         assert!(PeerCertificate::new(b"", &[]).is_none());
         for cut in 0..whole.len() {

@@ -1,5 +1,5 @@
-//! Files in PEM. What is in them is never in an error: a key that lost its line breaks is one long line, and a library that shows the
-//! line it did not understand would show the key.
+//! Reads PEM files. Errors never contain their contents: a key that lost its line breaks is one long line,
+//! which a library may quote in its error.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::tls::TlsError;
 
-/// No more of a file is read: certificates and keys are far smaller.
+/// The maximum size of a file; certificates and keys are far smaller.
 const FILE_MAX: u64 = 1 << 20;
 
 pub(crate) fn read(what: &'static str, file: &Path) -> Result<Vec<u8>, TlsError> {
@@ -24,7 +24,7 @@ pub(crate) fn read(what: &'static str, file: &Path) -> Result<Vec<u8>, TlsError>
     Ok(bytes)
 }
 
-/// The certificates of a file: one at least.
+/// Parses the certificates of a file, at least one.
 pub(crate) fn certificates(
     what: &'static str,
     file: &Path,
@@ -32,24 +32,24 @@ pub(crate) fn certificates(
 ) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let unusable = |why| TlsError::Unusable { what, file: file.into(), why };
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
-    let chain = chain.map_err(|error| unusable(wrong("certificate", &error)))?;
+    let chain = chain.map_err(|error| unusable(describe("certificate", &error)))?;
     if chain.is_empty() {
-        return Err(unusable(wrong("certificate", &Error::NoItemsFound)));
+        return Err(unusable(describe("certificate", &Error::NoItemsFound)));
     }
     Ok(chain)
 }
 
-/// The first key of a file.
+/// Parses the first key of a file.
 pub(crate) fn key(what: &'static str, file: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(bytes).map_err(|error| TlsError::Unusable {
         what,
         file: file.into(),
-        why: wrong("private key", &error),
+        why: describe("private key", &error),
     })
 }
 
-/// What is wrong with PEM, in words of ours alone.
-fn wrong(what: &str, error: &Error) -> String {
+/// Describes a PEM error without quoting the file.
+fn describe(what: &str, error: &Error) -> String {
     match error {
         Error::NoItemsFound => format!("it holds no {what} in PEM"),
         Error::MissingSectionEnd { .. } => "a section of its PEM has no line that ends it".to_owned(),
@@ -57,8 +57,8 @@ fn wrong(what: &str, error: &Error) -> String {
             "a line that begins a section of its PEM is broken: perhaps the file lost its line breaks"
                 .to_owned()
         }
-        Error::Base64Decode(_) => "a section of its PEM is no base64".to_owned(),
+        Error::Base64Decode(_) => "a section of its PEM is not valid base64".to_owned(),
         Error::SectionTooLarge => "a section of its PEM is too long".to_owned(),
-        _ => "it is no PEM".to_owned(),
+        _ => "it is not PEM".to_owned(),
     }
 }

@@ -1,7 +1,7 @@
-//! Everything that can be answered instead of what was asked for, as a problem.
+//! Error responses, as problems.
 //!
-//! What a store says of itself stays here: a sentence of its own may hold the path of a file. It goes to the log, and the
-//! caller is told of what kind it is.
+//! Messages of the store may contain file paths: they go to the log, and the caller receives only the kind of
+//! error.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use tidegate_client::{LimitState, Problem, Seconds};
 
 use crate::codec;
 
-/// A problem on its way out.
+/// An error response.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) problem: Box<Problem>,
-    /// Whether to say what kind of credentials are wanted.
+    /// The `WWW-Authenticate` challenge, if any.
     challenge: Option<&'static str>,
 }
 
@@ -26,7 +26,7 @@ impl Refusal {
         Self { problem: Box::new(Problem::new(status.as_u16(), kind, title, detail)), challenge: None }
     }
 
-    /// A field of the request is wrong.
+    /// A field of the request is invalid.
     pub(crate) fn invalid(field: impl Into<String>, detail: impl Into<String>) -> Self {
         let mut refusal = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", "Invalid request", detail);
         refusal.problem.field = Some(field.into()).filter(|field| !field.is_empty());
@@ -44,21 +44,22 @@ impl Refusal {
     }
 
     pub(crate) fn busy(requests_max: usize) -> Self {
-        let detail = format!("{requests_max} requests are under way, as many as may");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail).after(Duration::from_secs(1))
+        let detail = format!("too many requests: {requests_max} are in flight");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail)
+            .with_retry_after(Duration::from_secs(1))
     }
 
     pub(crate) fn not_found(kind: &str, detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, kind, "Not found", detail)
     }
 
-    /// Something went wrong in here.
+    /// An internal error.
     pub(crate) fn internal() -> Self {
-        let detail = "the server could not do this; its log says why";
+        let detail = "internal error; see the server's log";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
     }
 
-    pub(crate) fn after(mut self, span: Duration) -> Self {
+    pub(crate) fn with_retry_after(mut self, span: Duration) -> Self {
         self.problem.retry_after = Some(span.into());
         self
     }
@@ -82,21 +83,21 @@ impl From<StoreError> for Refusal {
     }
 }
 
-/// What is wrong with the store is for those who run it.
+/// Logs store errors for operators.
 fn log(error: &StoreError, problem: &Problem) {
     if problem.is("store-away") {
-        tracing::warn!(%error, "the store is away");
+        tracing::warn!(%error, "store unavailable");
     } else if problem.is("store-full") {
-        tracing::error!(%error, "the store is full");
+        tracing::error!(%error, "store full");
     } else if problem.is("internal") {
-        tracing::error!(%error, "the store failed");
+        tracing::error!(%error, "store error");
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = codec::answer(status, &*self.problem);
+        let mut response = codec::json_response(status, &*self.problem);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Problem::CONTENT_TYPE));
         if let Some(span) = self.problem.retry_after.map(Seconds::as_duration) {
@@ -110,7 +111,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A limit as the fields tell it.
+/// Converts a limit state for the `RateLimit` headers.
 fn field(state: &LimitState) -> LimitField<'_> {
     LimitField {
         limit: &state.limit,

@@ -1,4 +1,4 @@
-//! Listening, serving, and stopping without losing what is under way.
+//! Listens, serves and shuts down gracefully.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -25,29 +25,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::calls::Calls;
-use crate::handshake::{Io, Secured};
+use crate::handshake::{Io, TlsHandshake};
+use crate::inline_executor::InlineExecutor;
+use crate::io_timeout::TimeoutStream;
 use crate::options::Bounds;
-use crate::patience::Patient;
 use crate::rls::{self, EnvoyRules, Services};
 use crate::routes::{app, metrics_app};
 use crate::state::State;
 use crate::tls::{Alpn, Tls};
 
-/// Leases that one sweep ends at most.
+/// Maximum number of leases that one sweep ends.
 const SWEEP_MAX: usize = 1_000;
-/// How often what was measured is summed.
-const TIDY_EVERY: Duration = Duration::from_secs(5);
-/// How long nobody is accepted after the system refused to: it has no more files, and waits for some to be closed.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-/// The least that hyper can read heads with.
+/// Interval of the metrics upkeep.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Pause after a failed `accept`, usually for lack of file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+/// hyper's minimum buffer for request heads.
 const HEAD_MIN: usize = 8_192;
-/// Calls of one connection that are under way at the same time. Envoy opens another one for more.
+/// Maximum number of concurrent streams per connection. Envoy opens another connection for more.
 const STREAMS_MAX: usize = 1_024;
-/// How long calls of Envoy's that were sent before it heard of the stop are answered as before.
-const LAST_CALLS: Duration = Duration::from_millis(500);
+/// Grace period for calls that Envoy sent before it learned of the shutdown.
+const STOP_GRACE: Duration = Duration::from_millis(500);
 
-/// Where to listen.
+/// The listeners of a server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     listen: SocketAddr,
@@ -58,34 +58,35 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// Listens at this address of the loopback interface.
+    /// Listens at this address, which must be a loopback address unless TLS or
+    /// [`without_tls_anywhere`](Self::without_tls_anywhere) is set.
     pub const fn new(listen: SocketAddr) -> Self {
         Self { listen, metrics: None, envoy: None, anywhere: false, tls: None }
     }
 
-    /// Answers `/metrics` and the health checks at this address too, without a token.
+    /// Also serves `/metrics` and the health checks at this address, without a token.
     #[must_use]
     pub const fn metrics(mut self, listen: SocketAddr) -> Self {
         self.metrics = Some(listen);
         self
     }
 
-    /// Answers Envoy's rate limit service at this address too, by these rules.
+    /// Also serves Envoy's rate limit service at this address, by these rules.
     #[must_use]
     pub fn envoy(mut self, listen: SocketAddr, rules: EnvoyRules) -> Self {
         self.envoy = Some((listen, rules));
         self
     }
 
-    /// Speaks TLS, and may listen where others can reach it. The listener of the metrics stays as it is.
+    /// Enables TLS, and allows other than loopback addresses. The metrics listener stays without TLS.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// Listens where others can reach it, without TLS: tokens go over the network as they are. Only behind a proxy that has
-    /// TLS, or in a network that nobody else is in.
+    /// Allows other than loopback addresses without TLS. Tokens then travel in plaintext: use it only behind
+    /// a TLS proxy or in a private network.
     #[must_use]
     pub const fn without_tls_anywhere(mut self) -> Self {
         self.anywhere = true;
@@ -93,77 +94,77 @@ impl ServerOptions {
     }
 }
 
-/// Why a server does not listen.
+/// Why a server could not listen.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Others could reach it, and nobody said that they may.
+    /// The address is reachable from other machines, which was not allowed.
     #[error(
-        "{addr} can be reached from other machines, and there is no TLS: listen on 127.0.0.1, or say that it is wanted"
+        "{addr} can be reached from other machines without TLS: listen on 127.0.0.1, or allow it explicitly"
     )]
     Exposed {
         /// The address.
         addr: SocketAddr,
     },
-    /// Somebody listens there already.
+    /// Another program listens at this address.
     #[error("{addr} is in use by another program: stop it, or listen on another port")]
     InUse {
         /// The address.
         addr: SocketAddr,
     },
-    /// The system does not let us.
+    /// The system refused.
     #[error("cannot listen on {addr}: {source}")]
     Listen {
         /// The address.
         addr: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Says when to stop.
+/// Triggers the shutdown of a server.
 #[derive(Debug, Clone)]
 pub struct Stopper(Arc<watch::Sender<u32>>);
 
-/// Hears when to stop.
+/// Receives the shutdown signal.
 #[derive(Debug, Clone)]
 pub struct Shutdown(watch::Receiver<u32>);
 
 impl Shutdown {
-    /// One who says it and one who hears it.
+    /// Creates a connected pair.
     pub fn new() -> (Stopper, Self) {
         let (stopper, shutdown) = watch::channel(0);
         (Stopper(Arc::new(stopper)), Self(shutdown))
     }
 
-    /// Waits until it was said so often. Without anybody who could, it never was.
-    pub(crate) async fn said(&mut self, times: u32) {
-        if self.0.wait_for(|said| *said >= times).await.is_err() {
+    /// Waits until `stop` was called `times` times. If the stopper is dropped before, waits forever.
+    pub(crate) async fn signaled(&mut self, times: u32) {
+        if self.0.wait_for(|signaled| *signaled >= times).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 }
 
 impl Stopper {
-    /// The first time: stop when what is under way is done. The second time: at once.
+    /// Stops the server: the first call finishes requests in flight, the second one stops at once.
     pub fn stop(&self) {
-        self.0.send_modify(|said| *said = said.saturating_add(1));
+        self.0.send_modify(|signaled| *signaled = signaled.saturating_add(1));
     }
 }
 
-/// How a server stopped.
+/// How a server shut down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Stopped {
-    /// What was under way was done.
+pub enum ShutdownOutcome {
+    /// All requests in flight were finished.
     Drained,
-    /// It took longer than it may.
+    /// The drain timed out.
     TimedOut,
-    /// It was told twice.
+    /// It was stopped twice.
     AtOnce,
 }
 
-/// A server that listens, and does not answer yet.
+/// A bound server that is not serving yet.
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,
@@ -184,10 +185,10 @@ impl fmt::Debug for Listener {
 }
 
 impl Server {
-    /// Listens.
+    /// Binds the listeners.
     ///
     /// # Errors
-    /// [`ServeError`] is one sentence that says what to do.
+    /// [`ServeError`] if an address is in use, exposed or unavailable.
     pub async fn bind(options: &ServerOptions) -> Result<Self, ServeError> {
         let is_open = options.anywhere || options.tls.is_some();
         let listener = listen(options.listen, is_open).await?;
@@ -202,79 +203,79 @@ impl Server {
         Ok(Self { listener, metrics, envoy, tls: options.tls.clone() })
     }
 
-    /// Where it listens.
+    /// Returns the address of the API.
     pub const fn local_addr(&self) -> SocketAddr {
         self.listener.addr
     }
 
-    /// Where it answers `/metrics` without a token, if it does.
+    /// Returns the address of the metrics listener, if any.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(|listener| listener.addr)
     }
 
-    /// Where it answers Envoy, if it does.
+    /// Returns the address of the Envoy listener, if any.
     pub fn envoy_addr(&self) -> Option<SocketAddr> {
         self.envoy.as_ref().map(|(listener, _)| listener.addr)
     }
 
-    /// Serves until it is told to stop: then nobody new enters, those who wait for a limit are refused, what is under way is
-    /// answered, and every ending reaches the store.
+    /// Serves until it is stopped. Then it accepts no new connections, refuses requests waiting for a limit,
+    /// finishes requests in flight, and sends pending lease endings to the store.
     ///
     /// # Cancel safety
-    /// Dropping the future ends all connections at once. What was drawn ends by its deadline.
-    pub async fn run(self, state: State, mut shutdown: Shutdown) -> Stopped {
+    /// Dropping the future closes all connections at once. Open leases end at their deadlines.
+    pub async fn run(self, state: State, mut shutdown: Shutdown) -> ShutdownOutcome {
         let bounds = *state.bounds();
         let mut tasks = JoinSet::new();
         let graceful = Arc::new(GracefulShutdown::new());
         let connections = || Arc::new(Semaphore::new(bounds.connections_max.min(Semaphore::MAX_PERMITS)));
-        tasks.spawn(look_after(state.clone()));
-        tasks.spawn(tidy_up(state.clone()));
+        tasks.spawn(sweep_periodically(state.clone()));
+        tasks.spawn(upkeep(state.clone()));
         if let Some(tls) = &self.tls {
             state.secured_by(tls.clone());
-            tasks.spawn(tls.clone().look_after());
+            tasks.spawn(tls.clone().watch_files());
         }
         let mut health_checks = JoinSet::new();
         if let Some(metrics) = self.metrics {
-            let door = Door {
+            let endpoint = Endpoint {
                 listener: metrics,
-                answers: Answers::Http(metrics_app(state.clone())),
+                protocol: Protocol::Http(metrics_app(state.clone())),
                 bounds,
                 connections: Arc::new(Semaphore::new(64)),
-                secured: None,
+                tls_handshake: None,
             };
-            tasks.spawn(door.serve(Arc::new(GracefulShutdown::new()), shutdown.clone()));
+            tasks.spawn(endpoint.serve(Arc::new(GracefulShutdown::new()), shutdown.clone()));
         }
-        let secured = |alpn| self.tls.clone().map(|tls| Secured::new(tls, alpn));
-        let door = Door {
+        let tls_handshake = |alpn| self.tls.clone().map(|tls| TlsHandshake::new(tls, alpn));
+        let endpoint = Endpoint {
             listener: self.listener,
-            answers: Answers::Http(app(state.clone())),
+            protocol: Protocol::Http(app(state.clone())),
             bounds,
             connections: connections(),
-            secured: secured(Alpn::Http1),
+            tls_handshake: tls_handshake(Alpn::Http1),
         };
-        let (answering, answered) = oneshot::channel::<()>();
+        let (draining, drained_signal) = oneshot::channel::<()>();
         let proxies = Arc::new(GracefulShutdown::new());
         let envoy = self.envoy.map(|(listener, rules)| {
             let (services, health) = rls::services(state.clone(), rules, shutdown.clone());
-            health_checks.spawn(health.until_stopped(shutdown.clone(), answered.map(drop)));
-            let (answers, secured) = (Answers::Envoy(services), secured(Alpn::Http2));
-            let door = Door { listener, answers, bounds, connections: connections(), secured };
-            door.serve(Arc::clone(&proxies), shutdown.clone())
+            health_checks.spawn(health.until_stopped(shutdown.clone(), drained_signal.map(drop)));
+            let (protocol, tls_handshake) = (Protocol::Envoy(services), tls_handshake(Alpn::Http2));
+            let endpoint = Endpoint { listener, protocol, bounds, connections: connections(), tls_handshake };
+            endpoint.serve(Arc::clone(&proxies), shutdown.clone())
         });
         let mut at_once = shutdown.clone();
         let ends = async {
-            // Their connections live as long as this does.
-            let door = door.serve(Arc::clone(&graceful), shutdown.clone());
-            let _connections = tokio::join!(door, OptionFuture::from(envoy));
-            shutdown.said(1).await;
-            let mut proxies = Box::pin(answered_all(proxies).fuse());
-            // An error would let through whatever is on its way.
-            let _ = timeout(LAST_CALLS.min(bounds.drain_time), &mut proxies).await;
-            drop(answering);
+            // The connections live as long as this value.
+            let endpoint = endpoint.serve(Arc::clone(&graceful), shutdown.clone());
+            let _connections = tokio::join!(endpoint, OptionFuture::from(envoy));
+            shutdown.signaled(1).await;
+            let mut proxies = Box::pin(drain_connections(proxies).fuse());
+            // Envoy treats errors as an allow by default, so calls already on their way still get a verdict.
+            let _ = timeout(STOP_GRACE.min(bounds.drain_time), &mut proxies).await;
+            drop(draining);
             state.limiter().close();
-            state.hub().close();
+            state.events().close();
             let drained = async {
-                answered_all(graceful).await;
+                drain_connections(graceful).await;
                 if !proxies.is_terminated() {
                     proxies.await;
                 }
@@ -282,48 +283,48 @@ impl Server {
                 while health_checks.join_next().await.is_some() {}
             };
             match timeout(bounds.drain_time, drained).await {
-                Ok(()) => Stopped::Drained,
-                Err(_) => Stopped::TimedOut,
+                Ok(()) => ShutdownOutcome::Drained,
+                Err(_) => ShutdownOutcome::TimedOut,
             }
         };
         tokio::select! {
             stopped = ends => stopped,
-            () = at_once.said(2) => Stopped::AtOnce,
+            () = at_once.signaled(2) => ShutdownOutcome::AtOnce,
         }
     }
 }
 
-/// Has connections end when what is under way on them is answered. Nobody accepts others any more.
-async fn answered_all(connections: Arc<GracefulShutdown>) {
+/// Waits until all connections have finished their requests. No new ones are accepted.
+async fn drain_connections(connections: Arc<GracefulShutdown>) {
     if let Some(connections) = Arc::into_inner(connections) {
         connections.shutdown().await;
     }
 }
 
-/// Ends leases whose deadline has passed, now and then. A store that does not answer is asked again the next time.
-async fn look_after(state: State) -> JoinSet<()> {
+/// Sweeps expired leases periodically. If the store does not respond, the next tick tries again.
+async fn sweep_periodically(state: State) -> JoinSet<()> {
     let mut ticks = interval(state.bounds().sweep_every.max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let patience = state.bounds().report_time;
-    let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+    let timeout_span = state.bounds().report_time;
+    let millis = u64::try_from(timeout_span.as_millis()).unwrap_or(u64::MAX);
     loop {
         ticks.tick().await;
         let clock = Lookup::Subjects(Vec::new());
-        if let Ok(Ok(seen)) = timeout(patience, state.store().balances(&clock)).await {
+        if let Ok(Ok(seen)) = timeout(timeout_span, state.store().balances(&clock)).await {
             state.meters().clock_offset(seen.clock_offset);
         }
         loop {
-            let swept = timeout(patience, state.store().sweep(SWEEP_MAX)).await;
+            let swept = timeout(timeout_span, state.store().sweep(SWEEP_MAX)).await;
             match swept.unwrap_or(Err(StoreError::TimedOut { millis })) {
                 Ok(swept) => {
                     state.meters().swept(swept);
-                    state.hub().swept(swept);
+                    state.events().swept(swept);
                     if swept.settled + swept.returned < SWEEP_MAX as u64 {
                         break;
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "leases past their deadline could not be ended");
+                    tracing::warn!(%error, "failed to sweep expired leases");
                     break;
                 }
             }
@@ -331,62 +332,63 @@ async fn look_after(state: State) -> JoinSet<()> {
     }
 }
 
-/// Sums what was measured. It waits for nobody, and no option makes it rarer: until then every measurement takes room.
-async fn tidy_up(state: State) -> JoinSet<()> {
-    let mut ticks = interval(TIDY_EVERY);
+/// Folds metric samples periodically. It runs independently of the store and of options, because samples
+/// occupy memory until then.
+async fn upkeep(state: State) -> JoinSet<()> {
+    let mut ticks = interval(UPKEEP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        state.meters().tidy_up();
+        state.meters().upkeep();
     }
 }
 
-/// What answers, and how it is spoken to.
+/// The protocol and service of an endpoint.
 #[derive(Debug, Clone)]
-enum Answers {
-    /// By HTTP/1.
+enum Protocol {
+    /// The API, over HTTP/1.
     Http(Router),
-    /// By HTTP/2, as gRPC does, without a word of HTTP/1 before it.
+    /// Envoy's service, over HTTP/2 with prior knowledge, as gRPC requires.
     Envoy(Services),
 }
 
-/// One listener and what answers there.
-struct Door {
+/// A listener and its service.
+struct Endpoint {
     listener: Listener,
-    answers: Answers,
+    protocol: Protocol,
     bounds: Bounds,
     connections: Arc<Semaphore>,
-    secured: Option<Secured>,
+    tls_handshake: Option<TlsHandshake>,
 }
 
-impl Door {
-    /// Accepts until it is told to stop, and answers the connections that are open then.
+impl Endpoint {
+    /// Accepts connections until shutdown, and returns the open ones.
     async fn serve(self, graceful: Arc<GracefulShutdown>, mut shutdown: Shutdown) -> JoinSet<()> {
         let mut open = JoinSet::new();
         loop {
-            // Those that have ended are forgotten.
+            // Removes finished connections.
             while open.try_join_next().is_some() {}
             let accepted = tokio::select! {
                 accepted = self.accept() => accepted,
-                () = shutdown.said(1) => return open,
+                () = shutdown.signaled(1) => return open,
             };
             match accepted {
-                Some((stream, place)) => {
+                Some((stream, slot)) => {
                     let _ = stream.set_nodelay(true);
-                    open.spawn(self.connection(stream, place, &graceful, shutdown.clone()));
+                    open.spawn(self.connection(stream, slot, &graceful, shutdown.clone()));
                 }
-                None => sleep(ACCEPT_AGAIN).await,
+                None => sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
     }
 
-    /// The next connection, when there is room for one.
+    /// Accepts the next connection once a slot is free.
     async fn accept(&self) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-        let place = Arc::clone(&self.connections).acquire_owned().await.ok()?;
+        let slot = Arc::clone(&self.connections).acquire_owned().await.ok()?;
         match self.listener.socket.accept().await {
-            Ok((stream, _)) => Some((stream, place)),
+            Ok((stream, _)) => Some((stream, slot)),
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "failed to accept a connection");
                 None
             }
         }
@@ -395,34 +397,34 @@ impl Door {
     fn connection(
         &self,
         stream: TcpStream,
-        place: OwnedSemaphorePermit,
+        slot: OwnedSemaphorePermit,
         graceful: &GracefulShutdown,
         mut shutdown: Shutdown,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (bounds, answers) = (self.bounds, self.answers.clone());
-        let (secured, watcher) = (self.secured.clone(), graceful.watcher());
+        let (bounds, protocol) = (self.bounds, self.protocol.clone());
+        let (tls_handshake, watcher) = (self.tls_handshake.clone(), graceful.watcher());
         async move {
-            let (stream, peer) = match secured {
+            let (stream, peer) = match tls_handshake {
                 None => (Io::Plain(stream), None),
-                // Who has not asked for anything when the server stops is not waited for.
-                Some(secured) => tokio::select! {
-                    accepted = secured.accept(stream, bounds.head_time) => match accepted {
+                // A handshake in progress is aborted on shutdown.
+                Some(tls_handshake) => tokio::select! {
+                    accepted = tls_handshake.accept(stream, bounds.head_time) => match accepted {
                         Some(accepted) => accepted,
                         None => return,
                     },
-                    () = shutdown.said(1) => return,
+                    () = shutdown.signaled(1) => return,
                 },
             };
-            let known = move |mut request: Request<Incoming>| {
+            let with_peer = move |mut request: Request<Incoming>| {
                 if let Some(peer) = &peer {
                     request.extensions_mut().insert(peer.clone());
                 }
                 request
             };
-            // hyper has no bound for those who never read what they asked for.
-            let writing = Some(bounds.body_time);
-            let ended = match answers {
-                Answers::Http(router) => {
+            // hyper has no timeout for clients that never read their responses.
+            let write_timeout = Some(bounds.body_time);
+            let ended = match protocol {
+                Protocol::Http(router) => {
                     let router = TowerToHyperService::new(router);
                     let connection = http1::Builder::new()
                         .timer(TokioTimer::new())
@@ -430,37 +432,40 @@ impl Door {
                         .max_buf_size(bounds.head_max.max(HEAD_MIN))
                         .max_headers(bounds.headers_max)
                         .serve_connection(
-                            TokioIo::new(Patient::new(stream, None, writing)),
-                            service_fn(move |request| router.call(known(request))),
+                            TokioIo::new(TimeoutStream::new(stream, None, write_timeout)),
+                            service_fn(move |request| router.call(with_peer(request))),
                         );
                     watcher.watch(connection).await
                 }
-                Answers::Envoy(services) => {
-                    // An idle one is asked whether it is there. Whoever says nothing at all, from the beginning or then, leaves.
-                    let reading = Some(bounds.head_time.saturating_mul(2));
+                Protocol::Envoy(services) => {
+                    // Idle connections are pinged. A connection that never sends anything is closed.
+                    let read_timeout = Some(bounds.head_time.saturating_mul(2));
                     let streams_max = bounds.requests_max.clamp(1, STREAMS_MAX);
-                    let calls = Calls::default();
-                    let connection = http2::Builder::new(calls.clone())
+                    let executor = InlineExecutor::default();
+                    let connection = http2::Builder::new(executor.clone())
                         .timer(TokioTimer::new())
                         .keep_alive_interval(bounds.head_time)
                         .keep_alive_timeout(bounds.head_time)
                         .max_header_list_size(u32::try_from(bounds.head_max).unwrap_or(u32::MAX))
                         .max_concurrent_streams(u32::try_from(streams_max).unwrap_or(u32::MAX))
                         .serve_connection(
-                            TokioIo::new(Patient::new(stream, reading, writing)),
+                            TokioIo::new(TimeoutStream::new(stream, read_timeout, write_timeout)),
                             service_fn(move |request| {
-                                // In a box: it is handed on a few times, and is as large as all the rest.
-                                services.clone().answer(Box::new(known(request))).map(Ok::<_, Infallible>)
+                                // Boxed because it is large and moved several times.
+                                services
+                                    .clone()
+                                    .respond(Box::new(with_peer(request)))
+                                    .map(Ok::<_, Infallible>)
                             }),
                         );
-                    calls.run(watcher.watch(connection)).await
+                    executor.run(watcher.watch(connection)).await
                 }
             };
-            // A client that is slow, gone or speaks no HTTP is no news.
+            // Slow, disconnected or non-HTTP clients are routine: log at debug level.
             if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended early");
             }
-            drop(place);
+            drop(slot);
         }
     }
 }

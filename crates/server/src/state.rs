@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State shared by all requests.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use tidegate_client::{Event, Written};
 use tidegate_core::limit::name::Namespace;
 use tokio::sync::Semaphore;
 
-use crate::hub::Hub;
-use crate::keyring::{Keyring, StoreKeyring};
+use crate::event_broadcast::EventBroadcast;
+use crate::io_timeout;
+use crate::lease_key::LeaseKey;
 use crate::meters::{Meters, StoreMeters};
 use crate::options::Bounds;
-use crate::owner::LeaseKey;
-use crate::patience;
 use crate::refusal::Refusal;
 use crate::tls::Tls;
+use crate::token_cache::{StoreTokenCache, TokenCache};
 
-/// A limiter, who may use it, and how much at once. Clones are the same.
+/// A limiter with its tokens, bounds and metrics. Clones share the same state.
 #[derive(Debug, Clone)]
 pub struct State(Arc<Shared>);
 
@@ -28,19 +28,19 @@ struct Shared {
     options: StateOptions,
     running: Semaphore,
     meters: Meters,
-    hub: Hub,
+    events: EventBroadcast,
     up_since: Stamp,
     tls: OnceLock<Tls>,
 }
 
-/// Who may use a limiter, and how much at once.
+/// Tokens, namespace and bounds of a server.
 #[derive(Debug, Clone)]
 pub struct StateOptions {
-    /// Where tokens are kept.
-    pub keyring: Arc<dyn Keyring>,
-    /// The namespace that the store was opened in: tokens for another one are refused.
+    /// The source of tokens.
+    pub token_cache: Arc<dyn TokenCache>,
+    /// The namespace of the store: tokens for other namespaces are rejected.
     pub namespace: Namespace,
-    /// What leases are named with.
+    /// The key of lease names.
     pub lease_key: LeaseKey,
     /// The bounds.
     pub bounds: Bounds,
@@ -49,20 +49,20 @@ pub struct StateOptions {
 }
 
 impl State {
-    /// A limiter for the tokens of its own store, which is opened in the namespace `default`, with the bounds there are by
-    /// default.
+    /// Creates a state with the tokens of the limiter's own store, in the namespace `default`, with default
+    /// bounds.
     ///
     /// # Errors
-    /// What the store says when it is asked for the key that leases are named with.
+    /// Errors of the store when it loads the lease key.
     pub async fn new(limiter: Limiter) -> Result<Self, StoreError> {
         let namespace =
             Namespace::new("default").map_err(|name| StoreError::Invalid { what: name.to_string() })?;
         let lease_key = LeaseKey::of_store(limiter.store(), &namespace).await?;
-        let keyring = Arc::new(StoreKeyring::new(limiter.clone()));
+        let token_cache = Arc::new(StoreTokenCache::new(limiter.clone()));
         Ok(Self::with(
             limiter,
             StateOptions {
-                keyring,
+                token_cache,
                 namespace,
                 lease_key,
                 bounds: Bounds::default(),
@@ -71,28 +71,28 @@ impl State {
         ))
     }
 
-    /// The same with everything said.
+    /// Creates a state with explicit options.
     pub fn with(limiter: Limiter, options: StateOptions) -> Self {
         let running = Semaphore::new(options.bounds.requests_max.min(Semaphore::MAX_PERMITS));
-        let hub = Hub::new(&limiter, options.bounds.listeners_max);
+        let events = EventBroadcast::new(&limiter, options.bounds.listeners_max);
         let up_since = options.clock.now();
         Self(Arc::new(Shared {
             limiter,
             options,
             running,
             meters: Meters::new(),
-            hub,
+            events,
             up_since,
             tls: OnceLock::new(),
         }))
     }
 
-    /// The limiter.
+    /// Returns the limiter.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter
     }
 
-    /// Tells of the calls of the store that these meters watch, in its metrics.
+    /// Includes the store calls that these meters record in the server's metrics.
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a builder method")]
     pub fn measured_by(self, meters: StoreMeters) -> Self {
@@ -100,12 +100,12 @@ impl State {
         self
     }
 
-    /// Tells of this certificate in its metrics.
+    /// Includes this certificate in the metrics.
     pub(crate) fn secured_by(&self, tls: Tls) {
         let _ = self.0.tls.set(tls);
     }
 
-    /// How its connections are secured, if they are.
+    /// Returns the TLS configuration, if any.
     pub(crate) fn tls(&self) -> Option<&Tls> {
         self.0.tls.get()
     }
@@ -115,8 +115,8 @@ impl State {
         &self.0.options.bounds
     }
 
-    pub(crate) fn keyring(&self) -> &dyn Keyring {
-        &*self.0.options.keyring
+    pub(crate) fn token_cache(&self) -> &dyn TokenCache {
+        &*self.0.options.token_cache
     }
 
     pub(crate) fn clock(&self) -> &dyn WallClock {
@@ -135,7 +135,7 @@ impl State {
         &self.0.running
     }
 
-    /// Requests that are under way.
+    /// Returns the number of requests in flight.
     pub(crate) fn requests(&self) -> usize {
         self.bounds().requests_max.saturating_sub(self.0.running.available_permits())
     }
@@ -144,19 +144,19 @@ impl State {
         &self.0.meters
     }
 
-    pub(crate) fn hub(&self) -> &Hub {
-        &self.0.hub
+    pub(crate) fn events(&self) -> &EventBroadcast {
+        &self.0.events
     }
 
-    /// Since when there is a server of it.
+    /// Returns when the server started.
     pub(crate) fn up_since(&self) -> Stamp {
         self.0.up_since
     }
 
-    /// Tells of an administrative change.
+    /// Broadcasts an administrative change.
     pub(crate) fn changed(&self, version: Version, actor: String) -> Written {
         let version = version.number();
-        self.hub().tell(|| Event::Changed { version, actor });
+        self.events().send(|| Event::Changed { version, actor });
         Written { version }
     }
 
@@ -164,15 +164,15 @@ impl State {
         self.0.limiter.store()
     }
 
-    /// What the store answers, if it does within the time of a report.
-    pub(crate) async fn ask<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Refusal> {
+    /// Awaits a reply of the store, within the report timeout.
+    pub(crate) async fn query<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Refusal> {
         Ok(self.within(reply).await??)
     }
 
-    /// What comes of something that may take as long as a report.
+    /// Awaits `work`, within the report timeout.
     pub(crate) async fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, Refusal> {
         let span = self.bounds().report_time;
         let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-        patience::within(span, work).await.map_err(|_| StoreError::TimedOut { millis: millis(span) }.into())
+        io_timeout::within(span, work).await.map_err(|_| StoreError::TimedOut { millis: millis(span) }.into())
     }
 }

@@ -1,4 +1,4 @@
-//! Bearer tokens: `tg_<id>_<secret>`. The secret has 256 bits; what is kept of it is a hash.
+//! Bearer tokens: `tg_<id>_<secret>`, with a secret of 256 bits. Only a hash of the token is stored.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tidegate_core::limit::token::{TokenHash, TokenId};
 
-/// How many hexadecimal digits a secret has.
+/// The number of hexadecimal digits of a secret.
 const DIGITS: usize = 64;
 
-/// A token as its holder has it. It is shown once, by [`reveal`](Self::reveal), and by nothing else.
+/// A complete token. Only [`reveal`](Self::reveal) shows it.
 #[derive(Clone)]
 pub struct Secret {
     id: TokenId,
@@ -18,13 +18,13 @@ pub struct Secret {
     text: String,
 }
 
-/// Text that is no token. What it was is not said.
+/// Text that is not a token. The error does not contain the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("a token is tg_ID_SECRET, with 64 hexadecimal digits in its secret")]
 pub struct InvalidSecret;
 
 impl Secret {
-    /// A new token with this id.
+    /// Generates a token with this id.
     pub fn generate(id: &TokenId) -> Self {
         let secret: [u128; 2] = rand::random();
         Self::of(id.clone(), format!("tg_{id}_{:032x}{:032x}", secret[0], secret[1]))
@@ -34,18 +34,18 @@ impl Secret {
         Self { id, hash: TokenHash::new(Sha256::digest(&text).into()), text }
     }
 
-    /// Its id, which is no secret.
+    /// Returns its id, which is not secret.
     pub const fn id(&self) -> &TokenId {
         &self.id
     }
 
-    /// What is kept of it: the SHA-256 of the whole text. To guess a secret of 256 bits is as hard as to find its hash, so
-    /// that nothing slower is needed.
+    /// Returns the SHA-256 hash of the whole token, which is what stores keep. A 256-bit random secret needs
+    /// no slow password hash.
     pub const fn hash(&self) -> &TokenHash {
         &self.hash
     }
 
-    /// The whole token, to be shown once.
+    /// Returns the whole token, to be shown once.
     pub fn reveal(&self) -> &str {
         &self.text
     }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_back_as_it_was_shown_and_is_not_shown_otherwise() {
+    fn secret_round_trips_and_debug_hides_it() {
         let token = Secret::generate(&TokenId::new("ci_7").unwrap());
         let read: Secret = token.reveal().parse().unwrap();
         assert_eq!((read.id().as_str(), read.hash()), ("ci_7", token.hash()));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_token_is_refused() {
+    fn invalid_token_text_is_rejected() {
         let digits = "0".repeat(64);
         for bad in ["", "tg_", "tg_x", "tg_x_", "x", &format!("tg__{digits}"), &format!("tg_a b_{digits}")] {
             assert!(bad.parse::<Secret>().is_err(), "{bad}");

@@ -1,6 +1,6 @@
-//! Its own program: it sets the global tracing subscriber.
+//! Tests that logs, metrics and responses contain no secrets, with the log at its most detailed level.
 //!
-//! What is logged, counted and answered holds no secret. The log is that of the whole process, at its most detailed.
+//! A separate program, because it sets the global tracing subscriber.
 
 #[path = "it/kit/mod.rs"]
 mod kit;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use kit::Kit;
 use kit::codec::json;
 
-/// What was logged.
+/// The captured log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -38,7 +38,7 @@ async fn no_secret_is_in_logs_metrics_or_errors() {
     let ask = json!({"entity": "acme", "resource": "gpt-4", "cost": {"tpm": 100}});
     let granted = kit.post("/v1/acquire", ask).await;
     let lease = granted.body["lease"].as_str().unwrap().to_owned();
-    let mut told = vec![
+    let mut texts = vec![
         kit.get(&format!("/v1/leases/{lease}")).await.text,
         kit.post(&format!("/v1/leases/{lease}/settle"), json!({"step": 1, "actual": {"usd": 1}})).await.text,
         kit.ask_as(&kit.other, "GET", &format!("/v1/leases/{lease}"), None).await.text,
@@ -49,12 +49,12 @@ async fn no_secret_is_in_logs_metrics_or_errors() {
         kit.get("/metrics").await.text,
         format!("{:?}", kit.state),
     ];
-    assert!(told[7].contains("tidegate_granted_total 1"), "{}", told[7]);
-    assert!(!told[7].contains("acme"), "metrics name no entity");
+    assert!(texts[7].contains("tidegate_granted_total 1"), "{}", texts[7]);
+    assert!(!texts[7].contains("acme"), "metrics name no entity");
     let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
     assert!(logged.contains("/v1/leases/{lease}/settle"), "requests are logged by their route: {logged}");
-    told.push(logged);
-    for text in told {
+    texts.push(logged);
+    for text in texts {
         assert!(!text.contains(&secret), "the token's secret: {text}");
         assert!(!text.contains(&lease[32..]), "the lease's proof: {text}");
     }

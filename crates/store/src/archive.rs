@@ -1,11 +1,12 @@
 //! Moves the audit from a store to an archive: gzip files of JSON lines in a folder or an object store.
 //!
-//! An [`ArchivePlace`] holds the archive of one store: files `audit-{first}-{last}.jsonl.gz`, named after the first and the
-//! last change in them, each change whole in one file. [`archive`] moves there what is older than a given time, and
-//! [`read_archive`] reads it back. A line is one audit entry.
+//! An [`ArchivePlace`] holds the archive of one store: files `audit-{first}-{last}.jsonl.gz`, named after the
+//! first and the last change in them, each change whole in one file. [`archive`] moves there what is older
+//! than a given time, and [`read_archive`] reads it back. A line is one audit entry.
 //!
-//! Entries are pruned from the store only after their file is durable in the archive. A run that stops in between loses
-//! nothing: the next run compares entries that are in both, prunes them from the store, and continues.
+//! Entries are pruned from the store only after their file is durable in the archive. A run that stops in
+//! between loses nothing: the next run compares entries that are in both, prunes them from the store, and
+//! continues.
 //!
 //! ```no_run
 //! use tidegate_core::time::Stamp;
@@ -68,8 +69,8 @@ pub struct ArchiveOptions {
 }
 
 impl ArchiveOptions {
-    /// Archives every change made before this time to this folder, which is created if only its last component is missing.
-    /// Each store, and each namespace of it, needs its own folder.
+    /// Archives every change made before this time to this folder, which is created if only its last
+    /// component is missing. Each store, and each namespace of it, needs its own folder.
     pub fn new(folder: impl Into<PathBuf>, before: Stamp) -> Self {
         Self::at(ArchivePlace::folder(folder), before)
     }
@@ -79,7 +80,8 @@ impl ArchiveOptions {
         Self { place, before, file_entries: FILE_ENTRIES }
     }
 
-    /// Completes a file with the change that brings it to this number of entries; 10,000 by default, at least one.
+    /// Completes a file with the change that brings it to this number of entries; 10,000 by default, at least
+    /// one.
     #[must_use]
     pub fn file_entries(mut self, entries: usize) -> Self {
         self.file_entries = entries.max(1);
@@ -87,10 +89,10 @@ impl ArchiveOptions {
     }
 }
 
-/// What was archived.
+/// The result of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Archived {
+pub struct ArchiveReport {
     /// Files that were written.
     pub files: u64,
     /// Entries that were written.
@@ -101,7 +103,8 @@ pub struct Archived {
     pub through: Option<Version>,
 }
 
-/// Why the audit was not archived, or not completely. Entries that are not in the archive are still in the store.
+/// Why the audit was not archived, or not completely. Entries that are not in the archive are still in the
+/// store.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
@@ -170,23 +173,23 @@ impl ArchiveError {
     }
 }
 
-/// Moves every change made before a given time from the store's audit to the archive, in the order in which they were made,
-/// up to the first change that is younger.
+/// Moves every change made before a given time from the store's audit to the archive, in the order in which
+/// they were made, up to the first change that is younger.
 ///
 /// Memory holds one page of a thousand entries and one compressed file at a time.
 ///
 /// # Errors
-/// [`ArchiveError::Locked`] while another run holds the lock, [`Foreign`](ArchiveError::Foreign) if the archive and the store
-/// have different entries for the same changes, [`Corrupt`](ArchiveError::Corrupt) for a file that must be compared and cannot
-/// be decoded; nothing is pruned then. Otherwise errors of the store, the file system or the object store. The next run
-/// continues where this one stopped.
+/// [`ArchiveError::Locked`] while another run holds the lock, [`Foreign`](ArchiveError::Foreign) if the
+/// archive and the store have different entries for the same changes, [`Corrupt`](ArchiveError::Corrupt) for
+/// a file that must be compared and cannot be decoded; nothing is pruned then. Otherwise errors of the store,
+/// the file system or the object store. The next run continues where this one stopped.
 ///
 /// # Cancel safety
-/// Dropping the future may leave a file that is written and not pruned; the next run prunes it. A folder stays locked until
-/// the file being written is complete. An object store stays locked for up to two minutes.
-pub async fn archive(store: &dyn Store, options: &ArchiveOptions) -> Result<Archived, ArchiveError> {
+/// Dropping the future may leave a file that is written and not pruned; the next run prunes it. A folder
+/// stays locked until the file being written is complete. An object store stays locked for up to two minutes.
+pub async fn archive(store: &dyn Store, options: &ArchiveOptions) -> Result<ArchiveReport, ArchiveError> {
     let place = options.place.lock().await?;
-    let mut run = Run { store, place, archived: Archived::default() };
+    let mut run = Run { store, place, archived: ArchiveReport::default() };
     let done = run.finish_all(options).await;
     run.place.release().await;
     done.map(|()| run.archived)
@@ -195,7 +198,7 @@ pub async fn archive(store: &dyn Store, options: &ArchiveOptions) -> Result<Arch
 struct Run<'a> {
     store: &'a dyn Store,
     place: LockedFiles,
-    archived: Archived,
+    archived: ArchiveReport,
 }
 
 impl Run<'_> {
@@ -207,7 +210,7 @@ impl Run<'_> {
         self.write_old_changes(options).await
     }
 
-    /// Prunes from the store what the archive has already, if both have the same entries.
+    /// Prunes entries that are already in the archive from the store, if both have the same entries.
     async fn end_last_run(&mut self, files: Vec<ArchiveFile>, last: Version) -> Result<(), ArchiveError> {
         let made = self.store.version().await?;
         if made < last {
@@ -221,7 +224,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether the store still has changes up to `last`. Fails if they are not the last changes of the archive.
+    /// Whether the store still has changes up to `last`. Fails if they are not the last changes of the
+    /// archive.
     async fn is_in_both(&self, files: Vec<ArchiveFile>, last: Version) -> Result<bool, ArchiveError> {
         let mut pages = Pages::new(self.store);
         let mut files = Some(files);
@@ -318,7 +322,8 @@ impl<'a> Pages<'a> {
 
     /// The next page; `None` after the last.
     async fn next(&mut self) -> Result<Option<Vec<Entry>>, ArchiveError> {
-        // No time range: after the clock was set back an older time follows a newer one, and a prune removes both.
+        // No time range: after the clock was set back an older time follows a newer one, and a prune removes
+        // both.
         let always = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
         let Some(paging) = self.next.take() else { return Ok(None) };
         let page = self.store.audit(&always, &paging).await?;

@@ -1,12 +1,12 @@
-//! How many calls go to the engine together: as many as it does well within its deadline.
+//! Adaptive batch size: as many calls as the engine completes well within its deadline.
 
 use std::time::Duration;
 
-/// A batch is not cut below this: fewer calls are hardly quicker, and a round trip takes its time whatever it carries.
+/// The smallest batch. Below this a round trip hardly gets faster.
 const MIN: usize = 16;
 
-/// The number of calls in a batch. It is halved when a full batch takes more than half of the deadline, and doubles while full
-/// batches take less. Smaller batches say nothing: they are slow for another reason.
+/// The number of calls in a batch: halved when a full batch takes more than half of the deadline, doubled
+/// when a full batch takes less. Smaller batches are ignored: if they are slow, their size is not the reason.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSize {
     max: usize,
@@ -19,12 +19,12 @@ impl BatchSize {
         Self { max, now: max, deadline }
     }
 
-    /// How many calls go together now.
+    /// The current size.
     pub(crate) const fn get(&self) -> usize {
         self.now
     }
 
-    /// A batch of `calls` took the engine so long.
+    /// Records the duration of a batch of `calls`.
     pub(crate) fn learn(&mut self, calls: usize, took: Duration) {
         if calls < self.now {
             return;

@@ -1,10 +1,10 @@
-//! Drawing from buckets, and what becomes of it: the part of a store that every request meets.
+//! Draws from buckets and the steps of leases: the hot path of a store.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Deltas, Levels, Line, Units};
-use tidegate_core::limit::lease::{Ended, LeaseId, RENEWAL_MAX, Record};
+use tidegate_core::limit::lease::{EndRecord, LeaseId, RENEWAL_MAX, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{OnExpiry, Version};
@@ -12,176 +12,176 @@ use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 
 use crate::cursor::{entity_cursor, parse_entity};
-use crate::engine::{Applied, Change, Engine, Step, Taking};
+use crate::engine::{Change, Engine, Step, StepResult, TakeMode};
 use crate::entities::Entities;
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::reply::Reply;
 
-/// A lease that begins: what it draws, from which levels.
+/// A request to open a lease: the units to draw and the levels to draw from.
 #[derive(Debug, Clone)]
 pub struct Draw {
-    /// The lease's id, chosen by its holder. The draw is its step 0.
+    /// The id of the lease, chosen by its holder. The draw is step 0.
     pub lease: LeaseId,
-    /// Whose buckets, and the rules that hold for them.
+    /// The buckets and their rules.
     pub levels: Arc<Levels>,
-    /// How much of each limit; at least one is above 0.
+    /// The units of each limit; at least one is above 0.
     pub units: Units,
-    /// What becomes of it if it is never ended.
+    /// What to do if the lease is never ended.
     pub terms: Terms,
     /// Whether the readings of a grant are wanted; those of a refusal always are.
     pub is_watched: bool,
 }
 
-/// What becomes of a lease that is never ended.
+/// What to do with a lease that is never ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// How long after the draw it expires.
+    /// How long after the draw the lease expires.
     pub deadline: Duration,
-    /// What happens then.
+    /// What to do when it expires.
     pub on_expiry: OnExpiry,
 }
 
-/// A lease that asks for more.
+/// A request to take more units for a lease.
 #[derive(Debug, Clone)]
 pub struct Extend {
-    /// Which lease.
+    /// The lease.
     pub lease: LeaseId,
     /// Its next step.
     pub step: u32,
     /// The levels it drew from.
     pub levels: Arc<Levels>,
-    /// How much more of each limit.
+    /// The additional units of each limit.
     pub units: Units,
 }
 
-/// A lease that has used more or less than it drew, and says so before its end.
+/// A report that a lease uses more or less than it drew.
 #[derive(Debug, Clone)]
 pub struct Adjust {
-    /// Which lease.
+    /// The lease.
     pub lease: LeaseId,
     /// Its next step.
     pub step: u32,
     /// The levels it drew from.
     pub levels: Arc<Levels>,
-    /// More, or less, of each limit.
+    /// The change of each limit.
     pub deltas: Deltas,
 }
 
-/// A lease that is to stay open for longer.
+/// A request to extend the deadline of a lease.
 #[derive(Debug, Clone)]
 pub struct Renew {
-    /// Which lease.
+    /// The lease.
     pub lease: LeaseId,
     /// Its next step.
     pub step: u32,
     /// The levels it drew from.
     pub levels: Arc<Levels>,
-    /// How long from now on it has: at most [`RENEWAL_MAX`](tidegate_core::limit::lease::RENEWAL_MAX).
+    /// The time until the new deadline: at most [`RENEWAL_MAX`](tidegate_core::limit::lease::RENEWAL_MAX).
     pub span: Duration,
 }
 
-/// A lease that ends, and what it used.
+/// A request to end a lease at its actual usage.
 #[derive(Debug, Clone)]
 pub struct Settle {
-    /// Which lease.
+    /// The lease.
     pub lease: LeaseId,
     /// Its next step.
     pub step: u32,
     /// The levels it drew from.
     pub levels: Arc<Levels>,
-    /// What it used of each limit; `None` is what it holds.
+    /// The actual usage of each limit; `None` for the units held.
     pub actual: Units,
-    /// Whether the readings are wanted: most who settle are done.
+    /// Whether the readings are wanted. Most callers ignore them.
     pub is_watched: bool,
 }
 
-/// A lease that ends as if it had never been.
+/// A request to end a lease and return all of its units.
 #[derive(Debug, Clone)]
 pub struct Cancel {
-    /// Which lease.
+    /// The lease.
     pub lease: LeaseId,
     /// Its next step.
     pub step: u32,
-    /// The levels it drew from, or was to.
+    /// The levels it drew from, or was to draw from.
     pub levels: Arc<Levels>,
     /// Whether the readings are wanted.
     pub is_watched: bool,
 }
 
-/// The answer to a draw.
+/// The result of a draw.
 #[derive(Debug, Clone)]
-pub enum Drawn {
-    /// All of it was drawn.
-    Granted(Moved),
-    /// None of it was: the readings tell which limits are short.
-    Refused(Moved),
+pub enum DrawResult {
+    /// All units were drawn.
+    Granted(Movement),
+    /// Nothing was drawn. The readings show which limits are short.
+    Refused(Movement),
 }
 
-/// What a call moved, by the store's clock.
+/// The units that a call moved.
 #[derive(Debug, Clone)]
-pub struct Moved {
-    /// When it was decided. A repeat tells when it was decided first.
+pub struct Movement {
+    /// When the store decided, by its clock; for a repeat, when it decided first.
     pub at: Stamp,
-    /// It was done before: this is the answer of then, and nothing moved now.
+    /// Whether the step was applied before. This is then the first result, and nothing moved now.
     pub is_repeat: bool,
-    /// Each limit of each level that took part, its own level first. A repeat may leave them out, and so may a grant
-    /// and an ending that nobody watches.
+    /// The state of each limit of each level that took part, the subject's own level first. May be empty for
+    /// a repeat, and for a grant or an ending without `is_watched`.
     pub readings: Readings,
 }
 
-/// The answer to a renewal.
+/// The result of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Renewed {
-    /// When it was decided. A repeat tells when it was decided first.
+pub struct Renewal {
+    /// When the store decided, by its clock; for a repeat, when it decided first.
     pub at: Stamp,
-    /// It was done before: this is the answer of then.
+    /// Whether the step was applied before. This is then the first result.
     pub is_repeat: bool,
-    /// When the lease expires.
+    /// The deadline of the lease.
     pub deadline: Stamp,
 }
 
-/// What a store knows of a lease.
+/// The state of a lease.
 #[derive(Debug, Clone)]
-pub enum Standing {
-    /// It is open.
-    Open(Held),
-    /// It has ended, not long ago.
-    Ended(Ended),
+pub enum LeaseStatus {
+    /// The lease is open.
+    Open(LeaseSnapshot),
+    /// The lease has ended recently.
+    Ended(EndRecord),
 }
 
-/// An open lease as the store has it.
+/// An open lease.
 #[derive(Debug, Clone)]
-pub struct Held {
-    /// When it was looked at.
+pub struct LeaseSnapshot {
+    /// When it was read.
     pub at: Stamp,
-    /// The levels it drew from: what its further steps name.
+    /// The levels it drew from, which its further steps must name.
     pub levels: Arc<Levels>,
-    /// What it holds of each, its last step and its deadline.
+    /// Its units, last step and deadline.
     pub record: Record,
 }
 
 /// The readings of a call.
 pub type Readings = Vec<Reading>;
 
-/// One limit of one level after a call.
+/// The state of one limit of one level after a call.
 #[derive(Debug, Clone)]
 pub struct Reading {
-    /// Which of the [`Levels`].
+    /// The index of the level in [`Levels`].
     pub level: usize,
-    /// The limit's place in [`Levels::names`].
+    /// The index of the limit in [`Levels::names`].
     pub name: usize,
-    /// What the call took; below zero is what it gave back.
+    /// The units that the call took; below zero, units returned.
     pub moved: i64,
     bucket: tidegate_core::bucket::Bucket<Stamp>,
     version: Version,
     consumed: i64,
-    /// The rule that the limit follows, where it is not the caller's: to count who shares a rule takes time.
+    /// The rule of the limit, if it differs from the caller's: cloning an `Arc` has a cost.
     rule: Option<Arc<Rule>>,
 }
 
 impl Reading {
-    /// The limit of `line` on the level numbered `level`, whose state after the call is `meter`.
+    /// The reading of `line` on level `level`, whose state after the call is `meter`.
     #[inline]
     pub fn new(level: usize, line: &Line, moved: i64, meter: &Meter) -> Self {
         let is_callers = Arc::ptr_eq(meter.rule(), &line.rule);
@@ -196,7 +196,8 @@ impl Reading {
         }
     }
 
-    /// The same for a caller whose levels are not the `drawn` ones that it was read with: it tells its rule itself.
+    /// The reading for a caller with other levels than the `drawn` ones it was taken with: it includes its
+    /// rule.
     pub(crate) fn for_others(mut self, drawn: &Levels) -> Self {
         self.rule = Some(Arc::clone(self.meter(drawn).rule()));
         self
@@ -205,7 +206,7 @@ impl Reading {
     /// The limit's state after the call, which was made with `levels`.
     ///
     /// # Panics
-    /// With other levels.
+    /// If `levels` are not those of the call.
     pub fn meter(&self, levels: &Levels) -> Meter {
         let rule = self.rule.clone().unwrap_or_else(|| {
             let mut lines = levels.levels()[self.level].limits.iter();
@@ -221,36 +222,36 @@ impl Reading {
     }
 }
 
-/// Whose buckets to look at.
+/// The buckets to read.
 #[derive(Debug, Clone)]
 pub enum Lookup {
-    /// These.
+    /// The buckets of these subjects.
     Subjects(Vec<Subject>),
-    /// Every bucket of these entities.
+    /// All buckets of these entities.
     Entities(Vec<EntityId>),
-    /// Every bucket of an entity, and of those above it that it cascades to.
+    /// All buckets of an entity and of the ancestors that it cascades to.
     Lineage(EntityId),
 }
 
-/// Buckets as they were found.
+/// A snapshot of buckets.
 #[derive(Debug, Clone)]
-pub struct Seen {
-    /// When.
+pub struct BucketSnapshot {
+    /// When they were read.
     pub at: Stamp,
-    /// How far the store's time is ahead of its clock, because the clock stepped back.
+    /// How far the store's time is ahead of its clock because the clock was set back.
     pub clock_offset: Duration,
-    /// Those that are there; what is not there is full.
+    /// The buckets that exist. A bucket that does not exist is full.
     pub buckets: Vec<Bucket>,
 }
 
-/// A subject's limits as they were found.
+/// A snapshot of a subject's limits.
 #[derive(Debug, Clone)]
 pub struct Bucket {
-    /// Whose.
+    /// The subject.
     pub subject: Subject,
-    /// When.
+    /// When it was read.
     pub at: Stamp,
-    /// Every limit that was ever drawn, by row.
+    /// Every limit that was ever drawn from, by row.
     pub meters: Vec<Meter>,
 }
 
@@ -258,64 +259,65 @@ pub struct Bucket {
 ///
 /// # The contract
 ///
-/// *All or nothing.* A draw or an extension takes from every limit of every level that its units name, or from
-/// none. Concurrent calls are decided one after the other, each at one reading of the store's clock.
+/// *All or nothing.* A draw or an extension takes from every limit of every level that its units name, or
+/// from none. Concurrent calls are decided one after the other, each at one reading of the store's clock.
 ///
-/// *The rule.* A limit admits `units` when they are there, exactly: in every span of time *t*, what is taken less
-/// what is given back is at most burst + rate·*t*, whatever the polling. Zero units ask only that the limit is not
-/// in debt. More than the burst is never there.
+/// *The rule.* A limit admits `units` exactly when they are available: in every span of time *t*, units taken
+/// minus units returned are at most burst + rate·*t*, regardless of polling. Zero units only require that the
+/// limit is not in debt. More than the burst is never available.
 ///
-/// *Rules change.* A bucket keeps the newest version a caller has brought, and that caller's rule; the level stays,
-/// capped to the new burst. A call that brings an older version is decided by the rule that is there. The readings of a
-/// refusal tell of every limit that took part by the rule that holds after it.
+/// *Rules change.* A bucket keeps the newest version that a caller has brought, with that caller's rule; the
+/// level stays, capped to the new burst. A call with an older version is decided by the current rule. The
+/// readings of a refusal have every limit that took part, with the rule that is current after the call.
 ///
-/// *Each step counts once.* A call with the lease and step of one that was done is answered as the first time
-/// and moves nothing. One with an earlier step is refused ([`Late`](crate::StoreError::Late)), one on a lease that
-/// has ended too ([`Ended`](crate::StoreError::Ended)), except the same ending again. What was refused was not
-/// done. An ended lease is remembered for ten minutes. A store may have a bound for how many it remembers; it then refuses
-/// a draw that it may have forgotten, by the time in its id, as one that has ended. An id that a caller has
-/// [chosen](LeaseId::is_chosen) has no time, and draws if it is not known; no store gives its lease back because nobody
-/// waited for the answer.
+/// *Steps are idempotent.* A call with the lease and step of the last one returns its result and moves
+/// nothing. An earlier step is refused ([`Late`](crate::StoreError::Late)), and so is a step of a lease that
+/// has ended ([`Ended`](crate::StoreError::Ended)), except a retry of the same ending. A refused step does
+/// not count as applied. The record of an ended lease is kept for ten minutes. A store may bound the number
+/// of these records; it then refuses a draw whose record it may have dropped, by the time in its id, as one
+/// that has ended. An id [chosen](LeaseId::is_chosen) by a caller has no time, and draws if it is unknown; no
+/// store returns its units because the reply was dropped.
 ///
-/// *A cancel comes first or last.* Cancelling a lease that is not known leaves a mark, and its draw is refused when
-/// it arrives.
+/// *A cancel may overtake its draw.* Cancelling an unknown lease leaves a tombstone, which refuses the draw
+/// when it arrives.
 ///
-/// *Deadlines.* A lease past its deadline ends by itself: settled at what it holds, or returned, as its terms say.
-/// A store does so no later than [`sweep`](crate::Store::sweep) is called, the lease is looked at, or a step of it arrives:
-/// an extension, adjustment, renewal, settle or cancel after the deadline changes nothing else and is answered as on a lease
-/// that has [expired](tidegate_core::limit::lease::Ending::Expired). A renewal moves the deadline forward, by the store's
-/// clock, and never back; it changes nothing of what is held.
+/// *Deadlines.* A lease past its deadline ends by itself: settled at the units it holds, or returned,
+/// according to its terms. The store ends it at the latest when [`sweep`](crate::Store::sweep) is called, the
+/// lease is read, or a step of it arrives: an extension, adjustment, renewal, settle or cancel after the
+/// deadline changes nothing else and fails as for a lease that has
+/// [expired](tidegate_core::limit::lease::Ending::Expired). A renewal moves the deadline forward by the
+/// store's clock, never back, and keeps the units held.
 ///
-/// *The ledger* is written with what ends the lease, in one transaction, and stamped with the draw's time.
+/// *The ledger* is written in the transaction that ends the lease, in the windows of the draw's time.
 pub trait Buckets {
-    /// Takes what is asked of every level, or nothing.
-    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn>;
+    /// Takes the units from every level, or nothing.
+    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, DrawResult>;
 
-    /// Takes more for a lease, or nothing; the lease stays as it is if it is refused.
-    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, Drawn>;
+    /// Takes more units for a lease, or nothing. A refusal leaves the lease as it is.
+    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, DrawResult>;
 
-    /// Takes or gives back, and is never refused: what is missing is debt. No more is given back than is held.
-    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Moved>;
+    /// Takes or returns units. Never refused: missing units become debt. No more is returned than is held.
+    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Movement>;
 
-    /// Gives a lease more time from now on; one that has more is left with it. A span above
+    /// Extends the deadline of a lease, unless it is later already. A span above
     /// [`RENEWAL_MAX`](tidegate_core::limit::lease::RENEWAL_MAX) is [invalid](crate::StoreError::Invalid).
-    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed>;
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewal>;
 
-    /// Ends a lease at what it used, which may leave a debt, and writes it to the ledger.
-    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved>;
+    /// Ends a lease at its actual usage, which may leave a debt, and writes the usage to the ledger.
+    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Movement>;
 
-    /// Ends a lease and gives back all it holds. Nothing is written to the ledger.
-    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Moved>;
+    /// Ends a lease and returns all of its units. Nothing is written to the ledger.
+    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Movement>;
 
-    /// Draws and settles at once. The lease is remembered as one that was settled at its first step.
-    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn>;
+    /// Draws and settles at once. The lease counts as settled at its first step.
+    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, DrawResult>;
 
-    /// What is known of a lease, for those who have nothing but its id. One that never drew, or ended long ago, is
-    /// [not known](crate::StoreError::NoLease).
-    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing>;
+    /// The state of a lease by its id. A lease that never drew, or ended long ago, is
+    /// [unknown](crate::StoreError::NoLease).
+    fn lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus>;
 
-    /// Buckets as they are, in one round trip. Nothing is written.
-    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen>;
+    /// Reads buckets, in one round trip. Nothing is written.
+    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot>;
 
     /// The buckets of a resource, by entity.
     fn buckets<'a>(&'a self, resource: &'a ResourceName, paging: &'a Paging) -> Reply<'a, Page<Bucket>>;
@@ -323,44 +325,44 @@ pub trait Buckets {
 
 impl<E: Engine> Buckets for E {
     #[inline]
-    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
-        self.apply_step(draw.as_step(Taking::Open(draw.terms))).map(Applied::drawn)
+    fn draw<'a>(&'a self, draw: &'a Draw) -> Reply<'a, DrawResult> {
+        self.apply_step(draw.as_step(TakeMode::Open(draw.terms))).map(StepResult::drawn)
     }
 
     #[inline]
-    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, Drawn> {
-        self.apply_step(draw.as_step(Taking::Spend)).map(Applied::drawn)
+    fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, DrawResult> {
+        self.apply_step(draw.as_step(TakeMode::Spend)).map(StepResult::drawn)
     }
 
-    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, Drawn> {
-        self.apply_step(extend.as_step()).map(Applied::drawn)
+    fn extend<'a>(&'a self, extend: &'a Extend) -> Reply<'a, DrawResult> {
+        self.apply_step(extend.as_step()).map(StepResult::drawn)
     }
 
-    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Moved> {
-        self.apply_step(adjust.as_step()).map(Applied::moved)
+    fn adjust<'a>(&'a self, adjust: &'a Adjust) -> Reply<'a, Movement> {
+        self.apply_step(adjust.as_step()).map(StepResult::moved)
     }
 
-    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewed> {
+    fn renew<'a>(&'a self, renew: &'a Renew) -> Reply<'a, Renewal> {
         if let Err(error) = check_renewal(renew.span) {
             return Reply::ready(Err(error));
         }
-        self.apply_step(renew.as_step()).map(Applied::renewed)
+        self.apply_step(renew.as_step()).map(StepResult::renewed)
     }
 
     #[inline]
-    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Moved> {
-        self.apply_step(settle.as_step()).map(Applied::moved)
+    fn settle<'a>(&'a self, settle: &'a Settle) -> Reply<'a, Movement> {
+        self.apply_step(settle.as_step()).map(StepResult::moved)
     }
 
-    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Moved> {
-        self.apply_step(cancel.as_step()).map(Applied::moved)
+    fn cancel<'a>(&'a self, cancel: &'a Cancel) -> Reply<'a, Movement> {
+        self.apply_step(cancel.as_step()).map(StepResult::moved)
     }
 
-    fn lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+    fn lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         self.find_lease(lease)
     }
 
-    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+    fn balances<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot> {
         let Lookup::Lineage(entity) = lookup else { return self.look(lookup) };
         Reply::after(self.about().is_immediate, async move {
             let mut entities = vec![entity.clone()];
@@ -380,7 +382,7 @@ impl<E: Engine> Buckets for E {
     }
 }
 
-/// A renewal is for no longer than it may be.
+/// Checks the span of a renewal.
 pub(crate) fn check_renewal(span: Duration) -> Result<(), StoreError> {
     if span <= RENEWAL_MAX {
         return Ok(());
@@ -390,7 +392,7 @@ pub(crate) fn check_renewal(span: Duration) -> Result<(), StoreError> {
 
 impl Draw {
     #[inline]
-    pub(crate) const fn as_step(&self, taking: Taking) -> Step<'_> {
+    pub(crate) const fn as_step(&self, taking: TakeMode) -> Step<'_> {
         let Self { lease, levels, units, is_watched, .. } = self;
         Step {
             lease: *lease,
@@ -405,7 +407,7 @@ impl Draw {
 impl Extend {
     pub(crate) const fn as_step(&self) -> Step<'_> {
         let Self { lease, step, levels, units } = self;
-        let change = Change::Take(units, Taking::Extend);
+        let change = Change::Take(units, TakeMode::Extend);
         Step { lease: *lease, number: *step, levels, change, is_watched: true }
     }
 }

@@ -1,4 +1,4 @@
-//! How those who remember policies hear that there are newer ones.
+//! Notifications of policy changes, for caches of policies.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,31 +7,31 @@ use tokio::sync::watch;
 
 use crate::sync::lock;
 
-/// The newest version of a namespace that its store has heard of. Clones hear the same.
+/// A subscription to the newest version of a namespace. Clones receive the same versions.
 ///
-/// A store makes one with [`channel`](Self::channel) and tells it whatever its engine announces. Nobody relies on it: what
-/// is announced while the engine is away may be missed, and is then noticed as it is without announcements, by the time
-/// that policies are remembered for or by the version that a draw is decided by.
+/// A store creates one with [`channel`](Self::channel) and forwards its engine's announcements. They are an
+/// optimization: announcements may be missed while the engine is unavailable. A stale policy is then noticed
+/// as without announcements, when its cache entry expires or by the version of a draw's result.
 #[derive(Debug, Clone)]
 pub struct Changes(watch::Receiver<Version>);
 
-/// Where a store tells what it has heard.
+/// The sending side of [`Changes`].
 #[derive(Debug)]
 pub struct Announcer(watch::Sender<Version>);
 
 impl Changes {
-    /// Both ends, before anything was heard.
+    /// Both ends, at [`Version::ZERO`].
     pub fn channel() -> (Announcer, Self) {
         let (sender, receiver) = watch::channel(Version::ZERO);
         (Announcer(sender), Self(receiver))
     }
 
-    /// The newest version that was heard of; [`Version::ZERO`] before any was.
+    /// The newest announced version; [`Version::ZERO`] before the first.
     pub fn newest(&self) -> Version {
         *self.0.borrow()
     }
 
-    /// The same from now on: what was heard so far is not waited for.
+    /// A subscription from now on, which ignores earlier announcements.
     #[must_use]
     pub fn from_now(&self) -> Self {
         let mut receiver = self.0.clone();
@@ -39,7 +39,7 @@ impl Changes {
         Self(receiver)
     }
 
-    /// Comes back when another version is heard of. Of a store that is gone nothing is heard: it never does.
+    /// Waits for another version. Never completes once the store is dropped.
     ///
     /// # Cancel safety
     /// Dropping the future misses nothing.
@@ -51,7 +51,7 @@ impl Changes {
 }
 
 impl Announcer {
-    /// A version was announced. They may come out of order: only a newer one is news.
+    /// Announces a version. Announcements may be out of order: older ones are ignored.
     pub fn announce(&self, version: Version) {
         self.0.send_if_modified(|newest| {
             let is_news = version > *newest;
@@ -60,48 +60,48 @@ impl Announcer {
         });
     }
 
-    /// The version as it is now, read after announcements may have been missed. It counts even if it is an older one: the
-    /// engine may have been restored to an earlier state.
+    /// Sets the version that was read after announcements may have been missed. It may be older: the engine
+    /// may have been restored from a backup.
     pub fn restate(&self, version: Version) {
         self.0.send_if_modified(|newest| std::mem::replace(newest, version) != version);
     }
 }
 
-/// What an engine that announces versions has said over one connection. The version is read besides, because some may have
-/// been missed; whoever reads it is overtaken by what is announced meanwhile, and must not put the older one in its place.
+/// The announcements of one connection. The version is also read, because announcements may have been missed.
+/// An announcement that arrives during the read wins over an older version that was read.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct AnnouncedVersion {
     announcer: Arc<Announcer>,
-    /// The newest that was announced since somebody began to read, if somebody reads.
-    meanwhile: Mutex<Option<Version>>,
+    /// The newest version announced since a read began; `None` if no read is in progress.
+    during_read: Mutex<Option<Version>>,
 }
 
-// Which features there are decides whether an engine announces.
+// Whether an engine announces depends on the features.
 #[allow(dead_code, reason = "stores in this process announce nothing")]
-impl Heard {
+impl AnnouncedVersion {
     pub(crate) fn new(announcer: Arc<Announcer>) -> Self {
-        Self { announcer, meanwhile: Mutex::new(None) }
+        Self { announcer, during_read: Mutex::new(None) }
     }
 
-    /// A version was announced.
+    /// Records an announced version.
     pub(crate) fn announced(&self, version: Version) {
-        let mut meanwhile = lock(&self.meanwhile);
-        if let Some(newest) = &mut *meanwhile {
+        let mut during_read = lock(&self.during_read);
+        if let Some(newest) = &mut *during_read {
             *newest = version.max(*newest);
         }
         self.announcer.announce(version);
     }
 
-    /// From here on what is announced may be newer than what is read.
+    /// Records that a read begins: later announcements may be newer than its result.
     pub(crate) fn is_about_to_be_read(&self) {
-        *lock(&self.meanwhile) = Some(Version::ZERO);
+        *lock(&self.during_read) = Some(Version::ZERO);
     }
 
-    /// This was read, at some time since.
+    /// Records the version that was read.
     pub(crate) fn was_read(&self, version: Version) {
-        // Held until it is told: nobody announces between the two.
-        let mut meanwhile = lock(&self.meanwhile);
-        self.announcer.restate(version.max(meanwhile.take().unwrap_or(Version::ZERO)));
+        // Locked until the version is set, so that no announcement comes in between.
+        let mut during_read = lock(&self.during_read);
+        self.announcer.restate(version.max(during_read.take().unwrap_or(Version::ZERO)));
     }
 }
 
@@ -112,27 +112,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_that_was_read_does_not_take_the_place_of_a_newer_one_that_was_announced_meanwhile() {
-        let (announcer, changes) = Changes::channel();
-        let heard = Heard::new(Arc::new(announcer));
-        heard.announced(Version::new(9));
-        // The engine was restored to an earlier state, and goes on from there.
-        heard.is_about_to_be_read();
-        heard.announced(Version::new(4));
-        heard.was_read(Version::new(3));
+    fn announcement_during_a_read_wins_over_older_read() {
+        let (sender, changes) = Changes::channel();
+        let announced = AnnouncedVersion::new(Arc::new(sender));
+        announced.announced(Version::new(9));
+        // The engine was restored from a backup and continues.
+        announced.is_about_to_be_read();
+        announced.announced(Version::new(4));
+        announced.was_read(Version::new(3));
         assert_eq!(changes.newest(), Version::new(4));
-        heard.is_about_to_be_read();
-        heard.was_read(Version::new(4));
-        heard.announced(Version::new(5));
+        announced.is_about_to_be_read();
+        announced.was_read(Version::new(4));
+        announced.announced(Version::new(5));
         assert_eq!(changes.newest(), Version::new(5));
-        // Nobody has announced anything since: what is read counts.
-        heard.is_about_to_be_read();
-        heard.was_read(Version::new(2));
+        // No announcement since: the version that was read counts.
+        announced.is_about_to_be_read();
+        announced.was_read(Version::new(2));
         assert_eq!(changes.newest(), Version::new(2));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_what_is_new_is_waited_for() {
+    async fn changed_waits_for_a_new_version() {
         let (announcer, changes) = Changes::channel();
         let mut waiting = changes.from_now();
         announcer.announce(Version::new(3));

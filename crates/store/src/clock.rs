@@ -1,4 +1,4 @@
-//! Wall time for stores that live in a process.
+//! Wall clocks for stores that decide in this process.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,19 +11,19 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// A clock that tells wall time.
+/// A wall clock.
 pub trait WallClock: fmt::Debug + Send + Sync + 'static {
-    /// The time now. A store in memory needs one that never tells less than it told earlier; one in a file does not.
+    /// The current time. A store in memory needs a monotonic clock; a file store does not.
     fn now(&self) -> Stamp;
 
-    /// How far [`now`](Self::now) is ahead of the wall clock, because the wall clock stepped back. Usage is booked at the wall
-    /// clock.
+    /// How far [`now`](Self::now) is ahead of the wall clock because the wall clock was set back. Usage is
+    /// counted by the wall clock.
     fn offset(&self) -> Duration {
         Duration::ZERO
     }
 }
 
-/// The machine's clock as it is, which may be set: for stores that keep the time with what they hold.
+/// The machine's clock, which may be set back: for stores that persist the time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostWall;
 
@@ -33,9 +33,9 @@ impl WallClock for HostWall {
     }
 }
 
-/// The wall time at which it was made, and monotonic time since: setting the system's clock does not move it.
+/// The wall time at creation plus monotonic time since: setting the system clock does not affect it.
 ///
-/// It runs on tokio's time, so that a test that pauses time pauses this too.
+/// It uses tokio's time, so that a test that pauses time pauses this clock too.
 #[derive(Debug, Clone)]
 pub struct SystemWall {
     made: Stamp,
@@ -43,7 +43,7 @@ pub struct SystemWall {
 }
 
 impl SystemWall {
-    /// A clock set by the system's.
+    /// A clock that starts at the system time.
     pub fn new() -> Self {
         Self { made: HostWall.now(), at: Instant::now() }
     }
@@ -59,40 +59,40 @@ impl WallClock for SystemWall {
     #[inline]
     fn now(&self) -> Stamp {
         let passed = Instant::now().saturating_duration_since(self.at);
-        // Whole microseconds, rounded down: a time that has not come is not told.
+        // Rounded down to whole microseconds: never ahead of time.
         let micros = passed.as_secs() * 1_000_000 + u64::from(passed.subsec_micros());
         Stamp::from_micros(self.made.as_micros().saturating_add(micros))
     }
 }
 
-/// A clock that may be set back, made into one that never runs back.
-pub struct Anchored<C> {
+/// Makes a clock monotonic that may be set back.
+pub struct AnchoredWall<C> {
     clock: C,
     anchor: Mutex<Anchor>,
-    /// Readings that were taken in.
+    /// The number of readings applied.
     readings: AtomicU64,
 }
 
-impl<C: Fn() -> Stamp> Anchored<C> {
-    /// Goes by what `clock` reads.
+impl<C: Fn() -> Stamp> AnchoredWall<C> {
+    /// Wraps `clock`.
     pub fn new(clock: C) -> Self {
         Self { clock, anchor: Mutex::default(), readings: AtomicU64::new(0) }
     }
 }
 
-impl<C: Fn() -> Stamp> Anchored<C> {
+impl<C: Fn() -> Stamp> AnchoredWall<C> {
     fn read(&self) -> Stamp {
         let before = self.readings.load(Ordering::SeqCst);
-        // Outside the lock, since it is somebody's code.
+        // User code: called outside the lock.
         let wall = (self.clock)();
         let mut anchor = lock(&self.anchor);
         let is_first = self.readings.fetch_add(1, Ordering::SeqCst) == before;
-        // A reading that others have overtaken is old, which does not mean that the clock was set back.
+        // Another reading was applied in between: this one is old, but the clock was not set back.
         if is_first { anchor.read(wall) } else { anchor.read_late(wall) }
     }
 }
 
-impl<C: Fn() -> Stamp + Send + Sync + 'static> WallClock for Anchored<C> {
+impl<C: Fn() -> Stamp + Send + Sync + 'static> WallClock for AnchoredWall<C> {
     fn now(&self) -> Stamp {
         self.read()
     }
@@ -102,30 +102,30 @@ impl<C: Fn() -> Stamp + Send + Sync + 'static> WallClock for Anchored<C> {
     }
 }
 
-impl<C> fmt::Debug for Anchored<C> {
+impl<C> fmt::Debug for AnchoredWall<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Anchored").field("anchor", &self.anchor).finish_non_exhaustive()
+        f.debug_struct("AnchoredWall").field("anchor", &self.anchor).finish_non_exhaustive()
     }
 }
 
-/// A clock that moves only by hand, for tests. Clones share the time.
+/// A manually advanced clock, for tests. Clones share the time.
 #[derive(Debug, Clone)]
 pub struct ManualWall(Arc<AtomicU64>);
 
 impl ManualWall {
-    /// A clock that stands at `start`.
+    /// A clock at `start`.
     pub fn new(start: Stamp) -> Self {
         Self(Arc::new(AtomicU64::new(start.as_micros())))
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub fn advance(&self, span: Duration) {
         let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
         let _ =
             self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(now.saturating_add(micros)));
     }
 
-    /// Sets the clock, back if need be: use it under an [`Anchored`] one then.
+    /// Sets the clock. If it may be set back, wrap it in an [`AnchoredWall`].
     pub fn set(&self, now: Stamp) {
         self.0.store(now.as_micros(), Ordering::SeqCst);
     }
@@ -142,13 +142,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reading_that_others_have_overtaken_is_no_step_back() {
-        // The first to read is held up in the clock until another has read two seconds later.
+    fn overtaken_reading_is_no_step_back() {
+        // The first reader blocks in the clock until another has read two seconds later.
         let clock = ManualWall::new(Stamp::from_secs(100));
-        let (barrier, asked) = (std::sync::Barrier::new(2), AtomicU64::new(0));
-        let anchored = Anchored::new(|| {
+        let (barrier, readings) = (std::sync::Barrier::new(2), AtomicU64::new(0));
+        let anchored = AnchoredWall::new(|| {
             let now = clock.now();
-            if asked.fetch_add(1, Ordering::SeqCst) == 0 {
+            if readings.fetch_add(1, Ordering::SeqCst) == 0 {
                 barrier.wait();
                 barrier.wait();
             }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_wall_clock_runs_on_tokios_time() {
+    async fn system_wall_uses_tokio_time() {
         let clock = SystemWall::new();
         let before = clock.now();
         tokio::time::advance(Duration::from_secs(90)).await;

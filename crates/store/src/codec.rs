@@ -1,8 +1,8 @@
-//! Records as text: JSON that people can read, and that is read back as exactly what was written.
+//! Records as JSON text: readable, and parsed back to equal values.
 //!
-//! Limits are written as people write them (`tpm:100k/min:150k`), and what is as usual is left out. What is read was
-//! perhaps written by somebody else: a key that is not known, a name that cannot be and numbers out of bounds are
-//! [`StoreError::Corrupt`], with what is wrong, and never a panic.
+//! Limits are written in limit text (`tpm:100k/min:150k`), and default values are omitted. Input is
+//! untrusted: unknown keys, invalid names and numbers out of bounds are [`StoreError::Corrupt`] with the
+//! reason, and never panic.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidegate_core::limit::audit::{Change, Entry, Filed};
+use tidegate_core::limit::audit::{AuditKey, Change, Entry};
 use tidegate_core::limit::cascade::{Level, Levels, Line};
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::{EntityId, LimitName, Namespace, ResourceName, Subject};
@@ -22,11 +22,11 @@ use tidegate_core::time::Stamp;
 
 use crate::error::StoreError;
 
-/// A message tells at most so many characters of what was found.
+/// The maximum characters of input in a message.
 const SHOWN_MAX: usize = 300;
-/// Stands before a limit that was given with a call; no limit's name holds it.
+/// Precedes a limit that was given with a call. No limit name contains it.
 const OF_CALL: char = '~';
-/// Stands between a limit and its bound of debt; neither holds it.
+/// Separates a limit from its debt bound. Neither contains it.
 const DEBT: char = '!';
 
 /// A policy: `{"limits":["tpm:100k/min:150k"],"only":true,"on_unavailable":{"local_share":0.25}}`.
@@ -34,7 +34,7 @@ pub(crate) fn policy_to_text(policy: &Policy) -> String {
     write(&PolicyText::of(policy))
 }
 
-/// The policy that [`policy_to_text`] wrote.
+/// Parses the text of [`policy_to_text`].
 pub(crate) fn policy_from_text(text: &str) -> Result<Policy, StoreError> {
     let read = |text| read::<PolicyText<'_>>(text)?.policy();
     read(text).map_err(|why| corrupt("a policy", &why))
@@ -45,37 +45,39 @@ pub(crate) fn entity_to_text(entity: &Entity) -> String {
     write(&EntityText::of(entity))
 }
 
-/// The entity that [`entity_to_text`] wrote.
+/// Parses the text of [`entity_to_text`].
 pub(crate) fn entity_from_text(text: &str) -> Result<Entity, StoreError> {
     let read = |text| read::<EntityText<'_>>(text)?.entity();
     read(text).map_err(|why| corrupt("an entity", &why))
 }
 
-/// A token: `{"id":"ci","name":"the build","namespace":"prod","scopes":["read"],"created_at":1,"created_by":"ops"}`.
+/// A token: `{"id":"ci","name":"the
+/// build","namespace":"prod","scopes":["read"],"created_at":1,"created_by":"ops"}`.
 pub(crate) fn token_to_text(token: &Token) -> String {
     write(&TokenText::of(token))
 }
 
-/// The token that [`token_to_text`] wrote.
+/// Parses the text of [`token_to_text`].
 pub(crate) fn token_from_text(text: &str) -> Result<Token, StoreError> {
     let read = |text| read::<TokenText<'_>>(text)?.token();
     read(text).map_err(|why| corrupt("a token", &why))
 }
 
-/// A change: `{"entity":{"after":{..}}}`, `{"policy":{"scope":{"resource":"gpt"},"before":{..},"after":{..}}}` or
+/// A change: `{"entity":{"after":{..}}}`,
+/// `{"policy":{"scope":{"resource":"gpt"},"before":{..},"after":{..}}}` or
 /// `{"token":{"before":{..},"after":{..}}}`.
 pub(crate) fn change_to_text(change: &Change) -> String {
     write(&ChangeText::of(change))
 }
 
-/// The change that [`change_to_text`] wrote, and where it is filed. One of an entity names an entity, and the same before
-/// and after; so does one of a token.
-pub(crate) fn change_from_text(text: &str) -> Result<(Change, Filed), StoreError> {
+/// Parses the text of [`change_to_text`], and returns what the change is filed under. A change of an entity
+/// or a token must have the same id before and after.
+pub(crate) fn change_from_text(text: &str) -> Result<(Change, AuditKey), StoreError> {
     let read = |text| read::<ChangeText<'_>>(text)?.change();
     read(text).map_err(|why: String| corrupt("a change", &why))
 }
 
-/// An entry of the audit in one line, without the line's end.
+/// An audit entry as one line, without the newline.
 pub(crate) fn entry_to_line(entry: &Entry) -> String {
     write(&EntryText {
         version: entry.version.number(),
@@ -87,21 +89,21 @@ pub(crate) fn entry_to_line(entry: &Entry) -> String {
     })
 }
 
-/// The entry that [`entry_to_line`] wrote. The date is for people: the microseconds are what counts.
+/// Parses the line of [`entry_to_line`]. The date is informational; the microseconds count.
 pub(crate) fn entry_from_line(line: &str) -> Result<Entry, StoreError> {
     let read = |line| read::<EntryText<'_>>(line)?.entry();
     read(line).map_err(|why| corrupt("an entry of the audit", &why))
 }
 
-/// What a lease remembers of the levels it drew from, so that a store can end it without its holder:
+/// The levels that a lease drew from, as a store keeps them to end the lease without its holder:
 /// `{"v":3,"n":["rpm","tpm"],"l":[{"e":"acme","r":"gpt","l":["rpm:60/min!600","~tpm:7/s"]}]}`.
 ///
-/// Where a limit came from is forgotten, but for whether it was given with the call (`~`).
+/// The sources of limits are not kept, except whether a limit was given with the call (`~`).
 pub fn levels_to_text(levels: &Levels) -> String {
     write(&LevelsText::of(levels))
 }
 
-/// The levels that [`levels_to_text`] wrote.
+/// Parses the text of [`levels_to_text`].
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] for any other text.
@@ -250,7 +252,7 @@ struct LevelText<'a> {
 
 impl<'a> PolicyText<'a> {
     fn of(policy: &'a Policy) -> Self {
-        let on_unavailable = policy.unavailable().map(|said| match said {
+        let on_unavailable = policy.unavailable().map(|setting| match setting {
             OnUnavailable::Block => OnUnavailableText::Block,
             OnUnavailable::Allow => OnUnavailableText::Allow,
             OnUnavailable::LocalShare(share) => OnUnavailableText::LocalShare(share.fraction()),
@@ -265,7 +267,7 @@ impl<'a> PolicyText<'a> {
 
     fn policy(self) -> Result<Policy, String> {
         let limits: Result<Vec<Limit>, _> = self.limits.iter().map(|limit| limit.parse()).collect();
-        let mut policy = Policy::new(limits.map_err(told)?).map_err(told)?;
+        let mut policy = Policy::new(limits.map_err(message)?).map_err(message)?;
         if self.only {
             policy = policy.only();
         }
@@ -273,20 +275,20 @@ impl<'a> PolicyText<'a> {
             Some(OnUnavailableText::Block) => policy.on_unavailable(OnUnavailable::Block),
             Some(OnUnavailableText::Allow) => policy.on_unavailable(OnUnavailable::Allow),
             Some(OnUnavailableText::LocalShare(fraction)) => {
-                policy.on_unavailable(OnUnavailable::LocalShare(Share::new(fraction).map_err(told)?))
+                policy.on_unavailable(OnUnavailable::LocalShare(Share::new(fraction).map_err(message)?))
             }
             None => policy,
         };
         Ok(match self.on_expiry {
-            Some(said) => policy.on_expiry(said.on_expiry()),
+            Some(setting) => policy.on_expiry(setting.on_expiry()),
             None => policy,
         })
     }
 }
 
 impl OnExpiryText {
-    const fn of(said: OnExpiry) -> Self {
-        match said {
+    const fn of(on_expiry: OnExpiry) -> Self {
+        match on_expiry {
             OnExpiry::Settle => Self::Settle,
             OnExpiry::Return => Self::Return,
         }
@@ -313,12 +315,12 @@ impl<'a> EntityText<'a> {
     }
 
     fn entity(self) -> Result<Entity, String> {
-        let mut entity = Entity::new(EntityId::new(&self.id).map_err(told)?);
+        let mut entity = Entity::new(EntityId::new(&self.id).map_err(message)?);
         if let Some(name) = self.name {
             entity = entity.name(name);
         }
         if let Some(parent) = self.parent {
-            entity = entity.parent(EntityId::new(&parent).map_err(told)?);
+            entity = entity.parent(EntityId::new(&parent).map_err(message)?);
         }
         if self.cascade {
             entity = entity.cascade();
@@ -326,7 +328,7 @@ impl<'a> EntityText<'a> {
         for (key, value) in self.metadata {
             entity = entity.metadata(key, value);
         }
-        entity.check().map_err(told)?;
+        entity.check().map_err(message)?;
         Ok(entity)
     }
 }
@@ -348,10 +350,10 @@ impl<'a> TokenText<'a> {
     fn token(self) -> Result<Token, String> {
         let scopes: Result<_, _> = self.scopes.iter().map(|scope| scope.parse::<TokenScope>()).collect();
         Ok(Token {
-            id: TokenId::new(&self.id).map_err(told)?,
+            id: TokenId::new(&self.id).map_err(message)?,
             name: self.name.into_owned(),
-            namespace: Namespace::new(&self.namespace).map_err(told)?,
-            scopes: scopes.map_err(told)?,
+            namespace: Namespace::new(&self.namespace).map_err(message)?,
+            scopes: scopes.map_err(message)?,
             created_at: Stamp::from_micros(self.created_at),
             created_by: self.created_by.into_owned(),
             expires_at: self.expires_at.map(Stamp::from_micros),
@@ -379,7 +381,7 @@ impl<'a> ChangeText<'a> {
     }
 
     /// The change, and what it is filed under.
-    fn change(self) -> Result<(Change, Filed), String> {
+    fn change(self) -> Result<(Change, AuditKey), String> {
         match self {
             Self::Entity { before, after } => {
                 let before = before.map(EntityText::entity).transpose()?;
@@ -388,7 +390,7 @@ impl<'a> ChangeText<'a> {
                     (Some(before), Some(after)) if before.id() != after.id() => {
                         return Err(format!("`{}` cannot become `{}`", before.id(), after.id()));
                     }
-                    (Some(entity), _) | (None, Some(entity)) => Filed::entity(entity.id()),
+                    (Some(entity), _) | (None, Some(entity)) => AuditKey::entity(entity.id()),
                     (None, None) => return Err("no entity, before or after".to_owned()),
                 };
                 Ok((Change::Entity { before, after }, filed))
@@ -397,7 +399,7 @@ impl<'a> ChangeText<'a> {
                 let scope = scope.scope()?;
                 let before = before.map(PolicyText::policy).transpose()?;
                 let after = after.map(PolicyText::policy).transpose()?;
-                let filed = Filed::scope(&scope);
+                let filed = AuditKey::scope(&scope);
                 Ok((Change::Policy { scope, before, after }, filed))
             }
             Self::Token { before, after } => {
@@ -405,7 +407,7 @@ impl<'a> ChangeText<'a> {
                 if let Some(before) = before.as_ref().filter(|before| before.id != after.id) {
                     return Err(format!("the token `{}` cannot become `{}`", before.id, after.id));
                 }
-                let filed = Filed::token(&after.id);
+                let filed = AuditKey::token(&after.id);
                 Ok((Change::Token { before, after }, filed))
             }
         }
@@ -421,9 +423,9 @@ impl<'a> ScopeText<'a> {
     }
 
     fn scope(self) -> Result<Scope, String> {
-        let entity = self.entity.map(|entity| EntityId::new(&entity)).transpose().map_err(told)?;
+        let entity = self.entity.map(|entity| EntityId::new(&entity)).transpose().map_err(message)?;
         let resource =
-            self.resource.map(|resource| ResourceName::new(&resource)).transpose().map_err(told)?;
+            self.resource.map(|resource| ResourceName::new(&resource)).transpose().map_err(message)?;
         Ok(match (entity, resource) {
             (None, None) => Scope::System,
             (None, Some(resource)) => Scope::Resource(resource),
@@ -467,11 +469,11 @@ impl<'a> LevelsText<'a> {
 
     fn levels(self) -> Result<Levels, String> {
         let names: Result<Vec<LimitName>, _> = self.names.iter().map(|name| LimitName::new(name)).collect();
-        let names = names.map_err(told)?;
+        let names = names.map_err(message)?;
         let levels: Result<Vec<Level>, String> =
             self.levels.into_iter().map(|level| level.level(&names)).collect();
         let on_expiry = self.on_expiry.map(OnExpiryText::on_expiry).unwrap_or_default();
-        Levels::restored(Version::new(self.version), names, levels?, on_expiry).map_err(told)
+        Levels::restored(Version::new(self.version), names, levels?, on_expiry).map_err(message)
     }
 }
 
@@ -479,7 +481,7 @@ impl LevelText<'_> {
     fn level(self, names: &[LimitName]) -> Result<Level, String> {
         let line = |text: &Cow<'_, str>| {
             let (text, debt_max) = match text.split_once(DEBT) {
-                Some((text, debt_max)) => (text, Some(debt_max.parse().map_err(told)?)),
+                Some((text, debt_max)) => (text, Some(debt_max.parse().map_err(message)?)),
                 None => (&**text, None),
             };
             let (rule, source) = match text.strip_prefix(OF_CALL) {
@@ -491,7 +493,7 @@ impl LevelText<'_> {
             Ok(Line { name, rule: Arc::new(rule), source, debt_max })
         };
         let limits: Result<Box<[Line]>, String> = self.limits.iter().map(line).collect();
-        let subject = Subject::stored(&self.entity, &self.resource).map_err(told)?;
+        let subject = Subject::stored(&self.entity, &self.resource).map_err(message)?;
         Ok(Level { subject, limits: limits? })
     }
 }
@@ -503,22 +505,22 @@ fn line_text(line: &Line) -> String {
 }
 
 fn checked(text: &str) -> Result<Rule, String> {
-    text.parse::<Limit>().and_then(|limit| limit.check()).map_err(told)
+    text.parse::<Limit>().and_then(|limit| limit.check()).map_err(message)
 }
 
 fn write(record: &impl Serialize) -> String {
-    serde_json::to_string(record).unwrap_or_else(|_| unreachable!("texts, numbers and keys that are texts"))
+    serde_json::to_string(record).unwrap_or_else(|_| unreachable!("strings, numbers and string keys"))
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(told)
+    serde_json::from_str(text).map_err(message)
 }
 
-fn told(error: impl fmt::Display) -> String {
+fn message(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// What is wrong, fit for a terminal and not long: a message may quote what was found.
+/// A `Corrupt` error. The reason may quote input, so it is escaped and truncated.
 fn corrupt(what: &str, why: &str) -> StoreError {
     let mut shown = String::new();
     for letter in why.chars().take(SHOWN_MAX) {
@@ -530,7 +532,7 @@ fn corrupt(what: &str, why: &str) -> StoreError {
     StoreError::Corrupt { what: format!("{what}: {shown}") }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "asked by reference")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it by reference")]
 const fn is_false(is: &bool) -> bool {
     !*is
 }

@@ -1,4 +1,4 @@
-//! What is written is read back as it was, and what nobody wrote is refused with what is wrong.
+//! Records roundtrip as text, and invalid text is rejected with the reason.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn entry() -> Entry {
         version: Version::new(7),
         at: Stamp::from_micros(1_769_851_800_000_250),
         actor: "ops\u{1b}\n".to_owned(),
-        filed: Filed::entity(acme().id()),
+        filed: AuditKey::entity(acme().id()),
         change,
     }
 }
@@ -43,13 +43,13 @@ fn levels() -> Levels {
 }
 
 #[test]
-fn records_are_written_as_people_would() {
+fn records_are_written_as_readable_text() {
     let text = r#"{"limits":["tpm:100k/min:150k","rpm:60/min"],"only":true,"on_unavailable":{"local_share":0.25},"on_expiry":"return"}"#;
     assert_eq!(policy_to_text(&policy()), text);
     assert_eq!(policy_from_text(text).unwrap(), policy());
     assert_eq!(policy_to_text(&Policy::default()), "{}");
-    for (said, word) in [(OnUnavailable::Block, "block"), (OnUnavailable::Allow, "allow")] {
-        let policy = Policy::default().on_unavailable(said).on_expiry(OnExpiry::Settle);
+    for (setting, word) in [(OnUnavailable::Block, "block"), (OnUnavailable::Allow, "allow")] {
+        let policy = Policy::default().on_unavailable(setting).on_expiry(OnExpiry::Settle);
         let text = format!(r#"{{"on_unavailable":"{word}","on_expiry":"settle"}}"#);
         assert_eq!(policy_to_text(&policy), text);
         assert_eq!(policy_from_text(&text).unwrap(), policy);
@@ -76,7 +76,7 @@ fn records_are_written_as_people_would() {
 }
 
 #[test]
-fn an_entry_is_one_line_with_a_date_for_people() {
+fn entry_is_one_line_with_a_readable_date() {
     let line = entry_to_line(&entry());
     let start = r#"{"version":7,"at":"2026-01-31T09:30:00.000250Z","at_micros":1769851800000250,"#;
     assert!(line.starts_with(start), "{line}");
@@ -88,7 +88,7 @@ fn an_entry_is_one_line_with_a_date_for_people() {
 }
 
 #[test]
-fn a_lease_remembers_its_levels_in_short() {
+fn levels_are_written_with_short_keys() {
     let text = r#"{"v":3,"n":["rpm","tpm","usd"],"l":[{"e":"child","r":"gpt","l":["rpm:60/min","~tpm:7/s:9"]},{"e":"parent","r":"gpt","l":["tpm:100/min","usd:5/day"]}],"x":"return"}"#;
     assert_eq!(levels_to_text(&levels()), text);
     same_levels(&levels_from_text(text).unwrap(), &levels());
@@ -98,17 +98,17 @@ fn a_lease_remembers_its_levels_in_short() {
 }
 
 #[test]
-fn what_nobody_wrote_is_refused_with_what_is_wrong() {
+fn invalid_text_is_rejected_with_the_reason() {
     let policy = |text| policy_from_text(text).unwrap_err().to_string();
     let entity = |text| entity_from_text(text).unwrap_err().to_string();
     let change = |text| change_from_text(text).unwrap_err().to_string();
     let levels = |text| levels_from_text(text).unwrap_err().to_string();
     let moved = r#"{"entity":{"before":{"id":"a"},"after":{"id":"b"}}}"#;
     let table = [
-        (policy(""), "the store holds what it should not: a policy: EOF while parsing"),
+        (policy(""), "the store has corrupt data: a policy: EOF while parsing"),
         (policy(r#"{"limits":["x:1/m"],"color":1}"#), "a policy: unknown field `color`"),
         (policy(r#"{"limits":["x:0/m"]}"#), "a policy: the limit `x`: 0 units per period"),
-        (policy(r#"{"limits":["x:1/m","x:2/m"]}"#), "a policy: the limit `x` is there twice"),
+        (policy(r#"{"limits":["x:1/m","x:2/m"]}"#), "a policy: the limit `x` is defined twice"),
         (policy(r#"{"on_unavailable":{"local_share":0}}"#), "a local share of 0, outside"),
         (policy(r#"{"on_unavailable":"wait"}"#), "unknown variant `wait`"),
         (policy("{} x"), "trailing characters"),
@@ -124,7 +124,7 @@ fn what_nobody_wrote_is_refused_with_what_is_wrong() {
         (change(r#"{"entity":{"after":{"id":"a"}},"policy":{"scope":{}}}"#), "a change: "),
         (levels(r#"{"v":1,"n":[],"l":[]}"#), "the levels of a lease: there is no level"),
         (levels(r#"{"v":1,"n":[],"l":[{"e":"a","r":"b","l":["x:1/m"]}]}"#), "`x` is not among the names"),
-        (levels(r#"{"v":1,"n":["x","x"],"l":[{"e":"a","r":"b","l":[]}]}"#), "`x` is there twice"),
+        (levels(r#"{"v":1,"n":["x","x"],"l":[{"e":"a","r":"b","l":[]}]}"#), "`x` is named twice"),
         (levels(r#"{"v":-1,"n":[],"l":[]}"#), "invalid value"),
     ];
     for (error, sentence) in table {
@@ -169,7 +169,7 @@ prop_compose! {
     fn policies()(
         limits in prop::collection::vec(limits(), 0..6),
         only in any::<bool>(),
-        away in prop::option::of(0_u32..=1_000_000),
+        unavailable in prop::option::of(0_u32..=1_000_000),
         expiry in prop::option::of(any::<bool>()),
     ) -> Policy {
         let mut unique: Vec<Limit> = Vec::new();
@@ -182,8 +182,8 @@ prop_compose! {
         if only {
             policy = policy.only();
         }
-        if let Some(away) = away {
-            policy = policy.on_unavailable(match away {
+        if let Some(unavailable) = unavailable {
+            policy = policy.on_unavailable(match unavailable {
                 0 => OnUnavailable::Block,
                 millionths if millionths % 10 == 0 => OnUnavailable::Allow,
                 millionths => OnUnavailable::LocalShare(Share::new(f64::from(millionths) / 1e6).unwrap()),
@@ -240,9 +240,9 @@ fn changes() -> impl Strategy<Value = Change> {
         let entity = entity.map(Cow::Owned);
         ScopeText { entity, resource: resource.map(Cow::Owned) }.scope().unwrap()
     });
-    let entity = (entities(), 0..3).prop_map(|(entity, kept)| Change::Entity {
-        before: (kept != 0).then(|| entity.clone().name("before")),
-        after: (kept != 1).then_some(entity),
+    let entity = (entities(), 0..3).prop_map(|(entity, case)| Change::Entity {
+        before: (case != 0).then(|| entity.clone().name("before")),
+        after: (case != 1).then_some(entity),
     });
     let policy = (scopes, prop::option::of(policies()), prop::option::of(policies()))
         .prop_map(|(scope, before, after)| Change::Policy { scope, before, after });
@@ -257,36 +257,36 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_policy_is_written_and_read_back(policy in policies()) {
+    fn every_policy_roundtrips(policy in policies()) {
         prop_assert_eq!(policy_from_text(&policy_to_text(&policy)).unwrap(), policy);
     }
 
     #[test]
-    fn every_entity_is_written_and_read_back(entity in entities()) {
+    fn every_entity_roundtrips(entity in entities()) {
         prop_assert_eq!(entity_from_text(&entity_to_text(&entity)).unwrap(), entity);
     }
 
     #[test]
-    fn every_token_is_written_and_read_back(token in tokens()) {
+    fn every_token_roundtrips(token in tokens()) {
         prop_assert_eq!(token_from_text(&token_to_text(&token)).unwrap(), token);
     }
 
     #[test]
-    fn every_change_is_written_and_read_back(change in changes()) {
+    fn every_change_roundtrips(change in changes()) {
         prop_assert_eq!(change_from_text(&change_to_text(&change)).unwrap().0, change);
     }
 
     #[test]
-    fn every_entry_is_written_and_read_back(
+    fn every_entry_roundtrips(
         change in changes(),
         version in any::<u64>(),
         micros in any::<u64>(),
         actor in any::<String>(),
     ) {
         let filed = match &change {
-            Change::Entity { before, after } => Filed::entity(before.as_ref().or(after.as_ref()).unwrap().id()),
-            Change::Policy { scope, .. } => Filed::scope(scope),
-            Change::Token { after, .. } => Filed::token(&after.id),
+            Change::Entity { before, after } => AuditKey::entity(before.as_ref().or(after.as_ref()).unwrap().id()),
+            Change::Policy { scope, .. } => AuditKey::scope(scope),
+            Change::Token { after, .. } => AuditKey::token(&after.id),
         };
         let (version, at) = (Version::new(version), Stamp::from_micros(micros));
         let entry = Entry { version, at, actor, filed, change };
@@ -296,7 +296,7 @@ proptest! {
     }
 
     #[test]
-    fn the_levels_of_every_lease_are_written_and_read_back(
+    fn levels_of_every_lease_roundtrip(
         parts in prop::collection::vec((names(), names(), policies()), 1..5),
         called in prop::collection::vec(limits(), 0..3),
         version in any::<u64>(),
@@ -312,7 +312,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in any::<String>(), cut in 0_usize..200, letter in any::<char>()) {
+    fn arbitrary_text_does_not_panic(text in any::<String>(), cut in 0_usize..200, letter in any::<char>()) {
         let mut spoilt: String = entry_to_line(&entry()).chars().take(cut).collect();
         spoilt.push(letter);
         let lines = levels_to_text(&levels());

@@ -1,7 +1,7 @@
-//! Cursors as our own stores write them: the place of the last item of the page before.
+//! Cursors of listings: the position of the last item of a page.
 //!
-//! `#` parts a place, since no name holds one. A cursor comes back from outside, so that each is checked when it is
-//! read.
+//! `#` separates the parts of a position, because names do not contain it. Cursors come from clients, so
+//! parsing validates them.
 
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::Scope;
@@ -13,7 +13,7 @@ use crate::error::StoreError;
 use crate::ledger::UsageOf;
 use crate::page::Cursor;
 
-/// Where a page of usage begins: after this resource or entity, limit and window.
+/// The position in a listing of usage: a page begins after this resource or entity, limit and window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UsagePlace<'a> {
     /// The resource, in the usage of an entity; the entity, in that of a resource.
@@ -25,7 +25,7 @@ pub struct UsagePlace<'a> {
 }
 
 impl<'a> UsagePlace<'a> {
-    /// The place that [`of`](Self::of) wrote.
+    /// Parses a cursor of [`of`](Self::of).
     pub(crate) fn parse(cursor: &'a Cursor) -> Result<Self, StoreError> {
         let mut parts = cursor.as_str().split('#');
         let place =
@@ -45,7 +45,7 @@ impl<'a> UsagePlace<'a> {
     }
 }
 
-/// What tells the subjects of a usage query apart.
+/// The part of a subject that a usage query leaves open.
 pub(crate) fn name_of<'a>(of: &UsageOf, subject: &'a Subject) -> &'a str {
     match of {
         UsageOf::Entity(_) => subject.resource.as_str(),
@@ -63,7 +63,7 @@ pub(crate) fn scope_cursor(scope: &Scope) -> Cursor {
     })
 }
 
-/// The scope that [`scope_cursor`] wrote.
+/// Parses a cursor of [`scope_cursor`].
 pub(crate) fn parse_scope(cursor: &Cursor) -> Result<Scope, StoreError> {
     let text = cursor.as_str();
     let parts: Vec<&str> = text.split('#').collect();
@@ -82,7 +82,7 @@ pub(crate) fn entity_cursor(entity: &EntityId) -> Cursor {
     Cursor::new(entity.as_str())
 }
 
-/// The entity that [`entity_cursor`] wrote.
+/// Parses a cursor of [`entity_cursor`].
 pub(crate) fn parse_entity(cursor: &Cursor) -> Result<EntityId, StoreError> {
     EntityId::stored(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
 }
@@ -92,7 +92,7 @@ pub(crate) fn token_cursor(token: &TokenId) -> Cursor {
     Cursor::new(token.as_str())
 }
 
-/// The token that [`token_cursor`] wrote.
+/// Parses a cursor of [`token_cursor`].
 pub(crate) fn parse_token(cursor: &Cursor) -> Result<TokenId, StoreError> {
     TokenId::new(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
 }
@@ -102,15 +102,15 @@ pub(crate) fn number_cursor(number: u64) -> Cursor {
     Cursor::new(number.to_string())
 }
 
-/// The number that [`number_cursor`] wrote.
+/// Parses a cursor of [`number_cursor`].
 pub(crate) fn parse_number(cursor: &Cursor) -> Result<u64, StoreError> {
     cursor.as_str().parse().map_err(|_| bad_cursor(cursor.as_str()))
 }
 
-/// A cursor that none of ours is.
+/// The error for an invalid cursor.
 pub(crate) fn bad_cursor(text: &str) -> StoreError {
     let text: String = text.chars().take(80).collect();
-    StoreError::Invalid { what: format!("the cursor {text:?} is not one of this listing") }
+    StoreError::Invalid { what: format!("the cursor {text:?} is not valid for this listing") }
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cursor_is_read_back_as_the_place_it_was_written_for() {
+    fn every_cursor_roundtrips() {
         let subject = Subject::new("größe 7", "gpt:4").unwrap();
         let scopes = [
             Scope::System,
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_of_another_listing_is_refused() {
+    fn cursor_of_another_listing_is_rejected() {
         let cursor = |text: &str| Cursor::new(text);
         for text in ["", "s#", "r", "e#a#b", "x#a", "y#a", "r#$SYSTEM"] {
             assert!(parse_scope(&cursor(text)).is_err(), "{text}");
@@ -160,6 +160,6 @@ mod tests {
         }
         assert!(parse_entity(&cursor("a#b")).is_err());
         let error = parse_number(&cursor("-1\u{1b}")).unwrap_err().to_string();
-        assert_eq!(error, r#"the cursor "-1\u{1b}" is not one of this listing"#);
+        assert_eq!(error, r#"the cursor "-1\u{1b}" is not valid for this listing"#);
     }
 }

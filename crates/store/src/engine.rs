@@ -1,8 +1,8 @@
-//! What an engine does. Everything else of a store is written once above it.
+//! The engine trait. Everything else of a store is implemented once on top of it.
 //!
-//! An engine applies the steps of leases to buckets and keeps versioned records. Policies, entities, tokens, the audit, their
-//! listings and cursors are records: see [`records`](crate::records). Engines that decide in this process share the
-//! decisions in [`shared_engine`](crate::shared_engine).
+//! An engine applies the steps of leases to buckets and keeps versioned records. Policies, entities, tokens,
+//! the audit, their listings and cursors are records: see [`records`](crate::records). Engines that decide in
+//! this process share the decisions in [`shared_engine`](crate::shared_engine).
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,25 +14,26 @@ use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::Usage;
 
-use crate::buckets::{Bucket, Drawn, Lookup, Moved, Renewed, Seen, Standing, Terms};
+use crate::buckets::{Bucket, BucketSnapshot, DrawResult, LeaseStatus, Lookup, Movement, Renewal, Terms};
 use crate::changes::Changes;
 use crate::cursor::UsagePlace;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::store::{Capabilities, Swept};
+use crate::store::{Capabilities, SweepReport};
 use crate::wrap::Verb;
 
-/// What stores the buckets, leases and records of one namespace.
+/// The storage of the buckets, leases and records of one namespace.
 ///
 /// Every engine is a [`Store`](crate::Store). The contract of steps, leases and usage is written at
-/// [`Buckets`](crate::Buckets) and [`Ledger`](crate::Ledger), that of records here. The feature `conformance` has a suite
-/// that shows whether an engine keeps both. `docs/write-an-engine.md` in the repository is a guide with a complete engine.
+/// [`Buckets`](crate::Buckets) and [`Ledger`](crate::Ledger), that of records here. The feature `conformance`
+/// has a suite that shows whether an engine keeps both. `docs/write-an-engine.md` in the repository is a
+/// guide with a complete engine.
 ///
 /// # Records
-/// A namespace counts its changes: its [`Version`]. [`write_records`](Self::write_records) makes all of its changes or
-/// none, raises the version by one, and only if the version is the one that the writer has read (optimistic locking).
-/// The audit entry of a change is one of the records that it writes.
+/// A namespace counts its changes: its [`Version`]. [`write_records`](Self::write_records) makes all of its
+/// changes or none, raises the version by one, and only if the version is the one that the writer has read
+/// (optimistic locking). The audit entry of a change is one of the records that it writes.
 ///
 /// # Cancel safety
 /// A reply that is dropped may have been carried out or not.
@@ -40,15 +41,15 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// What the engine is and can do.
     fn about(&self) -> Capabilities;
 
-    /// Applies one step of a lease to the buckets that it names: all or nothing, at one reading of the engine's clock, and
-    /// at most once. Engines behind a network send many steps in one round trip.
-    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied>;
+    /// Applies one step of a lease to the buckets that it names: all or nothing, at one reading of the
+    /// engine's clock, and at most once. Engines behind a network send many steps in one round trip.
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult>;
 
     /// A lease by its id. One that is past its deadline is ended first.
-    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing>;
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus>;
 
     /// The buckets of these subjects or entities, in one round trip. Nothing is written.
-    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen>;
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot>;
 
     /// Up to `max` buckets of a resource, by entity, those after `after` only.
     fn scan_buckets<'a>(
@@ -69,18 +70,19 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Deletes up to `max` lines of the ledger, as [`Ledger::prune`](crate::Ledger::prune) says.
     fn prune_ledger<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64>;
 
-    /// Housekeeping: ends up to `max` leases that are past their deadline, deletes what is older than the retention, and
-    /// evicts subjects that are the same as unused ones.
-    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept>;
+    /// Housekeeping: ends up to `max` leases that are past their deadline, deletes what is older than the
+    /// retention, and evicts subjects that are the same as unused ones.
+    fn sweep_leases(&self, max: usize) -> Reply<'_, SweepReport>;
 
-    /// The records with these keys, each in its place, the namespace's version and the time, all as of one moment.
+    /// The records with these keys, each in its place, the namespace's version and the time, all as of one
+    /// moment.
     fn read_records<'a>(&'a self, keys: &'a [Key]) -> Reply<'a, Records>;
 
     /// Records in the order of their keys.
     fn scan_records<'a>(&'a self, scan: &'a Scan) -> Reply<'a, Vec<Record>>;
 
-    /// Makes all of the changes, or none and answers `false` if the namespace's version is no longer the one they are
-    /// based on.
+    /// Applies all of the changes, or none and returns `false` if the namespace's version is no longer the
+    /// one they are based on.
     fn write_records<'a>(&'a self, write: &'a RecordWrite) -> Reply<'a, bool>;
 
     /// The namespace's version.
@@ -88,8 +90,8 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
         Reply::after(self.about().is_immediate, async { Ok(self.read_records(&[]).await?.version) })
     }
 
-    /// An entity's record and those of the ancestors that it cascades to, at most `max`; further ancestors may follow. One
-    /// round trip where the engine can follow links.
+    /// An entity's record and those of the ancestors that it cascades to, at most `max`; further ancestors
+    /// may follow. One round trip where the engine can follow links.
     fn chain<'a>(&'a self, id: &'a EntityId, max: usize) -> Reply<'a, Vec<Record>> {
         Reply::after(self.about().is_immediate, async move {
             let (mut chain, mut next) = (Vec::new(), Some(id.clone()));
@@ -103,17 +105,18 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Ends the engine for all handles of it: what was asked is done and lasts.
+    /// Shuts the engine down for all of its handles, after completing and persisting calls in flight.
     fn shut_down(&self) -> Reply<'_, ()> {
         Reply::ready(Ok(()))
     }
 
-    /// What the engine announces of administrative changes, by whatever process; `None` if it announces none.
+    /// The engine's announcements of administrative changes by any process; `None` if it has none.
     fn announcements(&self) -> Option<Changes> {
         None
     }
 
-    /// A setting of the engine that may break the store's guarantees, and what to change; found when it was opened.
+    /// A setting of the engine that may break the store's guarantees, and what to change; found when it was
+    /// opened.
     fn warning(&self) -> Option<String> {
         None
     }
@@ -138,18 +141,18 @@ pub struct Step<'a> {
 #[derive(Debug, Clone, Copy)]
 pub enum Change<'a> {
     /// Takes units of every level, or nothing.
-    Take(&'a Units, Taking),
-    /// Takes or returns units, and is never refused: what is missing is debt. No more is returned than is held.
+    Take(&'a Units, TakeMode),
+    /// Takes or returns units. Never refused: missing units become debt. No more is returned than is held.
     Shift(&'a Deltas),
-    /// Moves the deadline to so long from now, never back.
+    /// Moves the deadline to this long from now, never back.
     Renew(Duration),
-    /// Ends the lease: at what it used, which may leave a debt, or without a trace.
+    /// Ends the lease: settled at its actual usage, which may leave a debt, or cancelled.
     End(Option<&'a Units>),
 }
 
-/// What becomes of a lease that takes units.
+/// How a step takes units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taking {
+pub enum TakeMode {
     /// The lease begins.
     Open(Terms),
     /// The lease begins and is settled at once.
@@ -162,9 +165,9 @@ impl Step<'_> {
     /// The name of the step, for counters and metrics.
     pub const fn verb(&self) -> Verb {
         match self.change {
-            Change::Take(_, Taking::Open(_)) => Verb::Draw,
-            Change::Take(_, Taking::Spend) => Verb::Spend,
-            Change::Take(_, Taking::Extend) => Verb::Extend,
+            Change::Take(_, TakeMode::Open(_)) => Verb::Draw,
+            Change::Take(_, TakeMode::Spend) => Verb::Spend,
+            Change::Take(_, TakeMode::Extend) => Verb::Extend,
             Change::Shift(_) => Verb::Adjust,
             Change::Renew(_) => Verb::Renew,
             Change::End(Some(_)) => Verb::Settle,
@@ -185,7 +188,7 @@ pub struct QueuedStep {
 
 #[derive(Debug, Clone)]
 enum QueuedChange {
-    Take(Units, Taking),
+    Take(Units, TakeMode),
     Shift(Deltas),
     Renew(Duration),
     End(Option<Units>),
@@ -218,51 +221,51 @@ impl QueuedStep {
     }
 }
 
-/// The answer to a step.
+/// The result of a step.
 #[derive(Debug, Clone)]
-pub enum Applied {
-    /// It was carried out.
-    Granted(Moved),
-    /// Units are not available, and nothing was taken. The readings tell of which limit.
-    Refused(Moved),
-    /// The lease has this deadline.
-    Renewed(Renewed),
+pub enum StepResult {
+    /// The step was applied.
+    Granted(Movement),
+    /// Units are not available, and nothing was taken. The readings show which limits are short.
+    Refused(Movement),
+    /// The lease was renewed.
+    Renewed(Renewal),
 }
 
-impl From<Drawn> for Applied {
-    fn from(drawn: Drawn) -> Self {
+impl From<DrawResult> for StepResult {
+    fn from(drawn: DrawResult) -> Self {
         match drawn {
-            Drawn::Granted(moved) => Self::Granted(moved),
-            Drawn::Refused(moved) => Self::Refused(moved),
+            DrawResult::Granted(moved) => Self::Granted(moved),
+            DrawResult::Refused(moved) => Self::Refused(moved),
         }
     }
 }
 
-impl Applied {
-    /// The answer to a draw, a spend or an extension.
+impl StepResult {
+    /// The result of a draw, a spend or an extension.
     #[inline]
-    pub(crate) fn drawn(self) -> Drawn {
+    pub(crate) fn drawn(self) -> DrawResult {
         match self {
-            Self::Granted(moved) => Drawn::Granted(moved),
-            Self::Refused(moved) => Drawn::Refused(moved),
-            Self::Renewed(_) => unreachable!("only a renewal is answered by its deadline"),
+            Self::Granted(moved) => DrawResult::Granted(moved),
+            Self::Refused(moved) => DrawResult::Refused(moved),
+            Self::Renewed(_) => unreachable!("only a renewal returns a deadline"),
         }
     }
 
-    /// The answer to a step that is never refused.
+    /// The result of a step that is never refused.
     #[inline]
-    pub(crate) fn moved(self) -> Moved {
+    pub(crate) fn moved(self) -> Movement {
         match self {
             Self::Granted(moved) | Self::Refused(moved) => moved,
-            Self::Renewed(_) => unreachable!("only a renewal is answered by its deadline"),
+            Self::Renewed(_) => unreachable!("only a renewal returns a deadline"),
         }
     }
 
-    /// The answer to a renewal.
-    pub(crate) fn renewed(self) -> Renewed {
+    /// The result of a renewal.
+    pub(crate) fn renewed(self) -> Renewal {
         match self {
             Self::Renewed(renewed) => renewed,
-            Self::Granted(_) | Self::Refused(_) => unreachable!("a renewal is answered by its deadline"),
+            Self::Granted(_) | Self::Refused(_) => unreachable!("a renewal returns a deadline"),
         }
     }
 }

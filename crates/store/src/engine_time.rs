@@ -1,4 +1,4 @@
-//! How long the engine has had a call: time in a queue of our own does not count.
+//! The time the engine has had a call, excluding the time in local queues.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -12,11 +12,11 @@ tokio::task_local! {
     static CURRENT: EngineTime;
 }
 
-/// How long the engine has had a call.
+/// The time the engine has had a call.
 ///
-/// A caller that bounds the time of a call [follows](Self::follow) its reply. A store that collects calls before it sends them
-/// takes the [current](Self::current) one along with each call, and says when the call [waits](Self::wait) and when it is
-/// [sent](Self::send). Without that the engine has had it from the start.
+/// A caller that bounds the time of a call [follows](Self::follow) its reply. A store that collects calls
+/// before it sends them keeps the [current](Self::current) one with each call, and reports when the call
+/// [waits](Self::wait) and when it is [sent](Self::send). Otherwise the time counts from the start.
 ///
 /// ```
 /// use tidegate_store::EngineTime;
@@ -45,22 +45,22 @@ impl Default for EngineTime {
 }
 
 impl EngineTime {
-    /// Waits for a call, whose queues use this one.
+    /// Runs a call with this as its [current](Self::current) time.
     pub fn follow<F: Future>(&self, call: F) -> impl Future<Output = F::Output> {
         CURRENT.scope(self.clone(), call)
     }
 
-    /// That of the call in progress; a new one if the call is not followed.
+    /// The time of the running call; a new one if the call is not followed.
     pub fn current() -> Self {
         CURRENT.try_with(Self::clone).unwrap_or_default()
     }
 
-    /// The call waits in our queue from now on.
+    /// Records that the call waits in a local queue from now on.
     pub fn wait(&self) {
         self.set(true);
     }
 
-    /// The call is sent to the engine now.
+    /// Records that the call is sent to the engine now.
     pub fn send(&self) {
         self.set(false);
     }
@@ -71,18 +71,18 @@ impl EngineTime {
         *state = State { is_queued, was_queued, since: Instant::now() };
     }
 
-    /// Whether the call has waited in a queue of ours.
+    /// Whether the call has waited in a local queue.
     pub fn was_queued(&self) -> bool {
         lock(&self.0).was_queued
     }
 
-    /// How long the engine has had the call; `None` while it waits in our queue.
+    /// How long the engine has had the call; `None` while it waits in a local queue.
     pub fn elapsed(&self) -> Option<Duration> {
         let state = *lock(&self.0);
         (!state.is_queued).then(|| state.since.elapsed())
     }
 
-    /// How long the call has waited in our queue; `None` if it does not.
+    /// How long the call has waited in a local queue; `None` if it is not queued.
     pub fn queued_for(&self) -> Option<Duration> {
         let state = *lock(&self.0);
         state.is_queued.then(|| state.since.elapsed())

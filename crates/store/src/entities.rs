@@ -1,4 +1,4 @@
-//! Entities: who there is, and under whom.
+//! The entities of a store.
 
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::EntityId;
@@ -10,27 +10,28 @@ use crate::reply::Reply;
 /// Entities by id.
 ///
 /// # The contract
-/// An entity need not be written to be drawn from: without a record it has no parent. Writes raise the namespace's
-/// version, carry what the writer expects and are audited as those of [`Policies`](crate::Policies) are. A parent
-/// must be there, must not be below the entity, and has at most seven levels from itself up. Those below the entity are
-/// not looked at: whoever moves a tree below another may put its leaves too deep to draw from.
+/// Draws do not need a record of their entity; without one it has no parent. Writes raise the namespace's
+/// version, carry the expected version and are audited like those of [`Policies`](crate::Policies). A parent
+/// must exist, must not be a descendant of the entity, and has at most seven levels including itself.
+/// Descendants of the entity are not checked: moving a tree below another parent may put its leaves too deep
+/// to draw from.
 pub trait Entities {
     /// Writes an entity.
     fn put<'a>(&'a self, entity: &'a Entity, expect: Expect, actor: &'a str) -> Reply<'a, Version>;
 
-    /// An entity, if it is there.
+    /// An entity, if it exists.
     fn get<'a>(&'a self, id: &'a EntityId) -> Reply<'a, Option<Versioned<Entity>>>;
 
-    /// The entity and those above it that it draws from too, as far as each cascades: none if it is not there, at
-    /// most one more than [`LEVELS_MAX`](tidegate_core::limit::entity::LEVELS_MAX). One round trip where the engine
-    /// can.
+    /// The entity and the ancestors that it cascades to; empty if it does not exist, at most one more than
+    /// [`LEVELS_MAX`](tidegate_core::limit::entity::LEVELS_MAX). One round trip if the engine supports it.
     fn lineage<'a>(&'a self, id: &'a EntityId) -> Reply<'a, Vec<Versioned<Entity>>>;
 
-    /// Removes an entity and its policies. One with others below it is refused
-    /// ([`HasChildren`](crate::StoreError::HasChildren)). Its buckets stay: to remove and write it anew is no amnesty.
+    /// Removes an entity and its policies. Refused if it has children
+    /// ([`HasChildren`](crate::StoreError::HasChildren)). Its buckets stay, so that removing and recreating
+    /// it does not reset its limits.
     fn remove<'a>(&'a self, id: &'a EntityId, expect: Expect, actor: &'a str) -> Reply<'a, Version>;
 
-    /// Those directly below an entity, by id.
+    /// The direct children of an entity, by id.
     fn children<'a>(&'a self, parent: &'a EntityId, paging: &'a Paging)
     -> Reply<'a, Page<Versioned<Entity>>>;
 

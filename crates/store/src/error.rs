@@ -1,4 +1,4 @@
-//! What can go wrong with a store, and whether it helps to try again.
+//! The error of stores, and whether a retry may succeed.
 
 use std::error::Error;
 use std::time::Duration;
@@ -10,121 +10,121 @@ use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::token::{InvalidToken, TokenId};
 
-/// Why a store did not do what it was asked to. Nothing was changed, except where the error is transient: then
-/// it may have been, and asking again with the same lease and step, or the same expected version, finds out.
+/// The error of a call. Nothing was changed, unless the error is transient: the call may then have been
+/// applied, and a retry with the same lease and step, or the same expected version, is safe.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The engine cannot be reached, is starting, failing over or overloaded.
-    #[error("the store is away: {what}")]
+    #[error("the store is unavailable: {what}")]
     Unavailable {
-        /// What was seen.
+        /// What happened.
         what: String,
-        /// What it comes from.
+        /// The cause.
         #[source]
         source: Option<Box<dyn Error + Send + Sync>>,
     },
-    /// The engine did not answer in time. What was asked may have been done.
-    #[error("the store did not answer within {millis} ms")]
+    /// The engine did not respond in time. The call may have been applied.
+    #[error("the store did not respond within {millis} ms")]
     TimedOut {
-        /// How long was waited.
+        /// The timeout.
         millis: u64,
     },
-    /// Too many calls of this process wait for the engine, which is available. Nothing was done.
+    /// Too many calls of this process wait for the engine, which is available. Nothing was applied.
     #[error("the store is busy: {waiting_max} calls wait for {place}")]
     Busy {
-        /// Where the engine is.
+        /// The address of the engine.
         place: String,
-        /// How many calls may wait.
+        /// The maximum number of waiting calls.
         waiting_max: usize,
-        /// How long the first of them has waited: about as long as the next one would.
+        /// How long the first of them has waited, an estimate for the next one.
         retry_after: Duration,
     },
-    /// The store was closed by this process. It never opens again: whoever wants it opens another.
+    /// The store was closed by this process and stays closed. Open another one.
     #[error("the store is closed: {what}")]
     Closed {
-        /// Which one was closed.
+        /// The store.
         what: String,
     },
-    /// The engine does not let us in.
+    /// The engine denied access.
     #[error("the store denies access: {what}")]
     Denied {
-        /// What it said.
+        /// The engine's message.
         what: String,
     },
-    /// What the engine holds is not what we wrote.
-    #[error("the store holds what it should not: {what}")]
+    /// Stored data is not as it was written.
+    #[error("the store has corrupt data: {what}")]
     Corrupt {
-        /// What was found where.
+        /// The data, and what is wrong with it.
         what: String,
     },
     /// A bound was reached.
     #[error("the store is full: {max} {what}")]
     Full {
-        /// What there are too many of.
+        /// What the bound counts.
         what: &'static str,
         /// The bound.
         max: u64,
     },
-    /// Somebody else has written since.
+    /// Another writer was faster: the expected version is stale.
     #[error("{what} is not as expected: {}", current_version(*current))]
     Stale {
-        /// Which record.
+        /// The record.
         what: String,
-        /// Its version now; `None` where it is not there.
+        /// Its current version; `None` if it does not exist.
         current: Option<Version>,
     },
-    /// The lease has ended; nothing about it changes any more.
+    /// The lease has ended and cannot change any more.
     #[error("the lease {lease} has ended: it was {how}")]
     Ended {
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
         /// How it ended.
         how: Ending,
     },
-    /// A later step of the lease was done already.
-    #[error("step {step} of the lease {lease} comes after step {done}")]
+    /// A later step of the lease was already applied.
+    #[error("step {step} of the lease {lease} arrived after step {done}")]
     Late {
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// The step that came late.
+        /// The late step.
         step: u32,
-        /// The step that was done.
+        /// The last step applied.
         done: u32,
     },
-    /// There is no such lease: it never drew, or it ended long ago.
+    /// The lease is unknown: it never drew, or it ended long ago.
     #[error("there is no lease {lease}")]
     NoLease {
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
     },
-    /// An entity that cannot be.
+    /// An entity is invalid.
     #[error(transparent)]
     Entity(#[from] InvalidEntity),
-    /// There is no such entity.
+    /// The entity does not exist.
     #[error("there is no entity `{entity}`")]
     NoEntity {
-        /// Which one.
+        /// Its id.
         entity: EntityId,
     },
-    /// An entity with others below it is not removed.
-    #[error("the entity `{entity}` has {children} below it; move or remove them first")]
+    /// The entity has children and cannot be removed.
+    #[error("the entity `{entity}` has children: {children}; move or remove them first")]
     HasChildren {
-        /// Which one.
+        /// Its id.
         entity: EntityId,
-        /// How many.
+        /// The number of children.
         children: u64,
     },
-    /// A token that cannot be.
+    /// A token is invalid.
     #[error(transparent)]
     Token(#[from] InvalidToken),
-    /// There is no such token.
+    /// The token does not exist.
     #[error("there is no token `{token}`")]
     NoToken {
-        /// Which one.
+        /// Its id.
         token: TokenId,
     },
-    /// Something asked for is outside its bounds.
+    /// An argument is invalid.
     #[error("{what}")]
     Invalid {
         /// The field, the value and the bound.
@@ -133,23 +133,23 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// An engine that is away, and why.
+    /// An [`Unavailable`](Self::Unavailable) error with this reason.
     pub fn unavailable(what: impl Into<String>) -> Self {
         Self::Unavailable { what: what.into(), source: None }
     }
 
-    /// Whether the same call may succeed later: the engine is unavailable, or our queue to it is full. Everything else is an
-    /// answer.
+    /// Whether the same call may succeed later: the engine is unavailable, or the queue to it is full. All
+    /// other errors are final.
     pub const fn is_transient(&self) -> bool {
         self.is_unavailable() || matches!(self, Self::Busy { .. })
     }
 
-    /// Whether the engine cannot be reached, or did not answer in time. It may have done the call.
+    /// Whether the engine cannot be reached or did not respond in time. It may have applied the call.
     pub const fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::TimedOut { .. })
     }
 }
 
 fn current_version(current: Option<Version>) -> String {
-    current.map_or_else(|| "it is not there".to_owned(), |version| format!("it is at version {version}"))
+    current.map_or_else(|| "it does not exist".to_owned(), |version| format!("it is at version {version}"))
 }

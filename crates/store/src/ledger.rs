@@ -1,8 +1,8 @@
-//! The ledger: what was used, and who changed what.
+//! The ledger: usage and the audit log.
 
 use std::ops::Range;
 
-use tidegate_core::limit::audit::{Entry, Filed};
+use tidegate_core::limit::audit::{AuditKey, Entry};
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::{Usage, Window};
@@ -14,45 +14,46 @@ use crate::reply::Reply;
 /// Which usage to list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageQuery {
-    /// Whose.
+    /// The entity or resource.
     pub of: UsageOf,
-    /// Summed over how long a span.
+    /// The window of the sums.
     pub window: Window,
-    /// Windows that begin in this range.
+    /// The range that windows begin in.
     pub range: Range<Stamp>,
 }
 
-/// Whose usage.
+/// The entity or resource of a usage query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UsageOf {
-    /// An entity's, of every resource.
+    /// An entity's usage of all resources.
     Entity(EntityId),
-    /// Every entity's, of a resource.
+    /// All entities' usage of a resource.
     Resource(ResourceName),
 }
 
 /// Which changes to list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// What they are filed under; `None` is everything.
-    pub filed: Option<Filed>,
-    /// When they were made.
+    /// The key they are filed under; `None` for all.
+    pub filed: Option<AuditKey>,
+    /// The range of times.
     pub range: Range<Stamp>,
 }
 
-/// What of the ledger to forget.
+/// The part of the ledger to delete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prune {
     /// Lines of usage.
     Usage {
-        /// Those summed over this long a span; lines over other spans stay as they are.
+        /// The window of the lines. Lines of other windows are kept.
         window: Window,
-        /// Those whose window ended at this time or earlier. A window that goes on after it stays whole.
+        /// The end of the range: windows that ended at this time or earlier. A window that ends later is kept
+        /// whole.
         before: Stamp,
     },
     /// Entries of the audit.
     Audit {
-        /// Those of this change and of all before it.
+        /// The last change to delete, with all earlier ones.
         through: Version,
     },
 }
@@ -60,22 +61,24 @@ pub enum Prune {
 /// Usage and audit.
 ///
 /// # The contract
-/// The usage of a limit is the sum of what its leases were settled at, in the windows of their draws: nothing for
-/// what was cancelled, nothing twice. The audit has an entry for every change that was made and for no other.
+/// The usage of a limit is the sum of the amounts that its leases were settled at, in the windows of their
+/// draws. Cancelled leases do not count, and no lease counts twice. The audit log has an entry for every
+/// change that was made and for no other.
 ///
-/// Both grow until somebody [prunes](Self::prune) them, or up to the bounds of a store that has such. What is pruned is
-/// gone, and nothing else is: no bucket, lease, policy, version or other line of the ledger changes by it. What is
-/// settled after a prune, for a draw in a window that was pruned, is counted in that window as in a new one.
+/// Both grow until they are [pruned](Self::prune), or up to the retention or bounds of the store. Pruning
+/// changes no bucket, lease, policy, version or other line of the ledger. A settlement after a prune, for a
+/// draw in a pruned window, counts in that window as in a new one.
 pub trait Ledger {
     /// Usage by subject, then limit, then window.
     fn usage<'a>(&'a self, query: &'a UsageQuery, paging: &'a Paging) -> Reply<'a, Page<Usage>>;
 
-    /// Changes in the order they were made in.
+    /// Changes in the order in which they were made.
     fn audit<'a>(&'a self, query: &'a AuditQuery, paging: &'a Paging) -> Reply<'a, Page<Entry>>;
 
-    /// Forgets up to `max` lines and answers how many: fewer than `max` means that no more are left to forget, and a
-    /// `max` of 0 forgets nothing. Entries of the audit go in the order they were made in, so that a change with many
-    /// may be cut in between calls; of usage each limit's oldest window goes first. Cursors that were given out before
-    /// stay good: what is listed goes on with what is left. To ask again after a lost answer does no harm.
+    /// Deletes up to `max` lines and returns their number: fewer than `max` means that none are left, and a
+    /// `max` of 0 deletes nothing. Audit entries are deleted in the order in which they were made, so that a
+    /// change with many entries may be cut between calls; of usage, each limit's oldest window is deleted
+    /// first. Earlier cursors stay valid: a listing continues with the remaining lines. A retry after a lost
+    /// reply is safe.
     fn prune<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64>;
 }

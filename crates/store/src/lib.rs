@@ -1,10 +1,10 @@
-//! Where shared limits live.
+//! Stores of shared limits.
 //!
-//! A [`Store`] keeps the buckets, leases, policies, entities, tokens and the ledger of one namespace, and decides draws
-//! by itself, all or nothing. [`Memory`] is the reference: it lives in the process and is what the others are
-//! measured by. `Sqlite` (feature `sqlite`) is a file that all processes of a machine share, `Postgres`
-//! (feature `postgres`) a server that all machines share. [`open()`] takes each by its address. With the feature `conformance` comes the suite that every store passes, for stores of third
-//! parties too.
+//! A [`Store`] keeps the buckets, leases, policies, entities, tokens and the ledger of one namespace, and
+//! decides draws itself, all or nothing. [`Memory`] is the in-process reference implementation. `Sqlite`
+//! (feature `sqlite`) is a file shared by all processes of a machine; `Postgres`, `Redis` and `DynamoDb`
+//! (features of the same names) are shared by all machines. [`open()`] opens each by its address. The feature
+//! `conformance` adds the test suite that every store passes, including stores of third parties.
 
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod batch_size;
@@ -19,7 +19,7 @@ mod engine_time;
 mod entities;
 mod error;
 mod ledger;
-#[allow(dead_code, reason = "which words are needed depends on what is built in")]
+#[allow(dead_code, reason = "which items are used depends on the features")]
 pub mod lifecycle;
 mod memory;
 mod open;
@@ -41,21 +41,17 @@ mod sqlite;
 mod store;
 mod sync;
 #[cfg(feature = "codec")]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "which records are kept in tables of ours depends on what is built in"
-)]
+#[allow(dead_code, unreachable_pub, reason = "which records are stored in tables depends on the features")]
 mod tables;
 mod tokens;
 pub mod wrap;
 
 #[cfg(feature = "codec")]
-#[allow(dead_code, reason = "which records are kept as text depends on what is built in")]
+#[allow(dead_code, reason = "which records are stored as text depends on the features")]
 mod codec;
 
 #[cfg(feature = "codec")]
-#[allow(dead_code, reason = "which records are kept as text depends on what is built in")]
+#[allow(dead_code, reason = "which records are stored as text depends on the features")]
 mod record_text;
 
 #[cfg(feature = "archive")]
@@ -71,20 +67,20 @@ mod archive_remote;
 pub mod conformance;
 
 #[cfg(feature = "redis")]
-pub use self::redis::{Redis, RedisOptions, Repaired};
+pub use self::redis::{Redis, RedisOptions, RepairReport};
 #[cfg(feature = "codec")]
 pub use codec::{levels_from_text, levels_to_text};
 
 pub use buckets::{
-    Adjust, Bucket, Buckets, Cancel, Draw, Drawn, Extend, Held, Lookup, Moved, Reading, Readings, Renew,
-    Renewed, Seen, Settle, Standing, Terms,
+    Adjust, Bucket, BucketSnapshot, Buckets, Cancel, Draw, DrawResult, Extend, LeaseSnapshot, LeaseStatus,
+    Lookup, Movement, Reading, Readings, Renew, Renewal, Settle, Terms,
 };
 pub use changes::{Announcer, Changes};
-pub use clock::{Anchored, HostWall, ManualWall, SystemWall, WallClock};
+pub use clock::{AnchoredWall, HostWall, ManualWall, SystemWall, WallClock};
 pub use cursor::UsagePlace;
 #[cfg(feature = "dynamodb")]
 pub use dynamodb::{DynamoDb, DynamoDbOptions};
-pub use engine::{Applied, Change, Engine, QueuedStep, Step, Taking};
+pub use engine::{Change, Engine, QueuedStep, Step, StepResult, TakeMode};
 pub use engine_time::EngineTime;
 pub use entities::Entities;
 pub use error::StoreError;
@@ -92,12 +88,12 @@ pub use ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
 pub use memory::{Memory, MemoryOptions, MemoryStats};
 pub use open::open;
 pub use page::{Cursor, Page, Paging};
-pub use policies::{Changed, Listing, Policies, PolicyChange, Written};
+pub use policies::{ChangesSince, Listing, Policies, PolicyChange, PolicySnapshot};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresOptions, PostgresStats};
 pub use reply::Reply;
 pub use retention::Retention;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{Durable, Sqlite, SqliteOptions, SqliteStats};
-pub use store::{Capabilities, Clocked, Store, Swept};
+pub use sqlite::{Durability, Sqlite, SqliteOptions, SqliteStats};
+pub use store::{Capabilities, ClockSource, Store, SweepReport};
 pub use tokens::Tokens;

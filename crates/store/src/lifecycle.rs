@@ -1,7 +1,7 @@
-//! A store's life beside its use: how it is made, looked at, brought up to date and listed.
+//! Operating a store: init, check, upgrade, list and destroy.
 //!
-//! Whoever operates a store does so by its address, and does not open it: to look at a store must not make it. Each engine has
-//! its own [`Lifecycle`]; what it finds and does is told in the same words for all of them.
+//! Operators address a store without opening it, because checking a store must not create it. Each engine
+//! implements [`Lifecycle`]; the reports are the same for all of them.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,74 +14,75 @@ pub use crate::open::lifecycle_at as at;
 use crate::error::StoreError;
 use crate::reply::Reply;
 
-/// Namespaces that a listing has at most.
+/// The maximum number of namespaces in a listing.
 pub const LISTED_MAX: u32 = 1_000;
 
-/// What an operator does with the store at an address. [`at`] has it for each engine.
+/// Operations on the store at an address; see [`at`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tidegate_store::StoreError> {
 /// let error = tidegate_store::lifecycle::at("memory:").unwrap_err();
-/// assert_eq!(error.to_string(), "`memory:` is gone with its process: there is nothing to make, to look at or to upgrade");
+/// assert_eq!(error.to_string(), "`memory:` exists only in its process: there is nothing to init, check or upgrade");
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Cancel safety
-/// Dropping a reply leaves a store that is whole: as it was, or as it was to be.
+/// Dropping a reply leaves a consistent store, with or without the change.
 pub trait Lifecycle: fmt::Debug + Send + Sync {
-    /// Creates what the store needs, and the namespace of the address. What exists is left as it is. A schema of another
-    /// version, and anything that holds another program's data, is refused unchanged ([`StoreError::Invalid`]).
-    fn init(&self) -> Reply<'_, Made>;
+    /// Creates what the store needs, and the namespace of the address. Existing parts are left as they are. A
+    /// schema of another version or another program's data is refused unchanged ([`StoreError::Invalid`]).
+    fn init(&self) -> Reply<'_, InitReport>;
 
-    /// Looks, and changes nothing: what is not there is told, and not made. A schema of a newer version, or of another
-    /// program, is refused ([`StoreError::Invalid`]).
-    fn check(&self) -> Reply<'_, Checked>;
+    /// Checks the store and changes nothing: missing parts are reported, not created. A schema of a newer
+    /// version, or of another program, is refused ([`StoreError::Invalid`]).
+    fn check(&self) -> Reply<'_, CheckReport>;
 
-    /// Brings an older schema to the version of this program, with all that it holds. Several who do so at once do it in
-    /// turn, and once. What is not there, or newer, is refused ([`StoreError::Invalid`]).
-    fn upgrade(&self) -> Reply<'_, Upgraded>;
+    /// Migrates an older schema and its data to the version of this program. Concurrent upgrades are
+    /// serialized and run once. A missing or newer schema is refused ([`StoreError::Invalid`]).
+    fn upgrade(&self) -> Reply<'_, UpgradeReport>;
 
-    /// The namespaces there are, at most [`LISTED_MAX`] of them. Changes nothing.
-    fn list(&self) -> Reply<'_, Listed>;
+    /// Lists at most [`LISTED_MAX`] namespaces. Changes nothing.
+    fn list(&self) -> Reply<'_, NamespaceList>;
 
-    /// The namespaces that [`destroy`](Self::destroy) would remove, none if there is no store. Changes nothing, and fails
-    /// where `destroy` would refuse.
-    fn losses(&self) -> Reply<'_, Listed> {
+    /// Lists the namespaces that [`destroy`](Self::destroy) would remove, none if there is no store. Changes
+    /// nothing, and fails if `destroy` would refuse.
+    fn losses(&self) -> Reply<'_, NamespaceList> {
         Reply::ready(Err(removed_otherwise()))
     }
 
-    /// Removes the store with all namespaces, if the engine has a part that is all ours: a DynamoDB table with a namespace
-    /// record. Anything else is removed by the engine's own means ([`StoreError::Invalid`]).
-    fn destroy(&self) -> Reply<'_, Destroyed> {
+    /// Removes the store with all namespaces, if it owns a part of the engine exclusively: a DynamoDB table
+    /// with a namespace record. Other stores are removed with the engine's own tools
+    /// ([`StoreError::Invalid`]).
+    fn destroy(&self) -> Reply<'_, DestroyReport> {
         Reply::ready(Err(removed_otherwise()))
     }
 
-    /// What the store needs, as a template for whoever makes it by other means: `CloudFormation` for a table of DynamoDB, and
-    /// none for other engines ([`StoreError::Invalid`]). Nothing is asked.
+    /// A template of the store's parts for other provisioning tools: `CloudFormation` for a DynamoDB table.
+    /// Makes no request.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for an engine that has none.
+    /// [`StoreError::Invalid`] for an engine without a template.
     fn template(&self) -> Result<String, StoreError> {
-        let what = "this store needs no template: `tidegate store init` makes all of it".to_owned();
+        let what = "this store needs no template: `tidegate store init` creates all of it".to_owned();
         Err(StoreError::Invalid { what })
     }
 }
 
-/// Which store it is about.
+/// The location of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Whereabouts {
-    /// What the engine is called.
+pub struct StoreLocation {
+    /// The name of the engine.
     pub engine: &'static str,
-    /// Where it is, without user and password.
+    /// Its address, without user and password.
     pub place: String,
 }
 
 /// A part of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What it is: a `file`, a `schema`, a `table`, a `namespace`.
+    /// The kind: a `file`, a `schema`, a `table`, a `namespace`.
     pub kind: &'static str,
     /// Its name.
     pub name: String,
@@ -99,67 +100,67 @@ impl fmt::Display for Part {
     }
 }
 
-/// What [`init`](Lifecycle::init) did.
+/// The result of [`init`](Lifecycle::init).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Made {
-    /// Which store.
-    pub of: Whereabouts,
+pub struct InitReport {
+    /// The store.
+    pub of: StoreLocation,
     /// Its parts.
-    pub parts: Vec<MadePart>,
+    pub parts: Vec<InitPart>,
     /// The version of its schema.
     pub schema: u64,
 }
 
-/// A part that is there now.
+/// A part that exists after [`init`](Lifecycle::init).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MadePart {
-    /// Which one.
+pub struct InitPart {
+    /// The part.
     pub part: Part,
-    /// It was made by this call.
+    /// Whether this call created it.
     pub is_new: bool,
 }
 
-/// What [`check`](Lifecycle::check) found.
+/// The result of [`check`](Lifecycle::check).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Checked {
-    /// Which store.
-    pub of: Whereabouts,
-    /// What the engine says it is, with its version: `PostgreSQL 17.5`.
+pub struct CheckReport {
+    /// The store.
+    pub of: StoreLocation,
+    /// The engine's name and version: `PostgreSQL 17.5`.
     pub server: String,
-    /// The version of the schema there; `None` where there is none.
+    /// The version of the stored schema; `None` if there is none.
     pub schema: Option<u64>,
-    /// The version that this program has.
+    /// The schema version of this program.
     pub schema_wanted: u64,
     /// The namespace of the address.
     pub namespace: String,
-    /// Parts that are not there.
+    /// Missing parts.
     pub missing: Vec<Part>,
-    /// What survives what, in a sentence.
+    /// Which failures the data survives, in a sentence.
     pub durability: String,
-    /// Settings of the engine that say what its promises are worth.
+    /// Settings of the engine that affect its guarantees.
     pub settings: Vec<Setting>,
-    /// How far the engine's clock is from this machine's, where it has one of its own.
+    /// The difference between the engine's clock and this machine's, if the engine has a clock.
     pub clock: Option<ClockDifference>,
-    /// How far the store's time is ahead of its clock, because the clock stepped back; `None` where there is no store, and on
-    /// DynamoDB, which keeps no time.
+    /// How far the store's time is ahead of its clock because the clock was set back; `None` if there is no
+    /// store, and for DynamoDB, which persists no time.
     pub clock_offset: Option<Duration>,
 }
 
 /// Whether a store can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
-    /// As it is.
+    /// It can be used.
     Ready,
-    /// A part of it is not there.
+    /// A part is missing.
     Missing,
-    /// Its schema is older than this program.
+    /// Its schema is older than that of this program.
     Older,
 }
 
 impl Readiness {
-    /// In a word.
+    /// A lower-case name, for output.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -169,8 +170,8 @@ impl Readiness {
     }
 }
 
-impl Checked {
-    /// Whether it can be used.
+impl CheckReport {
+    /// Whether the store can be used.
     pub fn readiness(&self) -> Readiness {
         match self.schema {
             Some(found) if found < self.schema_wanted => Readiness::Older,
@@ -179,7 +180,7 @@ impl Checked {
         }
     }
 
-    /// What the settings endanger, each in a sentence.
+    /// The risks of the settings, one sentence each.
     pub fn dangers(&self) -> impl Iterator<Item = &str> {
         self.settings.iter().filter_map(|setting| setting.danger.as_deref())
     }
@@ -188,11 +189,11 @@ impl Checked {
 /// A setting of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// As the engine calls it.
+    /// The engine's name of the setting.
     pub name: &'static str,
-    /// As the engine says it.
+    /// The value as the engine reports it.
     pub value: String,
-    /// What it endangers, in a sentence; `None` where it endangers nothing.
+    /// The risk, in a sentence; `None` if there is none.
     pub danger: Option<String>,
 }
 
@@ -201,114 +202,114 @@ impl Setting {
         Self { name, value: value.into(), danger: None }
     }
 
-    /// Says what it endangers, if it does.
+    /// Sets the risk if `is_one`.
     pub(crate) fn danger_if(mut self, is_one: bool, danger: &str) -> Self {
         self.danger = is_one.then(|| danger.to_owned());
         self
     }
 }
 
-/// How far two clocks are apart.
+/// The difference of two clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockDifference {
-    /// By how many microseconds the engine's clock is ahead of this machine's; less than zero where it is behind.
+    /// Microseconds that the engine's clock is ahead of this machine's; negative if it is behind.
     pub ahead_micros: i64,
-    /// It is known this well: half of the time that it took to ask.
+    /// The accuracy: half of the round trip.
     pub within: Duration,
 }
 
 impl ClockDifference {
-    /// What the engine's clock said, somewhere between two times of this machine.
-    pub(crate) fn between(before: Stamp, there: Stamp, after: Stamp) -> Self {
+    /// The difference for an engine's time read between two times of this machine.
+    pub(crate) fn between(before: Stamp, engine: Stamp, after: Stamp) -> Self {
         let micros = |stamp: Stamp| i64::try_from(stamp.as_micros()).unwrap_or(i64::MAX);
-        let (before, there, after) = (micros(before), micros(there), micros(after));
+        let (before, engine, after) = (micros(before), micros(engine), micros(after));
         let half = after.saturating_sub(before).max(0) / 2;
         Self {
-            ahead_micros: there.saturating_sub(before.saturating_add(half)),
+            ahead_micros: engine.saturating_sub(before.saturating_add(half)),
             within: Duration::from_micros(half.unsigned_abs()),
         }
     }
 }
 
-/// What [`upgrade`](Lifecycle::upgrade) did.
+/// The result of [`upgrade`](Lifecycle::upgrade).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Upgraded {
-    /// Which store.
-    pub of: Whereabouts,
-    /// What has a version; those that had the right one included.
-    pub parts: Vec<UpgradedPart>,
+pub struct UpgradeReport {
+    /// The store.
+    pub of: StoreLocation,
+    /// The versioned parts, including those that were up to date.
+    pub parts: Vec<UpgradePart>,
     /// The version that all of them have now.
     pub schema: u64,
 }
 
-/// A part that has a version.
+/// A versioned part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UpgradedPart {
-    /// Which one.
+pub struct UpgradePart {
+    /// The part.
     pub part: Part,
-    /// The version that it had.
+    /// Its version before the upgrade.
     pub from: u64,
 }
 
-/// What [`destroy`](Lifecycle::destroy) did.
+/// The result of [`destroy`](Lifecycle::destroy).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Destroyed {
-    /// Which store.
-    pub of: Whereabouts,
-    /// What is gone.
+pub struct DestroyReport {
+    /// The store.
+    pub of: StoreLocation,
+    /// The removed part.
     pub part: Part,
-    /// It was there.
+    /// Whether it existed.
     pub was_there: bool,
 }
 
-/// What [`list`](Lifecycle::list) found.
+/// The result of [`list`](Lifecycle::list).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Listed {
-    /// Which store.
-    pub of: Whereabouts,
-    /// The version that this program has.
+pub struct NamespaceList {
+    /// The store.
+    pub of: StoreLocation,
+    /// The schema version of this program.
     pub schema_wanted: u64,
-    /// What there is, in the order of names.
+    /// The namespaces, in the order of names.
     pub spaces: Vec<Space>,
-    /// There are more of them than are listed.
+    /// Whether there are more namespaces than listed.
     pub has_more: bool,
 }
 
-impl Listed {
-    /// What there is, found one further than is listed.
-    pub(crate) fn cut(of: Whereabouts, schema_wanted: u64, mut spaces: Vec<Space>) -> Self {
+impl NamespaceList {
+    /// A listing of `spaces`, which may have one more than are listed.
+    pub(crate) fn cut(of: StoreLocation, schema_wanted: u64, mut spaces: Vec<Space>) -> Self {
         let has_more = is_enough(&spaces);
         spaces.truncate(LISTED_MAX as usize);
         Self { of, schema_wanted, spaces, has_more }
     }
 }
 
-/// Whether there are more of them than are listed.
+/// Whether there are more namespaces than are listed.
 pub(crate) const fn is_enough(spaces: &[Space]) -> bool {
     spaces.len() > LISTED_MAX as usize
 }
 
-/// A namespace that there is.
+/// A namespace in a listing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Space {
-    /// The schema that it is in, where the engine has several.
+    /// Its schema, if the engine has several.
     pub within: Option<String>,
-    /// Its name; `None` for a schema that has none, or whose namespaces this program cannot read.
+    /// Its name; `None` for a schema without namespaces, or whose namespaces this program cannot read.
     pub namespace: Option<String>,
-    /// The version of its schema; `None` where it may not be read.
+    /// The version of its schema; `None` without permission to read it.
     pub schema: Option<u64>,
-    /// The count of administrative changes.
+    /// The number of administrative changes.
     pub changes: Option<u64>,
-    /// Entities in it.
+    /// The number of entities.
     pub entities: Option<u64>,
-    /// Policies in it.
+    /// The number of policies.
     pub policies: Option<u64>,
 }
 
-/// Another version than this program's, in the same words for every engine.
+/// The error for a schema of another version, the same for every engine.
 pub(crate) fn other_version(place: &str, found: u64, wanted: u64) -> StoreError {
     let what = if found > wanted {
         format!("{place} has schema version {found}, newer than {wanted}: use a newer tidegate")
@@ -318,18 +319,18 @@ pub(crate) fn other_version(place: &str, found: u64, wanted: u64) -> StoreError 
     StoreError::Invalid { what }
 }
 
-/// A store that is not all of something.
+/// The error for a store that owns no part of its engine exclusively.
 fn removed_otherwise() -> StoreError {
-    let what = "this store is not removed from here: remove its file, its schema or its keys by the engine's own means";
+    let what = "this store cannot be destroyed from here: remove its file, its schema or its keys with the engine's own tools";
     StoreError::Invalid { what: what.to_owned() }
 }
 
-/// Something that would have to be there.
+/// The error for a missing part.
 pub(crate) fn not_there(what: &str) -> StoreError {
-    StoreError::Invalid { what: format!("{what} is not there: run `tidegate store init`") }
+    StoreError::Invalid { what: format!("{what} does not exist: run `tidegate store init`") }
 }
 
-/// A namespace by its name.
+/// Validates the name of a namespace.
 pub(crate) fn namespace(name: &str) -> Result<Namespace, StoreError> {
     Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })
 }
@@ -339,19 +340,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_is_compared_with_the_middle_of_the_time_it_took_to_ask() {
+    fn clock_is_compared_with_the_middle_of_a_round_trip() {
         let at = |millis: u64| Stamp::from_micros(millis * 1_000);
         let table = [(105, 0, 5), (100, -5_000, 5), (112, 7_000, 5)];
-        for (there, ahead, within) in table {
-            let difference = ClockDifference::between(at(100), at(there), at(110));
+        for (engine, ahead, within) in table {
+            let difference = ClockDifference::between(at(100), at(engine), at(110));
             assert_eq!((difference.ahead_micros, difference.within), (ahead, Duration::from_millis(within)));
         }
-        // This machine's clock was set back meanwhile.
+        // This machine's clock was set back during the request.
         assert_eq!(ClockDifference::between(at(110), at(100), at(100)).within, Duration::ZERO);
     }
 
     #[test]
-    fn a_version_that_is_another_is_told_with_both_and_what_to_do() {
+    fn version_error_has_both_versions_and_advice() {
         assert_eq!(
             other_version("`a.db`", 9, 3).to_string(),
             "`a.db` has schema version 9, newer than 3: use a newer tidegate"

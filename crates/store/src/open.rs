@@ -1,5 +1,5 @@
-//! A store by its address: `memory:`, `sqlite:limits.db`, `postgres://db.internal/limits`, `redis://localhost`,
-//! `dynamodb://limits`.
+//! Opens a store by its address: `memory:`, `sqlite:limits.db`, `postgres://db.internal/limits`,
+//! `redis://localhost`, `dynamodb://limits`.
 
 use std::sync::Arc;
 
@@ -17,40 +17,40 @@ const DEADLINE_MAX: u64 = 60_000;
 ///
 /// | address | store |
 /// |---|---|
-/// | `memory:` | in this process, gone with it |
-/// | `sqlite:limits.db` | a file, which is made if it is not there (feature `sqlite`); `sqlite:///var/lib/limits.db` too |
+/// | `memory:` | in this process's memory |
+/// | `sqlite:limits.db` | a file, which is created if it does not exist (feature `sqlite`); `sqlite:///var/lib/limits.db` too |
 /// | `sqlite::memory:` | SQLite in this process's memory |
 /// | `postgres://user:password@host:5432/database` | a PostgreSQL server (feature `postgres`); `postgresql://` too |
 /// | `redis://[user:password@]host[:port][/db]` | a Redis or Valkey server (feature `redis`) |
-/// | `redis+sentinel://host:port[,host:port…]/primary[/db]` | the one that sentinels say is the primary |
+/// | `redis+sentinel://host:port[,host:port…]/primary[/db]` | the primary according to the sentinels |
 /// | `redis+cluster://host:port[,host:port…]` | a Redis or Valkey cluster |
 /// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS (feature `redis-tls`) |
 /// | `dynamodb://table` | a table of DynamoDB (feature `dynamodb`) |
 ///
-/// Behind a `?` come options, parted by `&`:
+/// Options follow a `?`, separated by `&`:
 ///
 /// | option | of | meaning |
 /// |---|---|---|
-/// | `namespace=prod` | all | the namespace; `default` unless said otherwise |
-/// | `hourly_usage_days=62` | all but DynamoDB | usage by the hour is kept for so many days, 1 to 36,500, or `forever` (62) |
-/// | `daily_usage_days=800` | all but DynamoDB | usage by the day (800) |
-/// | `monthly_usage_days=forever` | all but DynamoDB | usage by the month (forever) |
-/// | `audit_days=forever` | all but DynamoDB | entries of the audit (forever) |
-/// | `subjects_max=10000` | memory | so many subjects have a bucket, and one more is refused (1,048,576) |
-/// | `durable=commit` | a file | on the disk before it is answered |
-/// | `durable=second` | a file | on the disk within a second (the default) |
-/// | `size_max=1000000000` | a file | it grows to at most so many bytes |
-/// | `deadline_ms=50` | all but memory | the engine counts as unavailable if a call takes it longer (50; a file 1,000) |
-/// | `timeout_ms=2000` | Redis, DynamoDB | an answer is waited for this long |
-/// | `region=eu-central-1` | DynamoDB | the region of the table, where it is not the one of the environment |
-/// | `endpoint=http://localhost:8000` | DynamoDB | another place than the region's own |
-/// | `rejections_ms=0` | DynamoDB | what was read and had too little refuses for so long without being asked again (1,000, the most) |
-/// | `schema=limits` | a PostgreSQL server | the schema that all of it is in; `tidegate` unless said otherwise |
-/// | `connections=16` | a PostgreSQL server | at most so many connections at a time (8) |
-/// | `sslmode=require` | a PostgreSQL server | over TLS only (feature `postgres-tls`): its certificate is checked |
-/// | `sslrootcert=PATH` | a PostgreSQL server | a file of certificates to trust beside the system's |
+/// | `namespace=prod` | all | the namespace (`default`) |
+/// | `hourly_usage_days=62` | all but DynamoDB | days to keep usage by the hour, 1 to 36,500, or `forever` (62) |
+/// | `daily_usage_days=800` | all but DynamoDB | days to keep usage by the day (800) |
+/// | `monthly_usage_days=forever` | all but DynamoDB | days to keep usage by the month (forever) |
+/// | `audit_days=forever` | all but DynamoDB | days to keep audit entries (forever) |
+/// | `subjects_max=10000` | memory | the maximum number of subjects with a bucket; further ones are refused (1,048,576) |
+/// | `durable=commit` | a file | durable before the reply |
+/// | `durable=second` | a file | durable within a second (the default) |
+/// | `size_max=1000000000` | a file | the maximum size of the file in bytes |
+/// | `deadline_ms=50` | all but memory | the engine counts as unavailable if a call takes longer (50; a file 1,000) |
+/// | `timeout_ms=2000` | Redis, DynamoDB | the timeout of a response |
+/// | `region=eu-central-1` | DynamoDB | the region of the table, instead of the environment's |
+/// | `endpoint=http://localhost:8000` | DynamoDB | another endpoint than the region's own |
+/// | `rejections_ms=0` | DynamoDB | how long an insufficient balance is cached to refuse without a request (1,000, the maximum) |
+/// | `schema=limits` | a PostgreSQL server | the schema (`tidegate`) |
+/// | `connections=16` | a PostgreSQL server | the maximum number of connections (8) |
+/// | `sslmode=require` | a PostgreSQL server | over TLS only (feature `postgres-tls`), with certificate verification |
+/// | `sslrootcert=PATH` | a PostgreSQL server | a file of certificates to trust besides the system's |
 ///
-/// What else stands behind the `?` of a PostgreSQL server's address is for its driver: `connect_timeout` and others.
+/// Further options of a PostgreSQL address are passed to its driver: `connect_timeout` and others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -62,8 +62,8 @@ const DEADLINE_MAX: u64 = 60_000;
 /// ```
 ///
 /// # Errors
-/// [`StoreError::Invalid`] for an address that is none, an option that is not known, and a store that this program was
-/// built without; and what the store itself says when it is opened.
+/// [`StoreError::Invalid`] for an invalid address, an unknown option, or a store that this build does not
+/// include; and errors of the store itself when it is opened.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     check_login(url)?;
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
@@ -77,17 +77,17 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     }
 }
 
-/// What an operator does with the store at an address, which is as [`open`] has it. Nothing is asked yet.
+/// The [`Lifecycle`] of the store at an address of [`open`]. Makes no request yet.
 ///
 /// # Errors
-/// [`StoreError::Invalid`] as [`open`], and for a store that is gone with its process.
+/// [`StoreError::Invalid`] as [`open`], and for a store that exists only in its process.
 pub fn lifecycle_at(url: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
     check_login(url)?;
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     match place.split_once(':') {
         Some(("memory", "") | ("sqlite", ":memory:")) => {
             let what = format!(
-                "`{}` is gone with its process: there is nothing to make, to look at or to upgrade",
+                "`{}` exists only in its process: there is nothing to init, check or upgrade",
                 shown(url)
             );
             Err(StoreError::Invalid { what })
@@ -110,7 +110,8 @@ fn memory(url: &str, options: &str) -> Result<Memory, StoreError> {
             "namespace" => namespace = Some(value),
             "subjects_max" => {
                 memory = memory.subjects_max(value.parse().map_err(|_| {
-                    let what = format!("subjects_max is `{}`, which is no number of subjects", shown(value));
+                    let what =
+                        format!("subjects_max is `{}`, which is not a number of subjects", shown(value));
                     StoreError::Invalid { what }
                 })?);
             }
@@ -133,8 +134,8 @@ fn sqlite_lifecycle(url: &str, place: &str, options: &str) -> Result<Box<dyn Lif
 
 #[cfg(feature = "sqlite")]
 fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite::SqliteOptions, StoreError> {
-    use crate::sqlite::{Durable, SqliteOptions};
-    // As addresses of files are written: an empty host, and then a path that begins with `/`.
+    use crate::sqlite::{Durability, SqliteOptions};
+    // Like a file URL: an empty host, then a path that begins with `/`.
     let path = place.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(place);
     if path.starts_with("//") {
         let what = format!("`{}` names no file: write sqlite:PATH or sqlite:///PATH", shown(url));
@@ -158,15 +159,15 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
             (other, _) if path == ":memory:" => {
                 return Err(unknown(url, other, &format!("namespace, {OPTIONS}")));
             }
-            ("durable", "commit") => sqlite.durable(Durable::Commit),
-            ("durable", "second") => sqlite.durable(Durable::Second),
+            ("durable", "commit") => sqlite.durable(Durability::Commit),
+            ("durable", "second") => sqlite.durable(Durability::EverySecond),
             ("durable", other) => {
-                let what = format!("durable is `{}`, and may be commit or second", shown(other));
+                let what = format!("durable is `{}`, expected commit or second", shown(other));
                 return Err(StoreError::Invalid { what });
             }
             ("deadline_ms", value) => sqlite.deadline(deadline(value)?),
             ("size_max", bytes) => sqlite.size_max(bytes.parse().map_err(|_| {
-                let what = format!("size_max is `{}`, which is no number of bytes", shown(bytes));
+                let what = format!("size_max is `{}`, which is not a number of bytes", shown(bytes));
                 StoreError::Invalid { what }
             })?),
             (other, _) => {
@@ -178,19 +179,19 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
     Ok(sqlite.retention(retention))
 }
 
-/// How long the engine may take, from an address.
+/// The value of `deadline_ms`.
 #[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]
 fn deadline(value: &str) -> Result<std::time::Duration, StoreError> {
     let millis = value.parse().ok().filter(|millis| (1..=DEADLINE_MAX).contains(millis));
     millis.map(std::time::Duration::from_millis).ok_or_else(|| StoreError::Invalid {
-        what: format!("deadline_ms is `{}`, and may be 1 to {DEADLINE_MAX} milliseconds", shown(value)),
+        what: format!("deadline_ms is `{}`, outside 1..={DEADLINE_MAX} milliseconds", shown(value)),
     })
 }
 
 #[cfg(any(feature = "redis", feature = "dynamodb"))]
 fn millis(key: &str, value: &str) -> Result<std::time::Duration, StoreError> {
     let bad = |_| StoreError::Invalid {
-        what: format!("{key} is `{}`, which is no number of milliseconds", shown(value)),
+        what: format!("{key} is `{}`, which is not a number of milliseconds", shown(value)),
     };
     value.parse().map(std::time::Duration::from_millis).map_err(bad)
 }
@@ -205,7 +206,7 @@ fn sqlite_lifecycle(url: &str, _: &str, _: &str) -> Result<Box<dyn Lifecycle>, S
     Err(lacks(url, "sqlite"))
 }
 
-/// A server, and whether it is reached over TLS, by which certificates beside the system's.
+/// A server, and the additional root certificates if it is reached over TLS.
 #[cfg(feature = "postgres")]
 type Server = (crate::postgres::PostgresOptions, Option<Vec<u8>>);
 
@@ -227,7 +228,7 @@ fn postgres_lifecycle(place: &str, options: &str) -> Result<Box<dyn Lifecycle>, 
 
 #[cfg(feature = "postgres")]
 fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
-    // An error about an option must not tell the password that stands before it.
+    // An error about an option must not reveal the password of the address.
     let without_password = without_login(place);
     let (mut ours, mut theirs, mut roots) = (Vec::new(), Vec::new(), None);
     let mut retention = Retention::default();
@@ -247,7 +248,7 @@ fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
             "schema" => postgres.schema(value),
             "deadline_ms" => postgres.deadline(deadline(value)?),
             _ => postgres.connections(value.parse().map_err(|_| {
-                let what = format!("connections is `{}`, which is no number", shown(value));
+                let what = format!("connections is `{}`, which is not a number", shown(value));
                 StoreError::Invalid { what }
             })?),
         };
@@ -354,7 +355,7 @@ fn redis_lifecycle(place: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreErro
 #[cfg(feature = "dynamodb")]
 async fn open_dynamodb(url: &str, place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
     let dynamodb = dynamodb_options(url, place, options)?;
-    // What its driver does until it is there is large, and would be part of every future that opens a store.
+    // Boxed: the driver's future is large, and would be part of every future that opens a store.
     Ok(Arc::new(Box::pin(dynamodb.open()).await?))
 }
 
@@ -389,7 +390,7 @@ fn dynamodb_options(
             ("rejections_ms", _) => dynamodb.rejections(millis(key, value)?),
             // Older versions had two layouts.
             ("speculative", _) => dynamodb.ignore_speculative(),
-            // They had a worker that read the table's stream.
+            // And a worker that read the table's stream.
             ("stream_endpoint", _) => dynamodb,
             (other, _) => {
                 let known =
@@ -411,7 +412,7 @@ fn dynamodb_lifecycle(url: &str, _: &str, _: &str) -> Result<Box<dyn Lifecycle>,
     Err(lacks(url, "dynamodb"))
 }
 
-/// An answer that needs no waiting: what was built in is known.
+/// The result for a store that is not built in, ready at once.
 #[cfg(any(
     not(feature = "sqlite"),
     not(feature = "redis"),
@@ -421,7 +422,7 @@ fn dynamodb_lifecycle(url: &str, _: &str, _: &str) -> Result<Box<dyn Lifecycle>,
 ))]
 type Opening = std::future::Ready<Result<Arc<dyn Store>, StoreError>>;
 
-/// Says which feature an address needs.
+/// The error for an address that needs a missing feature.
 #[cfg(any(
     not(feature = "sqlite"),
     not(feature = "redis"),
@@ -435,23 +436,24 @@ fn lacks(what: &str, feature: &str) -> StoreError {
     StoreError::Invalid { what }
 }
 
-/// Makes sure that there is somebody to encrypt with, whoever else does in this program.
+/// Installs a TLS provider, unless the program has installed one.
 #[cfg(feature = "redis-tls")]
 #[expect(clippy::unnecessary_wraps, reason = "without the feature it fails")]
 pub(crate) fn ready_for_tls() -> Result<(), StoreError> {
-    // One that is installed already is as good.
+    // Fails if one is installed already, which is as good.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     Ok(())
 }
 
-/// Says that this program cannot encrypt.
+/// The error of a build without TLS.
 #[cfg(all(feature = "redis", not(feature = "redis-tls")))]
 pub(crate) fn ready_for_tls() -> Result<(), StoreError> {
     let what = "TLS needs the feature `redis-tls`, which this program was built without".to_owned();
     Err(StoreError::Invalid { what })
 }
 
-/// Refuses a server's address whose password ends where it does not mean to, before a message tells what is taken for the rest.
+/// Rejects a server address whose password contains an unescaped `/` or `?`, before an error message could
+/// show the rest of it.
 pub(crate) fn check_login(url: &str) -> Result<(), StoreError> {
     let Some((scheme, rest)) = url.split_once("://") else { return Ok(()) };
     let (place, options) = rest.split_once('?').unwrap_or((rest, ""));
@@ -461,13 +463,13 @@ pub(crate) fn check_login(url: &str) -> Result<(), StoreError> {
         !authority.contains('@') && options.contains('@') && !port.bytes().all(|b| b.is_ascii_digit());
     if scheme != "sqlite" && (path.contains('@') || is_cut) {
         let what =
-            "an address whose user or password holds a `/` or a `?`: write them as %2F and %3F".to_owned();
+            "an address whose user or password has a `/` or a `?`: write them as %2F and %3F".to_owned();
         return Err(StoreError::Invalid { what });
     }
     Ok(())
 }
 
-/// An address without user and password: no message shows them.
+/// The address without user and password, for messages.
 fn without_login(place: &str) -> String {
     match (place.split_once("://"), place.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, hosts))) => format!("{scheme}://{hosts}"),
@@ -477,24 +479,24 @@ fn without_login(place: &str) -> String {
 
 fn no_address(url: &str) -> StoreError {
     let what = format!(
-        "`{}` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+        "`{}` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
         shown(&without_login(url))
     );
     StoreError::Invalid { what }
 }
 
-/// The options of an address, each once.
+/// The options of an address, without duplicates.
 fn pairs<'a>(options: &'a str, url: &str) -> Result<Vec<(&'a str, &'a str)>, StoreError> {
     let mut pairs: Vec<(&str, &str)> = Vec::new();
     for option in options.split('&').filter(|option| !option.is_empty()) {
         let Some((key, value)) = option.split_once('=') else {
-            // It may be what is left of a password.
+            // It may be the rest of a password.
             let option = if option.contains('@') { "…" } else { option };
             let what = format!("the option `{}` of `{}` has no value", shown(option), shown(url));
             return Err(StoreError::Invalid { what });
         };
         if pairs.iter().any(|(other, _)| *other == key) {
-            let what = format!("the option `{}` of `{}` is there twice", shown(key), shown(url));
+            let what = format!("the option `{}` of `{}` is given twice", shown(key), shown(url));
             return Err(StoreError::Invalid { what });
         }
         pairs.push((key, value));
@@ -503,11 +505,11 @@ fn pairs<'a>(options: &'a str, url: &str) -> Result<Vec<(&'a str, &'a str)>, Sto
 }
 
 fn unknown(url: &str, key: &str, known: &str) -> StoreError {
-    let what = format!("`{}` has no option `{}`; it may have {known}", shown(url), shown(key));
+    let what = format!("`{}` has no option `{}`; expected {known}", shown(url), shown(key));
     StoreError::Invalid { what }
 }
 
-/// Text from outside as it may stand in a message.
+/// External text for a message: escaped and truncated.
 fn shown(text: &str) -> String {
     text.chars().take(200).flat_map(char::escape_debug).collect()
 }

@@ -1,4 +1,4 @@
-//! Addresses of stores: those that open one, and what is wrong with the others.
+//! Valid addresses open a store; errors of the others say what is wrong.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn obsolete_option_of_dynamodb_is_ignored() {
 }
 
 #[tokio::test]
-async fn an_address_of_a_file_says_how_it_is_opened() {
+async fn file_address_is_parsed_with_its_options() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("limits.db").display().to_string();
     for url in
@@ -23,18 +23,18 @@ async fn an_address_of_a_file_says_how_it_is_opened() {
     let table = [
         ("sqlite:", "`sqlite:` names no file: write sqlite:PATH or sqlite::memory:"),
         ("sqlite://x.db", "`sqlite://x.db` names no file: write sqlite:PATH or sqlite:///PATH"),
-        ("sqlite:x.db?durable=never", "durable is `never`, and may be commit or second"),
-        ("sqlite:x.db?size_max=-1", "size_max is `-1`, which is no number of bytes"),
-        ("sqlite:x.db?deadline_ms=0", "deadline_ms is `0`, and may be 1 to 60000 milliseconds"),
-        ("sqlite:x.db?size_max=1000", "a size_max of 1000 bytes, less than 1048576"),
+        ("sqlite:x.db?durable=never", "durable is `never`, expected commit or second"),
+        ("sqlite:x.db?size_max=-1", "size_max is `-1`, which is not a number of bytes"),
+        ("sqlite:x.db?deadline_ms=0", "deadline_ms is `0`, outside 1..=60000 milliseconds"),
+        ("sqlite:x.db?size_max=1000", "`size_max` is 1000 bytes, and must be at least 1048576"),
         (
             "sqlite:x.db?mode=ro",
-            "`sqlite:x.db?mode=ro` has no option `mode`; it may have namespace, durable, size_max, deadline_ms, \
+            "`sqlite:x.db?mode=ro` has no option `mode`; expected namespace, durable, size_max, deadline_ms, \
              hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
         (
             "sqlite::memory:?durable=commit",
-            "`sqlite::memory:?durable=commit` has no option `durable`; it may have namespace, \
+            "`sqlite::memory:?durable=commit` has no option `durable`; expected namespace, \
              hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
     ];
@@ -44,17 +44,17 @@ async fn an_address_of_a_file_says_how_it_is_opened() {
 }
 
 #[tokio::test]
-async fn an_address_of_a_table_says_what_is_wrong_with_it() {
+async fn invalid_dynamodb_address_is_rejected() {
     let table = [
         ("dynamodb:limits", "`dynamodb:limits` names no table: write dynamodb://TABLE"),
         ("dynamodb://", "`dynamodb://` names no table: write dynamodb://TABLE"),
-        ("dynamodb://limits?timeout_ms=soon", "timeout_ms is `soon`, which is no number of milliseconds"),
-        ("dynamodb://limits?deadline_ms=1h", "deadline_ms is `1h`, and may be 1 to 60000 milliseconds"),
+        ("dynamodb://limits?timeout_ms=soon", "timeout_ms is `soon`, which is not a number of milliseconds"),
+        ("dynamodb://limits?deadline_ms=1h", "deadline_ms is `1h`, outside 1..=60000 milliseconds"),
         ("dynamodb://limits?rejections_ms=5000", "rejections for 5000 ms, outside 0..=1000"),
-        ("dynamodb://limits?region=x&timeout_ms=0", "a timeout of 0 s, with which nothing is answered"),
+        ("dynamodb://limits?region=x&timeout_ms=0", "`timeout` is 0 s, and must be longer"),
         (
             "dynamodb://limits?table=x",
-            "`dynamodb://limits?table=x` has no option `table`; it may have namespace, region, endpoint, \
+            "`dynamodb://limits?table=x` has no option `table`; expected namespace, region, endpoint, \
              rejections_ms, deadline_ms, timeout_ms, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
     ];
@@ -64,7 +64,7 @@ async fn an_address_of_a_table_says_what_is_wrong_with_it() {
 }
 
 #[tokio::test]
-async fn a_password_that_ends_too_early_is_refused_and_not_told() {
+async fn unescaped_password_is_rejected_and_not_shown() {
     for url in [
         "redis://me:s3cr/et@h:6379/0",
         "redis://:s3cr?et@h",
@@ -73,7 +73,7 @@ async fn a_password_that_ends_too_early_is_refused_and_not_told() {
         "redis://me:s3cr@x?et@h",
     ] {
         for error in [open(url).await.err(), lifecycle_at(url).err()] {
-            let error = error.expect("it is no address").to_string();
+            let error = error.expect("an invalid address").to_string();
             assert!(!error.contains("s3cr") && !error.contains("et@"), "{error}");
         }
     }
@@ -85,59 +85,59 @@ async fn a_password_that_ends_too_early_is_refused_and_not_told() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_refused_with_what_may_be() {
+async fn invalid_address_is_rejected_with_valid_forms() {
     let table = [
         (
             "",
-            "`` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+            "`` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
         ),
         (
             "mysql://x",
-            "`mysql://x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+            "`mysql://x` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
         ),
         (
             "memory:x",
-            "`memory:x` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+            "`memory:x` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
         ),
         (
             "memory:?durable=commit",
-            "`memory:?durable=commit` has no option `durable`; it may have namespace, subjects_max, \
+            "`memory:?durable=commit` has no option `durable`; expected namespace, subjects_max, \
              hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
-        ("memory:?subjects_max=few", "subjects_max is `few`, which is no number of subjects"),
+        ("memory:?subjects_max=few", "subjects_max is `few`, which is not a number of subjects"),
         ("memory:?subjects_max=0", "subjects_max is 0, outside 1..=268435456"),
         ("memory:?namespace", "the option `namespace` of `memory:?namespace` has no value"),
         (
             "memory:?namespace=a&namespace=b",
-            "the option `namespace` of `memory:?namespace=a&namespace=b` is there twice",
+            "the option `namespace` of `memory:?namespace=a&namespace=b` is given twice",
         ),
         (
             "a\u{1b}b",
-            "`a\\u{1b}b` is no address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+            "`a\\u{1b}b` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
         ),
     ];
     for (url, sentence) in table {
         assert_eq!(open(url).await.unwrap_err().to_string(), sentence);
     }
     assert!(open("memory:?namespace=a%23b").await.is_ok(), "nothing is decoded");
-    assert!(open("memory:?namespace=a#b").await.is_err(), "no name holds a `#`");
+    assert!(open("memory:?namespace=a#b").await.is_err(), "a name cannot contain `#`");
 }
 
-/// What is kept for how long, by the addresses of all engines that forget by age.
+/// The retention options of all engines.
 #[tokio::test]
 async fn address_sets_retention() {
-    const KEPT: &str = "hourly_usage_days=7&daily_usage_days=36500&monthly_usage_days=90&audit_days=1";
+    const OPTIONS: &str = "hourly_usage_days=7&daily_usage_days=36500&monthly_usage_days=90&audit_days=1";
     let days = |days: u64| Some(std::time::Duration::from_secs(days * 86_400));
-    let kept = Retention { hours: days(7), days: days(36_500), months: days(90), audit: days(1) };
-    let shown = format!("{kept:?}");
-    assert!(format!("{:?}", sqlite_options("sqlite:x.db", "x.db", KEPT).unwrap()).contains(&shown));
-    assert!(format!("{:?}", postgres_options("postgres://h/d", KEPT).unwrap().0).contains(&shown));
-    assert!(format!("{:?}", redis_options("redis://h", KEPT).unwrap()).contains(&shown));
-    assert!(format!("{:?}", dynamodb_options("dynamodb://t", "//t", KEPT).unwrap()).contains(&shown));
+    let retention = Retention { hours: days(7), days: days(36_500), months: days(90), audit: days(1) };
+    let shown = format!("{retention:?}");
+    assert!(format!("{:?}", sqlite_options("sqlite:x.db", "x.db", OPTIONS).unwrap()).contains(&shown));
+    assert!(format!("{:?}", postgres_options("postgres://h/d", OPTIONS).unwrap().0).contains(&shown));
+    assert!(format!("{:?}", redis_options("redis://h", OPTIONS).unwrap()).contains(&shown));
+    assert!(format!("{:?}", dynamodb_options("dynamodb://t", "//t", OPTIONS).unwrap()).contains(&shown));
     assert!(
         format!("{:?}", redis_options("redis://h", "audit_days=forever").unwrap()).contains("audit: None")
     );
-    assert!(open(&format!("memory:?{KEPT}")).await.is_ok());
+    assert!(open(&format!("memory:?{OPTIONS}")).await.is_ok());
 
     for place in ["memory:", "sqlite::memory:", "sqlite:x.db", "postgres://h/d", "redis://h", "dynamodb://t"]
     {
@@ -145,7 +145,7 @@ async fn address_sets_retention() {
             [("audit_days", "0"), ("hourly_usage_days", "36501"), ("monthly_usage_days", "2w")]
         {
             let error = open(&format!("{place}?{option}={value}")).await.unwrap_err().to_string();
-            assert_eq!(error, format!("{option} is `{value}`, and may be 1..=36500 or forever"), "{place}");
+            assert_eq!(error, format!("{option} is `{value}`, expected 1..=36500 or forever"), "{place}");
         }
     }
 }

@@ -1,21 +1,21 @@
-//! Listings come in pages.
+//! Pages of listings.
 
 use crate::error::StoreError;
 
-/// A page holds at most so many items.
+/// The maximum number of items of a page.
 const ITEMS_MAX: u32 = 1_000;
 
-/// Where the next page begins: opaque, and good only for the listing it came from.
+/// The start of the next page: opaque, and valid only for the listing that returned it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor(String);
 
 impl Cursor {
-    /// A cursor of a store's own making.
+    /// A cursor created by a store.
     pub fn new(place: impl Into<String>) -> Self {
         Self(place.into())
     }
 
-    /// As text.
+    /// The cursor as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -29,7 +29,7 @@ pub struct Paging {
 }
 
 impl Default for Paging {
-    /// The first hundred.
+    /// The first hundred items.
     fn default() -> Self {
         Self { after: None, max: 100 }
     }
@@ -54,12 +54,12 @@ impl Paging {
         self
     }
 
-    /// Where it begins; the beginning where there is none.
+    /// The cursor to begin at; `None` for the beginning.
     pub const fn cursor(&self) -> Option<&Cursor> {
         self.after.as_ref()
     }
 
-    /// How many items at most.
+    /// The maximum number of items.
     pub const fn max(&self) -> usize {
         self.max as usize
     }
@@ -70,14 +70,15 @@ impl Paging {
 pub struct Page<T> {
     /// The items, in the listing's order.
     pub items: Vec<T>,
-    /// Where the next page begins; `None` at the end.
+    /// The cursor of the next page; `None` at the end.
     pub next: Option<Cursor>,
 }
 
 impl<T> Page<T> {
-    /// The page of `items`, of which one more than asked for may have been fetched to see whether there are more.
+    /// The page of `items`. One more item than requested may have been fetched to find out whether there are
+    /// more.
     ///
-    /// The next page begins after the last item of this one, at the place that `place` tells.
+    /// The cursor of the next page is `place` of the last item of this one.
     pub fn cut(mut items: Vec<T>, paging: &Paging, place: impl FnOnce(&T) -> Cursor) -> Self {
         let has_more = items.len() > paging.max();
         items.truncate(paging.max());
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_has_a_bound_and_says_where_the_next_begins() {
+    fn page_is_bounded_and_has_the_next_cursor() {
         for bad in [0, 1_001] {
             let error = Paging::first(bad).unwrap_err().to_string();
             assert_eq!(error, format!("a page of {bad} items, outside 1..=1000"));

@@ -1,4 +1,4 @@
-//! Policies: what is written at which scope.
+//! The policies of a store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use crate::error::StoreError;
 use crate::page::{Page, Paging};
 use crate::reply::Reply;
 
-/// An actor's name has at most so many bytes.
+/// The maximum length of an actor's name, in bytes.
 const ACTOR_MAX: usize = 256;
 
-/// A policy to be written or removed.
+/// A policy to write or remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyChange {
-    /// Where.
+    /// The scope.
     pub scope: Scope,
-    /// What the writer believes to be there.
+    /// The version that the writer expects.
     pub expect: Expect,
-    /// What is to be there; `None` removes it.
+    /// The new policy; `None` removes it.
     pub policy: Option<Policy>,
 }
 
-/// Policies as they were read.
+/// Policies read at one version.
 #[derive(Debug, Clone)]
-pub struct Written {
-    /// The count of changes as of which they hold.
+pub struct PolicySnapshot {
+    /// The version of the namespace.
     pub version: Version,
-    /// One for each scope that was asked for, in that order.
+    /// The policy of each requested scope, in that order.
     pub policies: Vec<Option<Versioned<Arc<Policy>>>>,
 }
 
-/// What has changed since a version.
+/// The changes since a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Changed {
-    /// The version that this is as of.
+pub struct ChangesSince {
+    /// The current version.
     pub version: Version,
     /// The changes, oldest first.
     pub about: Vec<About>,
@@ -46,9 +46,9 @@ pub struct Changed {
 /// Entries at the end of the audit that are searched for changes.
 pub(crate) const CHANGED_MAX: usize = 64;
 
-impl Changed {
-    /// The changes after `since`, from the last entries of the audit as of `version`. `None` if they do not reach back to
-    /// `since`.
+impl ChangesSince {
+    /// The changes after `since`, from the last entries of the audit as of `version`. `None` if they do not
+    /// reach back to `since`.
     pub(crate) fn since(
         since: Version,
         version: Version,
@@ -73,26 +73,26 @@ pub enum Listing {
     All,
     /// Those of an entity.
     Entity(EntityId),
-    /// Those of entities for a resource: who has limits of its own there.
+    /// Those of entities for a resource: the entities with custom limits.
     Custom(ResourceName),
 }
 
 /// Policies by scope.
 ///
 /// # The contract
-/// Every change raises the namespace's [`Version`] by one, and what it wrote carries that version. A change whose
-/// expectation does not hold is refused with the version that is there ([`Stale`](crate::StoreError::Stale)), and
-/// then none of the changes it came with is made. What is made is in the audit, in the same transaction.
+/// Every change raises the namespace's [`Version`] by one, and what it wrote carries that version. A change
+/// whose expectation does not hold is refused with the current version ([`Stale`](crate::StoreError::Stale)),
+/// and none of the changes of the call is made. Changes are audited in the same transaction.
 pub trait Policies {
     /// The policies at these scopes, in one round trip.
-    fn read<'a>(&'a self, scopes: &'a [Scope]) -> Reply<'a, Written>;
+    fn read<'a>(&'a self, scopes: &'a [Scope]) -> Reply<'a, PolicySnapshot>;
 
-    /// The count of changes.
+    /// The namespace's version.
     fn version(&self) -> Reply<'_, Version>;
 
-    /// The changes after `since`, so that a cache of policies need not read the others again. `None` if they are not known:
-    /// there were too many, or the audit does not reach back.
-    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+    /// The changes after `since`, so that a cache of policies need not read the others again. `None` if they
+    /// are not known: there were too many, or the audit does not reach back.
+    fn changed(&self, since: Version) -> Reply<'_, Option<ChangesSince>> {
         let _ = since;
         Reply::ready(Ok(None))
     }
@@ -104,15 +104,15 @@ pub trait Policies {
         paging: &'a Paging,
     ) -> Reply<'a, Page<(Scope, Versioned<Arc<Policy>>)>>;
 
-    /// Makes all of these changes, or none, and answers the version they were made at. Removing what is not there
-    /// is no error, unless something was expected.
+    /// Applies all of these changes, or none, and returns their version. Removing a policy that does not
+    /// exist is no error, unless a version was expected.
     fn apply<'a>(&'a self, changes: &'a [PolicyChange], actor: &'a str) -> Reply<'a, Version>;
 }
 
-/// Whether somebody of this name may make a change.
+/// Checks the name of an actor.
 ///
 /// # Errors
-/// [`StoreError::Invalid`] for a name that is empty, too long or holds control characters.
+/// [`StoreError::Invalid`] for a name that is empty, too long or has control characters.
 pub(crate) fn check_actor(actor: &str) -> Result<(), StoreError> {
     if actor.is_empty() || actor.len() > ACTOR_MAX || actor.contains(char::is_control) {
         let what =
@@ -122,11 +122,11 @@ pub(crate) fn check_actor(actor: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Those of `changes` that change something, if all may be made, given how to find the version that is there.
+/// Checks `changes` against the current versions and returns those that change something.
 ///
 /// # Errors
-/// [`StoreError::Stale`] for an expectation that does not hold, [`StoreError::Invalid`] for a scope that is changed
-/// twice, and what the lookup answers.
+/// [`StoreError::Stale`] for an expectation that does not hold, [`StoreError::Invalid`] for a scope that is
+/// changed twice, and errors of the lookup.
 pub(crate) fn check_changes(
     changes: &[PolicyChange],
     mut version_at: impl FnMut(&Scope) -> Result<Option<Version>, StoreError>,
@@ -141,7 +141,7 @@ pub(crate) fn check_changes(
             let what = format!("the policy for {} is changed twice at once", change.scope);
             return Err(StoreError::Invalid { what });
         }
-        // To remove what is not there is nothing.
+        // Removing a policy that does not exist changes nothing.
         if change.policy.is_some() || current.is_some() {
             made.push(change);
         }
@@ -154,28 +154,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_checked_together_and_those_that_change_nothing_are_left_out() {
-        let there = |scope: &Scope| Ok((*scope == Scope::System).then_some(Version::new(4)));
+    fn changes_are_checked_and_no_ops_are_dropped() {
+        let current = |scope: &Scope| Ok((*scope == Scope::System).then_some(Version::new(4)));
         let resource = Scope::Resource(ResourceName::new("gpt").unwrap());
         let change = |scope: &Scope, expect, policy| PolicyChange { scope: scope.clone(), expect, policy };
         let write = change(&Scope::System, Expect::Version(Version::new(4)), Some(Policy::default()));
         let nothing = change(&resource, Expect::Absent, None);
         let both = [write.clone(), nothing.clone()];
-        assert_eq!(check_changes(&both, there).unwrap(), [&write]);
+        assert_eq!(check_changes(&both, current).unwrap(), [&write]);
         let removal = [change(&Scope::System, Expect::Any, None)];
-        assert_eq!(check_changes(&removal, there).unwrap(), [&removal[0]]);
+        assert_eq!(check_changes(&removal, current).unwrap(), [&removal[0]]);
 
         let stale = [write.clone(), change(&resource, Expect::Version(Version::new(1)), None)];
-        let error = check_changes(&stale, there).unwrap_err().to_string();
-        assert_eq!(error, "the policy for resource gpt is not as expected: it is not there");
-        let error = check_changes(&[nothing.clone(), write, nothing], there).unwrap_err().to_string();
+        let error = check_changes(&stale, current).unwrap_err().to_string();
+        assert_eq!(error, "the policy for resource gpt is not as expected: it does not exist");
+        let error = check_changes(&[nothing.clone(), write, nothing], current).unwrap_err().to_string();
         assert_eq!(error, "the policy for resource gpt is changed twice at once");
-        let away = |_: &Scope| Err(StoreError::unavailable("gone"));
-        assert!(check_changes(&both, away).unwrap_err().is_transient());
+        let unavailable = |_: &Scope| Err(StoreError::unavailable("gone"));
+        assert!(check_changes(&both, unavailable).unwrap_err().is_transient());
     }
 
     #[test]
-    fn an_actor_has_a_name() {
+    fn invalid_actor_name_is_rejected() {
         assert!(check_actor(&"x".repeat(256)).is_ok());
         for bad in ["", "a\nb", &"x".repeat(257)] {
             assert!(check_actor(bad).is_err(), "{bad}");

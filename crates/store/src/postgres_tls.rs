@@ -1,4 +1,4 @@
-//! A PostgreSQL server over TLS: whose certificate is checked, always.
+//! PostgreSQL over TLS, always with certificate verification.
 
 use std::sync::Arc;
 
@@ -12,11 +12,12 @@ use crate::lifecycle::Lifecycle;
 use crate::postgres::{Postgres, PostgresOptions};
 
 impl PostgresOptions {
-    /// Opens it over TLS. The server's certificate, and its name, are checked against those that the system trusts, and against
-    /// `roots`: certificates in PEM, or nothing. A server that speaks no TLS is refused if the address says `sslmode=require`.
+    /// Opens the store over TLS. The server's certificate and host name are verified against the system's
+    /// root certificates and `roots`, in PEM, which may be empty. A server without TLS is refused if the
+    /// address has `sslmode=require`.
     ///
     /// # Errors
-    /// As [`Postgres::open`], and [`StoreError::Invalid`] for roots that are no certificates.
+    /// As [`Postgres::open`], and [`StoreError::Invalid`] for roots that are not certificates.
     ///
     /// # Cancel safety
     /// As [`open`](Self::open).
@@ -25,7 +26,7 @@ impl PostgresOptions {
         self.open_over(MakeRustlsConnect::new(config)).await
     }
 
-    /// What an operator does with it, over TLS.
+    /// The lifecycle over TLS.
     pub(crate) fn lifecycle_secured(self, roots: &[u8]) -> Result<impl Lifecycle + use<>, StoreError> {
         self.lifecycle_over(MakeRustlsConnect::new(config(roots)?))
     }
@@ -34,7 +35,7 @@ impl PostgresOptions {
 fn config(roots: &[u8]) -> Result<ClientConfig, StoreError> {
     let invalid = |what: String| StoreError::Invalid { what };
     let mut trusted = RootCertStore::empty();
-    // A system without any trusts nobody: what is given here counts all the same.
+    // A system without root certificates is no error: `roots` are still used.
     trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     for root in CertificateDer::pem_slice_iter(roots) {
         let root = root.map_err(|error| invalid(format!("the root certificates: {error}")))?;
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_that_are_none_are_refused() {
+    fn invalid_roots_are_rejected() {
         assert!(config(b"").is_ok());
         let error = config(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap_err();
         assert!(error.to_string().starts_with("the root certificates: "), "{error}");

@@ -1,11 +1,11 @@
-//! Records: policies, entities, tokens and audit entries, as engines keep them.
+//! Records: policies, entities, tokens and audit entries, as engines store them.
 //!
-//! An engine need not look into a record. It keeps it under its key, in the order of keys, and finds it by its link.
+//! Records are opaque to an engine. It stores them by key, in the order of keys, and finds them by link.
 
 use std::fmt;
 use std::sync::Arc;
 
-use tidegate_core::limit::audit::{Entry, Filed};
+use tidegate_core::limit::audit::{AuditKey, Entry};
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::policy::{Policy, Scope, Version, Versioned};
@@ -37,7 +37,7 @@ pub enum Kind {
     Entry,
 }
 
-/// What a record holds.
+/// The value of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// A policy.
@@ -57,37 +57,37 @@ pub struct Record {
     pub key: Key,
     /// The version of the change that wrote it.
     pub version: Version,
-    /// What it holds.
+    /// Its value.
     pub value: Value,
 }
 
-/// Records as they were read, all as of one moment.
+/// Records read at one moment.
 #[derive(Debug, Clone)]
 pub struct Records {
     /// The namespace's version.
     pub version: Version,
-    /// How many audit entries were ever written: the number of the next one.
+    /// The number of audit entries ever written, which is the number of the next one.
     pub entries: u64,
     /// The engine's time.
     pub at: Stamp,
-    /// One for each key, in that order.
+    /// The record of each key, in that order.
     pub records: Vec<Option<Record>>,
 }
 
 /// Which records to list, in the order of their keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scan {
-    /// Of this kind.
+    /// The kind of record.
     pub kind: Kind,
-    /// Of these.
+    /// The selection.
     pub of: Of,
-    /// Those after this key only.
+    /// Only records after this key.
     pub after: Option<Key>,
-    /// At most so many.
+    /// The maximum number of records.
     pub max: usize,
 }
 
-/// Which records of a kind.
+/// A selection of the records of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Of {
     /// All of them.
@@ -98,35 +98,35 @@ pub enum Of {
     Entity(EntityId),
 }
 
-/// Changes to be made together, if the namespace has not changed since it was read.
+/// Changes to apply atomically, if the namespace has not changed since it was read.
 #[derive(Debug, Clone)]
 pub struct RecordWrite {
-    /// The version that was read. The changes are made at the next one.
+    /// The version that was read. The changes have the next one.
     pub seen: Version,
-    /// How many audit entries there were.
+    /// The number of audit entries that was read.
     pub entries: u64,
     /// The changes, audit entries included.
     pub changes: Vec<RecordChange>,
 }
 
-/// A record that is written or removed.
+/// A record to write or remove.
 #[derive(Debug, Clone)]
 pub struct RecordChange {
-    /// Which one.
+    /// The key.
     pub key: Key,
-    /// What was read; `None` if it was not there.
+    /// The record that was read; `None` if it did not exist.
     pub before: Option<Record>,
-    /// What is to be there; `None` removes it.
+    /// The new record; `None` removes it.
     pub after: Option<Record>,
 }
 
 impl RecordWrite {
-    /// The version that the changes are made at.
+    /// The version of the changes.
     pub const fn version(&self) -> Version {
         self.seen.next()
     }
 
-    /// How many audit entries there are afterwards.
+    /// The number of audit entries after the changes.
     pub fn entries_after(&self) -> u64 {
         let is_entry = |change: &&RecordChange| matches!(change.key, Key::Entry(_));
         self.entries + self.changes.iter().filter(is_entry).count() as u64
@@ -157,7 +157,7 @@ impl fmt::Display for Key {
 }
 
 impl Scan {
-    /// Whether it lists this record, wherever it begins.
+    /// Whether the scan selects this record, regardless of `after`.
     pub fn lists(&self, record: &Record) -> bool {
         record.key.kind() == self.kind
             && match &self.of {
@@ -171,8 +171,8 @@ impl Scan {
 }
 
 impl Record {
-    /// What the record is also found by: a policy for an entity and a resource by the resource, an entity by its parent, a
-    /// token by the hash of its secret in hexadecimal, an audit entry by what it is filed under.
+    /// The secondary key of a record: a policy for an entity and a resource by the resource, an entity by its
+    /// parent, a token by the hash of its secret in hexadecimal, an audit entry by what it is filed under.
     pub fn link(&self) -> Option<String> {
         match (&self.key, &self.value) {
             (Key::Policy(Scope::Subject(subject)), _) => Some(subject.resource.to_string()),
@@ -238,7 +238,7 @@ pub(crate) fn hash_link(hash: &TokenHash) -> Of {
 }
 
 /// The link of audit entries that are filed under this.
-pub(crate) fn filed_link(filed: &Filed) -> Of {
+pub(crate) fn filed_link(filed: &AuditKey) -> Of {
     Of::Link(filed.to_string())
 }
 

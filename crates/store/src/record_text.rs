@@ -1,4 +1,4 @@
-//! Records as text, for engines that keep them so.
+//! Keys as columns and records as text, for engines that store them that way.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::tables;
 /// The kinds of policies in [`KeyColumns`].
 pub(crate) const POLICY_KINDS: std::ops::RangeInclusive<i64> = 0..=3;
 
-/// A key as three columns, ordered as keys are: the kind, and up to two names. `kind` is 0 for the policy of the system, 1 for
-/// that of a resource, 2 for that of an entity, 3 for that of an entity for a resource, 4 for an entity, 5 for a token
-/// and 6 for an audit entry, whose number has 20 digits.
+/// A key as three columns, ordered as keys are: the kind, and up to two names. `kind` is 0 for the policy of
+/// the system, 1 for that of a resource, 2 for that of an entity, 3 for that of an entity for a resource, 4
+/// for an entity, 5 for a token and 6 for an audit entry, whose number has 20 digits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyColumns<'a> {
     pub(crate) kind: i64,
@@ -28,7 +28,7 @@ pub(crate) struct KeyColumns<'a> {
 }
 
 impl Kind {
-    /// The kinds of [`KeyColumns`] that it has.
+    /// The range of its kinds in [`KeyColumns`].
     pub(crate) const fn columns(self) -> (i64, i64) {
         match self {
             Self::Policy => (*POLICY_KINDS.start(), *POLICY_KINDS.end()),
@@ -40,7 +40,7 @@ impl Kind {
 }
 
 impl Key {
-    /// As columns.
+    /// The key as columns.
     pub(crate) fn columns(&self) -> KeyColumns<'_> {
         match self {
             Self::Policy(scope) => {
@@ -53,7 +53,7 @@ impl Key {
         }
     }
 
-    /// The key that [`columns`](Self::columns) wrote.
+    /// Parses [`columns`](Self::columns).
     pub(crate) fn from_columns(kind: i64, first: &str, second: &str) -> Result<Self, StoreError> {
         let corrupt = |what: String| StoreError::Corrupt { what };
         match kind {
@@ -70,8 +70,8 @@ impl Key {
 }
 
 impl Record {
-    /// What it holds, as text (feature `codec`). An audit entry is its time in microseconds, the actor and the change, in three
-    /// lines.
+    /// The value as text (feature `codec`). An audit entry is its time in microseconds, the actor and the
+    /// change, in three lines.
     pub fn body(&self) -> String {
         match &self.value {
             Value::Policy(policy) => codec::policy_to_text(policy),
@@ -122,7 +122,7 @@ fn read_hash(text: &str) -> Option<TokenHash> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::limit::audit::{Change, Filed};
+    use tidegate_core::limit::audit::{AuditKey, Change};
     use tidegate_core::limit::entity::Entity;
     use tidegate_core::limit::name::{ResourceName, Subject};
     use tidegate_core::limit::policy::{Policy, Scope};
@@ -151,7 +151,7 @@ mod tests {
             version,
             at: Stamp::from_micros(1_800_000_000_000_007),
             actor: "root".to_owned(),
-            filed: Filed::scope(&scope),
+            filed: AuditKey::scope(&scope),
             change,
         };
         let hash = TokenHash::new([0xa5; 32]);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_back_as_written() {
+    fn records_roundtrip_as_text() {
         for record in records() {
             let columns = record.key.columns();
             let key = Key::from_columns(columns.kind, &columns.first, columns.second).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_are_refused() {
+    fn damaged_records_are_rejected() {
         assert!(Key::from_columns(7, "x", "").is_err());
         assert!(Key::from_columns(6, "x", "").is_err());
         for (key, link, body) in [

@@ -1,13 +1,13 @@
 //! Policies, entities, tokens and the audit of every engine, written once over its records.
 //!
-//! A change reads the namespace's version with the records it depends on, decides, and writes if the version is still the
-//! same (optimistic locking). If another writer was faster it begins again.
+//! A change reads the namespace's version with the records it depends on, decides, and writes if the version
+//! is still the same (optimistic locking). If another writer was faster, it starts over.
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 
-use tidegate_core::limit::audit::{Change, Entry, Filed};
+use tidegate_core::limit::audit::{AuditKey, Change, Entry};
 use tidegate_core::limit::entity::{Entity, LEVELS_MAX};
 use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
@@ -25,7 +25,7 @@ use crate::error::StoreError;
 use crate::ledger::{AuditQuery, Ledger, Prune, UsageQuery};
 use crate::page::{Page, Paging};
 use crate::policies::{
-    CHANGED_MAX, Changed, Listing, Policies, PolicyChange, Written, check_actor, check_changes,
+    CHANGED_MAX, ChangesSince, Listing, Policies, PolicyChange, PolicySnapshot, check_actor, check_changes,
 };
 use crate::record::{
     Key, Kind, Of, Record, RecordChange, RecordWrite, Records, Scan, Value, filed_link, hash_link,
@@ -34,22 +34,22 @@ use crate::record::{
 use crate::reply::Reply;
 use crate::tokens::{Tokens, is_anothers, is_taken, is_to_be_revoked};
 
-/// How often a change is decided again because another writer was faster.
+/// The maximum number of attempts of a change after conflicts with other writers.
 const TRIES: usize = 64;
-/// Ancestors that are read to check a parent: more than there may be levels.
+/// The number of ancestors read to check a parent: more than the allowed levels.
 pub(crate) const ANCESTORS_MAX: usize = LEVELS_MAX + 8;
-/// Records that are read at a time where all of them are needed.
+/// Records per read when all of them are needed.
 const CHUNK: usize = 1_000;
 
 type WrittenPolicy = Versioned<Arc<Policy>>;
 
 impl<E: Engine> Policies for E {
-    fn read<'a>(&'a self, scopes: &'a [Scope]) -> Reply<'a, Written> {
+    fn read<'a>(&'a self, scopes: &'a [Scope]) -> Reply<'a, PolicySnapshot> {
         reply(self, async move {
             let keys: Vec<Key> = scopes.iter().cloned().map(Key::Policy).collect();
             let Records { version, records, .. } = self.read_records(&keys).await?;
             let policies = records.into_iter().map(|record| record.map(Record::policy).transpose());
-            Ok(Written { version, policies: policies.collect::<Result<_, _>>()? })
+            Ok(PolicySnapshot { version, policies: policies.collect::<Result<_, _>>()? })
         })
     }
 
@@ -57,7 +57,7 @@ impl<E: Engine> Policies for E {
         self.newest_version()
     }
 
-    fn changed(&self, since: Version) -> Reply<'_, Option<Changed>> {
+    fn changed(&self, since: Version) -> Reply<'_, Option<ChangesSince>> {
         reply(self, async move {
             let Records { version, entries, .. } = self.read_records(&[]).await?;
             let first = entries.saturating_sub(CHANGED_MAX as u64);
@@ -65,15 +65,15 @@ impl<E: Engine> Policies for E {
             let scan = Scan { kind: Kind::Entry, of: Of::All, after, max: CHANGED_MAX };
             let mut last = Vec::new();
             for record in self.scan_records(&scan).await? {
-                // Written since the version was read.
+                // Skip entries written after the version was read.
                 if record.version <= version {
                     let entry = record.entry()?;
                     last.push((entry.version, entry.change));
                 }
             }
-            // An index that lags behind does not have the newest.
+            // A lagging index may lack the newest entries.
             let is_whole = since == version || last.last().is_some_and(|(newest, _)| *newest == version);
-            Ok(if is_whole { Changed::since(since, version, last) } else { None })
+            Ok(if is_whole { ChangesSince::since(since, version, last) } else { None })
         })
     }
 
@@ -152,7 +152,7 @@ impl<E: Engine> Entities for E {
                 entity.check_parent(|id| above.get(id).cloned())?;
                 let was = before.as_ref().map(|before| before.entity().cloned()).transpose()?;
                 draft.write(key.clone(), before, Some(Value::Entity(entity.clone())));
-                draft.note(Filed::entity(id), Change::Entity { before: was, after: Some(entity.clone()) });
+                draft.note(AuditKey::entity(id), Change::Entity { before: was, after: Some(entity.clone()) });
                 let version = draft.version();
                 if draft.commit(self).await? {
                     return Ok(version);
@@ -173,7 +173,7 @@ impl<E: Engine> Entities for E {
             let mut lineage: Vec<Versioned<Entity>> = Vec::new();
             for record in self.chain(id, LEVELS_MAX + 1).await? {
                 let entity = record.versioned_entity()?;
-                // Records that were not read in one moment may lead in a circle.
+                // Records read at different moments may form a cycle.
                 if lineage.iter().any(|below| below.value.id() == entity.value.id()) {
                     break;
                 }
@@ -210,7 +210,7 @@ impl<E: Engine> Entities for E {
                 }
                 let was = before.entity()?.clone();
                 draft.write(keys[0].clone(), Some(before), None);
-                draft.note(Filed::entity(id), Change::Entity { before: Some(was), after: None });
+                draft.note(AuditKey::entity(id), Change::Entity { before: Some(was), after: None });
                 let version = draft.version();
                 if draft.commit(self).await? {
                     return Ok(version);
@@ -256,7 +256,7 @@ impl<E: Engine> Tokens for E {
                 }
                 let made = Token::made(token, draft.at, actor);
                 draft.write(key.clone(), None, Some(Value::Token(*hash, made.clone())));
-                draft.note(Filed::token(&made.id), Change::Token { before: None, after: made.clone() });
+                draft.note(AuditKey::token(&made.id), Change::Token { before: None, after: made.clone() });
                 let version = draft.version();
                 if draft.commit(self).await? {
                     return Ok(Versioned { version, value: made });
@@ -303,7 +303,7 @@ impl<E: Engine> Tokens for E {
                 }
                 let after = Token { revoked_at: Some(draft.at), ..there.value.clone() };
                 draft.write(key.clone(), Some(before), Some(Value::Token(hash, after.clone())));
-                draft.note(Filed::token(id), Change::Token { before: Some(there.value), after });
+                draft.note(AuditKey::token(id), Change::Token { before: Some(there.value), after });
                 let version = draft.version();
                 if draft.commit(self).await? {
                     return Ok(version);
@@ -356,16 +356,17 @@ impl<E: Engine> Ledger for E {
     }
 }
 
-/// Changes that are to be made together.
+/// Changes to commit together.
 struct Draft {
     actor: String,
-    /// When they are made: the engine's time as it was read first.
+    /// The time of the changes: the engine's time when it was read.
     at: Stamp,
     write: RecordWrite,
 }
 
 impl Draft {
-    /// Reads the records that a change depends on, and the version that it is based on. Gives up after many tries.
+    /// Reads the records that a change depends on, and the version it is based on. Fails after [`TRIES`]
+    /// attempts.
     async fn begin<E: Engine>(
         engine: &E,
         actor: &str,
@@ -383,12 +384,12 @@ impl Draft {
         Ok((Self { actor: actor.to_owned(), at, write }, records))
     }
 
-    /// Makes the changes, if there are any. `false` if another writer was faster.
+    /// Commits the changes, if any. Returns `false` if another writer was faster.
     async fn commit<E: Engine>(self, engine: &E) -> Result<bool, StoreError> {
         Ok(self.write.changes.is_empty() || engine.write_records(&self.write).await?)
     }
 
-    /// The version that the namespace has once they are made.
+    /// The version of the namespace after the commit.
     fn version(&self) -> Version {
         if self.write.changes.is_empty() { self.write.seen } else { self.write.version() }
     }
@@ -408,11 +409,11 @@ impl Draft {
         let was = before.clone().map(Record::policy).transpose()?.map(|was| Policy::clone(&was.value));
         let value = after.clone().map(|policy| Value::Policy(Arc::new(policy)));
         self.write(Key::Policy(scope.clone()), before, value);
-        self.note(Filed::scope(scope), Change::Policy { scope: scope.clone(), before: was, after });
+        self.note(AuditKey::scope(scope), Change::Policy { scope: scope.clone(), before: was, after });
         Ok(())
     }
 
-    fn note(&mut self, filed: Filed, change: Change) {
+    fn note(&mut self, filed: AuditKey, change: Change) {
         let (version, number) = (self.write.version(), self.write.entries_after());
         let entry = Entry { version, at: self.at, actor: self.actor.clone(), filed, change };
         self.write(Key::Entry(number), None, Some(Value::Entry(entry)));

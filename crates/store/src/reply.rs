@@ -1,4 +1,4 @@
-//! The answer of a store: there already, or on its way.
+//! The reply of a store: ready, or a future.
 
 use std::fmt;
 use std::future::Future;
@@ -8,29 +8,29 @@ use std::task::{Context, Poll, Waker};
 use crate::error::StoreError;
 use crate::wrap::measured::Watch;
 
-/// What a store answers with. It is a future; a store that need not wait answers without an allocation.
+/// The reply of a store: a future that needs no allocation if the result is ready.
 ///
-/// A store may act when it is called or when the reply is first polled, and what has begun is not undone by dropping it:
-/// the call may have been made. Whoever drops one says what is to become of it by another call.
+/// A store may act when it is called or when the reply is first polled. Dropping the reply undoes nothing:
+/// the call may have been applied. To find out or to undo it, make another call.
 #[must_use = "a reply does nothing unless it is awaited"]
 pub struct Reply<'a, T>(Inner<'a, T>);
 
 enum Inner<'a, T> {
     Ready(Option<Result<T, StoreError>>),
     Waiting(Waiting<'a, T>),
-    /// One whose end is told.
+    /// A pending reply whose completion is reported.
     Watched(Waiting<'a, T>, Watch<'a>),
 }
 
 type Waiting<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 impl<'a, T> Reply<'a, T> {
-    /// An answer that is there.
+    /// A reply that is ready.
     pub const fn ready(answer: Result<T, StoreError>) -> Self {
         Self(Inner::Ready(Some(answer)))
     }
 
-    /// The answer, if it is there; `None` where it takes time.
+    /// The result, if it is ready; `None` if it is pending.
     #[inline]
     pub fn now(self) -> Option<Result<T, StoreError>> {
         match self.0 {
@@ -39,7 +39,7 @@ impl<'a, T> Reply<'a, T> {
         }
     }
 
-    /// The same, whose end is told; also if it is dropped before.
+    /// Reports the completion of the reply, or that it was dropped before.
     #[inline]
     pub(crate) fn watched(self, mut watch: Watch<'a>) -> Self
     where
@@ -57,7 +57,8 @@ impl<'a, T> Reply<'a, T> {
         }
     }
 
-    /// The answer of a future that calls engines. With `is_immediate` none of them waits: the future is run at once.
+    /// The reply of a future that calls an engine. With `is_immediate` the engine never waits, so the future
+    /// is polled at once.
     pub(crate) fn after(
         is_immediate: bool,
         answer: impl Future<Output = Result<T, StoreError>> + Send + 'a,
@@ -71,7 +72,7 @@ impl<'a, T> Reply<'a, T> {
         Self(Inner::Waiting(answer))
     }
 
-    /// The same answer as another type.
+    /// Maps the result.
     #[inline]
     pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U + Send + 'a) -> Reply<'a, U>
     where
@@ -84,7 +85,7 @@ impl<'a, T> Reply<'a, T> {
         }
     }
 
-    /// An answer that takes time.
+    /// A reply that is pending.
     pub fn later(answer: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Self {
         Self(Inner::Waiting(Box::pin(answer)))
     }

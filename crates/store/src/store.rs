@@ -1,4 +1,4 @@
-//! A store: all of it together.
+//! The store trait, which combines buckets, policies, entities, ledger and tokens.
 
 use std::time::Duration;
 
@@ -11,36 +11,36 @@ use crate::policies::Policies;
 use crate::reply::Reply;
 use crate::tokens::Tokens;
 
-/// Where the shared limits of one namespace live.
+/// A store of the shared limits of one namespace.
 ///
-/// The contract is written at its five parts: [`Buckets`], [`Policies`], [`Entities`], [`Ledger`] and [`Tokens`]. The
-/// feature `conformance` has a suite that shows whether a store keeps it.
+/// The contract is written at its five parts: [`Buckets`], [`Policies`], [`Entities`], [`Ledger`] and
+/// [`Tokens`]. The feature `conformance` has a suite that shows whether a store keeps it.
 ///
 /// # Cancel safety
-/// A reply that is dropped before its end may have been done or not. Calls on leases can be made again with the
-/// same step, and administrative ones with the same expectation.
+/// A call whose reply is dropped may or may not have been applied. Calls on leases can be retried with the
+/// same step, and administrative calls with the same expected version.
 pub trait Store: Engine + Buckets + Policies + Entities + Ledger + Tokens {
     /// What the store is and can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// Ends up to `max` leases that are past their deadline, and forgets what need not be remembered. A store that
-    /// is used does so by itself now and then; this is for one that is not.
-    fn sweep(&self, max: usize) -> Reply<'_, Swept>;
+    /// Ends up to `max` leases that are past their deadline, and deletes expired records. A store in use does
+    /// so itself from time to time; this is for an idle one.
+    fn sweep(&self, max: usize) -> Reply<'_, SweepReport>;
 
-    /// Ends it, for all who share it: what was asked is done, and is where it is to last. A store that has nothing to end does
-    /// nothing.
+    /// Closes the store for all of its handles, after completing and persisting calls in flight. Does nothing
+    /// if the store has nothing to close.
     fn close(&self) -> Reply<'_, ()> {
         Reply::ready(Ok(()))
     }
 
-    /// What the engine announces of administrative changes in this namespace, by whatever process they are made; `None`
-    /// where it announces none. Whoever remembers policies drops those that are older.
+    /// The engine's announcements of administrative changes in this namespace by any process; `None` if it
+    /// has none. A cache of policies drops those that are older.
     fn changes(&self) -> Option<Changes> {
         None
     }
 
-    /// What whoever runs the engine should know: it is set up so that it may break what the store promises, in a sentence
-    /// that says what to change. It was looked for when the store was opened.
+    /// A warning for the operator: a setting of the engine that may break the store's guarantees, and what to
+    /// change. Checked when the store was opened.
     fn caution(&self) -> Option<String> {
         None
     }
@@ -51,7 +51,7 @@ impl<E: Engine> Store for E {
         self.about()
     }
 
-    fn sweep(&self, max: usize) -> Reply<'_, Swept> {
+    fn sweep(&self, max: usize) -> Reply<'_, SweepReport> {
         self.sweep_leases(max)
     }
 
@@ -71,33 +71,33 @@ impl<E: Engine> Store for E {
 /// What a store is and can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What the engine is called.
+    /// The name of the engine.
     pub engine: &'static str,
-    /// Replies are ready at once: there is nothing to wait for, and nothing that can be away.
+    /// Whether replies are ready at once: calls neither wait nor fail because the engine is unavailable.
     pub is_immediate: bool,
-    /// What is settled survives the process.
+    /// Whether settlements survive the process.
     pub is_durable: bool,
-    /// Whose clock decides.
-    pub clock: Clocked,
-    /// How long a call may take before the engine counts as away.
+    /// The clock that decides.
+    pub clock: ClockSource,
+    /// How long a call may take before the engine counts as unavailable.
     pub deadline: Duration,
 }
 
-/// Whose clock decides.
+/// The clock that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Clocked {
-    /// This process's: all users of the store are in it.
+pub enum ClockSource {
+    /// The clock of this process, which all users of the store share.
     Process,
-    /// That of the machine all users share.
+    /// The clock of the machine that all users share.
     Host,
-    /// The engine's own.
+    /// The engine's own clock.
     Engine,
-    /// Each caller's, corrected: exact up to their skew.
+    /// Each caller's clock, corrected: exact up to their skew.
     Caller,
 }
 
-impl Clocked {
-    /// In a word.
+impl ClockSource {
+    /// A lower-case name, for output.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Process => "process",
@@ -108,26 +108,27 @@ impl Clocked {
     }
 }
 
-/// What a sweep did. A store may tell with it what calls have done in passing since the last one.
+/// The result of a sweep. It may include leases that other calls have ended since the last sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepReport {
     /// Leases settled because their deadline had passed.
     pub settled: u64,
     /// Leases returned because their deadline had passed.
     pub returned: u64,
-    /// Ended leases that were forgotten.
+    /// Records of ended leases that were deleted.
     pub forgotten: u64,
 }
 
-impl Swept {
-    /// Adds what another sweep did.
+impl SweepReport {
+    /// Adds the counts of another sweep.
     pub(crate) const fn add(&mut self, other: Self) {
         self.settled += other.settled;
         self.returned += other.returned;
         self.forgotten += other.forgotten;
     }
 
-    /// What a sweep of up to `max` tells: what it did, and as much of what was done in passing as it may.
+    /// Adds the counts of other calls since the last sweep, up to `max` leases in all. The rest stays in
+    /// `passed`.
     pub(crate) fn with(mut self, passed: &mut Self, max: usize) -> Self {
         let left = (max as u64).saturating_sub(self.settled + self.returned);
         let settled = passed.settled.min(left);

@@ -1,8 +1,9 @@
-//! Locking: a lock that was poisoned serves whoever comes next.
+//! Locking that ignores poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks, poisoned or not: nobody else's code runs under our locks, so poison could only mean a bug of our own.
+/// Locks a mutex, poisoned or not: no user code runs under these locks, so poisoning could only come from a
+/// bug here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Records as tables have them, whatever engine the tables are in.
+//! Columns of tables, shared by the SQL engines.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use tidegate_core::time::Stamp;
 
 use crate::error::StoreError;
 
-/// A number as a column holds it. No number of ours comes near the bound; one that did would stop at it.
+/// A number as a column, saturated. No real value comes near the bound.
 pub(crate) fn column(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A column that holds no number below zero.
+/// A column that cannot be negative.
 pub(crate) fn number(column: i64, what: &str) -> Result<u64, StoreError> {
     u64::try_from(column).map_err(|_| StoreError::Corrupt { what: format!("{what} is {column}, below zero") })
 }
 
-/// A scope as the table of policies has it.
+/// A scope as columns.
 pub(crate) struct Key<'a> {
     pub(crate) kind: i64,
     pub(crate) entity: &'a str,
@@ -58,13 +58,13 @@ pub(crate) fn scope(kind: i64, entity: &str, resource: &str) -> Result<Scope, St
     }
 }
 
-/// The key of a bucket from the file.
+/// The key of a stored bucket.
 pub(crate) fn subject(entity: &str, resource: &str) -> Result<Subject, StoreError> {
     Subject::stored(entity, resource).map_err(|error| StoreError::Corrupt { what: error.to_string() })
 }
 
-/// A limit as its row has it: what it is called, its amount, period and burst, when it is full, the newest version that a
-/// caller has brought, and what it has consumed.
+/// A limit as columns: its row name, its amount, period and burst, when it is full, the newest version that a
+/// caller has brought, and the units consumed.
 pub(crate) struct MeterRow<'a> {
     pub(crate) row: &'a str,
     pub(crate) shape: [i64; 3],
@@ -75,18 +75,18 @@ pub(crate) struct MeterRow<'a> {
 }
 
 impl MeterRow<'_> {
-    /// The limit, or what is wrong with it.
+    /// Parses the columns.
     pub(crate) fn meter(&self) -> Result<Meter, StoreError> {
         let row = self.row;
         let read = |column: i64| number(column, &format!("the limit `{row}`"));
-        // What stands behind `~` is the shape of a limit that was given with a call; no name holds one.
+        // A `~` separates the shape of a limit given with a call. Names do not contain it.
         let (name, is_of_call) = row.split_once('~').map_or((row, false), |(name, _)| (name, true));
         let corrupt = |why: String| StoreError::Corrupt { what: format!("the limit `{row}`: {why}") };
         let name = LimitName::new(name).map_err(|error| corrupt(error.to_string()))?;
         let [amount, period, burst] = self.shape;
         let (amount, period, burst) = (read(amount)?, Duration::from_micros(read(period)?), read(burst)?);
         let shape = Shape::new(amount, period, burst).map_err(|error| corrupt(error.to_string()))?;
-        // A debt of ages is a time beyond what a column holds as a number above zero; all its bits are kept.
+        // A huge debt exceeds the positive range of a column, so all 64 bits are used.
         let full_at = Span { whole: self.full_at.cast_unsigned(), part: read(self.part)? };
         if full_at.part >= amount {
             return Err(corrupt(format!("{} parts of {amount}", full_at.part)));
@@ -100,7 +100,7 @@ impl MeterRow<'_> {
         Ok(Meter::restored(Bucket::from_full_at(full_at), Arc::new(rule), version, self.consumed))
     }
 
-    /// The same for a rule that is known to be the row's.
+    /// Parses the columns with a known rule.
     pub(crate) fn of_rule(&self, rule: &Arc<Rule>) -> Result<Meter, StoreError> {
         let full_at = Span { whole: self.full_at.cast_unsigned(), part: number(self.part, "a part")? };
         let version = Version::new(number(self.version, "a version")?);
@@ -114,7 +114,7 @@ pub(crate) fn shape_columns(shape: &Shape<Stamp>) -> [i64; 3] {
     [column(shape.amount()), column(period), column(shape.burst())]
 }
 
-/// How a lease ended, as a number.
+/// An ending as a number.
 pub(crate) const fn ending_number(how: Ending) -> i64 {
     match how {
         Ending::Settled => 0,
@@ -128,7 +128,7 @@ pub(crate) fn ending(how: i64) -> Result<Ending, StoreError> {
         0 => Ok(Ending::Settled),
         1 => Ok(Ending::Cancelled),
         2 => Ok(Ending::Expired),
-        other => Err(StoreError::Corrupt { what: format!("it ended in the way {other}") }),
+        other => Err(StoreError::Corrupt { what: format!("an unknown ending {other}") }),
     }
 }
 
@@ -136,27 +136,27 @@ pub(crate) fn stamp(column: i64) -> Result<Stamp, StoreError> {
     Ok(Stamp::from_micros(number(column, "a time")?))
 }
 
-/// What becomes of a lease at its deadline, as its row has it.
+/// The on-expiry setting from a number.
 pub(crate) fn on_expiry(number: i64) -> Result<OnExpiry, StoreError> {
     match number {
         0 => Ok(OnExpiry::Settle),
         1 => Ok(OnExpiry::Return),
-        other => Err(StoreError::Corrupt { what: format!("it expires in the way {other}") }),
+        other => Err(StoreError::Corrupt { what: format!("an unknown on-expiry setting {other}") }),
     }
 }
 
-/// Windows that begin before this have ended by `before`.
+/// The start below which windows have ended by `before`.
 pub(crate) fn ended_by(window: Window, before: Stamp) -> i64 {
     column(window.around(before).start.as_micros())
 }
 
-/// What a lease holds of each limit, `-` where it takes no part, and what buckets did not take of it, by level and name:
-/// `12,-,500` and `12,-,500;1.0=7`.
+/// The units that a lease holds of each limit, `-` for a limit that is not part of it, and the shortfalls by
+/// level and name: `12,-,500` and `12,-,500;1.0=7`.
 pub(crate) fn holding_to_text(record: &Record) -> String {
     let units = |units: &Option<u64>| units.map_or_else(|| "-".to_owned(), |units| units.to_string());
     let mut text = record.held().iter().map(units).collect::<Vec<_>>().join(",");
     for Shortfall { level, name, units } in record.shortfalls() {
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = write!(text, ";{level}.{name}={units}");
     }
     text
@@ -176,7 +176,7 @@ pub(crate) fn holding_from_text(text: &str) -> Result<(Units, Box<[Shortfall]>),
     };
     let shortfalls: Option<Box<[Shortfall]>> = parts.map(shortfall).collect();
     held.zip(shortfalls)
-        .ok_or_else(|| StoreError::Corrupt { what: format!("it holds `{}`", text.escape_debug()) })
+        .ok_or_else(|| StoreError::Corrupt { what: format!("invalid holdings `{}`", text.escape_debug()) })
 }
 
 #[cfg(test)]
@@ -184,14 +184,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_cannot_be_is_told() {
+    fn invalid_number_is_corrupt() {
         assert!(ending(3).is_err());
         assert!(stamp(-1).is_err());
         assert!(on_expiry(2).is_err());
     }
 
     #[test]
-    fn what_a_lease_holds_is_read_back_as_it_was_written() {
+    fn holdings_roundtrip_as_text() {
         let table: [&[Option<u64>]; 4] =
             [&[Some(0)], &[None], &[Some(12), None, Some(500)], &[Some(u64::MAX)]];
         let at = Stamp::from_secs(1);

@@ -103,7 +103,7 @@ async fn agree(limiter: &Limiter) -> Result<bool> {
         let scope = Scope::Entity(EntityId::new(tenant)?);
         declared.push((scope, Policy::new([per_minute("tpm", tokens).burst(burst)])?));
     }
-    let plan = admin.plan(&declared, tidegate::Extra::Keep).await?;
+    let plan = admin.plan(&declared, tidegate::Undeclared::Keep).await?;
     let is_new = !plan.is_empty();
     if is_new {
         let house = EntityId::new(HOUSE)?;

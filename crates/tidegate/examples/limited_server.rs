@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
-use tidegate::axum::{LimitLayer, Used};
+use tidegate::axum::{LimitLayer, UnitsUsed};
 use tidegate::{Limit, Limiter, Memory, ResourceName};
 use tokio::net::TcpListener;
 
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             _ => vec![("rpm", 1)],
         })
         // What we could not do costs nobody anything.
-        .settle(|status, _| if status.is_server_error() { Used::Nothing } else { Used::All });
+        .settle(|status, _| if status.is_server_error() { UnitsUsed::Nothing } else { UnitsUsed::All });
     let app = Router::new()
         .route("/complete", get(|| async { "a long text\n" }))
         .route("/broken", get(|| async { StatusCode::BAD_GATEWAY }))

@@ -19,9 +19,9 @@ use std::time::Duration;
 use http::Response;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tidegate::{
-    Authority, Backoff, Circuit, CircuitState, Classes, Cost, Ended, Event, HttpClasses, Jitter, KeyView,
-    Keyed, KeyedEvent, KeyedNotice, KeyedSnapshot, Limits, Retry, Slots, Snapshot, State, Throttle, Trip,
-    WhenRefused, Why,
+    Authority, Backoff, Circuit, CircuitState, Classes, Completion, Cost, Event, HttpClasses, Jitter,
+    KeyView, Keyed, KeyedEvent, KeyedNotice, KeyedSnapshot, Limits, Retry, Slots, Snapshot, State, Throttle,
+    Trip, WhenRefused, Why,
 };
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -135,8 +135,8 @@ impl Crawler {
         let address = *self.names.get(&host)?;
         // What a status and its headers mean is in the table of classes; of errors only we know.
         let classes = HttpClasses::new(Classes::new()).errors(|error: &io::Error| match error.kind() {
-            io::ErrorKind::TimedOut => Ended::Timeout,
-            _ => Ended::Connection,
+            io::ErrorKind::TimedOut => Completion::Timeout,
+            _ => Completion::Connection,
         });
         let throttle = self.hosts.throttle(&host);
         let answer =

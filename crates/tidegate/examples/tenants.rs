@@ -45,15 +45,15 @@ async fn main() -> Done {
     show_balances(&limiter, "user-1").await?;
 
     heading("A call: acquire with an estimate, settle with what it used");
-    let mut lease = limiter.acquire(("user-1", MODEL), [("rpm", 1), ("tpm", 3_000)]).await?;
+    let mut lease = limiter.try_acquire(("user-1", MODEL), [("rpm", 1), ("tpm", 3_000)]).await?;
     println!("user-1 holds {} tokens while the call runs", held(&lease));
     lease.settle([("tpm", 2_400)]).await?;
     println!("settled at 2,400: the other 600 are back on all three levels");
 
     heading("An answer longer than expected: adjust, which is never refused");
-    let mut lease = limiter.acquire(("user-2", MODEL), [("rpm", 1), ("tpm", 2_000)]).await?;
+    let mut lease = limiter.try_acquire(("user-2", MODEL), [("rpm", 1), ("tpm", 2_000)]).await?;
     lease.adjust([("tpm", 4_500)]).await?;
-    lease.settle_as_held().await?;
+    lease.settle_full().await?;
     println!("user-2 drew 2,000 and adjusted by 4,500: its limit of 6,000 is in debt");
     println!();
     show_balances(&limiter, "user-2").await?;
@@ -72,13 +72,13 @@ async fn main() -> Done {
     let wait = limiter.time_until_available(("user-1", MODEL), cost).await?;
     heading(&format!("{} later (the clock is moved by hand)", seconds(wait)));
     clock.advance(wait);
-    let mut lease = limiter.acquire(("user-1", MODEL), cost).await?;
+    let mut lease = limiter.try_acquire(("user-1", MODEL), cost).await?;
     println!("user-1 draws {}, the last that the organisation has", held(&lease));
     lease.settle([("tpm", 2_100)]).await?;
     println!("settled at 2,100");
 
     heading("A call that fails: its lease is dropped, and all of it returns");
-    drop(limiter.acquire(("user-3", MODEL), [("rpm", 1), ("tpm", 300)]).await?);
+    drop(limiter.try_acquire(("user-3", MODEL), [("rpm", 1), ("tpm", 300)]).await?);
     println!("nothing is spent, and nothing is written to the ledger");
 
     heading("How things stand");
@@ -131,7 +131,7 @@ async fn write_policies(limiter: &Limiter) -> Done {
 
 /// Asks for what cannot be had, and reads the refusal.
 async fn refuse(limiter: &Limiter, who: &str, tokens: u64) -> Done {
-    let Err(error) = limiter.acquire((who, MODEL), [("rpm", 1), ("tpm", tokens)]).await else {
+    let Err(error) = limiter.try_acquire((who, MODEL), [("rpm", 1), ("tpm", tokens)]).await else {
         return Err("there was more than expected".into());
     };
     println!("{who} asks for {}, and is refused:", grouped(tokens));

@@ -1,4 +1,4 @@
-//! Four ways in, one engine: try once, wait, wait no longer than, block the thread.
+//! The acquire variants on one engine: try once, wait, wait with a timeout, block the thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,31 +8,32 @@ use tidegate_core::event::Event;
 use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
 
+use crate::acquire_future::AcquireFuture;
 use crate::permit::Permit;
 use crate::state::{Effects, Entry, State};
 use crate::sync::MutexGuard;
 use crate::throttle::{Inner, Throttle};
-use crate::waiting::Waiting;
 
 impl Throttle {
-    /// Waits until every gate admits `cost`, then takes it. Waiters enter in the order they asked.
+    /// Waits until every gate admits `cost`, then takes it. Waiters are served in FIFO order.
     ///
-    /// The place in line is taken when the future is first polled.
+    /// The place in the queue is taken when the future is first polled.
     ///
     /// # Errors
-    /// [`Refused::Closed`], [`Refused::CircuitOpen`], [`Refused::TooLarge`] when waiting would not help, and
-    /// [`Refused::Busy`] when the line is full. Nothing was taken.
+    /// [`Refused::Closed`], [`Refused::CircuitOpen`] or [`Refused::TooLarge`] when waiting would not help,
+    /// and [`Refused::Busy`] when the queue is full. Nothing was taken.
     ///
     /// # Panics
-    /// When it has to wait for time, and its clock cannot sleep where it is polled: the default clock and the fast
-    /// one need a tokio runtime with its timer enabled.
+    /// If it has to wait for time and its clock cannot sleep where it is polled: the default clock and the
+    /// fast clock need a tokio runtime with its timer enabled.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the line and takes nothing; those behind move up at once. You lose your place.
+    /// Dropping the future leaves the queue and takes nothing; later waiters move up at once. You lose your
+    /// place.
     ///
-    /// A future that is kept and not polled does not hold up the line: when its turn comes it is granted, and
-    /// from then on holds what it was granted, as any permit does. Newcomers that have to wait behind it for
-    /// over a second find it, and an event tells.
+    /// A future that is kept but not polled does not block the queue: when its turn comes it is granted, and
+    /// from then on it holds its grant as any permit does. If the grant stays uncollected for over a second,
+    /// a newcomer that has to wait behind it triggers an event.
     #[inline]
     pub async fn acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
@@ -43,13 +44,14 @@ impl Throttle {
         self.permit(self.inner.charge(cost, reading, None).await)
     }
 
-    /// [`acquire`](Self::acquire), but no longer than `span`.
+    /// [`acquire`](Self::acquire) with a timeout of `span`.
     ///
-    /// It is refused as soon as it is clear that time will not do: when those ahead and itself cannot pass pause,
-    /// pace and rate before then, or its tokens do not fit into the budget beside what was used for good.
+    /// It fails as soon as the timeout is known to be too short: when the waiters ahead and this caller
+    /// cannot pass pause, pace and rate in time, or when its tokens do not fit into the budget beside those
+    /// already used.
     ///
     /// # Errors
-    /// As `acquire`, and [`Refused::Limited`] when `span` is over or cannot be met.
+    /// As `acquire`, and [`Refused::Limited`] when `span` has elapsed or cannot be met.
     ///
     /// # Cancel safety
     /// As `acquire`.
@@ -57,10 +59,10 @@ impl Throttle {
         self.permit(self.inner.charge(cost.into(), self.inner.reading(), Some(span)).await)
     }
 
-    /// Enters now or not at all. It does not overtake those who wait.
+    /// Acquires now or fails. It does not overtake waiters.
     ///
     /// # Errors
-    /// [`Refused`], which says when to come back where time decides. Nothing was taken.
+    /// [`Refused`], with a retry time where time decides. Nothing was taken.
     #[inline]
     pub fn try_acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
         let cost = cost.into();
@@ -71,7 +73,7 @@ impl Throttle {
         }
     }
 
-    /// [`acquire`](Self::acquire) for threads. Not for use inside an async runtime: it blocks the thread.
+    /// [`acquire`](Self::acquire) for threads. Do not call it inside an async runtime: it blocks the thread.
     ///
     /// # Errors
     /// As `acquire`.
@@ -98,15 +100,15 @@ impl Throttle {
 }
 
 impl Inner {
-    /// The short way in, small enough to become part of the caller: nobody waits, and slots and a rate are all
-    /// there is. `None` says nothing about the request: the long way decides.
+    /// The fast path, small enough to be inlined: no waiters, and no gates besides slots and a rate. `None`
+    /// says nothing about the request: the slow path decides.
     #[inline]
     pub(crate) fn enter_plain(&self, cost: Cost, reading: Option<Instant>) -> Option<Charge> {
         if !self.is_plain() {
             return None;
         }
         let mut state = self.lock();
-        // Without a reading although time matters: the plan changed a moment ago.
+        // There is no reading although time matters: the plan has just changed.
         if self.waiting(&state) > 0 || (reading.is_none() && state.plan.is_timed()) {
             return None;
         }
@@ -115,7 +117,7 @@ impl Inner {
         gates.admit_plain(plan, cost, now)
     }
 
-    /// Waits until it may enter, but no longer than `span`.
+    /// Waits for admission, but no longer than `span`.
     pub(crate) async fn charge(
         self: &Arc<Self>,
         cost: Cost,
@@ -127,12 +129,12 @@ impl Inner {
             Entry::Refused(refused) => Err(refused),
             Entry::Wait(_) => {
                 let deadline = span.map(|span| self.clock().now() + span);
-                Waiting::new(self, cost, deadline).await
+                AcquireFuture::new(self, cost, deadline).await
             }
         }
     }
 
-    /// The same for a thread that blocks.
+    /// The blocking variant of [`charge`](Self::charge).
     pub(crate) fn charge_blocking(
         self: &Arc<Self>,
         cost: Cost,
@@ -144,12 +146,12 @@ impl Inner {
             Entry::Refused(refused) => Err(refused),
             Entry::Wait(_) => {
                 let deadline = span.map(|span| self.clock().now() + span);
-                Waiting::new(self, cost, deadline).block()
+                AcquireFuture::new(self, cost, deadline).block()
             }
         }
     }
 
-    /// Enters now or not at all, where the short way did not do.
+    /// Admits now or fails, after the fast path declined.
     pub(crate) fn try_charge(&self, cost: Cost, reading: Option<Instant>) -> Result<Charge, Refused> {
         let mut events = Vec::new();
         let (mut state, now) = self.lock_timed(reading);
@@ -164,11 +166,11 @@ impl Inner {
             self.leave(state, events);
             answer
         };
-        self.answered(None, answer.as_ref().map(|_| ()));
+        self.observe_acquire(None, answer.as_ref().map(|_| ()));
         answer
     }
 
-    /// The way in when nobody waits: one lock, one decision.
+    /// Admits without waiters ahead: one lock, one decision.
     pub(crate) fn enter(&self, cost: Cost, reading: Option<Instant>) -> Entry {
         let mut events = Vec::new();
         let (mut state, now) = self.lock_timed(reading);
@@ -180,24 +182,24 @@ impl Inner {
             entry
         };
         match &entry {
-            Entry::Admitted(_) => self.answered(None, Ok(())),
-            Entry::Refused(refused) => self.answered(None, Err(refused)),
+            Entry::Admitted(_) => self.observe_acquire(None, Ok(())),
+            Entry::Refused(refused) => self.observe_acquire(None, Err(refused)),
             Entry::Wait(_) => {}
         }
         entry
     }
 
-    /// Lets the lock go; mostly that is all.
+    /// Releases the lock; usually there is nothing else to do.
     #[inline]
     fn leave<'a>(&'a self, state: MutexGuard<'a, State>, events: Vec<Event>) {
-        if events.is_empty() && !self.gauged.is_measured() {
+        if events.is_empty() && !self.gauge_handle.is_measured() {
             drop(state);
         } else {
             self.release(state, Effects { events, ..Effects::default() });
         }
     }
 
-    /// The way in when somebody waits: those who are due go first.
+    /// Admits with waiters in the queue: due waiters are served first.
     #[cold]
     fn enter_behind<'a>(&'a self, mut state: MutexGuard<'a, State>, cost: Cost, now: Instant) -> Entry {
         let mut effects = Effects::default();

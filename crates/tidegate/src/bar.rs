@@ -1,4 +1,4 @@
-//! A live line on the terminal: done, rate, slots, state and time left. Nothing in a pipe.
+//! A live progress line on the terminal: completed, rate, slots, state and ETA. Prints nothing into a pipe.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,12 +13,12 @@ use crate::throttle::Throttle;
 
 /// How often the line is drawn.
 const TICK: Duration = Duration::from_millis(100);
-/// Looks that make a second, over which the rate is counted.
+/// Ticks per second: the window over which the rate is counted.
 const LOOKS: usize = 10;
 
-/// A line that shows how a batch under a throttle is doing.
+/// A progress line for a batch under a throttle.
 ///
-/// Make it before the throttle, so that listeners can print above it, and let it watch the throttle afterwards:
+/// Create it before the throttle, so that listeners can print above it, then let it watch the throttle:
 ///
 /// ```
 /// use tidegate::{Bar, Throttle};
@@ -29,9 +29,9 @@ const LOOKS: usize = 10;
 ///     .total(120)
 ///     .on_state_change(move |notice| above.suspend(|| println!("{:?}", notice.event)))
 ///     .build()?;
-/// let watching = bar.watch(&throttle);
+/// let guard = bar.watch(&throttle);
 /// // ... the batch ...
-/// drop(watching); // clears the line
+/// drop(guard); // clears the line
 /// # Ok::<(), tidegate::InvalidPlan>(())
 /// ```
 #[derive(Clone)]
@@ -40,7 +40,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A line on the standard error; none where that is not a terminal.
+    /// A line on stderr; hidden if stderr is not a terminal.
     pub fn new() -> Self {
         Self::on(ProgressDrawTarget::stderr())
     }
@@ -54,7 +54,7 @@ impl Bar {
         Self { bar }
     }
 
-    /// Draws what `seen` shows, at `rate` completions per second.
+    /// Draws `seen` at `rate` completions per second.
     pub fn show(&self, seen: &Snapshot, rate: u64) {
         if seen.total > 0 {
             self.bar.set_length(seen.total);
@@ -63,16 +63,16 @@ impl Bar {
         self.bar.set_message(message(seen, rate));
     }
 
-    /// Runs `print` while the line is out of the way.
+    /// Runs `print` with the line cleared, then redraws it.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)
     }
 
-    /// Draws the line ten times a second, from a thread of its own, until the answer is dropped.
+    /// Draws the line ten times per second from its own thread until the returned guard is dropped.
     ///
     /// # Panics
-    /// When the operating system gives no thread.
-    pub fn watch(&self, throttle: &Throttle) -> Watching {
+    /// If the operating system cannot spawn a thread.
+    pub fn watch(&self, throttle: &Throttle) -> BarGuard {
         let (stop, stopped) = mpsc::channel::<()>();
         let (bar, throttle) = (self.clone(), throttle.clone());
         let thread = thread::Builder::new()
@@ -89,7 +89,7 @@ impl Bar {
                 }
             })
             .expect("the operating system gives a thread for the bar");
-        Watching { bar: self.clone(), stop: Some(stop), thread: Some(thread) }
+        BarGuard { bar: self.clone(), stop: Some(stop), thread: Some(thread) }
     }
 }
 
@@ -105,20 +105,20 @@ impl fmt::Debug for Bar {
     }
 }
 
-/// A bar that is drawn; dropped, it clears the line.
+/// Guard of a bar that is being drawn. Dropping it stops the drawing and clears the line.
 #[derive(Debug)]
-#[must_use = "dropping it ends the watching"]
-pub struct Watching {
+#[must_use = "dropping the guard stops the bar at once"]
+pub struct BarGuard {
     bar: Bar,
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Watching {
+impl Drop for BarGuard {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic in there has drawn nothing, and that is all.
+            // A panic in the drawing thread affects nothing else.
             let _ = thread.join();
         }
         self.bar.bar.finish_and_clear();
@@ -168,11 +168,11 @@ mod tests {
     }
 
     #[test]
-    fn watching_ends_when_it_is_dropped_and_clears_the_line() {
+    fn dropping_the_guard_clears_the_line() {
         let term = InMemoryTerm::new(5, 100);
         let bar = Bar::on(ProgressDrawTarget::term_like(Box::new(term.clone())));
-        let watching = bar.watch(&batch(3));
-        drop(watching);
+        let guard = bar.watch(&batch(3));
+        drop(guard);
         assert_eq!(term.contents(), "");
         assert_eq!(bar.suspend(|| 5), 5);
     }

@@ -1,4 +1,4 @@
-//! Building a throttle: say what limits, and have it checked.
+//! The builder of a throttle: configure limits, then check and build.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -15,13 +15,13 @@ use tidegate_core::snapshot::Snapshot;
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, TokioClock};
-use crate::events::{Listener, Sinks, Watcher};
+use crate::events::{Listener, ProgressListener, Sinks};
 use crate::keyed::Limits;
 use crate::observe::Observer;
 use crate::throttle::{Setup, Throttle};
 
-/// Configures what limits; made by [`Throttle::builder`], [`Throttle::auto`], [`Throttle::gentle`], [`Throttle::layered`] and
-/// [`Throttle::host`].
+/// Configures a throttle. Created by [`Throttle::builder`], [`Throttle::auto`], [`Throttle::gentle`],
+/// [`Throttle::layered`] and [`Throttle::host`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,12 +39,12 @@ use crate::throttle::{Setup, Throttle};
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
     draft: Draft,
-    /// Named, or left to the slots.
+    /// `None` lets the slots decide.
     controller: Option<Controller>,
     clock: Option<Arc<dyn Clock>>,
     random: Option<Random>,
     listener: Option<Listener>,
-    watcher: Option<Watcher>,
+    progress_listener: Option<ProgressListener>,
     name: String,
     pub(crate) is_measured: bool,
 }
@@ -57,37 +57,37 @@ impl Builder {
             clock: None,
             random: None,
             listener: None,
-            watcher: None,
+            progress_listener: None,
             name: String::new(),
             is_measured: false,
         }
     }
 
-    /// How many requests may be in flight. Slots that can move bring [`Auto`], unless a controller is named.
+    /// The maximum number of requests in flight. Adaptive slots use [`Auto`] unless a controller is set.
     pub fn slots(mut self, slots: Slots) -> Self {
         self.draft.slots = Some(slots);
         self
     }
 
-    /// How many requests that entered while recovering may be in flight.
+    /// The maximum number of in-flight requests that were admitted while recovering.
     pub fn recovery_slots(mut self, slots: u32) -> Self {
         self.draft.recovery_slots = Some(slots);
         self
     }
 
-    /// How many bytes may be in flight.
+    /// The maximum number of bytes in flight.
     pub fn bytes(mut self, bytes: Bytes) -> Self {
         self.draft.bytes = Some(bytes);
         self
     }
 
-    /// The least gap between entries.
+    /// The minimum gap between admissions.
     pub fn pace(mut self, pace: Pace) -> Self {
         self.draft.pace = Some(pace);
         self
     }
 
-    /// Entries per period.
+    /// Admissions per period.
     pub fn rate(mut self, rate: Rate) -> Self {
         self.draft.rate = Some(rate);
         self
@@ -105,36 +105,36 @@ impl Builder {
         self
     }
 
-    /// How pauses are kept.
+    /// How pauses are handled.
     pub fn pause(mut self, pause: Pause) -> Self {
         self.draft.pause = pause;
         self
     }
 
-    /// Learns rate and slots from outcomes, within these limits.
+    /// Learns rate and slots from outcomes, within these bounds.
     pub fn auto_within(self, auto: Auto) -> Self {
         self.controller(Controller::Auto(auto))
     }
 
-    /// Who learns from outcomes.
+    /// Sets the controller that learns from outcomes.
     pub fn controller(mut self, controller: Controller) -> Self {
         self.controller = Some(controller);
         self
     }
 
-    /// When [`run`](Throttle::run) tries again.
+    /// The retry rule of [`run`](Throttle::run).
     pub fn retry(mut self, retry: Retry) -> Self {
         self.draft.retry = retry;
         self
     }
 
-    /// How many requests there will be in all, for progress; 0 counts without a total.
+    /// The expected number of requests, for progress; 0 counts without a total.
     pub fn total(mut self, requests: u64) -> Self {
         self.draft.total = Some(requests);
         self
     }
 
-    /// How many callers may wait; the next one is refused.
+    /// The maximum number of waiters; further callers are refused.
     pub fn waiters_max(mut self, waiters: u32) -> Self {
         self.draft.waiters_max = waiters;
         self
@@ -146,38 +146,39 @@ impl Builder {
         self
     }
 
-    /// Randomness for jitter and spread other than a fresh seed.
+    /// Sets the random source for jitter and spread, instead of a fresh seed.
     pub fn random(mut self, random: Random) -> Self {
         self.random = Some(random);
         self
     }
 
-    /// Hears of events in the order in which they happened, outside the lock, one at a time.
+    /// Registers a listener that receives events in order, outside the lock, one at a time.
     ///
-    /// It runs on the thread that caused an event, or on one that is telling already, after everybody was
-    /// woken, and may call the throttle. A panic in it is caught, and counted in the snapshot. While it is slow
-    /// up to 1,024 events wait for it; more are lost to it, and counted. For slow work read
+    /// It runs on the thread that caused an event, or on one that is already delivering, after all waiters
+    /// were woken, and may call the throttle. A panic in it is caught and counted in the snapshot. Up to
+    /// 1,024 events are buffered for a slow listener; further ones are lost and counted. For slow work read
     /// [`Throttle::events`] instead.
     pub fn on_state_change(mut self, listener: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
         self.listener = Some(Box::new(listener));
         self
     }
 
-    /// Is shown the throttle whenever a milestone of the [`total`](Self::total) is reached: every 10 %, unless
-    /// [`milestones`](Self::milestones) says otherwise. Called as [`on_state_change`](Self::on_state_change) is.
-    pub fn on_progress(mut self, watcher: impl Fn(&Snapshot) + Send + Sync + 'static) -> Self {
-        self.watcher = Some(Box::new(watcher));
+    /// Registers a callback that gets a snapshot at each milestone of the [`total`](Self::total): every 10 %,
+    /// unless [`milestones`](Self::milestones) changes that. It is called as
+    /// [`on_state_change`](Self::on_state_change) is.
+    pub fn on_progress(mut self, progress_listener: impl Fn(&Snapshot) + Send + Sync + 'static) -> Self {
+        self.progress_listener = Some(Box::new(progress_listener));
         self
     }
 
-    /// How many percent of the total make a milestone.
+    /// The step between milestones, in percent of the total.
     pub fn milestones(mut self, percent: u32) -> Self {
         self.draft.milestone_percent = percent;
         self
     }
 
-    /// Checks every number and makes limits for many throttles: see [`Keyed`](crate::Keyed). Clock, randomness and
-    /// listeners are not among them.
+    /// Checks every number and creates limits for many throttles: see [`Keyed`](crate::Keyed). They do not
+    /// include the clock, randomness and listeners.
     ///
     /// # Errors
     /// As [`build`](Self::build).
@@ -185,7 +186,7 @@ impl Builder {
         checked(self.draft, self.controller).map(Limits::new)
     }
 
-    /// What the throttle is called in traces and metrics; nothing, unless this says it.
+    /// The throttle's name in traces and metrics; empty by default.
     ///
     /// See [the guide](crate::guide::observability).
     pub fn named(mut self, name: impl Into<String>) -> Self {
@@ -193,7 +194,7 @@ impl Builder {
         self
     }
 
-    /// Checks every number and makes the throttle.
+    /// Checks every number and creates the throttle.
     ///
     /// # Errors
     /// [`InvalidPlan`] lists every number that is out of its bounds, with field, value and bound.
@@ -202,8 +203,8 @@ impl Builder {
         let clock = self.clock.unwrap_or_else(|| Arc::new(TokioClock::new()));
         let setup = Arc::new(Setup {
             clock,
-            sinks: Sinks::new(self.listener, self.watcher),
-            tally: None,
+            sinks: Sinks::new(self.listener, self.progress_listener),
+            counters: None,
             drained: Notify::new(),
             observer: Observer::new(&self.name, self.is_measured),
         });
@@ -211,7 +212,7 @@ impl Builder {
     }
 }
 
-/// The plan of a draft; slots that can move bring `Auto` where no controller is named.
+/// Checks a draft; adaptive slots use `Auto` if no controller is set.
 fn checked(mut draft: Draft, controller: Option<Controller>) -> Result<Plan, InvalidPlan> {
     let is_adaptive = draft.slots.is_some_and(|slots| slots.is_adaptive());
     match controller {
@@ -230,7 +231,7 @@ impl fmt::Debug for Builder {
     }
 }
 
-/// A seed nobody knows: the standard library's hash keys are drawn from the operating system.
+/// Seeds from the standard library's hash keys, which come from the operating system.
 pub(crate) fn fresh_random() -> Random {
     Random::seeded(RandomState::new().build_hasher().finish())
 }

@@ -1,7 +1,7 @@
-//! Where the time comes from. Core never asks; the shell reads once per decision, before the lock.
+//! Clocks. Core never reads the time; the shell reads it once per decision, before the lock.
 //!
-//! The default is tokio's clock, so `tokio::time::pause()` drives everything in tests. [`FastClock`] is for
-//! hot paths that can live with a millisecond. A manual clock comes with the feature `test-util`.
+//! The default is tokio's clock, so `tokio::time::pause()` controls everything in tests. [`FastClock`] is for
+//! hot paths that tolerate a millisecond. The feature `test-util` adds a manual clock.
 
 mod fast;
 
@@ -18,31 +18,31 @@ pub use fast::FastClock;
 /// A sleep of a [`Clock`].
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A monotonic clock: what time it is, and how to wait for a later one.
+/// A monotonic clock: reads the time, and sleeps until a later one.
 ///
-/// Its origin is its own: instants of two clocks do not compare.
+/// Each clock has its own origin: instants of two clocks do not compare.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The time now. It may stand still, and never runs back by more than is harmless: a throttle goes on
-    /// with the latest time it has seen.
+    /// The current time. It may stand still, and a small step back is harmless: a throttle continues with the
+    /// latest time it has seen.
     fn now(&self) -> Instant;
 
     /// Completes when [`now`](Self::now) has reached `at`, give or take the clock's resolution.
     fn sleep_until(&self, at: Instant) -> Sleep;
 
-    /// Parks the thread until `at`, or until it is unparked; it may return early.
+    /// Parks the thread until `at` or until it is unparked; it may return early.
     fn park_until(&self, at: Instant) {
         thread::park_timeout(at.since(self.now()).max(Duration::from_nanos(1)));
     }
 }
 
-/// Tokio's clock: the monotonic time of the operating system, or a paused test's own.
+/// Tokio's clock: the operating system's monotonic time, or a test's paused time.
 #[derive(Debug, Clone)]
 pub struct TokioClock {
     origin: tokio::time::Instant,
 }
 
 impl TokioClock {
-    /// A clock that starts now.
+    /// A clock whose origin is now.
     pub fn new() -> Self {
         Self { origin: tokio::time::Instant::now() }
     }

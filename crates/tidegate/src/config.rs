@@ -1,9 +1,9 @@
 //! Configuration: one schema for TOML, JSON, a map and the environment.
 //!
-//! Every source becomes the same thing: a [`Config`], which holds a value for some of the keys that
-//! [`fields`] lists. Configs are laid over each other key by key, and [`Throttle::from_config`] makes a builder
-//! of the result. What a key may be by itself is judged when it is read; what keys must be to each other, when
-//! all of them are there. Either way everything that is wrong is told at once.
+//! Every source becomes a [`Config`], which holds values for some of the keys that [`fields`] lists. Configs
+//! are layered key by key, and [`Throttle::from_config`] turns the result into a builder. Each value is
+//! checked when it is read; constraints between keys are checked when all of them are known. In both cases
+//! all problems are reported at once.
 //!
 //! ```
 //! use tidegate::{Config, Slots, Throttle};
@@ -16,7 +16,7 @@
 //!     tokens = 90_000
 //!     window = "1m"
 //! "#;
-//! // The builder's own calls win over the text, the text over the environment, and that over the defaults.
+//! // Precedence: the builder's calls, then the text, then the environment, then the defaults.
 //! let config = Config::from_env("TIDEGATE")?.overlaid_by(Config::from_toml(text)?);
 //! let throttle = Throttle::from_config(&config)?.waiters_max(100).build()?;
 //! assert_eq!(throttle.snapshot().slots, Some(16));
@@ -50,19 +50,19 @@ use crate::throttle::Throttle;
 use error::shown;
 use scalar::Scalar;
 
-/// Values for some of the keys of a throttle, or of many that are kept by key.
+/// Values for some of the keys of a throttle, or of a keyed registry.
 ///
-/// Two are equal when they say the same, wherever they say it and however it is written: `0.2`, `"200ms"`.
+/// Two configs are equal when their values are, regardless of their origin and notation: `0.2`, `"200ms"`.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     entries: BTreeMap<&'static str, Entry>,
 }
 
-/// What is said for one key.
+/// The value of one key.
 #[derive(Debug, Clone)]
 struct Entry {
     value: FieldValue,
-    /// As it was written, for messages.
+    /// As written, for messages.
     shown: String,
     origin: Origin,
 }
@@ -74,18 +74,18 @@ impl Entry {
 }
 
 impl Config {
-    /// Reads a TOML text.
+    /// Parses a TOML text.
     ///
     /// Keys are as in [`fields`], in tables or dotted. Times are seconds (`0.2`) or text with a unit (`"200ms"`,
     /// `"1.5s"`, `"2m"`, `"1h"`, `"1d"`).
     ///
     /// # Errors
-    /// Where it is no TOML, or everything in it that is no key, of the wrong type or out of its bounds.
+    /// The text is not TOML; or every key that is unknown, of the wrong type or out of bounds.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
         Self::from_scalars(&Origin::Toml, codec::from_toml(text)?)
     }
 
-    /// Reads a JSON text: an object whose keys are as in TOML.
+    /// Parses a JSON text: an object with the same keys as in TOML.
     ///
     /// ```
     /// use tidegate::Config;
@@ -96,7 +96,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// Where it is no JSON object, or everything in it that is no key, of the wrong type or out of its bounds.
+    /// The text is not a JSON object; or every key that is unknown, of the wrong type or out of bounds.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         Self::from_scalars(&Origin::Json, codec::from_json(text)?)
     }
@@ -112,7 +112,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// Everything in it that is no key, given twice, of the wrong type or out of its bounds.
+    /// Every key that is unknown, repeated, of the wrong type or out of bounds.
     pub fn from_map<K, V>(pairs: impl IntoIterator<Item = (K, V)>) -> Result<Self, ConfigError>
     where
         K: Into<String>,
@@ -122,15 +122,15 @@ impl Config {
         Self::from_scalars(&Origin::Map, pairs)
     }
 
-    /// The prefix of variables where no other is asked for.
+    /// The default prefix of environment variables.
     pub const PREFIX: &'static str = "TIDEGATE";
 
-    /// Reads the environment of the process: with the prefix `TIDEGATE`, the variable `TIDEGATE_SLOTS_MAX` is
-    /// the key `slots.max`.
+    /// Reads the environment of the process: with the prefix `TIDEGATE`, the variable `TIDEGATE_SLOTS_MAX`
+    /// sets the key `slots.max`.
     ///
     /// # Errors
-    /// Every variable with the prefix that is no key, not UTF-8, of the wrong type or out of its bounds; an
-    /// empty prefix.
+    /// Every variable with the prefix that is an unknown key, not UTF-8, of the wrong type or out of bounds;
+    /// or an empty prefix.
     pub fn from_env(prefix: &str) -> Result<Self, ConfigError> {
         Self::from_variables(prefix, std::env::vars_os())
     }
@@ -163,15 +163,15 @@ impl Config {
         N: Into<OsString>,
         V: Into<OsString>,
     {
-        let (said, mut problems) = environment::read(prefix, variables);
+        let (values, mut problems) = environment::read(prefix, variables);
         let mut config = Self::default();
-        for (field, origin, scalar) in said {
+        for (field, origin, scalar) in values {
             config.put(field, origin, &scalar, &mut problems);
         }
         ConfigError::unless_any(problems, config)
     }
 
-    /// The config that says everything `draft` says, and nothing else limits.
+    /// A config with all values of `draft`, on top of the preset `empty`.
     ///
     /// ```
     /// use tidegate::{Config, Draft};
@@ -186,14 +186,14 @@ impl Config {
         Self { entries: entries.collect() }
     }
 
-    /// This config with the other laid over it: where both give a key, the other's counts.
+    /// Layers another config on top: if both have a key, the other's value applies.
     #[must_use]
     pub fn overlaid_by(mut self, over: Self) -> Self {
         self.entries.extend(over.entries);
         self
     }
 
-    /// This config with everything that `options` say, for keyed throttles.
+    /// Adds all values of `options`, for keyed throttles.
     ///
     /// ```
     /// use tidegate::{Config, Draft, KeyedOptions};
@@ -210,19 +210,19 @@ impl Config {
         self
     }
 
-    /// The draft this config asks for, with the defaults of its preset where it says nothing: `gentle`, unless it
+    /// The draft for this config. Missing keys have the defaults of its preset, which is `auto` unless it
     /// names another.
     ///
-    /// It suits [`Throttle::retune`], to put a changed configuration under a living throttle.
+    /// Use it with [`Throttle::retune`] to apply a changed configuration to a running throttle.
     ///
     /// # Errors
-    /// Everything that is missing, without effect (a key of `keyed.`), or out of its bounds given the other keys.
+    /// Every key that is missing, without effect (a key of `keyed.`), or out of bounds given the other keys.
     pub fn to_draft(&self) -> Result<Draft, ConfigError> {
         assemble::draft(&self.entries)
     }
 
-    /// For keyed throttles: the draft of each key, and how the keys are kept. The defaults are those of the preset
-    /// `host`, unless another is named.
+    /// For keyed throttles: the draft of each key, and the registry's options. The defaults are those of the
+    /// preset `host`, unless it names another.
     ///
     /// ```
     /// use tidegate::Config;
@@ -235,17 +235,17 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// Everything that is missing, without effect, or out of its bounds given the other keys.
+    /// Every key that is missing, without effect, or out of bounds given the other keys.
     pub fn to_keyed(&self) -> Result<(Draft, KeyedOptions), ConfigError> {
         assemble::keyed(&self.entries)
     }
 
-    /// Keys and values as text, such that [`from_map`](Self::from_map) reads them back.
+    /// Keys and values as text that [`from_map`](Self::from_map) can read.
     pub fn to_map(&self) -> BTreeMap<&'static str, String> {
         self.entries.iter().map(|(key, entry)| (*key, codec::to_text(&entry.value))).collect()
     }
 
-    /// A TOML text, such that [`from_toml`](Self::from_toml) reads it back: one key on each line.
+    /// A TOML text that [`from_toml`](Self::from_toml) can parse: one key per line.
     ///
     /// ```
     /// let config = tidegate::Config::from_map([("slots.max", "8"), ("pause.tail", "90")])?;
@@ -263,7 +263,7 @@ impl Config {
         text
     }
 
-    /// A JSON text, such that [`from_json`](Self::from_json) reads it back: one key on each line.
+    /// A JSON text that [`from_json`](Self::from_json) can parse: one key per line.
     ///
     /// ```
     /// let config = tidegate::Config::from_map([("slots.max", "8")])?;
@@ -312,16 +312,16 @@ impl Config {
 
 impl PartialEq for Config {
     fn eq(&self, other: &Self) -> bool {
-        let said = |config: &Self| config.entries.iter().map(|(key, entry)| (*key, entry.value)).collect();
-        let (this, that): (Vec<_>, Vec<_>) = (said(self), said(other));
+        let values = |config: &Self| config.entries.iter().map(|(key, entry)| (*key, entry.value)).collect();
+        let (this, that): (Vec<_>, Vec<_>) = (values(self), values(other));
         this == that
     }
 }
 
 impl Throttle {
-    /// A builder with what `config` says, above the limits of [`Throttle::gentle`] or of the preset it names.
+    /// A builder with the values of `config`, on top of [`Throttle::auto`] or the preset it names.
     ///
-    /// What the builder is told afterwards wins. It is told whole groups: `slots(…)` replaces `slots.min`,
+    /// Later calls of the builder win. They replace whole groups: `slots(…)` replaces `slots.min`,
     /// `slots.start` and `slots.max`.
     ///
     /// ```
@@ -337,10 +337,10 @@ impl Throttle {
     /// ```
     ///
     /// # Errors
-    /// Everything that is missing, without effect, or out of its bounds given the other keys. The keys of `keyed.` have no
-    /// effect on a single throttle: they are for [`Config::to_keyed`].
+    /// Every key that is missing, without effect, or out of bounds given the other keys. The keys of `keyed.`
+    /// have no effect on a single throttle: use [`Config::to_keyed`] for those.
     pub fn from_config(config: &Config) -> Result<Builder, ConfigError> {
-        // A configuration is definite about its controller: what it implies was worked out with the rest.
+        // The draft's controller is final: an implied one was resolved with the other keys.
         config.to_draft().map(|draft| {
             let controller = draft.controller;
             Builder::new(draft).controller(controller)
@@ -349,8 +349,8 @@ impl Throttle {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
-    /// A builder with what `config` says, above the limits of [`Throttle::host`] or of the preset it names: the same for
-    /// every key, each for itself.
+    /// A builder with the values of `config`, on top of [`Throttle::host`] or the preset it names: the same
+    /// limits for every key, each with its own instance.
     ///
     /// ```
     /// use tidegate::{Authority, Config, Keyed};
@@ -362,10 +362,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     ///
     /// # Errors
     /// As [`Config::to_keyed`].
-    #[expect(clippy::missing_panics_doc, reason = "what is assembled is checked")]
+    #[expect(clippy::missing_panics_doc, reason = "the assembled draft is checked")]
     pub fn from_config(config: &Config) -> Result<KeyedBuilder<K>, ConfigError> {
         let (draft, options) = config.to_keyed()?;
-        let limits = Limits::try_from(draft).expect("a draft that was assembled is checked");
+        let limits = Limits::try_from(draft).expect("an assembled draft is checked");
         Ok(Self::builder(limits).options(options))
     }
 }

@@ -1,11 +1,11 @@
-//! How many bytes a request will send, before it is serialized: what layered dispatch needs to know.
+//! Estimates how many bytes a request will send before it is serialized, for layered dispatch.
 
 use tidegate_core::cost::Cost;
 
-/// Bytes that a token of text is taken for.
+/// Assumed bytes per token of text.
 const BYTES_PER_TOKEN: u64 = 10;
 
-/// Knows about how many bytes it will take on the wire.
+/// Estimates its size on the wire.
 ///
 /// ```
 /// use tidegate::{EstimateBytes, Part};
@@ -14,10 +14,10 @@ const BYTES_PER_TOKEN: u64 = 10;
 /// assert_eq!(prompt.estimated_bytes(), 41_200);
 /// ```
 pub trait EstimateBytes {
-    /// Bytes, about.
+    /// The approximate number of bytes.
     fn estimated_bytes(&self) -> u64;
 
-    /// The cost of one request that sends this.
+    /// The cost of one request that sends this value.
     fn to_cost(&self) -> Cost {
         Cost::request().bytes(self.estimated_bytes())
     }
@@ -27,22 +27,22 @@ pub trait EstimateBytes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Part<'a> {
-    /// Text, by its tokens.
+    /// Text, measured in tokens.
     Text {
-        /// Tokens.
+        /// The number of tokens.
         tokens: u64,
     },
-    /// An image, sent as it is.
+    /// An image, sent unencoded.
     Image {
-        /// Its length.
+        /// Its size.
         bytes: u64,
     },
-    /// Something that is only pointed to.
+    /// A reference to external content.
     Pointer {
-        /// Where it is.
+        /// The location, such as a URL.
         location: &'a str,
     },
-    /// Anything else; it counts for nothing.
+    /// Anything else; it counts as zero bytes.
     Unknown,
 }
 

@@ -1,9 +1,10 @@
-//! Telling what happened: a listener, and streams for whoever subscribes. Always after the lock is gone.
+//! Event delivery to listeners, progress callbacks and subscribed streams, always after the throttle's lock
+//! is released.
 //!
-//! Events are taken in under the throttle's lock, so their order is the order in which they happened, and told
-//! after it, one at a time, on the thread that caused them or on one that was telling already. A listener may
-//! call the throttle again; what that causes is told when it returns. A panic in it is caught and counted.
-//! Nobody but the thread that tells waits for it, streams included.
+//! Events are enqueued under the throttle's lock, which fixes their order, and delivered after it, one at a
+//! time, on the thread that caused them or on one that is already delivering. A listener may call the
+//! throttle; events caused by that are delivered when it returns. A panic in it is caught and counted. Only
+//! the delivering thread waits for a slow listener.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,115 +16,117 @@ use tidegate_core::snapshot::Snapshot;
 use tidegate_core::time::Instant;
 use tokio::sync::broadcast::{self, error::RecvError, error::TryRecvError};
 
-use crate::outbox::Outbox;
+use crate::delivery_queue::DeliveryQueue;
 use crate::throttle::Inner;
 
-/// Events a stream holds for a slow reader; older ones are lost to it, and counted.
+/// Events that a stream buffers for a slow reader; older ones are lost to it and counted.
 const STREAM_MAX: usize = 1_024;
 
 pub(crate) type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
-pub(crate) type Watcher = Box<dyn Fn(&Snapshot) + Send + Sync>;
+pub(crate) type ProgressListener = Box<dyn Fn(&Snapshot) + Send + Sync>;
 
-/// Where events go.
+/// The destinations of events.
 #[derive(Default)]
 pub(crate) struct Sinks {
     listener: Option<Listener>,
-    for_listener: Outbox<Notice>,
-    watcher: Option<Watcher>,
-    for_watcher: Outbox<()>,
-    streams: Streams<Told>,
-    /// Where the events of all throttles of a registry go.
+    listener_queue: DeliveryQueue<Notice>,
+    progress_listener: Option<ProgressListener>,
+    progress_queue: DeliveryQueue<()>,
+    streams: Broadcast<ThrottleNotice>,
+    /// The registry that receives the events of all its throttles.
     registry: Option<Arc<dyn Registrar>>,
     panics: AtomicU64,
 }
 
-/// An event and whose it is: throttles of a kind share their sinks.
+/// An event and the throttle it belongs to: throttles of one kind share their sinks.
 #[derive(Debug, Clone)]
-struct Told {
+struct ThrottleNotice {
     notice: Notice,
-    /// As long as it is on its way no other throttle comes to be in the same place of memory.
+    /// While this pointer exists, no other throttle can be allocated at the same address.
     throttle: Weak<Inner>,
 }
 
-/// A registry of throttles hears of what happens to each.
+/// A registry of throttles that receives the events of each.
 pub(crate) trait Registrar: Send + Sync {
-    /// Whether anybody listens.
-    fn is_heard(&self) -> bool;
-    /// The key of a throttle in words, where there are words for it.
+    /// Whether there are listeners.
+    fn has_listeners(&self) -> bool;
+    /// The key of a throttle as text, if the key has a text form.
     fn label(&self, throttle: &Arc<Inner>) -> Option<String>;
-    /// Takes in what happened; called under the throttle's lock, so it is to put it down and no more.
+    /// Enqueues an event. Called under the throttle's lock, so it must not run user code.
     fn post(&self, throttle: Arc<Inner>, notice: Notice);
-    /// Tells what was taken in; called without any lock.
-    fn tell(&self);
-    /// Events lost to those who were told too slowly.
+    /// Delivers the enqueued events. Called without any lock.
+    fn deliver(&self);
+    /// Events lost to slow listeners.
     fn lost(&self) -> u64;
 }
 
 impl Sinks {
-    pub(crate) fn new(listener: Option<Listener>, watcher: Option<Watcher>) -> Self {
-        Self { listener, watcher, ..Self::default() }
+    pub(crate) fn new(listener: Option<Listener>, progress_listener: Option<ProgressListener>) -> Self {
+        Self { listener, progress_listener, ..Self::default() }
     }
 
-    /// Sinks of throttles that a registry holds.
+    /// Sinks of throttles that a registry owns.
     pub(crate) fn of(registry: Arc<dyn Registrar>) -> Self {
         Self { registry: Some(registry), ..Self::default() }
     }
 
-    /// Where the throttles of these sinks are registered.
+    /// The registry of these sinks' throttles.
     pub(crate) fn registry(&self) -> Option<&Arc<dyn Registrar>> {
         self.registry.as_ref()
     }
 
-    /// Takes events in; called under the throttle's lock. Answers whether there is anybody to [`tell`](Self::tell).
+    /// Enqueues events; called under the throttle's lock. Returns whether there is anything to
+    /// [`deliver`](Self::deliver).
     pub(crate) fn post(
         &self,
         throttle: &Inner,
         at: Instant,
         events: impl ExactSizeIterator<Item = Event>,
     ) -> bool {
-        let has_streams = self.streams.are_heard();
-        let registry = self.registry.as_ref().filter(|registry| registry.is_heard());
-        let is_heard = has_streams || registry.is_some() || self.listener.is_some() || self.watcher.is_some();
-        if events.len() == 0 || !is_heard {
+        let has_streams = self.streams.has_subscribers();
+        let registry = self.registry.as_ref().filter(|registry| registry.has_listeners());
+        let has_listeners =
+            has_streams || registry.is_some() || self.listener.is_some() || self.progress_listener.is_some();
+        if events.len() == 0 || !has_listeners {
             return false;
         }
         for event in events {
             let notice = Notice::new(at, event);
-            if self.watcher.is_some() && matches!(notice.event, Event::Progressed { .. }) {
-                self.for_watcher.put(());
+            if self.progress_listener.is_some() && matches!(notice.event, Event::Progressed { .. }) {
+                self.progress_queue.put(());
             }
             if let (Some(registry), Some(throttle)) = (registry, throttle.itself()) {
                 registry.post(throttle, notice.clone());
             }
             if self.listener.is_some() {
-                self.for_listener.put(notice.clone());
+                self.listener_queue.put(notice.clone());
             }
             if has_streams {
-                self.streams.put(Told { notice, throttle: throttle.weak() });
+                self.streams.put(ThrottleNotice { notice, throttle: throttle.weak() });
             }
         }
         true
     }
 
-    /// Tells everybody what was taken in, unless somebody is doing so already.
+    /// Delivers the enqueued events, unless another thread is already delivering.
     ///
-    /// `snapshot` is what a watcher of progress is shown.
-    pub(crate) fn tell(&self, snapshot: impl Fn() -> Snapshot) {
-        self.streams.tell(|call| self.guard(call));
+    /// `snapshot` provides what a progress callback receives.
+    pub(crate) fn deliver(&self, snapshot: impl Fn() -> Snapshot) {
+        self.streams.deliver(|call| self.guard(call));
         if let Some(listener) = &self.listener {
-            self.for_listener.deliver(|notice| self.guard(|| listener(&notice)));
+            self.listener_queue.deliver(|notice| self.guard(|| listener(&notice)));
         }
-        if let Some(watcher) = &self.watcher {
-            self.for_watcher.deliver(|()| self.guard(|| watcher(&snapshot())));
+        if let Some(progress_listener) = &self.progress_listener {
+            self.progress_queue.deliver(|()| self.guard(|| progress_listener(&snapshot())));
         }
         if let Some(registry) = &self.registry {
-            registry.tell();
+            registry.deliver();
         }
     }
 
-    /// What happens from now on to `throttle`.
+    /// Subscribes to the events of `throttle` from now on.
     pub(crate) fn subscribe(&self, throttle: &Arc<Inner>) -> Events {
-        Events { feed: self.streams.subscribe(), throttle: Arc::downgrade(throttle) }
+        Events { subscription: self.streams.subscribe(), throttle: Arc::downgrade(throttle) }
     }
 
     pub(crate) fn panics(&self) -> u64 {
@@ -131,10 +134,10 @@ impl Sinks {
     }
 
     pub(crate) fn lost(&self) -> u64 {
-        self.for_listener.lost() + self.for_watcher.lost() + self.streams.lost()
+        self.listener_queue.lost() + self.progress_queue.lost() + self.streams.lost()
     }
 
-    /// Runs somebody's code; a panic in it is counted, and goes no further.
+    /// Runs user code; a panic in it is caught and counted.
     pub(crate) fn guard(&self, call: impl FnOnce()) {
         guarded(&self.panics, call);
     }
@@ -149,72 +152,72 @@ impl fmt::Debug for Sinks {
     }
 }
 
-/// Runs somebody's code; a panic in it is counted, and goes no further.
+/// Runs user code; a panic in it is caught and counted.
 pub(crate) fn guarded(panics: &AtomicU64, call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         panics.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Streams for whoever subscribes, and what is on its way to them.
-pub(crate) struct Streams<N> {
-    /// Made by the first subscriber: a ring of events is not for those who never look.
+/// A broadcast channel with a delivery queue in front of it.
+pub(crate) struct Broadcast<N> {
+    /// Created by the first subscriber: the ring buffer costs nothing until it is needed.
     sender: OnceLock<broadcast::Sender<N>>,
-    outbox: Outbox<N>,
+    queue: DeliveryQueue<N>,
 }
 
-impl<N> Default for Streams<N> {
+impl<N> Default for Broadcast<N> {
     fn default() -> Self {
-        Self { sender: OnceLock::new(), outbox: Outbox::default() }
+        Self { sender: OnceLock::new(), queue: DeliveryQueue::default() }
     }
 }
 
-impl<N: Clone> Streams<N> {
-    pub(crate) fn are_heard(&self) -> bool {
+impl<N: Clone> Broadcast<N> {
+    pub(crate) fn has_subscribers(&self) -> bool {
         self.sender.get().is_some_and(|sender| sender.receiver_count() > 0)
     }
 
     pub(crate) fn put(&self, notice: N) {
-        self.outbox.put(notice);
+        self.queue.put(notice);
     }
 
-    /// Hands out what was put in; `guard` is run around each, since it wakes somebody.
-    pub(crate) fn tell(&self, guard: impl Fn(&mut dyn FnMut())) {
+    /// Sends the enqueued notices; `guard` wraps each send, since it wakes subscribers.
+    pub(crate) fn deliver(&self, guard: impl Fn(&mut dyn FnMut())) {
         if let Some(sender) = self.sender.get() {
-            self.outbox.deliver(|notice| {
+            self.queue.deliver(|notice| {
                 let mut notice = Some(notice);
-                // An error only means that nobody reads any more.
+                // An error only means that there are no subscribers.
                 guard(&mut || drop(notice.take().map(|notice| sender.send(notice))));
             });
         }
     }
 
-    /// Hands one out at once.
+    /// Sends one notice at once.
     pub(crate) fn send(&self, notice: N) {
         if let Some(sender) = self.sender.get() {
-            // An error only means that nobody reads any more.
+            // An error only means that there are no subscribers.
             let _ = sender.send(notice);
         }
     }
 
-    pub(crate) fn subscribe(&self) -> Feed<N> {
+    pub(crate) fn subscribe(&self) -> Subscription<N> {
         let sender = self.sender.get_or_init(|| broadcast::Sender::new(STREAM_MAX));
-        Feed { receiver: sender.subscribe(), missed: 0 }
+        Subscription { receiver: sender.subscribe(), missed: 0 }
     }
 
     pub(crate) fn lost(&self) -> u64 {
-        self.outbox.lost()
+        self.queue.lost()
     }
 }
 
-/// One reader's end of a stream.
+/// The receiving end of a broadcast.
 #[derive(Debug)]
-pub(crate) struct Feed<N> {
+pub(crate) struct Subscription<N> {
     receiver: broadcast::Receiver<N>,
     missed: u64,
 }
 
-impl<N: Clone> Feed<N> {
+impl<N: Clone> Subscription<N> {
     pub(crate) async fn next(&mut self) -> Option<N> {
         loop {
             match self.receiver.recv().await {
@@ -236,58 +239,59 @@ impl<N: Clone> Feed<N> {
     }
 }
 
-impl<N> Feed<N> {
+impl<N> Subscription<N> {
     pub(crate) const fn missed(&self) -> u64 {
         self.missed
     }
 }
 
-/// A stream of what happens to a throttle, from the moment of subscription on.
+/// A stream of a throttle's events, from the moment of subscription on.
 ///
-/// It holds the last 1,024 events. A reader that is slower loses the oldest, and [`missed`](Self::missed) says
-/// how many. Throttles of one [`Keyed`](crate::Keyed) share that room.
+/// It buffers the last 1,024 events. A slower reader loses the oldest, and [`missed`](Self::missed) counts
+/// them. Throttles of one [`Keyed`](crate::Keyed) share that buffer.
 ///
-/// It does not keep the throttle, and tells of no other: when a key is forgotten and comes back, its new throttle is
-/// another one.
+/// It does not keep the throttle alive, and reports events of no other: if a key is evicted and created
+/// again, its new throttle is a different one.
 #[derive(Debug)]
 pub struct Events {
-    feed: Feed<Told>,
-    /// Its place in memory stays taken as long as this points there, so no other throttle can be mistaken for it.
+    subscription: Subscription<ThrottleNotice>,
+    /// While this pointer exists, no other throttle can be allocated at the same address and be mistaken for
+    /// it.
     throttle: Weak<Inner>,
 }
 
 impl Events {
-    /// The next event; `None` when the throttle is gone and all that happened was read. Throttles of one
-    /// [`Keyed`](crate::Keyed) tell through one stream: it ends when the last of them and all handles on the keys are
-    /// gone, and not when this key is forgotten.
+    /// The next event; `None` when the throttle is dropped and all events were read. Throttles of one
+    /// [`Keyed`](crate::Keyed) share a stream: it ends when the last of them and all handles to keys are
+    /// dropped, not when this key is evicted.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
     pub async fn next(&mut self) -> Option<Notice> {
         loop {
-            let told = self.feed.next().await?;
-            if self.is_mine(&told) {
-                return Some(told.notice);
+            let item = self.subscription.next().await?;
+            if self.is_mine(&item) {
+                return Some(item.notice);
             }
         }
     }
 
-    /// An event that has happened already, if one is left to read.
+    /// An event that has already happened, if one is left to read.
     pub fn try_next(&mut self) -> Option<Notice> {
         loop {
-            let told = self.feed.try_next()?;
-            if self.is_mine(&told) {
-                return Some(told.notice);
+            let item = self.subscription.try_next()?;
+            if self.is_mine(&item) {
+                return Some(item.notice);
             }
         }
     }
 
-    fn is_mine(&self, told: &Told) -> bool {
-        Weak::ptr_eq(&told.throttle, &self.throttle)
+    fn is_mine(&self, item: &ThrottleNotice) -> bool {
+        Weak::ptr_eq(&item.throttle, &self.throttle)
     }
 
-    /// Events that were lost to this reader because it was slow.
+    /// Events lost to this reader because it was too slow.
     pub const fn missed(&self) -> u64 {
-        self.feed.missed()
+        self.subscription.missed()
     }
 }

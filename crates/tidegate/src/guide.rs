@@ -1,22 +1,23 @@
-//! The guide: how to use a throttle and a limiter, page by page. Every code block here is compiled and run as a test.
+//! The guide: how to use a throttle and a limiter, page by page. Every code block is compiled and run as a
+//! test.
 //!
 //! | page | read it when |
 //! |---|---|
 //! | [`quick_start`] | you have five minutes |
-//! | [`gates`] | you choose what is to be limited |
-//! | [`outcomes`] | you tell the throttle how a request went |
-//! | [`retry`] | failed work is to be tried again |
+//! | [`gates`] | you choose what to limit |
+//! | [`outcomes`] | you report the outcome of a request |
+//! | [`retry`] | failed work should be retried |
 //! | [`layered`] | your requests differ a lot in size |
-//! | [`keyed`] | you call many hosts, accounts or models, and each bears something else |
+//! | [`keyed`] | you call many hosts, accounts or models, each with its own capacity |
 //! | [`http`] | you have a reqwest or tower client, or an axum server |
-//! | [`progress`] | you run a batch and want to see how far it is |
-//! | [`observability`] | you want logs, metrics, or a look at latency and errors |
+//! | [`progress`] | you run a batch and want to see its progress |
+//! | [`observability`] | you want logs, metrics, latency or error rates |
 //! | [`shared_limits`] | users, teams and processes share a budget |
-//! | [`joined`] | requests for many tenants go to one callee |
-//! | [`stores`] | you choose where shared limits live, or look after a file of them |
-//! | [`testing`] | you test code of your own that uses a throttle |
+//! | [`joined`] | requests of many tenants go to one upstream |
+//! | [`stores`] | you choose a store for shared limits, or operate one |
+//! | [`testing`] | you test code that uses a throttle |
 //!
-//! The examples are whole programs: `cargo run --example llm_batch`, and likewise `layered`, `per_host`,
+//! The examples are complete programs: `cargo run --example llm_batch`, and likewise `layered`, `per_host`,
 //! `shutdown`, `blocking`, `tenants`, `gateway`, `polite_client`, `tower_client`, `limited_server` and `hello`.
 
 #[doc = include_str!("guide/quick_start.md")]
@@ -57,3 +58,8 @@ pub mod stores {}
 
 #[doc = include_str!("guide/testing.md")]
 pub mod testing {}
+
+/// The examples of the README are tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}

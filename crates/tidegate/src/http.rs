@@ -1,12 +1,12 @@
-//! Work that answers with responses of the `http` crate: read by their status and headers, tried again as they say.
+//! Classifies responses of the `http` crate by status and headers, for retries and for the throttle.
 //!
-//! A response is an `Ok` whatever its status, so [`EveryError`](crate::EveryError) sees only successes in them.
-//! [`HttpClasses`] reads them by the table of [`Classes`], and errors by a function of one's own.
+//! A response is an `Ok` whatever its status, so [`EveryError`](crate::EveryError) treats them all as
+//! successes. [`HttpClasses`] classifies responses by the table of [`Classes`], and errors by a function.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ::http::{HeaderMap, Response, StatusCode};
-use tidegate_core::classes::{Classes, Ended};
+use tidegate_core::classes::{Classes, Completion};
 use tidegate_core::time::Stamp;
 
 use crate::run::{Class, Classify};
@@ -17,45 +17,45 @@ mod fields;
 pub use codec::{RETRY_INFO_BODY_MAX, RetryInfo, retry_info};
 pub use fields::{LimitField, rate_limit_fields, rate_limit_texts, retry_after_field};
 
-/// Says how a request ended that brought an error and no response.
+/// Classifies the error of a request without a response.
 ///
-/// Any `Fn(&E) -> Ended` does; [`Lost`] is the default.
+/// Implemented by any `Fn(&E) -> Completion`; [`LostConnection`] is the default.
 pub trait ReadError<E> {
-    /// How it ended.
-    fn ended(&self, error: &E) -> Ended;
+    /// How the request completed.
+    fn completion(&self, error: &E) -> Completion;
 }
 
-/// Every error is a lost connection.
+/// Classifies every error as a lost connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Lost;
+pub struct LostConnection;
 
-impl<E> ReadError<E> for Lost {
-    fn ended(&self, _: &E) -> Ended {
-        Ended::Connection
+impl<E> ReadError<E> for LostConnection {
+    fn completion(&self, _: &E) -> Completion {
+        Completion::Connection
     }
 }
 
-impl<E, F: Fn(&E) -> Ended> ReadError<E> for F {
-    fn ended(&self, error: &E) -> Ended {
+impl<E, F: Fn(&E) -> Completion> ReadError<E> for F {
+    fn completion(&self, error: &E) -> Completion {
         self(error)
     }
 }
 
-/// Reads responses by a table of classes; for [`Runner::classified_by`](crate::Runner::classified_by).
+/// Classifies responses by a table of classes; for [`Runner::classified_by`](crate::Runner::classified_by).
 ///
-/// When the last attempt brings a response, that response is the answer, whatever its status.
+/// If the last attempt gets a response, that response is the result, whatever its status.
 ///
 /// ```
 /// use http::Response;
-/// use tidegate::{Classes, Cost, Ended, HttpClasses, Retry, Sort, Throttle};
+/// use tidegate::{Classes, Completion, CompletionClass, Cost, HttpClasses, Retry, Throttle};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let classes = HttpClasses::new(Classes::new().status(420, Sort::Overload)?)
+/// let classes = HttpClasses::new(Classes::new().status(420, CompletionClass::Overload)?)
 ///     .errors(|error: &std::io::Error| match error.kind() {
-///         std::io::ErrorKind::TimedOut => Ended::Timeout,
-///         std::io::ErrorKind::InvalidInput => Ended::Unsent,
-///         _ => Ended::Connection,
+///         std::io::ErrorKind::TimedOut => Completion::Timeout,
+///         std::io::ErrorKind::InvalidInput => Completion::Unsent,
+///         _ => Completion::Connection,
 ///     });
 /// let response = Throttle::new()
 ///     .runner()
@@ -71,7 +71,7 @@ impl<E, F: Fn(&E) -> Ended> ReadError<E> for F {
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct HttpClasses<F = Lost> {
+pub struct HttpClasses<F = LostConnection> {
     classes: Classes,
     errors: F,
     wall: fn() -> Stamp,
@@ -84,33 +84,33 @@ impl Default for HttpClasses {
 }
 
 impl HttpClasses {
-    /// Reads responses by `classes`, and every error as a lost connection.
+    /// Classifies responses by `classes`, and every error as a lost connection.
     pub const fn new(classes: Classes) -> Self {
-        Self { classes, errors: Lost, wall: system_time }
+        Self { classes, errors: LostConnection, wall: system_time }
     }
 }
 
 impl<F> HttpClasses<F> {
-    /// The same with another reading of errors.
-    pub fn errors<E, G: Fn(&E) -> Ended>(self, errors: G) -> HttpClasses<G> {
+    /// Replaces the classification of errors.
+    pub fn errors<E, G: Fn(&E) -> Completion>(self, errors: G) -> HttpClasses<G> {
         HttpClasses { classes: self.classes, errors, wall: self.wall }
     }
 
-    /// The same with another wall clock, by which dates in headers are read where the far side tells no time.
+    /// Replaces the wall clock, which resolves dates in headers if the upstream sends no time.
     #[must_use]
     pub const fn wall(mut self, wall: fn() -> Stamp) -> Self {
         self.wall = wall;
         self
     }
 
-    /// What a response with this status and these headers means.
+    /// Classifies a response by status and headers.
     pub fn read(&self, status: StatusCode, headers: &HeaderMap) -> Class {
-        // Where nothing is said the time does not matter.
+        // Without headers the time does not matter.
         if headers.is_empty() {
             return Class::of(&self.classes, status.into());
         }
-        let (sort, outcome) = self.classes.read_parts(status, headers, (self.wall)());
-        Class::sorted(sort, outcome)
+        let (class, outcome) = self.classes.read_parts(status, headers, (self.wall)());
+        Class::new(class, outcome)
     }
 
     /// The table.
@@ -123,12 +123,12 @@ impl<B, E, F: ReadError<E>> Classify<Response<B>, E> for HttpClasses<F> {
     fn classify(&self, result: &Result<Response<B>, E>) -> Class {
         match result {
             Ok(response) => self.read(response.status(), response.headers()),
-            Err(error) => Class::of(&self.classes, self.errors.ended(error)),
+            Err(error) => Class::of(&self.classes, self.errors.completion(error)),
         }
     }
 }
 
-/// The system's time; what is before 1970 is 1970.
+/// The system's time; times before 1970 count as 1970.
 fn system_time() -> Stamp {
     Stamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

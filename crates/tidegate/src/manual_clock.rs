@@ -1,4 +1,4 @@
-//! A clock that moves only by hand, and wakes whoever sleeps on it when it does.
+//! A clock that moves only by hand and wakes its sleepers when it does.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,7 +13,7 @@ use tidegate_core::time::Instant;
 use crate::clock::{Clock, Sleep};
 use crate::thread_waker::thread_waker;
 
-/// A clock for tests: time passes when [`advance`](Self::advance) is called, and not otherwise.
+/// A clock for tests: time passes only when [`advance`](Self::advance) or [`set`](Self::set) is called.
 ///
 /// Clones share the time.
 ///
@@ -44,13 +44,13 @@ impl ManualClock {
         Self::default()
     }
 
-    /// Moves the time and wakes every sleeper whose time has come.
+    /// Advances the time and wakes every sleeper that is due.
     pub fn advance(&self, span: Duration) {
         let now = self.lock().now + span;
         self.set(now);
     }
 
-    /// Sets the time, back if need be, and wakes every sleeper whose time has come.
+    /// Sets the time, backwards if necessary, and wakes every sleeper that is due.
     pub fn set(&self, now: Instant) {
         let mut shared = self.lock();
         shared.now = now;
@@ -67,17 +67,17 @@ impl ManualClock {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// How often the time was read.
+    /// How many times the clock was read.
     pub fn readings(&self) -> u64 {
         self.lock().readings
     }
 
-    /// How many sleeps were begun.
+    /// How many sleeps were started.
     pub fn sleeps(&self) -> u64 {
         self.lock().sleeps
     }
 
-    /// How many sleepers are waiting now.
+    /// How many sleepers wait now.
     pub fn sleeping(&self) -> usize {
         self.lock().sleepers.len()
     }

@@ -1,4 +1,4 @@
-//! The right to run, and the way back.
+//! The permit to run one request, which returns its capacity when it ends.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,18 +8,19 @@ use tidegate_core::outcome::Outcome;
 
 use crate::throttle::Inner;
 
-/// The right to run one request. It owns its way back.
+/// Permission to run one request.
 ///
-/// Settle it with how the work went. Dropped, by an early return, a cancelled task or a panic, it counts as
-/// ignored: what it holds (slots, bytes, a probe's place) returns, what entering spent (pace, rate) stays
-/// spent, of its tokens what [`spend`](Self::spend) reported stays, and nothing is learned.
+/// Settle it with the outcome of the work. Dropping it, by an early return, a cancelled task or a panic,
+/// counts as ignored: what it holds (slots, bytes, a probe) returns, what admission spent (pace, rate) stays
+/// spent, tokens reported by [`spend`](Self::spend) stay used, and nothing is learned.
 ///
-/// It borrows its throttle. To store it, or to send it to another task, make it [owned](Self::into_owned).
+/// It borrows its throttle. To store it, or to send it to another task, call
+/// [`into_owned`](Self::into_owned).
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back at once"]
 pub struct Permit<'a> {
     pub(crate) inner: Cow<'a, Arc<Inner>>,
-    /// Taken by settling; what is left when the permit is dropped is settled as ignored.
+    /// Taken by settling; a charge left on drop is settled as ignored.
     pub(crate) charge: Option<Charge>,
     reported: Option<u64>,
 }
@@ -30,13 +31,13 @@ impl<'a> Permit<'a> {
         Self { inner: Cow::Borrowed(inner), charge: Some(charge), reported: None }
     }
 
-    /// A permit with a handle of its own.
+    /// A permit with its own handle to the throttle.
     #[inline]
     pub(crate) const fn owned(inner: Arc<Inner>, charge: Charge) -> Permit<'static> {
         Permit { inner: Cow::Owned(inner), charge: Some(charge), reported: None }
     }
 
-    /// The same permit with a handle of its own on the throttle, to be stored or sent elsewhere.
+    /// The same permit with its own handle to the throttle, so that it can be stored or sent to another task.
     ///
     /// ```
     /// use tidegate::{Cost, Outcome, Permit, Throttle};
@@ -59,9 +60,10 @@ impl<'a> Permit<'a> {
         self.end(outcome);
     }
 
-    /// Reports how a part of the work went, before the end: several requests of a batch under one permit.
+    /// Reports the outcome of a part of the work before the end: several requests of a batch under one
+    /// permit.
     ///
-    /// The throttle learns as from a request of its own; tokens it names add to what was reported.
+    /// The throttle learns from it as from a separate request; its tokens add to the tokens reported.
     pub fn record(&mut self, outcome: Outcome) {
         if let Some(spent) = outcome.spent_cost() {
             self.spend(spent.tokens);
@@ -71,7 +73,7 @@ impl<'a> Permit<'a> {
         }
     }
 
-    /// Reports tokens as they are used. They stay used however the request ends.
+    /// Reports tokens as they are used. They stay used regardless of how the request ends.
     pub fn spend(&mut self, tokens: u64) {
         self.reported = Some(self.reported.unwrap_or(0).saturating_add(tokens));
     }
@@ -81,7 +83,7 @@ impl<'a> Permit<'a> {
         self.reported.unwrap_or(0)
     }
 
-    /// What was asked for.
+    /// The cost requested.
     pub fn cost(&self) -> Cost {
         self.charge.as_ref().map_or(Cost::request(), Charge::cost)
     }
@@ -102,7 +104,7 @@ impl<'a> Permit<'a> {
 impl Drop for Permit<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Most permits hold a slot that nothing learns from: no outcome is made for those.
+        // Most permits only hold a slot that nothing learns from: skip building an outcome for those.
         let is_done = match &self.charge {
             Some(charge) => !self.inner.settles_timed() && self.inner.leave_plain(charge),
             None => true,

@@ -1,11 +1,13 @@
-//! Who waits, in which order, and who keeps the timer. No runtime, no clock, no lock of its own.
+//! The FIFO queue of a throttle's waiters, and the owner of its timer. It has no runtime, clock or lock of
+//! its own.
 //!
-//! First come, first served: the head is never overtaken, so a costly request cannot starve. Whoever changes
-//! anything pumps: while the head is admitted it is granted its charge, which stays here until its owner looks.
-//! The owner need not be polled for that, so a task that is busy elsewhere blocks only what it was granted.
+//! First come, first served: the head is never overtaken, so a costly request cannot starve. Every change
+//! pumps the queue: as long as the head is admitted it gets its charge, which is stored here until its owner
+//! collects it. The owner need not be polled for that, so a task that is busy elsewhere blocks only its own
+//! grant.
 //!
-//! Waiters live in a slab and are linked by index, so leaving from the middle is as cheap as from the front.
-//! Wakers come in and go out by value: they are cloned before the lock and woken or dropped after it.
+//! Waiters live in a slab, linked by index, so leaving from the middle is as cheap as from the front. Wakers
+//! are passed by value: cloned before the lock is taken, woken or dropped after it is released.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -15,16 +17,16 @@ use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
 use tidegate_core::verdict::{Gate, Wait};
 
-use crate::keeper::{Home, Keeper};
+use crate::timer_task::{TimerHost, TimerOwner};
 
 /// No waiter.
 const NIL: u32 = u32::MAX;
-/// Places examined for an unseen grant by each newcomer.
+/// Slots examined for an uncollected grant by each newcomer.
 const EXAMINED_MAX: usize = 8;
-/// A slab larger than this is given back when the last waiter has gone.
+/// A larger slab is freed when the last waiter has left.
 const SLAB_KEPT: usize = 64;
 
-/// A place in the queue. Good until it is redeemed or given up.
+/// A place in the queue, valid until it is collected or left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
     index: u32,
@@ -39,29 +41,29 @@ pub(crate) struct Queue {
     head: u32,
     tail: u32,
     waiting: u32,
-    /// Those in line with a deadline of their own.
-    pub(crate) hurried: u32,
-    /// Granted or refused, and not yet seen by their owners.
+    /// Queued waiters that have a deadline.
+    pub(crate) with_deadline: u32,
+    /// Granted or refused, and not yet collected by their owners.
     unseen: u32,
-    /// Why the head waits, as of the last time it was asked.
+    /// Why the head waits, as of the last admission attempt.
     blocked: Option<Wait>,
-    pub(crate) keeper: Option<Keeper>,
-    /// Keepers so far: each has a number of its own.
-    keepers: u32,
+    pub(crate) timer_owner: Option<TimerOwner>,
+    /// Timer owners so far; each gets a fresh id.
+    timer_owners: u32,
     serial: u32,
-    /// Those who have joined so far, each once.
+    /// Waiters that have joined so far.
     arrived: u64,
-    /// Where the search for unseen grants goes on.
+    /// Where the search for uncollected grants continues.
     cursor: usize,
 }
 
 #[derive(Debug)]
 struct Waiter {
-    place: Place,
+    state: WaiterState,
     waker: Option<Waker>,
-    home: Home,
+    host: TimerHost,
     deadline: Option<Instant>,
-    /// When it came, in the count of all who came: the line is in this order.
+    /// Arrival number; the queue is ordered by it.
     arrival: u64,
     serial: u32,
     previous: u32,
@@ -69,26 +71,26 @@ struct Waiter {
 }
 
 #[derive(Debug)]
-enum Place {
-    /// In line.
+enum WaiterState {
+    /// In the queue.
     Waiting(Cost),
-    /// It was its turn; the charge is its owner's to fetch. Stamped by whoever first found it unseen.
+    /// Granted; the owner has yet to collect the charge. Stamped when first found uncollected.
     Granted(Charge, Option<Instant>),
-    /// Turned away; its owner does not know yet.
+    /// Refused; the owner has yet to collect the error.
     Refused(Refused),
     /// On the free list.
     Free,
 }
 
-/// What became of a place in the queue.
+/// How a place in the queue ended.
 #[derive(Debug)]
-pub(crate) enum Fate {
+pub(crate) enum Decision {
     Granted(Charge),
     Refused(Refused),
 }
 
-impl Fate {
-    pub(crate) fn known(self) -> Result<Charge, Refused> {
+impl Decision {
+    pub(crate) fn into_result(self) -> Result<Charge, Refused> {
         match self {
             Self::Granted(charge) => Ok(charge),
             Self::Refused(refused) => Err(refused),
@@ -104,28 +106,28 @@ impl Queue {
             head: NIL,
             tail: NIL,
             waiting: 0,
-            hurried: 0,
+            with_deadline: 0,
             unseen: 0,
             blocked: None,
-            keeper: None,
-            keepers: 0,
+            timer_owner: None,
+            timer_owners: 0,
             serial: 0,
             arrived: 0,
             cursor: 0,
         }
     }
 
-    /// Callers in line.
+    /// The number of waiters.
     pub(crate) const fn waiting(&self) -> u32 {
         self.waiting
     }
 
     /// The head's cost.
     pub(crate) fn head(&self) -> Option<Cost> {
-        match self.slab.get(self.head as usize)?.place {
-            Place::Waiting(cost) => Some(cost),
-            Place::Granted(..) | Place::Refused(_) | Place::Free => {
-                unreachable!("whoever is granted or refused leaves the line")
+        match self.slab.get(self.head as usize)?.state {
+            WaiterState::Waiting(cost) => Some(cost),
+            WaiterState::Granted(..) | WaiterState::Refused(_) | WaiterState::Free => {
+                unreachable!("a granted or refused waiter leaves the queue")
             }
         }
     }
@@ -134,11 +136,11 @@ impl Queue {
         self.head == ticket.index && self.waiter(ticket).is_some()
     }
 
-    /// Joins the line: at its end, or where one belongs that came at `arrival` and has been out since.
+    /// Joins the queue: at its end, or in the order of `arrival` for a caller that was queued before.
     pub(crate) fn push(
         &mut self,
         cost: Cost,
-        home: Home,
+        host: TimerHost,
         deadline: Option<Instant>,
         waker: Waker,
         arrival: Option<u64>,
@@ -153,9 +155,9 @@ impl Queue {
             self.arrived
         });
         let waiter = Waiter {
-            place: Place::Waiting(cost),
+            state: WaiterState::Waiting(cost),
             waker: Some(waker),
-            home,
+            host,
             deadline,
             arrival,
             serial: self.serial,
@@ -167,7 +169,7 @@ impl Queue {
             waiter.next = index;
         } else {
             self.head = index;
-            // What was said to the old head does not hold for the new one.
+            // The previous head's wait does not apply to the new one.
             self.blocked = None;
         }
         match self.slab.get_mut(next as usize) {
@@ -175,21 +177,21 @@ impl Queue {
             None => self.tail = index,
         }
         self.waiting += 1;
-        self.hurried += u32::from(deadline.is_some());
+        self.with_deadline += u32::from(deadline.is_some());
         Ticket { index, serial: self.serial }
     }
 
-    /// Those who have joined so far: whoever enters now came after them, and before whoever joins later.
+    /// Waiters that have joined so far: a caller admitted now is ordered after them and before later ones.
     pub(crate) const fn arrived(&self) -> u64 {
         self.arrived
     }
 
-    /// When the waiter behind `ticket` came.
+    /// The arrival number of the waiter behind `ticket`.
     pub(crate) fn arrival(&self, ticket: Ticket) -> Option<u64> {
         self.waiter(ticket).map(|waiter| waiter.arrival)
     }
 
-    /// How many in line came at `arrival` or before.
+    /// The number of waiters that arrived at `arrival` or before.
     pub(crate) fn ahead_of(&self, arrival: u64) -> u32 {
         let mut ahead = 0;
         let mut index = self.head;
@@ -199,7 +201,8 @@ impl Queue {
         ahead
     }
 
-    /// Between whom one that came at `arrival` belongs. It came long ago, so its place is near the front.
+    /// The neighbours for a waiter that arrived at `arrival`. It arrived long ago, so its place is near the
+    /// front.
     fn gap_of(&self, arrival: u64) -> (u32, u32) {
         let (mut previous, mut next) = (NIL, self.head);
         while let Some(waiter) = self.slab.get(next as usize).filter(|waiter| waiter.arrival <= arrival) {
@@ -208,34 +211,39 @@ impl Queue {
         (previous, next)
     }
 
-    /// Fetches what became of `ticket`. While it waits, `waker` is exchanged for the one left before.
-    pub(crate) fn fetch(&mut self, ticket: Ticket, home: Home, waker: &mut Option<Waker>) -> Option<Fate> {
+    /// Collects the result of `ticket`. While it waits, swaps `waker` with the stored one.
+    pub(crate) fn fetch(
+        &mut self,
+        ticket: Ticket,
+        host: TimerHost,
+        waker: &mut Option<Waker>,
+    ) -> Option<Decision> {
         let waiter = self.waiter_mut(ticket)?;
-        if let Place::Waiting(_) = waiter.place {
+        if let WaiterState::Waiting(_) = waiter.state {
             std::mem::swap(&mut waiter.waker, waker);
-            // A future may move to another runtime between two looks.
-            waiter.home = home;
+            // A future may move to another runtime between two polls.
+            waiter.host = host;
             return None;
         }
-        self.ended(ticket)
+        self.take_decision(ticket)
     }
 
-    /// What became of `ticket`, if its turn has come.
-    pub(crate) fn ended(&mut self, ticket: Ticket) -> Option<Fate> {
-        if matches!(self.waiter(ticket)?.place, Place::Waiting(_)) {
+    /// The result of `ticket`, if it is decided.
+    pub(crate) fn take_decision(&mut self, ticket: Ticket) -> Option<Decision> {
+        if matches!(self.waiter(ticket)?.state, WaiterState::Waiting(_)) {
             return None;
         }
-        // Its own waker left when its turn came, so nothing is dropped here.
-        let (fate, _none) = self.leave(ticket);
-        fate
+        // Its waker was taken when it was decided, so no waker is dropped here.
+        let (decision, _none) = self.leave(ticket);
+        decision
     }
 
-    /// Gives a place up. What was granted and never seen is answered, to be undone or used.
-    pub(crate) fn leave(&mut self, ticket: Ticket) -> (Option<Fate>, Option<Waker>) {
+    /// Leaves the queue. Returns an uncollected grant, to be undone or used.
+    pub(crate) fn leave(&mut self, ticket: Ticket) -> (Option<Decision>, Option<Waker>) {
         if self.waiter(ticket).is_none() {
             return (None, None);
         }
-        if matches!(self.slab[ticket.index as usize].place, Place::Waiting(_)) {
+        if matches!(self.slab[ticket.index as usize].state, WaiterState::Waiting(_)) {
             self.unlink(ticket.index);
         } else {
             self.unseen -= 1;
@@ -244,126 +252,131 @@ impl Queue {
         let waiter = &mut self.slab[ticket.index as usize];
         let waker = waiter.waker.take();
         waiter.next = free;
-        let place = std::mem::replace(&mut waiter.place, Place::Free);
+        let state = std::mem::replace(&mut waiter.state, WaiterState::Free);
         self.free = ticket.index;
         if self.waiting == 0 && self.unseen == 0 && self.slab.len() > SLAB_KEPT {
             self.slab = Vec::new();
             self.free = NIL;
         }
-        let fate = match place {
-            Place::Granted(charge, _) => Some(Fate::Granted(charge)),
-            Place::Refused(refused) => Some(Fate::Refused(refused)),
-            Place::Waiting(_) | Place::Free => None,
+        let decision = match state {
+            WaiterState::Granted(charge, _) => Some(Decision::Granted(charge)),
+            WaiterState::Refused(refused) => Some(Decision::Refused(refused)),
+            WaiterState::Waiting(_) | WaiterState::Free => None,
         };
-        (fate, waker)
+        (decision, waker)
     }
 
-    /// Gives the head what it waited for; its waker is to be woken after the lock.
-    pub(crate) fn end_head(&mut self, fate: Fate) -> Option<Waker> {
+    /// Decides the head; the returned waker must be woken after unlocking.
+    pub(crate) fn end_head(&mut self, decision: Decision) -> Option<Waker> {
         let index = self.head;
-        self.end(index, fate)
+        self.end(index, decision)
     }
 
-    /// Why the head waits, as of the last time it was asked.
+    /// Why the head waits, as of the last admission attempt.
     pub(crate) const fn blocked(&self) -> Option<Wait> {
         self.blocked
     }
 
-    /// The head was asked and has to wait.
+    /// The head was tried and has to wait.
     pub(crate) fn block(&mut self, wait: Wait) {
         self.blocked = Some(wait);
     }
 
-    /// Something other than time changed: the head is worth asking whatever it was told.
+    /// Something other than time changed: try the head again regardless of its last wait.
     pub(crate) fn unblock(&mut self) {
         self.blocked = None;
     }
 
-    /// Whether the head is worth asking at `now`. A return helps those who wait for one, and not before
-    /// what the timed gates said; time helps those who wait for time.
-    pub(crate) fn is_due(&self, now: Instant, returned: Returned) -> bool {
+    /// Whether to try the head at `now`. A refund helps a head that waits for one, but not before the floor
+    /// of its timed gates; time helps a head that waits for time.
+    pub(crate) fn is_due(&self, now: Instant, refund: Refund) -> bool {
         match (self.waiting, self.blocked) {
             (0, _) => false,
             (_, None) => true,
             (_, Some(wait)) if wait.until.is_some_and(|until| until <= now) => true,
-            (_, Some(wait)) => self.is_helped_by(returned) && wait.floor <= now,
+            (_, Some(wait)) => self.is_helped_by(refund) && wait.floor <= now,
         }
     }
 
-    /// Whether what came back is of any use to the head: places do not help one that waits for tokens.
-    pub(crate) fn is_helped_by(&self, returned: Returned) -> bool {
-        match (returned, self.blocked.map(|wait| wait.by)) {
-            (Returned::Nothing, _) | (Returned::Places, Some(Gate::Budget)) => false,
-            (Returned::Places | Returned::Tokens, _) => true,
+    /// Whether a refund can help the head: slots do not help a head that waits for tokens.
+    pub(crate) fn is_helped_by(&self, refund: Refund) -> bool {
+        match (refund, self.blocked.map(|wait| wait.by)) {
+            (Refund::Nothing, _) | (Refund::Places, Some(Gate::Budget)) => false,
+            (Refund::Places | Refund::Tokens, _) => true,
         }
     }
 
-    /// A return came before pace or rate let anybody in: the head is asked again when they do.
-    pub(crate) fn settle_for_time(&mut self) {
+    /// A refund came before pace or rate can admit: the head is tried again when they can.
+    pub(crate) fn wait_for_floor(&mut self) {
         if let Some(wait) = &mut self.blocked {
-            // A budget or a tail may say much later: it did not know of what came back just now.
+            // A budget or a tail may report a much later time: that estimate did not include this refund.
             wait.until = Some(wait.until.map_or(wait.floor, |until| until.min(wait.floor)));
         }
     }
 
-    /// When the head is to be asked again; `None` when nobody waits for time.
+    /// When to try the head again; `None` if no waiter waits for time.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         if self.waiting == 0 { None } else { self.blocked.and_then(|wait| wait.until) }
     }
 
-    /// What is to be done so that the timer is set as it should be.
+    /// What must be done so that the timer is set correctly.
     ///
-    /// The timer lives where the head lives: a keeper elsewhere may sit in a runtime that nobody drives. So a
-    /// keeper at home is woken if its timer is wrong. Without one, whoever runs at the head's home becomes the
-    /// keeper, and otherwise the head is woken to do so.
+    /// The timer runs on the head's host: an owner elsewhere may be in a runtime that is not being driven. An
+    /// owner on that host is woken if its timer is wrong. Without one, a caller running on that host becomes
+    /// the owner; otherwise the head is woken to become it.
     pub(crate) fn timer(&mut self) -> Timer {
-        let Some(home) = self.slab.get(self.head as usize).map(|head| head.home) else {
-            // Nobody waits: a keeper that sleeps on may go.
-            return Timer::Wake(self.keeper.as_mut().and_then(|keeper| keeper.waker.take()));
+        let Some(host) = self.slab.get(self.head as usize).map(|head| head.host) else {
+            // The queue is empty: a sleeping owner may exit.
+            return Timer::Wake(self.timer_owner.as_mut().and_then(|timer_owner| timer_owner.waker.take()));
         };
         let Some(at) = self.wake_at() else { return Timer::Wake(None) };
-        match &mut self.keeper {
-            Some(keeper) if keeper.home == home => {
-                Timer::Wake(if keeper.armed == Some(at) { None } else { keeper.waker.take() })
+        match &mut self.timer_owner {
+            Some(timer_owner) if timer_owner.host == host => {
+                Timer::Wake(if timer_owner.armed == Some(at) { None } else { timer_owner.waker.take() })
             }
             _ => Timer::Missing,
         }
     }
 
-    /// The number of a new keeper, which is at `home`; the old one, to be woken.
-    pub(crate) fn new_keeper(&mut self, home: Home, waker: Option<Waker>) -> (u32, Option<Keeper>) {
-        self.keepers = self.keepers.wrapping_add(1);
+    /// Registers a new owner on `host`; returns its id, and the previous owner to be woken.
+    pub(crate) fn new_timer_owner(
+        &mut self,
+        host: TimerHost,
+        waker: Option<Waker>,
+    ) -> (u32, Option<TimerOwner>) {
+        self.timer_owners = self.timer_owners.wrapping_add(1);
         let armed = waker.as_ref().and(self.wake_at());
-        let keeper = Keeper { id: self.keepers, home, armed, waker };
-        (self.keepers, self.keeper.replace(keeper))
+        let timer_owner = TimerOwner { id: self.timer_owners, host, armed, waker };
+        (self.timer_owners, self.timer_owner.replace(timer_owner))
     }
 
-    /// Where the head lives.
-    pub(crate) fn head_home(&self) -> Option<Home> {
-        self.slab.get(self.head as usize).map(|head| head.home)
+    /// The head's host.
+    pub(crate) fn head_host(&self) -> Option<TimerHost> {
+        self.slab.get(self.head as usize).map(|head| head.host)
     }
 
-    /// Whether the waiter behind `ticket` must keep the timer.
+    /// Whether the waiter behind `ticket` must run the timer.
     ///
-    /// In a runtime, whoever finds that nobody keeps it there does: time may come to matter in any plan, and the
-    /// head may not be polled, or not even driven, by then. Elsewhere only the head keeps it, while time matters.
-    pub(crate) fn wants_keeper(&self, ticket: Ticket) -> bool {
+    /// In a runtime, the first waiter that finds no owner there becomes it: time may start to matter under
+    /// any plan, and the head may not be polled, or its runtime not driven, by then. Elsewhere only the head
+    /// does, and only while time matters.
+    pub(crate) fn needs_timer(&self, ticket: Ticket) -> bool {
         let Some(waiter) = self.waiter(ticket) else { return false };
-        let is_kept = self.keeper.as_ref().is_some_and(|keeper| keeper.home == waiter.home);
-        match waiter.home {
+        let is_kept = self.timer_owner.as_ref().is_some_and(|timer_owner| timer_owner.host == waiter.host);
+        match waiter.host {
             _ if is_kept => false,
-            Home::Runtime(_) => true,
-            Home::Alone(_) => self.is_head(ticket) && self.wake_at().is_some(),
+            TimerHost::Runtime(_) => true,
+            TimerHost::Own(_) => self.is_head(ticket) && self.wake_at().is_some(),
         }
     }
 
-    /// The head's waker, for whoever gives the timer up.
+    /// The head's waker, for an owner that releases the timer.
     pub(crate) fn head_waker(&mut self) -> Option<Waker> {
         self.slab.get_mut(self.head as usize).and_then(|head| head.waker.take())
     }
 
-    /// Refuses all in line for whom there is a `reason`, told their cost, how many are ahead of them and their own
-    /// deadline, and answers their wakers.
+    /// Refuses every waiter for which `reason` returns an error, given its cost, the number of waiters ahead
+    /// and its deadline. Returns their wakers.
     pub(crate) fn refuse_some(
         &mut self,
         reason: impl Fn(Cost, u32, Option<Instant>) -> Option<Refused>,
@@ -373,9 +386,11 @@ impl Queue {
         let mut index = self.head;
         while let Some(waiter) = self.slab.get(index as usize) {
             let (next, deadline) = (waiter.next, waiter.deadline);
-            let Place::Waiting(cost) = waiter.place else { unreachable!("only who waits is in line") };
+            let WaiterState::Waiting(cost) = waiter.state else {
+                unreachable!("only waiting callers are in the queue")
+            };
             match reason(cost, ahead, deadline) {
-                Some(refused) => wakers.extend(self.end(index, Fate::Refused(refused))),
+                Some(refused) => wakers.extend(self.end(index, Decision::Refused(refused))),
                 None => ahead += 1,
             }
             index = next;
@@ -383,15 +398,15 @@ impl Queue {
         wakers
     }
 
-    /// Looks at a few places for a grant that nobody has come for in `patience`. Stamps those it finds first.
-    pub(crate) fn finds_unseen(&mut self, now: Instant, patience: Duration) -> bool {
+    /// Examines a few slots for a grant uncollected for `timeout`. Stamps those found for the first time.
+    pub(crate) fn finds_unseen(&mut self, now: Instant, timeout: Duration) -> bool {
         let mut found_one = false;
         for _ in 0..EXAMINED_MAX.min(self.slab.len()) {
             self.cursor = (self.cursor + 1) % self.slab.len();
-            if let Place::Granted(_, found) = &mut self.slab[self.cursor].place {
+            if let WaiterState::Granted(_, found) = &mut self.slab[self.cursor].state {
                 let since = *found.get_or_insert(now);
-                if now.since(since) >= patience {
-                    // Told once: it is found again only after as long again.
+                if now.since(since) >= timeout {
+                    // Reported once: it is reported again only after another `timeout`.
                     *found = Some(now);
                     found_one = true;
                 }
@@ -400,18 +415,18 @@ impl Queue {
         found_one
     }
 
-    /// Whether grants are waiting for their owners.
+    /// Whether there are uncollected grants.
     pub(crate) const fn has_unseen(&self) -> bool {
         self.unseen > 0
     }
 
-    fn end(&mut self, index: u32, fate: Fate) -> Option<Waker> {
+    fn end(&mut self, index: u32, decision: Decision) -> Option<Waker> {
         self.unlink(index);
         self.unseen += 1;
         let waiter = &mut self.slab[index as usize];
-        waiter.place = match fate {
-            Fate::Granted(charge) => Place::Granted(charge, None),
-            Fate::Refused(refused) => Place::Refused(refused),
+        waiter.state = match decision {
+            Decision::Granted(charge) => WaiterState::Granted(charge, None),
+            Decision::Refused(refused) => WaiterState::Refused(refused),
         };
         waiter.waker.take()
     }
@@ -419,12 +434,12 @@ impl Queue {
     fn unlink(&mut self, index: u32) {
         let waiter = &self.slab[index as usize];
         let (previous, next) = (waiter.previous, waiter.next);
-        let is_hurried = waiter.deadline.is_some();
+        let has_deadline = waiter.deadline.is_some();
         if let Some(waiter) = self.slab.get_mut(previous as usize) {
             waiter.next = next;
         } else {
             self.head = next;
-            // What was said to the old head does not hold for the new one.
+            // The previous head's wait does not apply to the new one.
             self.blocked = None;
         }
         match self.slab.get_mut(next as usize) {
@@ -432,7 +447,7 @@ impl Queue {
             None => self.tail = previous,
         }
         self.waiting -= 1;
-        self.hurried -= u32::from(is_hurried);
+        self.with_deadline -= u32::from(has_deadline);
     }
 
     fn store(&mut self, waiter: Waiter) -> u32 {
@@ -457,25 +472,25 @@ impl Queue {
 
 impl Waiter {
     fn is(&self, ticket: Ticket) -> bool {
-        self.serial == ticket.serial && !matches!(self.place, Place::Free)
+        self.serial == ticket.serial && !matches!(self.state, WaiterState::Free)
     }
 }
 
 /// What the timer needs.
 #[derive(Debug)]
 pub(crate) enum Timer {
-    /// Somebody may have to be woken, and that is all.
+    /// At most one waker must be woken.
     Wake(Option<Waker>),
-    /// There is none where the head lives.
+    /// No owner runs on the head's host.
     Missing,
 }
 
-/// What the caller just gave back.
+/// What the caller has just given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Returned {
+pub(crate) enum Refund {
     Nothing,
-    /// Slots, bytes, a probe's place.
+    /// Slots, bytes, or a probe.
     Places,
-    /// Tokens too.
+    /// Tokens as well.
     Tokens,
 }

@@ -1,8 +1,8 @@
-//! Work under a throttle, tried again as often as it is worth it.
+//! Runs work under a throttle, with retries.
 //!
-//! Every attempt is admitted anew and holds its permit only while it runs, never while it sleeps. A rejected attempt waits
-//! for its full hint. If the upstream's hint paused all requests, that shared pause is the wait. What decides is one
-//! [`Course`]; a future and a thread drive the same.
+//! Every attempt is admitted anew and holds its permit only while it runs, never while it sleeps. A rejected
+//! attempt waits for its full hint. If the upstream's hint paused all requests, that shared pause is the
+//! wait. The decisions are made by [`RetryState`], which the async and the blocking driver share.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::backoff::{Backoff, Jitter};
-use tidegate_core::classes::{Classes, Ended, Sort};
+use tidegate_core::classes::{Classes, Completion, CompletionClass};
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::{Kind, Outcome};
 use tidegate_core::refused::Refused;
@@ -23,9 +23,9 @@ use crate::throttle::{Inner, Throttle};
 
 mod error;
 
-pub use error::{RunError, Stopped};
+pub use error::{RunError, StopReason};
 
-/// Which attempt is running.
+/// Identifies the running attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
@@ -33,29 +33,29 @@ pub struct Attempt {
     pub number: u32,
 }
 
-/// What an attempt's result means: how it went, and whether it is worth another.
+/// How a result is classified: its outcome, and whether to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a class does nothing until it is answered to a runner"]
+#[must_use = "a class does nothing until it is returned to a runner"]
 pub struct Class {
     outcome: Outcome,
     again: bool,
 }
 
 impl Class {
-    /// It went like this, and that is the end of it.
+    /// An outcome that must not be retried.
     pub const fn end(outcome: Outcome) -> Self {
         Self { outcome, again: false }
     }
 
-    /// It went like this, and is worth another attempt.
+    /// An outcome that may be retried.
     pub const fn again(outcome: Outcome) -> Self {
         Self { outcome, again: true }
     }
 
-    /// It ended like this, and `classes` says what that means.
+    /// Classifies a completion with `classes`.
     ///
     /// ```
-    /// use tidegate::{Class, Classes, Cost, Ended, Retry, Throttle};
+    /// use tidegate::{Class, Classes, Completion, Cost, Retry, Throttle};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() {
@@ -64,43 +64,43 @@ impl Class {
     ///     .runner()
     ///     .retry(Retry::attempts(3))
     ///     .classify(|reply: &Result<&str, u16>| match reply {
-    ///         Ok(_) => Class::of(&classes, Ended::Status(200)),
-    ///         Err(status) => Class::of(&classes, Ended::Status(*status)),
+    ///         Ok(_) => Class::of(&classes, Completion::Status(200)),
+    ///         Err(status) => Class::of(&classes, Completion::Status(*status)),
     ///     })
     ///     .run(Cost::request(), |attempt| async move { if attempt.number == 0 { Err(503) } else { Ok("hello") } })
     ///     .await;
     /// assert_eq!(reply, Ok("hello"));
     /// # }
     /// ```
-    pub fn of(classes: &Classes, ended: Ended) -> Self {
-        Self::sorted(classes.sort(ended), classes.outcome(ended))
+    pub fn of(classes: &Classes, completion: Completion) -> Self {
+        Self::new(classes.classify(completion), classes.outcome(completion))
     }
 
-    /// It was of this sort and went like this: worth another attempt where the sort is.
-    pub const fn sorted(sort: Sort, outcome: Outcome) -> Self {
-        Self { outcome, again: sort.is_worth_another() }
+    /// An outcome that is worth another attempt if `class` is retryable.
+    pub const fn new(class: CompletionClass, outcome: Outcome) -> Self {
+        Self { outcome, again: class.is_retryable() }
     }
 
-    /// How it went.
+    /// The outcome.
     pub const fn outcome(&self) -> Outcome {
         self.outcome
     }
 
-    /// Whether it is worth another attempt.
-    pub const fn is_worth_another(&self) -> bool {
+    /// Whether the attempt may be retried.
+    pub const fn is_retryable(&self) -> bool {
         self.again
     }
 }
 
-/// Reads a result.
+/// Classifies results.
 ///
-/// Any `Fn(&Result<T, E>) -> Class` does; [`EveryError`] is the default.
+/// Implemented by any `Fn(&Result<T, E>) -> Class`; [`EveryError`] is the default.
 pub trait Classify<T, E> {
-    /// What `result` means.
+    /// Classifies `result`.
     fn classify(&self, result: &Result<T, E>) -> Class;
 }
 
-/// Every error is a failure and worth another attempt.
+/// Classifies every error as a retryable failure.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EveryError;
 
@@ -119,11 +119,11 @@ impl<T, E, F: Fn(&Result<T, E>) -> Class> Classify<T, E> for F {
     }
 }
 
-/// Work that runs under a throttle.
-pub type Running<T, E> = Pin<Box<dyn Future<Output = Result<T, RunError<E>>> + Send>>;
+/// The future of work that runs under a throttle.
+pub type RunFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, RunError<E>>> + Send>>;
 
 impl Throttle {
-    /// Runs `work` under a permit, and again as the throttle's [`Retry`] says.
+    /// Runs `work` under a permit, with retries according to the throttle's [`Retry`].
     ///
     /// ```
     /// use tidegate::{Cost, Retry, Throttle};
@@ -142,10 +142,11 @@ impl Throttle {
     /// ```
     ///
     /// # Errors
-    /// [`RunError::Refused`] if the work never ran, else the work's own last error and why it was the last.
+    /// [`RunError::Refused`] if the work never ran, else the last error of the work and why it was not
+    /// retried.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the running attempt, which counts as ignored; nothing is tried again.
+    /// Dropping the future drops the running attempt, which counts as ignored; nothing is retried.
     pub async fn run<T, E, F, W>(&self, cost: impl Into<Cost>, work: F) -> Result<T, RunError<E>>
     where
         F: FnMut(Attempt) -> W,
@@ -166,17 +167,17 @@ impl Throttle {
         self.runner().run_blocking(cost, work)
     }
 
-    /// A runner with the throttle's [`Retry`], to be changed.
+    /// A runner with the throttle's [`Retry`], which can be changed.
     pub fn runner(&self) -> Runner<'_, EveryError> {
         Runner { throttle: self, retry: self.retry_rule(), classify: EveryError }
     }
 
-    /// The rule for trying again that its limits have.
+    /// The retry rule of the current plan.
     pub(crate) fn retry_rule(&self) -> Retry {
         self.inner.lock().plan.draft().retry.clone()
     }
 
-    /// Makes a throttled function of `work`: each call is a [`run`](Self::run) of its own.
+    /// Wraps `work` in a throttled function: each call is a separate [`run`](Self::run).
     ///
     /// ```
     /// use tidegate::{Cost, Throttle};
@@ -187,7 +188,11 @@ impl Throttle {
     /// assert_eq!(double(21).await, Ok(42));
     /// # }
     /// ```
-    pub fn wrap<A, T, E, F, W>(&self, cost: Cost, work: F) -> impl Fn(A) -> Running<T, E> + use<A, T, E, F, W>
+    pub fn wrap<A, T, E, F, W>(
+        &self,
+        cost: Cost,
+        work: F,
+    ) -> impl Fn(A) -> RunFuture<T, E> + use<A, T, E, F, W>
     where
         A: Clone + Send + Sync + 'static,
         T: Send + 'static,
@@ -203,7 +208,7 @@ impl Throttle {
     }
 }
 
-/// Runs work under a throttle; made by [`Throttle::runner`].
+/// Runs work under a throttle. Created by [`Throttle::runner`].
 ///
 /// ```
 /// use tidegate::{Class, Cost, Outcome, Retry, Throttle};
@@ -234,25 +239,25 @@ pub struct Runner<'a, C> {
 }
 
 impl<'a, C> Runner<'a, C> {
-    /// Another rule for trying again.
+    /// Replaces the retry rule.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// Another reading of results.
+    /// Replaces the classification of results.
     ///
-    /// An `Ok` may be worth another attempt too (a response that says 429); the last one is answered as it is.
+    /// An `Ok` may be retried too (a response with status 429); the last one is returned unchanged.
     pub fn classify<T, E, D: Fn(&Result<T, E>) -> Class>(self, classify: D) -> Runner<'a, D> {
         Runner { throttle: self.throttle, retry: self.retry, classify }
     }
 
-    /// Another reading of results, by a type made for that. Closures go to [`classify`](Self::classify).
+    /// Replaces the classification of results by a named type. For closures use [`classify`](Self::classify).
     pub fn classified_by<D>(self, classify: D) -> Runner<'a, D> {
         Runner { throttle: self.throttle, retry: self.retry, classify }
     }
 
-    /// Runs `work`, and again as the rule says.
+    /// Runs `work`, with retries according to the rule.
     ///
     /// # Errors
     /// As [`Throttle::run`].
@@ -266,20 +271,20 @@ impl<'a, C> Runner<'a, C> {
         W: Future<Output = Result<T, E>>,
     {
         let cost = cost.into();
-        let mut course = Course::begin(&self.throttle.inner, &self.retry);
+        let mut retry_state = RetryState::begin(&self.throttle.inner, &self.retry);
         loop {
             let step = match self.throttle.acquire(cost).await {
-                Err(refused) => course.refused(refused),
+                Err(refused) => retry_state.refused(refused),
                 Ok(permit) => {
-                    let result = work(course.admitted()).await;
+                    let result = work(retry_state.admitted()).await;
                     let class = self.classify.classify(&result);
-                    course.judge(permit, result, class)
+                    retry_state.settle_attempt(permit, result, class)
                 }
             };
             match step {
                 Step::Done(result) => return result,
-                Step::AskAgain(None) => {}
-                Step::AskAgain(Some(at)) => self.throttle.inner.clock().sleep_until(at).await,
+                Step::Retry(None) => {}
+                Step::Retry(Some(at)) => self.throttle.inner.clock().sleep_until(at).await,
             }
         }
     }
@@ -297,20 +302,20 @@ impl<'a, C> Runner<'a, C> {
         C: Classify<T, E>,
     {
         let cost = cost.into();
-        let mut course = Course::begin(&self.throttle.inner, &self.retry);
+        let mut retry_state = RetryState::begin(&self.throttle.inner, &self.retry);
         loop {
             let step = match self.throttle.acquire_blocking(cost) {
-                Err(refused) => course.refused(refused),
+                Err(refused) => retry_state.refused(refused),
                 Ok(permit) => {
-                    let result = work(course.admitted());
+                    let result = work(retry_state.admitted());
                     let class = self.classify.classify(&result);
-                    course.judge(permit, result, class)
+                    retry_state.settle_attempt(permit, result, class)
                 }
             };
             match step {
                 Step::Done(result) => return result,
-                Step::AskAgain(None) => {}
-                Step::AskAgain(Some(at)) => {
+                Step::Retry(None) => {}
+                Step::Retry(Some(at)) => {
                     let clock = self.throttle.inner.clock();
                     while clock.now() < at {
                         clock.park_until(at);
@@ -321,29 +326,30 @@ impl<'a, C> Runner<'a, C> {
     }
 }
 
-/// The course of one piece of work: what has been tried, and what comes next.
-pub(crate) struct Course<'a, T, E> {
+/// The retry state machine of one piece of work: the attempts so far, and the next step.
+pub(crate) struct RetryState<'a, T, E> {
     inner: &'a Arc<Inner>,
     retry: &'a Retry,
     attempts: u32,
-    /// What the last attempt came to, while another is to follow.
+    /// The result of the last attempt, if a retry follows.
     last: Option<Result<T, E>>,
     last_kind: Kind,
 }
 
-/// What comes next.
+/// The next step.
 pub(crate) enum Step<T, E> {
     Done(Result<T, RunError<E>>),
-    /// Asks for admission again, not before the time if there is one.
-    AskAgain(Option<Instant>),
+    /// Acquire again, not before the given time.
+    Retry(Option<Instant>),
 }
 
-impl<'a, T, E> Course<'a, T, E> {
+impl<'a, T, E> RetryState<'a, T, E> {
     pub(crate) const fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
         Self { inner, retry, attempts: 0, last: None, last_kind: Kind::Ignored }
     }
 
-    /// An attempt was admitted. The first one begins the work: what is never admitted pays for no retries.
+    /// An attempt was admitted. The first one registers the work: work that is never admitted earns no
+    /// retries.
     pub(crate) fn admitted(&self) -> Attempt {
         if let (0, Some(budget)) = (self.attempts, self.retry.retry_budget()) {
             let now = self.inner.clock().now();
@@ -351,8 +357,8 @@ impl<'a, T, E> Course<'a, T, E> {
             let now = now.max(state.gates.latest());
             state.retries(&budget).begin(now);
         }
-        if let (1.., Some(tally)) = (self.attempts, &self.inner.setup().tally) {
-            tally.retry();
+        if let (1.., Some(counters)) = (self.attempts, &self.inner.setup().counters) {
+            counters.record_retry();
         }
         Attempt { number: self.attempts }
     }
@@ -360,49 +366,49 @@ impl<'a, T, E> Course<'a, T, E> {
     /// An attempt was not admitted.
     pub(crate) fn refused(&mut self, refused: Refused) -> Step<T, E> {
         if let (WhenRefused::Wait, Some(span)) = (self.retry.refusal(), refused.retry_after()) {
-            // Spread: whoever was refused with this one was told the same.
+            // Jitter: callers refused at the same time got the same retry time.
             let spread = Backoff::fixed(span / 10).jitter(Jitter::Full);
             let now = self.inner.clock().now();
             let extra = self.inner.lock().gates.delay(&spread, 0);
-            return Step::AskAgain(Some(now + span + extra));
+            return Step::Retry(Some(now + span + extra));
         }
         let Some(last) = self.last.take() else { return Step::Done(Err(RunError::Refused(refused))) };
-        // The last attempt was settled as one that would be followed by another, and so not counted.
+        // The last attempt was settled as one that would be retried, and so not counted as completed.
         if self.last_kind != Kind::Ignored {
             self.inner.complete();
         }
-        Step::Done(self.end(last, Stopped::Refused(refused)))
+        Step::Done(self.end(last, StopReason::Refused(refused)))
     }
 
-    /// An attempt ended: settles it, and says what comes next.
-    fn judge(&mut self, permit: Permit<'_>, result: Result<T, E>, class: Class) -> Step<T, E> {
-        self.judge_held(permit, result, class, |permit, outcome, value| {
+    /// An attempt completed: settles it, and returns the next step.
+    fn settle_attempt(&mut self, permit: Permit<'_>, result: Result<T, E>, class: Class) -> Step<T, E> {
+        self.settle_attempt_with(permit, result, class, |permit, outcome, value| {
             permit.settle(outcome);
             value
         })
     }
 
-    /// The same where the last attempt's answer is not the end of it: `hold` settles the permit when it is.
-    pub(crate) fn judge_held<'b>(
+    /// The same when the last attempt's response outlives this call: `settle_response` settles the permit when it ends.
+    pub(crate) fn settle_attempt_with<'b>(
         &mut self,
         permit: Permit<'b>,
         result: Result<T, E>,
         class: Class,
-        hold: impl FnOnce(Permit<'b>, Outcome, T) -> T,
+        settle_response: impl FnOnce(Permit<'b>, Outcome, T) -> T,
     ) -> Step<T, E> {
         self.attempts += 1;
         let why = if !class.again {
-            Some(Stopped::NotRetryable)
+            Some(StopReason::NotRetryable)
         } else if self.attempts >= self.retry.attempts_max() {
-            Some(Stopped::Spent)
+            Some(StopReason::Spent)
         } else if !self.takes_retry() {
-            Some(Stopped::Budget)
+            Some(StopReason::Budget)
         } else {
             None
         };
         if let Some(why) = why {
             let result = match result {
-                Ok(value) => Ok(hold(permit, class.outcome, value)),
+                Ok(value) => Ok(settle_response(permit, class.outcome, value)),
                 Err(error) => {
                     permit.settle(class.outcome);
                     Err(error)
@@ -413,10 +419,10 @@ impl<'a, T, E> Course<'a, T, E> {
         permit.settle(class.outcome.retried());
         self.last = Some(result);
         self.last_kind = class.outcome.kind();
-        Step::AskAgain(self.delay(class.outcome.hint()))
+        Step::Retry(self.delay(class.outcome.hint()))
     }
 
-    fn end(&self, result: Result<T, E>, why: Stopped) -> Result<T, RunError<E>> {
+    fn end(&self, result: Result<T, E>, why: StopReason) -> Result<T, RunError<E>> {
         result.map_err(|error| RunError::Failed { error, attempts: self.attempts, why })
     }
 
@@ -428,8 +434,8 @@ impl<'a, T, E> Course<'a, T, E> {
         state.retries(&budget).take(&budget, now)
     }
 
-    /// When to ask again: after the back-off and after the hint, capped as pauses are. A pause of all requests that lasts as
-    /// long replaces both.
+    /// When to acquire again: after the backoff and after the hint, capped like pauses. A pause of all
+    /// requests that lasts as long replaces both.
     fn delay(&self, hint: Option<Duration>) -> Option<Instant> {
         let now = self.inner.clock().now();
         let mut state = self.inner.lock();

@@ -1,4 +1,4 @@
-//! The end of a request, and outcomes reported without one: give back, learn, let in whoever that lets in.
+//! Settling a request, and recording outcomes without one: refund, learn, then serve waiters.
 
 use tidegate_core::cost::Charge;
 use tidegate_core::event::Event;
@@ -6,15 +6,15 @@ use tidegate_core::gate::Ending;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::time::Instant;
 
-use crate::queue::Returned;
+use crate::queue::Refund;
 use crate::state::{Effects, State};
 use crate::sync::MutexGuard;
 use crate::throttle::{Inner, Throttle};
 
-/// What settling knows of the time.
+/// The clock reading that settling needs.
 #[derive(Clone, Copy)]
 pub(crate) enum Time {
-    /// Nothing asks for it.
+    /// No clock reading is needed.
     Idle,
     Needed,
     Read(Instant),
@@ -26,17 +26,17 @@ impl Throttle {
         self.inner.record(None, outcome);
     }
 
-    /// Learns of a success.
+    /// Records a success.
     pub fn record_success(&self) {
         self.record(Outcome::success());
     }
 
-    /// Learns of a failure.
+    /// Records a failure.
     pub fn record_failure(&self) {
         self.record(Outcome::failure());
     }
 
-    /// Books tokens that were used without having been asked for.
+    /// Books tokens that were used without a permit.
     pub fn record_tokens(&self, tokens: u64) {
         self.change(|state, now, effects| {
             state.gates.record_tokens(&state.plan, tokens, now, &mut effects.events);
@@ -54,8 +54,8 @@ impl Inner {
         }
     }
 
-    /// The short way out, small enough to become part of the caller: nothing is learned, and nobody waits. Where nothing is
-    /// held either there is nobody to tell. `false` says that nothing was done.
+    /// The fast path out, small enough to be inlined: nothing is learned and there are no waiters. Returns
+    /// `false` if nothing was done. A charge that holds nothing needs no notification.
     #[inline]
     pub(crate) fn leave_plain(&self, charge: &Charge) -> bool {
         if !charge.holds_anything() {
@@ -69,8 +69,8 @@ impl Inner {
         let reading = match time {
             Time::Idle => None,
             Time::Read(now) => Some(now),
-            // Whoever is measured is timed, so nobody else is asked.
-            Time::Needed if self.gauged.is_measured() => return self.settle_measured(ending),
+            // A measured throttle is always timed, so this check is only needed here.
+            Time::Needed if self.gauge_handle.is_measured() => return self.settle_measured(ending),
             Time::Needed => Some(self.clock().now()),
         };
         let mut events = Vec::new();
@@ -80,12 +80,12 @@ impl Inner {
         let State { plan, gates, .. } = &mut *state;
         let has_tokens_back = gates.settle(plan, ending, waiting, now, &mut events);
         if waiting > 0 || !events.is_empty() {
-            let returned = if has_tokens_back { Returned::Tokens } else { Returned::Places };
-            self.let_in(state, reading, returned, events);
+            let refund = if has_tokens_back { Refund::Tokens } else { Refund::Places };
+            self.serve_waiters(state, reading, refund, events);
         }
     }
 
-    /// The same for one that is measured, which has somebody to tell whatever comes of it.
+    /// The same for a measured throttle, which reports every outcome.
     #[cold]
     #[inline(never)]
     fn settle_measured(&self, ending: Ending) {
@@ -93,7 +93,7 @@ impl Inner {
         let (outcome, since_entry) = (ending.outcome, now.since(ending.charge.sent_at()));
         self.settle_locked(ending, Time::Read(now));
         self.show();
-        self.ended(outcome, Some(since_entry));
+        self.observe_outcome(outcome, Some(since_entry));
     }
 
     pub(crate) fn record(&self, charge: Option<&mut Charge>, outcome: Outcome) {
@@ -104,19 +104,19 @@ impl Inner {
         let waiting = state.waiting();
         let State { plan, gates, .. } = &mut *state;
         gates.record(plan, charge, outcome, waiting, now, &mut effects.events);
-        state.pump_after(now, Returned::Nothing, &mut effects);
+        state.pump_after(now, Refund::Nothing, &mut effects);
         self.release(state, effects);
-        self.ended(outcome, since_sent);
+        self.observe_outcome(outcome, since_sent);
     }
 
-    /// The work starts now: time in our queue, in a store or in the scheduler is not the upstream's latency.
+    /// The work starts now: time in our queue, in a store or in the scheduler is not upstream latency.
     #[inline]
-    pub(crate) fn goes_out(&self, charge: Charge) -> Charge {
+    pub(crate) fn mark_sent(&self, charge: Charge) -> Charge {
         #[cold]
-        fn goes_out_now(throttle: &Inner, charge: Charge) -> Charge {
+        fn mark_sent_now(throttle: &Inner, charge: Charge) -> Charge {
             charge.goes_out(throttle.clock().now())
         }
-        if self.settles_timed() { goes_out_now(self, charge) } else { charge }
+        if self.settles_timed() { mark_sent_now(self, charge) } else { charge }
     }
 
     /// Something learns, or a hint is counted from now.
@@ -125,19 +125,20 @@ impl Inner {
         self.settles_timed() || outcome.has_hint()
     }
 
-    /// Somebody waits, or something happened.
+    /// Serves waiters or reports events after a settle.
     #[cold]
-    fn let_in<'a>(
+    fn serve_waiters<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
         reading: Option<Instant>,
-        returned: Returned,
+        refund: Refund,
         events: Vec<Event>,
     ) {
         let mut effects = Effects { events, ..Effects::default() };
-        // Where the lock is let go to read the clock nothing was learned, so nothing is told out of order.
+        // If the lock is released to read the clock, nothing was learned, so no event is reported out of
+        // order.
         let (mut state, now) = self.time(state, reading);
-        state.pump_after(now, returned, &mut effects);
+        state.pump_after(now, refund, &mut effects);
         self.release(state, effects);
     }
 }

@@ -1,8 +1,7 @@
-//! Locks and what is read beside them, from the standard library, or from the model checker under
-//! `--cfg tidegate_model`.
+//! Locks and the atomics beside them, from the standard library or, under `--cfg tidegate_model`, from the
+//! model checker.
 //!
-//! No user code runs under a lock, so a poisoned one could only mean a bug of our own; whoever comes next is
-//! served all the same.
+//! No user code runs under a lock, so poisoning could only mean a bug of our own; it is ignored.
 
 use std::sync::PoisonError;
 
@@ -15,7 +14,7 @@ use shuttle::sync as provider;
 pub(crate) use provider::atomic::{AtomicU32, AtomicUsize};
 pub(crate) use provider::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// A mutual exclusion lock that ignores poison.
+/// A mutex that ignores poisoning.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(provider::Mutex<T>);
 
@@ -30,7 +29,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A lock for many who read and few who write, that ignores poison.
+/// A reader-writer lock that ignores poisoning.
 #[derive(Debug, Default)]
 pub(crate) struct RwLock<T>(provider::RwLock<T>);
 

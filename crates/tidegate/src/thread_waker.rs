@@ -1,4 +1,4 @@
-//! A waker that unparks a thread, and a future run on one: how blocking code takes part.
+//! A waker that unparks a thread, and `block_on`: the blocking API runs on these.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,12 +18,12 @@ impl Wake for Unpark {
     }
 }
 
-/// A waker for the running thread.
+/// A waker for the current thread.
 pub(crate) fn thread_waker() -> Waker {
     Waker::from(Arc::new(Unpark(thread::current())))
 }
 
-/// Runs a future that needs no runtime to its end.
+/// Runs a future that needs no runtime to completion.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let waker = thread_waker();
     let mut context = Context::from_waker(&waker);

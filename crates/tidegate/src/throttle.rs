@@ -1,4 +1,4 @@
-//! The throttle: one lock around the gates and the queue, and everything a caller can ask of it.
+//! The throttle: one lock around the gates and the queue, and its public operations.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -16,15 +16,15 @@ use tokio::sync::Notify;
 use crate::builder::{Builder, fresh_random};
 use crate::clock::Clock;
 use crate::events::{Events, Sinks};
-use crate::keeper::{Home, Keep};
-use crate::meter::Gauged;
+use crate::meter::GaugeHandle;
 use crate::observe::Observer;
-use crate::queue::Returned;
+use crate::queue::Refund;
 use crate::state::{Effects, State};
 use crate::sync::{Mutex, MutexGuard};
-use crate::tally::Tally;
+use crate::timer_task::{TimerHost, TimerTask};
+use crate::wait_counters::WaitCounters;
 
-/// Protects a callee: lets requests through as fast as it allows, and no faster.
+/// Protects an upstream: admits requests as fast as it allows, and no faster.
 ///
 /// Clones are handles to the same throttle.
 ///
@@ -45,63 +45,66 @@ pub struct Throttle {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What all handles and permits of a throttle share.
-// In the order in which the short way meets it: with many throttles each line of memory is a wait.
+/// The state shared by all handles and permits of a throttle.
+// Fields in fast-path order: with many throttles every extra cache line is a likely miss.
 #[repr(C)]
 pub(crate) struct Inner {
-    /// Copies of what the plan says, readable without the lock: whether the clock is to be read before it, and
-    /// whether the short way may be tried.
+    /// Copies of the plan's properties, readable without the lock: whether to read the clock before locking,
+    /// and whether to try the fast path.
     timed: AtomicBool,
     settles_timed: AtomicBool,
     plain: AtomicBool,
-    /// What is further away, or asked without the lock: [`QUEUED`] and [`BEGUN`]. Written under the lock.
-    marks: AtomicU8,
-    /// Which rules of a registry it follows.
+    /// Flags for state that is farther away or read without the lock: [`QUEUED`] and [`BEGUN`]. Written under
+    /// the lock.
+    flags: AtomicU8,
+    /// The version of the registry's rules it follows.
     epoch: AtomicU32,
     state: Mutex<State>,
-    /// What throttles of a kind share: it is not part of a throttle's own memory.
+    /// Shared by throttles of one kind: it does not count toward a throttle's own memory.
     setup: Arc<Setup>,
-    /// For keepers, which must not keep a throttle alive.
+    /// For timer owners, which must not keep a throttle alive.
     itself: Weak<Inner>,
-    /// By which a registry finds it again.
+    /// Identifies it in its registry.
     number: u64,
-    /// What it adds to the gauges, where it is measured.
-    pub(crate) gauged: Gauged,
+    /// Its contribution to the gauges, if it is measured.
+    pub(crate) gauge_handle: GaugeHandle,
 }
 
-/// Anybody has ever waited. Meant for whoever has the lock.
+/// A caller has waited at least once. Read under the lock.
 const QUEUED: u8 = 1;
-/// Something may have begun that keeps those who were admitted and have not gone out: a pause, an open circuit, the end.
+/// A pause, an open circuit or a close may hold back admitted requests that were not yet sent.
 const BEGUN: u8 = 2;
 
-/// Clock, sinks, counts, and who else is told.
+/// Clock, sinks, counters and observers.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) sinks: Sinks,
-    /// Of the throttles that a registry holds.
-    pub(crate) tally: Option<Tally>,
-    /// Told when the last request has ended after a close, and when everybody who waits is turned away, be it in the
-    /// queue or elsewhere: by a close, by an open circuit. Throttles of a kind share it, so whoever hears looks again.
+    /// Counters of a registry's throttles.
+    pub(crate) counters: Option<WaitCounters>,
+    /// Notified when the last request completes after a close, and when all waiters, in the queue or
+    /// elsewhere, are refused by a close or an open circuit. Throttles of one kind share it, so a notified
+    /// task re-checks its condition.
     pub(crate) drained: Notify,
     pub(crate) observer: Observer,
 }
 
 impl Throttle {
-    /// A throttle that finds out how fast the upstream may be called: [`Throttle::auto`] as it is.
-    #[expect(clippy::missing_panics_doc, reason = "the draft is checked by a test")]
+    /// A throttle that learns how fast the upstream may be called: [`Throttle::auto`] with its defaults.
+    #[expect(clippy::missing_panics_doc, reason = "a test checks the draft")]
     pub fn new() -> Self {
         Self::auto().build().expect("the draft is within its bounds")
     }
 
-    /// A builder with no gate at all: what is not asked for does not limit.
+    /// A builder without gates: nothing is limited until it is configured.
     pub fn builder() -> Builder {
         Builder::new(Draft::default())
     }
 
-    /// A builder for [`Auto`](crate::Auto): rate and slots together, learned from what the upstream accepts, from its quota
-    /// headers and its latency. It starts at ten requests per second and 32 slots and has no ceiling but 1,024 slots; a lower
-    /// one can be set, and is reported as the reason when it is reached.
+    /// A builder for [`Auto`](crate::Auto): learns rate and slots together from what the upstream accepts,
+    /// from its quota headers and from its latency. It starts at ten requests per second and 32 slots, and
+    /// its only ceiling is 1,024 slots; a lower ceiling can be set, and is reported as the reason when it is
+    /// reached.
     ///
     /// ```
     /// use tidegate::{Auto, Slots, Throttle};
@@ -114,21 +117,24 @@ impl Throttle {
         Builder::new(Draft::auto())
     }
 
-    /// A polite builder with fixed ceilings: five slots and 0.2–30 s between entries with jitter, so at most five requests per
-    /// second whatever the upstream allows, braking at three failures in a minute that are a tenth of the outcomes.
+    /// A polite builder with fixed ceilings: five slots and 0.2–30 s between admissions with jitter, so at
+    /// most five requests per second even if the upstream allows more. It brakes at three failures in a
+    /// minute that are a tenth of the outcomes.
     pub fn gentle() -> Builder {
         Builder::new(Draft::gentle())
     }
 
-    /// A builder for layered dispatch of requests of very different sizes: 400 slots, of which 10 while recovering
-    /// from a pause; 5 MiB in flight, at twenty times the price while recovering; a recovering phase of 10 s; and
-    /// after an overload a pause of 1 s for requests up to 128 KiB, of 5 s for larger ones.
+    /// A builder for layered dispatch of requests of very different sizes: 400 slots, of which 10 while
+    /// recovering from a pause; 5 MiB in flight, at twenty times the price while recovering; a recovering
+    /// phase of 10 s; and after an overload a pause of 1 s for requests up to 128 KiB, of 5 s for larger
+    /// ones.
     pub fn layered() -> Builder {
         Builder::new(Draft::layered())
     }
 
-    /// A builder for one of many hosts: [`Throttle::auto`]; a circuit that opens for 15 s at five failures in a row or at 40 % of
-    /// at least ten outcomes in 30 s, and closes with three probes; and three attempts for [`run`](Self::run), with jitter.
+    /// A builder for one of many hosts: [`Throttle::auto`]; a circuit that opens for 15 s at five failures in
+    /// a row or at 40 % of at least ten outcomes in 30 s, and closes after three probes; and three attempts
+    /// for [`run`](Self::run), with jitter.
     ///
     /// ```
     /// let throttle = tidegate::Throttle::host().build()?;
@@ -143,8 +149,8 @@ impl Throttle {
         Self { inner: Inner::new(plan, setup, random, 0) }
     }
 
-    /// Another throttle under the same plan of the moment, clock and sinks, with a state of its own: what a
-    /// throttle costs beyond its plan is measured with it.
+    /// Another throttle with the same current plan, clock and sinks but its own state. It measures the cost
+    /// of a throttle beyond its plan.
     #[doc(hidden)]
     #[must_use]
     pub fn twin(&self) -> Self {
@@ -152,10 +158,10 @@ impl Throttle {
         Self::from_parts(plan, Arc::clone(&self.inner.setup), fresh_random())
     }
 
-    /// Pauses for `span`: nobody enters until then. A pause that runs longer already stays as it is. Hints of the
-    /// far side are capped by the plan; this is not.
+    /// Pauses all admissions for `span`. A longer pause in effect stays. Hints of the upstream are capped by
+    /// the plan; this is not.
     ///
-    /// Answers whether that raised anything.
+    /// Returns whether the pause was extended.
     pub fn pause(&self, span: Duration) -> bool {
         self.change(|state, now, effects| {
             let waiting = state.waiting();
@@ -163,19 +169,19 @@ impl Throttle {
         })
     }
 
-    /// Ends a pause, and the cautious time after it. Answers whether there was one.
+    /// Ends a pause and the cautious phase after it. Returns whether there was a pause.
     pub fn resume(&self) -> bool {
         self.change(|state, now, effects| state.gates.resume(&state.plan, now, &mut effects.events))
     }
 
     /// Changes limits while requests are waiting and in flight.
     ///
-    /// Levels, requests in flight and the circuit stay; what was tuned stays within the new bounds. After a
-    /// shrink nobody enters until enough have left. `edit` runs outside the lock, and again if another call
-    /// changed the limits in between.
+    /// Levels, requests in flight and the circuit are kept; tuned values are clamped to the new bounds. After
+    /// a shrink, no request is admitted until enough have completed. `edit` runs outside the lock, and again
+    /// if another call changed the limits concurrently.
     ///
     /// # Errors
-    /// [`InvalidPlan`] if a number is out of its bounds; nothing was changed.
+    /// [`InvalidPlan`] if a number is out of bounds; nothing was changed.
     ///
     /// ```
     /// use tidegate::{Slots, Throttle};
@@ -204,17 +210,17 @@ impl Throttle {
         }
     }
 
-    /// Everything there is to see, read under one lock.
+    /// A consistent view of the throttle, read under one lock.
     pub fn snapshot(&self) -> Snapshot {
         self.inner.snapshot()
     }
 
-    /// What happens from now on, for reading at leisure.
+    /// Subscribes to events from now on.
     pub fn events(&self) -> Events {
         self.inner.setup.sinks.subscribe(&self.inner)
     }
 
-    /// Changes something other than by entering or leaving, and lets in whoever that lets in.
+    /// Applies a change other than an admission or a settle, and serves the waiters that it admits.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State, Instant, &mut Effects) -> T) -> T {
         self.inner.change(change)
     }
@@ -227,19 +233,19 @@ impl Default for Throttle {
 }
 
 impl Setup {
-    /// Events lost to those who were told too slowly, without those lost to listeners of a registry's keys.
+    /// Events lost to slow listeners, except listeners of a registry's keys.
     pub(crate) fn events_lost(&self) -> u64 {
         self.sinks.lost() + self.observer.lost()
     }
 
-    /// Events lost to anybody.
+    /// Events lost to any listener.
     pub(crate) fn all_events_lost(&self) -> u64 {
         self.events_lost() + self.sinks.registry().map_or(0, |registry| registry.lost())
     }
 }
 
 impl Inner {
-    /// What is told when requests have ended, or those who wait are turned away.
+    /// Notified when requests have completed, or all waiters are refused.
     pub(crate) fn drained(&self) -> &Notify {
         &self.setup.drained
     }
@@ -248,21 +254,21 @@ impl Inner {
         &self.setup
     }
 
-    /// A throttle with a number by which a registry finds it again.
+    /// A throttle with the number that identifies it in its registry.
     pub(crate) fn new(plan: Arc<Plan>, setup: Arc<Setup>, random: Random, number: u64) -> Arc<Self> {
         let gates = Gates::new(&plan, random);
-        let gauged = setup.observer.gauged();
-        let is_measured = gauged.is_measured();
+        let gauge_handle = setup.observer.gauge_handle();
+        let is_measured = gauge_handle.is_measured();
         let throttle = Arc::new_cyclic(|itself| Self {
             itself: Weak::clone(itself),
             number,
             setup,
-            gauged,
-            // Whoever is measured is timed, and takes the long way, where it is counted.
+            gauge_handle,
+            // A measured throttle is always timed and takes the slow path, where it is counted.
             timed: AtomicBool::new(is_measured || plan.is_timed()),
             settles_timed: AtomicBool::new(is_measured || plan.settles_timed()),
             plain: AtomicBool::new(!is_measured && plan.is_plain()),
-            marks: AtomicU8::new(0),
+            flags: AtomicU8::new(0),
             epoch: AtomicU32::new(0),
             state: Mutex::new(State { plan, gates, queue: None, retries: None, version: 0, plans: 0 }),
         });
@@ -275,23 +281,23 @@ impl Inner {
         self.itself.upgrade()
     }
 
-    /// The key in words under which a registry holds it, where there are words for it.
+    /// The key under which a registry holds it, as text, if the key has a text form.
     pub(crate) fn label(self: &Arc<Self>) -> Option<String> {
         self.setup.sinks.registry()?.label(self)
     }
 
-    /// What tells it from others, and does not keep it.
+    /// A weak handle, for identity.
     pub(crate) fn weak(&self) -> Weak<Self> {
         Weak::clone(&self.itself)
     }
 
-    /// Which rules of a registry it follows.
+    /// The version of the registry's rules it follows.
     #[inline]
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// It follows the rules of `epoch`; called under its lock.
+    /// Sets the version of the rules it follows; called under its lock.
     pub(crate) fn follows(&self, epoch: u32) {
         self.epoch.store(epoch, Ordering::Relaxed);
     }
@@ -300,7 +306,7 @@ impl Inner {
         self.number
     }
 
-    /// Changes something other than by entering or leaving, and lets in whoever that lets in.
+    /// Applies a change other than an admission or a settle, and serves the waiters that it admits.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State, Instant, &mut Effects) -> T) -> T {
         let mut effects = Effects::default();
         let (mut state, now) = self.lock_timed(Some(self.clock().now()));
@@ -310,12 +316,12 @@ impl Inner {
         answer
     }
 
-    /// Puts another plan under the state.
+    /// Replaces the plan.
     pub(crate) fn put(&self, state: &mut State, new: &Arc<Plan>, now: Instant, effects: &mut Effects) {
         let State { plan, gates, .. } = state;
         gates.retune(plan, new, now, &mut effects.events);
         *plan = Arc::clone(new);
-        let is_measured = self.gauged.is_measured();
+        let is_measured = self.gauge_handle.is_measured();
         self.timed.store(is_measured || new.is_timed(), Ordering::Relaxed);
         self.settles_timed.store(is_measured || new.settles_timed(), Ordering::Relaxed);
         self.plain.store(!is_measured && new.is_plain(), Ordering::Relaxed);
@@ -346,41 +352,41 @@ impl Inner {
         self.timed.load(Ordering::Relaxed).then(|| self.clock().now())
     }
 
-    /// Whether the short way may be tried.
+    /// Whether to try the fast path.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.plain.load(Ordering::Relaxed)
     }
 
-    /// Somebody is about to wait; called under the lock.
+    /// A caller is about to wait; called under the lock.
     pub(crate) fn will_queue(&self) {
-        self.mark(QUEUED, true);
+        self.set_flag(QUEUED, true);
     }
 
-    /// Whether something may have begun that keeps those who were admitted and have not gone out.
+    /// Whether a pause, an open circuit or a close may hold back admitted requests that were not yet sent.
     #[inline]
     pub(crate) fn has_begun(&self) -> bool {
-        self.marks.load(Ordering::Acquire) & BEGUN > 0
+        self.flags.load(Ordering::Acquire) & BEGUN > 0
     }
 
-    /// Writes down whether something has begun; called under the lock of `state`.
-    pub(crate) fn mark_begun(&self, state: &State) {
-        self.mark(BEGUN, state.gates.has_begun());
+    /// Updates the flag for [`has_begun`](Self::has_begun); called under the lock of `state`.
+    pub(crate) fn update_begun(&self, state: &State) {
+        self.set_flag(BEGUN, state.gates.has_begun());
     }
 
-    /// Sets or clears a mark; under the lock, so nobody else does at the same time.
-    fn mark(&self, mark: u8, is_set: bool) {
-        let marks = self.marks.load(Ordering::Relaxed);
-        let after = if is_set { marks | mark } else { marks & !mark };
-        if after != marks {
-            self.marks.store(after, Ordering::Release);
+    /// Sets or clears a flag; called under the lock, so there is no concurrent writer.
+    fn set_flag(&self, flag: u8, is_set: bool) {
+        let flags = self.flags.load(Ordering::Relaxed);
+        let after = if is_set { flags | flag } else { flags & !flag };
+        if after != flags {
+            self.flags.store(after, Ordering::Release);
         }
     }
 
-    /// Callers waiting in `state`, which is this throttle's.
+    /// The number of waiters in `state`, which belongs to this throttle.
     #[inline]
     pub(crate) fn waiting(&self, state: &State) -> u32 {
-        if self.marks.load(Ordering::Relaxed) & QUEUED > 0 { state.waiting() } else { 0 }
+        if self.flags.load(Ordering::Relaxed) & QUEUED > 0 { state.waiting() } else { 0 }
     }
 
     /// Whether settling reads the clock.
@@ -389,13 +395,14 @@ impl Inner {
         self.settles_timed.load(Ordering::Relaxed)
     }
 
-    /// The lock and the time.
+    /// Takes the lock and determines the time.
     #[inline]
     pub(crate) fn lock_timed(&self, reading: Option<Instant>) -> (MutexGuard<'_, State>, Instant) {
         self.time(self.lock(), reading)
     }
 
-    /// The time beside a lock that is held. Where it turns out to be needed after all, it is read without the lock.
+    /// The time for a held lock. If it turns out to be needed after all, the lock is released while reading
+    /// the clock.
     #[inline]
     pub(crate) fn time<'a>(
         &'a self,
@@ -416,56 +423,56 @@ impl Inner {
         }
     }
 
-    /// When the head is to be asked again.
+    /// When to try the head again.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.lock().queue.as_ref().and_then(|queue| queue.wake_at())
     }
 
-    /// Lets the lock go and does what was put off until then.
+    /// Releases the lock and runs the deferred effects.
     pub(crate) fn release<'a>(&'a self, mut state: MutexGuard<'a, State>, mut effects: Effects) {
         loop {
-            let mut keeper = None;
+            let mut timer_owner = None;
             if effects.timer_missing {
-                keeper = state.find_keeper(Home::runtime(), &mut effects);
+                timer_owner = state.find_timer_owner(TimerHost::runtime(), &mut effects);
             }
-            self.mark_begun(&state);
-            let is_turned = state.gates.is_drained() || effects.events.iter().any(turns_away);
-            let reading = self.gauged.read(&state, &effects.events);
+            self.update_begun(&state);
+            let refuses_waiters = state.gates.is_drained() || effects.events.iter().any(refuses_all_waiters);
+            let reading = self.gauge_handle.read(&state, &effects.events);
             let is_traced = self.setup.observer.post(self, &effects.events);
-            // Under the lock, so that events are told in the order in which they happened.
-            let told = self.setup.sinks.post(self, state.gates.latest(), effects.events.drain(..));
+            // Under the lock, so that events keep their order.
+            let has_events = self.setup.sinks.post(self, state.gates.latest(), effects.events.drain(..));
             drop(state);
-            if is_turned {
+            if refuses_waiters {
                 self.setup.sinks.guard(|| self.setup.drained.notify_waiters());
             }
-            if let Some(id) = keeper {
-                // It was made for the runtime that runs this, so there is one to run it.
-                drop(Keep::new(Weak::clone(&self.itself), id).spawn());
+            if let Some(id) = timer_owner {
+                // It was created for the current runtime, so `spawn` finds one.
+                drop(TimerTask::new(Weak::clone(&self.itself), id).spawn());
             }
-            // Wakes before events: a listener may be slow. And each for itself: a waker is somebody's code.
+            // Wakers before events, as a listener may be slow; each guarded, as a waker is user code.
             for waker in effects.wakers.drain(..) {
                 self.setup.sinks.guard(|| waker.wake());
             }
             self.setup.sinks.guard(|| effects.dropped.clear());
             self.publish(reading);
             if is_traced {
-                self.setup.observer.tell(&self.setup.sinks);
+                self.setup.observer.deliver(&self.setup.sinks);
             }
-            if told {
-                self.setup.sinks.tell(|| self.snapshot());
+            if has_events {
+                self.setup.sinks.deliver(|| self.snapshot());
             }
             if !effects.more {
                 return;
             }
             let now;
             (state, now) = self.lock_timed(self.reading());
-            state.pump(now, Returned::Nothing, &mut effects);
+            state.pump(now, Refund::Nothing, &mut effects);
         }
     }
 }
 
-/// Whether an event turns away whoever waits.
-fn turns_away(event: &Event) -> bool {
+/// Whether an event refuses all waiters.
+fn refuses_all_waiters(event: &Event) -> bool {
     matches!(event, Event::Closed { .. } | Event::CircuitOpened { .. })
 }
 
@@ -482,5 +489,5 @@ impl fmt::Debug for Inner {
 }
 
 #[cfg(test)]
-#[path = "marks_tests.rs"]
-mod marks_tests;
+#[path = "lock_free_flags_tests.rs"]
+mod lock_free_flags_tests;

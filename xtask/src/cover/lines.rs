@@ -1,8 +1,8 @@
-//! Counting reached lines from LLVM's line records.
+//! Counts covered lines from LLVM's line records.
 //!
-//! The records are read (`lcov`), not LLVM's own summary: a crate is compiled once for its unit tests and
-//! once for its integration tests, and the summary takes the better of the two, where the truth is both.
-//! Unit tests are left out, because they would hide untested code.
+//! Reads the records (`lcov`), not LLVM's summary: a crate is compiled once for its unit tests and once for
+//! its integration tests, and the summary takes the better of the two, not their union. Unit tests are left
+//! out, because they would hide untested code.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,27 +14,27 @@ use anyhow::{Result, ensure};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crate {
     pub(super) name: &'static str,
-    /// From the root, with a slash at the end.
+    /// Relative to the root, with a trailing slash.
     pub(super) folder: &'static str,
-    /// The share that must be reached, in thousandths.
+    /// The share of lines that must be covered, in thousandths.
     pub(super) floor_permille: u64,
 }
 
-/// For each file, each line of code and whether a test reached it.
+/// For each file, each line of code and whether a test covers it.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     files: BTreeMap<String, BTreeMap<usize, bool>>,
 }
 
 impl Lines {
-    /// Reads the records of files under `root`; `text` gives a file's content, to tell its tests apart.
+    /// Reads the records of files under `root`; `text` returns a file's content, to find its unit tests.
     pub(super) fn read(records: &str, root: &Path, text: impl Fn(&Path) -> Option<String>) -> Self {
         let mut files: BTreeMap<String, BTreeMap<usize, bool>> = BTreeMap::new();
         let mut current = None;
         for record in records.lines() {
             if let Some(path) = record.strip_prefix("SF:").map(Path::new) {
                 current = path.strip_prefix(root).ok().map(|short| {
-                    let end = text(path).map_or(usize::MAX, |text| tests_begin(short, &text));
+                    let end = text(path).map_or(usize::MAX, |text| tests_start(short, &text));
                     (short.to_string_lossy().into_owned(), end)
                 });
             } else if let (Some((file, end)), Some((line, reached))) = (&current, line_record(record))
@@ -46,7 +46,7 @@ impl Lines {
         Self { files }
     }
 
-    /// Files and totals of each crate, and where the gaps are.
+    /// Files and totals of each crate, with the missed lines.
     pub(super) fn table(&self, crates: &[Crate]) -> String {
         let width = self.files.keys().map(String::len).max().unwrap_or_default().max(24);
         let mut table = String::new();
@@ -65,15 +65,15 @@ impl Lines {
         table
     }
 
-    /// Fails, with the numbers, when a crate is below its floor.
-    pub(super) fn demand_floors(&self, crates: &[Crate]) -> Result<()> {
+    /// Fails with the numbers if a crate is below its floor.
+    pub(super) fn check_floors(&self, crates: &[Crate]) -> Result<()> {
         for measured in crates {
             let floor = measured.floor_permille;
             let count = self.total(measured);
             ensure!(count.lines > 0, "no line of {} was measured", measured.name);
             ensure!(
                 count.permille() >= floor,
-                "the tests of {} reach {} of {} lines, {} %; at least {} % are asked for",
+                "the tests of {} reach {} of {} lines, {} %; at least {} % are required",
                 measured.name,
                 count.reached,
                 count.lines,
@@ -107,7 +107,7 @@ impl Count {
         })
     }
 
-    /// Rounded down, so that a hundred percent means all of them.
+    /// Rounded down, so that 100 % means every line.
     fn permille(self) -> u64 {
         (self.reached * 1000).checked_div(self.lines).unwrap_or(1000)
     }
@@ -123,7 +123,7 @@ fn percent(permille: u64) -> String {
     format!("{}.{}", permille / 10, permille % 10)
 }
 
-/// Missed lines as ranges, the first few. Lines between two missed ones that hold no code join them.
+/// Missed lines as ranges, the first few. Ranges join across lines without code.
 fn gaps(lines: &BTreeMap<usize, bool>) -> String {
     const SHOWN_MAX: usize = 6;
     let mut ranges: Vec<(usize, usize)> = Vec::new();
@@ -152,13 +152,13 @@ fn line_record(record: &str) -> Option<(usize, bool)> {
     Some((line.parse().ok()?, count != "0"))
 }
 
-/// The line on which the unit tests of a file begin. They come last: clippy sees to it.
-fn tests_begin(path: &Path, text: &str) -> usize {
+/// The line on which the unit tests of a file begin. They come last: clippy checks that.
+fn tests_start(path: &Path, text: &str) -> usize {
     if path.file_stem().is_some_and(|name| name == "tests" || name.to_string_lossy().ends_with("_tests")) {
         return 0;
     }
     let mut pairs = text.lines().zip(text.lines().skip(1)).zip(1..);
-    // A module in a file of its own (`mod tests;`) ends on its line, and code may follow.
+    // A module in its own file (`mod tests;`) ends on its line, and code may follow.
     let begins =
         |line: &str, next: &str| line == "#[cfg(test)]" && next.starts_with("mod ") && next.ends_with('{');
     pairs.find(|((line, next), _)| begins(line, next)).map_or(usize::MAX, |(_, number)| number)
@@ -170,7 +170,7 @@ mod tests {
 
     const MEASURED: Crate = Crate { name: "core", folder: "core/src/", floor_permille: 950 };
 
-    /// Lines 1 to 5 of which the listed ones were not reached; the unit tests begin on line 6.
+    /// Lines 1 to 5 are code, of which `missed` are not covered; the unit tests begin on line 6.
     fn lines(missed: &[usize]) -> Lines {
         let mut records = "SF:/elsewhere/std.rs\nDA:1,0\nend_of_record\nSF:/r/core/src/a.rs\n".to_owned();
         for line in 1..=8 {
@@ -187,16 +187,16 @@ mod tests {
     }
 
     #[test]
-    fn a_test_module_in_a_file_of_its_own_ends_on_its_line() {
+    fn test_module_in_its_own_file_ends_on_its_line() {
         assert_eq!(
-            tests_begin(Path::new("src/lib.rs"), "#[cfg(test)]\nmod bucket_tests;\nfn code() {}"),
+            tests_start(Path::new("src/lib.rs"), "#[cfg(test)]\nmod bucket_tests;\nfn code() {}"),
             usize::MAX
         );
-        assert_eq!(tests_begin(Path::new("src/bucket_tests.rs"), "fn helper() {}"), 0);
+        assert_eq!(tests_start(Path::new("src/bucket_tests.rs"), "fn helper() {}"), 0);
     }
 
     #[test]
-    fn a_line_reached_by_either_build_is_reached() {
+    fn line_covered_by_either_build_is_covered() {
         let records =
             "SF:/r/core/src/a.rs\nDA:1,0\nDA:2,3\nend_of_record\nSF:/r/core/src/a.rs\nDA:1,4\nDA:2,0\n";
         let count = Lines::read(records, Path::new("/r"), |_| None).total(&MEASURED);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_shows_each_file_its_gaps_and_the_total() {
+    fn table_shows_each_file_its_gaps_and_the_total() {
         let table = lines(&[2, 3, 5]).table(&[MEASURED]);
         let rows: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[2], ["core/src/a.rs", "2", "5", "40.0", "2-3,", "5"]);
@@ -212,11 +212,11 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_below_its_floor_fails_with_the_numbers() {
-        let error = lines(&[2]).demand_floors(&[MEASURED]).unwrap_err();
-        let sentence = "the tests of core reach 4 of 5 lines, 80.0 %; at least 95.0 % are asked for";
+    fn crate_below_its_floor_fails_with_the_numbers() {
+        let error = lines(&[2]).check_floors(&[MEASURED]).unwrap_err();
+        let sentence = "the tests of core reach 4 of 5 lines, 80.0 %; at least 95.0 % are required";
         assert_eq!(error.to_string(), sentence);
-        lines(&[]).demand_floors(&[MEASURED]).unwrap();
-        Lines::default().demand_floors(&[MEASURED]).unwrap_err();
+        lines(&[]).check_floors(&[MEASURED]).unwrap();
+        Lines::default().check_floors(&[MEASURED]).unwrap_err();
     }
 }

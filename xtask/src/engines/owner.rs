@@ -1,4 +1,4 @@
-//! Whose a server is: PostgreSQL refuses to run as root.
+//! The system user of a server: PostgreSQL refuses to run as root.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-/// Users that a server may run as, the better one first: the second is on every system.
+/// Users to run a server as, in order of preference: the second exists on every system.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
 /// A user other than root to run a server as.
@@ -19,24 +19,24 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Who a server runs as that refuses root; `None` means as ourselves.
+    /// The user for a server that refuses root; `None` means the current user.
     pub(super) fn instead_of_root() -> Result<Option<Self>> {
         if fs::metadata("/proc/self")?.uid() != 0 {
             return Ok(None);
         }
-        let users = fs::read_to_string("/etc/passwd").context("could not read who the users are")?;
+        let users = fs::read_to_string("/etc/passwd").context("could not read /etc/passwd")?;
         let found = USERS.iter().find_map(|name| find(&users, name));
-        found.map(Some).with_context(|| format!("there is no user to run a server as: none of {USERS:?}"))
+        found.map(Some).with_context(|| format!("no user to run a server as: none of {USERS:?} exists"))
     }
 
-    /// The command as this user's.
+    /// Sets the user of the command.
     pub(super) fn run(self, command: &mut Command) -> &mut Command {
         command.uid(self.uid).gid(self.gid)
     }
 
-    pub(super) fn own(self, folder: &Path) -> Result<()> {
+    pub(super) fn give(self, folder: &Path) -> Result<()> {
         std::os::unix::fs::chown(folder, Some(self.uid), Some(self.gid))
-            .with_context(|| format!("could not give {} away", folder.display()))
+            .with_context(|| format!("could not change the owner of {}", folder.display()))
     }
 }
 
@@ -62,15 +62,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_found_by_its_whole_name() {
+    fn user_is_found_by_its_whole_name() {
         let users =
             "root:x:0:0::/root:/bin/sh\npostgresql:x:7:7::/:\nbroken\npostgres:x:101:104::/:/bin/sh\n";
         assert_eq!(find(users, "postgres"), Some(Owner { uid: 101, gid: 104 }));
-        assert_eq!(find(users, "nobody"), None);
+        assert_eq!(find(users, USERS[1]), None);
     }
 
     #[test]
-    fn a_folder_below_one_that_is_shut_is_not_open() {
+    fn folder_below_a_private_one_is_not_open() {
         let folder = std::env::temp_dir().join(format!("tidegate-owner-{}", std::process::id()));
         let below = folder.join("below");
         fs::create_dir_all(&below).unwrap();

@@ -1,4 +1,4 @@
-//! Redis and Valkey: one server, six that form a cluster, or a pair that three sentinels watch.
+//! Redis and Valkey: one server, a cluster of six, or a pair with three sentinels.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,20 +9,20 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use super::fetch::RedisPrograms;
-use super::process::{Process, free_ports, together, wait};
+use super::process::{Process, free_ports, start_all, wait};
 use super::state::Running;
-use super::{Engine, fresh};
+use super::{Engine, empty_folder};
 use crate::step;
 
-/// What the sentinels call the pair they watch.
+/// The name of the watched pair.
 const WATCHED: &str = "tidegate";
 
-/// Without this a primary that is killed early is never replaced: its replica is still waiting to be synced.
+/// Otherwise a primary that is killed early is never replaced: its replica still waits for the first sync.
 const SYNC_SOON: [&str; 2] = ["--repl-diskless-sync-delay", "0"];
 
-/// One server that keeps nothing.
+/// One server without persistence.
 pub(super) fn single(engine: Engine, programs: &RedisPrograms) -> Result<Running> {
-    let folder = fresh(engine)?;
+    let folder = empty_folder(engine)?;
     let [port] = free_ports()?;
     let process = node(programs, &folder, port, &[])?;
     Ok(Running {
@@ -34,16 +34,16 @@ pub(super) fn single(engine: Engine, programs: &RedisPrograms) -> Result<Running
     })
 }
 
-/// Six nodes, each on its own port, and one more for the cluster bus.
+/// Six nodes, each with its own port and cluster bus port.
 pub(super) fn cluster(programs: &RedisPrograms) -> Result<Running> {
-    let folder = fresh(Engine::RedisCluster)?;
+    let folder = empty_folder(Engine::RedisCluster)?;
     let ports: [u16; 6] = free_ports()?;
     let buses: [u16; 6] = free_ports()?;
     let nodes = ports.map(|port| format!("{}:{port}", Ipv4Addr::LOCALHOST));
-    let processes = together(|processes| {
+    let processes = start_all(|processes| {
         for (port, bus) in ports.into_iter().zip(buses) {
             let bus = bus.to_string();
-            // None is lost, however long it takes to answer: a test that loses one has a cluster of its own.
+            // No node is considered lost, however slow it is: tests of lost nodes have their own cluster.
             let options =
                 ["--cluster-enabled", "yes", "--cluster-node-timeout", "60000", "--cluster-port", &bus];
             processes.push(node(programs, &folder, port, &[&options[..], &SYNC_SOON].concat())?);
@@ -59,25 +59,25 @@ pub(super) fn cluster(programs: &RedisPrograms) -> Result<Running> {
     })
 }
 
-/// Makes the nodes one cluster, and waits until each of them knows it.
+/// Forms a cluster and waits until every node reports it.
 fn form(programs: &RedisPrograms, nodes: &[String], ports: &[u16]) -> Result<()> {
-    let mut create = Command::new(programs.cli.as_ref().context("there is no redis-cli")?);
+    let mut create = Command::new(programs.cli.as_ref().context("redis-cli is missing")?);
     create.args(["--cluster", "create"]).args(nodes).args(["--cluster-replicas", "1", "--cluster-yes"]);
     step::capture("forming a cluster", &mut create)?;
     for &port in ports {
         let formed = wait(|| Ok(ask(port, "CLUSTER INFO")?.iter().any(|line| line == "cluster_state:ok")))?;
-        ensure!(formed, "the node on {port} is in no cluster");
+        ensure!(formed, "the node on port {port} did not join the cluster");
     }
     Ok(())
 }
 
-/// A primary, its replica, and three who agree when the primary is lost.
+/// A primary, its replica, and three sentinels that agree on a failover.
 pub(super) fn sentinel(programs: &RedisPrograms) -> Result<Running> {
-    let folder = fresh(Engine::Sentinel)?;
+    let folder = empty_folder(Engine::Sentinel)?;
     let [primary, replica, ports @ ..]: [u16; 5] = free_ports()?;
     let host = Ipv4Addr::LOCALHOST;
     let follows = format!("{host} {primary}");
-    let processes = together(|processes| {
+    let processes = start_all(|processes| {
         processes.push(node(programs, &folder, primary, &SYNC_SOON)?);
         let replicates = [&SYNC_SOON[..], &["--replicaof", &follows]].concat();
         processes.push(node(programs, &folder, replica, &replicates)?);
@@ -113,7 +113,7 @@ fn node(programs: &RedisPrograms, folder: &Path, port: u16, options: &[&str]) ->
     Process::start(&mut command, port, &folder.join(format!("{port}.log")))
 }
 
-/// What a server answers to one command, as the lines it sends until it has nothing more to say.
+/// Sends one command and returns the lines of the response.
 fn ask(port: u16, command: &str) -> Result<Vec<String>> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes())?;

@@ -1,4 +1,4 @@
-//! What runs, written down so that the next command finds it and stops nothing else.
+//! The state file: running engines, so that the next command finds them and stops nothing else.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::process::Process;
 use super::{Engine, folder};
 
-/// All that was started and not stopped.
+/// Engines that were started and not stopped.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct State {
     pub(super) engines: Vec<Running>,
@@ -21,11 +21,11 @@ pub(super) struct State {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Running {
     pub(super) engine: Engine,
-    /// What a client connects to.
+    /// The address for clients.
     pub(super) url: String,
     /// The server's program: tests that kill a server start their own.
     pub(super) program: PathBuf,
-    /// Where its files are; it may be outside `target` where the server's user cannot reach that.
+    /// The folder of its files; outside `target` where the server's user cannot reach that.
     pub(super) folder: PathBuf,
     pub(super) processes: Vec<Process>,
 }
@@ -35,10 +35,10 @@ impl Running {
         self.processes.iter().all(Process::is_alive)
     }
 
-    /// Ends its processes and removes its files.
+    /// Stops its processes and removes its files.
     pub(super) fn stop(&self) -> Result<()> {
         for process in &self.processes {
-            process.stop().with_context(|| format!("a server of {} does not stop", self.engine))?;
+            process.stop().with_context(|| format!("could not stop a server of {}", self.engine))?;
         }
         match fs::remove_dir_all(&self.folder) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -50,7 +50,7 @@ impl Running {
 }
 
 impl State {
-    /// Reads the state file; an absent one is an empty state.
+    /// Reads the state file; a missing one is an empty state.
     pub(super) fn read() -> Result<Self> {
         let path = path();
         match fs::read_to_string(&path) {
@@ -67,17 +67,17 @@ impl State {
         fs::write(&path, text).with_context(|| format!("could not write {}", path.display()))
     }
 
-    /// Whether all servers of an engine run.
+    /// Whether all servers of an engine are running.
     pub(super) fn is_up(&self, engine: Engine) -> bool {
         self.engines.iter().any(|running| running.engine == engine && running.is_alive())
     }
 
-    /// Drops engines of which nothing runs any more.
-    pub(super) fn forget_dead(&mut self) {
+    /// Removes engines without a running process.
+    pub(super) fn remove_dead(&mut self) {
         self.engines.retain(|running| running.processes.iter().any(Process::is_alive));
     }
 
-    /// What tests look for in their environment: the address of each engine, and its server's program.
+    /// The variables for the tests: the address of each engine, and its server's program.
     pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
         let mut variables = Vec::new();
         for running in &self.engines {
@@ -88,7 +88,7 @@ impl State {
         variables
     }
 
-    /// A line for each engine.
+    /// One line per engine.
     pub(super) fn table(&self) -> String {
         let mut table = format!("{:<14} {:<10} {:<24} {}\n", "engine", "state", "pids", "url");
         for running in &self.engines {
@@ -128,25 +128,25 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_again() {
+    fn state_file_round_trips() {
         let text = serde_json::to_string(&state(7)).unwrap();
         let read: State = serde_json::from_str(&text).unwrap();
         assert_eq!(read.table(), state(7).table());
     }
 
     #[test]
-    fn a_number_that_another_process_has_by_now_is_not_ours() {
+    fn reused_process_id_is_not_ours() {
         let own = i32::try_from(std::process::id()).unwrap();
         let mut state = state(own);
         assert!(!state.is_up(Engine::Postgres), "it started at another time");
         state.engines[0].stop().unwrap();
-        state.forget_dead();
+        state.remove_dead();
         assert!(state.engines.is_empty());
         assert!(state.table().ends_with("starts them\n"));
     }
 
     #[test]
-    fn the_tests_are_told_the_address_and_the_program() {
+    fn variables_hold_the_address_and_the_program() {
         assert_eq!(
             state(7).variables(),
             [

@@ -1,7 +1,8 @@
-//! The feature combinations that users pick, each type-checked alone: a feature that only compiles beside others is found.
+//! Type-checks the feature combinations that users pick, each alone, to find a feature that only compiles
+//! beside others.
 //!
-//! Checking every feature of every crate alone builds most dependencies again each time. A crate's features are covered where
-//! a user turns them on: the store's engines through `tidegate`, for instance.
+//! Checking every feature of every crate alone would rebuild most dependencies each time. A crate's features
+//! are covered where a user enables them: the store's engines through `tidegate`, for instance.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +12,12 @@ use serde_json::Value;
 use crate::step;
 use crate::workspace::cargo;
 
-/// A package, whether its default features are on, and the features beside them.
+/// A package, whether its default features are enabled, and further features.
 type Combination = (&'static str, bool, &'static str);
 
 const COMBINATIONS: [Combination; 14] = [
     ("tidegate-core", false, ""),
-    // A throttle and nothing else, then with what programs add to it.
+    // The throttle alone, then with the features that programs add.
     ("tidegate", false, ""),
     ("tidegate", false, "tower"),
     ("tidegate", false, "reqwest"),
@@ -29,12 +30,12 @@ const COMBINATIONS: [Combination; 14] = [
     ("tidegate", true, "dynamodb"),
     ("tidegate-client", false, ""),
     ("tidegate-client", false, "blocking"),
-    // The smallest program, and the one that `cargo run` builds.
+    // The smallest CLI, and the one that `cargo run` builds.
     ("tidegate-cli", false, ""),
     ("tidegate-cli", true, ""),
 ];
 
-/// Features of `tidegate` that no combination names, and why that is enough.
+/// Features of `tidegate` in no combination, and why they are covered.
 const COVERED_ELSEWHERE: [(&str, &str); 4] = [
     ("http", "part of tower and reqwest"),
     ("redis-tls", "part of the program"),
@@ -42,13 +43,13 @@ const COVERED_ELSEWHERE: [(&str, &str); 4] = [
     ("archive-remote", "part of the program"),
 ];
 
-/// Checks every combination, and that no feature of the library was forgotten.
+/// Checks every combination, and that every feature of the library is covered.
 pub(super) fn check(metadata: &Value) -> Result<()> {
-    let forgotten = forgotten(metadata);
+    let uncovered = uncovered(metadata);
     ensure!(
-        forgotten.is_empty(),
+        uncovered.is_empty(),
         "features of tidegate in no combination of xtask: {}",
-        forgotten.join(", ")
+        uncovered.join(", ")
     );
     let programs = default_programs(metadata);
     ensure!(programs == ["tidegate"], "`cargo run` must mean the program, but could mean {programs:?}");
@@ -72,7 +73,7 @@ fn command((package, has_default, features): Combination) -> String {
     command
 }
 
-fn forgotten(metadata: &Value) -> Vec<String> {
+fn uncovered(metadata: &Value) -> Vec<String> {
     let mut packages = metadata["packages"].as_array().into_iter().flatten();
     let library = packages.find(|package| package["name"] == "tidegate");
     let features = library.and_then(|library| library["features"].as_object()).into_iter().flatten();
@@ -83,7 +84,7 @@ fn forgotten(metadata: &Value) -> Vec<String> {
     features.map(|(feature, _)| feature.clone()).filter(|feature| !known.contains(feature.as_str())).collect()
 }
 
-/// The programs that `cargo run` finds at the root.
+/// The programs that `cargo run` could start at the root.
 fn default_programs(metadata: &Value) -> Vec<&str> {
     let members: Vec<_> = metadata["workspace_default_members"].as_array().into_iter().flatten().collect();
     let packages = metadata["packages"].as_array().into_iter().flatten();
@@ -104,10 +105,10 @@ mod tests {
     fn feature_in_no_combination_is_reported() {
         let with = |features: Value| json!({ "packages": [{ "name": "tidegate", "features": features }] });
         assert!(
-            forgotten(&with(json!({ "default": ["shared"], "shared": [], "tower": [], "http": [] })))
+            uncovered(&with(json!({ "default": ["shared"], "shared": [], "tower": [], "http": [] })))
                 .is_empty()
         );
-        assert_eq!(forgotten(&with(json!({ "quic": [] }))), ["quic"]);
+        assert_eq!(uncovered(&with(json!({ "quic": [] }))), ["quic"]);
     }
 
     #[test]

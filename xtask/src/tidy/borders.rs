@@ -1,14 +1,14 @@
-//! The borders of the architecture: what core may touch, where features and serde may be named.
+//! The boundaries of the architecture: what core may use, and where features and serde may be named.
 //!
-//! Core is a function of (state, now) only as long as nothing in it can learn the time or toss a coin by
-//! itself (invariant 10), and a reader can only trust unconditional code if `cfg` stays at the door.
+//! Core is a function of (state, now) only if nothing in it reads a clock or an entropy source (invariant
+//! 10). And unconditional code is readable only if `cfg` stays in a few files.
 
 use super::Problem;
 use super::source::{Source, holds, is_word, lines_with};
 
 const CORE: &str = "crates/core/";
 
-/// What would make core depend on more than its arguments, and what it is called in the complaint.
+/// Words that would make core depend on more than its arguments, and the reason that the message gives.
 const IMPURE: [(&str, &str); 18] = [
     ("Instant::now", "a clock"),
     ("std::time::Instant", "a clock"),
@@ -30,35 +30,35 @@ const IMPURE: [(&str, &str); 18] = [
     ("tokio", "async"),
 ];
 
-/// The same, where a `use std::{…}` takes the words apart.
+/// The same for grouped imports, where `use std::{…}` separates the words.
 const IMPURE_IMPORTS: [&str; 6] = ["Instant", "SystemTime", "env", "fs", "net", "thread"];
 
-/// Core's only dependencies: what its errors are made of, and short lists without an allocation.
+/// Core's only dependencies: for its errors, and for short lists without an allocation.
 const CORE_DEPENDENCIES: [&str; 2] = ["smallvec", "thiserror"];
 
-/// What core may use behind a feature: types of other crates, no behaviour.
+/// Dependencies that core may use behind a feature: types without behaviour.
 const CORE_TYPES: [&str; 1] = ["http"];
 
-/// Core reads no clock, no entropy and no environment, and never waits.
+/// Core reads no clock, no entropy and no environment, and never awaits.
 pub(super) fn pure_core(source: &Source) -> Vec<Problem> {
     if !source.path.starts_with(CORE) || !source.path[CORE.len()..].starts_with("src/") {
         return Vec::new();
     }
-    let complain = |line, word: &str, what: &str| {
+    let problem_at = |line, word: &str, what: &str| {
         Problem::new(&source.path, line, format!("`{word}` brings {what} into core, which is pure"))
     };
     let mut problems = Vec::new();
     for (word, what) in IMPURE {
-        problems.extend(lines_with(&source.code, word).into_iter().map(|line| complain(line, word, what)));
+        problems.extend(lines_with(&source.code, word).into_iter().map(|line| problem_at(line, word, what)));
     }
     for (line, import) in grouped_std_imports(&source.code) {
         let words = IMPURE_IMPORTS.into_iter().filter(|word| holds(import, word));
-        problems.extend(words.map(|word| complain(line, word, "more than its arguments")));
+        problems.extend(words.map(|word| problem_at(line, word, "more than its arguments")));
     }
     problems
 }
 
-/// Statements such as `use std::{env, fs};`, each with the line it begins on.
+/// Statements such as `use std::{env, fs};`, each with its first line.
 fn grouped_std_imports(code: &str) -> impl Iterator<Item = (usize, &str)> {
     code.match_indices("use std::").filter_map(|(start, _)| {
         let statement = code[start..].split(';').next()?;
@@ -66,7 +66,7 @@ fn grouped_std_imports(code: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Core depends on nothing that could break the rule above behind its back.
+/// Core depends on no crate that could break the rule above indirectly.
 pub(super) fn core_dependencies(source: &Source) -> Vec<Problem> {
     if source.path.strip_prefix(CORE) != Some("Cargo.toml") {
         return Vec::new();
@@ -78,9 +78,9 @@ pub(super) fn core_dependencies(source: &Source) -> Vec<Problem> {
         if let Some(header) = line.strip_prefix('[') {
             section = header.trim_end_matches(']');
         }
-        let is_asked_for = line.contains("optional = true");
+        let is_optional = line.contains("optional = true");
         let may_use =
-            |name: &str| CORE_DEPENDENCIES.contains(&name) || (is_asked_for && CORE_TYPES.contains(&name));
+            |name: &str| CORE_DEPENDENCIES.contains(&name) || (is_optional && CORE_TYPES.contains(&name));
         if let Some(name) = dependency(section, line).filter(|name| !may_use(name)) {
             let may = CORE_DEPENDENCIES.join(" and ");
             let sentence = format!("core depends on {name}; it may use {may} and nothing else");
@@ -90,7 +90,7 @@ pub(super) fn core_dependencies(source: &Source) -> Vec<Problem> {
     problems
 }
 
-/// The dependency this line declares, as `name = …`, `name.workspace = …` or `[dependencies.name]`.
+/// The dependency that this line declares, as `name = …`, `name.workspace = …` or `[dependencies.name]`.
 fn dependency<'a>(section: &'a str, line: &'a str) -> Option<&'a str> {
     let is_dependencies = |section: &str| section == "dependencies" || section.ends_with(".dependencies");
     let name = if line.starts_with('[') {
@@ -103,23 +103,23 @@ fn dependency<'a>(section: &'a str, line: &'a str) -> Option<&'a str> {
     name.split('.').next().map(|name| name.trim().trim_matches('"'))
 }
 
-/// Conditions on features stand where modules are opened, and nowhere else.
+/// Conditions on features appear only in the files that declare modules.
 pub(super) fn features(source: &Source) -> Vec<Problem> {
-    // The kit of a crate's tests has modules that one feature needs.
+    // The test kit of a crate has modules that need a feature.
     if ["lib.rs", "main.rs", "open.rs"].contains(&source.name())
         || source.path.ends_with("tests/it/kit/mod.rs")
     {
         return Vec::new();
     }
     let conditions =
-        source.code.match_indices("cfg").filter(|(start, _)| asks_for_feature(&source.code, *start));
+        source.code.match_indices("cfg").filter(|(start, _)| names_feature(&source.code, *start));
     let lines = conditions.map(|(start, _)| line_of(&source.code, start));
-    let sentence = "`cfg(feature)` stays at the door: lib.rs, open.rs or main.rs";
+    let sentence = "`cfg(feature)` is allowed only in lib.rs, open.rs and main.rs";
     lines.map(|line| Problem::new(&source.path, line, sentence)).collect()
 }
 
-/// Whether `cfg(…)`, `cfg!(…)` or `cfg_attr(…)` begins here and names a feature, however deep.
-fn asks_for_feature(code: &str, start: usize) -> bool {
+/// Whether `cfg(…)`, `cfg!(…)` or `cfg_attr(…)` starts here and names a feature at any depth.
+fn names_feature(code: &str, start: usize) -> bool {
     if code[..start].chars().next_back().is_some_and(is_word) {
         return false;
     }
@@ -134,11 +134,11 @@ fn asks_for_feature(code: &str, start: usize) -> bool {
         }
         depth == 0
     });
-    // What does not open a parenthesis at once ends at once, and is empty.
+    // Text that opens no parenthesis here is not a condition.
     end.is_some_and(|end| holds(&rest[..end], "feature"))
 }
 
-/// Wire formats are read and written at the edge; the types inside know nothing of them.
+/// Wire formats are read and written at the edge; inner types do not use serde.
 pub(super) fn serde(source: &Source) -> Vec<Problem> {
     let is_edge_file = ["config.rs", "codec.rs"].contains(&source.name());
     let is_edge_folder = ["crates/client/", "crates/lab/", "bench/", "xtask/"]
@@ -147,7 +147,7 @@ pub(super) fn serde(source: &Source) -> Vec<Problem> {
     if is_edge_file || is_edge_folder {
         return Vec::new();
     }
-    let sentence = "serde stays at the edge: config.rs, codec.rs, crates/client or crates/lab";
+    let sentence = "serde is allowed only in config.rs, codec.rs, crates/client and crates/lab";
     let names_serde =
         |line: &str| line.split(|letter| !is_word(letter)).any(|word| word.starts_with("serde"));
     let lines = source.code.lines().zip(1..).filter(|(line, _)| names_serde(line));
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::tidy::FileRule;
 
-    /// The lines on which `rule` finds fault.
+    /// The lines that `rule` reports.
     fn lines(rule: FileRule, path: &str, text: &str) -> Vec<usize> {
         rule(&Source::new(path, text)).into_iter().map(|problem| problem.line).collect()
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn core_may_know_the_types_of_http_where_they_are_asked_for() {
+    fn core_may_use_http_types_behind_a_feature() {
         let text = "[dependencies]\nhttp = { workspace = true, optional = true }\n";
         assert!(lines(core_dependencies, "crates/core/Cargo.toml", text).is_empty());
         let always = "[dependencies]\nhttp.workspace = true\ntokio = { version = \"1\", optional = true }\n";
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_feature_condition_inside_is_found_in_every_form() {
+    fn feature_condition_elsewhere_is_found_in_every_form() {
         for condition in [
             "#[cfg(feature = \"a\")]",
             "#[cfg(any(test, feature = \"a\"))]",
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn feature_conditions_at_the_door_and_other_conditions_are_fine() {
+    fn feature_conditions_in_module_files_are_fine() {
         for door in ["lib.rs", "open.rs", "main.rs"] {
             assert!(lines(features, &format!("src/{door}"), "#[cfg(feature = \"a\")]").is_empty());
         }

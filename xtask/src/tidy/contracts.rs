@@ -1,6 +1,6 @@
-//! docs/contracts.md: every promise in its tables names a test, and the test exists.
+//! docs/contracts.md: every promise in its tables cites a test that exists.
 //!
-//! A table of promises rots silently when a test is renamed. Held against the code it cannot.
+//! Without this check a table of promises goes stale when a test is renamed.
 
 use std::collections::BTreeMap;
 
@@ -10,26 +10,24 @@ use super::source::{Source, is_word};
 
 const CONTRACTS: &str = "docs/contracts.md";
 
-/// Where each function of the tree is written, by name.
+/// The files that define each function, by name.
 type Functions<'a> = BTreeMap<&'a str, Vec<&'a str>>;
 
 /// Every test cited in a table of the contracts exists.
 pub(super) fn check(sources: &[Source]) -> Vec<Problem> {
     let Some(page) = sources.iter().find(|source| source.path == CONTRACTS) else {
-        return vec![Problem::new(
-            CONTRACTS,
-            1,
-            "the file is missing: it says which test keeps which promise",
-        )];
+        return vec![Problem::new(CONTRACTS, 1, "the file is missing: it lists the test of each promise")];
     };
     let cited = citations(&page.text);
     if cited.is_empty() {
-        return vec![Problem::new(CONTRACTS, 1, "no table cites a test, so no promise is known to be kept")];
+        return vec![Problem::new(CONTRACTS, 1, "no table cites a test")];
     }
     let functions = functions(sources);
     let missing = cited.into_iter().filter(|(_, citation)| !exists(citation, &functions));
     missing
-        .map(|(line, citation)| Problem::new(CONTRACTS, line, format!("there is no test `{citation}`")))
+        .map(|(line, citation)| {
+            Problem::new(CONTRACTS, line, format!("the test `{citation}` does not exist"))
+        })
         .collect()
 }
 
@@ -41,7 +39,7 @@ fn citations(text: &str) -> Vec<(usize, &str)> {
     spans.filter(|(_, span)| is_citation(span)).collect()
 }
 
-/// `test_name` or `file::test_name`. A lone word is a component, and `Type::method` an item, not a test.
+/// `test_name` or `file::test_name`. A single word is a component, and `Type::method` an item, not a test.
 fn is_citation(span: &str) -> bool {
     let is_snake = |part: &str| {
         part.starts_with(|letter: char| letter.is_ascii_lowercase())
@@ -67,22 +65,22 @@ fn functions(sources: &[Source]) -> Functions<'_> {
     functions
 }
 
-/// Whether the cited function is written, and in a file or folder of the cited name if there is one.
+/// Whether the cited function is defined, in a file or folder of the cited name if the citation has one.
 fn exists(citation: &str, functions: &Functions<'_>) -> bool {
     let mut parts: Vec<&str> = citation.split("::").collect();
     let Some(paths) = parts.pop().and_then(|name| functions.get(name)) else {
         return false;
     };
-    let is_there =
+    let is_in_path =
         |path: &&str| path.split('/').any(|step| parts.contains(&step.strip_suffix(".rs").unwrap_or(step)));
-    parts.is_empty() || paths.iter().any(is_there)
+    parts.is_empty() || paths.iter().any(is_in_path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn complaints(row: &str) -> Vec<String> {
+    fn reported(row: &str) -> Vec<String> {
         let page = format!("`not_in_a_table`\n\n| part | drop |\n|---|---|\n{row}\n");
         let code = "//! Why.\n#[test]\nfn a_drop_returns_its_slot() {}\n// fn only_a_comment()\n";
         let sources = [Source::new("crates/tidegate/tests/permit.rs", code), Source::new(CONTRACTS, page)];
@@ -90,11 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cited_test_that_does_not_exist_is_found() {
-        for gone in ["a_drop_returns", "permit::a_drop", "queue::a_drop_returns_its_slot", "only_a_comment"] {
+    fn missing_cited_test_is_found() {
+        for missing in
+            ["a_drop_returns", "permit::a_drop", "queue::a_drop_returns_its_slot", "only_a_comment"]
+        {
             assert_eq!(
-                complaints(&format!("| permit | yes: `{gone}` |")),
-                [format!("docs/contracts.md:5: there is no test `{gone}`")]
+                reported(&format!("| permit | yes: `{missing}` |")),
+                [format!("docs/contracts.md:5: the test `{missing}` does not exist")]
             );
         }
     }
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn cited_tests_that_exist_are_fine() {
         let row = "| `Permit`, `permit`, `Permit::settle` | `permit::a_drop_returns_its_slot`, `a_drop_returns_its_slot` |";
-        assert!(complaints(row).is_empty());
+        assert!(reported(row).is_empty());
     }
 
     #[test]
-    fn tables_without_any_test_and_a_missing_file_are_problems() {
-        assert_eq!(complaints("| permit | yes |").len(), 1);
+    fn missing_contracts_and_uncited_tables_are_problems() {
+        assert_eq!(reported("| permit | yes |").len(), 1);
         assert_eq!(check(&[]).len(), 1);
     }
 }

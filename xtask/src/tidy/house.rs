@@ -1,11 +1,11 @@
-//! Rules for any file: its length, its first line, and words that must not be left behind.
+//! Rules for every file: its length, its first line, and text that must not be committed.
 
 use super::Problem;
 use super::source::{Source, holds, lines_with};
 
 const LINES_MAX: usize = 600;
 
-/// Words that mean "not finished". Taken apart, so that this file does not accuse itself.
+/// Words that mean "not finished". Split, so that this file does not report itself.
 const PLACEHOLDERS: [&str; 5] = [
     concat!("to", "do!("),
     concat!("unimple", "mented!("),
@@ -14,31 +14,31 @@ const PLACEHOLDERS: [&str; 5] = [
     concat!("XX", "X"),
 ];
 
-/// Folders that exist on one machine only.
+/// Folders that exist only on one machine.
 const MACHINE_FOLDERS: [&str; 3] = ["work", "root", "home"];
 
-/// No Rust file is longer than a reader's patience.
+/// No Rust file is longer than [`LINES_MAX`].
 pub(super) fn length(source: &Source) -> Vec<Problem> {
     let lines = source.text.lines().count();
     if !source.is_rust() || lines <= LINES_MAX {
         return Vec::new();
     }
     let sentence =
-        format!("the file has {lines} lines, at most {LINES_MAX} are allowed: find the second concept");
+        format!("the file has {lines} lines, at most {LINES_MAX} are allowed: split it by concept");
     vec![Problem::new(&source.path, LINES_MAX + 1, sentence)]
 }
 
-/// Every Rust file begins with why it exists.
+/// Every Rust file begins with a module doc that says why it exists.
 pub(super) fn module_doc(source: &Source) -> Vec<Problem> {
     if !source.is_rust() || source.text.starts_with("//!") {
         return Vec::new();
     }
-    vec![Problem::new(&source.path, 1, "the file begins without a `//!` line that says why it exists")]
+    vec![Problem::new(&source.path, 1, "the file does not begin with a `//!` line that says why it exists")]
 }
 
 /// No path leads to a folder that only the author has.
 pub(super) fn machine_paths(source: &Source) -> Vec<Problem> {
-    // Cargo.lock is written by cargo.
+    // Cargo generates Cargo.lock.
     if source.name() == "Cargo.lock" {
         return Vec::new();
     }
@@ -54,14 +54,14 @@ pub(super) fn machine_paths(source: &Source) -> Vec<Problem> {
     problems
 }
 
-/// A path begins here and goes on; in the middle of a relative path or an address it would be harmless.
+/// Whether an absolute path begins here and continues; within a relative path or an address it is harmless.
 fn is_machine_path(line: &str, start: usize, length: usize) -> bool {
     let before = line[..start].chars().next_back();
     let begins = before.is_none_or(|letter| !letter.is_alphanumeric() && !"._-~}*".contains(letter));
     begins && line[start + length..].starts_with(|letter: char| letter.is_alphabetic())
 }
 
-/// Nothing is left for later inside the code: an open end is an issue, not a remark.
+/// Code contains no placeholders: unfinished work is an issue, not a comment.
 pub(super) fn placeholders(source: &Source) -> Vec<Problem> {
     if !source.is_rust() {
         return Vec::new();
@@ -74,7 +74,8 @@ pub(super) fn placeholders(source: &Source) -> Vec<Problem> {
         .collect()
 }
 
-/// Tests do not wait for real time: they would be slow on a good day and wrong on a bad one. The kit may, to poll a condition.
+/// Tests do not sleep in real time: they would be slow, and fail on a busy machine. The kit may, to poll a
+/// condition.
 pub(super) fn sleeping_tests(source: &Source) -> Vec<Problem> {
     let mut folders = source.path.split('/').rev().skip(1);
     if !folders.any(|folder| folder == "tests") || source.path.contains("/it/kit/") {
@@ -84,7 +85,7 @@ pub(super) fn sleeping_tests(source: &Source) -> Vec<Problem> {
     let imports =
         source.code.lines().zip(1..).filter(|(line, _)| holds(line, "thread::{") && holds(line, "sleep"));
     lines.extend(imports.map(|(_, number)| number));
-    let sentence = "a test sleeps in real time: pause the clock, or wait for the event itself";
+    let sentence = "a test sleeps in real time: pause the clock, or wait for the event";
     lines.into_iter().map(|line| Problem::new(&source.path, line, sentence)).collect()
 }
 
@@ -93,20 +94,20 @@ mod tests {
     use super::*;
     use crate::tidy::FileRule;
 
-    /// The lines on which `rule` finds fault.
+    /// The lines that `rule` reports.
     fn lines(rule: FileRule, path: &str, text: &str) -> Vec<usize> {
         rule(&Source::new(path, text)).into_iter().map(|problem| problem.line).collect()
     }
 
     #[test]
-    fn a_file_of_more_than_600_lines_is_too_long() {
+    fn file_over_600_lines_is_too_long() {
         assert_eq!(lines(length, "tests/a.rs", &"\n".repeat(601)), [601]);
         assert!(lines(length, "tests/a.rs", &"\n".repeat(600)).is_empty());
         assert!(lines(length, "CHANGELOG.md", &"\n".repeat(601)).is_empty());
     }
 
     #[test]
-    fn a_rust_file_begins_with_its_module_doc() {
+    fn rust_file_begins_with_its_module_doc() {
         assert_eq!(lines(module_doc, "build.rs", "// a remark\n//! late\n"), [1]);
         assert_eq!(lines(module_doc, "a.rs", ""), [1]);
         assert!(lines(module_doc, "a.rs", "//! Why.\n").is_empty());
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_one_machine_is_found_in_any_text() {
+    fn machine_path_is_found_in_any_text() {
         for folder in MACHINE_FOLDERS {
             assert_eq!(lines(machine_paths, "README.md", &format!("\nsee `/{folder}/someone/x`\n")), [2]);
         }
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeping_test_is_found() {
+    fn sleeping_test_is_found() {
         assert_eq!(lines(sleeping_tests, "crates/a/tests/b.rs", "std::thread::sleep(x);"), [1]);
         assert_eq!(lines(sleeping_tests, "tests/deep/b.rs", "use std::thread::{self, sleep};"), [1]);
     }

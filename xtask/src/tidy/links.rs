@@ -1,21 +1,21 @@
-//! Links in prose: each relative one leads to a file that a fresh checkout has.
+//! Markdown links: each relative link points to a file that a fresh checkout has.
 //!
-//! A file only the author has does not count, which is why links are held against the list of tracked files
-//! and not against the disk.
+//! Links are checked against the list of tracked files, not against the disk, because the author may have
+//! more files.
 
 use std::collections::BTreeSet;
 
 use super::Problem;
 use super::source::Source;
 
-/// Every relative link of every Markdown file points at a file or folder of the tree.
+/// Every relative link of every Markdown file points to a file or folder of the tree.
 pub(super) fn check(sources: &[Source]) -> Vec<Problem> {
     let files: BTreeSet<&str> = sources.iter().map(|source| source.path.as_str()).collect();
     let pages = sources.iter().filter(|source| source.has_extension("md"));
     pages.flat_map(|page| broken_links(page, &files)).collect()
 }
 
-/// The lines of a Markdown page outside of code blocks, counted from one.
+/// The lines of a Markdown page outside code blocks, counted from one.
 pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fence = None;
     text.lines().zip(1..).filter_map(move |(line, number)| {
@@ -36,9 +36,9 @@ fn broken_links(page: &Source, files: &BTreeSet<&str>) -> Vec<Problem> {
         let line = without_code_spans(line);
         for link in inline_links(&line).chain(definition(&line)).filter(|link| is_relative(link)) {
             let sentence = match resolved(&page.path, link) {
-                None => format!("the link to {link} leads out of the repository"),
-                Some(target) if leads_somewhere(&target, files) => continue,
-                Some(target) => format!("the link to {link} leads nowhere: there is no {target}"),
+                None => format!("the link to {link} leaves the repository"),
+                Some(target) if exists(&target, files) => continue,
+                Some(target) => format!("the link to {link} is broken: {target} does not exist"),
             };
             problems.push(Problem::new(&page.path, number, sentence));
         }
@@ -50,7 +50,7 @@ fn without_code_spans(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join(" ")
 }
 
-/// The targets of `[text](target "title")`, images too.
+/// The targets of `[text](target "title")`, including images.
 fn inline_links(line: &str) -> impl Iterator<Item = &str> {
     line.match_indices("](").filter_map(|(start, open)| target(&line[start + open.len()..]))
 }
@@ -58,7 +58,7 @@ fn inline_links(line: &str) -> impl Iterator<Item = &str> {
 /// The target of `[label]: target`.
 fn definition(line: &str) -> Option<&str> {
     let (label, rest) = line.trim_start().strip_prefix('[')?.split_once("]:")?;
-    // A footnote is text, and a bracket in the label means that this is no definition at all.
+    // A footnote is text, and a bracket in the label means that this is not a definition.
     if label.starts_with('^') || label.contains(['[', ']']) { None } else { target(rest) }
 }
 
@@ -70,13 +70,14 @@ fn target(rest: &str) -> Option<&str> {
     }
 }
 
-/// Neither an address nor a path of Rust (`crate::Throttle` in a guide), nor a place on the same page.
-fn is_relative(link: &str) -> bool {
+/// Whether the link is relative: neither an address nor a Rust path (`crate::Throttle`), nor an anchor on the
+/// same page.
+pub(crate) fn is_relative(link: &str) -> bool {
     !link.is_empty() && !link.starts_with('#') && !link.contains(':')
 }
 
-/// The path from the root that `link`, written in `page`, means; none where it climbs above the root.
-fn resolved(page: &str, link: &str) -> Option<String> {
+/// The path from the root that `link` in `page` refers to; `None` if it climbs above the root.
+pub(crate) fn resolved(page: &str, link: &str) -> Option<String> {
     let file = link.split(['#', '?']).next().unwrap_or_default();
     let mut parts: Vec<&str> = if file.starts_with('/') { Vec::new() } else { page.split('/').collect() };
     parts.pop();
@@ -90,7 +91,7 @@ fn resolved(page: &str, link: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-fn leads_somewhere(target: &str, files: &BTreeSet<&str>) -> bool {
+fn exists(target: &str, files: &BTreeSet<&str>) -> bool {
     let folder = format!("{target}/");
     target.is_empty()
         || files.contains(target)
@@ -101,7 +102,7 @@ fn leads_somewhere(target: &str, files: &BTreeSet<&str>) -> bool {
 mod tests {
     use super::*;
 
-    fn complaints(page: &str, text: &str) -> Vec<String> {
+    fn reported(page: &str, text: &str) -> Vec<String> {
         let others = ["README.md", "docs/decisions/001-why.md", "crates/core/src/lib.rs"];
         let mut sources: Vec<_> =
             others.into_iter().filter(|path| *path != page).map(|path| Source::new(path, "")).collect();
@@ -110,16 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nothing_is_found() {
+    fn broken_link_is_found() {
         assert_eq!(
-            complaints("docs/guide.md", "# Guide\n[a](../README.md), [b](gone.md#part)\n"),
-            ["docs/guide.md:2: the link to gone.md#part leads nowhere: there is no docs/gone.md"]
+            reported("docs/guide.md", "# Guide\n[a](../README.md), [b](gone.md#part)\n"),
+            ["docs/guide.md:2: the link to gone.md#part is broken: docs/gone.md does not exist"]
         );
-        assert_eq!(complaints("a.md", "![x](x.png \"title\")\n[y]: <y.md>\n").len(), 2);
-        assert_eq!(
-            complaints("a.md", "[x](../x.md)"),
-            ["a.md:1: the link to ../x.md leads out of the repository"]
-        );
+        assert_eq!(reported("a.md", "![x](x.png \"title\")\n[y]: <y.md>\n").len(), 2);
+        assert_eq!(reported("a.md", "[x](../x.md)"), ["a.md:1: the link to ../x.md leaves the repository"]);
     }
 
     #[test]
@@ -133,7 +131,7 @@ mod tests {
             "..",
             "#here",
         ] {
-            assert!(complaints("docs/guide.md", &format!("[`x`]({link})")).is_empty(), "{link}");
+            assert!(reported("docs/guide.md", &format!("[`x`]({link})")).is_empty(), "{link}");
         }
     }
 
@@ -141,6 +139,6 @@ mod tests {
     fn addresses_items_and_code_are_no_links() {
         let text =
             "[a](https://x.example/y) [b](crate::Throttle) `[c](d)`\n```\n[e](f)\n```\n[^note]: text\n";
-        assert!(complaints("a.md", text).is_empty());
+        assert!(reported("a.md", text).is_empty());
     }
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the house rules that no compiler knows.
+//! `cargo xtask tidy`: project rules that no compiler checks.
 //!
 //! Each rule is a pure function from files to problems, so that a test can show it firing. All problems are
-//! listed, not the first: a rule learnt one breach at a time is a rule resented.
+//! listed, not only the first.
 
 mod borders;
 mod contracts;
@@ -17,6 +17,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{step, workspace};
 use source::Source;
+
+pub(crate) use links::{is_relative as is_relative_link, resolved as resolve_link};
 
 /// One breach of one rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +43,7 @@ impl fmt::Display for Problem {
 type FileRule = fn(&Source) -> Vec<Problem>;
 type TreeRule = fn(&[Source]) -> Vec<Problem>;
 
-/// Rules that look at one file at a time.
+/// Rules that check one file at a time.
 const FILE_RULES: [FileRule; 9] = [
     house::length,
     house::module_doc,
@@ -54,10 +56,10 @@ const FILE_RULES: [FileRule; 9] = [
     borders::serde,
 ];
 
-/// Rules that need the whole tree.
+/// Rules that check the whole tree.
 const TREE_RULES: [TreeRule; 3] = [links::check, contracts::check, plain_english::check];
 
-/// What to do about counts that have fallen.
+/// What to do with counts that have fallen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ratchet {
     /// Report them.
@@ -82,7 +84,7 @@ pub(crate) fn run(ratchet: Ratchet) -> Result<()> {
     for problem in &problems {
         println!("{problem}");
     }
-    ensure!(problems.is_empty(), "tidy looked at {} files; problems: {}", sources.len(), problems.len());
+    ensure!(problems.is_empty(), "tidy checked {} files; problems: {}", sources.len(), problems.len());
     println!("    {} files are tidy", sources.len());
     Ok(())
 }
@@ -95,7 +97,7 @@ fn check(sources: &[Source]) -> Vec<Problem> {
     problems
 }
 
-/// The files git tracks or would track; those without text count as empty, for links may point at them.
+/// The files that git tracks or would track. Binary files count as empty, because links may point to them.
 fn sources() -> Result<Vec<Source>> {
     let mut list = workspace::at_root("git");
     list.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -103,7 +105,7 @@ fn sources() -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for path in list.split_terminator('\0') {
         let file = workspace::root().join(path);
-        // Git still lists a file whose removal is not staged yet, and a link is checked where it points.
+        // Git still lists a file whose removal is not staged, and a symbolic link is checked at its target.
         if !file.symlink_metadata().is_ok_and(|data| data.is_file()) {
             continue;
         }
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_reads_as_path_line_sentence() {
+    fn problem_reads_as_path_line_sentence() {
         assert_eq!(Problem::new("a.rs", 7, "no good").to_string(), "a.rs:7: no good");
     }
 }

@@ -1,21 +1,21 @@
-//! A file as the rules see it: its text, and for Rust its code apart from comments and literals.
+//! A source file for the rules: its text, and for Rust its code without comments and literals.
 //!
-//! Prose may speak of clocks and sleeping, code may not; so the rules need to know which is which. A lexer
-//! of a screen's length is enough, because a comment or literal only has to be skipped, not understood.
+//! Prose may mention clocks and sleeping, code may not; so the rules need to tell them apart. A small lexer
+//! is enough, because comments and literals only have to be skipped, not understood.
 
 /// One file of the tree.
 #[derive(Debug)]
 pub(super) struct Source {
-    /// From the root of the checkout, with forward slashes.
+    /// Relative to the root of the checkout, with forward slashes.
     pub(super) path: String,
     /// All of it.
     pub(super) text: String,
-    /// For Rust, the text with comments and literals blanked, line for line; else empty.
+    /// For Rust, the text with comments and literals blanked, line by line; otherwise empty.
     pub(super) code: String,
 }
 
 impl Source {
-    /// A file with its code told apart.
+    /// Creates a file and extracts its code.
     pub(super) fn new(path: &str, text: impl Into<String>) -> Self {
         let mut source = Self { path: path.to_owned(), text: text.into(), code: String::new() };
         if source.is_rust() {
@@ -29,24 +29,24 @@ impl Source {
         self.has_extension("rs")
     }
 
-    /// Whether its name ends so.
+    /// Whether the file name has this extension.
     pub(super) fn has_extension(&self, extension: &str) -> bool {
         self.name().rsplit_once('.').is_some_and(|(_, end)| end == extension)
     }
 
-    /// The last part of its path.
+    /// The file name.
     pub(super) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 }
 
-/// The lines, counted from one, on which `needle` stands, not as a part of longer words.
+/// The lines, counted from one, that contain `needle` as a whole word.
 pub(super) fn lines_with(text: &str, needle: &str) -> Vec<usize> {
     let lines = text.lines().zip(1..);
     lines.filter(|(line, _)| holds(line, needle)).map(|(_, number)| number).collect()
 }
 
-/// Whether `needle` stands in `text`, not as a part of longer words.
+/// Whether `text` contains `needle` as a whole word.
 pub(super) fn holds(text: &str, needle: &str) -> bool {
     text.match_indices(needle).any(|(start, _)| {
         let (before, after) = (&text[..start], &text[start + needle.len()..]);
@@ -62,7 +62,7 @@ pub(super) fn is_word(letter: char) -> bool {
     letter.is_alphanumeric() || letter == '_'
 }
 
-/// The text with every comment and every string and character literal turned into blanks.
+/// The text with comments and string and character literals replaced by blanks.
 fn code_of(text: &str) -> String {
     let letters: Vec<char> = text.chars().collect();
     let mut code = String::with_capacity(text.len());
@@ -81,7 +81,7 @@ fn code_of(text: &str) -> String {
     code
 }
 
-/// How many letters of a comment or literal begin here; zero where code does.
+/// The length of the comment or literal that begins here; zero for code.
 fn skipped(rest: &[char], after_word: bool) -> usize {
     match rest {
         ['/', '/', ..] => rest.iter().position(|letter| *letter == '\n').unwrap_or(rest.len()),
@@ -89,7 +89,7 @@ fn skipped(rest: &[char], after_word: bool) -> usize {
         ['"', ..] => quoted(rest, '"'),
         ['r', '"' | '#', ..] if !after_word => raw_string(rest, 1),
         ['b' | 'c', 'r', '"' | '#', ..] if !after_word => raw_string(rest, 2),
-        // A quote with one letter in it is a character; with more it is a lifetime.
+        // A quote around one letter is a character literal; otherwise it starts a lifetime.
         ['\'', '\\', ..] | ['\'', _, '\'', ..] => quoted(rest, '\''),
         _ => 0,
     }
@@ -118,7 +118,8 @@ fn quoted(rest: &[char], quote: char) -> usize {
     (at + 1).min(rest.len())
 }
 
-/// A raw string has as many hashes behind as before; a raw identifier (`r#type`) has no quote and is code.
+/// A raw string ends with as many hashes as it starts with; a raw identifier (`r#type`) has no quote and is
+/// code.
 fn raw_string(rest: &[char], prefix: usize) -> usize {
     let hashes = rest[prefix..].iter().take_while(|letter| **letter == '#').count();
     let open = prefix + hashes;
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_literal_ends_with_the_file() {
+    fn unfinished_literal_ends_with_the_file() {
         assert_eq!(words_of_code("a \"no"), ["a"]);
         assert_eq!(words_of_code("a \"no\\"), ["a"]);
         assert_eq!(words_of_code("a r#\"no\""), ["a"]);

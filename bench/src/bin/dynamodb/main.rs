@@ -1,7 +1,8 @@
-//! The store in a table of DynamoDB, against zae-limiter, which its table's keys are from: `cargo xtask bench dynamodb`.
+//! The DynamoDB store against zae-limiter, whose table keys it uses too: `cargo xtask bench dynamodb`.
 //!
-//! Both sides are asked by as many callers for as many entities, on the same server, each in a table of its own. The server is
-//! the bottleneck, so that what is compared is what each side asks of it and what that costs the side that asks.
+//! Both sides serve the same number of callers and entities on the same server, each in its own table. The
+//! server is the bottleneck, so the rows compare the requests that each side sends and the CPU time of the
+//! client.
 
 mod ours;
 mod peer;
@@ -11,15 +12,15 @@ use clap::Parser;
 use tidegate_bench::report::Row;
 use tidegate_bench::{Case, Options};
 
-/// Callers at a time.
+/// Concurrent callers.
 const CALLERS: usize = 32;
 /// Entities that they draw from in turn.
 const ENTITIES: usize = 1_000;
-/// Acquires of a round: six of each entity.
+/// Acquires per round: six for each entity.
 const ACQUIRES: usize = 6_016;
 /// Rounds are long: few are enough.
 const ROUNDS_MAX: u32 = 3;
-/// The requests for each acquire that are to be undercut. The peer does not tell its own.
+/// Requests per acquire to stay below. The peer does not report its own count.
 const REQUESTS: f64 = 1.1;
 
 const CASES: [Case; 1] = [("dynamodb", rows)];
@@ -36,22 +37,22 @@ fn main() -> Result<()> {
     tidegate_bench::run("dynamodb", &CASES, &Arguments::parse().options)
 }
 
-/// What a side took for each acquire.
+/// The cost of one acquire.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     requests: f64,
-    /// Microseconds of the processor, of the side's process alone.
-    processor: f64,
-    /// Acquires a second.
+    /// CPU microseconds of the side's process.
+    cpu_micros: f64,
+    /// Acquires per second.
     rate: f64,
 }
 
 impl Cost {
-    /// The least of each that two rounds took.
+    /// The better of two rounds, field by field.
     const fn best(self, other: Self) -> Self {
         Self {
             requests: self.requests.max(other.requests),
-            processor: self.processor.min(other.processor),
+            cpu_micros: self.cpu_micros.min(other.cpu_micros),
             rate: self.rate.max(other.rate),
         }
     }
@@ -70,10 +71,10 @@ fn rows(rounds: u32) -> Result<Vec<Row>> {
         }));
     }
     let ([acquire, lease, spend], peer) = best.context("one round at least")?;
-    let told = "requests for each acquire, all that were sent meanwhile included; 32 callers, 1,000 entities, half of them refilled since";
-    let cpu = "processor of the client for each acquire, its lease included, vs zae-limiter's";
+    let note = "requests per acquire, background requests included; 32 callers, 1,000 entities, half of them refilled since";
+    let cpu = "CPU time of the client per acquire, lease included, vs zae-limiter's";
     let micros = |name: &str, ours: Cost, target, what: &str| {
-        Row::new(name, (ours.processor, peer.processor), target, "µs", what)
+        Row::new(name, (ours.cpu_micros, peer.cpu_micros), target, "µs", what)
     };
     let requests = |name: &str, ours: Cost, peer: f64, target, what: &str| {
         Row::new(name, (ours.requests, peer), target, "requests", what)
@@ -82,24 +83,24 @@ fn rows(rounds: u32) -> Result<Vec<Row>> {
         Row::at_least(name, (ours.rate, peer.rate), None, "acquires/s", what)
     };
     Ok(vec![
-        requests("requests_per_acquire", acquire, REQUESTS, Some(1.0), told),
+        requests("requests_per_acquire", acquire, REQUESTS, Some(1.0), note),
         micros("client_cpu", acquire, Some(0.2), cpu),
-        requests("requests_per_lease", lease, 2.0, None, "the same with its settle, against two"),
-        requests("requests_per_spend", spend, REQUESTS, None, "the same where it is spent at once"),
+        requests("requests_per_lease", lease, 2.0, None, "the same with its settle, vs two"),
+        requests("requests_per_spend", spend, REQUESTS, None, "the same as a spend"),
         micros("client_cpu_lease", lease, None, "the same with its settle"),
-        micros("client_cpu_spend", spend, None, "the same where it is spent at once"),
+        micros("client_cpu_spend", spend, None, "the same as a spend"),
         rate("rate_acquire", acquire, "on dynoxide, which is the bottleneck"),
         rate("rate_lease", lease, "the same with its settle"),
-        rate("rate_spend", spend, "the same where it is spent at once"),
+        rate("rate_spend", spend, "the same as a spend"),
     ])
 }
 
 fn variable(name: &str) -> Result<String> {
     std::env::var(name)
-        .with_context(|| format!("{name} is not set: run this by `cargo xtask bench dynamodb`"))
+        .with_context(|| format!("{name} is not set: run it with `cargo xtask bench dynamodb`"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a benchmark are far below 2^53")]
-const fn counted(count: usize) -> f64 {
+const fn to_f64(count: usize) -> f64 {
     count as f64
 }

@@ -1,7 +1,7 @@
-"""The peer: zae-limiter, with as many callers on as many entities, until it is told to end. One line a round.
+"""The peer: zae-limiter with the same callers and entities. Measures one round and exits.
 
-Asked with: ENDPOINT TABLE CALLERS ENTITIES ACQUIRES. Answers `ACQUIRES CPU_SECONDS SECONDS` of what is measured; the processor's
-time is that of this process alone, and what comes before (the table, the first use of every entity) is not in it.
+Arguments: ENDPOINT TABLE CALLERS ENTITIES ACQUIRES. Prints `ACQUIRES CPU_SECONDS SECONDS` of the measured part; CPU time is
+that of this process, and setup (the table, the first use of every entity) is not included.
 """
 
 import asyncio

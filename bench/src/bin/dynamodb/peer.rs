@@ -1,4 +1,4 @@
-//! The peer's side: a program of its own, in its own language.
+//! The peer's side: a Python program in a process of its own.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::{ACQUIRES, CALLERS, Cost, ENTITIES, REQUESTS};
 
 const PROGRAM: &str = include_str!("peer.py");
 
-/// What the peer's acquires take.
+/// The cost of the peer's acquires.
 pub(crate) fn round(python: &str, endpoint: &str) -> Result<Cost> {
     static ROUNDS: AtomicU64 = AtomicU64::new(0);
     let table = format!("peer-{}-{}", std::process::id(), ROUNDS.fetch_add(1, Ordering::Relaxed));
@@ -19,13 +19,13 @@ pub(crate) fn round(python: &str, endpoint: &str) -> Result<Cost> {
         .args(numbers)
         .envs([("AWS_ACCESS_KEY_ID", "bench"), ("AWS_SECRET_ACCESS_KEY", "bench")])
         .output()
-        .with_context(|| format!("{python} does not start"))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the peer fails: {}", String::from_utf8_lossy(&output.stderr));
-    let numbers: Vec<f64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [count, processor, seconds] = numbers[..] else {
-        anyhow::bail!("the peer says `{}`, and not how many, in what time", said.trim());
+        .with_context(|| format!("could not start {python}"))?;
+    let output_text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the peer failed: {}", String::from_utf8_lossy(&output.stderr));
+    let numbers: Vec<f64> = output_text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [count, cpu, seconds] = numbers[..] else {
+        anyhow::bail!("the peer printed `{}`, expected ACQUIRES CPU_SECONDS SECONDS", output_text.trim());
     };
-    // It does not tell how many it sends.
-    Ok(Cost { requests: REQUESTS, processor: processor * 1e6 / count, rate: count / seconds })
+    // The peer does not report its requests.
+    Ok(Cost { requests: REQUESTS, cpu_micros: cpu * 1e6 / count, rate: count / seconds })
 }

@@ -1,4 +1,5 @@
-//! Stores as their users open them, with default options: more callers than there is room for, and a server that pauses.
+//! Stores with default options under stress: more callers than connections, a server that pauses, concurrent
+//! policy writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,18 +10,18 @@ use tidegate::{EntityId, Limit, Limiter, Policy, Scope};
 use tidegate_bench::report::Row;
 use tokio::runtime::Runtime;
 
-use crate::load::{ROUNDS_MAX, counted};
+use crate::load::{ROUNDS_MAX, to_f64};
 
 const PLENTY: u64 = 1 << 39;
 const ENTITIES: usize = 1_024;
 const FEW: usize = 64;
 const MANY: usize = 256;
 const ROUND: Duration = Duration::from_secs(1);
-/// What a caller rests after an error.
-const REST: Duration = Duration::from_millis(20);
-/// How often a policy is written.
+/// The pause of a caller after an error.
+const ERROR_PAUSE: Duration = Duration::from_millis(20);
+/// The interval between policy writes.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
-/// How long the server pauses: longer than the deadline.
+/// The pause of the server: longer than the store's deadline.
 const PAUSE: Duration = Duration::from_millis(80);
 
 pub(crate) fn redis(rounds: u32) -> Result<Vec<Row>> {
@@ -31,7 +32,7 @@ pub(crate) fn postgres(rounds: u32) -> Result<Vec<Row>> {
     Ok(vec![crowd("crowd_postgres", "TIDEGATE_TEST_POSTGRES", rounds)?])
 }
 
-/// Leases a second of many callers, against those of few.
+/// Leases per second with many callers, against few.
 fn crowd(name: &str, variable: &str, rounds: u32) -> Result<Row> {
     let side = Side::open(variable)?;
     let (mut many, mut few) = (0.0_f64, 0.0_f64);
@@ -40,7 +41,7 @@ fn crowd(name: &str, variable: &str, rounds: u32) -> Result<Row> {
         many = many.max(side.run(MANY, ROUND)?.per_second());
         few = few.max(side.run(FEW, ROUND)?.per_second());
     }
-    let what = "256 callers that acquire and settle, of 1,024 entities, vs 64; default options";
+    let what = "acquire + settle by 256 callers over 1,024 entities, vs by 64; default options";
     Ok(Row::at_least(name, (many, few), Some(0.9), "leases/s", what))
 }
 
@@ -63,13 +64,12 @@ pub(crate) fn hiccup(rounds: u32) -> Result<Vec<Row>> {
         paused?;
         best = best.min(run?.gap);
     }
-    let what =
-        "the longest time without a grant, vs a pause of the server of 80 ms; 64 callers, default options";
+    let what = "longest time without a grant, vs a server pause of 80 ms; 64 callers, default options";
     let pair = (best.as_secs_f64() * 1e3, PAUSE.as_secs_f64() * 1e3);
     Ok(vec![Row::new("hiccup_redis", pair, Some(2.0), "ms", what)])
 }
 
-/// Spends a second while policies that concern no caller are written, against none being written.
+/// Spends per second while policies of other entities are written, against no writes.
 pub(crate) fn policy_writes(rounds: u32) -> Result<Vec<Row>> {
     let side = Side::open("TIDEGATE_TEST_REDIS")?;
     let (mut busy, mut calm) = (0.0_f64, 0.0_f64);
@@ -79,9 +79,9 @@ pub(crate) fn policy_writes(rounds: u32) -> Result<Vec<Row>> {
         let limiter = side.limiter.clone();
         let writer = side.runtime.spawn(async move {
             for number in 0_u64.. {
-                let stranger = Scope::Entity(EntityId::new(&format!("stranger-{}", number % 100))?);
+                let other_scope = Scope::Entity(EntityId::new(&format!("other-{}", number % 100))?);
                 let policy = Policy::new([Limit::per_minute("rpm", 1 + number)])?;
-                limiter.admin("bench").set_policy(stranger, policy).await?;
+                limiter.admin("bench").set_policy(other_scope, policy).await?;
                 tokio::time::sleep(WRITE_EVERY).await;
             }
             anyhow::Ok(())
@@ -90,8 +90,7 @@ pub(crate) fn policy_writes(rounds: u32) -> Result<Vec<Row>> {
         writer.abort();
         calm = calm.max(side.runtime.block_on(side.spends())?.per_second());
     }
-    let what =
-        "64 callers that spend, of 1,024 entities, beside 10 writes a second of others' policies, vs none";
+    let what = "spends by 64 callers over 1,024 entities, during 10 policy writes/s for other entities, vs no writes";
     Ok(vec![Row::at_least("policy_writes_redis", (busy, calm), Some(0.9), "spends/s", what)])
 }
 
@@ -100,7 +99,7 @@ struct Side {
     runtime: Runtime,
 }
 
-/// What callers got.
+/// The result of one round.
 struct Run {
     grants: u64,
     took: Duration,
@@ -110,14 +109,14 @@ struct Run {
 
 impl Run {
     fn per_second(&self) -> f64 {
-        counted(self.grants) / self.took.as_secs_f64()
+        to_f64(self.grants) / self.took.as_secs_f64()
     }
 }
 
 impl Side {
     fn open(variable: &str) -> Result<Self> {
         let url = std::env::var(variable)
-            .with_context(|| format!("{variable} is not set: run this by `cargo xtask bench engines`"))?;
+            .with_context(|| format!("{variable} is not set: run it with `cargo xtask bench engines`"))?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let url = format!("{url}?namespace=crowd-{}", std::process::id());
         let store = runtime.block_on(tidegate::store::open(&url))?;
@@ -163,7 +162,7 @@ impl Side {
                 while start.elapsed() < span {
                     let name = format!("user-{}", number % ENTITIES);
                     number += 17;
-                    match limiter.acquire((name.as_str(), "gpt-4"), [("rpm", 1), ("tpm", 800)]).await {
+                    match limiter.try_acquire((name.as_str(), "gpt-4"), [("rpm", 1), ("tpm", 800)]).await {
                         Ok(mut lease) => {
                             grants.fetch_add(1, Ordering::Relaxed);
                             let now = micros();
@@ -171,10 +170,10 @@ impl Side {
                                 now - last.fetch_max(now, Ordering::Relaxed).min(now),
                                 Ordering::Relaxed,
                             );
-                            // What is not settled is settled in the background.
-                            drop(lease.settle_as_held().await);
+                            // A lease that was not settled here is settled in the background.
+                            drop(lease.settle_full().await);
                         }
-                        Err(_) => tokio::time::sleep(REST).await,
+                        Err(_) => tokio::time::sleep(ERROR_PAUSE).await,
                     }
                 }
             })

@@ -1,4 +1,4 @@
-//! Many callers at once, for the time of a round.
+//! Closed-loop load: many concurrent callers for the duration of a round.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tokio::runtime::Runtime;
 
-/// Callers at a time.
+/// Concurrent callers.
 const CALLERS: usize = 64;
-/// Rounds of a second or so: fewer are enough.
+/// Rounds take about a second: fewer are enough.
 pub(crate) const ROUNDS_MAX: u32 = 7;
 const ROUND: Duration = Duration::from_secs(1);
 
-/// What callers do a second who acquire one after the other, each of one of `count` names.
+/// Acquires per second of concurrent callers, each acquiring in sequence over `count` names.
 pub(crate) fn round<F>(
     runtime: &Runtime,
     count: usize,
@@ -28,7 +28,7 @@ where
         let caller = |caller: usize| {
             let (acquire, names, done) = (acquire.clone(), Arc::clone(&names), Arc::clone(&done));
             tokio::spawn(async move {
-                // Each begins elsewhere, and goes on in steps that meet every row.
+                // Each caller starts at another name, and the stride visits all of them.
                 let mut number = caller * 16;
                 while start.elapsed() < ROUND {
                     acquire(Arc::clone(&names[number % names.len()])).await?;
@@ -44,10 +44,10 @@ where
         }
         anyhow::Ok(())
     })?;
-    Ok(counted(done.load(Ordering::Relaxed)) / start.elapsed().as_secs_f64())
+    Ok(to_f64(done.load(Ordering::Relaxed)) / start.elapsed().as_secs_f64())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a benchmark are far below 2^53")]
-pub(crate) const fn counted(count: u64) -> f64 {
+pub(crate) const fn to_f64(count: u64) -> f64 {
     count as f64
 }

@@ -1,6 +1,6 @@
-//! Stores over servers, against what one would write by hand on the same server: `cargo xtask bench engines`.
+//! Stores on servers, against hand-written queries on the same server: `cargo xtask bench engines`.
 //!
-//! The servers are those that `cargo xtask engines` starts; it says where they are.
+//! `cargo xtask engines` starts the servers and prints their addresses.
 
 mod crowd;
 mod load;
@@ -21,7 +21,7 @@ const CASES: [Case; 7] = [
     ("policy_writes_redis", crowd::policy_writes),
 ];
 
-/// Measures stores over servers.
+/// Measures stores on servers.
 #[derive(Debug, Parser)]
 #[command(name = "engines")]
 struct Arguments {

@@ -1,4 +1,5 @@
-//! The store in PostgreSQL, against a plain `UPDATE … RETURNING` for each acquire, with the same client and as many connections.
+//! The PostgreSQL store, against a plain `UPDATE … RETURNING` per acquire with the same client and number of
+//! connections.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -10,16 +11,16 @@ use tidegate_bench::report::Row;
 use tokio::runtime::Runtime;
 use tokio_postgres::{Config, NoTls};
 
-use crate::load::{ROUNDS_MAX, counted, round};
+use crate::load::{ROUNDS_MAX, round, to_f64};
 
 const PLENTY: u64 = 1 << 39;
 const CONNECTIONS: usize = 8;
-/// Rows that callers spread over.
+/// Rows that callers are spread over.
 const SPREAD: usize = 1_024;
 const TAKE: &str =
     "UPDATE bench_limits SET left_over = left_over - 1 WHERE id = $1 AND left_over >= 1 RETURNING left_over";
 
-/// A limiter and a table on one server.
+/// A limiter and a plain table on one server.
 struct Sides {
     limiter: Limiter,
     store: Postgres,
@@ -29,12 +30,12 @@ struct Sides {
 
 pub(crate) fn spread(rounds: u32) -> Result<Vec<Row>> {
     let what =
-        "64 callers that acquire, of 1,024 rows, lease included, vs a plain UPDATE … RETURNING for each";
+        "acquires by 64 callers over 1,024 rows, lease included, vs a plain UPDATE … RETURNING for each";
     rows("postgres_spread", SPREAD, 1.0, what, rounds)
 }
 
 pub(crate) fn hot(rounds: u32) -> Result<Vec<Row>> {
-    let what = "64 callers that acquire, of one row, lease included, vs a plain UPDATE … RETURNING for each";
+    let what = "acquires by 64 callers of one row, lease included, vs a plain UPDATE … RETURNING for each";
     rows("postgres_hot", 1, 3.0, what, rounds)
 }
 
@@ -47,18 +48,18 @@ fn rows(name: &str, count: usize, target: f64, what: &str, rounds: u32) -> Resul
         peer = peer.max(sides.peer(count)?);
     }
     let after = sides.store.stats();
-    let together = counted(after.calls - before.calls) / counted(after.batches - before.batches);
-    let told = "acquires in one statement, against one";
+    let per_statement = to_f64(after.calls - before.calls) / to_f64(after.batches - before.batches);
+    let note = "acquires per statement, vs one";
     Ok(vec![
         Row::at_least(name, (ours, peer), Some(target), "acquires/s", what),
-        Row::at_least(&format!("{name}_together"), (together, 1.0), None, "acquires", told),
+        Row::at_least(&format!("{name}_together"), (per_statement, 1.0), None, "acquires", note),
     ])
 }
 
 impl Sides {
     fn open() -> Result<Self> {
         let url = std::env::var("TIDEGATE_TEST_POSTGRES")
-            .context("TIDEGATE_TEST_POSTGRES is not set: run this by `cargo xtask bench engines`")?;
+            .context("TIDEGATE_TEST_POSTGRES is not set: run it with `cargo xtask bench engines`")?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let schema = format!("bench_{}", std::process::id());
         let options = PostgresOptions::new(&url).schema(schema).connections(CONNECTIONS);
@@ -80,19 +81,19 @@ impl Sides {
         Ok(Self { limiter: builder.build()?, store, peer, runtime })
     }
 
-    /// Acquires a second, ours.
+    /// Acquires per second of the store.
     fn ours(&self, count: usize) -> Result<f64> {
         let limiter = self.limiter.clone();
         round(&self.runtime, count, move |name| {
             let limiter = limiter.clone();
             async move {
-                limiter.acquire((&*name, "gpt-4"), [("rpm", 1)]).await?.detach();
+                limiter.try_acquire((&*name, "gpt-4"), [("rpm", 1)]).await?.detach();
                 Ok(())
             }
         })
     }
 
-    /// The peer's.
+    /// Acquires per second of the peer.
     fn peer(&self, count: usize) -> Result<f64> {
         let pool = self.peer.clone();
         round(&self.runtime, count, move |name| {

@@ -1,8 +1,8 @@
-//! `tidegate fetch` beside the plainest program that fetches as many files at once.
+//! `tidegate fetch` against a minimal program with the same concurrency.
 //!
-//! Both are processes of their own, read the same addresses from a file, ask the same server, which answers at once, and write every
-//! file. Ours asks for robots.txt, keeps a journal, and waits for the disk before a file gets its name; the peer writes the file and
-//! is done. Ours has limits that hold nobody back: what is measured is what they cost.
+//! Both are separate processes that read the same addresses from a file, request them from a local server,
+//! and write every file. Ours requests robots.txt, keeps a journal, and syncs a file before it renames it;
+//! the peer only writes. The limits never delay a request, so the row shows their overhead.
 
 use std::env;
 use std::fmt::Write as _;
@@ -24,12 +24,12 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 const FILES: usize = 4_000;
 const BYTES: usize = 8 << 10;
-const AT_ONCE: u32 = 32;
+const CONCURRENCY: u32 = 32;
 const TARGET: f64 = 0.8;
-/// Each round takes a second or more of each side.
+/// A round takes a second or more per side.
 const ROUNDS_PER: u32 = 4;
 
-/// Files a second of both sides, each the best of its rounds, which are interleaved.
+/// Files per second of both sides, each the best of its interleaved rounds.
 pub(crate) fn overhead(rounds: u32) -> Result<Vec<Row>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
@@ -51,22 +51,23 @@ pub(crate) fn overhead(rounds: u32) -> Result<Vec<Row>> {
         let peer = folder.path().join(format!("peer-{round}"));
         best.1 = best.1.max(files_per_second(plain(&urls, &peer)?, &peer)?);
     }
-    let what =
-        format!("`tidegate fetch` vs reqwest that writes files: {FILES} of {BYTES} bytes, {AT_ONCE} at once");
+    let what = format!(
+        "`tidegate fetch` vs reqwest writing files: {FILES} files of {BYTES} bytes, concurrency {CONCURRENCY}"
+    );
     Ok(vec![Row::at_least("fetch_overhead", best, Some(TARGET), "files/s", &what)])
 }
 
-/// Ours.
+/// Our command.
 fn fetch(urls: &Path, out: &Path) -> Result<Command> {
-    let at_once = AT_ONCE.to_string();
+    let concurrency = CONCURRENCY.to_string();
     let mut command = Command::new(env::current_exe()?.with_file_name("tidegate"));
-    command.args(["fetch", "--concurrency", &at_once, "--per-host", &at_once]);
+    command.args(["fetch", "--concurrency", &concurrency, "--per-host", &concurrency]);
     command.args(["--rate", "1000000", "--rate-max", "1000000"]);
     command.arg("-i").arg(urls).arg("--out").arg(out);
     Ok(command)
 }
 
-/// The other: this program, asked to.
+/// The peer's command: this program with `--plain`.
 fn plain(urls: &Path, out: &Path) -> Result<Command> {
     let mut command = Command::new(env::current_exe()?);
     command.arg("--plain").arg(urls).arg(out);
@@ -74,19 +75,20 @@ fn plain(urls: &Path, out: &Path) -> Result<Command> {
 }
 
 fn files_per_second(mut command: Command, out: &Path) -> Result<f64> {
-    let begun = Instant::now();
+    let start = Instant::now();
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
-    let took = begun.elapsed().as_secs_f64();
-    let status = status.with_context(|| format!("{command:?} is built beside this program"))?;
+    let took = start.elapsed().as_secs_f64();
+    let status = status
+        .with_context(|| format!("could not start {command:?}, which must be built beside this program"))?;
     ensure!(status.success(), "{command:?} ended with {status}");
     let count = count(out)?;
-    ensure!(count == FILES, "{command:?} has left {count} files");
+    ensure!(count == FILES, "{command:?} wrote {count} files, expected {FILES}");
     fs::remove_dir_all(out)?;
     #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
     Ok(FILES as f64 / took)
 }
 
-/// Files of the pages, and no others.
+/// Counts the page files.
 fn count(folder: &Path) -> Result<usize> {
     let mut files = 0;
     for entry in fs::read_dir(folder)? {
@@ -100,20 +102,20 @@ fn count(folder: &Path) -> Result<usize> {
     Ok(files)
 }
 
-/// Fetches every address of a file, so many at once, each to a file of its own.
+/// Fetches every address of a file concurrently, each to its own file.
 pub(crate) fn run_plain(urls: &Path, out: PathBuf) -> Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         fs::create_dir_all(&out)?;
         let client = reqwest::Client::new();
-        let (turns, out) = (Arc::new(Semaphore::new(usize::try_from(AT_ONCE)?)), Arc::new(out));
+        let (permits, out) = (Arc::new(Semaphore::new(usize::try_from(CONCURRENCY)?)), Arc::new(out));
         let mut tasks = JoinSet::new();
         for (number, url) in fs::read_to_string(urls)?.lines().enumerate() {
-            let turn = Arc::clone(&turns).acquire_owned().await?;
+            let permit = Arc::clone(&permits).acquire_owned().await?;
             let (client, url, out) = (client.clone(), url.to_owned(), Arc::clone(&out));
             tasks.spawn(async move {
                 let body = client.get(url).send().await?.error_for_status()?.bytes().await?;
                 spawn_blocking(move || fs::write(out.join(format!("{number}.html")), body)).await??;
-                drop(turn);
+                drop(permit);
                 anyhow::Ok(())
             });
         }

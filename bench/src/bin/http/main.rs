@@ -1,8 +1,9 @@
-//! HTTP clients: `cargo xtask bench http`. The fetcher is in `fetch.rs`; this is about layers.
+//! HTTP clients: `cargo xtask bench http`. The fetcher is in `fetch.rs`; this file measures layers.
 //!
-//! Both sides stand before a service that answers at once with a small body, and the answer is dropped. Ours reads its status and
-//! headers, and holds the slot until the body is gone; the peer holds it until the answer is there and reads nothing. Ours is
-//! judged on our fast clock, as keyed throttles are, and told on the default one; the peer has the clock it comes with.
+//! Both sides wrap a service that responds at once with a small body, which is dropped. Ours reads the status
+//! and headers, and holds the slot until the body ends; the peer reads nothing and releases its slot with the
+//! response. Ours has a target on our fast clock, as keyed throttles do, and none on the default clock; the
+//! peer uses its own clock.
 
 mod fetch;
 
@@ -52,7 +53,7 @@ const CASES: [Case; 3] = [
 struct Arguments {
     #[command(flatten)]
     options: Options,
-    /// Fetches what a file says into a folder, as plainly as can be: what the fetcher is compared with.
+    /// Fetches the addresses of a file into a folder as plainly as possible: the peer of the fetcher.
     #[arg(long, hide = true, num_args = 2, value_names = ["URLS", "OUT"])]
     plain: Option<Vec<PathBuf>>,
 }
@@ -65,7 +66,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Answers at once.
+/// Responds at once.
 #[derive(Debug, Clone, Copy)]
 struct NoOp;
 
@@ -83,7 +84,7 @@ impl Service<Request<()>> for NoOp {
     }
 }
 
-/// Slots and a rate, and plenty of both.
+/// Slots and a rate that never limit.
 fn limits() -> Builder {
     Throttle::builder().slots(Slots::fixed(SLOTS)).rate(Rate::per_second(u64::from(PLENTY)))
 }
@@ -103,11 +104,11 @@ fn tower_layer(name: &str, rounds: u32, ours: Builder, target: Option<f64>, what
     Ok(Row::new(name, pair, target, "ns", what))
 }
 
-/// So many calls, one after the other.
+/// Sequential calls.
 fn call<S: Service<Request<()>>>(runtime: &Runtime, service: &mut S, times: u32) {
     runtime.block_on(async {
         for _ in 0..times {
-            let Ok(service) = service.ready().await else { unreachable!("the service is always there") };
+            let Ok(service) = service.ready().await else { unreachable!("the service is always ready") };
             drop(black_box(service.call(Request::new(())).await));
         }
     });

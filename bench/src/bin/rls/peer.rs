@@ -1,4 +1,4 @@
-//! The least that a server of this service would do: decode the request and answer that it is within its limits.
+//! A minimal server of the protocol: decodes the request and responds OK.
 
 use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-struct Bare;
+struct MinimalService;
 
 #[tonic::async_trait]
-impl RateLimitService for Bare {
+impl RateLimitService for MinimalService {
     async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
@@ -32,12 +32,12 @@ impl RateLimitService for Bare {
     }
 }
 
-/// Serves until it is killed.
+/// Serves until the process is killed.
 pub(crate) async fn serve(listen: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(listen).await?;
     let ready = json!({ "envoy": listener.local_addr()?.to_string(), "token": "none" });
     writeln!(stdout(), "{ready}")?;
-    let service = RateLimitServiceServer::new(Bare);
+    let service = RateLimitServiceServer::new(MinimalService);
     let server = Server::builder().tcp_nodelay(true).add_service(service);
     Ok(server.serve_with_incoming(TcpListenerStream::new(listener)).await?)
 }

@@ -1,4 +1,4 @@
-//! The least that a server of this API would do: parse the same JSON, check a token, answer.
+//! A minimal server of the API: parses the same JSON, checks a token, responds.
 
 use std::collections::HashMap;
 use std::io::{Write as _, stdout};
@@ -15,13 +15,13 @@ use sha2::{Digest, Sha256};
 use tidegate_client::{Acquire, Settle};
 use tokio::net::TcpListener;
 
-/// The one token there is: its id and its secret.
+/// The only token: its id and its secret.
 pub(crate) const TOKEN: (&str, &str) = ("bench", "0123456789abcdefghijklmnopqrstuvwxyz0123456");
 
-/// Hashes of secrets by the ids of their tokens: nobody keeps secrets as they are.
+/// Hashes of secrets by token id, since no server stores secrets in the clear.
 type Tokens = Arc<HashMap<String, [u8; 32]>>;
 
-/// Serves until it is killed.
+/// Serves until the process is killed.
 pub(crate) async fn serve(listen: SocketAddr) -> Result<()> {
     let (id, secret) = TOKEN;
     let tokens: Tokens = Arc::new(HashMap::from([(id.to_owned(), Sha256::digest(secret).into())]));
@@ -47,10 +47,10 @@ fn check(tokens: &Tokens, headers: &HeaderMap) -> Result<(), StatusCode> {
 async fn acquire(
     State(tokens): State<Tokens>,
     headers: HeaderMap,
-    Json(ask): Json<Acquire>,
+    Json(request): Json<Acquire>,
 ) -> Result<Json<Value>, StatusCode> {
     check(&tokens, &headers)?;
-    Ok(Json(json!({ "lease": ask.entity.0.as_str(), "expires_in": 60 })))
+    Ok(Json(json!({ "lease": request.entity.0.as_str(), "expires_in": 60 })))
 }
 
 async fn settle(

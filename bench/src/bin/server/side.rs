@@ -1,4 +1,4 @@
-//! The two servers: ours, and the least that any would do.
+//! The two servers under test: ours, and the minimal peer.
 
 use std::env;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::ops::Deref;
 use anyhow::{Context as _, Result};
 use tidegate_bench::side::Side as Program;
 
-/// A server that answers HTTP. Dropping it kills it.
+/// A running HTTP server. Dropping it kills the process.
 pub(crate) struct Side {
     program: Program,
     pub(crate) addr: SocketAddr,
@@ -15,7 +15,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Ours, on this store.
+    /// Starts ours on this store.
     pub(crate) async fn tidegate(store: &str) -> Result<Self> {
         let program = env::current_exe()?.with_file_name("tidegate");
         let arguments =
@@ -23,14 +23,14 @@ impl Side {
         Self::of(Program::start(program.as_os_str(), &arguments).await?)
     }
 
-    /// The other.
+    /// Starts the peer.
     pub(crate) async fn peer() -> Result<Self> {
         Self::of(Program::start(env::current_exe()?.as_os_str(), &["--peer", "127.0.0.1:0"]).await?)
     }
 
     fn of(program: Program) -> Result<Self> {
-        let addr = program.said("url")?.strip_prefix("http://").context("an address of HTTP")?.parse()?;
-        let token = program.said("token")?.to_owned();
+        let addr = program.ready_field("url")?.strip_prefix("http://").context("an HTTP address")?.parse()?;
+        let token = program.ready_field("token")?.to_owned();
         Ok(Self { program, addr, token })
     }
 }

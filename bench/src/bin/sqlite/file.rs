@@ -1,23 +1,23 @@
-//! The store in a file: what taking many into one transaction is worth.
+//! The SQLite store: the gain of group commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tidegate::{Durable, Limit, Limiter, Sqlite, SqliteOptions};
+use tidegate::{Durability, Limit, Limiter, Sqlite, SqliteOptions};
 use tidegate_bench::report::Row;
 use tokio::runtime::Runtime;
 
 const PLENTY: u64 = 1 << 39;
 const COST: [(&str, u64); 2] = [("rpm", 1), ("tpm", 800)];
-/// Callers at a time.
+/// Concurrent callers.
 const CALLERS: usize = 64;
-/// Rounds of a second or so: fewer are enough.
+/// Rounds take about a second: fewer are enough.
 const ROUNDS_MAX: u32 = 7;
 const ROUND: Duration = Duration::from_millis(700);
 
-/// A limiter over a file of its own.
+/// A limiter over its own file.
 struct Ours {
     limiter: Limiter,
     store: Sqlite,
@@ -25,16 +25,16 @@ struct Ours {
     _folder: tempfile::TempDir,
 }
 
-/// What one round did.
+/// The result of one round.
 struct Round {
     acquires_per_second: f64,
     draws_per_transaction: f64,
 }
 
 impl Ours {
-    fn new(durable: Durable, batch_max: Option<usize>) -> Result<Self> {
+    fn new(durable: Durability, batch_max: Option<usize>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
-        // Beside the program, so that it is measured on a disk and not in memory.
+        // Beside the program, so that the file is on a disk and not in a tmpfs.
         let program = std::env::current_exe()?;
         let folder = tempfile::tempdir_in(program.parent().context("a program is in a folder")?)?;
         let options = SqliteOptions::file(folder.path().join("limits.db")).durable(durable);
@@ -48,7 +48,7 @@ impl Ours {
         Ok(Self { limiter, store, runtime, _folder: folder })
     }
 
-    /// So many callers acquire and settle, one after the other, for the time of a round.
+    /// Concurrent callers acquire and settle in sequence for the duration of a round.
     fn round(&self, callers: usize) -> Result<Round> {
         let before = self.store.stats();
         let (start, done) = (Instant::now(), Arc::new(AtomicU64::new(0)));
@@ -58,7 +58,7 @@ impl Ours {
                 tokio::spawn(async move {
                     let entity = format!("user-{}", number % 8);
                     while start.elapsed() < ROUND {
-                        let mut lease = limiter.acquire((entity.as_str(), "gpt-4"), COST).await?;
+                        let mut lease = limiter.try_acquire((entity.as_str(), "gpt-4"), COST).await?;
                         lease.settle([("tpm", 640)]).await?;
                         done.fetch_add(1, Ordering::Relaxed);
                     }
@@ -72,47 +72,47 @@ impl Ours {
             anyhow::Ok(())
         })?;
         let (seconds, after) = (start.elapsed().as_secs_f64(), self.store.stats());
-        let transactions = counted(after.transactions - before.transactions);
+        let transactions = to_f64(after.transactions - before.transactions);
         Ok(Round {
-            acquires_per_second: counted(done.load(Ordering::Relaxed)) / seconds,
-            draws_per_transaction: counted(after.draws - before.draws) / transactions,
+            acquires_per_second: to_f64(done.load(Ordering::Relaxed)) / seconds,
+            draws_per_transaction: to_f64(after.draws - before.draws) / transactions,
         })
     }
 }
 
 pub(crate) fn draws_per_transaction(rounds: u32) -> Result<Vec<Row>> {
-    let (commit, second) = (Ours::new(Durable::Commit, None)?, Ours::new(Durable::Second, None)?);
+    let (commit, second) = (Ours::new(Durability::Commit, None)?, Ours::new(Durability::EverySecond, None)?);
     let mean = |ours: &Ours| -> Result<f64> {
         let rounds = rounds.clamp(1, ROUNDS_MAX);
         let sum: Result<f64> = (0..rounds).map(|_| Ok(ours.round(CALLERS)?.draws_per_transaction)).sum();
         Ok(sum? / f64::from(rounds))
     };
-    let what = "64 callers that acquire and settle, durable=second, against 16";
-    let told = "the same, durable=commit";
+    let what = "acquire + settle by 64 callers, durable=second, vs 16";
+    let commit_note = "the same, durable=commit";
     Ok(vec![
         Row::at_least("draws_per_transaction", (mean(&second)?, 16.0), Some(1.0), "draws", what),
-        Row::at_least("draws_per_transaction_commit", (mean(&commit)?, 16.0), None, "draws", told),
+        Row::at_least("draws_per_transaction_commit", (mean(&commit)?, 16.0), None, "draws", commit_note),
     ])
 }
 
 pub(crate) fn group_commit(rounds: u32) -> Result<Vec<Row>> {
-    let (ours, alone) = (Ours::new(Durable::Commit, None)?, Ours::new(Durable::Commit, Some(1))?);
-    let second = Ours::new(Durable::Second, None)?;
+    let (ours, alone) = (Ours::new(Durability::Commit, None)?, Ours::new(Durability::Commit, Some(1))?);
+    let second = Ours::new(Durability::EverySecond, None)?;
     let (mut best, mut best_alone, mut best_second) = (0.0_f64, 0.0_f64, 0.0_f64);
     for _ in 0..rounds.clamp(1, ROUNDS_MAX) {
         best = best.max(ours.round(CALLERS)?.acquires_per_second);
         best_alone = best_alone.max(alone.round(CALLERS)?.acquires_per_second);
         best_second = best_second.max(second.round(CALLERS)?.acquires_per_second);
     }
-    let what = "64 callers that acquire and settle, durable=commit, against one call per transaction";
-    let told = "durable=second against durable=commit, both grouped";
+    let what = "acquire + settle by 64 callers, durable=commit, vs one call per transaction";
+    let second_note = "durable=second vs durable=commit, both grouped";
     Ok(vec![
         Row::at_least("group_commit", (best, best_alone), Some(3.0), "acquires/s", what),
-        Row::at_least("second_over_commit", (best_second, best), None, "acquires/s", told),
+        Row::at_least("second_over_commit", (best_second, best), None, "acquires/s", second_note),
     ])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a benchmark are far below 2^53")]
-const fn counted(count: u64) -> f64 {
+const fn to_f64(count: u64) -> f64 {
     count as f64
 }

@@ -1,4 +1,4 @@
-//! The store in a file, and a throttle joined to a limiter: `cargo xtask bench sqlite`.
+//! The SQLite store, and a throttle joined to a limiter: `cargo xtask bench sqlite`.
 
 mod file;
 mod joined;
@@ -13,7 +13,7 @@ const CASES: [Case; 3] = [
     ("joined_overhead", joined::rows),
 ];
 
-/// Measures the store in a file, and one permit over both halves.
+/// Measures the SQLite store, and a throttle joined to a limiter.
 #[derive(Debug, Parser)]
 #[command(name = "sqlite")]
 struct Arguments {

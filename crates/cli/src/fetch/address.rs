@@ -1,4 +1,5 @@
-//! The address of a page, read once: absolute, of the web, and one text for what is the same page.
+//! The address of a page, parsed once: an absolute HTTP(S) URL, normalized so that equal pages have equal
+//! text.
 
 use std::fmt;
 
@@ -6,27 +7,27 @@ use reqwest::Url;
 use sha2::{Digest as _, Sha256};
 use tidegate::Authority;
 
-use crate::words::shown;
+use crate::format;
 
-/// No address is longer: what is longer is no address that somebody made on purpose.
+/// The maximum length of an address. Longer ones are not plausible.
 pub(crate) const ADDRESS_MAX: usize = 8_192;
 
-/// So much of a bad line is shown.
+/// How much of an invalid line is shown.
 const SHOWN_MAX: usize = 200;
 
-/// An address that can be asked for, and whose host it is.
+/// A URL that can be requested, and its host.
 #[derive(Debug, Clone)]
 pub(crate) struct Address {
     pub(crate) url: Url,
     pub(crate) host: Authority,
 }
 
-/// A page, by its address: 128 bits of it, of which no two were ever seen to be the same.
+/// The identity of a page: a 128-bit hash of its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key(u128);
 
 impl Key {
-    /// The page at this address.
+    /// The key of the page at this address.
     pub(crate) fn of(url: &Url) -> Self {
         let digest = Sha256::digest(url.as_str());
         let (half, _) = digest.split_at(size_of::<u128>());
@@ -41,39 +42,39 @@ impl fmt::Display for Key {
 }
 
 impl Address {
-    /// Reads a line.
+    /// Parses a line.
     pub(crate) fn parse(line: &str) -> Result<Self, String> {
         if line.len() > ADDRESS_MAX {
-            return Err(format!("it has more than {ADDRESS_MAX} bytes"));
+            return Err(format!("longer than {ADDRESS_MAX} bytes"));
         }
         let url = Url::parse(line).map_err(|error| {
-            // What people forget most.
+            // The most common mistake: a missing scheme.
             let is_bare = !line.contains("://");
-            if is_bare { "it does not begin with https:// or http://".to_owned() } else { error.to_string() }
+            if is_bare { "it must begin with https:// or http://".to_owned() } else { error.to_string() }
         })?;
         Self::of(url)
     }
 
-    /// The same of what was read already, such as where a redirect leads.
+    /// Validates a parsed URL, such as the target of a redirect.
     pub(crate) fn of(mut url: Url) -> Result<Self, String> {
         if !matches!(url.scheme(), "http" | "https") {
-            return Err("it is neither https:// nor http://".to_owned());
+            return Err("the scheme must be https or http".to_owned());
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("it holds a name or a password, which would be written down with it".to_owned());
+            return Err("it must not contain a user name or password".to_owned());
         }
         if url.port() == Some(0) {
-            return Err("its port is 0".to_owned());
+            return Err("the port must not be 0".to_owned());
         }
-        // What is behind it never leaves the client.
+        // Fragments are never sent to a server.
         url.set_fragment(None);
-        // With and without the last dot it is the same host.
+        // A trailing dot does not change the host.
         if let Some(bare) = url.host_str().and_then(|host| host.strip_suffix('.')).map(str::to_owned) {
             url.set_host(Some(&bare)).map_err(|error| error.to_string())?;
         }
         let host = Authority::new(&url.origin().ascii_serialization()).map_err(|error| error.to_string())?;
         if url.as_str().len() > ADDRESS_MAX {
-            return Err(format!("it has more than {ADDRESS_MAX} bytes"));
+            return Err(format!("longer than {ADDRESS_MAX} bytes"));
         }
         Ok(Self { url, host })
     }
@@ -82,7 +83,7 @@ impl Address {
         self.url.scheme() == "https"
     }
 
-    /// Where the rules of its site are.
+    /// The address of the site's robots.txt.
     pub(crate) fn robots(&self) -> Self {
         let mut url = self.url.clone();
         url.set_path("/robots.txt");
@@ -91,10 +92,11 @@ impl Address {
     }
 }
 
-/// A line as it may be shown, and written down: without what may be a name and a password.
+/// A line for display and for the journal, without possible credentials.
 pub(crate) fn shown_line(line: &str) -> String {
     if let Some(at) = line.rfind('@') {
-        // What is no address may have a slash in its password: all before the last `@` is left out, but for the scheme.
+        // The password in an invalid URL may contain a slash: everything before the last `@` is dropped,
+        // except for the scheme.
         let scheme = line.find("://").map(|end| end + 3).filter(|end| *end <= at).unwrap_or_default();
         return cut(&line[..scheme]) + "…" + &cut(&line[at..]);
     }
@@ -104,7 +106,7 @@ pub(crate) fn shown_line(line: &str) -> String {
 fn cut(line: &str) -> String {
     let end = line.char_indices().nth(SHOWN_MAX).map_or(line.len(), |(end, _)| end);
     let more = if end < line.len() { "…" } else { "" };
-    shown(&line[..end]) + more
+    format::escape(&line[..end]) + more
 }
 
 #[cfg(test)]
@@ -112,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_same_page_has_one_text() {
+    fn equal_pages_have_equal_addresses() {
         let table = [
             ("HTTP://Example.COM:80/a/../b?q#frag", "http://example.com/b?q", "example.com"),
             ("https://example.com.", "https://example.com/", "example.com"),
@@ -127,17 +129,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_for_says_why() {
+    fn invalid_address_is_rejected_with_a_reason() {
         let long = format!("https://h/{}", "a".repeat(ADDRESS_MAX));
         let table = [
-            ("example.com/a", "it does not begin with https:// or http://"),
-            ("ftp://h/a", "it is neither https:// nor http://"),
-            ("mailto:a@b", "it is neither https:// nor http://"),
-            ("https://u:p@h/", "it holds a name or a password, which would be written down with it"),
+            ("example.com/a", "it must begin with https:// or http://"),
+            ("ftp://h/a", "the scheme must be https or http"),
+            ("mailto:a@b", "the scheme must be https or http"),
+            ("https://u:p@h/", "it must not contain a user name or password"),
             ("https://", "empty host"),
-            ("https://h:0/", "its port is 0"),
+            ("https://h:0/", "the port must not be 0"),
             ("https://h:99999/", "invalid port number"),
-            (&long, "it has more than 8192 bytes"),
+            (&long, "longer than 8192 bytes"),
         ];
         for (text, why) in table {
             assert_eq!(Address::parse(text).unwrap_err(), why, "{}", shown_line(text));
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_shown_without_its_password() {
+    fn displayed_line_has_no_password() {
         let table = [
             ("https://u:p@h/a", "https://…@h/a"),
             ("https://u:p/w@h:99999/a", "https://…@h:99999/a"),

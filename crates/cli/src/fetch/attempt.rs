@@ -1,5 +1,5 @@
-//! One request: sent, read, and its page written to its part. What it means for the host is learned here; what is done about it is
-//! decided elsewhere.
+//! One request: sends it, reads the response and writes its page to a part. It records the outcome for the
+//! host; the caller decides what follows.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,230 +7,236 @@ use std::time::Duration;
 
 use reqwest::header::LOCATION;
 use reqwest::{Client, Response, StatusCode, Url};
-use tidegate::{Class, Ended, HttpClasses, Kind, Outcome};
+use tidegate::{Class, Completion, HttpClasses, Kind, Outcome};
 use tokio::time::{Instant, timeout};
 
 use super::gates::Entry;
-use super::part::{Body, Part};
-use super::rules::{BYTES_MAX, Told};
+use super::part_file::{Body, PartFile};
+use super::robots::{BYTES_MAX, RobotsResponse};
 
-/// So much of an answer that nobody wants is read, so that its connection can be used again.
-const REST_MAX: usize = 16 << 10;
-/// And so long it is waited for.
-const REST_WAIT: Duration = Duration::from_secs(1);
+/// Bytes of an unneeded body that are read, so that the connection can be reused.
+const DRAIN_MAX: usize = 16 << 10;
+/// How long to wait for them.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A body that brings less than this in so long is as good as none: it would keep its worker for days.
-const FLOW_MIN: usize = 4 << 10;
-const FLOW_SPAN: Duration = Duration::from_mins(1);
+/// Minimum bytes of a body within [`BODY_SPAN`]: a slower one would occupy its worker for days.
+const BODY_MIN: usize = 4 << 10;
+const BODY_SPAN: Duration = Duration::from_mins(1);
 
-/// What is asked for.
+/// A request.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct PageRequest {
     pub(crate) url: Url,
-    pub(crate) wants: Wants,
+    pub(crate) sink: Sink,
 }
 
-/// What is done with the answer.
+/// What to do with the response.
 #[derive(Debug)]
-pub(crate) enum Wants {
-    /// It is written there, if it has at most so many bytes.
+pub(crate) enum Sink {
+    /// Write it to this path, if it has at most `bytes_max` bytes.
     Page { part: PathBuf, bytes_max: u64 },
-    /// It is the rules of a site.
-    Rules,
+    /// Read it as the robots.txt of a site.
+    Robots,
 }
 
-/// What a request came to.
+/// The result of a request.
 #[derive(Debug)]
-pub(crate) struct Tried {
-    pub(crate) got: Got,
-    /// What it says about the host.
+pub(crate) struct AttemptResult {
+    pub(crate) reply: Reply,
+    /// The outcome for the host.
     pub(crate) kind: Kind,
-    /// Whether another attempt may do better.
-    pub(crate) is_worth_another: bool,
-    /// When the host asked to retry it.
+    /// Whether a retry may succeed.
+    pub(crate) is_retryable: bool,
+    /// The host's `Retry-After`.
     pub(crate) hint: Option<Duration>,
 }
 
-/// What it brought.
+/// The response.
 #[derive(Debug)]
-pub(crate) enum Got {
-    /// A page.
+pub(crate) enum Reply {
+    /// A complete page.
     Page {
         status: u16,
         body: Body,
     },
-    Rules(Told),
-    /// It is elsewhere.
-    Moved(Url),
-    /// It is elsewhere, at no address.
-    Lost(String),
+    Robots(RobotsResponse),
+    /// A redirect.
+    Redirect(Url),
+    /// A redirect without a valid target, or another permanent error.
+    Invalid(String),
     Status(u16),
-    /// It has more bytes than it may.
-    Large,
-    /// No answer, or not all of it.
+    /// A body larger than allowed.
+    TooLarge,
+    /// No response, or an incomplete one.
     Broken(String),
-    /// It could not be written.
+    /// A page that could not be written.
     Disk(io::Error),
 }
 
-/// Sends a request under its entry.
-pub(crate) async fn attempt(client: Client, ask: Ask, mut entry: Entry) -> Tried {
+/// Sends a request and settles its entry.
+pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Entry) -> AttemptResult {
     let classes = HttpClasses::default();
     let start = Instant::now();
-    let response = match client.get(ask.url).send().await {
+    let response = match client.get(request.url).send().await {
         Ok(response) => response,
         Err(error) => {
-            let ended = if error.is_timeout() { Ended::Timeout } else { Ended::Connection };
-            // An address that cannot be asked for says nothing about its host.
-            let ended = if error.is_builder() { Ended::Unsent } else { ended };
+            let ended = if error.is_timeout() { Completion::Timeout } else { Completion::Connection };
+            // A URL that cannot be requested is not the host's failure.
+            let ended = if error.is_builder() { Completion::Unsent } else { ended };
             let class = Class::of(classes.classes(), ended);
-            return settled(entry, class, Got::Broken(why(&error)), start.elapsed());
+            return settle(entry, class, Reply::Broken(why(&error)), start.elapsed());
         }
     };
     let latency = start.elapsed();
     let class = classes.read(response.status(), response.headers());
-    let said = class.outcome().took(latency);
-    // When to come back holds from the moment that it is said, however long the rest of the answer takes. What says no more
-    // than that all is well has yet to bring its body.
-    let is_told = said.kind() != Kind::Success || said.has_hint();
-    if is_told {
-        entry.learn(said);
+    let outcome = class.outcome().took(latency);
+    // A hint counts from the response head, however long the body takes. A success without a hint is reported
+    // only after its body has arrived.
+    let is_recorded = outcome.kind() != Kind::Success || outcome.has_hint();
+    if is_recorded {
+        entry.learn(outcome);
     }
-    let got = match ask.wants {
-        Wants::Rules => rules(response).await,
-        Wants::Page { .. } if is_redirect(response.status()) => redirected(response).await,
-        Wants::Page { part, bytes_max } if is_whole(response.status()) => {
+    let reply = match request.sink {
+        Sink::Robots => robots(response).await,
+        Sink::Page { .. } if is_redirect(response.status()) => redirected(response).await,
+        Sink::Page { part, bytes_max } if is_whole(response.status()) => {
             page(response, part, bytes_max).await
         }
-        Wants::Page { .. } => status(response).await,
+        Sink::Page { .. } => status(response).await,
     };
-    if matches!(got, Got::Broken(_)) {
-        return settled(entry, Class::of(classes.classes(), Ended::Connection), got, latency);
+    if matches!(reply, Reply::Broken(_)) {
+        return settle(entry, Class::of(classes.classes(), Completion::Connection), reply, latency);
     }
-    entry.settle(if is_told { Outcome::ignored() } else { said });
-    Tried { got, kind: said.kind(), is_worth_another: class.is_worth_another(), hint: said.hint() }
+    entry.settle(if is_recorded { Outcome::ignored() } else { outcome });
+    AttemptResult { reply, kind: outcome.kind(), is_retryable: class.is_retryable(), hint: outcome.hint() }
 }
 
-fn settled(entry: Entry, class: Class, got: Got, latency: Duration) -> Tried {
+fn settle(entry: Entry, class: Class, reply: Reply, latency: Duration) -> AttemptResult {
     let outcome: Outcome = class.outcome().took(latency);
     entry.settle(outcome);
-    Tried { got, kind: outcome.kind(), is_worth_another: class.is_worth_another(), hint: None }
+    AttemptResult { reply, kind: outcome.kind(), is_retryable: class.is_retryable(), hint: None }
 }
 
-async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Got {
+async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Reply {
     if response.content_length().is_some_and(|bytes| bytes > bytes_max) {
-        return Got::Large;
+        return Reply::TooLarge;
     }
     let status = response.status().as_u16();
-    let mut part = Part::new(part);
-    let mut flow = Flow::new();
+    let mut part = PartFile::new(part);
+    let mut flow = BodyRate::new();
     loop {
         match response.chunk().await {
-            Ok(Some(chunk)) if flow.is_a_trickle(chunk.len()) => return Got::Broken(TRICKLE.to_owned()),
-            Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > bytes_max => return Got::Large,
+            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => return Reply::Broken(TOO_SLOW.to_owned()),
+            Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > bytes_max => return Reply::TooLarge,
             Ok(Some(chunk)) => {
                 if let Err(error) = part.push(&chunk).await {
-                    return Got::Disk(error);
+                    return Reply::Disk(error);
                 }
             }
             Ok(None) => break,
-            Err(error) => return Got::Broken(why(&error)),
+            Err(error) => return Reply::Broken(why(&error)),
         }
     }
     match part.end().await {
-        Ok(body) => Got::Page { status, body },
-        Err(error) => Got::Disk(error),
+        Ok(body) => Reply::Page { status, body },
+        Err(error) => Reply::Disk(error),
     }
 }
 
-async fn rules(mut response: Response) -> Got {
+async fn robots(mut response: Response) -> Reply {
     let status = response.status();
     if is_redirect(status) {
         return redirected(response).await;
     }
     if !status.is_success() {
-        rest(&mut response).await;
-        // "Come back later" is no answer either: it is as if nobody had answered.
+        drain(&mut response).await;
+        // RFC 9309: a 5xx means that the rules are unknown. A 429 is treated alike.
         let is_away = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-        return Got::Rules(if is_away { Told::Away(status_words(status.as_u16())) } else { Told::None });
+        return Reply::Robots(if is_away {
+            RobotsResponse::Unavailable(status_text(status.as_u16()))
+        } else {
+            RobotsResponse::Missing
+        });
     }
     let mut text = Vec::new();
-    let mut flow = Flow::new();
+    let mut flow = BodyRate::new();
     loop {
         match response.chunk().await {
-            Ok(Some(chunk)) if flow.is_a_trickle(chunk.len()) => return Got::Broken(TRICKLE.to_owned()),
+            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => return Reply::Broken(TOO_SLOW.to_owned()),
             Ok(Some(chunk)) => text.extend_from_slice(&chunk),
             Ok(None) => break,
-            Err(error) => return Got::Broken(why(&error)),
+            Err(error) => return Reply::Broken(why(&error)),
         }
         if text.len() > BYTES_MAX {
             break;
         }
     }
-    Got::Rules(Told::File(text))
+    Reply::Robots(RobotsResponse::File(text))
 }
 
-const TRICKLE: &str = "its body comes too slowly";
+const TOO_SLOW: &str = "the body arrives too slowly";
 
-/// How a body comes.
-struct Flow {
+/// The transfer rate of a body.
+struct BodyRate {
     since: Instant,
     bytes: usize,
 }
 
-impl Flow {
+impl BodyRate {
     fn new() -> Self {
         Self { since: Instant::now(), bytes: 0 }
     }
 
-    /// Whether too little has come of late, now that there are `more` bytes.
-    fn is_a_trickle(&mut self, more: usize) -> bool {
+    /// Adds `more` bytes and returns whether the last [`BODY_SPAN`] had too few.
+    fn is_too_slow(&mut self, more: usize) -> bool {
         self.bytes = self.bytes.saturating_add(more);
-        if self.since.elapsed() < FLOW_SPAN {
+        if self.since.elapsed() < BODY_SPAN {
             return false;
         }
-        let is_a_trickle = self.bytes < FLOW_MIN;
+        let is_too_slow = self.bytes < BODY_MIN;
         *self = Self::new();
-        is_a_trickle
+        is_too_slow
     }
 }
 
-async fn redirected(mut response: Response) -> Got {
+async fn redirected(mut response: Response) -> Reply {
     let location = response.headers().get(LOCATION).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let target = match location {
-        Some(location) => {
-            response.url().join(&location).map_err(|error| format!("redirected to no address: {error}"))
-        }
-        None => Err(format!("{}, without saying where to", status_words(response.status().as_u16()))),
+        Some(location) => response
+            .url()
+            .join(&location)
+            .map_err(|error| format!("redirected to an invalid address: {error}")),
+        None => Err(format!("{}, without a location", status_text(response.status().as_u16()))),
     };
-    rest(&mut response).await;
-    target.map_or_else(Got::Lost, |mut url| {
-        // Whoever redirects does not choose with whose name we go there. It cannot fail where there is a host.
+    drain(&mut response).await;
+    target.map_or_else(Reply::Invalid, |mut url| {
+        // A redirect must not set credentials. The setters fail only for URLs without a host.
         let _ = url.set_username("");
         let _ = url.set_password(None);
-        Got::Moved(url)
+        Reply::Redirect(url)
     })
 }
 
-async fn status(mut response: Response) -> Got {
-    rest(&mut response).await;
-    Got::Status(response.status().as_u16())
+async fn status(mut response: Response) -> Reply {
+    drain(&mut response).await;
+    Reply::Status(response.status().as_u16())
 }
 
-/// Reads what nobody wants, if it is little and comes soon: a connection is not worth more than that.
-async fn rest(response: &mut Response) {
+/// Drains a short rest of a body so that the connection can be reused. Beyond the bounds, a new connection is
+/// cheaper.
+async fn drain(response: &mut Response) {
     let read = async {
         let mut bytes = 0;
-        while bytes <= REST_MAX
+        while bytes <= DRAIN_MAX
             && let Ok(Some(chunk)) = response.chunk().await
         {
             bytes += chunk.len();
         }
     };
-    drop(timeout(REST_WAIT, read).await);
+    drop(timeout(DRAIN_TIMEOUT, read).await);
 }
 
-/// Whether a page comes with it. Nobody asks for a range: what is a part all the same is not the page.
+/// Whether the response contains the whole page. Requests have no range, so a 206 is not the page.
 fn is_whole(status: StatusCode) -> bool {
     status.is_success() && status != StatusCode::PARTIAL_CONTENT
 }
@@ -239,23 +245,23 @@ fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// A status as people say it.
-pub(crate) fn status_words(status: u16) -> String {
+/// A status and its reason phrase.
+pub(crate) fn status_text(status: u16) -> String {
     let reason = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
-    format!("it answers {status}{}", reason.map(|reason| format!(" {reason}")).unwrap_or_default())
+    format!("status {status}{}", reason.map(|reason| format!(" {reason}")).unwrap_or_default())
 }
 
-/// An error in one line: the innermost cause says what has happened.
+/// An error in one line: the innermost cause is the most specific.
 fn why(error: &reqwest::Error) -> String {
     if error.is_timeout() {
-        return "it does not answer in time".to_owned();
+        return "timed out".to_owned();
     }
     let mut cause: &dyn std::error::Error = error;
     while let Some(next) = cause.source() {
         cause = next;
     }
     let what = if error.is_connect() { "no connection" } else { "the connection was lost" };
-    format!("{what}: {}", crate::words::shown(&cause.to_string()))
+    format!("{what}: {}", crate::format::escape(&cause.to_string()))
 }
 
 #[cfg(test)]
@@ -265,16 +271,16 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_comes_byte_by_byte_is_given_up_and_a_slow_one_is_not() {
+    async fn trickling_body_is_aborted_and_slow_body_is_not() {
         for (bytes, every, is_given_up) in
             [(1, 29, true), (60, 1, true), (4 << 10, 29, false), (1_500, 20, false)]
         {
-            let (mut flow, mut is_a_trickle) = (Flow::new(), false);
+            let (mut flow, mut is_too_slow) = (BodyRate::new(), false);
             for _ in 0..1_000 {
                 advance(Duration::from_secs(every)).await;
-                is_a_trickle |= flow.is_a_trickle(bytes);
+                is_too_slow |= flow.is_too_slow(bytes);
             }
-            assert_eq!(is_a_trickle, is_given_up, "{bytes} bytes every {every} s");
+            assert_eq!(is_too_slow, is_given_up, "{bytes} bytes every {every} s");
         }
     }
 }

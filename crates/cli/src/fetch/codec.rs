@@ -1,13 +1,13 @@
-//! The JSON of a fetch: lines for programs, and the journal. The names of its fields are a promise, as everywhere.
+//! The JSON of a fetch: lines for programs, and the journal. Its field names are stable.
 
 use std::io::{self, Write};
 
 use serde_json::{Map, Value, json};
 
-use super::ended::{Ended, Fate, Skip};
+use super::result::{PageOutcome, PageResult, SkipReason};
 use super::tally::{Summary, Tally};
 
-/// The part and the name in a line of the journal, if it is of a page that was fetched.
+/// The part and the file name in a journal line, if it is of a fetched page.
 pub(crate) fn done(line: &[u8]) -> Option<(String, String)> {
     let line: Value = serde_json::from_slice(line).ok()?;
     let text = |name: &str| line[name].as_str();
@@ -15,19 +15,19 @@ pub(crate) fn done(line: &[u8]) -> Option<(String, String)> {
     Some((text("part")?.to_owned(), text("file")?.to_owned()))
 }
 
-/// Writes a line of the journal.
-pub(crate) fn write_journal(to: &mut impl Write, ended: &Ended) -> io::Result<()> {
-    let mut line = line(ended);
-    if let Fate::Done(page) = &ended.fate {
-        // What an interrupted run finds its part by.
+/// Writes a journal line.
+pub(crate) fn write_journal(to: &mut impl Write, result: &PageResult) -> io::Result<()> {
+    let mut line = line(result);
+    if let PageOutcome::Done(page) = &result.outcome {
+        // Recovery finds the part by this name.
         line.insert("part".to_owned(), json!(page.part));
     }
     write(to, &line)
 }
 
-/// Writes the same for programs.
-pub(crate) fn write_told(to: &mut impl Write, ended: &Ended) -> io::Result<()> {
-    write(to, &line(ended))
+/// Writes the same line for programs.
+pub(crate) fn write_line(to: &mut impl Write, result: &PageResult) -> io::Result<()> {
+    write(to, &line(result))
 }
 
 fn write(to: &mut impl Write, line: &Map<String, Value>) -> io::Result<()> {
@@ -35,44 +35,44 @@ fn write(to: &mut impl Write, line: &Map<String, Value>) -> io::Result<()> {
     to.write_all(b"\n")
 }
 
-/// What is told of a page that has ended.
-fn line(ended: &Ended) -> Map<String, Value> {
+/// The fields of an ended page.
+fn line(result: &PageResult) -> Map<String, Value> {
     let mut line = Map::new();
     let mut put = |name: &str, value: Value| drop(line.insert(name.to_owned(), value));
-    put("url", json!(ended.url));
-    match &ended.fate {
-        Fate::Done(page) => {
+    put("url", json!(result.url));
+    match &result.outcome {
+        PageOutcome::Done(page) => {
             put("outcome", json!("done"));
             put("file", json!(page.file));
             put("bytes", json!(page.body.bytes()));
             put("status", json!(page.status));
             put("moved_to", json!(page.moved_to));
         }
-        Fate::Skipped(skip) => {
+        PageOutcome::Skipped(skip) => {
             put("outcome", json!("skipped"));
             put("reason", json!(skip_word(*skip)));
         }
-        Fate::Failed(failed) => {
+        PageOutcome::Failed(failed) => {
             put("outcome", json!("failed"));
             put("error", json!(failed.why));
             put("status", json!(failed.status));
-            // Whether the same command may do better later.
+            // Whether a later run may succeed.
             put("is_final", json!(failed.is_final));
         }
     }
-    put("attempts", json!(ended.attempts));
+    put("attempts", json!(result.attempts));
     line
 }
 
-const fn skip_word(skip: Skip) -> &'static str {
+const fn skip_word(skip: SkipReason) -> &'static str {
     match skip {
-        Skip::There => "there",
-        Skip::Twice => "twice",
-        Skip::Robots => "robots",
+        SkipReason::Exists => "there",
+        SkipReason::Duplicate => "twice",
+        SkipReason::Robots => "robots",
     }
 }
 
-/// What a fetch came to, in one line.
+/// The summary of a fetch, in one line.
 pub(crate) fn summary(summary: &Summary) -> String {
     let tally = |tally: &Tally| {
         json!({
@@ -103,7 +103,7 @@ pub(crate) fn summary(summary: &Summary) -> String {
     json!({ "summary": all }).to_string() + "\n"
 }
 
-/// The least line of a page that was fetched.
+/// The minimal journal line of a fetched page.
 #[cfg(test)]
 pub(crate) fn done_line(part: &str, file: &str) -> String {
     json!({ "outcome": "done", "part": part, "file": file }).to_string() + "\n"

@@ -1,4 +1,5 @@
-//! The fetch itself: sends what may be sent, and sees to what comes back, until all has ended or somebody says to stop.
+//! The event loop of a fetch: starts requests and handles their results until all pages have ended or a
+//! signal stops it.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,337 +14,363 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::address::Address;
-use super::attempt::{Ask, Got, Tried, Wants, attempt, status_words};
-use super::book::{Book, HostId, Start};
-use super::ended::{Ended, Failed, Fate, Whole};
-use super::folder::{Folder, trouble};
-use super::host::{Job, What};
+use super::attempt::{AttemptResult, PageRequest, Reply, Sink, attempt, status_text};
+use super::folder::{Folder, write_failure};
+use super::frontier::{Frontier, HostId, Start};
+use super::host::{Job, JobKind};
 use super::input::Line;
-use super::keeper::{BATCH_MAX, Keeper, Kept};
-use super::rules::{self, Rules, Told};
-use super::show::Show;
-use super::tally::{FAILURES_TOLD, HostLine, Summary, Tally, per};
+use super::progress::Progress;
+use super::result::{Download, PageFailure, PageOutcome, PageResult};
+use super::robots::{self, RobotsResponse, RobotsRules};
+use super::tally::{FAILURES_SHOWN, HostLine, Summary, Tally, per};
+use super::writer::{BATCH_MAX, Writer, WriterEvent};
 use crate::failure::Failure;
-use crate::signals::{Heard, Signals};
+use crate::signals::{SignalEvent, Signals};
 
-/// Redirects that are followed to a page.
+/// Redirects that are followed for a page.
 const HOPS_MAX: u32 = 10;
-/// Between two looks at how it goes.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Pages that have ended and are not kept yet, and their bytes in memory: with more, nothing new is begun.
-const LANDING_MAX: usize = 2 * BATCH_MAX;
-const LANDING_BYTES_MAX: usize = 64 << 20;
+/// Interval of progress updates.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(250);
+/// Finished pages that are not written yet, and their bytes in memory. At the bound, no request starts.
+const UNWRITTEN_MAX: usize = 2 * BATCH_MAX;
+const UNWRITTEN_BYTES_MAX: usize = 64 << 20;
 
-/// What a fetch works with.
+/// The state of a fetch.
 pub(crate) struct Crawl {
-    pub(crate) book: Book,
+    pub(crate) frontier: Frontier,
     pub(crate) client: Client,
     pub(crate) folder: Arc<Folder>,
-    pub(crate) keeper: Keeper,
-    pub(crate) show: Show,
-    /// Requests at once, to all hosts.
-    pub(crate) at_once: usize,
+    pub(crate) writer: Writer,
+    pub(crate) progress: Progress,
+    /// Concurrent requests to all hosts.
+    pub(crate) concurrency: usize,
     pub(crate) bytes_max: u64,
     pub(crate) random: Random,
-    pub(crate) count: Count,
+    pub(crate) counts: Counts,
 }
 
-/// What is counted for all hosts together.
+/// Counts over all hosts.
 #[derive(Default)]
-pub(crate) struct Count {
+pub(crate) struct Counts {
     pub(crate) total: Tally,
     bad: u64,
     failures: Vec<(Box<str>, String)>,
     final_failures: u64,
-    /// Handed over to the keeper, and not kept yet.
-    landing: usize,
-    landing_bytes: usize,
-    /// The keeper knows that there is nothing else to do.
-    is_hurried: bool,
-    /// The input could not be read to its end.
-    broken: Option<io::Error>,
+    /// Pages handed over to the writer and not written yet.
+    unwritten: usize,
+    unwritten_bytes: usize,
+    /// Whether a flush was requested because no request is in flight.
+    is_flushed: bool,
+    /// The error that ended the input early.
+    input_error: Option<io::Error>,
 }
 
-impl Count {
-    const fn has_room(&self) -> bool {
-        self.landing < LANDING_MAX && self.landing_bytes < LANDING_BYTES_MAX
+impl Counts {
+    const fn has_capacity(&self) -> bool {
+        self.unwritten < UNWRITTEN_MAX && self.unwritten_bytes < UNWRITTEN_BYTES_MAX
     }
 }
 
-/// What a page that has ended takes in memory until it is kept.
-const fn held(ended: &Ended) -> usize {
-    match &ended.fate {
-        Fate::Done(page) => page.held,
+/// Bytes that a finished page holds in memory until it is written.
+const fn bytes_in_memory(result: &PageResult) -> usize {
+    match &result.outcome {
+        PageOutcome::Done(page) => page.bytes_in_memory,
         _ => 0,
     }
 }
 
-/// How a fetch ended.
-pub(crate) struct Outcome {
+/// The result of a fetch.
+pub(crate) struct CrawlResult {
     pub(crate) summary: Summary,
-    /// The signal that ended it.
-    pub(crate) heard: Option<Heard>,
-    pub(crate) broken: Option<io::Error>,
+    /// The signal that stopped it.
+    pub(crate) signal: Option<SignalEvent>,
+    pub(crate) input_error: Option<io::Error>,
 }
 
 impl Crawl {
     /// Fetches everything.
     ///
     /// # Errors
-    /// Where the folder cannot be written to any more. What was kept is whole.
+    /// If the folder can no longer be written. Pages that were written are complete.
     pub(crate) async fn run(
         mut self,
         mut lines: Receiver<Vec<Line>>,
         mut signals: Signals,
-    ) -> Result<Outcome, Failure> {
-        let begun = Instant::now();
-        let mut flying = Flying::default();
-        let mut look = interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut is_read, mut heard) = (false, None::<Heard>);
+    ) -> Result<CrawlResult, Failure> {
+        let started = Instant::now();
+        let mut in_flight = InFlight::default();
+        let mut progress_tick = interval(UPDATE_INTERVAL);
+        progress_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut is_read, mut stop) = (false, None::<SignalEvent>);
         loop {
             let now = Instant::now();
-            self.book.bring_back(now);
-            while heard.is_none() && flying.tasks.len() < self.at_once && self.count.has_room() {
-                let Some(start) = self.book.next(now).map_err(|error| self.trouble(&error))? else { break };
-                self.send(&mut flying, start);
+            self.frontier.fire_timers(now);
+            while stop.is_none() && in_flight.tasks.len() < self.concurrency && self.counts.has_capacity() {
+                let Some(start) = self.frontier.next(now).map_err(|error| self.write_failure(&error))? else {
+                    break;
+                };
+                self.send(&mut in_flight, start);
             }
-            for ended in self.book.verdicts.drain(..) {
-                self.count.landing += 1;
-                self.count.landing_bytes += held(&ended);
-                self.count.is_hurried = false;
-                self.keeper.keep(ended);
+            for result in self.frontier.finished.drain(..) {
+                self.counts.unwritten += 1;
+                self.counts.unwritten_bytes += bytes_in_memory(&result);
+                self.counts.is_flushed = false;
+                self.writer.write(result);
             }
-            if flying.tasks.is_empty() && self.count.landing > 0 && !self.count.is_hurried {
-                self.count.is_hurried = true;
-                self.keeper.hurry();
+            if in_flight.tasks.is_empty() && self.counts.unwritten > 0 && !self.counts.is_flushed {
+                self.counts.is_flushed = true;
+                self.writer.flush();
             }
-            let is_quiet = flying.tasks.is_empty() && self.count.landing == 0;
-            if is_quiet && (heard.is_some() || (is_read && self.book.is_empty())) {
+            let is_quiet = in_flight.tasks.is_empty() && self.counts.unwritten == 0;
+            if is_quiet && (stop.is_some() || (is_read && self.frontier.is_empty())) {
                 break;
             }
-            let may_read = !is_read && heard.is_none() && self.book.has_room() && self.count.has_room();
-            // Where there may be more to begin at once, it is.
-            let due = self.book.next_due().filter(|_| heard.is_none());
+            let may_read =
+                !is_read && stop.is_none() && self.frontier.has_capacity() && self.counts.has_capacity();
+            // Timers are ignored while the fetch stops.
+            let due = self.frontier.next_due().filter(|_| stop.is_none());
             tokio::select! {
-                Some(tried) = flying.tasks.join_next_with_id() => self.landed(&mut flying, tried)?,
-                kept = self.keeper.next() => self.keep(kept)?,
+                Some(result) = in_flight.tasks.join_next_with_id() => self.on_attempt_end(&mut in_flight, result)?,
+                event = self.writer.next() => self.on_writer_event(event)?,
                 batch = lines.recv(), if may_read => match batch {
                     Some(batch) => self.read(batch)?,
                     None => is_read = true,
                 },
                 () = sleep_until(due.unwrap_or(now)), if due.is_some() => {}
-                _ = look.tick() => self.show.look(&mut self.book, &self.count.total, is_read, heard.is_some(), flying.tasks.len()),
-                signal = signals.next() => if is_to_end(signal) {
-                    if heard.is_some() {
-                        // What is under way is removed when the folder is next opened.
-                        self.show.clear();
+                _ = progress_tick.tick() => self.progress.update(&mut self.frontier, &self.counts.total, is_read, stop.is_some(), in_flight.tasks.len()),
+                signal = signals.next() => if is_stop(signal) {
+                    if stop.is_some() {
+                        // Parts in progress are removed when the folder is next opened.
+                        self.progress.clear();
                         std::process::exit(i32::from(crate::child::exit_by(signal).code()));
                     }
-                    heard = Some(signal);
-                    self.show.stopping(flying.tasks.len());
+                    stop = Some(signal);
+                    self.progress.stopping(in_flight.tasks.len());
                 },
             }
         }
-        self.keeper.finish();
-        self.show.clear();
-        let unfinished = self.book.known - self.count.total.ended().min(self.book.known);
-        let is_interrupted = heard.is_some();
-        let summary = self.summary(unfinished, is_interrupted, begun.elapsed());
-        Ok(Outcome { summary, heard, broken: self.count.broken.take() })
+        self.writer.finish();
+        self.progress.clear();
+        let unfinished = self.frontier.known - self.counts.total.ended().min(self.frontier.known);
+        let is_interrupted = stop.is_some();
+        let summary = self.summary(unfinished, is_interrupted, started.elapsed());
+        Ok(CrawlResult { summary, signal: stop, input_error: self.counts.input_error.take() })
     }
 
-    fn trouble(&self, error: &io::Error) -> Failure {
-        self.show.clear();
-        trouble(self.folder.root(), error)
+    fn write_failure(&self, error: &io::Error) -> Failure {
+        self.progress.clear();
+        write_failure(self.folder.root(), error)
     }
 
-    fn send(&self, flying: &mut Flying, start: Start) {
+    fn send(&self, in_flight: &mut InFlight, start: Start) {
         let mut part = String::new();
-        let wants = match &start.job.what {
-            What::Page(page) => {
+        let sink = match &start.job.kind {
+            JobKind::Page(page) => {
                 part = self.folder.new_part(page.key);
-                Wants::Page { part: self.folder.part(&part), bytes_max: self.bytes_max }
+                Sink::Page { part: self.folder.part(&part), bytes_max: self.bytes_max }
             }
-            What::Rules { .. } => Wants::Rules,
+            JobKind::Robots { .. } => Sink::Robots,
         };
-        let ask = Ask { url: start.job.at.url.clone(), wants };
-        let task = flying.tasks.spawn(attempt(self.client.clone(), ask, start.entry));
-        flying.jobs.insert(task.id(), Flight { host: start.host, job: start.job, part });
+        let request = PageRequest { url: start.job.at.url.clone(), sink };
+        let task = in_flight.tasks.spawn(attempt(self.client.clone(), request, start.entry));
+        in_flight.jobs.insert(task.id(), ActiveRequest { host: start.host, job: start.job, part });
     }
 
     fn read(&mut self, batch: Vec<Line>) -> Result<(), Failure> {
         for line in batch {
             match line {
-                Line::Page(address) => self.book.add(address).map_err(|error| self.trouble(&error))?,
-                Line::There(address) => self.book.skip(address),
-                Line::Bad(text, why) => {
-                    self.book.known += 1;
-                    self.count.bad += 1;
-                    let fate = Fate::Failed(Failed {
-                        why: format!("no address: {why}"),
+                Line::Page(address) => {
+                    self.frontier.add(address).map_err(|error| self.write_failure(&error))?;
+                }
+                Line::Exists(address) => self.frontier.skip(address),
+                Line::Invalid(text, why) => {
+                    self.frontier.known += 1;
+                    self.counts.bad += 1;
+                    let outcome = PageOutcome::Failed(PageFailure {
+                        why: format!("invalid address: {why}"),
                         status: None,
                         is_final: true,
                     });
-                    self.book.verdicts.push(Ended {
+                    self.frontier.finished.push(PageResult {
                         url: text.into(),
                         host: None,
                         key: None,
                         attempts: 0,
-                        fate,
+                        outcome,
                     });
                 }
-                Line::Broken(error) => self.count.broken = Some(error),
+                Line::ReadError(error) => self.counts.input_error = Some(error),
             }
         }
         Ok(())
     }
 
-    fn keep(&mut self, kept: Option<Kept>) -> Result<(), Failure> {
-        let batch = match kept {
-            Some(Kept::Ended(batch)) => batch,
-            Some(Kept::Trouble(error)) => return Err(self.trouble(&error)),
-            None => return Err(Failure::failed("what was fetched could not be kept: its thread has ended")),
+    fn on_writer_event(&mut self, event: Option<WriterEvent>) -> Result<(), Failure> {
+        let batch = match event {
+            Some(WriterEvent::Written(batch)) => batch,
+            Some(WriterEvent::Failed(error)) => return Err(self.write_failure(&error)),
+            None => {
+                return Err(Failure::failed("fetched pages cannot be written: the writer thread has ended"));
+            }
         };
-        self.count.landing -= batch.len();
-        for ended in batch {
-            self.count.landing_bytes -= held(&ended);
-            self.book.kept(&ended);
-            self.count.total.count(&ended);
-            if let Fate::Failed(failed) = ended.fate {
-                self.count.final_failures += u64::from(failed.is_final);
-                // Of a host that was given up, that is told once.
-                let is_told =
-                    ended.host.is_some_and(|id| self.book.host(id).gave_up.as_ref() == Some(&failed.why));
-                if !is_told && self.count.failures.len() < FAILURES_TOLD {
-                    self.count.failures.push((ended.url, failed.why));
+        self.counts.unwritten -= batch.len();
+        for result in batch {
+            self.counts.unwritten_bytes -= bytes_in_memory(&result);
+            self.frontier.on_written(&result);
+            self.counts.total.count(&result);
+            if let PageOutcome::Failed(failed) = result.outcome {
+                self.counts.final_failures += u64::from(failed.is_final);
+                // The reason for giving up a host is reported once, not for each of its pages.
+                let is_reported = result
+                    .host
+                    .is_some_and(|id| self.frontier.host(id).gave_up.as_ref() == Some(&failed.why));
+                if !is_reported && self.counts.failures.len() < FAILURES_SHOWN {
+                    self.counts.failures.push((result.url, failed.why));
                 }
             }
         }
         Ok(())
     }
 
-    /// A request has ended.
-    fn landed(&mut self, flying: &mut Flying, tried: Result<(Id, Tried), JoinError>) -> Result<(), Failure> {
-        let (id, tried) = match tried {
-            Ok(landed) => landed,
+    /// Handles the result of a request: retries it, follows a redirect, or ends its page.
+    fn on_attempt_end(
+        &mut self,
+        in_flight: &mut InFlight,
+        result: Result<(Id, AttemptResult), JoinError>,
+    ) -> Result<(), Failure> {
+        let (id, result) = match result {
+            Ok(done) => done,
             Err(error) => {
-                let why = format!("a fault of this program: {error}");
-                let tried =
-                    Tried { got: Got::Lost(why), kind: Kind::Ignored, is_worth_another: false, hint: None };
-                (error.id(), tried)
+                let why = format!("internal error: {error}");
+                let result = AttemptResult {
+                    reply: Reply::Invalid(why),
+                    kind: Kind::Ignored,
+                    is_retryable: false,
+                    hint: None,
+                };
+                (error.id(), result)
             }
         };
-        let Some(Flight { host, mut job, part }) = flying.jobs.remove(&id) else {
-            unreachable!("each task is somebody's")
+        let Some(ActiveRequest { host, mut job, part }) = in_flight.jobs.remove(&id) else {
+            unreachable!("every task has a job")
         };
         let now = Instant::now();
         job.tries += 1;
         job.attempts += 1;
-        self.count.total.attempts += 1;
-        let far = self.book.host(host);
-        far.in_flight -= 1;
-        far.tally.attempts += 1;
-        far.failing = match tried.kind {
-            Kind::Failure | Kind::Overload => far.failing.or(Some(now)),
+        self.counts.total.attempts += 1;
+        let upstream = self.frontier.host(host);
+        upstream.in_flight -= 1;
+        upstream.tally.attempts += 1;
+        upstream.failing = match result.kind {
+            Kind::Failure | Kind::Overload => upstream.failing.or(Some(now)),
             _ => None,
         };
-        self.book.returned(host);
-        if let Got::Disk(error) = tried.got {
-            return Err(self.trouble(&error));
+        self.frontier.on_request_end(host);
+        if let Reply::Disk(error) = result.reply {
+            return Err(self.write_failure(&error));
         }
-        if tried.is_worth_another && job.tries < self.book.manners.tries_max {
-            // A rejected page always waits for its own hint; whether its host rests too is for its throttle to decide.
-            let delay = backoff().delay(job.tries - 1, &mut self.random).max(tried.hint.unwrap_or_default());
-            if delay <= self.book.manners.patience {
-                self.book.put_later(host, job, now + delay);
+        if result.is_retryable && job.tries < self.frontier.options.tries_max {
+            // A rejected page always waits for its own hint; the throttle decides whether its host pauses
+            // too.
+            let delay = backoff().delay(job.tries - 1, &mut self.random).max(result.hint.unwrap_or_default());
+            if delay <= self.frontier.options.patience {
+                self.frontier.enqueue_later(host, job, now + delay);
                 return Ok(());
             }
         }
-        match job.what {
-            What::Page(_) => self.page_landed(host, job, part, tried),
-            What::Rules { of, is_https } => self.rules_landed(of, is_https, job, tried),
+        match job.kind {
+            JobKind::Page(_) => self.on_page(host, job, part, result),
+            JobKind::Robots { of, is_https } => self.on_robots(of, is_https, job, result),
         }
-        // Where a redirect led no page may ever end.
-        self.book.rest(host);
+        // The target host of a redirect may have no pages of its own that would end.
+        self.frontier.mark_idle(host);
         Ok(())
     }
 
-    fn page_landed(&mut self, host: HostId, job: Job, part: String, tried: Tried) {
-        let is_final = !tried.is_worth_another;
-        let failed = |why: String, status| Fate::Failed(Failed { why, status, is_final });
-        let What::Page(page) = &job.what else { unreachable!("it is a page") };
-        let fate = match tried.got {
-            Got::Page { status, body } => {
+    fn on_page(&mut self, host: HostId, job: Job, part: String, result: AttemptResult) {
+        let is_final = !result.is_retryable;
+        let failed = |why: String, status| PageOutcome::Failed(PageFailure { why, status, is_final });
+        let JobKind::Page(page) = &job.kind else { unreachable!("it is a page") };
+        let outcome = match result.reply {
+            Reply::Page { status, body } => {
                 let moved_to = (job.hops > 0).then(|| job.at.url.to_string());
-                let held = body.held();
-                Fate::Done(Whole { part, file: page.file.clone(), body, held, status, moved_to })
+                let bytes_in_memory = body.bytes_in_memory();
+                PageOutcome::Done(Download {
+                    part,
+                    file: page.file.clone(),
+                    body,
+                    bytes_in_memory,
+                    status,
+                    moved_to,
+                })
             }
-            Got::Moved(url) => match self.moved(job, url, HOPS_MAX) {
+            Reply::Redirect(url) => match self.follow_redirect(job, url, HOPS_MAX) {
                 Ok(()) => return,
                 Err((job, why)) => {
-                    self.book.end(*job, failed(why, None));
+                    self.frontier.end(*job, failed(why, None));
                     return;
                 }
             },
-            Got::Status(status) => {
-                failed(at_host(&job, page.host != host, &status_words(status)), Some(status))
+            Reply::Status(status) => {
+                failed(with_host(&job, page.host != host, &status_text(status)), Some(status))
             }
-            Got::Large => failed(format!("it has more than --max-bytes {}", self.bytes_max), None),
-            Got::Broken(why) | Got::Lost(why) => failed(at_host(&job, page.host != host, &why), None),
-            Got::Rules(_) | Got::Disk(_) => unreachable!("seen to before"),
+            Reply::TooLarge => failed(format!("larger than --max-bytes {}", self.bytes_max), None),
+            Reply::Broken(why) | Reply::Invalid(why) => {
+                failed(with_host(&job, page.host != host, &why), None)
+            }
+            Reply::Robots(_) | Reply::Disk(_) => unreachable!("handled before"),
         };
-        self.book.end(job, fate);
+        self.frontier.end(job, outcome);
     }
 
-    fn rules_landed(&mut self, of: HostId, is_https: bool, job: Job, tried: Tried) {
-        let told = match tried.got {
-            Got::Rules(told) => told,
-            // After five redirects there is none, and so there is at no address.
-            Got::Moved(url) => match self.moved(job, url, rules::HOPS_MAX) {
+    fn on_robots(&mut self, of: HostId, is_https: bool, job: Job, result: AttemptResult) {
+        let response = match result.reply {
+            Reply::Robots(response) => response,
+            // RFC 9309: after five redirects, or an invalid target, robots.txt counts as missing.
+            Reply::Redirect(url) => match self.follow_redirect(job, url, robots::HOPS_MAX) {
                 Ok(()) => return,
-                Err(_) => Told::None,
+                Err(_) => RobotsResponse::Missing,
             },
-            Got::Lost(_) => Told::None,
-            Got::Broken(why) => Told::Away(why),
-            Got::Page { .. } | Got::Status(_) | Got::Large | Got::Disk(_) => {
-                unreachable!("nobody asked for that")
+            Reply::Invalid(_) => RobotsResponse::Missing,
+            Reply::Broken(why) => RobotsResponse::Unavailable(why),
+            Reply::Page { .. } | Reply::Status(_) | Reply::TooLarge | Reply::Disk(_) => {
+                unreachable!("not a reply to a robots.txt request")
             }
         };
-        let rules = Rules::read(told, &self.book.manners.user_agent, Instant::now());
-        let host = self.book.host(of);
+        let rules = RobotsRules::read(response, &self.frontier.options.user_agent, Instant::now());
+        let host = self.frontier.host(of);
         let (delay, authority) = (rules.delay(), host.authority.clone());
         *host.rules_of(is_https) = rules;
         if let Some(delay) = delay {
-            let spaced = self.book.gates.space(&authority, delay);
-            self.book.host(of).spaced = Some(spaced);
+            let throttle = self.frontier.gates.space(&authority, delay);
+            self.frontier.host(of).throttle = Some(throttle);
         }
-        self.book.returned(of);
+        self.frontier.on_request_end(of);
     }
 
-    /// Goes on at another address, if it is one.
-    fn moved(&mut self, job: Job, url: Url, hops_max: u32) -> Result<(), (Box<Job>, String)> {
+    /// Follows a redirect, if its target is valid.
+    fn follow_redirect(&mut self, job: Job, url: Url, hops_max: u32) -> Result<(), (Box<Job>, String)> {
         if job.hops >= hops_max {
             return Err((Box::new(job), format!("redirected more than {hops_max} times")));
         }
         match Address::of(url) {
             Ok(at) => {
                 let (hops, tries) = (job.hops + 1, 0);
-                self.book.put(Job { at, hops, tries, ..job });
+                self.frontier.enqueue(Job { at, hops, tries, ..job });
                 Ok(())
             }
-            Err(why) => Err((Box::new(job), format!("redirected to where nobody can go: {why}"))),
+            Err(why) => Err((Box::new(job), format!("redirected to an invalid address: {why}"))),
         }
     }
 
     fn summary(&mut self, unfinished: u64, is_interrupted: bool, took: Duration) -> Summary {
         let mut hosts = Vec::new();
-        for host in self.book.hosts.iter().flatten() {
-            let span = host.asked.map(|(first, last)| last.duration_since(first).as_secs_f64());
-            // The first is at the beginning: between two there is one span.
+        for host in self.frontier.hosts.iter().flatten() {
+            let span = host.requested.map(|(first, last)| last.duration_since(first).as_secs_f64());
+            // n requests span n - 1 intervals.
             let per_second =
                 span.filter(|span| *span > 0.0).map(|span| per(host.tally.attempts.saturating_sub(1), span));
-            let view = self.book.gates.view(&host.authority);
+            let view = self.frontier.gates.view(&host.authority);
             let limit = view.and_then(|view| view.rate).map(tidegate::PerSecond::as_f64);
             let gave_up = host.gave_up.clone();
             hosts.push(HostLine {
@@ -355,55 +382,51 @@ impl Crawl {
             });
         }
         hosts.sort_by_key(|line| std::cmp::Reverse(line.tally.ended()));
-        let (tally, count) = self.book.forgotten;
+        let (tally, count) = self.frontier.evicted;
         if count > 0 {
-            let host = format!("({count} forgotten)");
+            let host = format!("({count} evicted)");
             hosts.push(HostLine { host, tally, per_second: None, limit: None, gave_up: None });
         }
         Summary {
             hosts,
-            total: self.count.total,
-            bad: self.count.bad,
+            total: self.counts.total,
+            bad: self.counts.bad,
             unfinished,
             is_interrupted,
             took,
-            failures: std::mem::take(&mut self.count.failures),
-            final_failures: self.count.final_failures,
+            failures: std::mem::take(&mut self.counts.failures),
+            final_failures: self.counts.final_failures,
         }
     }
 }
 
-/// Requests that are under way, and what for.
+/// Requests in flight and their jobs.
 #[derive(Default)]
-struct Flying {
-    tasks: JoinSet<Tried>,
-    jobs: HashMap<Id, Flight>,
+struct InFlight {
+    tasks: JoinSet<AttemptResult>,
+    jobs: HashMap<Id, ActiveRequest>,
 }
 
-/// A request that is under way.
-struct Flight {
-    /// Where it goes.
+/// A request in flight.
+struct ActiveRequest {
+    /// The host it was sent to.
     host: HostId,
     job: Job,
-    /// Where a page is written.
+    /// The name of its part.
     part: String,
 }
 
-/// Whether a signal asks it to end: its terminal that goes away does too.
-const fn is_to_end(heard: Heard) -> bool {
-    heard.is_to_end() || matches!(heard.number, SIGHUP | SIGQUIT)
+/// Whether a signal stops the fetch. A hangup of the terminal does, too.
+const fn is_stop(signal: SignalEvent) -> bool {
+    signal.is_stop() || matches!(signal.number, SIGHUP | SIGQUIT)
 }
 
-/// Between two attempts at one page, unless the host asks for a longer wait.
+/// Delay between attempts at one page, unless the host asks for longer: exponential backoff with jitter.
 pub(crate) fn backoff() -> Backoff {
     Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5)).jitter(Jitter::Full)
 }
 
-/// Where it was, if it is not where the page's address says.
-fn at_host(job: &Job, is_elsewhere: bool, why: &str) -> String {
-    if is_elsewhere {
-        format!("at {}, where it was redirected to: {why}", job.at.host)
-    } else {
-        why.to_owned()
-    }
+/// Adds the host to a reason, if it is not the one in the page's address.
+fn with_host(job: &Job, is_elsewhere: bool, why: &str) -> String {
+    if is_elsewhere { format!("after a redirect to {}: {why}", job.at.host) } else { why.to_owned() }
 }

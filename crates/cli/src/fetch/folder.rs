@@ -1,16 +1,17 @@
-//! The folder of a fetch: pages under their names, and beside them what it needs to go on after an interruption.
+//! The folder of a fetch: pages under their names, and the state to resume after an interruption.
 //!
 //! ```text
-//! DIR/example.com/docs/page.html    a page, whole
-//! DIR/.tidegate/lock                held while a fetch runs
-//! DIR/.tidegate/journal.jsonl       one line for each page that has ended, whatever became of it
-//! DIR/.tidegate/parts/KEY-RUN-N     pages that are under way
-//! DIR/.tidegate/ahead/N.urls        pages that wait
+//! DIR/example.com/docs/page.html    a complete page
+//! DIR/.tidegate/lock                locked while a fetch runs
+//! DIR/.tidegate/journal.jsonl       one line per finished page, done, skipped or failed
+//! DIR/.tidegate/parts/KEY-RUN-N     pages in progress
+//! DIR/.tidegate/ahead/N.urls        queued pages
 //! ```
 //!
-//! A page is written to its part. When it is whole it is brought to the disk, then its line in the journal, and only then does it get
-//! its name. So whatever has a name is whole, though the power fails, and a part with a line in the journal has only its name to get.
-//! No two parts have one name, in other runs neither: a line is about one part, and not about another that is half written.
+//! The journal is a write-ahead log. A page is written to its part and synced, then its journal line is
+//! written and synced, and only then is the part renamed. A file under its final name is thus complete, even
+//! after a power failure, and recovery only renames the parts that the journal lists. Part names are unique
+//! across runs, so a line never refers to a different, incomplete part.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -24,28 +25,28 @@ use super::address::Key;
 use super::codec;
 use crate::failure::Failure;
 
-/// What of ours is in the folder. No host begins with a dot.
+/// The folder with the state of a fetch. No host name begins with a dot.
 pub(crate) const STATE: &str = ".tidegate";
 pub(crate) const JOURNAL: &str = "journal.jsonl";
-/// No line of the journal is longer: addresses are bounded.
+/// Upper bound of a journal line, since addresses are bounded.
 const LINE_MAX: u64 = 64 << 10;
 
-/// A folder that is ours for as long as this is there.
+/// A folder that this process has locked.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
     journal: Option<File>,
-    /// What this run's parts are told from others' by, and how many there were.
+    /// Start time of this run, which makes part names unique across runs.
     run: u128,
     parts: AtomicU64,
-    /// Held, and let go by the system however we end.
+    /// The kernel releases the lock however the process ends.
     _lock: File,
 }
 
 impl Folder {
-    /// Takes a folder, makes it if it is not there, and ends what was interrupted.
+    /// Creates and locks a folder, and recovers from an interruption.
     pub(crate) fn open(root: &Path) -> Result<Self, Failure> {
-        let failed = |error: io::Error| trouble(root, &error);
+        let failed = |error: io::Error| write_failure(root, &error);
         let state = root.join(STATE);
         for folder in ["parts", "ahead"] {
             fs::create_dir_all(state.join(folder)).map_err(failed)?;
@@ -54,7 +55,7 @@ impl Folder {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let what = format!("another fetch is at work in {}", root.display());
+                let what = format!("another fetch is running in {}", root.display());
                 return Err(
                     Failure::failed(what).next("wait until it ends, or choose another folder with --out DIR")
                 );
@@ -64,11 +65,11 @@ impl Folder {
         let run = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let mut folder =
             Self { root: root.to_owned(), journal: None, run, parts: AtomicU64::new(0), _lock: lock };
-        folder.mend().map_err(failed)?;
+        folder.recover().map_err(failed)?;
         Ok(folder)
     }
 
-    /// The folder that people see.
+    /// The folder that the user chose.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -78,7 +79,7 @@ impl Folder {
         format!("{key}-{:x}-{}", self.run, self.parts.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Where a part is.
+    /// The path of a part.
     pub(crate) fn part(&self, name: &str) -> PathBuf {
         self.parts().join(name)
     }
@@ -87,8 +88,8 @@ impl Folder {
         self.root.join(STATE).join("parts")
     }
 
-    /// Where pages are that wait.
-    pub(crate) fn ahead(&self) -> PathBuf {
+    /// The folder of spill files.
+    pub(crate) fn spill_folder(&self) -> PathBuf {
         self.root.join(STATE).join("ahead")
     }
 
@@ -96,19 +97,19 @@ impl Folder {
         self.root.join(STATE).join(JOURNAL)
     }
 
-    /// The journal, at its end. It is there once.
+    /// The journal, positioned at its end. Returns the handle once and reopens the file after that.
     pub(crate) fn take_journal(&mut self) -> io::Result<File> {
         self.journal.take().map_or_else(|| self.open_journal(), Ok)
     }
 
-    /// Whether a page has its name: then it is whole.
+    /// Whether a page exists under its final name, and so is complete.
     pub(crate) fn has(&self, file: &str) -> bool {
         fs::symlink_metadata(self.root.join(file)).is_ok()
     }
 
-    /// Ends what an interruption has left: names for what is in the journal, nothing for what is not.
-    fn mend(&mut self) -> io::Result<()> {
-        for left in fs::read_dir(self.ahead())? {
+    /// Recovers from an interruption: renames the parts that the journal lists and removes the others.
+    fn recover(&mut self) -> io::Result<()> {
+        for left in fs::read_dir(self.spill_folder())? {
             fs::remove_file(left?.path())?;
         }
         let mut journal = self.open_journal()?;
@@ -122,7 +123,7 @@ impl Folder {
                 if let Some((part, file)) = codec::done(&line?)
                     && parts.remove(OsStr::new(&part))
                 {
-                    give_name(&self.root, &self.part(&part), &file)?;
+                    rename_part(&self.root, &self.part(&part), &file)?;
                 }
             }
         }
@@ -133,7 +134,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Opens the journal. What was not written to its end is cut off.
+    /// Opens the journal and truncates an incomplete last line.
     fn open_journal(&self) -> io::Result<File> {
         let path = self.journal_path();
         let mut journal = OpenOptions::new().create(true).read(true).append(true).open(path)?;
@@ -150,8 +151,8 @@ impl Folder {
     }
 }
 
-/// Gives a page its name, and makes the folders above it.
-pub(crate) fn give_name(root: &Path, part: &Path, file: &str) -> io::Result<()> {
+/// Renames a part to its final name, and creates the folders above it.
+pub(crate) fn rename_part(root: &Path, part: &Path, file: &str) -> io::Result<()> {
     let named = root.join(file);
     let renamed = match fs::rename(part, &named) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -159,26 +160,26 @@ pub(crate) fn give_name(root: &Path, part: &Path, file: &str) -> io::Result<()> 
         }
         renamed => renamed,
     };
-    // Something of somebody else's may be in the way, and nobody finds it by the error alone.
-    renamed.map_err(|error| io::Error::new(error.kind(), format!("{file} cannot get its name: {error}")))
+    // The OS error does not name the path, which the user needs to find a conflicting file.
+    renamed.map_err(|error| io::Error::new(error.kind(), format!("{file} cannot be created: {error}")))
 }
 
-/// What is said of a folder that cannot be written to.
-pub(crate) fn trouble(root: &Path, error: &io::Error) -> Failure {
+/// The failure of a write to the folder, with a hint by its cause.
+pub(crate) fn write_failure(root: &Path, error: &io::Error) -> Failure {
     let root = root.display();
     let (what, next) = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            (format!("the disk of {root} is full: {error}"), "make room")
+            (format!("the disk of {root} is full: {error}"), "free some space")
         }
         io::ErrorKind::FileTooLarge => {
-            (format!("a file in {root} may not be as large as it has to be: {error}"), "raise the limit")
+            (format!("a file in {root} exceeds the file size limit: {error}"), "raise the limit")
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            (format!("{root} cannot be written to: {error}"), "see who may write there")
+            (format!("{root} cannot be written to: {error}"), "check its permissions")
         }
-        _ => (format!("{root} cannot be used: {error}"), "see to the folder and its disk"),
+        _ => (format!("{root} cannot be used: {error}"), "check the folder and its disk"),
     };
-    Failure::failed(what).next(format!("{next}, then run the same command again: it goes on where it was"))
+    Failure::failed(what).next(format!("{next}, then run the same command again to resume"))
 }
 
 #[cfg(test)]
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_an_interruption_what_is_in_the_journal_gets_its_name_and_the_rest_is_gone() {
+    fn recovery_renames_journaled_parts_and_drops_others() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path()).unwrap();
         let key = Key::of(&reqwest::Url::parse("https://h/1.html").unwrap());
@@ -213,24 +214,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_of_a_name_is_found_by_the_error() {
+    fn rename_error_names_the_file() {
         let root = tempfile::tempdir().unwrap();
         let part = root.path().join("part");
         fs::write(&part, "whole").unwrap();
-        fs::write(root.path().join("h"), "somebody else's").unwrap();
-        let error = give_name(root.path(), &part, "h/a/1.html").unwrap_err();
-        let failure = trouble(root.path(), &error);
-        assert!(failure.what.contains("h/a/1.html cannot get its name: Not a directory"), "{}", failure.what);
+        fs::write(root.path().join("h"), "a file of the user").unwrap();
+        let error = rename_part(root.path(), &part, "h/a/1.html").unwrap_err();
+        let failure = write_failure(root.path(), &error);
+        assert!(failure.what.contains("h/a/1.html cannot be created: Not a directory"), "{}", failure.what);
         fs::remove_file(root.path().join("h")).unwrap();
-        give_name(root.path(), &part, "h/a/1.html").unwrap();
+        rename_part(root.path(), &part, "h/a/1.html").unwrap();
     }
 
     #[test]
-    fn a_folder_is_one_fetchs_at_a_time() {
+    fn folder_is_locked_by_one_fetch() {
         let root = tempfile::tempdir().unwrap();
         let first = Folder::open(root.path()).unwrap();
         let refused = Folder::open(root.path()).unwrap_err();
-        assert!(refused.what.starts_with("another fetch is at work in "), "{}", refused.what);
+        assert!(refused.what.starts_with("another fetch is running in "), "{}", refused.what);
         drop(first);
         assert!(Folder::open(root.path()).is_ok());
     }

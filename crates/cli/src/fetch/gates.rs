@@ -1,6 +1,6 @@
-//! How fast each host may be asked: its rate and slots, found by `Auto` from how it answers.
+//! One throttle per host: a rate and a number of slots, which `Auto` derives from the host's responses.
 //!
-//! Nothing waits here. A request that is refused gets the time after which it may be tried again.
+//! Nothing waits here. A refused request gets the time after which to retry.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tidegate::{
 
 use crate::failure::Failure;
 
-/// A host that asks for more than this is not asked again in the same run.
+/// Maximum pause. A host that asks for a longer one gets no further request in the same run.
 const PAUSE_MAX: Duration = Duration::from_hours(24);
 
 /// The throttles of all hosts.
@@ -20,27 +20,28 @@ pub(crate) struct Gates {
     hosts: Keyed<Authority>,
 }
 
-/// The right to send one request to a host.
+/// Permission to send one request to a host.
 #[derive(Debug)]
 pub(crate) struct Entry {
     permit: Permit<'static>,
 }
 
-/// Why a host is not asked now.
+/// Why a request to a host has to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Its rate allows the next request after this.
-    Turn(Duration),
-    /// It asked for a pause, or for a delay between requests.
-    Asked(Duration),
-    /// Its circuit is open.
-    Open(Duration),
-    /// Until one of its requests in flight ends.
-    Return,
+    /// The rate allows the next request after this time.
+    Rate(Duration),
+    /// The host asked for a pause, or for a delay between requests.
+    Pause(Duration),
+    /// The circuit is open.
+    Circuit(Duration),
+    /// All slots are in use: wait until a request in flight ends.
+    Slot,
 }
 
 impl Gates {
-    /// From `rate` requests a second to a host up to `rate_max`, if there is a ceiling, and at most `at_once` at a time.
+    /// Starts at `rate` requests per second and host, up to `rate_max`, with at most `at_once` requests in
+    /// flight.
     pub(crate) fn new(rate: f64, rate_max: Option<f64>, at_once: u32) -> Result<Self, Failure> {
         let auto = Auto::default().rate_start(rate);
         let auto = rate_max.map_or(auto, |rate_max| auto.rate_min(1e-3_f64.min(rate_max)).rate_max(rate_max));
@@ -54,17 +55,17 @@ impl Gates {
         Ok(Self { hosts: Keyed::builder(limits).build().map_err(unkeyed)? })
     }
 
-    /// Enters now, or reports why not.
+    /// Tries to acquire a permit, without waiting.
     pub(crate) fn try_enter(&self, host: &Authority) -> Result<Entry, Wait> {
         let permit = self.hosts.try_acquire(host, Cost::request()).map_err(wait)?;
         Ok(Entry { permit })
     }
 
-    /// At most one request in `span`, as the host's rules ask. The longest of several counts.
+    /// Allows at most one request in `span`, as robots.txt demands. The longest of several spans wins.
     pub(crate) fn space(&self, host: &Authority, span: Duration) -> Throttle {
         let throttle = self.hosts.throttle(host);
         let span = span.max(throttle.snapshot().interval);
-        // A span beyond all bounds is refused, and the longest possible one takes its place.
+        // A span out of bounds is replaced by the longest valid one.
         let spaced = |span| throttle.retune(|draft| draft.pace = Some(Pace::every(span)));
         if spaced(span).is_err() {
             drop(spaced(PAUSE_MAX));
@@ -72,19 +73,19 @@ impl Gates {
         throttle
     }
 
-    /// How the throttle of a host stands.
+    /// The state of a host's throttle.
     pub(crate) fn view(&self, host: &Authority) -> Option<Snapshot> {
         Some(self.hosts.get(host)?.snapshot())
     }
 }
 
 impl Entry {
-    /// Learns from an answer whose body is still to come.
+    /// Records the outcome of a response whose body has not arrived yet.
     pub(crate) fn learn(&mut self, outcome: Outcome) {
         self.permit.record(outcome);
     }
 
-    /// Gives it back, with how it went.
+    /// Returns the permit and records the outcome.
     pub(crate) fn settle(self, outcome: Outcome) {
         self.permit.settle(outcome);
     }
@@ -92,10 +93,10 @@ impl Entry {
 
 fn wait(refused: Refused) -> Wait {
     match refused {
-        Refused::CircuitOpen { retry_after } => Wait::Open(retry_after),
-        Refused::Limited { by: Gate::Pause | Gate::Pace, retry_after: Some(span) } => Wait::Asked(span),
-        Refused::Limited { retry_after: Some(span), .. } => Wait::Turn(span),
-        _ => Wait::Return,
+        Refused::CircuitOpen { retry_after } => Wait::Circuit(retry_after),
+        Refused::Limited { by: Gate::Pause | Gate::Pace, retry_after: Some(span) } => Wait::Pause(span),
+        Refused::Limited { retry_after: Some(span), .. } => Wait::Rate(span),
+        _ => Wait::Slot,
     }
 }
 
@@ -112,12 +113,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rate_holds_the_next_request_back() {
+    async fn rate_delays_the_next_request() {
         let gates = Gates::new(2.0, Some(8.0), 8).unwrap();
         assert_eq!(entries(&gates).len(), 1);
         let half_a_second = Duration::from_millis(501);
-        assert!(matches!(gates.try_enter(&host()), Err(Wait::Turn(span)) if span <= half_a_second));
-        assert_eq!(gates.view(&host()).unwrap().in_flight, 0, "it was given back");
+        assert!(matches!(gates.try_enter(&host()), Err(Wait::Rate(span)) if span <= half_a_second));
+        assert_eq!(gates.view(&host()).unwrap().in_flight, 0, "the permit was returned");
     }
 
     #[tokio::test(start_paused = true)]
@@ -129,7 +130,7 @@ mod tests {
             held.extend(gates.try_enter(&host()).ok());
         }
         tokio::time::advance(Duration::from_millis(100)).await;
-        assert_eq!(gates.try_enter(&host()).unwrap_err(), Wait::Return);
+        assert_eq!(gates.try_enter(&host()).unwrap_err(), Wait::Slot);
         held.pop().unwrap().settle(Outcome::success());
         assert!(gates.try_enter(&host()).is_ok());
     }
@@ -145,22 +146,22 @@ mod tests {
                 entry.settle(Outcome::overload().retry_after(pause));
             }
         }
-        assert!(matches!(gates.try_enter(&host()), Err(Wait::Asked(span)) if span > pause / 2));
+        assert!(matches!(gates.try_enter(&host()), Err(Wait::Pause(span)) if span > pause / 2));
         let other = Authority::new("other.example").expect("a host");
         let held = gates.space(&other, Duration::from_secs(5));
         assert!(gates.try_enter(&other).is_ok());
-        assert_eq!(gates.try_enter(&other).unwrap_err(), Wait::Asked(Duration::from_secs(5)));
+        assert_eq!(gates.try_enter(&other).unwrap_err(), Wait::Pause(Duration::from_secs(5)));
         drop(held);
         let third = Authority::new("third.example").expect("a host");
         for _ in 0..5 {
             tokio::time::advance(Duration::from_secs(10)).await;
             gates.try_enter(&third).unwrap().settle(Outcome::failure());
         }
-        assert!(matches!(gates.try_enter(&third), Err(Wait::Open(_))));
+        assert!(matches!(gates.try_enter(&third), Err(Wait::Circuit(_))));
     }
 
     #[test]
-    fn least_and_most_rates_are_within_the_bounds() {
+    fn extreme_rates_are_valid() {
         for rate in [0.01, 0.25, 1.0, 8.0, 1e6] {
             assert!(Gates::new(rate, Some(rate), 1).is_ok(), "{rate}");
             assert!(Gates::new(rate, None, 10_000).is_ok(), "{rate}");

@@ -1,4 +1,4 @@
-//! A host: what is to be fetched there, what its sites allow, and how it stands.
+//! The state of one host: its queues, the robots.txt rules of its sites, and its counts.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,31 +7,31 @@ use tidegate::Authority;
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
-use super::ahead::Ahead;
-use super::book::HostId;
-use super::rules::Rules;
+use super::frontier::HostId;
+use super::robots::RobotsRules;
+use super::spill_queue::SpillQueue;
 use super::tally::Tally;
 
-/// Something to ask a host for.
+/// A request to make: a page or a robots.txt, and its history so far.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(crate) what: What,
-    /// Where it is now.
+    pub(crate) kind: JobKind,
+    /// The current address, after redirects.
     pub(crate) at: Address,
-    /// Redirects that were followed to there.
+    /// Redirects followed so far.
     pub(crate) hops: u32,
-    /// Attempts since the last of them.
+    /// Attempts since the last redirect.
     pub(crate) tries: u32,
     /// Attempts in all.
     pub(crate) attempts: u32,
 }
 
-/// What for.
+/// What a job fetches.
 #[derive(Debug)]
-pub(crate) enum What {
+pub(crate) enum JobKind {
     Page(Page),
-    /// The rules of one of the two sites of a host.
-    Rules {
+    /// The robots.txt of the host's HTTP or HTTPS site.
+    Robots {
         of: HostId,
         is_https: bool,
     },
@@ -40,104 +40,108 @@ pub(crate) enum What {
 /// A page.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// As it was asked for.
+    /// The address as requested.
     pub(crate) url: Box<str>,
     pub(crate) key: Key,
     pub(crate) file: String,
-    /// Whose page it is, wherever it is now.
+    /// The host of the requested address, whose counts include the page.
     pub(crate) host: HostId,
 }
 
-/// Where a host stands.
+/// The scheduling state of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// There is nothing to do.
+pub(crate) enum RunState {
+    /// It has no work.
     Idle,
-    /// In the round, with something to do.
+    /// It has work, and is in the ready queue.
     Ready,
-    /// It has something to do, and waits until then, or for something to end.
-    Waits { until: Option<Instant> },
+    /// It has work, and waits until this time, or for one of its requests to end.
+    Waiting { until: Option<Instant> },
 }
 
 /// A host.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) authority: Authority,
-    /// Of its site at `http://`, and of that at `https://`.
-    pub(crate) rules: [Rules; 2],
-    /// The delay that they ask for, as long as this is held.
-    pub(crate) spaced: Option<tidegate::Throttle>,
-    /// Before all else: rules.
+    /// The rules of its HTTP site and of its HTTPS site.
+    pub(crate) rules: [RobotsRules; 2],
+    /// Keeps the throttle with the delay that the rules demand from being evicted.
+    pub(crate) throttle: Option<tidegate::Throttle>,
+    /// Requests for robots.txt, which go first.
     pub(crate) urgent: VecDeque<Job>,
-    /// Then what was begun: it comes from a redirect, or is tried again.
-    pub(crate) begun: VecDeque<Job>,
-    /// Then what is new.
-    pub(crate) ahead: Ahead,
+    /// Started pages: redirected here, or due for a retry. They go next.
+    pub(crate) started: VecDeque<Job>,
+    /// Pages that have not been started. They go last.
+    pub(crate) queue: SpillQueue,
     pub(crate) in_flight: u32,
-    /// What is tried again there in a while.
-    pub(crate) later: u32,
-    /// Pages of this host that were begun, wherever they are now.
-    pub(crate) open: u64,
-    pub(crate) turn: Turn,
-    /// Changes with each turn, so that a timer knows whether it is still meant.
+    /// Jobs that wait for a retry.
+    pub(crate) delayed: u32,
+    /// Pages of this host that were started and have not ended, even if redirected elsewhere.
+    pub(crate) unfinished: u64,
+    pub(crate) state: RunState,
+    /// Changes with each turn, so that stale timers are recognized.
     pub(crate) ticket: u64,
     pub(crate) tally: Tally,
-    /// When the first and the last request began.
-    pub(crate) asked: Option<(Instant, Instant)>,
-    /// Since when everything fails there.
+    /// Start of the first and of the last request.
+    pub(crate) requested: Option<(Instant, Instant)>,
+    /// Start of the current series of failures.
     pub(crate) failing: Option<Instant>,
-    /// Why nothing more is asked of it.
+    /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
-    /// Pages a second, of late.
+    /// Recent pages per second, a moving average.
     pub(crate) speed: f64,
-    /// Pages that had ended when that was last looked at.
-    pub(crate) ended_then: u64,
+    /// Pages that had ended at the last update of the speed.
+    pub(crate) ended_before: u64,
 }
 
 impl Host {
     pub(crate) fn new(authority: Authority, ticket: u64) -> Self {
         Self {
             authority,
-            rules: [Rules::Unknown, Rules::Unknown],
-            spaced: None,
+            rules: [RobotsRules::Unknown, RobotsRules::Unknown],
+            throttle: None,
             urgent: VecDeque::new(),
-            begun: VecDeque::new(),
-            ahead: Ahead::default(),
+            started: VecDeque::new(),
+            queue: SpillQueue::default(),
             in_flight: 0,
-            later: 0,
-            open: 0,
-            turn: Turn::Idle,
+            delayed: 0,
+            unfinished: 0,
+            state: RunState::Idle,
             ticket,
             tally: Tally::default(),
-            asked: None,
+            requested: None,
             failing: None,
             gave_up: None,
             speed: 0.0,
-            ended_then: 0,
+            ended_before: 0,
         }
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        !(self.urgent.is_empty() && self.begun.is_empty() && self.ahead.is_empty())
+        !(self.urgent.is_empty() && self.started.is_empty() && self.queue.is_empty())
     }
 
-    /// Whether nothing would be lost with it but its rules and counts.
+    /// Whether evicting it would lose nothing but its rules and counts.
     pub(crate) fn is_idle(&self) -> bool {
-        let is_asking = self.rules.iter().any(|rules| matches!(rules, Rules::Asking));
-        !self.has_work() && !is_asking && self.in_flight == 0 && self.later == 0 && self.open == 0
+        let is_robots_pending = self.rules.iter().any(|rules| matches!(rules, RobotsRules::Pending));
+        !self.has_work()
+            && !is_robots_pending
+            && self.in_flight == 0
+            && self.delayed == 0
+            && self.unfinished == 0
     }
 
     /// Pages that have not ended.
-    pub(crate) fn left(&self) -> u64 {
-        self.ahead.len() + self.open
+    pub(crate) fn remaining(&self) -> u64 {
+        self.queue.len() + self.unfinished
     }
 
-    /// For how long nothing has succeeded there.
-    pub(crate) fn lost(&self, now: Instant) -> Duration {
+    /// The duration of the current series of failures.
+    pub(crate) fn failing_for(&self, now: Instant) -> Duration {
         self.failing.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    pub(crate) const fn rules_of(&mut self, is_https: bool) -> &mut Rules {
+    pub(crate) const fn rules_of(&mut self, is_https: bool) -> &mut RobotsRules {
         let [http, https] = &mut self.rules;
         if is_https { https } else { http }
     }

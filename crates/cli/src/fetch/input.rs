@@ -1,4 +1,4 @@
-//! Reads addresses: from the command line, from a file, from stdin. A thread of its own reads, and stays a little ahead.
+//! Reads addresses from the command line, a file or stdin, on a thread of its own with a bounded read-ahead.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -9,41 +9,41 @@ use std::thread;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::address::{ADDRESS_MAX, Address, Key, shown_line};
+use super::file_name::file_name;
 use super::folder::Folder;
-use super::name::file_of;
 use crate::failure::Failure;
 
-/// Lines that are handed over at once, and how many of those may wait.
+/// Lines per batch, and batches in the channel.
 const BATCH: usize = 256;
 const BATCHES: usize = 8;
 const BUFFER: usize = 64 << 10;
 
-/// Where addresses come from.
+/// The source of addresses.
 #[derive(Debug)]
 pub(crate) enum Input {
-    Words(Vec<String>),
+    Args(Vec<String>),
     File(PathBuf),
     Stdin,
 }
 
-/// A line of it.
+/// A line of the input.
 #[derive(Debug)]
 pub(crate) enum Line {
     /// A page to fetch.
     Page(Address),
-    /// A page that is there already.
-    There(Address),
-    /// No address, and why.
-    Bad(String, String),
-    /// Nothing more can be read.
-    Broken(io::Error),
+    /// A page that exists already.
+    Exists(Address),
+    /// An invalid address, and the reason.
+    Invalid(String, String),
+    /// A read error, which ends the input.
+    ReadError(io::Error),
 }
 
 impl Input {
-    /// Begins to read.
+    /// Starts the thread.
     pub(crate) fn read(self, folder: &Arc<Folder>) -> Result<Receiver<Vec<Line>>, Failure> {
         let reader: Box<dyn Read + Send> = match self {
-            Self::Words(words) => Box::new(io::Cursor::new(words.join("\n"))),
+            Self::Args(urls) => Box::new(io::Cursor::new(urls.join("\n"))),
             Self::Stdin => Box::new(io::stdin()),
             Self::File(path) => {
                 let file = File::open(&path).map_err(|error| {
@@ -52,21 +52,21 @@ impl Input {
                 Box::new(file)
             }
         };
-        let (tell, lines) = channel(BATCHES);
-        let reading = Reading { folder: Arc::clone(folder), tell, batch: Vec::with_capacity(BATCH) };
-        let thread = thread::Builder::new().name("input".into()).spawn(move || reading.run(reader));
-        thread.map_err(|error| Failure::failed(format!("no thread can be started: {error}")))?;
+        let (sender, lines) = channel(BATCHES);
+        let state = Reader { folder: Arc::clone(folder), sender, batch: Vec::with_capacity(BATCH) };
+        let thread = thread::Builder::new().name("input".into()).spawn(move || state.run(reader));
+        thread.map_err(|error| Failure::failed(format!("the input thread cannot be started: {error}")))?;
         Ok(lines)
     }
 }
 
-struct Reading {
+struct Reader {
     folder: Arc<Folder>,
-    tell: Sender<Vec<Line>>,
+    sender: Sender<Vec<Line>>,
     batch: Vec<Line>,
 }
 
-impl Reading {
+impl Reader {
     fn run(mut self, reader: Box<dyn Read + Send>) {
         let mut reader = BufReader::with_capacity(BUFFER, reader);
         let mut line = Vec::new();
@@ -75,42 +75,45 @@ impl Reading {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    self.batch.push(Line::Broken(error));
+                    self.batch.push(Line::ReadError(error));
                     break;
                 }
             }
             let text = String::from_utf8_lossy(&line);
-            // Editors of some systems begin a file with a mark of its encoding.
-            self.batch.extend(self.sort(text.trim_start_matches('\u{feff}').trim()));
-            // What is next may take a while: whoever types waits for what was typed.
+            // Some editors begin a file with a byte order mark.
+            self.batch.extend(self.classify(text.trim_start_matches('\u{feff}').trim()));
+            // The next line may take a while: lines typed at a terminal must not wait for a full batch.
             let is_due = self.batch.len() >= BATCH || reader.buffer().is_empty();
-            if is_due && !self.hand_over() {
+            if is_due && !self.send_batch() {
                 return;
             }
         }
-        self.hand_over();
+        self.send_batch();
     }
 
-    /// What a line is; nothing for a blank one, and for what is behind a `#`.
-    fn sort(&self, text: &str) -> Option<Line> {
+    /// Classifies a line. Returns `None` for blank lines and comments.
+    fn classify(&self, text: &str) -> Option<Line> {
         if text.is_empty() || text.starts_with('#') {
             return None;
         }
         Some(match Address::parse(text) {
-            Ok(address) if self.folder.has(&file_of(&address, Key::of(&address.url))) => Line::There(address),
+            Ok(address) if self.folder.has(&file_name(&address, Key::of(&address.url))) => {
+                Line::Exists(address)
+            }
             Ok(address) => Line::Page(address),
-            Err(why) => Line::Bad(shown_line(text), why),
+            Err(why) => Line::Invalid(shown_line(text), why),
         })
     }
 
-    /// Whether somebody still takes them.
-    fn hand_over(&mut self) -> bool {
+    /// Sends the batch. Returns whether the receiver still exists.
+    fn send_batch(&mut self) -> bool {
         let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
-        batch.is_empty() || self.tell.blocking_send(batch).is_ok()
+        batch.is_empty() || self.sender.blocking_send(batch).is_ok()
     }
 }
 
-/// Reads a line without its end, and keeps no more of it than an address may have. `false` at the end of all.
+/// Reads a line without its end, truncated beyond the maximum length of an address. Returns `false` at the
+/// end of input.
 fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let mut is_begun = false;
@@ -125,7 +128,7 @@ fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> 
         is_begun = true;
         let end = chunk.iter().position(|letter| *letter == b'\n');
         let part = &chunk[..end.unwrap_or(chunk.len())];
-        // One more than there may be, so that it is seen to be too long.
+        // One byte over the maximum, so that the line is rejected as too long.
         let room = (ADDRESS_MAX + 1).saturating_sub(line.len());
         line.extend_from_slice(&part[..part.len().min(room)]);
         let used = end.map_or(chunk.len(), |end| end + 1);
@@ -141,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read_to_its_end_and_no_more_of_it_is_kept_than_it_may_have() {
+    fn long_line_is_truncated_and_consumed() {
         let long = "x".repeat(3 * ADDRESS_MAX);
         let text = format!("one\r\n\n{long}\nlast");
         let mut reader = BufReader::with_capacity(7, text.as_bytes());

@@ -1,14 +1,14 @@
-//! What a fetch came to: counts by host, and in all.
+//! The counts of a fetch, per host and in total.
 
 use std::time::Duration;
 
-use super::ended::{Ended, Fate, Skip};
-use crate::answer::{Table, Tint};
+use super::result::{PageOutcome, PageResult, SkipReason};
+use crate::output::{Table, Tint};
 
-/// So many failures are told at the end; all are in the journal.
-pub(crate) const FAILURES_TOLD: usize = 10;
-/// So many hosts have a row of their own.
-const HOSTS_TOLD: usize = 40;
+/// Failures listed in the final report; the journal has all of them.
+pub(crate) const FAILURES_SHOWN: usize = 10;
+/// Hosts with a row of their own in the final report.
+const HOSTS_SHOWN: usize = 40;
 
 /// Counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,16 +32,16 @@ impl Tally {
         self.done + self.skipped() + self.failed
     }
 
-    pub(crate) const fn count(&mut self, ended: &Ended) {
-        match &ended.fate {
-            Fate::Done(page) => {
+    pub(crate) const fn count(&mut self, result: &PageResult) {
+        match &result.outcome {
+            PageOutcome::Done(page) => {
                 self.done += 1;
                 self.bytes += page.body.bytes();
             }
-            Fate::Skipped(Skip::There) => self.there += 1,
-            Fate::Skipped(Skip::Twice) => self.twice += 1,
-            Fate::Skipped(Skip::Robots) => self.robots += 1,
-            Fate::Failed(_) => self.failed += 1,
+            PageOutcome::Skipped(SkipReason::Exists) => self.there += 1,
+            PageOutcome::Skipped(SkipReason::Duplicate) => self.twice += 1,
+            PageOutcome::Skipped(SkipReason::Robots) => self.robots += 1,
+            PageOutcome::Failed(_) => self.failed += 1,
         }
     }
 
@@ -56,38 +56,38 @@ impl Tally {
     }
 }
 
-/// A host's counts, and how fast it was.
+/// A host's counts and speed.
 #[derive(Debug)]
 pub(crate) struct HostLine {
     pub(crate) host: String,
     pub(crate) tally: Tally,
-    /// Requests a second, from the first to the last.
+    /// Requests per second, from the first to the last.
     pub(crate) per_second: Option<f64>,
-    /// The rate that it has reached.
+    /// The rate that its throttle has reached.
     pub(crate) limit: Option<f64>,
-    /// Why nothing more was asked of it.
+    /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
 }
 
-/// What a fetch came to.
+/// The result of a fetch.
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) hosts: Vec<HostLine>,
     pub(crate) total: Tally,
-    /// Lines of the input that are no address.
+    /// Input lines that are not valid addresses.
     pub(crate) bad: u64,
     /// Pages that were read and have not ended.
     pub(crate) unfinished: u64,
     pub(crate) is_interrupted: bool,
     pub(crate) took: Duration,
-    /// The first that failed, each with why.
+    /// The first failures, each with its reason.
     pub(crate) failures: Vec<(Box<str>, String)>,
-    /// Of those that failed, how many will fail again.
+    /// Failures that a later run would repeat.
     pub(crate) final_failures: u64,
 }
 
 impl Summary {
-    /// The hosts, those with most pages first.
+    /// The table of hosts, those with most pages first.
     pub(crate) fn table(&self) -> Table {
         let mut table = Table::new([
             "HOST",
@@ -108,8 +108,8 @@ impl Summary {
             table
                 .tinted(tint, [name, done, skipped, failed, size, attempts, speed(per_second), speed(limit)]);
         };
-        let (told, rest) = self.hosts.split_at(self.hosts.len().min(HOSTS_TOLD));
-        for line in told {
+        let (shown, rest) = self.hosts.split_at(self.hosts.len().min(HOSTS_SHOWN));
+        for line in shown {
             row(&mut table, line.host.clone(), &line.tally, line.per_second, line.limit);
         }
         if !rest.is_empty() {
@@ -133,7 +133,7 @@ pub(crate) fn per(count: u64, seconds: f64) -> f64 {
     count as f64 / seconds
 }
 
-/// Bytes as people say them.
+/// A number of bytes for people.
 #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_said_as_people_say_them() {
+    fn size_picks_a_unit_after_rounding() {
         let table =
             [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB")];
         for (bytes, words) in table {

@@ -1,32 +1,32 @@
-//! What is drawn: a panel for each limit, since its units are its own, and in it a series for each who used it.
+//! The data of a chart: a panel per limit, since units differ, with a series per entity or resource.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use tidegate::{Stamp, Usage, UsageQuery, Window};
 
-use super::{name_of, whose};
+use super::{owner, series_name};
 use crate::codec;
 use crate::failure::Failure;
-use crate::words::shown;
+use crate::format;
 
-/// Windows that can be told apart on a large picture.
+/// Maximum windows that a large picture can resolve.
 const WINDOWS_MAX: usize = 10_000;
-/// Series of one panel; the others are counted.
+/// Maximum series per panel; the others are counted.
 pub(crate) const SERIES_MAX: usize = 8;
-/// Panels; the others are counted.
+/// Maximum panels; the others are counted.
 pub(crate) const PANELS_MAX: usize = 16;
 
-/// Usage, ready to be drawn.
+/// Usage, ready to be rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chart {
-    /// Whose, in words.
-    pub(crate) whose: String,
+    /// The owner of the usage, in words.
+    pub(crate) owner: String,
     pub(crate) window: Window,
-    /// When each window begins, without a gap.
+    /// Start of each window, without gaps.
     pub(crate) starts: Vec<Stamp>,
     pub(crate) panels: Vec<Panel>,
-    /// Limits that are not drawn.
+    /// Number of limits that are not drawn.
     pub(crate) left_out: usize,
 }
 
@@ -34,17 +34,17 @@ pub(crate) struct Chart {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Panel {
     pub(crate) limit: String,
-    /// Those who used most first.
+    /// The series, by usage in descending order.
     pub(crate) series: Vec<Series>,
-    /// Series that are not drawn.
+    /// Number of series that are not drawn.
     pub(crate) left_out: usize,
 }
 
-/// What one has used of a limit.
+/// The usage of a limit by one entity or resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Series {
     pub(crate) limit: String,
-    /// As it may be shown.
+    /// Its name, escaped for display.
     pub(crate) name: String,
     /// Units by window.
     pub(crate) units: Vec<u64>,
@@ -67,19 +67,20 @@ impl Panel {
 }
 
 impl Chart {
-    /// A chart of these lines; none if there are none.
+    /// A chart of this usage; `None` if there is none.
     pub(crate) fn new(query: &UsageQuery, lines: &[Usage]) -> Result<Option<Self>, Failure> {
         let starts =
             match (lines.iter().map(|line| line.start).min(), lines.iter().map(|line| line.start).max()) {
                 (Some(first), Some(last)) => starts(query, first, last)?,
                 _ => return Ok(None),
             };
-        // First who used most: a series is as long as there are windows, and there may be as many series as lines.
+        // Totals first, so that only the largest series are allocated: each is as long as the number of
+        // windows.
         let mut limits: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
         let drawn = || lines.iter().filter_map(|line| Some((line, starts.binary_search(&line.start).ok()?)));
         for (line, _) in drawn() {
             let totals = limits.entry(line.limit.as_str()).or_default();
-            let total = totals.entry(name_of(&query.of, line)).or_default();
+            let total = totals.entry(series_name(&query.of, line)).or_default();
             *total = total.saturating_add(line.tally.units);
         }
         let left_out = limits.len().saturating_sub(PANELS_MAX);
@@ -93,19 +94,19 @@ impl Chart {
             panels.push(chosen.panel(limit, starts.len()));
         }
         for (line, window) in drawn() {
-            if let Some((panel, index)) = places.get(&(line.limit.as_str(), name_of(&query.of, line))) {
+            if let Some((panel, index)) = places.get(&(line.limit.as_str(), series_name(&query.of, line))) {
                 let units = &mut panels[*panel].series[*index].units[window];
                 *units = units.saturating_add(line.tally.units);
             }
         }
-        Ok(Some(Self { whose: whose(&query.of), window: query.window, starts, panels, left_out }))
+        Ok(Some(Self { owner: owner(&query.of), window: query.window, starts, panels, left_out }))
     }
 
     pub(crate) fn all_series(&self) -> Vec<&Series> {
         self.panels.iter().flat_map(|panel| &panel.series).collect()
     }
 
-    /// Series of the limits that are drawn that are not.
+    /// Number of series that are not drawn, of the limits that are.
     pub(crate) fn series_left_out(&self) -> usize {
         self.panels.iter().map(|panel| panel.left_out).sum()
     }
@@ -116,13 +117,13 @@ impl Chart {
     }
 }
 
-/// Those of a limit that are drawn.
+/// The series of a limit that are drawn.
 struct Chosen<'a> {
     names: Vec<&'a str>,
     left_out: usize,
 }
 
-/// Those who used most, and by name where they used the same: the order of the map.
+/// Selects the largest totals. Ties are in order of name, as in the map.
 fn most(totals: BTreeMap<&str, u64>) -> Chosen<'_> {
     let mut totals: Vec<(&str, u64)> = totals.into_iter().collect();
     totals.sort_by_key(|(_, total)| Reverse(*total));
@@ -131,17 +132,20 @@ fn most(totals: BTreeMap<&str, u64>) -> Chosen<'_> {
 }
 
 impl Chosen<'_> {
-    /// A panel of them in which nothing is used yet.
+    /// A panel of these series, with zero usage.
     fn panel(&self, limit: &str, windows: usize) -> Panel {
-        let limit = shown(limit);
-        let series =
-            |name: &&str| Series { limit: limit.clone(), name: shown(name), units: vec![0; windows] };
+        let limit = format::escape(limit);
+        let series = |name: &&str| Series {
+            limit: limit.clone(),
+            name: format::escape(name),
+            units: vec![0; windows],
+        };
         let series = self.names.iter().map(series).collect();
         Panel { limit, series, left_out: self.left_out }
     }
 }
 
-/// Every window from where it was said, or where there is something, to the same at the end.
+/// Every window of the requested range, or of the range with usage where the request is open.
 fn starts(query: &UsageQuery, first: Stamp, last: Stamp) -> Result<Vec<Stamp>, Failure> {
     let range = &query.range;
     let first = if range.start > Stamp::ZERO { range.start.min(first) } else { first };
@@ -153,7 +157,7 @@ fn starts(query: &UsageQuery, first: Stamp, last: Stamp) -> Result<Vec<Stamp>, F
     let mut starts = Vec::new();
     while next < until {
         if starts.len() == WINDOWS_MAX {
-            let what = format!("there are more than {WINDOWS_MAX} windows to draw");
+            let what = format!("there are more than {WINDOWS_MAX} windows to plot");
             return Err(
                 Failure::usage(what).next("choose fewer with --since and --until, or a longer --window")
             );
@@ -186,7 +190,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn windows_without_usage_are_zeros_and_limits_are_panels() {
+    fn gaps_are_zeros_and_limits_are_panels() {
         let hour = |resource, limit, hour: u64, units| {
             line(resource, limit, Window::Hour, &format!("2026-01-31T{hour:02}:00:00Z"), units)
         };
@@ -217,19 +221,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_range_that_was_said_is_drawn_whole() {
-        let said = UsageQuery {
+    fn requested_range_is_drawn_in_full() {
+        let query_with_range = UsageQuery {
             range: "2026-01-30T00:00:00Z".parse().unwrap().."2026-02-02T00:00:00Z".parse().unwrap(),
             ..query(Window::Day)
         };
         let lines = [line("gpt", "rpm", Window::Day, "2026-01-31T00:00:00Z", 3)];
-        let chart = Chart::new(&said, &lines).unwrap().unwrap();
+        let chart = Chart::new(&query_with_range, &lines).unwrap().unwrap();
         assert_eq!(chart.panels[0].series[0].units, [0, 3, 0]);
-        assert!(Chart::new(&said, &[]).unwrap().is_none());
+        assert!(Chart::new(&query_with_range, &[]).unwrap().is_none());
     }
 
     #[test]
-    fn what_is_too_much_to_draw_is_counted_or_refused() {
+    fn excess_series_are_counted_and_windows_refused() {
         let many: Vec<Usage> = (0..20)
             .map(|at| line(&format!("r{at:02}"), "rpm", Window::Day, "2026-01-31T00:00:00Z", at))
             .collect();
@@ -244,11 +248,15 @@ pub(crate) mod tests {
                 .collect(),
         );
         let panel = chosen.panel("rpm", 10_000);
-        let kept: usize = panel.series.iter().map(|series| series.units.len()).sum();
-        assert_eq!((kept, panel.left_out), (SERIES_MAX * 10_000, 13), "nothing is kept of what is not drawn");
+        let allocated: usize = panel.series.iter().map(|series| series.units.len()).sum();
+        assert_eq!(
+            (allocated, panel.left_out),
+            (SERIES_MAX * 10_000, 13),
+            "series that are not drawn are not allocated"
+        );
         let far = ["1970-01-01T00:00:00Z", "2026-01-31T00:00:00Z"]
             .map(|start| line("r", "rpm", Window::Hour, start, 1));
         let error = Chart::new(&query(Window::Hour), &far).unwrap_err();
-        assert_eq!(error.what, "there are more than 10000 windows to draw");
+        assert_eq!(error.what, "there are more than 10000 windows to plot");
     }
 }

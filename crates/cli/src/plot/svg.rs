@@ -1,38 +1,38 @@
-//! A chart as an SVG: a panel for each limit with its axes, a line for each series, and a legend. The same chart is the same
-//! text, letter by letter.
+//! Renders a chart as an SVG: a panel with axes per limit, a line per series, and a legend. The output is
+//! deterministic, byte for byte.
 
 use std::fmt::Write as _;
 
 use tidegate::{Stamp, Window};
 
 use super::chart::{Chart, Panel, Series};
-use crate::words::number;
+use crate::format;
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 40.0;
 const TOP: f64 = 52.0;
-/// A panel: its title, the plot, the times below it.
+/// Heights of a panel's title, its plot and the times below it.
 const TITLE: f64 = 30.0;
 const PLOT: f64 = 200.0;
 const TIMES: f64 = 44.0;
-/// One row of the legend, and the gap behind a panel.
+/// Height of a row of the legend, and the gap after a panel.
 const LEGEND: f64 = 20.0;
 const GAP: f64 = 18.0;
-/// How wide a letter is, about: fonts differ.
+/// Approximate width of a letter, since fonts differ.
 const LETTER: f64 = 7.2;
-/// A name is cut behind so many letters.
+/// Maximum letters of a name.
 const NAME_MAX: usize = 48;
-/// So few points are shown as points.
+/// Points are marked up to this number of windows.
 const POINTS_MAX: usize = 48;
-/// At most so many times stand below a plot.
+/// Maximum labels below a plot.
 const TICKS_MAX: usize = 10;
 
-/// Colours that can be told apart by those who see fewer, too.
+/// A palette that colour-blind readers can distinguish, too.
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#5c4b8a", "#6b6b6b"];
 
-/// Draws it.
+/// Renders the chart.
 pub(crate) fn draw(chart: &Chart) -> String {
     let heights: Vec<f64> = chart.panels.iter().map(height).collect();
     let note = if chart.left_out > 0 { LEGEND } else { 0.0 };
@@ -41,7 +41,7 @@ pub(crate) fn draw(chart: &Chart) -> String {
     svg.line(&format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole}" width="{WIDTH}" height="{whole}" font-family="system-ui, sans-serif" font-size="12" fill="#222">"##
     ));
-    let title = format!("Usage of {} by {}", chart.whose, chart.each());
+    let title = format!("Usage of {} by {}", chart.owner, chart.each());
     svg.line(&format!("<title>{}</title>", escaped(&title)));
     svg.line(&format!(r##"<rect width="{WIDTH}" height="{whole}" fill="#fff"/>"##));
     svg.text((LEFT, 28.0), r#"font-size="18" font-weight="600""#, &title);
@@ -80,11 +80,11 @@ fn draw_panel(svg: &mut Svg, chart: &Chart, panel: &Panel, top: f64) {
             r#"<line x1="{LEFT}" y1="{at:.1}" x2="{}" y2="{at:.1}" stroke="{colour}"/>"#,
             WIDTH - RIGHT
         ));
-        svg.text((LEFT - 8.0, at + 4.0), r##"text-anchor="end" fill="#555""##, &number(tick));
+        svg.text((LEFT - 8.0, at + 4.0), r##"text-anchor="end" fill="#555""##, &format::number(tick));
     }
     let count = chart.starts.len();
     let slot = (WIDTH - LEFT - RIGHT) / float(count);
-    // A window is a span: its point stands in its middle.
+    // A window is a span, so its point is in the middle.
     let x = |index: usize| LEFT + (float(index) + 0.5) * slot;
     let mut day = String::new();
     for (index, start) in ticks(&chart.starts, chart.window) {
@@ -127,7 +127,7 @@ fn draw_series(
     let mut path = String::new();
     for (index, units) in series.units.iter().enumerate() {
         let letter = if index == 0 { 'M' } else { 'L' };
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = write!(path, "{letter}{:.1} {:.1}", x(index), y(*units));
     }
     svg.line(&format!(
@@ -144,7 +144,7 @@ fn draw_series(
     }
 }
 
-/// A name in the legend, and where it stands.
+/// A name in the legend, and its position.
 struct Item {
     row: usize,
     left: f64,
@@ -152,7 +152,7 @@ struct Item {
     text: String,
 }
 
-/// The legend in rows: as many names in each as have room.
+/// The legend, wrapped into rows.
 fn legend(panel: &Panel) -> Vec<Item> {
     let named = panel.series.iter().zip(COLOURS).map(|(series, colour)| {
         let name = if series.name.chars().count() > NAME_MAX {
@@ -160,7 +160,7 @@ fn legend(panel: &Panel) -> Vec<Item> {
         } else {
             series.name.clone()
         };
-        (Some(colour), format!("{name} ({})", number(series.total())))
+        (Some(colour), format!("{name} ({})", format::number(series.total())))
     });
     let more = (panel.left_out > 0).then(|| (None, format!("and {} more", panel.left_out)));
     let (mut row, mut left) = (0, LEFT);
@@ -176,7 +176,7 @@ fn legend(panel: &Panel) -> Vec<Item> {
     items
 }
 
-/// Steps of 1, 2 or 5 and zeros, so that there are at most five.
+/// The smallest step of 1, 2 or 5 times a power of ten that gives at most five steps.
 fn nice(most: u64) -> u64 {
     let mut power = 1_u64;
     loop {
@@ -189,7 +189,7 @@ fn nice(most: u64) -> u64 {
     }
 }
 
-/// Which windows have their time below them: full days, quarters of days, whatever is few enough.
+/// The windows that are labelled: the finest round interval with at most [`TICKS_MAX`] labels.
 fn ticks(starts: &[Stamp], window: Window) -> Vec<(usize, Stamp)> {
     let (seconds, steps): (u64, &[u64]) = match window {
         Window::Hour => (3_600, &[1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 672, 1_344]),
@@ -208,11 +208,11 @@ fn ticks(starts: &[Stamp], window: Window) -> Vec<(usize, Stamp)> {
     };
     let few = steps.iter().map(|step| of(*step)).find(|ticks| ticks.len() <= TICKS_MAX);
     let ticks = few.unwrap_or_default();
-    // Something says when it was, however it falls.
+    // At least one time is always labelled.
     if ticks.is_empty() { starts.first().map(|start| (0, *start)).into_iter().collect() } else { ticks }
 }
 
-/// What stands below a window, and what stands below that where it changes.
+/// The label of a window, and the label below it, which is drawn where it changes.
 fn label(start: Stamp, window: Window) -> (String, String) {
     let text = start.to_string();
     let part = |range: std::ops::Range<usize>| text.get(range).unwrap_or_default().to_owned();
@@ -253,7 +253,7 @@ impl Svg {
     }
 }
 
-/// Text that is no markup, and holds nothing that XML has no place for.
+/// Escapes markup, and replaces characters that XML does not allow.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -293,28 +293,28 @@ mod tests {
     }
 
     #[test]
-    fn the_same_chart_is_the_same_svg_letter_by_letter() {
+    fn svg_is_deterministic() {
         let svg = draw(&chart());
         assert_eq!(svg, draw(&chart()));
         assert_eq!(svg, include_str!("usage.svg"), "\n{svg}");
     }
 
     #[test]
-    fn the_largest_usage_there_can_be_is_drawn() {
+    fn maximum_usage_is_drawn() {
         let most = [line("gpt-4", "tpm", Window::Day, "2026-01-31T00:00:00Z", u64::MAX)];
         let svg = draw(&Chart::new(&query(Window::Day), &most).unwrap().unwrap());
         assert!(svg.contains("gpt-4 (18.4E)"), "{svg}");
     }
 
     #[test]
-    fn names_are_text_and_never_markup() {
+    fn names_are_escaped() {
         let svg = draw(&chart());
         assert!(svg.contains("&lt;script&gt;&amp;&quot;&#39;") && !svg.contains("<script"), "{svg}");
         assert_eq!(escaped("a\u{0}\u{1b}b\u{ffff}"), "a\u{fffd}\u{fffd}b\u{fffd}");
     }
 
     #[test]
-    fn steps_are_round_and_few() {
+    fn axis_steps_are_round_and_few() {
         for (most, step) in [(0, 1), (1, 1), (5, 1), (6, 2), (11, 5), (26, 10), (99, 20), (5_001, 2_000)] {
             assert_eq!(nice(most), step, "{most}");
         }
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_few_and_there_is_always_one() {
+    fn labels_are_few_and_never_none() {
         let hours =
             |count: u64| (0..count).map(|hour| Stamp::from_secs(1_769_864_400 + hour * 3_600)).collect();
         for count in [1, 2, 10, 11, 100, 1_000, 10_000] {

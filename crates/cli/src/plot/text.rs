@@ -1,27 +1,27 @@
-//! A chart as lines of text: for each series columns of blocks, with its own scale.
+//! Renders a chart as text: one block chart per series, each with its own scale.
 
 use tidegate::Stamp;
 
 use super::chart::{Chart, Series};
-use crate::words::number;
+use crate::format;
 
 /// Rows of blocks.
 const ROWS: usize = 5;
-/// Room for the numbers at the left.
+/// Width of the scale at the left.
 const SCALE: usize = 8;
-/// A column is at most so wide.
+/// Maximum width of a column.
 const COLUMN_MAX: usize = 6;
-/// Eighths of a block, from none to all of it.
+/// Blocks from zero to eight eighths.
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws it, each line at most `width` columns.
+/// Renders the chart with at most `width` columns per line.
 pub(crate) fn draw(chart: &Chart, width: usize) -> Vec<String> {
     let room = width.saturating_sub(SCALE + 1).max(1);
     let per_column = chart.starts.len().div_ceil(room).max(1);
     let columns = chart.starts.len().div_ceil(per_column).max(1);
     let wide = (room / columns).clamp(1, COLUMN_MAX);
-    let each = if per_column == 1 { String::new() } else { format!(", {per_column} in a column") };
-    let mut lines = vec![cut(format!("usage of {} by {}{each}, UTC", chart.whose, chart.each()), width)];
+    let each = if per_column == 1 { String::new() } else { format!(", {per_column} per column") };
+    let mut lines = vec![cut(format!("usage of {} by {}{each}, UTC", chart.owner, chart.each()), width)];
     for panel in &chart.panels {
         for series in &panel.series {
             lines.push(String::new());
@@ -44,10 +44,16 @@ fn heading(series: &Series, chart: &Chart) -> String {
     let when = series.units.iter().position(|units| *units == most).and_then(|at| chart.starts.get(at));
     let when = when.map(|start| format!(" at {}", minute(*start))).unwrap_or_default();
     let total = series.total();
-    format!("{} of {}: {} in all, at most {}{when}", series.limit, series.name, number(total), number(most))
+    format!(
+        "{} of {}: {} in total, at most {}{when}",
+        series.limit,
+        series.name,
+        format::number(total),
+        format::number(most)
+    )
 }
 
-/// The rows of blocks, the highest first, each behind its part of the scale.
+/// The rows of blocks from top to bottom, each after its part of the scale.
 fn blocks(series: &Series, per_column: usize, wide: usize) -> Vec<String> {
     let sum = |units: &[u64]| units.iter().fold(0_u64, |sum, units| sum.saturating_add(*units));
     let columns: Vec<u64> = series.units.chunks(per_column).map(sum).collect();
@@ -55,14 +61,14 @@ fn blocks(series: &Series, per_column: usize, wide: usize) -> Vec<String> {
     let eighths: Vec<usize> = columns
         .iter()
         .map(|units| {
-            // Rounded up: whoever used anything is seen.
+            // Rounded up, so that any usage is visible.
             let eighths = (u128::from(*units) * (ROWS as u128 * 8)).div_ceil(u128::from(most));
             usize::try_from(eighths).unwrap_or(ROWS * 8)
         })
         .collect();
     let row = |row: usize| {
         let label = match row {
-            0 => number(most),
+            0 => format::number(most),
             _ if row == ROWS - 1 => "0".to_owned(),
             _ => String::new(),
         };
@@ -76,7 +82,7 @@ fn blocks(series: &Series, per_column: usize, wide: usize) -> Vec<String> {
     (0..ROWS).map(row).collect()
 }
 
-/// When it begins, and when it ends if there is room.
+/// The axis with the first time, and the last if there is space.
 fn axis(starts: &[Stamp], width: usize, room: usize) -> String {
     let (Some(first), Some(last)) = (starts.first(), starts.last()) else { return String::new() };
     let labels = [minute(*first), minute(*last)];
@@ -131,20 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_of_blocks_at_80_columns() {
+    fn text_chart_at_80_columns() {
         let text = draw(&chart(), 80).join("\n");
         assert_eq!(text, include_str!("text-80.txt").trim_end_matches('\n'), "\n{text}\n");
     }
 
     #[test]
-    fn more_windows_than_columns_are_summed_and_nothing_is_lost() {
+    fn excess_windows_are_summed_per_column() {
         let lines: Vec<_> = (0..100_u64)
             .map(|at| Stamp::from_secs(1_769_000_400 + at * 3_600).to_string())
             .map(|start| line("gpt", "rpm", Window::Hour, &start, 1))
             .collect();
         let chart = Chart::new(&query(Window::Hour), &lines).unwrap().unwrap();
         let text = draw(&chart, 40);
-        assert_eq!(text[0], "usage of entity acme by hour, 4 in a co…");
+        assert_eq!(text[0], "usage of entity acme by hour, 4 per col…");
         assert!(text.iter().all(|line| line.chars().count() <= 40), "{text:#?}");
         assert_eq!(text[3].trim_start(), format!("4│{}", "█".repeat(25)));
     }

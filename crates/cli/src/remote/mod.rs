@@ -1,109 +1,112 @@
-//! A server as a [`Backend`]: the same verbs over HTTP, by the client of this project.
+//! A server as a [`Backend`]: the same verbs over HTTP, through `tidegate-client`.
 
+mod errors;
 mod lease;
-mod trouble;
-mod trust;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate::store::archive::Archived;
+use tidegate::store::archive::ArchiveReport;
 use tidegate::store::{AuditQuery, Cursor, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Capacity, Entity, EntityId, Expect, Explanation, Extra, LimitLine, LimitName, Paging, Plan,
-    Policy, ResourceName, Scope, Source, Stamp, Step, Subject, Usage, UsageOf, UsageQuery, UsageSum, Version,
-    Versioned, Would,
+    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitLine, LimitName, Paging, Policy,
+    PolicyChanges, ResourceName, Scope, Source, Stamp, Step, Subject, Undeclared, Usage, UsageOf, UsageQuery,
+    UsageSum, Version, Versioned, Would,
 };
 use tidegate_client as wire;
-use tidegate_client::{Backoff, Client, ClientError, InvalidAnswer, Jitter, Retry};
+use tidegate_client::{Backoff, Client, ClientError, InvalidResponse, Jitter, Retry};
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
-use tidegate_core::limit::plan::plan;
+use tidegate_core::limit::policy_changes::plan;
 use tidegate_core::limit::token::{Token, TokenId};
 use tokio::time::timeout;
 
-use crate::backend::{Ask, Backend, Granted, Hold as _, MadeToken, Status, TokenAsk, Written};
+use crate::backend::{
+    AcquireRequest, Backend, CreatedToken, Grant, LeaseHandle as _, Status, StoredPolicy, TokenRequest,
+};
 use crate::failure::Failure;
-use lease::Held;
-pub(crate) use trust::Trust;
+use lease::RemoteLease;
+pub(crate) use tls::TlsFiles;
 
-/// A connection that is not made within this time is none, however patient its user is.
+/// Maximum time to connect, even with a longer timeout.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
 
-/// At the end nobody waits longer than this for a server to hear of what was drawn.
+/// Maximum wait on close for the server to confirm the ends of leases.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The most that a page holds.
+/// Maximum items per page.
 const PAGE_MAX: u32 = 1_000;
 
 /// A server.
 #[derive(Debug)]
 pub(crate) struct Remote {
     client: Client,
-    /// Nobody waits longer for it than this, beside what they said.
-    patience: Duration,
+    /// Timeout of every call, in addition to the wait that a caller requests.
+    timeout: Duration,
 }
 
 impl Remote {
-    /// Asks the server at `url`, with what the token allows. Nothing is sent yet.
+    /// A client of the server at `url`. Sends nothing yet.
     pub(crate) fn new(
         url: &str,
         token: Option<&str>,
-        trust: &Trust,
-        patience: Duration,
+        tls: &TlsFiles,
+        timeout: Duration,
     ) -> Result<Self, Failure> {
-        // Somebody waits at a terminal: a server that restarts is waited for, and one that is not there is told soon.
+        // For a user at a terminal: long enough for a server to restart, and short enough to report a missing
+        // one soon.
         let backoff =
             Backoff::exponential(Duration::from_millis(50), Duration::from_millis(500)).jitter(Jitter::Full);
         let client = Client::builder(url)
             .user_agent(concat!("tidegate/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(patience.min(CONNECTED_WITHIN))
-            .request_timeout(patience)
-            .total_timeout(patience)
+            .connect_timeout(timeout.min(CONNECTED_WITHIN))
+            .request_timeout(timeout)
+            .total_timeout(timeout)
             .retry(Retry::attempts(4).backoff(backoff));
         let client = token.into_iter().fold(client, wire::ClientBuilder::token);
-        let client = trust.apply(client);
-        Ok(Self { client: client.build()?, patience })
+        let client = tls.apply(client);
+        Ok(Self { client: client.build()?, timeout })
     }
 
-    /// The client, for who listens.
+    /// The client, for event streams.
     #[allow(dead_code, reason = "only `watch` listens")]
     pub(crate) const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// What to ask for: each limit once, by names that can be.
-    fn cost(ask: &Ask) -> Result<wire::Cost, Failure> {
-        let pairs = ask.pairs();
+    /// The cost of a request, checked: each limit once, with valid names.
+    fn cost(request: &AcquireRequest) -> Result<wire::Cost, Failure> {
+        let pairs = request.pairs();
         let twice = pairs
             .iter()
             .enumerate()
             .find(|(at, (name, _))| pairs[..*at].iter().any(|(other, _)| other == name));
         if let Some((_, (name, _))) = twice {
-            return Err(Failure::usage(format!("the limit `{name}` is asked for twice")));
+            return Err(Failure::usage(format!("the limit `{name}` is requested twice")));
         }
         wire::Cost::of(pairs).map_err(|error| Failure::usage(error.to_string()))
     }
 }
 
-/// What is there, or nothing where the server says that there is nothing of this kind.
-fn found<T>(answer: Result<T, ClientError>, kind: &str) -> Result<Option<T>, Failure> {
-    match answer {
+/// Maps a problem of this kind to `None`.
+fn found<T>(result: Result<T, ClientError>, kind: &str) -> Result<Option<T>, Failure> {
+    match result {
         Err(ClientError::Problem { problem, .. }) if problem.is(kind) => Ok(None),
-        answer => Ok(Some(answer?)),
+        result => Ok(Some(result?)),
     }
 }
 
-/// A page as a store has it.
+/// Converts a page.
 fn page<P: wire::Page, T>(page: P, item: impl Fn(P::Item) -> Result<T, Failure>) -> Result<Page<T>, Failure> {
     let next = page.next().map(Cursor::new);
     let items = page.into_items().into_iter().map(item).collect::<Result<_, _>>()?;
     Ok(Page { items, next })
 }
 
-/// Where a page begins, and how much is on it.
+/// The cursor and size of a page.
 fn paged(paging: &Paging) -> (Option<String>, Option<u32>) {
     (paging.cursor().map(|cursor| cursor.as_str().to_owned()), u32::try_from(paging.max()).ok())
 }
@@ -113,17 +116,17 @@ fn page_query(paging: &Paging) -> wire::PageQuery {
     wire::PageQuery { after, max }
 }
 
-/// The bounds of a range that are bounds.
+/// The bounds of a range; `None` where it is open.
 fn bounds(range: &std::ops::Range<Stamp>) -> (Option<wire::Time>, Option<wire::Time>) {
     let from = Some(range.start).filter(|start| *start > Stamp::ZERO);
     let to = Some(range.end).filter(|end| *end < Stamp::MAX);
     (from.map(wire::Time), to.map(wire::Time))
 }
 
-fn written(at: wire::PolicyAt) -> Result<Written, Failure> {
+fn written(at: wire::PolicyAt) -> Result<StoredPolicy, Failure> {
     let (scope, Versioned { version, value }) = at
         .check()
-        .map_err(|error| Failure::failed(format!("what the server has written cannot be: {error}")))?;
+        .map_err(|error| Failure::failed(format!("the server returned an invalid policy: {error}")))?;
     Ok((scope, Versioned { version, value: Arc::new(value) }))
 }
 
@@ -132,8 +135,8 @@ fn entity(wire: wire::Entity) -> Versioned<Entity> {
     Versioned { version, value: wire.into() }
 }
 
-/// A limit's state, and where it is written; where that is not said, nobody wrote it.
-fn line(state: wire::LimitState) -> Result<LimitLine, InvalidAnswer> {
+/// The state of a limit and its source; a missing source means the defaults.
+fn line(state: wire::LimitState) -> Result<LimitLine, InvalidResponse> {
     let (balance, source) = state.check()?;
     Ok(LimitLine { balance, source: source.unwrap_or(Source::Defaults) })
 }
@@ -148,7 +151,7 @@ fn usage_query(query: &UsageQuery, paging: Option<&Paging>) -> wire::UsageQuery 
 }
 
 impl Backend for Remote {
-    type Lease = Held;
+    type Lease = RemoteLease;
 
     async fn status(&self) -> Result<Status, Failure> {
         let asked = Instant::now();
@@ -173,7 +176,7 @@ impl Backend for Remote {
         at.map(|at| Ok(written(at)?.1)).transpose()
     }
 
-    async fn policies(&self, listing: &Listing, paging: &Paging) -> Result<Page<Written>, Failure> {
+    async fn policies(&self, listing: &Listing, paging: &Paging) -> Result<Page<StoredPolicy>, Failure> {
         let (entity, custom) = match listing {
             Listing::All => (None, None),
             Listing::Entity(entity) => (Some(entity.clone().into()), None),
@@ -196,8 +199,8 @@ impl Backend for Remote {
         Ok(Version::new(done.version))
     }
 
-    /// Compares here, with what was there: the server tells what would change, and not from what.
-    async fn plan(&self, declared: &[(Scope, Policy)], extra: Extra) -> Result<Plan, Failure> {
+    /// Compares on the client, since the server's plan lacks the previous policies.
+    async fn plan(&self, declared: &[(Scope, Policy)], extra: Undeclared) -> Result<PolicyChanges, Failure> {
         let query = wire::PolicyQuery { max: Some(PAGE_MAX), ..wire::PolicyQuery::default() };
         let (mut pages, mut all) = (self.client.all_policies(query), Vec::new());
         while let Some(page) = pages.next_page().await? {
@@ -208,7 +211,7 @@ impl Backend for Remote {
         plan(&all, declared, extra).map_err(|twice| Failure::failed(twice.to_string()))
     }
 
-    async fn apply(&self, plan: &Plan) -> Result<Version, Failure> {
+    async fn apply(&self, plan: &PolicyChanges) -> Result<Version, Failure> {
         let change =
             |step: &Step| wire::PolicyChange::new(&step.scope, step.expect().into(), step.after.as_ref());
         let changes = plan.steps().iter().map(change).collect();
@@ -226,7 +229,7 @@ impl Backend for Remote {
     async fn children(&self, parent: &EntityId, paging: &Paging) -> Result<Page<Versioned<Entity>>, Failure> {
         match found(self.client.children(&parent.clone().into(), &page_query(paging)).await, "no-entity")? {
             Some(children) => page(children, |wire| Ok(entity(wire))),
-            // As at a store: below what is not there is nobody.
+            // As at a store: an unknown entity has no children.
             None => Ok(Page { items: Vec::new(), next: None }),
         }
     }
@@ -250,15 +253,15 @@ impl Backend for Remote {
         }
     }
 
-    async fn acquire(&self, ask: &Ask) -> Result<Held, Failure> {
-        Held::draw(&self.client, ask, Self::cost(ask)?, self.patience).await
+    async fn acquire(&self, request: &AcquireRequest) -> Result<RemoteLease, Failure> {
+        RemoteLease::acquire(&self.client, request, Self::cost(request)?, self.timeout).await
     }
 
-    /// By a lease, which says whether the store has heard of it.
-    async fn spend(&self, ask: &Ask) -> Result<Granted, Failure> {
-        let mut lease = self.acquire(ask).await?;
+    /// Uses a lease, which reports whether the store granted it.
+    async fn spend(&self, request: &AcquireRequest) -> Result<Grant, Failure> {
+        let mut lease = self.acquire(request).await?;
         lease.settle().await?;
-        Ok(lease.granted())
+        Ok(lease.grant())
     }
 
     async fn balances(&self, subject: &Subject) -> Result<Vec<LimitLine>, Failure> {
@@ -272,7 +275,7 @@ impl Backend for Remote {
         let query = wire::BalanceQuery { entity: Some(entity.clone().into()), resource: None };
         let balances = self.client.balances(&query).await?;
         let balances = balances.limits.into_iter().map(|state| Ok(state.check()?.0));
-        Ok(balances.collect::<Result<_, InvalidAnswer>>()?)
+        Ok(balances.collect::<Result<_, InvalidResponse>>()?)
     }
 
     async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure> {
@@ -283,22 +286,25 @@ impl Backend for Remote {
             Ok((limit, Capacity { buckets, burst, available, consumed }))
         };
         let sums = self.client.capacity(&query).await?.limits;
-        Ok(sums.into_iter().map(limit).collect::<Result<_, InvalidAnswer>>()?)
+        Ok(sums.into_iter().map(limit).collect::<Result<_, InvalidResponse>>()?)
     }
 
-    async fn explain(&self, ask: &Ask) -> Result<Explanation, Failure> {
-        let Subject { entity, resource } = ask.subject.clone();
+    async fn explain(&self, request: &AcquireRequest) -> Result<Explanation, Failure> {
+        let Subject { entity, resource } = request.subject.clone();
         let (entity, resource) = (entity.into(), resource.into());
-        let asked = wire::Ask { entity, resource, cost: Self::cost(ask)?, limits: Vec::new() };
-        let explained =
-            self.client.explain(&asked).await.map_err(|error| trouble::of(error, &ask.subject))?;
-        let (on_unavailable, on_expiry) = explained.behaviour(&ask.subject)?;
+        let asked = wire::Ask { entity, resource, cost: Self::cost(request)?, limits: Vec::new() };
+        let explained = self
+            .client
+            .explain(&asked)
+            .await
+            .map_err(|error| errors::for_subject(error, &request.subject))?;
+        let (on_unavailable, on_expiry) = explained.behaviour(&request.subject)?;
         Ok(Explanation {
-            subject: ask.subject.clone(),
+            subject: request.subject.clone(),
             would: match explained.would {
-                wire::Would::Grant => Would::Grant,
-                wire::Would::Wait => Would::Wait(explained.retry_after.unwrap_or_default().as_duration()),
-                wire::Would::Never => Would::Never,
+                wire::Forecast::Grant => Would::Grant,
+                wire::Forecast::Wait => Would::Wait(explained.retry_after.unwrap_or_default().as_duration()),
+                wire::Forecast::Never => Would::Never,
             },
             lines: explained.limits.into_iter().map(line).collect::<Result<_, _>>()?,
             on_unavailable,
@@ -324,14 +330,14 @@ impl Backend for Remote {
         page(self.client.audit(&asked).await?, |wire| Ok(wire.try_into()?))
     }
 
-    async fn archive(&self, folder: &Path, _: Stamp) -> Result<Archived, Failure> {
-        let what = "an archive takes changes out of the store, and a server lets nobody do that";
-        let next = format!("where the store is: tidegate --store URL audit archive {}", folder.display());
+    async fn archive(&self, folder: &Path, _: Stamp) -> Result<ArchiveReport, Failure> {
+        let what = "an archive moves changes out of the store, which a server does not allow";
+        let next = format!("run it at the store: tidegate --store URL audit archive {}", folder.display());
         Err(Failure::usage(what).next(next))
     }
 
-    async fn create_token(&self, ask: TokenAsk) -> Result<MadeToken, Failure> {
-        let TokenAsk { id, name, scopes, expires_at } = ask;
+    async fn create_token(&self, request: TokenRequest) -> Result<CreatedToken, Failure> {
+        let TokenRequest { id, name, scopes, expires_at } = request;
         let expires_at = expires_at.map(wire::Time);
         let put =
             wire::PutToken { id: id.clone().into(), name: Some(name), scopes: scopes.into(), expires_at };
@@ -345,7 +351,7 @@ impl Backend for Remote {
             made => {
                 let wire::CreatedToken { token, version, secret } = made?;
                 let token = Versioned { version: Version::new(version), value: token.try_into()? };
-                Ok(MadeToken { token, secret })
+                Ok(CreatedToken { token, secret })
             }
         }
     }
@@ -363,8 +369,8 @@ impl Backend for Remote {
     }
 
     async fn close(self) -> usize {
-        // What is not done by then is counted below.
-        let _ = timeout(self.patience.min(CLOSED_WITHIN), self.client.drain()).await;
+        // Ends that are still pending are counted below.
+        let _ = timeout(self.timeout.min(CLOSED_WITHIN), self.client.drain()).await;
         let stats = self.client.stats();
         usize::try_from(stats.endings_pending + stats.endings_lost).unwrap_or(usize::MAX)
     }

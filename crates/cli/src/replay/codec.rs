@@ -1,4 +1,4 @@
-//! A line of a log, read once with the field that is wrong; and the answer for programs.
+//! Parses lines of a log, with errors that name the invalid field, and writes the JSON report.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use tidegate::{Stamp, Subject};
 use tidegate_client::{Cost, EntityId, ResourceName, Seconds};
 
 use super::log::{Line, Origin};
-use super::tally::{Key, Longest, Row, Tally};
+use super::tally::{Key, LongestWait, Row, Tally};
 use crate::codec::Json;
-use crate::words::shown;
+use crate::format;
 
 /// The last second of the year 9999.
 const SECONDS_MAX: f64 = 253_402_300_799.0;
-/// So much of a line is repeated when it cannot be read.
+/// Maximum characters of an invalid line that are shown.
 const SHOWN_MAX: usize = 120;
 
 #[derive(Deserialize)]
@@ -31,9 +31,9 @@ struct Raw {
     held: Option<Seconds>,
 }
 
-/// A line of the log of a server, `serve --log json --log-level debug`.
+/// A record of a server's log, written by `serve --log json --log-level debug`.
 #[derive(Deserialize)]
-struct Logged {
+struct LogRecord {
     timestamp: At,
     fields: Fields,
 }
@@ -44,7 +44,7 @@ struct Fields {
     resource: Option<ResourceName>,
     /// An object as text: the fields of a log are flat.
     cost: Option<String>,
-    /// The request brought limits of its own. Older servers do not say.
+    /// The request had limits of its own. Older servers do not log this.
     #[serde(default)]
     has_own_limits: bool,
 }
@@ -72,52 +72,45 @@ impl Visitor<'_> for AtVisitor {
     }
 
     fn visit_u64<E: Error>(self, seconds: u64) -> Result<At, E> {
-        #[expect(clippy::cast_precision_loss, reason = "what is not exact is out of bounds")]
+        #[expect(clippy::cast_precision_loss, reason = "inexact values are out of bounds")]
         self.visit_f64(seconds as f64)
     }
 
     fn visit_i64<E: Error>(self, seconds: i64) -> Result<At, E> {
-        #[expect(clippy::cast_precision_loss, reason = "what is not exact is out of bounds")]
+        #[expect(clippy::cast_precision_loss, reason = "inexact values are out of bounds")]
         self.visit_f64(seconds as f64)
     }
 
     fn visit_f64<E: Error>(self, seconds: f64) -> Result<At, E> {
         if !(0.0..=SECONDS_MAX).contains(&seconds) {
             return Err(E::custom(format!(
-                "{seconds} is no time in seconds since 1970, outside 0..={SECONDS_MAX}"
+                "{seconds} is not a time in seconds since 1970, outside 0..={SECONDS_MAX}"
             )));
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in bounds by then")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
         let micros = (seconds * 1e6).round() as u64;
         Ok(At(Stamp::from_micros(micros)))
     }
 }
 
-/// The line that a text says, nothing for what a server's log says of other things, or what is wrong with it and where.
+/// Parses a line. Returns `None` for records of a server's log that are not requests. An error names the
+/// invalid field.
 pub(crate) fn line(text: &[u8], number: u64) -> Result<Option<Line>, String> {
     let error = match serde_json::from_slice::<Raw>(text) {
         Ok(Raw { at, entity, resource, cost, actual, held }) => {
             let subject = Subject { entity: entity.0, resource: resource.0 };
             let held = held.unwrap_or_default().as_duration();
-            return Ok(Some(Line {
-                number,
-                at: at.0,
-                subject,
-                cost,
-                actual,
-                held,
-                origin: Origin::Somebody,
-            }));
+            return Ok(Some(Line { number, at: at.0, subject, cost, actual, held, origin: Origin::User }));
         }
         Err(error) => error,
     };
-    match serde_json::from_slice::<Logged>(text) {
+    match serde_json::from_slice::<LogRecord>(text) {
         Ok(logged) => of_server(logged, number),
         Err(_) => Err(wrong(text, &error)),
     }
 }
 
-fn of_server(logged: Logged, number: u64) -> Result<Option<Line>, String> {
+fn of_server(logged: LogRecord, number: u64) -> Result<Option<Line>, String> {
     let Fields { entity: Some(entity), resource: Some(resource), cost: Some(cost), has_own_limits } =
         logged.fields
     else {
@@ -125,21 +118,21 @@ fn of_server(logged: Logged, number: u64) -> Result<Option<Line>, String> {
     };
     let origin = if has_own_limits { Origin::OwnLimits } else { Origin::Server };
     let cost = serde_json::from_str(&cost)
-        .map_err(|error| format!("`fields.cost`: {}", shown(&error.to_string())))?;
+        .map_err(|error| format!("`fields.cost`: {}", format::escape(&error.to_string())))?;
     let subject = Subject { entity: entity.0, resource: resource.0 };
     let at = logged.timestamp.0;
     Ok(Some(Line { number, at, subject, cost, actual: None, held: Duration::ZERO, origin }))
 }
 
-/// What is wrong with a text: it is read again to find out where, and only what is wrong costs this.
+/// Describes an invalid line. Parses it a second time to find the field; valid lines do not pay for that.
 fn wrong(text: &[u8], error: &serde_json::Error) -> String {
-    let short: String = shown(&String::from_utf8_lossy(text)).chars().take(SHOWN_MAX).collect();
+    let short: String = format::escape(&String::from_utf8_lossy(text)).chars().take(SHOWN_MAX).collect();
     if !error.is_data() {
-        return format!("it is no JSON: `{short}`");
+        return format!("invalid JSON: `{short}`");
     }
     let value: Value = serde_json::from_slice(text).unwrap_or_default();
     if value.get("type").is_some() && value.get("cost").is_none() {
-        return format!("it is an event, as `watch --json` writes it, and no event tells a cost: `{short}`");
+        return format!("this is an event of `watch --json`, which has no cost: `{short}`");
     }
     let mut reader = serde_json::Deserializer::from_slice(text);
     let (field, sentence) = match serde_path_to_error::deserialize::<_, Raw>(&mut reader) {
@@ -147,12 +140,15 @@ fn wrong(text: &[u8], error: &serde_json::Error) -> String {
         Err(error) => (error.path().to_string(), error.inner().to_string()),
     };
     let sentence = sentence.rsplit_once(" at line ").map_or(sentence.as_str(), |(sentence, _)| sentence);
-    let field =
-        if field == "." || field.is_empty() { String::new() } else { format!("`{}`: ", shown(&field)) };
-    format!("{field}{}", shown(sentence))
+    let field = if field == "." || field.is_empty() {
+        String::new()
+    } else {
+        format!("`{}`: ", format::escape(&field))
+    };
+    format!("{field}{}", format::escape(sentence))
 }
 
-/// What came of it.
+/// The report.
 pub(crate) fn tally(tally: &Tally, rows: &[(Key, &Row)]) -> Json {
     let row = |(key, row): &(Key, &Row)| {
         let [entity, resource, limit] = key.words();
@@ -165,10 +161,10 @@ pub(crate) fn tally(tally: &Tally, rows: &[(Key, &Row)]) -> Json {
             "refused": row.refused,
             "first_refused": row.first.map(|at| at.to_string()),
             "longest_wait": match row.longest {
-                Longest::For(span) => json!(span.as_secs_f64()),
-                Longest::Never => Json::Null,
+                LongestWait::For(span) => json!(span.as_secs_f64()),
+                LongestWait::Never => Json::Null,
             },
-            "is_never": row.longest == Longest::Never,
+            "is_never": row.longest == LongestWait::Never,
             "by": row.by,
         })
     };

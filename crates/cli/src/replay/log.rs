@@ -1,4 +1,5 @@
-//! A log, line by line, in the order of its times: what is a little out of order is put in order, and what is more is refused.
+//! Reads a log in time order. A bounded heap sorts lines that are slightly out of order; a line beyond the
+//! bound is an error.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,141 +13,141 @@ use tidegate_client::Cost;
 
 use super::codec;
 use crate::failure::Failure;
-use crate::words::shown;
+use crate::format;
 
-/// A line has at most so many bytes.
+/// Maximum bytes of a line.
 const LINE_MAX: u64 = 64 * 1_024;
-/// Lines that are read ahead of the one that is replayed, and may be out of order among each other.
-const AHEAD_MAX: usize = 10_000;
+/// Size of the reorder buffer, in lines.
+const REORDER_MAX: usize = 10_000;
 
 /// One request.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
-    /// Which line of the log, from 1.
+    /// The line number, from 1.
     pub(crate) number: u64,
     pub(crate) at: Stamp,
     pub(crate) subject: Subject,
     pub(crate) cost: Cost,
-    /// What it used in the end.
+    /// The units used in the end.
     pub(crate) actual: Option<Cost>,
-    /// How long it took until that was known.
+    /// How long the lease was held until they were known.
     pub(crate) held: Duration,
     pub(crate) origin: Origin,
 }
 
-/// Who wrote a line.
+/// The writer of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Somebody who means what it says: what is wrong with it is told.
-    Somebody,
-    /// A server, before it judged the request: what it refused by itself is among them.
+    /// A user: an invalid request is an error.
+    User,
+    /// A server, which logs requests before it validates them: invalid ones are counted.
     Server,
-    /// A server, of a request that brought limits of its own: those that are tried do not stand for it.
+    /// A server, for a request with limits of its own, to which the replayed limits do not apply.
     OwnLimits,
 }
 
-/// A line by its time, and lines of the same time as they were written.
+/// A line ordered by time, then by line number.
 #[derive(Debug)]
-struct Ahead(Line);
+struct ByTime(Line);
 
-impl Ahead {
+impl ByTime {
     const fn key(&self) -> (Stamp, u64) {
         (self.0.at, self.0.number)
     }
 }
 
-impl PartialEq for Ahead {
+impl PartialEq for ByTime {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Ahead {}
+impl Eq for ByTime {}
 
-impl PartialOrd for Ahead {
+impl PartialOrd for ByTime {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Ahead {
+impl Ord for ByTime {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }
 }
 
-/// A log that is being read.
+/// A reader of a log.
 pub(crate) struct Log {
     name: String,
     reader: Box<dyn BufRead>,
     size: Option<u64>,
-    /// Bytes and lines that were read.
+    /// Bytes and lines read.
     read: u64,
     number: u64,
-    ahead: BinaryHeap<Reverse<Ahead>>,
-    ahead_max: usize,
-    /// The time of the line that was handed out last.
-    passed: Stamp,
+    buffer: BinaryHeap<Reverse<ByTime>>,
+    buffer_max: usize,
+    /// The time of the last returned line.
+    last_at: Stamp,
     is_read: bool,
 }
 
 impl Log {
     /// Opens a file; `-` is stdin.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
-        let name = shown(&path.display().to_string());
+        let name = format::escape(&path.display().to_string());
         if path == Path::new("-") {
-            return Ok(Self::new("stdin", Box::new(io::stdin().lock()), None, AHEAD_MAX));
+            return Ok(Self::new("stdin", Box::new(io::stdin().lock()), None, REORDER_MAX));
         }
         let failed = |error: io::Error| {
             Failure::usage(format!("the log `{name}` cannot be read: {error}"))
-                .next("name a file of lines of JSON, or `-` for stdin")
+                .next("choose a file of JSON lines, or `-` for stdin")
         };
         let file = File::open(path).map_err(failed)?;
         let size = file.metadata().map_err(failed)?;
         let size = size.is_file().then_some(size.len());
-        Ok(Self::new(&name, Box::new(BufReader::with_capacity(1 << 16, file)), size, AHEAD_MAX))
+        Ok(Self::new(&name, Box::new(BufReader::with_capacity(1 << 16, file)), size, REORDER_MAX))
     }
 
-    fn new(name: &str, reader: Box<dyn BufRead>, size: Option<u64>, ahead_max: usize) -> Self {
+    fn new(name: &str, reader: Box<dyn BufRead>, size: Option<u64>, buffer_max: usize) -> Self {
         Self {
             name: name.to_owned(),
             reader,
             size,
             read: 0,
             number: 0,
-            ahead: BinaryHeap::new(),
-            ahead_max,
-            passed: Stamp::ZERO,
+            buffer: BinaryHeap::new(),
+            buffer_max,
+            last_at: Stamp::ZERO,
             is_read: false,
         }
     }
 
-    /// How many bytes there are, where that is known.
+    /// The size in bytes, if known.
     pub(crate) const fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// How many were read.
+    /// The number of bytes read.
     pub(crate) const fn read(&self) -> u64 {
         self.read
     }
 
-    /// The next line by its time.
+    /// The next line in time order.
     pub(crate) fn next(&mut self) -> Result<Option<Line>, Failure> {
-        while !self.is_read && self.ahead.len() < self.ahead_max {
+        while !self.is_read && self.buffer.len() < self.buffer_max {
             match self.take()? {
-                Some(line) => self.ahead.push(Reverse(Ahead(line))),
+                Some(line) => self.buffer.push(Reverse(ByTime(line))),
                 None => self.is_read = true,
             }
         }
-        let line = self.ahead.pop().map(|Reverse(Ahead(line))| line);
+        let line = self.buffer.pop().map(|Reverse(ByTime(line))| line);
         if let Some(line) = &line {
-            self.passed = line.at;
+            self.last_at = line.at;
         }
         Ok(line)
     }
 
-    /// The next line as it is written.
+    /// The next line in file order.
     fn take(&mut self) -> Result<Option<Line>, Failure> {
         let mut text = Vec::new();
         loop {
@@ -160,7 +161,7 @@ impl Log {
             }
             (self.read, self.number) = (self.read + taken as u64, self.number + 1);
             if text.len() as u64 > LINE_MAX {
-                return Err(self.wrong(&format!("it has more than {LINE_MAX} bytes, the most there may be")));
+                return Err(self.wrong(&format!("longer than {LINE_MAX} bytes")));
             }
             let text = text.trim_ascii();
             if text.is_empty() {
@@ -169,10 +170,10 @@ impl Log {
             let Some(line) = codec::line(text, self.number).map_err(|what| self.wrong(&what))? else {
                 continue;
             };
-            if line.at < self.passed {
+            if line.at < self.last_at {
                 let what = format!(
-                    "`at`: {} is before {}, which was replayed already: lines may be out of order by {} lines",
-                    line.at, self.passed, self.ahead_max
+                    "`at`: {} is before {}, which is replayed already: lines may be out of order by at most {} lines",
+                    line.at, self.last_at, self.buffer_max
                 );
                 return Err(self.wrong(&what).next("sort the log by its times"));
             }
@@ -182,7 +183,7 @@ impl Log {
 
     fn wrong(&self, what: &str) -> Failure {
         Failure::usage(format!("line {} of `{}`: {what}", self.number, self.name))
-            .next("see how a log is written: tidegate explain --help")
+            .next("see the format of a log: tidegate explain --help")
     }
 }
 
@@ -190,12 +191,12 @@ impl Log {
 mod tests {
     use super::*;
 
-    fn log(text: &str, ahead_max: usize) -> Log {
-        Log::new("log", Box::new(io::Cursor::new(text.to_owned())), None, ahead_max)
+    fn log(text: &str, buffer_max: usize) -> Log {
+        Log::new("log", Box::new(io::Cursor::new(text.to_owned())), None, buffer_max)
     }
 
-    fn times(text: &str, ahead_max: usize) -> Result<Vec<u64>, String> {
-        let mut log = log(text, ahead_max);
+    fn times(text: &str, buffer_max: usize) -> Result<Vec<u64>, String> {
+        let mut log = log(text, buffer_max);
         let mut times = Vec::new();
         loop {
             match log.next() {
@@ -214,43 +215,43 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_a_little_out_of_order_are_put_in_order_and_others_are_refused() {
+    fn lines_are_sorted_up_to_the_reorder_bound() {
         assert_eq!(times(&at(&[3, 1, 2, 5, 4]), 3).unwrap(), [1, 2, 3, 4, 5]);
         assert_eq!(times("\n  \n", 3).unwrap(), [0; 0]);
         assert_eq!(
             times(&at(&[3, 4, 5, 1]), 2).unwrap_err(),
-            "line 4 of `log`: `at`: 1970-01-01T00:00:01Z is before 1970-01-01T00:00:04Z, which was replayed already: \
-             lines may be out of order by 2 lines"
+            "line 4 of `log`: `at`: 1970-01-01T00:00:01Z is before 1970-01-01T00:00:04Z, which is replayed already: \
+             lines may be out of order by at most 2 lines"
         );
     }
 
     #[test]
-    fn a_line_that_cannot_be_read_says_which_and_what_is_wrong() {
+    fn invalid_line_error_names_line_and_field() {
         let good = at(&[1]);
         let whole = |at: &str, entity: &str, cost: &str| {
             format!("{good}{{\"at\": {at}, \"entity\": {entity}, \"resource\": \"b\", \"cost\": {cost}}}\n")
         };
         let table = [
-            (format!("{good}nonsense\n"), "it is no JSON: `nonsense`"),
+            (format!("{good}nonsense\n"), "invalid JSON: `nonsense`"),
             (format!("{good}{{\"at\": 1}}\n"), "missing field `entity`"),
             (
                 whole("\"soon\"", "\"a\"", "{}"),
-                "`at`: `soon` is no time as RFC 3339 writes it, such as 2026-01-31T09:30:00Z",
+                "`at`: `soon` is not an RFC 3339 time such as 2026-01-31T09:30:00Z",
             ),
             (
                 whole("1769864400000", "\"a\"", "{}"),
-                "`at`: 1769864400000 is no time in seconds since 1970, outside 0..=253402300799",
+                "`at`: 1769864400000 is not a time in seconds since 1970, outside 0..=253402300799",
             ),
             (
                 whole("1", "\"a#b\"", "{}"),
-                "`entity`: the entity `a#b` holds '#' at byte 1, which no such name does",
+                "`entity`: the entity `a#b` has '#' at byte 1, which is not allowed",
             ),
             (whole("1", "\"a\"", "{\"rpm\": -1}"), "`cost.rpm`: invalid value: integer `-1`, expected u64"),
             (
                 format!("{good}{{\"type\": \"refused\", \"at\": 1}}\n"),
-                "it is an event, as `watch --json` writes it, and no event tells a cost: `{\"type\": \"refused\", \"at\": 1}`",
+                "this is an event of `watch --json`, which has no cost: `{\"type\": \"refused\", \"at\": 1}`",
             ),
-            (format!("{good}{}", "x".repeat(70_000)), "it has more than 65536 bytes, the most there may be"),
+            (format!("{good}{}", "x".repeat(70_000)), "longer than 65536 bytes"),
         ];
         for (text, what) in table {
             assert_eq!(times(&text, 10).unwrap_err(), format!("line 2 of `log`: {what}"));

@@ -1,12 +1,12 @@
-//! `tidegate explain --replay`: who would have been refused, had other limits been written.
+//! `tidegate explain --replay`: which requests of a log other limits would have refused.
 //!
-//! `log → lines in the order of their time → a store in memory with a clock of its own → tally`. Nothing waits: the time of
-//! the log passes as fast as its lines are read, and nothing but the tally grows with them, up to its bound.
+//! `log → lines in time order → in-memory store with a manual clock → tally`. Nothing waits: the clock
+//! follows the log, and memory is bounded however long the log is.
 
 mod codec;
 mod log;
+mod simulation;
 mod tally;
-mod world;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,61 +16,60 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tidegate::store::Listing;
 use tidegate::{Entity, Paging, Policy, Scope};
 
-use crate::answer::{Answer, Table, Tint};
 use crate::backend::Backend;
 use crate::failure::{Exit, Failure};
+use crate::format;
+use crate::output::{Output, Table, Tint};
 use crate::verbs::limits;
-use crate::words::{number, shown};
 use log::Log;
+use simulation::Simulation;
 use tally::{Row, Tally};
-use world::World;
 
-/// Rows that are shown to people.
+/// Maximum rows in the table for people.
 const ROWS_SHOWN: usize = 100;
-/// The most that a page holds.
+/// Maximum items per page.
 const PAGE_MAX: u32 = 1_000;
-/// How often it is shown how far it has come, in lines.
-const SHOWN_EVERY: u64 = 4_096;
+/// Lines between progress updates.
+const PROGRESS_EVERY: u64 = 4_096;
 
-/// How the log is written.
-pub(crate) const FORM: &str = "\
-A log is JSON, an object on a line:
+/// Help about the format of a log.
+pub(crate) const LOG_FORMAT: &str = "\
+A log has one JSON object per line:
   {\"at\": \"2026-01-31T09:30:00Z\", \"entity\": \"acme\", \"resource\": \"gpt-4\",
    \"cost\": {\"rpm\": 1, \"tpm\": 800}}
-`at` may be seconds since 1970. `actual` says what was used in the end, and
-`held` after how many seconds that was known. Other fields are passed over.
-The log of `serve --log json --log-level debug` is one, without `actual`.
-Lines may be out of order by 10,000 lines. It ends with 3 if anybody would
-have been refused, and with 2 if a line cannot be read.";
+`at` may be seconds since 1970. `actual` is the units used in the end, and
+`held` the seconds until they were known. Other fields are ignored. The log of
+`serve --log json --log-level debug` can be replayed as it is; it has no
+`actual`. Lines may be out of order by up to 10,000 lines. The exit code is 3
+if any request would have been refused, and 2 if a line is invalid.";
 
-/// What to replay.
+/// Arguments of `explain --replay`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Tell who would have been refused in this log of requests; `-` is stdin
+    /// Report which requests of a log would have been refused; `-` reads stdin
     #[arg(long, value_name = "LOG")]
     replay: Option<PathBuf>,
-    /// With the limits of this file, as `limits apply` takes it, in the place of those that are written
+    /// Replay with the limits of this file, in the format of `limits apply`, instead of the stored ones
     #[arg(long, value_name = "FILE", requires = "replay")]
     manifest: Option<PathBuf>,
-    /// Without the limits that are written and that the file does not declare
+    /// Ignore stored limits that the file does not declare
     #[arg(long, requires = "manifest")]
     prune: bool,
 }
 
 impl ReplayArgs {
-    pub(crate) const fn is_asked(&self) -> bool {
+    pub(crate) const fn is_requested(&self) -> bool {
         self.replay.is_some()
     }
 }
 
-/// Replays a log. Entities and limits come from the `backend`, where there is one, and limits from the manifest.
-pub(crate) async fn run(backend: Option<&impl Backend>, args: ReplayArgs) -> Result<Answer, Failure> {
+/// Replays a log. Entities and limits come from the `backend`, if any, and the manifest overrides limits.
+pub(crate) async fn run(backend: Option<&impl Backend>, args: ReplayArgs) -> Result<Output, Failure> {
     let Some(path) = args.replay else { return Err(Failure::usage("no log is given to replay")) };
     let declared = args.manifest.as_deref().map(limits::manifest).transpose()?;
     if declared.is_none() && backend.is_none() {
-        let what =
-            "there are no limits to replay it with: neither a manifest nor a store or a server is given";
-        return Err(Failure::usage(what).next("say --manifest FILE, --store URL or --server URL"));
+        let what = "there are no limits to replay with: neither a manifest nor a store or a server is given";
+        return Err(Failure::usage(what).next("use --manifest FILE, --store URL or --server URL"));
     }
     let mut policies: BTreeMap<Scope, Policy> = BTreeMap::new();
     let mut entities = Vec::new();
@@ -81,41 +80,45 @@ pub(crate) async fn run(backend: Option<&impl Backend>, args: ReplayArgs) -> Res
         }
     }
     policies.extend(declared.iter().flat_map(|manifest| manifest.policies().iter().cloned()));
-    let mut world = World::new(entities, policies).await?;
+    let mut simulation = Simulation::new(entities, policies).await?;
     let mut log = Log::open(&path)?;
     let bar = bar(log.size());
     let mut tally = Tally::default();
-    let ended = replay(&mut log, &mut world, &mut tally, &bar).await;
+    let result = replay(&mut log, &mut simulation, &mut tally, &bar).await;
     bar.finish_and_clear();
-    ended?;
-    Ok(told(&tally))
+    result?;
+    Ok(report(&tally))
 }
 
 async fn replay(
     log: &mut Log,
-    world: &mut World,
+    simulation: &mut Simulation,
     tally: &mut Tally,
     bar: &ProgressBar,
 ) -> Result<(), Failure> {
     while let Some(line) = log.next()? {
-        let verdict = world.ask(&line).await?;
+        let verdict = simulation.run(&line).await?;
         tally.count(&line, &verdict);
-        if tally.asked.is_multiple_of(SHOWN_EVERY) {
+        if tally.asked.is_multiple_of(PROGRESS_EVERY) {
             bar.set_position(log.read());
-            bar.set_message(format!("{} asked, {} refused", number(tally.asked), number(tally.refused)));
+            bar.set_message(format!(
+                "{} requests, {} refused",
+                format::number(tally.asked),
+                format::number(tally.refused)
+            ));
         }
     }
-    world.end().await
+    simulation.end().await
 }
 
-/// How far it has come, on a terminal.
+/// A progress bar, shown on a terminal.
 fn bar(size: Option<u64>) -> ProgressBar {
-    let (bar, form) = match size {
+    let (bar, template) = match size {
         Some(size) => (ProgressBar::new(size), "{bar:24.cyan/blue} {percent}% {msg}"),
         None => (ProgressBar::no_length(), "{spinner} {msg}"),
     };
-    // A form that is wrong is the usual one.
-    bar.with_style(ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar()))
+    // An invalid template falls back to the default style.
+    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 async fn all_entities(backend: &impl Backend) -> Result<Vec<Entity>, Failure> {
@@ -138,11 +141,11 @@ async fn all_policies(backend: &impl Backend) -> Result<BTreeMap<Scope, Policy>,
     }
 }
 
-fn told(tally: &Tally) -> Answer {
+fn report(tally: &Tally) -> Output {
     let rows = tally.rows();
-    let answer = Answer::new(codec::tally(tally, &rows));
+    let output = Output::new(codec::tally(tally, &rows));
     let (Some(first), Some(last)) = (tally.first, tally.last) else {
-        return answer.line("the log is empty");
+        return output.line("the log is empty");
     };
     let invalid = if tally.invalid > 0 { format!(", {} invalid", tally.invalid) } else { String::new() };
     let own = if tally.own_limits > 0 {
@@ -151,18 +154,18 @@ fn told(tally: &Tally) -> Answer {
         String::new()
     };
     let sum = format!(
-        "{} asked from {first} to {last}: {} granted, {} refused{invalid}{own}",
+        "{} requests from {first} to {last}: {} granted, {} refused{invalid}{own}",
         tally.asked, tally.granted, tally.refused
     );
-    let answer = answer.line(sum);
+    let output = output.line(sum);
     if tally.refused == 0 {
-        return answer;
+        return output;
     }
     let mut table = Table::new([
         "ENTITY",
         "RESOURCE",
         "LIMIT",
-        ">ASKED",
+        ">REQUESTS",
         ">GRANTED",
         ">REFUSED",
         "FIRST REFUSED",
@@ -173,19 +176,19 @@ fn told(tally: &Tally) -> Answer {
     for (key, row) in refused.iter().take(ROWS_SHOWN) {
         table.tinted(Tint::Bad, cells(key, row));
     }
-    let answer = answer.table(table).exit(Exit::Refused);
+    let output = output.table(table).exit(Exit::Refused);
     match refused.len().saturating_sub(ROWS_SHOWN) {
-        0 => answer,
-        more => answer.line(format!("and {more} more: all are in --json")),
+        0 => output,
+        more => output.line(format!("and {more} more: use --json for all")),
     }
 }
 
 fn cells(key: &tally::Key, row: &Row) -> Vec<String> {
     let [entity, resource, limit] = key.words();
     vec![
-        shown(entity),
-        shown(resource),
-        shown(limit),
+        format::escape(entity),
+        format::escape(resource),
+        format::escape(limit),
         row.asked.to_string(),
         row.granted.to_string(),
         row.refused.to_string(),

@@ -1,4 +1,4 @@
-//! What came of the requests of a log, by subject and limit.
+//! Counts the replayed requests by subject and limit.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use tidegate::{LimitName, Stamp, Subject};
 
 use super::log::Line;
-use super::world::Verdict;
-use crate::words::span_words;
+use super::simulation::Verdict;
+use crate::format;
 
-/// Rows there are; what further ones would have had is only in the sum.
+/// Maximum rows; requests of further rows are counted in the totals only.
 const ROWS_MAX: usize = 100_000;
 
-/// Whose use of what, and of which limit.
+/// A subject and one of its limits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
     subject: Subject,
@@ -26,56 +26,56 @@ impl Key {
     }
 }
 
-/// What came of the requests that asked one limit.
+/// The results of the requests to one limit.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// Requests. Those that were neither granted nor refused by this limit were refused by another.
+    /// All requests. Those neither granted nor refused by this limit were refused by another.
     pub(crate) asked: u64,
     pub(crate) granted: u64,
-    /// Those for which this limit was short.
+    /// Requests that this limit refused.
     pub(crate) refused: u64,
     pub(crate) first: Option<Stamp>,
-    pub(crate) longest: Longest,
-    /// Whose limit it was when it first was short.
+    pub(crate) longest: LongestWait,
+    /// The source of the limit at the first refusal.
     pub(crate) by: String,
 }
 
-/// The longest that anybody was told to wait.
+/// The longest wait of a refused request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Longest {
+pub(crate) enum LongestWait {
     For(Duration),
-    /// No wait would have helped.
+    /// The request exceeds the burst: no wait would help.
     Never,
 }
 
-impl Default for Longest {
+impl Default for LongestWait {
     fn default() -> Self {
         Self::For(Duration::ZERO)
     }
 }
 
-impl Longest {
+impl LongestWait {
     pub(crate) fn words(self) -> String {
         match self {
-            Self::For(span) => span_words(span),
-            Self::Never => "for ever".to_owned(),
+            Self::For(span) => format::duration(span),
+            Self::Never => "forever".to_owned(),
         }
     }
 }
 
-/// All of it.
+/// The totals and rows of a replay.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) asked: u64,
     pub(crate) granted: u64,
     pub(crate) refused: u64,
-    /// Requests of a server's log that no limits would have granted.
+    /// Invalid requests in a server's log.
     pub(crate) invalid: u64,
-    /// Requests of a server's log that brought limits of their own.
+    /// Requests in a server's log that had limits of their own.
     pub(crate) own_limits: u64,
     pub(crate) first: Option<Stamp>,
     pub(crate) last: Option<Stamp>,
-    /// Requests of limits that there is no row for.
+    /// Requests of limits without a row.
     pub(crate) left_out: u64,
     rows: HashMap<Subject, Vec<(LimitName, Row)>>,
     count: usize,
@@ -117,11 +117,11 @@ impl Tally {
                     row.by.clone_from(&first.by);
                 }
             }
-            row.longest = by_this.map(|short| short.wait).fold(row.longest, Longest::max);
+            row.longest = by_this.map(|short| short.wait).fold(row.longest, LongestWait::max);
         }
     }
 
-    /// The rows, those with most refusals first.
+    /// The rows, by refusals in descending order.
     pub(crate) fn rows(&self) -> Vec<(Key, &Row)> {
         let all = self.rows.iter().flat_map(|(subject, limits)| {
             limits.iter().map(|(limit, row)| (Key { subject: subject.clone(), limit: limit.clone() }, row))

@@ -1,170 +1,174 @@
-//! `tidegate acquire`: draw units, or hold them while a command runs.
+//! `tidegate acquire`: draws units, or holds a lease while a command runs.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
 use clap::Args;
-use tidegate::{EntityId, ResourceName, Settled, Subject};
+use tidegate::{EntityId, ResourceName, SettleStatus, Subject};
 use tokio::process::Child;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::answer::Answer;
-use crate::backend::{Ask, Backend, Granted, Hold};
+use crate::backend::{AcquireRequest, Backend, Grant, LeaseHandle};
 use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::parse::{self, Units};
 use crate::signals::Signals;
-use crate::words::{self, Units};
 use crate::{child, codec};
 
-/// A lease is renewed so often before it would expire.
+/// Renewals per deadline of a lease.
 const RENEWALS: u32 = 3;
 
-const HOW: &str = "\
-Without a command the units are spent at once. Refused, it ends with 3, and
-tells when to come back.
+const HELP: &str = "\
+Without a command, the units are spent at once. If a limit refuses, the exit
+code is 3, and the error says when to retry.
 
-With a command after `--` a lease is held while it runs, and renewed. Then
-  it ends with 0                   what was drawn is spent
-  it ends otherwise, or is killed  all of it is given back
-and this program ends as the command did:
-  with its exit code
-  128 and the number of a signal   the signal killed it
-  127 or 126                       it is not there, or cannot be run
-Signals that are sent to this program are passed on. Stdout is the command's,
-with --json too.
+With a command after `--`, a lease is held and renewed while the command runs:
+  it exits with 0                  the units are spent
+  it fails or is killed            the units are returned
+The exit code is that of the command:
+  its own exit code                it exited
+  128 plus the signal's number     a signal killed it
+  127 or 126                       it was not found, or cannot be run
+Signals are forwarded to the command. Stdout belongs to the command, even with
+--json.
 
 Examples:
   tidegate acquire acme gpt-4 rpm=1 tpm=800
   tidegate acquire acme gpt-4 rpm=1 --within 30s -- ./call-the-model";
 
-/// What to draw.
+/// Arguments of `acquire`.
 #[derive(Debug, Args)]
-#[command(after_help = HOW)]
+#[command(after_help = HELP)]
 pub(crate) struct AcquireArgs {
-    /// Who draws
-    #[arg(value_parser = words::entity)]
+    /// The entity that draws
+    #[arg(value_parser = parse::entity)]
     entity: EntityId,
-    /// Of what
-    #[arg(value_parser = words::resource)]
+    /// The resource to draw from
+    #[arg(value_parser = parse::resource)]
     resource: ResourceName,
-    /// How much of which limit, such as tpm=800
-    #[arg(required = true, value_name = "LIMIT=UNITS", value_parser = words::units)]
+    /// Units to draw from each limit, such as tpm=800
+    #[arg(required = true, value_name = "LIMIT=UNITS", value_parser = parse::units)]
     cost: Vec<Units>,
-    /// Wait for so long for what is short, such as 5s; without it, be refused at once
-    #[arg(long, value_name = "SPAN", value_parser = words::span)]
+    /// Wait at most this long for the units, such as 5s [default: do not wait]
+    #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
     within: Option<Duration>,
-    /// If this program is killed, the lease ends by itself after so long: from 1s to 24h
+    /// End the lease after this time if this program is killed, from 1s to 24h
     #[arg(long, value_name = "SPAN", value_parser = deadline, default_value = "1m")]
     deadline: Duration,
-    /// A command to run while the units are held
+    /// Run this command while the units are held
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 fn deadline(text: &str) -> Result<Duration, String> {
-    let span = words::span(text)?;
+    let span = parse::duration(text)?;
     let bounds = Duration::from_secs(1)..=Duration::from_hours(24);
-    if bounds.contains(&span) { Ok(span) } else { Err("it must be from 1s to 24h".to_owned()) }
+    if bounds.contains(&span) { Ok(span) } else { Err("must be from 1s to 24h".to_owned()) }
 }
 
-pub(crate) async fn run(backend: impl Backend, args: AcquireArgs) -> Result<Answer, Failure> {
+pub(crate) async fn run(backend: impl Backend, args: AcquireArgs) -> Result<Output, Failure> {
     let subject = Subject { entity: args.entity, resource: args.resource };
-    let ask = Ask { subject, cost: args.cost, within: args.within, deadline: args.deadline };
-    let mut signals = Signals::hear()?;
-    let answer = if args.command.is_empty() {
-        spend(&backend, &ask, &mut signals).await
+    let request = AcquireRequest { subject, cost: args.cost, within: args.within, deadline: args.deadline };
+    let mut signals = Signals::install()?;
+    let output = if args.command.is_empty() {
+        spend(&backend, &request, &mut signals).await
     } else {
-        hold(&backend, &ask, &args.command, &mut signals).await
+        hold(&backend, &request, &args.command, &mut signals).await
     };
-    // Whatever became of it: what is to be given back has arrived before we end.
-    let unheard = backend.close().await;
-    if unheard > 0 {
-        warn("the end was not heard of: what may have been given is held until its deadline");
+    // In every case: returned units must reach the store before this program exits.
+    let unconfirmed = backend.close().await;
+    if unconfirmed > 0 {
+        warn("the end of the lease was not confirmed: its units may stay held until its deadline");
     }
-    answer
+    output
 }
 
-async fn spend(backend: &impl Backend, ask: &Ask, signals: &mut Signals) -> Result<Answer, Failure> {
-    let granted = tokio::select! {
-        // What is done counts, though a signal has come too.
+async fn spend(
+    backend: &impl Backend,
+    request: &AcquireRequest,
+    signals: &mut Signals,
+) -> Result<Output, Failure> {
+    let grant = tokio::select! {
+        // A completed draw is reported, even if a signal has arrived too.
         biased;
-        answer = backend.spend(ask) => answer?,
-        heard = signals.next() => return Ok(Answer::silent(child::exit_by(heard))),
+        grant = backend.spend(request) => grant?,
+        signal = signals.next() => return Ok(Output::silent(child::exit_by(signal))),
     };
-    let cost: Vec<String> = ask.pairs().iter().map(|(limit, units)| format!("{limit}={units}")).collect();
-    let without = match granted {
-        Granted::ByStore => "",
-        Granted::WithoutStore => ", without the store, which is away",
+    let cost: Vec<String> = request.pairs().iter().map(|(limit, units)| format!("{limit}={units}")).collect();
+    let without = match grant {
+        Grant::ByStore => "",
+        Grant::WithoutStore => ", without the store, which is unavailable",
     };
-    let line = format!("granted to {}: {}{without}", ask.subject, cost.join(" "));
-    Ok(Answer::new(codec::spent(ask, granted)).line(line))
+    let line = format!("granted to {}: {}{without}", request.subject, cost.join(" "));
+    Ok(Output::new(codec::spent(request, grant)).line(line))
 }
 
 async fn hold(
     backend: &impl Backend,
-    ask: &Ask,
+    request: &AcquireRequest,
     command: &[OsString],
     signals: &mut Signals,
-) -> Result<Answer, Failure> {
+) -> Result<Output, Failure> {
     let mut lease = tokio::select! {
         biased;
-        heard = signals.next() => return Ok(Answer::silent(child::exit_by(heard))),
-        lease = backend.acquire(ask) => lease?,
+        signal = signals.next() => return Ok(Output::silent(child::exit_by(signal))),
+        lease = backend.acquire(request) => lease?,
     };
-    if lease.granted() == Granted::WithoutStore {
-        warn("the store is away, and the policy lets the command run without it");
+    if lease.grant() == Grant::WithoutStore {
+        warn("the store is unavailable, and the policy lets the command run without it");
     }
     let mut running = match child::start(command) {
         Ok(running) => running,
         Err(failure) => {
-            told(lease.cancel().await);
+            warn_if_failed(lease.cancel().await);
             return Err(failure);
         }
     };
-    let exit = attend(&mut running, &mut lease, ask.deadline, signals).await?;
-    told(if exit == Exit::Command(0) { lease.settle().await } else { lease.cancel().await });
-    Ok(Answer::silent(exit))
+    let exit = supervise(&mut running, &mut lease, request.deadline, signals).await?;
+    warn_if_failed(if exit == Exit::Command(0) { lease.settle().await } else { lease.cancel().await });
+    Ok(Output::silent(exit))
 }
 
-/// Waits for the command, renews the lease and passes signals on.
-async fn attend(
+/// Waits for the command, while renewing the lease and forwarding signals.
+async fn supervise(
     running: &mut Child,
-    lease: &mut impl Hold,
+    lease: &mut impl LeaseHandle,
     deadline: Duration,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
     let mut renewal = interval(deadline / RENEWALS);
     renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first one comes at once.
+    // The first tick completes at once.
     renewal.tick().await;
     let mut is_warned = false;
     loop {
         tokio::select! {
             status = running.wait() => {
-                let status = status.map_err(|error| Failure::failed(format!("the command was lost: {error}")))?;
+                let status = status.map_err(|error| Failure::failed(format!("the exit status of the command is unknown: {error}")))?;
                 return Ok(child::exit_of(status));
             }
-            heard = signals.next() => child::pass_on(running, heard),
+            signal = signals.next() => child::forward(running, signal),
             _ = renewal.tick() => {
                 if let Err(failure) = lease.renew(deadline).await && !is_warned {
                     is_warned = true;
-                    warn(&format!("the lease is not renewed, and the command goes on: {}", failure.what));
+                    warn(&format!("the lease was not renewed, and the command continues: {}", failure.what));
                 }
             }
         }
     }
 }
 
-/// An ending that the store did not do is told; the command has ended as it has.
-fn told(ended: Result<Settled, Failure>) {
+/// Warns if the lease could not be ended. The exit code stays that of the command.
+fn warn_if_failed(ended: Result<SettleStatus, Failure>) {
     if let Err(failure) = ended {
-        warn(&format!("the lease has not ended as it should: {}", failure.what));
+        warn(&format!("the lease could not be ended: {}", failure.what));
     }
 }
 
-/// Tells on stderr, which the command has too.
+/// Prints a warning to stderr, which the command shares.
 fn warn(what: &str) {
-    // Where it is gone there is nobody left to tell.
+    // If stderr is closed, the warning is lost.
     drop(writeln!(io::stderr(), "tidegate: {what}"));
 }
 
@@ -176,15 +180,15 @@ mod tests {
 
     use super::*;
 
-    /// A lease whose command ends with the third renewal.
+    /// A lease that ends its command at the third renewal.
     struct Renewed {
         command: Option<ChildStdin>,
         renewals: u32,
     }
 
-    impl Hold for Renewed {
-        fn granted(&self) -> Granted {
-            Granted::ByStore
+    impl LeaseHandle for Renewed {
+        fn grant(&self) -> Grant {
+            Grant::ByStore
         }
 
         async fn renew(&mut self, span: Duration) -> Result<(), Failure> {
@@ -193,35 +197,35 @@ mod tests {
             if self.renewals == 3 {
                 self.command = None;
             }
-            // Those that fail are tried again.
-            if self.renewals == 1 { Err(Failure::failed("away")) } else { Ok(()) }
+            // A failed renewal is retried.
+            if self.renewals == 1 { Err(Failure::failed("unavailable")) } else { Ok(()) }
         }
 
-        async fn settle(&mut self) -> Result<Settled, Failure> {
-            Ok(Settled::Now)
+        async fn settle(&mut self) -> Result<SettleStatus, Failure> {
+            Ok(SettleStatus::Now)
         }
 
-        async fn cancel(&mut self) -> Result<Settled, Failure> {
-            Ok(Settled::Now)
+        async fn cancel(&mut self) -> Result<SettleStatus, Failure> {
+            Ok(SettleStatus::Now)
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_is_renewed_for_as_long_as_its_command_runs() {
+    async fn lease_is_renewed_while_its_command_runs() {
         let mut running = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let mut lease = Renewed { command: running.stdin.take(), renewals: 0 };
-        let mut signals = Signals::hear().unwrap();
-        let exit = attend(&mut running, &mut lease, Duration::from_mins(1), &mut signals).await.unwrap();
+        let mut signals = Signals::install().unwrap();
+        let exit = supervise(&mut running, &mut lease, Duration::from_mins(1), &mut signals).await.unwrap();
         assert_eq!(exit, Exit::Command(0));
         assert!(lease.renewals >= 3, "{}", lease.renewals);
     }
 
     #[test]
-    fn a_deadline_has_bounds() {
+    fn deadline_is_bounded() {
         assert_eq!(deadline("90s"), Ok(Duration::from_secs(90)));
         for bad in ["999ms", "25h"] {
-            assert_eq!(deadline(bad), Err("it must be from 1s to 24h".to_owned()));
+            assert_eq!(deadline(bad), Err("must be from 1s to 24h".to_owned()));
         }
-        assert!(deadline("5").unwrap_err().starts_with("it is a number and a unit"));
+        assert!(deadline("5").unwrap_err().starts_with("expected a number and a unit"));
     }
 }

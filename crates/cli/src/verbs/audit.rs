@@ -1,76 +1,78 @@
-//! `tidegate audit`: who has changed what.
+//! `tidegate audit`: lists and archives the audit of changes.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use tidegate::store::AuditQuery;
 use tidegate::{Entity, Stamp};
-use tidegate_core::limit::audit::{Change, Filed};
+use tidegate_core::limit::audit::{AuditKey, Change};
 use tidegate_core::limit::token::{Token, TokenId};
 
 use super::listed;
-use crate::answer::{Answer, Table};
 use crate::backend::Backend;
 use crate::codec;
 use crate::failure::Failure;
-use crate::words::{self, PageArgs, policy_words, scope_words, whole_scope};
+use crate::format;
+use crate::output::{Output, Table};
+use crate::parse::{self, PageArgs};
 
 const WHERE: &str = "\
-Of what:
+Scopes:
   system                           limits of the system
   resource NAME                    limits of a resource
   entity ID                        an entity, and all of its limits
   token ID                         a token
-Without it, everything.
-Times are 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d.";
+The default is all changes.
+Times: 2026-01-31, 2026-01-31T09:30:00Z, or 24h or 7d for a time ago.";
 
-/// What to do with the audit.
+/// Subcommands of `audit`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditVerb {
-    /// List changes, in the order they were made in
+    /// List changes in chronological order
     #[command(override_usage = "tidegate audit list [OPTIONS] [SCOPE]", after_help = WHERE)]
     List(ListArgs),
     /// Move old changes from the store to gzip files of JSON lines
     ///
-    /// The folder is created if it does not exist. Each store needs its own folder. If it is interrupted, nothing is lost: run it
-    /// again.
+    /// The folder is created if it does not exist. Each store needs its own folder. An interruption loses
+    /// nothing: run the command again.
     Archive {
-        /// A folder, or `s3://BUCKET/PREFIX?region=REGION`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX?account_name=NAME`
+        /// A folder, or `s3://BUCKET/PREFIX?region=REGION`, `gs://BUCKET/PREFIX`,
+        /// `az://CONTAINER/PREFIX?account_name=NAME`
         folder: PathBuf,
-        /// Changes made before this time: 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d
-        #[arg(long, value_name = "TIME", value_parser = words::time, default_value = "30d")]
+        /// Move changes made before this time: 2026-01-31, 2026-01-31T09:30:00Z, or 24h or 7d for a time ago
+        #[arg(long, value_name = "TIME", value_parser = parse::time, default_value = "30d")]
         before: Stamp,
     },
 }
 
-/// What to list.
+/// Arguments of `audit list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Of what, as listed below
+    /// Whose changes to list, as described below
     #[arg(value_name = "SCOPE")]
     scope: Vec<String>,
-    /// Made at this time or later
-    #[arg(long, value_name = "TIME", value_parser = words::time)]
+    /// List changes made at this time or later
+    #[arg(long, value_name = "TIME", value_parser = parse::time)]
     since: Option<Stamp>,
-    /// Made before this time
-    #[arg(long, value_name = "TIME", value_parser = words::time)]
+    /// List changes made before this time
+    #[arg(long, value_name = "TIME", value_parser = parse::time)]
     until: Option<Stamp>,
     #[command(flatten)]
     page: PageArgs,
 }
 
-pub(crate) async fn run(backend: &impl Backend, verb: AuditVerb) -> Result<Answer, Failure> {
+pub(crate) async fn run(backend: &impl Backend, verb: AuditVerb) -> Result<Output, Failure> {
     match verb {
         AuditVerb::List(args) => list(backend, args).await,
         AuditVerb::Archive { folder, before } => {
             let archived = backend.archive(&folder, before).await?;
             let line = format!("{} changes moved to `{}`", archived.entries, folder.display());
-            Ok(Answer::new(codec::archived(&archived)).line(line))
+            Ok(Output::new(codec::archived(&archived)).line(line))
         }
     }
 }
 
-async fn list(backend: &impl Backend, args: ListArgs) -> Result<Answer, Failure> {
+async fn list(backend: &impl Backend, args: ListArgs) -> Result<Output, Failure> {
     let filed = filed(&args.scope)?;
     let range = args.since.unwrap_or(Stamp::ZERO)..args.until.unwrap_or(Stamp::MAX);
     let page = backend.audit(&AuditQuery { filed, range }, &args.page.paging()?).await?;
@@ -89,19 +91,19 @@ async fn list(backend: &impl Backend, args: ListArgs) -> Result<Answer, Failure>
     Ok(listed("changes", &page, codec::entry, table))
 }
 
-/// What a change of this is filed under.
-fn filed(words: &[String]) -> Result<Option<Filed>, Failure> {
+/// The filter for a scope or a token.
+fn filed(words: &[String]) -> Result<Option<AuditKey>, Failure> {
     match words {
         [] => Ok(None),
         [word, id] if word == "token" => {
             let id = TokenId::new(id).map_err(|error| Failure::usage(error.to_string()))?;
-            Ok(Some(Filed::token(&id)))
+            Ok(Some(AuditKey::token(&id)))
         }
-        scope => Ok(Some(Filed::scope(&whole_scope(scope)?))),
+        scope => Ok(Some(AuditKey::scope(&parse::whole_scope(scope)?))),
     }
 }
 
-/// What was changed, from what, to what.
+/// The object of a change, and its state before and after, in words.
 fn change_words(change: &Change) -> [String; 3] {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     match change {
@@ -111,8 +113,8 @@ fn change_words(change: &Change) -> [String; 3] {
             [format!("record of entity {}", id.unwrap_or_default()), before, after]
         }
         Change::Policy { scope, before, after } => {
-            let [before, after] = [before, after].map(|policy| or_none(policy.as_ref().map(policy_words)));
-            [format!("limits of {}", scope_words(scope)), before, after]
+            let [before, after] = [before, after].map(|policy| or_none(policy.as_ref().map(format::policy)));
+            [format!("limits of {}", format::scope(scope)), before, after]
         }
         Change::Token { before, after } => {
             let before = or_none(before.as_ref().map(token_words));
@@ -127,7 +129,7 @@ fn entity_words(entity: &Entity) -> String {
     words.extend(entity.parent_id().map(|parent| format!("parent={parent}")));
     words.extend(entity.cascades().then(|| "cascade".to_owned()));
     words.extend(entity.notes().iter().map(|(key, value)| format!("{key}={value}")));
-    if words.is_empty() { "there".to_owned() } else { words.join(" ") }
+    if words.is_empty() { "exists".to_owned() } else { words.join(" ") }
 }
 
 fn token_words(token: &Token) -> String {

@@ -1,95 +1,95 @@
-//! `tidegate entity`: who there is, and under whom.
+//! `tidegate entity`: creates, shows, moves and deletes entities.
 
 use clap::{Args, Subcommand};
 use tidegate::store::Page;
 use tidegate::{Entity, EntityId, Expect, Versioned};
 
 use super::listed;
-use crate::answer::{Answer, Table};
 use crate::backend::Backend;
 use crate::codec;
 use crate::failure::Failure;
-use crate::words::{self, PageArgs};
+use crate::output::{Output, Table};
+use crate::parse::{self, PageArgs};
 
-/// What to do with entities.
+/// Subcommands of `entity`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum EntityVerb {
-    /// Make an entity
+    /// Create an entity
     ///
-    /// An entity that is not made can be drawn for too: it has no parent.
+    /// Entities need not be created to draw units: one that is not has no parent.
     Create(CreateArgs),
     /// Show an entity
     Show {
-        /// Which one
-        #[arg(value_parser = words::entity)]
+        /// The entity
+        #[arg(value_parser = parse::entity)]
         id: EntityId,
     },
     /// List entities, by id
     List(PageArgs),
-    /// List those directly below an entity, by id
+    /// List the children of an entity, by id
     Children {
-        /// Below which one
-        #[arg(value_parser = words::entity)]
+        /// The parent
+        #[arg(value_parser = parse::entity)]
         id: EntityId,
         #[command(flatten)]
         page: PageArgs,
     },
-    /// Put an entity below another one, or below none
+    /// Set or remove the parent of an entity
     SetParent(ParentArgs),
     /// Remove an entity and its limits
     ///
-    /// What it has used stays used: to remove and make it anew is no amnesty.
+    /// Its usage is kept: an entity that is created again starts with the same balances.
     Delete {
-        /// Which one
-        #[arg(value_parser = words::entity)]
+        /// The entity
+        #[arg(value_parser = parse::entity)]
         id: EntityId,
-        /// Only if this is the version there
-        #[arg(long, value_name = "VERSION", value_parser = words::expect)]
+        /// Delete only if the current version is this one
+        #[arg(long, value_name = "VERSION", value_parser = parse::expect)]
         expect: Option<Expect>,
     },
 }
 
-/// What to make.
+/// Arguments of `entity create`.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
-    /// Its id: up to 256 bytes, no `#`, no control characters, no leading `$`
-    #[arg(value_parser = words::entity)]
+    /// The id: up to 256 bytes, no `#`, no control characters, no leading `$`
+    #[arg(value_parser = parse::entity)]
     id: EntityId,
-    /// A name for people
+    /// A display name
     #[arg(long)]
     name: Option<String>,
-    /// The entity above it, which must be there
-    #[arg(long, value_name = "ID", value_parser = words::entity)]
+    /// The parent, which must exist
+    #[arg(long, value_name = "ID", value_parser = parse::entity)]
     parent: Option<EntityId>,
-    /// What it draws is drawn from its parent too, all or nothing
+    /// Draw from the parent too, all or nothing
     #[arg(long)]
     cascade: bool,
-    /// A text to keep beside it; may be given many times
-    #[arg(long = "note", value_name = "KEY=VALUE", value_parser = words::note)]
+    /// Attach a note; can be repeated
+    #[arg(long = "note", value_name = "KEY=VALUE", value_parser = parse::note)]
     notes: Vec<(String, String)>,
 }
 
-/// Where to put it.
+/// Arguments of `entity set-parent`.
 #[derive(Debug, Args)]
 pub(crate) struct ParentArgs {
-    /// Which one
-    #[arg(value_parser = words::entity)]
+    /// The entity
+    #[arg(value_parser = parse::entity)]
     id: EntityId,
-    /// Below which one
-    #[arg(value_parser = words::entity, required_unless_present = "none", conflicts_with = "none")]
+    /// The new parent
+    #[arg(value_parser = parse::entity, required_unless_present = "none", conflicts_with = "none")]
     parent: Option<EntityId>,
-    /// Below none
+    /// Remove the parent
     #[arg(long)]
     none: bool,
-    /// From now on, draw from the parent too
+    /// Draw from the parent too from now on
     #[arg(long, conflicts_with = "no_cascade")]
     cascade: bool,
-    /// From now on, do not draw from the parent
+    /// Stop drawing from the parent
     #[arg(long)]
     no_cascade: bool,
 }
 
-pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Answer, Failure> {
+pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Output, Failure> {
     match verb {
         EntityVerb::Create(args) => create(backend, args).await,
         EntityVerb::Show { id } => Ok(shown(&found(backend, &id).await?)),
@@ -97,7 +97,7 @@ pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Answ
         EntityVerb::Children { id, page } => {
             let below = backend.children(&id, &page.paging()?).await?;
             if below.items.is_empty() {
-                // Nothing below it, or nothing there at all.
+                // No children, or no such entity: report the latter.
                 found(backend, &id).await?;
             }
             Ok(list(&below))
@@ -109,7 +109,7 @@ pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Answ
                 None => Expect::Version(found(backend, &id).await?.version),
             };
             let version = backend.remove_entity(&id, expect).await?;
-            Ok(Answer::new(codec::removed(id.as_str(), version))
+            Ok(Output::new(codec::removed(id.as_str(), version))
                 .line(format!("{id} removed, at version {version}")))
         }
     }
@@ -118,14 +118,14 @@ pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Answ
 async fn found(backend: &impl Backend, id: &EntityId) -> Result<Versioned<Entity>, Failure> {
     backend.entity(id).await?.ok_or_else(|| {
         Failure::failed(format!("there is no entity `{id}`"))
-            .next(format!("make it: tidegate entity create '{id}'"))
+            .next(format!("create it: tidegate entity create '{id}'"))
     })
 }
 
-async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Answer, Failure> {
+async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Output, Failure> {
     if backend.entity(&args.id).await?.is_some() {
-        let what = format!("the entity `{}` is there already", args.id);
-        return Err(Failure::failed(what).next(format!("look at it: tidegate entity show '{}'", args.id)));
+        let what = format!("the entity `{}` already exists", args.id);
+        return Err(Failure::failed(what).next(format!("show it: tidegate entity show '{}'", args.id)));
     }
     let entity = args.name.into_iter().fold(Entity::new(args.id), Entity::name);
     let entity = args.parent.into_iter().fold(entity, Entity::parent);
@@ -135,7 +135,7 @@ async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Answer, Fail
     Ok(shown(&Versioned { version, value: entity }))
 }
 
-async fn set_parent(backend: &impl Backend, args: ParentArgs) -> Result<Answer, Failure> {
+async fn set_parent(backend: &impl Backend, args: ParentArgs) -> Result<Output, Failure> {
     let before = found(backend, &args.id).await?;
     let entity = before.value.display_name().into_iter().fold(Entity::new(args.id), Entity::name);
     let entity = args.parent.into_iter().fold(entity, Entity::parent);
@@ -147,16 +147,16 @@ async fn set_parent(backend: &impl Backend, args: ParentArgs) -> Result<Answer, 
     Ok(shown(&Versioned { version, value: entity }))
 }
 
-fn list(page: &Page<Versioned<Entity>>) -> Answer {
+fn list(page: &Page<Versioned<Entity>>) -> Output {
     let mut table = headed();
     page.items.iter().for_each(|entity| row(&mut table, entity));
     listed("entities", page, codec::entity, table)
 }
 
-fn shown(entity: &Versioned<Entity>) -> Answer {
+fn shown(entity: &Versioned<Entity>) -> Output {
     let mut table = headed();
     row(&mut table, entity);
-    Answer::new(codec::entity(entity)).table(table)
+    Output::new(codec::entity(entity)).table(table)
 }
 
 fn headed() -> Table {

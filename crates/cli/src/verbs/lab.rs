@@ -14,10 +14,10 @@ use tidegate_lab::{
     targets,
 };
 
-use crate::answer::{Answer, Table};
 use crate::failure::Failure;
+use crate::format;
+use crate::output::{Output, Table};
 use crate::plot::write;
-use crate::words::shown;
 
 /// A file of scenarios has at most this many bytes.
 const FILE_MAX: u64 = 1 << 20;
@@ -37,7 +37,7 @@ Also: clients, stagger, sigma, slower, reject-latency, errors, burns,
   retry-after (none, exact, seconds, ten-times), headers (none, right,
   stale, lying), background, tokens, token-quota, ideal";
 
-/// What to do in the lab.
+/// Subcommands of `lab`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabVerb {
     /// List the scenarios
@@ -51,7 +51,7 @@ pub(crate) enum LabVerb {
     Score(ScoreArgs),
 }
 
-/// What to run.
+/// Arguments of `lab run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Scenarios by name; all of them with --scenario
@@ -67,7 +67,7 @@ pub(crate) struct RunArgs {
     scenario: Option<PathBuf>,
 }
 
-/// What to compare.
+/// Arguments of `lab score`.
 #[derive(Debug, Args)]
 pub(crate) struct ScoreArgs {
     /// Scenarios by name [default: all]
@@ -80,7 +80,7 @@ pub(crate) struct ScoreArgs {
     seeds: SeedsArgs,
 }
 
-/// How many runs are averaged.
+/// The number of runs that are averaged.
 #[derive(Debug, Args)]
 struct SeedsArgs {
     /// Seeds of each strategy, from 1 to 1000 [default: 20 for auto and host, 3 for others]
@@ -88,7 +88,7 @@ struct SeedsArgs {
     seeds: Option<u32>,
 }
 
-pub(crate) fn run(verb: LabVerb) -> Result<Answer, Failure> {
+pub(crate) fn run(verb: LabVerb) -> Result<Output, Failure> {
     match verb {
         LabVerb::List => Ok(list()),
         LabVerb::Run(args) => run_scenarios(args),
@@ -96,16 +96,16 @@ pub(crate) fn run(verb: LabVerb) -> Result<Answer, Failure> {
     }
 }
 
-fn list() -> Answer {
+fn list() -> Output {
     let scenarios = Scenario::built_in();
     let mut table = Table::new(["NAME", "SCENARIO"]);
     for scenario in &scenarios {
         table.row([scenario.name.clone(), scenario.summary()]);
     }
-    Answer::new(scenarios_json(&scenarios)).table(table)
+    Output::new(scenarios_json(&scenarios)).table(table)
 }
 
-fn run_scenarios(args: RunArgs) -> Result<Answer, Failure> {
+fn run_scenarios(args: RunArgs) -> Result<Output, Failure> {
     let all = match &args.scenario {
         Some(file) => read(file)?,
         None => Scenario::built_in(),
@@ -113,31 +113,31 @@ fn run_scenarios(args: RunArgs) -> Result<Answer, Failure> {
     let scenarios = choose(all, &args.names)?;
     let strategies = if args.strategy.is_empty() { vec![Strategy::Auto] } else { unique(args.strategy) };
     let scores = scored(&scenarios, strategies, &args.seeds);
-    Ok(with_table(Answer::new(scores_json(&scores)), &scores))
+    Ok(with_table(Output::new(scores_json(&scores)), &scores))
 }
 
-fn compare(args: ScoreArgs) -> Result<Answer, Failure> {
+fn compare(args: ScoreArgs) -> Result<Output, Failure> {
     let scenarios = choose(Scenario::built_in(), &args.names)?;
     let failed = |path: &Path, error: &io::Error| {
-        let path = shown(&path.display().to_string());
+        let path = format::escape(&path.display().to_string());
         Failure::failed(format!("`{path}` cannot be written: {error}"))
-            .next("name another directory with --out")
+            .next("choose another directory with --out")
     };
     // Before the runs: they take minutes.
     if let Some(out) = &args.out {
         fs::create_dir_all(out).map_err(|error| failed(out, &error))?;
     }
     let scores = scored(&scenarios, Strategy::ALL.to_vec(), &args.seeds);
-    let answer = with_table(Answer::new(summary_json(&scores)), &scores);
-    let answer = with_targets(answer, &scores);
-    let Some(out) = args.out else { return Ok(answer) };
+    let output = with_table(Output::new(summary_json(&scores)), &scores);
+    let output = with_targets(output, &scores);
+    let Some(out) = args.out else { return Ok(output) };
     let files =
         [("index.html", page(&scenarios, &scores)), ("scores.json", scores_json(&scores).to_string() + "\n")];
     for (name, text) in files {
         let path = out.join(name);
         write(&path, &text).map_err(|error| failed(&path, &error))?;
     }
-    Ok(answer.line(format!("written to {}", shown(&out.join("index.html").display().to_string()))))
+    Ok(output.line(format!("written to {}", format::escape(&out.join("index.html").display().to_string()))))
 }
 
 /// Runs with a progress bar, which is hidden unless stderr is a terminal.
@@ -150,28 +150,28 @@ fn scored(scenarios: &[Scenario], strategies: Vec<Strategy>, seeds: &SeedsArgs) 
     let options = ScoreOptions { strategies, seeds, ..ScoreOptions::default() };
     let scores = score(scenarios, &options, &|progress| {
         bar.set_length(progress.total as u64);
-        bar.set_message(format!("{} with {}", shown(progress.scenario), progress.strategy.name()));
+        bar.set_message(format!("{} with {}", format::escape(progress.scenario), progress.strategy.name()));
         bar.inc(1);
     });
     bar.finish_and_clear();
     scores
 }
 
-fn with_table(answer: Answer, scores: &[Score]) -> Answer {
-    table(scores).lines().fold(answer, Answer::line)
+fn with_table(output: Output, scores: &[Score]) -> Output {
+    table(scores).lines().fold(output, Output::line)
 }
 
 /// How many targets are met, and which are not.
-fn with_targets(answer: Answer, scores: &[Score]) -> Answer {
+fn with_targets(output: Output, scores: &[Score]) -> Output {
     let rows = targets::rows(scores);
     let judged = rows.iter().filter(|row| row.met.is_some()).count();
     if judged == 0 {
-        return answer;
+        return output;
     }
     let missed: Vec<&str> =
         rows.iter().filter(|row| row.met == Some(false)).map(|row| row.name.as_str()).collect();
     let met = format!("auto meets {} of {judged} targets", judged - missed.len());
-    answer.line(if missed.is_empty() { met } else { format!("{met}; missed: {}", missed.join(", ")) })
+    output.line(if missed.is_empty() { met } else { format!("{met}; missed: {}", missed.join(", ")) })
 }
 
 /// The scenarios of these names, or all of them if there are none.
@@ -186,7 +186,7 @@ fn choose(all: Vec<Scenario>, names: &[String]) -> Result<Vec<Scenario>, Failure
 }
 
 fn unknown(name: &str) -> Failure {
-    let what = format!("there is no scenario `{}`", shown(name));
+    let what = format!("there is no scenario `{}`", format::escape(name));
     Failure::usage(what).next("list them: tidegate lab list")
 }
 
@@ -198,10 +198,10 @@ fn unique<T: Clone + Eq + std::hash::Hash>(values: Vec<T>) -> Vec<T> {
 
 /// The scenarios of a file.
 fn read(file: &Path) -> Result<Vec<Scenario>, Failure> {
-    let path = shown(&file.display().to_string());
+    let path = format::escape(&file.display().to_string());
     let failed = |error: io::Error| {
         Failure::usage(format!("the file `{path}` cannot be read: {error}"))
-            .next("name a file of scenarios with --scenario")
+            .next("choose a file of scenarios with --scenario")
     };
     let mut text = String::new();
     fs::File::open(file)
@@ -211,12 +211,12 @@ fn read(file: &Path) -> Result<Vec<Scenario>, Failure> {
         return Err(Failure::usage(format!("the file `{path}` has more than {FILE_MAX} bytes")));
     }
     let invalid = |what: &str| {
-        Failure::usage(format!("`{path}` is no file of scenarios: {what}"))
-            .next("see its form: tidegate lab run --help")
+        Failure::usage(format!("`{path}` is not a file of scenarios: {what}"))
+            .next("see the format: tidegate lab run --help")
     };
     let scenarios = Scenario::parse(&text).map_err(|error| {
         // An error of TOML has several lines.
-        let lines: Vec<String> = error.to_string().trim_end().lines().map(shown).collect();
+        let lines: Vec<String> = error.to_string().trim_end().lines().map(format::escape).collect();
         invalid(&lines.join("\n       "))
     })?;
     if scenarios.is_empty() {

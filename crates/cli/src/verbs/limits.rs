@@ -1,4 +1,4 @@
-//! `tidegate limits`: what is agreed, written at scopes.
+//! `tidegate limits`: writes, shows, compares and removes the limits of scopes.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -8,22 +8,23 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use tidegate::store::{Listing, PolicyChange};
 use tidegate::{
-    EntityId, Expect, Extra, Limit, Manifest, OnExpiry, OnUnavailable, Plan, Policy, ResourceName, Scope,
-    Step, Version, Versioned,
+    EntityId, Expect, Limit, Manifest, OnExpiry, OnUnavailable, Policy, PolicyChanges, ResourceName, Scope,
+    Step, Undeclared, Version, Versioned,
 };
 
 use super::listed;
-use crate::answer::{Answer, Table, Tint};
-use crate::backend::{Backend, Written};
+use crate::backend::{Backend, StoredPolicy};
 use crate::codec;
 use crate::failure::{Exit, Failure};
-use crate::words::{self, LIMITS, PageArgs, SCOPES, policy_words, scope_words, whole_scope};
+use crate::format;
+use crate::output::{Output, Table, Tint};
+use crate::parse::{self, LIMITS, PageArgs, SCOPES};
 
-/// A file of limits has at most so many bytes.
+/// Maximum size of a file of limits.
 const FILE_MAX: u64 = 16 << 20;
 
 const FILE: &str = "\
-The file is TOML, a table for each scope:
+The file is TOML, with a table per scope:
   [system]
   limits = [\"rpm:1000/min\", \"tpm:100k/min:150k\"]
   on_expiry = \"return\"                 # or \"settle\"
@@ -36,17 +37,17 @@ The file is TOML, a table for each scope:
   limits = [\"rpm:5/s\"]
   on_unavailable = { local_share = 0.2 } # or \"block\", \"allow\"";
 
-/// What to do with limits.
+/// Subcommands of `limits`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LimitsVerb {
-    /// Write the limits of a scope, in the place of what is there
+    /// Set the limits of a scope, replacing the existing ones
     #[command(override_usage = "tidegate limits set [OPTIONS] <SCOPE> <LIMIT>...")]
     #[command(after_help = format!("{SCOPES}\n\n{LIMITS}\n\nExample:\n  tidegate limits set entity acme resource gpt-4 rpm:60/min tpm:100k/min"))]
     Set(SetArgs),
     /// Show the limits of a scope
     #[command(override_usage = "tidegate limits show [OPTIONS] <SCOPE>", after_help = SCOPES)]
     Show {
-        /// Where, as listed below
+        /// The scope, as described below
         #[arg(required = true, value_name = "SCOPE")]
         scope: Vec<String>,
     },
@@ -55,70 +56,70 @@ pub(crate) enum LimitsVerb {
     /// Remove the limits of a scope
     #[command(override_usage = "tidegate limits delete [OPTIONS] <SCOPE>", after_help = SCOPES)]
     Delete {
-        /// Where, as listed below
+        /// The scope, as described below
         #[arg(required = true, value_name = "SCOPE")]
         scope: Vec<String>,
-        /// Only if this is the version there
-        #[arg(long, value_name = "VERSION", value_parser = words::expect)]
+        /// Delete only if the current version is this one
+        #[arg(long, value_name = "VERSION", value_parser = parse::expect)]
         expect: Option<Expect>,
     },
-    /// Compare what a file declares with what is written; ends with 5 where they differ
+    /// Compare a file with the stored limits; exits with 5 if they differ
     #[command(after_help = FILE)]
     Plan(PlanArgs),
-    /// Write what a file declares, all of it or nothing
+    /// Write the limits of a file, all or nothing
     #[command(after_help = FILE)]
     Apply(PlanArgs),
 }
 
-/// What to write.
+/// Arguments of `limits set`.
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
-    /// Where, and the limits, as listed below
+    /// The scope and the limits, as described below
     #[arg(required = true, value_name = "SCOPE> <LIMIT")]
     words: Vec<String>,
-    /// Limits of wider scopes do not count beside these
+    /// Ignore the limits of wider scopes
     #[arg(long)]
     only: bool,
-    /// What an acquire does when the store is away: block, allow, or share:FRACTION of each limit per process
-    #[arg(long, value_name = "HOW", value_parser = words::unavailable)]
+    /// Behaviour while the store is unavailable: block, allow, or share:FRACTION of each limit per process
+    #[arg(long, value_name = "HOW", value_parser = parse::unavailable)]
     on_unavailable: Option<OnUnavailable>,
-    /// What becomes of leases that are never ended: settle or return
-    #[arg(long, value_name = "HOW", value_parser = words::expiry)]
+    /// Behaviour for expired leases: settle or return
+    #[arg(long, value_name = "HOW", value_parser = parse::expiry)]
     on_expiry: Option<OnExpiry>,
-    /// Only if this is the version there, or `absent`
-    #[arg(long, value_name = "VERSION", value_parser = words::expect)]
+    /// Write only if the current version is this one, or `absent`
+    #[arg(long, value_name = "VERSION", value_parser = parse::expect)]
     expect: Option<Expect>,
 }
 
-/// What to list.
+/// Arguments of `limits list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Only those of this entity
-    #[arg(long, value_name = "ID", value_parser = words::entity, conflicts_with = "resource")]
+    /// List only the limits of this entity
+    #[arg(long, value_name = "ID", value_parser = parse::entity, conflicts_with = "resource")]
     entity: Option<EntityId>,
-    /// Only those that entities have of their own for this resource
-    #[arg(long, value_name = "NAME", value_parser = words::resource)]
+    /// List only the limits that entities have for this resource
+    #[arg(long, value_name = "NAME", value_parser = parse::resource)]
     resource: Option<ResourceName>,
     #[command(flatten)]
     page: PageArgs,
 }
 
-/// What to compare.
+/// Arguments of `limits plan` and `limits apply`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// A file of limits; `-` is stdin
+    /// A file of limits; `-` reads stdin
     file: PathBuf,
-    /// Remove what is written and not declared
+    /// Remove stored limits that the file does not declare
     #[arg(long)]
     prune: bool,
 }
 
-pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Answer, Failure> {
+pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Output, Failure> {
     match verb {
         LimitsVerb::Set(args) => set(backend, args).await,
-        LimitsVerb::Show { scope } => show(backend, whole_scope(&scope)?).await,
+        LimitsVerb::Show { scope } => show(backend, parse::whole_scope(&scope)?).await,
         LimitsVerb::List(args) => list(backend, args).await,
-        LimitsVerb::Delete { scope, expect } => delete(backend, whole_scope(&scope)?, expect).await,
+        LimitsVerb::Delete { scope, expect } => delete(backend, parse::whole_scope(&scope)?, expect).await,
         LimitsVerb::Plan(args) => {
             let plan = plan(backend, &args).await?;
             let exit = if plan.is_empty() { Exit::Done } else { Exit::Changes };
@@ -132,12 +133,12 @@ pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Answ
     }
 }
 
-async fn set(backend: &impl Backend, args: SetArgs) -> Result<Answer, Failure> {
-    let (scope, limits) = words::scope(&args.words)?;
+async fn set(backend: &impl Backend, args: SetArgs) -> Result<Output, Failure> {
+    let (scope, limits) = parse::scope(&args.words)?;
     let is_nothing =
         limits.is_empty() && !args.only && args.on_unavailable.is_none() && args.on_expiry.is_none();
     if is_nothing {
-        let what = format!("no limit is given for `{}`", scope_words(&scope));
+        let what = format!("no limit is given for `{}`", format::scope(&scope));
         return Err(Failure::usage(what).next("write name:amount/period[:burst], such as tpm:100k/min:150k"));
     }
     let limits: Result<Vec<Limit>, _> = limits.iter().map(|text| text.parse()).collect();
@@ -149,17 +150,18 @@ async fn set(backend: &impl Backend, args: SetArgs) -> Result<Answer, Failure> {
     change(backend, scope, Some(policy), args.expect).await
 }
 
-async fn delete(backend: &impl Backend, scope: Scope, expect: Option<Expect>) -> Result<Answer, Failure> {
+async fn delete(backend: &impl Backend, scope: Scope, expect: Option<Expect>) -> Result<Output, Failure> {
     change(backend, scope, None, expect).await
 }
 
-/// Changes what is there, and tells what was. What it tells is true: if somebody changes it in between, nothing is done.
+/// Changes a policy and reports its previous state. Optimistic locking keeps the report true: a concurrent
+/// change fails the write.
 async fn change(
     backend: &impl Backend,
     scope: Scope,
     after: Option<Policy>,
     expect: Option<Expect>,
-) -> Result<Answer, Failure> {
+) -> Result<Output, Failure> {
     let before = backend.policy(&scope).await?;
     if after.is_none() && before.is_none() {
         return Err(nothing_at(&scope));
@@ -168,16 +170,16 @@ async fn change(
     let expect = expect.unwrap_or_else(|| step.expect());
     let change = PolicyChange { scope: step.scope.clone(), expect, policy: step.after.clone() };
     let version = backend.change(change).await?;
-    let answer = Answer::new(codec::changed(&step, Some(version)));
-    Ok(answer.table(diff(std::slice::from_ref(&step))).line(format!("written at version {version}")))
+    let output = Output::new(codec::changed(&step, Some(version)));
+    Ok(output.table(diff(std::slice::from_ref(&step))).line(format!("written at version {version}")))
 }
 
 fn nothing_at(scope: &Scope) -> Failure {
-    Failure::failed(format!("no limits are written for `{}`", scope_words(scope)))
-        .next("see what is: tidegate limits list")
+    Failure::failed(format!("no limits are written for `{}`", format::scope(scope)))
+        .next("list limits: tidegate limits list")
 }
 
-async fn show(backend: &impl Backend, scope: Scope) -> Result<Answer, Failure> {
+async fn show(backend: &impl Backend, scope: Scope) -> Result<Output, Failure> {
     let found = backend.policy(&scope).await?.ok_or_else(|| nothing_at(&scope))?;
     let mut table = Table::new(["LIMIT", ">AMOUNT", "PERIOD", ">BURST"]);
     for rule in found.value.rules() {
@@ -185,14 +187,15 @@ async fn show(backend: &impl Backend, scope: Scope) -> Result<Answer, Failure> {
         let period = humantime::format_duration(shape.period()).to_string();
         table.row([rule.name().to_string(), shape.amount().to_string(), period, shape.burst().to_string()]);
     }
-    let written: Written = (scope, found);
+    let written: StoredPolicy = (scope, found);
     let (scope, Versioned { version, value }) = &written;
-    let answer = Answer::new(codec::written(&written));
-    let answer = answer.line(format!("{} at version {version}: {}", scope_words(scope), policy_words(value)));
-    Ok(if value.rules().is_empty() { answer } else { answer.table(table) })
+    let output = Output::new(codec::written(&written));
+    let output =
+        output.line(format!("{} at version {version}: {}", format::scope(scope), format::policy(value)));
+    Ok(if value.rules().is_empty() { output } else { output.table(table) })
 }
 
-async fn list(backend: &impl Backend, args: ListArgs) -> Result<Answer, Failure> {
+async fn list(backend: &impl Backend, args: ListArgs) -> Result<Output, Failure> {
     let listing = match (args.entity, args.resource) {
         (Some(entity), _) => Listing::Entity(entity),
         (None, Some(resource)) => Listing::Custom(resource),
@@ -201,29 +204,29 @@ async fn list(backend: &impl Backend, args: ListArgs) -> Result<Answer, Failure>
     let page = backend.policies(&listing, &args.page.paging()?).await?;
     let mut table = Table::new(["SCOPE", "LIMITS", ">VERSION"]);
     for (scope, policy) in &page.items {
-        table.row([scope_words(scope), policy_words(&policy.value), policy.version.to_string()]);
+        table.row([format::scope(scope), format::policy(&policy.value), policy.version.to_string()]);
     }
     Ok(listed("limits", &page, codec::written, table))
 }
 
-/// The limits that a file declares.
+/// Reads a file of limits.
 pub(crate) fn manifest(file: &Path) -> Result<Manifest, Failure> {
     Manifest::from_toml(&read(file)?).map_err(|error| {
         let problems = error.problems().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n       ");
-        Failure::usage(format!("`{}` is no file of limits:\n       {problems}", file.display()))
-            .next("see its form: tidegate limits plan --help")
+        Failure::usage(format!("`{}` is not a file of limits:\n       {problems}", file.display()))
+            .next("see the format: tidegate limits plan --help")
     })
 }
 
-async fn plan(backend: &impl Backend, args: &PlanArgs) -> Result<Plan, Failure> {
+async fn plan(backend: &impl Backend, args: &PlanArgs) -> Result<PolicyChanges, Failure> {
     let manifest = manifest(&args.file)?;
-    backend.plan(manifest.policies(), if args.prune { Extra::Prune } else { Extra::Keep }).await
+    backend.plan(manifest.policies(), if args.prune { Undeclared::Prune } else { Undeclared::Keep }).await
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
     let failed = |error: io::Error| {
         Failure::usage(format!("the file `{}` cannot be read: {error}", file.display()))
-            .next("name a file of limits, or `-` for stdin")
+            .next("choose a file of limits, or `-` for stdin")
     };
     let source: Box<dyn io::Read> = if file == Path::new("-") {
         Box::new(io::stdin())
@@ -233,17 +236,16 @@ fn read(file: &Path) -> Result<String, Failure> {
     let mut text = String::new();
     source.take(FILE_MAX + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() as u64 > FILE_MAX {
-        let what =
-            format!("the file `{}` has more than {FILE_MAX} bytes, the most there may be", file.display());
+        let what = format!("the file `{}` is larger than {FILE_MAX} bytes", file.display());
         return Err(Failure::usage(what));
     }
     Ok(text)
 }
 
-fn planned(plan: &Plan, version: Option<Version>) -> Answer {
-    let answer = Answer::new(codec::plan(plan, version));
+fn planned(plan: &PolicyChanges, version: Option<Version>) -> Output {
+    let output = Output::new(codec::plan(plan, version));
     if plan.is_empty() {
-        return answer.line("all is as declared");
+        return output.line("no changes");
     }
     let count = plan.steps().len();
     let scopes = if count == 1 { "1 scope".to_owned() } else { format!("{count} scopes") };
@@ -251,13 +253,13 @@ fn planned(plan: &Plan, version: Option<Version>) -> Answer {
         Some(version) => format!("{scopes} changed, at version {version}"),
         None => format!("{scopes} to change: tidegate limits apply"),
     };
-    answer.table(diff(plan.steps())).line(end)
+    output.table(diff(plan.steps())).line(end)
 }
 
-/// A row for each scope that changes.
+/// The changes, one row per scope.
 fn diff(steps: &[Step]) -> Table {
     let mut table = Table::new(["", "SCOPE", "BEFORE", "AFTER"]);
-    let or_none = |policy: Option<&Policy>| policy.map_or_else(|| "-".to_owned(), policy_words);
+    let or_none = |policy: Option<&Policy>| policy.map_or_else(|| "-".to_owned(), format::policy);
     for step in steps {
         let before: Option<&Arc<Policy>> = step.before.as_ref().map(|before| &before.value);
         let (sign, tint) = match (before, &step.after) {
@@ -266,7 +268,7 @@ fn diff(steps: &[Step]) -> Table {
             (Some(_), None) => ("-", Tint::Bad),
         };
         let cells = [or_none(before.map(|before| &**before)), or_none(step.after.as_ref())];
-        table.tinted(tint, [sign.to_owned(), scope_words(&step.scope)].into_iter().chain(cells));
+        table.tinted(tint, [sign.to_owned(), format::scope(&step.scope)].into_iter().chain(cells));
     }
     table
 }

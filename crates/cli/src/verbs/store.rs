@@ -1,4 +1,4 @@
-//! `tidegate store`: a store is made, looked at, brought up to date, listed and removed, where it is.
+//! `tidegate store`: creates, checks, upgrades, lists and removes a store.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use clap::{Args, Subcommand};
 use tidegate::StoreError;
 use tidegate::store::Reply;
 use tidegate::store::lifecycle::{
-    self, Checked, ClockDifference, Destroyed, Lifecycle, Listed, Made, Readiness, Space, Upgraded,
+    self, CheckReport, ClockDifference, DestroyReport, InitReport, Lifecycle, NamespaceList, Readiness,
+    Space, UpgradeReport,
 };
 use tidegate_core::limit::name::Namespace;
 use tokio::time::timeout;
 
-use super::PATIENCE;
-use crate::answer::{Answer, Table, Tint};
+use super::DEFAULT_TIMEOUT;
 use crate::codec;
+use crate::default_paths::{address, store_failure, without_password};
 use crate::failure::{Exit, Failure};
-use crate::place::{address, refused, without_password};
-use crate::words::span_words;
+use crate::format;
+use crate::output::{Output, Table, Tint};
 
 const INIT: &str = "\
-What is there already is left as it is, and told: to repeat it does no harm.
-Every verb makes the store that it is asked to use, but for a table of
-DynamoDB, which only this one makes. It is for whoever wants a store made
-before, with other rights or by another hand.
+Existing parts are reported and left unchanged, so it is safe to repeat. Other
+commands create the store they use, except a DynamoDB table, which only this
+command creates. Use it to create a store in advance or with other permissions.
 
 Examples:
   tidegate store init
@@ -31,90 +31,90 @@ Examples:
   tidegate store init --store dynamodb://limits?region=eu-central-1";
 
 const CHECK: &str = "\
-Nothing is written, and nothing is made.
+Changes nothing.
 
 Exit codes:
-  0  it can be used as it is
-  1  it cannot be used: its schema is newer, or it is another program's
-  4  it is away, or does not answer in time
-  5  there is something to do: a part is not there (`store init`), its schema
-     is older (`store upgrade`), or a setting endangers what it promises";
+  0  the store is ready
+  1  the store is unusable: its schema is newer, or it is another program's
+  4  the store is unavailable, or timed out
+  5  action is needed: a part is missing (`store init`), the schema is older
+     (`store upgrade`), or a setting endangers its guarantees";
 
 const UPGRADE: &str = "\
-It is done under a lock, or not at all: what the store holds is kept, and
-several who ask for it at once do it once. A store that is newer is left as
-it is. Make a backup before; an older tidegate does not open the store after.
+The upgrade is atomic and keeps all data; concurrent upgrades run once. A newer
+store is left unchanged. Make a backup first: an older tidegate cannot open the
+store afterwards.
 
-A file, and a schema of PostgreSQL, are upgraded by whoever opens them too.
-On Redis an older namespace is refused until this is done: all there are, or
-the one that the address or --namespace names.";
+A file and a PostgreSQL schema are also upgraded when they are opened. On Redis,
+an older namespace is refused until it is upgraded. This upgrades all
+namespaces, or the one that the address or --namespace names.";
 
 const DESTROY: &str = "\
-A table of DynamoDB is removed, with all namespaces in it. Without --yes
-nothing is: what would be lost is told. Files, schemas and keys of other
-engines are removed by the engine's own means.
+Removes a DynamoDB table with all of its namespaces. Without --yes, it only
+reports what would be lost. Remove files, schemas and keys of other engines
+with the tools of the engine.
 
 Exit codes:
-  0  it is gone, or was not there
-  1  it cannot be removed from here
-  5  there is something to lose, and --yes was not said";
+  0  the table is removed, or did not exist
+  1  the store cannot be removed with this command
+  5  data would be lost, and --yes is missing";
 
 const TEMPLATE: &str = "\
-Nothing is asked, and nothing is made: the answer is what `store init` makes,
-for whoever makes tables by CloudFormation.
+Prints what `store init` would create, without a connection, to create tables
+with CloudFormation.
 
 Example:
   tidegate store template --store dynamodb://limits > limits.yaml";
 
-/// What to do with a store.
+/// Subcommands of `store`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreVerb {
-    /// Make what a store needs, and a namespace in it
+    /// Create a store, and a namespace in it
     #[command(after_help = INIT)]
     Init(SpaceArgs),
-    /// Say whether a store can be used, of which version it is, and what its settings are worth
+    /// Check that a store is ready, its version and its settings
     #[command(after_help = CHECK)]
     Check(SpaceArgs),
-    /// Bring an older store to the version of this program
+    /// Upgrade the schema of a store to this program's version
     #[command(after_help = UPGRADE)]
     Upgrade(SpaceArgs),
-    /// List the namespaces of a store, with what is in them
+    /// List the namespaces of a store, with their contents
     List,
-    /// Remove a table of DynamoDB, with all that it holds
+    /// Remove a DynamoDB table, with all data
     #[command(after_help = DESTROY)]
     Destroy {
-        /// Lose it
+        /// Confirm the loss of all data
         #[arg(long)]
         yes: bool,
     },
-    /// Print a table of DynamoDB as a template of `CloudFormation`
+    /// Print the DynamoDB table as a `CloudFormation` template
     #[command(after_help = TEMPLATE)]
     Template,
 }
 
-/// In which namespace.
+/// The namespace option.
 #[derive(Debug, Args)]
 pub(crate) struct SpaceArgs {
-    /// The namespace, if the address does not say it [default: default]
+    /// The namespace, unless the address names it [default: default]
     #[arg(long, value_name = "NAME", value_parser = namespace)]
     namespace: Option<String>,
 }
 
 fn namespace(text: &str) -> Result<String, String> {
     Namespace::new(text).map_err(|error| error.to_string())?;
-    // Nothing of an address is decoded.
+    // Addresses are not percent-decoded, so the name would end at the `&`.
     if text.contains('&') {
-        return Err("an address cannot name it, for it holds `&`".to_owned());
+        return Err("must not contain `&`, which separates the options of an address".to_owned());
     }
     Ok(text.to_owned())
 }
 
-/// Does it with the store at `url`, or with the one in the user's data folder.
+/// Runs the verb on the store at `url`, or on the one in the user's data folder.
 pub(crate) async fn run(
     verb: StoreVerb,
     url: Option<String>,
     within: Option<Duration>,
-) -> Result<Answer, Failure> {
+) -> Result<Output, Failure> {
     let url = address(url, matches!(verb, StoreVerb::Init(_)))?;
     let named = match &verb {
         StoreVerb::Init(args) | StoreVerb::Check(args) | StoreVerb::Upgrade(args) => {
@@ -122,56 +122,59 @@ pub(crate) async fn run(
         }
         StoreVerb::List | StoreVerb::Destroy { .. } | StoreVerb::Template => url.clone(),
     };
-    let store = lifecycle::at(&named).map_err(|error| misled(error, &url))?;
-    let shown = without_password(&named);
-    let of_store = |error| refused(error, &url);
+    let store = lifecycle::at(&named).map_err(|error| address_failure(error, &url))?;
+    let displayed = without_password(&named);
+    let of_store = |error| store_failure(error, &url);
     match verb {
-        StoreVerb::Init(_) => Ok(made(&answer(store.init(), within).await.map_err(of_store)?, &shown)),
-        StoreVerb::Check(_) => {
-            let within = Some(within.unwrap_or(PATIENCE));
-            Ok(checked(&answer(store.check(), within).await.map_err(of_store)?, &shown))
+        StoreVerb::Init(_) => {
+            Ok(made(&with_timeout(store.init(), within).await.map_err(of_store)?, &displayed))
         }
-        // Bringing up to date takes as long as it takes.
+        StoreVerb::Check(_) => {
+            let within = Some(within.unwrap_or(DEFAULT_TIMEOUT));
+            Ok(checked(&with_timeout(store.check(), within).await.map_err(of_store)?, &displayed))
+        }
+        // An upgrade has no timeout by default: it takes as long as the data requires.
         StoreVerb::Upgrade(_) => {
-            Ok(upgraded(&answer(store.upgrade(), within).await.map_err(of_store)?, &shown))
+            Ok(upgraded(&with_timeout(store.upgrade(), within).await.map_err(of_store)?, &displayed))
         }
         StoreVerb::List => Ok(listed(&list(&*store, within).await.map_err(of_store)?)),
         StoreVerb::Destroy { yes: false } => {
-            let within = Some(within.unwrap_or(PATIENCE));
-            Ok(losses(&answer(store.losses(), within).await.map_err(of_store)?, &shown))
+            let within = Some(within.unwrap_or(DEFAULT_TIMEOUT));
+            Ok(losses(&with_timeout(store.losses(), within).await.map_err(of_store)?, &displayed))
         }
         StoreVerb::Destroy { yes: true } => {
-            Ok(destroyed(&answer(store.destroy(), within).await.map_err(of_store)?, &shown))
+            Ok(destroyed(&with_timeout(store.destroy(), within).await.map_err(of_store)?, &displayed))
         }
-        StoreVerb::Template => Ok(Answer::raw(store.template().map_err(of_store)?.into_bytes())),
+        StoreVerb::Template => Ok(Output::raw(store.template().map_err(of_store)?.into_bytes())),
     }
 }
 
-async fn list(store: &dyn Lifecycle, within: Option<Duration>) -> Result<Listed, StoreError> {
-    answer(store.list(), Some(within.unwrap_or(PATIENCE))).await
+async fn list(store: &dyn Lifecycle, within: Option<Duration>) -> Result<NamespaceList, StoreError> {
+    with_timeout(store.list(), Some(within.unwrap_or(DEFAULT_TIMEOUT))).await
 }
 
-async fn answer<T: Unpin>(reply: Reply<'_, T>, within: Option<Duration>) -> Result<T, StoreError> {
+async fn with_timeout<T: Unpin>(reply: Reply<'_, T>, within: Option<Duration>) -> Result<T, StoreError> {
     let Some(within) = within else { return reply.await };
     let millis = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
     timeout(within, reply).await.unwrap_or(Err(StoreError::TimedOut { millis }))
 }
 
-/// What is wrong with an address is for whoever wrote it to correct.
-fn misled(error: StoreError, url: &str) -> Failure {
+/// An invalid address is a usage error.
+fn address_failure(error: StoreError, url: &str) -> Failure {
     match error {
         StoreError::Invalid { what } => Failure::usage(what).next("correct --store or TIDEGATE_STORE"),
-        error => refused(error, url),
+        error => store_failure(error, url),
     }
 }
 
-/// The address, with the namespace that was said.
+/// Adds the namespace option to the address.
 fn with_namespace(url: &str, args: &SpaceArgs) -> Result<String, Failure> {
     let Some(name) = &args.namespace else { return Ok(url.to_owned()) };
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     if options.split('&').any(|option| option.starts_with("namespace=")) {
-        return Err(Failure::usage("the address names a namespace, and so does --namespace")
-            .next("leave one of them out"));
+        return Err(
+            Failure::usage("the address names a namespace, and so does --namespace").next("omit one of them")
+        );
     }
     let options = if options.is_empty() { String::new() } else { format!("{options}&") };
     Ok(format!("{place}?{options}namespace={name}"))
@@ -181,24 +184,24 @@ fn line(name: &str, value: impl std::fmt::Display) -> String {
     format!("{name:<11}{value}")
 }
 
-fn made(made: &Made, url: &str) -> Answer {
-    let answer = Answer::new(codec::made(made, url)).line(line("store", url));
+fn made(made: &InitReport, url: &str) -> Output {
+    let output = Output::new(codec::made(made, url)).line(line("store", url));
     let parts = made.parts.iter().map(|made| {
-        let verb = if made.is_new { "made" } else { "was there" };
+        let verb = if made.is_new { "created" } else { "exists" };
         line(verb, &made.part)
     });
-    parts.fold(answer, Answer::line).line(line("schema", format!("version {}", made.schema)))
+    parts.fold(output, Output::line).line(line("schema", format!("version {}", made.schema)))
 }
 
-fn checked(checked: &Checked, url: &str) -> Answer {
+fn checked(checked: &CheckReport, url: &str) -> Output {
     let readiness = checked.readiness();
     let schema = match checked.schema {
-        Some(found) => format!("version {found}, and this program has {}", checked.schema_wanted),
-        None => format!("none, and this program has version {}", checked.schema_wanted),
+        Some(found) => format!("version {found}; this program has {}", checked.schema_wanted),
+        None => format!("none; this program has version {}", checked.schema_wanted),
     };
     let is_there = checked.missing.iter().all(|part| part.kind != "namespace");
-    let namespace = format!("{}{}", checked.namespace, if is_there { "" } else { ", not there" });
-    let answer = Answer::new(codec::checked(checked, url))
+    let namespace = format!("{}{}", checked.namespace, if is_there { "" } else { ", missing" });
+    let output = Output::new(codec::checked(checked, url))
         .line(line("store", url))
         .line(line("engine", format!("{}: {}", checked.of.engine, checked.server)))
         .line(line("schema", schema))
@@ -206,35 +209,37 @@ fn checked(checked: &Checked, url: &str) -> Answer {
         .line(line("durable", &checked.durability));
     let settings: Vec<_> =
         checked.settings.iter().map(|setting| format!("{} {}", setting.name, setting.value)).collect();
-    let mut answer = answer.line(line("settings", settings.join("; ")));
+    let mut output = output.line(line("settings", settings.join("; ")));
     if let Some(clock) = checked.clock {
-        answer = answer.line(line("clock", clock_words(clock)));
+        output = output.line(line("clock", clock_words(clock)));
     }
     if let Some(offset) = checked.clock_offset.filter(|offset| !offset.is_zero()) {
-        let ahead = span_words(offset);
-        answer = answer
+        let ahead = format::duration(offset);
+        output = output
             .line(line("offset", format!("the clock stepped back: the store's time is {ahead} ahead of it")));
     }
     for setting in &checked.settings {
         if let Some(danger) = &setting.danger {
-            answer = answer.line(line("danger", format!("{} {}: {danger}", setting.name, setting.value)));
+            output = output.line(line("danger", format!("{} {}: {danger}", setting.name, setting.value)));
         }
     }
-    answer = match readiness {
+    output = match readiness {
         Readiness::Ready if checked.dangers().next().is_some() => {
-            answer.line(line("so", "it can be used, with what is said of danger"))
+            output.line(line("result", "ready, with the dangers above"))
         }
-        Readiness::Ready => answer.line(line("so", "it can be used as it is")),
-        Readiness::Older => answer.line(line("so", "older than this program: run `tidegate store upgrade`")),
+        Readiness::Ready => output.line(line("result", "ready")),
+        Readiness::Older => {
+            output.line(line("result", "older than this program: run `tidegate store upgrade`"))
+        }
         Readiness::Missing => {
             let missing: Vec<_> = checked.missing.iter().map(ToString::to_string).collect();
             let are = if missing.len() == 1 { "is" } else { "are" };
             let missing = missing.join(" and ");
-            answer.line(line("so", format!("{missing} {are} not there: run `tidegate store init`")))
+            output.line(line("result", format!("{missing} {are} missing: run `tidegate store init`")))
         }
     };
     let is_good = readiness == Readiness::Ready && checked.dangers().next().is_none();
-    if is_good { answer } else { answer.exit(Exit::Changes) }
+    if is_good { output } else { output.exit(Exit::Changes) }
 }
 
 fn clock_words(clock: ClockDifference) -> String {
@@ -242,7 +247,7 @@ fn clock_words(clock: ClockDifference) -> String {
     let within = millis(u64::try_from(clock.within.as_micros()).unwrap_or(u64::MAX));
     let far = |micros: u64| match micros {
         0..60_000_000 => millis(micros),
-        _ => span_words(Duration::from_micros(micros)),
+        _ => format::duration(Duration::from_micros(micros)),
     };
     let direction = if clock.ahead_micros < 0 { "behind" } else { "ahead of" };
     format!(
@@ -251,8 +256,8 @@ fn clock_words(clock: ClockDifference) -> String {
     )
 }
 
-fn upgraded(upgraded: &Upgraded, url: &str) -> Answer {
-    let answer = Answer::new(codec::upgraded(upgraded, url)).line(line("store", url));
+fn upgraded(upgraded: &UpgradeReport, url: &str) -> Output {
+    let output = Output::new(codec::upgraded(upgraded, url)).line(line("store", url));
     let parts = upgraded.parts.iter().map(|part| {
         if part.from == upgraded.schema {
             line("nothing", format!("to do: {} has schema version {}", part.part, upgraded.schema))
@@ -263,36 +268,32 @@ fn upgraded(upgraded: &Upgraded, url: &str) -> Answer {
             )
         }
     });
-    parts.fold(answer, Answer::line)
+    parts.fold(output, Output::line)
 }
 
-/// What would be lost, and how it is.
-fn losses(listed: &Listed, url: &str) -> Answer {
+/// What a removal would lose.
+fn losses(listed: &NamespaceList, url: &str) -> Output {
     let json = codec::losses(listed, url);
     if listed.spaces.is_empty() {
-        // As `--yes` would answer: a store always has a namespace.
-        return Answer::new(json).line(line("store", url)).line("was not there: nothing to remove");
+        // The same output as with `--yes`: an existing store always has a namespace.
+        return Output::new(json).line(line("store", url)).line("not found: nothing to remove");
     }
-    let answer = spaces(listed, Answer::new(json).line(line("store", url)).line(line("to lose", "")));
-    answer.line(line("so", "nothing is removed: say --yes to lose all of it")).exit(Exit::Changes)
+    let output = spaces(listed, Output::new(json).line(line("store", url)).line(line("to lose", "")));
+    output.line(line("result", "nothing was removed: use --yes to remove all of it")).exit(Exit::Changes)
 }
 
-fn destroyed(destroyed: &Destroyed, url: &str) -> Answer {
-    let verb = if destroyed.was_there { "removed" } else { "was not there" };
-    Answer::new(codec::destroyed(destroyed, url)).line(line("store", url)).line(format!(
-        "{verb:<11}{}{}",
-        if destroyed.was_there { "" } else { " " },
-        destroyed.part
-    ))
+fn destroyed(destroyed: &DestroyReport, url: &str) -> Output {
+    let verb = if destroyed.was_there { "removed" } else { "not found" };
+    Output::new(codec::destroyed(destroyed, url)).line(line("store", url)).line(line(verb, &destroyed.part))
 }
 
-fn listed(listed: &Listed) -> Answer {
-    spaces(listed, Answer::new(codec::listed_store(listed)))
+fn listed(listed: &NamespaceList) -> Output {
+    spaces(listed, Output::new(codec::listed_store(listed)))
 }
 
-fn spaces(listed: &Listed, answer: Answer) -> Answer {
+fn spaces(listed: &NamespaceList, output: Output) -> Output {
     if listed.spaces.is_empty() {
-        return answer.line("no namespaces");
+        return output.line("no namespaces");
     }
     let has_schemas = listed.spaces.iter().any(|space| space.within.is_some());
     let within = if listed.of.engine == "dynamodb" { "TABLE" } else { "SCHEMA" };
@@ -313,9 +314,9 @@ fn spaces(listed: &Listed, answer: Answer) -> Answer {
         let tint = if *schema == Some(listed.schema_wanted) { Tint::Plain } else { Tint::Changed };
         table.tinted(tint, has_schemas.then(|| or_none(within.as_ref())).into_iter().chain(cells));
     }
-    let answer = answer.table(table);
+    let output = output.table(table);
     if listed.has_more {
-        return answer.line(format!("there are more: {} are listed", lifecycle::LISTED_MAX));
+        return output.line(format!("there are more: {} are listed", lifecycle::LISTED_MAX));
     }
-    answer
+    output
 }

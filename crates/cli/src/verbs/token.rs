@@ -1,4 +1,4 @@
-//! `tidegate token`: who may ask a server for what.
+//! `tidegate token`: creates, lists and revokes the tokens of a server's clients.
 
 use clap::{Args, Subcommand};
 use tidegate::store::Page;
@@ -6,60 +6,60 @@ use tidegate::{Stamp, Versioned};
 use tidegate_core::limit::token::{Token, TokenId, TokenScopes, TokenState};
 
 use super::listed;
-use crate::answer::{Answer, Table, Tint};
-use crate::backend::{Backend, TokenAsk};
+use crate::backend::{Backend, TokenRequest};
 use crate::codec;
 use crate::failure::Failure;
-use crate::words::{self, PageArgs};
+use crate::output::{Output, Table, Tint};
+use crate::parse::{self, PageArgs};
 
 const SCOPES: &str = "\
-Scopes, each by itself:
-  acquire                          draw, and go on with what was drawn
-  read                             look at limits, entities, usage and the audit
-  admin                            change them
+Scopes, each independent:
+  acquire                          draw units, and renew and end leases
+  read                             read limits, entities, usage and the audit
+  admin                            change limits, entities and tokens
 
 Example:
   tidegate token create ci --scopes acquire,read --expires 90d";
 
-/// What to do with tokens.
+/// Subcommands of `token`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenVerb {
-    /// Make a token, and show it: once, and never again
+    /// Create a token, and show it once
     #[command(after_help = SCOPES)]
     Create(CreateArgs),
-    /// List tokens, by id; their secrets are kept by nobody
+    /// List tokens, by id; secrets are not stored
     List(PageArgs),
-    /// Make a token good no more
+    /// Revoke a token
     ///
-    /// It stays in the list, and its id is never another's. To revoke it again does no harm.
+    /// It stays in the list, and its id is never reused. Revoking it again has no effect.
     Revoke {
-        /// Which one
+        /// The token
         #[arg(value_parser = token_id)]
         id: TokenId,
     },
 }
 
-/// What to make.
+/// Arguments of `token create`.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
-    /// Its id: up to 64 letters, digits, `_`, `-` and `.`
+    /// The id: up to 64 letters, digits, `_`, `-` and `.`
     #[arg(value_parser = token_id)]
     id: TokenId,
-    /// What it is good for: some of acquire, read and admin, parted by commas
+    /// The scopes: acquire, read or admin, separated by commas
     #[arg(long, value_parser = scopes)]
     scopes: TokenScopes,
-    /// A name for people [default: its id]
+    /// A display name [default: the id]
     #[arg(long)]
     name: Option<String>,
-    /// Until when it is good: 2030-01-31, 2030-01-31T09:30:00Z, or for so long 90d; without it, until it is revoked
-    #[arg(long, value_name = "TIME", value_parser = words::time_to_come)]
+    /// Expire at this time: 2030-01-31, 2030-01-31T09:30:00Z, or 90d from now [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse::future_time)]
     expires: Option<Stamp>,
 }
 
 fn token_id(text: &str) -> Result<TokenId, String> {
     let id = TokenId::new(text).map_err(|error| error.to_string())?;
     if id.is_reserved() {
-        return Err("ids that begin with `.` are the server's own".to_owned());
+        return Err("ids that begin with `.` are reserved for the server".to_owned());
     }
     Ok(id)
 }
@@ -68,31 +68,31 @@ fn scopes(text: &str) -> Result<TokenScopes, String> {
     text.parse().map_err(|error: tidegate_core::limit::token::InvalidToken| error.to_string())
 }
 
-pub(crate) async fn run(backend: &impl Backend, verb: TokenVerb) -> Result<Answer, Failure> {
+pub(crate) async fn run(backend: &impl Backend, verb: TokenVerb) -> Result<Output, Failure> {
     match verb {
         TokenVerb::Create(args) => create(backend, args).await,
         TokenVerb::List(page) => {
-            let now = words::time("0s").map_err(Failure::failed)?;
+            let now = parse::time("0s").map_err(Failure::failed)?;
             Ok(list(&backend.tokens(&page.paging()?).await?, now))
         }
         TokenVerb::Revoke { id } => {
             let version = backend.revoke_token(&id).await?;
-            let answer = Answer::new(codec::revoked(id.as_str(), version));
-            Ok(answer.line(format!("{id} is good no more, since version {version}")))
+            let output = Output::new(codec::revoked(id.as_str(), version));
+            Ok(output.line(format!("{id} revoked at version {version}")))
         }
     }
 }
 
-async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Answer, Failure> {
+async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Output, Failure> {
     let name = args.name.unwrap_or_else(|| args.id.to_string());
-    let ask = TokenAsk { id: args.id, name, scopes: args.scopes, expires_at: args.expires };
-    let made = backend.create_token(ask).await?;
+    let request = TokenRequest { id: args.id, name, scopes: args.scopes, expires_at: args.expires };
+    let made = backend.create_token(request).await?;
     let json = codec::made_token(&made);
-    // By itself on the first line, for whoever wants nothing else: `| head -1`.
-    Ok(Answer::new(json).line(made.secret).line("This is the token. It is shown once: keep it safe."))
+    // Alone on the first line, for `| head -1`.
+    Ok(Output::new(json).line(made.secret).line("This is the token. It is shown once: keep it safe."))
 }
 
-fn list(page: &Page<Versioned<Token>>, now: Stamp) -> Answer {
+fn list(page: &Page<Versioned<Token>>, now: Stamp) -> Output {
     let mut table = Table::new(["ID", "NAME", "NAMESPACE", "SCOPES", "STATE", "EXPIRES", "CREATED", "BY"]);
     for Versioned { value: token, .. } in &page.items {
         let (state, tint) = match token.state(now) {

@@ -1,39 +1,40 @@
-//! `tidegate usage`: what was used.
+//! `tidegate usage`: lists, sums and plots usage.
 
 use clap::{Args, Subcommand, ValueEnum};
 use tidegate::{Scope, Stamp, UsageOf, UsageQuery, Window};
 
 use super::listed;
-use crate::answer::{Answer, Table};
 use crate::backend::Backend;
 use crate::codec;
 use crate::failure::Failure;
+use crate::format;
+use crate::output::{Output, Table};
+use crate::parse::{self, PageArgs};
 use crate::plot::{self, PlotArgs};
-use crate::words::{self, PageArgs, whole_scope};
 
-const WHOSE: &str = "\
-Whose:
-  entity ID                        an entity's, and of those below that cascade
-  resource NAME                    everybody's use of a resource
-Times are 2026-01-31, 2026-01-31T09:30:00Z, or for so long ago 24h, 7d.
-Usage counts in the window of its draw, UTC.";
+const SCOPES: &str = "\
+Scopes:
+  entity ID                        an entity, and its children that cascade
+  resource NAME                    all entities, one resource
+Times: 2026-01-31, 2026-01-31T09:30:00Z, or 24h or 7d for a time ago.
+Usage counts in the window of its draw, in UTC.";
 
-/// What to show.
+/// Subcommands of `usage`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum UsageVerb {
-    /// List usage: by subject, limit and window
-    #[command(override_usage = "tidegate usage list [OPTIONS] <WHOSE>", after_help = WHOSE)]
+    /// List usage by subject, limit and window
+    #[command(override_usage = "tidegate usage list [OPTIONS] <SCOPE>", after_help = SCOPES)]
     List {
         #[command(flatten)]
         query: QueryArgs,
         #[command(flatten)]
         page: PageArgs,
     },
-    /// Sum usage up, by limit
-    #[command(override_usage = "tidegate usage summary [OPTIONS] <WHOSE>", after_help = WHOSE)]
+    /// Sum up usage by limit
+    #[command(override_usage = "tidegate usage summary [OPTIONS] <SCOPE>", after_help = SCOPES)]
     Summary(QueryArgs),
-    /// Draw usage over time: a chart for each limit, in the terminal or as an SVG
-    #[command(override_usage = "tidegate usage plot [OPTIONS] <WHOSE>", after_help = WHOSE)]
+    /// Plot usage over time, in the terminal or as an SVG
+    #[command(override_usage = "tidegate usage plot [OPTIONS] <SCOPE>", after_help = SCOPES)]
     Plot {
         #[command(flatten)]
         query: QueryArgs,
@@ -42,24 +43,24 @@ pub(crate) enum UsageVerb {
     },
 }
 
-/// Whose, and when.
+/// The scope and the time range of a query.
 #[derive(Debug, Args)]
 pub(crate) struct QueryArgs {
-    /// Whose, as listed below
-    #[arg(required = true, value_name = "WHOSE")]
-    whose: Vec<String>,
-    /// How long a span each line is summed over
+    /// Whose usage, as described below
+    #[arg(required = true, value_name = "SCOPE")]
+    scope: Vec<String>,
+    /// Sum usage per window of this length
     #[arg(long, value_enum, default_value_t = WindowArg::Hour)]
     window: WindowArg,
-    /// Windows that begin at this time or later
-    #[arg(long, value_name = "TIME", value_parser = words::time)]
+    /// Include windows that begin at this time or later
+    #[arg(long, value_name = "TIME", value_parser = parse::time)]
     since: Option<Stamp>,
-    /// Windows that begin before this time
-    #[arg(long, value_name = "TIME", value_parser = words::time)]
+    /// Include windows that begin before this time
+    #[arg(long, value_name = "TIME", value_parser = parse::time)]
     until: Option<Stamp>,
 }
 
-/// How long a span usage is summed over.
+/// The length of a window.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum WindowArg {
     Hour,
@@ -69,12 +70,12 @@ enum WindowArg {
 
 impl QueryArgs {
     fn query(&self) -> Result<UsageQuery, Failure> {
-        let of = match whole_scope(&self.whose)? {
+        let of = match parse::whole_scope(&self.scope)? {
             Scope::Entity(entity) => UsageOf::Entity(entity),
             Scope::Resource(resource) => UsageOf::Resource(resource),
             _ => {
-                let what = format!("usage of `{}` is not kept", words::shown(&self.whose.join(" ")));
-                return Err(Failure::usage(what).next("ask for `entity ID` or `resource NAME`"));
+                let what = format!("usage is not recorded for `{}`", format::escape(&self.scope.join(" ")));
+                return Err(Failure::usage(what).next("use `entity ID` or `resource NAME`"));
             }
         };
         let window = match self.window {
@@ -87,7 +88,7 @@ impl QueryArgs {
     }
 }
 
-pub(crate) async fn run(backend: &impl Backend, verb: UsageVerb) -> Result<Answer, Failure> {
+pub(crate) async fn run(backend: &impl Backend, verb: UsageVerb) -> Result<Output, Failure> {
     match verb {
         UsageVerb::List { query, page } => list(backend, &query.query()?, &page).await,
         UsageVerb::Summary(query) => summary(backend, &query.query()?).await,
@@ -95,7 +96,7 @@ pub(crate) async fn run(backend: &impl Backend, verb: UsageVerb) -> Result<Answe
     }
 }
 
-async fn list(backend: &impl Backend, query: &UsageQuery, page: &PageArgs) -> Result<Answer, Failure> {
+async fn list(backend: &impl Backend, query: &UsageQuery, page: &PageArgs) -> Result<Output, Failure> {
     let page = backend.usage(query, &page.paging()?).await?;
     let mut table = Table::new(["START", "ENTITY", "RESOURCE", "LIMIT", ">UNITS", ">OWN", ">LEASES"]);
     for line in &page.items {
@@ -112,16 +113,16 @@ async fn list(backend: &impl Backend, query: &UsageQuery, page: &PageArgs) -> Re
     Ok(listed("usage", &page, codec::usage, table))
 }
 
-async fn summary(backend: &impl Backend, query: &UsageQuery) -> Result<Answer, Failure> {
+async fn summary(backend: &impl Backend, query: &UsageQuery) -> Result<Output, Failure> {
     let sum = backend.usage_sum(query).await?;
-    let answer = Answer::new(codec::usage_sum(&sum));
+    let output = Output::new(codec::usage_sum(&sum));
     if sum.limits.is_empty() {
-        return Ok(answer.line("no usage"));
+        return Ok(output.line("no usage"));
     }
     let mut table = Table::new(["LIMIT", ">UNITS", ">OWN", ">LEASES"]);
     for (limit, tally) in &sum.limits {
         let numbers = [tally.units, tally.own, tally.leases].map(|number| number.to_string());
         table.row([limit.to_string()].into_iter().chain(numbers));
     }
-    Ok(answer.table(table))
+    Ok(output.table(table))
 }

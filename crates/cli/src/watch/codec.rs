@@ -1,4 +1,4 @@
-//! What `watch` writes for programs: an object on a line.
+//! The JSON output of `watch`: one object per line.
 
 use serde_json::{Value, json};
 use tidegate::{Stamp, Subject};
@@ -8,7 +8,7 @@ use super::model::{Health, Totals, Update};
 use super::subjects::Level;
 use crate::codec::Json;
 
-/// One line for what a source tells; `at` is when this program heard it.
+/// The lines of an update; `at` is when this program received it.
 pub(crate) fn update(update: &Update, at: Stamp) -> Vec<Json> {
     let line = |kind: &str, mut body: Json| {
         body["type"] = json!(kind);
@@ -21,24 +21,24 @@ pub(crate) fn update(update: &Update, at: Stamp) -> Vec<Json> {
         Update::Totals(totals) => vec![line("totals", of_totals(totals))],
         Update::Silent { why } => vec![line("silent", json!({ "why": why }))],
         Update::Unknown { count } => vec![line("unknown", json!({ "count": count }))],
-        Update::More { has_more } => vec![line("looked", json!({ "has_more": has_more }))],
+        Update::HasMore { has_more } => vec![line("looked", json!({ "has_more": has_more }))],
         Update::Store(health) => vec![line("store", of_health(health))],
         Update::Event(event) => vec![line(event.name(), of_event(event))],
         Update::Levels { subject, levels } => vec![line("levels", of_levels(subject, levels))],
-        Update::Looked { subjects, has_more } => {
+        Update::Scan { subjects, has_more } => {
             let levels = subjects.iter().map(|(subject, levels)| line("levels", of_levels(subject, levels)));
             levels.chain([line("looked", json!({ "has_more": has_more }))]).collect()
         }
     }
 }
 
-/// What a server says of itself, whole.
+/// A snapshot of a server.
 pub(crate) fn snapshot(snapshot: &Snapshot, health: &Health, subjects: &[(Subject, Vec<Level>)]) -> Json {
     json!({ "snapshot": value(snapshot), "store": of_health(health), "subjects": of_subjects(subjects) })
 }
 
-/// What a look at a store has found.
-pub(crate) fn looked(health: &Health, subjects: &[(Subject, Vec<Level>)], has_more: bool) -> Json {
+/// A scan of a store.
+pub(crate) fn scan(health: &Health, subjects: &[(Subject, Vec<Level>)], has_more: bool) -> Json {
     json!({ "store": of_health(health), "subjects": of_subjects(subjects), "has_more": has_more })
 }
 
@@ -102,9 +102,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_told_by_its_name_and_whose_it_is_and_whether_there_is_more() {
+    fn level_has_its_limit_and_owner_and_scan_has_more() {
         let subjects = vec![(subject("kid", "gpt"), vec![level("rpm of acme", 1, 2, 3)])];
-        let lines = update(&Update::Looked { subjects, has_more: true }, Stamp::ZERO);
+        let lines = update(&Update::Scan { subjects, has_more: true }, Stamp::ZERO);
         assert_eq!((&lines[0]["type"], &lines[0]["entity"]), (&json!("levels"), &json!("kid")));
         let limit = &lines[0]["limits"][0];
         assert_eq!((&limit["limit"], &limit["of"]), (&json!("rpm"), &json!("acme")));

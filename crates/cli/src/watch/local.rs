@@ -1,4 +1,4 @@
-//! A store as a source: it tells nothing by itself, and is looked at again and again.
+//! A store as a source of updates: it has no events, so it is polled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,36 +14,36 @@ use super::subjects::{Level, SUBJECTS_MAX};
 use crate::backend::Backend;
 use crate::failure::{Exit, Failure};
 
-/// Entities that are looked at, those whose ids come first: more than a terminal shows, and few enough for any engine.
+/// Maximum entities per scan, in order of id: more than a terminal shows, and few enough for any engine.
 pub(crate) const ENTITIES_MAX: u32 = 100;
-/// Of the time, at most one part in so many is spent in looking.
+/// Minimum pause after a scan, as a multiple of its duration.
 const SPARED: u32 = 4;
 
-/// What a look has found.
+/// The result of a scan.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct StoreScan {
     pub(crate) subjects: Vec<(Subject, Vec<Level>)>,
-    /// There are more than were looked at.
+    /// Whether there are more subjects than were read.
     pub(crate) has_more: bool,
     pub(crate) health: Health,
 }
 
-/// Tells what is there until it cannot: a store that was never there, or that lets nobody in.
-pub(crate) async fn run(store: &impl Backend, focus: Focus, tell: mpsc::Sender<Update>) -> Failure {
+/// Sends updates until the store fails for good: it was never available, or it denies access.
+pub(crate) async fn run(store: &impl Backend, focus: Focus, sender: mpsc::Sender<Update>) -> Failure {
     let mut is_first = true;
     loop {
         let began = Instant::now();
-        let updates = match look(store, focus.entity.as_ref()).await {
-            Ok(Found { subjects, has_more, health }) => {
-                vec![Update::Up, Update::Store(health), Update::Looked { subjects, has_more }]
+        let updates = match scan(store, focus.entity.as_ref()).await {
+            Ok(StoreScan { subjects, has_more, health }) => {
+                vec![Update::Up, Update::Store(health), Update::Scan { subjects, has_more }]
             }
-            Err(failure) if is_first || failure.exit != Exit::Away => return failure,
+            Err(failure) if is_first || failure.exit != Exit::Unavailable => return failure,
             Err(failure) => vec![Update::Lost { why: failure.what }],
         };
         is_first = false;
         for update in updates {
-            if tell.send(update).await.is_err() {
-                return Failure::failed("nobody listens any more");
+            if sender.send(update).await.is_err() {
+                return Failure::failed("the receiver was dropped");
             }
         }
         let took: Duration = began.elapsed();
@@ -51,8 +51,8 @@ pub(crate) async fn run(store: &impl Backend, focus: Focus, tell: mpsc::Sender<U
     }
 }
 
-/// Looks once.
-pub(crate) async fn look(store: &impl Backend, entity: Option<&EntityId>) -> Result<Found, Failure> {
+/// Scans the store once.
+pub(crate) async fn scan(store: &impl Backend, entity: Option<&EntityId>) -> Result<StoreScan, Failure> {
     let status = store.status().await?;
     let version = status.version.number();
     let health = Health::Good { engine: status.engine, version, took: status.took };
@@ -62,7 +62,7 @@ pub(crate) async fn look(store: &impl Backend, entity: Option<&EntityId>) -> Res
     } else {
         let paging = Paging::first(ENTITIES_MAX)?;
         let there = store.entities(&paging).await?;
-        // Whoever has limits of their own need not be written down.
+        // Entities with limits of their own need no record.
         let limited = store.policies(&Listing::All, &paging).await?;
         has_more = there.next.is_some() || limited.next.is_some();
         let there = there.items.iter().map(|entity| entity.value.id().clone());
@@ -73,5 +73,5 @@ pub(crate) async fn look(store: &impl Backend, entity: Option<&EntityId>) -> Res
         grouped(store.balances_of_entity(entity).await?, &mut found);
     }
     has_more |= entities.len() > ENTITIES_MAX as usize || found.len() > SUBJECTS_MAX;
-    Ok(Found { subjects: found.into_iter().take(SUBJECTS_MAX).collect(), has_more, health })
+    Ok(StoreScan { subjects: found.into_iter().take(SUBJECTS_MAX).collect(), has_more, health })
 }

@@ -1,10 +1,12 @@
-//! `tidegate watch`: what happens to limits, live in a terminal.
+//! `tidegate watch`: a live view of limits in a terminal.
 //!
-//! `source → model → view`. A source ([`remote`] or [`local`]) tells what it sees, the [`model`] takes it in and does what
-//! keys say, the [`view`] draws it; all but the sources and the [`screen`] is pure. This file owns the loop.
+//! `source → model → view`. A source ([`remote`] or [`local`]) sends updates, the [`model`] applies them and
+//! handles keys, and the [`view`] draws it. All but the sources and the [`screen`] is pure. This file has the
+//! event loop.
 
 mod codec;
-mod lines;
+mod columns;
+mod json_lines;
 mod local;
 mod model;
 #[cfg(test)]
@@ -16,7 +18,6 @@ mod subjects;
 mod view;
 #[cfg(test)]
 mod view_tests;
-mod words;
 
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
@@ -26,70 +27,71 @@ use tidegate::{EntityId, Subject};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::answer::{Answer, Format, Table, Tint};
 use crate::backend::Backend;
 use crate::child;
 use crate::failure::{Exit, Failure};
+use crate::format;
+use crate::output::{Format, Output, Table, Tint};
+use crate::parse;
 use crate::remote::Remote;
 use crate::signals::Signals;
-use crate::words::shown;
-use local::Found;
+use local::StoreScan;
 use model::{Flow, Health, Kind, Model, Update};
 use remote::{Focus, now};
-use screen::{Screen, Typed};
+use screen::{Screen, TerminalEvent};
 use subjects::Level;
 use view::Theme;
 
-/// What was told and is not taken in yet; a source that tells more waits.
+/// Capacity of the channel of updates; a source that is ahead waits.
 const UPDATES_MAX: usize = 1_024;
-/// The screen is drawn at most so often, but for keys.
-const DRAWN_EVERY: Duration = Duration::from_millis(100);
+/// Minimum interval between redraws, except after keys.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 const KEYS: &str = "\
 Keys:
-  /            only names that hold a text; Enter keeps it, Esc drops it
+  /            filter by name; Enter keeps the filter, Esc clears it
   s            sort by count, speed, last, name
-  p            pause what is shown, and go on; nothing is missed meanwhile
-  arrows, j k  select whose levels are shown
+  p            pause or resume the display; no event is lost
+  arrows, j k  select the row whose levels are shown
   ?            help
-  q, Esc       quit, or Ctrl-C; Esc first drops a filter
-  Ctrl-Z       back to the shell, until `fg`
-A server (--server) tells decisions as they are made. A store (--store)
-tells none: its levels are looked at again and again.
-A connection that is lost is made again. A token that is good no more ends
-it with 1, a server or a store that is not there at the start with 4.";
+  q, Esc       quit, or Ctrl-C; Esc clears the filter first
+  Ctrl-Z       suspend, until `fg`
+  A server (--server) sends decisions as they are made. A store (--store) has no
+  events: its levels are polled.
+  A lost connection is retried. The exit code is 1 if the token becomes invalid,
+  and 4 if the server or store is unavailable at the start.";
 
-/// What to watch.
+/// Arguments of `watch`.
 #[derive(Debug, Args)]
 #[command(after_help = KEYS)]
 pub(crate) struct WatchArgs {
-    /// Only this entity; at a store, one that need not be written there
-    #[arg(value_parser = crate::words::entity)]
+    /// Watch only this entity; at a store, it needs no record
+    #[arg(value_parser = parse::entity)]
     entity: Option<EntityId>,
-    /// Look once, and print a table
+    /// Print a table once, and exit
     #[arg(long)]
     once: bool,
-    /// How often to look, from 100ms to 1m
+    /// Interval between updates, from 100ms to 1m
     #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = every)]
     every: Duration,
 }
 
 fn every(text: &str) -> Result<Duration, String> {
     let bounds = Duration::from_millis(100)..=Duration::from_mins(1);
-    let span = crate::words::span(text).ok().filter(|span| bounds.contains(span));
-    span.ok_or_else(|| "it must be from 100ms to 1m".to_owned())
+    let span = parse::duration(text).ok().filter(|span| bounds.contains(span));
+    span.ok_or_else(|| "must be from 100ms to 1m".to_owned())
 }
 
 /// Watches a server.
-pub(crate) async fn at_server(args: WatchArgs, server: Remote, format: Format) -> Result<Answer, Failure> {
+pub(crate) async fn at_server(args: WatchArgs, server: Remote, format: Format) -> Result<Output, Failure> {
     if args.once {
         return once_at_server(&server, args.entity.as_ref()).await;
     }
     let place = server.client().url().to_owned();
     let model = Model::new(Kind::Server, &place).only(args.entity.as_ref());
     let focus = Focus { entity: args.entity, every: args.every };
-    let source = async |tell, wanted| remote::run(&server, focus, wanted, tell).await;
-    watched(model, format, source).await
+    let source = async |sender, wanted| remote::run(&server, focus, wanted, sender).await;
+    run_live(model, format, source).await
 }
 
 /// Watches a store.
@@ -98,74 +100,73 @@ pub(crate) async fn at_store(
     store: impl Backend,
     place: String,
     format: Format,
-) -> Result<Answer, Failure> {
+) -> Result<Output, Failure> {
     if args.once {
         return once_at_store(&store, args.entity.as_ref()).await;
     }
     let model = Model::new(Kind::Store, &place).only(args.entity.as_ref());
     let focus = Focus { entity: args.entity, every: args.every };
-    let source = async |tell, _| local::run(&store, focus, tell).await;
-    watched(model, format, source).await
+    let source = async |sender, _| local::run(&store, focus, sender).await;
+    run_live(model, format, source).await
 }
 
-async fn watched(
+async fn run_live(
     model: Model,
     format: Format,
     source: impl AsyncFnOnce(mpsc::Sender<Update>, watch::Receiver<Option<Subject>>) -> Failure,
-) -> Result<Answer, Failure> {
+) -> Result<Output, Failure> {
     let is_coloured = match format {
-        Format::Json => return lines::written(source).await,
+        Format::Json => return json_lines::run(source).await,
         Format::Text { is_coloured } => is_coloured,
     };
     if !io::stdout().is_terminal() {
-        let what = "stdout is no terminal, and a live view needs one";
-        return Err(Failure::usage(what)
-            .next("say --json for a line for each event, or --once for one look as a table"));
+        let what = "stdout is not a terminal, which a live view requires";
+        return Err(Failure::usage(what).next("use --json for one line per event, or --once for a table"));
     }
-    let (tell, updates) = mpsc::channel(UPDATES_MAX);
+    let (sender, updates) = mpsc::channel(UPDATES_MAX);
     let (want, wanted) = watch::channel(None);
-    // Before the terminal is taken: from then on no signal may end us without giving it back.
-    let signals = Signals::hear()?;
+    // Before the terminal is set up: from then on, no signal may end the program without restoring it.
+    let signals = Signals::install()?;
     let screen = Screen::open(Theme { is_coloured })?;
     tokio::select! {
-        failure = source(tell, wanted) => Err(failure),
-        ended = show(screen, model, updates, want, signals) => ended,
+        failure = source(sender, wanted) => Err(failure),
+        ended = event_loop(screen, model, updates, want, signals) => ended,
     }
 }
 
-/// Shows what is told, and does what is typed.
-async fn show(
+/// The event loop: applies updates, handles keys and draws the screen.
+async fn event_loop(
     mut screen: Screen,
     mut model: Model,
     mut updates: mpsc::Receiver<Update>,
     want: watch::Sender<Option<Subject>>,
     mut signals: Signals,
-) -> Result<Answer, Failure> {
-    let mut typed = screen::typed()?;
-    let mut ticks = interval(DRAWN_EVERY);
+) -> Result<Output, Failure> {
+    let mut terminal_events = screen::terminal_events()?;
+    let mut ticks = interval(REDRAW_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut is_changed, mut drawn_at) = (true, 0);
     loop {
         tokio::select! {
-            heard = signals.next() => return Ok(Answer::silent(child::exit_by(heard))),
-            typed = typed.recv() => {
-                match typed {
-                    Some(Typed::Key(key)) => match model.key(key, now()) {
-                        Flow::On => {}
-                        Flow::Quit => return Ok(Answer::silent(Exit::Done)),
+            signal = signals.next() => return Ok(Output::silent(child::exit_by(signal))),
+            event = terminal_events.recv() => {
+                match event {
+                    Some(TerminalEvent::Key(key)) => match model.key(key, now()) {
+                        Flow::Continue => {}
+                        Flow::Quit => return Ok(Output::silent(Exit::Done)),
                         Flow::Suspend => screen.suspend()?,
                     },
-                    Some(Typed::Stopped) => screen.suspend()?,
-                    Some(Typed::Resized) => {}
-                    Some(Typed::Gone(error)) => {
-                        return Err(Failure::failed(format!("the terminal has gone: {error}")));
+                    Some(TerminalEvent::Stopped) => screen.suspend()?,
+                    Some(TerminalEvent::Resized) => {}
+                    Some(TerminalEvent::Closed(error)) => {
+                        return Err(Failure::failed(format!("the terminal was closed: {error}")));
                     }
-                    None => return Err(Failure::failed("keys are heard no more")),
+                    None => return Err(Failure::failed("the keyboard thread has ended")),
                 }
                 screen.draw(&model, now())?;
             }
             Some(update) = updates.recv() => {
-                // There may be thousands in a second: they are taken in, and looked at with the next tick.
+                // There may be thousands per second: they are drawn at the next tick.
                 model.apply(update, now());
                 is_changed = true;
                 continue;
@@ -179,7 +180,7 @@ async fn show(
                 (is_changed, drawn_at) = (false, second);
             }
         }
-        // After a key and a tick, and not after each event: to know it, all rows are sorted.
+        // Only after keys and ticks, since finding the selected row sorts all rows.
         let wanted = model.wanted(now());
         want.send_if_modified(|want| {
             let is_other = *want != wanted;
@@ -189,9 +190,9 @@ async fn show(
     }
 }
 
-async fn once_at_server(server: &Remote, entity: Option<&EntityId>) -> Result<Answer, Failure> {
+async fn once_at_server(server: &Remote, entity: Option<&EntityId>) -> Result<Output, Failure> {
     let snapshot = server.client().snapshot().await?;
-    // A store that is away is part of what is seen.
+    // An unavailable store is part of the output.
     let health = remote::health(server).await?;
     let mut found = std::collections::BTreeMap::new();
     if let (Some(entity), Health::Good { .. }) = (entity, &health) {
@@ -207,23 +208,23 @@ async fn once_at_server(server: &Remote, entity: Option<&EntityId>) -> Result<An
         "leases     {} open, {} waiting, {} expired, {} unsettled",
         totals.open_leases, totals.waiting, totals.expired, totals.unsettled
     );
-    let answer = Answer::new(codec::snapshot(&snapshot, &health, &subjects));
-    let answer = answer.line(decisions).line(leases).line(store_line(&health));
-    Ok(if subjects.is_empty() { answer } else { answer.table(table(&subjects)) })
+    let output = Output::new(codec::snapshot(&snapshot, &health, &subjects));
+    let output = output.line(decisions).line(leases).line(store_line(&health));
+    Ok(if subjects.is_empty() { output } else { output.table(table(&subjects)) })
 }
 
-async fn once_at_store(store: &impl Backend, entity: Option<&EntityId>) -> Result<Answer, Failure> {
-    let Found { subjects, has_more, health } = local::look(store, entity).await?;
-    let answer = Answer::new(codec::looked(&health, &subjects, has_more)).line(store_line(&health));
-    let answer = if subjects.is_empty() {
-        answer.line("nothing was drawn by anybody who is written in the store")
+async fn once_at_store(store: &impl Backend, entity: Option<&EntityId>) -> Result<Output, Failure> {
+    let StoreScan { subjects, has_more, health } = local::scan(store, entity).await?;
+    let output = Output::new(codec::scan(&health, &subjects, has_more)).line(store_line(&health));
+    let output = if subjects.is_empty() {
+        output.line("no entity in the store has drawn units")
     } else {
-        answer.table(table(&subjects))
+        output.table(table(&subjects))
     };
     Ok(if has_more {
-        answer.line(format!("there are more than {} entities: name one", local::ENTITIES_MAX))
+        output.line(format!("there are more than {} entities: choose one", local::ENTITIES_MAX))
     } else {
-        answer
+        output
     })
 }
 
@@ -231,14 +232,14 @@ fn store_line(health: &Health) -> String {
     match health {
         Health::Good { engine, version, took } => {
             let millis = took.as_secs_f64() * 1_000.0;
-            format!("store      {}, answers in {millis:.1} ms, {version} changes", shown(engine))
+            format!("store      {}, latency {millis:.1} ms, {version} changes", format::escape(engine))
         }
-        Health::Away { why } => format!("store      away: {}", shown(why)),
+        Health::Away { why } => format!("store      unavailable: {}", format::escape(why)),
     }
 }
 
 fn table(subjects: &[(Subject, Vec<Level>)]) -> Table {
-    let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">THERE", ">BURST", "RATE", ">TAKEN"]);
+    let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">AVAILABLE", ">BURST", "RATE", ">CONSUMED"]);
     for (subject, levels) in subjects {
         for level in levels {
             let cells = [

@@ -1,4 +1,4 @@
-//! What is on the screen, before anything draws it: state, changed by what is heard and by keys. `now` is an argument.
+//! The state of the screen, changed by updates and keys. Pure: `now` is an argument.
 
 use std::time::Duration;
 
@@ -7,50 +7,50 @@ use tidegate_client::Event;
 
 use super::rates::Rates;
 use super::subjects::{Level, Retry, Row, SUBJECTS_MAX, Sort, Subjects};
-use crate::words::shown;
+use crate::format;
 
-/// How far back the curves go, at most: no terminal is as wide.
+/// Length of the curves: no terminal is wider.
 const SECONDS_MAX: usize = 600;
-/// A filter has at most so many letters.
+/// Maximum letters of a filter.
 const FILTER_MAX: usize = 64;
-/// One page of the table, for keys.
+/// Rows that a page key moves by.
 const PAGE: isize = 10;
 
-/// What is watched.
+/// The kind of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A server, which tells decisions as they are made.
+    /// A server, which sends decisions as they are made.
     Server,
-    /// A store, of which only the levels are seen.
+    /// A store, which has levels only.
     Store,
 }
 
-/// What a source tells.
+/// An update from a source.
 #[derive(Debug, Clone)]
 pub(crate) enum Update {
-    /// It is there.
+    /// The source is available.
     Up,
-    /// It is away, and is asked again.
+    /// The source is unavailable, and is retried.
     Lost { why: String },
-    /// What a server has counted.
+    /// The counters of a server.
     Totals(Totals),
-    /// How the store is.
+    /// The health of the store.
     Store(Health),
-    /// A server that is there does not say what it has counted, and is asked again.
+    /// A connected server did not return its counters, and is retried.
     Silent { why: String },
-    /// Something happened to a server.
+    /// An event of a server.
     Event(Event),
-    /// So many events were told that this program does not know.
+    /// The number of events that this program does not know.
     Unknown { count: u64 },
     /// The limits of one subject.
     Levels { subject: Subject, levels: Vec<Level> },
-    /// What a look at a store found, and whether there is more than was looked at.
-    Looked { subjects: Vec<(Subject, Vec<Level>)>, has_more: bool },
-    /// Whether there is more of the entity that is looked at than is told.
-    More { has_more: bool },
+    /// The result of a scan of a store, and whether there is more.
+    Scan { subjects: Vec<(Subject, Vec<Level>)>, has_more: bool },
+    /// Whether the watched entity has more subjects than are sent.
+    HasMore { has_more: bool },
 }
 
-/// What a server has counted since it was started.
+/// The counters of a server since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) up_since: Stamp,
@@ -64,14 +64,14 @@ pub(crate) struct Totals {
     pub(crate) store_away: Option<Duration>,
 }
 
-/// How a store is.
+/// The health of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Health {
     Good { engine: String, version: u64, took: Duration },
     Away { why: String },
 }
 
-/// Whether the source is there.
+/// The state of the connection to the source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Link {
     Connecting,
@@ -79,7 +79,7 @@ pub(crate) enum Link {
     Lost { since: Stamp, why: String, tries: u32 },
 }
 
-/// A key, whatever the terminal calls it.
+/// A key, independent of the terminal library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Key {
     Letter(char),
@@ -98,16 +98,16 @@ pub(crate) enum Key {
     Suspend,
 }
 
-/// What a key means to the program.
+/// The effect of a key on the event loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flow {
-    On,
+    Continue,
     Quit,
-    /// The shell has the terminal until it lets us go on.
+    /// Suspend, and give the terminal back to the shell.
     Suspend,
 }
 
-/// Where keys go.
+/// The input mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Table,
@@ -115,52 +115,52 @@ pub(crate) enum Mode {
     Help,
 }
 
-/// What was heard so far.
+/// The data on the screen.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
-    /// Decisions by second, or units where only a store is seen.
+pub(crate) struct ViewData {
+    /// Decisions per second, or units for a store.
     pub(crate) decided: Rates,
     pub(crate) refused: Rates,
     pub(crate) totals: Option<Totals>,
     pub(crate) subjects: Subjects,
     pub(crate) health: Option<Health>,
-    /// Events that were not told, because there were too many.
+    /// Events that the server dropped, because there were too many.
     pub(crate) missed: u64,
-    /// The connection was lost, and what was told meanwhile was not heard.
+    /// Whether events were lost while the connection was down.
     pub(crate) has_gaps: bool,
-    /// There is more in the store than is looked at.
+    /// Whether the store has more subjects than are read.
     pub(crate) has_more: bool,
-    /// The last event that is none of a subject, in words.
+    /// The last event that is not about a subject, in words.
     pub(crate) news: Option<(Stamp, String)>,
-    looked: Option<Stamp>,
-    /// The last look was answered: nothing newer is known than what it has counted.
-    is_answered: bool,
-    /// When the newest server that was seen was started.
+    polled_at: Option<Stamp>,
+    /// Whether the last poll succeeded, so that its counters are the latest data.
+    is_current: bool,
+    /// Start of the newest server at this address.
     up_since: Option<Stamp>,
 }
 
-/// All of it.
+/// The state of the screen.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) kind: Kind,
-    /// Where it is, as it may stand on a terminal.
+    /// The address of the source, escaped for display.
     pub(crate) place: String,
-    /// The only one that is looked at, as it may stand there.
+    /// The watched entity, escaped for display; `None` for all.
     pub(crate) entity: Option<String>,
     pub(crate) link: Link,
     pub(crate) mode: Mode,
     pub(crate) sort: Sort,
     pub(crate) filter: String,
-    live: Seen,
-    /// What was seen when it was paused, and when that was.
-    frozen: Option<Box<(Seen, Stamp)>>,
+    live: ViewData,
+    /// The data at the time of the pause, and that time.
+    frozen: Option<Box<(ViewData, Stamp)>>,
     selected: Option<Subject>,
 }
 
 impl Model {
-    /// Nothing was heard yet.
+    /// An empty screen.
     pub(crate) fn new(kind: Kind, place: &str) -> Self {
-        let live = Seen {
+        let live = ViewData {
             decided: Rates::new(SECONDS_MAX),
             refused: Rates::new(SECONDS_MAX),
             totals: None,
@@ -170,13 +170,13 @@ impl Model {
             has_gaps: false,
             has_more: false,
             news: None,
-            looked: None,
-            is_answered: false,
+            polled_at: None,
+            is_current: false,
             up_since: None,
         };
         Self {
             kind,
-            place: shown(place),
+            place: format::escape(place),
             entity: None,
             link: Link::Connecting,
             mode: Mode::Table,
@@ -188,13 +188,13 @@ impl Model {
         }
     }
 
-    /// Only one is looked at.
+    /// Restricts the display to one entity.
     pub(crate) fn only(mut self, entity: Option<&EntityId>) -> Self {
-        self.entity = entity.map(|entity| shown(entity.as_str()));
+        self.entity = entity.map(|entity| format::escape(entity.as_str()));
         self
     }
 
-    /// Takes in what a source tells. A pause holds nothing up: it is only not shown.
+    /// Applies an update. During a pause, the live data is updated too, but not shown.
     pub(crate) fn apply(&mut self, update: Update, now: Stamp) {
         match update {
             Update::Up => {
@@ -203,36 +203,38 @@ impl Model {
                 }
             }
             Update::Lost { why } => {
-                self.live.is_answered = false;
+                self.live.is_current = false;
                 self.live.has_gaps |= self.kind == Kind::Server && matches!(self.link, Link::Up { .. });
                 self.link = match self.link {
                     Link::Lost { since, tries, .. } => {
-                        Link::Lost { since, why: shown(&why), tries: tries.saturating_add(1) }
+                        Link::Lost { since, why: format::escape(&why), tries: tries.saturating_add(1) }
                     }
-                    _ => Link::Lost { since: now, why: shown(&why), tries: 1 },
+                    _ => Link::Lost { since: now, why: format::escape(&why), tries: 1 },
                 };
             }
-            Update::Totals(totals) => self.live.count(totals, now),
-            Update::Store(Health::Away { why }) => self.live.health = Some(Health::Away { why: shown(&why) }),
+            Update::Totals(totals) => self.live.on_totals(totals, now),
+            Update::Store(Health::Away { why }) => {
+                self.live.health = Some(Health::Away { why: format::escape(&why) });
+            }
             Update::Store(health) => self.live.health = Some(health),
             Update::Silent { why } => {
-                self.live.is_answered = false;
-                self.live.news = Some((now, shown(&format!("the server does not answer: {why}"))));
+                self.live.is_current = false;
+                self.live.news = Some((now, format::escape(&format!("the server does not respond: {why}"))));
             }
-            Update::Event(event) => self.live.hear(&event, now),
+            Update::Event(event) => self.live.on_event(&event, now),
             Update::Unknown { count } => {
                 self.live.has_gaps = true;
-                self.live.news = Some((now, format!("{count} events of a newer server are not known here")));
+                self.live.news = Some((now, format!("{count} unknown events from a newer server")));
             }
-            Update::More { has_more } => self.live.has_more = has_more,
+            Update::HasMore { has_more } => self.live.has_more = has_more,
             Update::Levels { subject, levels } => {
-                self.live.subjects.looked(&subject, levels);
+                self.live.subjects.set_levels(&subject, levels);
             }
-            Update::Looked { subjects, has_more } => self.live.look(subjects, has_more, now),
+            Update::Scan { subjects, has_more } => self.live.on_scan(subjects, has_more, now),
         }
     }
 
-    /// Does what a key says.
+    /// Handles a key.
     pub(crate) fn key(&mut self, key: Key, now: Stamp) -> Flow {
         match (self.mode, key) {
             (Mode::Table, Key::Escape) if !self.filter.is_empty() => self.filter.clear(),
@@ -257,7 +259,7 @@ impl Model {
             (Mode::Table, Key::End | Key::Letter('G')) => self.select(isize::MAX, now),
             (Mode::Table, _) => {}
         }
-        Flow::On
+        Flow::Continue
     }
 
     fn edit(&mut self, key: Key) {
@@ -277,24 +279,25 @@ impl Model {
         }
     }
 
-    /// What is shown: what was heard so far, or until it was paused.
-    pub(crate) fn seen(&self) -> &Seen {
+    /// The displayed data: live, or as of the pause.
+    pub(crate) fn data(&self) -> &ViewData {
         self.frozen.as_ref().map_or(&self.live, |frozen| &frozen.0)
     }
 
-    /// The time that is shown.
+    /// The displayed time.
     pub(crate) fn shown_at(&self, now: Stamp) -> Stamp {
         self.frozen.as_ref().map_or(now, |frozen| frozen.1)
     }
 
-    /// Until when everything is counted that the curves show. Between two looks nothing is known: it would be shown as if
-    /// nothing happened. One that is lost or silent is shown as nothing.
+    /// The end of the curves: the time of the last poll. Later time has no data, and would look as if nothing
+    /// happened. While the source is lost or silent, the curves drop to zero.
     pub(crate) fn counted_at(&self, now: Stamp) -> Stamp {
-        let (seen, at) = (self.seen(), self.shown_at(now));
-        seen.looked.filter(|_| seen.is_answered).unwrap_or(at)
+        let (data, at) = (self.data(), self.shown_at(now));
+        data.polled_at.filter(|_| data.is_current).unwrap_or(at)
     }
 
-    /// The time of the speeds in the table: a server tells refusals as they are, a store is looked at.
+    /// The time of the speeds in the table: now for a server, which sends refusals at once; the last scan for
+    /// a store.
     pub(crate) fn rows_at(&self, now: Stamp) -> Stamp {
         match self.kind {
             Kind::Server => self.shown_at(now),
@@ -302,22 +305,22 @@ impl Model {
         }
     }
 
-    /// Since when it is paused.
+    /// The start of the pause.
     pub(crate) fn paused_at(&self) -> Option<Stamp> {
         self.frozen.as_ref().map(|frozen| frozen.1)
     }
 
-    /// The rows that are shown, and which of them is selected.
+    /// The displayed rows, and the index of the selected one.
     pub(crate) fn rows(&self, now: Stamp) -> (Vec<&Row>, Option<usize>) {
-        let rows = self.seen().subjects.listed(&self.filter, self.sort, self.rows_at(now));
+        let rows = self.data().subjects.rows(&self.filter, self.sort, self.rows_at(now));
         let selected =
             self.selected.as_ref().and_then(|subject| rows.iter().position(|row| row.subject == *subject));
-        // Without a choice, and where the chosen one is not listed, it is the first.
+        // Defaults to the first row, also if the filter hides the selected one.
         let selected = selected.or((!rows.is_empty()).then_some(0));
         (rows, selected)
     }
 
-    /// Whose levels are wanted.
+    /// The subject whose levels are displayed.
     pub(crate) fn wanted(&self, now: Stamp) -> Option<Subject> {
         let (rows, selected) = self.rows(now);
         selected.and_then(|index| rows.get(index)).map(|row| row.subject.clone())
@@ -330,10 +333,11 @@ impl Model {
     }
 }
 
-impl Seen {
-    /// What was counted since the last time. A server that was started anew counts from nothing; one that is older than
-    /// another that has answered is a second one at the same address, and what it counted was not counted since.
-    fn count(&mut self, totals: Totals, now: Stamp) {
+impl ViewData {
+    /// Adds the increase of the counters since the last poll. A newly started server counts from zero. A
+    /// server that started before another one at the same address is a second replica behind a load balancer:
+    /// its totals are not an increase.
+    fn on_totals(&mut self, totals: Totals, now: Stamp) {
         if let Some(before) = self.totals {
             let (granted, refused) = if before.up_since == totals.up_since {
                 (before.granted, before.refused)
@@ -344,58 +348,62 @@ impl Seen {
             };
             let granted = totals.granted.saturating_sub(granted);
             let refused = totals.refused.saturating_sub(refused);
-            let from = self.looked.unwrap_or(now);
+            let from = self.polled_at.unwrap_or(now);
             self.decided.spread(granted.saturating_add(refused), from, now);
             self.refused.spread(refused, from, now);
         }
         self.up_since = self.up_since.max(Some(totals.up_since));
-        (self.looked, self.is_answered) = (Some(now), true);
+        (self.polled_at, self.is_current) = (Some(now), true);
         self.totals = Some(totals);
     }
 
-    fn look(&mut self, subjects: Vec<(Subject, Vec<Level>)>, has_more: bool, now: Stamp) {
-        let from = self.looked.unwrap_or(now);
+    fn on_scan(&mut self, subjects: Vec<(Subject, Vec<Level>)>, has_more: bool, now: Stamp) {
+        let from = self.polled_at.unwrap_or(now);
         let mut units = 0_u64;
         for (subject, levels) in subjects {
-            let taken = self.subjects.looked(&subject, levels);
-            self.subjects.drawn(&subject, taken, from, now);
+            let taken = self.subjects.set_levels(&subject, levels);
+            self.subjects.add_units(&subject, taken, from, now);
             units = units.saturating_add(taken);
         }
         self.decided.spread(units, from, now);
-        (self.looked, self.is_answered) = (Some(now), true);
+        (self.polled_at, self.is_current) = (Some(now), true);
         self.has_more = has_more;
     }
 
-    fn hear(&mut self, event: &Event, now: Stamp) {
+    fn on_event(&mut self, event: &Event, now: Stamp) {
         let news = match event {
             Event::Refused { entity, resource, of, limit, retry_after } => {
                 let subject = Subject { entity: entity.0.clone(), resource: resource.0.clone() };
                 let retry = retry_after.map_or(Retry::Never, |span| Retry::At(now + span.as_duration()));
-                return self.subjects.refused(&subject, of.0.as_str(), limit, retry, now);
+                return self.subjects.add_refusal(&subject, of.0.as_str(), limit, retry, now);
             }
             Event::Lagged { dropped } => {
                 self.missed = self.missed.saturating_add(*dropped);
                 format!("{dropped} events were missed: there are too many")
             }
             Event::LeasesExpired { settled, returned } => {
-                format!("leases past their deadline: {settled} settled, {returned} returned")
+                format!("expired leases: {settled} settled, {returned} returned")
             }
             Event::Changed { version, actor } => format!("change {version} by {actor}"),
             Event::StoreAway { span } => {
-                format!("the store is away, left alone for {:?}", span.as_duration())
+                format!("the store is unavailable, circuit open for {:?}", span.as_duration())
             }
-            Event::StoreBack => "the store is back".to_owned(),
+            Event::StoreBack => "the store is available again".to_owned(),
             Event::Degraded { entity, resource } => {
-                format!("without the store: {} got {}", entity.0, resource.0)
+                format!("granted without the store: {} on {}", entity.0, resource.0)
             }
-            Event::Unsettled { waiting } => format!("a lease stays spent: {waiting} endings wait"),
+            Event::Unsettled { waiting } => {
+                format!("a lease is not settled yet: {waiting} settlements are queued")
+            }
             Event::RulesStale { entity, resource } => {
-                format!("newer limits are read for {} on {}", entity.0, resource.0)
+                format!("limits changed for {} on {}", entity.0, resource.0)
             }
-            Event::QueueFull { waiters_max } => format!("{waiters_max} wait for a limit, as many as may"),
-            Event::Busy { requests_max } => format!("{requests_max} requests are under way, as many as may"),
+            Event::QueueFull { waiters_max } => {
+                format!("the queue is full: {waiters_max} requests wait for a limit")
+            }
+            Event::Busy { requests_max } => format!("the server is busy: {requests_max} requests in flight"),
             Event::Stopping => "the server is stopping".to_owned(),
         };
-        self.news = Some((now, shown(&news)));
+        self.news = Some((now, format::escape(&news)));
     }
 }

@@ -1,4 +1,4 @@
-//! The model as tables: what was heard and typed, and what is shown then.
+//! The model under sequences of updates and keys.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn server() -> Model {
 
 fn type_all(model: &mut Model, text: &str, now: Stamp) {
     for letter in text.chars() {
-        assert_eq!(model.key(Key::Letter(letter), now), Flow::On, "{text}");
+        assert_eq!(model.key(Key::Letter(letter), now), Flow::Continue, "{text}");
     }
 }
 
@@ -62,7 +62,7 @@ fn entities(model: &Model, now: Stamp) -> Vec<String> {
 }
 
 #[test]
-fn a_loss_is_dated_from_its_beginning_and_counts_its_tries_until_it_is_over() {
+fn loss_has_its_start_and_counts_retries() {
     let mut model = server();
     assert_eq!(model.link, Link::Connecting);
     model.apply(Update::Up, at(1));
@@ -77,23 +77,23 @@ fn a_loss_is_dated_from_its_beginning_and_counts_its_tries_until_it_is_over() {
 }
 
 #[test]
-fn counters_go_on_over_a_loss_and_begin_anew_with_a_new_server() {
+fn counters_span_a_loss_and_restart_with_the_server() {
     let mut model = server();
     model.apply(Update::Totals(totals(1_000, 100)), at(1));
-    assert_eq!(model.seen().decided.last(5, at(2)), [0; 5], "what was before is not of now");
+    assert_eq!(model.data().decided.last(5, at(2)), [0; 5], "earlier counts are no increase");
     model.apply(Update::Totals(totals(1_008, 102)), at(2));
-    assert_eq!(model.seen().decided.last(2, at(3)), [10, 0], "between the first second and the second");
-    // Four seconds without an answer: what the server counted meanwhile is spread over them.
+    assert_eq!(model.data().decided.last(2, at(3)), [10, 0], "between the first second and the second");
+    // Four seconds without a response: the increase is spread over them.
     model.apply(Update::Totals(totals(1_048, 102)), at(6));
-    assert_eq!(model.seen().decided.last(6, at(6)), [0, 10, 10, 10, 10, 10]);
-    assert_eq!(model.seen().refused.last(6, at(6)), [0, 2, 0, 0, 0, 0]);
-    let anew = Totals { up_since: at(6), ..totals(3, 1) };
-    model.apply(Update::Totals(anew), at(7));
-    assert_eq!(model.seen().decided.last(1, at(7)), [4], "of the new server's own count, all");
+    assert_eq!(model.data().decided.last(6, at(6)), [0, 10, 10, 10, 10, 10]);
+    assert_eq!(model.data().refused.last(6, at(6)), [0, 2, 0, 0, 0, 0]);
+    let restarted = Totals { up_since: at(6), ..totals(3, 1) };
+    model.apply(Update::Totals(restarted), at(7));
+    assert_eq!(model.data().decided.last(1, at(7)), [4], "all of the new server's count");
 }
 
 #[test]
-fn between_two_looks_the_speed_is_that_of_the_last_look_and_of_a_loss_nothing() {
+fn speed_is_that_of_the_last_poll_and_zero_when_lost() {
     for every in [1, 10] {
         let mut model = server();
         model.apply(Update::Up, at(0));
@@ -101,20 +101,16 @@ fn between_two_looks_the_speed_is_that_of_the_last_look_and_of_a_loss_nothing() 
         for look in 0..5 {
             model.apply(Update::Totals(totals(100 * every * look, 0)), at(every * look) + half);
         }
-        let looked = at(4 * every) + half;
+        let polled = at(4 * every) + half;
         for millis in (0..every * 1_000).step_by(100) {
-            let now = looked + Duration::from_millis(millis);
-            let speed = model.seen().decided.per_second(model.counted_at(now));
+            let now = polled + Duration::from_millis(millis);
+            let speed = model.data().decided.per_second(model.counted_at(now));
             assert!((speed - 100.0).abs() < 1e-9, "{speed} with looks every {every} s, {millis} ms later");
         }
-        let later = looked + Duration::from_secs(5);
+        let later = polled + Duration::from_secs(5);
         model.apply(Update::Silent { why: "status 503".to_owned() }, later);
-        assert_eq!(
-            model.counted_at(later),
-            later,
-            "of what does not answer nothing is shown as if it went on"
-        );
-        assert!(matches!(model.link, Link::Up { .. }), "it is there all the same");
+        assert_eq!(model.counted_at(later), later, "an unresponsive server is not shown as if it went on");
+        assert!(matches!(model.link, Link::Up { .. }), "the connection is up");
         model.apply(Update::Totals(totals(100 * every * 4 + 500, 0)), later);
         assert_eq!(model.counted_at(later + half), later);
         model.apply(Update::Lost { why: "gone".to_owned() }, later);
@@ -123,37 +119,37 @@ fn between_two_looks_the_speed_is_that_of_the_last_look_and_of_a_loss_nothing() 
 }
 
 #[test]
-fn two_servers_at_one_address_do_not_count_what_they_had_counted_before() {
+fn replicas_at_one_address_add_no_old_counts() {
     let mut model = server();
     let other = |granted| Totals { up_since: at(3), ..totals(granted, 0) };
     model.apply(Update::Totals(totals(1_000, 0)), at(5));
     model.apply(Update::Totals(other(7)), at(6));
-    assert_eq!(model.seen().decided.last(1, at(6)), [7], "it may have been started anew");
+    assert_eq!(model.data().decided.last(1, at(6)), [7], "it may have been restarted");
     model.apply(Update::Totals(totals(1_001, 0)), at(7));
     model.apply(Update::Totals(other(9)), at(8));
     model.apply(Update::Totals(totals(1_002, 0)), at(9));
-    assert_eq!(model.seen().decided.last(4, at(10)), [0; 4], "which of them counted when is not known");
+    assert_eq!(model.data().decided.last(4, at(10)), [0; 4], "the time of each count is unknown");
     model.apply(Update::Totals(totals(1_005, 0)), at(10));
-    assert_eq!(model.seen().decided.last(1, at(10)), [3]);
+    assert_eq!(model.data().decided.last(1, at(10)), [3]);
 }
 
 #[test]
-fn what_was_not_heard_is_said() {
+fn lost_events_are_reported() {
     let mut model = server();
     model.apply(Update::Lost { why: "no".to_owned() }, at(1));
-    assert!(!model.seen().has_gaps, "before it was there nothing was missed");
+    assert!(!model.data().has_gaps, "no event was missed before the first connection");
     model.apply(Update::Up, at(2));
     model.apply(Update::Lost { why: "no".to_owned() }, at(3));
     model.apply(Update::Up, at(4));
-    assert!(model.seen().has_gaps);
+    assert!(model.data().has_gaps);
     let mut model = server();
     model.apply(Update::Unknown { count: 3 }, at(1));
-    assert_eq!(model.seen().news, Some((at(1), "3 events of a newer server are not known here".to_owned())));
-    assert!(model.seen().has_gaps);
+    assert_eq!(model.data().news, Some((at(1), "3 unknown events from a newer server".to_owned())));
+    assert!(model.data().has_gaps);
 }
 
 #[test]
-fn a_pause_shows_what_was_and_misses_nothing() {
+fn pause_freezes_the_display_and_loses_no_event() {
     let mut model = server();
     model.apply(refused("acme", "gpt", "acme", Some(5)), at(1));
     model.key(Key::Letter('p'), at(2));
@@ -165,7 +161,7 @@ fn a_pause_shows_what_was_and_misses_nothing() {
 }
 
 #[test]
-fn letters_go_to_the_filter_while_it_is_typed() {
+fn letters_edit_the_filter_in_filter_mode() {
     let mut model = server();
     for entity in ["acme", "zeta", "quartz"] {
         model.apply(refused(entity, "gpt", entity, None), at(1));
@@ -188,7 +184,7 @@ fn letters_go_to_the_filter_while_it_is_typed() {
 }
 
 #[test]
-fn every_key_does_what_the_help_says() {
+fn every_key_has_its_documented_effect() {
     let mut model = server();
     for key in [Key::Letter('q'), Key::Escape, Key::Interrupt] {
         assert_eq!(model.key(key, at(1)), Flow::Quit, "{key:?}");
@@ -197,14 +193,18 @@ fn every_key_does_what_the_help_says() {
     assert_eq!(model.mode, Mode::Help);
     assert_eq!(
         (model.key(Key::Letter('q'), at(1)), model.mode),
-        (Flow::On, Mode::Table),
+        (Flow::Continue, Mode::Table),
         "any key closes it"
     );
     model.filter = "acme".to_owned();
-    assert_eq!((model.key(Key::Escape, at(1)), model.filter.as_str()), (Flow::On, ""), "first the filter");
+    assert_eq!(
+        (model.key(Key::Escape, at(1)), model.filter.as_str()),
+        (Flow::Continue, ""),
+        "first the filter"
+    );
     assert_eq!(model.key(Key::Suspend, at(1)), Flow::Suspend);
     model.key(Key::Letter('/'), at(1));
-    assert_eq!(model.key(Key::Interrupt, at(1)), Flow::Quit, "wherever keys go");
+    assert_eq!(model.key(Key::Interrupt, at(1)), Flow::Quit, "in every mode");
     model.key(Key::Escape, at(1));
     for sort in [Sort::Speed, Sort::Last, Sort::Name, Sort::Count] {
         model.key(Key::Letter('s'), at(1));
@@ -213,9 +213,9 @@ fn every_key_does_what_the_help_says() {
 }
 
 #[test]
-fn the_selection_follows_its_subject_and_stays_within_the_table() {
+fn selection_follows_its_subject_within_the_table() {
     let mut model = server();
-    assert_eq!(model.key(Key::Down, at(1)), Flow::On, "in an empty table too");
+    assert_eq!(model.key(Key::Down, at(1)), Flow::Continue, "in an empty table too");
     assert_eq!(model.wanted(at(1)), None);
     for (entity, count) in [("a", 3), ("b", 2), ("c", 1)] {
         for _ in 0..count {
@@ -224,7 +224,7 @@ fn the_selection_follows_its_subject_and_stays_within_the_table() {
     }
     let wanted =
         |model: &Model| model.wanted(at(2)).map(|subject| subject.entity.to_string()).unwrap_or_default();
-    assert_eq!(wanted(&model), "a", "the first, if nobody chose");
+    assert_eq!(wanted(&model), "a", "the first by default");
     let table = [
         (Key::Down, "b"),
         (Key::Letter('j'), "c"),
@@ -245,33 +245,30 @@ fn the_selection_follows_its_subject_and_stays_within_the_table() {
     }
     assert_eq!((model.rows(at(3)).1, wanted(&model)), (Some(0), "c".to_owned()), "it is the first now");
     model.filter = "b".to_owned();
-    assert_eq!(wanted(&model), "b", "one that is not listed is not selected");
+    assert_eq!(wanted(&model), "b", "a hidden row is not selected");
 }
 
 #[test]
-fn what_is_told_of_nobody_is_the_news() {
+fn event_without_a_subject_is_the_news() {
     let mut model = server();
     let table = [
-        (Event::StoreBack, "the store is back"),
+        (Event::StoreBack, "the store is available again"),
         (Event::Changed { version: 7, actor: "o\u{1b}ps".to_owned() }, "change 7 by o\\u{1b}ps"),
         (Event::Lagged { dropped: 9 }, "9 events were missed: there are too many"),
-        (
-            Event::LeasesExpired { settled: 1, returned: 2 },
-            "leases past their deadline: 1 settled, 2 returned",
-        ),
-        (Event::Busy { requests_max: 5 }, "5 requests are under way, as many as may"),
+        (Event::LeasesExpired { settled: 1, returned: 2 }, "expired leases: 1 settled, 2 returned"),
+        (Event::Busy { requests_max: 5 }, "the server is busy: 5 requests in flight"),
     ];
     for (event, words) in table {
         model.apply(Update::Event(event), at(1));
-        assert_eq!(model.seen().news, Some((at(1), words.to_owned())));
+        assert_eq!(model.data().news, Some((at(1), words.to_owned())));
     }
-    assert_eq!(model.seen().missed, 9);
+    assert_eq!(model.data().missed, 9);
 }
 
 #[test]
-fn a_store_shows_what_was_taken_between_two_looks() {
+fn store_shows_units_taken_between_scans() {
     let mut model = Model::new(Kind::Store, "sqlite:x");
-    let look = |consumed| Update::Looked {
+    let look = |consumed| Update::Scan {
         subjects: vec![
             (
                 subject("acme", "gpt"),
@@ -282,7 +279,7 @@ fn a_store_shows_what_was_taken_between_two_looks() {
         has_more: true,
     };
     model.apply(Update::Store(Health::Away { why: "x\ny".to_owned() }), at(1));
-    assert_eq!(model.seen().health, Some(Health::Away { why: "x\\ny".to_owned() }));
+    assert_eq!(model.data().health, Some(Health::Away { why: "x\\ny".to_owned() }));
     model.apply(look(100), at(1));
     model.apply(look(103), at(2));
     let (rows, _) = model.rows(at(2));
@@ -290,6 +287,6 @@ fn a_store_shows_what_was_taken_between_two_looks() {
         rows.iter().map(|row| (row.entity.as_str(), row.count)).collect::<Vec<_>>(),
         [("acme", 33), ("calm", 0)]
     );
-    assert_eq!((rows[0].limit.as_str(), model.seen().has_more), ("rpm", true), "the one that has least");
-    assert_eq!(model.seen().decided.last(1, at(2)), [33]);
+    assert_eq!((rows[0].limit.as_str(), model.data().has_more), ("rpm", true), "the lowest level");
+    assert_eq!(model.data().decided.last(1, at(2)), [33]);
 }

@@ -1,4 +1,4 @@
-//! How much happened in each of the last seconds: a ring, so that it is as large after a year as after a minute.
+//! Counts per second in a ring buffer of bounded size.
 
 use std::collections::VecDeque;
 
@@ -6,10 +6,10 @@ use tidegate::Stamp;
 
 const SECOND: u64 = 1_000_000;
 
-/// The speed that is told is that of so many whole seconds: looks come a little early and a little late.
-const TOLD_OVER: u32 = 3;
+/// Seconds that the displayed speed averages, since polls are not exactly periodic.
+const SPEED_SECONDS: u32 = 3;
 
-/// Counts by second.
+/// Counts per second.
 #[derive(Debug, Clone)]
 pub(crate) struct Rates {
     slots: VecDeque<u64>,
@@ -19,12 +19,12 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// Of the last so many seconds.
+    /// A ring of the last `seconds_max` seconds.
     pub(crate) const fn new(seconds_max: usize) -> Self {
         Self { slots: VecDeque::new(), newest: 0, seconds_max }
     }
 
-    /// So many happened now.
+    /// Adds a count at `now`.
     pub(crate) fn add(&mut self, count: u64, now: Stamp) {
         self.advance(now.as_micros() / SECOND);
         if let Some(slot) = self.slots.back_mut() {
@@ -32,13 +32,13 @@ impl Rates {
         }
     }
 
-    /// So many happened between two times: each second has its part of them, and all parts are the whole.
+    /// Spreads a count over the seconds between two times, without loss by rounding.
     pub(crate) fn spread(&mut self, count: u64, from: Stamp, to: Stamp) {
         let (from, to) = (from.as_micros(), to.as_micros());
         if from >= to {
             return self.add(count, Stamp::from_micros(to));
         }
-        // What is older than the ring is not kept, and is not walked through.
+        // Seconds older than the ring are skipped.
         let first = (from / SECOND).max((to / SECOND).saturating_sub(self.seconds_max as u64));
         let until = |at: u64| {
             let part = u128::from(count) * u128::from(at.clamp(from, to) - from) / u128::from(to - from);
@@ -50,25 +50,25 @@ impl Rates {
         }
     }
 
-    /// The counts of the last whole seconds before `now`, the oldest first, at most so many.
+    /// The counts of up to `seconds` whole seconds before `now`, the oldest first.
     pub(crate) fn last(&self, seconds: usize, now: Stamp) -> Vec<u64> {
         let current = now.as_micros() / SECOND;
         let seconds = u64::try_from(seconds).unwrap_or(u64::MAX).min(current);
         (current - seconds..current).map(|second| self.at(second)).collect()
     }
 
-    /// How many happened in the last whole seconds of which the speed is told. Nothing is allocated: tables are sorted by it.
-    pub(crate) fn lately(&self, now: Stamp) -> u64 {
+    /// The count of the last [`SPEED_SECONDS`] whole seconds. Does not allocate, since tables sort by it.
+    pub(crate) fn recent(&self, now: Stamp) -> u64 {
         let current = now.as_micros() / SECOND;
-        let seconds = current.saturating_sub(u64::from(TOLD_OVER))..current;
+        let seconds = current.saturating_sub(u64::from(SPEED_SECONDS))..current;
         seconds.fold(0, |sum, second| sum.saturating_add(self.at(second)))
     }
 
-    /// How many happen in a second.
+    /// The recent count per second.
     pub(crate) fn per_second(&self, now: Stamp) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "it is shown with three digits")]
-        let sum = self.lately(now) as f64;
-        sum / f64::from(TOLD_OVER)
+        let sum = self.recent(now) as f64;
+        sum / f64::from(SPEED_SECONDS)
     }
 
     fn at(&self, second: u64) -> u64 {
@@ -77,7 +77,7 @@ impl Rates {
         index.and_then(|index| self.slots.get(index)).copied().unwrap_or_default()
     }
 
-    /// A clock that was set back counts into the newest second: nothing is forgotten for it.
+    /// Moves to a second. If the clock was set back, counts go to the newest second.
     fn advance(&mut self, second: u64) {
         if self.slots.is_empty() || second.saturating_sub(self.newest) >= self.seconds_max as u64 {
             self.slots.clear();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_between_two_looks_is_spread_over_the_seconds_and_none_is_lost() {
+    fn count_is_spread_over_seconds_without_loss() {
         let mut rates = Rates::new(60);
         rates.spread(10, millis(10_500), millis(12_500));
         assert_eq!(rates.last(3, millis(13_000)), [2, 5, 3], "10.5 to 11, 11 to 12, 12 to 12.5");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_holds_no_more_than_its_seconds() {
+    fn ring_is_bounded() {
         let mut rates = Rates::new(4);
         for second in 0..1_000 {
             rates.add(1, Stamp::from_secs(second));
@@ -122,11 +122,11 @@ mod tests {
         rates.add(5, Stamp::from_secs(5_000));
         assert_eq!((rates.slots.len(), rates.last(2, Stamp::from_secs(5_001))), (1, vec![0, 5]));
         rates.spread(1_000_000, Stamp::ZERO, Stamp::from_secs(1_000_000));
-        assert_eq!(rates.last(1, Stamp::from_secs(1_000_000)), [1], "a long time is not walked through");
+        assert_eq!(rates.last(1, Stamp::from_secs(1_000_000)), [1], "a long gap is skipped");
     }
 
     #[test]
-    fn a_clock_that_is_set_back_loses_nothing() {
+    fn clock_set_back_loses_no_count() {
         let mut rates = Rates::new(4);
         rates.add(1, Stamp::from_secs(100));
         rates.add(2, Stamp::from_secs(50));

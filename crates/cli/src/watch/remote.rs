@@ -1,7 +1,7 @@
-//! A server as a source: its events as they come, and what it has counted, looked at again and again.
+//! A server as a source of updates: its event stream, and its counters by polling.
 //!
-//! Events have no numbers, so nobody can ask for those that were missed: what was refused while the connection was lost is
-//! in the rates, which come from what the server has counted, and not among those who are limited.
+//! Events have no sequence numbers, so missed ones cannot be requested again. Refusals during a lost
+//! connection are in the rates, which come from the counters, but not in the table of subjects.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -21,88 +21,89 @@ use crate::backend::Backend as _;
 use crate::failure::{Exit, Failure};
 use crate::remote::Remote;
 
-/// Subjects of one entity that are looked at.
+/// Maximum subjects of a watched entity.
 const SUBJECTS_MAX: usize = 100;
 
-/// Between two looks at levels is at least so much time, unless looks are wanted more often: whoever is first in a table
-/// changes with every event.
-const LOOKS_APART: Duration = Duration::from_millis(250);
+/// Minimum interval between readings of levels, unless polls are more frequent: the first row of the table
+/// may change with every event.
+const LEVELS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What to look at.
+/// What to watch.
 #[derive(Debug, Clone)]
 pub(crate) struct Focus {
-    /// Only at this one.
+    /// Only this entity.
     pub(crate) entity: Option<EntityId>,
     pub(crate) every: Duration,
 }
 
-/// Why a connection has ended.
+/// Why a connection ended.
 #[derive(Debug)]
-pub(crate) enum Ended {
-    /// It may come back.
+pub(crate) enum Disconnect {
+    /// A retry may succeed.
     Lost(String),
-    /// It will not: the token is not good, or may not.
+    /// The token is invalid or lacks the scope.
     Denied(Failure),
 }
 
-impl From<ClientError> for Ended {
+impl From<ClientError> for Disconnect {
     fn from(error: ClientError) -> Self {
         match error {
             ClientError::Unauthorized { .. } | ClientError::Forbidden { .. } => Self::Denied(error.into()),
-            ClientError::Away(away) => Self::Lost(away.cause.to_string()),
+            ClientError::Unavailable(unavailable) => Self::Lost(unavailable.cause.to_string()),
             error => Self::Lost(error.to_string()),
         }
     }
 }
 
-impl From<Ended> for Failure {
-    fn from(ended: Ended) -> Self {
-        match ended {
-            Ended::Lost(why) => Self::new(Exit::Away, why),
-            Ended::Denied(failure) => failure,
+impl From<Disconnect> for Failure {
+    fn from(disconnect: Disconnect) -> Self {
+        match disconnect {
+            Disconnect::Lost(why) => Self::new(Exit::Unavailable, why),
+            Disconnect::Denied(failure) => failure,
         }
     }
 }
 
-/// How far a server was reached.
+/// Whether the server has returned its counters.
 #[derive(Debug, Default)]
-struct Reached {
-    /// It has said once what it has counted.
+struct Reachability {
+    /// On any connection.
     ever: Cell<bool>,
-    /// And on this connection.
+    /// On this connection.
     now: Cell<bool>,
 }
 
-/// Tells what happens until it cannot: a server that was never there, or one that lets the token in no more.
+/// Sends updates until the server fails for good: it was never available, or it rejects the token.
 pub(crate) async fn run(
     server: &Remote,
     focus: Focus,
     wanted: watch::Receiver<Option<Subject>>,
-    tell: mpsc::Sender<Update>,
+    sender: mpsc::Sender<Update>,
 ) -> Failure {
     let backoff = Backoff::exponential(Duration::from_millis(250), Duration::from_secs(5));
     let backoff = backoff.jitter(Jitter::Full);
     let mut random = Random::seeded(seed());
     let (mut is_first, mut tries) = (true, 0);
-    let reached = Reached::default();
+    let reached = Reachability::default();
     loop {
-        let ended = match server.client().events().await {
+        let disconnect = match server.client().events().await {
             Ok(events) => {
                 is_first = false;
-                connected(server, events, &focus, wanted.clone(), &tell, &reached).await
+                run_connection(server, events, &focus, wanted.clone(), &sender, &reached).await
             }
             Err(error) if is_first || is_final(&error, &reached) => return error.into(),
             Err(error) => error.into(),
         };
-        // Not before it has answered: what only takes connections would be asked without end.
+        // Reset only after a response: otherwise a host that only accepts connections would be retried
+        // without backoff.
         if reached.now.take() {
             tries = 0;
         }
-        match ended {
-            Ended::Denied(failure) => return failure,
-            Ended::Lost(why) => {
-                if tell.send(Update::Lost { why }).await.is_err() {
-                    return Failure::failed("nobody listens any more");
+        match disconnect {
+            Disconnect::Denied(failure) => return failure,
+            Disconnect::Lost(why) => {
+                if sender.send(Update::Lost { why }).await.is_err() {
+                    return Failure::failed("the receiver was dropped");
                 }
             }
         }
@@ -111,81 +112,81 @@ pub(crate) async fn run(
     }
 }
 
-/// What answers as no server does, and never did otherwise, is none.
-fn is_final(error: &ClientError, reached: &Reached) -> bool {
+/// Whether an error is final: an invalid response from an address that never returned a valid one.
+fn is_final(error: &ClientError, reached: &Reachability) -> bool {
     !reached.ever.get() && matches!(error, ClientError::Garbled { .. })
 }
 
-/// Delays are spread by the time at which this began: it is no secret.
+/// The seed of the jitter, which need not be secret.
 fn seed() -> u64 {
     wall().as_micros()
 }
 
-/// The time as it passes here: that of the clock when it was first asked for, and what has passed since. A clock that is set
-/// changes no rate.
+/// A monotonic time: the wall clock at the first call plus the time since, so that setting the clock changes
+/// no rate.
 pub(crate) fn now() -> Stamp {
     static BEGAN: LazyLock<(Stamp, Instant)> = LazyLock::new(|| (wall(), Instant::now()));
     BEGAN.0 + BEGAN.1.elapsed()
 }
 
-/// The time by the clock of this machine.
+/// The time of the wall clock.
 pub(crate) fn wall() -> Stamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Stamp::ZERO + since.unwrap_or_default()
 }
 
-/// Tells what happens while the server is there.
-async fn connected(
+/// Sends updates while the connection lasts.
+async fn run_connection(
     server: &Remote,
     events: Events,
     focus: &Focus,
     wanted: watch::Receiver<Option<Subject>>,
-    tell: &mpsc::Sender<Update>,
-    reached: &Reached,
-) -> Ended {
-    let listening = listen(events, focus, tell, reached);
-    let counting = count(server, focus, tell, reached);
-    let looking = look(server, focus, wanted, tell);
-    match tokio::try_join!(listening, counting, looking) {
-        Err(ended) => ended,
+    sender: &mpsc::Sender<Update>,
+    reached: &Reachability,
+) -> Disconnect {
+    let events = forward_events(events, focus, sender, reached);
+    let counters = poll_counters(server, focus, sender, reached);
+    let levels = poll_levels(server, focus, wanted, sender);
+    match tokio::try_join!(events, counters, levels) {
+        Err(disconnect) => disconnect,
         Ok(never) => match never.0 {},
     }
 }
 
-async fn send(tell: &mpsc::Sender<Update>, update: Update) -> Result<(), Ended> {
-    // Whoever listened has ended, and everything with it.
-    tell.send(update).await.map_err(|_| Ended::Lost("nobody listens any more".to_owned()))
+async fn send(sender: &mpsc::Sender<Update>, update: Update) -> Result<(), Disconnect> {
+    // The receiver has ended, and so does everything else.
+    sender.send(update).await.map_err(|_| Disconnect::Lost("the receiver was dropped".to_owned()))
 }
 
-async fn listen(
+async fn forward_events(
     mut events: Events,
     focus: &Focus,
-    tell: &mpsc::Sender<Update>,
-    reached: &Reached,
-) -> Result<Infallible, Ended> {
+    sender: &mpsc::Sender<Update>,
+    reached: &Reachability,
+) -> Result<Infallible, Disconnect> {
     let mut unknown = 0;
     loop {
         let event = match events.next().await {
-            Err(error) if is_final(&error, reached) => return Err(Ended::Denied(error.into())),
-            heard => heard?,
+            Err(error) if is_final(&error, reached) => return Err(Disconnect::Denied(error.into())),
+            event => event?,
         };
         let count = events.unknown() - unknown;
         if count > 0 {
             unknown += count;
-            send(tell, Update::Unknown { count }).await?;
+            send(sender, Update::Unknown { count }).await?;
         }
         match event {
-            Some(Event::Stopping) => return Err(Ended::Lost("the server is stopping".to_owned())),
+            Some(Event::Stopping) => return Err(Disconnect::Lost("the server is stopping".to_owned())),
             Some(event) if is_about(&event, focus.entity.as_ref()) => {
-                send(tell, Update::Event(event)).await?;
+                send(sender, Update::Event(event)).await?;
             }
             Some(_) => {}
-            None => return Err(Ended::Lost("the server has ended the connection".to_owned())),
+            None => return Err(Disconnect::Lost("the server closed the connection".to_owned())),
         }
     }
 }
 
-/// Whether an event is about the one who is looked at, or about nobody.
+/// Whether an event is about the watched entity, or about none.
 fn is_about(event: &Event, entity: Option<&EntityId>) -> bool {
     match (event, entity) {
         (Event::Refused { entity, of, .. }, Some(wanted)) => entity.0 == *wanted || of.0 == *wanted,
@@ -196,49 +197,49 @@ fn is_about(event: &Event, entity: Option<&EntityId>) -> bool {
     }
 }
 
-async fn count(
+async fn poll_counters(
     server: &Remote,
     focus: &Focus,
-    tell: &mpsc::Sender<Update>,
-    reached: &Reached,
-) -> Result<Infallible, Ended> {
+    sender: &mpsc::Sender<Update>,
+    reached: &Reachability,
+) -> Result<Infallible, Disconnect> {
     let mut ticks = interval(focus.every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let snapshot = match server.client().snapshot().await {
             Ok(snapshot) => snapshot,
-            Err(error) if is_final(&error, reached) => return Err(Ended::Denied(error.into())),
+            Err(error) if is_final(&error, reached) => return Err(Disconnect::Denied(error.into())),
             Err(error) if is_end(&error) => return Err(error.into()),
-            // It has said something, and goes on telling events: one that is busy is not away.
+            // The server responded, and still sends events: a busy server is not lost.
             Err(error) => {
-                send(tell, Update::Silent { why: Failure::from(error).what }).await?;
+                send(sender, Update::Silent { why: Failure::from(error).what }).await?;
                 continue;
             }
         };
         reached.ever.set(true);
         reached.now.set(true);
-        // Only now: a server that listens and does not answer is not there.
-        send(tell, Update::Up).await?;
-        send(tell, Update::Totals(totals(&snapshot))).await?;
+        // Only now: a server that accepts connections but does not respond is not up.
+        send(sender, Update::Up).await?;
+        send(sender, Update::Totals(totals(&snapshot))).await?;
     }
 }
 
-/// Whether an error says that there is no connection any more, or that none is allowed.
+/// Whether an error means that the connection is lost or denied.
 fn is_end(error: &ClientError) -> bool {
     match error {
         ClientError::Unauthorized { .. } | ClientError::Forbidden { .. } => true,
-        ClientError::Away(away) => is_gone(&away.cause),
+        ClientError::Unavailable(unavailable) => is_gone(&unavailable.cause),
         _ => false,
     }
 }
 
-/// Whether nobody was there: what has said a status was.
+/// Whether there was no response at all.
 const fn is_gone(cause: &Cause) -> bool {
     !matches!(cause, Cause::Status { .. })
 }
 
-/// What a snapshot has of what is shown.
+/// The displayed counters of a snapshot.
 pub(crate) fn totals(snapshot: &Snapshot) -> Totals {
     Totals {
         up_since: snapshot.up_since.0,
@@ -253,26 +254,26 @@ pub(crate) fn totals(snapshot: &Snapshot) -> Totals {
     }
 }
 
-/// Looks at the store behind the server, and at the levels that are shown.
-async fn look(
+/// Polls the health of the store behind the server, and the displayed levels.
+async fn poll_levels(
     server: &Remote,
     focus: &Focus,
     mut wanted: watch::Receiver<Option<Subject>>,
-    tell: &mpsc::Sender<Update>,
-) -> Result<Infallible, Ended> {
+    sender: &mpsc::Sender<Update>,
+) -> Result<Infallible, Disconnect> {
     let mut ticks = interval(focus.every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => send(tell, Update::Store(health(server).await?)).await?,
-            // Somebody has selected another: it is looked at now.
+            _ = ticks.tick() => send(sender, Update::Store(health(server).await?)).await?,
+            // The user selected another row: read its levels now.
             changed = wanted.changed() => if changed.is_err() {
-                return Err(Ended::Lost("nobody listens any more".to_owned()));
+                return Err(Disconnect::Lost("the receiver was dropped".to_owned()));
             },
         }
         let mut found = BTreeMap::new();
         if let Some(entity) = &focus.entity {
-            // What cannot be had now is looked at again: how the store is, is told beside.
+            // An error is retried at the next poll; the health of the store is reported separately.
             grouped(server.balances_of_entity(entity).await.unwrap_or_default(), &mut found);
         }
         let subject = wanted.borrow_and_update().clone();
@@ -282,17 +283,17 @@ async fn look(
             found.insert(subject, levels);
         }
         if focus.entity.is_some() {
-            send(tell, Update::More { has_more: found.len() > SUBJECTS_MAX }).await?;
+            send(sender, Update::HasMore { has_more: found.len() > SUBJECTS_MAX }).await?;
         }
         for (subject, levels) in found.into_iter().take(SUBJECTS_MAX) {
-            send(tell, Update::Levels { subject, levels }).await?;
+            send(sender, Update::Levels { subject, levels }).await?;
         }
-        sleep(focus.every.min(LOOKS_APART)).await;
+        sleep(focus.every.min(LEVELS_INTERVAL)).await;
     }
 }
 
-/// The levels of what limits a subject, its parents' included. Where nothing is written that does, callers brought limits
-/// with them, and those that they drew from are there.
+/// The levels of a subject, including those of its parents. Without stored limits, its requests had limits of
+/// their own, whose buckets are returned.
 async fn levels_of(server: &Remote, subject: &Subject) -> Option<Vec<Level>> {
     let lines = server.balances(subject).await.ok()?;
     if !lines.is_empty() {
@@ -303,7 +304,7 @@ async fn levels_of(server: &Remote, subject: &Subject) -> Option<Vec<Level>> {
     found.remove(subject)
 }
 
-/// Balances by subject.
+/// Groups balances by subject.
 pub(crate) fn grouped(balances: Vec<Balance>, into: &mut BTreeMap<Subject, Vec<Level>>) {
     for balance in balances {
         let level = Level::of(&balance, &balance.subject);
@@ -314,8 +315,8 @@ pub(crate) fn grouped(balances: Vec<Balance>, into: &mut BTreeMap<Subject, Vec<L
     }
 }
 
-/// How the store behind the server is.
-pub(crate) async fn health(server: &Remote) -> Result<Health, Ended> {
+/// The health of the store behind the server.
+pub(crate) async fn health(server: &Remote) -> Result<Health, Disconnect> {
     let began = Instant::now();
     match server.client().status().await {
         Ok(status) => {
@@ -336,18 +337,18 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_server_is_not_away_and_one_without_a_connection_is() {
+    fn busy_server_is_not_lost_and_unreachable_one_is() {
         let busy = Cause::Status { status: 503, problem: None, retry_after: None };
         assert!(!is_gone(&busy));
-        assert!(!is_end(&garbled()), "once it was there, what stands before it may say anything");
+        assert!(!is_end(&garbled()), "a proxy may return anything once the server was reached");
         assert!(is_gone(&Cause::Timeout(Duration::from_secs(1))));
         assert!(is_gone(&Cause::Cut("cut".into())));
         assert!(is_gone(&Cause::Connect("refused".into())));
     }
 
     #[test]
-    fn what_answers_as_no_server_does_is_final_until_a_server_was_there() {
-        let reached = Reached::default();
+    fn invalid_response_is_final_before_any_valid_one() {
+        let reached = Reachability::default();
         assert!(is_final(&garbled(), &reached));
         reached.ever.set(true);
         assert!(!is_final(&garbled(), &reached));

@@ -1,4 +1,4 @@
-//! The terminal, while it is ours: however this program ends, it is given back as it was.
+//! Sets up the terminal for the live view, and restores it however the program ends.
 
 use std::io::{self, Stdout, Write as _};
 use std::sync::Once;
@@ -22,11 +22,11 @@ use super::model::{Key, Model};
 use super::view::{self, Theme};
 use crate::failure::Failure;
 
-/// Keys that are typed ahead. People type fewer.
+/// Capacity of the channel of terminal events.
 const KEYS_MAX: usize = 64;
 
-/// The terminal is ours.
-static IS_OURS: AtomicBool = AtomicBool::new(false);
+/// Whether the terminal is in raw mode and on the alternate screen.
+static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// The terminal.
 #[derive(Debug)]
@@ -35,60 +35,58 @@ pub(crate) struct Screen {
     theme: Theme,
 }
 
-/// What comes from the terminal.
+/// An event of the terminal.
 #[derive(Debug)]
-pub(crate) enum Typed {
+pub(crate) enum TerminalEvent {
     Key(Key),
-    /// It has another size.
+    /// The size changed.
     Resized,
-    /// Somebody wants us to stop until we are let go on.
+    /// Another process sent SIGTSTP.
     Stopped,
-    /// Nothing comes any more.
-    Gone(io::Error),
+    /// Reading failed: no further events follow.
+    Closed(io::Error),
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Sets up the terminal, and a panic hook that restores it.
     pub(crate) fn open(theme: Theme) -> Result<Self, Failure> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             let before = panic::take_hook();
             panic::set_hook(Box::new(move |info| {
-                // First, so that what it says is seen.
-                give_back();
+                // First, so that the panic message is visible.
+                restore();
                 before(info);
             }));
         });
-        let opened = take().and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())));
+        let opened = set_up().and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())));
         match opened {
             Ok(terminal) => Ok(Self { terminal, theme }),
             Err(error) => {
-                give_back();
+                restore();
                 Err(failed(&error))
             }
         }
     }
 
-    /// Shows the model.
+    /// Draws the model.
     pub(crate) fn draw(&mut self, model: &Model, now: Stamp) -> Result<(), Failure> {
-        if !IS_OURS.load(Ordering::SeqCst) {
-            // A thread has panicked, and said so on the terminal that was before.
-            return Err(Failure::failed(
-                "a part of this program has failed, and the terminal was given back",
-            ));
+        if !IS_ACTIVE.load(Ordering::SeqCst) {
+            // The panic hook of a thread has restored the terminal and printed its message.
+            return Err(Failure::failed("a thread of this program panicked"));
         }
         let theme = self.theme;
         let drawn = self.terminal.draw(|frame| view::draw(frame, model, now, theme));
         drawn.map(drop).map_err(|error| failed(&error))
     }
 
-    /// Gives the terminal back and stops, as a shell wants it; takes it again when that lets us go on.
+    /// Restores the terminal and stops the process; sets the terminal up again when the shell continues it.
     pub(crate) fn suspend(&mut self) -> Result<(), Failure> {
-        give_back();
+        restore();
         let stopped = signal_hook::low_level::raise(SIGSTOP);
-        // A terminal of which nothing is known is drawn whole. To clear the one there is would ask where the cursor is, and the
-        // thread that hears keys would have the answer.
-        let taken = stopped.and_then(|()| take());
+        // A new `Terminal` redraws everything. Clearing the old one would query the cursor position, and the
+        // keyboard thread would read the reply.
+        let taken = stopped.and_then(|()| set_up());
         self.terminal = taken
             .and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())))
             .map_err(|error| failed(&error))?;
@@ -98,20 +96,20 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back();
+        restore();
     }
 }
 
-/// Takes the terminal. Where that fails, whatever was taken of it is given back at the end.
-fn take() -> io::Result<()> {
-    IS_OURS.store(true, Ordering::SeqCst);
+/// Sets up the terminal. After a failure, the exit path restores the terminal.
+fn set_up() -> io::Result<()> {
+    IS_ACTIVE.store(true, Ordering::SeqCst);
     enable_raw_mode()?;
     execute!(io::stdout(), EnterAlternateScreen, Clear(ClearType::All))
 }
 
-/// Gives the terminal back, once. One that has gone needs nothing.
-fn give_back() {
-    if IS_OURS.swap(false, Ordering::SeqCst) {
+/// Restores the terminal, once. Errors are ignored: a closed terminal needs no restoring.
+fn restore() {
+    if IS_ACTIVE.swap(false, Ordering::SeqCst) {
         drop(disable_raw_mode());
         drop(execute!(io::stdout(), LeaveAlternateScreen, Show));
         drop(io::stdout().flush());
@@ -119,44 +117,44 @@ fn give_back() {
 }
 
 fn failed(error: &io::Error) -> Failure {
-    Failure::failed(format!("the terminal cannot be drawn on: {error}"))
-        .next("say --once for a table, or --json for a line for each event")
+    Failure::failed(format!("the terminal cannot be drawn: {error}"))
+        .next("use --once for a table, or --json for one line per event")
 }
 
-/// Hears what is typed, on threads that end with the program.
-pub(crate) fn typed() -> Result<mpsc::Receiver<Typed>, Failure> {
-    let (tell, heard) = mpsc::channel(KEYS_MAX);
-    let failed = |error| Failure::failed(format!("keys cannot be heard: {error}"));
-    // A key does not raise it while the terminal is ours; others may send it.
+/// Reads terminal events on threads that end with the program.
+pub(crate) fn terminal_events() -> Result<mpsc::Receiver<TerminalEvent>, Failure> {
+    let (sender, events) = mpsc::channel(KEYS_MAX);
+    let failed = |error| Failure::failed(format!("keys cannot be read: {error}"));
+    // Ctrl-Z does not raise it in raw mode, but other processes may send it.
     let mut stops = Signals::new([SIGTSTP]).map_err(failed)?;
-    let tell_stops = tell.clone();
-    let hear_stops = move || {
+    let stop_sender = sender.clone();
+    let forward_stops = move || {
         for _ in &mut stops {
-            if tell_stops.blocking_send(Typed::Stopped).is_err() {
+            if stop_sender.blocking_send(TerminalEvent::Stopped).is_err() {
                 break;
             }
         }
     };
-    thread::Builder::new().name("stops".into()).spawn(hear_stops).map_err(failed)?;
-    let listen = move || {
+    thread::Builder::new().name("stops".into()).spawn(forward_stops).map_err(failed)?;
+    let forward_keys = move || {
         loop {
-            let typed = match event::read() {
+            let next = match event::read() {
                 Ok(Event::Key(key)) => match key_of(key) {
-                    Some(key) => Typed::Key(key),
+                    Some(key) => TerminalEvent::Key(key),
                     None => continue,
                 },
-                Ok(Event::Resize(..)) => Typed::Resized,
+                Ok(Event::Resize(..)) => TerminalEvent::Resized,
                 Ok(_) => continue,
-                Err(error) => Typed::Gone(error),
+                Err(error) => TerminalEvent::Closed(error),
             };
-            let is_gone = matches!(typed, Typed::Gone(_));
-            if tell.blocking_send(typed).is_err() || is_gone {
+            let is_closed = matches!(next, TerminalEvent::Closed(_));
+            if sender.blocking_send(next).is_err() || is_closed {
                 break;
             }
         }
     };
-    let started = thread::Builder::new().name("keys".into()).spawn(listen);
-    started.map(|_| heard).map_err(failed)
+    let started = thread::Builder::new().name("keys".into()).spawn(forward_keys);
+    started.map(|_| events).map_err(failed)
 }
 
 fn key_of(key: KeyEvent) -> Option<Key> {
@@ -195,48 +193,48 @@ mod tests {
 
     use super::*;
 
-    /// Says to a run of this test that it is the one that panics.
+    /// Makes a run of this test the one that panics.
     const PANICS: &str = "TIDEGATE_TEST_PANICS";
 
     #[test]
-    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+    fn panic_restores_the_terminal_before_its_message() {
         if env::var_os(PANICS).is_some() {
             let _screen = Screen::open(Theme { is_coloured: false }).unwrap();
-            panic!("told on the terminal that was before");
+            panic!("printed on the restored terminal");
         }
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&ours).unwrap();
         unlockpt(&ours).unwrap();
         let name = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
-        let theirs = || OpenOptions::new().read(true).write(true).open(&name).unwrap();
-        // A terminal that nobody has open forgets its modes.
-        let open = theirs();
+        let open_terminal = || OpenOptions::new().read(true).write(true).open(&name).unwrap();
+        // A terminal that no process has open loses its modes.
+        let open = open_terminal();
         let modes = || rustix::termios::tcgetattr(&open).unwrap().local_modes;
         let before = modes();
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "watch::screen::tests::a_panic_gives_the_terminal_back_before_it_is_told"])
+            .args(["--exact", "watch::screen::tests::panic_restores_the_terminal_before_its_message"])
             .args(["--nocapture", "--test-threads=1"])
             .env(PANICS, "1")
-            .stdin(Stdio::from(theirs()))
-            .stdout(Stdio::from(theirs()))
-            .stderr(Stdio::from(theirs()))
+            .stdin(Stdio::from(open_terminal()))
+            .stdout(Stdio::from(open_terminal()))
+            .stderr(Stdio::from(open_terminal()))
             .spawn()
             .unwrap();
         let mut ours = File::from(ours);
         rustix::fs::fcntl_setfl(&ours, OFlags::NONBLOCK).unwrap();
-        let (mut said, mut is_over) = (Vec::new(), false);
+        let (mut output, mut is_over) = (Vec::new(), false);
         while !is_over {
-            // What was said before it ended is read after it has.
+            // Its last output is read after it has ended.
             is_over = child.try_wait().unwrap().is_some();
-            // At the end of a terminal there is an error, and while nothing is said another one.
-            drop(ours.read_to_end(&mut said));
+            // Both the end of the terminal and a lack of output are errors here.
+            drop(ours.read_to_end(&mut output));
         }
         assert!(!child.wait().unwrap().success(), "it panics");
         assert_eq!(modes(), before, "lines are edited and shown again");
-        let said = String::from_utf8_lossy(&said);
-        let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("{text:?} is not in {said:?}"));
-        assert!(at("\x1b[?1049h") < at("\x1b[?1049l"), "{said:?}");
-        assert!(at("\x1b[?1049l") < at("told on the terminal that was before"), "{said:?}");
-        assert!(at("\x1b[?25h") < at("told on the terminal that was before"), "{said:?}");
+        let output = String::from_utf8_lossy(&output);
+        let at = |text: &str| output.find(text).unwrap_or_else(|| panic!("{text:?} is not in {output:?}"));
+        assert!(at("\x1b[?1049h") < at("\x1b[?1049l"), "{output:?}");
+        assert!(at("\x1b[?1049l") < at("printed on the restored terminal"), "{output:?}");
+        assert!(at("\x1b[?25h") < at("printed on the restored terminal"), "{output:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Those who are limited, as many as can be looked at: when the table is full, whoever matters least leaves.
+//! The table of limited subjects. At its bound, it evicts the row with the fewest and oldest refusals.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -7,61 +7,61 @@ use std::time::Duration;
 use tidegate::{Balance, EntityId, LimitName, Stamp, Subject};
 
 use super::rates::Rates;
-use crate::words::shown;
+use crate::format;
 
-/// Subjects that are remembered.
+/// Maximum rows.
 pub(crate) const SUBJECTS_MAX: usize = 1_000;
-/// Limits of one of them: no policy has as many.
+/// Maximum limits of a subject: no policy has as many.
 const LEVELS_MAX: usize = 64;
-/// The speed of one subject is known for so many seconds.
+/// Seconds of history per row.
 const SECONDS: usize = 16;
 
-/// One who is limited.
+/// A limited subject.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) subject: Subject,
-    /// Their names as they may stand on a terminal.
+    /// The names, escaped for display.
     pub(crate) entity: String,
     pub(crate) resource: String,
-    /// The limit that refused last, or that has least, and whose it is if it is another's.
+    /// The limit that refused last, or the lowest one, with its entity if that is another one.
     pub(crate) limit: String,
-    /// Refusals, or units where only a store is seen.
+    /// Refusals, or units for a store.
     pub(crate) count: u64,
     pub(crate) rates: Rates,
-    /// When it was last counted.
+    /// The time of the last count.
     pub(crate) last: Option<Stamp>,
-    /// When it is worth asking again, as it was told last.
+    /// When a retry may succeed, by the last refusal.
     pub(crate) retry: Retry,
     pub(crate) levels: Vec<Level>,
 }
 
-/// When it is worth asking again.
+/// When a retry may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// Nobody said.
+    /// Not reported.
     Unknown,
     At(Stamp),
     Never,
 }
 
-/// What is there of a limit.
+/// The level of a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Level {
-    /// As it may stand on a terminal, with whose it is if it is not the subject's own.
+    /// Its name, escaped for display, with its entity if that is not the subject's own.
     pub(crate) limit: String,
-    /// Its name as it is, and whose it is: for programs.
+    /// Its plain name and its entity, for programs.
     pub(crate) name: LimitName,
     pub(crate) of: EntityId,
     pub(crate) available: i64,
     pub(crate) burst: u64,
     pub(crate) amount: u64,
     pub(crate) period: Duration,
-    /// Taken less given back, ever.
+    /// Units taken minus units returned, since the bucket was first used.
     pub(crate) consumed: i64,
 }
 
 impl Level {
-    /// What a balance says to someone who looks at `subject`.
+    /// The level of a balance, as seen from `subject`.
     pub(crate) fn of(balance: &Balance, subject: &Subject) -> Self {
         Self {
             limit: limit_of(balance.limit.as_str(), balance.subject.entity.as_str(), subject),
@@ -75,7 +75,7 @@ impl Level {
         }
     }
 
-    /// How much of it is there, from 0 to 1.
+    /// The available fraction, from 0 to 1.
     pub(crate) fn fill(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "it is a bar of some columns")]
         let fill = self.available.max(0) as f64 / self.burst.max(1) as f64;
@@ -83,12 +83,16 @@ impl Level {
     }
 }
 
-/// A limit, with whose it is where that is not the one who asks.
+/// A limit's name, with its entity if that is not the subject's.
 fn limit_of(limit: &str, of: &str, subject: &Subject) -> String {
-    if of == subject.entity.as_str() { shown(limit) } else { shown(&format!("{limit} of {of}")) }
+    if of == subject.entity.as_str() {
+        format::escape(limit)
+    } else {
+        format::escape(&format!("{limit} of {of}"))
+    }
 }
 
-/// By what they are sorted.
+/// The sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sort {
     Count,
@@ -108,26 +112,26 @@ impl Sort {
     }
 }
 
-/// The table of them.
+/// The table.
 #[derive(Debug, Clone)]
 pub(crate) struct Subjects {
     rows: HashMap<Subject, Row>,
     rows_max: usize,
-    /// How many have left it for others.
-    pub(crate) left: u64,
+    /// Number of evicted rows.
+    pub(crate) evicted: u64,
 }
 
 impl Subjects {
     pub(crate) fn new(rows_max: usize) -> Self {
-        Self { rows: HashMap::new(), rows_max, left: 0 }
+        Self { rows: HashMap::new(), rows_max, evicted: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// A limit refused one of them.
-    pub(crate) fn refused(&mut self, subject: &Subject, of: &str, limit: &str, retry: Retry, now: Stamp) {
+    /// Adds a refusal.
+    pub(crate) fn add_refusal(&mut self, subject: &Subject, of: &str, limit: &str, retry: Retry, now: Stamp) {
         let row = self.row(subject);
         row.limit = limit_of(limit, of, subject);
         row.count = row.count.saturating_add(1);
@@ -136,8 +140,8 @@ impl Subjects {
         row.retry = retry;
     }
 
-    /// How the limits of one of them are. Answers the units that were taken since it was looked at last.
-    pub(crate) fn looked(&mut self, subject: &Subject, mut levels: Vec<Level>) -> u64 {
+    /// Sets the levels of a subject. Returns the units taken since the last call.
+    pub(crate) fn set_levels(&mut self, subject: &Subject, mut levels: Vec<Level>) -> u64 {
         levels.truncate(LEVELS_MAX);
         let row = self.row(subject);
         let taken = |level: &Level| {
@@ -149,8 +153,8 @@ impl Subjects {
         taken
     }
 
-    /// Units were taken from one of them.
-    pub(crate) fn drawn(&mut self, subject: &Subject, units: u64, from: Stamp, now: Stamp) {
+    /// Adds units that a subject has taken.
+    pub(crate) fn add_units(&mut self, subject: &Subject, units: u64, from: Stamp, now: Stamp) {
         let row = self.row(subject);
         if let Some(least) = row.levels.iter().min_by(|one, other| one.fill().total_cmp(&other.fill())) {
             row.limit.clone_from(&least.limit);
@@ -162,18 +166,18 @@ impl Subjects {
         }
     }
 
-    /// Those that hold `filter`, sorted.
-    pub(crate) fn listed(&self, filter: &str, sort: Sort, now: Stamp) -> Vec<&Row> {
+    /// The sorted rows that contain `filter`.
+    pub(crate) fn rows(&self, filter: &str, sort: Sort, now: Stamp) -> Vec<&Row> {
         let filter = filter.to_lowercase();
         let holds = |text: &str| text.to_lowercase().contains(&filter);
         let is_listed =
             |row: &&Row| filter.is_empty() || holds(&row.entity) || holds(&row.resource) || holds(&row.limit);
         let mut rows: Vec<&Row> = self.rows.values().filter(is_listed).collect();
-        // Once for each row: to compare them, a speed would be summed up again and again.
+        // Cached keys: each comparison would otherwise sum the rates again.
         rows.sort_by_cached_key(|row| {
             let by = match sort {
                 Sort::Count => (row.count, None),
-                Sort::Speed => (row.rates.lately(now), None),
+                Sort::Speed => (row.rates.recent(now), None),
                 Sort::Last => (0, row.last),
                 Sort::Name => (0, None),
             };
@@ -182,7 +186,7 @@ impl Subjects {
         rows
     }
 
-    /// The row of a subject, which is made if it is not there.
+    /// The row of a subject, inserted if missing.
     fn row(&mut self, subject: &Subject) -> &mut Row {
         if !self.rows.contains_key(subject) && self.rows.len() >= self.rows_max {
             let least = self.rows.values().min_by(|one, other| {
@@ -192,13 +196,13 @@ impl Subjects {
             let least = least.map(|row| row.subject.clone());
             if let Some(least) = least {
                 self.rows.remove(&least);
-                self.left += 1;
+                self.evicted += 1;
             }
         }
         self.rows.entry(subject.clone()).or_insert_with(|| Row {
             subject: subject.clone(),
-            entity: shown(subject.entity.as_str()),
-            resource: shown(subject.resource.as_str()),
+            entity: format::escape(subject.entity.as_str()),
+            resource: format::escape(subject.resource.as_str()),
             limit: String::new(),
             count: 0,
             rates: Rates::new(SECONDS),
@@ -218,33 +222,37 @@ mod tests {
     }
 
     fn refuse(table: &mut Subjects, entity: &str, at: u64) {
-        table.refused(&subject(entity), entity, "rpm", Retry::Unknown, Stamp::from_secs(at));
+        table.add_refusal(&subject(entity), entity, "rpm", Retry::Unknown, Stamp::from_secs(at));
     }
 
     fn names(table: &Subjects, filter: &str, sort: Sort) -> Vec<String> {
-        let rows = table.listed(filter, sort, Stamp::from_secs(100));
+        let rows = table.rows(filter, sort, Stamp::from_secs(100));
         rows.into_iter().map(|row| row.entity.clone()).collect()
     }
 
     #[test]
-    fn when_the_table_is_full_whoever_was_refused_least_and_longest_ago_leaves() {
+    fn full_table_evicts_fewest_and_oldest_refusals() {
         let mut table = Subjects::new(3);
         for (entity, at) in [("a", 1), ("a", 2), ("b", 3), ("c", 4), ("c", 5), ("d", 6), ("e", 7)] {
             refuse(&mut table, entity, at);
         }
         assert_eq!(
-            (names(&table, "", Sort::Name), table.left),
+            (names(&table, "", Sort::Name), table.evicted),
             (vec!["a".into(), "c".into(), "e".into()], 2)
         );
         for stranger in 0..10_000 {
             refuse(&mut table, &format!("s{stranger}"), 8 + stranger);
         }
-        assert_eq!((table.len(), table.left), (3, 10_002));
-        assert_eq!(names(&table, "", Sort::Count)[..2], ["a", "c"], "a flood drives out nobody who matters");
+        assert_eq!((table.len(), table.evicted), (3, 10_002));
+        assert_eq!(
+            names(&table, "", Sort::Count)[..2],
+            ["a", "c"],
+            "a flood does not evict frequent subjects"
+        );
     }
 
     #[test]
-    fn they_are_sorted_as_was_asked_and_ties_by_name() {
+    fn rows_are_sorted_with_ties_by_name() {
         let mut table = Subjects::new(9);
         for (entity, at) in [("b", 1), ("b", 1), ("b", 1), ("a", 98), ("c", 97), ("c", 99)] {
             refuse(&mut table, entity, at);
@@ -258,12 +266,12 @@ mod tests {
         for (sort, sorted) in table_of {
             assert_eq!(names(&table, "", sort), sorted, "{sort:?}");
         }
-        assert_eq!(names(&table, "B", Sort::Count), ["b"], "small or large");
-        assert_eq!(names(&table, "rp", Sort::Name).len(), 3, "by the limit too");
+        assert_eq!(names(&table, "B", Sort::Count), ["b"], "case-insensitive");
+        assert_eq!(names(&table, "rp", Sort::Name).len(), 3, "matches the limit too");
     }
 
     #[test]
-    fn what_was_taken_is_known_from_the_second_look_on() {
+    fn taken_units_are_known_from_the_second_scan() {
         let level = |consumed| Level {
             limit: "rpm".into(),
             name: LimitName::new("rpm").unwrap(),
@@ -276,16 +284,16 @@ mod tests {
         };
         let mut table = Subjects::new(3);
         let a = subject("a");
-        assert_eq!(table.looked(&a, vec![level(100)]), 0);
-        assert_eq!(table.looked(&a, vec![level(107)]), 7);
-        assert_eq!(table.looked(&a, vec![level(90)]), 0, "what is given back was not taken");
+        assert_eq!(table.set_levels(&a, vec![level(100)]), 0);
+        assert_eq!(table.set_levels(&a, vec![level(107)]), 7);
+        assert_eq!(table.set_levels(&a, vec![level(90)]), 0, "returned units are not taken");
     }
 
     #[test]
-    fn names_that_would_move_the_cursor_or_turn_the_text_are_shown_escaped() {
+    fn control_and_bidi_characters_are_escaped() {
         let mut table = Subjects::new(3);
         let evil = Subject::new("ev\u{202e}il", "g").unwrap();
-        table.refused(&evil, "ev\u{202e}il", "rpm", Retry::Never, Stamp::ZERO);
+        table.add_refusal(&evil, "ev\u{202e}il", "rpm", Retry::Never, Stamp::ZERO);
         assert_eq!(names(&table, "", Sort::Name), ["ev\\u{202e}il"]);
     }
 }

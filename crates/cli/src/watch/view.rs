@@ -1,4 +1,4 @@
-//! The model as a screen: whatever its size, the header and the last line are there, and what has no room is left out.
+//! Draws the model. At any size, the header and the footer are visible; parts without space are omitted.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use ratatui::widgets::{
 };
 use tidegate::Stamp;
 
-use super::model::{Health, Kind, Link, Mode, Model, Seen};
+use super::columns::{age, clock, speed};
+use super::model::{Health, Kind, Link, Mode, Model, ViewData};
 use super::subjects::{Level, Retry, Row, Sort};
-use super::words::{age, clock, speed};
-use crate::words::{number, span_words};
+use crate::format;
 
-/// Less is no screen.
+/// Minimum size.
 const LEAST: (u16, u16) = (20, 5);
-/// From this height on everything has a frame.
+/// Height from which all parts have a frame.
 const TALL: u16 = 18;
-/// From this width on the table has all of its columns.
+/// Width from which the table has all columns.
 const WIDE: u16 = 64;
-/// The frame of the levels is at most as high.
+/// Maximum height of the frame of levels.
 const LEVELS_MAX: u16 = 8;
 
-/// A store that takes longer is slow.
+/// Latency from which a store is shown as slow.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// In which colours.
+/// The colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Theme {
     pub(crate) is_coloured: bool,
@@ -55,7 +55,7 @@ impl Theme {
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 
-/// Draws all of it.
+/// Draws the screen.
 pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model, now: Stamp, theme: Theme) {
     let area = frame.area();
     if area.width < LEAST.0 || area.height < LEAST.1 {
@@ -92,7 +92,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model, now: Stamp, theme: Them
     }
 }
 
-/// Two texts on one line: the right one is there whole, the left one as far as there is room.
+/// Two texts on one line: the right one in full, the left one as far as it fits.
 fn sides(frame: &mut Frame<'_>, area: Rect, left: Line<'_>, right: Line<'_>) {
     let width = u16::try_from(right.width()).unwrap_or(u16::MAX).min(area.width);
     let [at_left, at_right] =
@@ -120,43 +120,44 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, model: &Model, now: Stamp, the
 }
 
 fn draw_rates(frame: &mut Frame<'_>, area: Rect, model: &Model, now: Stamp, theme: Theme) {
-    let (seen, at) = (model.seen(), model.counted_at(now));
+    let (data, at) = (model.data(), model.counted_at(now));
     let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(area);
     let decided = match model.kind {
         Kind::Server => "decisions/s",
         Kind::Store => "units/s",
     };
-    let decided = (decided, &seen.decided, theme.good());
-    let refused = ("refusals/s", &seen.refused, theme.bad());
+    let decided = (decided, &data.decided, theme.good());
+    let refused = ("refusals/s", &data.refused, theme.bad());
     for ((name, rates, style), area) in [(decided, left), (refused, right)] {
-        let is_seen = model.kind == Kind::Server || name != "refusals/s";
-        let told = if is_seen { speed(rates.per_second(at)) } else { "?".to_owned() };
-        // A server counts everybody's.
+        let is_known = model.kind == Kind::Server || name != "refusals/s";
+        let text = if is_known { speed(rates.per_second(at)) } else { "?".to_owned() };
+        // A server's counters cover all entities.
         let all = if model.kind == Kind::Server && model.entity.is_some() { " (all)" } else { "" };
-        let title = format!(" {name}{all} {told} ");
+        let title = format!(" {name}{all} {text} ");
         if area.height < 3 {
             frame.render_widget(Paragraph::new(title.trim().to_owned()), area);
             continue;
         }
         let block = Block::bordered().title(title);
         let inside = block.inner(area);
-        if is_seen {
-            // The newest is at the right, where it enters.
-            let mut data = rates.last(inside.width.into(), at);
-            data.reverse();
-            let curve = Sparkline::default().data(data).direction(RenderDirection::RightToLeft).style(style);
+        if is_known {
+            // The newest value is at the right.
+            let mut points = rates.last(inside.width.into(), at);
+            points.reverse();
+            let curve =
+                Sparkline::default().data(points).direction(RenderDirection::RightToLeft).style(style);
             frame.render_widget(curve.block(block), area);
         } else {
-            let text = "A store does not tell whom it refuses: for that, watch a server.";
+            let text = "A store records no refusals: watch a server for them.";
             let text = Paragraph::new(text).wrap(ratatui::widgets::Wrap { trim: true });
             frame.render_widget(text.block(block), area);
         }
     }
 }
 
-/// What the table's title says.
+/// The title of the table.
 fn title(rows: usize, model: &Model, width: u16) -> String {
-    let seen = model.seen();
+    let data = model.data();
     let by = match (model.sort, model.kind) {
         (Sort::Count, Kind::Server) => "refusals",
         (Sort::Count, Kind::Store) => "units",
@@ -164,18 +165,18 @@ fn title(rows: usize, model: &Model, width: u16) -> String {
         (Sort::Last, _) => "last",
         (Sort::Name, _) => "name",
     };
-    let of = if model.filter.is_empty() { String::new() } else { format!(" of {}", seen.subjects.len()) };
+    let of = if model.filter.is_empty() { String::new() } else { format!(" of {}", data.subjects.len()) };
     let filter = if model.filter.is_empty() { String::new() } else { format!(" with `{}`", model.filter) };
-    let more = if seen.has_more { ", and more" } else { "" };
-    let left = if seen.subjects.left > 0 && width >= WIDE {
-        format!(", {} left out", number(seen.subjects.left))
+    let more = if data.has_more { ", and more" } else { "" };
+    let left = if data.subjects.evicted > 0 && width >= WIDE {
+        format!(", {} left out", format::number(data.subjects.evicted))
     } else {
         String::new()
     };
-    let missed = match seen.missed {
-        0 if seen.has_gaps => ", with gaps".to_owned(),
+    let missed = match data.missed {
+        0 if data.has_gaps => ", with gaps".to_owned(),
         0 => String::new(),
-        missed => format!(", {} missed", number(missed)),
+        missed => format!(", {} missed", format::number(missed)),
     };
     let what = match model.kind {
         Kind::Server => "limited",
@@ -198,9 +199,9 @@ fn draw_table(
     if rows.is_empty() {
         let text = match (model.kind, &model.link) {
             (_, Link::Connecting) => "",
-            _ if !model.filter.is_empty() => "Nobody's name holds that.",
-            (Kind::Server, _) => "Nobody was refused since this began.",
-            (Kind::Store, _) => "No entity is written in the store: name one, tidegate watch ENTITY.",
+            _ if !model.filter.is_empty() => "No name matches the filter.",
+            (Kind::Server, _) => "No refusals since the start.",
+            (Kind::Store, _) => "The store has no entities: choose one, tidegate watch ENTITY.",
         };
         return frame.render_widget(Paragraph::new(text).block(block), area);
     }
@@ -228,7 +229,7 @@ fn draw_table(
     };
     let right = |text: String| Cell::new(Line::raw(text).alignment(Alignment::Right));
     let row = |row: &&Row| {
-        let (name, count) = ([row.entity.clone(), row.resource.clone()], number(row.count));
+        let (name, count) = ([row.entity.clone(), row.resource.clone()], format::number(row.count));
         let [entity, resource] = name.map(Cell::new);
         let cells = if is_wide {
             let last = row.last.map(|last| age(at.since(last))).unwrap_or_default();
@@ -261,7 +262,7 @@ fn draw_table(
     frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(selected));
 }
 
-/// How long until it is worth asking again, while that is so.
+/// Time until a retry may succeed; empty if that is now.
 fn retry(row: &Row, at: Stamp) -> String {
     match row.retry {
         Retry::At(when) if when > at => age(when.since(at)),
@@ -283,10 +284,10 @@ fn draw_levels(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, kind: Kind,
     }
     let Some(row) = row else { return };
     if row.levels.is_empty() {
-        let text = if kind == Kind::Server { "not looked at yet" } else { "nothing was ever drawn" };
+        let text = if kind == Kind::Server { "not read yet" } else { "no units were ever drawn" };
         return frame.render_widget(Paragraph::new(text), inside);
     }
-    // What has least comes first: that is what there is room for.
+    // The lowest levels first, since only some may fit.
     let mut levels: Vec<&Level> = row.levels.iter().collect();
     levels
         .sort_by(|one, other| one.fill().total_cmp(&other.fill()).then(one.available.cmp(&other.available)));
@@ -298,8 +299,8 @@ fn draw_levels(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, kind: Kind,
 
 /// `rpm  ██████░░░░  42 of 60  60/1m`
 fn level_line(level: &Level, name: usize, width: u16, theme: Theme) -> Line<'static> {
-    let rate = format!("{}/{}", number(level.amount), humantime::format_duration(level.period));
-    let amounts = format!("{} of {}", signed(level.available), number(level.burst));
+    let rate = format!("{}/{}", format::number(level.amount), humantime::format_duration(level.period));
+    let amounts = format!("{} of {}", signed(level.available), format::number(level.burst));
     let words = if width >= WIDE { format!(" {amounts:>17}  {rate:>10}") } else { format!(" {amounts}") };
     let bar = usize::from(width).saturating_sub(name + 1 + words.chars().count());
     #[expect(
@@ -309,7 +310,7 @@ fn level_line(level: &Level, name: usize, width: u16, theme: Theme) -> Line<'sta
         reason = "a part of some columns"
     )]
     let columns = (level.fill() * bar as f64).round() as usize;
-    // A bar with nothing in it means that nothing is there.
+    // An empty bar means that no unit is available.
     let columns = if level.available > 0 { columns.max(1).min(bar) } else { 0 };
     let style = match level.fill() {
         _ if level.available <= 0 => theme.bad(),
@@ -328,24 +329,24 @@ fn level_line(level: &Level, name: usize, width: u16, theme: Theme) -> Line<'sta
 
 fn signed(units: i64) -> String {
     let sign = if units < 0 { "-" } else { "" };
-    format!("{sign}{}", number(units.unsigned_abs()))
+    format!("{sign}{}", format::number(units.unsigned_abs()))
 }
 
 fn draw_health(frame: &mut Frame<'_>, area: Rect, model: &Model, now: Stamp, theme: Theme) {
-    let seen = model.seen();
-    let store = store_line(seen, area.width, theme);
-    let leases = match (&seen.totals, model.kind) {
+    let data = model.data();
+    let store = store_line(data, area.width, theme);
+    let leases = match (&data.totals, model.kind) {
         (Some(totals), _) => format!(
             "leases {}  waiting {}  expired {}  unsettled {}",
-            number(totals.open_leases),
-            number(totals.waiting),
-            number(totals.expired),
-            number(totals.unsettled)
+            format::number(totals.open_leases),
+            format::number(totals.waiting),
+            format::number(totals.expired),
+            format::number(totals.unsettled)
         ),
         (None, Kind::Server) => String::new(),
-        (None, Kind::Store) => "A store tells no events: it is looked at.".to_owned(),
+        (None, Kind::Store) => "A store has no events: it is polled.".to_owned(),
     };
-    let news = match (&model.link, &seen.news) {
+    let news = match (&model.link, &data.news) {
         (Link::Lost { why, .. }, _) => Some(Line::styled(why.clone(), theme.bad())),
         (_, Some((at, news))) => {
             Some(Line::raw(format!("{} ago: {news}", age(model.shown_at(now).since(*at)))))
@@ -363,11 +364,15 @@ fn draw_health(frame: &mut Frame<'_>, area: Rect, model: &Model, now: Stamp, the
     }
 }
 
-fn store_line(seen: &Seen, width: u16, theme: Theme) -> Line<'static> {
-    let away = seen.totals.and_then(|totals| totals.store_away);
-    match (&seen.health, away) {
-        (_, Some(span)) => Line::styled(format!("  store AWAY, asked in {}", span_words(span)), theme.bad()),
-        (Some(Health::Away { why }), None) => Line::styled(format!("  store AWAY: {why}"), theme.bad()),
+fn store_line(data: &ViewData, width: u16, theme: Theme) -> Line<'static> {
+    let away = data.totals.and_then(|totals| totals.store_away);
+    match (&data.health, away) {
+        (_, Some(span)) => {
+            Line::styled(format!("  store unavailable, retry in {}", format::duration(span)), theme.bad())
+        }
+        (Some(Health::Away { why }), None) => {
+            Line::styled(format!("  store unavailable: {why}"), theme.bad())
+        }
         (Some(Health::Good { engine, version, took }), None) => {
             let changes = if width >= 100 { format!("  changes {version}") } else { String::new() };
             Line::styled(
@@ -396,20 +401,18 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 }
 
 fn draw_help(frame: &mut Frame<'_>, area: Rect, kind: Kind) {
-    let seen = match kind {
+    let source = match kind {
         Kind::Server => {
-            "Rates are what the server counts; who is limited\nis what it tells. Levels are of the row with >."
+            "Rates come from the server's counters, rows from\nits events. Levels are those of the row with >."
         }
-        Kind::Store => {
-            "A store tells what is there, and no decisions:\nunits are what was taken between two looks."
-        }
+        Kind::Store => "A store has levels, but no decisions: units are\nthose taken between two scans.",
     };
     let text = format!(
-        "/      only names that hold a text\n\
+        "/      filter rows by name\n\
          s      sort: count, speed, last, name\n\
-         p      pause what is shown, and go on\n\
+         p      pause or resume the display\n\
          ↑ ↓    select a row (or k j, PgUp PgDn, Home End)\n\
-         q      quit (or Esc, Ctrl-C); Esc drops a filter\n\n{seen}\n\nAny key closes this."
+         q      quit (or Esc, Ctrl-C); Esc clears a filter\n\n{source}\n\nAny key closes this."
     );
     let (width, height) = (52.min(area.width), 12.min(area.height));
     let (x, y) = (area.x + (area.width - width) / 2, area.y + (area.height - height) / 2);

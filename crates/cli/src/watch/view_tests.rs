@@ -1,4 +1,4 @@
-//! Screens, pinned: what people see at 80 by 24, in a corner, and on a large terminal.
+//! Snapshot tests of the screen at 80 by 24, on a small terminal and on a large one.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn terminal(model: &Model, now: Stamp, size: (u16, u16), theme: Theme) -> Termin
     terminal
 }
 
-/// The screen as text, without what ends a line unseen.
+/// The screen as text, without trailing spaces.
 fn screen(model: &Model, now: Stamp, size: (u16, u16)) -> Vec<String> {
     let terminal = terminal(model, now, size, PLAIN);
     let buffer = terminal.backend().buffer();
@@ -36,7 +36,7 @@ fn pinned(model: &Model, now: Stamp, size: (u16, u16), expected: &str) {
     assert_eq!(shown.trim_end_matches('\n'), expected, "\n{shown}\n");
 }
 
-/// A server that refuses.
+/// A server with refusals.
 fn busy() -> Model {
     let mut model = Model::new(Kind::Server, "http://127.0.0.1:8707/");
     model.apply(Update::Up, at(0));
@@ -58,22 +58,22 @@ fn busy() -> Model {
 }
 
 #[test]
-fn a_server_at_80_by_24() {
+fn server_at_80_by_24() {
     pinned(&busy(), at(6), (80, 24), include_str!("screens/server-80x24.txt"));
 }
 
 #[test]
-fn a_server_in_a_corner() {
+fn server_on_a_small_terminal() {
     pinned(&busy(), at(6), (40, 10), include_str!("screens/server-40x10.txt"));
 }
 
 #[test]
-fn a_server_on_a_large_terminal() {
+fn server_on_a_large_terminal() {
     pinned(&busy(), at(6), (140, 30), include_str!("screens/server-140x30.txt"));
 }
 
 #[test]
-fn a_server_that_is_lost_with_a_filter_and_a_pause() {
+fn lost_server_with_a_filter_and_a_pause() {
     let mut model = busy();
     for key in [Key::Letter('s'), Key::Letter('/'), Key::Letter('i'), Key::Enter, Key::Down] {
         model.key(key, at(6));
@@ -85,7 +85,7 @@ fn a_server_that_is_lost_with_a_filter_and_a_pause() {
 }
 
 #[test]
-fn what_was_missed_is_in_the_title_and_whose_the_curves_are_beside_them() {
+fn title_shows_missed_events_and_scope_of_curves() {
     let entity = tidegate::EntityId::new("acme").unwrap();
     let mut model = Model::new(Kind::Server, "http://h:1/").only(Some(&entity));
     model.apply(Update::Up, at(0));
@@ -103,16 +103,16 @@ fn what_was_missed_is_in_the_title_and_whose_the_curves_are_beside_them() {
 }
 
 #[test]
-fn in_a_pause_the_last_event_does_not_grow_older() {
+fn age_of_last_event_stops_during_a_pause() {
     let mut model = busy();
     model.apply(Update::Event(Event::StoreBack), at(4));
     model.key(Key::Letter('p'), at(6));
     let lines = screen(&model, at(600), (80, 24));
-    assert_eq!(lines[22], "2s ago: the store is back");
+    assert_eq!(lines[22], "2s ago: the store is available again");
 }
 
 #[test]
-fn the_help_and_the_filter_that_is_typed() {
+fn help_and_filter_input() {
     let mut model = busy();
     model.key(Key::Letter('?'), at(6));
     pinned(&model, at(6), (80, 24), include_str!("screens/help-80x24.txt"));
@@ -124,19 +124,19 @@ fn the_help_and_the_filter_that_is_typed() {
 }
 
 #[test]
-fn a_store_says_what_it_does_not_tell() {
+fn store_explains_what_it_lacks() {
     let mut model = Model::new(Kind::Store, "sqlite:limits.db default");
     for (second, consumed) in [(0, 0), (1, 4), (2, 30), (3, 31)] {
         let levels = vec![level("rpm", 29, 60, consumed)];
         let subjects = vec![(subject("acme", "gpt-4"), levels), (subject("calm", "gpt-4"), Vec::new())];
         model.apply(Update::Up, at(second));
-        model.apply(Update::Looked { subjects, has_more: true }, at(second));
+        model.apply(Update::Scan { subjects, has_more: true }, at(second));
     }
     pinned(&model, at(4), (80, 24), include_str!("screens/store-80x24.txt"));
 }
 
 #[test]
-fn nothing_that_is_no_screen_fails() {
+fn tiny_screens_do_not_fail() {
     let mut model = busy();
     for key in [Key::Enter, Key::Letter('?')] {
         model.key(key, at(6));
@@ -152,7 +152,7 @@ fn nothing_that_is_no_screen_fails() {
 }
 
 #[test]
-fn a_terminal_without_colours_is_sent_none_and_still_shows_what_is_selected() {
+fn monochrome_terminal_still_shows_the_selection() {
     for is_coloured in [false, true] {
         let terminal = terminal(&busy(), at(6), (80, 24), Theme { is_coloured });
         let cells = terminal.backend().buffer().content();

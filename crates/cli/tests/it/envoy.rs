@@ -1,4 +1,4 @@
-//! A real Envoy before a small upstream, with the files of `examples/envoy`: tidegate decides what it passes.
+//! A real Envoy in front of a small upstream, with the files of `examples/envoy`, limited by tidegate.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -9,23 +9,23 @@ use std::thread;
 use std::time::Duration;
 
 use crate::kit::engine::{address, skip_without};
-use crate::kit::serving::{Serving, own_address};
-use crate::kit::{Shop, wait_for, wait_until};
+use crate::kit::server::{TestServer, own_address};
+use crate::kit::{Fixture, wait_for, wait_until};
 
 /// The variable with the path of the program.
 const ENVOY: &str = "TIDEGATE_TEST_ENVOY";
-/// An answer that takes longer never comes.
+/// Timeout of a response.
 const HANGS: Duration = Duration::from_mins(2);
 
-/// An answer of the proxy.
+/// A response of the proxy.
 #[derive(Debug)]
-struct Answer {
+struct Response {
     status: u16,
     head: String,
     body: String,
 }
 
-impl Answer {
+impl Response {
     fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -36,10 +36,10 @@ impl Answer {
 
 fn example(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/envoy").join(name);
-    fs::read_to_string(path).expect("the example is there")
+    fs::read_to_string(path).expect("the example exists")
 }
 
-/// The upstream: it answers with the path of the request.
+/// Starts an upstream that responds with the path of the request.
 fn upstream() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
     let address = listener.local_addr().expect("it has an address");
@@ -69,22 +69,22 @@ fn serve(stream: TcpStream) -> Option<()> {
     }
 }
 
-/// An Envoy that answers. Dropping it kills it.
+/// A running Envoy. Dropping it kills it.
 struct Envoy {
     child: Child,
     address: String,
 }
 
 impl Envoy {
-    /// With the example's configuration, on ports of its own, and with one more change.
-    fn start(shop: &Shop, tidegate: &str, token: &str, change: (&str, &str)) -> Self {
+    /// Starts it with the example's configuration on free ports, and one more change.
+    fn start(fixture: &Fixture, tidegate: &str, token: &str, change: (&str, &str)) -> Self {
         let (ip, port) = tidegate.rsplit_once(':').expect("a port");
         let ports = [
             ("port_value: 9901", "port_value: 0".to_owned()),
             ("port_value: 10000", "port_value: 0".to_owned()),
             ("port_value: 8080", format!("port_value: {}", upstream().port())),
             ("127.0.0.1, port_value: 8708", format!("{ip}, port_value: {port}")),
-            // A slow machine gets the same answers.
+            // Long enough for a slow machine.
             ("timeout: 0.25s", "timeout: 30s".to_owned()),
             (change.0, change.1.to_owned()),
         ];
@@ -93,7 +93,7 @@ impl Envoy {
             assert!(text.contains(from), "{from} is not in the example");
             text = text.replace(from, &to);
         }
-        let (config, admin) = (shop.path("envoy.yaml"), shop.path("admin"));
+        let (config, admin) = (fixture.path("envoy.yaml"), fixture.path("admin"));
         fs::write(&config, text).expect("it can be written");
         let child = Command::new(address(ENVOY))
             .arg("-c")
@@ -104,11 +104,11 @@ impl Envoy {
             .env_clear()
             .env("TIDEGATE_TOKEN", token)
             .stdout(Stdio::null())
-            .stderr(fs::File::create(shop.path("envoy.log")).expect("it can be written"))
+            .stderr(fs::File::create(fixture.path("envoy.log")).expect("it can be written"))
             .spawn()
             .expect("Envoy starts");
         let mut envoy = Self { child, address: String::new() };
-        let log = shop.path("envoy.log");
+        let log = fixture.path("envoy.log");
         envoy.address = wait_for("Envoy", || {
             if let Ok(Some(ended)) = envoy.child.try_wait() {
                 panic!("Envoy ended with {ended}: {}", fs::read_to_string(&log).unwrap_or_default());
@@ -120,7 +120,7 @@ impl Envoy {
         envoy
     }
 
-    fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+    fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response {
         wait_for("an answer", || ask(&self.address, path, headers))
     }
 }
@@ -131,8 +131,8 @@ impl Drop for Envoy {
     }
 }
 
-/// Asks once. `None` where there is no answer.
-fn ask(address: &str, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
+/// Sends one request. Returns `None` without a response.
+fn ask(address: &str, path: &str, headers: &[(&str, &str)]) -> Option<Response> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(HANGS)).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n").ok()?;
@@ -144,29 +144,29 @@ fn ask(address: &str, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
     stream.read_to_string(&mut text).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
-    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+    Some(Response { status, head: head.to_owned(), body: body.to_owned() })
 }
 
 /// A server with the example's rules, and a token for Envoy.
-fn tidegate(shop: &Shop, listen: &str) -> Serving {
-    let config = shop.path("tidegate.toml");
+fn tidegate(fixture: &Fixture, listen: &str) -> TestServer {
+    let config = fixture.path("tidegate.toml");
     fs::write(&config, example("tidegate.toml")).expect("it can be written");
-    shop.serve(&["--config", config.to_str().expect("a path"), "--envoy", listen])
+    fixture.serve(&["--config", config.to_str().expect("a path"), "--envoy", listen])
 }
 
-fn token(shop: &Shop) -> String {
-    let made = shop.json("token create envoy --scopes acquire");
+fn token(fixture: &Fixture) -> String {
+    let made = fixture.json("token create envoy --scopes acquire");
     made["secret"].as_str().expect("a secret").to_owned()
 }
 
 #[test]
-fn users_of_a_real_envoy_are_limited_by_tidegate_and_told_so() {
+fn envoy_limits_users_and_sends_ratelimit_headers() {
     skip_without!(ENVOY);
-    let shop = Shop::new();
-    let token = token(&shop);
-    let server = tidegate(&shop, "127.0.0.1:0");
+    let fixture = Fixture::new();
+    let token = token(&fixture);
+    let server = tidegate(&fixture, "127.0.0.1:0");
     let envoy =
-        Envoy::start(&shop, server.announced("envoy ").unwrap(), &token, ("deny: true", "deny: true"));
+        Envoy::start(&fixture, server.announced("envoy ").unwrap(), &token, ("deny: true", "deny: true"));
     let ada = [("x-user", "ada")];
     for left in (0..5).rev() {
         let passed = envoy.get("/", &ada);
@@ -177,7 +177,7 @@ fn users_of_a_real_envoy_are_limited_by_tidegate_and_told_so() {
     let refused = envoy.get("/", &ada);
     assert_eq!(refused.status, 429, "{refused:?}");
     let wait: u64 =
-        refused.header("retry-after").and_then(|wait| wait.parse().ok()).expect("when to come back");
+        refused.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a retry-after header");
     assert!((1..=720).contains(&wait), "{refused:?}");
     assert!(
         refused.header("ratelimit").is_some_and(|field| field.starts_with("\"requests\";r=0;t=")),
@@ -188,7 +188,7 @@ fn users_of_a_real_envoy_are_limited_by_tidegate_and_told_so() {
     assert_eq!(envoy.get("/", &[("x-user", "bob")]).status, 200);
     assert_eq!(envoy.get("/bulk", &[("x-user", "bob")]).header("ratelimit"), Some("\"requests\";r=1"));
     assert_eq!(envoy.get("/bulk", &[("x-user", "bob")]).status, 429);
-    assert_eq!(envoy.get("/", &[("x-user", "bob")]).status, 200, "what was refused has taken nothing");
+    assert_eq!(envoy.get("/", &[("x-user", "bob")]).status, 200, "a refused request takes nothing");
     for _ in 0..10 {
         assert_eq!(envoy.get("/", &[("x-user", "root")]).status, 200);
     }
@@ -198,33 +198,33 @@ fn users_of_a_real_envoy_are_limited_by_tidegate_and_told_so() {
     for _ in 0..3 {
         assert_eq!(envoy.get("/", &[("x-trial", "new")]).status, 200);
     }
-    // It is counted after the answer, which does not wait for the disk.
+    // It is counted after the response, which does not wait for the disk.
     wait_until("the count", || server.metric("tidegate_rls_descriptors_total{kind=\"shadowed\"}") == 2);
     assert_eq!(envoy.get("/", &[("x-trial", "other"), ("x-user", "ada")]).status, 429);
     assert_eq!(envoy.get("/", &[("x-trial", "new"), ("x-user", "cleo")]).status, 200);
     // An invalid name is refused.
     assert_eq!(envoy.get("/", &[("x-user", "a#b")]).status, 429);
-    // Its limits are in a rule and not in the store, and the balance shows what was drawn of them.
-    let balance = &shop.json("balance cleo web")["limits"][0];
+    // Its limits are in a rule and not in the store, and the balance shows the units drawn from them.
+    let balance = &fixture.json("balance cleo web")["limits"][0];
     assert_eq!((&balance["limit"], &balance["available"]), (&"requests".into(), &4.into()), "{balance}");
     server.stop();
 }
 
 #[test]
-fn with_tidegate_stopped_envoy_does_as_it_was_told_and_recovers_by_itself() {
+fn envoy_follows_its_failure_mode_and_recovers() {
     skip_without!(ENVOY);
     for (change, status) in [("failure_mode_deny: true", 500), ("failure_mode_deny: false", 200)] {
-        let shop = Shop::new();
-        let token = token(&shop);
-        let server = tidegate(&shop, &format!("{}:0", own_address()));
-        let address = server.announced("envoy ").expect("it answers Envoy").to_owned();
-        let envoy = Envoy::start(&shop, &address, &token, ("failure_mode_deny: true", change));
+        let fixture = Fixture::new();
+        let token = token(&fixture);
+        let server = tidegate(&fixture, &format!("{}:0", own_address()));
+        let address = server.announced("envoy ").expect("a listener for Envoy").to_owned();
+        let envoy = Envoy::start(&fixture, &address, &token, ("failure_mode_deny: true", change));
         let ada = [("x-user", "ada")];
         assert!(envoy.get("/", &ada).header("ratelimit").is_some());
         server.stop();
         let without = envoy.get("/", &ada);
         assert_eq!((without.status, without.header("ratelimit")), (status, None), "{change}: {without:?}");
-        let server = tidegate(&shop, &address);
+        let server = tidegate(&fixture, &address);
         let recovered = wait_for("the recovery", || {
             let answer = envoy.get("/", &ada);
             answer.header("ratelimit").is_some().then_some(answer)
@@ -236,25 +236,25 @@ fn with_tidegate_stopped_envoy_does_as_it_was_told_and_recovers_by_itself() {
 }
 
 #[test]
-fn a_token_that_is_wrong_is_a_service_that_fails() {
+fn invalid_token_is_a_service_failure() {
     skip_without!(ENVOY);
-    let shop = Shop::new();
-    let server = tidegate(&shop, "127.0.0.1:0");
-    let address = server.announced("envoy ").expect("it answers Envoy").to_owned();
-    let envoy = Envoy::start(&shop, &address, "tg_envoy_wrong", ("deny: true", "deny: true"));
+    let fixture = Fixture::new();
+    let server = tidegate(&fixture, "127.0.0.1:0");
+    let address = server.announced("envoy ").expect("a listener for Envoy").to_owned();
+    let envoy = Envoy::start(&fixture, &address, "tg_envoy_wrong", ("deny: true", "deny: true"));
     assert_eq!(envoy.get("/", &[("x-user", "ada")]).status, 500);
     assert_eq!(server.metric("tidegate_rls_requests_total{answer=\"refused\"}"), 1);
     server.stop();
 }
 
 #[test]
-fn rules_are_checked_before_it_serves() {
-    let shop = Shop::new();
-    let config = shop.path("tidegate.toml");
+fn invalid_rules_are_rejected_at_startup() {
+    let fixture = Fixture::new();
+    let config = fixture.path("tidegate.toml");
     let check = |text: &str| {
         fs::write(&config, text).expect("it can be written");
         let path = config.to_str().expect("a path");
-        shop.run_words(&[
+        fixture.run_words(&[
             "serve",
             "--check",
             "--listen",
@@ -269,6 +269,6 @@ fn rules_are_checked_before_it_serves() {
     assert_eq!(good.code, 0, "{}", good.stderr);
     let wrong = check(&example("tidegate.toml").replace("\"{user}\"", "\"{usr}\""));
     assert_eq!((wrong.code, wrong.stdout.as_str()), (2, ""));
-    let sentence = "`envoy.rules`: rule 2: `entity` is `{usr}`: there is no entry `usr` in its match";
+    let sentence = "`envoy.rules`: rule 2: `entity` is `{usr}`: `match` has no entry `usr`";
     assert!(wrong.stderr.contains(sentence), "{}", wrong.stderr);
 }

@@ -1,4 +1,4 @@
-//! `tidegate fetch` from real sockets: where pages are kept, what it reports, and how it ends.
+//! `tidegate fetch` over real sockets: its files, its output and its exit codes.
 
 use std::fs;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use rustix::process::Signal;
 
 use crate::kit::codec::{self, Json};
-use crate::kit::fetch::{Bay, FAST, Log, Reply, Upstream, hold, pages, read_line};
+use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Upstream, hold, pages, read_line};
 use crate::kit::{finish, run, send, wait_until};
 
 fn echo(log: &Log) -> Upstream {
@@ -18,40 +18,40 @@ fn echo(log: &Log) -> Upstream {
 }
 
 #[test]
-fn pages_are_kept_under_their_names_and_a_second_run_fetches_nothing() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn pages_are_saved_and_not_fetched_again() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let (one, two) = (echo(&log), echo(&log));
     let mut urls = pages(&one, 5);
     urls.extend([two.url("/"), two.url("/about"), two.url("/a/b.html?c=1"), two.url("/A.txt#there")]);
-    let run = bay.fast(&[], &urls);
+    let run = dir.fast(&[], &urls);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{run:?}");
     assert!(run.stdout.contains("9 fetched"), "{}", run.stdout);
-    assert_eq!(bay.file(&one, "p/3.html").as_deref(), Some(&b"this is /p/3.html"[..]));
-    assert_eq!(bay.file(&two, "_index.data").as_deref(), Some(&b"this is /"[..]));
-    assert_eq!(bay.file(&two, "about.data").as_deref(), Some(&b"this is /about"[..]));
-    assert_eq!((bay.files().len(), bay.parts()), (9, 0));
+    assert_eq!(dir.file(&one, "p/3.html").as_deref(), Some(&b"this is /p/3.html"[..]));
+    assert_eq!(dir.file(&two, "_index.data").as_deref(), Some(&b"this is /"[..]));
+    assert_eq!(dir.file(&two, "about.data").as_deref(), Some(&b"this is /about"[..]));
+    assert_eq!((dir.files().len(), dir.parts()), (9, 0));
     let seen = hold(&log).len();
-    let again = bay.fast(&[], &urls);
-    assert_eq!((again.code, hold(&log).len()), (0, seen), "nothing is asked for, robots.txt neither");
-    assert!(again.stdout.contains("0 fetched (0 B), 9 there already"), "{}", again.stdout);
+    let again = dir.fast(&[], &urls);
+    assert_eq!((again.code, hold(&log).len()), (0, seen), "no request is sent, not even for robots.txt");
+    assert!(again.stdout.contains("0 fetched (0 B), 9 already fetched"), "{}", again.stdout);
     // A file that was removed is fetched again.
-    fs::remove_file(bay.out().join(one.folder()).join("p/3.html")).unwrap();
-    assert_eq!(bay.fast(&[], &urls).code, 0);
+    fs::remove_file(dir.out().join(one.folder()).join("p/3.html")).unwrap();
+    assert_eq!(dir.fast(&[], &urls).code, 0);
     assert_eq!((one.seen().len(), two.seen().len()), (6, 4));
 }
 
 #[test]
-fn lines_for_programs_tell_each_page_and_end_with_a_summary() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn json_lines_report_each_page_and_a_summary() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let upstream = Upstream::start(&log, |seen| match seen.path.as_str() {
         "/gone.html" => Reply::status(404),
         "/old.html" => Reply::moved("/new.html"),
         path => Reply::page(path),
     });
     let there = upstream.url("/a.html");
-    assert_eq!(bay.fast(&[], std::slice::from_ref(&there)).code, 0);
+    assert_eq!(dir.fast(&[], std::slice::from_ref(&there)).code, 0);
     let urls = [there, upstream.url("/old.html"), upstream.url("/gone.html"), "nonsense".to_owned()];
-    let run = bay.fast(&["--json"], &urls);
+    let run = dir.fast(&["--json"], &urls);
     assert_eq!((run.code, run.stderr.as_str()), (1, ""), "{run:?}");
     let lines = codec::lines(&run.stdout);
     let line = |end: &str| {
@@ -71,7 +71,7 @@ fn lines_for_programs_tell_each_page_and_end_with_a_summary() {
         (&gone["outcome"], &gone["status"], &gone["is_final"]),
         (&"failed".into(), &404.into(), &true.into())
     );
-    assert_eq!(line("nonsense")["error"], "no address: it does not begin with https:// or http://");
+    assert_eq!(line("nonsense")["error"], "invalid address: it must begin with https:// or http://");
     let summary = &lines.last().expect("a summary")["summary"];
     let counts = ["done", "skipped", "failed", "bad_urls", "unfinished"].map(|name| summary[name].as_u64());
     assert_eq!(counts, [Some(1), Some(1), Some(2), Some(1), Some(0)], "{summary}");
@@ -81,16 +81,16 @@ fn lines_for_programs_tell_each_page_and_end_with_a_summary() {
 }
 
 #[test]
-fn addresses_come_from_a_file_and_from_stdin_too() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn addresses_are_read_from_a_file_and_stdin() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let upstream = echo(&log);
     // With a byte order mark, as some editors write it.
     let text = format!("\u{feff}{}  \r\n# pages\n\n  {}", upstream.url("/a.html"), upstream.url("/b.html"));
-    fs::write(bay.path("urls"), &text).unwrap();
-    let file = bay.path("urls").display().to_string();
-    assert_eq!(bay.fast(&["-i", &file], &[]).code, 0);
-    assert_eq!(bay.files().len(), 2);
-    let mut child = bay
+    fs::write(dir.path("urls"), &text).unwrap();
+    let file = dir.path("urls").display().to_string();
+    assert_eq!(dir.fast(&["-i", &file], &[]).code, 0);
+    assert_eq!(dir.files().len(), 2);
+    let mut child = dir
         .command(FAST)
         .arg("-")
         .stdin(Stdio::piped())
@@ -101,19 +101,19 @@ fn addresses_come_from_a_file_and_from_stdin_too() {
     let mut stdin = child.stdin.take().expect("it reads");
     // The first line is fetched before the second one is written.
     writeln!(stdin, "{}", upstream.url("/c.html")).unwrap();
-    wait_until("the first line is fetched", || bay.file(&upstream, "c.html").is_some());
+    wait_until("the first line is fetched", || dir.file(&upstream, "c.html").is_some());
     writeln!(stdin, "{}", upstream.url("/d.html")).unwrap();
     drop(stdin);
     assert_eq!(finish(child).code, 0);
-    assert_eq!(bay.files().len(), 4);
-    let missing = bay.fast(&["-i", "not/there"], &[]);
+    assert_eq!(dir.files().len(), 4);
+    let missing = dir.fast(&["-i", "not/there"], &[]);
     assert_eq!(missing.code, 2);
     assert!(missing.stderr.contains("the input `not/there` cannot be read"), "{}", missing.stderr);
 }
 
 #[test]
-fn what_is_no_address_is_told_and_the_rest_is_fetched() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn invalid_address_is_reported_and_others_fetched() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let upstream = echo(&log);
     let endless = format!("https://h/{}", "x".repeat(9_000));
     let bad = [
@@ -126,32 +126,32 @@ fn what_is_no_address_is_told_and_the_rest_is_fetched() {
         &endless,
     ];
     let urls: Vec<String> = bad.iter().map(ToString::to_string).chain(pages(&upstream, 3)).collect();
-    let run = bay.fast(&[], &urls);
-    assert_eq!((run.code, bay.files().len()), (1, 3));
+    let run = dir.fast(&[], &urls);
+    assert_eq!((run.code, dir.files().len()), (1, 3));
     assert!(
-        run.stdout.contains("failed: ftp://h/x: no address: it is neither https:// nor http://"),
+        run.stdout.contains("failed: ftp://h/x: invalid address: the scheme must be https or http"),
         "{}",
         run.stdout
     );
-    assert!(!run.stdout.contains('\u{1b}'), "nothing that moves the cursor");
-    let journal = fs::read_to_string(bay.out().join(".tidegate/journal.jsonl")).unwrap();
+    assert!(!run.stdout.contains('\u{1b}'), "control characters are escaped");
+    let journal = fs::read_to_string(dir.out().join(".tidegate/journal.jsonl")).unwrap();
     assert!(!run.stdout.contains("secret") && !journal.contains("secret"), "{journal}");
     assert!(run.stdout.contains("3 fetched (51 B), 7 failed"), "{}", run.stdout);
 }
 
 #[test]
-fn a_page_that_is_twice_in_the_input_is_fetched_once() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn duplicate_page_is_fetched_once() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let upstream = echo(&log);
     let urls: Vec<String> =
         (0..50).map(|number| upstream.url(&format!("/{}.html#{number}", number % 5))).collect();
-    let run = bay.fast(&[], &urls);
-    assert_eq!((run.code, upstream.seen().len(), bay.files().len()), (0, 5, 5), "{run:?}");
+    let run = dir.fast(&[], &urls);
+    assert_eq!((run.code, upstream.seen().len(), dir.files().len()), (0, 5, 5), "{run:?}");
 }
 
 #[test]
-fn a_second_fetch_in_one_folder_is_refused() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn second_fetch_in_one_folder_is_refused() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let (tell, go_on) = channel::<()>();
     let go_on = Mutex::new(go_on);
     let upstream = Upstream::start(&log, move |_| {
@@ -159,19 +159,19 @@ fn a_second_fetch_in_one_folder_is_refused() {
         let _ = hold(&go_on).recv();
         Reply::status(200)
     });
-    let first = bay.begin(&[], &pages(&upstream, 1));
-    wait_until("the first is at work", || upstream.seen().len() == 1);
-    let second = bay.fast(&[], &pages(&upstream, 1));
+    let first = dir.begin(&[], &pages(&upstream, 1));
+    wait_until("the first fetch runs", || upstream.seen().len() == 1);
+    let second = dir.fast(&[], &pages(&upstream, 1));
     assert_eq!(second.code, 1);
-    assert!(second.stderr.contains("another fetch is at work in "), "{}", second.stderr);
+    assert!(second.stderr.contains("another fetch is running in "), "{}", second.stderr);
     drop(tell);
     assert_eq!(finish(first).code, 0);
     assert_eq!(upstream.seen().len(), 1);
 }
 
 #[test]
-fn the_first_interrupt_lets_what_is_under_way_end_and_the_next_run_goes_on() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn first_interrupt_drains_and_next_run_resumes() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let (tell, go_on) = channel::<()>();
     let go_on = Arc::new(Mutex::new(go_on));
     let upstream = Upstream::start(&log, move |seen| {
@@ -179,66 +179,65 @@ fn the_first_interrupt_lets_what_is_under_way_end_and_the_next_run_goes_on() {
         Reply::page(seen.path.clone())
     });
     let urls = pages(&upstream, 20);
-    let mut child = bay.begin(&["--per-host", "4"], &urls);
-    wait_until("four are under way", || upstream.seen().len() == 4);
+    let mut child = dir.begin(&["--per-host", "4"], &urls);
+    wait_until("four requests in flight", || upstream.seen().len() == 4);
     send(&child, Signal::INT);
     assert!(
-        read_line(child.stderr.as_mut().unwrap())
-            .starts_with("stopping: 4 under way are brought to their end")
+        read_line(child.stderr.as_mut().unwrap()).starts_with("stopping: waiting for 4 requests in flight")
     );
-    // Those four go on, and no other begins.
+    // Those four finish, and no other starts.
     (0..4).for_each(|_| tell.send(()).expect("the upstream waits"));
     let run = finish(child);
     assert_eq!(run.code, 130, "{run:?}");
     assert!(run.stdout.contains("interrupted: run the same command again"), "{}", run.stdout);
     assert_eq!(
-        (upstream.seen().len(), bay.files().len(), bay.parts()),
+        (upstream.seen().len(), dir.files().len(), dir.parts()),
         (4, 4, 0),
-        "what was under way is whole"
+        "pages in flight are complete"
     );
     drop(tell);
-    let run = bay.fast(&[], &urls);
-    assert_eq!((run.code, bay.files().len(), upstream.seen().len()), (0, 20, 20), "{run:?}");
+    let run = dir.fast(&[], &urls);
+    assert_eq!((run.code, dir.files().len(), upstream.seen().len()), (0, 20, 20), "{run:?}");
 }
 
 #[test]
-fn the_second_interrupt_ends_at_once() {
-    let (bay, log) = (Bay::new(), Log::default());
+fn second_interrupt_stops_at_once() {
+    let (dir, log) = (FetchDir::new(), Log::default());
     let (tell, go_on) = channel::<()>();
     let go_on = Mutex::new(go_on);
     let upstream = Upstream::start(&log, move |_| {
         let _ = hold(&go_on).recv();
         Reply::status(200)
     });
-    let child = bay.begin(&[], &pages(&upstream, 1));
-    wait_until("it is under way", || upstream.seen().len() == 1);
+    let child = dir.begin(&[], &pages(&upstream, 1));
+    wait_until("a request in flight", || upstream.seen().len() == 1);
     send(&child, Signal::INT);
     // The system keeps one signal of each kind until it is handled.
     send(&child, Signal::TERM);
     let run = finish(child);
     assert!(matches!(run.code, 130 | 143), "{run:?}");
-    assert_eq!(bay.files().len(), 0);
+    assert_eq!(dir.files().len(), 0);
     drop(tell);
-    assert_eq!(bay.fast(&[], &pages(&upstream, 1)).code, 0);
+    assert_eq!(dir.fast(&[], &pages(&upstream, 1)).code, 0);
 }
 
 #[test]
 fn hosts_are_served_in_turn() {
-    let (bay, log) = (Bay::new(), Log::default());
+    let (dir, log) = (FetchDir::new(), Log::default());
     let (large, small) = (echo(&log), echo(&log));
     let urls = [pages(&large, 100), pages(&small, 10)].concat();
-    let run = bay.fast(&["--concurrency", "1", "--ignore-robots"], &urls);
+    let run = dir.fast(&["--concurrency", "1", "--ignore-robots"], &urls);
     assert_eq!(run.code, 0, "{run:?}");
     let log = hold(&log);
-    let last = log.iter().rposition(|seen| seen.port == small.port()).expect("it was asked");
+    let last = log.iter().rposition(|seen| seen.port == small.port()).expect("the small host has requests");
     let before = log[..last].iter().filter(|seen| seen.port == large.port()).count();
     assert!(before <= 12, "the large one had {before} turns before the small one had its ten");
 }
 
 #[test]
-fn a_host_that_waits_occupies_no_worker() {
-    let (bay, log) = (Bay::new(), Log::default());
-    // Longer than the test: its turn does not come again in the first run.
+fn waiting_host_occupies_no_worker() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    // Longer than the test: the host gets no second turn in the first run.
     let healed = Arc::new(AtomicBool::new(false));
     let is_healed = Arc::clone(&healed);
     let slow = Upstream::start(&log, move |_| {
@@ -248,8 +247,8 @@ fn a_host_that_waits_occupies_no_worker() {
     let quick = echo(&log);
     let urls = [pages(&slow, 5), pages(&quick, 30)].concat();
     let arguments = ["--concurrency", "1", "--ignore-robots", "--patience", "3h"];
-    let child = bay.begin(&arguments, &urls);
-    wait_until("the only worker serves the other host", || bay.files_of(&quick) == 30);
+    let child = dir.begin(&arguments, &urls);
+    wait_until("the only worker serves the other host", || dir.files_of(&quick) == 30);
     let rejected = slow.seen().len();
     assert!(rejected <= 3, "{rejected}");
     assert_eq!(quick.seen().len(), 30);
@@ -257,30 +256,30 @@ fn a_host_that_waits_occupies_no_worker() {
     let run = finish(child);
     assert_eq!(run.code, 143, "{run:?}");
     healed.store(true, Ordering::SeqCst);
-    let run = bay.fast(&arguments, &urls);
-    assert_eq!((run.code, bay.files().len()), (0, 35), "{run:?}");
+    let run = dir.fast(&arguments, &urls);
+    assert_eq!((run.code, dir.files().len()), (0, 35), "{run:?}");
     assert_eq!((slow.seen().len(), quick.seen().len()), (rejected + 5, 30));
 }
 
 #[test]
-fn it_is_asked_as_it_can_be() {
-    let bay = Bay::new();
+fn invalid_arguments_are_rejected() {
+    let dir = FetchDir::new();
     let table = [
         (vec![], "required arguments were not provided"),
-        (vec!["-", "https://h/"], "`-` is among addresses"),
+        (vec!["-", "https://h/"], "`-` cannot be combined with addresses"),
         (vec!["-i", "x", "https://h/"], "cannot be used with"),
         (vec!["https://h/", "--max-bytes", "0"], "a number of bytes from 1"),
         (vec!["https://h/", "--rate", "0"], "a number from 0.01 to 1000000"),
-        (vec!["https://h/", "--server", "http://h"], "is for verbs that ask one"),
-        (vec!["https://h/", "--user-agent", "a\nb"], "requests cannot be made like this"),
+        (vec!["https://h/", "--server", "http://h"], "does not apply to this command"),
+        (vec!["https://h/", "--user-agent", "a\nb"], "invalid request options"),
     ];
     for (arguments, why) in table {
-        let run = bay.fetch(&arguments, &[]);
+        let run = dir.fetch(&arguments, &[]);
         assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
         assert!(run.stderr.contains(why), "{arguments:?}: {}", run.stderr);
     }
-    let mut command = bay.command(&["https://h/"]);
-    fs::write(bay.out(), "a file").unwrap();
+    let mut command = dir.command(&["https://h/"]);
+    fs::write(dir.out(), "a file").unwrap();
     let run = run(&mut command);
     assert_eq!(run.code, 1);
     assert!(run.stderr.contains("cannot be used: "), "{}", run.stderr);

@@ -1,10 +1,10 @@
-//! `tidegate limits` as people and programs use it.
+//! `tidegate limits`: text and JSON output, optimistic locking, plans.
 
 use std::fs;
 use std::io::Write as _;
 use std::process::Stdio;
 
-use crate::kit::{Shop, codec, finish};
+use crate::kit::{Fixture, codec, finish};
 
 const DECLARED: &str = "
 [system]
@@ -16,120 +16,120 @@ only = true
 ";
 
 #[test]
-fn limits_are_written_shown_listed_and_deleted() {
-    for shop in Shop::both() {
+fn limits_are_set_shown_listed_and_deleted() {
+    for fixture in Fixture::both() {
         assert_eq!(
-            shop.ok("limits set system rpm:60/min tpm:100k/min:150k"),
+            fixture.ok("limits set system rpm:60/min tpm:100k/min:150k"),
             "   SCOPE   BEFORE  AFTER\n\
          +  system  -       rpm:60/min tpm:100k/min:150k\n\
          written at version 3\n"
         );
-        shop.ok(
+        fixture.ok(
         "limits set entity acme resource gpt-4 rpm:5/s --only --on-expiry return --on-unavailable share:0.2",
     );
         assert_eq!(
-            shop.ok("limits list"),
+            fixture.ok("limits list"),
             "SCOPE                       LIMITS                                                  VERSION\n\
          system                      rpm:60/min tpm:100k/min:150k                                  3\n\
          entity acme resource gpt-4  rpm:5/s only on-unavailable=share:0.2 on-expiry=return        4\n"
         );
         assert_eq!(
-            shop.ok("limits show system"),
+            fixture.ok("limits show system"),
             "system at version 3: rpm:60/min tpm:100k/min:150k\n\
          LIMIT  AMOUNT  PERIOD   BURST\n\
          rpm        60  1m          60\n\
          tpm    100000  1m      150000\n"
         );
         assert_eq!(
-            shop.ok("limits set system rpm:30/min"),
+            fixture.ok("limits set system rpm:30/min"),
             "   SCOPE   BEFORE                        AFTER\n\
          ~  system  rpm:60/min tpm:100k/min:150k  rpm:30/min\n\
          written at version 5\n"
         );
         assert_eq!(
-            shop.ok("limits delete system"),
+            fixture.ok("limits delete system"),
             "   SCOPE   BEFORE      AFTER\n\
          -  system  rpm:30/min  -\n\
          written at version 6\n"
         );
-        let gone = shop.run("limits show system");
+        let gone = fixture.run("limits show system");
         assert_eq!(gone.code, 1);
         assert_eq!(
             gone.stderr,
-            "error: no limits are written for `system`\n next: see what is: tidegate limits list\n"
+            "error: no limits are written for `system`\n next: list limits: tidegate limits list\n"
         );
-        assert_eq!(shop.run("limits delete system").code, 1);
+        assert_eq!(fixture.run("limits delete system").code, 1);
     }
 }
 
 #[test]
-fn limits_for_programs_have_the_fields_they_were_promised() {
-    for shop in Shop::both() {
-        let set = shop.json("limits set entity acme resource gpt-4 rpm:5/s --only");
+fn json_of_limits_has_stable_fields() {
+    for fixture in Fixture::both() {
+        let set = fixture.json("limits set entity acme resource gpt-4 rpm:5/s --only");
         assert_eq!(codec::fields(&set), ["after", "before", "scope", "version"]);
-        let shown = shop.json("limits show entity acme resource gpt-4");
+        let shown = fixture.json("limits show entity acme resource gpt-4");
         let wanted = r#"{
         "scope": { "kind": "entity_resource", "entity": "acme", "resource": "gpt-4" },
         "version": 3,
         "policy": { "limits": ["rpm:5/s"], "only": true, "on_unavailable": null, "on_expiry": null }
     }"#;
         assert_eq!(shown, codec::parse(wanted));
-        let list = shop.json("limits list");
+        let list = fixture.json("limits list");
         assert_eq!(codec::fields(&list), ["limits", "next"]);
         assert_eq!(list["limits"][0], shown);
     }
 }
 
 #[test]
-fn a_listing_goes_on_where_it_ended() {
-    for shop in Shop::both() {
+fn listing_continues_after_its_cursor() {
+    for fixture in Fixture::both() {
         for name in ["a", "b", "c"] {
-            shop.ok(&format!("limits set entity {name} rpm:1/s"));
+            fixture.ok(&format!("limits set entity {name} rpm:1/s"));
         }
-        shop.ok("limits set entity b resource gpt rpm:1/s");
-        let first = shop.json("limits list --max 2");
+        fixture.ok("limits set entity b resource gpt rpm:1/s");
+        let first = fixture.json("limits list --max 2");
         assert_eq!(first["limits"].as_array().unwrap().len(), 2);
         let cursor = first["next"].as_str().unwrap();
-        let rest = shop.json(&format!("limits list --max 2 --after {cursor}"));
+        let rest = fixture.json(&format!("limits list --max 2 --after {cursor}"));
         assert_eq!(rest["limits"][0]["scope"]["entity"], "c");
         assert!(rest["next"].is_null());
-        assert!(shop.ok("limits list --max 1").ends_with("there are more: --after 'e#a'\n"));
-        assert_eq!(shop.json("limits list --entity b")["limits"].as_array().unwrap().len(), 2);
-        assert_eq!(shop.json("limits list --resource gpt")["limits"].as_array().unwrap().len(), 1);
+        assert!(fixture.ok("limits list --max 1").ends_with("there are more: --after 'e#a'\n"));
+        assert_eq!(fixture.json("limits list --entity b")["limits"].as_array().unwrap().len(), 2);
+        assert_eq!(fixture.json("limits list --resource gpt")["limits"].as_array().unwrap().len(), 1);
     }
 }
 
 #[test]
-fn a_change_that_expects_something_else_is_refused_with_what_is_there() {
-    for shop in Shop::both() {
-        shop.ok("limits set system rpm:60/min --expect absent");
-        let again = shop.run("limits set system rpm:50/min --expect absent");
+fn stale_change_is_refused_with_the_current_version() {
+    for fixture in Fixture::both() {
+        fixture.ok("limits set system rpm:60/min --expect absent");
+        let again = fixture.run("limits set system rpm:50/min --expect absent");
         assert_eq!(again.code, 1);
         assert_eq!(
             again.stderr,
             "error: the policy for system is not as expected: it is at version 3\n \
-         next: somebody else has changed it: look again, then repeat\n"
+         next: it was changed concurrently: read it again, then retry\n"
         );
-        assert_eq!(shop.run("limits delete system --expect 7").code, 1);
-        shop.ok("limits delete system --expect 3");
+        assert_eq!(fixture.run("limits delete system --expect 7").code, 1);
+        fixture.ok("limits delete system --expect 3");
     }
 }
 
 #[test]
-fn a_plan_shows_what_would_change_and_its_exit_code_tells_whether_anything_would() {
-    for shop in Shop::both() {
-        let file = shop.path("limits.toml");
+fn plan_shows_changes_and_exits_with_5() {
+    for fixture in Fixture::both() {
+        let file = fixture.path("limits.toml");
         fs::write(&file, DECLARED).unwrap();
         let file = file.display();
-        shop.ok("limits set system rpm:10/min");
-        shop.ok("limits set resource old rpm:1/min");
-        let plan = shop.run(&format!("limits plan {file}"));
+        fixture.ok("limits set system rpm:10/min");
+        fixture.ok("limits set resource old rpm:1/min");
+        let plan = fixture.run(&format!("limits plan {file}"));
         let table = "   SCOPE                       BEFORE      AFTER\n\
                  ~  system                      rpm:10/min  rpm:60/min tpm:100k/min:150k\n\
                  +  entity acme resource gpt-4  -           rpm:5/s only\n";
         assert_eq!((plan.code, plan.stderr.as_str()), (5, ""));
         assert_eq!(plan.stdout, format!("{table}2 scopes to change: tidegate limits apply\n"));
-        let json = shop.run(&format!("--json limits plan {file} --prune"));
+        let json = fixture.run(&format!("--json limits plan {file} --prune"));
         assert_eq!(json.code, 5);
         let json = codec::parse(&json.stdout);
         assert_eq!(codec::fields(&json), ["changes", "has_changes", "version"]);
@@ -137,48 +137,48 @@ fn a_plan_shows_what_would_change_and_its_exit_code_tells_whether_anything_would
         assert_eq!(codec::fields(&json["changes"][0]), ["after", "before", "before_version", "scope"]);
 
         assert_eq!(
-            shop.ok(&format!("limits apply {file}")),
+            fixture.ok(&format!("limits apply {file}")),
             format!("{table}2 scopes changed, at version 5\n")
         );
-        assert_eq!(shop.ok(&format!("limits plan {file}")), "all is as declared\n");
-        assert_eq!(shop.ok(&format!("limits apply {file}")), "all is as declared\n");
-        assert_eq!(shop.run(&format!("limits plan {file} --prune")).code, 5);
-        shop.ok(&format!("limits apply {file} --prune"));
-        assert_eq!(shop.run("limits show resource old").code, 1);
+        assert_eq!(fixture.ok(&format!("limits plan {file}")), "no changes\n");
+        assert_eq!(fixture.ok(&format!("limits apply {file}")), "no changes\n");
+        assert_eq!(fixture.run(&format!("limits plan {file} --prune")).code, 5);
+        fixture.ok(&format!("limits apply {file} --prune"));
+        assert_eq!(fixture.run("limits show resource old").code, 1);
     }
 }
 
 #[test]
-fn declared_limits_may_come_from_stdin() {
-    for shop in Shop::both() {
-        let mut command = shop.command(&["limits", "apply", "-"]);
+fn limits_are_applied_from_stdin() {
+    for fixture in Fixture::both() {
+        let mut command = fixture.command(&["limits", "apply", "-"]);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(DECLARED.as_bytes()).unwrap();
         let run = finish(child);
         assert_eq!((run.code, run.stderr.as_str()), (0, ""));
-        shop.ok("limits show system");
+        fixture.ok("limits show system");
     }
 }
 
 #[test]
-fn a_file_that_is_wrong_is_told_all_at_once() {
-    for shop in Shop::both() {
-        let file = shop.path("limits.toml");
+fn invalid_file_reports_all_problems() {
+    for fixture in Fixture::both() {
+        let file = fixture.path("limits.toml");
         fs::write(&file, "[system]\nlimit = ['rpm:5/s']\nonly = 1").unwrap();
-        let run = shop.run(&format!("limits apply {}", file.display()));
+        let run = fixture.run(&format!("limits apply {}", file.display()));
         assert_eq!((run.code, run.stdout.as_str()), (2, ""));
         assert_eq!(
             run.stderr,
             format!(
-                "error: `{}` is no file of limits:\n       \
+                "error: `{}` is not a file of limits:\n       \
              `system.limit` in TOML is not a key, did you mean `system.limits`?\n       \
              `system.only` is 1 in TOML, and must be true or false\n \
-             next: see its form: tidegate limits plan --help\n",
+             next: see the format: tidegate limits plan --help\n",
                 file.display()
             )
         );
-        let run = shop.run(&format!("limits plan {}", shop.path("none.toml").display()));
+        let run = fixture.run(&format!("limits plan {}", fixture.path("none.toml").display()));
         assert_eq!(run.code, 2);
         assert!(run.stderr.contains("none.toml` cannot be read: No such file"), "{}", run.stderr);
     }

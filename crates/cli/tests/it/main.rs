@@ -1,4 +1,4 @@
-//! The integration tests of the program `tidegate`, which they start as its users do.
+//! Integration tests that run the program `tidegate` as its users do.
 
 #[cfg_attr(
     not(all(
@@ -14,20 +14,21 @@
 mod kit;
 
 mod acquire;
-mod both;
 #[cfg(feature = "envoy")]
 mod envoy;
+mod errors;
 #[cfg(feature = "fetch")]
 mod fetch;
 #[cfg(feature = "fetch")]
-mod fetch_killed;
+mod fetch_errors;
+#[cfg(feature = "fetch")]
+mod fetch_kill;
 #[cfg(feature = "fetch")]
 mod fetch_polite;
-#[cfg(feature = "fetch")]
-mod fetch_trouble;
-mod killed;
+mod kill;
 mod lab;
 mod limits;
+mod parity;
 mod plot;
 mod records;
 mod remote;
@@ -49,6 +50,5 @@ mod tour_dynamodb;
 mod tour_postgres;
 #[cfg(feature = "redis")]
 mod tour_redis;
-mod trouble;
 #[cfg(feature = "watch")]
 mod watch;

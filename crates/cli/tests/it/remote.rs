@@ -1,4 +1,4 @@
-//! A server that the program asks: how it is chosen, what a token allows, and what happens to leases while it is unavailable.
+//! The program as a client of a server: choosing it, scopes of tokens, and leases while it is unavailable.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -7,14 +7,14 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::kit::serving::{Serving, free_port};
-use crate::kit::{self, Shop, clear_environment, codec, finish, run, send, wait_for};
+use crate::kit::server::{TestServer, free_port};
+use crate::kit::{self, Fixture, clear_environment, codec, finish, run, send, wait_for};
 
-/// A command that holds three of ten jobs, has reported that it runs, and ends with the code that it reads. `None` if the
-/// draw was not answered in time.
-fn holding(shop: &Shop, arguments: &[&str]) -> Option<Child> {
+/// A running command that holds three of ten jobs, and exits with the code that it reads. `None` if the draw
+/// timed out.
+fn holding(fixture: &Fixture, arguments: &[&str]) -> Option<Child> {
     let line = ["acquire", "acme", "build", "jobs=3", "--", "sh", "-c", "echo runs; read code; exit $code"];
-    let mut command = shop.command(&[arguments, &line].concat());
+    let mut command = fixture.command(&[arguments, &line].concat());
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the program starts");
     let mut line = String::new();
@@ -33,60 +33,62 @@ fn end_with(child: &mut Child, code: &str) {
     writeln!(stdin, "{code}").expect("it reads");
 }
 
-/// The same server again, at the same address.
-fn again(shop: &Shop, address: &str) -> Serving {
+/// Restarts the server at the same address.
+fn again(fixture: &Fixture, address: &str) -> TestServer {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     clear_environment(command.args(["serve", "--listen", address]));
-    command.env("TIDEGATE_STORE", shop.store()).env("TIDEGATE_TIMEOUT", "1m");
-    Serving::start(&mut command)
+    command.env("TIDEGATE_STORE", fixture.store()).env("TIDEGATE_TIMEOUT", "1m");
+    TestServer::start(&mut command)
 }
 
 #[test]
-fn a_lease_outlives_a_restart_of_the_server_and_ends_as_its_command_does() {
+fn lease_survives_a_restart_of_the_server() {
     for (code, left) in [("0", 7), ("9", 10)] {
-        let mut shop = Shop::served();
-        shop.ok("limits set system jobs:10/day");
-        let mut child = holding(&shop, &["--timeout", "1m"]).expect("an answer within a minute");
-        let server = shop.server.take().unwrap();
+        let mut fixture = Fixture::served();
+        fixture.ok("limits set system jobs:10/day");
+        let mut child = holding(&fixture, &["--timeout", "1m"]).expect("a response within a minute");
+        let server = fixture.server.take().unwrap();
         let address = server.address.clone();
         server.stop();
         // The command ends while the server is down: the program sends its end until the server answers.
         end_with(&mut child, code);
-        shop.server = Some(again(&shop, &address));
+        fixture.server = Some(again(&fixture, &address));
         let run = finish(child);
         assert_eq!((run.code.to_string().as_str(), run.stderr.as_str()), (code, ""));
-        assert_eq!(shop.available("acme", "build", "jobs"), left);
-        assert_eq!(shop.ok("usage summary entity acme") == "no usage\n", code != "0");
+        assert_eq!(fixture.available("acme", "build", "jobs"), left);
+        assert_eq!(fixture.ok("usage summary entity acme") == "no usage\n", code != "0");
     }
 }
 
 #[test]
-fn a_lease_expires_if_the_server_stays_down() {
+fn lease_expires_if_the_server_stays_down() {
     // The timeout bounds the draw too: a slow machine needs more than the first.
-    let (mut shop, mut child) = ["500ms", "5s", "1m"]
+    let (mut fixture, mut child) = ["500ms", "5s", "1m"]
         .into_iter()
         .find_map(|time| {
-            let shop = Shop::served();
-            shop.ok("limits set system jobs:10/day");
-            holding(&shop, &["--timeout", time]).map(|child| (shop, child))
+            let fixture = Fixture::served();
+            fixture.ok("limits set system jobs:10/day");
+            holding(&fixture, &["--timeout", time]).map(|child| (fixture, child))
         })
-        .expect("an answer within a minute");
-    shop.server.take().unwrap().stop();
+        .expect("a response within a minute");
+    fixture.server.take().unwrap().stop();
     end_with(&mut child, "0");
     let run = finish(child);
     assert_eq!(run.code, 0, "the command ended well");
     assert!(
-        run.stderr.starts_with("tidegate: the lease has not ended as it should: the server is away: POST /v1/leases/{lease}/settle"),
+        run.stderr.starts_with(
+            "tidegate: the lease could not be ended: server unavailable: POST /v1/leases/{lease}/settle"
+        ),
         "{}",
         run.stderr
     );
-    assert!(run.stderr.contains("\ntidegate: the end was not heard of: "), "{}", run.stderr);
-    assert_eq!(shop.available("acme", "build", "jobs"), 7, "held until its deadline");
+    assert!(run.stderr.contains("\ntidegate: the end of the lease was not confirmed: "), "{}", run.stderr);
+    assert_eq!(fixture.available("acme", "build", "jobs"), 7, "held until its deadline");
 }
 
 #[test]
-fn a_server_that_is_away_is_one_sentence_and_ends_with_4() {
-    let shop = Shop::new();
+fn unavailable_server_is_one_sentence_and_code_4() {
+    let fixture = Fixture::new();
     let unused = free_port();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     // The first refuses the connection; the second never answers.
@@ -97,27 +99,27 @@ fn a_server_that_is_away_is_one_sentence_and_ends_with_4() {
     for (place, cause) in table {
         for line in ["status", "limits list", "limits set system a:1/s", "acquire acme build jobs=1 -- true"]
         {
-            let run = shop.run(&format!("--timeout {place} {line}"));
+            let run = fixture.run(&format!("--timeout {place} {line}"));
             assert_eq!((run.code, run.stdout.as_str()), (4, ""), "{line}: {run:?}");
-            assert!(run.stderr.starts_with("error: the server is away: "), "{}", run.stderr);
+            assert!(run.stderr.starts_with("error: server unavailable: "), "{}", run.stderr);
             assert!(run.stderr.contains(cause) && run.stderr.contains("\n next: "), "{}", run.stderr);
         }
-        let run = shop.run(&format!("--json --timeout {place} status"));
+        let run = fixture.run(&format!("--json --timeout {place} status"));
         let error = &codec::parse(&run.stderr)["error"];
         assert_eq!((&error["code"], &error["kind"]), (&4.into(), &"away".into()));
     }
-    assert!(!shop.file().exists(), "no store was asked instead");
+    assert!(!fixture.file().exists(), "no store was used instead");
 }
 
 #[test]
-fn whoever_may_not_is_told_what_is_lacking_and_what_to_do() {
-    let shop = Shop::served();
-    let token = |line: &str| shop.json(line)["secret"].as_str().map(str::to_owned).unwrap();
+fn denied_request_names_the_scope_and_a_remedy() {
+    let fixture = Fixture::served();
+    let token = |line: &str| fixture.json(line)["secret"].as_str().map(str::to_owned).unwrap();
     let reads = token("token create reads --scopes read");
     let draws = token("token create draws --scopes acquire");
     let gone = token("token create gone --scopes read");
-    shop.ok("token revoke gone");
-    let scope = "\n next: use a token that has it; where the store is: tidegate token create ID --scopes acquire,read,admin\n";
+    fixture.ok("token revoke gone");
+    let scope = "\n next: use a token that has it; at the store: tidegate token create ID --scopes acquire,read,admin\n";
     let lacks = |id: &str, scope_lacking: &str| {
         format!("error: the token `{id}` lacks the scope `{scope_lacking}`, which this needs{scope}")
     };
@@ -125,15 +127,15 @@ fn whoever_may_not_is_told_what_is_lacking_and_what_to_do() {
         (
             None,
             "status",
-            "error: the server lets nobody in without a token\n \
-             next: name a file that holds it with --token-file FILE, or set TIDEGATE_TOKEN\n"
+            "error: the server requires a token\n \
+             next: pass a file that holds one with --token-file FILE, or set TIDEGATE_TOKEN\n"
                 .to_owned(),
         ),
         (
             Some(&gone),
             "status",
-            "error: the server does not let this token in: the token was revoked\n \
-             next: ask for a good one; where the store is: tidegate token create ID --scopes SCOPES\n"
+            "error: the server rejected the token: the token was revoked\n \
+             next: use a valid token; at the store: tidegate token create ID --scopes SCOPES\n"
                 .to_owned(),
         ),
         (Some(&reads), "limits set system a:1/s", lacks("reads", "admin")),
@@ -144,7 +146,7 @@ fn whoever_may_not_is_told_what_is_lacking_and_what_to_do() {
         (Some(&draws), "audit list", lacks("draws", "read")),
     ];
     for (token, line, sentence) in table {
-        let mut command = shop.command(&line.split_whitespace().collect::<Vec<_>>());
+        let mut command = fixture.command(&line.split_whitespace().collect::<Vec<_>>());
         let command = command.env_remove("TIDEGATE_TOKEN");
         let run = run(token.into_iter().fold(command, |command, token| command.env("TIDEGATE_TOKEN", token)));
         assert_eq!((run.code, run.stdout.as_str(), run.stderr), (1, "", sentence), "{line}");
@@ -152,12 +154,12 @@ fn whoever_may_not_is_told_what_is_lacking_and_what_to_do() {
 }
 
 #[test]
-fn each_verb_is_content_with_the_scopes_that_the_documentation_says() {
-    let shop = Shop::served();
-    shop.ok("limits set system jobs:10/day");
-    shop.ok("token create spare --scopes read");
-    shop.ok("entity create org");
-    fs::write(shop.path("limits.toml"), "[system]\nlimits = ['jobs:20/day']").unwrap();
+fn each_verb_needs_only_its_documented_scopes() {
+    let fixture = Fixture::served();
+    fixture.ok("limits set system jobs:10/day");
+    fixture.ok("token create spare --scopes read");
+    fixture.ok("entity create org");
+    fs::write(fixture.path("limits.toml"), "[system]\nlimits = ['jobs:20/day']").unwrap();
     let table = [
         ("acquire", vec!["acquire acme build jobs=1", "acquire acme build jobs=1 --within 1s -- true"]),
         (
@@ -191,12 +193,12 @@ fn each_verb_is_content_with_the_scopes_that_the_documentation_says() {
         ),
         ("admin", vec!["token list", "token create other --scopes read", "token revoke spare"]),
     ];
-    let file = shop.path("limits.toml").display().to_string();
+    let file = fixture.path("limits.toml").display().to_string();
     for (number, (scopes, lines)) in table.into_iter().enumerate() {
-        let made = shop.json(&format!("token create only-{number} --scopes {scopes}"));
+        let made = fixture.json(&format!("token create only-{number} --scopes {scopes}"));
         for line in lines {
             let line = line.replace("FILE", &file);
-            let mut command = shop.command(&line.split_whitespace().collect::<Vec<_>>());
+            let mut command = fixture.command(&line.split_whitespace().collect::<Vec<_>>());
             let run = run(command.env("TIDEGATE_TOKEN", made["secret"].as_str().unwrap()));
             assert!(matches!(run.code, 0 | 5) && run.stderr.is_empty(), "{line} with {scopes}: {run:?}");
         }
@@ -204,23 +206,23 @@ fn each_verb_is_content_with_the_scopes_that_the_documentation_says() {
 }
 
 #[test]
-fn a_token_comes_from_a_file_or_the_environment_and_is_shown_by_nothing() {
-    let shop = Shop::served();
-    let (file, token) = (shop.path("token"), shop.token.clone().unwrap());
+fn token_is_read_from_file_or_variable_and_not_shown() {
+    let fixture = Fixture::served();
+    let (file, token) = (fixture.path("token"), fixture.token.clone().unwrap());
     fs::write(&file, format!("{token}\n")).unwrap();
     let path = file.display().to_string();
-    let mut command = shop.command(&["--token-file", &path, "status"]);
-    assert_eq!(run(command.env("TIDEGATE_TOKEN", "none")).code, 0, "the file counts before the variable");
-    let mut command = shop.command(&["status"]);
+    let mut command = fixture.command(&["--token-file", &path, "status"]);
+    assert_eq!(run(command.env("TIDEGATE_TOKEN", "none")).code, 0, "the file overrides the variable");
+    let mut command = fixture.command(&["status"]);
     assert_eq!(run(command.env_remove("TIDEGATE_TOKEN").env("TIDEGATE_TOKEN_FILE", &path)).code, 0);
     let secret = token.rsplit_once('_').unwrap().1;
     for bad in [format!("{token}0"), format!("{token}\n{token}"), format!("x{token}"), String::new()] {
         fs::write(&file, &bad).unwrap();
-        let run = shop.run_words(&["--token-file", &path, "--json", "status"]);
+        let run = fixture.run_words(&["--token-file", &path, "--json", "status"]);
         assert!(matches!(run.code, 1 | 2), "{run:?}");
         assert!(!run.stderr.contains(secret), "{}", run.stderr);
     }
-    let run = shop.run("--token-file none status");
+    let run = fixture.run("--token-file none status");
     assert_eq!((run.code, run.stdout.as_str()), (2, ""));
     assert!(
         run.stderr.starts_with("error: the token file `none` cannot be read: No such file"),
@@ -230,14 +232,14 @@ fn a_token_comes_from_a_file_or_the_environment_and_is_shown_by_nothing() {
 }
 
 #[test]
-fn the_far_side_that_was_typed_counts_and_two_are_one_too_many() {
-    let shop = Shop::served();
-    let (server, store) = (shop.server.as_ref().unwrap().url(), shop.store());
+fn flag_overrides_the_variable_and_two_are_rejected() {
+    let fixture = Fixture::served();
+    let (server, store) = (fixture.server.as_ref().unwrap().url(), fixture.store());
     let url = |run: kit::Run| codec::parse(&run.stdout)["url"].as_str().map(str::to_owned).unwrap();
-    assert_eq!(url(shop.run(&format!("--json status --store {store}"))), store, "over TIDEGATE_SERVER");
-    let mut command = shop.command(&["--json", "status", "--server", &server]);
+    assert_eq!(url(fixture.run(&format!("--json status --store {store}"))), store, "over TIDEGATE_SERVER");
+    let mut command = fixture.command(&["--json", "status", "--server", &server]);
     assert_eq!(url(run(command.env("TIDEGATE_STORE", &store))), format!("{server}/"), "over TIDEGATE_STORE");
-    let mut command = shop.command(&["status"]);
+    let mut command = fixture.command(&["status"]);
     let both = run(command.env("TIDEGATE_STORE", &store));
     assert_eq!(both.code, 2);
     assert!(
@@ -250,38 +252,38 @@ fn the_far_side_that_was_typed_counts_and_two_are_one_too_many() {
             format!("--store {store} --server {server} status"),
             "'--server <URL>' cannot be used with '--store <URL>'",
         ),
-        (format!("serve --server {server}"), "'--server <URL>' is for verbs that ask one"),
-        (format!("--store {store} --token-file x status"), "'--token-file <FILE>' is for a server"),
-        (format!("--server {server} --actor me entity create x"), "in the name of the token"),
-        ("--server ftp://x status".to_owned(), "`ftp://x` is no address of a server"),
+        (format!("serve --server {server}"), "'--server <URL>' does not apply to this command"),
+        (format!("--store {store} --token-file x status"), "'--token-file <FILE>' requires a server"),
+        (format!("--server {server} --actor me entity create x"), "under its token"),
+        ("--server ftp://x status".to_owned(), "invalid server URL `ftp://x`"),
         (
             "--server 127.0.0.1:8707 status".to_owned(),
             "correct --server or TIDEGATE_SERVER, such as http://127.0.0.1:8707",
         ),
     ];
     for (line, sentence) in table {
-        let run = shop.run(&line);
+        let run = fixture.run(&line);
         assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{line}: {run:?}");
         assert!(run.stderr.contains(sentence), "{line}: {}", run.stderr);
     }
-    assert_eq!(shop.run("completions bash").code, 0, "whatever the environment says");
-    assert_eq!(shop.run("--timeout 1s serve --listen 127.0.0.1:0 --check --store memory:").code, 0);
+    assert_eq!(fixture.run("completions bash").code, 0, "regardless of the environment");
+    assert_eq!(fixture.run("--timeout 1s serve --listen 127.0.0.1:0 --check --store memory:").code, 0);
 }
 
 #[test]
-fn an_archive_is_made_where_the_store_is() {
-    let shop = Shop::served();
-    let run = shop.run("audit archive audit --before 0s");
+fn archive_requires_the_store() {
+    let fixture = Fixture::served();
+    let run = fixture.run("audit archive audit --before 0s");
     assert_eq!((run.code, run.stdout.as_str()), (2, ""));
     assert_eq!(
         run.stderr,
-        "error: an archive takes changes out of the store, and a server lets nobody do that\n \
-         next: where the store is: tidegate --store URL audit archive audit\n"
+        "error: an archive moves changes out of the store, which a server does not allow\n \
+         next: run it at the store: tidegate --store URL audit archive audit\n"
     );
 }
 
 #[test]
-fn whatever_else_answers_at_the_address_is_no_server() {
+fn other_http_server_is_rejected() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let other = std::thread::spawn(move || {
@@ -291,26 +293,26 @@ fn whatever_else_answers_at_the_address_is_no_server() {
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello").unwrap();
         line
     });
-    let run = Shop::new().run(&format!("--server http://{address} status"));
+    let run = Fixture::new().run(&format!("--server http://{address} status"));
     assert!(other.join().unwrap().starts_with("GET /v1/status "));
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    assert!(run.stderr.contains("next: see whether --server is the address of a tidegate"), "{}", run.stderr);
+    assert!(run.stderr.contains("next: check that --server is the address of a tidegate"), "{}", run.stderr);
 }
 
 #[test]
-fn a_signal_removes_a_waiter_from_the_server() {
-    let shop = Shop::served();
-    shop.ok("limits set system jobs:2/min:1");
-    let server = shop.server.as_ref().unwrap();
+fn signal_removes_a_waiter_from_the_server() {
+    let fixture = Fixture::served();
+    fixture.ok("limits set system jobs:2/min:1");
+    let server = fixture.server.as_ref().unwrap();
     for line in [
         &["acquire", "acme", "build", "jobs=1", "--within", "2m"][..],
         &["acquire", "birch", "build", "jobs=1", "--within", "2m", "--", "true"],
     ] {
-        shop.ok(&line[..4].join(" "));
+        fixture.ok(&line[..4].join(" "));
         let mut granted = 1;
-        // A machine that takes half a minute to get here grants this one too: then the next one waits.
+        // On a slow machine a unit may refill first, and is granted: then the next one waits.
         let run = loop {
-            let mut command = shop.command(line);
+            let mut command = fixture.command(line);
             let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             wait_for("a waiter or a grant", || {
                 (child.try_wait().unwrap().is_some() || server.metric("tidegate_waiting ") == 1).then_some(())
@@ -324,50 +326,50 @@ fn a_signal_removes_a_waiter_from_the_server() {
         };
         assert_eq!((run.code, run.stderr.as_str()), (130, ""));
         server.wait_for_waiting(0);
-        let used = shop.json(&format!("usage summary entity {}", line[1]));
+        let used = fixture.json(&format!("usage summary entity {}", line[1]));
         assert_eq!(used["limits"][0]["units"], granted, "{line:?}");
     }
 }
 
 #[test]
-fn a_wait_beyond_the_bound_of_the_server_goes_on() {
-    let mut shop = Shop::served();
-    shop.server.take().unwrap().stop();
-    shop.server = Some(shop.serve(&["--within-max", "20ms"]));
-    shop.ok("limits set system jobs:10/s:1");
+fn wait_continues_beyond_the_bound_of_the_server() {
+    let mut fixture = Fixture::served();
+    fixture.server.take().unwrap().stop();
+    fixture.server = Some(fixture.serve(&["--within-max", "20ms"]));
+    fixture.ok("limits set system jobs:10/s:1");
     for _ in 0..3 {
-        shop.ok("acquire acme build jobs=1 --within 1m");
+        fixture.ok("acquire acme build jobs=1 --within 1m");
     }
-    assert_eq!(shop.json("usage summary entity acme")["limits"][0]["units"], 3);
-    let run = shop.run("acquire acme build jobs=2 --within 1m");
-    assert_eq!(run.code, 3, "what never comes is not waited for: {}", run.stderr);
+    assert_eq!(fixture.json("usage summary entity acme")["limits"][0]["units"], 3);
+    let run = fixture.run("acquire acme build jobs=2 --within 1m");
+    assert_eq!(run.code, 3, "an impossible request does not wait: {}", run.stderr);
 }
 
 #[test]
-fn a_lost_lease_is_reported_while_its_command_runs() {
-    let mut shop = Shop::served();
-    shop.ok("limits set system jobs:10/day");
+fn lost_lease_is_reported_while_its_command_runs() {
+    let mut fixture = Fixture::served();
+    fixture.ok("limits set system jobs:10/day");
     let line = "acquire acme build jobs=3 --deadline 1s -- sh -c";
     let line: Vec<_> = line.split(' ').chain(["echo runs; read code"]).collect();
-    let mut command = shop.command(&line);
+    let mut command = fixture.command(&line);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    let server = shop.server.take().unwrap();
+    let server = fixture.server.take().unwrap();
     let address = server.address.clone();
     server.stop();
     let mut warning = String::new();
     BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut warning).unwrap();
     // On a slow machine it may have expired at the server before that stopped.
-    let sentence = "tidegate: the lease is not renewed, and the command goes on: ";
+    let sentence = "tidegate: the lease was not renewed, and the command continues: ";
     let why = warning.strip_prefix(sentence).unwrap_or_else(|| panic!("{warning}"));
     assert!(
-        why.starts_with("the server was not heard of") || why.starts_with("the server has ended it"),
+        why.starts_with("the server does not respond") || why.starts_with("the server has ended the lease"),
         "{warning}"
     );
-    assert_eq!(child.try_wait().unwrap(), None, "it goes on");
-    shop.server = Some(again(&shop, &address));
+    assert_eq!(child.try_wait().unwrap(), None, "it continues");
+    fixture.server = Some(again(&fixture, &address));
     end_with(&mut child, "0");
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }

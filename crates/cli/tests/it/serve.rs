@@ -1,4 +1,4 @@
-//! `tidegate serve` as people start it: the real program, on a port of its own.
+//! `tidegate serve`: startup, bounds, signals and shutdown.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -7,18 +7,18 @@ use std::net::{TcpListener, TcpStream};
 use rusqlite::Connection;
 use rustix::process::Signal;
 
-use crate::kit::serving::{Serving, answer, free_port};
-use crate::kit::{self, Shop, codec};
+use crate::kit::server::{TestServer, answer, free_port};
+use crate::kit::{self, Fixture, codec};
 
 #[test]
-fn without_any_argument_it_serves_the_data_folder_and_shows_the_first_token_once() {
-    let shop = Shop::new();
-    let data = shop.path("data");
+fn serve_defaults_to_data_folder_and_shows_token_once() {
+    let fixture = Fixture::new();
+    let data = fixture.path("data");
     let start = || {
-        let mut command = shop.command(&["serve"]);
+        let mut command = fixture.command(&["serve"]);
         // Another program may have the default port.
         command.env("TIDEGATE_LISTEN", "127.0.0.1:0");
-        Serving::start(command.env_remove("TIDEGATE_STORE").env("XDG_DATA_HOME", &data))
+        TestServer::start(command.env_remove("TIDEGATE_STORE").env("XDG_DATA_HOME", &data))
     };
     let server = start();
     let file = data.join("tidegate").join("tidegate.db");
@@ -44,38 +44,43 @@ fn without_any_argument_it_serves_the_data_folder_and_shows_the_first_token_once
 }
 
 #[test]
-fn a_token_of_the_command_line_is_good_at_the_server_until_it_is_revoked() {
-    let shop = Shop::new();
-    let made = shop.json("token create ops --scopes read,admin");
+fn token_is_accepted_until_it_is_revoked() {
+    let fixture = Fixture::new();
+    let made = fixture.json("token create ops --scopes read,admin");
     let token = made["secret"].as_str().unwrap();
-    let server = Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0"]));
-    assert_eq!(server.token(), None, "there is one that may change things");
+    let server = TestServer::start(&mut fixture.command(&["serve", "--listen", "127.0.0.1:0"]));
+    assert_eq!(server.token(), None, "there is a token with the scope admin");
     assert_eq!(server.ask("GET /v1/entities", Some(token), "").0, 200);
     assert_eq!(server.ask("POST /v1/acquire", Some(token), "{}").0, 403, "it may not draw");
     server.stop();
-    shop.ok("token revoke ops");
+    fixture.ok("token revoke ops");
     // A server caches a token for two seconds; a new server has no cache.
-    let server = Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0"]));
+    let server = TestServer::start(&mut fixture.command(&["serve", "--listen", "127.0.0.1:0"]));
     assert_eq!(server.ask("GET /v1/entities", Some(token), "").0, 401);
     server.stop();
 }
 
 #[test]
-fn metrics_have_a_listener_of_their_own_that_wants_no_token() {
-    let shop = Shop::new();
-    let server =
-        Serving::start(&mut shop.command(&["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]));
+fn metrics_listener_requires_no_token() {
+    let fixture = Fixture::new();
+    let server = TestServer::start(&mut fixture.command(&[
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics",
+        "127.0.0.1:0",
+    ]));
     assert_eq!(server.metric("tidegate_granted_total "), 0);
-    assert_eq!(server.ask("GET /metrics", None, "").0, 401, "the main listener still wants one");
+    assert_eq!(server.ask("GET /metrics", None, "").0, 401, "the main listener requires one");
     assert_eq!(server.ask("GET /metrics", server.token(), "").0, 200);
     server.stop();
 }
 
 #[test]
-fn a_log_of_json_is_one_document_on_each_line() {
-    let shop = Shop::new();
+fn json_log_has_one_document_per_line() {
+    let fixture = Fixture::new();
     let line = ["serve", "--listen", "127.0.0.1:0", "--log", "json", "--log-level", "debug"];
-    let server = Serving::start(&mut shop.command(&line));
+    let server = TestServer::start(&mut fixture.command(&line));
     let token = server.token().unwrap().to_owned();
     assert_eq!(server.ask("GET /v1/entities", Some(&token), "").0, 200);
     assert_eq!(server.ask("GET /v1/no-such-route", Some(&token), "").0, 404);
@@ -86,40 +91,40 @@ fn a_log_of_json_is_one_document_on_each_line() {
 }
 
 #[test]
-fn other_machines_reach_it_only_if_that_was_said() {
-    let shop = Shop::new();
-    let refused = shop.run("serve --listen 0.0.0.0:0");
-    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""), "to start it again would not help");
+fn other_machines_need_tls_or_an_explicit_flag() {
+    let fixture = Fixture::new();
+    let refused = fixture.run("serve --listen 0.0.0.0:0");
+    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""), "a restart would not help");
     assert_eq!(
         refused.stderr,
-        "error: 0.0.0.0:0 can be reached from other machines, and there is no TLS: listen on 127.0.0.1, or say that it is wanted\n \
-         next: say --tls-cert FILE --tls-key FILE; or --without-tls, behind a proxy that has TLS\n"
+        "error: 0.0.0.0:0 can be reached from other machines without TLS: listen on 127.0.0.1, or allow it explicitly\n \
+         next: use --tls-cert FILE --tls-key FILE, or --without-tls behind a proxy with TLS\n"
     );
-    let watched = shop.run("serve --listen 127.0.0.1:0 --metrics 0.0.0.0:0");
+    let watched = fixture.run("serve --listen 127.0.0.1:0 --metrics 0.0.0.0:0");
     assert_eq!(watched.code, 2, "its metrics too: {}", watched.stderr);
     for flag in ["--without-tls", "--without-tls=true"] {
-        let mut server = Serving::start(&mut shop.command(&["serve", "--listen", "0.0.0.0:0", flag]));
+        let mut server = TestServer::start(&mut fixture.command(&["serve", "--listen", "0.0.0.0:0", flag]));
         server.address = server.address.replace("0.0.0.0", "127.0.0.1");
         assert_eq!(server.ask("GET /health/ready", None, "").0, 204);
         server.stop();
     }
-    assert_eq!(shop.run("serve --listen 0.0.0.0:0 --without-tls=false").code, 2);
+    assert_eq!(fixture.run("serve --listen 0.0.0.0:0 --without-tls=false").code, 2);
 }
 
 #[test]
-fn a_waiter_is_answered_before_the_server_stops() {
-    let shop = Shop::new();
-    shop.ok("limits set system jobs:1/day");
-    let server = shop.serve(&["--within-max", "1h"]);
+fn waiter_is_answered_before_the_server_stops() {
+    let fixture = Fixture::new();
+    fixture.ok("limits set system jobs:1/day");
+    let server = fixture.serve(&["--within-max", "1h"]);
     let token = server.token().unwrap().to_owned();
     let ask = r#"{"entity": "acme", "resource": "build", "cost": {"jobs": 1}, "within": 3600}"#;
     let (status, held) = server.ask("POST /v1/acquire", Some(&token), ask);
     assert_eq!(status, 200, "{held}");
     let tomorrow = server.begin("POST /v1/acquire", Some(&token), &ask.replace("3600", "0"));
-    assert_eq!(answer(tomorrow).0, 429, "it does not come within the time");
-    shop.ok("limits set system jobs:1/s:1");
-    // The next unit comes after half an hour, which no test takes.
-    shop.ok("limits set resource slow jobs:2/h:1");
+    assert_eq!(answer(tomorrow).0, 429, "no unit refills within the time");
+    fixture.ok("limits set system jobs:1/s:1");
+    // The next unit refills after half an hour, longer than any test.
+    fixture.ok("limits set resource slow jobs:2/h:1");
     let slow = ask.replace("build", "slow");
     assert_eq!(server.ask("POST /v1/acquire", Some(&token), &slow).0, 200);
     let waits = server.begin("POST /v1/acquire", Some(&token), &slow);
@@ -129,22 +134,22 @@ fn a_waiter_is_answered_before_the_server_stops() {
     assert_eq!((status, codec::parse(&body)["type"].as_str()), (503, Some("/problems/stopping")));
     let run = server.end();
     assert_eq!(run.code, 0, "{}", run.stderr);
-    assert_eq!(shop.available("acme", "slow", "jobs"), 0, "the lease that was given is still held");
+    assert_eq!(fixture.available("acme", "slow", "jobs"), 0, "the granted lease is still held");
 }
 
 #[test]
-fn a_drain_beyond_its_bound_is_reported() {
-    let shop = Shop::new();
-    let mut command = shop.command(&["serve", "--listen", "127.0.0.1:0", "--drain-time", "1ms"]);
+fn drain_beyond_its_bound_is_reported() {
+    let fixture = Fixture::new();
+    let mut command = fixture.command(&["serve", "--listen", "127.0.0.1:0", "--drain-time", "1ms"]);
     // The request does not end before the drain does.
-    let server = Serving::start(command.env("TIDEGATE_BODY_TIME", "1h"));
+    let server = TestServer::start(command.env("TIDEGATE_BODY_TIME", "1h"));
     let slow = under_way(&server);
     server.send(Signal::TERM);
     let run = server.end();
     assert_eq!(run.code, 1);
     assert!(
         run.stderr.ends_with(
-            "error: what was under way took longer to end than it may: its leases end by their deadline\n"
+            "error: requests in flight did not finish within the drain time: their leases end at their deadlines\n"
         ),
         "{}",
         run.stderr
@@ -153,17 +158,17 @@ fn a_drain_beyond_its_bound_is_reported() {
 }
 
 #[test]
-fn a_reader_that_has_gone_away_does_not_stop_it() {
-    let shop = Shop::new();
+fn closed_output_does_not_stop_the_server() {
+    let fixture = Fixture::new();
     let line = ["serve", "--listen", "127.0.0.1:0", "--log-level", "debug"];
-    let mut server = Serving::start(&mut shop.command(&line));
+    let mut server = TestServer::start(&mut fixture.command(&line));
     drop((server.child().stdout.take(), server.child().stderr.take()));
     let token = server.token().unwrap().to_owned();
     for _ in 0..3 {
         assert_eq!(
             server.ask("GET /v1/entities", Some(&token), "").0,
             200,
-            "each answer is a line of the log"
+            "each response writes a line to the log"
         );
     }
     server.send(Signal::TERM);
@@ -172,9 +177,9 @@ fn a_reader_that_has_gone_away_does_not_stop_it() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let place = free_port().to_string();
-    let mut child = shop.command(&["serve", "--listen", &place]).stdout(writer).spawn().unwrap();
+    let mut child = fixture.command(&["serve", "--listen", &place]).stdout(writer).spawn().unwrap();
     kit::wait_until("a connection", || {
-        assert_eq!(child.try_wait().unwrap(), None, "it serves all the same");
+        assert_eq!(child.try_wait().unwrap(), None, "it still serves");
         TcpStream::connect(&place).is_ok()
     });
     kit::send(&child, Signal::TERM);
@@ -183,14 +188,14 @@ fn a_reader_that_has_gone_away_does_not_stop_it() {
 
 #[test]
 fn bounds_come_from_flags_variables_and_the_file() {
-    let shop = Shop::new();
-    shop.ok("limits set system jobs:1/day");
-    let config = shop.path("tidegate.toml");
+    let fixture = Fixture::new();
+    fixture.ok("limits set system jobs:1/day");
+    let config = fixture.path("tidegate.toml");
     fs::write(&config, "[bounds]\nbody_max = 1024\nwithin_max = '7s'\nlease_deadline = '8s'").unwrap();
     let config = config.display().to_string();
     let mut command =
-        shop.command(&["serve", "--listen", "127.0.0.1:0", "--config", &config, "--within-max", "2s"]);
-    let server = Serving::start(command.env("TIDEGATE_LEASE_DEADLINE", "9s"));
+        fixture.command(&["serve", "--listen", "127.0.0.1:0", "--config", &config, "--within-max", "2s"]);
+    let server = TestServer::start(command.env("TIDEGATE_LEASE_DEADLINE", "9s"));
     let token = server.token().unwrap().to_owned();
     let ask = |more: &str| {
         let body = format!(r#"{{"entity": "acme", "resource": "build", "cost": {{"jobs": 1}}{more}}}"#);
@@ -206,11 +211,11 @@ fn bounds_come_from_flags_variables_and_the_file() {
 }
 
 #[test]
-fn a_second_signal_ends_it_at_once() {
-    let shop = Shop::new();
-    let mut command = shop.command(&["serve", "--listen", "127.0.0.1:0"]);
+fn second_signal_stops_the_server_at_once() {
+    let fixture = Fixture::new();
+    let mut command = fixture.command(&["serve", "--listen", "127.0.0.1:0"]);
     // The request does not end by itself.
-    let server = Serving::start(command.env("TIDEGATE_BODY_TIME", "1h"));
+    let server = TestServer::start(command.env("TIDEGATE_BODY_TIME", "1h"));
     let slow = under_way(&server);
     server.send(Signal::TERM);
     server.wait_until_it_stops();
@@ -220,7 +225,7 @@ fn a_second_signal_ends_it_at_once() {
 }
 
 /// A request in progress: the server waits for its body.
-fn under_way(server: &Serving) -> TcpStream {
+fn under_way(server: &TestServer) -> TcpStream {
     let mut slow = TcpStream::connect(&server.address).expect("it listens");
     let token = server.token().expect("the first token");
     let head = format!("POST /v1/acquire HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n");
@@ -233,11 +238,11 @@ fn under_way(server: &Serving) -> TcpStream {
 }
 
 #[test]
-fn what_keeps_it_from_serving_is_one_sentence() {
-    let shop = Shop::new();
+fn invalid_configuration_is_one_sentence() {
+    let fixture = Fixture::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap();
-    let config = shop.path("tidegate.toml");
+    let config = fixture.path("tidegate.toml");
     fs::write(&config, "listen = '127.0.0.1:0'\nport = 5").unwrap();
     let config = config.display().to_string();
     let table = [
@@ -249,7 +254,7 @@ fn what_keeps_it_from_serving_is_one_sentence() {
         (
             vec!["--listen".to_owned(), "0.0.0.0:0".to_owned()],
             2,
-            "error: 0.0.0.0:0 can be reached from other machines, and there is no TLS".to_owned(),
+            "error: 0.0.0.0:0 can be reached from other machines without TLS".to_owned(),
         ),
         (
             vec!["--listen".to_owned(), "here".to_owned()],
@@ -271,42 +276,42 @@ fn what_keeps_it_from_serving_is_one_sentence() {
         (
             vec!["--timeout".to_owned(), "2m".to_owned()],
             2,
-            "invalid value '2m' for '--timeout <SPAN>': it must be from 1ms to 1m".to_owned(),
+            "invalid value '2m' for '--timeout <SPAN>': must be from 1ms to 1m".to_owned(),
         ),
     ];
     for (arguments, code, sentence) in table {
         for check in [None, Some("--check")] {
             let words: Vec<&str> =
                 ["serve"].into_iter().chain(arguments.iter().map(String::as_str)).chain(check).collect();
-            let run = shop.run_words(&words);
+            let run = fixture.run_words(&words);
             assert_eq!((run.code, run.stdout.as_str()), (code, ""), "{words:?}: {run:?}");
             assert!(run.stderr.contains(&sentence), "{words:?}: {}", run.stderr);
         }
     }
-    let other = shop.path("other.db");
+    let other = fixture.path("other.db");
     fs::write(&other, "no database at all, and longer than the header of one would ever be".repeat(9))
         .unwrap();
-    let run = shop.run(&format!("serve --listen 127.0.0.1:0 --store sqlite:{}", other.display()));
+    let run = fixture.run(&format!("serve --listen 127.0.0.1:0 --store sqlite:{}", other.display()));
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
     assert!(run.stderr.contains("is damaged, or no database"), "{}", run.stderr);
 }
 
 #[test]
-fn a_store_that_is_locked_or_newer_is_one_sentence_and_left_as_it_is() {
-    let shop = Shop::new();
-    shop.ok("limits set system jobs:1/day");
-    let other = Connection::open(shop.file()).unwrap();
+fn locked_or_newer_store_is_one_sentence() {
+    let fixture = Fixture::new();
+    fixture.ok("limits set system jobs:1/day");
+    let other = Connection::open(fixture.file()).unwrap();
     other.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").unwrap();
     for check in ["", "--check"] {
-        let run = shop.run(&format!("serve --listen 127.0.0.1:0 --timeout 50ms {check}"));
+        let run = fixture.run(&format!("serve --listen 127.0.0.1:0 --timeout 50ms {check}"));
         assert_eq!((run.code, run.stdout.as_str()), (4, ""), "{run:?}");
         assert!(run.stderr.starts_with("error: the store "), "{}", run.stderr);
-        assert!(run.stderr.contains("\n next: wait for whoever holds it and try again"), "{}", run.stderr);
+        assert!(run.stderr.contains("\n next: retry when no other process locks it"), "{}", run.stderr);
     }
     other.execute_batch("ROLLBACK; PRAGMA user_version = 99").unwrap();
     drop(other);
     for check in ["", "--check"] {
-        let run = shop.run(&format!("serve --listen 127.0.0.1:0 {check}"));
+        let run = fixture.run(&format!("serve --listen 127.0.0.1:0 {check}"));
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{run:?}");
         assert!(run.stderr.contains(" has schema version 99, newer than "), "{}", run.stderr);
         assert!(run.stderr.ends_with(": use a newer tidegate\n"), "{}", run.stderr);
@@ -314,36 +319,36 @@ fn a_store_that_is_locked_or_newer_is_one_sentence_and_left_as_it_is() {
 }
 
 #[test]
-fn a_check_says_whether_it_could_serve_and_makes_no_token() {
-    let shop = Shop::new();
-    let config = shop.path("tidegate.toml");
-    let store = format!("sqlite:{}", shop.file().display());
+fn check_reports_readiness_and_creates_no_token() {
+    let fixture = Fixture::new();
+    let config = fixture.path("tidegate.toml");
+    let store = format!("sqlite:{}", fixture.file().display());
     fs::write(&config, format!("store = '{store}'\nlisten = '127.0.0.1:0'\nlog = 'json'")).unwrap();
     let config = config.display().to_string();
-    let mut command = shop.command(&["serve", "--check", "--config", &config]);
+    let mut command = fixture.command(&["serve", "--check", "--config", &config]);
     let run = kit::run(command.env_remove("TIDEGATE_STORE"));
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
     assert!(
-        run.stdout.starts_with(&format!("it could serve {store} on http://127.0.0.1:")),
+        run.stdout.starts_with(&format!("ready to serve {store} on http://127.0.0.1:")),
         "{}",
         run.stdout
     );
-    let json = codec::parse(&shop.run_words(&["--json", "serve", "--check", "--config", &config]).stdout);
+    let json = codec::parse(&fixture.run_words(&["--json", "serve", "--check", "--config", &config]).stdout);
     assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "store", "token", "url"]);
-    assert_eq!(shop.ok("token list"), "no tokens\n");
+    assert_eq!(fixture.ok("token list"), "no tokens\n");
 }
 
 #[test]
 fn old_aggregate_key_is_ignored_with_a_warning() {
-    let shop = Shop::new();
-    let config = shop.path("tidegate.toml");
+    let fixture = Fixture::new();
+    let config = fixture.path("tidegate.toml");
     fs::write(&config, "listen = '127.0.0.1:0'\naggregate = false").unwrap();
     let config = config.display().to_string();
     let warning = "the key `aggregate` in the configuration is ignored";
-    let check = shop.run_words(&["serve", "--check", "--config", &config]);
+    let check = fixture.run_words(&["serve", "--check", "--config", &config]);
     assert_eq!((check.code, check.stderr.as_str()), (0, ""));
     assert!(check.stdout.contains(warning), "{}", check.stdout);
-    let server = Serving::start(&mut shop.command(&["serve", "--config", &config]));
+    let server = TestServer::start(&mut fixture.command(&["serve", "--config", &config]));
     let log = server.stop().stderr;
     assert!(log.contains("WARN") && log.contains(warning), "{log}");
 }

@@ -3,9 +3,9 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use crate::kit::Shop;
+use crate::kit::Fixture;
 use crate::kit::engine::{address, skip_without, unique};
-use crate::kit::life::{Life, Older};
+use crate::kit::lifecycle::{Lifecycle, Older};
 
 /// The variable with the address of the engine.
 const REDIS: &str = "TIDEGATE_TEST_REDIS";
@@ -13,7 +13,7 @@ const REDIS: &str = "TIDEGATE_TEST_REDIS";
 /// Sends a command to the server, as another program could.
 fn send(url: &str, command: &str) {
     let server = url.trim_start_matches("redis://");
-    let mut stream = TcpStream::connect(server).expect("the server is there");
+    let mut stream = TcpStream::connect(server).expect("the server runs");
     stream.write_all(format!("{command}\r\n").as_bytes()).expect("it reads");
     let mut answer = [0];
     stream.read_exact(&mut answer).expect("it answers");
@@ -21,16 +21,16 @@ fn send(url: &str, command: &str) {
 }
 
 #[test]
-fn a_namespace_on_redis_is_made_looked_at_refused_while_it_is_older_and_upgraded() {
+fn redis_namespace_is_created_checked_and_upgraded() {
     skip_without!(REDIS);
     let (server, name) = (address(REDIS), unique("life"));
     let url = format!("{server}?namespace={name}&timeout_ms=30000");
-    let life = Life { shop: Shop::new(), url, wanted: 3, older: Older::Refused };
-    life.walk(|| {
+    let lifecycle = Lifecycle { fixture: Fixture::new(), url, wanted: 3, older: Older::Refused };
+    lifecycle.walk(|| {
         send(&server, &format!("HSET tidegate:{{{name}}}:meta schema 1"));
         send(&server, &format!("SREM tidegate:namespaces {name}"));
     });
-    let (_, checked) = life.json("store check");
+    let (_, checked) = lifecycle.json("store check");
     let settings =
         checked["settings"].as_array().unwrap().iter().map(|setting| setting["name"].as_str().unwrap());
     assert_eq!(
@@ -43,7 +43,7 @@ fn a_namespace_on_redis_is_made_looked_at_refused_while_it_is_older_and_upgraded
 
     send(&server, &format!("HSET tidegate:{{{name}}}:meta schema 99"));
     for line in ["store init", "store check", "store upgrade", "balance acme gpt"] {
-        let run = life.run(line);
+        let run = lifecycle.run(line);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
         assert!(
             run.stderr.ends_with(" has schema version 99, newer than 3: use a newer tidegate\n"),

@@ -1,26 +1,26 @@
-//! `tidegate token`: made, shown once, listed and revoked.
+//! `tidegate token`: creating, listing and revoking tokens.
 
 use std::fs;
 
-use crate::kit::{Shop, codec};
+use crate::kit::{Fixture, codec};
 
 #[test]
-fn a_token_is_shown_once_and_its_secret_is_nowhere_in_the_store() {
-    for shop in Shop::both() {
-        let shown = shop.ok("token create ci_7 --scopes acquire,read --expires 90d");
+fn token_is_shown_once_and_its_secret_is_not_stored() {
+    for fixture in Fixture::both() {
+        let shown = fixture.ok("token create ci_7 --scopes acquire,read --expires 90d");
         let (token, rest) = shown.split_once('\n').unwrap();
         assert_eq!(rest, "This is the token. It is shown once: keep it safe.\n");
         let secret = token.strip_prefix("tg_ci_7_").unwrap();
         assert!(secret.len() == 64 && secret.bytes().all(|digit| digit.is_ascii_hexdigit()), "{token}");
-        let other = shop.json("token create other --scopes admin");
+        let other = fixture.json("token create other --scopes admin");
         assert_eq!(codec::fields(&other), ["secret", "token", "version"]);
         assert!(other["secret"].as_str().unwrap().starts_with("tg_other_"));
 
-        let everything =
-            ["token list", "--json token list", "audit list", "--json audit list"].map(|line| shop.ok(line));
+        let everything = ["token list", "--json token list", "audit list", "--json audit list"]
+            .map(|line| fixture.ok(line));
         let mut bytes = everything.concat().into_bytes();
         for name in ["limits.db", "limits.db-wal"] {
-            bytes.extend(fs::read(shop.path(name)).unwrap_or_default());
+            bytes.extend(fs::read(fixture.path(name)).unwrap_or_default());
         }
         let holds = |text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
         assert!(!holds(secret) && holds("ci_7"));
@@ -28,10 +28,10 @@ fn a_token_is_shown_once_and_its_secret_is_nowhere_in_the_store() {
 }
 
 #[test]
-fn tokens_are_listed_with_their_state_and_revoked_for_good() {
-    let shop = Shop::new();
-    shop.ok("token create a --scopes acquire");
-    shop.run_words(&[
+fn tokens_are_listed_with_state_and_stay_revoked() {
+    let fixture = Fixture::new();
+    fixture.ok("token create a --scopes acquire");
+    fixture.run_words(&[
         "token",
         "create",
         "b",
@@ -42,13 +42,13 @@ fn tokens_are_listed_with_their_state_and_revoked_for_good() {
         "--expires",
         "2999-01-01",
     ]);
-    assert_eq!(shop.ok("token revoke a"), "a is good no more, since version 3\n");
+    assert_eq!(fixture.ok("token revoke a"), "a revoked at version 3\n");
     assert_eq!(
-        shop.json("token revoke a"),
+        fixture.json("token revoke a"),
         codec::parse(r#"{ "id": "a", "revoked": true, "version": 3 }"#),
-        "to revoke it again does no harm"
+        "revoking it again has no effect"
     );
-    let table = shop.ok("token list");
+    let table = fixture.ok("token list");
     let rows: Vec<_> = table.lines().collect();
     assert!(
         rows[0].starts_with("ID  NAME       NAMESPACE  SCOPES      STATE    EXPIRES               CREATED"),
@@ -59,7 +59,7 @@ fn tokens_are_listed_with_their_state_and_revoked_for_good() {
         rows[2].starts_with("b   the build  default    read,admin  good     2999-01-01T00:00:00Z "),
         "{table}"
     );
-    let json = shop.json("token list --max 1");
+    let json = fixture.json("token list --max 1");
     let fields = [
         "created_at",
         "created_by",
@@ -73,29 +73,29 @@ fn tokens_are_listed_with_their_state_and_revoked_for_good() {
     ];
     assert_eq!(codec::fields(&json["tokens"][0]), fields);
     assert_eq!(json["tokens"][0]["created_by"], "ops");
-    assert_eq!(shop.json("audit list token a")["changes"].as_array().unwrap().len(), 2);
-    assert!(shop.ok("audit list token a").ends_with("token a  acquire  acquire revoked\n"));
+    assert_eq!(fixture.json("audit list token a")["changes"].as_array().unwrap().len(), 2);
+    assert!(fixture.ok("audit list token a").ends_with("token a  acquire  acquire revoked\n"));
 }
 
 #[test]
-fn a_token_is_good_for_the_namespace_of_its_store() {
-    let shop = Shop::new();
-    let store = format!("sqlite:{}?namespace=prod", shop.file().display());
-    let made = shop.json(&format!("--store {store} token create a --scopes read"));
+fn token_belongs_to_the_namespace_of_its_store() {
+    let fixture = Fixture::new();
+    let store = format!("sqlite:{}?namespace=prod", fixture.file().display());
+    let made = fixture.json(&format!("--store {store} token create a --scopes read"));
     assert_eq!(made["token"]["namespace"], "prod");
-    assert_eq!(shop.json(&format!("--store {store} status"))["namespace"], "prod");
+    assert_eq!(fixture.json(&format!("--store {store} status"))["namespace"], "prod");
 }
 
 #[test]
-fn a_token_that_cannot_be_is_refused_with_its_field_and_bound() {
-    for shop in Shop::both() {
-        shop.ok("token create a --scopes read");
+fn invalid_token_is_refused_with_field_and_bound() {
+    for fixture in Fixture::both() {
+        fixture.ok("token create a --scopes read");
         let table = [
             ("token create b", 2, "--scopes <SCOPES>"),
             (
                 "token create b --scopes write",
                 2,
-                "`write` is no scope of a token: there are acquire, read and admin",
+                "`write` is not a token scope: expected acquire, read or admin",
             ),
             ("token create b#c --scopes read", 2, "an id has 1..=64 letters, digits"),
             (
@@ -103,20 +103,16 @@ fn a_token_that_cannot_be_is_refused_with_its_field_and_bound() {
                 2,
                 "the token `b` expires at 2020-01-01T00:00:00Z, which is not after now",
             ),
-            ("token create b --scopes read --expires soon", 2, "it is a time such as 2030-01-31"),
+            ("token create b --scopes read --expires soon", 2, "expected a time such as 2030-01-31"),
             (
                 "token create a --scopes read",
                 1,
-                "error: there is, or was, a token `a`, and its id is never another's\n next: choose another id",
+                "error: the token id `a` is or was in use, and ids are never reused\n next: choose another id",
             ),
-            (
-                "token revoke b",
-                1,
-                "error: there is no token `b`\n next: see which there are: tidegate token list\n",
-            ),
+            ("token revoke b", 1, "error: there is no token `b`\n next: list tokens: tidegate token list\n"),
         ];
         for (line, code, sentence) in table {
-            let run = shop.run(line);
+            let run = fixture.run(line);
             assert_eq!((run.code, run.stdout.as_str()), (code, ""), "{line}: {run:?}");
             assert!(run.stderr.contains(sentence), "{line}: {}", run.stderr);
         }

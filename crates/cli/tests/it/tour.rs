@@ -1,23 +1,22 @@
-//! The pages that people follow word by word, on the store that is there by itself: their commands are run, and what they show is
-//! what comes out.
+//! Runs the tours of the documentation on the default store, and compares their output.
 
 use crate::kit::tool::{CURL, skip_without_tool};
 use crate::kit::tour::{Block, blocks, fits, walk};
 
 #[test]
-fn the_tour_of_the_readme_goes_as_it_says() {
+fn server_tour_matches_its_output() {
     skip_without_tool!(CURL);
-    walk("README.md", None);
+    walk("docs/server/tour.md", None);
 }
 
 #[test]
-fn what_is_said_of_tokens_and_of_the_network_is_so() {
+fn security_tour_matches_its_output() {
     skip_without_tool!(CURL);
     walk("docs/secure.md", None);
 }
 
 #[test]
-fn blocks_are_found_between_the_marks_with_what_they_write() {
+fn blocks_between_the_marks_have_their_output() {
     let page = "```sh\nbefore\n```\n<!-- tour -->\n```sh\na\nb\n```\nwords\n```text\nc\n```\n```toml\nd\n```\n\
                 ```sh\ne\n```\n<!-- /tour -->\n```sh\nafter\n```\n";
     let block = |line, commands: &str, shown: Option<&str>| Block {
@@ -29,7 +28,7 @@ fn blocks_are_found_between_the_marks_with_what_they_write() {
 }
 
 #[test]
-fn what_is_shown_differs_from_what_came_out_by_dots_and_a_little_time_and_nothing_else() {
+fn match_allows_dots_and_small_number_differences() {
     let table = [
         ("a\n", "a\n", true),
         ("a\n", "a\nb\n", false),

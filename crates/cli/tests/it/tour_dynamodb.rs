@@ -1,6 +1,6 @@
-//! The tour of the README in a table of DynamoDB: once it is made, the same commands, and the same comes out.
+//! The server tour on DynamoDB: the same commands have the same output.
 
-use crate::kit::Shop;
+use crate::kit::Fixture;
 use crate::kit::engine::{address, skip_without, unique};
 use crate::kit::tool::{CURL, skip_without_tool};
 use crate::kit::tour::walk;
@@ -9,13 +9,13 @@ use crate::kit::tour::walk;
 const DYNAMODB: &str = "TIDEGATE_TEST_DYNAMODB";
 
 #[test]
-fn the_tour_of_the_readme_goes_as_it_says_on_dynamodb() {
+fn server_tour_matches_its_output_on_dynamodb() {
     skip_without!(DYNAMODB);
     skip_without_tool!(CURL);
     let (table, server) = (unique("tour"), address(DYNAMODB));
     let url =
         format!("dynamodb://{table}?region=eu-central-1&endpoint={server}&deadline_ms=5000&timeout_ms=30000");
-    let made = Shop::new().run_words(&["--store", &url, "store", "init"]);
+    let made = Fixture::new().run_words(&["--store", &url, "store", "init"]);
     assert_eq!((made.code, made.stderr.as_str()), (0, ""), "{made:?}");
-    walk("README.md", Some(&url));
+    walk("docs/server/tour.md", Some(&url));
 }

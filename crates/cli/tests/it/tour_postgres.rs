@@ -1,4 +1,4 @@
-//! The tour of the README on PostgreSQL: the same commands, and the same comes out.
+//! The server tour on PostgreSQL: the same commands have the same output.
 
 use crate::kit::engine::{address, skip_without, unique};
 use crate::kit::tool::{CURL, skip_without_tool};
@@ -8,8 +8,8 @@ use crate::kit::tour::walk;
 const POSTGRES: &str = "TIDEGATE_TEST_POSTGRES";
 
 #[test]
-fn the_tour_of_the_readme_goes_as_it_says_on_postgres() {
+fn server_tour_matches_its_output_on_postgres() {
     skip_without!(POSTGRES);
     skip_without_tool!(CURL);
-    walk("README.md", Some(&format!("{}?schema={}", address(POSTGRES), unique("tour"))));
+    walk("docs/server/tour.md", Some(&format!("{}?schema={}", address(POSTGRES), unique("tour"))));
 }

@@ -1,4 +1,4 @@
-//! The tour of the README on Redis: the same commands, and the same comes out.
+//! The server tour on Redis: the same commands have the same output.
 
 use crate::kit::engine::{address, skip_without, unique};
 use crate::kit::tool::{CURL, skip_without_tool};
@@ -8,9 +8,9 @@ use crate::kit::tour::walk;
 const REDIS: &str = "TIDEGATE_TEST_REDIS";
 
 #[test]
-fn the_tour_of_the_readme_goes_as_it_says_on_redis() {
+fn server_tour_matches_its_output_on_redis() {
     skip_without!(REDIS);
     skip_without_tool!(CURL);
     let (server, name) = (address(REDIS), unique("tour"));
-    walk("README.md", Some(&format!("{server}?namespace={name}&timeout_ms=30000")));
+    walk("docs/server/tour.md", Some(&format!("{server}?namespace={name}&timeout_ms=30000")));
 }

@@ -1,4 +1,4 @@
-//! `tidegate watch` in a real terminal: what happens is seen, and the terminal is given back, however it ends.
+//! `tidegate watch` in a real terminal: updates are displayed, and the terminal is restored however it ends.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -6,42 +6,42 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::kit::serving::Serving;
+use crate::kit::server::TestServer;
 use crate::kit::tool::{TMUX, skip_without_tool};
 use crate::kit::watch::Terminal;
-use crate::kit::{Shop, codec, send, wait_until_it_catches};
+use crate::kit::{Fixture, codec, send, wait_until_it_catches};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tidegate");
 
-/// A server that gives each entity two an hour.
-fn served() -> Shop {
-    let shop = Shop::served();
-    shop.ok("limits set system jobs:2/h");
-    shop
+/// A server with two jobs an hour per entity.
+fn served() -> Fixture {
+    let fixture = Fixture::served();
+    fixture.ok("limits set system jobs:2/h");
+    fixture
 }
 
-fn terminal(shop: &Shop, size: (u16, u16)) -> Terminal {
-    let folder = shop.path("");
+fn terminal(fixture: &Fixture, size: (u16, u16)) -> Terminal {
+    let folder = fixture.path("");
     let mut variables = vec![("TIDEGATE_TIMEOUT", "1m".to_owned())];
-    if let (Some(server), Some(token)) = (&shop.server, &shop.token) {
+    if let (Some(server), Some(token)) = (&fixture.server, &fixture.token) {
         variables.push(("TIDEGATE_SERVER", server.url()));
         variables.push(("TIDEGATE_TOKEN", token.clone()));
     } else {
-        variables.push(("TIDEGATE_STORE", shop.store()));
+        variables.push(("TIDEGATE_STORE", fixture.store()));
     }
     Terminal::new(&folder, size, &variables)
 }
 
-/// Uses up what an entity has, and is refused so often.
-fn refuse(shop: &Shop, entity: &str, times: usize) {
+/// Exhausts an entity's limit, and is then refused `times` times.
+fn refuse(fixture: &Fixture, entity: &str, times: usize) {
     let line = format!("acquire {entity} build jobs=1");
-    while shop.run(&line).code == 0 {}
+    while fixture.run(&line).code == 0 {}
     for _ in 1..times {
-        assert_eq!(shop.run(&line).code, 3);
+        assert_eq!(fixture.run(&line).code, 3);
     }
 }
 
-/// The row of the table that begins with a name.
+/// The table row of an entity.
 fn row<'a>(screen: &'a str, entity: &str) -> Option<Vec<&'a str>> {
     let words =
         |line: &'a str| line.trim_matches('│').split_whitespace().filter(|word| *word != ">").collect();
@@ -49,13 +49,13 @@ fn row<'a>(screen: &'a str, entity: &str) -> Option<Vec<&'a str>> {
 }
 
 #[test]
-fn refusals_and_levels_are_seen_filtered_sorted_and_paused_at_any_size() {
+fn table_filters_sorts_and_pauses_at_any_size() {
     skip_without_tool!(TMUX);
-    let shop = served();
-    let terminal = terminal(&shop, (80, 24));
+    let fixture = served();
+    let terminal = terminal(&fixture, (80, 24));
     terminal.start(&format!("{PROGRAM} watch --every 100ms"));
     terminal.until("a live screen", |screen| screen.contains(" live ") && screen.contains("store sqlite ok"));
-    refuse(&shop, "acme", 3);
+    refuse(&fixture, "acme", 3);
     let counted =
         |screen: &str, entity: &str, count: &str| row(screen, entity).is_some_and(|row| row[3] == count);
     let screen = terminal.until("three refusals and a level", |screen| {
@@ -63,7 +63,7 @@ fn refusals_and_levels_are_seen_filtered_sorted_and_paused_at_any_size() {
     });
     assert!(screen.contains("levels of acme on build"), "{screen}");
     assert_eq!(row(&screen, "acme").unwrap()[..3], ["acme", "build", "jobs"]);
-    refuse(&shop, "zeta", 1);
+    refuse(&fixture, "zeta", 1);
     terminal.until("both", |screen| counted(screen, "zeta", "1"));
 
     terminal.press(&["/"]);
@@ -80,13 +80,13 @@ fn refusals_and_levels_are_seen_filtered_sorted_and_paused_at_any_size() {
 
     terminal.press(&["p"]);
     terminal.until("a pause", |screen| screen.contains("PAUSED at"));
-    refuse(&shop, "late", 5);
-    // A key redraws the screen with all events so far: without the pause the refusals would be on it.
+    refuse(&fixture, "late", 5);
+    // A key redraws the screen with all events so far: without the pause, it would show the refusals.
     terminal.press(&["s"]);
     let screen = terminal.until("another order", |screen| screen.contains(", by speed"));
     assert!(row(&screen, "late").is_none(), "it is not shown: {screen}");
     terminal.press(&["s", "s", "s", "p"]);
-    terminal.until("what was missed", |screen| counted(screen, "late", "5"));
+    terminal.until("events from the pause", |screen| counted(screen, "late", "5"));
 
     terminal.resize((40, 10));
     let screen = terminal.until("a small screen", |screen| {
@@ -105,11 +105,11 @@ fn refusals_and_levels_are_seen_filtered_sorted_and_paused_at_any_size() {
 }
 
 #[test]
-fn levels_of_limits_that_callers_brought_with_them_are_seen() {
+fn levels_of_limits_in_requests_are_shown() {
     skip_without_tool!(TMUX);
-    let shop = Shop::served();
-    let (server, token) = (shop.server.as_ref().unwrap(), shop.token.as_deref());
-    let terminal = terminal(&shop, (80, 24));
+    let fixture = Fixture::served();
+    let (server, token) = (fixture.server.as_ref().unwrap(), fixture.token.as_deref());
+    let terminal = terminal(&fixture, (80, 24));
     terminal.start(&format!("{PROGRAM} watch --every 100ms"));
     terminal.until("a live screen", |screen| screen.contains(" live "));
     let ask = r#"{"entity": "ada", "resource": "web", "cost": {"requests": 2}, "limits": ["requests:3/h"]}"#;
@@ -121,34 +121,34 @@ fn levels_of_limits_that_callers_brought_with_them_are_seen() {
 }
 
 #[test]
-fn a_server_that_stops_is_lost_and_one_that_comes_back_is_found() {
+fn stopped_server_is_lost_and_found_after_a_restart() {
     skip_without_tool!(TMUX);
-    let mut shop = served();
-    let terminal = terminal(&shop, (100, 24));
+    let mut fixture = served();
+    let terminal = terminal(&fixture, (100, 24));
     terminal.start(&format!("{PROGRAM} watch --every 100ms"));
     terminal.until("a live screen", |screen| screen.contains(" live "));
-    refuse(&shop, "acme", 2);
+    refuse(&fixture, "acme", 2);
     terminal.until("the refusals", |screen| row(screen, "acme").is_some_and(|row| row[3] == "2"));
-    let server = shop.server.take().unwrap();
+    let server = fixture.server.take().unwrap();
     let address = server.address.clone();
     server.stop();
     let screen = terminal
         .until("the loss", |screen| screen.contains("LOST since") && screen.contains("no connection"));
-    assert!(row(&screen, "acme").is_some(), "what was seen stays: {screen}");
-    let mut command = shop.command(&["serve", "--listen", &address]);
-    shop.server = Some(Serving::start(&mut command));
+    assert!(row(&screen, "acme").is_some(), "rows stay: {screen}");
+    let mut command = fixture.command(&["serve", "--listen", &address]);
+    fixture.server = Some(TestServer::start(&mut command));
     terminal.until("the server again", |screen| screen.contains(" live ") && !screen.contains("LOST"));
-    refuse(&shop, "acme", 2);
+    refuse(&fixture, "acme", 2);
     terminal.until("refusals of both servers", |screen| row(screen, "acme").is_some_and(|row| row[3] == "4"));
     terminal.press(&["C-c"]);
     assert_eq!(terminal.ended(), "0");
 }
 
 #[test]
-fn signals_end_it_with_the_terminal_as_it_was() {
+fn signal_ends_watch_and_restores_the_terminal() {
     skip_without_tool!(TMUX);
-    let shop = served();
-    let terminal = terminal(&shop, (80, 24));
+    let fixture = served();
+    let terminal = terminal(&fixture, (80, 24));
     for (signal, code) in [(Signal::TERM, "143"), (Signal::HUP, "129"), (Signal::INT, "130")] {
         terminal.start(&format!("{PROGRAM} watch"));
         terminal.until("a live screen", |screen| screen.contains(" live "));
@@ -158,10 +158,10 @@ fn signals_end_it_with_the_terminal_as_it_was() {
 }
 
 #[test]
-fn a_shell_that_stops_it_has_its_terminal_until_it_goes_on() {
+fn suspended_watch_gives_the_terminal_to_the_shell() {
     skip_without_tool!(TMUX);
-    let shop = served();
-    let terminal = terminal(&shop, (80, 24));
+    let fixture = served();
+    let terminal = terminal(&fixture, (80, 24));
     for stop in ["a key", "a signal"] {
         terminal.start(&format!("{PROGRAM} watch"));
         terminal.until("a live screen", |screen| screen.contains(" live "));
@@ -170,7 +170,7 @@ fn a_shell_that_stops_it_has_its_terminal_until_it_goes_on() {
         } else {
             kill_process(Pid::from_raw(terminal.id()).unwrap(), Signal::TSTP).unwrap();
         }
-        assert_eq!(terminal.ended(), "147", "by {stop}: the shell goes on, and the terminal is as it was");
+        assert_eq!(terminal.ended(), "147", "by {stop}: the shell continues, and the terminal is restored");
         terminal.line("clear; fg");
         terminal.until("a live screen again", |screen| {
             screen.starts_with("tidegate watch") && screen.contains(" live ")
@@ -181,59 +181,59 @@ fn a_shell_that_stops_it_has_its_terminal_until_it_goes_on() {
 }
 
 #[test]
-fn a_token_that_is_revoked_ends_it_with_what_to_do() {
+fn revoked_token_ends_watch_with_an_error() {
     skip_without_tool!(TMUX);
-    let shop = served();
-    let made = shop.json("token create viewer --scopes read");
-    let terminal = terminal(&shop, (100, 24));
+    let fixture = served();
+    let made = fixture.json("token create viewer --scopes read");
+    let terminal = terminal(&fixture, (100, 24));
     let token = made["secret"].as_str().unwrap();
     terminal.start(&format!("env TIDEGATE_TOKEN={token} {PROGRAM} watch --every 100ms"));
     terminal.until("a live screen", |screen| screen.contains(" live "));
-    shop.ok("token revoke viewer");
+    fixture.ok("token revoke viewer");
     assert_eq!(terminal.ended(), "1");
     let screen = terminal.screen();
-    assert!(screen.contains("error: the server does not let this token in"), "{screen}");
+    assert!(screen.contains("error: the server rejected the token"), "{screen}");
     terminal.start(&format!("env TIDEGATE_SERVER=http://127.0.0.1:1 {PROGRAM} watch"));
-    assert_eq!(terminal.ended(), "4", "one that was never there is not waited for");
+    assert_eq!(terminal.ended(), "4", "an unavailable server is not retried at the start");
 }
 
 #[test]
-fn a_store_is_watched_by_its_levels_and_says_what_it_does_not_tell() {
+fn store_is_watched_by_polling_its_levels() {
     skip_without_tool!(TMUX);
-    let shop = Shop::new();
-    shop.ok("limits set system jobs:100/day");
-    shop.ok("entity create acme");
-    shop.ok("acquire acme build jobs=10");
-    let terminal = terminal(&shop, (80, 24));
+    let fixture = Fixture::new();
+    fixture.ok("limits set system jobs:100/day");
+    fixture.ok("entity create acme");
+    fixture.ok("acquire acme build jobs=10");
+    let terminal = terminal(&fixture, (80, 24));
     terminal.start(&format!("{PROGRAM} watch --every 100ms"));
     terminal.until("the level", |screen| screen.contains("90 of 100"));
-    shop.ok("acquire acme build jobs=25");
-    let screen = terminal.until("what was taken", |screen| {
+    fixture.ok("acquire acme build jobs=25");
+    let screen = terminal.until("the taken units", |screen| {
         screen.contains("65 of 100") && row(screen, "acme").is_some_and(|row| row[3] == "25")
     });
-    assert!(screen.contains("A store does not tell whom it refuses"), "{screen}");
-    assert!(screen.contains("A store tells no events"), "{screen}");
+    assert!(screen.contains("A store records no refusals"), "{screen}");
+    assert!(screen.contains("A store has no events"), "{screen}");
     terminal.press(&["Escape"]);
     assert_eq!(terminal.ended(), "0");
 }
 
 #[test]
-fn without_a_terminal_it_says_what_else_there_is() {
-    let shop = served();
-    let piped = shop.run("watch");
+fn watch_without_a_terminal_suggests_other_formats() {
+    let fixture = served();
+    let piped = fixture.run("watch");
     assert_eq!((piped.code, piped.stdout.as_str()), (2, ""));
     assert_eq!(
         piped.stderr,
-        "error: stdout is no terminal, and a live view needs one\n next: say --json for a line for each event, or --once for one look as a table\n"
+        "error: stdout is not a terminal, which a live view requires\n next: use --json for one line per event, or --once for a table\n"
     );
-    refuse(&shop, "acme", 1);
-    let text = shop.ok("watch --once acme");
+    refuse(&fixture, "acme", 1);
+    let text = fixture.ok("watch --once acme");
     assert!(text.starts_with("decisions  2 granted, 1 refused, 0 without the store, since "), "{text}");
     assert!(
         text.lines().any(|line| line.split_whitespace().take(5).eq(["acme", "build", "jobs", "0", "2"])),
         "{text}"
     );
-    let json = shop.json("watch --once acme");
+    let json = fixture.json("watch --once acme");
     assert_eq!(codec::fields(&json), ["snapshot", "store", "subjects"]);
     assert_eq!(
         (&json["snapshot"]["refused"], &json["subjects"][0]["limits"][0]["burst"]),
@@ -242,14 +242,14 @@ fn without_a_terminal_it_says_what_else_there_is() {
 }
 
 #[test]
-fn with_json_every_event_is_a_line_until_a_signal_ends_it() {
-    let shop = served();
-    let mut command = shop.command(&["watch", "--json", "--every", "100ms"]);
+fn json_watch_writes_a_line_per_event_until_a_signal() {
+    let fixture = served();
+    let mut command = fixture.command(&["watch", "--json", "--every", "100ms"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines =
         BufReader::new(child.stdout.take().unwrap()).lines().map(|line| codec::parse(&line.unwrap()));
     assert_eq!(lines.next().unwrap()["type"], "up");
-    refuse(&shop, "acme", 1);
+    refuse(&fixture, "acme", 1);
     let refused = lines.find(|line| line["type"] == "refused").unwrap();
     assert_eq!(codec::fields(&refused), ["at", "entity", "limit", "of", "resource", "retry_after", "type"]);
     assert_eq!((&refused["entity"], &refused["limit"]), (&"acme".into(), &"jobs".into()));
@@ -259,24 +259,25 @@ fn with_json_every_event_is_a_line_until_a_signal_ends_it() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
+/// And a full disk ends it with an error.
 #[test]
-fn a_reader_that_stops_reading_holds_up_no_signal_and_a_full_disk_is_told() {
-    let shop = served();
+fn blocked_reader_does_not_delay_a_signal() {
+    let fixture = served();
     let (theirs, mut ours) = io::pipe().unwrap();
     // The pipe is full before it starts: its first line blocks.
     rustix::io::ioctl_fionbio(&ours, true).unwrap();
     while ours.write(b"\n").is_ok() {}
     rustix::io::ioctl_fionbio(&ours, false).unwrap();
-    let mut command = shop.command(&["watch", "--json", "--every", "100ms"]);
+    let mut command = fixture.command(&["watch", "--json", "--every", "100ms"]);
     let mut child = command.stdout(Stdio::from(ours)).spawn().unwrap();
     drop(command);
     // It blocks in its first write, and the handler still runs.
     wait_until_it_catches(&child, Signal::TERM);
-    refuse(&shop, "acme", 1);
+    refuse(&fixture, "acme", 1);
     send(&child, Signal::TERM);
     assert_eq!(child.wait().unwrap().to_string(), "exit status: 143");
     drop(theirs);
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let output = shop.command(&["watch", "--json"]).stdout(Stdio::from(full)).output().unwrap();
+    let output = fixture.command(&["watch", "--json"]).stdout(Stdio::from(full)).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }

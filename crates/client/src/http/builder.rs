@@ -1,4 +1,4 @@
-//! How a client is made: where its server is, who it is, and how patient.
+//! Builds a client: URL, credentials, certificates, timeouts and retries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,63 +9,63 @@ use thiserror::Error;
 use tidegate_core::backoff::{Backoff, Jitter};
 use tidegate_core::retry::{Retry, RetryBudget};
 
-use super::error::deepest;
+use super::certificates::Certificates;
+use super::error::root_cause;
 use super::secret::{InvalidToken, Secret};
-use super::trust::Trust;
 use super::{Client, Inner};
 use crate::tls;
 
-/// The shortest and the longest that a call, or a part of it, may be given.
-const SPANS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(86_400));
-/// Shorter than a server keeps a connection that is idle: what is sent on a connection while the other side closes it may
-/// have been heard or not.
-const IDLE: Duration = Duration::from_secs(10);
-/// What a client is called unless it is given a name.
+/// The range of the timeouts.
+const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(86_400));
+/// Shorter than the idle timeout of the server: a request sent while the server closes the connection may or
+/// may not have been received.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The default user agent.
 const USER_AGENT: &str = concat!("tidegate-client/", env!("CARGO_PKG_VERSION"));
 
-/// Why there is no client. No token is in it.
+/// An invalid option of a client. It never contains the token.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum InvalidClient {
-    /// The address is none of a server.
-    #[error("`{url}` is no address of a server: {why}")]
+    /// The URL is not that of a server.
+    #[error("invalid server URL `{url}`: {why}")]
     Url {
-        /// The address, at most 80 characters of it.
+        /// The URL, truncated to 80 characters.
         url: String,
         /// What is wrong with it.
         why: String,
     },
-    /// The token is empty, or has a character that cannot be sent.
-    #[error("the token cannot be sent: it is empty, or holds a line break or another control character")]
+    /// The token is empty or contains a control character.
+    #[error("invalid token: it is empty or contains a control character")]
     Token,
-    /// The name of the client has a character that cannot be sent.
-    #[error("the user agent `{name}` cannot be sent: it holds a line break or another control character")]
+    /// The user agent contains a control character.
+    #[error("invalid user agent `{name}`: it contains a control character")]
     UserAgent {
-        /// The name, at most 80 characters of it.
+        /// The user agent, truncated to 80 characters.
         name: String,
     },
-    /// A span is out of bounds.
-    #[error("a {field} of {span:?}, outside {:?}..={:?}", SPANS.0, SPANS.1)]
+    /// A timeout is out of bounds.
+    #[error("a {field} of {span:?}, outside {:?}..={:?}", TIMEOUTS.0, TIMEOUTS.1)]
     Span {
-        /// Which.
+        /// Which option.
         field: &'static str,
-        /// The span.
+        /// The value.
         span: Duration,
     },
-    /// A certificate or a key is none, or cannot be used. Nothing of a key is in it.
+    /// A certificate or a key cannot be used. It never contains the key.
     #[error("the {what} cannot be used: {why}")]
     Tls {
-        /// Which.
+        /// Which option.
         what: &'static str,
         /// What is wrong with it.
         why: String,
     },
-    /// The system does not let us.
-    #[error("there can be no client here: {0}")]
+    /// The HTTP client or its runtime could not be created.
+    #[error("cannot create the client: {0}")]
     System(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Makes a [`Client`].
+/// Builds a [`Client`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -80,7 +80,7 @@ pub enum InvalidClient {
 /// assert!(!format!("{client:?}").contains("0123"));
 ///
 /// let error = Client::builder("ftp://127.0.0.1").build().unwrap_err();
-/// assert_eq!(error.to_string(), "`ftp://127.0.0.1` is no address of a server: it begins with neither http:// nor https://");
+/// assert_eq!(error.to_string(), "invalid server URL `ftp://127.0.0.1`: it begins with neither http:// nor https://");
 /// # Ok(())
 /// # }
 /// ```
@@ -90,13 +90,13 @@ pub struct ClientBuilder {
     url: String,
     token: Option<Result<Secret, InvalidToken>>,
     user_agent: Option<String>,
-    trust: Trust,
-    pub(super) patience: Patience,
+    certificates: Certificates,
+    pub(super) settings: Settings,
 }
 
-/// How patient a client is.
+/// Timeouts and retries of a client.
 #[derive(Debug, Clone)]
-pub(super) struct Patience {
+pub(super) struct Settings {
     pub(super) connect: Duration,
     pub(super) request: Duration,
     pub(super) total: Duration,
@@ -107,130 +107,136 @@ pub(super) struct Patience {
 impl ClientBuilder {
     pub(super) fn new(url: &str) -> Self {
         let backoff = Backoff::exponential(Duration::from_millis(100), Duration::from_secs(5));
-        let patience = Patience {
+        let settings = Settings {
             connect: Duration::from_secs(3),
             request: Duration::from_secs(10),
             total: Duration::from_secs(30),
             retry: Retry::attempts(4).backoff(backoff.jitter(Jitter::Full)).budget(RetryBudget::default()),
             endings_max: 1_024,
         };
-        Self { url: url.to_owned(), token: None, user_agent: None, trust: Trust::default(), patience }
+        Self {
+            url: url.to_owned(),
+            token: None,
+            user_agent: None,
+            certificates: Certificates::default(),
+            settings,
+        }
     }
 
-    /// The token that is sent with each call. It is shown nowhere.
+    /// Sets the token that is sent with each call. `Debug` and errors hide it.
     pub fn token(mut self, token: &str) -> Self {
         self.token = Some(Secret::new(token));
         self
     }
 
-    /// Trusts a server whose certificate is signed by one of these, in PEM, and no other. Without them, those count that the
-    /// system trusts. It needs the feature `rustls`.
+    /// Trusts only servers whose certificate is signed by one of these root certificates, in PEM. By default
+    /// the system's roots are trusted. Requires the feature `rustls`.
     pub fn root_certificates(mut self, pem: &[u8]) -> Self {
-        self.trust.roots = Some(pem.to_vec());
+        self.certificates.roots = Some(pem.to_vec());
         self
     }
 
-    /// The client's own certificate with its key, both in PEM, for a server that asks for one. It may stand for a token there. The
-    /// key is shown nowhere. It needs the feature `rustls`.
+    /// Sets the client certificate and its key, both in PEM, for servers that require one. The server may map
+    /// the certificate to a token. The key is never truncated. Requires the feature `rustls`.
     pub fn identity(mut self, certificate: &[u8], key: &[u8]) -> Self {
-        self.trust.identify(certificate, key);
+        self.certificates.identify(certificate, key);
         self
     }
 
-    /// How the client calls itself; by default by its name and version.
+    /// Sets the user agent. Defaults to the crate's name and version.
     pub fn user_agent(mut self, name: impl Into<String>) -> Self {
         self.user_agent = Some(name.into());
         self
     }
 
-    /// How long a connection may take to be made. By default 3 seconds.
+    /// Sets the timeout for connecting. Defaults to 3 seconds.
     pub fn connect_timeout(mut self, span: Duration) -> Self {
-        self.patience.connect = span;
+        self.settings.connect = span;
         self
     }
 
-    /// How long one attempt may take, from the connection to the end of the answer. By default 10 seconds; an acquire that
-    /// waits has that long on top of what it waits.
+    /// Sets the timeout of one attempt, from connecting to the end of the response. Defaults to 10 seconds.
+    /// The queueing time of a waiting acquire is added.
     pub fn request_timeout(mut self, span: Duration) -> Self {
-        self.patience.request = span;
+        self.settings.request = span;
         self
     }
 
-    /// How long a call may take in all, with its retries and the waits between them. By default 30 seconds; an acquire that
-    /// waits has that long on top of what it waits.
+    /// Sets the timeout of a whole call, including retries and their delays. Defaults to 30 seconds. The
+    /// queueing time of a waiting acquire is added.
     pub fn total_timeout(mut self, span: Duration) -> Self {
-        self.patience.total = span;
+        self.settings.total = span;
         self
     }
 
-    /// When and how often a call is tried again. By default four attempts in all, up to 100 ms after the first, up to twice that
-    /// after the next, and so on, and retries are at most a fifth of the calls of the last ten seconds, or ten.
+    /// Sets when and how often a call is retried. By default a call has four attempts with exponential
+    /// backoff and full jitter, starting at 100 ms, and a retry budget allows a fifth of the calls of the
+    /// last ten seconds to be retries, but at least ten.
     ///
-    /// With [`WhenRefused::Wait`](tidegate_core::retry::WhenRefused::Wait) a call that a limit refuses is asked again at the time
-    /// that the refusal says, within the call's total time.
+    /// With [`WhenRefused::Wait`](tidegate_core::retry::WhenRefused::Wait) a call that a limit refuses is
+    /// retried at the time that the refusal names, within the total timeout.
     pub fn retry(mut self, retry: Retry) -> Self {
-        self.patience.retry = retry;
+        self.settings.retry = retry;
         self
     }
 
-    /// How many leases that were dropped may be ended in the background at the same time. Further ones end by their deadline,
-    /// and are [counted](super::ClientStats::endings_lost). By default 1,024.
+    /// Sets how many dropped leases may be cancelled in the background at the same time. Further ones end at
+    /// their deadline and are [counted](super::ClientStats::endings_lost). Defaults to 1,024.
     pub const fn endings_max(mut self, max: usize) -> Self {
-        self.patience.endings_max = max;
+        self.settings.endings_max = max;
         self
     }
 
-    /// The client. Nothing is sent yet.
+    /// Builds the client without sending anything.
     ///
     /// # Errors
-    /// [`InvalidClient`] says which of these is wrong, and how.
+    /// [`InvalidClient`] names the invalid option.
     pub fn build(self) -> Result<Client, InvalidClient> {
         let base = base(&self.url)?;
         let token = self.token.transpose().map_err(|InvalidToken| InvalidClient::Token)?;
         let name = self.user_agent.as_deref().unwrap_or(USER_AGENT);
         let agent =
-            HeaderValue::from_str(name).map_err(|_| InvalidClient::UserAgent { name: shown(name) })?;
-        let Patience { connect, request, total, .. } = self.patience;
+            HeaderValue::from_str(name).map_err(|_| InvalidClient::UserAgent { name: truncated(name) })?;
+        let Settings { connect, request, total, .. } = self.settings;
         for (field, span) in
             [("connect timeout", connect), ("request timeout", request), ("total timeout", total)]
         {
-            if !(SPANS.0..=SPANS.1).contains(&span) {
+            if !(TIMEOUTS.0..=TIMEOUTS.1).contains(&span) {
                 return Err(InvalidClient::Span { field, span });
             }
         }
         let http = reqwest::Client::builder()
             .user_agent(agent)
             .connect_timeout(connect)
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .tcp_nodelay(true)
-            // A token goes where its owner sends it, and nowhere else.
+            // The token is sent to the configured server only.
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy();
-        let http = tls::secured(http, &self.trust)?.build().map_err(|error| {
+        let http = tls::apply(http, &self.certificates)?.build().map_err(|error| {
             let error = error.without_url();
-            let is_given = self.trust.roots.is_some() || self.trust.identity.is_some();
-            if is_given && error.is_builder() {
-                return InvalidClient::Tls { what: "certificates", why: deepest(&error).to_string() };
+            let has_certificates = self.certificates.roots.is_some() || self.certificates.identity.is_some();
+            if has_certificates && error.is_builder() {
+                return InvalidClient::Tls { what: "certificates", why: root_cause(&error).to_string() };
             }
             InvalidClient::System(error.into())
         })?;
-        Ok(Client { inner: Arc::new(Inner::new(http, base, self.patience)), token })
+        Ok(Client { inner: Arc::new(Inner::new(http, base, self.settings)), token })
     }
 }
 
-/// The address of a server: `http://` or `https://`, a host, and nothing behind the path.
+/// Parses a server URL: `http://` or `https://`, a host and a path, without query and fragment.
 fn base(text: &str) -> Result<Url, InvalidClient> {
-    let no = |url: &str, why: &str| Err(InvalidClient::Url { url: shown(url), why: why.to_owned() });
+    let no = |url: &str, why: &str| Err(InvalidClient::Url { url: truncated(url), why: why.to_owned() });
     let url = match Url::parse(text.trim()) {
         Ok(url) => url,
-        // What is before an `@` may be a password.
+        // The part before an `@` may be a password.
         Err(error) => return no(text.rsplit('@').next().unwrap_or_default(), &error.to_string()),
     };
     if !url.username().is_empty() || url.password().is_some() {
-        // A password is not shown, wherever it stands.
         return no(
             url.host_str().unwrap_or_default(),
-            "it holds a user or a password: a token is sent instead",
+            "it contains a user or a password: use a token instead",
         );
     }
     match url.scheme() {
@@ -248,8 +254,8 @@ fn base(text: &str) -> Result<Url, InvalidClient> {
     Ok(url)
 }
 
-/// At most 80 characters of a text.
-fn shown(text: &str) -> String {
+/// Escapes and truncates a text to 80 characters.
+fn truncated(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
@@ -262,15 +268,15 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_of_a_server_is_refused_by_its_name() {
+    fn invalid_url_error_hides_password() {
         let table = [
-            ("127.0.0.1:8707", "`127.0.0.1:8707` is no address of a server: "),
-            ("", "`` is no address of a server: relative URL without a base"),
+            ("127.0.0.1:8707", "invalid server URL `127.0.0.1:8707`: "),
+            ("", "invalid server URL ``: relative URL without a base"),
             ("localhost:8707", "it begins with neither http:// nor https://"),
-            ("http://h/?a=1", "`http://h/?a=1` is no address of a server: it has a query"),
+            ("http://h/?a=1", "invalid server URL `http://h/?a=1`: it has a query"),
             ("http://h/#a", "it has a fragment"),
-            ("http://ops:hunter2@h/", "`h` is no address of a server: it holds a user or a password"),
-            ("http://ops:hunter2@h:99999/", "`h:99999/` is no address of a server: invalid port number"),
+            ("http://ops:hunter2@h/", "invalid server URL `h`: it contains a user or a password"),
+            ("http://ops:hunter2@h:99999/", "invalid server URL `h:99999/`: invalid port number"),
         ];
         for (url, sentence) in table {
             let error = error(Client::builder(url));
@@ -280,15 +286,15 @@ mod tests {
     }
 
     #[test]
-    fn an_address_with_tls_needs_its_feature() {
+    fn https_url_requires_rustls_feature() {
         assert_eq!(Client::new("https://limits.example").is_ok(), crate::HAS_TLS);
     }
 
     #[test]
-    fn what_cannot_be_sent_or_waited_for_is_refused_with_its_bounds() {
+    fn builder_rejects_invalid_token_agent_and_timeouts() {
         let builder = || Client::builder("http://127.0.0.1:8707");
-        assert!(error(builder().token("tg_\n_1")).starts_with("the token cannot be sent"));
-        assert!(error(builder().user_agent("a\nb")).starts_with("the user agent `a\\nb` cannot be sent"));
+        assert!(error(builder().token("tg_\n_1")).starts_with("invalid token"));
+        assert!(error(builder().user_agent("a\nb")).starts_with("invalid user agent `a\\nb`"));
         assert_eq!(
             error(builder().request_timeout(Duration::ZERO)),
             "a request timeout of 0ns, outside 1ms..=86400s"

@@ -1,4 +1,4 @@
-//! One call of the API, before it is sent: where to, with what, and whether it may be said again.
+//! One API call before it is sent: method, path, query, body and whether it is idempotent.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,110 +8,110 @@ use serde::Serialize;
 
 use crate::seconds::Seconds;
 
-/// Whether a call may be sent again when nobody knows what became of it.
+/// Whether a call may be retried after an attempt with an unknown outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Repeat {
-    /// To say it twice is to say it once.
-    Freely,
-    /// Not after it may have been done.
-    Untouched,
+pub(crate) enum Idempotency {
+    /// A retry has no further effect.
+    Yes,
+    /// A retry might execute it twice.
+    No,
 }
 
-impl Repeat {
-    /// Freely, where the writer said what is to be there.
-    pub(crate) const fn freely_if(is_certain: bool) -> Self {
-        if is_certain { Self::Freely } else { Self::Untouched }
+impl Idempotency {
+    /// Conditional writes are idempotent: a repeated one finds another version.
+    pub(crate) const fn yes_if(is_idempotent: bool) -> Self {
+        if is_idempotent { Self::Yes } else { Self::No }
     }
 }
 
-/// A call.
+/// An API call.
 #[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) method: Method,
-    /// The address without the names in it: it may be shown.
+    /// The path template without names, which is safe to log.
     pub(crate) route: &'static str,
-    part: Option<String>,
+    name: Option<String>,
     query: Option<String>,
     pub(crate) body: Option<Vec<u8>>,
-    pub(crate) repeat: Repeat,
-    /// How long the server waits before it answers, because it was asked to.
-    pub(crate) waits: Duration,
-    /// Why it cannot be sent.
-    invalid: Option<String>,
+    pub(crate) idempotency: Idempotency,
+    /// How long the server may queue the request before it responds.
+    pub(crate) queue_time: Duration,
+    /// Why the call cannot be sent.
+    error: Option<String>,
 }
 
 impl Call {
-    fn new(method: Method, route: &'static str, repeat: Repeat) -> Self {
-        let waits = Duration::ZERO;
-        Self { method, route, part: None, query: None, body: None, repeat, waits, invalid: None }
+    fn new(method: Method, route: &'static str, idempotency: Idempotency) -> Self {
+        let queue_time = Duration::ZERO;
+        Self { method, route, name: None, query: None, body: None, idempotency, queue_time, error: None }
     }
 
-    /// Looks, and changes nothing.
+    /// A read.
     pub(crate) fn get(route: &'static str) -> Self {
-        Self::new(Method::GET, route, Repeat::Freely)
+        Self::new(Method::GET, route, Idempotency::Yes)
     }
 
-    /// Sends a body.
-    pub(crate) fn post(route: &'static str, body: &impl Serialize, repeat: Repeat) -> Self {
-        Self::new(Method::POST, route, repeat).sending(body)
+    /// A call with a body.
+    pub(crate) fn post(route: &'static str, body: &impl Serialize, idempotency: Idempotency) -> Self {
+        Self::new(Method::POST, route, idempotency).with_body(body)
     }
 
-    /// Writes something in the place of what is there.
-    pub(crate) fn put(route: &'static str, body: &impl Serialize, repeat: Repeat) -> Self {
-        Self::new(Method::PUT, route, repeat).sending(body)
+    /// A write.
+    pub(crate) fn put(route: &'static str, body: &impl Serialize, idempotency: Idempotency) -> Self {
+        Self::new(Method::PUT, route, idempotency).with_body(body)
     }
 
-    /// Removes something.
-    pub(crate) fn delete(route: &'static str, repeat: Repeat) -> Self {
-        Self::new(Method::DELETE, route, repeat)
+    /// A removal.
+    pub(crate) fn delete(route: &'static str, idempotency: Idempotency) -> Self {
+        Self::new(Method::DELETE, route, idempotency)
     }
 
-    /// The part of the address that is in braces.
-    pub(crate) fn at(mut self, part: &impl fmt::Display) -> Self {
-        let part = part.to_string();
-        // Such a part is read as the folder itself, or the one above, by everybody on the way.
-        if part == "." || part == ".." {
-            self.invalid = Some(format!("`{part}` cannot be named in an address"));
+    /// Fills the placeholder of the path.
+    pub(crate) fn at(mut self, name: &impl fmt::Display) -> Self {
+        let name = name.to_string();
+        // URL parsers normalize dot segments, even percent-encoded ones.
+        if name == "." || name == ".." {
+            self.error = Some(format!("`{name}` is not a valid path segment"));
         }
-        self.part = Some(part);
+        self.name = Some(name);
         self
     }
 
-    /// What stands behind the `?`.
-    pub(crate) fn asking(mut self, query: &impl Serialize) -> Self {
+    /// Sets the query string.
+    pub(crate) fn with_query(mut self, query: &impl Serialize) -> Self {
         match serde_urlencoded::to_string(query) {
             Ok(query) => self.query = Some(query).filter(|query| !query.is_empty()),
-            Err(error) => self.invalid = Some(error.to_string()),
+            Err(error) => self.error = Some(error.to_string()),
         }
         self
     }
 
-    /// The server may take so much longer.
-    pub(crate) fn waiting(mut self, span: Option<Seconds>) -> Self {
-        self.waits = span.unwrap_or_default().as_duration();
+    /// Extends the timeouts by the queueing time.
+    pub(crate) fn with_queue_time(mut self, span: Option<Seconds>) -> Self {
+        self.queue_time = span.unwrap_or_default().as_duration();
         self
     }
 
-    fn sending(mut self, body: &impl Serialize) -> Self {
+    fn with_body(mut self, body: &impl Serialize) -> Self {
         match serde_json::to_vec(body) {
             Ok(body) => self.body = Some(body),
-            Err(error) => self.invalid = Some(error.to_string()),
+            Err(error) => self.error = Some(error.to_string()),
         }
         self
     }
 
-    /// The whole address, below `base`; else why there is none.
+    /// Returns the URL below `base`, or why the call cannot be sent.
     pub(crate) fn url(&self, base: &Url) -> Result<Url, String> {
-        if let Some(why) = &self.invalid {
+        if let Some(why) = &self.error {
             return Err(why.clone());
         }
         let mut url = base.clone();
         {
-            let mut segments = url.path_segments_mut().map_err(|()| "the address has no path".to_owned())?;
+            let mut segments = url.path_segments_mut().map_err(|()| "the URL has no path".to_owned())?;
             segments.pop_if_empty();
             for segment in self.route.split('/').skip(1) {
-                match &self.part {
-                    Some(part) if segment.starts_with('{') => segments.push(part),
+                match &self.name {
+                    Some(name) if segment.starts_with('{') => segments.push(name),
                     _ => segments.push(segment),
                 };
             }
@@ -123,7 +123,7 @@ impl Call {
 
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Neither the address nor the body: they may name a lease, or hold a secret.
+        // The URL and the body may contain a lease name or a secret.
         write!(f, "{} {}", self.method, self.route)
     }
 }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stand_in_an_address_as_one_part_whatever_they_hold() {
+    fn names_are_escaped_as_one_path_segment() {
         let table = [
             ("acme", "http://h/v1/entities/acme/children"),
             ("a/b", "http://h/v1/entities/a%2Fb/children"),
@@ -150,16 +150,16 @@ mod tests {
             assert_eq!(url("http://h", &call).as_deref(), Ok(address), "{name}");
         }
         let call = Call::get("/v1/entities/{entity}").at(&"..");
-        assert_eq!(url("http://h", &call), Err("`..` cannot be named in an address".to_owned()));
+        assert_eq!(url("http://h", &call), Err("`..` is not a valid path segment".to_owned()));
     }
 
     #[test]
-    fn a_server_below_a_path_is_asked_below_it() {
+    fn base_path_is_kept() {
         let query = PageQuery { after: Some("a b".to_owned()), max: Some(5) };
-        let call = Call::get("/v1/entities").asking(&query);
+        let call = Call::get("/v1/entities").with_query(&query);
         assert_eq!(url("https://h/limits/", &call).unwrap(), "https://h/limits/v1/entities?after=a+b&max=5");
         let usage = crate::UsageQuery { window: Window::Day, ..crate::UsageQuery::default() };
-        let call = Call::get("/v1/usage").asking(&usage);
+        let call = Call::get("/v1/usage").with_query(&usage);
         assert_eq!(url("https://h/limits", &call).unwrap(), "https://h/limits/v1/usage?window=day");
     }
 }

@@ -1,7 +1,8 @@
-//! Ending leases in the background: those that were dropped.
+//! Ends dropped leases in the background.
 //!
-//! A drop never waits. What it has to say is said by a task of the runtime that the lease was drawn in; there are at most so
-//! many of them. Where there is no room, no runtime or no answer, the lease ends by its deadline, and that is counted.
+//! Dropping a lease must not block, so a task of the lease's runtime sends its ending. The number of these
+//! tasks is bounded. Without a free slot, a runtime or a response the ending is counted as lost, and the
+//! lease ends at its deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use super::call::Call;
 use super::secret::Secret;
 use super::{Inner, count};
 
-/// How many endings there are, and how many were lost.
+/// Counts pending and lost endings.
 pub(super) struct Endings {
     pending: watch::Sender<usize>,
     max: usize,
@@ -34,52 +35,57 @@ impl Endings {
     }
 
     pub(super) async fn drained(&self) {
-        // The sender is here: it is not gone.
+        // The sender outlives this borrow, so the channel is open.
         let _ = self.pending.subscribe().wait_for(|pending| *pending == 0).await;
     }
 
-    fn enters(&self) -> bool {
+    fn try_reserve(&self) -> bool {
         self.pending.send_if_modified(|pending| {
-            let has_room = *pending < self.max;
-            *pending += usize::from(has_room);
-            has_room
+            let has_capacity = *pending < self.max;
+            *pending += usize::from(has_capacity);
+            has_capacity
         })
     }
 }
 
 impl Inner {
-    /// Has a lease ended in the background.
-    pub(super) fn end_later(self: &Arc<Self>, runtime: Option<&Handle>, token: Option<Secret>, call: Call) {
-        let Some(runtime) = runtime.filter(|_| self.endings.enters()) else {
+    /// Ends a lease in the background.
+    pub(super) fn spawn_ending(
+        self: &Arc<Self>,
+        runtime: Option<&Handle>,
+        token: Option<Secret>,
+        call: Call,
+    ) {
+        let Some(runtime) = runtime.filter(|_| self.endings.try_reserve()) else {
             count(&self.endings.lost);
             return;
         };
-        // A runtime that is gone drops the task at once, and with it the job.
-        let job = Job { inner: Arc::clone(self), is_heard: false };
-        runtime.spawn(job.run(token, call));
+        // A runtime that has shut down drops the task at once, which counts it as lost.
+        let ending = Ending { inner: Arc::clone(self), is_delivered: false };
+        runtime.spawn(ending.run(token, call));
     }
 }
 
-/// One ending. Dropped before it was heard, it is lost.
-struct Job {
+/// One pending ending. If it is dropped before it was delivered, it counts as lost.
+struct Ending {
     inner: Arc<Inner>,
-    is_heard: bool,
+    is_delivered: bool,
 }
 
-impl Job {
+impl Ending {
     async fn run(mut self, token: Option<Secret>, call: Call) {
-        let answer = self.inner.ask(token.as_ref(), &call, None).await;
-        // One that has ended otherwise has ended.
-        self.is_heard = match answer {
+        let result = self.inner.send_with_retries(token.as_ref(), &call, None).await;
+        // A lease that ended otherwise needs no ending.
+        self.is_delivered = match result {
             Ok(_) => true,
             Err(error) => matches!(error, super::ClientError::Ended { .. }),
         };
     }
 }
 
-impl Drop for Job {
+impl Drop for Ending {
     fn drop(&mut self) {
-        if !self.is_heard {
+        if !self.is_delivered {
             count(&self.inner.endings.lost);
         }
         self.inner.endings.pending.send_modify(|pending| *pending -= 1);

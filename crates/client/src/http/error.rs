@@ -1,4 +1,4 @@
-//! What can go wrong with a call, told by what its caller does next.
+//! Errors of API calls, classified by what the caller does next.
 
 use std::error::Error;
 use std::fmt;
@@ -10,160 +10,161 @@ use crate::limit::LimitState;
 use crate::problem::Problem;
 use crate::seconds::Seconds;
 
-/// Why a call was not answered as was hoped for. No token is in it.
+/// The error of an API call. It never contains the token.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// A limit is used up for now: `problem.limits` says which limit of which entity, by which policy, and
-    /// [`retry_after`](Self::retry_after) when to come back. Nothing was taken.
+    /// A limit is exceeded: `problem.limits` has the limits, their entities and sources, and
+    /// [`retry_after`](Self::retry_after) returns when to retry. Nothing was drawn.
     #[error("refused: {problem}")]
     Refused {
-        /// What the server says.
+        /// The server's problem.
         problem: Box<Problem>,
     },
     /// The token is missing, unknown, expired or revoked.
-    #[error("not let in: {problem}")]
+    #[error("unauthorized: {problem}")]
     Unauthorized {
-        /// What the server says.
+        /// The server's problem.
         problem: Box<Problem>,
     },
-    /// The token is good, and not for this.
+    /// The token is valid but lacks permission.
     #[error("not allowed: {problem}")]
     Forbidden {
-        /// What the server says.
+        /// The server's problem.
         problem: Box<Problem>,
     },
-    /// The lease has ended: by its deadline, or by whoever ended it before.
+    /// The lease has ended: it expired, or was ended before.
     #[error("{problem}")]
     Ended {
-        /// What the server says, or said when it was asked last.
+        /// The server's problem, possibly from an earlier call.
         problem: Box<Problem>,
     },
-    /// The server understood, and does not do it: `problem.kind` says why.
-    #[error("{problem}{}", if *.unheard { " (an earlier attempt was not answered, and may have been done)" } else { "" })]
+    /// The server rejected the call: `problem.kind` identifies the reason.
+    #[error("{problem}{}", if *.may_be_done { " (an earlier attempt may have succeeded)" } else { "" })]
     Problem {
-        /// What the server says.
+        /// The server's problem.
         problem: Box<Problem>,
-        /// An earlier attempt of the same call was not answered. It may have been done, and be the reason for this answer: a
-        /// change that expected version 3 finds version 4, which is its own.
-        unheard: bool,
+        /// Whether an earlier attempt of the call may have been executed, and may be the reason for this
+        /// response: a retried write that expects version 3 may find its own version 4.
+        may_be_done: bool,
     },
-    /// The server cannot be reached, does not answer in time, or fails, and the attempts are used up.
+    /// The server cannot be reached, times out or fails, and retries are exhausted.
     #[error(transparent)]
-    Away(Box<Away>),
-    /// One of the two sides does not trust the other one's certificate. Nothing was sent or done, and to ask again does not help.
+    Unavailable(Box<Outage>),
+    /// The client or the server rejected the other's certificate. Nothing was executed, and a retry does not
+    /// help.
     #[error("{method} {route} was not sent: {why}")]
     Untrusted {
-        /// The method.
+        /// The HTTP method.
         method: String,
-        /// The address, with the names of its parts in braces.
+        /// The path template, with placeholders in braces.
         route: &'static str,
-        /// Who does not trust whom, and why.
+        /// Which certificate was rejected, and why.
         why: String,
     },
-    /// The answer is not what the API says. Perhaps something else answers at this address.
-    #[error("{method} {route} was answered with status {status}, and not as the API says: {why}")]
+    /// The response is not valid for this API. Another service may be listening at this URL.
+    #[error("{method} {route} returned an invalid response with status {status}: {why}")]
     Garbled {
-        /// The method.
+        /// The HTTP method.
         method: String,
-        /// The address, with the names of its parts in braces.
+        /// The path template, with placeholders in braces.
         route: &'static str,
-        /// The status of the answer.
+        /// The HTTP status.
         status: u16,
         /// What is wrong with it.
         why: String,
-        /// When to come back, where the answer says that much.
+        /// The `Retry-After` of the response, if any.
         retry_after: Option<Duration>,
     },
-    /// The call cannot be sent. Nothing was.
+    /// The call is invalid and was not sent.
     #[error("{method} {route} cannot be sent: {why}")]
     Invalid {
-        /// The method.
+        /// The HTTP method.
         method: String,
-        /// The address, with the names of its parts in braces.
+        /// The path template, with placeholders in braces.
         route: &'static str,
         /// What is wrong with it.
         why: String,
     },
 }
 
-/// A server that is away, and what was tried.
+/// An unavailable server, and the attempts to reach it.
 #[derive(Debug, Error)]
-#[error("the server is away: {method} {route} failed {} in {took:?}, {why}: {cause}", times(*.attempts))]
+#[error("server unavailable: {method} {route} failed {} in {took:?} ({why}): {cause}", times(*.attempts))]
 #[non_exhaustive]
-pub struct Away {
-    /// The method.
+pub struct Outage {
+    /// The HTTP method.
     pub method: String,
-    /// The address, with the names of its parts in braces.
+    /// The path template, with placeholders in braces.
     pub route: &'static str,
-    /// How often it was tried.
+    /// The number of attempts.
     pub attempts: u32,
-    /// How long that took.
+    /// The duration of all attempts.
     pub took: Duration,
     /// Why there was no further attempt.
-    pub why: GaveUp,
-    /// How the last attempt failed.
+    pub why: StopReason,
+    /// The failure of the last attempt.
     #[source]
     pub cause: Cause,
-    /// At least one attempt may have been heard: what was asked for may have been done.
-    pub unheard: bool,
+    /// Whether an attempt may have been executed.
+    pub may_be_done: bool,
 }
 
 /// Why there was no further attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum GaveUp {
-    /// There were as many as there may be.
+pub enum StopReason {
+    /// The maximum number of attempts is reached.
     Attempts,
-    /// The next one would have come after the deadline of the whole call.
+    /// The next attempt would have started after the deadline of the call.
     Deadline,
-    /// Too much of the client's traffic were retries.
+    /// The retry budget is exhausted.
     Budget,
-    /// It may have been done, and to say it again might do it twice.
+    /// The call may have been executed and is not idempotent.
     MayBeDone,
 }
 
-impl fmt::Display for GaveUp {
+impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Attempts => "as often as it may be tried",
-            Self::Deadline => "and the time is up",
-            Self::Budget => "and no more retries are allowed for now",
-            Self::MayBeDone => "and to try again might do it twice",
+            Self::Attempts => "attempt limit reached",
+            Self::Deadline => "deadline reached",
+            Self::Budget => "retry budget exhausted",
+            Self::MayBeDone => "not retried because it may have been executed",
         })
     }
 }
 
-/// How an attempt failed.
+/// The failure of an attempt.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// There was no connection, and so nothing was sent.
-    #[error("no connection: {}", deepest(&**.0))]
+    /// The connection could not be established. Nothing was sent.
+    #[error("no connection: {}", root_cause(&**.0))]
     Connect(#[source] Box<dyn Error + Send + Sync>),
-    /// No answer came in time.
-    #[error("no answer within {0:?}")]
+    /// The attempt timed out.
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    /// The connection was lost before the answer was there.
-    #[error("the connection was lost: {}", deepest(&**.0))]
+    /// The connection was lost before the response was complete.
+    #[error("the connection was lost: {}", root_cause(&**.0))]
     Cut(#[source] Box<dyn Error + Send + Sync>),
-    /// The server, or something before it, failed.
-    #[error("status {status}{}", said(.problem.as_deref()))]
+    /// The server or a proxy failed.
+    #[error("status {status}{}", suffix(.problem.as_deref()))]
     Status {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// What the server says, if it was the server.
+        /// The problem, if the server itself responded.
         problem: Option<Box<Problem>>,
-        /// When to come back, if that was said.
+        /// The `Retry-After` of the response, if any.
         retry_after: Option<Duration>,
     },
 }
 
 impl ClientError {
-    /// When it is worth asking again, where the server says so.
+    /// Returns when a retry may succeed, if the server says so.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Away(away) => match &away.cause {
+            Self::Unavailable(outage) => match &outage.cause {
                 Cause::Status { retry_after, .. } => *retry_after,
                 _ => None,
             },
@@ -172,23 +173,23 @@ impl ClientError {
         }
     }
 
-    /// Whether the server is away: the same call may be answered later.
-    pub const fn is_away(&self) -> bool {
-        matches!(self, Self::Away(_))
+    /// Whether the server is unavailable: the same call may succeed later.
+    pub const fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
     }
 
-    /// Whether what was asked for may have been done all the same.
+    /// Whether the call may have been executed despite the error.
     pub fn may_be_done(&self) -> bool {
         match self {
-            Self::Away(away) => away.unheard,
-            Self::Problem { unheard, .. } => *unheard,
-            // The server said yes, to all that can be understood of it.
+            Self::Unavailable(outage) => outage.may_be_done,
+            Self::Problem { may_be_done, .. } => *may_be_done,
+            // The status says success; only the body is invalid.
             Self::Garbled { status, .. } => (200..300).contains(status),
             _ => false,
         }
     }
 
-    /// What the server says, where it answered.
+    /// Returns the server's problem, if it responded with one.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
             Self::Refused { problem }
@@ -196,7 +197,7 @@ impl ClientError {
             | Self::Forbidden { problem }
             | Self::Ended { problem }
             | Self::Problem { problem, .. } => Some(problem),
-            Self::Away(away) => match &away.cause {
+            Self::Unavailable(outage) => match &outage.cause {
                 Cause::Status { problem, .. } => problem.as_deref(),
                 _ => None,
             },
@@ -204,28 +205,29 @@ impl ClientError {
         }
     }
 
-    /// The limits that refused: those that have less than was asked of them, the subject's own first.
+    /// Returns the limits that refused: those with less than the requested amount available, the subject's
+    /// own first.
     pub fn short_limits(&self) -> impl Iterator<Item = &LimitState> {
         let all = self.problem().map_or(&[][..], |problem| &problem.limits);
         all.iter().filter(|limit| limit.retry_after != Some(Seconds::default()))
     }
 
-    /// What a problem means to its caller.
-    pub(super) fn of(problem: Box<Problem>, status: u16, unheard: bool) -> Self {
+    /// Classifies a problem by its status.
+    pub(super) fn from_problem(problem: Box<Problem>, status: u16, may_be_done: bool) -> Self {
         match status {
             429 => Self::Refused { problem },
             401 => Self::Unauthorized { problem },
             403 => Self::Forbidden { problem },
             410 => Self::Ended { problem },
-            // It ended so long ago that nobody remembers.
+            // The lease ended so long ago that its record was removed.
             404 if problem.is("no-lease") => Self::Ended { problem },
-            _ => Self::Problem { problem, unheard },
+            _ => Self::Problem { problem, may_be_done },
         }
     }
 
-    /// Whether the server has decided: to ask the same again is not to repeat a question.
-    pub(super) const fn is_answer(&self) -> bool {
-        !matches!(self, Self::Away(_) | Self::Garbled { .. })
+    /// Whether the outcome is known: a repeated call is a new call.
+    pub(super) const fn is_definitive(&self) -> bool {
+        !matches!(self, Self::Unavailable(_) | Self::Garbled { .. })
     }
 }
 
@@ -233,15 +235,15 @@ fn times(attempts: u32) -> String {
     if attempts == 1 { "once".to_owned() } else { format!("{attempts} times") }
 }
 
-fn said(problem: Option<&Problem>) -> String {
+fn suffix(problem: Option<&Problem>) -> String {
     problem.map(|problem| format!(", {problem}")).unwrap_or_default()
 }
 
-/// The last of an error's sources: the others say that a request could not be sent, which is known.
-pub(crate) fn deepest<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
-    let mut deepest = error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
+/// Returns the innermost source of an error. The outer ones only say that a request failed.
+pub(crate) fn root_cause<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    let mut root_cause = error;
+    while let Some(source) = root_cause.source() {
+        root_cause = source;
     }
-    deepest
+    root_cause
 }

@@ -1,4 +1,4 @@
-//! What happens to a server, heard one by one: server-sent events that end when the server does.
+//! Server events: parses the server-sent event stream of `/v1/events`.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,64 +8,70 @@ use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValu
 use tokio::time::{Instant, timeout};
 
 use super::call::Call;
-use super::error::{Away, Cause, ClientError, GaveUp};
+use super::error::{Cause, ClientError, Outage, StopReason};
 use super::secret::Secret;
-use super::send::{self, Heard};
+use super::send::{self, Outcome};
 use super::{Client, Inner};
 use crate::event::Event;
 
-/// An event has at most so many bytes: those of this server have far fewer.
+/// The maximum size of an event; events of this server are far smaller.
 const EVENT_MAX: usize = 64 * 1_024;
 
-/// Events as they come. Dropping it ends the connection.
+/// A stream of server events. Dropping it closes the connection.
 pub struct Events {
     response: Response,
-    lines: Lines,
+    parser: EventParser,
     call: Call,
     token: Option<Secret>,
     unknown: u64,
 }
 
 impl Client {
-    /// Hears what happens to the server from now on. It is asked once: whoever wants to go on after a loss asks again, and
-    /// hears nothing of what happened meanwhile.
+    /// Subscribes to server events. The call is not retried: after a lost connection call it again; events in
+    /// between are missed.
     ///
     /// # Errors
-    /// As every call: a token that is not good or may not read, a server that is away, or one to which as many listen as may.
+    /// Those of every call; the server also limits the number of listeners.
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Dropping the future has no effect.
     pub async fn events(&self) -> Result<Events, ClientError> {
         let call = Call::get("/v1/events");
         let (token, began) = (self.token.clone(), Instant::now());
-        match self.inner.listen(token.as_ref(), &call).await {
+        match self.inner.open_stream(token.as_ref(), &call).await {
             Ok(Ok(response)) if !is_stream(response.headers()) => {
-                Err(self.garbled(&call, response.status().as_u16(), &"it is no stream of events"))
+                Err(self.garbled(&call, response.status().as_u16(), &"it is not an event stream"))
             }
-            Ok(Ok(response)) => Ok(Events { response, lines: Lines::default(), call, token, unknown: 0 }),
-            Ok(Err(Heard::Said { status, problem })) if status < 500 => {
-                Err(ClientError::of(problem, status, false))
+            Ok(Ok(response)) => {
+                Ok(Events { response, parser: EventParser::default(), call, token, unknown: 0 })
             }
-            Ok(Err(Heard::Said { status, problem })) => {
+            Ok(Err(Outcome::Problem { status, problem })) if status < 500 => {
+                Err(ClientError::from_problem(problem, status, false))
+            }
+            Ok(Err(Outcome::Problem { status, problem })) => {
                 let retry_after = problem.retry_after.map(crate::Seconds::as_duration);
-                Err(away(&call, began, Cause::Status { status, problem: Some(problem), retry_after }))
+                Err(unavailable(&call, began, Cause::Status { status, problem: Some(problem), retry_after }))
             }
-            Ok(Err(Heard::Strange(error))) => Err(error),
-            Ok(Err(Heard::Nothing(cause))) | Err(cause) => Err(away(&call, began, cause)),
-            Ok(Err(Heard::Done(answer))) => {
-                Err(self.garbled(&call, answer.status, &"it is no stream of events"))
+            Ok(Err(Outcome::Fatal(error))) => Err(error),
+            Ok(Err(Outcome::Failed(cause))) | Err(cause) => Err(unavailable(&call, began, cause)),
+            Ok(Err(Outcome::Success(payload))) => {
+                Err(self.garbled(&call, payload.status, &"it is not an event stream"))
             }
         }
     }
 }
 
 impl Inner {
-    /// A connection on which events come, or what was said in its place.
-    async fn listen(&self, token: Option<&Secret>, call: &Call) -> Result<Result<Response, Heard>, Cause> {
-        let span = self.patience.request;
+    /// Opens the event stream, or returns the response in its place.
+    async fn open_stream(
+        &self,
+        token: Option<&Secret>,
+        call: &Call,
+    ) -> Result<Result<Response, Outcome>, Cause> {
+        let span = self.settings.request;
         let url = match call.url(&self.base) {
             Ok(url) => url,
-            Err(why) => return Ok(Err(Heard::Strange(send::invalid(call, why)))),
+            Err(why) => return Ok(Err(Outcome::Fatal(send::invalid(call, why)))),
         };
         let mut request = self.http.request(call.method.clone(), url);
         request = request.header(ACCEPT, HeaderValue::from_static("text/event-stream"));
@@ -77,50 +83,49 @@ impl Inner {
             if response.status().is_success() {
                 Ok(Ok(response))
             } else {
-                send::said(token, call, response).await.map(Err)
+                send::read_response(token, call, response).await.map(Err)
             }
         };
         match timeout(span, opening).await {
-            Ok(opened) => {
-                Ok(opened
-                    .unwrap_or_else(|error: reqwest::Error| Err(send::unsent(call, error.without_url()))))
-            }
+            Ok(opened) => Ok(opened.unwrap_or_else(|error: reqwest::Error| {
+                Err(send::transport_failure(call, error.without_url()))
+            })),
             Err(_) => Err(Cause::Timeout(span)),
         }
     }
 }
 
 impl Events {
-    /// The next event; nothing once the server has ended the connection. Signs of life are heard and not told, and so are
-    /// events that this client does not know, which are [counted](Self::unknown).
+    /// Returns the next event, or `None` once the server has closed the stream. Keep-alive comments are
+    /// skipped, and so are events of an unknown type, which are [counted](Self::unknown).
     ///
     /// # Errors
-    /// [`ClientError::Away`] if the connection is lost, [`ClientError::Garbled`] for what is no event.
+    /// [`ClientError::Unavailable`] if the connection is lost, [`ClientError::Garbled`] for an invalid event.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
     pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
         let began = Instant::now();
         loop {
-            while let Some(data) = self.lines.event() {
+            while let Some(data) = self.parser.next_event() {
                 match serde_json::from_str(&data) {
                     Ok(event) => return Ok(Some(event)),
-                    // A newer server tells more.
+                    // An event type of a newer server.
                     Err(error) if error.is_data() => self.unknown += 1,
-                    Err(error) => return Err(self.garbled(&format!("an event is no JSON: {error}"))),
+                    Err(error) => return Err(self.garbled(&format!("an event is not valid JSON: {error}"))),
                 }
             }
             match self.response.chunk().await {
-                Ok(Some(chunk)) => self.lines.take(&chunk).map_err(|why| self.garbled(&why))?,
+                Ok(Some(chunk)) => self.parser.push(&chunk).map_err(|why| self.garbled(&why))?,
                 Ok(None) => return Ok(None),
                 Err(error) => {
-                    return Err(away(&self.call, began, Cause::Cut(error.without_url().into())));
+                    return Err(unavailable(&self.call, began, Cause::Cut(error.without_url().into())));
                 }
             }
         }
     }
 
-    /// Events that this client does not know, of a newer server.
+    /// Returns the number of skipped events of unknown types, sent by a newer server.
     pub const fn unknown(&self) -> u64 {
         self.unknown
     }
@@ -136,40 +141,40 @@ impl fmt::Debug for Events {
     }
 }
 
-/// Whether what answers says that events come: a page that any server has for any address is none.
+/// Whether the response is an event stream. Other services may respond with a page.
 fn is_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
 }
 
-fn away(call: &Call, began: Instant, cause: Cause) -> ClientError {
+fn unavailable(call: &Call, began: Instant, cause: Cause) -> ClientError {
     let took: Duration = began.elapsed();
     let (method, route) = (call.method.to_string(), call.route);
-    // To listen changes nothing, and so nothing may have been done.
-    ClientError::Away(Box::new(Away {
+    // Subscribing changes nothing at the server.
+    ClientError::Unavailable(Box::new(Outage {
         method,
         route,
         attempts: 1,
         took,
-        why: GaveUp::Attempts,
+        why: StopReason::Attempts,
         cause,
-        unheard: false,
+        may_be_done: false,
     }))
 }
 
-/// Bytes as they come, cut into events.
+/// An incremental parser for server-sent events.
 #[derive(Debug, Default)]
-struct Lines {
+struct EventParser {
     bytes: Vec<u8>,
-    /// So many bytes are known to end no line.
-    looked: usize,
+    /// Bytes already scanned for a line break.
+    scanned: usize,
     data: Option<String>,
 }
 
-impl Lines {
-    /// Takes what came.
-    fn take(&mut self, chunk: &[u8]) -> Result<(), String> {
-        // Whole events were taken out before: this is what is left of one.
+impl EventParser {
+    /// Adds received bytes.
+    fn push(&mut self, chunk: &[u8]) -> Result<(), String> {
+        // Complete events were removed before: the rest is part of one event.
         if self.bytes.len() + self.data.as_ref().map_or(0, String::len) > EVENT_MAX {
             return Err(format!("an event has more than {EVENT_MAX} bytes"));
         }
@@ -177,16 +182,16 @@ impl Lines {
         Ok(())
     }
 
-    /// The data of the next event that is whole.
-    fn event(&mut self) -> Option<String> {
+    /// Returns the data of the next complete event.
+    fn next_event(&mut self) -> Option<String> {
         loop {
-            let end = self.bytes[self.looked..].iter().position(|byte| *byte == b'\n');
-            let Some(end) = end.map(|end| end + self.looked) else {
-                self.looked = self.bytes.len();
+            let end = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n');
+            let Some(end) = end.map(|end| end + self.scanned) else {
+                self.scanned = self.bytes.len();
                 return None;
             };
             let line: Vec<u8> = self.bytes.drain(..=end).collect();
-            self.looked = 0;
+            self.scanned = 0;
             let line = line[..end].strip_suffix(b"\r").unwrap_or(&line[..end]);
             if line.is_empty() {
                 if let Some(data) = self.data.take() {
@@ -210,11 +215,11 @@ impl Lines {
 mod tests {
     use super::*;
 
-    fn heard(chunks: &[&str]) -> Vec<String> {
-        let (mut lines, mut events) = (Lines::default(), Vec::new());
+    fn parse(chunks: &[&str]) -> Vec<String> {
+        let (mut parser, mut events) = (EventParser::default(), Vec::new());
         for chunk in chunks {
-            lines.take(chunk.as_bytes()).unwrap();
-            while let Some(event) = lines.event() {
+            parser.push(chunk.as_bytes()).unwrap();
+            while let Some(event) = parser.next_event() {
                 events.push(event);
             }
         }
@@ -222,17 +227,17 @@ mod tests {
     }
 
     #[test]
-    fn events_are_heard_whole_however_they_are_cut() {
+    fn events_survive_any_chunking() {
         let text = ": alive\n\nevent: busy\ndata: {\"a\":1}\n\ndata: one\r\ndata:two\r\n\r\nid: 7\n\n";
         let whole = ["{\"a\":1}", "one\ntwo"];
-        assert_eq!(heard(&[text]), whole);
+        assert_eq!(parse(&[text]), whole);
         let letters: Vec<String> = text.chars().map(String::from).collect();
-        assert_eq!(heard(&letters.iter().map(String::as_str).collect::<Vec<_>>()), whole);
-        assert_eq!(heard(&["data: unfinished\n"]), [""; 0]);
+        assert_eq!(parse(&letters.iter().map(String::as_str).collect::<Vec<_>>()), whole);
+        assert_eq!(parse(&["data: unfinished\n"]), [""; 0]);
     }
 
     #[test]
-    fn only_what_says_that_it_is_a_stream_of_events_is_heard() {
+    fn only_event_stream_content_type_is_accepted() {
         let table = [
             (Some("text/event-stream"), true),
             (Some("Text/Event-Stream; charset=utf-8"), true),
@@ -247,13 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_end_is_refused() {
-        let mut lines = Lines::default();
+    fn oversized_event_is_rejected() {
+        let mut parser = EventParser::default();
         let chunk = vec![b'x'; EVENT_MAX];
-        lines.take(&chunk).unwrap();
-        assert_eq!(lines.event(), None);
-        assert_eq!(lines.take(b"x"), Ok(()));
-        assert_eq!(lines.event(), None);
-        assert_eq!(lines.take(b"x"), Err("an event has more than 65536 bytes".to_owned()));
+        parser.push(&chunk).unwrap();
+        assert_eq!(parser.next_event(), None);
+        assert_eq!(parser.push(b"x"), Ok(()));
+        assert_eq!(parser.next_event(), None);
+        assert_eq!(parser.push(b"x"), Err("an event has more than 65536 bytes".to_owned()));
     }
 }

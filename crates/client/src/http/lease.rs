@@ -1,4 +1,4 @@
-//! A lease in the hand of its holder: renewed while it is held, and cancelled when it is dropped.
+//! Lease handles: renewed while held, cancelled when dropped.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::steps::{Steps, Turn, Verb};
+use super::steps::{Dispatch, Steps, Verb};
 use super::{Client, ClientError, count, lock, renewal};
 use crate::{
     Acquire, Batch, BatchResult, Changes, Cost, Degraded, Granted, LeaseRef, LimitState, Renewed, StepDone,
@@ -17,32 +17,34 @@ use crate::{
 
 /// Units drawn at a server.
 ///
-/// While it is held it is renewed in the background, each time a third of its time has passed. Dropped, it is cancelled in the
-/// background: all it drew returns. A lease whose end has begun and was not answered goes on to that end when it is dropped.
+/// A background task renews the lease each time a third of its duration has passed. Dropping the handle
+/// cancels the lease in the background and returns its units. If an ending was sent but not confirmed,
+/// dropping the handle resends that ending.
 ///
-/// Its calls are numbered, one at a time, and the server does each number once. After an error that
-/// [`may_be_done`](ClientError::may_be_done) the same call again is the same step: it is answered as the first time if it was
-/// done. Any other call goes on behind it.
+/// Steps of a lease are numbered and sent one at a time, and the server executes each number once. After an
+/// error that [`may_be_done`](ClientError::may_be_done), repeating the same call repeats the same step, which
+/// returns the first result if it was executed. Any other call gets a new number.
 #[must_use = "dropping a lease returns what it drew"]
 pub struct Lease {
-    held: Arc<Held>,
+    inner: Arc<LeaseInner>,
     renewal: Option<AbortHandle>,
 }
 
-/// What a handle and the task that renews its lease share.
-pub(super) struct Held {
+/// State shared by a handle and its renewal task.
+pub(super) struct LeaseInner {
     pub(super) client: Client,
     name: LeaseRef,
     degraded: Option<Degraded>,
-    /// Whoever has it may take a step.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    /// Serializes steps.
+    pub(super) step_lock: tokio::sync::Mutex<()>,
     pub(super) steps: Mutex<Steps>,
     expires_at: Mutex<Option<Instant>>,
     runtime: Option<Handle>,
 }
 
 impl Client {
-    /// Draws units of every limit of a subject and of those above it, all or nothing, and keeps them until the lease is ended.
+    /// Draws units of every limit of a subject and of the levels above it, all or nothing, and holds them
+    /// until the lease ends.
     ///
     /// ```no_run
     /// use tidegate_client::{Acquire, Client, Cost};
@@ -58,25 +60,25 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`ClientError::Refused`] says which limit of which entity is short, by which policy, and when to come back.
+    /// [`ClientError::Refused`] names the exceeded limit, its entity and source, and when to retry.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave a lease at the server, which ends by its deadline.
+    /// Dropping the future may leave a lease at the server, which ends at its deadline.
     pub async fn acquire(&self, request: &Acquire) -> Result<Lease, ClientError> {
         let sent = Instant::now();
         let granted = self.draw(request).await?;
-        // Nobody knows when the wait was over: at the latest now.
+        // The time spent in the queue is unknown: assume that the wait ended just now.
         let since = if request.within.is_some() { Instant::now() } else { sent };
         Ok(Lease::new(self.clone(), granted, since))
     }
 
-    /// Draws for many who have nothing to do with each other: each is granted or refused by itself, in this order. None waits.
+    /// Draws for independent requests: each is granted or refused by itself, in this order. None waits.
     ///
     /// # Errors
-    /// Where none was asked: the batch is empty, too large, or the server is away.
+    /// If the batch as a whole fails: it is empty, too large, or the server is unavailable.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave leases at the server, which end by their deadlines.
+    /// Dropping the future may leave leases at the server, which end at their deadlines.
     pub async fn acquire_batch(&self, batch: &Batch) -> Result<Vec<Result<Lease, ClientError>>, ClientError> {
         let sent = Instant::now();
         let done = self.draw_batch(batch).await?;
@@ -84,109 +86,112 @@ impl Client {
             BatchResult::Granted(granted) => Ok(Lease::new(self.clone(), granted, sent)),
             BatchResult::Refused(problem) => {
                 let status = problem.status;
-                Err(ClientError::of(problem, status, false))
+                Err(ClientError::from_problem(problem, status, false))
             }
         });
         Ok(results.collect())
     }
 
-    /// Takes up a lease that was let go of, and renews it for `span` at a time from now on.
+    /// Resumes a detached lease, and renews it for `span` at a time.
     ///
     /// # Errors
-    /// [`ClientError::Ended`] for one that has ended, and [`ClientError::Forbidden`] for one of another token.
+    /// [`ClientError::Ended`] for an ended lease, and [`ClientError::Forbidden`] for a lease of another
+    /// token.
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Dropping the future has no effect.
     pub async fn resume(&self, lease: &LeaseRef, span: Duration) -> Result<Lease, ClientError> {
         let sent = Instant::now();
         let open = self.open_lease(lease).await?;
-        let held = Held::new(self.clone(), lease.clone(), Steps::after(open.step), None);
-        held.expires(sent, open.expires_in.as_duration());
-        Ok(Lease::keep(held, open.expires_in.as_duration().min(span), span))
+        let inner = LeaseInner::new(self.clone(), lease.clone(), Steps::after(open.step), None);
+        inner.set_expiry(sent, open.expires_in.as_duration());
+        Ok(Lease::start(inner, open.expires_in.as_duration().min(span), span))
     }
 }
 
 impl Lease {
     fn new(client: Client, granted: Granted, since: Instant) -> Self {
         let span = granted.expires_in.as_duration();
-        let held = Held::new(client, granted.lease, Steps::after(0), granted.degraded);
-        held.expires(since, span);
-        Self::keep(held, span, span)
+        let inner = LeaseInner::new(client, granted.lease, Steps::after(0), granted.degraded);
+        inner.set_expiry(since, span);
+        Self::start(inner, span, span)
     }
 
-    /// Has a lease renewed, of which `left` is left, for `span` at a time.
-    fn keep(held: Held, left: Duration, span: Duration) -> Self {
-        let held = Arc::new(held);
-        let renewal = match &held.runtime {
-            Some(runtime) if held.is_kept() => {
-                Some(runtime.spawn(renewal::keep(Arc::clone(&held), left, span)).abort_handle())
+    /// Starts renewing a lease that expires in `left`, for `span` at a time.
+    fn start(inner: LeaseInner, left: Duration, span: Duration) -> Self {
+        let inner = Arc::new(inner);
+        let renewal = match &inner.runtime {
+            Some(runtime) if inner.is_stored() => {
+                Some(runtime.spawn(renewal::run(Arc::clone(&inner), left, span)).abort_handle())
             }
             _ => None,
         };
-        Self { held, renewal }
+        Self { inner, renewal }
     }
 
-    /// What it is called at the server. Whoever knows it and has the same token can go on with it.
+    /// Returns the name of the lease. A client with this name and the same token can continue the lease.
     pub fn name(&self) -> &LeaseRef {
-        &self.held.name
+        &self.inner.name
     }
 
-    /// Why it does not stand for units of the store, if it does not. One that nobody keeps has nothing to end: its calls send
-    /// nothing, and are answered yes.
+    /// Returns why the lease is not backed by the store, if it is not. The calls of an
+    /// [allowed](Degraded::Allowed) lease succeed without sending anything.
     pub fn degraded(&self) -> Option<Degraded> {
-        self.held.degraded
+        self.inner.degraded
     }
 
-    /// How long it has at least, unless it is renewed: nothing once that time has passed.
+    /// Returns a lower bound of the time until it expires, unless it is renewed; zero once that time has
+    /// passed.
     pub fn expires_in(&self) -> Duration {
-        let expires_at = *lock(&self.held.expires_at);
+        let expires_at = *lock(&self.inner.expires_at);
         expires_at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the server has said that it has ended, and not by this handle: its deadline passed while the server could not be
-    /// reached, or somebody else ended it. Every further call is answered with [`ClientError::Ended`].
+    /// Whether the server has reported that the lease ended, other than by this handle: it expired while the
+    /// server was unreachable, or another client ended it. Further calls return [`ClientError::Ended`].
     pub fn is_lost(&self) -> bool {
-        lock(&self.held.steps).is_lost()
+        lock(&self.inner.steps).is_lost()
     }
 
-    /// Draws more, all or nothing. Refused, the lease stays as it is. Answers the limits that took part, after it.
+    /// Draws more units, all or nothing, and returns the affected limits. On refusal the lease is unchanged.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where a limit is short, and [`ClientError::Ended`] for a lease that has ended, or whose end
-    /// has begun.
+    /// [`ClientError::Refused`] if a limit is exceeded, and [`ClientError::Ended`] for a lease that has ended
+    /// or whose ending was sent.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it done or not: the same again is the same step, and finds out.
+    /// Dropping the future leaves the outcome unknown. Repeating the same call repeats the same step.
     pub async fn extend(&self, more: Cost) -> Result<Vec<LimitState>, ClientError> {
         self.step(Verb::Extend(more)).await
     }
 
-    /// Takes what turned out to be needed, or gives back what was not: never refused, and what is missing is debt. Answers the
-    /// limits that took part, after it.
+    /// Adjusts the held units, up or down, and returns the affected limits. Never refused: units beyond the
+    /// limit become debt.
     ///
     /// # Errors
-    /// [`ClientError::Ended`] for a lease that has ended, or whose end has begun.
+    /// [`ClientError::Ended`] for a lease that has ended or whose ending was sent.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it done or not: the same again is the same step, and finds out.
+    /// Dropping the future leaves the outcome unknown. Repeating the same call repeats the same step.
     pub async fn adjust(&self, changes: Changes) -> Result<Vec<LimitState>, ClientError> {
         self.step(Verb::Adjust(changes)).await
     }
 
-    /// Ends it at what was used of the limits named, and at what it holds of the others. The same again is answered as the first
-    /// time.
+    /// Ends the lease. Limits that `actual` names are settled at that amount, all others at what the lease
+    /// holds. Repeating the call returns the first result.
     ///
     /// # Errors
-    /// [`ClientError::Ended`] for one that has ended otherwise. Where the server is away the end has begun: the same can be
-    /// said again, and is said again when the lease is dropped. After any other error the lease is as it was.
+    /// [`ClientError::Ended`] for a lease that ended otherwise. If the server is unavailable, the ending is
+    /// pending: it can be repeated, and dropping the handle resends it. After any other error the lease is
+    /// unchanged.
     ///
     /// # Cancel safety
-    /// Dropping the future does not undo it: it is said again when the lease is dropped.
+    /// Dropping the future does not revoke the ending: dropping the handle resends it.
     pub async fn settle(&self, actual: Cost) -> Result<(), ClientError> {
         self.step(Verb::Settle(actual)).await.map(drop)
     }
 
-    /// Ends it as if it had never been: all of it returns.
+    /// Ends the lease and returns all its units.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
@@ -197,78 +202,78 @@ impl Lease {
         self.step(Verb::Cancel).await.map(drop)
     }
 
-    /// Lets go of it without ending it: it is renewed no more, and ends by its deadline unless somebody
-    /// [resumes](Client::resume) it. One whose end has begun goes on to that end.
+    /// Releases the handle without ending the lease. The lease is no longer renewed, and ends at its deadline
+    /// unless a client [resumes](Client::resume) it. A pending ending is still sent.
     pub fn detach(self) -> LeaseRef {
-        lock(&self.held.steps).let_go();
-        self.held.name.clone()
+        lock(&self.inner.steps).detach();
+        self.inner.name.clone()
     }
 
     async fn step(&self, verb: Verb) -> Result<Vec<LimitState>, ClientError> {
-        let held = &*self.held;
-        let _turn = held.turn.lock().await;
-        let step = match lock(&held.steps).begin(&verb) {
-            Turn::Send(step) => step,
-            Turn::Done(done) => return Ok(done.map(|done| done.limits).unwrap_or_default()),
-            Turn::Over(error) => return Err(error),
+        let inner = &*self.inner;
+        let _guard = inner.step_lock.lock().await;
+        let step = match lock(&inner.steps).begin(&verb) {
+            Dispatch::Send(step) => step,
+            Dispatch::Done(done) => return Ok(done.map(|done| done.limits).unwrap_or_default()),
+            Dispatch::Rejected(error) => return Err(error),
         };
-        if !held.is_kept() {
-            held.note(&verb, &Ok(()));
+        if !inner.is_stored() {
+            inner.record(&verb, &Ok(()));
             return Ok(Vec::new());
         }
-        let answer = held.send(&verb, step).await;
-        held.note(&verb, &answer);
-        answer.map(|done| done.limits)
+        let result = inner.send(&verb, step).await;
+        inner.record(&verb, &result);
+        result.map(|done| done.limits)
     }
 }
 
-impl Held {
+impl LeaseInner {
     fn new(client: Client, name: LeaseRef, steps: Steps, degraded: Option<Degraded>) -> Self {
         Self {
             client,
             name,
             degraded,
-            turn: tokio::sync::Mutex::default(),
+            step_lock: tokio::sync::Mutex::default(),
             steps: Mutex::new(steps),
             expires_at: Mutex::new(None),
             runtime: Handle::try_current().ok(),
         }
     }
 
-    /// Whether somebody keeps it.
-    fn is_kept(&self) -> bool {
+    /// Whether the lease is stored at the server.
+    fn is_stored(&self) -> bool {
         self.degraded != Some(Degraded::Allowed)
     }
 
     pub(super) async fn send(&self, verb: &Verb, step: u32) -> Result<StepDone, ClientError> {
-        self.say(verb, step, None).await
+        self.send_within(verb, step, None).await
     }
 
-    /// The same for a renewal, which is of no use when the lease has ended.
+    /// Sends a renewal, which is pointless after the lease expires: the remaining time bounds the call.
     pub(super) async fn send_renewal(&self, verb: &Verb, step: u32) -> Result<Renewed, ClientError> {
         let left = lock(&self.expires_at).map(|at| at.saturating_duration_since(Instant::now()));
-        let patience = &self.client.inner.patience;
-        self.say(verb, step, left.map(|left| left.max(patience.connect).min(patience.total))).await
+        let settings = &self.client.inner.settings;
+        self.send_within(verb, step, left.map(|left| left.max(settings.connect).min(settings.total))).await
     }
 
-    async fn say<T: DeserializeOwned>(
+    async fn send_within<T: DeserializeOwned>(
         &self,
         verb: &Verb,
         step: u32,
         total: Option<Duration>,
     ) -> Result<T, ClientError> {
-        self.client.ask_within(verb.call(&self.name, step), total).await
+        self.client.json_within(verb.call(&self.name, step), total).await
     }
 
-    /// Remembers what became of a step.
-    pub(super) fn note<T>(&self, verb: &Verb, answer: &Result<T, ClientError>) {
-        if lock(&self.steps).end(verb, answer) {
-            count(&self.client.inner.counts.leases_lost);
+    /// Records the result of a step.
+    pub(super) fn record<T>(&self, verb: &Verb, result: &Result<T, ClientError>) {
+        if lock(&self.steps).complete(verb, result) {
+            count(&self.client.inner.counters.leases_lost);
         }
     }
 
-    /// It has `span` since then.
-    pub(super) fn expires(&self, since: Instant, span: Duration) {
+    /// Sets the expiry to `span` after `since`.
+    pub(super) fn set_expiry(&self, since: Instant, span: Duration) {
         *lock(&self.expires_at) = since.checked_add(span);
     }
 }
@@ -278,14 +283,15 @@ impl Drop for Lease {
         if let Some(renewal) = &self.renewal {
             renewal.abort();
         }
-        let Some((verb, step)) = lock(&self.held.steps).drop_it().filter(|_| self.held.is_kept()) else {
+        let Some((verb, step)) = lock(&self.inner.steps).take_ending().filter(|_| self.inner.is_stored())
+        else {
             return;
         };
-        let client = &self.held.client;
-        client.inner.end_later(
-            self.held.runtime.as_ref(),
+        let client = &self.inner.client;
+        client.inner.spawn_ending(
+            self.inner.runtime.as_ref(),
             client.token.clone(),
-            verb.call(&self.held.name, step),
+            verb.call(&self.inner.name, step),
         );
     }
 }
@@ -293,8 +299,8 @@ impl Drop for Lease {
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("name", &self.held.name)
-            .field("degraded", &self.held.degraded)
+            .field("name", &self.inner.name)
+            .field("degraded", &self.inner.degraded)
             .field("is_lost", &self.is_lost())
             .finish_non_exhaustive()
     }

@@ -1,20 +1,20 @@
-//! The client: calls of the API as functions, tried again by rules, and leases that look after themselves.
+//! The HTTP client: API calls as functions with retries, and self-renewing leases.
 
 mod builder;
 mod call;
-mod course;
+mod certificates;
 mod endings;
 pub(crate) mod error;
 mod events;
 mod lease;
 mod pages;
 mod renewal;
+mod retry_state;
 #[macro_use]
 mod routes;
 mod secret;
 mod send;
 mod steps;
-mod trust;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,135 +27,135 @@ use tidegate_core::retry::Retries;
 use tokio::time::Instant;
 
 pub use builder::{ClientBuilder, InvalidClient};
-pub use error::{Away, Cause, ClientError, GaveUp};
+pub use error::{Cause, ClientError, Outage, StopReason};
 pub use events::Events;
 pub use lease::Lease;
 pub use pages::{Page, Pages, Query};
 
-pub(crate) use trust::Trust;
+pub(crate) use certificates::Certificates;
 
-use builder::Patience;
+use builder::Settings;
 use call::Call;
 use endings::Endings;
 use secret::Secret;
 
-/// A client of one server. Clones share its connections, its retry budget and its counts.
+/// A client of one server. Clones share connections, retry budget and counters.
 ///
-/// It needs a tokio runtime; [`blocking::Client`](crate::blocking::Client) brings its own.
+/// It requires a tokio runtime; [`blocking::Client`](crate::blocking::Client) brings its own.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
     token: Option<Secret>,
 }
 
-/// What clones of a client share.
+/// State shared by clones of a client.
 struct Inner {
     http: reqwest::Client,
     base: Url,
-    patience: Patience,
-    born: Instant,
+    settings: Settings,
+    created_at: Instant,
     retries: Option<Mutex<Retries>>,
     endings: Endings,
-    counts: Counts,
+    counters: Counters,
 }
 
 #[derive(Default)]
-struct Counts {
+struct Counters {
     retries: AtomicU64,
     out_of_budget: AtomicU64,
     renewals: AtomicU64,
     leases_lost: AtomicU64,
 }
 
-/// What a client and its clones have counted.
+/// Counters of a client and its clones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Attempts that were not the first of their call.
+    /// Retries: attempts after the first of a call.
     pub retries: u64,
-    /// Calls that ended because too much of the traffic were retries.
+    /// Calls that failed because the retry budget was exhausted.
     pub out_of_budget: u64,
-    /// Leases that were given more time in the background, each time counted.
+    /// Background renewals.
     pub renewals: u64,
-    /// Leases that were found to have ended while their handle held them.
+    /// Leases that ended while their handle held them.
     pub leases_lost: u64,
-    /// Leases that are being ended in the background.
+    /// Dropped leases whose ending is being sent.
     pub endings_pending: u64,
-    /// Leases that were dropped, and that the server could not be told of: they end by their deadline.
+    /// Dropped leases whose ending could not be delivered: they end at their deadline.
     pub endings_lost: u64,
 }
 
 impl Client {
-    /// A client without a token, with the patience there is by default. Nothing is sent yet.
+    /// Creates a client without a token, with default settings. Nothing is sent yet.
     ///
     /// # Errors
-    /// [`InvalidClient`] for an address that is none of a server.
+    /// [`InvalidClient`] for an invalid URL.
     pub fn new(url: &str) -> Result<Self, InvalidClient> {
         Self::builder(url).build()
     }
 
-    /// A client of the server at this address, to be changed.
+    /// Creates a builder for a client of this server.
     pub fn builder(url: &str) -> ClientBuilder {
         ClientBuilder::new(url)
     }
 
-    /// The same client with another token. It shares connections, retry budget and counts.
+    /// Replaces the token. The client shares connections, retry budget and counters with the original.
     ///
     /// # Errors
-    /// [`InvalidClient::Token`] for what cannot be sent.
+    /// [`InvalidClient::Token`] for an invalid token.
     pub fn token(mut self, token: &str) -> Result<Self, InvalidClient> {
         self.token = Some(Secret::new(token).map_err(|_| InvalidClient::Token)?);
         Ok(self)
     }
 
-    /// The address of the server.
+    /// Returns the URL of the server.
     pub fn url(&self) -> &str {
         self.inner.base.as_str()
     }
 
-    /// What was counted so far.
+    /// Returns the counters.
     pub fn stats(&self) -> ClientStats {
-        let counts = &self.inner.counts;
+        let counters = &self.inner.counters;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         ClientStats {
-            retries: read(&counts.retries),
-            out_of_budget: read(&counts.out_of_budget),
-            renewals: read(&counts.renewals),
-            leases_lost: read(&counts.leases_lost),
+            retries: read(&counters.retries),
+            out_of_budget: read(&counters.out_of_budget),
+            renewals: read(&counters.renewals),
+            leases_lost: read(&counters.leases_lost),
             endings_pending: self.inner.endings.pending() as u64,
             endings_lost: self.inner.endings.lost(),
         }
     }
 
-    /// Waits until no lease is being ended in the background.
+    /// Waits until all background endings are complete.
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Dropping the future has no effect.
     pub async fn drain(&self) {
         self.inner.endings.drained().await;
     }
 
-    /// Sends a call, and again as the rules say, and reads the answer.
-    async fn ask<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
-        self.ask_within(call, None).await
+    /// Sends a call with retries and parses the JSON response.
+    async fn json<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
+        self.json_within(call, None).await
     }
 
-    /// The same, for `total` in all.
-    async fn ask_within<T: DeserializeOwned>(
+    /// Like `json`, within `total`.
+    async fn json_within<T: DeserializeOwned>(
         &self,
         call: Call,
         total: Option<Duration>,
     ) -> Result<T, ClientError> {
-        let answer = self.inner.ask(self.token.as_ref(), &call, total).await?;
-        // Nothing is a body too.
-        let body = if answer.body.is_empty() { b"null" } else { &answer.body[..] };
-        serde_json::from_slice(body).map_err(|error| self.garbled(&call, answer.status, &error))
+        let payload = self.inner.send_with_retries(self.token.as_ref(), &call, total).await?;
+        // An empty body deserializes as `()`.
+        let body = if payload.body.is_empty() { b"null" } else { &payload.body[..] };
+        serde_json::from_slice(body).map_err(|error| self.garbled(&call, payload.status, &error))
     }
 
-    /// The same for an answer that is text.
-    async fn read(&self, call: Call) -> Result<String, ClientError> {
-        let answer = self.inner.ask(self.token.as_ref(), &call, None).await?;
-        String::from_utf8(answer.body).map_err(|error| self.garbled(&call, answer.status, &error))
+    /// Like `json`, for a text response.
+    async fn text(&self, call: Call) -> Result<String, ClientError> {
+        let payload = self.inner.send_with_retries(self.token.as_ref(), &call, None).await?;
+        String::from_utf8(payload.body).map_err(|error| self.garbled(&call, payload.status, &error))
     }
 
     fn garbled(&self, call: &Call, status: u16, why: &impl fmt::Display) -> ClientError {
@@ -168,20 +168,28 @@ impl fmt::Debug for Client {
         f.debug_struct("Client")
             .field("url", &self.url())
             .field("token", &self.token)
-            .field("patience", &self.inner.patience)
+            .field("settings", &self.inner.settings)
             .finish_non_exhaustive()
     }
 }
 
 impl Inner {
-    fn new(http: reqwest::Client, base: Url, patience: Patience) -> Self {
-        let retries = patience.retry.retry_budget().map(|budget| Mutex::new(Retries::new(&budget)));
-        let endings = Endings::new(patience.endings_max);
-        Self { http, base, patience, born: Instant::now(), retries, endings, counts: Counts::default() }
+    fn new(http: reqwest::Client, base: Url, settings: Settings) -> Self {
+        let retries = settings.retry.retry_budget().map(|budget| Mutex::new(Retries::new(&budget)));
+        let endings = Endings::new(settings.endings_max);
+        Self {
+            http,
+            base,
+            settings,
+            created_at: Instant::now(),
+            retries,
+            endings,
+            counters: Counters::default(),
+        }
     }
 }
 
-/// A lock that a panic elsewhere has not spoiled: what is behind it is whole after every statement.
+/// Ignores poisoning: every statement under these locks leaves the state consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

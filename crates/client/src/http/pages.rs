@@ -1,4 +1,4 @@
-//! Listings as a whole: one page after the other, until there is none.
+//! Pagination: reads listings page by page.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,19 +15,19 @@ use crate::{
 
 /// A page of a listing.
 pub trait Page: DeserializeOwned + sealed::Sealed {
-    /// What is listed.
+    /// The listed item.
     type Item;
 
-    /// Where the next page begins.
+    /// Returns where the next page begins.
     fn next(&self) -> Option<&str>;
 
-    /// The items.
+    /// Returns the items.
     fn into_items(self) -> Vec<Self::Item>;
 }
 
-/// What is listed, and from where.
+/// The query of a listing.
 pub trait Query: Serialize + sealed::Sealed {
-    /// The same from here on.
+    /// Sets where the page begins.
     fn set_after(&mut self, after: String);
 }
 
@@ -69,7 +69,7 @@ pages!(
     PageQuery, PolicyQuery, UsageQuery, AuditQuery
 );
 
-/// Goes through the pages of a listing; made by [`Client::all_entities`] and the others.
+/// The pages of a listing, created by [`Client::all_entities`] and similar functions.
 ///
 /// ```no_run
 /// use tidegate_client::{Client, PageQuery};
@@ -85,12 +85,12 @@ pages!(
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "nothing is listed until a page is asked for"]
+#[must_use = "nothing is fetched until a page is requested"]
 pub struct Pages<Q, P> {
     client: Client,
     call: Call,
     query: Q,
-    /// Where the last page said that the next begins.
+    /// The `next` of the previous page.
     after: Option<String>,
     is_done: bool,
     page: PhantomData<fn() -> P>,
@@ -101,24 +101,24 @@ impl<Q: Query, P: Page> Pages<Q, P> {
         Self { client, call, query, after: None, is_done: false, page: PhantomData }
     }
 
-    /// The next page; none after the last.
+    /// Fetches the next page. Returns `None` after the last one.
     ///
     /// # Errors
-    /// Those of [`Client`]: the same page can be asked for again.
+    /// See [`ClientError`]. After an error, calling it again fetches the same page.
     ///
     /// # Cancel safety
-    /// Dropping the future loses nothing: the same page comes next.
+    /// Dropping the future loses nothing: the next call fetches the same page.
     pub async fn next_page(&mut self) -> Result<Option<P>, ClientError> {
         if self.is_done {
             return Ok(None);
         }
-        let call = self.call.clone().asking(&self.query);
-        let page: P = self.client.ask(call).await?;
+        let call = self.call.clone().with_query(&self.query);
+        let page: P = self.client.json(call).await?;
         match page.next() {
             None => self.is_done = true,
-            // It would never end.
+            // A page that links to itself would loop forever.
             Some(next) if self.after.as_deref() == Some(next) => {
-                return Err(self.client.garbled(&self.call, 200, &"a page is followed by itself"));
+                return Err(self.client.garbled(&self.call, 200, &"a page links to itself as the next one"));
             }
             Some(next) => {
                 self.after = Some(next.to_owned());
@@ -128,7 +128,7 @@ impl<Q: Query, P: Page> Pages<Q, P> {
         Ok(Some(page))
     }
 
-    /// All items from here on, but not more than `max`: where there are more, the rest is left.
+    /// Fetches the remaining items, at most `max`.
     ///
     /// # Errors
     /// As [`next_page`](Self::next_page).

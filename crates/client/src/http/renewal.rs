@@ -1,65 +1,66 @@
-//! Renewing a lease in the background, for as long as its handle lives.
+//! Renews a lease in the background, for as long as its handle lives.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::lease::Held;
-use super::steps::{Turn, Verb};
+use super::lease::LeaseInner;
+use super::steps::{Dispatch, Verb};
 use super::{count, lock};
 use crate::seconds::Seconds;
 
-/// No lease is renewed more often, however short it is.
-const EVERY_MIN: Duration = Duration::from_millis(100);
+/// The minimum interval between renewals.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
-/// Renews a lease of which `left` is left for `span` at a time, each time a third of that has passed, until it is over.
-pub(super) async fn keep(held: Arc<Held>, left: Duration, span: Duration) {
+/// Renews a lease that expires in `left`, for `span` at a time, each time a third of that has passed, until
+/// it ends.
+pub(super) async fn run(inner: Arc<LeaseInner>, left: Duration, span: Duration) {
     let mut next = left;
     loop {
-        sleep((next / 3).max(EVERY_MIN)).await;
+        sleep((next / 3).max(INTERVAL_MIN)).await;
         next = span;
-        let _turn = held.turn.lock().await;
-        if lock(&held.steps).is_over() {
+        let _guard = inner.step_lock.lock().await;
+        if lock(&inner.steps).is_closed() {
             return;
         }
-        held.catch_up().await;
-        held.renew(span).await;
+        inner.retry_unconfirmed().await;
+        inner.renew(span).await;
     }
 }
 
-impl Held {
-    /// Says again what its holder said and was not answered: another number before it would make it too late.
-    async fn catch_up(&self) {
-        let unanswered = lock(&self.steps).unanswered();
-        // An end is said again by its holder, or when the handle is dropped.
-        let Some((verb, step)) = unanswered.filter(|_| lock(&self.steps).is_open()) else { return };
-        let answer = self.send(&verb, step).await;
-        self.note(&verb, &answer);
-        if let Ok(done) = answer {
-            lock(&self.steps).keep(verb, done);
+impl LeaseInner {
+    /// Repeats an unconfirmed step of the holder: a renewal with a higher number would make it stale.
+    async fn retry_unconfirmed(&self) {
+        let unconfirmed = lock(&self.steps).unconfirmed();
+        // The holder repeats an unconfirmed ending, or dropping the handle does.
+        let Some((verb, step)) = unconfirmed.filter(|_| lock(&self.steps).is_open()) else { return };
+        let result = self.send(&verb, step).await;
+        self.record(&verb, &result);
+        if let Ok(done) = result {
+            lock(&self.steps).store_result(verb, done);
         }
     }
 
-    /// Gives it `span` from now on, if it is open and nothing is unanswered.
+    /// Renews the lease for `span` if it is open and has no unconfirmed step.
     async fn renew(&self, span: Duration) {
         let verb = Verb::Renew(Seconds::from(span));
         let step = {
             let mut steps = lock(&self.steps);
-            if !steps.is_open() || steps.unanswered().is_some() {
+            if !steps.is_open() || steps.unconfirmed().is_some() {
                 return;
             }
             match steps.begin(&verb) {
-                Turn::Send(step) => step,
-                Turn::Done(_) | Turn::Over(_) => return,
+                Dispatch::Send(step) => step,
+                Dispatch::Done(_) | Dispatch::Rejected(_) => return,
             }
         };
         let sent = Instant::now();
-        let answer = self.send_renewal(&verb, step).await;
-        self.note(&verb, &answer);
-        if let Ok(renewed) = answer {
-            count(&self.client.inner.counts.renewals);
-            self.expires(sent, renewed.expires_in.as_duration());
+        let result = self.send_renewal(&verb, step).await;
+        self.record(&verb, &result);
+        if let Ok(renewed) = result {
+            count(&self.client.inner.counters.renewals);
+            self.set_expiry(sent, renewed.expires_in.as_duration());
         }
     }
 }

@@ -1,124 +1,130 @@
-//! One function for each route of the server's table: what is sent there, what is answered, and whether it may be repeated.
-//! Only `/v1/events` is elsewhere: it never ends, and [`events`](super::events) hears it one by one.
+//! One function for each route of the server: request, response and whether it is idempotent. Only
+//! `/v1/events` is elsewhere, because it is a stream: see [`events`](super::events).
 //!
-//! The tables are read twice: here they become functions to be awaited, in [`blocking`](crate::blocking) the same functions
-//! for code that does not await.
+//! The tables expand twice: to async functions here, and to blocking functions in
+//! [`blocking`](crate::blocking).
 
-use super::call::{Call, Repeat};
+use super::call::{Call, Idempotency};
 use super::pages::Pages;
 use super::{Client, ClientError};
 #[allow(clippy::wildcard_imports, reason = "the tables name nearly every type of the wire")]
 use crate::*;
 
-/// Routes, each `name(arguments) -> Answer, by how it is asked, call`.
+/// The routes, each `name(arguments) -> Response, response format, call`.
 macro_rules! routes {
     ($make:ident) => {
         $make! {
-            /// Draws units of every limit of a subject and of those above it, all or nothing. The lease is left to its deadline:
-            /// [`acquire`](Self::acquire) makes a handle of it. A request without an id is given one.
+            /// Draws units of every limit of a subject and of the levels above it, all or nothing. The lease
+            /// is not renewed: [`acquire`](Self::acquire) returns a handle that does. A request without an id
+            /// is given a random one.
             draw(request: &Acquire) -> Granted,
-                ask Call::post("/v1/acquire", &drawing(request), Repeat::Freely).waiting(request.within);
-            /// Draws for many who have nothing to do with each other: each is granted or refused by itself. The leases are left to
-            /// their deadlines: [`acquire_batch`](Self::acquire_batch) makes handles of them. Requests without an id are given one.
+                json Call::post("/v1/acquire", &with_id(request), Idempotency::Yes).with_queue_time(request.within);
+            /// Draws for independent requests: each is granted or refused by itself. The leases are not
+            /// renewed: [`acquire_batch`](Self::acquire_batch) returns handles that do. Requests without an
+            /// id are given random ones.
             draw_batch(batch: &Batch) -> BatchDone,
-                ask Call::post("/v1/acquire/batch", &all_drawing(batch), Repeat::Freely);
-            /// Draws and settles in one call: no lease is kept. A request without an id is given one.
-            spend(request: &Spend) -> (), ask Call::post("/v1/spend", &spending(request), Repeat::Freely);
-            /// An open lease: what it holds, its last step, and how long it has.
-            open_lease(lease: &LeaseRef) -> OpenLease, ask Call::get("/v1/leases/{lease}").at(lease);
-            /// Draws more for a lease, all or nothing. Refused, it stays as it is.
+                json Call::post("/v1/acquire/batch", &all_with_ids(batch), Idempotency::Yes);
+            /// Draws and settles in one call, without a lease. A request without an id is given a random one.
+            spend(request: &Spend) -> (), json Call::post("/v1/spend", &spend_with_id(request), Idempotency::Yes);
+            /// Returns an open lease: held units, last step and remaining time.
+            open_lease(lease: &LeaseRef) -> OpenLease, json Call::get("/v1/leases/{lease}").at(lease);
+            /// Draws more units for a lease, all or nothing. On refusal the lease is unchanged.
             extend_lease(lease: &LeaseRef, extend: &Extend) -> StepDone,
-                ask Call::post("/v1/leases/{lease}/extend", extend, Repeat::Freely).at(lease);
-            /// Takes what turned out to be needed, or gives back what was not: never refused, and what is missing is debt.
+                json Call::post("/v1/leases/{lease}/extend", extend, Idempotency::Yes).at(lease);
+            /// Adjusts the units of a lease, up or down. Never refused: units beyond the limit become debt.
             adjust_lease(lease: &LeaseRef, adjust: &Adjust) -> StepDone,
-                ask Call::post("/v1/leases/{lease}/adjust", adjust, Repeat::Freely).at(lease);
-            /// Gives a lease more time from now on; one that has more is left with it.
+                json Call::post("/v1/leases/{lease}/adjust", adjust, Idempotency::Yes).at(lease);
+            /// Extends the deadline of a lease, counted from now; a later deadline is kept.
             renew_lease(lease: &LeaseRef, renew: &Renew) -> Renewed,
-                ask Call::post("/v1/leases/{lease}/renew", renew, Repeat::Freely).at(lease);
-            /// Ends a lease at what was used of the limits named, and at what it holds of the others.
+                json Call::post("/v1/leases/{lease}/renew", renew, Idempotency::Yes).at(lease);
+            /// Ends a lease. Limits that `actual` names are settled at that amount, all others at what the
+            /// lease holds.
             settle_lease(lease: &LeaseRef, settle: &Settle) -> StepDone,
-                ask Call::post("/v1/leases/{lease}/settle", settle, Repeat::Freely).at(lease);
-            /// Ends a lease as if it had never been: all of it returns.
+                json Call::post("/v1/leases/{lease}/settle", settle, Idempotency::Yes).at(lease);
+            /// Ends a lease and returns all its units.
             cancel_lease(lease: &LeaseRef, cancel: &Cancel) -> StepDone,
-                ask Call::post("/v1/leases/{lease}/cancel", cancel, Repeat::Freely).at(lease);
-            /// The limits of a subject and of those above it that it draws from, as they are.
-            balances(query: &BalanceQuery) -> Balances, ask Call::get("/v1/balances").asking(query);
-            /// How much of a resource's limits is in use, over all buckets.
-            capacity(query: &CapacityQuery) -> Capacities, ask Call::get("/v1/capacity").asking(query);
-            /// What would happen to an acquire, and why: nothing is taken.
-            explain(question: &Ask) -> Explanation, ask Call::post("/v1/explain", question, Repeat::Freely);
-            /// A page of all entities, by id.
-            entities(query: &PageQuery) -> EntityPage, ask Call::get("/v1/entities").asking(query);
-            /// An entity.
-            entity(id: &EntityId) -> Entity, ask Call::get("/v1/entities/{entity}").at(id);
-            /// Writes an entity, in the place of what was there.
+                json Call::post("/v1/leases/{lease}/cancel", cancel, Idempotency::Yes).at(lease);
+            /// Returns the limits of a subject and of the levels above it that it draws from.
+            balances(query: &BalanceQuery) -> Balances, json Call::get("/v1/balances").with_query(query);
+            /// Returns the utilization of a resource's limits, over all buckets.
+            capacity(query: &CapacityQuery) -> Capacities, json Call::get("/v1/capacity").with_query(query);
+            /// Explains what would happen to an acquire, without drawing.
+            explain(question: &Ask) -> Explanation, json Call::post("/v1/explain", question, Idempotency::Yes);
+            /// Returns a page of all entities, by id.
+            entities(query: &PageQuery) -> EntityPage, json Call::get("/v1/entities").with_query(query);
+            /// Returns an entity.
+            entity(id: &EntityId) -> Entity, json Call::get("/v1/entities/{entity}").at(id);
+            /// Creates or replaces an entity.
             put_entity(id: &EntityId, put: &PutEntity) -> Written,
-                ask Call::put("/v1/entities/{entity}", put, Repeat::freely_if(put.expect != Expect::Any)).at(id);
-            /// Removes an entity and its policies. One with others below it is refused.
+                json Call::put("/v1/entities/{entity}", put, Idempotency::yes_if(put.expect != Expect::Any)).at(id);
+            /// Removes an entity and its policies. Rejected if the entity has children.
             remove_entity(id: &EntityId, query: &RemoveQuery) -> Written,
-                ask Call::delete("/v1/entities/{entity}", Repeat::freely_if(expects(query.expect))).at(id).asking(query);
-            /// A page of those directly below an entity, by id.
+                json Call::delete("/v1/entities/{entity}", Idempotency::yes_if(expects(query.expect))).at(id).with_query(query);
+            /// Returns a page of the children of an entity, by id.
             children(id: &EntityId, query: &PageQuery) -> EntityPage,
-                ask Call::get("/v1/entities/{entity}/children").at(id).asking(query);
-            /// A page of policies in the order of their scopes: system, resources, entities, entities with a resource.
-            policies(query: &PolicyQuery) -> PolicyPage, ask Call::get("/v1/policies").asking(query);
-            /// The policy at a scope.
-            policy(scope: &ScopeQuery) -> PolicyAt, ask Call::get("/v1/policy").asking(scope);
-            /// Writes the policy at a scope, in the place of what was there.
+                json Call::get("/v1/entities/{entity}/children").at(id).with_query(query);
+            /// Returns a page of policies in the order of their scopes: system, resources, entities, entities
+            /// with a resource.
+            policies(query: &PolicyQuery) -> PolicyPage, json Call::get("/v1/policies").with_query(query);
+            /// Returns the policy at a scope.
+            policy(scope: &ScopeQuery) -> PolicyAt, json Call::get("/v1/policy").with_query(scope);
+            /// Creates or replaces the policy at a scope.
             put_policy(scope: &ScopeQuery, put: &PutPolicy) -> Written,
-                ask Call::put("/v1/policy", put, Repeat::freely_if(put.expect != Expect::Any)).asking(scope);
-            /// Removes the policy at a scope. To remove what is not there is no error, unless something was expected.
+                json Call::put("/v1/policy", put, Idempotency::yes_if(put.expect != Expect::Any)).with_query(scope);
+            /// Removes the policy at a scope. Removing a missing policy succeeds unless the write is
+            /// conditional.
             remove_policy(scope: &ScopeQuery) -> Written,
-                ask Call::delete("/v1/policy", Repeat::freely_if(expects(scope.expect))).asking(scope);
-            /// What has to change so that what is written is what is declared. Nothing is changed.
-            plan(declaration: &Declaration) -> Plan, ask Call::post("/v1/plan", declaration, Repeat::Freely);
-            /// Makes all of these changes, or none.
+                json Call::delete("/v1/policy", Idempotency::yes_if(expects(scope.expect))).with_query(scope);
+            /// Compares the stored policies with a declaration and returns the changes that it needs. Nothing
+            /// is changed.
+            plan(declaration: &Declaration) -> PolicyChanges, json Call::post("/v1/plan", declaration, Idempotency::Yes);
+            /// Applies all changes, or none.
             apply(apply: &Apply) -> Written,
-                ask Call::post("/v1/apply", apply, Repeat::freely_if(apply.changes.iter().all(|change| change.expect != Expect::Any)));
-            /// A page of the usage of an entity or of a resource, by subject, then limit, then window.
-            usage(query: &UsageQuery) -> UsagePage, ask Call::get("/v1/usage").asking(query);
-            /// The same, summed per limit name.
-            usage_summary(query: &UsageQuery) -> UsageSummary, ask Call::get("/v1/usage/summary").asking(query);
-            /// A page of administrative changes, in the order they were made in.
-            audit(query: &AuditQuery) -> AuditPage, ask Call::get("/v1/audit").asking(query);
-            /// A page of all tokens, by id. Their secrets are nowhere.
-            tokens(query: &PageQuery) -> TokenPage, ask Call::get("/v1/tokens").asking(query);
-            /// Makes a token. Its secret is in this answer, and never told again.
-            create_token(put: &PutToken) -> CreatedToken, ask Call::post("/v1/tokens", put, Repeat::Untouched);
-            /// Makes a token good no more. To revoke it again changes nothing.
+                json Call::post("/v1/apply", apply, Idempotency::yes_if(apply.changes.iter().all(|change| change.expect != Expect::Any)));
+            /// Returns a page of the usage of an entity or a resource, by subject, then limit, then window.
+            usage(query: &UsageQuery) -> UsagePage, json Call::get("/v1/usage").with_query(query);
+            /// Returns usage summed by limit name.
+            usage_summary(query: &UsageQuery) -> UsageSummary, json Call::get("/v1/usage/summary").with_query(query);
+            /// Returns a page of administrative changes, oldest first.
+            audit(query: &AuditQuery) -> AuditPage, json Call::get("/v1/audit").with_query(query);
+            /// Returns a page of all tokens, by id, without secrets.
+            tokens(query: &PageQuery) -> TokenPage, json Call::get("/v1/tokens").with_query(query);
+            /// Creates a token. Its secret is returned only here.
+            create_token(put: &PutToken) -> CreatedToken, json Call::post("/v1/tokens", put, Idempotency::No);
+            /// Revokes a token. Revoking it again has no effect.
             revoke_token(id: &TokenId, query: &RemoveQuery) -> Written,
-                ask Call::delete("/v1/tokens/{token}", Repeat::Freely).at(id).asking(query);
-            /// The store behind the server: its engine, its time, and how many administrative changes there were.
-            status() -> Status, ask Call::get("/v1/status");
-            /// What the server knows of itself: what it counted, and how close it is to its bounds.
-            snapshot() -> Snapshot, ask Call::get("/v1/snapshot");
-            /// The API as OpenAPI 3.1, in JSON.
-            openapi() -> String, read Call::get("/v1/openapi.json");
-            /// Whether the process answers at all.
-            live() -> (), ask Call::get("/health/live");
-            /// Whether it is worth sending requests: the store answers, and the server is not stopping.
-            ready() -> (), ask Call::get("/health/ready");
-            /// What the server counts, for Prometheus.
-            metrics() -> String, read Call::get("/metrics");
+                json Call::delete("/v1/tokens/{token}", Idempotency::Yes).at(id).with_query(query);
+            /// Returns the status of the server's store: engine, time and number of administrative changes.
+            status() -> Status, json Call::get("/v1/status");
+            /// Returns the server's counters and how close it is to its bounds.
+            snapshot() -> Snapshot, json Call::get("/v1/snapshot");
+            /// Returns the OpenAPI 3.1 document, in JSON.
+            openapi() -> String, text Call::get("/v1/openapi.json");
+            /// Liveness check: the process responds.
+            live() -> (), json Call::get("/health/live");
+            /// Readiness check: the store responds and the server is not stopping.
+            ready() -> (), json Call::get("/health/ready");
+            /// Returns the server's metrics in Prometheus text format.
+            metrics() -> String, text Call::get("/metrics");
         }
     };
 }
 
-/// Listings, each `name(arguments; query) -> Page, the call of a page without its query`.
+/// The listings, each `name(arguments; query) -> Page, call of a page without its query`.
 macro_rules! listings {
     ($make:ident) => {
         $make! {
-            /// All entities, by id, page by page.
+            /// Lists all entities, by id.
             all_entities(; query: PageQuery) -> EntityPage, Call::get("/v1/entities");
-            /// Those directly below an entity, by id, page by page.
+            /// Lists the children of an entity, by id.
             all_children(id: &EntityId; query: PageQuery) -> EntityPage, Call::get("/v1/entities/{entity}/children").at(id);
-            /// Policies in the order of their scopes, page by page.
+            /// Lists policies in the order of their scopes.
             all_policies(; query: PolicyQuery) -> PolicyPage, Call::get("/v1/policies");
-            /// Usage by subject, then limit, then window, page by page.
+            /// Lists usage by subject, then limit, then window.
             all_usage(; query: UsageQuery) -> UsagePage, Call::get("/v1/usage");
-            /// Administrative changes, in the order they were made in, page by page.
+            /// Lists administrative changes, oldest first.
             all_audit(; query: AuditQuery) -> AuditPage, Call::get("/v1/audit");
-            /// All tokens, by id, page by page.
+            /// Lists all tokens, by id.
             all_tokens(; query: PageQuery) -> TokenPage, Call::get("/v1/tokens");
         }
     };
@@ -132,10 +138,11 @@ macro_rules! awaited {
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// Every [`ClientError`] says what to do next.
+                /// See [`ClientError`].
                 ///
                 /// # Cancel safety
-                /// Dropping the future leaves it done or not: what was sent may be on its way. Nothing is sent any more.
+                /// Dropping the future leaves the outcome unknown: the request may already have been sent. It
+                /// is not retried.
                 pub async fn $name(&self, $($arg: $Arg),*) -> Result<$Answer, ClientError> {
                     self.$how($call).await
                 }
@@ -146,7 +153,7 @@ macro_rules! awaited {
 
 macro_rules! awaited_pages {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $Arg:ty)?; $query:ident: $Query:ty) -> $Page:ty, $call:expr;)+) => {
-        /// Listings as a whole.
+        /// Listings as a sequence of pages.
         impl Client {
             $(
                 $(#[$doc])*
@@ -161,26 +168,26 @@ macro_rules! awaited_pages {
 routes!(awaited);
 listings!(awaited_pages);
 
-/// The same request with an id: to send it again is to ask for the same lease.
-fn drawing(request: &Acquire) -> Acquire {
-    Acquire { id: Some(request.id.clone().unwrap_or_else(chosen)), ..request.clone() }
+/// Adds an id, which makes retries return the same lease.
+fn with_id(request: &Acquire) -> Acquire {
+    Acquire { id: Some(request.id.clone().unwrap_or_else(random_id)), ..request.clone() }
 }
 
-fn all_drawing(batch: &Batch) -> Batch {
-    Batch { requests: batch.requests.iter().map(drawing).collect() }
+fn all_with_ids(batch: &Batch) -> Batch {
+    Batch { requests: batch.requests.iter().map(with_id).collect() }
 }
 
-/// The same request with an id: to send it again is to spend once.
-fn spending(request: &Spend) -> Spend {
-    Spend { id: Some(request.id.clone().unwrap_or_else(chosen)), ..request.clone() }
+/// Adds an id, which makes retries spend once.
+fn spend_with_id(request: &Spend) -> Spend {
+    Spend { id: Some(request.id.clone().unwrap_or_else(random_id)), ..request.clone() }
 }
 
-/// An id that nobody else chooses.
-fn chosen() -> RequestId {
+/// A random request id.
+fn random_id() -> RequestId {
     RequestId::from(rand::random::<u128>())
 }
 
-/// Whether a writer says what is to be there.
+/// Whether a write is conditional.
 fn expects(expect: Option<Expect>) -> bool {
     expect.is_some_and(|expect| expect != Expect::Any)
 }

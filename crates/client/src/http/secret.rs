@@ -1,25 +1,25 @@
-//! The token: sent with each request, and shown to nobody.
+//! The bearer token: sent with each request, and hidden from `Debug` and errors.
 
 use std::fmt;
 
 use reqwest::header::HeaderValue;
 
-/// What is shown in its place.
-const HIDDEN: &str = "…";
+/// The replacement for the token in texts.
+const REDACTED: &str = "…";
 
-/// A token, ready to be sent.
+/// A token as header value.
 #[derive(Clone)]
 pub(super) struct Secret {
     text: String,
     header: HeaderValue,
 }
 
-/// A token that is empty, or cannot stand in a header.
+/// A token that is empty or not a valid header value.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InvalidToken;
 
 impl Secret {
-    /// The token, unless it cannot stand in a header.
+    /// Validates a token.
     pub(super) fn new(token: &str) -> Result<Self, InvalidToken> {
         let text = token.trim().to_owned();
         if text.is_empty() {
@@ -30,20 +30,20 @@ impl Secret {
         Ok(Self { text, header })
     }
 
-    /// What is sent as `Authorization`.
+    /// The value of the `Authorization` header.
     pub(super) fn header(&self) -> HeaderValue {
         self.header.clone()
     }
 
-    /// The same text without the token, for whatever a far side says: it may say what it was sent.
-    pub(super) fn hide(&self, text: &str) -> String {
-        text.replace(&self.text, HIDDEN)
+    /// Replaces the token in a text of the server, which may echo it.
+    pub(super) fn redact(&self, text: &str) -> String {
+        text.replace(&self.text, REDACTED)
     }
 }
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(HIDDEN)
+        f.write_str(REDACTED)
     }
 }
 
@@ -52,10 +52,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_not_shown_and_what_cannot_be_sent_is_none() {
+    fn secret_is_hidden_and_invalid_tokens_are_rejected() {
         let secret = Secret::new(" tg_ci_0123 \n").unwrap();
         assert_eq!(format!("{secret:?} {:?}", secret.header()), "… Sensitive");
-        assert_eq!(secret.hide("no such token: tg_ci_0123!"), "no such token: …!");
+        assert_eq!(secret.redact("no such token: tg_ci_0123!"), "no such token: …!");
         for bad in ["", "  ", "a\nb", "a\0b"] {
             assert!(Secret::new(bad).is_err(), "{bad:?}");
         }

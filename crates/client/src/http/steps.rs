@@ -1,17 +1,18 @@
-//! The steps of a lease as its holder counts them: which number a call has, and what is known of the lease.
+//! Step numbers of a lease, and what its holder knows about its state.
 //!
-//! The server does each number once. A call whose answer was lost keeps its number, so that to say it again does no harm; any
-//! other call has a number that was never used, so that no answer to another call is taken for its own.
+//! The server executes each number once. A call whose response was lost keeps its number, so that a
+//! idempotent is idempotent. Every other call gets a new number, so that it never receives the response of
+//! another call.
 
 use super::ClientError;
-use super::call::{Call, Repeat};
+use super::call::{Call, Idempotency};
 use crate::amounts::{Changes, Cost};
 use crate::lease::{Adjust, Cancel, Extend, Renew, Settle, StepDone};
 use crate::problem::Problem;
 use crate::seconds::Seconds;
 use crate::text::LeaseRef;
 
-/// What is asked of a lease.
+/// An operation on a lease.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verb {
     Extend(Cost),
@@ -22,17 +23,21 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    /// The call that says it.
+    /// The API call of this operation.
     pub(super) fn call(&self, lease: &LeaseRef, step: u32) -> Call {
-        let post = Repeat::Freely;
+        let idempotent = Idempotency::Yes;
         let call = match self.clone() {
-            Self::Extend(cost) => Call::post("/v1/leases/{lease}/extend", &Extend { step, cost }, post),
-            Self::Adjust(changes) => Call::post("/v1/leases/{lease}/adjust", &Adjust { step, changes }, post),
-            Self::Renew(expires_in) => {
-                Call::post("/v1/leases/{lease}/renew", &Renew { step, expires_in }, post)
+            Self::Extend(cost) => Call::post("/v1/leases/{lease}/extend", &Extend { step, cost }, idempotent),
+            Self::Adjust(changes) => {
+                Call::post("/v1/leases/{lease}/adjust", &Adjust { step, changes }, idempotent)
             }
-            Self::Settle(actual) => Call::post("/v1/leases/{lease}/settle", &Settle { step, actual }, post),
-            Self::Cancel => Call::post("/v1/leases/{lease}/cancel", &Cancel { step }, post),
+            Self::Renew(expires_in) => {
+                Call::post("/v1/leases/{lease}/renew", &Renew { step, expires_in }, idempotent)
+            }
+            Self::Settle(actual) => {
+                Call::post("/v1/leases/{lease}/settle", &Settle { step, actual }, idempotent)
+            }
+            Self::Cancel => Call::post("/v1/leases/{lease}/cancel", &Cancel { step }, idempotent),
         };
         call.at(lease)
     }
@@ -46,107 +51,111 @@ impl Verb {
     }
 }
 
-/// What is known of a lease.
+/// The known state of a lease.
 #[derive(Debug, Clone, PartialEq)]
 enum State {
     Open,
-    /// The server was, or is being, told of an end, and has not said that it heard. It stays that end.
+    /// An ending was sent but not confirmed. No other ending can replace it.
     Ending(Verb),
     Ended(Verb),
-    /// It ended, and not by its holder.
+    /// It ended, but not by this holder.
     Lost(Box<Problem>),
-    /// Somebody else goes on with it.
-    LetGo,
+    /// The handle was detached.
+    Detached,
 }
 
-/// What the holder of a lease remembers.
+/// The holder's record of a lease.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// The last number that was used.
+    /// The last used step number.
     last: u32,
-    /// What was said with it, if nobody knows what became of it.
-    unheard: Option<Verb>,
-    /// What became of a call that its caller was not told of.
-    found: Option<(Verb, StepDone)>,
+    /// The operation sent with `last`, if its outcome is unknown.
+    unconfirmed: Option<Verb>,
+    /// The result of an operation that was confirmed after its caller got an error.
+    recovered: Option<(Verb, StepDone)>,
     state: State,
 }
 
-/// What to do with a call.
-pub(super) enum Turn {
-    /// Send it with this number.
+/// How to proceed with an operation.
+pub(super) enum Dispatch {
+    /// Send it with this step number.
     Send(u32),
-    /// It was done.
+    /// It was already executed.
     Done(Option<StepDone>),
-    /// It cannot be done any more.
-    Over(ClientError),
+    /// The lease is closed.
+    Rejected(ClientError),
 }
 
 impl Steps {
-    /// A lease after this step.
+    /// An open lease whose last step was `last`.
     pub(super) const fn after(last: u32) -> Self {
-        Self { last, unheard: None, found: None, state: State::Open }
+        Self { last, unconfirmed: None, recovered: None, state: State::Open }
     }
 
-    /// Begins a call. From here on its number is used, whether it is answered or not.
-    pub(super) fn begin(&mut self, verb: &Verb) -> Turn {
+    /// Begins an operation. Its step number is used from here on, even if it fails.
+    pub(super) fn begin(&mut self, verb: &Verb) -> Dispatch {
         match &self.state {
             State::Open => {}
-            State::Ending(end) if end == verb => return Turn::Send(self.last),
-            State::Ended(end) if end == verb => return Turn::Done(None),
-            State::Lost(problem) => return Turn::Over(ClientError::Ended { problem: problem.clone() }),
-            State::Ending(_) | State::Ended(_) | State::LetGo => return Turn::Over(self.over()),
+            State::Ending(end) if end == verb => return Dispatch::Send(self.last),
+            State::Ended(end) if end == verb => return Dispatch::Done(None),
+            State::Lost(problem) => {
+                return Dispatch::Rejected(ClientError::Ended { problem: problem.clone() });
+            }
+            State::Ending(_) | State::Ended(_) | State::Detached => {
+                return Dispatch::Rejected(self.closed_error());
+            }
         }
-        if let Some((_, done)) = self.found.take_if(|(found, _)| found == verb) {
-            return Turn::Done(Some(done));
+        if let Some((_, done)) = self.recovered.take_if(|(recovered, _)| recovered == verb) {
+            return Dispatch::Done(Some(done));
         }
         if !verb.is_renewal() {
-            self.found = None;
+            self.recovered = None;
         }
-        // A renewal that is said again would be answered with the time of the first.
-        if self.unheard.as_ref() != Some(verb) || verb.is_renewal() {
+        // A repeated renewal would return the deadline of the first one.
+        if self.unconfirmed.as_ref() != Some(verb) || verb.is_renewal() {
             self.last = self.last.saturating_add(1);
-            self.unheard = Some(verb.clone());
+            self.unconfirmed = Some(verb.clone());
         }
         if verb.is_end() {
             self.state = State::Ending(verb.clone());
         }
-        Turn::Send(self.last)
+        Dispatch::Send(self.last)
     }
 
-    /// What its holder said and was not answered: to be said again before anything else takes a number.
-    pub(super) fn unanswered(&self) -> Option<(Verb, u32)> {
-        let unheard = self.unheard.as_ref().filter(|verb| !verb.is_renewal())?;
-        Some((unheard.clone(), self.last))
+    /// The holder's operation with unknown outcome, to be repeated before another number is used.
+    pub(super) fn unconfirmed(&self) -> Option<(Verb, u32)> {
+        let unconfirmed = self.unconfirmed.as_ref().filter(|verb| !verb.is_renewal())?;
+        Some((unconfirmed.clone(), self.last))
     }
 
-    /// A call was done, and its caller was not told of it.
-    pub(super) fn keep(&mut self, verb: Verb, done: StepDone) {
-        self.found = Some((verb, done));
+    /// Stores the result of an operation whose caller got an error.
+    pub(super) fn store_result(&mut self, verb: Verb, done: StepDone) {
+        self.recovered = Some((verb, done));
     }
 
-    /// A call was answered, or given up. Answers whether the lease was found to have ended.
-    pub(super) fn end<T>(&mut self, verb: &Verb, answer: &Result<T, ClientError>) -> bool {
-        match answer {
+    /// Completes an operation. Returns whether this revealed that the lease had ended.
+    pub(super) fn complete<T>(&mut self, verb: &Verb, result: &Result<T, ClientError>) -> bool {
+        match result {
             Ok(_) => {
-                self.unheard = None;
+                self.unconfirmed = None;
                 if verb.is_end() {
                     self.state = State::Ended(verb.clone());
                 }
             }
             Err(ClientError::Ended { problem }) => {
-                self.unheard = None;
-                let is_news = matches!(self.state, State::Open | State::Ending(_));
+                self.unconfirmed = None;
+                let is_first = matches!(self.state, State::Open | State::Ending(_));
                 self.state = State::Lost(problem.clone());
-                return is_news;
+                return is_first;
             }
-            Err(error) if error.is_answer() => {
-                self.unheard = None;
-                // The server said no to this end: another may do.
+            Err(error) if error.is_definitive() => {
+                self.unconfirmed = None;
+                // The server rejected this ending: the lease stays open.
                 if verb.is_end() {
                     self.state = State::Open;
                 }
             }
-            // Nobody knows. The number stays with what was said.
+            // The outcome is unknown: the number stays reserved for this operation.
             Err(_) => {}
         }
         false
@@ -160,38 +169,38 @@ impl Steps {
         matches!(self.state, State::Lost(_))
     }
 
-    /// Whether nothing can be asked of it any more.
-    pub(super) const fn is_over(&self) -> bool {
-        matches!(self.state, State::Ended(_) | State::Lost(_) | State::LetGo)
+    /// Whether no further operation is possible.
+    pub(super) const fn is_closed(&self) -> bool {
+        matches!(self.state, State::Ended(_) | State::Lost(_) | State::Detached)
     }
 
-    /// Its holder lets go. Answers what is to be said of it, and with which number: an end that has begun stays that end.
-    pub(super) fn drop_it(&mut self) -> Option<(Verb, u32)> {
-        let end = match std::mem::replace(&mut self.state, State::LetGo) {
+    /// Detaches the lease and returns the ending to send, with its step number. A pending ending is kept.
+    pub(super) fn take_ending(&mut self) -> Option<(Verb, u32)> {
+        let end = match std::mem::replace(&mut self.state, State::Detached) {
             State::Open => {
                 self.last = self.last.saturating_add(1);
                 Verb::Cancel
             }
             State::Ending(end) => end,
-            State::Ended(_) | State::Lost(_) | State::LetGo => return None,
+            State::Ended(_) | State::Lost(_) | State::Detached => return None,
         };
         Some((end, self.last))
     }
 
-    /// Its holder lets go of it without an end, unless one has begun.
-    pub(super) fn let_go(&mut self) {
+    /// Detaches the lease without an ending, unless one is pending.
+    pub(super) fn detach(&mut self) {
         if self.is_open() {
-            self.state = State::LetGo;
+            self.state = State::Detached;
         }
     }
 
-    fn over(&self) -> ClientError {
+    fn closed_error(&self) -> ClientError {
         let how = match &self.state {
             State::Ending(Verb::Cancel) => "is being cancelled",
             State::Ending(_) => "is being settled",
             State::Ended(Verb::Cancel) => "was cancelled",
             State::Ended(_) => "was settled",
-            _ => "was let go of",
+            _ => "was detached",
         };
         let detail = format!("the lease {how} by its holder");
         ClientError::Ended {

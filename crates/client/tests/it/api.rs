@@ -1,4 +1,4 @@
-//! Every function of the client against a real server over a store in memory.
+//! Tests every client function against a real server with an in-memory store.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ fn client(kit: &Kit) -> Client {
     Client::builder(&format!("http://{}", kit.addr)).token(&kit.token).build().expect("a client")
 }
 
-/// What is left of the limit for tokens, of 1,000.
+/// Returns the available tokens of 1,000.
 async fn left(client: &Client) -> i64 {
     let query = BalanceQuery { entity: "acme".parse().ok(), resource: "gpt-4".parse().ok() };
     let balances = client.balances(&query).await.expect("balances");
-    balances.limits.iter().find(|limit| limit.limit == "tpm").expect("it is there").available
+    balances.limits.iter().find(|limit| limit.limit == "tpm").expect("the limit exists").available
 }
 
 #[tokio::test]
-async fn a_lease_is_drawn_extended_adjusted_and_settled() {
+async fn lease_can_be_extended_adjusted_and_settled() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let lease = client.acquire(&request(&[("rpm", 1), ("tpm", 500)])).await.unwrap();
@@ -32,7 +32,7 @@ async fn a_lease_is_drawn_extended_adjusted_and_settled() {
     assert!(lease.expires_in() > Duration::from_secs(240) && !lease.is_lost());
     lease.settle(cost(&[("tpm", 300)])).await.unwrap();
     assert_eq!(left(&client).await, 700);
-    // The same again is answered as the first time, and anything else is over.
+    // Repeating the settle returns the first result; any other call fails.
     lease.settle(cost(&[("tpm", 300)])).await.unwrap();
     let error = lease.extend(cost(&[("tpm", 1)])).await.unwrap_err();
     assert_eq!(error.to_string(), "the lease was settled by its holder");
@@ -42,7 +42,7 @@ async fn a_lease_is_drawn_extended_adjusted_and_settled() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_dropped_is_cancelled_in_the_background() {
+async fn dropped_lease_is_cancelled_in_background() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let lease = client.acquire(&request(&[("tpm", 500)])).await.unwrap();
@@ -73,7 +73,7 @@ async fn make_and_revoke_a_token(client: &Client) {
 }
 
 #[tokio::test]
-async fn every_route_of_the_server_has_a_function_that_understands_its_answer() {
+async fn every_server_route_has_a_client_function() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let (acme, page) = ("acme".parse().unwrap(), PageQuery::default());
@@ -99,7 +99,7 @@ async fn every_route_of_the_server_has_a_function_that_understands_its_answer() 
         cost: cost(&[("tpm", 5)]),
         limits: vec![],
     };
-    assert_eq!(client.explain(&ask).await.unwrap().would, Would::Grant);
+    assert_eq!(client.explain(&ask).await.unwrap().would, Forecast::Grant);
     let name = client.draw(&request(&[("tpm", 5)])).await.unwrap().lease;
     client.extend_lease(&name, &Extend { step: 1, cost: cost(&[("tpm", 1)]) }).await.unwrap();
     let changes = Changes::of([("tpm", -1)]).unwrap();
@@ -132,7 +132,7 @@ async fn every_route_of_the_server_has_a_function_that_understands_its_answer() 
     assert!(client.openapi().await.unwrap().contains(&client.status().await.unwrap().namespace));
     assert_eq!((client.metrics().await.is_ok(), client.snapshot().await.unwrap().granted), (true, 3));
 
-    // The server has counted what was asked of it: nothing is left out but events, which never end.
+    // The server counted a request for every route, except for the endless event stream.
     let counted = client.metrics().await.unwrap();
     for route in tidegate_server::routes().into_iter().filter(|route| route.path != "/v1/events") {
         let line = format!(
@@ -145,7 +145,7 @@ async fn every_route_of_the_server_has_a_function_that_understands_its_answer() 
 }
 
 #[tokio::test]
-async fn a_refusal_says_which_limit_of_which_entity_by_which_policy_and_when_to_come_back() {
+async fn refusal_names_limit_entity_source_and_retry_after() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let lease = client.acquire(&request(&[("rpm", 1), ("tpm", 900)])).await.unwrap();
@@ -156,7 +156,7 @@ async fn a_refusal_says_which_limit_of_which_entity_by_which_policy_and_when_to_
     let [limit] = &short[..] else { panic!("{short:?}") };
     assert_eq!((limit.limit.as_str(), limit.entity.to_string().as_str()), ("tpm", "acme"));
     assert_eq!((limit.source.as_deref(), limit.available, limit.asked), (Some("system"), 100, 600));
-    // What can never be had is no refusal that would end.
+    // A cost above the burst is a permanent error.
     let error = client.acquire(&request(&[("tpm", 6_000)])).await.unwrap_err();
     assert!(matches!(&error, ClientError::Problem { problem, .. } if problem.is("too-large")), "{error}");
     assert_eq!(error.retry_after(), None);
@@ -164,7 +164,7 @@ async fn a_refusal_says_which_limit_of_which_entity_by_which_policy_and_when_to_
 }
 
 #[tokio::test]
-async fn who_is_not_known_and_who_may_not_are_told_apart() {
+async fn unauthorized_and_forbidden_are_distinct() {
     let kit = Kit::new().await;
     let base = Client::new(&format!("http://{}", kit.addr)).unwrap();
     base.ready().await.unwrap();
@@ -186,13 +186,13 @@ async fn who_is_not_known_and_who_may_not_are_told_apart() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_not_as_expected_or_wrong_is_a_problem_with_its_kind() {
+async fn problem_kinds_reach_client() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let acme = "acme".parse().unwrap();
     let is = |error: &ClientError, status: u16, kind: &str| {
         let problem = error.problem().unwrap_or_else(|| panic!("{error}"));
-        assert!(matches!(error, ClientError::Problem { unheard: false, .. }), "{error:?}");
+        assert!(matches!(error, ClientError::Problem { may_be_done: false, .. }), "{error:?}");
         assert!(problem.status == status && problem.is(kind), "{problem:?}");
     };
     is(&client.entity(&acme).await.unwrap_err(), 404, "no-entity");
@@ -206,12 +206,12 @@ async fn what_is_not_there_not_as_expected_or_wrong_is_a_problem_with_its_kind()
     let error = client.entity(&"..".parse().unwrap()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "GET /v1/entities/{entity} cannot be sent: `..` cannot be named in an address"
+        "GET /v1/entities/{entity} cannot be sent: `..` is not a valid path segment"
     );
 }
 
 #[tokio::test]
-async fn names_with_any_letters_are_the_same_there_and_back() {
+async fn names_with_special_characters_round_trip() {
     let kit = Kit::new().await;
     let client = client(&kit);
     for name in ["a/b", "a b", "ü%20?&=+", "...", "a\\b", "x;y:z@w", "%2e%2e"] {
@@ -228,7 +228,7 @@ async fn names_with_any_letters_are_the_same_there_and_back() {
 }
 
 #[tokio::test]
-async fn a_listing_is_gone_through_to_its_end_or_as_far_as_was_asked() {
+async fn listing_reads_all_pages_up_to_max() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let parent = PutEntity { parent: "e00".parse().ok(), ..PutEntity::default() };
@@ -249,7 +249,7 @@ async fn a_listing_is_gone_through_to_its_end_or_as_far_as_was_asked() {
     while let Some(page) = pages.next_page().await.unwrap() {
         sizes.push(page.items.len());
     }
-    // 25 entities, a policy, two tokens and the one that leases are named with.
+    // 25 entities, a policy, two tokens and the lease key.
     assert_eq!(sizes, [9, 9, 9, 2]);
     assert!(pages.next_page().await.unwrap().is_none());
     assert_eq!(client.all_tokens(by_ten()).items(10).await.unwrap().len(), 2);
@@ -259,7 +259,7 @@ async fn a_listing_is_gone_through_to_its_end_or_as_far_as_was_asked() {
 }
 
 #[tokio::test]
-async fn those_of_a_batch_are_granted_and_refused_each_by_itself() {
+async fn batch_requests_are_decided_independently() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let requests = [600, 600, 300].map(|tokens| request(&[("tpm", tokens)])).to_vec();
@@ -272,21 +272,21 @@ async fn those_of_a_batch_are_granted_and_refused_each_by_itself() {
 }
 
 #[tokio::test]
-async fn events_are_heard_as_they_happen_until_the_connection_ends() {
+async fn events_arrive_as_they_happen() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let mut events = client.events().await.unwrap();
     let _lease = client.acquire(&request(&[("tpm", 900)])).await.unwrap();
     client.acquire(&request(&[("tpm", 600)])).await.unwrap_err();
     let Some(Event::Refused { entity, limit, retry_after, .. }) = events.next().await.unwrap() else {
-        panic!("what was refused is told first");
+        panic!("the refusal is the first event");
     };
     assert_eq!((entity.to_string().as_str(), limit.as_str()), ("acme", "tpm"));
     assert_eq!((retry_after.unwrap().as_duration(), events.unknown()), (Duration::from_secs(30), 0));
-    let stranger = Client::builder(&format!("http://{}", kit.addr)).token("tg_x_00").build().unwrap();
-    let error = stranger.events().await.unwrap_err();
+    let unauthorized = Client::builder(&format!("http://{}", kit.addr)).token("tg_x_00").build().unwrap();
+    let error = unauthorized.events().await.unwrap_err();
     assert!(matches!(error, ClientError::Unauthorized { .. }), "{error}");
-    let nobody = Client::new("http://127.0.0.1:1").unwrap();
-    let error = nobody.events().await.unwrap_err();
-    assert!(error.is_away() && !error.may_be_done(), "{error}");
+    let unreachable = Client::new("http://127.0.0.1:1").unwrap();
+    let error = unreachable.events().await.unwrap_err();
+    assert!(error.is_unavailable() && !error.may_be_done(), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The blocking client: the same functions, for a thread that waits.
+//! Tests of the blocking client.
 
 use tidegate_client::blocking::Client;
 use tidegate_client::{BalanceQuery, Changes, ClientError, PageQuery, PutEntity};
@@ -7,8 +7,8 @@ use tokio::runtime::Runtime;
 use crate::kit::server::Kit;
 use crate::kit::upstream::{cost, request};
 
-/// A server in a runtime of its own.
-fn served() -> (Runtime, Kit) {
+/// Starts a server in its own runtime.
+fn start_server() -> (Runtime, Kit) {
     let runtime = Runtime::new().expect("a runtime");
     let kit = runtime.block_on(Kit::new());
     (runtime, kit)
@@ -22,12 +22,12 @@ fn client(kit: &Kit) -> Client {
 fn left(client: &Client) -> i64 {
     let query = BalanceQuery { entity: "acme".parse().ok(), resource: "gpt-4".parse().ok() };
     let balances = client.balances(&query).expect("balances");
-    balances.limits.iter().find(|limit| limit.limit == "tpm").expect("it is there").available
+    balances.limits.iter().find(|limit| limit.limit == "tpm").expect("the limit exists").available
 }
 
 #[test]
-fn a_thread_draws_extends_settles_and_cancels() {
-    let (_runtime, kit) = served();
+fn blocking_lease_can_be_settled_and_cancelled() {
+    let (_runtime, kit) = start_server();
     let client = client(&kit);
     let lease = client.acquire(&request(&[("tpm", 500)])).unwrap();
     lease.extend(cost(&[("tpm", 100)])).unwrap();
@@ -42,23 +42,23 @@ fn a_thread_draws_extends_settles_and_cancels() {
 }
 
 #[test]
-fn a_lease_that_is_dropped_is_cancelled_and_the_last_who_leaves_waits_for_it() {
-    let (_runtime, kit) = served();
+fn last_blocking_handle_waits_for_cancellation() {
+    let (_runtime, kit) = start_server();
     let first = client(&kit);
     drop(first.acquire(&request(&[("tpm", 500)])).unwrap());
     first.drain();
     assert_eq!(left(&first), 1_000);
     let lease = first.acquire(&request(&[("tpm", 500)])).unwrap();
     assert_eq!(left(&first), 500);
-    // The lease outlives its client, and is the last.
+    // The lease outlives its client and is the last handle.
     drop(first);
     drop(lease);
     assert_eq!(left(&client(&kit)), 1_000);
 }
 
 #[test]
-fn a_listing_is_an_iterator_over_its_pages() {
-    let (_runtime, kit) = served();
+fn listing_iterates_over_pages() {
+    let (_runtime, kit) = start_server();
     let client = client(&kit);
     for number in 0..12 {
         client.put_entity(&format!("e{number:02}").parse().unwrap(), &PutEntity::default()).unwrap();
@@ -73,8 +73,8 @@ fn a_listing_is_an_iterator_over_its_pages() {
 }
 
 #[test]
-fn a_client_may_be_dropped_within_a_runtime() {
-    let (runtime, kit) = served();
+fn client_can_be_dropped_within_runtime() {
+    let (runtime, kit) = start_server();
     let client = client(&kit);
     let lease = client.acquire(&request(&[("tpm", 500)])).unwrap();
     runtime.block_on(async move {

@@ -1,4 +1,4 @@
-//! An upstream that fails: which calls are retried, which are not, and for how long.
+//! Tests against a scripted upstream that fails: which calls are retried, and for how long.
 
 use std::time::Duration;
 
@@ -15,24 +15,24 @@ fn spend() -> Spend {
 }
 
 fn page() -> Reply {
-    Reply::Say(200, "", "{\"items\":[]}".to_owned())
+    Reply::Respond(200, "", "{\"items\":[]}".to_owned())
 }
 
-fn away(error: ClientError) -> Away {
+fn outage(error: ClientError) -> Outage {
     match error {
-        ClientError::Away(away) => *away,
+        ClientError::Unavailable(outage) => *outage,
         other => panic!("{other}"),
     }
 }
 
-/// Ways to lose an answer to a request that may have been heard.
+/// Ways to lose the response to a request that may have been executed.
 fn losses() -> [Reply; 4] {
     let half = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"items\"".to_vec();
     [Reply::Close, Reply::Bytes(half), Reply::Bytes(b"HTTP/1.1 2".to_vec()), problem(500, "internal", "")]
 }
 
 #[tokio::test]
-async fn what_only_looks_is_asked_again_when_its_answer_is_lost() {
+async fn reads_are_retried_after_lost_response() {
     for loss in losses() {
         let upstream = Upstream::new(None, [loss.clone(), loss.clone(), page()]).await;
         let client = upstream.builder().build().unwrap();
@@ -42,9 +42,9 @@ async fn what_only_looks_is_asked_again_when_its_answer_is_lost() {
 }
 
 #[tokio::test]
-async fn draws_are_said_again_with_the_id_that_was_chosen_for_them() {
+async fn draws_are_retried_with_same_request_id() {
     let own: RequestId = "01890a5d-ac96-774b-bcce-b302099a8057".parse().unwrap();
-    let spent = || Reply::Say(204, "", String::new());
+    let spent = || Reply::Respond(204, "", String::new());
     for loss in losses() {
         let upstream =
             Upstream::new(None, [loss.clone(), granted(), loss.clone(), spent(), loss.clone(), spent()])
@@ -54,7 +54,7 @@ async fn draws_are_said_again_with_the_id_that_was_chosen_for_them() {
         client.spend(&spend()).await.unwrap();
         client.spend(&Spend { id: Some(own.clone()), ..spend() }).await.unwrap();
         let ids: Vec<_> = upstream
-            .arrived()
+            .requests()
             .iter()
             .map(|arrived| arrived.body["id"].as_str().unwrap().to_owned())
             .collect();
@@ -64,7 +64,7 @@ async fn draws_are_said_again_with_the_id_that_was_chosen_for_them() {
 }
 
 #[tokio::test]
-async fn what_may_have_been_done_and_has_no_number_is_not_said_again() {
+async fn non_idempotent_calls_are_not_retried() {
     let id: EntityId = "acme".parse().unwrap();
     let put =
         PutToken { id: "ci".parse().unwrap(), name: None, scopes: "read".parse().unwrap(), expires_at: None };
@@ -78,44 +78,46 @@ async fn what_may_have_been_done_and_has_no_number_is_not_said_again() {
             client.remove_policy(&ScopeQuery::default()).await.unwrap_err(),
         ];
         for error in errors {
-            assert!(error.is_away() && error.may_be_done(), "{error}");
-            let away = away(error);
-            assert_eq!((away.attempts, away.why), (1, GaveUp::MayBeDone), "{away}");
+            assert!(error.is_unavailable() && error.may_be_done(), "{error}");
+            let outage = outage(error);
+            assert_eq!((outage.attempts, outage.why), (1, StopReason::MayBeDone), "{outage}");
         }
         assert_eq!(upstream.count(), 4, "{loss:?}");
     }
 }
 
 #[tokio::test]
-async fn a_change_that_says_what_it_expects_is_said_again_and_tells_that_it_may_be_its_own() {
+async fn conditional_write_retry_reports_may_be_done() {
     let upstream = Upstream::new(None, [Reply::Close, problem(409, "stale", "")]).await;
     let client = upstream.builder().build().unwrap();
     let put = PutEntity { expect: Expect::Version(3), ..PutEntity::default() };
     let error = client.put_entity(&"acme".parse().unwrap(), &put).await.unwrap_err();
-    assert!(matches!(&error, ClientError::Problem { unheard: true, .. }), "{error}");
+    assert!(matches!(&error, ClientError::Problem { may_be_done: true, .. }), "{error}");
     assert!(error.may_be_done());
-    let sentence = "it is stale (an earlier attempt was not answered, and may have been done)";
+    let sentence = "it is stale (an earlier attempt may have succeeded)";
     assert_eq!((error.to_string().as_str(), upstream.count()), (sentence, 2));
 }
 
 #[tokio::test]
-async fn a_server_that_says_it_did_nothing_is_asked_again() {
+async fn rejections_before_execution_are_retried() {
     let id: EntityId = "acme".parse().unwrap();
     for kind in ["busy", "stopping"] {
-        let upstream =
-            Upstream::new(None, [problem(503, kind, ""), Reply::Say(200, "", "{\"version\":3}".to_owned())])
-                .await;
+        let upstream = Upstream::new(
+            None,
+            [problem(503, kind, ""), Reply::Respond(200, "", "{\"version\":3}".to_owned())],
+        )
+        .await;
         upstream.builder().build().unwrap().put_entity(&id, &PutEntity::default()).await.unwrap();
         assert_eq!(upstream.count(), 2, "{kind}");
     }
-    // Whether a store that did not answer has done it, nobody knows.
+    // A store that did not respond may have executed the call.
     let upstream = Upstream::new(None, [problem(503, "store-away", "")]).await;
     let error = upstream.builder().build().unwrap().put_entity(&id, &PutEntity::default()).await.unwrap_err();
-    assert_eq!((away(error).why, upstream.count()), (GaveUp::MayBeDone, 1));
+    assert_eq!((outage(error).why, upstream.count()), (StopReason::MayBeDone, 1));
 }
 
 #[tokio::test]
-async fn nobody_comes_back_earlier_than_was_asked_for() {
+async fn retry_after_is_a_lower_bound() {
     let upstream = Upstream::new(None, [problem(503, "busy", AFTER), page()]).await;
     let client = upstream.builder().build().unwrap();
     let _frozen = Frozen::new();
@@ -127,32 +129,32 @@ async fn nobody_comes_back_earlier_than_was_asked_for() {
     advance(Duration::from_millis(4_999)).await;
     settle_down().await;
     assert_eq!(upstream.count(), 1);
-    // And at most a tenth later.
+    // The jitter is at most 10%.
     advance(Duration::from_millis(502)).await;
     until("the second request", || upstream.count() == 2).await;
     asking.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn who_is_asked_to_come_back_after_the_deadline_is_told_at_once() {
+async fn retry_after_past_deadline_fails_immediately() {
     let upstream = Upstream::new(None, [problem(503, "busy", "retry-after: 4000\r\n")]).await;
     let error = upstream.builder().build().unwrap().entities(&PageQuery::default()).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(Duration::from_secs(4_000)));
-    assert_eq!(away(error).why, GaveUp::Deadline);
+    assert_eq!(outage(error).why, StopReason::Deadline);
 }
 
 #[tokio::test]
-async fn attempts_have_a_bound_and_the_error_says_what_was_tried() {
+async fn attempts_are_bounded_and_reported() {
     let upstream = Upstream::new(None, []).await;
     let error = upstream.builder().build().unwrap().live().await.unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("the server is away: GET /health/live failed 3 times in "), "{text}");
-    assert!(text.ends_with(", as often as it may be tried: status 500"), "{text}");
+    assert!(text.starts_with("server unavailable: GET /health/live failed 3 times in "), "{text}");
+    assert!(text.ends_with(" (attempt limit reached): status 500"), "{text}");
     assert_eq!(upstream.count(), 3);
 }
 
 #[tokio::test]
-async fn a_call_has_a_deadline_in_all() {
+async fn total_timeout_bounds_call() {
     let upstream = Upstream::new(None, [Reply::Silence, Reply::Silence]).await;
     let client = upstream.builder().retry(Retry::attempts(u32::MAX)).build().unwrap();
     let _frozen = Frozen::new();
@@ -162,35 +164,35 @@ async fn a_call_has_a_deadline_in_all() {
         settle_down().await;
         advance(Duration::from_secs(1)).await;
         passed += Duration::from_secs(1);
-        assert!(passed < Duration::from_secs(40), "it goes on and on");
+        assert!(passed < Duration::from_secs(40), "the call exceeds its total timeout");
     }
-    let away = away(asking.await.unwrap().unwrap_err());
-    assert_eq!(away.why, GaveUp::Deadline);
-    assert!(away.took <= Duration::from_secs(31), "{away}");
+    let outage = outage(asking.await.unwrap().unwrap_err());
+    assert_eq!(outage.why, StopReason::Deadline);
+    assert!(outage.took <= Duration::from_secs(31), "{outage}");
 }
 
 #[tokio::test]
-async fn too_many_retries_in_all_are_refused_and_counted() {
+async fn retry_budget_is_enforced_and_counted() {
     let upstream = Upstream::new(None, []).await;
     let retry = Retry::attempts(10).backoff(Backoff::fixed(Duration::ZERO));
     let budget = RetryBudget::new(0.0, 5, Duration::from_secs(3_600));
     let client = upstream.builder().retry(retry.budget(budget)).build().unwrap();
     let error = client.live().await.unwrap_err();
-    assert_eq!((away(error).why, upstream.count()), (GaveUp::Budget, 6));
-    assert_eq!(away(client.live().await.unwrap_err()).attempts, 1);
+    assert_eq!((outage(error).why, upstream.count()), (StopReason::Budget, 6));
+    assert_eq!(outage(client.live().await.unwrap_err()).attempts, 1);
     let stats = client.stats();
     assert_eq!((stats.retries, stats.out_of_budget), (5, 2));
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_of_the_api_is_told_and_not_asked_for_again() {
+async fn invalid_response_is_not_retried() {
     let html = "<html>hello</html>".to_owned();
     let table = [
-        Reply::Say(200, "", html.clone()),
-        Reply::Say(200, "", "{\"items\":[],\"colour\":\"blue\"}".to_owned()),
-        Reply::Say(404, "", html.clone()),
-        Reply::Say(302, "location: http://127.0.0.1:1/\r\n", String::new()),
-        Reply::Say(200, "", " ".repeat(16 * 1_024 * 1_024 + 1)),
+        Reply::Respond(200, "", html.clone()),
+        Reply::Respond(200, "", "{\"items\":[],\"colour\":\"blue\"}".to_owned()),
+        Reply::Respond(404, "", html.clone()),
+        Reply::Respond(302, "location: http://127.0.0.1:1/\r\n", String::new()),
+        Reply::Respond(200, "", " ".repeat(16 * 1_024 * 1_024 + 1)),
     ];
     for reply in table {
         let upstream = Upstream::new(None, [reply]).await;
@@ -198,37 +200,37 @@ async fn an_answer_that_is_not_of_the_api_is_told_and_not_asked_for_again() {
         assert!(matches!(error, ClientError::Garbled { .. }), "{error}");
         assert_eq!(upstream.count(), 1);
     }
-    // What stands before a server says that it is away, in its own words.
-    let upstream = Upstream::new(None, [Reply::Say(502, "", html), page()]).await;
+    // An error page of a proxy in front of the server is retried.
+    let upstream = Upstream::new(None, [Reply::Respond(502, "", html), page()]).await;
     upstream.builder().build().unwrap().entities(&PageQuery::default()).await.unwrap();
     assert_eq!(upstream.count(), 2);
 }
 
 #[tokio::test]
-async fn where_nobody_listens_everything_is_tried_again_and_nothing_was_done() {
-    // Taken, so that nobody else listens there either.
+async fn connection_refused_is_retried_and_not_executed() {
+    // Bound but not listening, so that no other process can listen there.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let addr = socket.local_addr().unwrap();
     let retry = Retry::attempts(3).backoff(Backoff::fixed(Duration::ZERO));
     let client = Client::builder(&format!("http://{addr}")).retry(retry).build().unwrap();
     let error = client.spend(&spend()).await.unwrap_err();
-    assert!(error.is_away() && !error.may_be_done(), "{error}");
-    let away = away(error);
-    assert_eq!((away.attempts, away.why), (3, GaveUp::Attempts));
-    assert!(matches!(away.cause, Cause::Connect(_)), "{away}");
+    assert!(error.is_unavailable() && !error.may_be_done(), "{error}");
+    let outage = outage(error);
+    assert_eq!((outage.attempts, outage.why), (3, StopReason::Attempts));
+    assert!(matches!(outage.cause, Cause::Connect(_)), "{outage}");
 }
 
 #[tokio::test]
-async fn a_refusal_is_waited_for_where_the_rules_say_so() {
+async fn refusal_is_retried_when_configured() {
     let refused = || {
-        Reply::Say(429, "", "{\"type\":\"/problems/limited\",\"title\":\"t\",\"status\":429,\"detail\":\"d\",\"retry_after\":0.001}".to_owned())
+        Reply::Respond(429, "", "{\"type\":\"/problems/limited\",\"title\":\"t\",\"status\":429,\"detail\":\"d\",\"retry_after\":0.001}".to_owned())
     };
     let upstream =
-        Upstream::new(None, [refused(), refused(), Reply::Say(204, "", String::new()), refused()]).await;
-    let patient =
+        Upstream::new(None, [refused(), refused(), Reply::Respond(204, "", String::new()), refused()]).await;
+    let waiting_client =
         upstream.builder().retry(Retry::attempts(1).when_refused(WhenRefused::Wait)).build().unwrap();
-    patient.spend(&spend()).await.unwrap();
+    waiting_client.spend(&spend()).await.unwrap();
     assert_eq!(upstream.count(), 3);
     let error = upstream.builder().build().unwrap().spend(&spend()).await.unwrap_err();
     assert!(matches!(error, ClientError::Refused { .. }), "{error}");
@@ -236,7 +238,7 @@ async fn a_refusal_is_waited_for_where_the_rules_say_so() {
 }
 
 #[tokio::test]
-async fn a_step_whose_answer_was_lost_keeps_its_number_and_any_other_has_a_new_one() {
+async fn lost_step_keeps_number_and_others_get_new_one() {
     let lost = || std::iter::repeat_n(Reply::Close, 3);
     let upstream = Upstream::new(None, [granted(), done()]).await;
     let lease = upstream.builder().build().unwrap().acquire(&request(&[("tpm", 5)])).await.unwrap();
@@ -258,12 +260,12 @@ async fn a_step_whose_answer_was_lost_keeps_its_number_and_any_other_has_a_new_o
 }
 
 #[tokio::test]
-async fn a_step_that_nobody_waits_for_any_more_keeps_its_number_too() {
+async fn cancelled_step_keeps_its_number() {
     let upstream = Upstream::new(None, [granted(), Reply::Silence, done(), Reply::Silence, done()]).await;
     let lease = upstream.builder().build().unwrap().acquire(&request(&[("tpm", 5)])).await.unwrap();
     for (arrived, again) in [(2, cost(&[("tpm", 1)])), (4, cost(&[("tpm", 2)]))] {
         tokio::select! {
-            _ = lease.extend(cost(&[("tpm", 1)])) => panic!("nobody answers"),
+            _ = lease.extend(cost(&[("tpm", 1)])) => panic!("the upstream is silent"),
             () = until("the extension", || upstream.count() == arrived) => {}
         }
         lease.extend(again).await.unwrap();
@@ -273,12 +275,12 @@ async fn a_step_that_nobody_waits_for_any_more_keeps_its_number_too() {
 }
 
 #[tokio::test]
-async fn an_end_that_was_not_answered_stays_that_end_when_the_lease_is_dropped() {
+async fn unconfirmed_settle_is_resent_on_drop() {
     let upstream = Upstream::new(None, [granted()]).await;
     let client = upstream.builder().build().unwrap();
     let lease = client.acquire(&request(&[("tpm", 5)])).await.unwrap();
     upstream.then(std::iter::repeat_n(Reply::Close, 3));
-    assert!(lease.settle(cost(&[("tpm", 3)])).await.unwrap_err().is_away());
+    assert!(lease.settle(cost(&[("tpm", 3)])).await.unwrap_err().is_unavailable());
     let error = lease.cancel().await.unwrap_err();
     assert_eq!(error.to_string(), "the lease is being settled by its holder");
     upstream.then([done()]);
@@ -289,7 +291,7 @@ async fn an_end_that_was_not_answered_stays_that_end_when_the_lease_is_dropped()
 }
 
 #[tokio::test]
-async fn an_end_that_the_server_does_not_take_leaves_the_lease_open() {
+async fn rejected_settle_leaves_lease_open() {
     let upstream = Upstream::new(None, [granted(), problem(422, "invalid", ""), done()]).await;
     let lease = upstream.builder().build().unwrap().acquire(&request(&[("tpm", 5)])).await.unwrap();
     assert!(lease.settle(cost(&[("typo", 3)])).await.is_err());
@@ -298,7 +300,7 @@ async fn an_end_that_the_server_does_not_take_leaves_the_lease_open() {
 }
 
 #[tokio::test]
-async fn endings_in_the_background_have_a_bound_and_what_is_beyond_it_is_counted() {
+async fn background_endings_are_bounded_and_losses_counted() {
     let upstream = Upstream::new(None, std::iter::repeat_n(granted(), 5)).await;
     let client = upstream.builder().endings_max(2).build().unwrap();
     let mut leases = Vec::new();
@@ -314,7 +316,7 @@ async fn endings_in_the_background_have_a_bound_and_what_is_beyond_it_is_counted
 }
 
 #[tokio::test]
-async fn an_end_that_nobody_hears_is_given_up_and_counted() {
+async fn undeliverable_ending_is_counted_as_lost() {
     let upstream = Upstream::new(None, [granted()]).await;
     let client = upstream.builder().build().unwrap();
     drop(client.acquire(&request(&[("tpm", 5)])).await.unwrap());
@@ -323,7 +325,7 @@ async fn an_end_that_nobody_hears_is_given_up_and_counted() {
 }
 
 #[test]
-fn a_lease_that_outlives_its_runtime_is_left_to_its_deadline() {
+fn lease_outliving_runtime_is_counted_as_lost() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (client, lease) = runtime.block_on(async {
         let upstream = Upstream::new(None, [granted()]).await;
@@ -337,10 +339,10 @@ fn a_lease_that_outlives_its_runtime_is_left_to_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_slow_answer_is_waited_for_as_long_as_was_said_and_the_same_step_asks_again() {
+async fn slow_settle_times_out_and_retries_same_step() {
     let upstream = Upstream::new(None, [granted(), Reply::Silence, done()]).await;
     let client = upstream.builder().request_timeout(Duration::from_secs(2)).build().unwrap();
-    // Before anything is asked: the first answer is not to be late, however slow the machine is.
+    // Frozen before the first call, so that its response is never late on a slow machine.
     let _frozen = Frozen::new();
     let lease = client.acquire(&request(&[("tpm", 5)])).await.unwrap();
     let settling = tokio::spawn(async move { lease.settle(Cost::default()).await });
@@ -348,7 +350,7 @@ async fn a_slow_answer_is_waited_for_as_long_as_was_said_and_the_same_step_asks_
     advance(Duration::from_millis(1_999)).await;
     settle_down().await;
     assert_eq!(client.stats().retries, 0);
-    // Timers of the runtime are up to a millisecond late.
+    // Runtime timers fire up to a millisecond late.
     advance(Duration::from_millis(2)).await;
     until("the retry", || client.stats().retries == 1).await;
     advance(Duration::from_millis(3)).await;
@@ -357,11 +359,11 @@ async fn a_slow_answer_is_waited_for_as_long_as_was_said_and_the_same_step_asks_
 }
 
 #[tokio::test]
-async fn a_page_that_is_followed_by_itself_ends_the_listing() {
-    let again = || Reply::Say(200, "", "{\"items\":[],\"next\":\"a\"}".to_owned());
+async fn page_that_links_to_itself_is_an_error() {
+    let again = || Reply::Respond(200, "", "{\"items\":[],\"next\":\"a\"}".to_owned());
     let upstream = Upstream::new(None, [again(), again(), again()]).await;
     let client = upstream.builder().build().unwrap();
     let error = client.all_entities(PageQuery::default()).items(usize::MAX).await.unwrap_err();
-    assert!(error.to_string().ends_with("a page is followed by itself"), "{error}");
+    assert!(error.to_string().ends_with("a page links to itself as the next one"), "{error}");
     assert_eq!(upstream.count(), 2);
 }

@@ -1,10 +1,10 @@
-//! Leases at a real server, whose clock and the client's are moved by hand.
+//! Tests of leases against a real server, with manual clocks on both sides.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::store::ManualWall;
-use tidegate::store::wrap::{Faulty, Plan};
+use tidegate::store::wrap::{FaultPlan, Faulty};
 use tidegate::{Limiter, Memory, Store};
 use tidegate_client::{
     Acquire, BalanceQuery, Batch, Changes, Client, ClientError, Cost, Degraded, Spend, UsageQuery,
@@ -26,20 +26,20 @@ fn for_a_minute(amounts: &[(&str, u64)]) -> Acquire {
     Acquire { deadline: Some(MINUTE.into()), ..request(amounts) }
 }
 
-/// What was settled of the limit for tokens.
+/// Returns the settled tokens.
 async fn settled(client: &Client) -> u64 {
     let query = UsageQuery { entity: "acme".parse().ok(), ..UsageQuery::default() };
     client.usage_summary(&query).await.expect("usage").limits.get("tpm").map_or(0, |sum| sum.units)
 }
 
-/// Time passes, for the client and for the server.
+/// Advances the clocks of the client and the server.
 async fn pass(kit: &Kit, span: Duration) {
     kit.clock.advance(span);
     advance(span).await;
 }
 
 #[tokio::test]
-async fn a_lease_is_kept_beyond_its_deadline_for_as_long_as_it_is_held() {
+async fn held_lease_is_renewed_past_its_deadline() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let lease = client.acquire(&for_a_minute(&[("tpm", 500)])).await.unwrap();
@@ -53,16 +53,16 @@ async fn a_lease_is_kept_beyond_its_deadline_for_as_long_as_it_is_held() {
     }
     let open = client.open_lease(lease.name()).await.unwrap();
     assert_eq!((open.held.get("tpm"), open.step), (Some(500), 12));
-    // Steps of the holder go on behind those of the renewals.
+    // Steps of the holder are numbered after those of the renewals.
     lease.extend(cost(&[("tpm", 10)])).await.unwrap();
     lease.settle(cost(&[("tpm", 400)])).await.unwrap();
-    // The one that nobody held has ended by its deadline, at what it drew.
+    // The detached lease has expired, settled at what it drew.
     assert!(matches!(client.open_lease(&left).await, Err(ClientError::Ended { .. })));
     assert_eq!(settled(&client).await, 500);
 }
 
 #[tokio::test]
-async fn a_lease_that_has_ended_is_renewed_no_more() {
+async fn ended_lease_is_not_renewed() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let settled = client.acquire(&for_a_minute(&[("tpm", 5)])).await.unwrap();
@@ -81,13 +81,13 @@ async fn a_lease_that_has_ended_is_renewed_no_more() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_lost_is_seen_and_told_with_the_next_call() {
+async fn lost_lease_is_reported_by_next_call() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let lease = client.acquire(&for_a_minute(&[("tpm", 500)])).await.unwrap();
     let _frozen = Frozen::new();
     settle_down().await;
-    // The server's time goes on while the client sleeps.
+    // The server's time passes while the client sleeps.
     kit.clock.advance(2 * MINUTE);
     kit.limiter.store().sweep(10).await.unwrap();
     assert!(!lease.is_lost());
@@ -102,7 +102,7 @@ async fn a_lease_that_is_lost_is_seen_and_told_with_the_next_call() {
 }
 
 #[tokio::test]
-async fn steps_of_many_tasks_are_taken_one_after_the_other() {
+async fn concurrent_steps_are_serialized() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let lease = Arc::new(client.acquire(&request(&[("tpm", 100)])).await.unwrap());
@@ -122,9 +122,9 @@ async fn steps_of_many_tasks_are_taken_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn answers_that_are_lost_never_charge_twice() {
+async fn lost_responses_never_charge_twice() {
     let kit = Kit::new().await;
-    // Every second answer of the server is cut in half, after it was done.
+    // Every second response of the server is truncated after the call was executed.
     let script = (0..400).map(|number| if number % 2 == 0 { Reply::Cut } else { Reply::Pass });
     let upstream = Upstream::new(Some(kit.addr), []).await;
     let lossy = upstream.builder().token(&kit.token).build().unwrap();
@@ -142,7 +142,7 @@ async fn answers_that_are_lost_never_charge_twice() {
 }
 
 #[tokio::test]
-async fn draws_whose_answers_are_lost_are_drawn_once() {
+async fn draws_with_lost_responses_are_charged_once() {
     let kit = Kit::new().await;
     let upstream = Upstream::new(
         Some(kit.addr),
@@ -161,7 +161,7 @@ async fn draws_whose_answers_are_lost_are_drawn_once() {
     for lease in lossy.acquire_batch(&batch).await.unwrap() {
         lease.unwrap().settle(Cost::default()).await.unwrap();
     }
-    // A store in memory counts usage as it is, and what is left is a thousand without it.
+    // The in-memory store counts usage exactly: the rest of 1,000 is available.
     assert_eq!((settled(&client).await, upstream.count()), (5 * 90 + 20, 2 * 18));
     let query = BalanceQuery { entity: "acme".parse().ok(), resource: "gpt-4".parse().ok() };
     let balances = client.balances(&query).await.unwrap();
@@ -169,9 +169,9 @@ async fn draws_whose_answers_are_lost_are_drawn_once() {
 }
 
 #[tokio::test]
-async fn a_lease_that_nobody_keeps_has_nothing_to_be_ended() {
+async fn degraded_lease_sends_no_ending() {
     let clock = ManualWall::new(NOW);
-    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), Plan::seeded(1)).unwrap());
+    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), FaultPlan::seeded(1)).unwrap());
     let shared: Arc<dyn Store> = store.clone();
     let limiter = Limiter::over(shared).on_unavailable(tidegate::OnUnavailable::Allow).build().unwrap();
     let kit = Kit::over(limiter, clock, Bounds::default()).await;
@@ -184,17 +184,17 @@ async fn a_lease_that_nobody_keeps_has_nothing_to_be_ended() {
         client.acquire(&request(&[("tpm", 1)])).await,
     );
     assert_eq!(settled.degraded(), Some(Degraded::Allowed));
-    let asked = upstream.count();
+    let sent = upstream.count();
     settled.extend(cost(&[("tpm", 1)])).await.unwrap();
     settled.settle(cost(&[("tpm", 1)])).await.unwrap();
     assert!(settled.cancel().await.is_err(), "it was settled");
     drop((settled, dropped));
     client.drain().await;
-    assert_eq!((upstream.count(), client.stats().endings_lost), (asked, 0));
+    assert_eq!((upstream.count(), client.stats().endings_lost), (sent, 0));
 }
 
 #[tokio::test]
-async fn a_lease_that_was_let_go_of_is_taken_up_where_it_was() {
+async fn detached_lease_can_be_resumed() {
     let kit = Kit::new().await;
     let client = client(&kit);
     let lease = client.acquire(&for_a_minute(&[("tpm", 100)])).await.unwrap();
@@ -210,7 +210,7 @@ async fn a_lease_that_was_let_go_of_is_taken_up_where_it_was() {
 }
 
 #[tokio::test]
-async fn an_extension_that_was_not_answered_is_cleared_up_before_the_lease_is_renewed() {
+async fn unconfirmed_extend_is_resolved_before_renewal() {
     let kit = Kit::new().await;
     let upstream = Upstream::new(Some(kit.addr), []).await;
     let client = upstream.builder().token(&kit.token).build().unwrap();
@@ -221,7 +221,7 @@ async fn an_extension_that_was_not_answered_is_cleared_up_before_the_lease_is_re
     settle_down().await;
     pass(&kit, Duration::from_secs(21)).await;
     until("a renewal", || client.stats().renewals == 1).await;
-    // Said again by its holder, it is answered from what was found out, and not done twice.
+    // The holder's retry returns the recovered result and is not executed twice.
     lease.extend(cost(&[("tpm", 5)])).await.unwrap();
     assert_eq!(client.open_lease(lease.name()).await.unwrap().held.get("tpm"), Some(105));
     lease.extend(cost(&[("tpm", 5)])).await.unwrap();

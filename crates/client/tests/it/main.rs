@@ -1,4 +1,4 @@
-//! The integration tests of the client, as one program: each module is one subject, over real sockets.
+//! Integration tests of the client, over real sockets.
 
 mod kit;
 

@@ -1,4 +1,4 @@
-//! A token is sent as a header, and shown in no error and no debug output.
+//! Tests that the token is sent as a header, and hidden in errors and debug output.
 
 use tidegate_client::*;
 
@@ -6,25 +6,25 @@ use crate::kit::upstream::{Reply, Upstream, cost, done, granted, problem, reques
 
 const TOKEN: &str = "tg_ci_0123456789";
 
-/// Nothing of an error, nor of what is behind it, holds the token.
-fn holds_no_token(error: &ClientError) {
+/// Asserts that neither an error nor its sources contain the token.
+fn assert_hides_token(error: &ClientError) {
     let first: &(dyn std::error::Error + 'static) = error;
-    let behind = std::iter::successors(Some(first), |error| error.source());
-    let shown: Vec<_> = behind.map(|error| format!("{error} {error:?}")).collect();
+    let chain = std::iter::successors(Some(first), |error| error.source());
+    let shown: Vec<_> = chain.map(|error| format!("{error} {error:?}")).collect();
     let shown = shown.join(" ");
     assert!(!shown.contains("0123456789"), "{shown}");
-    // Nor the proof of a lease, which is as good as the lease.
+    // The lease name is a credential too.
     assert!(!shown.contains(&"7".repeat(64)), "{shown}");
 }
 
 #[tokio::test]
-async fn a_token_is_sent_as_a_header_and_is_in_no_error_even_if_the_server_says_it_back() {
+async fn token_is_hidden_in_errors_that_echo_it() {
     let echo = |status: u16| {
         let detail = format!("`Bearer {TOKEN}` is no token");
         let problem = Problem::new(status, "bad-token", "t", detail);
-        Reply::Say(status, "", serde_json::to_string(&problem).expect("a body"))
+        Reply::Respond(status, "", serde_json::to_string(&problem).expect("a body"))
     };
-    let text = |status: u16, text: String| Reply::Say(status, "", text);
+    let text = |status: u16, text: String| Reply::Respond(status, "", text);
     let page = format!("{{\"items\": [], \"next\": 5, \"{TOKEN}\": 1}}");
     let table = [
         echo(400),
@@ -45,8 +45,8 @@ async fn a_token_is_sent_as_a_header_and_is_in_no_error_even_if_the_server_says_
     for reply in table {
         let upstream = Upstream::new(None, std::iter::repeat_n(reply.clone(), 3)).await;
         let client = upstream.builder().build().unwrap();
-        holds_no_token(&client.entities(&PageQuery::default()).await.unwrap_err());
-        let arrived = upstream.arrived();
+        assert_hides_token(&client.entities(&PageQuery::default()).await.unwrap_err());
+        let arrived = upstream.requests();
         assert!(arrived[0].head.contains(&format!("authorization: Bearer {TOKEN}")), "{arrived:?}");
         assert!(arrived[0].head.contains("user-agent: tidegate-client/"), "{arrived:?}");
         assert!(!arrived[0].line.contains(TOKEN));
@@ -54,12 +54,12 @@ async fn a_token_is_sent_as_a_header_and_is_in_no_error_even_if_the_server_says_
 }
 
 #[tokio::test]
-async fn neither_a_client_nor_its_parts_show_a_token_or_the_proof_of_a_lease() {
+async fn debug_output_hides_token_and_lease_proof() {
     let upstream = Upstream::new(None, [granted(), problem(500, "internal", "")]).await;
     let builder = upstream.builder().retry(Retry::attempts(1));
     let client = builder.clone().build().unwrap();
     let lease = client.acquire(&request(&[("tpm", 1)])).await.unwrap();
-    holds_no_token(&lease.extend(cost(&[("tpm", 1)])).await.unwrap_err());
+    assert_hides_token(&lease.extend(cost(&[("tpm", 1)])).await.unwrap_err());
     let pages = client.all_entities(PageQuery::default());
     let blocking = std::thread::spawn({
         let builder = builder.clone();
@@ -72,10 +72,10 @@ async fn neither_a_client_nor_its_parts_show_a_token_or_the_proof_of_a_lease() {
 }
 
 #[tokio::test]
-async fn a_token_is_not_taken_along_to_where_an_answer_points() {
+async fn redirects_are_not_followed_with_token() {
     let elsewhere = Upstream::new(None, []).await;
     let location: &'static str = format!("location: http://{}/v1/entities\r\n", elsewhere.addr).leak();
-    let upstream = Upstream::new(None, [Reply::Say(307, location, String::new())]).await;
+    let upstream = Upstream::new(None, [Reply::Respond(307, location, String::new())]).await;
     let error = upstream.builder().build().unwrap().entities(&PageQuery::default()).await.unwrap_err();
     assert!(matches!(error, ClientError::Garbled { status: 307, .. }), "{error}");
     assert_eq!(elsewhere.count(), 0);

@@ -1,4 +1,4 @@
-//! Every body as it stands on the wire: read, written, and refused.
+//! Tests that every body round-trips through JSON, and that invalid bodies are rejected.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,8 +7,8 @@ use tidegate_client::*;
 use tidegate_core::limit::name;
 use tidegate_core::limit::policy as core_policy;
 
-/// The text is read as a `T`, and written again as the same text; with another field it is refused.
-fn both_ways<T: Serialize + DeserializeOwned>(body: &Value) {
+/// Asserts that the body round-trips through a `T`, and that an unknown field is rejected.
+fn assert_round_trip<T: Serialize + DeserializeOwned>(body: &Value) {
     let read: T = serde_json::from_value(body.clone()).unwrap_or_else(|error| panic!("{body}: {error}"));
     assert_eq!(&serde_json::to_value(&read).expect("a body is written"), body);
     let mut more = body.clone();
@@ -33,64 +33,74 @@ fn policy() -> Value {
 }
 
 #[test]
-fn requests_and_answers_about_leases_are_read_back_as_they_are_written() {
+fn lease_bodies_round_trip() {
     let lease = "0".repeat(63) + "7";
-    both_ways::<Acquire>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
-    both_ways::<Acquire>(&json!({
+    assert_round_trip::<Acquire>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
+    assert_round_trip::<Acquire>(&json!({
         "entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1, "tpm": 800}, "within": 2.5, "deadline": 60,
         "limits": ["tpm:1k/s"], "id": "01890a5d-ac96-774b-bcce-b302099a8057",
     }));
-    both_ways::<Granted>(
+    assert_round_trip::<Granted>(
         &json!({"lease": lease, "expires_in": 60, "is_repeat": false, "degraded": "local_share"}),
     );
-    both_ways::<Spend>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
-    both_ways::<Batch>(&json!({"requests": [{"entity": "a", "resource": "b", "cost": {"rpm": 1}}]}));
+    assert_round_trip::<Spend>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
+    assert_round_trip::<Batch>(&json!({"requests": [{"entity": "a", "resource": "b", "cost": {"rpm": 1}}]}));
     let refused = json!({"type": "/problems/limited", "title": "t", "status": 429, "detail": "d"});
     let granted = json!({"lease": lease, "expires_in": 60, "is_repeat": true});
-    both_ways::<BatchDone>(&json!({"results": [{"granted": granted}, {"refused": refused}]}));
-    both_ways::<Extend>(&json!({"step": 1, "cost": {"tpm": 5}}));
-    both_ways::<Adjust>(&json!({"step": 2, "changes": {"tpm": -5}}));
-    both_ways::<Renew>(&json!({"step": 3, "expires_in": 30}));
-    both_ways::<Settle>(&json!({"step": 4, "actual": {"tpm": 640}}));
-    both_ways::<Cancel>(&json!({"step": 5}));
-    both_ways::<StepDone>(&json!({"at": "2026-01-31T09:30:00Z", "is_repeat": false, "limits": [state()]}));
-    both_ways::<Renewed>(&json!({
+    assert_round_trip::<BatchDone>(&json!({"results": [{"granted": granted}, {"refused": refused}]}));
+    assert_round_trip::<Extend>(&json!({"step": 1, "cost": {"tpm": 5}}));
+    assert_round_trip::<Adjust>(&json!({"step": 2, "changes": {"tpm": -5}}));
+    assert_round_trip::<Renew>(&json!({"step": 3, "expires_in": 30}));
+    assert_round_trip::<Settle>(&json!({"step": 4, "actual": {"tpm": 640}}));
+    assert_round_trip::<Cancel>(&json!({"step": 5}));
+    assert_round_trip::<StepDone>(
+        &json!({"at": "2026-01-31T09:30:00Z", "is_repeat": false, "limits": [state()]}),
+    );
+    assert_round_trip::<Renewed>(&json!({
         "at": "2026-01-31T09:30:00Z", "is_repeat": true, "deadline": "2026-01-31T09:31:00.000250Z",
         "expires_in": 60.00025,
     }));
-    both_ways::<OpenLease>(&json!({
+    assert_round_trip::<OpenLease>(&json!({
         "entity": "acme", "resource": "gpt-4", "held": {"tpm": 640}, "step": 4, "drawn_at": "2026-01-31T09:30:00Z",
         "deadline": "2026-01-31T10:30:00Z", "expires_in": 3600, "on_expiry": "settle",
     }));
 }
 
 #[test]
-fn what_is_looked_at_and_changed_is_read_back_as_it_is_written() {
-    both_ways::<Balances>(&json!({"limits": [state()]}));
-    both_ways::<Ask>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
-    both_ways::<Explanation>(&json!({
+fn admin_and_report_bodies_round_trip() {
+    assert_round_trip::<Balances>(&json!({"limits": [state()]}));
+    assert_round_trip::<Ask>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
+    assert_round_trip::<Explanation>(&json!({
         "would": "wait", "retry_after": 1.5, "limits": [state()], "on_unavailable": "block",
         "on_unavailable_source": "defaults", "on_expiry": "settle", "on_expiry_source": "system", "version": 7,
     }));
-    both_ways::<PutEntity>(&json!({
+    assert_round_trip::<PutEntity>(&json!({
         "name": "Acme", "parent": "org", "cascade": true, "metadata": {"tier": "gold"}, "expect": 3,
     }));
-    both_ways::<Entity>(&json!({"id": "acme", "parent": "org", "cascade": false, "version": 3}));
-    both_ways::<PutPolicy>(&json!({"policy": policy(), "expect": "absent"}));
-    both_ways::<PolicyAt>(&json!({"entity": "acme", "resource": "gpt-4", "version": 3, "policy": policy()}));
-    both_ways::<Written>(&json!({"version": 3}));
-    both_ways::<Declaration>(&json!({"policies": [{"entity": "acme", "policy": policy()}], "prune": true}));
+    assert_round_trip::<Entity>(&json!({"id": "acme", "parent": "org", "cascade": false, "version": 3}));
+    assert_round_trip::<PutPolicy>(&json!({"policy": policy(), "expect": "absent"}));
+    assert_round_trip::<PolicyAt>(
+        &json!({"entity": "acme", "resource": "gpt-4", "version": 3, "policy": policy()}),
+    );
+    assert_round_trip::<Written>(&json!({"version": 3}));
+    assert_round_trip::<Declaration>(
+        &json!({"policies": [{"entity": "acme", "policy": policy()}], "prune": true}),
+    );
     let change = json!({"resource": "gpt-4", "expect": 4, "policy": policy()});
-    both_ways::<Plan>(&json!({"changes": [change], "steps": [{"text": "~ resource gpt-4"}]}));
-    both_ways::<Apply>(&json!({"changes": [change, {"expect": "any"}]}));
-    both_ways::<EntityPage>(&json!({"items": [], "next": "acme"}));
-    both_ways::<PolicyPage>(&json!({"items": []}));
+    assert_round_trip::<PolicyChanges>(
+        &json!({"changes": [change], "steps": [{"text": "~ resource gpt-4"}]}),
+    );
+    assert_round_trip::<Apply>(&json!({"changes": [change, {"expect": "any"}]}));
+    assert_round_trip::<EntityPage>(&json!({"items": [], "next": "acme"}));
+    assert_round_trip::<PolicyPage>(&json!({"items": []}));
     let line = json!({
         "entity": "acme", "resource": "gpt-4", "limit": "tpm", "window": "day", "start": "2026-01-31T00:00:00Z",
         "units": 5, "own": 4, "leases": 3,
     });
-    both_ways::<UsagePage>(&json!({"items": [line]}));
-    both_ways::<UsageSummary>(&json!({"limits": {"tpm": {"units": 5, "own": 4, "leases": 3}}, "windows": 1}));
+    assert_round_trip::<UsagePage>(&json!({"items": [line]}));
+    assert_round_trip::<UsageSummary>(
+        &json!({"limits": {"tpm": {"units": 5, "own": 4, "leases": 3}}, "windows": 1}),
+    );
     let entry = |change: Value| json!({"version": 3, "at": "2026-01-31T09:30:00Z", "actor": "ops", "filed": "acme", "change": change});
     let entity = entry(json!({"entity": {"after": {"id": "acme", "cascade": true}}}));
     let policy = entry(json!({"policy": {"entity": "acme", "before": policy()}}));
@@ -99,25 +109,27 @@ fn what_is_looked_at_and_changed_is_read_back_as_it_is_written() {
         "created_at": "2026-01-31T09:30:00Z", "revoked_at": "2026-02-01T00:00:00Z",
     });
     let made = entry(json!({"token": {"after": token}}));
-    both_ways::<AuditPage>(&json!({"items": [entity, policy, made]}));
-    both_ways::<PutToken>(&json!({"id": "ci", "scopes": "admin", "expires_at": "2026-02-01T00:00:00Z"}));
-    both_ways::<CreatedToken>(&json!({"token": token, "version": 3, "secret": "tg_ci_0"}));
-    both_ways::<TokenPage>(&json!({"items": [token]}));
-    both_ways::<Problem>(&json!({
+    assert_round_trip::<AuditPage>(&json!({"items": [entity, policy, made]}));
+    assert_round_trip::<PutToken>(
+        &json!({"id": "ci", "scopes": "admin", "expires_at": "2026-02-01T00:00:00Z"}),
+    );
+    assert_round_trip::<CreatedToken>(&json!({"token": token, "version": 3, "secret": "tg_ci_0"}));
+    assert_round_trip::<TokenPage>(&json!({"items": [token]}));
+    assert_round_trip::<Problem>(&json!({
         "type": "/problems/stale", "title": "t", "status": 409, "detail": "d", "field": "cost.tpm", "retry_after": 2,
         "limits": [state()], "version": 4, "step": 5,
     }));
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_done() {
+fn invalid_requests_are_rejected_when_parsed() {
     let table = [
         (json!({"entity": "$SYSTEM", "resource": "b", "cost": {}}), "is reserved"),
         (json!({"entity": "a", "resource": "", "cost": {}}), "the resource `` is empty"),
         (json!({"entity": "a", "resource": "b"}), "missing field `cost`"),
         (json!({"entity": "a", "resource": "b", "cost": {"r": 1}, "within": -1}), "outside 0..=4294967295"),
         (json!({"entity": "a", "resource": "b", "cost": {"r": 1}, "within": "1s"}), "invalid type: string"),
-        (json!({"entity": "a", "resource": "b", "cost": {"r": 1}, "limits": ["r"]}), "`r` is no limit"),
+        (json!({"entity": "a", "resource": "b", "cost": {"r": 1}, "limits": ["r"]}), "`r` is not a limit"),
         (
             json!({"entity": "a", "resource": "b", "cost": {"r": 1}, "limits": ["r:0/s"]}),
             "0 units per period",
@@ -130,24 +142,24 @@ fn what_cannot_be_is_refused_before_anything_is_done() {
 }
 
 #[test]
-fn a_policy_and_its_words_say_the_same() {
-    let words: Policy = serde_json::from_value(policy()).unwrap();
-    let checked = core_policy::Policy::try_from(words.clone()).unwrap();
+fn policy_converts_between_wire_and_core() {
+    let wire: Policy = serde_json::from_value(policy()).unwrap();
+    let checked = core_policy::Policy::try_from(wire.clone()).unwrap();
     assert_eq!(checked.rules().len(), 2);
-    assert_eq!(Policy::from(&checked), words);
+    assert_eq!(Policy::from(&checked), wire);
     let share: Policy = serde_json::from_value(json!({"on_unavailable": {"local_share": 2}})).unwrap();
     let error = core_policy::Policy::try_from(share).unwrap_err().to_string();
     assert_eq!(error, "a local share of 2, outside 0.000001..=1");
 }
 
 #[test]
-fn an_entity_and_its_words_say_the_same() {
-    let words: PutEntity = serde_json::from_value(json!({
+fn entity_converts_between_wire_and_core() {
+    let wire: PutEntity = serde_json::from_value(json!({
         "name": "Acme", "parent": "org", "cascade": true, "metadata": {"tier": "gold"},
     }))
     .unwrap();
-    let entity = words.clone().entity(name::EntityId::new("acme").unwrap());
+    let entity = wire.clone().entity(name::EntityId::new("acme").unwrap());
     let shown = Entity::new(&entity, Some(core_policy::Version::new(3)));
-    assert_eq!((shown.name, shown.parent, shown.cascade), (words.name, words.parent, true));
-    assert_eq!((shown.metadata, shown.version), (words.metadata, Some(3)));
+    assert_eq!((shown.name, shown.parent, shown.cascade), (wire.name, wire.parent, true));
+    assert_eq!((shown.metadata, shown.version), (wire.metadata, Some(3)));
 }

@@ -1,13 +1,13 @@
-//! A host in its one form: a name, an address of IPv4, or an address of IPv6 in brackets.
+//! Canonical form of a host: a name, an IPv4 address, or an IPv6 address in brackets.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 use super::{HOST_MAX, InvalidAuthority, LABEL_MAX, punycode};
 
-/// Letters beyond ASCII, in lower case, that have one form only and combine with no other: first and last.
+/// Lower-case non-ASCII letters with a single encoding that combine with no other, as inclusive ranges.
 ///
-/// Of each script that is what NFC and the mapping of UTS 46 leave as it is. What is between two ranges is
-/// changed by one of them, combines with its neighbours, or is no letter.
+/// These are the letters that NFC and the UTS 46 mapping leave unchanged. Characters between two ranges are
+/// mapped, combine with their neighbours, or are not letters.
 const LETTERS: [(char, char); 47] = [
     // Latin, without the ligatures and digraphs that come apart, and the long s.
     ('ß', 'ö'),
@@ -71,10 +71,10 @@ const LETTERS: [(char, char); 47] = [
     ('\u{30000}', '\u{3134a}'),
 ];
 
-/// Dots of other scripts, which are dots in a host as well.
+/// The full stop and its equivalents in other scripts (UTS 46).
 const DOTS: [char; 4] = ['.', '\u{3002}', '\u{ff0e}', '\u{ff61}'];
 
-/// The host in its one form.
+/// Returns the host in canonical form.
 pub(super) fn canonical(text: &str) -> Result<String, InvalidAuthority> {
     if text.contains('%') {
         return Err(InvalidAuthority::Percent);
@@ -105,14 +105,14 @@ pub(super) fn canonical(text: &str) -> Result<String, InvalidAuthority> {
     Ok(host)
 }
 
-/// Whether it is an address of IPv6 without brackets: nobody could tell its end from a port.
+/// Whether `text` is an unbracketed IPv6 address, whose last group is ambiguous with a port.
 pub(super) fn is_bare_ipv6(text: &str) -> bool {
     text.parse::<Ipv6Addr>().is_ok()
 }
 
-/// Adds what is between two dots, in its one form.
+/// Appends one label in canonical form.
 fn push_label(host: &mut String, text: &str, label: usize) -> Result<(), InvalidAuthority> {
-    // Longer than this it cannot become short enough, and need not be encoded to know.
+    // Encoding never makes a label shorter than its character count.
     if !text.is_ascii() && text.chars().count() > LABEL_MAX {
         return Err(InvalidAuthority::Long {
             part: "a label of the host",
@@ -120,10 +120,10 @@ fn push_label(host: &mut String, text: &str, label: usize) -> Result<(), Invalid
             max: LABEL_MAX,
         });
     }
-    // The sign for kelvin is a `k` in lower case: ask what is ASCII only then.
+    // Lower-case first: the kelvin sign (U+212A) becomes an ASCII `k`.
     let lower: String = text.chars().flat_map(char::to_lowercase).collect();
     let ascii = if lower.is_ascii() {
-        if lower.strip_prefix("xn--").is_some_and(|code| !is_only_punycode(code)) {
+        if lower.strip_prefix("xn--").is_some_and(|code| !is_canonical_punycode(code)) {
             return Err(InvalidAuthority::Punycode { label });
         }
         lower
@@ -152,7 +152,7 @@ fn push_label(host: &mut String, text: &str, label: usize) -> Result<(), Invalid
     Ok(())
 }
 
-/// A label in lower case that is to become punycode.
+/// Checks a lower-case label before it is encoded as punycode.
 fn check_letters(lower: &str, label: usize) -> Result<(), InvalidAuthority> {
     let is_known = |letter: char| LETTERS.iter().any(|(first, last)| (*first..=*last).contains(&letter));
     for letter in lower.chars() {
@@ -163,7 +163,8 @@ fn check_letters(lower: &str, label: usize) -> Result<(), InvalidAuthority> {
             return Err(InvalidAuthority::Script { label });
         }
     }
-    // A hyphen at an end of the letters is inside of the code, and `xn--` before them is no code at all.
+    // After encoding, a hyphen at either end is no longer at an end, and a leading `xn--` would be mistaken
+    // for a prefix.
     match lower {
         _ if lower.starts_with('-') || lower.ends_with('-') => Err(InvalidAuthority::Hyphen { label }),
         _ if lower.starts_with("xn--") => Err(InvalidAuthority::Punycode { label }),
@@ -171,13 +172,13 @@ fn check_letters(lower: &str, label: usize) -> Result<(), InvalidAuthority> {
     }
 }
 
-/// Underscores are in no name of a host by the book, and in many that are resolved all the same.
+/// The standards do not allow underscores in host names, but many resolvable names contain them.
 fn is_host_letter(letter: char) -> bool {
     letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-' || letter == '_'
 }
 
-/// Whether it is what its letters are written as, so that no other label has the same letters.
-fn is_only_punycode(code: &str) -> bool {
+/// Whether encoding the decoded letters yields `code` again, so that each label has one spelling.
+fn is_canonical_punycode(code: &str) -> bool {
     let Some(letters) = punycode::decode(code) else { return false };
     let is_lower = |letter: char| letter.to_lowercase().eq([letter]);
     let is_letter = |letter: char| is_lower(letter) && !letter.is_control() && !letter.is_whitespace();
@@ -186,7 +187,7 @@ fn is_only_punycode(code: &str) -> bool {
         && punycode::encode(&letters).as_deref() == Some(code)
 }
 
-/// Whether some would take it for a part of an address: digits, or `0x` and hexadecimal digits.
+/// Whether some parsers read `label` as part of an IPv4 address: digits, or `0x` and hexadecimal digits.
 fn is_number(label: &str) -> bool {
     let is_digits = label.bytes().all(|byte| byte.is_ascii_digit());
     is_digits

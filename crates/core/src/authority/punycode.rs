@@ -1,4 +1,4 @@
-//! Punycode (RFC 3492): a label of any letters as letters, digits and hyphens.
+//! Punycode (RFC 3492): encodes a Unicode label as ASCII letters, digits and hyphens.
 
 const BASE: u32 = 36;
 const T_MIN: u32 = 1;
@@ -8,7 +8,8 @@ const DAMP: u32 = 700;
 const BIAS: u32 = 72;
 const FIRST: u32 = 128;
 
-/// The label without its `xn--`; `None` where its numbers do not fit, which no label of 63 bytes does to them.
+/// Encodes a label, without the `xn--` prefix. `None` on overflow, which labels of up to 63 bytes never
+/// cause.
 pub(super) fn encode(label: &str) -> Option<String> {
     let mut output: String = label.chars().filter(char::is_ascii).collect();
     let basic = u32::try_from(output.len()).ok()?;
@@ -38,7 +39,7 @@ pub(super) fn encode(label: &str) -> Option<String> {
     Some(output)
 }
 
-/// The letters of a label given without its `xn--`, in lower case; `None` where it is no punycode.
+/// Decodes a lower-case label given without its `xn--` prefix; `None` if it is not punycode.
 pub(super) fn decode(text: &str) -> Option<String> {
     let (basic, digits) = text.rsplit_once('-').unwrap_or(("", text));
     let mut letters: Vec<char> = basic.chars().collect();
@@ -70,7 +71,7 @@ pub(super) fn decode(text: &str) -> Option<String> {
     Some(letters.into_iter().collect())
 }
 
-/// A number in digits whose base depends on their place.
+/// Appends a generalized variable-length integer (RFC 3492, section 3.3).
 fn push_number(output: &mut String, number: u32, bias: u32) {
     let mut rest = number;
     for place in (BASE..).step_by(36) {
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_samples_of_the_standard_are_written_and_read() {
+    fn rfc_samples_encode_and_decode() {
         let table = [
             ("bücher", "bcher-kva"),
             ("münchen", "mnchen-3ya"),
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_punycode_is_none() {
+    fn malformed_punycode_does_not_decode() {
         for code in ["999999999", "a-é", "tda!", "99", "zzzzzzzzzzzzzzzzzzzz"] {
             assert_eq!(decode(code), None, "{code}");
         }
@@ -141,12 +142,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_label_is_read_back(label in "[a-zà-öא-ת一-龥😀-😎]{1,40}") {
+        fn labels_round_trip(label in "[a-zà-öא-ת一-龥😀-😎]{1,40}") {
             prop_assert_eq!(decode(&encode(&label).expect("short")), Some(label));
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in any::<String>(), near in "[a-z0-9-]{0,80}") {
+        fn arbitrary_text_does_not_panic(text in any::<String>(), near in "[a-z0-9-]{0,80}") {
             let _ = (encode(&text), decode(&text), decode(&near));
         }
     }

@@ -1,4 +1,4 @@
-//! One key for each authority, and nothing of a password anywhere.
+//! Every spelling of an authority maps to one key, and no output shows a password.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn key(text: &str) -> Result<String, InvalidAuthority> {
 }
 
 #[test]
-fn there_is_one_key_for_each_authority() {
+fn every_spelling_maps_to_one_key() {
     let table = [
         ("h", "h"),
         ("H.", "h"),
@@ -105,7 +105,7 @@ fn letters_beyond_ascii_become_punycode_in_lower_case() {
 }
 
 #[test]
-fn letters_with_more_than_one_form_are_refused_and_never_guessed() {
+fn ambiguous_letters_are_refused() {
     let table = [
         "bu\u{308}cher.example",
         "ｅxample.com",
@@ -130,7 +130,7 @@ fn letters_with_more_than_one_form_are_refused_and_never_guessed() {
 }
 
 #[test]
-fn what_names_no_authority_is_refused_with_what_is_wrong() {
+fn invalid_authority_is_refused_with_its_reason() {
     use InvalidAuthority as No;
     let table = [
         ("", No::Empty),
@@ -265,13 +265,13 @@ fn any_text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn a_key_is_plain_bounded_and_its_own_key(text in any_text()) {
+    fn key_is_ascii_bounded_and_idempotent(text in any_text()) {
         if let Ok(authority) = Authority::new(&text) {
             let key = authority.as_str();
             let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.:[]".contains(&byte);
             prop_assert!(key.bytes().all(fits), "{key}");
             prop_assert!(authority.host().len() <= HOST_MAX && !authority.host().is_empty());
-            // A port that is another scheme's own must be read with the scheme that left it there.
+            // A default port of another scheme survives only with a scheme that has no default.
             let again = match authority.port() {
                 Some(80 | 443) => Authority::new(&format!("any://{key}")),
                 _ => Authority::new(key),
@@ -281,7 +281,7 @@ proptest! {
     }
 
     #[test]
-    fn however_it_is_written_it_is_one_key(
+    fn any_spelling_of_an_authority_is_one_key(
         host in "[a-z][a-z0-9]{0,10}(\\.[a-z][a-z0-9]{0,10}){0,3}",
         port in prop::option::of(1_u16..),
         user in prop::option::of("[a-zA-Z0-9:@!$&'()*+,;=._~-]{0,12}"),

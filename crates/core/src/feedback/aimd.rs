@@ -1,24 +1,26 @@
-//! The adaptive rate: a steady increase while all is well, a cut when it is too much.
+//! The AIMD controller of an adaptive rate: additive increase while healthy, multiplicative decrease on
+//! overload.
 //!
-//! An overload, or a success that took `latency_factor` times the target or more, cuts the rate to `decrease` of
-//! it, once per wave. A fast success, one below the target, lets it grow by the time that passed, whatever the
-//! number of successes: before the first cut by doubling each second, where a slow start is asked for; then, while
-//! the last bad rate is remembered, by a quarter each second below nine tenths of it and by a fiftieth above; else
-//! by `increase`. It grows only if it was used, and a step never more than doubles it.
+//! An overload, or a success that took at least `latency_factor` times the target, cuts the rate to a
+//! `decrease` fraction, once per wave. Fast successes (below the target) raise the rate with elapsed time,
+//! independent of their number: with a slow start it doubles each second until the first cut; while the last
+//! bad rate is remembered, it grows per second by 1/4 below 9/10 of that rate and by 1/50 above; otherwise by
+//! `increase`. The rate grows only if it was used, and a step at most doubles it.
 //!
-//! What was too much is what was sent: a rate on its way up passes a far side's capacity while that lives off its
-//! reserves, and remembered as it stood at the cut it would be passed again at full speed. And of cuts with no success
-//! between them it is the first that counts: where nothing is answered any more, how little was sent says nothing.
+//! The bad rate is the measured send rate, not the allowed one: a growing rate exceeds the upstream's
+//! capacity while the upstream lives off its reserves, and the rate at the cut would be too high to remember.
+//! Of several cuts without a success in between, the first counts: during an outage the send rate is
+//! meaningless.
 //!
-//! Latency is judged against a learned baseline: the first success's latency, or the configured one if that is longer. It
-//! falls with faster successes and rises by a hundredth of the difference with slower ones, so that an upstream that is
-//! always slow is not taken for an overloaded one. The target follows the latency of successes between the baseline and
-//! twice that; a sample is compared with the target before it moves it. What lies between fast and too slow, and what fails,
-//! moves nothing, and the time before it does not count as healthy.
+//! Latency is compared with a learned baseline: the first success's latency, or the configured one if longer.
+//! The baseline falls with faster successes and rises by 1/100 of the difference with slower ones, so that a
+//! constantly slow upstream does not look overloaded. The target follows the latency of successes between one
+//! and two baselines; a sample is compared with the target before it moves the target. Failures, and
+//! successes between fast and too slow, move nothing, and the time before them does not count as healthy.
 
 use std::time::Duration;
 
-use super::lately::Lately;
+use super::send_rate::SendRate;
 use super::{Advice, Sample, Tuning};
 use crate::bucket::Shape;
 use crate::event::Why;
@@ -27,45 +29,45 @@ use crate::per_second::PerSecond;
 use crate::plan::AimdLimits;
 use crate::time::{Instant, nanos};
 
-/// Healthy time is turned into growth when there is this much of it.
+/// The healthy time after which the rate grows.
 const STEP: Duration = Duration::from_secs(1);
-/// More healthy time than this does not count in one step.
+/// The most healthy time that counts in one step.
 const STEP_MAX: Duration = Duration::from_secs(60);
 const MILLION: u64 = 1_000_000;
-/// A slower success raises the baseline by this part of the difference.
+/// A slower success raises the baseline by one part in this many of the difference.
 const BASELINE_RISE: u64 = 100;
-/// What a cut that ends a slow start leaves at the most: the last doubling was one too many.
+/// The largest fraction left by a cut that ends a slow start, because the last doubling was one too many.
 const HALF: u64 = MILLION / 2;
 
-/// What the adaptive rate remembers.
+/// The state of the AIMD controller.
 #[derive(Debug, Clone)]
 pub(crate) struct AimdState {
     rate: PerSecond,
-    /// The bucket of that rate.
+    /// The bucket of `rate`.
     shape: Shape,
-    /// The latency of an upstream that is not overloaded; none before the first success.
+    /// The latency of the upstream without overload; `None` before the first success.
     baseline: Option<Duration>,
     /// The latency below which a success is fast.
     target: Duration,
-    /// Since the last step; none before the first outcome.
+    /// The time since the last step; `None` before the first outcome.
     stretch: Option<Stretch>,
-    /// The last rate that was too much, and when it was.
+    /// The last bad rate, and when it was cut.
     bad: Option<(PerSecond, Instant)>,
-    /// Whether nothing has succeeded since the last cut.
+    /// Whether no request has succeeded since the last cut.
     is_falling: bool,
-    lately: Lately,
-    /// The highest rate that was cut and is not reached again yet.
+    send_rate: SendRate,
+    /// The highest rate that was cut and has not been reached again.
     cut_from: Option<PerSecond>,
     is_starting: bool,
 }
 
-/// What happened since the last step.
+/// The history since the last step.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     since: Instant,
-    /// Requests admitted before it.
+    /// Requests admitted before the stretch.
     admitted: u64,
-    /// The last outcome in it.
+    /// The time of the last outcome in the stretch.
     latest: Instant,
     /// Time that ended with a fast success.
     healthy: Duration,
@@ -81,18 +83,18 @@ impl AimdState {
             stretch: None,
             bad: None,
             is_falling: false,
-            lately: Lately::default(),
+            send_rate: SendRate::default(),
             cut_from: None,
             is_starting: limits.slow_start,
         }
     }
 
     pub(super) fn learn(&mut self, limits: &AimdLimits, tuning: Tuning, sample: Sample) -> Option<Advice> {
-        // What was sent at another rate says nothing about this one.
+        // Requests sent at an earlier rate carry no information about the current one.
         if !sample.is_current {
             return None;
         }
-        self.lately.see(sample.admitted, sample.now);
+        self.send_rate.record(sample.admitted, sample.now);
         match sample.kind {
             Kind::Ignored => None,
             Kind::Failure => {
@@ -112,7 +114,7 @@ impl AimdState {
         self.rate
     }
 
-    /// Whether it knows anything that a new one would not. The last bad rate counts as long as it is remembered.
+    /// Whether the state differs from a new one. The last bad rate counts while it is remembered.
     pub(super) fn has_learned(&self, limits: &AimdLimits, now: Instant) -> bool {
         self.rate != limits.start
             || self.target != limits.latency_target
@@ -121,38 +123,38 @@ impl AimdState {
             || self.bad.is_some_and(|(_, at)| now.since(at) < limits.memory)
     }
 
-    /// Whether a cut has not yet been given back.
+    /// Whether a cut has not been fully reverted.
     pub(super) const fn is_cooling(&self) -> bool {
         self.cut_from.is_some()
     }
 
-    /// The advice was followed.
+    /// Applies the advised rate.
     pub(super) fn set(&mut self, limits: &AimdLimits, rate: PerSecond) {
         self.rate = rate;
         self.shape = limits.shape(rate);
         self.cut_from = self.cut_from.filter(|from| *from > rate);
     }
 
-    /// A pause is no time at all: neither healthy nor unused.
-    pub(super) fn rest(&mut self, from: Instant, until: Instant) {
+    /// Excludes a pause, which counts neither as healthy nor as unused time.
+    pub(super) fn suspend(&mut self, from: Instant, until: Instant) {
         if let Some(stretch) = &mut self.stretch {
             stretch.since = stretch.since + until.since(from);
             stretch.latest = until;
         }
-        self.lately.rest(until.since(from));
+        self.send_rate.exclude(until.since(from));
     }
 
-    /// What is left of the pause does not take place.
-    pub(super) fn wake(&mut self, now: Instant, until: Instant) {
+    /// Includes the rest of a pause that ended early.
+    pub(super) fn resume(&mut self, now: Instant, until: Instant) {
         if let Some(stretch) = &mut self.stretch {
             stretch.since = stretch.since.minus_nanos(until.nanos_since(now));
             stretch.latest = now;
         }
-        self.lately.wake(until.nanos_since(now));
+        self.send_rate.include(until.nanos_since(now));
     }
 
-    /// Goes on within other bounds. A rate is climbed to and not jumped to: what is allowed is not yet borne. One that
-    /// has learned nothing starts where the new limits start.
+    /// Applies new bounds. The rate is clamped and then grows; it does not jump, because an allowed rate is
+    /// not yet a proven one. A controller that has learned nothing restarts at the new start.
     pub(super) fn tune(&mut self, old: Option<&AimdLimits>, new: &AimdLimits, now: Instant) {
         if old.is_some_and(|old| !self.has_learned(old, now)) {
             (self.rate, self.target) = (new.start, new.latency_target);
@@ -168,7 +170,7 @@ impl AimdState {
 
     fn cut(&mut self, limits: &AimdLimits, tuning: Tuning, why: Why, sample: Sample) -> Advice {
         let left = if self.is_starting { limits.decrease.min(HALF) } else { limits.decrease };
-        self.bad = Some((self.too_much(limits, sample), sample.now));
+        self.bad = Some((self.bad_rate(limits, sample), sample.now));
         self.is_falling = true;
         self.cut_from = self.cut_from.max(Some(self.rate));
         self.is_starting = false;
@@ -178,21 +180,21 @@ impl AimdState {
         Advice::Cut(Tuning { rate: Some(rate), ..tuning }, why)
     }
 
-    /// What a cut says was too much.
-    fn too_much(&self, limits: &AimdLimits, sample: Sample) -> PerSecond {
+    /// The rate to remember as bad after a cut.
+    fn bad_rate(&self, limits: &AimdLimits, sample: Sample) -> PerSecond {
         if let Some((bad, _)) = self.bad.filter(|_| self.is_falling) {
             return bad;
         }
-        // While it doubles each second what was sent lags far behind; and where less was asked for than there was, nobody
-        // knows what would have been sent.
+        // The measured rate is no use in a slow start, where it lags far behind the doubling, or if callers
+        // did not use the whole rate.
         let is_used = self.stretch.is_some_and(|stretch| stretch.is_used(self.rate, sample));
-        let sent = self.lately.per_second(sample.admitted, sample.now);
+        let sent = self.send_rate.per_second(sample.admitted, sample.now);
         sent.filter(|_| is_used && !self.is_starting)
             .map_or(self.rate, |sent| sent.clamp(limits.min, self.rate))
     }
 
     fn succeed(&mut self, limits: &AimdLimits, tuning: Tuning, sample: Sample) -> Option<Advice> {
-        // A latency that nobody knows is not held against it.
+        // An unknown latency counts as fast.
         let latency = sample.latency.unwrap_or_default();
         if self.baseline.is_none() && sample.latency.is_some() {
             self.target = self.target.max(latency.saturating_add(Duration::from_nanos(1)));
@@ -219,14 +221,14 @@ impl AimdState {
         let done = *stretch;
         *stretch = Stretch::new(sample.admitted, sample.now);
         if !done.is_used(self.rate, sample) {
-            self.lately.forget();
+            self.send_rate.reset();
             return None;
         }
         let rate = self.grown(limits, done.healthy, sample.now);
         (rate > self.rate).then_some(Advice::Grow(Tuning { rate: Some(rate), ..tuning }))
     }
 
-    /// What the rate is after so much healthy time: second by second, for each second looks at where it is.
+    /// The rate after `healthy` time, computed second by second because the gain depends on the rate.
     fn grown(&self, limits: &AimdLimits, healthy: Duration, now: Instant) -> PerSecond {
         let most = self.rate.millionths().saturating_mul(2).min(limits.max.millionths());
         let second = nanos(STEP);
@@ -240,7 +242,7 @@ impl AimdState {
         PerSecond::from_millionths(rate.min(most)).max(self.rate)
     }
 
-    /// How much is gained in a second at `rate`, in millionths.
+    /// The gain per second at `rate`, in millionths.
     fn gain(&self, limits: &AimdLimits, rate: u64, now: Instant) -> u64 {
         if self.is_starting {
             return rate;
@@ -260,13 +262,13 @@ impl Stretch {
         Self { since, admitted, latest: since, healthy: Duration::ZERO }
     }
 
-    /// An outcome came. While paused the stretch has not begun.
+    /// Records the time of an outcome. During a pause `latest` is in the future, and stays.
     fn end(&mut self, now: Instant) {
         self.latest = self.latest.max(now);
     }
 
-    /// Whether nine tenths of the rate were sent; to whom the rate held back, less than a unit is forgiven, since a
-    /// stretch need not end when one enters.
+    /// Whether nine tenths of the rate were sent. If the rate held callers back, the count may be short by
+    /// less than one unit, because a stretch need not end when a request enters.
     fn is_used(&self, rate: PerSecond, sample: Sample) -> bool {
         let sent = u128::from(sample.admitted.saturating_sub(self.admitted));
         let time = u128::from(sample.now.nanos_since(self.since));
@@ -276,7 +278,7 @@ impl Stretch {
     }
 }
 
-/// The baseline after a sample: at least the configured latency.
+/// The baseline after a sample; at least the configured latency.
 fn settle(limits: &AimdLimits, baseline: Option<Duration>, latency: Duration) -> Duration {
     let moved = match baseline.map(nanos) {
         None => nanos(latency),
@@ -288,7 +290,7 @@ fn settle(limits: &AimdLimits, baseline: Option<Duration>, latency: Duration) ->
     Duration::from_nanos(moved).max(limits.latency_target)
 }
 
-/// The target after a sample: between the baseline and twice that.
+/// The target after a sample; between one and two baselines.
 fn follow(limits: &AimdLimits, baseline: Duration, target: Duration, latency: Duration) -> Duration {
     let (target, latency) = (nanos(target), nanos(latency));
     let step = part(target.abs_diff(latency), limits.latency_weight, MILLION);

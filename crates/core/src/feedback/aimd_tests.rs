@@ -1,4 +1,4 @@
-//! The adaptive rate grows by time and by use, is cut once per wave, and stays within its bounds.
+//! The AIMD rate grows with time and use, is cut once per wave, and stays within its bounds.
 
 use proptest::prelude::*;
 
@@ -13,12 +13,12 @@ const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// 0.5 to 8 per second, half a unit more each second, and a target of 100 ms.
+/// 0.5 to 8 per second, increased by half a unit each second, with a latency target of 100 ms.
 fn cases() -> Aimd {
     Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100))
 }
 
-/// An adaptive rate with its limits, a clock and a count of what was sent.
+/// An adaptive rate with its limits, a clock and a count of sent requests.
 struct Rig {
     limits: AimdLimits,
     state: AimdState,
@@ -39,7 +39,7 @@ impl Rig {
         Self { limits, state, now: Instant::ZERO, admitted: 0, has_demand: false, cuts: 0 }
     }
 
-    /// Learns of one outcome and follows the advice.
+    /// Learns from one outcome and applies the advice.
     fn learn(&mut self, kind: Kind, latency: Option<Duration>, is_current: bool) -> &mut Self {
         let (has_demand, admitted) = (self.has_demand, self.admitted);
         let sample = Sample { kind, is_current, in_flight: 1, has_demand, latency, admitted, now: self.now };
@@ -52,7 +52,7 @@ impl Rig {
             Some(Advice::Grow(to)) => to,
             None => return self,
         };
-        assert_eq!((to.slots, to.interval), (7, secs(9)), "nothing but the rate moves");
+        assert_eq!((to.slots, to.interval), (7, secs(9)), "only the rate changes");
         self.state.set(&self.limits, to.rate.expect("it moves the rate"));
         self
     }
@@ -65,7 +65,7 @@ impl Rig {
         self.learn(Kind::Success, Some(latency), true)
     }
 
-    /// A fast success, with more sent since the last one than any rate asks for.
+    /// A fast success, with more requests since the last one than any rate needs to count as used.
     fn succeeds(&mut self) -> &mut Self {
         self.admitted += 1 << 30;
         self.succeeds_after(Duration::ZERO)
@@ -125,7 +125,7 @@ fn latency_cuts_at_twice_the_target_and_not_below() {
     let mut rig = Rig::new(cases());
     rig.succeeds();
     for _ in 0..100 {
-        // Twice as slow as the target says at first; then that is the target, and still not faster than it.
+        // Almost twice the target at first; the target then rises to it, but the success is still not faster.
         rig.admitted += 100;
         assert_eq!(rig.later(secs(1)).succeeds_after(millis(199)).rate(), 2_000_000);
     }
@@ -148,7 +148,7 @@ fn constant_latency_of_any_length_is_healthy() {
 }
 
 #[test]
-fn a_latency_that_nobody_knows_is_fast_and_leaves_the_target() {
+fn unknown_latency_counts_as_fast_and_keeps_target() {
     let mut rig = Rig::new(cases());
     rig.succeeds_after(millis(150));
     let target = rig.state.target;
@@ -167,7 +167,7 @@ fn overloads_of_separate_waves_halve_to_the_floor() {
 }
 
 #[test]
-fn requests_sent_before_a_cut_cause_no_other() {
+fn requests_sent_before_a_cut_cause_no_second_cut() {
     let mut rig = Rig::starting(cases(), Rate::per_second(8));
     rig.overloads();
     for _ in 0..7 {
@@ -175,11 +175,11 @@ fn requests_sent_before_a_cut_cause_no_other() {
         rig.learn(Kind::Success, Some(secs(9)), false);
     }
     assert_eq!((rig.rate(), rig.cuts), (4_000_000, 1));
-    assert_eq!(rig.state.target, millis(100), "nor does it teach what is fast");
+    assert_eq!(rig.state.target, millis(100), "the target does not change either");
 }
 
 #[test]
-fn failures_and_what_is_ignored_move_nothing_and_failing_time_is_not_healthy() {
+fn failures_neither_move_rate_nor_count_as_healthy() {
     let mut rig = Rig::new(cases());
     rig.succeeds();
     for _ in 0..10 {
@@ -193,7 +193,7 @@ fn failures_and_what_is_ignored_move_nothing_and_failing_time_is_not_healthy() {
 }
 
 #[test]
-fn the_target_follows_latency_between_the_baseline_and_twice_it() {
+fn target_stays_between_one_and_two_baselines() {
     let mut rig = Rig::new(cases().latency_factor(100.0));
     rig.succeeds();
     let table =
@@ -205,8 +205,8 @@ fn the_target_follows_latency_between_the_baseline_and_twice_it() {
 }
 
 #[test]
-fn a_sample_is_compared_with_the_target_before_it_moves_it() {
-    // It would raise the target to 124 ms, and be within twice that.
+fn sample_is_compared_before_it_moves_target() {
+    // The sample raises the target to 124 ms, and would be below twice that.
     let mut rig = Rig::new(cases());
     assert_eq!(rig.succeeds().succeeds_after(millis(220)).rate(), 1_000_000);
     assert_eq!(rig.state.target, millis(124));
@@ -214,22 +214,22 @@ fn a_sample_is_compared_with_the_target_before_it_moves_it() {
 }
 
 #[test]
-fn a_slow_start_doubles_until_the_first_cut_which_halves() {
+fn slow_start_doubles_until_first_cut() {
     let aimd = cases().within(0.5..=100.0).decrease(0.9).slow_start();
     let mut rig = Rig::new(aimd);
     assert_eq!(path(&mut rig, 4), [4_000_000, 8_000_000, 16_000_000, 32_000_000]);
     assert_eq!(rig.overloads().rate(), 16_000_000);
-    assert_eq!(path(&mut rig, 1), [20_000_000], "now as far below the bad rate as it is");
+    assert_eq!(path(&mut rig, 1), [20_000_000], "a quarter, far below the bad rate");
     assert_eq!(rig.overloads().rate(), 18_000_000);
 }
 
 #[test]
-fn below_the_bad_rate_it_grows_fast_near_it_slowly_and_later_as_ever() {
+fn growth_slows_near_the_remembered_bad_rate() {
     let mut rig = Rig::starting(cases().within(0.5..=16.0), Rate::per_second(8));
     rig.overloads();
     assert_eq!(path(&mut rig, 5), [5_000_000, 6_250_000, 7_812_500, 7_968_750, 8_128_125]);
-    assert!(!rig.state.is_cooling(), "what was cut is given back");
-    // Five seconds have passed since the cut; at 180 it is forgotten.
+    assert!(!rig.state.is_cooling(), "the cut is reverted");
+    // Five seconds have passed since the cut; after 180 it is no longer remembered.
     rig.later(secs(173)).learn(Kind::Failure, None, true);
     assert_eq!(rig.later(secs(1)).succeeds().rate(), 8_290_687);
     assert_eq!(rig.later(secs(1)).succeeds().rate(), 8_790_687);
@@ -239,24 +239,25 @@ fn below_the_bad_rate_it_grows_fast_near_it_slowly_and_later_as_ever() {
     assert_eq!(path(&mut rig, 2), [4_500_000, 5_000_000], "nothing to remember");
 }
 
-/// An outage of a minute took a rate of 8 down to the least there is, each cut was remembered as the last bad rate, and
-/// from 0.25 it grew by a fiftieth each second: it was back after two minutes, where without any memory it took half a one.
+/// Regression: a one-minute outage cut the rate from 8 to its minimum, each cut was remembered as the last
+/// bad rate, and from 0.25 the rate grew by only 1/50 each second. Recovery took two minutes instead of half
+/// a minute without any memory.
 #[test]
-fn of_cuts_with_no_success_between_them_the_first_is_remembered() {
+fn first_of_consecutive_cuts_sets_the_bad_rate() {
     let mut rig = Rig::starting(cases(), Rate::per_second(8));
     for wanted in [4_000_000, 2_000_000, 1_000_000, 500_000, 500_000, 500_000] {
         assert_eq!(rig.later(secs(10)).overloads().rate(), wanted);
     }
     let wanted = [625_000, 781_250, 976_562, 1_220_702, 1_525_877, 1_907_346, 2_384_182, 2_980_227];
-    assert_eq!(path(&mut rig, 8), wanted, "a quarter more each second");
-    assert_eq!(path(&mut rig, 6)[3..], [7_275_941, 7_421_459, 7_569_888], "and a fiftieth near 8");
-    // It has succeeded since: what is too much now is another matter.
+    assert_eq!(path(&mut rig, 8), wanted, "grows by a quarter each second");
+    assert_eq!(path(&mut rig, 6)[3..], [7_275_941, 7_421_459, 7_569_888], "and by a fiftieth near 8");
+    // After a success, the next cut sets a new bad rate.
     rig.overloads();
     assert_eq!(rig.state.bad.unwrap().0.millionths(), 7_569_888);
 }
 
 #[test]
-fn what_was_sent_is_what_was_too_much_where_all_there_was_was_asked_for() {
+fn bad_rate_is_the_send_rate_if_rate_was_used() {
     let bad = |rig: &mut Rig| rig.overloads().state.bad.unwrap().0.millionths();
     let grown = |slow_start: bool| {
         let aimd = cases().within(0.5..=16.0);
@@ -274,16 +275,16 @@ fn what_was_sent_is_what_was_too_much_where_all_there_was_was_asked_for() {
     assert_eq!(
         (rig.rate(), bad(&mut rig)),
         (16_000_000, 16_000_000),
-        "it doubled: what was sent lags behind"
+        "in a slow start the send rate lags behind"
     );
     let mut rig = grown(false);
     rig.later(secs(20));
-    assert_eq!(bad(&mut rig), 6_000_000, "nothing was sent for a while: nobody knows");
+    assert_eq!(bad(&mut rig), 6_000_000, "nothing was sent for a while, so the send rate is unknown");
 }
 
 #[test]
-fn it_grows_only_if_nine_tenths_of_it_were_sent() {
-    // Ten per second; a stretch of 1 s.
+fn rate_grows_only_if_nine_tenths_were_sent() {
+    // A stretch of 1 s at ten per second.
     let table = [(9, false, true), (8, false, false), (8, true, false), (9, true, true), (0, true, false)];
     for (sent, has_demand, wanted) in table {
         let mut rig = Rig::starting(cases().within(1.0..=20.0), Rate::per_second(10));
@@ -293,7 +294,8 @@ fn it_grows_only_if_nine_tenths_of_it_were_sent() {
         let rate = rig.later(secs(1)).succeeds_after(Duration::ZERO).rate();
         assert_eq!(rate > 10_000_000, wanted, "{sent} sent, demand {has_demand}");
     }
-    // A stretch of 1.05 s at ten per second: a caller whom the rate held back is forgiven the part of a unit.
+    // A stretch of 1.05 s at ten per second: if the rate held a caller back, a fraction of a unit may be
+    // missing.
     for (has_demand, wanted) in [(false, false), (true, true)] {
         let mut rig = Rig::starting(cases().within(1.0..=20.0), Rate::per_second(10));
         rig.has_demand = has_demand;
@@ -315,7 +317,7 @@ fn idle_time_is_neither_use_nor_growth() {
 }
 
 #[test]
-fn a_step_is_as_long_as_the_time_that_passed_and_never_more_than_doubles() {
+fn step_scales_with_time_and_at_most_doubles() {
     let mut rig = Rig::new(cases());
     rig.succeeds();
     assert_eq!(rig.later(millis(1_500)).succeeds().rate(), 2_750_000);
@@ -332,19 +334,19 @@ fn a_pause_is_neither_healthy_time_nor_unused() {
     rig.succeeds_after(Duration::ZERO);
     rig.admitted += 1;
     rig.later(millis(500)).succeeds_after(Duration::ZERO);
-    // Ten seconds of it, and then five more.
-    rig.state.rest(at(500), at(10_500));
-    rig.state.rest(at(10_500), at(15_500));
+    // Ten seconds, then extended by five.
+    rig.state.suspend(at(500), at(10_500));
+    rig.state.suspend(at(10_500), at(15_500));
     rig.admitted += 1;
     rig.later(millis(9_000)).succeeds_after(Duration::ZERO);
-    assert_eq!(rig.rate(), 2_000_000, "what comes back meanwhile is no news");
+    assert_eq!(rig.rate(), 2_000_000, "responses during a pause change nothing");
     rig.now = at(15_999);
     assert_eq!(rig.succeeds_after(Duration::ZERO).rate(), 2_000_000);
     rig.now = at(16_000);
     assert_eq!(rig.succeeds_after(Duration::ZERO).rate(), 2_500_000, "two sent in two halves of a second");
-    // A pause that ends early counts for as long as it was.
-    rig.state.rest(at(16_000), at(99_000));
-    rig.state.wake(at(17_000), at(99_000));
+    // A pause that ends early is excluded only for its actual length.
+    rig.state.suspend(at(16_000), at(99_000));
+    rig.state.resume(at(17_000), at(99_000));
     rig.admitted += 3;
     rig.now = at(17_999);
     assert_eq!(rig.succeeds_after(Duration::ZERO).rate(), 2_500_000);
@@ -353,26 +355,26 @@ fn a_pause_is_neither_healthy_time_nor_unused() {
 }
 
 #[test]
-fn other_bounds_keep_the_rate_within_them_and_what_has_learned_nothing_starts_anew() {
+fn new_bounds_clamp_learned_rate_or_restart_it() {
     let old = limits(cases(), Aimd::RATE);
     let slower = limits(cases().within(0.5..=1.0), Rate::per_second(1));
     let faster = limits(cases().within(4.0..=16.0).latency_target(secs(1)), Rate::per_second(4));
     let mut rig = Rig::new(cases());
     rig.state.tune(Some(&old), &slower, Instant::ZERO);
-    assert_eq!(rig.rate(), 1_000_000, "where it starts");
+    assert_eq!(rig.rate(), 1_000_000, "the new start");
     rig.state.tune(Some(&slower), &faster, Instant::ZERO);
-    assert_eq!((rig.rate(), rig.state.target), (4_000_000, secs(1)), "where it starts, and not the most");
+    assert_eq!((rig.rate(), rig.state.target), (4_000_000, secs(1)), "the start, not the maximum");
     let mut rig = Rig::new(cases());
     rig.overloads();
     assert!(rig.state.is_cooling());
     rig.state.tune(Some(&old), &slower, Instant::ZERO);
-    assert_eq!(rig.rate(), 1_000_000, "half of two, as it was learned");
+    assert_eq!(rig.rate(), 1_000_000, "half of two, as learned");
     rig.state.tune(Some(&slower), &faster, Instant::ZERO);
-    assert_eq!(rig.rate(), 4_000_000, "no less than the least");
+    assert_eq!(rig.rate(), 4_000_000, "not below the minimum");
     assert!(!rig.state.is_cooling(), "faster than before the cut");
 }
 
-/// Any limits that a plan lets pass.
+/// Any limits that a plan accepts.
 fn any_limits() -> impl Strategy<Value = AimdLimits> {
     let rates = (1_u64..=4_000_000, 0_u64..=4_000_000, 0_u64..=200_000_000);
     let steps = (1_u64..=10_000_000, 1_u64..=999_999, 1_000_000_u64..=4_000_000, 1_u64..=1_000_000);
@@ -406,7 +408,7 @@ fn any_sample() -> impl Strategy<Value = (Kind, u64, u64, u64, bool)> {
 
 proptest! {
     #[test]
-    fn the_rate_never_leaves_its_bounds_and_moves_only_as_advised(
+    fn rate_stays_in_bounds_and_follows_advice(
         limits in any_limits(), samples in prop::collection::vec((any_sample(), any::<bool>()), 1..200),
     ) {
         let state = AimdState::new(&limits);
@@ -426,12 +428,12 @@ proptest! {
             prop_assert!(rig.rate() <= before || (may_grow && rig.rate() <= before * 2));
             let may_cut = is_current && matches!(kind, Kind::Success | Kind::Overload);
             prop_assert!(rig.cuts == cuts || may_cut);
-            prop_assert!(rig.rate() >= before || rig.cuts > cuts, "only a cut slows");
+            prop_assert!(rig.rate() >= before || rig.cuts > cuts, "only a cut lowers the rate");
         }
     }
 
     #[test]
-    fn under_demand_and_healthy_it_only_grows_and_reaches_the_maximum(
+    fn healthy_rate_under_demand_reaches_maximum(
         limits in any_limits(), cuts in 0_u32..6, pace in 1_u64..3_000,
     ) {
         let state = AimdState::new(&limits);
@@ -439,7 +441,7 @@ proptest! {
         for _ in 0..cuts {
             rig.overloads();
         }
-        // As long as the bad rate is remembered, and then as many steps as the increase needs at the most.
+        // The bad rate must expire first, and then the increase needs at most this many steps.
         let most = limits.max.millionths() / limits.increase.millionths();
         prop_assume!(most < 2_000);
         for _ in 0..(limits.memory.as_secs() + most + 50) * 1_000 / pace.min(1_000) + 50 {

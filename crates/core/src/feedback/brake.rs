@@ -1,10 +1,11 @@
-//! The brake: after a few failures halve, then let go step by step.
+//! The brake controller: halves the limits after a few failures, then restores them step by step.
 //!
-//! So many failures in the window that are at least a share of its outcomes, or one overload: slots halve (down to their minimum), the interval doubles,
-//! and the slots there were become the ceiling. Every cooling period without another cut gives one slot back
-//! up to the ceiling, as long as the slots are used, and halves the interval, as long as they are used or
-//! someone waits. After `ceiling_periods` cooling periods without any failure the ceiling is the maximum again.
-//! So from 64 slots cut to 32 and under demand, it takes 32 cooling periods to be back.
+//! Enough failures in the window that are also a large enough share of its outcomes, or one overload, trigger
+//! a cut: slots halve (down to their minimum), the interval doubles, and the previous slots become the
+//! ceiling. Each cooling period without another cut restores one slot up to the ceiling while slots are in
+//! use, and halves the interval while slots are in use or a caller waits. After `ceiling_periods` cooling
+//! periods without a failure, the ceiling is the maximum again. Under demand, 64 slots cut to 32 take 32
+//! cooling periods to recover.
 
 use std::time::Duration;
 
@@ -15,26 +16,26 @@ use crate::plan::{Brake, Controller, Plan};
 use crate::time::Instant;
 use crate::window::{Tally, Window};
 
-/// Where doubling starts when there was no interval at all.
+/// The first interval after a cut, if there was none.
 const INTERVAL_FIRST: Duration = Duration::from_millis(50);
 
-/// How finely outcomes are counted.
+/// Slices of the window of outcomes.
 const SLICES: u32 = 15;
 
-/// What the brake remembers.
+/// The state of the brake.
 #[derive(Debug, Clone)]
 pub(crate) struct BrakeState {
     failures: Window,
-    /// Outcomes of the window, by slices of it.
+    /// Outcomes in the window, counted in slices.
     outcomes: Tally,
     ceiling: u32,
-    /// The cooling period that is running began here.
+    /// The start of the current cooling period.
     cooling_since: Option<Instant>,
     last_failure: Option<Instant>,
     is_cooling: bool,
 }
 
-/// The bounds within which the brake moves.
+/// The bounds of the brake's limits.
 struct Bounds {
     slots_min: u32,
     slots_max: u32,
@@ -121,20 +122,20 @@ impl BrakeState {
         Advice::Cut(Tuning { slots, interval, ..tuning }, why)
     }
 
-    /// A success: perhaps the end of a healthy period.
+    /// Handles a success, which may complete a cooling period.
     fn cool(&mut self, plan: &Plan, brake: &Brake, tuning: Tuning, sample: Sample) -> Option<Advice> {
         let (bounds, now) = (bounds(plan), sample.now);
         self.lift_ceiling(brake, &bounds, now);
         let since = *self.cooling_since.get_or_insert(now);
         let is_used = sample.in_flight.saturating_mul(2) >= u64::from(tuning.slots);
-        // An interval can keep the slots idle: whoever it holds back asks for a shorter one all the same.
+        // A long interval can keep slots idle, so a caller waiting for it counts as demand too.
         if now.since(since) < brake.cooling || !(is_used || sample.has_demand) {
             return None;
         }
         self.cooling_since = Some(now);
         let mut interval = (tuning.interval / 2).max(bounds.interval_min);
         if bounds.interval_min.is_zero() && tuning.interval <= INTERVAL_FIRST {
-            // Halving never reaches zero: the step back mirrors the step away from it.
+            // Halving never reaches zero, so the last step mirrors the first one of a cut.
             interval = Duration::ZERO;
         }
         let more = tuning.slots.saturating_add(u32::from(is_used));
@@ -145,9 +146,9 @@ impl BrakeState {
     }
 
     fn lift_ceiling(&mut self, brake: &Brake, bounds: &Bounds, now: Instant) {
-        let patience = brake.cooling.saturating_mul(brake.ceiling_periods);
+        let quiet_time = brake.cooling.saturating_mul(brake.ceiling_periods);
         if self.ceiling < bounds.slots_max
-            && self.last_failure.is_none_or(|failure| now.since(failure) >= patience)
+            && self.last_failure.is_none_or(|failure| now.since(failure) >= quiet_time)
         {
             self.ceiling = bounds.slots_max;
         }

@@ -1,4 +1,4 @@
-//! The brake cuts once per wave, and on a healthy far side everything comes back.
+//! The brake cuts once per wave, and restores all limits while the upstream is healthy.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A brake with its plan, what it tuned, and a clock.
+/// A brake with its plan, its tuning and a clock.
 struct Rig {
     plan: Plan,
     brake: Brake,
@@ -43,7 +43,7 @@ impl Rig {
         Self { plan, brake, state, tuning, now: Instant::ZERO, cuts: 0 }
     }
 
-    /// Learns of one outcome and follows the advice.
+    /// Learns from one outcome and applies the advice.
     fn learn(&mut self, kind: Kind, is_current: bool, in_flight: u64, waiting: u32) -> &mut Self {
         let has_demand = waiting > 0;
         let sample =
@@ -144,12 +144,12 @@ fn failures_count_within_their_window_only() {
 fn one_wave_of_failures_is_one_cut() {
     let mut rig = Rig::new(Slots::adaptive(1..=64), None);
     for index in 0..30 {
-        // What was admitted before the cut is of the past from then on.
+        // Requests admitted before the cut are not current any more.
         let is_current = rig.cuts == 0;
         rig.learn(Kind::Failure, is_current, 30 - index, 0);
     }
     assert_eq!((rig.cuts, rig.slots()), (1, 32));
-    assert_eq!(rig.state.failures(&rig.brake, rig.now), 0, "the rest of the wave is not even counted");
+    assert_eq!(rig.state.failures(&rig.brake, rig.now), 0, "the rest of the wave is not counted");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn slots_that_start_low_grow_to_their_maximum() {
 }
 
 #[test]
-fn from_no_interval_doubling_starts_at_50_ms_and_comes_back_to_none() {
+fn interval_grows_from_zero_and_returns_to_zero() {
     let mut rig = Rig::new(Slots::adaptive(1..=8), Some(paced(Duration::ZERO, secs(30))));
     let slowed = [(); 3].map(|()| rig.overloads().tuning.interval);
     assert_eq!(slowed, [50, 100, 200].map(millis));
@@ -199,7 +199,7 @@ fn one_slot_is_slowed_by_its_interval_alone() {
 }
 
 #[test]
-fn without_slots_and_pace_there_is_nothing_to_move() {
+fn cut_without_slots_and_pace_changes_nothing() {
     let mut rig = Rig::with(None, None, Brake::default());
     let before = rig.tuning;
     assert_eq!(rig.overloads().tuning, before);
@@ -224,10 +224,10 @@ fn an_unused_period_is_not_lost_and_not_added_up() {
     assert_eq!([rig.succeeds().slots(), rig.succeeds().slots()], [9, 9], "one step, however long it took");
 }
 
-/// A long interval keeps slots from being used: five slots of which one is in flight every 30 s. Asking for
-/// use of the slots before letting go of the interval held it there for good.
+/// Regression: a long interval keeps slots idle (five slots, one request in flight every 30 s). Requiring
+/// slots in use before shortening the interval kept it long forever.
 #[test]
-fn an_interval_that_makes_callers_wait_is_let_go_though_slots_are_idle() {
+fn interval_shrinks_for_waiters_despite_idle_slots() {
     for slots in [Some(Slots::fixed(5)), Some(Slots::unlimited()), None] {
         let mut rig = Rig::with(slots, Some(paced(secs(1), secs(30))), Brake::default());
         for _ in 0..5 {
@@ -242,7 +242,7 @@ fn an_interval_that_makes_callers_wait_is_let_go_though_slots_are_idle() {
 }
 
 #[test]
-fn an_interval_nobody_waits_for_stays_while_slots_are_idle() {
+fn interval_stays_without_waiters_and_with_idle_slots() {
     let mut rig = Rig::new(Slots::fixed(5), Some(paced(secs(1), secs(30))));
     rig.overloads().later(COOLING).learn(Kind::Success, true, 1, 0);
     assert_eq!((rig.tuning.interval, rig.state.is_cooling()), (secs(2), true));
@@ -269,7 +269,7 @@ fn a_cut_starts_a_new_cooling_period() {
 }
 
 #[test]
-fn the_ceiling_is_lifted_after_five_periods_without_failure_and_not_before() {
+fn ceiling_lifts_after_five_periods_without_failure() {
     let mut rig = Rig::new(Slots::adaptive(1..=8), None);
     rig.overloads().overloads();
     assert_eq!((rig.slots(), rig.state.ceiling()), (2, 4));
@@ -282,7 +282,7 @@ fn the_ceiling_is_lifted_after_five_periods_without_failure_and_not_before() {
 }
 
 #[test]
-fn a_failure_that_cuts_nothing_still_keeps_the_ceiling_down() {
+fn failure_without_a_cut_keeps_the_ceiling() {
     let mut rig = Rig::new(Slots::adaptive(1..=8), None);
     rig.overloads().overloads();
     rig.cool(4);
@@ -292,7 +292,7 @@ fn a_failure_that_cuts_nothing_still_keeps_the_ceiling_down() {
 }
 
 #[test]
-fn what_is_ignored_teaches_nothing() {
+fn ignored_outcomes_change_nothing() {
     let mut rig = Rig::new(Slots::adaptive(1..=8), Some(paced(secs(1), secs(30))));
     for _ in 0..100 {
         rig.later(COOLING).learn(Kind::Ignored, true, 8, 8);
@@ -302,7 +302,7 @@ fn what_is_ignored_teaches_nothing() {
 }
 
 #[test]
-fn it_cools_from_a_cut_until_everything_is_given_back() {
+fn brake_cools_until_limits_are_restored() {
     let mut rig = Rig::new(Slots::adaptive(1..=4), Some(paced(secs(1), secs(30))));
     assert!(!rig.state.is_cooling());
     rig.overloads();
@@ -314,7 +314,7 @@ fn it_cools_from_a_cut_until_everything_is_given_back() {
 }
 
 #[test]
-fn a_new_plan_keeps_what_is_known_within_its_bounds() {
+fn new_plan_keeps_ceiling_within_its_bounds() {
     let plan = |slots| Rig::new(slots, None).plan;
     let (old, lower, higher) =
         (plan(Slots::adaptive(1..=16)), plan(Slots::adaptive(1..=6)), plan(Slots::adaptive(12..=32)));
@@ -330,7 +330,7 @@ fn a_new_plan_keeps_what_is_known_within_its_bounds() {
 }
 
 proptest! {
-    /// Whatever went wrong before, a healthy far side under demand gets everything back.
+    /// After any history, a healthy upstream under demand gets all limits back.
     #[test]
     fn recovery_always_reaches_the_maximum_again(
         (min, max) in (1_u32..=20).prop_flat_map(|min| (Just(min), min..=40)),
@@ -348,7 +348,8 @@ proptest! {
             prop_assert!(rig.tuning.interval >= millis(interval_min));
             prop_assert!(rig.tuning.interval <= millis(interval_min + slower));
         }
-        // The ceiling is lifted within five periods, each period gives one slot, and halving takes at most 26.
+        // The ceiling is lifted within five periods, each period restores one slot, and halving takes at most
+        // 26.
         rig.cool(5 + max + 26);
         prop_assert_eq!((rig.slots(), rig.tuning.interval), (max, millis(interval_min)));
         prop_assert!(!rig.state.is_cooling());

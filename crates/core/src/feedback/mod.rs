@@ -1,8 +1,8 @@
-//! Controllers: they see how requests went, and retune slots and interval, the rate, or rate and slots together.
+//! Controllers: they learn from outcomes and retune slots and interval, the rate, or rate and slots together.
 //!
-//! For all of them: one cut per wave (what was admitted before the last cut cannot cause another); grow only
-//! what is used; a rejected call's latency is never a sample; what is ignored teaches nothing; and under
-//! demand the configured maximum is always reached again on a healthy far side.
+//! Common rules: one cut per wave (a request admitted before the last cut cannot cause another); only limits
+//! in use grow; a rejected request's latency is never a sample; ignored outcomes change nothing; and under
+//! demand, the configured maximum is always reached again once the upstream is healthy.
 
 use std::time::Duration;
 
@@ -18,57 +18,57 @@ pub(crate) mod aimd;
 pub(crate) mod auto;
 pub(crate) mod brake;
 pub mod headers;
-mod lately;
+mod send_rate;
 
 use aimd::AimdState;
 use auto::AutoState;
 use brake::BrakeState;
 
-/// What a controller has learned so far.
+/// The state of a controller.
 #[derive(Debug, Clone)]
 pub(crate) enum Feedback {
-    /// Nothing moves.
+    /// Limits do not change.
     Fixed,
     /// Boxed: a throttle without a controller should not pay for the window.
     Brake(Box<BrakeState>),
-    /// Moves the rate.
+    /// Adapts the rate.
     Aimd(Box<AimdState>),
-    /// Moves rate and slots, and paces requests itself.
+    /// Adapts rate and slots, and paces requests itself.
     Auto(Box<AutoState>),
 }
 
-/// One outcome as a controller sees it.
+/// One outcome, as input to a controller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
     pub(crate) kind: Kind,
-    /// Whether it was admitted after the last cut and the last change of the circuit.
+    /// Whether the request was admitted after the last cut and the last change of the circuit.
     pub(crate) is_current: bool,
     /// Requests in flight, this one included.
     pub(crate) in_flight: u64,
-    /// Whether what the controller moves holds callers back, or has done so since the last step.
+    /// Whether a limit of the controller has delayed callers since its last step.
     pub(crate) has_demand: bool,
-    /// How long the work took, where that is known.
+    /// How long the request took, if known.
     pub(crate) latency: Option<Duration>,
-    /// Requests admitted since the beginning.
+    /// Requests admitted since the start.
     pub(crate) admitted: u64,
     pub(crate) now: Instant,
 }
 
-/// The limits a controller moves.
+/// The limits that a controller sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tuning {
     pub(crate) slots: u32,
     pub(crate) interval: Duration,
-    /// Where the controller moves it.
+    /// `None` if the controller does not set it.
     pub(crate) rate: Option<PerSecond>,
 }
 
-/// What a controller wants.
+/// The advice of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// Less. A new generation begins.
+    /// Lower the limits, and begin a new generation.
     Cut(Tuning, Why),
-    /// More.
+    /// Raise the limits.
     Grow(Tuning),
 }
 
@@ -82,7 +82,7 @@ impl Feedback {
         }
     }
 
-    /// Learns from one outcome; the advice is to be followed.
+    /// Learns from one outcome. The caller must apply the advice.
     pub(crate) fn learn(&mut self, plan: &Plan, tuning: Tuning, sample: Sample) -> Option<Advice> {
         match (self, plan.draft.controller) {
             (Self::Brake(state), Controller::Brake(brake)) => state.learn(plan, &brake, tuning, sample),
@@ -91,7 +91,7 @@ impl Feedback {
         }
     }
 
-    /// The bucket of the rate as it is now.
+    /// The bucket of the current rate.
     #[inline]
     pub(crate) fn shape<'a>(&'a self, plan: &'a Plan) -> Option<&'a Shape> {
         match self {
@@ -100,7 +100,7 @@ impl Feedback {
         }
     }
 
-    /// The rate, where it moves.
+    /// The rate, if the controller sets it.
     pub(crate) fn rate(&self) -> Option<PerSecond> {
         match self {
             Self::Aimd(state) => Some(state.rate()),
@@ -108,14 +108,14 @@ impl Feedback {
         }
     }
 
-    /// Takes the rate that was advised, where it moves.
+    /// Sets the advised rate, if the controller sets it.
     pub(crate) fn set_rate(&mut self, plan: &Plan, to: Tuning) {
         if let (Self::Aimd(state), Some(limits), Some(rate)) = (self, &plan.aimd, to.rate) {
             state.set(limits, rate);
         }
     }
 
-    /// Whether it moves what `gate` allows: whoever is held there asks for more of it.
+    /// Whether the controller sets the limit of `gate`, so that a caller waiting there means demand.
     pub(crate) const fn moves(&self, gate: Gate) -> bool {
         match self {
             Self::Fixed | Self::Auto(_) => false,
@@ -124,21 +124,21 @@ impl Feedback {
         }
     }
 
-    /// A pause was set or lengthened: from `from` to `until` nobody enters.
-    pub(crate) fn rest(&mut self, from: Instant, until: Instant) {
+    /// A pause was set or extended: nothing is admitted between `from` and `until`.
+    pub(crate) fn suspend(&mut self, from: Instant, until: Instant) {
         if let Self::Aimd(state) = self {
-            state.rest(from, until);
+            state.suspend(from, until);
         }
     }
 
-    /// The pause that was to last until `until` ends `now`.
-    pub(crate) fn wake(&mut self, now: Instant, until: Instant) {
+    /// A pause until `until` ends early, at `now`.
+    pub(crate) fn resume(&mut self, now: Instant, until: Instant) {
         if let Self::Aimd(state) = self {
-            state.wake(now, until);
+            state.resume(now, until);
         }
     }
 
-    /// What slots may grow to for now; `None` when nothing but the plan says.
+    /// The current ceiling for slots; `None` if only the plan limits them.
     pub(crate) fn ceiling(&self) -> Option<u32> {
         match self {
             Self::Fixed | Self::Aimd(_) | Self::Auto(_) => None,
@@ -146,7 +146,7 @@ impl Feedback {
         }
     }
 
-    /// Whether a cut has not yet been given back in full.
+    /// Whether a cut has not been fully reverted.
     pub(crate) fn is_cooling(&self) -> bool {
         match self {
             Self::Fixed | Self::Auto(_) => false,
@@ -155,7 +155,7 @@ impl Feedback {
         }
     }
 
-    /// Whether it knows anything that a new one would not.
+    /// Whether the state differs from that of a new controller.
     pub(crate) fn has_learned(&self, plan: &Plan, now: Instant) -> bool {
         match (self, &plan.aimd, &plan.auto) {
             (Self::Aimd(state), Some(limits), _) => state.has_learned(limits, now),
@@ -164,7 +164,7 @@ impl Feedback {
         }
     }
 
-    /// Failures remembered at `now`.
+    /// Failures in the window at `now`.
     pub(crate) fn failures(&self, plan: &Plan, now: Instant) -> u64 {
         match (self, plan.draft.controller) {
             (Self::Brake(state), Controller::Brake(brake)) => state.failures(&brake, now),
@@ -172,7 +172,7 @@ impl Feedback {
         }
     }
 
-    /// Follows a new plan: the same kind of controller keeps what it knows, within the new bounds.
+    /// Applies a new plan: a controller of the same kind keeps its state, within the new bounds.
     pub(crate) fn tune(&mut self, old: &Plan, new: &Plan, now: Instant) {
         match (&mut *self, new.draft.controller, &new.aimd, &new.auto) {
             (Self::Fixed, Controller::Fixed, ..) => {}

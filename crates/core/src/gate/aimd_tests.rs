@@ -1,4 +1,4 @@
-//! An adaptive rate at the gates: how outcomes move it, a scripted upstream step by step, and what a move must not do.
+//! The AIMD rate in the gates: effects of outcomes, a scripted upstream, and invariants of rate changes.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,8 @@ use crate::snapshot::{CircuitState, State};
 use crate::time::{Instant, nanos};
 use crate::verdict::{Gate, Verdict};
 
-/// 2 per second within 0.5 and 8, four at once, half a unit more each second, and a target of 100 ms.
+/// 2 per second within 0.5 and 8, burst of four, increased by half a unit each second, latency target of 100
+/// ms.
 fn cases() -> Draft {
     let aimd = Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100));
     Draft { rate: Some(Aimd::RATE), controller: Controller::Aimd(aimd), ..Draft::default() }
@@ -28,18 +29,18 @@ const fn per_second(millionths: u64) -> PerSecond {
 impl Rig {
     /// The rate in millionths per second.
     fn rate(&self) -> u64 {
-        self.seen().rate.expect("a rate").millionths()
+        self.snapshot().rate.expect("a rate").millionths()
     }
 
-    /// Enters as soon as it may, ends after `latency`, and answers the rate.
+    /// Enters as soon as possible, ends after `latency`, and returns the rate.
     fn goes(&mut self, latency: u64, outcome: Outcome) -> u64 {
-        let charge = self.enter_when_told();
+        let charge = self.enter_when_ready();
         self.later(millis(latency)).settle(charge, outcome);
         self.rate()
     }
 }
 
-/// What was slowed by `why`, from and to so many millionths.
+/// A `Slowed` event for `why`, with rates in millionths.
 fn slowed(from: u64, to: u64, why: Why) -> Event {
     let rate = Some(Change { from: per_second(from), to: per_second(to) });
     let (slots, interval) = (Change { from: u32::MAX, to: u32::MAX }, Change { from: secs(0), to: secs(0) });
@@ -58,14 +59,14 @@ fn outcomes_move_the_rate_of_the_gate() {
     let rates: Vec<_> = (0..6).map(|_| rig.goes(50, Outcome::success())).collect();
     assert_eq!(rates, [2_000_000, 2_000_000, 2_000_000, 2_000_000, 2_000_000, 2_500_000]);
     assert_eq!(rig.now, Instant::ZERO + millis(1_050), "a second after the first success");
-    assert_eq!(rig.told(), [sped_up(2_000_000, 2_500_000)]);
+    assert_eq!(rig.take_events(), [sped_up(2_000_000, 2_500_000)]);
 
     let mut rig = Rig::new(cases());
     rig.goes(50, Outcome::success());
     assert_eq!(rig.goes(220, Outcome::success()), 1_000_000);
     let why = Why::Latency { latency: millis(220), target: millis(100) };
-    assert_eq!(rig.told(), [slowed(2_000_000, 1_000_000, why)]);
-    assert_eq!(rig.seen().state, State::Cooling);
+    assert_eq!(rig.take_events(), [slowed(2_000_000, 1_000_000, why)]);
+    assert_eq!(rig.snapshot().state, State::Cooling);
 
     let mut rig = Rig::new(cases());
     let rates: Vec<_> = (0..3).map(|_| rig.goes(50, Outcome::overload())).collect();
@@ -80,21 +81,21 @@ fn a_wave_of_overloads_is_one_decrease() {
         rig.later(millis(10)).settle(charge, Outcome::overload());
     }
     assert_eq!((rig.rate(), rig.cuts()), (4_000_000, 1));
-    // The next wave was sent at the lower rate, and may lower it further.
+    // The next wave was sent at the lower rate, so it may cut again.
     assert_eq!(rig.goes(10, Outcome::overload()), 2_000_000);
 }
 
 #[test]
-fn a_hint_pauses_and_slows_once_and_opens_no_circuit() {
+fn hint_pauses_and_cuts_once_without_opening_circuit() {
     let mut rig = Rig::new(Draft { circuit: Some(Circuit::after_failures(1)), ..cases() });
     let wave = rig.enter_all(4);
     for charge in wave {
         rig.settle(charge, Outcome::overload().retry_after(secs(3)));
     }
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     assert_eq!((rig.rate(), rig.cuts(), seen.state), (1_000_000, 1, State::Paused));
     assert_eq!(seen.circuit.unwrap().state, CircuitState::Closed);
-    // Nothing accrues while paused: after it, one second for the next unit.
+    // No refill while paused: the next unit needs one second after the pause.
     assert_eq!(rig.waits(REQUEST), (Gate::Rate, Some(at(4))));
 }
 
@@ -102,11 +103,11 @@ fn a_hint_pauses_and_slows_once_and_opens_no_circuit() {
 fn a_success_with_a_hint_pauses_and_does_not_slow() {
     let mut rig = Rig::new(starting(Rate::per_second(1).burst(1)));
     rig.goes(50, Outcome::success().retry_after(secs(2)));
-    assert_eq!((rig.rate(), rig.cuts(), rig.seen().state), (1_000_000, 0, State::Paused));
+    assert_eq!((rig.rate(), rig.cuts(), rig.snapshot().state), (1_000_000, 0, State::Paused));
 }
 
 #[test]
-fn hints_with_every_answer_and_pauses_by_hand_do_not_keep_it_slow() {
+fn hints_and_manual_pauses_do_not_keep_the_rate_low() {
     let mut rig = Rig::new(cases());
     let outcome = Outcome::success().retry_after(millis(100));
     for _ in 0..200 {
@@ -123,10 +124,11 @@ fn ignored_outcomes_move_nothing() {
     for _ in 0..100 {
         assert_eq!(rig.goes(900, Outcome::ignored()), 2_000_000);
     }
-    assert!(rig.told().is_empty());
+    assert!(rig.take_events().is_empty());
 }
 
-/// Fast answers, slow ones, a 429, fast ones again, then only 503 until the circuit opens, and the recovery.
+/// Fast responses, slow ones, a 429, fast ones again, then only 503 until the circuit opens, and the
+/// recovery.
 #[test]
 fn rate_and_circuit_follow_a_scripted_upstream() {
     let circuit = Circuit::after_failures(3).open_for(secs(5));
@@ -140,106 +142,103 @@ fn rate_and_circuit_follow_a_scripted_upstream() {
         (fast, 550, 2_000_000),
         // A second since the first: +0.5.
         (fast, 1_050, 2_500_000),
-        // Between the target and twice that: nothing moves but the target, to 110 ms.
+        // Between the target and twice that: only the target changes, to 110 ms.
         ((150, Outcome::success()), 1_560, 2_500_000),
-        // Twice 110 ms are too much.
+        // Twice 110 ms is too slow.
         ((220, Outcome::success()), 2_030, 1_250_000),
-        // Retry after two seconds; nothing accrues until then.
+        // Retry after two seconds; no refill until then.
         ((50, Outcome::overload().retry_after(secs(2))), 2_440, 625_000),
-        // 1.25/s was too much: a quarter more for the first second after the pause, and for the 0.55 s after it.
+        // The bad rate is 1.25/s: growth by a quarter in the first second after the pause, and for the next
+        // 0.55 s.
         (fast, 5_990, 888_671),
     ];
     for (index, ((latency, outcome), ended, rate)) in script.into_iter().enumerate() {
         let now = rig.goes(latency, outcome);
         assert_eq!((rig.now.as_nanos() / 1_000_000, now), (ended, rate), "step {index}");
     }
-    assert_eq!(rig.seen().state, State::Cooling);
+    assert_eq!(rig.snapshot().state, State::Cooling);
 
-    // Nothing but 503 from here on: each is of a wave of its own, and the third opens the circuit.
-    rig.told();
+    // Only 503 from here on: each is a separate wave, and the third opens the circuit.
+    rig.take_events();
     let rates: Vec<_> = (0..3).map(|_| rig.goes(50, Outcome::overload())).collect();
     assert_eq!(rates, [500_000, 500_000, 500_000], "never below the floor");
     let opened = Event::CircuitOpened { span: secs(5), why: Trip::Consecutive { failures: 3 } };
-    assert_eq!(rig.told().iter().filter(|event| **event == opened).count(), 1);
+    assert_eq!(rig.take_events().iter().filter(|event| **event == opened).count(), 1);
     let opened_at = rig.now;
     rig.at(opened_at + millis(4_999));
     assert!(matches!(rig.admit(REQUEST), Err(Verdict::Refuse(_))));
 
-    // The probe closes it, and the rate comes back to all that is allowed.
+    // The probe closes the circuit, and the rate returns to its maximum.
     rig.at(opened_at + secs(5)).goes(50, Outcome::success());
-    assert_eq!(rig.seen().circuit.unwrap().state, CircuitState::Closed);
-    rig.told();
+    assert_eq!(rig.snapshot().circuit.unwrap().state, CircuitState::Closed);
+    rig.take_events();
     let mut before = rig.rate();
     while rig.rate() < 8_000_000 {
         rig.goes(20, Outcome::success());
-        assert!(rig.rate() >= before, "healthy, it only grows");
+        assert!(rig.rate() >= before, "a healthy rate only grows");
         before = rig.rate();
         assert!(rig.now < opened_at + secs(240), "the maximum is reached in bounded time");
     }
-    let told = rig.told();
-    assert!(told.iter().any(|event| matches!(event, Event::Recovered { .. })), "{told:?}");
-    assert_eq!(rig.seen().state, State::Running);
+    let events = rig.take_events();
+    assert!(events.iter().any(|event| matches!(event, Event::Recovered { .. })), "{events:?}");
+    assert_eq!(rig.snapshot().state, State::Running);
 }
 
 #[test]
 fn the_level_stays_when_the_rate_moves() {
     let mut rig = Rig::new(starting(Rate::per_second(8).burst(4)));
     let charges = rig.enter_all(4);
-    assert_eq!(rig.seen().rate_level, Some(0));
+    assert_eq!(rig.snapshot().rate_level, Some(0));
     for charge in charges {
         rig.settle(charge, Outcome::overload());
     }
-    assert_eq!(
-        (rig.rate(), rig.seen().rate_level),
-        (4_000_000, Some(0)),
-        "a cut owes nothing and gives nothing"
-    );
+    assert_eq!((rig.rate(), rig.snapshot().rate_level), (4_000_000, Some(0)), "a cut keeps the level");
     assert_eq!(rig.waits(REQUEST), (Gate::Rate, Some(Instant::ZERO + millis(250))));
-    // An entry taken at one rate is given back as a whole entry at another.
+    // An entry taken at one rate is returned as a whole entry at another.
     let charge = rig.later(millis(250)).enter(REQUEST);
     rig.record(Outcome::overload());
-    assert_eq!((rig.rate(), rig.seen().rate_level), (2_000_000, Some(0)));
+    assert_eq!((rig.rate(), rig.snapshot().rate_level), (2_000_000, Some(0)));
     rig.undo(charge);
-    assert_eq!(rig.seen().rate_level, Some(1));
+    assert_eq!(rig.snapshot().rate_level, Some(1));
 }
 
 #[test]
-fn a_new_plan_keeps_the_rate_that_was_learned_and_the_level() {
+fn new_plan_keeps_learned_rate_and_level() {
     let mut rig = Rig::new(starting(Rate::per_second(8).burst(4)));
     let wave = rig.enter_all(3);
     for charge in wave {
         rig.settle(charge, Outcome::overload());
     }
     rig.retune(starting(Rate::per_second(2).burst(6)));
-    assert_eq!((rig.rate(), rig.seen().rate_level), (4_000_000, Some(1)));
-    // Another controller begins anew where the plan says.
+    assert_eq!((rig.rate(), rig.snapshot().rate_level), (4_000_000, Some(1)));
+    // Another controller starts at the plan's rate.
     rig.retune(Draft { controller: Controller::Fixed, ..starting(Rate::per_second(5).burst(6)) });
-    assert_eq!((rig.rate(), rig.seen().rate_level), (5_000_000, Some(1)));
+    assert_eq!((rig.rate(), rig.snapshot().rate_level), (5_000_000, Some(1)));
     rig.retune(starting(Rate::per_second(1).burst(2)));
-    assert_eq!((rig.rate(), rig.seen().rate_level), (1_000_000, Some(1)));
+    assert_eq!((rig.rate(), rig.snapshot().rate_level), (1_000_000, Some(1)));
     rig.retune(Draft { rate: None, controller: Controller::Fixed, ..cases() });
-    assert_eq!((rig.seen().rate, rig.seen().rate_level), (None, None));
+    assert_eq!((rig.snapshot().rate, rig.snapshot().rate_level), (None, None));
 }
 
 #[test]
 fn a_clock_that_steps_back_neither_grows_nor_refills() {
     let mut rig = Rig::new(starting(Rate::per_second(2).burst(1)));
     rig.at(at(100)).goes(10, Outcome::success());
-    let charge = rig.enter_when_told();
+    let charge = rig.enter_when_ready();
     for second in [0, 50, 99] {
         rig.at(at(second)).record(Outcome::success());
-        assert_eq!((rig.rate(), rig.seen().rate_level), (2_000_000, Some(0)));
+        assert_eq!((rig.rate(), rig.snapshot().rate_level), (2_000_000, Some(0)));
     }
     rig.at(at(0)).settle(charge, Outcome::overload());
-    assert_eq!(rig.rate(), 1_000_000, "a cut is a cut whatever the clock says");
+    assert_eq!(rig.rate(), 1_000_000, "a cut does not depend on the clock");
 }
 
 #[test]
-fn slots_and_whoever_waits_for_them_do_not_make_the_rate_grow() {
+fn waiting_for_slots_does_not_grow_the_rate() {
     let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(1)), ..starting(Rate::per_second(4)) });
     rig.waiting = 9;
     for _ in 0..20 {
-        // One a second is all that one slot gives.
+        // One slot allows one request per second.
         let charge = rig.enter(REQUEST);
         assert_eq!(rig.waits(REQUEST).0, Gate::Slots);
         rig.later(secs(1)).settle(charge, Outcome::success().took(millis(10)));
@@ -249,7 +248,7 @@ fn slots_and_whoever_waits_for_them_do_not_make_the_rate_grow() {
 
 /// Nine entries in 1.05 s at ten per second are a little less than nine tenths.
 #[test]
-fn whom_the_rate_itself_held_back_is_forgiven_a_part_of_a_unit() {
+fn callers_delayed_by_rate_may_lack_part_of_a_unit() {
     for (asks_too_early, waiting, wanted) in
         [(false, 0, 10_000_000), (true, 0, 10_525_000), (false, 5, 10_000_000)]
     {
@@ -267,18 +266,18 @@ fn whom_the_rate_itself_held_back_is_forgiven_a_part_of_a_unit() {
             assert_eq!(rig.later(millis(50)).waits(REQUEST).0, Gate::Rate);
         }
         rig.at(Instant::ZERO + millis(1_050)).settle(last, fast());
-        assert_eq!(rig.rate(), wanted, "held back: {asks_too_early}, waiting: {waiting}");
+        assert_eq!(rig.rate(), wanted, "delayed: {asks_too_early}, waiting: {waiting}");
     }
 }
 
 #[test]
-fn a_plan_that_moves_its_rate_has_no_short_way() {
+fn plan_with_adaptive_rate_has_no_fast_path() {
     let mut rig = Rig::new(cases());
     assert!(!rig.plan.is_plain());
     assert!(rig.gates.admit_plain(&rig.plan, REQUEST, rig.now).is_none());
 }
 
-/// What a caller does next.
+/// The next action of a caller.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Wait(u64),
@@ -301,7 +300,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// However the rate moves, no more enters than the burst and what the rates of each moment refill.
+    /// However the rate changes, admissions never exceed the burst plus the refill at the rates over time.
     #[test]
     fn moving_the_rate_invents_no_refill(
         steps in prop::collection::vec(any_step(), 1..300), slow_start in any::<bool>(),
@@ -329,11 +328,11 @@ proptest! {
                 }
                 Step::End(..) => {}
             }
-            prop_assert!(u128::from(rig.seen().admitted) * unit <= allowed);
+            prop_assert!(u128::from(rig.snapshot().admitted) * unit <= allowed);
         }
     }
 
-    /// However a wave ends and in whatever order, it is one decrease.
+    /// A wave causes one cut, whatever its outcomes and their order.
     #[test]
     fn a_wave_is_one_decrease(
         outcomes in prop::collection::vec(

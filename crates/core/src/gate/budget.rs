@@ -1,4 +1,4 @@
-//! Tokens per sliding window: an estimate is reserved on entry, and settled when the work ends.
+//! Token budget per sliding window: reserves an estimate on entry and settles it on completion.
 
 use crate::event::Event;
 use crate::plan::{Budget, Oversize};
@@ -6,22 +6,22 @@ use crate::refused::Refused;
 use crate::time::Instant;
 use crate::window::Window;
 
-/// The tokens used in the running window.
+/// The tokens used in the current window.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BudgetGate {
-    /// Made with the first tokens: a throttle without a budget should not pay for it.
-    used: Option<Box<Used>>,
+    /// Allocated with the first tokens, so that a throttle without a budget stays small.
+    used: Option<Box<TokenUse>>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Used {
+struct TokenUse {
     window: Window,
-    /// Of that, what requests in flight have reserved, and may give back.
+    /// The part that requests in flight have reserved, and may return.
     reserved: u64,
 }
 
 impl BudgetGate {
-    /// Turned away at once, whatever else is going on.
+    /// Why a request is refused immediately, independent of the window.
     pub(crate) const fn refuses(plan: &Budget, tokens: u64) -> Option<Refused> {
         match plan.oversize {
             Oversize::Refuse if tokens > plan.tokens => {
@@ -31,20 +31,20 @@ impl BudgetGate {
         }
     }
 
-    /// When `tokens` fit if nothing more is returned; `now` or earlier is at once.
+    /// When `tokens` fit if nothing more is returned; `now` or earlier means immediately.
     ///
-    /// A request without an estimate reserves nothing, and still waits while the budget is used up.
+    /// A request without an estimate reserves nothing, but still waits while the budget is used up.
     pub(crate) fn ready_at(&self, plan: &Budget, tokens: u64, now: Instant) -> Instant {
         self.freed_at(plan, tokens, 0, now)
     }
 
-    /// When `tokens` fit at the earliest: what is reserved by requests in flight may all come back before.
+    /// When `tokens` fit at the earliest: requests in flight may return all their reservations before.
     pub(crate) fn bound_at(&self, plan: &Budget, tokens: u64, now: Instant) -> Instant {
         self.freed_at(plan, tokens, self.used.as_ref().map_or(0, |used| used.reserved), now)
     }
 
     fn freed_at(&self, plan: &Budget, tokens: u64, returns: u64, now: Instant) -> Instant {
-        // What is larger than the budget waits for an empty window.
+        // A request larger than the budget waits for an empty window.
         let wanted = tokens.clamp(1, plan.tokens);
         let Some(used) = &self.used else { return now };
         let total = used.window.total(plan.window, now);
@@ -62,35 +62,35 @@ impl BudgetGate {
         self.take(plan, tokens, now, events);
     }
 
-    /// Books what was used.
+    /// Records used tokens.
     pub(crate) fn take(&mut self, plan: &Budget, tokens: u64, now: Instant, events: &mut Vec<Event>) {
         if tokens > 0 && self.used.get_or_insert_default().window.record(plan.window, now, tokens) {
             events.push(Event::BudgetCoarsened);
         }
     }
 
-    /// A request that had reserved `tokens` ended.
+    /// Removes the reservation of a request that ended.
     pub(crate) fn unreserve(&mut self, tokens: u64) {
         if let Some(used) = &mut self.used {
             used.reserved = used.reserved.saturating_sub(tokens);
         }
     }
 
-    /// The budget is gone: one that comes back later starts empty.
-    pub(crate) fn forget(&mut self) {
+    /// Clears the window when the budget is removed: one that is added later starts empty.
+    pub(crate) fn clear(&mut self) {
         if let Some(used) = &mut self.used {
             used.window.clear();
         }
     }
 
-    /// Removes what has expired.
+    /// Removes expired entries.
     pub(crate) fn prune(&mut self, plan: &Budget, now: Instant) {
         if let Some(used) = &mut self.used {
             used.window.prune(plan.window, now);
         }
     }
 
-    /// Replaces the estimate reserved at `entered` by what was used; what is beyond it is stamped `now`.
+    /// Replaces the estimate reserved at `entered` by the actual use; any excess is recorded at `now`.
     pub(crate) fn settle(
         &mut self,
         plan: &Budget,
@@ -142,18 +142,18 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_an_estimate_waits_while_the_budget_is_used_up() {
+    fn request_without_estimate_waits_for_empty_budget() {
         let gate = used(&[(0, 100)]);
         assert_eq!(gate.ready_at(&PLAN, 0, at(1)), at(10).plus_nanos(1));
         assert_eq!(used(&[(0, 99)]).ready_at(&PLAN, 0, at(1)), at(1));
     }
 
     #[test]
-    fn what_is_reserved_may_come_back_before_any_bound() {
+    fn reserved_tokens_do_not_count_in_the_bound() {
         let mut gate = used(&[(0, 60)]);
         gate.reserve(&PLAN, 40, at(1), &mut Vec::new());
         assert_eq!(gate.ready_at(&PLAN, 50, at(1)), at(10).plus_nanos(1));
-        assert_eq!(gate.bound_at(&PLAN, 30, at(1)), at(1), "the forty may come back at once");
+        assert_eq!(gate.bound_at(&PLAN, 30, at(1)), at(1), "the forty may be returned at any time");
         assert_eq!(gate.bound_at(&PLAN, 50, at(1)), at(10).plus_nanos(1), "the sixty may not");
         gate.unreserve(40);
         gate.settle(&PLAN, 40, 10, at(1), at(2), &mut Vec::new());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn larger_than_the_budget_is_refused_or_waits_for_an_empty_window() {
+    fn oversize_is_refused_or_waits_for_empty_window() {
         let refused = Some(Refused::TooLarge { tokens: 150, capacity: 100 });
         assert_eq!(BudgetGate::refuses(&PLAN, 150), refused);
         assert_eq!(BudgetGate::refuses(&PLAN, 100), None);

@@ -9,8 +9,9 @@ use crate::snapshot::CircuitState::{self, Closed, HalfOpen, Open};
 use crate::time::Instant;
 use crate::verdict::Verdict;
 
-/// 2 per second within 0.5 and 8, four at once, half a unit more each second, and a target of 100 ms; a circuit at 40 % of
-/// at least five in 10 s or at three in a row, open for 5 s, with one probe.
+/// 2 per second within 0.5 and 8, burst of four, increased by half a unit each second, target of 100 ms; a
+/// circuit at 40 % of at least five outcomes in 10 s, or three consecutive failures, open for 5 s, with one
+/// probe.
 fn cases() -> Draft {
     let aimd = Aimd::default().within(0.5..=8.0).increase(0.5).latency_target(millis(100));
     Draft {
@@ -30,17 +31,17 @@ fn with(circuit: Circuit) -> Rig {
     Rig::new(Draft { circuit: Some(circuit), ..cases() })
 }
 
-/// The point so many milliseconds after the origin.
+/// The point `millis` after the origin.
 const fn ms(millis: u64) -> Instant {
     Instant::from_nanos(millis * 1_000_000)
 }
 
 impl Rig {
     fn circuit(&self) -> CircuitState {
-        self.seen().circuit.expect("a circuit").state
+        self.snapshot().circuit.expect("a circuit").state
     }
 
-    /// The refusal, or none where the request entered or is to wait.
+    /// The refusal; `None` if the request entered or must wait.
     fn refused(&mut self) -> Option<Refused> {
         match self.admit(REQUEST) {
             Err(Verdict::Refuse(refused)) => Some(refused),
@@ -49,13 +50,13 @@ impl Rig {
     }
 }
 
-/// A 503 is an overload that brings no hint.
+/// A 503 without a hint is an overload.
 const fn unavailable() -> Outcome {
     Outcome::overload()
 }
 
 #[test]
-fn the_second_503_in_a_row_opens_the_circuit() {
+fn second_consecutive_503_opens_the_circuit() {
     let mut rig = with(circuit(2, 1));
     let table = [(500, Closed), (1_000, Open)];
     for (time, wanted) in table {
@@ -67,7 +68,7 @@ fn the_second_503_in_a_row_opens_the_circuit() {
 }
 
 #[test]
-fn two_probes_close_it_and_a_failure_reopens_it() {
+fn two_probes_close_circuit_and_failure_reopens_it() {
     let mut rig = with(circuit(1, 2));
     rig.at(ms(100)).call(REQUEST, unavailable());
     assert_eq!(rig.circuit(), Open);
@@ -76,7 +77,7 @@ fn two_probes_close_it_and_a_failure_reopens_it() {
     rig.settle(probe, Outcome::success());
     assert_eq!(rig.circuit(), HalfOpen);
     for (outcome, wanted) in [(Outcome::success(), Closed), (unavailable(), Open)] {
-        let charge = rig.enter_when_told();
+        let charge = rig.enter_when_ready();
         rig.settle(charge, outcome);
         assert_eq!(rig.circuit(), wanted);
     }
@@ -102,22 +103,22 @@ fn a_half_open_circuit_admits_one_of_fifty() {
     rig.at(at(5));
     let admitted = (0..50).filter_map(|_| rig.admit(REQUEST).ok()).count();
     assert_eq!(admitted, 1);
-    // The circuit refuses: no request waits in line for a place that a success would make superfluous.
+    // The circuit refuses instead of queueing requests for a place that a success would make unnecessary.
     assert_eq!(rig.refused(), Some(Refused::CircuitOpen { retry_after: millis(500) }));
 }
 
 #[test]
-fn an_empty_burst_is_an_error_and_a_slow_rate_grants() {
+fn zero_burst_is_refused_and_slow_rate_admits() {
     let quarter = |burst| {
         let aimd = Aimd::default().within(0.25..=8.0);
         let rate = Rate::new(1, secs(4)).burst(burst);
         Draft { rate: Some(rate), controller: Controller::Aimd(aimd), ..Draft::default() }
     };
-    let told = quarter(0).check().expect_err("nothing would ever enter").to_string();
-    assert!(told.starts_with("`rate.burst` is 0, and must be at least 1"), "{told}");
+    let message = quarter(0).check().expect_err("a burst of zero").to_string();
+    assert!(message.starts_with("`rate.burst` is 0, and must be at least 1"), "{message}");
     let mut rig = Rig::new(quarter(1));
     for second in [0, 4, 8] {
-        let _entered = rig.enter_when_told();
+        let _entered = rig.enter_when_ready();
         assert_eq!(rig.now, at(second));
     }
 }
@@ -127,15 +128,15 @@ fn a_hundred_404s_move_neither_rate_nor_circuit() {
     let mut rig = with(circuit(3, 1));
     rig.call(REQUEST, unavailable());
     rig.later(secs(2)).call(REQUEST, unavailable());
-    let rate = rig.seen().rate;
+    let rate = rig.snapshot().rate;
     for _ in 0..100 {
-        let charge = rig.enter_when_told();
+        let charge = rig.enter_when_ready();
         rig.later(millis(900)).settle(charge, Outcome::ignored());
-        let view = rig.seen().circuit.expect("a circuit");
-        assert_eq!((rig.seen().rate, view.state, view.consecutive_failures), (rate, Closed, 2));
+        let view = rig.snapshot().circuit.expect("a circuit");
+        assert_eq!((rig.snapshot().rate, view.state, view.consecutive_failures), (rate, Closed, 2));
     }
-    // So the third failure in a row is still the third, minutes later.
-    let charge = rig.enter_when_told();
+    // The third consecutive failure still counts as the third, minutes later.
+    let charge = rig.enter_when_ready();
     rig.settle(charge, unavailable());
     assert_eq!(rig.circuit(), Open);
 }

@@ -1,9 +1,9 @@
-//! The circuit breaker: when the far side fails, stop asking; then ask with a few probes.
+//! Circuit breaker: stops requests when the upstream fails, then tests it with a few probes.
 //!
-//! Half-open follows from time and is never stored: an open circuit whose time is over admits up to `probes`
-//! at a time, as many successes close it, and a failure re-opens it for twice as long (at most five times the
-//! first). A probe's place belongs to its permit and comes back however the permit ends. What was admitted
-//! before the last change of the circuit says nothing about now, and is not heard.
+//! Half-open is derived from time and never stored: an open circuit whose time is over admits up to `probes`
+//! requests at a time. As many successes close it; a failure re-opens it for twice as long (at most five
+//! times the first span). A probe's place belongs to its permit and is released however the permit ends.
+//! Outcomes of requests admitted before the last change of the circuit are ignored.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::snapshot::{CircuitState, CircuitView};
 use crate::time::{Instant, nanos};
 use crate::window::Tally;
 
-/// An open circuit is open at most this many times the configured span.
+/// A circuit stays open for at most this many times the configured span.
 const OPEN_FACTOR_MAX: u64 = 5;
-/// While all probes are out there is no telling when; this is the least answer.
+/// The shortest `retry_after` while all probes are in flight, when the actual time is unknown.
 const PROBE_WAIT_MIN: Duration = Duration::from_millis(1);
 
 /// The state of a breaker.
 #[derive(Debug, Clone)]
 pub(crate) struct CircuitGate {
     state: State,
-    /// The generation that began with the last change; earlier ones are not heard.
+    /// The generation that began with the last change; outcomes of earlier ones are ignored.
     since: u32,
     tally: Option<Box<Tally>>,
 }
@@ -47,7 +47,7 @@ impl CircuitGate {
         Self { state: State::Closed { failures: 0 }, since: generation, tally }
     }
 
-    /// Why nobody may pass at `now`, if nobody may.
+    /// Why a request is refused at `now`, if it is.
     pub(crate) fn refuses(&self, plan: &Circuit, now: Instant) -> Option<Refused> {
         match self.state {
             State::Open { probe_at, .. } if now < probe_at => {
@@ -61,7 +61,7 @@ impl CircuitGate {
         }
     }
 
-    /// When probes are let through, where that is after `now`.
+    /// When probes are admitted, if that is after `now`.
     pub(crate) fn open_until(&self, now: Instant) -> Option<Instant> {
         match self.state {
             State::Open { probe_at, .. } if now < probe_at => Some(probe_at),
@@ -69,15 +69,15 @@ impl CircuitGate {
         }
     }
 
-    /// Whether a request admitted in `generation`, as a probe or not, is of the circuit as it is.
-    pub(crate) const fn is_of_now(&self, generation: u32, is_probe: bool) -> bool {
+    /// Whether a request admitted in `generation` belongs to the current state of the circuit.
+    pub(crate) const fn is_current(&self, generation: u32, is_probe: bool) -> bool {
         match self.state {
             State::Closed { .. } => true,
             State::Open { .. } => is_probe && generation >= self.since,
         }
     }
 
-    /// Takes a probe's place where the request is one.
+    /// Takes a probe's place, if the circuit is half-open.
     pub(crate) fn take(&mut self, events: &mut Vec<Event>) -> bool {
         match &mut self.state {
             State::Closed { .. } => false,
@@ -92,7 +92,7 @@ impl CircuitGate {
         }
     }
 
-    /// A probe ended, however it ended.
+    /// Releases the place of a probe.
     pub(crate) fn give_back(&mut self, generation: u32) {
         if let State::Open { probes, .. } = &mut self.state
             && generation >= self.since
@@ -157,7 +157,7 @@ impl CircuitGate {
                 let span = span.saturating_mul(2).min(nanos(plan.open_for).saturating_mul(OPEN_FACTOR_MAX));
                 self.open(span, Trip::Probe, now, events)
             }
-            // Nothing lengthens a circuit that is open already.
+            // An open circuit is not extended.
             State::Open { .. } => Change::None,
         }
     }
@@ -166,13 +166,13 @@ impl CircuitGate {
         matches!(self.state, State::Closed { .. })
     }
 
-    /// Whether it holds somebody back, or a probe is out.
+    /// Whether the circuit refuses requests, or a probe is in flight.
     pub(crate) fn holds(&self, now: Instant) -> bool {
         matches!(self.state, State::Open { probe_at, probes, .. } if now < probe_at || probes > 0)
     }
 
-    /// Whether it remembers an outcome.
-    pub(crate) fn has_seen(&self, now: Instant) -> bool {
+    /// Whether the state depends on any outcome.
+    pub(crate) fn has_outcomes(&self, now: Instant) -> bool {
         let is_new = matches!(self.state, State::Closed { failures: 0 });
         !is_new || self.tally.as_ref().is_some_and(|tally| tally.counts(now).total > 0)
     }
@@ -197,19 +197,19 @@ impl CircuitGate {
         }
     }
 
-    /// The share of failures in the window; `None` without a window, or with nothing in it.
-    #[expect(clippy::cast_precision_loss, reason = "a share for people")]
+    /// The share of failures in the window; `None` without a window, or if it is empty.
+    #[expect(clippy::cast_precision_loss, reason = "a share for display")]
     pub(crate) fn error_rate(&self, now: Instant) -> Option<f64> {
         let counts = self.tally.as_ref()?.counts(now);
         (counts.total > 0).then(|| counts.bad as f64 / counts.total as f64)
     }
 
-    /// A new generation begins with the change just made: what is in flight by now is of the past.
+    /// Begins a new generation after a change: outcomes of requests already in flight no longer count.
     pub(crate) const fn begin(&mut self, generation: u32) {
         self.since = generation;
     }
 
-    /// Follows a plan that asks for another error rate; the state stays.
+    /// Applies a plan with another error rate; keeps the state.
     pub(crate) fn tune(&mut self, old: Option<&Circuit>, new: &Circuit) {
         if old.is_none_or(|old| old.error_rate != new.error_rate) {
             self.tally = new.error_rate.map(|rate| Box::new(Tally::new(rate.window, rate.slices)));

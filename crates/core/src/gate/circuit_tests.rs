@@ -1,34 +1,34 @@
-//! The breaker opens when it should, lets only probes through, and hears nobody from the past.
+//! The breaker opens on its rules, admits only probes, and ignores requests from earlier generations.
 
 use super::*;
+use CallResult::{Dropped, Failure, Success};
 use CircuitState::{Closed, HalfOpen, Open};
-use How::{Dropped, Failure, Success};
 
-/// A point in time, from which a line of a table starts.
+/// The time of one step in a table.
 struct At(Instant);
 
 #[derive(Debug, Clone, Copy)]
 struct Step {
     at: Instant,
-    act: Act,
+    act: Action,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Act {
-    /// A request enters; the next of the held ones, counted from 0.
+enum Action {
+    /// A request enters and is held; held requests count from 0.
     Enters,
     /// A held request ends.
-    Ends(usize, How),
+    Ends(usize, CallResult),
     /// A request enters and ends at once.
-    Calls(How),
+    Calls(CallResult),
     /// An outcome without a permit.
-    Records(How),
+    Records(CallResult),
     Asks(Option<Refused>),
     Shows(CircuitState),
 }
 
 #[derive(Debug, Clone, Copy)]
-enum How {
+enum CallResult {
     Success,
     Failure,
     Dropped,
@@ -40,38 +40,38 @@ const fn at(millis: u64) -> At {
 
 impl At {
     const fn enters(self) -> Step {
-        self.does(Act::Enters)
+        self.step(Action::Enters)
     }
-    const fn ends(self, held: usize, how: How) -> Step {
-        self.does(Act::Ends(held, how))
+    const fn ends(self, held: usize, how: CallResult) -> Step {
+        self.step(Action::Ends(held, how))
     }
     const fn fails(self) -> Step {
-        self.does(Act::Calls(Failure))
+        self.step(Action::Calls(Failure))
     }
     const fn succeeds(self) -> Step {
-        self.does(Act::Calls(Success))
+        self.step(Action::Calls(Success))
     }
     const fn drops(self) -> Step {
-        self.does(Act::Calls(Dropped))
+        self.step(Action::Calls(Dropped))
     }
-    const fn records(self, how: How) -> Step {
-        self.does(Act::Records(how))
+    const fn records(self, how: CallResult) -> Step {
+        self.step(Action::Records(how))
     }
     const fn admits(self) -> Step {
-        self.does(Act::Asks(None))
+        self.step(Action::Asks(None))
     }
     const fn refuses_for(self, millis: u64) -> Step {
-        self.does(Act::Asks(Some(Refused::CircuitOpen { retry_after: Duration::from_millis(millis) })))
+        self.step(Action::Asks(Some(Refused::CircuitOpen { retry_after: Duration::from_millis(millis) })))
     }
     const fn shows(self, state: CircuitState) -> Step {
-        self.does(Act::Shows(state))
+        self.step(Action::Shows(state))
     }
-    const fn does(self, act: Act) -> Step {
+    const fn step(self, act: Action) -> Step {
         Step { at: self.0, act }
     }
 }
 
-/// A breaker and what the gates around it keep: the generation, and who is in flight.
+/// A breaker with the state that the gates keep for it: the generation and the requests in flight.
 struct Rig {
     plan: Circuit,
     gate: CircuitGate,
@@ -88,17 +88,17 @@ impl Rig {
     fn run(&mut self, steps: &[Step]) -> &mut Self {
         for (number, step) in steps.iter().enumerate() {
             match step.act {
-                Act::Enters => self.enter(number, *step),
-                Act::Ends(held, how) => self.end(held, how, step.at),
-                Act::Calls(how) => {
+                Action::Enters => self.enter(number, *step),
+                Action::Ends(held, how) => self.end(held, how, step.at),
+                Action::Calls(how) => {
                     self.enter(number, *step);
                     self.end(self.held.len() - 1, how, step.at);
                 }
-                Act::Records(how) => self.hear(self.generation, how, step.at),
-                Act::Asks(wanted) => {
+                Action::Records(how) => self.learn(self.generation, how, step.at),
+                Action::Asks(wanted) => {
                     assert_eq!(self.gate.refuses(&self.plan, step.at), wanted, "line {number}: {step:?}");
                 }
-                Act::Shows(state) => {
+                Action::Shows(state) => {
                     assert_eq!(self.gate.view(step.at).state, state, "line {number}: {step:?}");
                 }
             }
@@ -112,15 +112,15 @@ impl Rig {
         self.held.push((self.generation, is_probe));
     }
 
-    fn end(&mut self, held: usize, how: How, now: Instant) {
+    fn end(&mut self, held: usize, how: CallResult, now: Instant) {
         let (generation, is_probe) = self.held[held];
-        self.hear(generation, how, now);
+        self.learn(generation, how, now);
         if is_probe {
             self.gate.give_back(generation);
         }
     }
 
-    fn hear(&mut self, generation: u32, how: How, now: Instant) {
+    fn learn(&mut self, generation: u32, how: CallResult, now: Instant) {
         let change = match how {
             Success => self.gate.success(&self.plan, generation, now, &mut self.events),
             Failure => self.gate.failure(&self.plan, generation, now, &mut self.events),
@@ -132,7 +132,7 @@ impl Rig {
         }
     }
 
-    /// For how long it was opened each time, in seconds.
+    /// The span of each opening, in seconds.
     fn spans(&self) -> Vec<u64> {
         let opened = |event: &Event| match event {
             Event::CircuitOpened { span, .. } => Some(span.as_secs()),
@@ -146,7 +146,7 @@ impl Rig {
     }
 }
 
-/// Opens after `failures` in a row, for `open_for` seconds, with `probes` probes.
+/// Opens after `failures` consecutive failures, for `open_for` seconds, with `probes` probes.
 const fn circuit(failures: u32, open_for: u64, probes: u32) -> Circuit {
     Circuit::after_failures(failures).open_for(Duration::from_secs(open_for)).probes(probes)
 }
@@ -156,7 +156,7 @@ fn check(plan: Circuit, steps: &[Step]) {
 }
 
 #[test]
-fn only_failures_in_a_row_open_it() {
+fn only_consecutive_failures_open_the_circuit() {
     let mut rig = Rig::new(circuit(3, 10, 1));
     rig.run(&[at(0).fails(), at(0).fails(), at(0).succeeds(), at(0).fails(), at(0).fails()]);
     assert_eq!(rig.gate.view(at(0).0).consecutive_failures, 2);
@@ -197,7 +197,7 @@ fn failed_probes_double_the_open_time_up_to_fivefold() {
 }
 
 #[test]
-fn enough_probe_successes_close_it_and_reset_counters() {
+fn enough_probe_successes_close_and_reset_circuit() {
     let mut rig = Rig::new(circuit(2, 10, 3));
     rig.run(&[at(0).fails(), at(0).fails(), at(10_000).succeeds(), at(10_000).succeeds()]);
     let view = rig.gate.view(at(10_000).0);
@@ -223,7 +223,7 @@ fn probes_in_flight_are_bounded() {
 }
 
 #[test]
-fn open_for_no_time_is_half_open_at_once() {
+fn zero_open_time_is_half_open_immediately() {
     check(circuit(1, 0, 1), &[at(5).fails(), at(5).shows(HalfOpen), at(5).succeeds(), at(5).shows(Closed)]);
 }
 
@@ -246,14 +246,14 @@ fn a_dropped_probe_returns_its_place() {
 }
 
 #[test]
-fn with_all_probes_out_the_answer_is_never_zero() {
+fn retry_after_is_never_zero_with_all_probes_out() {
     for (open_for, later, millis) in [(0, 0, 1), (10, 10_000, 1_000), (30, 30_000, 3_000)] {
         check(circuit(1, open_for, 1), &[at(0).fails(), at(later).enters(), at(later).refuses_for(millis)]);
     }
 }
 
 #[test]
-fn those_admitted_before_it_opened_neither_close_nor_lengthen_it() {
+fn requests_from_before_opening_do_not_affect_circuit() {
     let late = [
         at(4_000).ends(0, Failure),
         at(4_000).refuses_for(6_000),
@@ -272,7 +272,7 @@ fn those_admitted_before_it_opened_neither_close_nor_lengthen_it() {
 }
 
 #[test]
-fn those_admitted_before_it_closed_do_not_open_it_again() {
+fn requests_from_before_closing_do_not_reopen_circuit() {
     check(
         circuit(1, 10, 2),
         &[
@@ -288,7 +288,7 @@ fn those_admitted_before_it_closed_do_not_open_it_again() {
 }
 
 #[test]
-fn a_probe_of_an_earlier_opening_gives_no_place_of_a_later_one_back() {
+fn stale_probe_releases_no_place_of_a_later_opening() {
     check(
         circuit(1, 10, 2),
         &[
@@ -307,7 +307,7 @@ fn a_probe_of_an_earlier_opening_gives_no_place_of_a_later_one_back() {
 }
 
 #[test]
-fn outcomes_without_a_permit_say_nothing_while_it_is_open() {
+fn outcomes_without_permit_do_not_affect_open_circuit() {
     let mut rig = Rig::new(circuit(1, 10, 1));
     rig.run(&[at(0).fails(), at(5_000).records(Failure), at(5_000).records(Success), at(5_000).shows(Open)]);
     assert_eq!(rig.spans(), [10]);
@@ -315,7 +315,7 @@ fn outcomes_without_a_permit_say_nothing_while_it_is_open() {
 }
 
 #[test]
-fn half_opening_is_told_once_per_opening() {
+fn half_open_event_is_emitted_once_per_opening() {
     let mut rig = Rig::new(circuit(1, 10, 2));
     rig.run(&[at(0).fails(), at(10_000).drops(), at(10_000).succeeds(), at(10_000).drops()]);
     assert_eq!(rig.count(&Event::CircuitHalfOpened), 1);
@@ -324,14 +324,14 @@ fn half_opening_is_told_once_per_opening() {
     assert_eq!(rig.events.last(), Some(&Event::CircuitClosed));
 }
 
-/// Half of at least four outcomes within 15 s, in slices of one second.
+/// Opens at half of at least four outcomes within 15 s, in slices of one second.
 const fn by_rate() -> Circuit {
     Circuit::at_error_rate(0.5, 4, Duration::from_secs(15)).open_for(Duration::from_secs(10))
 }
 
 #[test]
-fn an_error_rate_opens_it_at_its_threshold_and_from_its_least_samples_on() {
-    let table: [(&[How], CircuitState); 6] = [
+fn error_rate_opens_at_threshold_with_enough_samples() {
+    let table: [(&[CallResult], CircuitState); 6] = [
         (&[Failure, Failure, Failure], Closed),
         (&[Failure, Failure, Failure, Failure], Open),
         (&[Success, Success, Failure, Failure], Open),
@@ -349,7 +349,7 @@ fn an_error_rate_opens_it_at_its_threshold_and_from_its_least_samples_on() {
 }
 
 #[test]
-fn the_error_rate_speaks_of_its_window_only_and_says_its_numbers() {
+fn error_rate_counts_only_its_window() {
     let mut rig = Rig::new(by_rate());
     rig.run(&[at(0).fails(), at(0).fails(), at(0).fails(), at(20_000).fails(), at(20_000).shows(Closed)]);
     rig.run(&[at(21_000).fails(), at(21_000).succeeds(), at(21_000).fails(), at(21_000).shows(Open)]);
@@ -363,13 +363,13 @@ fn the_error_window_is_cleared_on_close() {
     for _ in 0..4 {
         rig.run(&[at(0).fails()]);
     }
-    // All of this is within the window: the four failures would still be there.
+    // All of this is within the window, so without the reset the four failures would still count.
     rig.run(&[at(10_000).succeeds(), at(10_000).shows(Closed)]);
     rig.run(&[at(11_000).fails(), at(11_000).fails(), at(11_000).fails(), at(11_000).shows(Closed)]);
 }
 
 #[test]
-fn either_rule_opens_it() {
+fn either_rule_opens_the_circuit() {
     let plan = by_rate().or_after_failures(2);
     check(plan, &[at(0).fails(), at(0).fails(), at(0).shows(Open)]);
     let rate = [at(0).fails(), at(0).succeeds(), at(0).fails(), at(0).succeeds(), at(0).fails()];
@@ -398,7 +398,7 @@ fn tuning_swaps_the_tally_only_for_another_error_rate() {
 }
 
 #[test]
-fn the_threshold_itself_trips_whatever_its_binary_digits() {
+fn exact_threshold_trips_despite_rounding() {
     for (threshold, bad, total) in [(0.07, 7, 100), (0.14, 7, 50), (0.28, 7, 25), (0.55, 55, 100)] {
         let plan = Circuit::at_error_rate(threshold, total, Duration::from_secs(60));
         let mut gate = CircuitGate::new(&plan, 0);

@@ -1,8 +1,8 @@
-//! All gates as one: ask every one, then take from every one.
+//! All gates of one throttle: evaluates every gate, then takes from every gate.
 //!
-//! Nothing is taken unless everything admits, and what was taken is written on the [`Charge`]. Refusals come
-//! before waits, and of the timed gates the latest decides, so that a request is asked again once and not once
-//! per gate.
+//! Nothing is taken unless every gate admits; the [`Charge`] records the parts taken. Refusals take
+//! precedence over waits, and the latest of the timed gates decides, so that a request is evaluated again
+//! once and not once per gate.
 
 use std::num::NonZero;
 
@@ -13,20 +13,20 @@ use super::pace::PaceGate;
 use super::pause::PauseGate;
 use super::pool::{Overdraw, Pool};
 use super::rate::RateGate;
-use crate::cost::{Charge, Cost, Holds, Sent};
+use crate::cost::{Charge, Cost, Dispatch, Holds};
 use crate::event::Event;
 use crate::feedback::Feedback;
 use crate::feedback::auto::ASK_AGAIN;
-use crate::observed::Observed;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::refused::Refused;
 use crate::snapshot::Phase;
+use crate::statistics::Statistics;
 use crate::time::Instant;
 use crate::verdict::{Gate, Verdict, Wait};
 
-/// The state of every gate of one throttle: what changes, while the [`Plan`] says what is allowed.
+/// The mutable state of all gates of one throttle. The [`Plan`] holds the limits.
 ///
 /// ```
 /// use tidegate_core::{cost::Cost, gate::Gates, plan::{Draft, Slots}, random::Random, time::Instant};
@@ -40,31 +40,32 @@ use crate::verdict::{Gate, Verdict, Wait};
 /// # Ok::<(), tidegate_core::plan::InvalidPlan>(())
 /// ```
 #[derive(Debug)]
-// What the short way of a rate reads and writes comes first, in 40 bytes: with many throttles each line of memory that a
-// call meets is a wait, and with what the shell has before it this is two lines wherever they begin.
+// Fields in fast-path order, the fields of a plain rate first, in 40 bytes: every extra cache line is a
+// likely miss. Together with the shell's fields before them they span two cache lines at any alignment.
 #[repr(C)]
 pub struct Gates {
     pub(super) lifecycle: Lifecycle,
-    /// Whether everybody may pass.
+    /// Whether all requests bypass the gates.
     pub(super) is_bypassed: bool,
-    /// Whether what the controller moves made somebody wait since its last step: demand, also of one caller
-    /// that comes back again and again and is never seen waiting.
-    pub(super) held_back: bool,
-    /// Whether there is a pause, running or just over: `pause` says the same from further away.
+    /// Whether a limit of the controller has delayed a caller since its last step. This also counts a single
+    /// caller that retries and never waits in the queue.
+    pub(super) has_demand: bool,
+    /// Whether a pause or suspension is set; caches `pause` in the first cache line.
     pub(super) has_pause: bool,
-    /// Bumped by every cut and every change of the circuit; each charge carries the one it entered in.
+    /// Incremented by every cut and every change of the circuit; each charge carries the generation it
+    /// entered in.
     pub(super) generation: NonZero<u32>,
     pub(super) rate: RateGate,
-    /// The latest time seen: a clock that steps back stands still here.
+    /// The latest clock reading: time never runs backwards here.
     pub(super) latest: Instant,
     pub(super) admitted: u64,
     /// Slots as tuned; `u32::MAX` is unlimited.
     pub(super) slots_limit: u32,
-    /// Values of headers that could not be read.
+    /// Malformed or implausible header values.
     pub(super) headers_malformed: u32,
     pub(super) slots: Pool,
     pub(super) pause: PauseGate,
-    // Boxed, or nothing at all, from here on: most throttles have few of these, and should not pay for the others.
+    // From here on boxed or optional: most throttles use few of these.
     pub(super) circuit: Option<Box<CircuitGate>>,
     pub(super) recovery: Pool,
     pub(super) bytes: Pool,
@@ -74,14 +75,14 @@ pub struct Gates {
     /// Allocated with the first completion.
     pub(super) progress: Option<Box<Progress>>,
     /// Allocated with the first outcome learned from.
-    pub(super) observed: Option<Box<Observed>>,
+    pub(super) statistics: Option<Box<Statistics>>,
     pub(super) random: Random,
-    /// Times the gates were asked and did not admit, or what they admitted never went out.
-    pub(super) asked_in_vain: u64,
+    /// Evaluations that did not admit, or whose admission was undone.
+    pub(super) not_admitted: u64,
 }
 
 impl Gates {
-    /// Gates that nobody has passed yet.
+    /// Creates gates in their initial state.
     pub fn new(plan: &Plan, random: Random) -> Self {
         Self {
             lifecycle: Lifecycle::Open,
@@ -98,28 +99,28 @@ impl Gates {
             budget: BudgetGate::default(),
             feedback: Feedback::new(plan),
             progress: None,
-            observed: None,
+            statistics: None,
             generation: NonZero::<u32>::MIN,
-            held_back: false,
+            has_demand: false,
             headers_malformed: 0,
             random,
             latest: Instant::ZERO,
             admitted: 0,
-            asked_in_vain: 0,
+            not_admitted: 0,
         }
     }
 
-    /// Whether deciding needs the time: a plan without timed gates needs it only around a pause.
+    /// Whether decisions need the time: a plan without timed gates needs it only during a pause and its tail.
     pub const fn needs_time(&self, plan: &Plan) -> bool {
         plan.is_timed() || self.has_pause
     }
 
-    /// The latest time seen.
+    /// The latest clock reading.
     pub const fn latest(&self) -> Instant {
         self.latest
     }
 
-    /// Requests admitted since the beginning.
+    /// Requests admitted since the start.
     pub const fn admitted(&self) -> u64 {
         self.admitted
     }
@@ -130,7 +131,7 @@ impl Gates {
         self.slots.held() as u32
     }
 
-    /// Asks every gate for a request that nobody is ahead of. Changes nothing.
+    /// Evaluates every gate for a request at the head of the queue, without changing any state.
     #[inline]
     pub fn ask(&self, plan: &Plan, cost: Cost, now: Instant) -> Verdict {
         let now = now.max(self.latest);
@@ -148,7 +149,7 @@ impl Gates {
         self.wait(plan, pool, timed, now)
     }
 
-    /// The answer to a request that a pool or time holds.
+    /// The verdict for a request that a pool or a timed gate delays.
     #[cold]
     fn wait(
         &self,
@@ -158,7 +159,7 @@ impl Gates {
         now: Instant,
     ) -> Verdict {
         let floor = self.firm_at(plan, 0, now).map_or(now, |(_, at)| at);
-        // A pace rises while it holds callers back: the head asks again before its time.
+        // A pace rises while callers wait, so the head of the queue is evaluated again early.
         let timed = timed.map(|(by, at)| match (&self.feedback, by) {
             (Feedback::Auto(_), Gate::Rate | Gate::Budget) => (by, at.min(now + ASK_AGAIN)),
             _ => (by, at),
@@ -169,16 +170,16 @@ impl Gates {
                 Wait { by, until: until.map(|until| until.max(latest)), floor }
             }
             (None, Some((by, until))) => Wait { by, until: Some(until), floor },
-            (None, None) => unreachable!("nothing holds it"),
+            (None, None) => unreachable!("no gate delays the request"),
         })
     }
 
-    /// Asks every gate, and takes from every gate if all admit.
+    /// Evaluates every gate, and takes from every gate if all admit.
     ///
-    /// `waiting` callers stay behind; after a pause they are let in spread.
+    /// `waiting` callers remain in the queue; after a pause they are admitted spread out.
     ///
     /// # Errors
-    /// The verdict that is not "admit"; nothing was taken.
+    /// The verdict, if it is not `Admit`; nothing was taken.
     #[inline]
     pub fn admit(
         &mut self,
@@ -188,9 +189,9 @@ impl Gates {
         now: Instant,
         events: &mut Vec<Event>,
     ) -> Result<Charge, Verdict> {
-        self.see(plan, now);
+        self.advance_to(plan, now);
         if self.is_bypassed && !self.lifecycle.is_closing() {
-            return Ok(self.let_past(plan, cost));
+            return Ok(self.admit_bypassed(plan, cost));
         }
         let verdict = self.ask(plan, cost, now);
         match verdict {
@@ -198,11 +199,11 @@ impl Gates {
             Verdict::Wait(Wait { by, .. }) => self.hold(plan, by, cost),
             Verdict::Refuse(_) => {}
         }
-        self.asked_in_vain += 1;
+        self.not_admitted += 1;
         Err(verdict)
     }
 
-    /// A caller waits at a gate: that is demand for what the controller moves.
+    /// Records that a caller waits at a gate, which is demand for the controller's limits.
     fn hold(&mut self, plan: &Plan, by: Gate, cost: Cost) {
         match &mut self.feedback {
             Feedback::Auto(auto) => {
@@ -210,14 +211,14 @@ impl Gates {
                     auto.hold(limits, by, cost, self.latest);
                 }
             }
-            feedback => self.held_back |= feedback.moves(by),
+            feedback => self.has_demand |= feedback.moves(by),
         }
     }
 
-    /// The short way for what is limited by slots and a rate alone, with no pause running and room in both.
+    /// Fast path for plans with only slots and a rate, without a pause, if both have capacity.
     ///
-    /// `None` says nothing about the request: [`admit`](Self::admit) is to be asked, and where this admits it
-    /// would have admitted the same (a property says so).
+    /// On `None` call [`admit`](Self::admit). Whenever this admits, `admit` would have returned the same
+    /// charge (checked by a property test).
     #[inline]
     pub fn admit_plain(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
         let now = now.max(self.latest);
@@ -242,21 +243,21 @@ impl Gates {
         }
         self.latest = now;
         self.admitted += 1;
-        let sent = Sent::default();
+        let sent = Dispatch::default();
         Some(Charge { cost, entered: now, sent, generation: self.generation, byte_price: 0, holds })
     }
 
-    /// The latest of the timed gates' lower bounds, where it is after `now`, and whose it is.
+    /// The latest of the timed gates' lower bounds, if it is after `now`, with its gate.
     ///
-    /// Nobody with `ahead` others before it can enter earlier than this, whatever comes back. Tokens asked for
-    /// by those ahead do not count: they are estimates, and may be returned as soon as they were reserved.
+    /// A request behind `ahead` others cannot enter earlier than this, whatever is returned. Tokens requested
+    /// by those ahead do not count: they are estimates, and may be returned as soon as they are reserved.
     pub fn bound_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         let firm = self.paced_at(plan, cost, ahead, now);
         let Some(budget) = &plan.draft.budget else { return firm };
         later(firm, Gate::Budget, self.budget.bound_at(budget, cost.tokens, now), now)
     }
 
-    /// When time lets a request in that nobody is ahead of, if nothing is returned before.
+    /// When the timed gates admit a request at the head of the queue, if nothing is returned before.
     #[inline]
     fn ready_at(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<(Gate, Instant)> {
         let firm = self.paced_at(plan, cost, 0, now);
@@ -264,13 +265,13 @@ impl Gates {
         later(firm, Gate::Budget, self.budget.ready_at(budget, cost.tokens, now), now)
     }
 
-    /// Bounds that no return of others can lower at the limits of the moment: pause, pace and rate.
+    /// The bound from pause, pace and rate, which no return can lower at the current limits.
     #[inline]
     pub fn firm_at(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         self.paced_at(plan, Cost::request(), ahead, now)
     }
 
-    /// The same for a request of this cost: a learned pace counts tokens too.
+    /// Like [`firm_at`](Self::firm_at) for a request of this cost, because a learned pace counts tokens too.
     #[inline]
     fn paced_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         let mut latest = later(None, Gate::Pause, self.pause.ready_at(), now);
@@ -287,7 +288,7 @@ impl Gates {
         latest
     }
 
-    /// Why the request would be turned away at once, however long it were ready to wait.
+    /// Why the request is refused immediately, whatever its deadline.
     #[inline]
     pub fn refuses(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<Refused> {
         if self.lifecycle.is_closing() {
@@ -307,10 +308,10 @@ impl Gates {
         }
     }
 
-    /// Whether a request that was admitted, and has not gone out yet, may still go. Changes nothing.
+    /// Whether a request that was admitted but not sent yet may still be sent. Changes no state.
     ///
-    /// What it took is its own, so only what may have begun since then is asked: the end, an open circuit, a pause. Told
-    /// to wait, it is to be [undone](Self::undo) and to ask anew.
+    /// The request keeps what it took, so this checks only what may have begun since: closing, an open
+    /// circuit, a pause. On `Wait`, [undo](Self::undo) the charge and ask again.
     pub fn confirm(&self, plan: &Plan, charge: &Charge, now: Instant) -> Verdict {
         let now = now.max(self.latest);
         if self.lifecycle.is_closing() {
@@ -320,9 +321,9 @@ impl Gates {
             return Verdict::Admit;
         }
         if let (Some(gate), Some(circuit)) = (&self.circuit, &plan.draft.circuit)
-            && !gate.is_of_now(charge.generation.get(), charge.is_probe())
+            && !gate.is_current(charge.generation.get(), charge.is_probe())
         {
-            // It entered before the circuit opened. Where a probe's place is free, it may ask for that.
+            // The request entered before the circuit opened. If a probe's place is free, it may ask for that.
             let wait = Wait { by: Gate::Queue, until: Some(now), floor: now };
             return gate.refuses(circuit, now).map_or(Verdict::Wait(wait), Verdict::Refuse);
         }
@@ -332,14 +333,14 @@ impl Gates {
         }
     }
 
-    /// Whether anything has begun that [`confirm`](Self::confirm) would hear of: mostly not, and that needs no time.
+    /// Whether [`confirm`](Self::confirm) could return anything but `Admit`; cheap, and needs no time.
     pub fn has_begun(&self) -> bool {
         self.has_pause
             || self.lifecycle.is_closing()
             || self.circuit.as_ref().is_some_and(|circuit| !circuit.is_closed())
     }
 
-    /// The pool that has no room, if one has not, and when time would help it.
+    /// The pool without capacity, if any, and when time would help.
     #[inline]
     fn full_pool(&self, plan: &Plan, now: Instant) -> Option<(Gate, Option<Instant>)> {
         if !self.slots.admits(1, u64::from(self.slots_limit), Overdraw::Never) {
@@ -350,7 +351,7 @@ impl Gates {
         {
             return Some((Gate::Bytes, None));
         }
-        // Last of the pools, for here a return helps, and so does the end of the tail.
+        // Checked last, because here the end of the tail helps as well as a return.
         match plan.draft.recovery_slots {
             Some(slots)
                 if self.phase(plan, now) == Phase::Recovering
@@ -362,11 +363,11 @@ impl Gates {
         }
     }
 
-    /// Takes from every gate at the latest time seen. Whether it may was asked before.
+    /// Takes from every gate at the latest clock reading. The caller has checked that all gates admit.
     #[inline]
     fn take(&mut self, plan: &Plan, cost: Cost, waiting: u32, events: &mut Vec<Event>) -> Charge {
         let now = self.latest;
-        let mut charge = self.pass(cost);
+        let mut charge = self.new_charge(cost);
         if plan.counts_in_flight() {
             self.slots.take(1);
             charge.holds.add(Holds::SLOT);
@@ -406,17 +407,18 @@ impl Gates {
         charge
     }
 
-    /// Lets everybody pass from now on, or nobody but whom the gates admit.
+    /// Turns the bypass on or off.
     ///
-    /// Who passes is counted, among those in flight too, and takes nothing else. Circuit and counts go on learning; the
-    /// controller does not, for what is sent past the limits says nothing of them.
+    /// Requests that bypass the gates are counted, also as in flight, and take nothing else. The circuit and
+    /// the statistics still learn from them; the controller does not, because requests past the limits carry
+    /// no information about the limits.
     pub const fn bypass(&mut self, is_bypassed: bool) {
         self.is_bypassed = is_bypassed;
     }
 
-    fn let_past(&mut self, plan: &Plan, cost: Cost) -> Charge {
-        let mut charge = self.pass(cost);
-        charge.holds.add(Holds::PAST);
+    fn admit_bypassed(&mut self, plan: &Plan, cost: Cost) -> Charge {
+        let mut charge = self.new_charge(cost);
+        charge.holds.add(Holds::BYPASSED);
         if plan.counts_in_flight() {
             self.slots.take(1);
             charge.holds.add(Holds::SLOT);
@@ -424,13 +426,13 @@ impl Gates {
         charge
     }
 
-    fn pass(&mut self, cost: Cost) -> Charge {
+    fn new_charge(&mut self, cost: Cost) -> Charge {
         self.admitted += 1;
-        let (holds, sent) = (Holds::default(), Sent::default());
+        let (holds, sent) = (Holds::default(), Dispatch::default());
         Charge { cost, entered: self.latest, sent, generation: self.generation, byte_price: 0, holds }
     }
 
-    /// Closes for good; answers whether it was open.
+    /// Closes the gates permanently; returns whether they were open.
     pub fn close(&mut self, events: &mut Vec<Event>) -> bool {
         if self.lifecycle.is_closing() {
             return false;
@@ -443,7 +445,7 @@ impl Gates {
         true
     }
 
-    /// Whether it is closed and the last request has ended.
+    /// Whether the gates are closed and the last request has ended.
     pub const fn is_drained(&self) -> bool {
         self.lifecycle.is_closing() && self.slots.held() == 0
     }
@@ -452,14 +454,14 @@ impl Gates {
         self.pause.phase(plan.draft.pause.tail, now)
     }
 
-    /// Moves the latest time seen forward, never back.
+    /// Advances the latest clock reading, which never moves back.
     #[inline]
-    pub(super) fn see(&mut self, plan: &Plan, now: Instant) {
+    pub(super) fn advance_to(&mut self, plan: &Plan, now: Instant) {
         self.latest = self.latest.max(now);
         if self.has_pause {
             self.pause.expire(plan.draft.pause.tail, self.latest);
-            self.rate.wake(self.feedback.shape(plan), self.latest);
-            self.has_pause = self.pause.is_set() || self.rate.is_resting();
+            self.rate.resume(self.feedback.shape(plan), self.latest);
+            self.has_pause = self.pause.is_set() || self.rate.is_suspended();
         }
         if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) {
             auto.advance(limits, self.pause.until(self.latest).is_some(), self.latest);
@@ -471,7 +473,7 @@ impl Gates {
     }
 }
 
-/// The later of a bound and another one, where that is after `now`.
+/// The later of two bounds, if it is after `now`.
 #[inline]
 fn later(bound: Option<(Gate, Instant)>, by: Gate, at: Instant, now: Instant) -> Option<(Gate, Instant)> {
     let latest = bound.map_or(now, |(_, latest)| latest);

@@ -1,6 +1,6 @@
-//! Open, then draining, then closed; nothing re-opens.
+//! The lifecycle of a throttle: open, then closing. It never re-opens.
 
-/// Whether new requests are taken. Apart from adaptation: no outcome moves it.
+/// Whether new requests are admitted. No outcome changes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Lifecycle {
     #[default]

@@ -1,34 +1,34 @@
-//! The gates, in the order in which they are asked: lifecycle, circuit, pause, pools, pace, rate, budget.
+//! The gates, in the order of evaluation: lifecycle, circuit, pause, pools, pace, rate, budget.
 //!
-//! Each gate is one question in one file, with the state that changes and nothing else; its limits come from
-//! the [`Plan`](crate::plan::Plan). `gates.rs` asks all and takes from all, `settle.rs` gives back and learns,
-//! `pausing.rs` pauses and resumes, `retune.rs` puts a new plan under the same state,
-//! `rest.rs` says what would be lost with it.
+//! Each gate is one file with only its mutable state; its limits come from the [`Plan`](crate::plan::Plan).
+//! `gates.rs` evaluates all gates and takes from all, `settle.rs` returns capacity and learns, `pausing.rs`
+//! pauses and resumes, `retune.rs` applies a new plan to the same state, and `idleness.rs` decides whether
+//! the state may be evicted.
 
 pub mod budget;
 pub mod circuit;
 pub mod gates;
+mod idleness;
 pub mod lifecycle;
 pub mod pace;
 pub mod pause;
 mod pausing;
 pub mod pool;
 pub mod rate;
-mod rest;
 mod retune;
 mod settle;
 mod view;
 
 pub use gates::Gates;
-pub use rest::Rest;
+pub use idleness::Idleness;
 pub use settle::Ending;
 
 #[cfg(test)]
 mod aimd_tests;
 #[cfg(test)]
-mod cases_tests;
+mod bad_rate_tests;
 #[cfg(test)]
-mod memory_tests;
+mod cases_tests;
 #[cfg(test)]
 mod probing_tests;
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! The least gap between entries, with jitter.
+//! Pace: a minimum interval between entries, with jitter.
 //!
-//! The next entry time is reserved when an entry is taken, so ten callers at once leave one by one.
+//! Each entry reserves the next entry time, so that ten simultaneous callers enter one by one.
 
 use std::time::Duration;
 
 use crate::random::Random;
 use crate::time::{Instant, nanos};
 
-/// When the next request may enter, and how far apart entries are kept now.
+/// The time of the next entry and the current interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PaceGate {
     /// The interval as tuned, in nanoseconds.
@@ -25,7 +25,7 @@ impl PaceGate {
         Duration::from_nanos(self.interval)
     }
 
-    /// When a request with `ahead` others before it may enter at the earliest.
+    /// The earliest time at which a request behind `ahead` others may enter.
     pub(crate) fn ready_at(&self, ahead: u64) -> Instant {
         self.next.plus_nanos(self.interval.saturating_mul(ahead))
     }
@@ -35,14 +35,15 @@ impl PaceGate {
         self.next = now.plus_nanos(self.gap(jitter, random));
     }
 
-    /// The entry at `entered` never went out: if it was the last one, the gate is open again as it was then.
+    /// Undoes the entry at `entered` if it was the last one; its gap is released.
     pub(crate) fn undo(&mut self, entered: Instant) {
         if self.last == entered {
             self.next = self.next.min(entered);
         }
     }
 
-    /// A new interval. A shorter one also shortens the gap that is running; a longer one starts with the next.
+    /// Sets the interval. A shorter one also shortens the current gap; a longer one applies from the next
+    /// entry.
     pub(crate) fn tune(&mut self, interval: Duration, jitter: f64, random: &mut Random) {
         let interval = nanos(interval);
         if interval < self.interval {
@@ -89,20 +90,20 @@ mod tests {
     #[test]
     fn jitter_lengthens_the_gap() {
         let mut pace = PaceGate::new(millis(1_000));
-        // U(0, 0.5 s) that comes out at 0.2 s is the fraction 0.4.
+        // U(0, 0.5 s) yields 0.2 s at a fraction of 0.4.
         pace.take(0.5, at(0), &mut Random::fixed(0.4));
         assert_eq!(pace.ready_at(0).since(at(500)), millis(700));
     }
 
     #[test]
-    fn callers_at_once_are_reserved_one_by_one() {
+    fn simultaneous_callers_are_spaced_by_the_interval() {
         let mut pace = PaceGate::new(millis(500));
         pace.take(0.0, at(0), &mut Random::fixed(0.0));
         assert_eq!([0, 1, 2].map(|ahead| pace.ready_at(ahead)), [at(500), at(1_000), at(1_500)]);
     }
 
     #[test]
-    fn a_shorter_interval_acts_at_once_and_a_longer_one_from_the_next_entry() {
+    fn shorter_interval_applies_at_once_longer_one_later() {
         let mut pace = PaceGate::new(millis(30_000));
         let mut random = Random::fixed(0.0);
         pace.take(0.0, at(0), &mut random);

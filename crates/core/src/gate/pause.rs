@@ -1,8 +1,9 @@
-//! Pauses asked for by the far side or by hand, and the cautious time after them.
+//! Pauses, requested by the upstream or by hand, and the recovery after them.
 //!
-//! While paused nobody enters. For `tail` afterwards the phase is recovering: entries use the recovery slots
-//! and pay more for bytes. A pause is only ever raised; ending it early takes a hand. Those who waited are let
-//! in spread over up to a tenth of the pause, so that they do not come back as the wave that caused it.
+//! While paused, nothing is admitted. For `tail` afterwards the phase is recovering: requests use the
+//! recovery slots and pay a higher price for bytes. A pause can only be extended; ending it early needs
+//! `resume`. Waiters are admitted spread over up to a tenth of the pause, so that they do not repeat the wave
+//! that caused it.
 
 use std::time::Duration;
 
@@ -10,35 +11,35 @@ use crate::random::Random;
 use crate::snapshot::Phase;
 use crate::time::{Instant, nanos};
 
-/// Those who waited are let in over at most this long.
+/// The longest time over which waiters are spread after a pause.
 const SPREAD_MAX: Duration = Duration::from_secs(1);
 
 /// Whether waiters are admitted spread out after a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Spread {
-    /// Something else paces them.
+    /// Not spread: a controller paces them.
     None,
-    /// This many wait now.
+    /// Spread for this many waiters.
     Over(u32),
 }
 
-/// The running pause, if there is one.
+/// The running pause, if any.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PauseGate {
-    /// Boxed: a throttle that is not paused should not pay for it.
-    pause: Option<Box<Set>>,
+    /// Boxed, so that a throttle without a pause stays small.
+    pause: Option<Box<RunningPause>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Set {
+struct RunningPause {
     since: Instant,
     until: Instant,
-    /// The next of those who waited enters no earlier than this.
+    /// The next waiter enters no earlier than this.
     next: Instant,
-    /// From here on entries are spread no longer.
+    /// The end of the spreading.
     spread_until: Instant,
-    /// The end that was last told of; at first the beginning.
-    told: Instant,
+    /// The last reported end; initially the start.
+    reported_until: Instant,
 }
 
 impl PauseGate {
@@ -50,12 +51,12 @@ impl PauseGate {
         }
     }
 
-    /// When the next request may enter at the earliest.
+    /// The earliest time at which the next request may enter.
     pub(crate) fn ready_at(&self) -> Instant {
         self.pause.as_ref().map_or(Instant::ZERO, |pause| pause.next)
     }
 
-    /// The end of the pause that is running at `now`.
+    /// The end of the pause running at `now`.
     pub(crate) fn until(&self, now: Instant) -> Option<Instant> {
         self.pause.as_ref().map(|pause| pause.until).filter(|until| now < *until)
     }
@@ -65,25 +66,25 @@ impl PauseGate {
         self.pause.as_ref().map(|pause| pause.until + tail)
     }
 
-    /// Whether it may still hold someone or be recovering: only then the time matters.
+    /// Whether a pause is stored, running or recovering; only then does the time matter.
     #[inline]
     pub(crate) const fn is_set(&self) -> bool {
         self.pause.is_some()
     }
 
-    /// Whether it still holds someone, or is recovering.
+    /// Whether the pause still delays requests, or is recovering.
     pub(crate) fn holds(&self, tail: Duration, now: Instant) -> bool {
         self.pause.as_ref().is_some_and(|pause| now < (pause.until + tail).max(pause.spread_until))
     }
 
-    /// Forgets a pause that no longer holds anyone.
+    /// Removes a pause that no longer has an effect.
     pub(crate) fn expire(&mut self, tail: Duration, now: Instant) {
         if !self.holds(tail, now) {
             self.pause = None;
         }
     }
 
-    /// Raises the pause to `until`; answers whether that raised anything.
+    /// Extends the pause to `until`; returns whether this changed anything.
     pub(crate) fn raise(
         &mut self,
         until: Instant,
@@ -95,29 +96,36 @@ impl PauseGate {
         if until <= now || running.is_some_and(|pause| until <= pause.until) {
             return false;
         }
-        let (since, told) = running.map_or((now, now), |pause| (pause.since, pause.told));
+        let (since, reported_until) = running.map_or((now, now), |pause| (pause.since, pause.reported_until));
         let (spread, waiting) = match spread {
             Spread::None => (0, 0),
             Spread::Over(waiting) => (nanos(SPREAD_MAX).min(until.nanos_since(since) / 10), waiting),
         };
         let spread_until = until.plus_nanos(spread);
-        // Callers that come while it lasts need space too: the first takes half of the spread at most.
+        // Leaves space for callers that arrive during the pause: the first entry uses at most half of the
+        // spread.
         let first = random.below(share(spread, waiting.max(3)));
-        self.pause = Some(Box::new(Set { since, until, next: until.plus_nanos(first), spread_until, told }));
+        self.pause = Some(Box::new(RunningPause {
+            since,
+            until,
+            next: until.plus_nanos(first),
+            spread_until,
+            reported_until,
+        }));
         true
     }
 
-    /// Whether the end has moved by more than `least` since it was last told of; if so, it is told of now.
-    pub(crate) fn is_news(&mut self, least: Duration) -> bool {
+    /// Whether the end has moved by more than `least` since the last report; if so, marks it as reported.
+    pub(crate) fn should_report(&mut self, least: Duration) -> bool {
         let Some(pause) = &mut self.pause else { return false };
-        let is_news = pause.until.since(pause.told) > least;
-        if is_news {
-            pause.told = pause.until;
+        let should_report = pause.until.since(pause.reported_until) > least;
+        if should_report {
+            pause.reported_until = pause.until;
         }
-        is_news
+        should_report
     }
 
-    /// Someone enters with `waiting` others behind; the next of them is kept a random gap away.
+    /// A request enters with `waiting` others behind it; the next one waits for a random gap.
     pub(crate) fn take(&mut self, waiting: u32, now: Instant, random: &mut Random) {
         if let Some(pause) = &mut self.pause
             && waiting > 0
@@ -128,13 +136,13 @@ impl PauseGate {
         }
     }
 
-    /// Ends the pause and its tail by hand; answers whether there was one.
+    /// Ends the pause and its tail by hand; returns whether there was one.
     pub(crate) fn resume(&mut self) -> bool {
         self.pause.take().is_some()
     }
 }
 
-/// A gap whose mean shares `span` evenly among those who wait and one more.
+/// The bound of a random gap whose mean divides `span` evenly among the waiters and one more.
 fn share(span: u64, waiting: u32) -> u64 {
     span.min((span / (u64::from(waiting) + 1)).saturating_mul(2))
 }
@@ -172,14 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_of_no_length_is_none() {
+    fn pause_of_zero_length_is_ignored() {
         let mut pause = PauseGate::default();
         assert!(!pause.raise(at(1_000), Spread::Over(0), at(1_000), &mut Random::seeded(1)));
         assert!(!pause.is_set());
     }
 
     #[test]
-    fn those_who_waited_are_spread_over_a_tenth_of_the_pause_and_at_most_a_second() {
+    fn waiters_are_spread_over_a_tenth_of_the_pause() {
         for (length, spread) in [(5_000, 500), (30_000, 1_000)] {
             let mut random = Random::seeded(11);
             let mut pause = PauseGate::default();
@@ -197,12 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_forgotten_once_it_holds_nobody() {
+    fn pause_is_removed_after_its_tail() {
         let mut pause = paused(1_000);
         pause.expire(TAIL, at(10_999));
         assert!(pause.is_set());
         pause.expire(TAIL, at(11_000));
         assert!(!pause.is_set());
-        assert!(!pause.resume(), "there is nothing left to resume");
+        assert!(!pause.resume(), "the pause is over");
     }
 }

@@ -1,13 +1,13 @@
-//! Pausing all gates: by a hint, by the size rule, or by hand; and the only end of it that is not time's.
+//! Pausing all gates, by a hint, by the size rule or by hand, and resuming them by hand.
 //!
-//! `pause.rs` keeps the pause; here it meets the rate, which accrues nothing while it lasts, and the events. A rate that a
-//! controller moves rests as well while the circuit is open.
+//! `pause.rs` holds the pause itself; this file connects it with the rate, which does not refill during a
+//! pause, and with the events. A rate that a controller moves is also suspended while the circuit is open.
 
 use std::time::Duration;
 
 use super::gates::Gates;
 use super::pause::Spread;
-use super::rate::RestKind;
+use super::rate::SuspensionKind;
 use crate::event::Event;
 use crate::feedback::Feedback;
 use crate::plan::Plan;
@@ -15,7 +15,7 @@ use crate::snapshot::Phase;
 use crate::time::Instant;
 
 impl Gates {
-    /// Pauses by hand; answers whether that raised anything.
+    /// Pauses by hand; returns whether this extended the pause.
     pub fn pause(
         &mut self,
         plan: &Plan,
@@ -24,77 +24,79 @@ impl Gates {
         now: Instant,
         events: &mut Vec<Event>,
     ) -> bool {
-        self.see(plan, now);
+        self.advance_to(plan, now);
         let before = self.pause.until(self.latest);
         self.pause_for(plan, span, waiting, events);
         self.pause.until(self.latest) > before
     }
 
-    /// Ends a pause and its tail by hand; answers whether there was one.
+    /// Ends a pause and its tail by hand; returns whether there was one.
     pub fn resume(&mut self, plan: &Plan, now: Instant, events: &mut Vec<Event>) -> bool {
-        self.see(plan, now);
+        self.advance_to(plan, now);
         let resumed = self.pause.resume();
-        // An open circuit goes on, and the rate rests on with it.
-        self.update_rest(plan);
+        // An open circuit stays open and keeps the rate suspended.
+        self.update_suspension(plan);
         if resumed {
             events.push(Event::Resumed);
         }
         resumed
     }
 
-    /// Whether nobody enters at `now` because of a pause.
+    /// Whether a pause blocks all requests at `now`.
     pub fn is_paused(&self, plan: &Plan, now: Instant) -> bool {
         !self.is_bypassed && self.phase(plan, now.max(self.latest)) == Phase::Paused
     }
 
-    /// The end of the pause that is running at `now`.
+    /// The end of the pause running at `now`.
     pub fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.pause.until(now.max(self.latest)).filter(|_| !self.is_bypassed)
     }
 
-    /// Pauses for `span` from the latest time seen.
+    /// Pauses for `span` from the latest clock reading.
     pub(super) fn pause_for(&mut self, plan: &Plan, span: Duration, waiting: u32, events: &mut Vec<Event>) {
         let now = self.latest;
         let until = now + span;
-        // A learned pace lets waiters in one by one: nothing is left to spread.
+        // A learned pace admits waiters one by one, so nothing needs spreading.
         let spread = match &self.feedback {
             Feedback::Auto(_) => Spread::None,
             _ => Spread::Over(waiting),
         };
         if self.pause.raise(until, spread, now, &mut self.random) {
-            self.update_rest(plan);
-            // A wave of the same hints raises it by a little each time: that is one event, until it adds up.
-            if self.pause.is_news(span / 100) {
+            self.update_suspension(plan);
+            // A wave of equal hints extends the pause a little each time: emit one event until the extensions
+            // add up.
+            if self.pause.should_report(span / 100) {
                 events.push(Event::Paused { until, span: until.since(now) });
             }
         }
     }
 
-    /// The pause, the circuit or the controller changed: the rate rests as long as one of them says so.
+    /// Updates the suspension of the rate after a change of the pause, the circuit or the controller.
     ///
-    /// A learned rate has at most one entry in it after that: waiters come at the rate, and not as a burst on an upstream that has
-    /// just recovered. A fixed rate is an agreement, and keeps its burst.
-    pub(super) fn update_rest(&mut self, plan: &Plan) {
+    /// Afterwards a learned rate holds at most one entry, so that waiters arrive at the rate, and not as a
+    /// burst at an upstream that has just recovered. A fixed rate is an agreement with the upstream and keeps
+    /// its burst.
+    pub(super) fn update_suspension(&mut self, plan: &Plan) {
         let now = self.latest;
-        let before = self.rate.rests_until(now);
+        let before = self.rate.suspended_until(now);
         let paused = self.pause.until(now).unwrap_or(now);
         let open = self.open_until(now);
         let until = open.map_or(paused, |open| open.max(paused));
-        let kind = if open.is_some() { RestKind::ToOne } else { RestKind::Still };
+        let kind = if open.is_some() { SuspensionKind::RefillToOne } else { SuspensionKind::Frozen };
         let shape = self.feedback.shape(plan);
-        self.rate.rest_until(until, kind, shape, now);
+        self.rate.suspend_until(until, kind, shape, now);
         if let Some(shape) = shape.filter(|_| until > now && self.feedback.rate().is_some()) {
             self.rate.leave_one(shape, now);
         }
         match until.cmp(&before) {
-            std::cmp::Ordering::Greater => self.feedback.rest(before, until),
-            std::cmp::Ordering::Less => self.feedback.wake(until, before),
+            std::cmp::Ordering::Greater => self.feedback.suspend(before, until),
+            std::cmp::Ordering::Less => self.feedback.resume(until, before),
             std::cmp::Ordering::Equal => {}
         }
-        self.has_pause = self.pause.is_set() || self.rate.is_resting();
+        self.has_pause = self.pause.is_set() || self.rate.is_suspended();
     }
 
-    /// Until when an open circuit makes the rate rest, where it does.
+    /// Until when an open circuit suspends the rate, if it does.
     fn open_until(&self, now: Instant) -> Option<Instant> {
         self.feedback.rate()?;
         self.circuit.as_ref()?.open_until(now)

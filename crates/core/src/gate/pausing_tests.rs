@@ -1,4 +1,4 @@
-//! Pauses through all gates: who is held, at what price they enter afterwards, and what the rate does meanwhile.
+//! Pauses across all gates: blocked requests, prices after a pause, and the suspended rate.
 
 use crate::event::Event;
 use crate::gate::tests::{REQUEST, Rig, at, bytes, millis, secs};
@@ -9,7 +9,7 @@ use crate::snapshot::Phase::{Normal, Paused, Recovering};
 use crate::time::Instant;
 use crate::verdict::Gate;
 
-/// Ten slots, fewer and dearer while recovering.
+/// A hundred slots; while recovering, fewer slots and a higher price for bytes.
 fn layered(recovery_slots: u32) -> Draft {
     Draft {
         slots: Some(Slots::fixed(100)),
@@ -28,18 +28,18 @@ fn drained() -> Rig {
 }
 
 fn level(rig: &Rig) -> i64 {
-    rig.seen().rate_level.unwrap()
+    rig.snapshot().rate_level.unwrap()
 }
 
 #[test]
-fn recovery_prices_bytes_and_returns_what_was_taken() {
+fn recovery_prices_bytes_and_returns_the_same_price() {
     let mut rig = Rig::new(layered(2));
     rig.pause(secs(1));
     let first = rig.at(at(1)).enter(bytes(100));
-    assert_eq!((first.bytes_held(), rig.seen().bytes_in_flight), (2_000, 2_000));
+    assert_eq!((first.bytes_held(), rig.snapshot().bytes_in_flight), (2_000, 2_000));
     assert_eq!(rig.waits(bytes(100)), (Gate::Bytes, None));
     rig.at(at(60)).settle(first, Outcome::success());
-    assert_eq!(rig.seen().bytes_in_flight, 0, "whatever the phase is by then");
+    assert_eq!(rig.snapshot().bytes_in_flight, 0, "returned at the price of entry");
     assert_eq!(rig.enter(bytes(100)).bytes_held(), 100);
 }
 
@@ -51,7 +51,7 @@ fn a_request_queued_before_a_pause_recovers_after_it() {
     assert_eq!(rig.waits(bytes(10)), (Gate::Pause, Some(at(5))));
     let queued = rig.at(at(5)).enter(bytes(10));
     assert!(queued.is_recovering());
-    assert_eq!((queued.bytes_held(), rig.seen().recovering_in_flight), (200, 1));
+    assert_eq!((queued.bytes_held(), rig.snapshot().recovering_in_flight), (200, 1));
 }
 
 #[test]
@@ -64,19 +64,19 @@ fn a_shorter_pause_after_a_longer_one_is_ignored() {
     assert!(rig.pause(secs(9)));
     let told =
         [Event::Paused { until: at(5), span: secs(5) }, Event::Paused { until: at(10), span: secs(9) }];
-    assert_eq!(rig.told(), told);
+    assert_eq!(rig.take_events(), told);
 }
 
 #[test]
-fn no_success_ends_a_pause_or_its_tail() {
+fn success_does_not_end_pause_or_tail() {
     let mut rig = Rig::new(layered(2));
     let (early, late) = (rig.enter(REQUEST), rig.enter(REQUEST));
     rig.at(at(1)).record(Outcome::overload().retry_after(secs(1)));
     rig.later(millis(200)).settle(early, Outcome::success());
-    assert_eq!((rig.seen().phase, rig.waits(REQUEST)), (Paused, (Gate::Pause, Some(at(2)))));
+    assert_eq!((rig.snapshot().phase, rig.waits(REQUEST)), (Paused, (Gate::Pause, Some(at(2)))));
     rig.at(at(3)).settle(late, Outcome::success());
     rig.call(REQUEST, Outcome::success());
-    assert_eq!(rig.seen().phase, Recovering);
+    assert_eq!(rig.snapshot().phase, Recovering);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn phases_are_paused_then_recovering_then_normal() {
     let mut rig = Rig::new(layered(10));
     rig.pause(secs(10));
     let phases = [9_900, 10_000, 19_900, 20_000]
-        .map(|millis| rig.at(Instant::from_nanos(millis * 1_000_000)).seen().phase);
+        .map(|millis| rig.at(Instant::from_nanos(millis * 1_000_000)).snapshot().phase);
     assert_eq!(phases, [Paused, Recovering, Recovering, Normal]);
     let entered = [9_900, 10_000, 19_900, 20_000].map(|millis| {
         rig.at(Instant::from_nanos(millis * 1_000_000))
@@ -111,46 +111,55 @@ fn recovery_slots_bound_entries_while_recovering() {
     rig.pause(secs(1));
     let mut held = rig.at(at(1)).obtain();
     assert_eq!(held.len(), 10);
-    let before = rig.seen();
-    assert_eq!(rig.waits(REQUEST), (Gate::RecoverySlots, Some(at(11))), "a return helps, or the tail's end");
-    let after = rig.seen();
-    assert_eq!((after.in_flight, after.admitted), (before.in_flight, before.admitted), "it holds nothing");
+    let before = rig.snapshot();
+    assert_eq!(
+        rig.waits(REQUEST),
+        (Gate::RecoverySlots, Some(at(11))),
+        "a completion or the end of the tail helps"
+    );
+    let after = rig.snapshot();
+    assert_eq!(
+        (after.in_flight, after.admitted),
+        (before.in_flight, before.admitted),
+        "a waiting request takes nothing"
+    );
     rig.settle(held.remove(0), Outcome::success());
     held.extend(rig.obtain());
-    assert_eq!((held.len(), rig.seen().recovering_in_flight), (10, 10));
+    assert_eq!((held.len(), rig.snapshot().recovering_in_flight), (10, 10));
     let normal = rig.at(at(11)).enter(REQUEST);
     assert!(!normal.is_recovering());
     for charge in held {
         rig.settle(charge, Outcome::success());
     }
-    assert_eq!((rig.seen().recovering_in_flight, rig.seen().in_flight), (0, 1));
+    assert_eq!((rig.snapshot().recovering_in_flight, rig.snapshot().in_flight), (0, 1));
 }
 
-/// The tail's end brings a recovery slot, and no bytes: whoever lacks both was told to come back then.
+/// Regression: the end of the tail frees a recovery slot but no bytes; a request lacking both had to
+/// wait for it.
 #[test]
-fn a_request_that_lacks_bytes_too_waits_for_a_return() {
+fn request_that_also_lacks_bytes_waits_for_completion() {
     let mut rig = Rig::new(layered(1));
     rig.pause(secs(1));
     let _held = rig.at(at(1)).enter(bytes(100));
-    assert_eq!((rig.waits(REQUEST), rig.seen().next_entry), ((Gate::Bytes, None), None));
+    assert_eq!((rig.waits(REQUEST), rig.snapshot().next_entry), ((Gate::Bytes, None), None));
 }
 
 #[test]
-fn without_recovery_slots_recovering_only_makes_bytes_dearer() {
+fn recovery_without_slots_only_raises_price_of_bytes() {
     let mut rig = Rig::new(Draft { recovery_slots: None, ..layered(1) });
     rig.pause(secs(1));
     assert_eq!(rig.at(at(1)).obtain().len(), 100);
 }
 
 #[test]
-fn a_pause_longer_than_the_longest_is_capped_and_told() {
+fn pause_over_the_maximum_is_capped_with_event() {
     let mut rig = Rig::new(Draft { pause: Pause::default().max(secs(60)), ..Draft::default() });
     rig.record(Outcome::success().retry_after(secs(3_600)));
     assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(60))));
     let capped = Event::PauseCapped { asked: secs(3_600), capped: secs(60) };
-    assert_eq!(rig.told(), [capped, Event::Paused { until: at(60), span: secs(60) }]);
-    assert!(!rig.pause(secs(60)), "it is as long already");
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.take_events(), [capped, Event::Paused { until: at(60), span: secs(60) }]);
+    assert!(!rig.pause(secs(60)), "the pause is already as long");
+    assert_eq!(rig.take_events(), []);
 }
 
 #[test]
@@ -161,33 +170,34 @@ fn a_pause_by_hand_is_not_capped() {
 }
 
 #[test]
-fn small_raises_are_told_of_when_they_add_up() {
+fn small_extensions_emit_events_when_they_add_up() {
     let mut rig = Rig::new(Draft::default());
-    // Hints of 5 s every 40 ms: none is news by itself, and after 50 ms together they are.
+    // Hints of 5 s every 40 ms: each extension is too small for an event, until they add up to 50 ms.
     for _ in 0..100 {
         rig.later(millis(40)).record(Outcome::overload().retry_after(secs(5)));
     }
-    let told: Vec<_> = rig.told().into_iter().filter(|event| matches!(event, Event::Paused { .. })).collect();
-    assert_eq!(told.len(), 50, "the first, and then every second one");
+    let reported: Vec<_> =
+        rig.take_events().into_iter().filter(|event| matches!(event, Event::Paused { .. })).collect();
+    assert_eq!(reported.len(), 50, "the first, and then every second one");
     assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(rig.now + secs(5))));
 }
 
 #[test]
-fn where_no_pause_is_allowed_a_hint_is_told_and_holds_nobody() {
+fn maximum_of_zero_reports_hints_without_pausing() {
     let mut rig = Rig::new(Draft { pause: Pause::default().max(secs(0)), ..Draft::default() });
     rig.record(Outcome::overload().retry_after(secs(1)));
-    assert_eq!(rig.told(), [Event::PauseCapped { asked: secs(1), capped: secs(0) }]);
+    assert_eq!(rig.take_events(), [Event::PauseCapped { asked: secs(1), capped: secs(0) }]);
     rig.call(REQUEST, Outcome::success());
 }
 
 #[test]
-fn only_a_hand_ends_a_pause_and_its_tail() {
+fn resume_ends_pause_and_tail() {
     for when in [0, 4, 5, 14] {
         let mut rig = Rig::new(layered(1));
         rig.pause(secs(5));
-        rig.told();
-        assert!(rig.at(at(when)).resume() && !rig.resume(), "at {when} s, and once");
-        assert_eq!((rig.seen().phase, rig.told()), (Normal, vec![Event::Resumed]));
+        rig.take_events();
+        assert!(rig.at(at(when)).resume() && !rig.resume(), "at {when} s, only once");
+        assert_eq!((rig.snapshot().phase, rig.take_events()), (Normal, vec![Event::Resumed]));
         assert!(!rig.enter(REQUEST).is_recovering());
     }
     let mut rig = Rig::new(layered(1));
@@ -196,7 +206,7 @@ fn only_a_hand_ends_a_pause_and_its_tail() {
 }
 
 #[test]
-fn the_rate_accrues_nothing_while_paused() {
+fn rate_does_not_refill_while_paused() {
     let mut rig = drained();
     rig.at(at(1)).pause(secs(10));
     let levels = [1, 6, 11, 12, 99].map(|second| level(rig.at(at(second))));
@@ -204,7 +214,7 @@ fn the_rate_accrues_nothing_while_paused() {
 }
 
 #[test]
-fn a_lengthened_pause_suspends_the_rate_for_the_whole_of_it_once() {
+fn extended_pause_suspends_the_rate_once() {
     let mut rig = drained();
     rig.pause(secs(10));
     rig.at(at(5)).pause(secs(20));
@@ -214,7 +224,7 @@ fn a_lengthened_pause_suspends_the_rate_for_the_whole_of_it_once() {
 }
 
 #[test]
-fn a_rate_resumed_by_hand_goes_on_where_it_stood() {
+fn resumed_rate_keeps_its_level() {
     let mut rig = drained();
     rig.at(at(1)).pause(secs(100));
     rig.at(at(50)).resume();
@@ -222,10 +232,10 @@ fn a_rate_resumed_by_hand_goes_on_where_it_stood() {
     assert_eq!(levels, [1, 2]);
 }
 
-/// An entry that is undone during a pause fills the bucket to a time within the pause; resuming left it there,
-/// and a full bucket denied until the pause would have been over.
+/// Regression: an entry undone during a pause filled the bucket at a time within the pause; resuming left it
+/// there, and a full bucket denied requests until the pause would have ended.
 #[test]
-fn an_entry_undone_while_paused_is_there_when_resumed() {
+fn entry_undone_while_paused_is_available_on_resume() {
     let mut rig = Rig::new(Draft { rate: Some(Rate::new(1, secs(10))), ..Draft::default() });
     let charge = rig.enter(REQUEST);
     rig.at(at(1)).pause(secs(30));
@@ -251,7 +261,7 @@ fn a_lengthened_pause_is_spread_by_its_whole_length() {
 }
 
 #[test]
-fn those_who_waited_enter_spread_and_none_before_the_end() {
+fn waiters_enter_spread_after_the_pause() {
     let mut rig = Rig::new(Draft::default());
     rig.gates.random = Random::seeded(5);
     rig.waiting = 20;
@@ -260,7 +270,7 @@ fn those_who_waited_enter_spread_and_none_before_the_end() {
         .rev()
         .map(|behind| {
             rig.waiting = behind;
-            rig.enter_when_told().entered()
+            rig.enter_when_ready().entered()
         })
         .collect();
     assert!(entries.iter().all(|entry| (at(10)..=at(11)).contains(entry)), "{entries:?}");

@@ -1,9 +1,9 @@
-//! Capacity that returns: slots, recovery slots, bytes in flight.
+//! Pools of returnable capacity: slots, recovery slots, bytes in flight.
 //!
-//! There is no "available": a pool keeps what is held and compares it with the limit of the moment, so a
-//! limit can move under requests in flight. After a shrink nobody enters until enough have left.
+//! A pool stores only the held amount and compares it with the current limit, so a limit can change under
+//! requests in flight. After a shrink, nothing is admitted until enough has been returned.
 
-/// What is held of a capacity that returns.
+/// The held amount of a returnable capacity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pool {
     held: u64,
@@ -12,9 +12,9 @@ pub struct Pool {
 /// Whether a pool may be overdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overdraw {
-    /// What is held never exceeds the limit.
+    /// The held amount never exceeds the limit.
     Never,
-    /// Whoever enters while no more than the limit is held may exceed it: at most one request too much.
+    /// A request may exceed the limit if no more than the limit is held: at most one request too much.
     OnEntry,
 }
 
@@ -28,21 +28,21 @@ impl Pool {
         }
     }
 
-    /// Takes `amount`; whether it may was asked before.
+    /// Takes `amount`; the caller has checked that the pool admits it.
     #[inline]
     pub const fn take(&mut self, amount: u64) {
-        debug_assert!(self.held.checked_add(amount).is_some(), "what is held is counted exactly");
+        debug_assert!(self.held.checked_add(amount).is_some(), "the held amount overflows");
         self.held = self.held.saturating_add(amount);
     }
 
-    /// Gives `amount` back.
+    /// Returns `amount` to the pool.
     #[inline]
     pub const fn give_back(&mut self, amount: u64) {
-        debug_assert!(amount <= self.held, "more is returned than is held");
+        debug_assert!(amount <= self.held, "more is returned than held");
         self.held = self.held.saturating_sub(amount);
     }
 
-    /// What is held.
+    /// The held amount.
     pub const fn held(self) -> u64 {
         self.held
     }

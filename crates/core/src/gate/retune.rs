@@ -1,4 +1,4 @@
-//! A new plan under a living state: levels, requests in flight and the circuit stay as they are.
+//! Applies a new plan to running gates: levels, requests in flight and the circuit keep their state.
 
 use super::circuit::CircuitGate;
 use super::gates::Gates;
@@ -8,12 +8,12 @@ use crate::plan::Plan;
 use crate::time::Instant;
 
 impl Gates {
-    /// Goes on under `new`.
+    /// Switches to the plan `new`.
     ///
-    /// What a controller has tuned stays where it is, within the new bounds; what stood at its old maximum (or
-    /// the interval at its old minimum) follows to the new one.
+    /// Tuned limits keep their value, within the new bounds. A limit at its old maximum (or an interval at
+    /// its old minimum) moves to the new one.
     pub fn retune(&mut self, old: &Plan, new: &Plan, now: Instant, events: &mut Vec<Event>) {
-        self.see(old, now);
+        self.advance_to(old, now);
         self.retune_slots(old, new);
         self.retune_pace(old, new);
         let from = self.feedback.shape(old).copied();
@@ -23,17 +23,17 @@ impl Gates {
         match (&mut self.circuit, &new.draft.circuit) {
             (Some(gate), Some(circuit)) => gate.tune(old.draft.circuit.as_ref(), circuit),
             (none @ None, Some(circuit)) => {
-                // What is in flight was never under this circuit.
+                // Requests in flight entered without this circuit, so they must not affect it.
                 self.generation = self.generation.saturating_add(1);
                 *none = Some(Box::new(CircuitGate::new(circuit, self.generation.get())));
             }
-            // One that comes back later knows nothing of what happened before.
-            (gone, None) => *gone = None,
+            // A circuit that is added again later starts without history.
+            (removed, None) => *removed = None,
         }
         if new.draft.budget.is_none() {
-            self.budget.forget();
+            self.budget.clear();
         }
-        self.update_rest(new);
+        self.update_suspension(new);
         events.push(Event::Retuned);
     }
 

@@ -1,4 +1,4 @@
-//! A new plan under a living state: levels stay, limits follow, and nothing returns that was not taken.
+//! A new plan on running gates: levels stay, limits follow, and gates get back only their own units.
 
 use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
@@ -20,7 +20,7 @@ fn pace(pace: Pace) -> Draft {
     Draft { pace: Some(pace), controller: Controller::Brake(Brake::default()), ..Draft::default() }
 }
 
-/// Every gate, and nobody held back by any.
+/// All gates, none of which limits.
 fn everything() -> Draft {
     Draft {
         slots: Some(Slots::adaptive(1..=50)),
@@ -40,7 +40,7 @@ fn everything() -> Draft {
 }
 
 #[test]
-fn the_level_of_the_rate_is_kept_and_capped_to_the_new_burst() {
+fn retuned_rate_keeps_level_up_to_new_burst() {
     let table = [
         (Rate::per_minute(100), 4),
         (Rate::per_second(1).burst(40), 4),
@@ -51,39 +51,43 @@ fn the_level_of_the_rate_is_kept_and_capped_to_the_new_burst() {
         let mut rig = Rig::new(rate(Rate::per_second(10)));
         rig.enter_all(6);
         rig.retune(rate(new));
-        assert_eq!((rig.seen().rate_level, rig.told()), (Some(level), vec![Event::Retuned]), "{new:?}");
+        assert_eq!(
+            (rig.snapshot().rate_level, rig.take_events()),
+            (Some(level), vec![Event::Retuned]),
+            "{new:?}"
+        );
     }
 }
 
-/// The level of a paused rate is that of the pause's end; resuming left it there.
+/// Regression: the level of a paused rate was computed for the end of the pause, and resuming left it there.
 #[test]
-fn a_rate_retuned_while_paused_keeps_its_level_until_resumed() {
+fn rate_retuned_while_paused_keeps_its_level() {
     for (taken, level) in [(0, 10), (6, 4)] {
         let mut rig = Rig::new(rate(Rate::per_second(10)));
         rig.enter_all(taken);
         rig.pause(secs(60));
         rig.at(at(20)).retune(rate(Rate::per_second(5).burst(10)));
-        assert_eq!(rig.seen().rate_level, Some(level), "paused");
+        assert_eq!(rig.snapshot().rate_level, Some(level), "paused");
         rig.at(at(30)).resume();
-        assert_eq!(rig.seen().rate_level, Some(level), "resumed");
-        assert_eq!(rig.later(millis(200)).seen().rate_level, Some(10.min(level + 1)));
+        assert_eq!(rig.snapshot().rate_level, Some(level), "resumed");
+        assert_eq!(rig.later(millis(200)).snapshot().rate_level, Some(10.min(level + 1)));
     }
 }
 
-/// What a removed rate was owed is owed to nobody: one a day, used up and removed, held back ten a second.
+/// Regression: the debt of a removed rate (one a day, used up) delayed a later rate of ten a second.
 #[test]
-fn a_rate_that_comes_back_starts_full() {
+fn readded_rate_starts_full() {
     let mut rig = Rig::new(rate(Rate::per_day(1)));
     let charge = rig.enter(REQUEST);
     rig.retune(Draft::default());
     rig.at(at(5)).retune(rate(Rate::per_second(10)));
-    assert_eq!(rig.seen().rate_level, Some(10));
+    assert_eq!(rig.snapshot().rate_level, Some(10));
     rig.undo(charge);
-    assert_eq!(rig.seen().rate_level, Some(10), "and a return fills it no further");
+    assert_eq!(rig.snapshot().rate_level, Some(10), "an undo does not overfill it");
 }
 
 #[test]
-fn slots_at_their_maximum_follow_it_and_tuned_ones_stay_within_the_bounds() {
+fn retuned_slots_follow_maximum_or_stay_in_bounds() {
     let full = Slots::adaptive(1..=8);
     let table = [
         (full, 0, Slots::adaptive(1..=16), 16),
@@ -100,12 +104,12 @@ fn slots_at_their_maximum_follow_it_and_tuned_ones_stay_within_the_bounds() {
             rig.record(Outcome::overload());
         }
         rig.retune(slots(new));
-        assert_eq!(rig.seen().slots, Some(wanted), "{old:?} cut {cuts} times, then {new:?}");
+        assert_eq!(rig.snapshot().slots, Some(wanted), "{old:?} cut {cuts} times, then {new:?}");
     }
 }
 
 #[test]
-fn fewer_slots_let_nobody_in_until_enough_have_left_and_more_do_at_once() {
+fn slot_changes_apply_to_requests_in_flight() {
     let mut rig = Rig::new(slots(Slots::fixed(8)));
     let mut held = rig.enter_all(8);
     rig.retune(slots(Slots::fixed(2)));
@@ -117,22 +121,22 @@ fn fewer_slots_let_nobody_in_until_enough_have_left_and_more_do_at_once() {
     rig.retune(slots(Slots::fixed(5)));
     assert_eq!(rig.obtain().len(), 3);
     rig.retune(Draft::default());
-    assert_eq!((rig.seen().slots, rig.obtain().len()), (None, 1_000));
+    assert_eq!((rig.snapshot().slots, rig.obtain().len()), (None, 1_000));
 }
 
 #[test]
-fn slots_added_live_start_at_their_start_and_count_from_there() {
+fn added_slots_count_from_their_start() {
     let mut rig = Rig::new(Draft::default());
     let uncounted = rig.enter(REQUEST);
     rig.retune(slots(Slots::adaptive(1..=8).start(3)));
     let held = rig.obtain();
-    assert_eq!((held.len(), rig.seen().in_flight), (3, 3));
+    assert_eq!((held.len(), rig.snapshot().in_flight), (3, 3));
     rig.settle(uncounted, Outcome::success());
-    assert_eq!((rig.seen().in_flight, rig.obtain().len()), (3, 0));
+    assert_eq!((rig.snapshot().in_flight, rig.obtain().len()), (3, 0));
 }
 
 #[test]
-fn an_interval_at_its_minimum_follows_it_and_a_slowed_one_stays_within_the_bounds() {
+fn retuned_interval_follows_minimum_within_bounds() {
     let base = Pace::every(secs(1)).slowest(secs(30));
     let table = [
         (0, Pace::every(millis(100)).slowest(secs(30)), millis(100)),
@@ -147,24 +151,24 @@ fn an_interval_at_its_minimum_follows_it_and_a_slowed_one_stays_within_the_bound
             rig.record(Outcome::overload());
         }
         rig.retune(pace(new));
-        assert_eq!(rig.seen().interval, wanted, "cut {cuts} times, then {new:?}");
+        assert_eq!(rig.snapshot().interval, wanted, "cut {cuts} times, then {new:?}");
     }
 }
 
 #[test]
-fn a_shorter_interval_acts_at_once_and_none_lets_everyone_in() {
+fn retuned_shorter_interval_applies_at_once() {
     let mut rig = Rig::new(pace(Pace::every(secs(30))));
     let _held = rig.enter(REQUEST);
     assert_eq!(rig.waits(REQUEST), (Gate::Pace, Some(at(30))));
     rig.retune(pace(Pace::every(secs(2))));
     assert_eq!(rig.waits(REQUEST), (Gate::Pace, Some(at(2))));
     rig.retune(Draft::default());
-    assert_eq!((rig.seen().interval, rig.obtain().len()), (secs(0), 1_000));
+    assert_eq!((rig.snapshot().interval, rig.obtain().len()), (secs(0), 1_000));
 }
 
-/// Entered before there was a pace, undone after: it gave away the gap of another that entered at its time.
+/// Regression: undoing a request that entered before the pace was added removed the gap of another entry.
 #[test]
-fn an_entry_from_before_the_pace_gives_no_place_in_it_back() {
+fn undo_of_entry_before_the_pace_keeps_its_gap() {
     let mut rig = Rig::new(Draft::default());
     let before = rig.at(at(5)).enter(REQUEST);
     rig.retune(pace(Pace::every(secs(1))));
@@ -174,13 +178,13 @@ fn an_entry_from_before_the_pace_gives_no_place_in_it_back() {
 }
 
 #[test]
-fn nothing_returns_that_was_not_taken_when_gates_are_added_in_between() {
+fn added_gates_get_back_only_their_own_units() {
     let mut rig = Rig::new(Draft::default());
     let early: Vec<_> = (0..3).map(|_| rig.enter(tokens(50).bytes(70))).collect();
     rig.at(at(1)).retune(everything());
     rig.pause(secs(1));
     let late: Vec<_> = (0..3).map(|_| rig.later(secs(1)).enter(tokens(5).bytes(7))).collect();
-    let before = rig.seen();
+    let before = rig.snapshot();
     let held = (before.in_flight, before.bytes_in_flight, before.tokens_used, before.recovering_in_flight);
     assert_eq!(held, (3, 63, 15, 3));
     for (charge, outcome) in
@@ -188,13 +192,13 @@ fn nothing_returns_that_was_not_taken_when_gates_are_added_in_between() {
     {
         rig.settle(charge, outcome);
     }
-    let after = rig.seen();
+    let after = rig.snapshot();
     assert_eq!((after.in_flight, after.bytes_in_flight, after.tokens_used, after.recovering_in_flight), held);
     assert_eq!(after.rate_level, before.rate_level);
     for charge in late {
         rig.settle(charge, Outcome::ignored());
     }
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     assert_eq!(
         (seen.in_flight, seen.bytes_in_flight, seen.tokens_used, seen.recovering_in_flight),
         (0, 0, 0, 0)
@@ -202,7 +206,7 @@ fn nothing_returns_that_was_not_taken_when_gates_are_added_in_between() {
 }
 
 #[test]
-fn what_was_taken_returns_when_its_gate_is_removed_in_between() {
+fn removed_gates_still_get_back_their_units() {
     let mut rig = Rig::new(everything());
     rig.pause(secs(1));
     let held: Vec<_> = (0..4).map(|_| rig.later(secs(1)).enter(tokens(5).bytes(7))).collect();
@@ -212,29 +216,29 @@ fn what_was_taken_returns_when_its_gate_is_removed_in_between() {
         rig.settle(charge, outcome);
     }
     rig.retune(everything());
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     assert_eq!((seen.in_flight, seen.bytes_in_flight, seen.recovering_in_flight), (0, 0, 0));
     assert_eq!(seen.tokens_used, 0, "a budget that comes back starts empty");
 }
 
 #[test]
-fn what_was_used_is_booked_in_a_budget_added_in_between() {
+fn added_budget_records_use_of_earlier_requests() {
     let mut rig = Rig::new(Draft::default());
     let charge = rig.enter(tokens(50));
     rig.retune(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     rig.settle(charge, Outcome::success().spent(tokens(80)));
-    assert_eq!(rig.seen().tokens_remaining, Some(20));
+    assert_eq!(rig.snapshot().tokens_remaining, Some(20));
     rig.retune(Draft { budget: Some(Budget::tokens(50, secs(10))), ..Draft::default() });
-    assert_eq!((rig.seen().tokens_used, rig.seen().tokens_remaining), (80, Some(0)));
+    assert_eq!((rig.snapshot().tokens_used, rig.snapshot().tokens_remaining), (80, Some(0)));
 }
 
 #[test]
-fn a_circuit_stays_as_it_is_and_one_added_live_is_closed() {
+fn retuned_circuit_keeps_state_and_new_one_is_closed() {
     let circuit = |probes| Draft {
         circuit: Some(Circuit::after_failures(1).open_for(secs(10)).probes(probes)),
         ..Draft::default()
     };
-    let state = |rig: &Rig| rig.seen().circuit.map(|circuit| circuit.state);
+    let state = |rig: &Rig| rig.snapshot().circuit.map(|circuit| circuit.state);
     let mut rig = Rig::new(Draft::default());
     rig.record(Outcome::failure());
     assert_eq!(state(&rig), None);
@@ -249,7 +253,7 @@ fn a_circuit_stays_as_it_is_and_one_added_live_is_closed() {
 }
 
 #[test]
-fn a_circuit_that_comes_back_is_closed_and_knows_nothing() {
+fn readded_circuit_is_closed_and_without_history() {
     let circuit = Draft { circuit: Some(Circuit::after_failures(2).open_for(secs(10))), ..Draft::default() };
     let mut rig = Rig::new(circuit.clone());
     rig.call(REQUEST, Outcome::failure());
@@ -257,41 +261,45 @@ fn a_circuit_that_comes_back_is_closed_and_knows_nothing() {
     let probe = rig.at(at(10)).enter(REQUEST);
     rig.retune(Draft::default());
     rig.retune(circuit);
-    assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(CircuitState::Closed));
+    assert_eq!(rig.snapshot().circuit.map(|circuit| circuit.state), Some(CircuitState::Closed));
     rig.settle(probe, Outcome::failure());
     rig.call(REQUEST, Outcome::failure());
-    let failures = rig.seen().circuit.map(|circuit| circuit.consecutive_failures);
-    assert_eq!(failures, Some(1), "what entered before it came says nothing to it");
+    let failures = rig.snapshot().circuit.map(|circuit| circuit.consecutive_failures);
+    assert_eq!(failures, Some(1), "requests from before the circuit do not count");
 }
 
 #[test]
-fn another_kind_of_controller_starts_knowing_nothing() {
+fn new_kind_of_controller_starts_without_history() {
     let fixed = Draft { slots: Some(Slots::adaptive(1..=8)), ..Draft::default() };
     let mut rig = Rig::new(slots(Slots::adaptive(1..=8)));
     rig.record(Outcome::overload());
-    assert_eq!((rig.seen().state, rig.seen().slots_ceiling), (State::Cooling, Some(8)));
+    assert_eq!((rig.snapshot().state, rig.snapshot().slots_ceiling), (State::Cooling, Some(8)));
     rig.retune(fixed.clone());
-    assert_eq!((rig.seen().state, rig.seen().slots), (State::Running, Some(4)), "by hand, and as it stands");
+    assert_eq!(
+        (rig.snapshot().state, rig.snapshot().slots),
+        (State::Running, Some(4)),
+        "the fixed controller keeps the slots"
+    );
     rig.record(Outcome::overload());
     rig.retune(fixed);
-    assert_eq!(rig.seen().slots, Some(4));
+    assert_eq!(rig.snapshot().slots, Some(4));
     rig.retune(slots(Slots::adaptive(1..=8)));
     rig.record(Outcome::failure());
-    assert_eq!((rig.seen().failures, rig.seen().state), (1, State::Running));
+    assert_eq!((rig.snapshot().failures, rig.snapshot().state), (1, State::Running));
 }
 
 #[test]
-fn a_cut_is_remembered_under_a_new_plan() {
+fn new_plan_keeps_the_cut() {
     let mut rig = Rig::new(slots(Slots::adaptive(1..=8)));
     rig.record(Outcome::overload());
     rig.record(Outcome::failure());
     rig.retune(slots(Slots::adaptive(1..=100)));
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     assert_eq!((seen.state, seen.slots, seen.failures), (State::Cooling, Some(4), 1));
 }
 
 #[test]
-fn bytes_are_counted_at_the_price_of_entry_under_any_plan() {
+fn bytes_keep_price_of_entry_under_any_plan() {
     let priced = |price| Draft {
         bytes: Some(Bytes::in_flight(1_000).recovering_price(price)),
         pause: Pause::default().tail(secs(60)),
@@ -302,18 +310,19 @@ fn bytes_are_counted_at_the_price_of_entry_under_any_plan() {
     let dear = rig.at(at(1)).enter(bytes(10));
     rig.retune(priced(2));
     let cheap = rig.enter(bytes(10));
-    assert_eq!((dear.bytes_held(), cheap.bytes_held(), rig.seen().bytes_in_flight), (200, 20, 220));
+    assert_eq!((dear.bytes_held(), cheap.bytes_held(), rig.snapshot().bytes_in_flight), (200, 20, 220));
     rig.settle(dear, Outcome::success());
-    assert_eq!(rig.seen().bytes_in_flight, 20);
+    assert_eq!(rig.snapshot().bytes_in_flight, 20);
     rig.retune(Draft::default());
     assert_eq!(rig.enter(Cost::request().bytes(9)).bytes_held(), 0);
     rig.settle(cheap, Outcome::success());
-    assert_eq!(rig.seen().bytes_in_flight, 0);
+    assert_eq!(rig.snapshot().bytes_in_flight, 0);
 }
 
-/// A new controller while the circuit was open left callers waiting for minutes though nothing had been sent.
+/// Regression: a new controller while the circuit was open delayed callers for minutes although nothing had
+/// been sent.
 #[test]
-fn controller_change_behind_an_open_circuit_leaves_no_debt() {
+fn controller_change_with_open_circuit_leaves_no_debt() {
     let circuit = Some(Circuit::after_failures(1).open_for(secs(300)));
     let aimd = || Draft {
         rate: Some(Rate::per_second(1).burst(4)),
@@ -327,18 +336,18 @@ fn controller_change_behind_an_open_circuit_leaves_no_debt() {
     for path in [vec![agreed()], vec![auto(), agreed()], vec![agreed(), aimd(), agreed()]] {
         let mut rig = Rig::new(aimd());
         rig.call(REQUEST, Outcome::failure());
-        let level = rig.seen().rate_level;
+        let level = rig.snapshot().rate_level;
         for draft in path {
             rig.later(secs(5)).retune(draft);
         }
         rig.retune(open.clone());
-        assert!(rig.seen().rate_level >= level.min(Some(1)), "{:?}", rig.seen().rate_level);
-        assert!(rig.seen().rate_level <= Some(4));
+        assert!(rig.snapshot().rate_level >= level.min(Some(1)), "{:?}", rig.snapshot().rate_level);
+        assert!(rig.snapshot().rate_level <= Some(4));
         let _next = rig.enter(REQUEST);
     }
 }
 
-/// A pause without end that is ended by hand refilled a spent rate.
+/// Regression: ending an endless pause by hand refilled a used-up rate.
 #[test]
 fn endless_pause_ended_by_hand_refills_nothing() {
     for controller in [Controller::Fixed, Controller::Aimd(Aimd::default().within(0.25..=1.0))] {
@@ -346,15 +355,15 @@ fn endless_pause_ended_by_hand_refills_nothing() {
         let _charges = rig.at(at(100)).enter_all(4);
         rig.pause(std::time::Duration::MAX);
         rig.resume();
-        assert_eq!(rig.seen().rate_level, Some(0), "{controller:?}");
+        assert_eq!(rig.snapshot().rate_level, Some(0), "{controller:?}");
         rig.pause(std::time::Duration::MAX);
         rig.later(secs(50)).resume();
-        assert_eq!(rig.seen().rate_level, Some(0), "{controller:?}");
-        assert_eq!(rig.later(secs(2)).seen().rate_level, Some(2), "{controller:?}");
+        assert_eq!(rig.snapshot().rate_level, Some(0), "{controller:?}");
+        assert_eq!(rig.later(secs(2)).snapshot().rate_level, Some(2), "{controller:?}");
     }
 }
 
-/// After a pause waiters left in a burst where the rate was learned to be one per second.
+/// Regression: after a pause, waiters left in a burst although the learned rate was one per second.
 #[test]
 fn learned_rate_has_one_entry_after_a_pause() {
     let controller = Controller::Aimd(Aimd::default().within(0.25..=1.0));
@@ -368,13 +377,13 @@ fn learned_rate_has_one_entry_after_a_pause() {
     assert_eq!(rig.at(at(110)).enter_all(4).len(), 4);
 }
 
-/// A request that went out late moved its tokens to another window, where they stayed used.
+/// Regression: a request that was sent late moved its tokens to a later window, where they stayed used.
 #[test]
 fn late_start_leaves_tokens_in_their_window() {
     let budget = Some(Budget::tokens(1_000, secs(60)));
     let mut rig = Rig::new(Draft { budget, ..Draft::default() });
     let charge = rig.enter(tokens(800)).goes_out(at(30));
     rig.at(at(40)).settle(charge, Outcome::success().spent(tokens(100)));
-    assert_eq!(rig.seen().tokens_used, 100);
-    assert_eq!(rig.at(at(61)).seen().tokens_used, 0, "they were reserved at 0");
+    assert_eq!(rig.snapshot().tokens_used, 100);
+    assert_eq!(rig.at(at(61)).snapshot().tokens_used, 0, "they were reserved at 0 s");
 }

@@ -1,6 +1,6 @@
-//! The way back: what is held returns, what was used is booked, and the outcome is learned from.
+//! Settling: returns what a request holds, records what it used, and learns from its outcome.
 //!
-//! This file is the outcome table of [`outcome`](crate::outcome), row by row.
+//! This file implements the table in [`outcome`](crate::outcome), row by row.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
 use crate::backoff::Backoff;
 use crate::bucket::Shape;
-use crate::cost::{Charge, DIMENSIONS, Holds, Sent};
+use crate::cost::{Charge, DIMENSIONS, Dispatch, Holds};
 use crate::event::{Change, Event};
-use crate::feedback::auto::Answer;
+use crate::feedback::auto::Reply;
 use crate::feedback::{Advice, Feedback, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
 use crate::per_second::PerSecond;
@@ -20,62 +20,63 @@ use crate::time::Instant;
 /// The end of a request.
 #[derive(Debug)]
 pub struct Ending {
-    /// What it took.
+    /// What the request took.
     pub charge: Charge,
-    /// Tokens that were said to be used while it ran.
+    /// Tokens reported as used while it ran.
     pub reported: Option<u64>,
-    /// How it went.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// Where an outcome comes from.
+/// The origin of an outcome.
 #[derive(Debug, Clone, Copy)]
 struct Origin {
     generation: u32,
     bytes: u64,
     latency: Option<Duration>,
-    /// Whether it went past the gates.
-    is_past: bool,
+    /// Whether the request bypassed the gates.
+    is_bypassed: bool,
     /// When the work started.
     sent_at: Instant,
-    sent: Sent,
+    sent: Dispatch,
     /// Units per dimension that were counted as sent with it.
     units: [u64; DIMENSIONS],
 }
 
 impl Origin {
     fn of(charge: &Charge, outcome: Outcome, now: Instant) -> Self {
-        // After its answer only parts of it follow, which were not counted as sent.
+        // Outcomes after the first response are parts of a batch, which were not counted as sent.
         let is_part = charge.holds.has(Holds::ANSWERED) || !charge.is_counted_by_controller();
         Self {
             generation: charge.generation.get(),
             bytes: charge.cost.bytes,
             latency: Some(outcome.latency.unwrap_or_else(|| now.since(charge.sent_at()))),
-            is_past: charge.is_past(),
+            is_bypassed: charge.is_bypassed(),
             sent_at: charge.sent_at(),
-            sent: if is_part { Sent { cohort: 0, ..charge.sent } } else { charge.sent },
+            sent: if is_part { Dispatch { cohort: 0, ..charge.sent } } else { charge.sent },
             units: if is_part { [0; DIMENSIONS] } else { charge.cost.units() },
         }
     }
 
-    /// Of a request that had no permit: it counts as one of the moment.
-    fn apart(outcome: Outcome, generation: u32, in_flight: u32, now: Instant) -> Self {
+    /// The origin of an outcome without a permit, which counts as current.
+    fn without_permit(outcome: Outcome, generation: u32, in_flight: u32, now: Instant) -> Self {
         Self {
             generation,
             bytes: outcome.spent.map_or(0, |spent| spent.bytes),
             latency: outcome.latency,
-            is_past: false,
+            is_bypassed: false,
             sent_at: now,
-            sent: Sent { in_flight: u16::try_from(in_flight).unwrap_or(u16::MAX), ..Sent::default() },
+            sent: Dispatch { in_flight: u16::try_from(in_flight).unwrap_or(u16::MAX), ..Dispatch::default() },
             units: [0; DIMENSIONS],
         }
     }
 }
 
 impl Gates {
-    /// Ends a request: returns what it holds, books what it used, learns from how it went.
+    /// Ends a request: returns what it holds, records what it used, and learns from its outcome.
     ///
-    /// `waiting` callers are queued. Answers whether tokens came back: slots, bytes and places always do.
+    /// `waiting` is the length of the queue. Returns whether tokens were returned; slots, bytes and places
+    /// always are.
     #[inline]
     pub fn settle(
         &mut self,
@@ -86,7 +87,7 @@ impl Gates {
         events: &mut Vec<Event>,
     ) -> bool {
         let Ending { charge, reported, outcome } = ending;
-        self.see(plan, now);
+        self.advance_to(plan, now);
         let was_drained = self.is_drained();
         self.count_malformed(outcome);
         if outcome.kind == Kind::Ignored {
@@ -110,11 +111,11 @@ impl Gates {
         has_tokens_back
     }
 
-    /// The short way out for a request from which nothing is learned: its slot returns, if that is all there is to give back
-    /// and nobody waits for the last one to end.
+    /// Fast path for settling a request that nothing learns from: returns its slot, if it holds nothing else
+    /// and the throttle is not draining.
     ///
-    /// `false` says that nothing was done: [`settle`](Self::settle) is to be asked, and where this does it, it would have done
-    /// the same (a property says so).
+    /// On `false` nothing was done: call [`settle`](Self::settle). Whenever this returns `true`, `settle`
+    /// would have done the same (checked by a property test).
     #[inline]
     pub fn leave_plain(&mut self, charge: &Charge) -> bool {
         let is_plain = charge.holds_slot_alone() && !self.lifecycle.is_closing();
@@ -124,10 +125,11 @@ impl Gates {
         is_plain
     }
 
-    /// Learns from an outcome without ending anything: an answer whose body is still to come, part of a batch, or a request that
-    /// had no permit.
+    /// Learns from an outcome without ending a request: a response whose body follows, part of a batch, or a
+    /// request without a permit.
     ///
-    /// The first outcome of a charge is the answer to its request. Without a charge it counts as one of the current generation.
+    /// The first outcome of a charge is the response to its request. Without a charge, the outcome belongs to
+    /// the current generation.
     pub fn record(
         &mut self,
         plan: &Plan,
@@ -137,7 +139,7 @@ impl Gates {
         now: Instant,
         events: &mut Vec<Event>,
     ) {
-        self.see(plan, now);
+        self.advance_to(plan, now);
         self.count_malformed(outcome);
         let has_charge = charge.is_some();
         if outcome.kind != Kind::Ignored {
@@ -147,38 +149,39 @@ impl Gates {
                     charge.holds.add(Holds::ANSWERED);
                     origin
                 }
-                None => Origin::apart(outcome, self.generation.get(), self.in_flight(), self.latest),
+                None => Origin::without_permit(outcome, self.generation.get(), self.in_flight(), self.latest),
             };
             self.learn(plan, origin, outcome, waiting, events);
         }
-        // A request without a permit has reserved nothing: what it used is booked as it is told.
+        // A request without a permit has reserved nothing, so its reported tokens are recorded.
         if let (false, Some(spent), Some(budget)) = (has_charge, outcome.spent, &plan.draft.budget) {
             self.budget.take(budget, spent.tokens, self.latest, events);
         }
     }
 
-    /// Books tokens that were used without having been asked for.
+    /// Records tokens that were used without a request for them.
     pub fn record_tokens(&mut self, plan: &Plan, tokens: u64, now: Instant, events: &mut Vec<Event>) {
-        self.see(plan, now);
+        self.advance_to(plan, now);
         if let Some(budget) = &plan.draft.budget {
             self.budget.take(budget, tokens, self.latest, events);
         }
     }
 
-    /// Counts a completion for which no attempt was final: the last one was to be tried again, and could not be.
+    /// Counts a completion without a final attempt: the last attempt should have been retried, but could not
+    /// be.
     pub fn complete(&mut self, plan: &Plan, events: &mut Vec<Event>) {
         if plan.draft.total.is_some() {
             self.progress.get_or_insert_default().complete_unmeasured();
-            self.tell_milestone(plan, events);
+            self.report_milestone(plan, events);
         }
     }
 
-    /// A delay of `backoff` after the attempt numbered `attempt`, by the throttle's own chance.
+    /// The delay of `backoff` after attempt `attempt`, with the throttle's own randomness.
     pub fn delay(&mut self, backoff: &Backoff, attempt: u32) -> Duration {
         backoff.delay(attempt, &mut self.random)
     }
 
-    /// Takes back an admission that never went out: it returns whole, entry in pace and rate included.
+    /// Undoes an admission that was never sent, including its entries in pace and rate.
     pub fn undo(&mut self, plan: &Plan, charge: Charge, now: Instant, events: &mut Vec<Event>) {
         if let (true, Some(pace)) = (charge.holds.has(Holds::PACE), &mut self.pace) {
             pace.undo(charge.entered);
@@ -192,12 +195,12 @@ impl Gates {
             auto.undo(charge.sent_at(), charge.cost);
         }
         self.admitted -= 1;
-        self.asked_in_vain += 1;
+        self.not_admitted += 1;
         let ending = Ending { charge, reported: None, outcome: Outcome::ignored() };
         self.settle(plan, ending, 0, now, events);
     }
 
-    /// However it went: what a header says badly is no less bad on a mistake.
+    /// Counts malformed headers for every outcome, including ignored ones.
     #[inline]
     fn count_malformed(&mut self, outcome: Outcome) {
         self.headers_malformed = self.headers_malformed.saturating_add(u32::from(outcome.malformed));
@@ -244,8 +247,8 @@ impl Gates {
         used < estimate
     }
 
-    /// The circuit, the controller, the pause and the progress learn of it, in this order. It is counted first, of
-    /// whatever generation it is.
+    /// Passes an outcome to the statistics (of any generation), then to the circuit, the controller, the
+    /// pause and the progress, in this order.
     fn learn(
         &mut self,
         plan: &Plan,
@@ -255,25 +258,26 @@ impl Gates {
         events: &mut Vec<Event>,
     ) {
         if plan.settles_timed() {
-            self.observed.get_or_insert_default().note(outcome, origin.latency);
+            self.statistics.get_or_insert_default().record(outcome, origin.latency);
         }
-        // Before the circuit changes: a trip begins a new generation, and this outcome is of the old one.
-        let is_current = origin.generation >= self.generation.get() && !origin.is_past;
-        let circuit = self.tell_circuit(plan, origin.generation, outcome, events);
+        // Computed before the circuit changes: a trip begins a new generation, to which this outcome does not
+        // belong.
+        let is_current = origin.generation >= self.generation.get() && !origin.is_bypassed;
+        let circuit = self.update_circuit(plan, origin.generation, outcome, events);
         let binds_all = if plan.auto.is_some() {
-            self.tell_auto(plan, origin, outcome, events)
+            self.update_auto(plan, origin, outcome, events)
         } else {
-            self.tell_controller(plan, is_current, outcome.kind, origin.latency, waiting, events);
+            self.update_controller(plan, is_current, outcome.kind, origin.latency, waiting, events);
             true
         };
         if circuit == CircuitChange::Changed {
-            self.update_rest(plan);
+            self.update_suspension(plan);
         }
-        self.tell_pause(plan, origin.bytes, outcome, binds_all, waiting, events);
-        self.tell_progress(plan, origin.latency.unwrap_or_default(), outcome, events);
+        self.update_pause(plan, origin.bytes, outcome, binds_all, waiting, events);
+        self.update_progress(plan, origin.latency.unwrap_or_default(), outcome, events);
     }
 
-    fn tell_circuit(
+    fn update_circuit(
         &mut self,
         plan: &Plan,
         generation: u32,
@@ -285,8 +289,8 @@ impl Gates {
         };
         let change = match outcome.kind {
             Kind::Success => circuit.success(limits, generation, self.latest, events),
-            // `Auto` answers rejections itself, and an upstream that names a time to return is alive. One that says "now" again
-            // and again is not.
+            // `Auto` handles rejections itself, and an upstream that sends a retry delay is alive. One that
+            // keeps sending a delay of zero is not.
             Kind::Overload if plan.auto.is_some() => CircuitChange::None,
             Kind::Overload if outcome.retry_after.is_some_and(|hint| !hint.is_zero()) => CircuitChange::None,
             Kind::Failure | Kind::Overload => circuit.failure(limits, generation, self.latest, events),
@@ -299,7 +303,7 @@ impl Gates {
         change
     }
 
-    fn tell_controller(
+    fn update_controller(
         &mut self,
         plan: &Plan,
         is_current: bool,
@@ -311,8 +315,9 @@ impl Gates {
         if matches!(self.feedback, Feedback::Fixed) {
             return;
         }
-        // Those in line may wait for anything: what moves the rate counts those whom the rate itself held back.
-        let has_demand = self.held_back || (waiting > 0 && self.feedback.rate().is_none());
+        // Queued callers may wait for any gate, so a controller of the rate counts only callers that the rate
+        // delayed.
+        let has_demand = self.has_demand || (waiting > 0 && self.feedback.rate().is_none());
         let sample = Sample {
             kind,
             is_current,
@@ -325,8 +330,8 @@ impl Gates {
         let before = self.tuning();
         let ceiling = self.feedback.ceiling();
         let advice = self.feedback.learn(plan, before, sample);
-        // Whoever was held back before this step says nothing of the limits after it.
-        self.held_back &= advice.is_none();
+        // Callers delayed before this step carry no information about the limits after it.
+        self.has_demand &= advice.is_none();
         match advice {
             Some(Advice::Cut(to, why)) => {
                 self.generation = self.generation.saturating_add(1);
@@ -353,14 +358,20 @@ impl Gates {
         }
     }
 
-    /// `Auto` learns from an outcome; answers whether a hint of it stops all requests.
-    fn tell_auto(&mut self, plan: &Plan, origin: Origin, outcome: Outcome, events: &mut Vec<Event>) -> bool {
+    /// `Auto` learns from an outcome; returns whether its hint stops all requests.
+    fn update_auto(
+        &mut self,
+        plan: &Plan,
+        origin: Origin,
+        outcome: Outcome,
+        events: &mut Vec<Event>,
+    ) -> bool {
         let in_flight = self.in_flight();
         let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) else { return true };
-        if origin.is_past {
+        if origin.is_bypassed {
             return false;
         }
-        let answer = Answer {
+        let reply = Reply {
             sent_at: origin.sent_at,
             sent: origin.sent,
             units: origin.units,
@@ -369,14 +380,14 @@ impl Gates {
             in_flight: in_flight.max(1),
             now: self.latest,
         };
-        let advice = auto.learn(limits, &answer, &mut self.random);
+        let advice = auto.learn(limits, &reply, &mut self.random);
         self.slots_limit = auto.slots(limits);
         auto.report(limits, advice, self.latest, events);
-        // A hint on an accepted request is about all of them: the quota is empty, or the upstream asked for a pause.
+        // A hint on an accepted request applies to all: the quota is empty, or the upstream requests a pause.
         advice.stops_all || outcome.kind != Kind::Overload
     }
 
-    fn tell_pause(
+    fn update_pause(
         &mut self,
         plan: &Plan,
         bytes: u64,
@@ -391,7 +402,7 @@ impl Gates {
             _ => None,
         };
         if let Some(span) = outcome.retry_after.filter(|_| binds_all).max(by_size) {
-            // Others may say what they like: a hint is capped. A hand is not.
+            // Hints from the upstream are capped; pauses by hand are not.
             let max = plan.draft.pause.max;
             if span > max {
                 events.push(Event::PauseCapped { asked: span, capped: max });
@@ -400,14 +411,14 @@ impl Gates {
         }
     }
 
-    fn tell_progress(&mut self, plan: &Plan, latency: Duration, outcome: Outcome, events: &mut Vec<Event>) {
+    fn update_progress(&mut self, plan: &Plan, latency: Duration, outcome: Outcome, events: &mut Vec<Event>) {
         if plan.draft.total.is_some() && !outcome.retried {
             self.progress.get_or_insert_default().complete(latency);
-            self.tell_milestone(plan, events);
+            self.report_milestone(plan, events);
         }
     }
 
-    fn tell_milestone(&mut self, plan: &Plan, events: &mut Vec<Event>) {
+    fn report_milestone(&mut self, plan: &Plan, events: &mut Vec<Event>) {
         let total = plan.draft.total.unwrap_or(0);
         let Some(progress) = &mut self.progress else { return };
         if let Some(percent) = progress.milestone(total, plan.draft.milestone_percent) {
@@ -430,17 +441,17 @@ impl Gates {
         self.reshape_rate(plan, from);
     }
 
-    /// The rate was `from`, and is now what the controller or `plan` says: what is in its bucket stays.
+    /// Changes the shape of the rate from `from` to the controller's or the plan's, and keeps the level.
     pub(super) fn reshape_rate(&mut self, plan: &Plan, from: Option<Shape>) {
         match (from, self.feedback.shape(plan)) {
             (Some(from), Some(to)) if from != *to => self.rate.tune(&from, to, self.latest),
-            // What an earlier rate was owed is counted in its own units, and means nothing to this one.
+            // The debt of an earlier rate is in its own units and does not carry over.
             (None, Some(_)) => self.rate.refill(),
             _ => {}
         }
     }
 
-    /// Slots are where `Auto` has them, if it moves them.
+    /// Applies the slots of `Auto`, if it is the controller.
     pub(super) fn follow_auto(&mut self, plan: &Plan) {
         if let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) {
             self.slots_limit = auto.slots(limits);

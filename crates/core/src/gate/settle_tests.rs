@@ -1,4 +1,4 @@
-//! The outcome table of `outcome.rs`, row by row, and the cases in which an outcome once did too much.
+//! The outcome table of `outcome.rs`, row by row, and regressions in which an outcome changed too much.
 
 use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
@@ -9,12 +9,12 @@ use crate::snapshot::CircuitState::{self, Closed, HalfOpen, Open};
 use crate::snapshot::Snapshot;
 use crate::verdict::Gate;
 
-/// A brake that cuts at so many failures.
+/// A brake that cuts at `failures` failures.
 fn brake(failures: u32) -> Controller {
     Controller::Brake(Brake::default().at(failures, secs(60)))
 }
 
-/// Everything that hears of an outcome, each so that one outcome shows.
+/// Everything that learns from outcomes, configured so that one outcome has a visible effect.
 fn listening() -> Draft {
     Draft {
         slots: Some(Slots::adaptive(1..=8)),
@@ -31,17 +31,17 @@ fn listening() -> Draft {
 type Row = (CircuitState, u32, Option<u64>, u64, u64);
 
 fn row(rig: &Rig) -> Row {
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     let paused = rig.gates.pause.until(rig.now).map(|until| until.as_nanos() / 1_000_000);
     (seen.circuit.unwrap().state, seen.slots.unwrap(), paused, seen.completed, seen.tokens_used)
 }
 
 #[test]
-fn each_outcome_does_what_its_row_says() {
+fn outcomes_have_the_effects_of_their_row() {
     let (success, failure) = (Outcome::success(), Outcome::failure());
     let (overload, ignored) = (Outcome::overload(), Outcome::ignored());
     let hint = secs(2);
-    // Each enters with an estimate of 40 tokens.
+    // Each request enters with an estimate of 40 tokens.
     let table: [(Outcome, Option<u64>, Row); 20] = [
         (success, None, (Closed, 8, None, 1, 40)),
         (success, Some(30), (Closed, 8, None, 1, 30)),
@@ -74,7 +74,7 @@ fn each_outcome_does_what_its_row_says() {
 }
 
 #[test]
-fn an_outcome_without_a_permit_teaches_the_same_and_returns_nothing() {
+fn outcome_without_permit_teaches_but_returns_nothing() {
     let table = [
         (Outcome::success(), (Closed, 8, None, 1, 40)),
         (Outcome::failure(), (Open, 4, None, 1, 40)),
@@ -98,7 +98,7 @@ fn a_batch_under_one_permit_is_recorded_part_by_part() {
     for outcome in [Outcome::failure(), Outcome::success(), Outcome::failure()] {
         rig.gates.record(&rig.plan, Some(&mut charge), outcome, 0, at(1), &mut rig.events);
     }
-    assert_eq!(row(&rig), (Closed, 4, None, 3, 40), "one cut: the batch entered before it");
+    assert_eq!(row(&rig), (Closed, 4, None, 3, 40), "one cut, because the batch entered before it");
     rig.settle(charge, Outcome::success());
     assert_eq!(row(&rig), (Closed, 4, None, 4, 40));
 }
@@ -119,48 +119,48 @@ fn without_a_size_rule_only_a_hint_pauses() {
     rig.call(REQUEST, Outcome::overload());
     assert!(!rig.gates.needs_time(&rig.plan));
     rig.call(REQUEST, Outcome::overload().retry_after(secs(3)));
-    assert!(rig.gates.needs_time(&rig.plan), "around a pause the time matters");
+    assert!(rig.gates.needs_time(&rig.plan), "a pause needs the time");
     assert_eq!(rig.waits(REQUEST), (Gate::Pause, Some(at(3))));
 }
 
 #[test]
-fn expiry_makes_room_and_overuse_leaves_zero() {
+fn expiry_frees_tokens_and_overuse_leaves_zero() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     rig.call(tokens(60), Outcome::success());
     rig.at(at(3)).call(tokens(30), Outcome::success());
     assert_eq!(rig.waits(tokens(50)), (Gate::Budget, Some(at(10).plus_nanos(1))));
     rig.at(at(10).plus_nanos(1)).call(tokens(50), Outcome::success());
     rig.at(at(30)).call(tokens(100), Outcome::success().spent(tokens(150)));
-    assert_eq!((rig.seen().tokens_used, rig.seen().tokens_remaining), (150, Some(0)));
+    assert_eq!((rig.snapshot().tokens_used, rig.snapshot().tokens_remaining), (150, Some(0)));
 }
 
 #[test]
-fn what_was_used_beyond_the_estimate_is_stamped_when_it_is_known() {
+fn overuse_is_recorded_at_the_time_of_settling() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     let charge = rig.enter(tokens(60));
     rig.at(at(8)).settle(charge, Outcome::success().spent(tokens(90)));
-    let used = [8, 10, 11, 18, 19].map(|second| rig.at(at(second)).seen().tokens_used);
+    let used = [8, 10, 11, 18, 19].map(|second| rig.at(at(second)).snapshot().tokens_used);
     assert_eq!(used, [90, 90, 30, 30, 0]);
 }
 
 #[test]
-fn tokens_used_without_having_been_asked_for_are_booked() {
+fn unrequested_token_use_is_recorded() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     rig.gates.record_tokens(&rig.plan, 70, at(1), &mut rig.events);
-    assert_eq!(rig.at(at(1)).seen().tokens_remaining, Some(30));
+    assert_eq!(rig.at(at(1)).snapshot().tokens_remaining, Some(30));
     let mut free = Rig::new(Draft::default());
     free.gates.record_tokens(&free.plan, 70, at(1), &mut free.events);
-    assert_eq!((free.seen().tokens_used, free.seen().tokens_remaining), (0, None));
+    assert_eq!((free.snapshot().tokens_used, free.snapshot().tokens_remaining), (0, None));
 }
 
 #[test]
-fn use_beyond_what_can_be_counted_is_counted_as_far_as_it_can() {
+fn token_count_saturates_at_its_maximum() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     for second in [0, 5, 9] {
         rig.at(at(second));
         rig.gates.record_tokens(&rig.plan, u64::MAX - 1, rig.now, &mut rig.events);
     }
-    let used = [9, 11, 16, 20].map(|second| rig.at(at(second)).seen().tokens_used);
+    let used = [9, 11, 16, 20].map(|second| rig.at(at(second)).snapshot().tokens_used);
     assert_eq!(used, [u64::MAX, 1, 0, 0], "the first entry filled the count but for one");
     rig.call(tokens(1), Outcome::success());
 }
@@ -169,7 +169,7 @@ fn use_beyond_what_can_be_counted_is_counted_as_far_as_it_can() {
 fn concurrent_estimates_never_exceed_the_budget() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     let admitted = (0..10).filter_map(|_| rig.admit(tokens(100)).ok()).count();
-    assert_eq!((admitted, rig.seen().tokens_used), (1, 100));
+    assert_eq!((admitted, rig.snapshot().tokens_used), (1, 100));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn usage_reported_by_a_dropped_permit_stays_spent() {
     for (estimate, used) in [(40, 90), (500, 180)] {
         let charge = rig.enter(tokens(estimate));
         rig.settle_reported(charge, Some(90), Outcome::ignored());
-        assert_eq!(rig.seen().tokens_used, used);
+        assert_eq!(rig.snapshot().tokens_used, used);
     }
 }
 
@@ -196,13 +196,17 @@ fn only_failures_by_the_predicate_cut() {
     let mut rig = Rig::new(draft.clone());
     for (error, slots) in [("runtime", 10), ("value", 5)] {
         rig.call(REQUEST, Outcome::of(&Err::<(), _>(error), |error| *error == "value"));
-        assert_eq!(rig.seen().slots, Some(slots), "{error}");
+        assert_eq!(rig.snapshot().slots, Some(slots), "{error}");
     }
     let mut never = Rig::new(draft);
     for _ in 0..100 {
         never.call(REQUEST, Outcome::of(&Err::<(), _>("value"), |_| false));
     }
-    assert_eq!((never.seen().slots, never.told()), (Some(10), vec![]), "a predicate that is never true");
+    assert_eq!(
+        (never.snapshot().slots, never.take_events()),
+        (Some(10), vec![]),
+        "a predicate that is never true"
+    );
 }
 
 #[test]
@@ -211,7 +215,7 @@ fn a_cancelled_request_cuts_nothing() {
     for _ in 0..50 {
         rig.call(tokens(40), Outcome::ignored());
     }
-    assert_eq!((row(&rig), rig.told()), ((Closed, 8, None, 0, 0), vec![]));
+    assert_eq!((row(&rig), rig.take_events()), ((Closed, 8, None, 0, 0), vec![]));
 }
 
 #[test]
@@ -224,13 +228,14 @@ fn an_inconclusive_probe_returns_its_place() {
         let probe = rig.at(at(5)).enter(REQUEST);
         assert!(probe.is_probe() && rig.admit(REQUEST).is_err());
         rig.settle(probe, outcome);
-        assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(HalfOpen), "{outcome:?}");
+        assert_eq!(rig.snapshot().circuit.map(|circuit| circuit.state), Some(HalfOpen), "{outcome:?}");
         rig.later(millis(1)).call(REQUEST, Outcome::success());
-        assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(Closed));
+        assert_eq!(rig.snapshot().circuit.map(|circuit| circuit.state), Some(Closed));
     }
 }
 
-/// Three failures a minute were too many whatever the volume: 1 % of random errors held 64 slots at 3 % of the capacity.
+/// Regression: three failures a minute cut at any volume, so 1 % of random errors held 64 slots at 3 % of
+/// their capacity.
 #[test]
 fn few_failures_among_many_outcomes_cut_nothing() {
     let slots = Some(Slots::adaptive(1..=64));
@@ -240,23 +245,23 @@ fn few_failures_among_many_outcomes_cut_nothing() {
         let outcome = if number % 100 == 99 { Outcome::failure() } else { Outcome::success() };
         rig.later(millis(100)).call(REQUEST, outcome);
     }
-    assert_eq!((rig.cuts(), rig.seen().slots), (0, Some(64)));
+    assert_eq!((rig.cuts(), rig.snapshot().slots), (0, Some(64)));
     for _ in 0..100 {
         rig.later(millis(100)).call(REQUEST, Outcome::failure());
     }
-    assert_eq!(rig.cuts() > 0, rig.seen().slots < Some(64), "a tenth is enough");
+    assert_eq!(rig.cuts() > 0, rig.snapshot().slots < Some(64), "a tenth is enough");
     assert!(rig.cuts() > 0);
 }
 
-/// `Retry-After: 0` counted as a sign of life: 10,000 × 503 left the circuit closed.
+/// Regression: `Retry-After: 0` counted as a sign of life, and 10,000 × 503 left the circuit closed.
 #[test]
-fn hint_of_zero_is_no_sign_of_life() {
+fn hint_of_zero_does_not_prevent_opening() {
     let circuit = Some(Circuit::after_failures(10).open_for(secs(5)));
     let mut rig = Rig::new(Draft { circuit, ..Draft::default() });
     for _ in 0..10 {
         rig.call(REQUEST, Outcome::overload().retry_after(Duration::ZERO));
     }
-    assert_eq!(rig.seen().circuit.map(|circuit| circuit.state), Some(Open));
+    assert_eq!(rig.snapshot().circuit.map(|circuit| circuit.state), Some(Open));
 }
 
 #[test]
@@ -267,16 +272,20 @@ fn one_wave_of_failures_is_one_cut() {
         for charge in rig.enter_all(30) {
             rig.later(millis(1)).settle(charge, outcome);
         }
-        assert_eq!((rig.cuts(), rig.seen().slots), (1, Some(32)), "{outcome:?}");
+        assert_eq!((rig.cuts(), rig.snapshot().slots), (1, Some(32)), "{outcome:?}");
         for charge in rig.enter_all(3) {
             rig.settle(charge, outcome);
         }
-        assert_eq!((rig.cuts(), rig.seen().slots), (2, Some(16)), "the next wave is news: {outcome:?}");
+        assert_eq!(
+            (rig.cuts(), rig.snapshot().slots),
+            (2, Some(16)),
+            "the next wave cuts again: {outcome:?}"
+        );
     }
 }
 
 #[test]
-fn what_the_controller_does_is_told_with_its_numbers() {
+fn controller_events_contain_their_numbers() {
     let pace = Some(Pace::every(secs(1)).slowest(secs(9)));
     let draft = Draft { slots: Some(Slots::adaptive(1..=4)), pace, ..Draft::default() };
     let mut rig = Rig::new(Draft { controller: brake(1), ..draft });
@@ -284,16 +293,25 @@ fn what_the_controller_does_is_told_with_its_numbers() {
     let time = |from, to| Change { from: secs(from), to: secs(to) };
     rig.record(Outcome::overload());
     let why = Why::Overload;
-    assert_eq!(rig.told(), [Event::Slowed { slots: change(4, 2), interval: time(1, 2), rate: None, why }]);
+    assert_eq!(
+        rig.take_events(),
+        [Event::Slowed { slots: change(4, 2), interval: time(1, 2), rate: None, why }]
+    );
     rig.record(Outcome::failure());
     let why = Why::Failures { count: 1, within: secs(60) };
-    assert_eq!(rig.told(), [Event::Slowed { slots: change(2, 1), interval: time(2, 4), rate: None, why }]);
+    assert_eq!(
+        rig.take_events(),
+        [Event::Slowed { slots: change(2, 1), interval: time(2, 4), rate: None, why }]
+    );
     let _held = rig.at(at(60)).enter(REQUEST);
     rig.record(Outcome::success());
-    assert_eq!(rig.told(), [Event::SpedUp { slots: change(1, 2), interval: time(4, 2), rate: None }]);
+    assert_eq!(rig.take_events(), [Event::SpedUp { slots: change(1, 2), interval: time(4, 2), rate: None }]);
     rig.at(at(300)).record(Outcome::success());
     let lifted = Event::CeilingLifted { ceiling: change(2, 4) };
-    assert_eq!(rig.told(), [lifted, Event::SpedUp { slots: change(2, 3), interval: time(2, 1), rate: None }]);
+    assert_eq!(
+        rig.take_events(),
+        [lifted, Event::SpedUp { slots: change(2, 3), interval: time(2, 1), rate: None }]
+    );
 }
 
 #[test]
@@ -303,46 +321,46 @@ fn the_circuit_counts_failures_after_a_brake_cut() {
         let mut rig = Rig::new(Draft { circuit, controller, ..Draft::default() });
         let wave = rig.enter_all(20);
         for (index, charge) in wave.into_iter().enumerate() {
-            assert_eq!(rig.seen().circuit.unwrap().state, Closed, "after {index} failures");
+            assert_eq!(rig.snapshot().circuit.unwrap().state, Closed, "after {index} failures");
             rig.settle(charge, Outcome::failure());
         }
-        assert_eq!(rig.seen().circuit.unwrap().state, Open);
+        assert_eq!(rig.snapshot().circuit.unwrap().state, Open);
     }
 }
 
 #[test]
-fn a_failure_that_opens_the_circuit_still_counts_for_the_brake() {
+fn failure_that_opens_circuit_counts_for_brake() {
     let circuit = Some(Circuit::after_failures(1));
     let slots = Some(Slots::adaptive(1..=8));
     let mut rig = Rig::new(Draft { slots, circuit, controller: brake(1), ..Draft::default() });
     rig.call(REQUEST, Outcome::failure());
-    assert_eq!((rig.cuts(), rig.seen().slots), (1, Some(4)));
+    assert_eq!((rig.cuts(), rig.snapshot().slots), (1, Some(4)));
 }
 
 #[test]
 fn the_first_request_may_fail() {
     let mut rig = Rig::new(Draft { total: Some(4), ..Draft::gentle() });
     rig.call(REQUEST, Outcome::failure());
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     assert_eq!((seen.in_flight, seen.slots, seen.failures, seen.completed), (0, Some(5), 1, 1));
     assert_eq!((seen.percentage, seen.eta), (Some(25.0), Some(Duration::ZERO)));
 }
 
 #[test]
-fn a_total_of_zero_counts_and_promises_nothing() {
+fn zero_total_has_no_percentage_or_eta() {
     let mut rig = Rig::new(Draft { total: Some(0), ..Draft::default() });
     rig.call(REQUEST, Outcome::success());
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     assert_eq!((seen.completed, seen.total, seen.percentage, seen.eta), (1, 0, None, None));
 }
 
 #[test]
-fn a_latency_is_the_time_since_entry_or_what_the_work_says() {
+fn latency_is_time_since_entry_or_as_reported() {
     for (outcome, eta) in [(Outcome::success(), 6), (Outcome::success().took(secs(1)), 3)] {
         let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(1)), total: Some(4), ..Draft::default() });
         let charge = rig.enter(REQUEST);
         rig.at(at(2)).settle(charge, outcome);
-        assert_eq!(rig.seen().eta, Some(secs(eta)));
+        assert_eq!(rig.snapshot().eta, Some(secs(eta)));
     }
 }
 
@@ -366,33 +384,33 @@ fn everything() -> Rig {
 }
 
 #[test]
-fn what_never_went_out_returns_whole() {
+fn undone_request_is_returned_completely() {
     let mut rig = everything();
-    let before = rig.seen();
+    let before = rig.snapshot();
     let charge = rig.enter(tokens(30).bytes(10));
-    let taken = rig.seen();
+    let taken = rig.snapshot();
     assert!(charge.is_counted() && charge.is_probe() && charge.is_recovering());
     assert_eq!((charge.bytes_held(), charge.tokens_held(), taken.admitted), (200, 30, before.admitted + 1));
     assert_eq!(taken.next_entry, Some(at(20) + millis(100)), "the probe is out");
     rig.undo(charge);
-    assert_eq!(Snapshot { evaluations: before.evaluations, ..rig.seen() }, before);
+    assert_eq!(Snapshot { evaluations: before.evaluations, ..rig.snapshot() }, before);
     let again = rig.enter(tokens(30).bytes(10));
-    assert!(again.is_probe(), "the place in the pace is free, too");
+    assert!(again.is_probe(), "the place in the pace is free again");
 }
 
 #[test]
-fn what_entering_spent_stays_spent_when_a_permit_is_dropped() {
+fn dropped_permit_keeps_rate_and_pace_spent() {
     let mut rig = everything();
-    let before = rig.seen();
+    let before = rig.snapshot();
     rig.call(tokens(30).bytes(10), Outcome::ignored());
-    let after = rig.seen();
+    let after = rig.snapshot();
     assert_eq!((after.in_flight, after.bytes_in_flight, after.tokens_used), (0, 0, before.tokens_used));
     assert_eq!(after.rate_level, before.rate_level.map(|level| level - 1));
     assert_eq!(rig.waits(REQUEST), (Gate::Pace, Some(at(21))));
 }
 
 #[test]
-fn only_the_last_entry_can_be_taken_back_from_the_pace() {
+fn only_the_last_pace_entry_can_be_undone() {
     let mut rig = Rig::new(Draft { pace: Some(Pace::every(secs(1))), ..Draft::default() });
     let first = rig.enter(REQUEST);
     let second = rig.at(at(1)).enter(REQUEST);
@@ -404,49 +422,49 @@ fn only_the_last_entry_can_be_taken_back_from_the_pace() {
 }
 
 #[test]
-fn costs_beyond_all_bounds_are_taken_and_returned_alike() {
+fn huge_costs_are_taken_and_returned_alike() {
     let mut rig = Rig::new(Draft { bytes: Some(Bytes::in_flight(1)), ..Draft::default() });
     let huge = rig.enter(Cost::request().bytes(u64::MAX).tokens(u64::MAX));
     assert_eq!(rig.waits(REQUEST), (Gate::Bytes, None));
     rig.settle(huge, Outcome::success());
-    assert_eq!(rig.seen().bytes_in_flight, 0);
+    assert_eq!(rig.snapshot().bytes_in_flight, 0);
 }
 
 #[test]
-fn tokens_of_a_request_without_a_permit_are_booked_as_told() {
+fn tokens_without_a_permit_are_recorded() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     rig.record(Outcome::success().spent(tokens(30)));
     rig.record(Outcome::ignored().spent(tokens(5)));
-    assert_eq!(rig.seen().tokens_used, 35);
+    assert_eq!(rig.snapshot().tokens_used, 35);
 }
 
 #[test]
-fn headers_that_could_not_be_read_are_counted_whatever_the_outcome() {
+fn malformed_headers_are_counted_for_all_outcomes() {
     let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(4)), ..Draft::default() });
     let outcomes = [Outcome::success(), Outcome::failure(), Outcome::overload(), Outcome::ignored()];
     for (outcome, count) in outcomes.into_iter().zip(1..) {
         rig.call(REQUEST, outcome.with_malformed(2));
-        assert_eq!(rig.seen().headers_malformed, 2 * count, "{outcome:?}");
+        assert_eq!(rig.snapshot().headers_malformed, 2 * count, "{outcome:?}");
     }
     rig.record(Outcome::ignored().with_malformed(u32::MAX));
-    assert_eq!(rig.seen().headers_malformed, 8 + u64::from(u16::MAX));
+    assert_eq!(rig.snapshot().headers_malformed, 8 + u64::from(u16::MAX));
     rig.gates.headers_malformed = u32::MAX;
     rig.record(Outcome::success().with_malformed(1));
-    assert_eq!(rig.seen().headers_malformed, u64::from(u32::MAX), "it ends there, and does not begin anew");
+    assert_eq!(rig.snapshot().headers_malformed, u64::from(u32::MAX), "the count saturates");
 }
 
 #[test]
-fn client_errors_do_not_end_a_row_of_failures() {
-    use crate::classes::{Classes, Ended};
+fn client_errors_keep_the_consecutive_failures() {
+    use crate::classes::{Classes, Completion};
     let classes = Classes::new();
     let mut rig = Rig::new(Draft { circuit: Some(Circuit::after_failures(3)), ..listening() });
-    let failures = |rig: &Rig| rig.seen().circuit.unwrap().consecutive_failures;
-    rig.record(classes.outcome(Ended::Status(500)));
-    rig.record(classes.outcome(Ended::Timeout));
+    let failures = |rig: &Rig| rig.snapshot().circuit.unwrap().consecutive_failures;
+    rig.record(classes.outcome(Completion::Status(500)));
+    rig.record(classes.outcome(Completion::Timeout));
     assert_eq!(failures(&rig), 2);
     let before = row(&rig);
-    (0..100).for_each(|_| rig.record(classes.outcome(Ended::Status(404))));
+    (0..100).for_each(|_| rig.record(classes.outcome(Completion::Status(404))));
     assert_eq!((row(&rig), failures(&rig)), (before, 2));
-    rig.record(classes.outcome(Ended::Status(501)));
+    rig.record(classes.outcome(Completion::Status(501)));
     assert_eq!(row(&rig).0, Open, "the third in a row");
 }

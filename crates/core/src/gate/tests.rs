@@ -1,4 +1,4 @@
-//! What the tests of the gates share: gates with their plan, a clock and the events so far.
+//! Shared test rig for the gates: gates with their plan, a clock and the events so far.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) const fn bytes(bytes: u64) -> Cost {
     REQUEST.bytes(bytes)
 }
 
-/// Gates as a throttle uses them, with jitter that always comes out at zero.
+/// Gates as a throttle uses them, with jitter fixed at zero.
 pub(super) struct Rig {
     pub(super) plan: Plan,
     pub(super) gates: Gates,
@@ -70,7 +70,7 @@ impl Rig {
     #[track_caller]
     pub(super) fn enter(&mut self, cost: Cost) -> Charge {
         let now = self.now;
-        self.admit(cost).unwrap_or_else(|verdict| panic!("at {now:?} the answer was {verdict:?}"))
+        self.admit(cost).unwrap_or_else(|verdict| panic!("at {now:?} the verdict was {verdict:?}"))
     }
 
     /// `count` plain requests at once.
@@ -79,26 +79,26 @@ impl Rig {
         (0..count).map(|_| self.enter(REQUEST)).collect()
     }
 
-    /// As many plain requests as get in now, and at most 1,000.
+    /// Enters as many plain requests as are admitted now, at most 1,000.
     pub(super) fn obtain(&mut self) -> Vec<Charge> {
         std::iter::from_fn(|| self.admit(REQUEST).ok()).take(1_000).collect()
     }
 
-    /// Enters a plain request, now or at the time it is told to come back.
+    /// Enters a plain request, now or at the time the verdict returns.
     #[track_caller]
-    pub(super) fn enter_when_told(&mut self) -> Charge {
+    pub(super) fn enter_when_ready(&mut self) -> Charge {
         self.admit(REQUEST).unwrap_or_else(|verdict| match verdict {
             Verdict::Wait(Wait { until: Some(until), .. }) => self.at(until).enter(REQUEST),
-            verdict => panic!("the answer was {verdict:?}"),
+            verdict => panic!("the verdict was {verdict:?}"),
         })
     }
 
-    /// Who holds the request back, and until when; fails the test if it is not held back.
+    /// The gate that delays the request, and until when; fails the test if the request is not delayed.
     #[track_caller]
     pub(super) fn waits(&mut self, cost: Cost) -> (Gate, Option<Instant>) {
         match self.admit(cost) {
             Err(Verdict::Wait(wait)) => (wait.by, wait.until),
-            answer => panic!("the answer was {answer:?}"),
+            verdict => panic!("the verdict was {verdict:?}"),
         }
     }
 
@@ -145,16 +145,16 @@ impl Rig {
         self.gates.close(&mut self.events)
     }
 
-    pub(super) fn seen(&self) -> Snapshot {
+    pub(super) fn snapshot(&self) -> Snapshot {
         self.gates.snapshot(&self.plan, 0, self.now)
     }
 
     /// The events since the last call.
-    pub(super) fn told(&mut self) -> Vec<Event> {
+    pub(super) fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// How often the controller cut since the events were last told.
+    /// The number of cuts since the events were last taken.
     pub(super) fn cuts(&self) -> usize {
         self.events.iter().filter(|event| matches!(event, Event::Slowed { .. })).count()
     }

@@ -1,4 +1,4 @@
-//! What there is to see of the gates, without touching them.
+//! Read-only views of the gates: snapshots and levels.
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ use crate::time::Instant;
 use crate::verdict::Verdict;
 
 impl Gates {
-    /// Everything there is to see, as of `now`; `ahead` is the queue.
+    /// A snapshot of all state as of `now`; `ahead` is the length of the queue.
     pub fn snapshot(&self, plan: &Plan, ahead: u32, now: Instant) -> Snapshot {
         let now = now.max(self.latest);
         let phase = self.phase(plan, now);
         let breaker = plan.draft.circuit.as_ref().and(self.circuit.as_ref());
         let circuit = breaker.map(|gate| gate.view(now));
-        let observed = self.observed.as_deref();
-        let latency = observed.map(|observed| &observed.latency);
+        let statistics = self.statistics.as_deref();
+        let latency = statistics.map(|statistics| &statistics.latency);
         let budget = plan.draft.budget.as_ref();
         let tokens_used = budget.map_or(0, |budget| self.budget.used(budget, now));
         let slots = plan.draft.slots.map(|_| self.slots_limit);
         let total = plan.draft.total.unwrap_or(0);
-        let nothing = Progress::default();
-        let progress = self.progress.as_deref().unwrap_or(&nothing);
+        let no_progress = Progress::default();
+        let progress = self.progress.as_deref().unwrap_or(&no_progress);
         Snapshot {
             at: now,
             state: self.state(phase, circuit.map(|view| view.state)),
@@ -47,7 +47,7 @@ impl Gates {
             failures: self.feedback.failures(plan, now),
             circuit,
             error_rate: breaker.and_then(|gate| gate.error_rate(now)),
-            outcomes: observed.map(|observed| observed.outcomes).unwrap_or_default(),
+            outcomes: statistics.map(|statistics| statistics.outcomes).unwrap_or_default(),
             latency_mean: latency.and_then(Latency::mean),
             latency_p50: latency.and_then(|latency| latency.quantile(0.5)),
             latency_p95: latency.and_then(|latency| latency.quantile(0.95)),
@@ -57,7 +57,7 @@ impl Gates {
             eta: progress.eta(total, slots.unwrap_or_else(|| self.in_flight())),
             waiting: ahead,
             admitted: self.admitted,
-            evaluations: self.admitted + self.asked_in_vain,
+            evaluations: self.admitted + self.not_admitted,
             headers_malformed: u64::from(self.headers_malformed),
             next_entry: self.next_entry(plan, ahead, now),
             control: self.control(plan, now),
@@ -71,7 +71,7 @@ impl Gates {
         self.circuit.as_ref().map(|circuit| circuit.view(now.max(self.latest)).state)
     }
 
-    /// What moves, and nothing that takes work to find out.
+    /// The levels that change often and are cheap to read.
     pub fn levels(&self, plan: &Plan) -> Levels {
         let breaker = plan.draft.circuit.as_ref().and(self.circuit.as_ref());
         Levels {
@@ -104,7 +104,7 @@ impl Gates {
         }
     }
 
-    /// The first state that holds.
+    /// The first state that applies.
     fn state(&self, phase: Phase, circuit: Option<CircuitState>) -> State {
         if self.is_drained() {
             State::Closed
@@ -123,7 +123,7 @@ impl Gates {
         }
     }
 
-    /// A bucket that rests stands still: its level is the one it will go on from.
+    /// The level of the rate; a suspended bucket keeps the level from which it will continue.
     fn rate_level(&self, shape: &crate::bucket::Shape, now: Instant) -> i64 {
         self.rate.level(shape, now)
     }

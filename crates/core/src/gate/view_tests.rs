@@ -1,11 +1,11 @@
-//! A snapshot shows the first state that holds, and the next entry as far as time can tell.
+//! A snapshot shows the first state that applies, and the next entry if time decides it.
 
 use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
 use crate::cause::Cause;
-use crate::observed::Outcomes;
 use crate::outcome::Outcome;
 use crate::plan::{Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
+use crate::statistics::Outcomes;
 use crate::verdict::Gate;
 
 /// Slots that each overload cuts, a circuit that each failure opens, and a tail of 10 s.
@@ -19,48 +19,48 @@ fn draft() -> Draft {
     }
 }
 
-/// Cut, paused for 5 s with a tail of 10 s, and with an open circuit: everything at once.
-fn trouble(rig: &mut Rig) {
+/// Cuts the slots, pauses for 5 s with a tail of 10 s, and opens the circuit.
+fn disturb(rig: &mut Rig) {
     rig.record(Outcome::overload().retry_after(secs(5)));
     rig.record(Outcome::failure());
 }
 
-fn troubled() -> Rig {
+fn disturbed() -> Rig {
     let mut rig = Rig::new(draft());
-    trouble(&mut rig);
+    disturb(&mut rig);
     rig
 }
 
 #[test]
-fn the_state_shown_is_the_first_that_holds() {
-    let mut rig = troubled();
-    let mut state = |seconds| rig.at(at(seconds)).seen().state;
+fn state_is_the_first_that_applies() {
+    let mut rig = disturbed();
+    let mut state = |seconds| rig.at(at(seconds)).snapshot().state;
     assert_eq!([state(0), state(2), state(3)], [State::CircuitOpen; 3], "half-open is shown as open");
     rig.at(at(3)).record(Outcome::success());
-    let shown = [3, 5, 14, 15].map(|seconds| rig.at(at(seconds)).seen().state);
+    let shown = [3, 5, 14, 15].map(|seconds| rig.at(at(seconds)).snapshot().state);
     assert_eq!(shown, [State::Paused, State::Recovering, State::Recovering, State::Cooling]);
     let held = rig.at(at(75)).enter(REQUEST);
     rig.settle(held, Outcome::success());
-    assert_eq!(rig.seen().state, State::Running);
+    assert_eq!(rig.snapshot().state, State::Running);
 }
 
 #[test]
-fn closing_is_shown_before_everything_else() {
-    for has_trouble in [false, true] {
+fn closing_takes_precedence_over_other_states() {
+    for is_disturbed in [false, true] {
         let mut rig = Rig::new(draft());
         let held = rig.enter(REQUEST);
-        if has_trouble {
-            trouble(&mut rig);
+        if is_disturbed {
+            disturb(&mut rig);
         }
         rig.close();
-        assert_eq!(rig.seen().state, State::Draining);
+        assert_eq!(rig.snapshot().state, State::Draining);
         rig.settle(held, Outcome::ignored());
-        assert_eq!(rig.seen().state, State::Closed);
+        assert_eq!(rig.snapshot().state, State::Closed);
     }
 }
 
 #[test]
-fn the_next_entry_is_told_as_far_as_time_goes() {
+fn next_entry_is_shown_if_time_decides_it() {
     let entered = |draft: Draft| {
         let mut rig = Rig::new(draft);
         let charge = rig.enter(tokens(10).bytes(11));
@@ -84,24 +84,24 @@ fn the_next_entry_is_told_as_far_as_time_goes() {
         ("full", entered(Draft { slots: Some(Slots::fixed(1)), ..empty() }), None),
         ("overdrawn", entered(Draft { bytes: Some(Bytes::in_flight(10)), ..empty() }), None),
         ("paused", paused(entered(empty())), Some(at(5))),
-        ("open", troubled(), Some(at(2))),
+        ("open", disturbed(), Some(at(2))),
     ];
     for (name, rig, wanted) in table {
-        assert_eq!(rig.seen().next_entry, wanted, "{name}");
+        assert_eq!(rig.snapshot().next_entry, wanted, "{name}");
     }
     let mut closed = entered(empty());
     closed.close();
-    assert_eq!(closed.seen().next_entry, None);
+    assert_eq!(closed.snapshot().next_entry, None);
 }
 
-/// Recovery slots return, and failing that the tail ends: the snapshot said "now".
+/// Regression: with all recovery slots taken, the snapshot reported "now" instead of the end of the tail.
 #[test]
-fn with_all_recovery_slots_out_the_next_entry_is_at_the_end_of_the_tail() {
+fn next_entry_without_recovery_slots_is_end_of_tail() {
     let mut rig = Rig::new(Draft { recovery_slots: Some(1), ..draft() });
     rig.pause(secs(5));
     let _held = rig.at(at(5)).enter(REQUEST);
     assert_eq!(rig.waits(REQUEST), (Gate::RecoverySlots, Some(at(15))));
-    assert_eq!(rig.seen().next_entry, Some(at(15)));
+    assert_eq!(rig.snapshot().next_entry, Some(at(15)));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_snapshot_shows_every_gate() {
     let charge = rig.enter(tokens(20).bytes(30));
     rig.at(at(4)).settle(charge, Outcome::overload().retry_after(secs(1)).spent(tokens(25)));
     let _held = rig.at(at(5)).enter(bytes(40));
-    let seen = rig.at(at(6)).seen();
+    let seen = rig.at(at(6)).snapshot();
     assert_eq!((seen.at, seen.state, seen.phase), (at(6), State::Recovering, Phase::Recovering));
     assert_eq!((seen.slots, seen.slots_max, seen.slots_ceiling), (Some(3), Some(8), Some(6)));
     assert_eq!((seen.in_flight, seen.recovering_in_flight, seen.bytes_in_flight), (1, 1, 40));
@@ -138,21 +138,25 @@ fn a_snapshot_shows_every_gate() {
 }
 
 #[test]
-fn without_slots_the_time_left_is_shared_by_those_in_flight() {
+fn eta_without_slots_uses_requests_in_flight() {
     let mut rig = Rig::new(Draft { total: Some(5), ..Draft::default() });
     let mut held = rig.enter_all(3);
     rig.at(at(2)).settle(held.remove(0), Outcome::success());
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     assert_eq!((seen.slots, seen.slots_ceiling, seen.eta), (None, None, Some(secs(4))));
     rig.at(at(3)).record(Outcome::overload());
-    assert_eq!((rig.seen().completed, rig.seen().failures), (2, 0), "nobody learns: nothing is remembered");
+    assert_eq!(
+        (rig.snapshot().completed, rig.snapshot().failures),
+        (2, 0),
+        "without a controller no failures are counted"
+    );
 }
 
 #[test]
-fn outcomes_and_latency_are_shown_where_something_learns_whatever_the_generation() {
+fn statistics_count_outcomes_of_all_generations() {
     let error_rate = Circuit::at_error_rate(0.9, 10, secs(10));
     let mut rig = Rig::new(Draft { circuit: Some(error_rate), ..draft() });
-    assert_eq!((rig.seen().outcomes, rig.seen().latency_mean), (Outcomes::default(), None));
+    assert_eq!((rig.snapshot().outcomes, rig.snapshot().latency_mean), (Outcomes::default(), None));
     let [early, late] = <[_; 2]>::try_from(rig.enter_all(2)).unwrap();
     rig.at(at(1)).settle(late, Outcome::overload().because(Cause::Server));
     assert_eq!(rig.cuts(), 1, "a new generation");
@@ -161,21 +165,21 @@ fn outcomes_and_latency_are_shown_where_something_learns_whatever_the_generation
     rig.record(Outcome::success());
     rig.record(Outcome::failure().took(secs(9)));
     rig.record(Outcome::ignored().took(secs(9)));
-    let seen = rig.seen();
+    let seen = rig.snapshot();
     let counts = seen.outcomes;
     assert_eq!((counts.successes, counts.server, counts.other, counts.total()), (3, 1, 1, 5));
-    assert_eq!(seen.latency_mean, Some(secs(3)), "of 2 s and 4 s: the others have none, or are no successes");
-    let near = |told: Option<Duration>, wanted: Duration| {
-        told.is_some_and(|told| told.abs_diff(wanted) <= wanted / 16)
+    assert_eq!(
+        seen.latency_mean,
+        Some(secs(3)),
+        "of 2 s and 4 s: the others have no latency, or are not successes"
+    );
+    let near = |shown: Option<Duration>, wanted: Duration| {
+        shown.is_some_and(|shown| shown.abs_diff(wanted) <= wanted / 16)
     };
     assert!(near(seen.latency_p50, secs(2)) && near(seen.latency_p95, secs(4)), "{seen:?}");
-    assert_eq!(
-        seen.error_rate,
-        Some(0.4),
-        "two of five: the window hears of all generations while it is closed"
-    );
-    assert_eq!(rig.at(at(30)).seen().error_rate, None, "nothing is in the window");
-    assert_eq!(rig.seen().outcomes, counts, "and nothing is forgotten");
+    assert_eq!(seen.error_rate, Some(0.4), "two of five: while closed, the window counts all generations");
+    assert_eq!(rig.at(at(30)).snapshot().error_rate, None, "the window is empty");
+    assert_eq!(rig.snapshot().outcomes, counts, "the totals stay");
 }
 
 #[test]
@@ -184,26 +188,26 @@ fn without_a_window_there_is_no_error_rate() {
     for circuit in [None, consecutive] {
         let mut rig = Rig::new(Draft { circuit, ..draft() });
         rig.record(Outcome::failure());
-        assert_eq!((rig.seen().error_rate, rig.seen().outcomes.other), (None, 1));
+        assert_eq!((rig.snapshot().error_rate, rig.snapshot().outcomes.other), (None, 1));
     }
 }
 
 #[test]
-fn where_nothing_learns_nothing_is_observed_and_nothing_allocated() {
+fn statistics_are_not_allocated_if_nothing_learns() {
     let limited = Draft { slots: Some(Slots::fixed(3)), rate: Some(Rate::per_second(9)), ..Draft::default() };
     let mut rig = Rig::new(limited);
     rig.call(REQUEST, Outcome::success());
     rig.call(REQUEST, Outcome::overload().retry_after(secs(1)));
     rig.record(Outcome::failure());
-    assert!(rig.gates.observed.is_none());
-    assert_eq!((rig.seen().outcomes, rig.seen().latency_p95), (Outcomes::default(), None));
+    assert!(rig.gates.statistics.is_none());
+    assert_eq!((rig.snapshot().outcomes, rig.snapshot().latency_p95), (Outcomes::default(), None));
 }
 
 #[test]
-fn what_was_observed_outlives_a_change_of_limits() {
+fn statistics_survive_a_change_of_limits() {
     let mut rig = Rig::new(draft());
     rig.record(Outcome::success().took(secs(1)));
     rig.retune(Draft { slots: Some(Slots::fixed(2)), ..Draft::default() });
     rig.record(Outcome::success().took(secs(5)));
-    assert_eq!((rig.seen().outcomes.successes, rig.seen().latency_mean), (1, Some(secs(1))));
+    assert_eq!((rig.snapshot().outcomes.successes, rig.snapshot().latency_mean), (1, Some(secs(1))));
 }

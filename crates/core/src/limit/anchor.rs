@@ -1,19 +1,20 @@
-//! Wall time that never runs back.
+//! Monotonic wall time over a clock that can be set back.
 //!
-//! Buckets are points in wall time, and a wall clock can be set back: an hour less on the clock would be an hour
-//! in which nothing refills. After a step back of more than a second, time therefore runs on from where it was, at an
-//! offset to the clock. A smaller step back is waited out. A forward gap of more than a second is absorbed by the offset
-//! before it is credited: otherwise a clock that is corrected would credit the same time twice. Idle time looks the same as a
-//! correction, so it may be absorbed too, once and at most the offset. `vectors/clock.txt` has it as a table.
+//! Bucket states are points in wall time: if the clock were set back by an hour, nothing would refill for an
+//! hour. After a step back of more than a second, time therefore continues from the latest reading, at an
+//! offset to the clock. During a smaller step back time stands still. A forward gap of more than a second is
+//! first deducted from the offset: otherwise a clock that is corrected would credit the same time twice. Idle
+//! time looks like a correction, so it may be deducted too, once and at most the offset. `vectors/clock.txt`
+//! lists test vectors.
 
 use std::time::Duration;
 
 use crate::time::Stamp;
 
-/// A smaller step is no setting of the clock.
+/// Smaller steps do not count as the clock being set.
 const STEP_MIN: u64 = 1_000_000;
-/// While there is an offset, the latest time is kept at least this often: a gap is measured from there.
-const KEPT_EVERY: u64 = 250_000;
+/// While there is an offset, the latest time is persisted at least this often: gaps are measured from it.
+const PERSIST_EVERY: u64 = 250_000;
 
 /// The latest time seen, and how far it is ahead of the clock, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// The anchor that an engine kept: the latest time seen, and how far it was ahead of the clock.
+    /// An anchor read back from an engine.
     pub const fn restored(latest: Stamp, offset_micros: u64) -> Self {
         Self { latest: latest.as_micros(), offset: offset_micros }
     }
@@ -33,17 +34,19 @@ impl Anchor {
         Stamp::from_micros(self.latest)
     }
 
-    /// How far time is ahead of the clock, because the clock stepped back.
+    /// How far time is ahead of the clock because the clock was set back.
     pub const fn offset(&self) -> Duration {
         Duration::from_micros(self.offset)
     }
 
-    /// Whether an engine that kept `kept` has to write this one, even if it writes nothing else.
+    /// Whether an engine that has persisted `kept` must persist this anchor, even if it writes nothing else.
     pub const fn is_due(&self, kept: &Self) -> bool {
-        self.offset != kept.offset || self.offset > 0 && self.latest.saturating_sub(kept.latest) >= KEPT_EVERY
+        self.offset != kept.offset
+            || self.offset > 0 && self.latest.saturating_sub(kept.latest) >= PERSIST_EVERY
     }
 
-    /// What time it is by a reading that others have overtaken: it moves time forward, and is no step back.
+    /// The time by a reading that is older than one already applied. It may move time forward, and never
+    /// counts as a step back.
     pub fn read_late(&mut self, wall: Stamp) -> Stamp {
         let gap = wall.as_micros().saturating_add(self.offset).saturating_sub(self.latest);
         let absorbed = if gap > STEP_MIN { gap.min(self.offset) } else { 0 };
@@ -52,7 +55,7 @@ impl Anchor {
         Stamp::from_micros(self.latest)
     }
 
-    /// What time it is when the clock reads `wall`.
+    /// The time when the clock reads `wall`.
     pub fn read(&mut self, wall: Stamp) -> Stamp {
         let step = self.latest.saturating_sub(wall.as_micros().saturating_add(self.offset));
         if step > STEP_MIN {
@@ -66,7 +69,7 @@ impl Anchor {
 mod tests {
     use super::*;
 
-    /// A clock that flapped was credited with the time of every correction.
+    /// Regression: a clock that flapped was credited with the time of every correction.
     #[test]
     fn anchor_follows_the_vectors() {
         let mut anchor = Anchor::default();

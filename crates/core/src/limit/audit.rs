@@ -1,4 +1,4 @@
-//! Audit: every administrative change, who made it, and what was there before and after.
+//! The audit log: every administrative change with its actor and the values before and after.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use crate::limit::policy::{Policy, Scope, Version};
 use crate::limit::token::{Token, TokenId};
 use crate::time::Stamp;
 
-/// What a change is filed under: an entity, for policies of no entity `$SYSTEM` or `$RESOURCE:name`, for a token
-/// `$TOKEN:id`.
+/// The key that a change is filed under: the entity, `$SYSTEM` or `$RESOURCE:name` for a policy without an
+/// entity, `$TOKEN:id` for a token.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Filed(String);
+pub struct AuditKey(String);
 
-impl Filed {
-    /// Under an entity.
+impl AuditKey {
+    /// The key of an entity.
     pub fn entity(id: &EntityId) -> Self {
         Self(id.to_string())
     }
 
-    /// Where a policy's scope is filed.
+    /// The key of a policy's scope.
     pub fn scope(scope: &Scope) -> Self {
         match scope {
             Scope::System => Self("$SYSTEM".to_owned()),
@@ -29,62 +29,62 @@ impl Filed {
         }
     }
 
-    /// Where a token is filed.
+    /// The key of a token.
     pub fn token(id: &TokenId) -> Self {
         Self(format!("$TOKEN:{id}"))
     }
 
-    /// As text.
+    /// The key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Display for Filed {
+impl fmt::Display for AuditKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
     }
 }
 
-/// What was changed, from what to what; `None` is nothing there.
+/// A changed record before and after; `None` means that it does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// An entity.
     Entity {
-        /// What was there.
+        /// The previous value.
         before: Option<Entity>,
-        /// What is there now.
+        /// The new value.
         after: Option<Entity>,
     },
     /// A policy.
     Policy {
-        /// Where.
+        /// The scope.
         scope: Scope,
-        /// What was there.
+        /// The previous value.
         before: Option<Policy>,
-        /// What is there now.
+        /// The new value.
         after: Option<Policy>,
     },
-    /// A token, which is never removed.
+    /// A token. Tokens are never removed.
     Token {
-        /// What was there.
+        /// The previous value.
         before: Option<Token>,
-        /// What is there now.
+        /// The new value.
         after: Token,
     },
 }
 
-/// What a change is about, as far as limits depend on it.
+/// The record that a change affects, if limits depend on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum About {
     /// A policy.
     Policy(Scope),
-    /// An entity: its parent, or whether it cascades.
+    /// An entity: its parent or its `cascade` flag.
     Entity(EntityId),
 }
 
 impl Change {
-    /// What it is about; `None` for a token, on which no limit depends.
+    /// The affected record; `None` for a token, because no limit depends on tokens.
     pub fn about(&self) -> Option<About> {
         match self {
             Self::Policy { scope, .. } => Some(About::Policy(scope.clone())),
@@ -96,18 +96,18 @@ impl Change {
     }
 }
 
-/// An entry of the audit.
+/// An entry of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The count of changes, this one included; several entries of one change have the same.
+    /// The version after the change. All entries of one change share it.
     pub version: Version,
-    /// When.
+    /// When the change was made.
     pub at: Stamp,
-    /// Who.
+    /// Who made it.
     pub actor: String,
-    /// What it is filed under.
-    pub filed: Filed,
-    /// What was changed.
+    /// The key it is filed under.
+    pub filed: AuditKey,
+    /// The change.
     pub change: Change,
 }
 
@@ -117,7 +117,7 @@ mod tests {
     use crate::limit::name::Subject;
 
     #[test]
-    fn policies_of_no_entity_are_filed_under_the_system() {
+    fn policy_is_filed_under_its_entity_or_the_system() {
         let subject = Subject::new("acme", "gpt").unwrap();
         let table = [
             (Scope::System, "$SYSTEM"),
@@ -126,7 +126,7 @@ mod tests {
             (Scope::Subject(subject), "acme"),
         ];
         for (scope, filed) in table {
-            assert_eq!(Filed::scope(&scope).to_string(), filed);
+            assert_eq!(AuditKey::scope(&scope).to_string(), filed);
         }
     }
 }

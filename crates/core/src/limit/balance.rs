@@ -1,4 +1,4 @@
-//! A limit's state as people see it.
+//! The state of a limit, ready to display.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,31 +7,31 @@ use crate::limit::meter::Meter;
 use crate::limit::name::{LimitName, Subject};
 use crate::time::Stamp;
 
-/// What a limit has, holds and asks its callers to wait.
+/// A limit's available units, its shape, and how long a caller has to wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Balance {
-    /// Whose limit.
+    /// The subject.
     pub subject: Subject,
-    /// Which one.
+    /// The limit's name.
     pub limit: LimitName,
-    /// Whole units there; below zero is debt.
+    /// Whole units available; below zero is debt.
     pub available: i64,
-    /// What a full bucket holds.
+    /// The capacity of the bucket.
     pub burst: u64,
     /// Units per period.
     pub amount: u64,
     /// The period.
     pub period: Duration,
-    /// Taken less given back, since the bucket was first used.
+    /// Units taken minus units returned, since the bucket was first used.
     pub consumed: i64,
-    /// What was asked of it.
+    /// The requested units.
     pub asked: u64,
-    /// How long until that can be had: zero is now, `None` never.
+    /// How long until the requested units are available: zero is now, `None` never.
     pub retry_after: Option<Duration>,
 }
 
 impl Balance {
-    /// What `meter` of `subject` shows at `now` to someone who asks for `asked` units.
+    /// The balance of `meter` at `now`, for a request of `asked` units.
     pub fn of(subject: &Subject, meter: &Meter, asked: u64, now: Stamp) -> Self {
         let shape = meter.rule().shape();
         let ready_at = meter.ready_at(asked, now);
@@ -48,7 +48,7 @@ impl Balance {
         }
     }
 
-    /// Whether what was asked is not there.
+    /// Whether the requested units are not available.
     pub fn is_short(&self) -> bool {
         self.retry_after != Some(Duration::ZERO)
     }
@@ -57,7 +57,7 @@ impl Balance {
 impl fmt::Display for Balance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}: ", self.limit, self.subject)?;
-        write!(f, "{} of {} there, {} asked", self.available, self.burst, self.asked)
+        write!(f, "{} of {} available, {} requested", self.available, self.burst, self.asked)
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use crate::limit::rule::Limit;
 
     #[test]
-    fn a_balance_says_when_to_come_back_or_never() {
+    fn balance_has_a_retry_time_unless_over_burst() {
         let now = Stamp::from_secs(1_800_000_000);
         let rule = Limit::per_minute("rpm", 100_000).check().unwrap();
         let mut meter = Meter::new(Arc::new(rule), Version::ZERO);
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(after(0), Some(Duration::ZERO));
         assert_eq!(after(100_001), None);
         let balance = Balance::of(&subject, &meter, 5, now);
-        assert_eq!(balance.to_string(), "rpm of a on b: 0 of 100000 there, 5 asked");
+        assert_eq!(balance.to_string(), "rpm of a on b: 0 of 100000 available, 5 requested");
         assert!(balance.is_short());
         assert!(!Balance::of(&subject, &meter, 0, now).is_short());
     }

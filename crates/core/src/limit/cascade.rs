@@ -1,8 +1,8 @@
 //! The buckets an acquire draws from, all or nothing: the subject's own, those of its parents, and pools.
 //!
-//! [`Levels`] is what a subject resolves to: a list of buckets, each with its key and the limits that hold there. It is
-//! made once, cached and shared; a draw is one of these and a number per limit name. A lease keeps the levels
-//! it drew from, so that no later edit of a policy can strand it.
+//! [`Levels`] is the result of resolving a subject: a list of buckets, each with its key and effective
+//! limits. It is computed once, cached and shared; a draw is one of these and an amount per limit name. A
+//! lease keeps the levels it drew from, so that it can be ended after any later change of a policy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +14,21 @@ use crate::limit::audit::About;
 use crate::limit::lease::{digest_by_key, name_key};
 use crate::limit::name::{LimitName, Subject, shown};
 use crate::limit::policy::{OnExpiry, OnUnavailable, Scope, Version};
-use crate::limit::resolve::{Held, Resolved, Source};
+use crate::limit::resolve::{EffectiveLimit, EffectiveLimits, Source};
 use crate::limit::rule::Rule;
 
-/// A cost or a change is at most so many units of a limit: 2⁴⁰.
+/// The largest cost or change of a limit, in units: 2⁴⁰.
 pub const UNITS_MAX: u64 = 1 << 40;
 
-/// A draw takes from at most so many buckets: those of eight entities and their pools over all resources, and a few pools
-/// over all entities.
+/// The maximum number of buckets of a draw: those of eight entities and their pools over all resources, and a
+/// few pools over all entities.
 pub const BUCKETS_MAX: usize = 20;
 
-/// Whole units per limit name, in the order of [`Levels::names`]; `None` where the limit takes no part.
+/// Whole units per limit name, in the order of [`Levels::names`]; `None` for a limit that is not part of the
+/// call.
 pub type Units = SmallVec<[Option<u64>; 2]>;
-/// Changes per limit name, in the order of [`Levels::names`]; `None` where the limit takes no part.
+/// Changes per limit name, in the order of [`Levels::names`]; `None` for a limit that is not part of the
+/// call.
 pub type Deltas = SmallVec<[Option<i64>; 2]>;
 
 /// A subject's levels, its own first, as of a version.
@@ -35,17 +37,16 @@ pub type Deltas = SmallVec<[Option<i64>; 2]>;
 pub struct Levels {
     version: Version,
     names: Box<[LimitName]>,
-    /// Units of each name that can be said at once: further ones could not be counted exactly.
+    /// The maximum units of each name in one call: more could not be counted exactly.
     units_max: Box<[u64]>,
-    /// What stands for each name in a digest of amounts.
+    /// The hash of each name, for digests of amounts.
     keys: Box<[u64]>,
     levels: Box<[Level]>,
     on_unavailable: (OnUnavailable, Source),
     on_expiry: (OnExpiry, Source),
 }
 
-/// One level: a bucket and the limits that hold for it. An engine does not care whether the bucket is the subject's own, a
-/// parent's or a pool's.
+/// One level: a bucket and its limits. Engines treat the subject's own bucket, a parent's and a pool's alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Level {
     /// The key of the bucket.
@@ -57,83 +58,83 @@ pub struct Level {
 /// One limit of one level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// The limit's place in [`Levels::names`].
+    /// The limit's index in [`Levels::names`].
     pub name: usize,
     /// The limit.
     pub rule: Arc<Rule>,
     /// Where it comes from.
     pub source: Source,
-    /// The debt at which settling and adjusting stop to take units; `None` is no bound.
+    /// The debt at which settling and adjusting stop taking units; `None` is unbounded.
     pub debt_max: Option<u64>,
 }
 
-/// A cost that cannot be asked for.
+/// The error for an invalid cost.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidCost {
     /// No level has such a limit.
     #[error("`{subject}` has no limit `{}`; it has {}", shown(name), listed(known))]
     Unknown {
-        /// For whom.
+        /// The subject.
         subject: Subject,
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: Vec<LimitName>,
     },
-    /// Nothing, or nothing but zeros.
+    /// The cost is empty or all zeros.
     #[error(
-        "nothing is asked of `{subject}`: at least one limit needs a cost above 0; it has {}",
+        "nothing is requested of `{subject}`: at least one limit needs a cost above 0; it has {}",
         listed(known)
     )]
     Nothing {
-        /// For whom.
+        /// The subject.
         subject: Subject,
-        /// The names there are.
+        /// The known names.
         known: Vec<LimitName>,
     },
-    /// A name twice.
-    #[error("the limit `{}` is asked for twice", shown(name))]
+    /// A limit is named twice.
+    #[error("the limit `{}` is requested twice", shown(name))]
     Twice {
-        /// Which one.
+        /// The limit.
         name: String,
     },
-    /// More than can be counted.
+    /// More units than can be counted exactly.
     #[error("{units} units of `{name}`, more than {max}")]
     Units {
-        /// Of which limit.
+        /// The limit.
         name: String,
-        /// How many.
+        /// The units.
         units: i128,
-        /// The bound: 2⁴⁰, or what takes a thousand years to refill.
+        /// The bound: 2⁴⁰, or the amount that refills in a thousand years.
         max: u64,
     },
 }
 
-/// Levels that cannot be.
+/// The error for invalid levels.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidLevels {
-    /// There is not even the subject's own.
+    /// There is no level, not even the subject's own.
     #[error("there is no level")]
     Empty,
-    /// A name twice.
-    #[error("the limit `{name}` is there twice")]
+    /// A limit is named twice.
+    #[error("the limit `{name}` is named twice")]
     Twice {
-        /// Which one.
+        /// The limit.
         name: LimitName,
     },
-    /// A limit that is not the one named at its place.
-    #[error("the limit `{name}` is not the one at place {place} of the names")]
+    /// A limit's index does not match its name.
+    #[error("the limit `{name}` is not the one at index {place} of the names")]
     Misplaced {
-        /// Which limit.
+        /// The limit.
         name: LimitName,
-        /// Its place.
+        /// Its index.
         place: usize,
     },
 }
 
-/// What takes longer to refill than this is not counted: a bucket's time line is some 580 times as long.
+/// The refill time that bounds the units of a call. A bucket's time line is some 580 times as long.
 const DEBT_MAX: Duration = Duration::from_secs(365_250 * 86_400);
 
 fn keys(names: &[LimitName]) -> Box<[u64]> {
@@ -150,18 +151,18 @@ fn units_max(names: usize, levels: &[Level]) -> Box<[u64]> {
     max
 }
 
-/// Whether two names are the same text. They have a few letters: to call for a comparison takes longer than to make it.
+/// Whether two names are equal. For a few bytes an inlined loop is faster than a call of `memcmp`.
 #[inline]
 fn is_same(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     one.len() == other.len() && one.iter().eq(other)
 }
 
-/// No units of so many limits.
+/// `None` for each of `names` limits.
 #[inline]
 fn none_of(names: usize) -> Units {
     match names {
-        // Most have one or two, for which there is room without asking for any.
+        // Most subjects have one or two limits, which need no allocation.
         0..=2 => Units::from_buf_and_len([None; 2], names),
         _ => smallvec![None; names],
     }
@@ -175,17 +176,17 @@ fn listed(names: &[LimitName]) -> String {
 }
 
 impl Levels {
-    /// The levels of what was resolved, the subject's own first, as of `version`.
+    /// The levels of resolved subjects, the subject's own first, as of `version`.
     ///
-    /// How to behave is said by the subject's own policies.
+    /// The settings for an unavailable store and for expiry come from the subject's own policies.
     ///
     /// # Panics
     /// With no level at all.
-    pub fn new(version: Version, resolved: Vec<(Subject, Resolved)>) -> Self {
+    pub fn new(version: Version, resolved: Vec<(Subject, EffectiveLimits)>) -> Self {
         let own = &resolved.first().expect("a subject is a level by itself").1;
         let (on_unavailable, on_expiry) = (own.on_unavailable.clone(), own.on_expiry.clone());
         let mut names: Vec<LimitName> = Vec::new();
-        let mut line = |held: Held| {
+        let mut line = |held: EffectiveLimit| {
             let found = names.iter().position(|name| name == held.rule.name());
             let name = found.unwrap_or_else(|| {
                 names.push(held.rule.name().clone());
@@ -193,7 +194,7 @@ impl Levels {
             });
             Line { name, rule: held.rule, source: held.source, debt_max: None }
         };
-        let level = |(subject, resolved): (Subject, Resolved)| Level {
+        let level = |(subject, resolved): (Subject, EffectiveLimits)| Level {
             subject,
             limits: resolved.limits.into_iter().map(&mut line).collect(),
         };
@@ -202,11 +203,12 @@ impl Levels {
         Self { version, names: names.into(), units_max, keys, levels, on_unavailable, on_expiry }
     }
 
-    /// The levels of a lease as a store has kept them, to end it by. Nothing new is drawn from them, so that they
-    /// say nothing about a store that is away.
+    /// The levels of a lease read back from a store, to end the lease. They have no setting for an
+    /// unavailable store, because no new lease draws from them.
     ///
     /// # Errors
-    /// [`InvalidLevels`] where there is none, a name is there twice, or a limit is not the one its place names.
+    /// [`InvalidLevels`] if there is no level, a name is duplicated, or a limit does not match the name at
+    /// its index.
     pub fn restored(
         version: Version,
         names: Vec<LimitName>,
@@ -236,7 +238,7 @@ impl Levels {
         })
     }
 
-    /// The same with `rules` given for one call in the place of the subject's own of the same names.
+    /// The levels with `rules` given for one call, which replace the subject's own limits of the same names.
     #[must_use]
     pub fn with_call_limits(&self, rules: impl IntoIterator<Item = Rule>) -> Self {
         let mut levels = self.clone();
@@ -259,7 +261,7 @@ impl Levels {
         levels
     }
 
-    /// The same levels with other rules in the place of each.
+    /// The levels with each rule replaced by `map`.
     #[must_use]
     pub fn map_rules(&self, mut map: impl FnMut(&Rule) -> Rule) -> Self {
         let mut levels = self.clone();
@@ -270,7 +272,7 @@ impl Levels {
         levels
     }
 
-    /// The same levels with other bounds of debt.
+    /// The levels with other bounds of debt.
     #[must_use]
     pub fn with_debt_max(mut self, mut debt_max: impl FnMut(&Subject, &Rule) -> Option<u64>) -> Self {
         for Level { subject, limits } in &mut self.levels {
@@ -286,12 +288,12 @@ impl Levels {
         &self.levels[0].subject
     }
 
-    /// The count of administrative changes as of which this holds.
+    /// The version of the namespace that the levels were resolved at.
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// Every limit's name, of whatever level.
+    /// The names of all limits, of all levels.
     pub fn names(&self) -> &[LimitName] {
         &self.names
     }
@@ -301,7 +303,7 @@ impl Levels {
         &self.levels
     }
 
-    /// Whether a change of this may make other levels of the subject.
+    /// Whether a change of this record may change the levels.
     pub fn depend_on(&self, about: &About) -> bool {
         let mut subjects = self.levels.iter().map(|level| &level.subject);
         match about {
@@ -319,20 +321,20 @@ impl Levels {
         self.names.is_empty()
     }
 
-    /// What an acquire does when the store is away, and who says so.
+    /// What an acquire does when the store is unavailable, and the source of the setting.
     pub const fn on_unavailable(&self) -> &(OnUnavailable, Source) {
         &self.on_unavailable
     }
 
-    /// What becomes of a lease that is never ended, and who says so.
+    /// What to do with a lease that is never ended, and the source of the setting.
     pub const fn on_expiry(&self) -> &(OnExpiry, Source) {
         &self.on_expiry
     }
 
-    /// The place of a limit in [`names`](Self::names).
+    /// The index of a limit in [`names`](Self::names).
     ///
     /// # Errors
-    /// [`InvalidCost::Unknown`] lists the names there are.
+    /// [`InvalidCost::Unknown`] lists the known names.
     #[inline]
     pub fn position(&self, name: &str) -> Result<usize, InvalidCost> {
         self.names.iter().position(|known| is_same(known.as_str(), name)).ok_or_else(|| {
@@ -344,10 +346,10 @@ impl Levels {
         })
     }
 
-    /// What a cost asks of each limit.
+    /// The requested units of each limit.
     ///
     /// # Errors
-    /// [`InvalidCost`] for a name that no level knows, a name twice, too many units, or nothing but zeros.
+    /// [`InvalidCost`] for an unknown or duplicated name, too many units, or a cost of zero.
     pub fn units(&self, cost: &[(&str, u64)]) -> Result<Units, InvalidCost> {
         let units = self.amounts(cost)?;
         if units.iter().flatten().all(|units| *units == 0) {
@@ -356,7 +358,7 @@ impl Levels {
         Ok(units)
     }
 
-    /// Whether so many units of the limit numbered `name`, or so many fewer, can be said at once.
+    /// Checks that a change of limit `name` by `units` is within the bound of one call.
     ///
     /// # Errors
     /// [`InvalidCost::Units`] with the bound.
@@ -368,23 +370,23 @@ impl Levels {
         Err(InvalidCost::Units { name: self.names[name].to_string(), units, max })
     }
 
-    /// What tells these units from others: the [`digest`](crate::limit::lease::digest) of those that are there, by name.
+    /// The [`digest`](crate::limit::lease::digest) of the units that are set, by name.
     #[inline]
     pub fn digest(&self, units: &[Option<u64>]) -> u64 {
-        let there = self.keys.iter().zip(units).filter_map(|(key, units)| units.map(|units| (*key, units)));
-        digest_by_key(there)
+        let set = self.keys.iter().zip(units).filter_map(|(key, units)| units.map(|units| (*key, units)));
+        digest_by_key(set)
     }
 
-    /// Units by name, nothing and zeros allowed: what a lease is settled at.
+    /// Units by name, possibly none or zero: the amounts that a lease is settled at.
     ///
     /// # Errors
-    /// [`InvalidCost`] for a name that no level knows, a name twice or too many units.
+    /// [`InvalidCost`] for an unknown or duplicated name, or too many units.
     pub fn amounts(&self, amounts: &[(&str, u64)]) -> Result<Units, InvalidCost> {
         let mut units = none_of(self.names.len());
         for (place, (name, amount)) in amounts.iter().enumerate() {
-            // Mostly they are named in the order they are written in.
-            let is_there = self.names.get(place).is_some_and(|known| is_same(known.as_str(), name));
-            let place = if is_there { place } else { self.position(name)? };
+            // Callers mostly use the order of the policy.
+            let is_in_order = self.names.get(place).is_some_and(|known| is_same(known.as_str(), name));
+            let place = if is_in_order { place } else { self.position(name)? };
             if *amount > self.units_max[place] {
                 self.check_units(place, i128::from(*amount))?;
             }
@@ -398,7 +400,7 @@ impl Levels {
     /// Changes by name.
     ///
     /// # Errors
-    /// [`InvalidCost`] for a name that no level knows, a name twice or too many units.
+    /// [`InvalidCost`] for an unknown or duplicated name, or too many units.
     pub fn deltas(&self, changes: &[(&str, i64)]) -> Result<Deltas, InvalidCost> {
         let mut deltas: Deltas = smallvec![None; self.names.len()];
         for (name, delta) in changes {
@@ -420,7 +422,7 @@ mod tests {
     use crate::limit::resolve::resolve;
     use crate::limit::rule::Limit;
 
-    fn resolved(entity: &str, limits: &[(&str, u64)]) -> (Subject, Resolved) {
+    fn resolved(entity: &str, limits: &[(&str, u64)]) -> (Subject, EffectiveLimits) {
         let subject = Subject::new(entity, "gpt").expect("valid");
         let limits = limits.iter().map(|(name, amount)| Limit::per_minute(*name, *amount));
         let policy = Policy::new(limits).expect("valid");
@@ -458,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn each_level_draws_the_limits_it_has() {
+    fn each_level_has_its_own_limits() {
         let levels = levels();
         let names: Vec<_> = levels.names().iter().map(LimitName::as_str).collect();
         assert_eq!(names, ["rpm", "tpm", "usd"]);
@@ -470,16 +472,16 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_cost_is_refused_with_known_limits() {
+    fn invalid_cost_error_lists_known_limits() {
         let levels = levels();
         let table: [(&[(&str, u64)], &str); 5] = [
             (&[("typo", 1_000)], "`child on gpt` has no limit `typo`; it has `rpm`, `tpm`, `usd`"),
             (
                 &[],
-                "nothing is asked of `child on gpt`: at least one limit needs a cost above 0; it has `rpm`",
+                "nothing is requested of `child on gpt`: at least one limit needs a cost above 0; it has `rpm`",
             ),
-            (&[("rpm", 0)], "nothing is asked of `child on gpt`"),
-            (&[("rpm", 1), ("rpm", 1)], "the limit `rpm` is asked for twice"),
+            (&[("rpm", 0)], "nothing is requested of `child on gpt`"),
+            (&[("rpm", 1), ("rpm", 1)], "the limit `rpm` is requested twice"),
             (&[("rpm", u64::MAX)], "18446744073709551615 units of `rpm`, more than 525960000"),
         ];
         for (cost, sentence) in table {
@@ -493,9 +495,9 @@ mod tests {
     }
 
     #[test]
-    fn no_more_can_be_said_than_can_be_counted() {
+    fn units_are_bounded_by_a_thousand_years_of_refill() {
         let slow = Levels::new(Version::ZERO, vec![resolved("child", &[("rpm", 1)])]);
-        // One a minute: a thousand years of them.
+        // One per minute for a thousand years.
         assert!(slow.deltas(&[("rpm", 525_960_000)]).is_ok());
         let error = slow.deltas(&[("rpm", 525_960_001)]).unwrap_err().to_string();
         assert_eq!(error, "525960001 units of `rpm`, more than 525960000");
@@ -505,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_a_call_takes_the_place_of_the_subjects_own() {
+    fn call_limit_replaces_the_subjects_own() {
         let rules = [Limit::per_second("tpm", 7), Limit::per_second("new", 1)];
         let called = levels().with_call_limits(rules.map(|limit| limit.check().unwrap()));
         let rows = |level: usize| -> Vec<&str> {
@@ -517,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_restored_as_they_were_and_only_if_they_can_be() {
+    fn restored_levels_equal_the_original_if_valid() {
         let was = levels();
         let (names, parts) = (was.names().to_vec(), was.levels().to_vec());
         let restored = |names, levels| Levels::restored(Version::new(3), names, levels, OnExpiry::Return);
@@ -528,9 +530,9 @@ mod tests {
         let swapped = vec![names[1].clone(), names[0].clone(), names[2].clone()];
         let table = [
             (restored(names.clone(), Vec::new()), "there is no level"),
-            (restored([names.clone(), names].concat(), parts.clone()), "the limit `rpm` is there twice"),
-            (restored(swapped, parts.clone()), "the limit `rpm` is not the one at place 0 of the names"),
-            (restored(Vec::new(), parts), "the limit `rpm` is not the one at place 0 of the names"),
+            (restored([names.clone(), names].concat(), parts.clone()), "the limit `rpm` is named twice"),
+            (restored(swapped, parts.clone()), "the limit `rpm` is not the one at index 0 of the names"),
+            (restored(Vec::new(), parts), "the limit `rpm` is not the one at index 0 of the names"),
         ];
         for (levels, sentence) in table {
             assert_eq!(levels.unwrap_err().to_string(), sentence);
@@ -538,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_of_every_level_can_be_mapped() {
+    fn map_rules_maps_every_level() {
         let tenth = levels().map_rules(|rule| {
             Limit::per_minute(rule.name().as_str(), rule.shape().amount().div_ceil(10)).check().unwrap()
         });

@@ -1,23 +1,24 @@
-//! The exactness checker: proves from a log of what moved that no bucket ever gave more than it had.
+//! The exactness checker: verifies from a log of movements that no bucket ever admitted more than its rate
+//! and burst.
 //!
-//! The log has an [`Entry`] for every shape a bucket takes and for everything a lease moves: the time the store
-//! decided at, the bucket, the lease, its step and signed units. From it [`check`] proves for every window *W* that
-//! ends with a draw: what was taken less what was given back is at most burst + rate·*W*. What an
-//! [`Adjust`](Kind::Adjust), or a settle above what is held, takes is never judged itself, because it may leave
-//! a debt; it counts against every draw after it. Leases are followed one by one: each step counts once, nobody
-//! gives back more than it holds, and nothing moves after the end. [`check_ledger`] compares what was settled
-//! with what the ledger says.
+//! The log has an [`Entry`] for every shape of a bucket and every movement of a lease: the store's time of
+//! the decision, the bucket, the lease, its step and signed units. [`check`] verifies for every window *W*
+//! that ends with a draw that units taken minus units returned are at most burst + rate·*W*. Units that an
+//! [`Adjust`](Kind::Adjust), or a settle above the units held, takes are not checked themselves, because they
+//! may leave a debt; they count against every later draw. Each lease is checked too: a step applies once, a
+//! lease returns no more than it holds, and nothing moves after its end. [`check_ledger`] compares the
+//! settled units with the ledger.
 //!
-//! The bound is on draws minus returns, not on draws alone. A refund goes back into the bucket even if the bucket has filled up
-//! since its draw, so that two bursts of work can be under way at one moment: draw a burst, wait until it is full, draw a burst,
-//! cancel the first, draw a burst.
+//! The bound is on draws minus returns, not on draws alone. A refund goes back into the bucket even if the
+//! bucket has refilled since the draw, so that two bursts of work can run at the same time: draw a burst,
+//! wait until the bucket is full, draw a burst, cancel the first, draw a burst.
 //!
-//! # What the log must be
-//! Entries may come in any order: they are sorted by time, and those of one lease at one time by step. Within one
-//! time the order of different leases is unknown, and a log is exact if some order is. A bucket's times must not
-//! run against the order it was changed in. A shape is an entry when a bucket is first seen and whenever it is seen
-//! with another one, be it by a draw that was refused. A step that was only repeated is none. An ending by the
-//! store itself has the step [`STEP_MAX`], a cancel of a lease that never drew is a return of 0.
+//! # Format of the log
+//! Entries may be in any order: they are sorted by time, and those of one lease at one time by step. Within
+//! one time the order of different leases is unknown; a log is exact if some order is. The times of a bucket
+//! must not contradict the order of its changes. A shape is logged when a bucket is first seen and whenever
+//! its shape differs, even if a refused draw reports it. A repeated step is not logged. A lease ended by the
+//! store itself has the step [`STEP_MAX`]; a cancel of a lease that never drew is a return of 0.
 
 mod leases;
 mod level;
@@ -37,25 +38,25 @@ use leases::Leases;
 use level::{Level, Moment};
 pub use report::{Report, Totals, Violation};
 
-/// The step of an ending that nobody called for: the lease's deadline had passed.
+/// The step of an ending by the store, after the lease's deadline.
 pub const STEP_MAX: u32 = u32::MAX;
 
-/// Which bucket: a subject's, by row.
+/// The key of a bucket: its subject and row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BucketId {
-    /// Whose.
+    /// The subject.
     pub subject: Subject,
-    /// What it is called among the subject's, as [`Rule::row`] says.
+    /// The name of the bucket within the subject: see [`Rule::row`].
     pub row: Arc<str>,
 }
 
 impl BucketId {
-    /// The bucket that `rule` has with `subject`.
+    /// The bucket of `rule` for `subject`.
     pub fn new(subject: &Subject, rule: &Rule) -> Self {
         Self { subject: subject.clone(), row: rule.row().into() }
     }
 
-    /// The limit's name: a row is that, and for a limit given with a call its shape after a `~`.
+    /// The limit's name: the row, up to the `~` that separates the shape of a limit given with a call.
     pub fn limit(&self) -> &str {
         self.row.split('~').next().unwrap_or(&self.row)
     }
@@ -67,14 +68,14 @@ impl fmt::Display for BucketId {
     }
 }
 
-/// A line of the log.
+/// An entry of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// When the store decided it.
+    /// When the store decided, by its clock.
     pub at: Stamp,
-    /// Which bucket.
+    /// The bucket.
     pub bucket: BucketId,
-    /// What happened to it.
+    /// The event.
     pub what: What,
 }
 
@@ -84,43 +85,45 @@ impl Entry {
         Self { at, bucket, what: What::Shape(shape) }
     }
 
-    /// A lease moved units.
+    /// A lease took or returned units.
     pub const fn moved(at: Stamp, bucket: BucketId, movement: Move) -> Self {
         Self { at, bucket, what: What::Moved(movement) }
     }
 }
 
-/// What happened to a bucket.
+/// An event of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// It has this shape from now on.
+    /// The bucket has this shape from now on.
     Shape(Shape<Stamp>),
-    /// A lease took from it or gave back.
+    /// A lease took or returned units.
     Moved(Move),
 }
 
-/// What one step of a lease did to one bucket.
+/// The effect of one step of a lease on one bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// Which lease.
+    /// The lease.
     pub lease: LeaseId,
-    /// Which of its steps.
+    /// The step.
     pub step: u32,
-    /// What it took; below zero is what it gave back. Of a [`Settle`](Kind::Settle), what the lease ended at.
+    /// Units taken; below zero, units returned. For a [`Settle`](Kind::Settle), the amount the lease was
+    /// settled at.
     pub units: i64,
-    /// How.
+    /// The kind of step.
     pub kind: Kind,
-    /// How many buckets the step named, this one included: 0 where the log does not tell.
+    /// The number of buckets that the step named, including this one; 0 if unknown.
     pub buckets: u32,
 }
 
 impl Move {
-    /// A movement of a step that does not tell how many buckets it named.
+    /// A movement of a step with an unknown number of buckets.
     pub const fn new(kind: Kind, lease: LeaseId, step: u32, units: i64) -> Self {
         Self { lease, step, units, kind, buckets: 0 }
     }
 
-    /// The step named so many buckets: fewer entries of a draw or an extension mean that it was not all or nothing.
+    /// Sets the number of buckets that the step named. Fewer entries of a draw or an extension mean that it
+    /// was not all or nothing.
     #[must_use]
     pub const fn one_of(mut self, buckets: u32) -> Self {
         self.buckets = buckets;
@@ -131,18 +134,18 @@ impl Move {
 /// How units moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// A lease began. Judged.
+    /// A lease began. Checked.
     Draw,
-    /// A lease took more. Judged.
+    /// A lease took more. Checked.
     Extend,
-    /// A lease said it uses more or less: never refused, so never judged.
+    /// A lease reported that it uses more or less. Never refused, so never checked.
     Adjust,
-    /// A lease gave back what it held when it ended: cancelled, expired, or settled below it.
+    /// A lease returned units when it ended: cancelled, expired, or settled below the units held.
     Return,
-    /// A lease ended, at this many units. What is above what it holds is taken, there or not; what is below, and
-    /// is no entry of its own, is given back.
+    /// A lease was settled at this amount. Units above the amount held are taken even if they are not
+    /// available; units below it are returned, unless a return of their own is logged.
     Settle,
-    /// A lease that was granted while the store was away: listed, and not counted.
+    /// A lease granted while the store was unavailable: listed, not counted.
     Degraded,
 }
 
@@ -159,7 +162,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Proves a log exact, or tells everything that is not.
+/// Checks a log and reports every violation.
 pub fn check(log: &[Entry]) -> Report {
     let mut order: Vec<&Entry> = log.iter().collect();
     order.sort_by_key(|entry| (entry.at, step(entry)));
@@ -190,11 +193,11 @@ pub fn check(log: &[Entry]) -> Report {
     report
 }
 
-/// Compares the sum of what leases were settled at with what the ledger says, for each limit of each subject.
+/// Compares the sum of the settled units with the ledger, for each limit of each subject.
 ///
-/// `usage` is the whole of the ledger's units over the time of the log.
+/// `usage` is the total of the ledger over the time of the log.
 pub fn check_ledger(log: &[Entry], usage: &BTreeMap<(Subject, LimitName), u64>) -> Vec<Violation> {
-    // What the ledger says and what was settled, side by side: either may lack what the other has.
+    // An outer join: a limit may be missing in the ledger or in the log.
     let mut sums: BTreeMap<(&Subject, &str), (i128, i128)> = BTreeMap::new();
     for ((subject, limit), units) in usage {
         sums.entry((subject, limit.as_str())).or_default().0 += i128::from(*units);
@@ -214,7 +217,7 @@ pub fn check_ledger(log: &[Entry], usage: &BTreeMap<(Subject, LimitName), u64>) 
     differing.map(violation).collect()
 }
 
-/// Shapes come before all steps of their time.
+/// Sorts shapes before all steps of the same time.
 fn step(entry: &Entry) -> Option<u32> {
     match &entry.what {
         What::Shape(_) => None,

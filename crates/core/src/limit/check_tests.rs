@@ -1,4 +1,4 @@
-//! One planted violation of each kind is found and named, and a log of an exact store passes.
+//! One planted violation of each kind is reported, and the log of an exact store passes.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn bucket(entity: &str) -> BucketId {
     BucketId { subject: Subject::new(entity, "gpt").expect("valid"), row: "tpm".into() }
 }
 
-/// `amount` a minute, and as much at once.
+/// `amount` per minute, with the same burst.
 fn shape(second: u64, entity: &str, amount: u64) -> Entry {
     let rule = Limit::per_minute("tpm", amount).check().expect("valid");
     Entry::shape(at(second), bucket(entity), *rule.shape())
@@ -29,8 +29,8 @@ fn moved(second: u64, kind: Kind, number: u128, step: u32, units: i64) -> Entry 
     Entry::moved(at(second), bucket("a"), Move::new(kind, lease(number), step, units))
 }
 
-/// What is said of a log of the bucket of `a`, 60 a minute.
-fn said(entries: &[Entry]) -> Vec<String> {
+/// The violations in a log of the bucket of `a`, 60 per minute.
+fn violations_of(entries: &[Entry]) -> Vec<String> {
     let log = [&[shape(0, "a", 60)], entries].concat();
     check(&log).violations.iter().map(Violation::to_string).collect()
 }
@@ -44,11 +44,11 @@ fn a_clean_log_is_exact_and_summed_up() {
         moved(5, Kind::Extend, 1, 1, 5),
         moved(6, Kind::Adjust, 1, 2, 100),
         moved(7, Kind::Adjust, 1, 3, -55),
-        // Settled below what it held, 100, with the return as an entry of its own, and above it without.
+        // Settled below the 100 it held, with the return logged separately, and above it without.
         moved(8, Kind::Return, 1, 4, -30),
         moved(8, Kind::Settle, 1, 4, 70),
         moved(9, Kind::Settle, 2, 1, 15),
-        // 60 + 50 − 10 has been refilled by then, and 130 taken net.
+        // 60 + 50 − 10 have been refilled by then, and 130 taken net.
         moved(50, Kind::Draw, 3, 0, 20),
         moved(51, Kind::Return, 3, STEP_MAX, -20),
         moved(60, Kind::Draw, 4, 0, 1),
@@ -63,52 +63,52 @@ fn a_clean_log_is_exact_and_summed_up() {
     assert_eq!(report.totals[&bucket("a")], totals);
     assert_eq!((report.open.as_slice(), report.degraded.len()), (&[lease(4)][..], 1));
     log.reverse();
-    // Said backwards, a settle comes before the return of its own step.
+    // In reverse, a settle would come before the return of its own step.
     log.swap(6, 7);
     assert!(check(&log).is_exact(), "{}", check(&log));
 }
 
-/// Two bursts of work can be under way at one moment, which the bound allows.
+/// Two bursts of work can run at the same time, which the bound allows.
 #[test]
 fn bound_is_on_draws_minus_returns() {
     let [draw, again] = [moved(0, Kind::Draw, 1, 0, 60), moved(60, Kind::Draw, 2, 0, 60)];
     let refund = moved(61, Kind::Return, 1, 1, -60);
     let third = moved(61, Kind::Draw, 3, 0, 60);
-    assert_eq!(said(&[draw.clone(), again.clone(), refund, third.clone()]), [""; 0]);
-    assert_eq!(said(&[draw, again, third]).len(), 1, "without the refund it is too much");
+    assert_eq!(violations_of(&[draw.clone(), again.clone(), refund, third.clone()]), [""; 0]);
+    assert_eq!(violations_of(&[draw, again, third]).len(), 1, "without the refund it is too much");
 }
 
 #[test]
-fn an_excess_is_told_with_the_window_and_by_how_much() {
+fn excess_is_reported_with_window_and_amount() {
     let excess =
         [moved(0, Kind::Draw, 1, 0, 1), moved(60, Kind::Draw, 2, 0, 50), moved(65, Kind::Extend, 2, 1, 18)];
     assert_eq!(
-        said(&excess),
+        violations_of(&excess),
         ["tpm of a on gpt: 68 taken from 2027-01-15T08:01:00Z to 2027-01-15T08:01:05Z, \
           3 more than the 65 that burst and rate allow"]
     );
-    // It is forgiven once told: the next is told by itself.
+    // A reported excess is deducted: the next one is reported by itself.
     let again = [&excess[..], &[moved(66, Kind::Draw, 3, 0, 1), moved(66, Kind::Draw, 4, 0, 1)]].concat();
-    assert_eq!(said(&again).len(), 2);
-    assert!(said(&again)[1].contains("67 taken"), "{:?}", said(&again));
+    assert_eq!(violations_of(&again).len(), 2);
+    assert!(violations_of(&again)[1].contains("67 taken"), "{:?}", violations_of(&again));
 }
 
 #[test]
 fn debt_counts_against_every_draw_after_it() {
     let debt = [moved(0, Kind::Draw, 1, 0, 60), moved(1, Kind::Adjust, 1, 1, 100)];
-    assert!(said(&debt).is_empty());
-    // 60 + 100 − 60 refilled: 100 are missing, so that after 40 more seconds nothing is there yet.
+    assert!(violations_of(&debt).is_empty());
+    // 60 + 100 − 60 refilled: a deficit of 100, so that nothing is available for 40 more seconds.
     let early = [&debt[..], &[moved(99, Kind::Draw, 2, 0, 0)]].concat();
-    assert!(said(&early)[0].contains("160 taken"), "{:?}", said(&early));
+    assert!(violations_of(&early)[0].contains("160 taken"), "{:?}", violations_of(&early));
     let later = [&debt[..], &[moved(100, Kind::Draw, 2, 0, 0), moved(101, Kind::Draw, 3, 0, 1)]].concat();
-    assert!(said(&later).is_empty(), "{:?}", said(&later));
+    assert!(violations_of(&later).is_empty(), "{:?}", violations_of(&later));
     let settled = [moved(0, Kind::Draw, 1, 0, 60), moved(1, Kind::Settle, 1, 1, 160)];
-    assert!(said(&settled).is_empty());
-    assert_eq!(said(&[&settled[..], &[moved(99, Kind::Draw, 2, 0, 1)]].concat()).len(), 1);
+    assert!(violations_of(&settled).is_empty());
+    assert_eq!(violations_of(&[&settled[..], &[moved(99, Kind::Draw, 2, 0, 1)]].concat()).len(), 1);
 }
 
 #[test]
-fn within_one_time_the_order_is_unknown_and_some_order_must_do() {
+fn any_valid_order_within_one_time_is_accepted() {
     let draw = |number, units| moved(0, Kind::Draw, number, 0, units);
     let back = |number, units: i64| moved(0, Kind::Return, number, 1, -units);
     let adjust = |number, units| moved(0, Kind::Adjust, number, 1, units);
@@ -117,17 +117,21 @@ fn within_one_time_the_order_is_unknown_and_some_order_must_do() {
         ("one too many", &[draw(1, 60), draw(2, 60), draw(3, 1), back(1, 60)], 1),
         ("the debt came last", &[draw(1, 10), adjust(1, 500), draw(2, 50)], 0),
         ("not even if it came last", &[draw(1, 10), adjust(1, 500), draw(2, 51)], 1),
-        // What a lease gave back after an adjustment of its own makes no room that was not there before it.
+        // Returning units after its own adjustment frees no capacity that was not free before it.
         (
-            "adjusted and gone",
+            "adjusted and returned",
             &[draw(1, 30), adjust(1, 50), moved(0, Kind::Return, 1, 2, -80), draw(2, 60)],
             0,
         ),
-        ("held and gone", &[draw(1, 30), adjust(1, 50), moved(0, Kind::Return, 1, 2, -80), draw(2, 61)], 1),
-        ("more than ever fits, and gone", &[draw(1, 61), back(1, 61)], 1),
+        (
+            "one unit more than was free",
+            &[draw(1, 30), adjust(1, 50), moved(0, Kind::Return, 1, 2, -80), draw(2, 61)],
+            1,
+        ),
+        ("more than the burst, and returned", &[draw(1, 61), back(1, 61)], 1),
     ];
-    for (story, entries, wanted) in table {
-        assert_eq!(said(entries).len(), wanted, "{story}: {:?}", said(entries));
+    for (case, entries, expected) in table {
+        assert_eq!(violations_of(entries).len(), expected, "{case}: {:?}", violations_of(entries));
     }
 }
 
@@ -139,14 +143,14 @@ fn a_new_shape_keeps_the_level_capped() {
         ("raised, the level stays", &[shape(0, "a", 600), moved(0, Kind::Draw, 2, 0, 10)], 0),
         ("raised, and refilled at once", &[shape(1, "a", 600), moved(1, Kind::Draw, 2, 0, 12)], 1),
         ("raised, and refills faster from then on", &[shape(1, "a", 600), moved(2, Kind::Draw, 2, 0, 21)], 0),
-        ("lowered, and what was there goes first", &[shape(0, "a", 6), moved(0, Kind::Draw, 2, 0, 10)], 0),
+        ("lowered after the level was used", &[shape(0, "a", 6), moved(0, Kind::Draw, 2, 0, 10)], 0),
         ("lowered, and capped", &[shape(1, "a", 6), moved(2, Kind::Draw, 2, 0, 7)], 1),
         ("lowered, and no further", &[shape(1, "a", 6), moved(2, Kind::Draw, 2, 0, 6)], 0),
-        // A bucket that is full may be forgotten, and is then new.
+        // A full bucket may be evicted, and is then new.
         ("raised while full", &[shape(60, "a", 600), moved(60, Kind::Draw, 2, 0, 600)], 0),
         ("full by a return", &[back.clone(), shape(1, "a", 600), moved(1, Kind::Draw, 2, 0, 600)], 0),
         ("and no fuller", &[back, shape(1, "a", 600), moved(1, Kind::Draw, 2, 0, 602)], 1),
-        // Which of two was the last at one time is not known: it may be full of the smaller.
+        // Of two shapes at one time the last is unknown: the bucket may be full under the smaller.
         (
             "full of the smaller one",
             &[
@@ -164,48 +168,52 @@ fn a_new_shape_keeps_the_level_capped() {
         ),
         ("and no faster", &[shape(1, "a", 60), shape(1, "a", 600), moved(11, Kind::Draw, 2, 0, 112)], 1),
     ];
-    for (story, entries, wanted) in table {
+    for (case, entries, expected) in table {
         let entries = [&drained[..], entries].concat();
-        assert_eq!(said(&entries).len(), wanted, "{story}: {:?}", said(&entries));
+        assert_eq!(violations_of(&entries).len(), expected, "{case}: {:?}", violations_of(&entries));
     }
 }
 
 #[test]
-fn a_bucket_nobody_has_told_the_shape_of_is_named_once() {
+fn bucket_without_shape_is_reported_once() {
     let log = [moved(1, Kind::Draw, 1, 0, 5), moved(2, Kind::Draw, 2, 0, 5), shape(3, "a", 60)];
-    let said: Vec<String> = check(&log).violations.iter().map(Violation::to_string).collect();
-    assert_eq!(said, ["tpm of a on gpt: 5 units moved at 2027-01-15T08:00:01Z, and no shape was known"]);
+    let found: Vec<String> = check(&log).violations.iter().map(Violation::to_string).collect();
+    assert_eq!(found, ["tpm of a on gpt: 5 units moved at 2027-01-15T08:00:01Z before its shape was known"]);
 }
 
 #[test]
-fn a_step_that_counts_again_is_named() {
+fn step_applied_twice_is_reported() {
     let twice = [moved(1, Kind::Draw, 1, 0, 5), moved(2, Kind::Draw, 1, 0, 5)];
     assert_eq!(
-        said(&twice),
-        ["tpm of a on gpt: step 0 of the lease 00000000000000000000000000000001 counted again at \
+        violations_of(&twice),
+        ["tpm of a on gpt: step 0 of the lease 00000000000000000000000000000001 was applied again at \
           2027-01-15T08:00:02Z, for 5 units"]
     );
     for kind in [Kind::Extend, Kind::Adjust] {
         let twice = [moved(1, Kind::Draw, 1, 0, 5), moved(2, kind, 1, 1, 5), moved(2, kind, 1, 1, 5)];
-        assert!(matches!(said(&twice)[..], [ref one] if one.contains("step 1")), "{:?}", said(&twice));
+        assert!(
+            matches!(violations_of(&twice)[..], [ref one] if one.contains("step 1")),
+            "{:?}",
+            violations_of(&twice)
+        );
     }
 }
 
 #[test]
-fn a_lease_that_gives_back_what_it_does_not_hold_is_named() {
-    let wanted = "tpm of a on gpt: the lease 00000000000000000000000000000001 gave back 8 at \
+fn lease_returning_more_than_it_holds_is_reported() {
+    let expected = "tpm of a on gpt: the lease 00000000000000000000000000000001 returned 8 at \
                   2027-01-15T08:00:02Z, 3 more than the 5 it held";
     for (kind, step) in [(Kind::Return, 1), (Kind::Adjust, 1)] {
-        assert_eq!(said(&[moved(1, Kind::Draw, 1, 0, 5), moved(2, kind, 1, step, -8)]), [wanted]);
+        assert_eq!(violations_of(&[moved(1, Kind::Draw, 1, 0, 5), moved(2, kind, 1, step, -8)]), [expected]);
     }
 }
 
 #[test]
-fn a_lease_that_ends_and_keeps_what_it_held_is_named() {
-    let kept = "tpm of a on gpt: the lease 00000000000000000000000000000001 ended at 2027-01-15T08:00:02Z, and 3 units \
-                it held there neither returned nor were settled";
-    assert_eq!(said(&[moved(1, Kind::Draw, 1, 0, 5), moved(2, Kind::Return, 1, 1, -2)]), [kept]);
-    // It returned to the one bucket, or was settled there, and not to the other.
+fn lease_keeping_units_after_its_end_is_reported() {
+    let kept = "tpm of a on gpt: the lease 00000000000000000000000000000001 ended at 2027-01-15T08:00:02Z and \
+                neither returned nor settled 3 of the units it held";
+    assert_eq!(violations_of(&[moved(1, Kind::Draw, 1, 0, 5), moved(2, Kind::Return, 1, 1, -2)]), [kept]);
+    // Returned or settled in one bucket and not in the other.
     for (kind, units) in [(Kind::Return, -5), (Kind::Settle, 5)] {
         let parent = |second, kind, step, units| {
             Entry::moved(at(second), bucket("b"), Move::new(kind, lease(1), step, units))
@@ -216,46 +224,54 @@ fn a_lease_that_ends_and_keeps_what_it_held_is_named() {
             parent(1, Kind::Draw, 0, 5),
             moved(2, kind, 1, 1, units),
         ];
-        assert!(said(&log)[0].starts_with("tpm of b on gpt: the lease"), "{:?}", said(&log));
+        assert!(
+            violations_of(&log)[0].starts_with("tpm of b on gpt: the lease"),
+            "{:?}",
+            violations_of(&log)
+        );
         log.push(parent(2, kind, 1, units));
-        assert!(said(&log).is_empty());
+        assert!(violations_of(&log).is_empty());
     }
 }
 
 #[test]
-fn a_lease_that_never_drew_is_named() {
+fn lease_that_never_drew_is_reported() {
     for kind in [Kind::Extend, Kind::Adjust, Kind::Settle] {
-        let told = said(&[moved(1, kind, 1, 1, 5)]);
+        let found = violations_of(&[moved(1, kind, 1, 1, 5)]);
         assert!(
-            told[0].ends_with("for the lease 00000000000000000000000000000001, which never drew"),
-            "{told:?}"
+            found[0].ends_with("for the lease 00000000000000000000000000000001, which never drew"),
+            "{found:?}"
         );
     }
 }
 
 #[test]
-fn what_moves_after_the_end_is_named() {
+fn movement_after_the_end_is_reported() {
     for (kind, units) in [(Kind::Return, -5), (Kind::Settle, 5)] {
         let ended = [moved(1, Kind::Draw, 1, 0, 5), moved(2, kind, 1, 1, units)];
-        assert!(said(&ended).is_empty());
+        assert!(violations_of(&ended).is_empty());
         let moves = [&ended[..], &[moved(3, Kind::Adjust, 1, 2, 1)]].concat();
         assert_eq!(
-            said(&moves)[0],
+            violations_of(&moves)[0],
             "tpm of a on gpt: adjustment of 1 units at 2027-01-15T08:00:03Z as step 2 of the lease \
              00000000000000000000000000000001, which ended at 2027-01-15T08:00:02Z"
         );
         let ends = [&ended[..], &[moved(3, Kind::Settle, 1, 2, 5)]].concat();
-        assert!(said(&ends)[0].contains("again, which ended at 2027-01-15T08:00:02Z"), "{:?}", said(&ends));
+        assert!(
+            violations_of(&ends)[0].contains("again, which ended at 2027-01-15T08:00:02Z"),
+            "{:?}",
+            violations_of(&ends)
+        );
         let repeats = [&ended[..], &[moved(2, kind, 1, 1, 0)]].concat();
-        assert!(said(&repeats)[0].contains("ends the lease"), "{:?}", said(&repeats));
+        assert!(violations_of(&repeats)[0].contains("ends the lease"), "{:?}", violations_of(&repeats));
     }
     // A draw that arrives after its lease was cancelled.
     let late = [moved(1, Kind::Return, 1, 1, 0), moved(2, Kind::Draw, 1, 0, 5)];
-    assert!(said(&late)[0].contains("draw of 5 units"), "{:?}", said(&late));
+    assert!(violations_of(&late)[0].contains("draw of 5 units"), "{:?}", violations_of(&late));
 }
 
 #[test]
-fn a_step_that_is_not_all_or_nothing_is_named() {
+fn partial_step_is_reported() {
     let part =
         |entity: &str, kind| Entry::moved(at(1), bucket(entity), Move::new(kind, lease(1), 0, 5).one_of(2));
     let whole = [shape(0, "a", 60), shape(0, "b", 60), part("a", Kind::Draw), part("b", Kind::Draw)];
@@ -269,7 +285,7 @@ fn a_step_that_is_not_all_or_nothing_is_named() {
 }
 
 #[test]
-fn a_ledger_that_does_not_say_what_was_settled_is_named() {
+fn ledger_that_differs_from_settlements_is_reported() {
     let of_call = |number, units| {
         let bucket = BucketId { row: "tpm~5/1000000/5".into(), ..bucket("a") };
         Entry::moved(at(2), bucket, Move::new(Kind::Settle, lease(number), 1, units))
@@ -280,16 +296,17 @@ fn a_ledger_that_does_not_say_what_was_settled_is_named() {
         BTreeMap::from([((bucket(entity).subject, limit), units)])
     };
     assert!(check_ledger(&log, &usage("a", 34)).is_empty());
-    let said = |usage| check_ledger(&log, &usage).iter().map(Violation::to_string).collect::<Vec<_>>();
+    let violations_of =
+        |usage| check_ledger(&log, &usage).iter().map(Violation::to_string).collect::<Vec<_>>();
     assert_eq!(
-        said(usage("a", 30)),
+        violations_of(usage("a", 30)),
         ["tpm of a on gpt: the ledger has 30 units, and leases were settled at 34"]
     );
-    assert_eq!(said(usage("b", 1)).len(), 2);
+    assert_eq!(violations_of(usage("b", 1)).len(), 2);
 }
 
 #[test]
-fn no_number_makes_it_panic() {
+fn extreme_numbers_do_not_panic() {
     let numbers = [i64::MIN, i64::MIN + 1, -1, 0, 1, i64::MAX - 1, i64::MAX];
     let kinds = [Kind::Draw, Kind::Adjust, Kind::Extend, Kind::Return, Kind::Settle, Kind::Degraded];
     let rule = |amount, period, burst| Limit::per("tpm", amount, period).burst(burst).check().expect("valid");

@@ -1,4 +1,4 @@
-//! Entities: who uses, and under whom.
+//! Entities: the users of resources, in a tree of parents.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use thiserror::Error;
 
 use crate::limit::name::EntityId;
 
-/// An entity and its ancestors are at most so many levels.
+/// The maximum number of levels of an entity and its ancestors.
 pub const LEVELS_MAX: usize = 8;
-/// A display name, and a value of the metadata, have at most so many bytes.
+/// The maximum length of a display name, and of a metadata key or value, in bytes.
 pub const TEXT_MAX: usize = 1_024;
-/// The metadata has at most so many entries.
+/// The maximum number of metadata entries.
 pub const METADATA_MAX: usize = 32;
 
-/// A tenant, a team, a user, a key.
+/// A tenant, a team, a user or an API key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entity {
     id: EntityId,
@@ -23,50 +23,50 @@ pub struct Entity {
     metadata: BTreeMap<String, String>,
 }
 
-/// An entity that cannot be.
+/// The error for an invalid entity.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidEntity {
-    /// A text has too many bytes.
+    /// A text is too long.
     #[error("{field} of entity `{entity}` has {bytes} bytes, more than {TEXT_MAX}")]
     Long {
-        /// Whose.
+        /// The entity.
         entity: EntityId,
-        /// Which text.
+        /// The text.
         field: String,
-        /// Its bytes.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// Too much metadata.
+    /// There are too many metadata entries.
     #[error("the metadata of entity `{entity}` has {count} entries, more than {METADATA_MAX}")]
     Metadata {
-        /// Whose.
+        /// The entity.
         entity: EntityId,
-        /// How many.
+        /// The number of entries.
         count: usize,
     },
-    /// The parent is the entity itself, or below it.
-    #[error("`{parent}` cannot be the parent of `{entity}`: it is below it")]
+    /// The parent is the entity itself or one of its descendants.
+    #[error("`{parent}` cannot be the parent of `{entity}`: it is one of its descendants")]
     Cycle {
-        /// Whose parent was to be set.
+        /// The entity.
         entity: EntityId,
-        /// To whom.
+        /// The requested parent.
         parent: EntityId,
     },
-    /// The parent is not there.
+    /// The parent does not exist.
     #[error("`{parent}` cannot be the parent of `{entity}`: there is no such entity")]
     NoParent {
-        /// Whose parent was to be set.
+        /// The entity.
         entity: EntityId,
-        /// To whom.
+        /// The requested parent.
         parent: EntityId,
     },
-    /// The parent has too many above it.
+    /// The parent has too many ancestors.
     #[error("`{parent}` cannot be the parent of `{entity}`: more than {LEVELS_MAX} levels")]
     Deep {
-        /// Whose parent was to be set.
+        /// The entity.
         entity: EntityId,
-        /// To whom.
+        /// The requested parent.
         parent: EntityId,
     },
 }
@@ -77,66 +77,65 @@ impl Entity {
         Self { id, name: None, parent: None, cascade: false, metadata: BTreeMap::new() }
     }
 
-    /// A name for people.
+    /// Sets the display name.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The entity above it. What it draws is drawn from the parent too only if it is told to
-    /// [`cascade`](Self::cascade).
+    /// Sets the parent. Draws also take from the parent only with [`cascade`](Self::cascade).
     #[must_use]
     pub fn parent(mut self, parent: EntityId) -> Self {
         self.parent = Some(parent);
         self
     }
 
-    /// Draws from the parent too, all or nothing.
+    /// Makes draws take from the parent too, all or nothing.
     #[must_use]
     pub const fn cascade(mut self) -> Self {
         self.cascade = true;
         self
     }
 
-    /// Keeps a text beside it.
+    /// Adds a metadata entry.
     #[must_use]
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.insert(key.into(), value.into());
         self
     }
 
-    /// Its id.
+    /// The id.
     pub const fn id(&self) -> &EntityId {
         &self.id
     }
 
-    /// Its name for people.
+    /// The display name.
     pub fn display_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The entity above it.
+    /// The parent.
     pub const fn parent_id(&self) -> Option<&EntityId> {
         self.parent.as_ref()
     }
 
-    /// Whether it draws from its parent too.
+    /// Whether draws take from the parent too.
     pub const fn cascades(&self) -> bool {
         self.cascade
     }
 
-    /// The texts kept beside it.
+    /// The metadata.
     pub const fn notes(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// The next one to draw from, if it cascades to one.
+    /// The parent, if draws cascade to it.
     pub const fn next(&self) -> Option<&EntityId> {
         if self.cascade { self.parent.as_ref() } else { None }
     }
 
-    /// Whether its texts are within their bounds.
+    /// Checks that the texts are within their bounds.
     ///
     /// # Errors
     /// [`InvalidEntity`] names the text and its bound.
@@ -155,10 +154,11 @@ impl Entity {
         }
     }
 
-    /// Whether its parent may be its parent, given how to find who is above whom.
+    /// Checks the parent, given a function that returns the parent of an entity.
     ///
     /// # Errors
-    /// [`InvalidEntity`] for a parent that is not there, that is below the entity, or that is too deep.
+    /// [`InvalidEntity`] for a parent that does not exist, is a descendant of the entity, or has too many
+    /// ancestors.
     pub fn check_parent(
         &self,
         parent_of: impl Fn(&EntityId) -> Option<Option<EntityId>>,
@@ -166,7 +166,7 @@ impl Entity {
         let Some(parent) = &self.parent else { return Ok(()) };
         let (entity, parent) = (self.id.clone(), parent.clone());
         let mut above = Some(parent.clone());
-        // The entity itself is the first level.
+        // The entity itself counts as the first level.
         for _ in 1..LEVELS_MAX {
             let Some(id) = above else { return Ok(()) };
             if id == entity {
@@ -193,24 +193,24 @@ mod tests {
         EntityId::new(name).expect("valid")
     }
 
-    /// `e0` has no parent, and each `eN` has the one before it, up to `e{len - 1}`.
+    /// A chain of entities: `e0` has no parent, the parent of each `eN` is `e{N - 1}`, up to `e{len - 1}`.
     fn chain(len: usize) -> impl Fn(&EntityId) -> Option<Option<EntityId>> {
-        move |asked| {
-            let number: usize = asked.as_str().strip_prefix('e')?.parse().ok()?;
+        move |entity| {
+            let number: usize = entity.as_str().strip_prefix('e')?.parse().ok()?;
             (number < len).then(|| number.checked_sub(1).map(|above| id(&format!("e{above}"))))
         }
     }
 
     #[test]
-    fn a_parent_is_there_not_below_and_not_too_deep() {
+    fn parent_exists_and_is_no_descendant() {
         let under = |entity: &str, parent: &str| Entity::new(id(entity)).parent(id(parent));
         let table = [
             (under("new", "e6"), None),
             (under("new", "e7"), Some("`e7` cannot be the parent of `new`: more than 8 levels")),
             (under("new", "x"), Some("`x` cannot be the parent of `new`: there is no such entity")),
-            (under("e3", "e5"), Some("`e5` cannot be the parent of `e3`: it is below it")),
-            (under("e3", "e3"), Some("`e3` cannot be the parent of `e3`: it is below it")),
-            (under("e0", "e7"), Some("`e7` cannot be the parent of `e0`: it is below it")),
+            (under("e3", "e5"), Some("`e5` cannot be the parent of `e3`: it is one of its descendants")),
+            (under("e3", "e3"), Some("`e3` cannot be the parent of `e3`: it is one of its descendants")),
+            (under("e0", "e7"), Some("`e7` cannot be the parent of `e0`: it is one of its descendants")),
             (Entity::new(id("alone")), None),
         ];
         for (entity, sentence) in table {

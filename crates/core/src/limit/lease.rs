@@ -1,9 +1,9 @@
-//! A lease as a store remembers it: what it drew, and which step came last, so that each counts once.
+//! The record of a lease: the units it holds and the number of its last step, so that each step applies once.
 //!
-//! A lease's calls are numbered by its holder. A step that comes again is answered as the first time and
-//! changes nothing; one that comes after a later one is too late. What is remembered after the end makes the
-//! same ending, said again, the same answer, and everything else an error. A lease that is cancelled before its
-//! draw arrived is remembered too: the draw is then refused.
+//! The holder numbers the calls of a lease. A repeated step returns the first response and changes nothing; a
+//! step older than the last one is late and refused. The record of an ended lease makes the same ending
+//! idempotent and every other step an error. A lease that is cancelled before its draw arrives leaves a
+//! record too, which refuses the draw.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,40 +15,41 @@ use crate::limit::cascade::{Deltas, Units};
 use crate::limit::policy::OnExpiry;
 use crate::time::Stamp;
 
-/// How long an ended lease is remembered.
+/// How long a store keeps the record of an ended lease.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
-/// How long a lease may stay open unless said otherwise.
+/// How long a lease may stay open by default.
 pub const DEADLINE: Duration = Duration::from_secs(3_600);
-/// A lease is renewed for at most so long at a time.
+/// The longest renewal.
 pub const RENEWAL_MAX: Duration = Duration::from_secs(86_400);
 
-/// Set in an id that a caller has chosen. No time reaches it before the year 6429.
+/// The bit that marks an id chosen by a caller. No timestamp sets it before the year 6429.
 const CHOSEN: u128 = 1 << 127;
 
-/// The id of a lease: 48 bits of the time it was made at, and 80 that nobody can guess. Or a number that a caller has
-/// [chosen](Self::chosen) beforehand, so that to ask again with it is to ask for the same lease.
+/// The id of a lease: 48 bits of creation time and 80 random bits, or a number that a caller has
+/// [chosen](Self::chosen) as an idempotency key, so that a retry names the same lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(u128);
 
 impl LeaseId {
-    /// The id made at `millis` since 1970 with these random bits, of which the lower 80 count.
+    /// An id created at `millis` since 1970, with the lower 80 of these random bits.
     pub const fn new(millis: u64, random: u128) -> Self {
         let random = random & ((1 << 80) - 1);
         Self(((millis as u128) << 80) | random)
     }
 
-    /// The id that stands for what a caller has chosen: 127 bits of `number` count, and it has no time. They are best a
-    /// keyed hash of who asks and what it is called there.
+    /// An id chosen by a caller: the lower 127 bits of `number`, without a time. Best derived as a keyed hash
+    /// of the caller's identity and its request id.
     pub const fn chosen(number: u128) -> Self {
         Self(CHOSEN | number)
     }
 
-    /// Whether a caller has chosen it, and will ask again with it: nobody ends its lease because an answer was lost.
+    /// Whether a caller chose the id and will retry with it. Such a lease is not ended because a response was
+    /// lost.
     pub const fn is_chosen(self) -> bool {
         self.0 & CHOSEN != 0
     }
 
-    /// The id of this number.
+    /// The id with this number.
     pub const fn from_number(number: u128) -> Self {
         Self(number)
     }
@@ -58,7 +59,7 @@ impl LeaseId {
         self.0
     }
 
-    /// When it was made, in milliseconds since 1970 by its maker's clock; 0 for one that was chosen.
+    /// The creation time in milliseconds since 1970 by the creator's clock; 0 for a chosen id.
     pub const fn millis(self) -> u64 {
         if self.is_chosen() { 0 } else { (self.0 >> 80) as u64 }
     }
@@ -76,11 +77,11 @@ impl fmt::Debug for LeaseId {
     }
 }
 
-/// Text that is no lease id.
+/// The error for text that is not a lease id.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{text}` is no lease id: it has 32 hexadecimal digits")]
+#[error("`{text}` is not a lease id: expected 32 hexadecimal digits")]
 pub struct InvalidLeaseId {
-    /// The text, at most 80 characters of it.
+    /// The first 80 characters of the text.
     pub text: String,
 }
 
@@ -99,11 +100,11 @@ impl FromStr for LeaseId {
 /// How a lease ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// At what was used.
+    /// Settled at its actual usage.
     Settled,
-    /// With everything returned.
+    /// Cancelled, with all units returned.
     Cancelled,
-    /// By its deadline.
+    /// Ended by its deadline.
     Expired,
 }
 
@@ -117,25 +118,25 @@ impl fmt::Display for Ending {
     }
 }
 
-/// What to do with a step.
+/// How to handle a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It is new: do it.
+    /// It is new: apply it.
     Apply,
-    /// It was done: answer as the first time.
+    /// It was applied before: return the first response.
     Repeat,
-    /// A later one was done, or the lease has ended: refuse it.
+    /// A later step was applied, or the lease has ended: refuse it.
     Late,
 }
 
-/// What a bucket did not take of what a lease holds, because its debt is bounded.
+/// Units that a lease holds and a bucket did not take, because its debt is bounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shortfall {
-    /// The number of the level.
+    /// The index of the level.
     pub level: u8,
-    /// The number of the limit's name.
+    /// The index of the limit's name.
     pub name: u8,
-    /// How many units; never zero.
+    /// The units; never zero.
     pub units: u64,
 }
 
@@ -144,7 +145,7 @@ pub struct Shortfall {
 pub struct Record {
     step: u32,
     held: Units,
-    /// Nearly always empty: then each bucket has taken what is held.
+    /// Nearly always empty: each bucket has taken all units held.
     shortfalls: Box<[Shortfall]>,
     drawn_at: Stamp,
     stepped_at: Stamp,
@@ -158,7 +159,7 @@ impl Record {
         Self::restored(0, units, now, now, deadline, on_expiry)
     }
 
-    /// A lease as a store has kept it, after its step `step`.
+    /// A lease read back from a store, after its step `step`.
     pub fn restored(
         step: u32,
         held: Units,
@@ -170,34 +171,36 @@ impl Record {
         Self { step, held, shortfalls: Box::default(), drawn_at, stepped_at, deadline, on_expiry }
     }
 
-    /// The same where buckets did not take all of it.
+    /// The record with the units that buckets did not take.
     #[must_use]
     pub fn with_shortfalls(self, shortfalls: Box<[Shortfall]>) -> Self {
         Self { shortfalls, ..self }
     }
 
-    /// What buckets did not take of what is held.
+    /// The held units that buckets did not take.
     pub const fn shortfalls(&self) -> &[Shortfall] {
         &self.shortfalls
     }
 
-    /// What a bucket is moved by if what is held of a limit changes by `delta` and the bucket may take no more than `room`.
-    /// What it does not take is remembered, and is not given back.
+    /// Returns the change of a bucket when the units held of its limit change by `delta` and it may take at
+    /// most `capacity`. Units that it does not take are recorded as a shortfall and never returned to it.
     #[inline]
-    pub fn bucket_delta(&mut self, level: usize, name: usize, delta: i64, room: Option<u64>) -> i64 {
-        if self.shortfalls.is_empty() && room.is_none_or(|room| i128::from(delta) <= i128::from(room)) {
+    pub fn bucket_delta(&mut self, level: usize, name: usize, delta: i64, capacity: Option<u64>) -> i64 {
+        if self.shortfalls.is_empty()
+            && capacity.is_none_or(|capacity| i128::from(delta) <= i128::from(capacity))
+        {
             return delta;
         }
-        self.short_delta(level, name, delta, room)
+        self.short_delta(level, name, delta, capacity)
     }
 
     #[cold]
-    fn short_delta(&mut self, level: usize, name: usize, delta: i64, room: Option<u64>) -> i64 {
+    fn short_delta(&mut self, level: usize, name: usize, delta: i64, capacity: Option<u64>) -> i64 {
         let (level, name) = (u8::try_from(level).unwrap_or(u8::MAX), u8::try_from(name).unwrap_or(u8::MAX));
         let is_here = |short: &Shortfall| (short.level, short.name) == (level, name);
         let before = self.shortfalls.iter().find(|short| is_here(short)).map_or(0, |short| short.units);
         let (units, moved) = if let Ok(more) = u64::try_from(delta) {
-            let taken = room.map_or(more, |room| room.min(more));
+            let taken = capacity.map_or(more, |capacity| capacity.min(more));
             (before.saturating_add(more - taken), 0_i64.saturating_add_unsigned(taken))
         } else {
             let never_taken = before.min(delta.unsigned_abs());
@@ -209,7 +212,7 @@ impl Record {
         moved
     }
 
-    /// What to do with step `step`.
+    /// How to handle step `step`.
     pub const fn turn(&self, step: u32) -> Turn {
         if step > self.step {
             Turn::Apply
@@ -220,7 +223,7 @@ impl Record {
         }
     }
 
-    /// Holds `more`.
+    /// Adds `more` to the units held.
     pub fn extend(&mut self, step: u32, more: &[Option<u64>], now: Stamp) {
         (self.step, self.stepped_at) = (step, now);
         for (held, more) in self.held.iter_mut().zip(more) {
@@ -230,7 +233,7 @@ impl Record {
         }
     }
 
-    /// Holds more or less by `deltas`, and never less than nothing. Answers by how much it changed.
+    /// Changes the units held by `deltas`, not below zero, and returns the actual changes.
     pub fn adjust(&mut self, step: u32, deltas: &[Option<i64>], now: Stamp) -> Deltas {
         (self.step, self.stepped_at) = (step, now);
         let change = |(held, delta): (&mut Option<u64>, &Option<i64>)| {
@@ -242,14 +245,14 @@ impl Record {
         self.held.iter_mut().zip(deltas).map(change).collect()
     }
 
-    /// Expires at `deadline`, unless it expires later anyway: a deadline only moves forward.
+    /// Moves the deadline to `deadline`, forward only.
     pub fn renew(&mut self, step: u32, deadline: Stamp, now: Stamp) {
         (self.step, self.stepped_at) = (step, now);
         self.deadline = self.deadline.max(deadline);
     }
 
-    /// By how much being settled at `actual` changes what is held of the limit numbered `name`: zero where it keeps
-    /// what is held, `None` where it takes no part.
+    /// The change when limit `name` is settled at `actual`: zero if the settlement does not name the limit,
+    /// `None` if the lease does not hold any of it either.
     #[inline]
     pub fn change(&self, name: usize, actual: Option<u64>) -> Option<i64> {
         let held = self.held[name];
@@ -259,78 +262,78 @@ impl Record {
         }
     }
 
-    /// What it holds, per limit name; `None` where a limit takes no part.
+    /// The units held, by limit name; `None` for a limit that is not part of the lease.
     pub fn held(&self) -> &[Option<u64>] {
         &self.held
     }
 
-    /// The last step that was done.
+    /// The last step that was applied.
     pub const fn step(&self) -> u32 {
         self.step
     }
 
-    /// When it drew, by the wall clock: usage is counted in the windows of that time.
+    /// When the lease drew, by the wall clock. Usage is counted in the windows of that time.
     pub const fn drawn_at(&self) -> Stamp {
         self.drawn_at
     }
 
-    /// When the last step was done.
+    /// When the last step was applied.
     pub const fn stepped_at(&self) -> Stamp {
         self.stepped_at
     }
 
-    /// When it expires.
+    /// When the lease expires.
     pub const fn deadline(&self) -> Stamp {
         self.deadline
     }
 
-    /// Whether it is past its deadline, though perhaps nobody has ended it yet.
+    /// Whether the deadline has passed. The lease may still have to be ended.
     pub fn is_due(&self, now: Stamp) -> bool {
         self.deadline <= now
     }
 
-    /// What becomes of it then.
+    /// What to do when the lease expires.
     pub const fn on_expiry(&self) -> OnExpiry {
         self.on_expiry
     }
 }
 
-/// What is remembered of a lease that has ended.
+/// The record of a lease that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
-    /// How.
+pub struct EndRecord {
+    /// How it ended.
     pub how: Ending,
-    /// By which step.
+    /// The step that ended it.
     pub step: u32,
-    /// When.
+    /// When it ended.
     pub at: Stamp,
-    /// Tells a settle with these [amounts](digest) from one with others.
+    /// The [`digest`] of the settled amounts, to recognize a retry of the same settle.
     pub digest: u64,
 }
 
-impl Ended {
-    /// What to do with a settle that comes after the end, whose amounts have this [`digest`].
+impl EndRecord {
+    /// How to handle a settle after the end, whose amounts have this [`digest`].
     pub fn turn_settle(&self, step: u32, digest: u64) -> Turn {
         let is_same = self.how == Ending::Settled && self.step == step && self.digest == digest;
         if is_same { Turn::Repeat } else { Turn::Late }
     }
 
-    /// What to do with a cancel that comes after the end.
+    /// How to handle a cancel after the end.
     pub fn turn_cancel(&self) -> Turn {
         if self.how == Ending::Cancelled { Turn::Repeat } else { Turn::Late }
     }
 }
 
-/// A number for amounts by name: the same for the same in whatever order, and different for different ones but by great
-/// chance. So a settle is known again by those who do not know the lease's levels any more.
+/// A digest of amounts by name, independent of their order. With it a store recognizes a repeated settle
+/// after it has dropped the lease's levels.
 pub fn digest<'a>(amounts: impl IntoIterator<Item = (&'a str, u64)>) -> u64 {
     digest_by_key(amounts.into_iter().map(|(name, units)| (name_key(name), units)))
 }
 
-/// The same with names that their [keys](name_key) stand for.
+/// [`digest`] with the [keys](name_key) of the names.
 #[inline]
 pub(crate) fn digest_by_key(amounts: impl Iterator<Item = (u64, u64)>) -> u64 {
-    // It tells honest repeats apart, and need not withstand anybody.
+    // Detects honest retries; it need not resist an attacker.
     let mix = |(key, units): (u64, u64)| {
         let mixed = (key ^ units).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).rotate_left(31)
@@ -338,7 +341,7 @@ pub(crate) fn digest_by_key(amounts: impl Iterator<Item = (u64, u64)>) -> u64 {
     amounts.map(mix).fold(0, u64::wrapping_add)
 }
 
-/// A number for a limit's name: FNV-1a.
+/// The FNV-1a hash of a limit's name.
 pub(crate) fn name_key(name: &str) -> u64 {
     let byte = |key: u64, byte: u8| (key ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     name.bytes().fold(0xCBF2_9CE4_8422_2325, byte)
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_counts_once_and_in_order() {
+    fn each_step_applies_once_and_in_order() {
         let mut lease = record(&[Some(500)]);
         assert_eq!((lease.turn(0), lease.turn(1)), (Turn::Repeat, Turn::Apply));
         let later = lease.drawn_at() + Duration::from_secs(5);
@@ -370,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_restored_as_it_was() {
+    fn restored_lease_equals_the_original() {
         let mut was = record(&[Some(500), None]);
         was.extend(3, &[None, Some(7)], was.drawn_at() + Duration::from_secs(5));
         let (drawn_at, stepped_at) = (was.drawn_at(), was.stepped_at());
@@ -380,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adjustment_returns_no_more_than_is_held() {
+    fn adjustment_returns_no_more_than_is_held() {
         let mut lease = record(&[Some(500), None, None]);
         assert_eq!(
             lease.adjust(1, &[Some(-200), None, Some(7)], Stamp::MAX)[..],
@@ -392,9 +395,9 @@ mod tests {
     }
 
     #[test]
-    fn bucket_gives_back_no_more_than_it_took() {
+    fn bucket_returns_no_more_than_it_took() {
         let mut lease = record(&[Some(10)]);
-        // What is held changes by this, the room there is, and what the bucket is moved by and still lacks.
+        // Change of the units held, capacity, change of the bucket, remaining shortfall.
         let table: [(i64, Option<u64>, i64, u64); 8] = [
             (5, None, 5, 0),
             (5, Some(5), 5, 0),
@@ -405,17 +408,21 @@ mod tests {
             (-2, None, -2, 0),
             (i64::MAX, Some(1), 1, i64::MAX.unsigned_abs() - 1),
         ];
-        for (delta, room, moved, lacks) in table {
-            assert_eq!(lease.bucket_delta(1, 0, delta, room), moved, "{delta} with room for {room:?}");
+        for (delta, capacity, moved, missing) in table {
+            assert_eq!(
+                lease.bucket_delta(1, 0, delta, capacity),
+                moved,
+                "{delta} with capacity {capacity:?}"
+            );
             let short = lease.shortfalls().iter().map(|short| (short.level, short.name, short.units));
-            assert_eq!(short.collect::<Vec<_>>(), if lacks > 0 { vec![(1, 0, lacks)] } else { vec![] });
+            assert_eq!(short.collect::<Vec<_>>(), if missing > 0 { vec![(1, 0, missing)] } else { vec![] });
         }
         assert_eq!(lease.bucket_delta(0, 0, 7, Some(6)), 6, "each bucket by itself");
         assert_eq!(lease.shortfalls().len(), 2);
     }
 
     #[test]
-    fn a_settle_says_what_stays_and_leaves_what_it_does_not_name() {
+    fn settle_keeps_units_that_it_does_not_name() {
         let lease = record(&[Some(40), Some(1), None, None]);
         let changes = [Some(55), None, Some(3), None].into_iter().enumerate();
         let changes: Vec<_> = changes.map(|(name, actual)| lease.change(name, actual)).collect();
@@ -423,21 +430,21 @@ mod tests {
     }
 
     #[test]
-    fn the_same_ending_is_a_repeat_and_others_are_late() {
+    fn same_ending_is_a_repeat_and_others_are_late() {
         let at = Stamp::from_secs(1);
         let (five, six) = (digest([("tpm", 5)]), digest([("tpm", 6)]));
-        let settled = Ended { how: Ending::Settled, step: 3, at, digest: five };
+        let settled = EndRecord { how: Ending::Settled, step: 3, at, digest: five };
         assert_eq!(settled.turn_settle(3, five), Turn::Repeat);
         assert_eq!(settled.turn_settle(3, six), Turn::Late);
         assert_eq!(settled.turn_settle(4, five), Turn::Late);
         assert_eq!(settled.turn_cancel(), Turn::Late);
-        let cancelled = Ended { how: Ending::Cancelled, ..settled };
+        let cancelled = EndRecord { how: Ending::Cancelled, ..settled };
         assert_eq!(cancelled.turn_cancel(), Turn::Repeat);
         assert_eq!(cancelled.turn_settle(3, five), Turn::Late);
     }
 
     #[test]
-    fn amounts_have_one_digest_in_whatever_order_and_another_for_every_other_name_and_number() {
+    fn digest_ignores_order_but_not_names_and_units() {
         assert_eq!(digest([("rpm", 1), ("tpm", 500)]), digest([("tpm", 500), ("rpm", 1)]));
         let others = [
             digest([]),
@@ -452,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_moves_the_deadline_forward_only_and_holds_what_was_held() {
+    fn renewal_moves_deadline_forward_and_keeps_units() {
         let mut lease = record(&[Some(500)]);
         let (first, later) = (lease.deadline(), lease.drawn_at() + Duration::from_secs(1_800));
         lease.renew(1, later + DEADLINE, later);
@@ -465,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_id_has_no_time_and_is_read_back_as_chosen() {
+    fn chosen_id_has_no_time_and_roundtrips() {
         let id = LeaseId::chosen(7);
         assert!(id.is_chosen() && !LeaseId::new(u64::from(u32::MAX), u128::MAX).is_chosen());
         assert_eq!((id.millis(), id.to_string().parse()), (0, Ok(id)));
@@ -473,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_32_digits_and_knows_when_it_was_made() {
+    fn id_is_32_digits_and_has_its_creation_time() {
         let id = LeaseId::new(1_700_000_000_123, u128::MAX);
         assert_eq!(id.millis(), 1_700_000_000_123);
         assert_eq!(id.to_string().parse(), Ok(id));

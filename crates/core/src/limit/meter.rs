@@ -1,8 +1,8 @@
-//! The state of one limit of one subject: its bucket, the rule it follows, and what it has consumed.
+//! The state of one limit of one subject: bucket, rule, rule version and units consumed.
 //!
-//! Every engine keeps these four things, and those that run our code keep them as this type. A rule that changes
-//! keeps the level, capped to the new burst. A caller who resolved before the last change is decided by the
-//! rule that is there, and told that it is stale.
+//! Every engine stores these four; engines in Rust use this type. A change of the rule keeps the level,
+//! capped to the new burst. A call resolved before the last change is decided by the current rule, and the
+//! response shows that the caller is stale.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::limit::policy::Version;
 use crate::limit::rule::Rule;
 use crate::time::Stamp;
 
-/// A limit's state.
+/// The state of a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meter {
     bucket: Bucket<Stamp>,
@@ -21,17 +21,17 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A full bucket of this rule: the same as one that was never used.
+    /// A full bucket with this rule, which equals an unused one.
     pub const fn new(rule: Arc<Rule>, version: Version) -> Self {
         Self { bucket: Bucket::full(), rule, version, consumed: 0 }
     }
 
-    /// A state as an engine kept it.
+    /// A state read back from an engine.
     pub const fn restored(bucket: Bucket<Stamp>, rule: Arc<Rule>, version: Version, consumed: i64) -> Self {
         Self { bucket, rule, version, consumed }
     }
 
-    /// Follows the caller's rule unless the caller is behind: the level stays, capped to the new burst.
+    /// Adopts the caller's rule unless its version is older. The level stays, capped to the new burst.
     #[inline]
     pub fn follow(&mut self, rule: &Arc<Rule>, version: Version, now: Stamp) {
         if version < self.version {
@@ -47,42 +47,42 @@ impl Meter {
         self.rule = Arc::clone(rule);
     }
 
-    /// When `units` can be taken: `now` or earlier means at once, [`Stamp::MAX`] never. No units ask only that
-    /// there is no debt.
+    /// When `units` will be available: `now` or earlier means at once, [`Stamp::MAX`] never. Zero units only
+    /// require that there is no debt.
     #[inline]
     pub fn ready_at(&self, units: u64, now: Stamp) -> Stamp {
         self.bucket.ready_at(self.rule.shape(), units, now)
     }
 
-    /// The bucket that taking `units` would leave, if they are there: for [`put`](Self::put), once all others that are
-    /// asked have said the same.
+    /// The bucket after taking `units`, if they are available; to [`put`](Self::put) once all other limits of
+    /// the call can be taken too.
     #[inline]
     pub fn ask(&self, units: u64, now: Stamp) -> Option<Bucket<Stamp>> {
         self.bucket.taking(self.rule.shape(), units, now).ok()
     }
 
-    /// Takes the `units` that were [asked](Self::ask) for.
+    /// Takes `units`, with the bucket that [`ask`](Self::ask) returned.
     #[inline]
     pub const fn put(&mut self, left: Bucket<Stamp>, units: u64) {
         self.bucket = left;
         self.consumed = self.consumed.saturating_add_unsigned(units);
     }
 
-    /// Takes `units`, there or not; what is missing is debt.
+    /// Takes `units`, available or not. Missing units become debt.
     #[inline]
     pub fn take(&mut self, units: u64, now: Stamp) {
         self.bucket.debit(self.rule.shape(), units, now);
         self.consumed = self.consumed.saturating_add_unsigned(units);
     }
 
-    /// Gives `units` back; a full bucket gets no fuller.
+    /// Returns `units`, up to a full bucket.
     #[inline]
     pub fn give_back(&mut self, units: u64) {
         self.bucket.credit(self.rule.shape(), units);
         self.consumed = self.consumed.saturating_sub_unsigned(units);
     }
 
-    /// Takes what is above zero, gives back what is below.
+    /// Takes a positive `delta`, returns a negative one.
     pub fn adjust(&mut self, delta: i64, now: Stamp) {
         match u64::try_from(delta) {
             Ok(more) => self.take(more, now),
@@ -95,12 +95,12 @@ impl Meter {
         self.bucket.room(self.rule.shape(), debt_max, now)
     }
 
-    /// Whole units there at `now`; below zero is debt.
+    /// Whole units available at `now`; below zero is debt.
     pub fn available(&self, now: Stamp) -> i64 {
         self.bucket.level(self.rule.shape(), now)
     }
 
-    /// Whether nothing is missing at `now`.
+    /// Whether the bucket is full at `now`.
     pub fn is_full(&self, now: Stamp) -> bool {
         self.bucket.is_full(now)
     }
@@ -115,12 +115,12 @@ impl Meter {
         &self.rule
     }
 
-    /// The newest version a caller has brought.
+    /// The newest version that a caller has brought.
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// Taken less given back, since the bucket was made.
+    /// Units taken minus units returned, since the bucket was created.
     pub const fn consumed(&self) -> i64 {
         self.consumed
     }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_rule_keeps_the_level_up_to_its_burst() {
+    fn newer_rule_keeps_level_up_to_its_burst() {
         let mut meter = Meter::new(rule(100, 100), Version::new(1));
         meter.take(30, START);
         meter.follow(&rule(200, 200), Version::new(2), START);
@@ -151,20 +151,20 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_caller_flips_nothing() {
+    fn stale_caller_changes_nothing() {
         let new = rule(200, 200);
         let mut meter = Meter::new(Arc::clone(&new), Version::new(5));
         let before = meter.clone();
         meter.follow(&rule(1, 1), Version::new(4), START);
         assert_eq!(meter, before);
-        // The same rule at a newer version is remembered: what lies between is stale from now on.
+        // The same rule at a newer version raises the version: versions in between are stale from now on.
         meter.follow(&new, Version::new(9), START);
         meter.follow(&rule(1, 1), Version::new(7), START);
         assert_eq!((meter.rule().shape().burst(), meter.version()), (200, Version::new(9)));
     }
 
     #[test]
-    fn asking_changes_nothing_and_putting_is_taking() {
+    fn ask_then_put_equals_take() {
         let mut asked = Meter::new(rule(100, 100), Version::ZERO);
         let mut taken = asked.clone();
         let left = asked.ask(60, START).expect("it is full");
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn debt_is_below_zero_and_heals() {
+    fn debt_is_below_zero_and_is_repaid_by_time() {
         let mut meter = Meter::new(rule(100_000, 100_000), Version::ZERO);
         meter.adjust(150_000, START);
         assert_eq!(meter.available(START), -50_000);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_kept_is_the_same_meter() {
+    fn restored_meter_equals_the_original() {
         let mut meter = Meter::new(rule(7, 9), Version::new(2));
         meter.take(3, START);
         let bucket = Bucket::from_full_at(meter.bucket().full_at());

@@ -1,8 +1,8 @@
-//! Names of entities, resources and limits: checked once, at the edge.
+//! Names of entities, resources and limits, validated once at the edge.
 //!
-//! `#` separates the parts of keys in stores and is in no name, nor are control characters. A leading `$` and
-//! `_default_` are reserved: audit subjects such as `$SYSTEM` begin with the one, and stores write an entity's
-//! policy for all resources under the other.
+//! `#` separates the parts of keys in stores, so names contain neither it nor control characters. A leading
+//! `$` and `_default_` are reserved: audit keys such as `$SYSTEM` start with the former, and stores file an
+//! entity's policy for all resources under the latter.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -10,18 +10,18 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-/// An entity id and a resource name have at most so many bytes.
+/// The maximum length of an entity id or resource name, in bytes.
 pub const NAME_MAX: usize = 256;
-/// A limit name has at most so many bytes.
+/// The maximum length of a limit name, in bytes.
 pub const LIMIT_NAME_MAX: usize = 64;
-/// What stores write for "all resources" and "all entities"; no name is this.
+/// The reserved name that stores use for "all resources" and "all entities".
 pub const DEFAULT: &str = "_default_";
 
-/// A name that cannot be.
+/// The error for an invalid name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{kind} `{}` {why}", shown(name))]
 pub struct InvalidName {
-    /// What was to be named.
+    /// The kind of name.
     pub kind: &'static str,
     /// The name.
     pub name: String,
@@ -33,26 +33,26 @@ pub struct InvalidName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NameProblem {
-    /// There is none.
+    /// It is empty.
     #[error("is empty")]
     Empty,
-    /// It has too many bytes.
+    /// It is too long.
     #[error("has {bytes} bytes, more than {max}")]
     Long {
-        /// Its bytes.
+        /// Its length in bytes.
         bytes: usize,
         /// The bound.
         max: usize,
     },
-    /// A character that no such name has.
-    #[error("holds {letter:?} at byte {at}, which no such name does")]
+    /// A character that is not allowed.
+    #[error("has {letter:?} at byte {at}, which is not allowed")]
     Letter {
         /// The character.
         letter: char,
-        /// Where it is.
+        /// Its byte offset.
         at: usize,
     },
-    /// It is kept for the system.
+    /// It is reserved.
     #[error("is reserved: a leading `$` and `{DEFAULT}` belong to the system")]
     Reserved,
 }
@@ -82,7 +82,7 @@ fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {
     Ok(())
 }
 
-/// Limit names are written between other signs (`tpm:100k/min`), so they have letters, digits, `_`, `-`, `.`.
+/// Limit names appear in limit text (`tpm:100k/min`), so they consist of letters, digits, `_`, `-` and `.`.
 fn check_limit_name(name: &str, max: usize) -> Result<(), NameProblem> {
     check_name(name, max)?;
     let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
@@ -102,16 +102,16 @@ macro_rules! name {
         impl PartialEq for $Name {
             #[inline]
             fn eq(&self, other: &Self) -> bool {
-                // Most names that meet are one text in one place.
+                // Most compared names share one allocation.
                 Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
             }
         }
 
         impl $Name {
-            /// The checked name.
+            /// Validates a name.
             ///
             /// # Errors
-            /// [`InvalidName`] says which name it is and what is wrong with it.
+            /// [`InvalidName`] with the name and what is wrong with it.
             pub fn new(name: &str) -> Result<Self, InvalidName> {
                 match $check(name, $max) {
                     Ok(()) => Ok(Self(name.into())),
@@ -154,25 +154,25 @@ macro_rules! name {
 }
 
 name!(
-    /// Who uses: a tenant, a team, a user, a key.
+    /// The id of an entity: a tenant, a team, a user, an API key.
     EntityId, "the entity", check_name, NAME_MAX
 );
 name!(
-    /// What is used: a model, an endpoint, a service.
+    /// The name of a resource: a model, an endpoint, a service.
     ResourceName, "the resource", check_name, NAME_MAX
 );
 name!(
-    /// Which of a subject's limits.
+    /// The name of a limit within a subject.
     LimitName, "the limit", check_limit_name, LIMIT_NAME_MAX
 );
 
 name!(
-    /// A world of its own within a store: its entities, policies and buckets meet no other's.
+    /// An isolated part of a store with its own entities, policies and buckets.
     Namespace, "the namespace", check_name, NAME_MAX
 );
 
 impl EntityId {
-    /// The entity of a bucket's key as a store has written it: that of a [pool](Subject::pool) stands for all entities.
+    /// The entity of a stored bucket key; that of a [pool](Subject::pool) stands for all entities.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -184,9 +184,9 @@ impl EntityId {
 /// The key of a bucket: an entity's use of a resource, or a [pool](Self::pool).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subject {
-    /// Who.
+    /// The entity.
     pub entity: EntityId,
-    /// What.
+    /// The resource.
     pub resource: ResourceName,
 }
 
@@ -194,12 +194,12 @@ impl Subject {
     /// The subject of two names.
     ///
     /// # Errors
-    /// [`InvalidName`] says which of the two is wrong, and how.
+    /// [`InvalidName`] with the wrong name of the two and the reason.
     pub fn new(entity: &str, resource: &str) -> Result<Self, InvalidName> {
         Ok(Self { entity: EntityId::new(entity)?, resource: ResourceName::new(resource)? })
     }
 
-    /// The key of a bucket that all entities, all resources, or both share: `None` stands for all of them.
+    /// The key of a bucket shared by all entities, all resources, or both; `None` stands for all.
     pub fn pool(entity: Option<EntityId>, resource: Option<ResourceName>) -> Self {
         Self {
             entity: entity.unwrap_or_else(|| EntityId(DEFAULT.into())),
@@ -207,7 +207,7 @@ impl Subject {
         }
     }
 
-    /// The key as a store has written it, which may be that of a pool.
+    /// A stored key, which may be that of a pool.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -229,12 +229,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_refused_with_the_place_and_the_bound() {
+    fn invalid_name_error_has_offset_and_bound() {
         let long = "x".repeat(NAME_MAX + 1);
         let table = [
             ("", "the entity `` is empty"),
-            ("a#b", "the entity `a#b` holds '#' at byte 1, which no such name does"),
-            ("a\nb", "the entity `a\\nb` holds '\\n' at byte 1, which no such name does"),
+            ("a#b", "the entity `a#b` has '#' at byte 1, which is not allowed"),
+            ("a\nb", "the entity `a\\nb` has '\\n' at byte 1, which is not allowed"),
             ("$SYSTEM", "is reserved"),
             ("_default_", "is reserved"),
             (&long, "…` has 257 bytes, more than 256"),
@@ -249,15 +249,15 @@ mod tests {
     }
 
     #[test]
-    fn limit_names_stand_between_signs() {
+    fn limit_name_has_no_separators() {
         assert!(LimitName::new("tpm-in.v2_x").is_ok());
         let error = LimitName::new("a:b").unwrap_err().to_string();
-        assert_eq!(error, "the limit `a:b` holds ':' at byte 1, which no such name does");
+        assert_eq!(error, "the limit `a:b` has ':' at byte 1, which is not allowed");
         assert!(LimitName::new(&"x".repeat(LIMIT_NAME_MAX + 1)).is_err());
     }
 
     #[test]
-    fn a_subject_says_which_of_its_names_is_wrong() {
+    fn invalid_subject_error_has_the_wrong_name() {
         assert_eq!(Subject::new("a", "b").unwrap().to_string(), "a on b");
         assert_eq!(Subject::new("a", "").unwrap_err().kind, "the resource");
     }

@@ -1,4 +1,4 @@
-//! Policies: limits written at a scope, and what to do when the store is away or a lease is never ended.
+//! Policies: the limits of a scope, and what to do if the store is unavailable or a lease is never ended.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use thiserror::Error;
 use crate::limit::name::{EntityId, ResourceName, Subject};
 use crate::limit::rule::{InvalidLimit, Limit, Rule};
 
-/// A policy holds at most so many limits.
+/// The maximum number of limits in a policy.
 pub const LIMITS_MAX: usize = 16;
 
-/// The count of all administrative changes of a namespace. An entity's or a policy's version is the count at
-/// which it was last written, so that versions of different records compare, and none comes twice.
+/// The number of administrative changes of a namespace. The version of an entity or a policy is the number of
+/// the change that last wrote it, so that versions of different records are comparable and never repeat.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(u64);
 
@@ -20,7 +20,7 @@ impl Version {
     /// Before the first change.
     pub const ZERO: Self = Self(0);
 
-    /// The version of this number.
+    /// The version with this number.
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
@@ -43,29 +43,30 @@ impl fmt::Display for Version {
     }
 }
 
-/// Something written, and the version it was written at.
+/// A stored value and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versioned<T> {
-    /// When it was last written.
+    /// The version at which it was last written.
     pub version: Version,
-    /// What was written.
+    /// The value.
     pub value: T,
 }
 
-/// What a writer believes to be there. A belief that is wrong is refused, with what is.
+/// The version that a writer expects (compare-and-set). A write whose expectation does not hold is refused
+/// with the current version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Expect {
-    /// Whatever it is.
+    /// Any version, or none.
     #[default]
     Any,
-    /// Nothing.
+    /// No stored value.
     Absent,
-    /// What was written at this version.
+    /// The value written at this version.
     Version(Version),
 }
 
 impl Expect {
-    /// Whether the belief holds of what is there.
+    /// Whether the expectation holds for the current version.
     pub fn holds(self, current: Option<Version>) -> bool {
         match self {
             Self::Any => true,
@@ -75,21 +76,21 @@ impl Expect {
     }
 }
 
-/// Where a policy is written. The narrower one wins, for each limit name by itself.
+/// The scope of a policy. For each limit name, the narrowest scope wins.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// For everybody and everything.
+    /// All entities and resources.
     System,
-    /// For everybody's use of a resource.
+    /// All entities' use of a resource.
     Resource(ResourceName),
-    /// For an entity's use of anything.
+    /// An entity's use of all resources.
     Entity(EntityId),
-    /// For an entity's use of a resource.
+    /// An entity's use of a resource.
     Subject(Subject),
 }
 
 impl Scope {
-    /// The entity whose policy it is, if it is one's.
+    /// The entity, if the scope has one.
     pub const fn entity(&self) -> Option<&EntityId> {
         match self {
             Self::System | Self::Resource(_) => None,
@@ -98,7 +99,7 @@ impl Scope {
         }
     }
 
-    /// The resource it is for, if it is for one.
+    /// The resource, if the scope has one.
     pub const fn resource(&self) -> Option<&ResourceName> {
         match self {
             Self::System | Self::Entity(_) => None,
@@ -119,19 +120,19 @@ impl fmt::Display for Scope {
     }
 }
 
-/// What an acquire does when the store is away.
+/// What an acquire does when the store is unavailable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnUnavailable {
-    /// Nobody enters.
+    /// All calls are rejected.
     #[default]
     Block,
-    /// Everybody enters, with a lease that says it is degraded.
+    /// All calls are admitted, with a lease marked as degraded.
     Allow,
-    /// This share of every limit is kept by the process itself, with leases that say they are degraded.
+    /// The process enforces this share of every limit by itself, with leases marked as degraded.
     LocalShare(Share),
 }
 
-/// A share of a whole: more than nothing, at most all of it. Exact to a millionth.
+/// A fraction in (0, 1], exact to a millionth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u32);
 
@@ -139,10 +140,10 @@ pub struct Share(u32);
 const WHOLE: u32 = 1_000_000;
 
 impl Share {
-    /// The share `fraction` of a whole.
+    /// The share with this fraction.
     ///
     /// # Errors
-    /// [`InvalidPolicy::Share`] for what is no number in (0, 1], or less than a millionth.
+    /// [`InvalidPolicy::Share`] for a number outside (0, 1] or below a millionth.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in (0, 1] by then")]
     pub fn new(fraction: f64) -> Result<Self, InvalidPolicy> {
         if fraction.is_nan() || !(1e-6..=1.0).contains(&fraction) {
@@ -163,17 +164,17 @@ impl Share {
     }
 }
 
-/// What becomes of a lease whose deadline passes without an end: its process is gone.
+/// What to do with a lease whose deadline passes, because its process is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// It is settled at what it drew: the work was probably done.
+    /// Settle it at the units it holds: the work was probably done.
     #[default]
     Settle,
-    /// What it drew returns.
+    /// Return the units it holds.
     Return,
 }
 
-/// Limits at a scope, each name once, and how to behave when things go wrong.
+/// The limits of a scope, with unique names, and the settings for failures.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Arc<Rule>>,
@@ -182,29 +183,29 @@ pub struct Policy {
     on_expiry: Option<OnExpiry>,
 }
 
-/// A policy that cannot be.
+/// The error for an invalid policy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidPolicy {
-    /// One of its limits cannot be.
+    /// One of its limits is invalid.
     #[error(transparent)]
     Limit(#[from] InvalidLimit),
-    /// A limit is there twice.
-    #[error("the limit `{name}` is there twice")]
+    /// A limit is defined twice.
+    #[error("the limit `{name}` is defined twice")]
     Twice {
-        /// Which one.
+        /// The limit.
         name: String,
     },
-    /// There are too many.
+    /// There are too many limits.
     #[error("{count} limits in one policy, more than {LIMITS_MAX}")]
     Many {
-        /// How many.
+        /// The number of limits.
         count: usize,
     },
-    /// A share that is none.
+    /// A share is out of range.
     #[error("a local share of {fraction}, outside 0.000001..=1")]
     Share {
-        /// The fraction as it was given.
+        /// The given fraction.
         fraction: String,
     },
 }
@@ -213,7 +214,7 @@ impl Policy {
     /// A policy of these limits.
     ///
     /// # Errors
-    /// [`InvalidPolicy`] says which limit is wrong, and how.
+    /// [`InvalidPolicy`] with the wrong limit and the reason.
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Result<Self, InvalidPolicy> {
         let mut rules: Vec<Arc<Rule>> = Vec::new();
         for limit in limits {
@@ -229,43 +230,43 @@ impl Policy {
         Ok(Self { rules, ..Self::default() })
     }
 
-    /// Cuts inheritance: limits of wider scopes do not count beside this policy's.
+    /// Cuts inheritance: limits of wider scopes are ignored.
     #[must_use]
     pub const fn only(mut self) -> Self {
         self.only = true;
         self
     }
 
-    /// What an acquire does when the store is away.
+    /// What an acquire does when the store is unavailable.
     #[must_use]
     pub const fn on_unavailable(mut self, behaviour: OnUnavailable) -> Self {
         self.on_unavailable = Some(behaviour);
         self
     }
 
-    /// What becomes of a lease that is never ended.
+    /// Sets what to do with a lease that is never ended.
     #[must_use]
     pub const fn on_expiry(mut self, behaviour: OnExpiry) -> Self {
         self.on_expiry = Some(behaviour);
         self
     }
 
-    /// The limits, in the order they were written in.
+    /// The limits, in the order of definition.
     pub fn rules(&self) -> &[Arc<Rule>] {
         &self.rules
     }
 
-    /// Whether wider scopes' limits do not count.
+    /// Whether limits of wider scopes are ignored.
     pub const fn is_only(&self) -> bool {
         self.only
     }
 
-    /// What it says about a store that is away, if it does.
+    /// The setting for an unavailable store, if any.
     pub const fn unavailable(&self) -> Option<OnUnavailable> {
         self.on_unavailable
     }
 
-    /// What it says about leases that are never ended, if it does.
+    /// The setting for leases that are never ended, if any.
     pub const fn expiry(&self) -> Option<OnExpiry> {
         self.on_expiry
     }
@@ -276,15 +277,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_refuses_a_name_twice_and_too_many() {
+    fn policy_rejects_duplicate_names_and_too_many() {
         let twice = [Limit::per_minute("rpm", 1), Limit::per_hour("rpm", 5)];
-        assert_eq!(Policy::new(twice).unwrap_err().to_string(), "the limit `rpm` is there twice");
+        assert_eq!(Policy::new(twice).unwrap_err().to_string(), "the limit `rpm` is defined twice");
         let many = (0..17).map(|number| Limit::per_minute(format!("l{number}"), 1));
         assert_eq!(Policy::new(many).unwrap_err().to_string(), "17 limits in one policy, more than 16");
     }
 
     #[test]
-    fn a_share_is_a_number_above_nothing_and_at_most_all() {
+    fn share_is_above_zero_and_at_most_one() {
         for bad in [0.0, -0.5, 1.1, f64::NAN, f64::INFINITY, 1e-9] {
             let error = Share::new(bad).unwrap_err().to_string();
             assert!(error.contains("outside 0.000001..=1"), "{error}");
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_belief_is_about_a_version() {
+    fn expectation_is_about_a_version() {
         let (one, two) = (Version::new(1), Version::new(2));
         assert!(Expect::Any.holds(None) && Expect::Any.holds(Some(one)));
         assert!(Expect::Absent.holds(None) && !Expect::Absent.holds(Some(one)));
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_says_where_it_is() {
+    fn scope_has_its_entity_and_resource() {
         let subject = Subject::new("acme", "gpt-4").unwrap();
         let table = [
             (Scope::System, "system", None, None),

@@ -1,4 +1,4 @@
-//! Which limits hold for a subject: per limit name, the narrowest scope that speaks of it.
+//! The effective limits of a subject: for each limit name, the narrowest scope that defines it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::limit::name::Subject;
 use crate::limit::policy::{OnExpiry, OnUnavailable, Policy, Scope};
 use crate::limit::rule::Rule;
 
-/// The four scopes whose policies hold for a subject, the narrowest first.
+/// The four scopes that apply to a subject, the narrowest first.
 pub fn scopes(subject: &Subject) -> [Scope; 4] {
     [
         Scope::Subject(subject.clone()),
@@ -17,14 +17,14 @@ pub fn scopes(subject: &Subject) -> [Scope; 4] {
     ]
 }
 
-/// Where a limit, or a way to behave, comes from.
+/// Where a limit or a setting comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A policy at this scope.
     Policy(Scope),
     /// The limiter's own defaults.
     Defaults,
-    /// Given with the call.
+    /// The call itself.
     Call,
 }
 
@@ -38,33 +38,33 @@ impl fmt::Display for Source {
     }
 }
 
-/// A limit that holds, and why.
+/// An effective limit and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct EffectiveLimit {
     /// The limit.
     pub rule: Arc<Rule>,
     /// Where it comes from.
     pub source: Source,
 }
 
-/// All that holds for one subject.
+/// The effective limits and settings of one subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resolved {
-    /// The limits, each name once, those of the narrowest scope first.
-    pub limits: Vec<Held>,
-    /// What an acquire does when the store is away, and who says so.
+pub struct EffectiveLimits {
+    /// The limits with unique names, those of the narrowest scope first.
+    pub limits: Vec<EffectiveLimit>,
+    /// What an acquire does when the store is unavailable, and the source of the setting.
     pub on_unavailable: (OnUnavailable, Source),
-    /// What becomes of a lease that is never ended, and who says so.
+    /// What to do with a lease that is never ended, and the source of the setting.
     pub on_expiry: (OnExpiry, Source),
 }
 
 /// Resolves a subject's four policies, given in the order of [`scopes`], over `defaults`.
 ///
-/// A policy that says `only` ends the search for limits, and not for how to behave.
-pub fn resolve(subject: &Subject, policies: [Option<&Policy>; 4], defaults: &Policy) -> Resolved {
+/// A policy with `only` ends the search for limits, but not for settings.
+pub fn resolve(subject: &Subject, policies: [Option<&Policy>; 4], defaults: &Policy) -> EffectiveLimits {
     let written = scopes(subject).into_iter().map(Source::Policy).zip(policies);
     let written = written.filter_map(|(source, policy)| Some((source, policy?)));
-    let mut resolved = Resolved {
+    let mut resolved = EffectiveLimits {
         limits: Vec::new(),
         on_unavailable: (OnUnavailable::default(), Source::Defaults),
         on_expiry: (OnExpiry::default(), Source::Defaults),
@@ -74,19 +74,19 @@ pub fn resolve(subject: &Subject, policies: [Option<&Policy>; 4], defaults: &Pol
         if !cut {
             for rule in policy.rules() {
                 if resolved.limits.iter().all(|held| held.rule.name() != rule.name()) {
-                    resolved.limits.push(Held { rule: Arc::clone(rule), source: source.clone() });
+                    resolved.limits.push(EffectiveLimit { rule: Arc::clone(rule), source: source.clone() });
                 }
             }
         }
         cut |= policy.is_only();
-        unavailable = unavailable.or_else(|| policy.unavailable().map(|said| (said, source.clone())));
-        expiry = expiry.or_else(|| policy.expiry().map(|said| (said, source.clone())));
+        unavailable = unavailable.or_else(|| policy.unavailable().map(|setting| (setting, source.clone())));
+        expiry = expiry.or_else(|| policy.expiry().map(|setting| (setting, source.clone())));
     }
-    if let Some(said) = unavailable {
-        resolved.on_unavailable = said;
+    if let Some(setting) = unavailable {
+        resolved.on_unavailable = setting;
     }
-    if let Some(said) = expiry {
-        resolved.on_expiry = said;
+    if let Some(setting) = expiry {
+        resolved.on_expiry = setting;
     }
     resolved
 }
@@ -100,10 +100,11 @@ mod tests {
         Policy::new(limits.iter().map(|(name, amount)| Limit::per_minute(*name, *amount))).expect("valid")
     }
 
-    fn shown(resolved: &Resolved) -> Vec<(String, u64, String)> {
+    fn shown(resolved: &EffectiveLimits) -> Vec<(String, u64, String)> {
         let limits = resolved.limits.iter();
-        let row =
-            |held: &Held| (held.rule.name().to_string(), held.rule.shape().amount(), held.source.to_string());
+        let row = |held: &EffectiveLimit| {
+            (held.rule.name().to_string(), held.rule.shape().amount(), held.source.to_string())
+        };
         limits.map(row).collect()
     }
 
@@ -144,13 +145,13 @@ mod tests {
         let own = own.only();
         let cut = resolve(&subject, [Some(&own), None, Some(&resource), None], &policy(&[("tpm", 5)]));
         assert_eq!(shown(&cut), [row("rpm", 1, "entity acme, resource gpt")]);
-        // How to behave is inherited all the same.
+        // Settings are still inherited.
         assert_eq!(cut.on_unavailable.0, OnUnavailable::Allow);
         assert_eq!(cut.on_unavailable.1.to_string(), "resource gpt");
     }
 
     #[test]
-    fn the_narrowest_that_says_how_to_behave_is_heard() {
+    fn narrowest_scope_with_a_setting_wins() {
         let subject = Subject::new("acme", "gpt").unwrap();
         let entity = Policy::default().on_expiry(OnExpiry::Return);
         let system = Policy::default().on_expiry(OnExpiry::Settle).on_unavailable(OnUnavailable::Allow);
@@ -158,8 +159,8 @@ mod tests {
         let resolved = resolve(&subject, [None, Some(&entity), None, Some(&system)], &defaults);
         assert_eq!(resolved.on_expiry.0, OnExpiry::Return);
         assert_eq!(resolved.on_unavailable, (OnUnavailable::Allow, Source::Policy(Scope::System)));
-        let nobody = resolve(&subject, [None; 4], &Policy::default());
-        assert_eq!(nobody.on_unavailable, (OnUnavailable::Block, Source::Defaults));
-        assert_eq!(nobody.on_expiry, (OnExpiry::Settle, Source::Defaults));
+        let unset = resolve(&subject, [None; 4], &Policy::default());
+        assert_eq!(unset.on_unavailable, (OnUnavailable::Block, Source::Defaults));
+        assert_eq!(unset.on_expiry, (OnExpiry::Settle, Source::Defaults));
     }
 }

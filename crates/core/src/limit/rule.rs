@@ -1,7 +1,7 @@
-//! A limit as people write it, and as a checked rule.
+//! Limits as they are written, and as checked rules.
 //!
-//! [`Limit`] is a draft: any name, any numbers. [`Limit::check`] makes a [`Rule`] of it, whose name is valid and
-//! whose shape can be counted exactly.
+//! [`Limit`] is unchecked: any name, any numbers. [`Limit::check`] turns it into a [`Rule`], whose name is
+//! valid and whose shape can be counted exactly.
 
 mod text;
 
@@ -14,7 +14,7 @@ use crate::bucket::{InvalidShape, Shape};
 use crate::limit::name::{InvalidName, LimitName};
 use crate::time::Stamp;
 
-/// One named limit: so many units per period, and at most `burst` at once.
+/// A named limit: an amount of units per period, and at most `burst` at once.
 ///
 /// ```
 /// use tidegate_core::limit::rule::Limit;
@@ -56,7 +56,7 @@ impl Limit {
         Self::per(name, amount, Duration::from_secs(86_400))
     }
 
-    /// What a full bucket holds: what can be taken at once. By default the amount of one period.
+    /// Sets the capacity of the bucket, which can be taken at once; by default the amount of one period.
     #[must_use]
     pub const fn burst(mut self, burst: u64) -> Self {
         self.burst = Some(burst);
@@ -68,10 +68,10 @@ impl Limit {
         &self.name
     }
 
-    /// The rule that this limit is.
+    /// Checks the limit and returns its rule.
     ///
     /// # Errors
-    /// [`InvalidLimit`] says which limit it is, and which number is outside which bound.
+    /// [`InvalidLimit`] with the limit, the number and its bound.
     pub fn check(&self) -> Result<Rule, InvalidLimit> {
         let name = LimitName::new(&self.name)?;
         let burst = self.burst.unwrap_or(self.amount);
@@ -82,32 +82,32 @@ impl Limit {
     }
 }
 
-/// A limit that cannot be.
+/// The error for an invalid limit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidLimit {
-    /// Its name is none.
+    /// Its name is invalid.
     #[error(transparent)]
     Name(#[from] InvalidName),
     /// One of its numbers is outside its bound.
     #[error("the limit `{name}`: {problem}")]
     Shape {
-        /// Which limit.
+        /// The limit.
         name: String,
-        /// Which number, and its bound.
+        /// The number and its bound.
         problem: InvalidShape,
     },
-    /// The text says no limit.
-    #[error("`{text}` is no limit: {why}; write name:amount/period[:burst], such as tpm:100k/min:150k")]
+    /// The text is not a limit.
+    #[error("`{text}` is not a limit: {why}; write name:amount/period[:burst], such as tpm:100k/min:150k")]
     Text {
-        /// What was written.
+        /// The text.
         text: String,
         /// What is wrong with it.
         why: String,
     },
 }
 
-/// A checked limit: a name, and the shape of the bucket it has with each subject.
+/// A checked limit: a name, and the shape of its bucket for each subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     name: LimitName,
@@ -116,17 +116,17 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A limit as policies hold it: one bucket per subject and name, whose shape follows the policy.
+    /// A limit of a policy: one bucket per subject and name, whose shape follows the policy.
     pub fn stored(name: LimitName, shape: Shape<Stamp>) -> Self {
         Self { row: name.as_str().into(), name, shape }
     }
 
-    /// The same limit given with one call: a bucket of its own per subject, name and shape.
+    /// The limit given with one call: a separate bucket per subject, name and shape.
     #[must_use]
     pub fn of_call(self) -> Self {
         let shape = &self.shape;
         let period = shape.period().as_micros();
-        // No limit name holds `~`, so that no stored limit is met by chance.
+        // `~` is not allowed in names, so that the row never collides with that of a stored limit.
         let row = format!("{}~{}/{period}/{}", self.name, shape.amount(), shape.burst()).into();
         Self { row, ..self }
     }
@@ -136,7 +136,8 @@ impl Rule {
         &self.name
     }
 
-    /// What the bucket is called among the subject's: the name, and for a limit given with a call its shape too.
+    /// The name of the bucket within the subject: the limit's name, followed by the shape for a limit given
+    /// with a call.
     pub fn row(&self) -> &str {
         &self.row
     }
@@ -146,7 +147,7 @@ impl Rule {
         *self.row != *self.name.as_str()
     }
 
-    /// How fast the bucket refills and how much it holds.
+    /// The rate and burst of the bucket.
     pub const fn shape(&self) -> &Shape<Stamp> {
         &self.shape
     }
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_burst_is_the_amount_unless_said_otherwise() {
+    fn burst_defaults_to_the_amount() {
         let rule = Limit::per_minute("tpm", 10_000).check().unwrap();
         assert_eq!((rule.shape().amount(), rule.shape().burst()), (10_000, 10_000));
         let rule = Limit::per_minute("tpm", 10_000).burst(15_000).check().unwrap();
@@ -168,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_cannot_be_is_named_with_its_number_and_bound() {
+    fn invalid_limit_error_has_number_and_bound() {
         let table = [
-            (Limit::per_minute("a b", 1), "the limit `a b` holds ' ' at byte 1, which no such name does"),
+            (Limit::per_minute("a b", 1), "the limit `a b` has ' ' at byte 1, which is not allowed"),
             (Limit::per_minute("x", 0), "the limit `x`: 0 units per period, outside 1..=1099511627776"),
             (Limit::per_minute("x", 5).burst(0), "the limit `x`: a burst of 0 units"),
             (
                 Limit::per("x", 1, Duration::from_nanos(1_500)),
-                "the limit `x`: a period of 1.5µs, no multiple",
+                "the limit `x`: a period of 1.5µs, not a multiple",
             ),
         ];
         for (limit, sentence) in table {
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_a_call_has_a_row_of_its_own_per_shape() {
+    fn call_limit_has_a_separate_row_per_shape() {
         let stored = Limit::per_minute("tpm", 100).check().unwrap();
         assert_eq!((stored.row(), stored.is_of_call()), ("tpm", false));
         let call = stored.of_call();

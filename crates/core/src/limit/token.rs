@@ -1,7 +1,7 @@
-//! Tokens: who may ask a server for what. The secret itself is never here, only what is known of it.
+//! API tokens of a server. Secrets are never stored, only their hashes.
 //!
-//! A secret is made outside, shown once and kept by its holder. A store keeps its hash beside the token, and neither tells
-//! it in listings nor in the audit.
+//! A secret is generated elsewhere and shown once to its holder. A store keeps its hash with the token, and
+//! includes it neither in listings nor in the audit log.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,18 +11,18 @@ use thiserror::Error;
 use crate::limit::name::{LIMIT_NAME_MAX, LimitName, Namespace, shown};
 use crate::time::Stamp;
 
-/// A token's name for people has at most so many bytes.
+/// The maximum length of a token's display name, in bytes.
 pub const TOKEN_NAME_MAX: usize = 256;
 
-/// The id of a token: letters, digits, `_`, `-` and `.`, at most 64 of them. It is no secret.
+/// The id of a token: up to 64 letters, digits, `_`, `-` and `.`. It is not secret.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenId(LimitName);
 
 impl TokenId {
-    /// The checked id.
+    /// Validates an id.
     ///
     /// # Errors
-    /// [`InvalidToken::Id`] says what is wrong with it.
+    /// [`InvalidToken::Id`] with the reason.
     pub fn new(id: &str) -> Result<Self, InvalidToken> {
         match LimitName::new(id) {
             Ok(name) => Ok(Self(name)),
@@ -30,13 +30,13 @@ impl TokenId {
         }
     }
 
-    /// As text.
+    /// The id as text.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 
-    /// Whether it begins with a `.`: such ids are for what a server keeps for itself where tokens are. Nobody holds such a
-    /// token; it is not listed, and neither made nor revoked by hand.
+    /// Whether the id begins with a `.`. A server stores its own records under such ids; they are not listed
+    /// and cannot be created or revoked through the API.
     pub fn is_reserved(&self) -> bool {
         self.as_str().starts_with('.')
     }
@@ -54,10 +54,10 @@ impl fmt::Debug for TokenId {
     }
 }
 
-/// The hash of a token's secret: 256 bits. Which function made it is its maker's affair, as long as it is always the same.
+/// The hash of a token's secret: 256 bits. The caller chooses the hash function and must not change it.
 ///
-/// `==` takes as long as the first difference is deep. Whoever compares what a stranger sent looks it up by its hash, or
-/// compares in constant time.
+/// `==` does not take constant time. To check an untrusted secret, look the token up by its hash or compare
+/// in constant time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenHash([u8; 32]);
 
@@ -74,7 +74,7 @@ impl TokenHash {
 }
 
 impl fmt::Debug for TokenHash {
-    /// Its first four bytes: enough to tell two apart, and no use to anybody who reads logs.
+    /// Writes the first four bytes: enough to distinguish hashes, useless to a reader of logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for byte in &self.0[..4] {
             write!(f, "{byte:02x}")?;
@@ -83,22 +83,22 @@ impl fmt::Debug for TokenHash {
     }
 }
 
-/// One thing that a token lets its holder do.
+/// A permission of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TokenScope {
-    /// Draw, and go on with what it drew.
+    /// Draw, and continue the leases.
     Acquire,
-    /// Look at balances, policies, entities, usage and the audit.
+    /// Read balances, policies, entities, usage and the audit log.
     Read,
-    /// Change them.
+    /// Change policies, entities and tokens.
     Admin,
 }
 
 impl TokenScope {
-    /// All there are.
+    /// All scopes.
     pub const ALL: [Self; 3] = [Self::Acquire, Self::Read, Self::Admin];
 
-    /// What it is called.
+    /// The scope's name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Acquire => "acquire",
@@ -123,27 +123,27 @@ impl FromStr for TokenScope {
     }
 }
 
-/// What a token lets its holder do: each by itself, none of them includes another.
+/// The scopes of a token. No scope includes another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenScopes(u8);
 
 impl TokenScopes {
-    /// These.
+    /// A set of these scopes.
     pub fn new(scopes: impl IntoIterator<Item = TokenScope>) -> Self {
         Self(scopes.into_iter().fold(0, |all, scope| all | 1 << scope as u8))
     }
 
-    /// Whether it may do this.
+    /// Whether the set includes this scope.
     pub const fn has(self, scope: TokenScope) -> bool {
         self.0 & (1 << scope as u8) != 0
     }
 
-    /// Whether it may do nothing.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each of them, in their order.
+    /// The scopes, in order.
     pub fn iter(self) -> impl Iterator<Item = TokenScope> {
         TokenScope::ALL.into_iter().filter(move |scope| self.has(*scope))
     }
@@ -156,7 +156,7 @@ impl FromIterator<TokenScope> for TokenScopes {
 }
 
 impl fmt::Display for TokenScopes {
-    /// As people write them: `acquire,read`.
+    /// Writes the names separated by commas: `acquire,read`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.iter().map(TokenScope::as_str).collect();
         f.pad(&names.join(","))
@@ -177,23 +177,23 @@ impl FromStr for TokenScopes {
     }
 }
 
-/// A token that is to be.
+/// A token to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewToken {
     /// Its id.
     pub id: TokenId,
-    /// A name for people.
+    /// The display name.
     pub name: String,
-    /// Where it is good.
+    /// The namespace it is valid for.
     pub namespace: Namespace,
-    /// For what.
+    /// Its scopes.
     pub scopes: TokenScopes,
-    /// Until when; `None` until it is revoked.
+    /// When it expires; `None` for never.
     pub expires_at: Option<Stamp>,
 }
 
 impl NewToken {
-    /// Whether it may be at `now`.
+    /// Checks that the token can be created at `now`.
     ///
     /// # Errors
     /// [`InvalidToken`] names the field, its value and its bound.
@@ -214,47 +214,47 @@ impl NewToken {
     }
 }
 
-/// A token as a store has it. When it was last used is not kept: that would be a write with every request.
+/// A stored token. The time of last use is not stored, which would take a write per request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token {
     /// Its id.
     pub id: TokenId,
-    /// A name for people.
+    /// The display name.
     pub name: String,
-    /// Where it is good.
+    /// The namespace it is valid for.
     pub namespace: Namespace,
-    /// For what.
+    /// Its scopes.
     pub scopes: TokenScopes,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Stamp,
-    /// By whom.
+    /// Who created it.
     pub created_by: String,
-    /// Until when it is good; `None` until it is revoked.
+    /// When it expires; `None` for never.
     pub expires_at: Option<Stamp>,
-    /// Since when it is good no more.
+    /// When it was revoked.
     pub revoked_at: Option<Stamp>,
 }
 
-/// Whether a token is good.
+/// Whether a token is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenState {
-    /// It is.
+    /// It is valid.
     Good,
-    /// Its time is over.
+    /// It has expired.
     Expired,
     /// It was revoked.
     Revoked,
 }
 
 impl Token {
-    /// The token that was asked for, made at `now` by `actor`.
+    /// The requested token, created at `now` by `actor`.
     pub fn made(new: &NewToken, now: Stamp, actor: &str) -> Self {
         let NewToken { id, name, namespace, scopes, expires_at } = new.clone();
         let (created_at, created_by) = (now, actor.to_owned());
         Self { id, name, namespace, scopes, created_at, created_by, expires_at, revoked_at: None }
     }
 
-    /// Whether it is good at `now`. One that was revoked stays so.
+    /// The state at `now`. A revoked token stays revoked.
     pub fn state(&self, now: Stamp) -> TokenState {
         if self.revoked_at.is_some() {
             TokenState::Revoked
@@ -266,46 +266,46 @@ impl Token {
     }
 }
 
-/// A token that cannot be.
+/// The error for an invalid token.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidToken {
-    /// Its id is none.
+    /// Its id is invalid.
     #[error("the token `{id}` {why}: an id has 1..={LIMIT_NAME_MAX} letters, digits, `_`, `-` and `.`")]
     Id {
-        /// What was to be the id.
+        /// The id.
         id: String,
         /// What is wrong with it.
         why: String,
     },
-    /// Its name is none.
+    /// Its name is invalid.
     #[error(
         "the name of token `{id}` has {bytes} bytes, outside 1..={TOKEN_NAME_MAX} without control characters"
     )]
     Name {
-        /// Whose.
+        /// The token.
         id: TokenId,
-        /// Its bytes.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// It would be good for nothing.
+    /// It has no scope.
     #[error("the token `{id}` has no scope: give it some of acquire, read, admin")]
     NoScope {
-        /// Which token.
+        /// The token.
         id: TokenId,
     },
-    /// There is no such scope.
-    #[error("`{text}` is no scope of a token: there are acquire, read and admin")]
+    /// A scope is unknown.
+    #[error("`{text}` is not a token scope: expected acquire, read or admin")]
     Scope {
-        /// What was written.
+        /// The text.
         text: String,
     },
-    /// Its time would be over before it begins.
+    /// It would expire before it is created.
     #[error("the token `{id}` expires at {expires_at}, which is not after now, {now}")]
     Past {
-        /// Which token.
+        /// The token.
         id: TokenId,
-        /// When it was to expire.
+        /// The requested expiry.
         expires_at: Stamp,
         /// The time.
         now: Stamp,
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_cannot_be_is_named_with_its_field_and_bound() {
+    fn invalid_token_error_has_field_and_bound() {
         assert_eq!(new_token().check(NOW), Ok(()));
         let long = "x".repeat(TOKEN_NAME_MAX + 1);
         let table = [
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_are_read_back_as_they_are_written_and_none_includes_another() {
+    fn scopes_roundtrip_and_include_no_other() {
         for bits in 1..8_u8 {
             let scopes = TokenScopes(bits);
             assert_eq!(scopes.to_string().parse(), Ok(scopes));
@@ -363,12 +363,12 @@ mod tests {
         assert!(!TokenScopes::new([TokenScope::Admin]).has(TokenScope::Read));
         assert_eq!("read, admin".parse(), Ok(TokenScopes::new([TokenScope::Admin, TokenScope::Read])));
         let error = "read,write".parse::<TokenScopes>().unwrap_err().to_string();
-        assert_eq!(error, "`write` is no scope of a token: there are acquire, read and admin");
+        assert_eq!(error, "`write` is not a token scope: expected acquire, read or admin");
         assert!("".parse::<TokenScopes>().is_err());
     }
 
     #[test]
-    fn a_token_is_good_until_it_expires_or_is_revoked() {
+    fn token_is_valid_until_expiry_or_revocation() {
         let token = Token::made(&new_token(), NOW, "ops");
         let expires_at = NOW + std::time::Duration::from_secs(60);
         assert_eq!((token.created_at, token.created_by.as_str()), (NOW, "ops"));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_is_not_shown() {
+    fn debug_hides_most_of_the_hash() {
         let hash = TokenHash::new(std::array::from_fn(|byte| u8::try_from(byte).unwrap() + 0xa0));
         assert_eq!(format!("{hash:?}"), "a0a1a2a3…");
         assert_eq!(hash.as_bytes()[31], 0xbf);

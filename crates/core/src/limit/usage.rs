@@ -1,4 +1,4 @@
-//! Usage: what was settled, per hour, day and month of the draw.
+//! Usage: settled units by hour, day and month of the draw.
 
 use std::ops::Range;
 
@@ -9,22 +9,22 @@ use crate::time::Stamp;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// How long a span usage is summed over.
+/// The length of a usage window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Window {
-    /// From a full hour to the next, UTC.
+    /// One hour, UTC.
     Hour,
-    /// From midnight to midnight, UTC.
+    /// One day, UTC.
     Day,
-    /// From the first of a month to the next, UTC.
+    /// One calendar month, UTC.
     Month,
 }
 
 impl Window {
-    /// All of them, the shortest first.
+    /// All windows, the shortest first.
     pub const ALL: [Self; 3] = [Self::Hour, Self::Day, Self::Month];
 
-    /// The window that `at` lies in.
+    /// The window that contains `at`.
     pub fn around(self, at: Stamp) -> Range<Stamp> {
         let seconds = at.as_micros() / 1_000_000;
         let (start, end) = match self {
@@ -41,19 +41,19 @@ impl Window {
     }
 }
 
-/// What was used within a window.
+/// The usage within a window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Units settled, those of children that cascade included.
     pub units: u64,
-    /// Units settled by the subject's own leases: summed over all subjects, each unit counts once.
+    /// Units settled by the subject's own leases. Summed over all subjects, each unit counts once.
     pub own: u64,
     /// Leases settled, those of children that cascade included.
     pub leases: u64,
 }
 
 impl Tally {
-    /// Adds another.
+    /// Adds another tally.
     pub const fn add(&mut self, more: Self) {
         self.units = self.units.saturating_add(more.units);
         self.own = self.own.saturating_add(more.own);
@@ -64,46 +64,46 @@ impl Tally {
 /// A line of a usage report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
-    /// Whose.
+    /// The subject.
     pub subject: Subject,
-    /// Of which limit.
+    /// The limit.
     pub limit: LimitName,
-    /// Over how long a span.
+    /// The length of the window.
     pub window: Window,
-    /// When it began.
+    /// The start of the window.
     pub start: Stamp,
-    /// What was used.
+    /// The usage.
     pub tally: Tally,
 }
 
 /// The usage of one limit of one subject, for engines that keep it in memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Windows {
-    /// The newest hour that was counted, its day and its month, together: nearly everything is counted there.
-    newest: [Counted; 3],
-    past: [Vec<Counted>; 3],
+    /// The newest counted hour with its day and month, which nearly all additions go to.
+    newest: [WindowCount; 3],
+    past: [Vec<WindowCount>; 3],
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Counted {
+struct WindowCount {
     start: Stamp,
-    /// The beginning of time where nothing was counted yet.
+    /// [`Stamp::ZERO`] before anything was counted.
     end: Stamp,
     tally: Tally,
 }
 
-impl Counted {
-    /// Whether anything was counted. Every lease counts at least itself.
-    fn is_there(&self) -> bool {
+impl WindowCount {
+    /// Whether anything was counted. Every lease adds at least one to `leases`.
+    fn is_used(&self) -> bool {
         self.tally != Tally::default()
     }
 }
 
-/// Hours, days and months that are kept; the oldest go first.
-const KEPT: [usize; 3] = [24 * 62, 800, 240];
+/// The number of hours, days and months retained; the oldest are dropped first.
+const RETAINED: [usize; 3] = [24 * 62, 800, 240];
 
 impl Windows {
-    /// Adds what was drawn at `at`, in its hour, its day and its month.
+    /// Adds the usage of a lease drawn at `at` to its hour, day and month.
     #[inline]
     pub fn add(&mut self, at: Stamp, tally: Tally) {
         let [hour, day, month] = &mut self.newest;
@@ -126,10 +126,10 @@ impl Windows {
             return;
         }
         let Range { start, end } = window.around(at);
-        let counted = Counted { start, end, tally };
+        let counted = WindowCount { start, end, tally };
         if at >= newest.end {
             let before = std::mem::replace(newest, counted);
-            if before.is_there() {
+            if before.is_used() {
                 past.push(before);
             }
         } else {
@@ -139,12 +139,12 @@ impl Windows {
                 _ => past.insert(place, counted),
             }
         }
-        if past.len() >= KEPT[window as usize] {
+        if past.len() >= RETAINED[window as usize] {
             past.remove(0);
         }
     }
 
-    /// Adds all that another has counted.
+    /// Adds all windows of another.
     pub fn absorb(&mut self, other: &Self) {
         for window in Window::ALL {
             for (start, tally) in other.within(window, &(Stamp::ZERO..Stamp::MAX)) {
@@ -157,20 +157,20 @@ impl Windows {
     pub fn within(&self, window: Window, range: &Range<Stamp>) -> impl Iterator<Item = (Stamp, Tally)> {
         let (newest, past) = (&self.newest[window as usize], &self.past[window as usize]);
         let from = past.partition_point(|counted| counted.start < range.start);
-        let all = past[from..].iter().chain([newest]).filter(|counted| counted.is_there());
+        let all = past[from..].iter().chain([newest]).filter(|counted| counted.is_used());
         let range = range.clone();
         all.filter(move |counted| range.contains(&counted.start))
             .map(|counted| (counted.start, counted.tally))
     }
 
-    /// Forgets the windows that ended at `before` or earlier, and answers how many.
+    /// Removes the windows that ended at `before` or earlier, and returns their number.
     pub fn prune(&mut self, window: Window, before: Stamp) -> usize {
         let (newest, past) = (&mut self.newest[window as usize], &mut self.past[window as usize]);
         let mut count = past.partition_point(|counted| counted.end <= before);
         past.drain(..count);
         past.shrink_to_fit();
-        if newest.end <= before && newest.is_there() {
-            // The span stays: what is drawn within it is counted there, with the hour, the day and the month in step.
+        if newest.end <= before && newest.is_used() {
+            // Keep the span, so that the newest hour, day and month stay aligned.
             newest.tally = Tally::default();
             count += 1;
         }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_settled_late_counts_where_it_was_drawn() {
+    fn late_settlement_counts_in_the_window_of_the_draw() {
         let mut windows = Windows::default();
         assert!(windows.is_empty());
         let tally = Tally { units: 5, own: 5, leases: 1 };
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_has_counted_is_added() {
+    fn absorb_adds_all_windows_of_another() {
         let tally = Tally { units: 5, own: 5, leases: 1 };
         let (mut one, mut other, mut both) = (Windows::default(), Windows::default(), Windows::default());
         for hours in [0, 3, 30] {
@@ -240,13 +240,13 @@ mod tests {
         for window in Window::ALL {
             assert!(one.within(window, &all).eq(both.within(window, &all)), "{window:?}");
         }
-        // The three newest are of one time, so that what comes now is counted in all of them.
+        // The three newest windows are aligned, so that a new addition counts in all of them.
         one.add(Stamp::from_secs(1_709_214_310 + 900 * HOUR), tally);
         assert_eq!(one.within(Window::Month, &all).map(|(_, tally)| tally.units).sum::<u64>(), 35);
     }
 
     #[test]
-    fn what_has_ended_is_forgotten_and_what_comes_later_is_counted() {
+    fn pruned_windows_count_later_additions_anew() {
         let tally = Tally { units: 5, own: 5, leases: 1 };
         let hour = |hours: u64| Stamp::from_secs(1_709_214_310 + hours * HOUR);
         let all = Stamp::ZERO..Stamp::MAX;
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(units(&windows, Window::Hour), [10, 5]);
         assert_eq!((windows.prune(Window::Hour, end), windows.prune(Window::Hour, end)), (1, 0));
         assert_eq!((units(&windows, Window::Hour), units(&windows, Window::Day)), (vec![5], vec![20]));
-        // The newest day goes, and its hour stays: what is settled late counts in both all the same.
+        // The newest day is pruned and its hour stays: a late settlement counts in both.
         assert_eq!(windows.prune(Window::Day, Window::Day.around(hour(3)).end), 1);
         assert_eq!(windows.prune(Window::Day, Stamp::MAX), 0);
         assert_eq!((units(&windows, Window::Day), units(&windows, Window::Month)), (vec![], vec![20]));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_windows_go_first() {
+    fn oldest_windows_are_dropped_first() {
         let mut windows = Windows::default();
         for hours in 0..24 * 63 {
             windows.add(Stamp::from_secs(hours * HOUR), Tally { units: 1, own: 0, leases: 1 });

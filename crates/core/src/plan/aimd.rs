@@ -1,4 +1,4 @@
-//! The numbers of an adaptive rate: as they are drafted, and as they are counted once checked.
+//! The parameters of the AIMD controller, drafted and checked.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use super::check::{Problems, SPAN_MAX};
 use crate::bucket::Shape;
 use crate::per_second::PerSecond;
 
-/// Rates and steps are at least this, per second.
+/// The lowest rate or step, per second.
 const LEAST: f64 = 1e-6;
-/// Rates and steps are at most this, per second.
+/// The highest rate or step, per second.
 const MOST: f64 = 1e6;
-/// A factor above this is a mistake.
+/// The highest latency factor.
 const FACTOR_MAX: f64 = 1_000.0;
 
-/// An adaptive rate: a steady increase while all is well, a cut when it is too much.
+/// An adaptive rate (AIMD): additive increase while healthy, multiplicative decrease on overload.
 ///
-/// It moves the [`Rate`] of the throttle, which says where it starts and how much may come at once.
+/// It moves the [`Rate`] of the throttle, which sets the start and the burst.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,8 +41,8 @@ pub struct Aimd {
 }
 
 impl Default for Aimd {
-    /// 0.25 to 8 per second, a quarter more each second, half at a cut; a latency of one second is the target,
-    /// and twice that too much; the last bad rate is remembered for three minutes; no slow start.
+    /// 0.25 to 8 per second, increased by a quarter per second and halved by a cut. The latency target is one
+    /// second, and twice that is too slow. The last bad rate is remembered for three minutes. No slow start.
     fn default() -> Self {
         Self {
             rate_min: 0.25,
@@ -59,10 +59,10 @@ impl Default for Aimd {
 }
 
 impl Aimd {
-    /// The usual rate to start from: two per second, four at once.
+    /// The default initial rate: two per second with a burst of four.
     pub const RATE: Rate = Rate::per_second(2).burst(4);
 
-    /// The least and the most, per second.
+    /// Sets the lowest and the highest rate, per second.
     #[must_use]
     pub const fn within(mut self, per_second: RangeInclusive<f64>) -> Self {
         self.rate_min = *per_second.start();
@@ -70,49 +70,50 @@ impl Aimd {
         self
     }
 
-    /// How much faster it gets each second, per second.
+    /// Sets the increase of the rate per second, in entries per second.
     #[must_use]
     pub const fn increase(mut self, per_second: f64) -> Self {
         self.increase = per_second;
         self
     }
 
-    /// What is left of the rate after a cut: a fraction.
+    /// Sets the fraction of the rate that remains after a cut.
     #[must_use]
     pub const fn decrease(mut self, fraction: f64) -> Self {
         self.decrease = fraction;
         self
     }
 
-    /// The latency to expect. What is faster counts as fast; what really comes may raise it, at most to twice this.
+    /// Sets the expected latency. Anything below it counts as fast; measured latencies may raise it to at
+    /// most twice this.
     #[must_use]
     pub const fn latency_target(mut self, latency: Duration) -> Self {
         self.latency_target = latency;
         self
     }
 
-    /// How many times the target is too slow.
+    /// Sets how many times the target counts as too slow.
     #[must_use]
     pub const fn latency_factor(mut self, factor: f64) -> Self {
         self.latency_factor = factor;
         self
     }
 
-    /// How much of each sample goes into the target: a fraction.
+    /// Sets the weight of each sample in the target (exponential moving average): a fraction.
     #[must_use]
     pub const fn latency_weight(mut self, fraction: f64) -> Self {
         self.latency_weight = fraction;
         self
     }
 
-    /// Doubles each second until the first cut.
+    /// Doubles the rate each second until the first cut.
     #[must_use]
     pub const fn slow_start(mut self) -> Self {
         self.slow_start = true;
         self
     }
 
-    /// How long the last bad rate is remembered; zero is not at all.
+    /// Sets how long the last bad rate is remembered; zero disables the memory.
     #[must_use]
     pub const fn memory(mut self, span: Duration) -> Self {
         self.memory = span;
@@ -120,16 +121,16 @@ impl Aimd {
     }
 }
 
-/// The same, checked, in whole numbers.
+/// The checked parameters of [`Aimd`], as integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AimdLimits {
     pub(crate) min: PerSecond,
     pub(crate) start: PerSecond,
     pub(crate) max: PerSecond,
     pub(crate) burst: u64,
-    /// Per second, each second.
+    /// Entries per second, gained each second.
     pub(crate) increase: PerSecond,
-    /// In millionths, as all fractions here.
+    /// In millionths, like all fractions here.
     pub(crate) decrease: u64,
     pub(crate) latency_target: Duration,
     pub(crate) latency_factor: u64,
@@ -142,17 +143,17 @@ impl AimdLimits {
     /// The bucket of a rate within the bounds.
     pub(crate) fn shape(&self, rate: PerSecond) -> Shape {
         let Ok(shape) = rate.shape(self.burst) else {
-            unreachable!("the slowest and the fastest were checked with the plan");
+            unreachable!("the lowest and the highest rate were checked with the plan");
         };
         shape
     }
 }
 
 impl Problems {
-    /// What is wrong with the numbers, or the same in whole numbers and the bucket to start from.
+    /// Checks the parameters; returns them as integers, with the initial bucket.
     pub(super) fn aimd(&mut self, aimd: &Aimd, rate: Option<Rate>) -> Option<(AimdLimits, Shape)> {
         self.number("aimd.rate_max", aimd.rate_max, LEAST, MOST);
-        // One mistake is told once: a maximum that cannot be says nothing about the minimum.
+        // Report each mistake once: do not check the minimum against an invalid maximum.
         let max = if (LEAST..=MOST).contains(&aimd.rate_max) { aimd.rate_max } else { MOST };
         self.number("aimd.rate_min", aimd.rate_min, LEAST, max);
         self.number("aimd.increase", aimd.increase, LEAST, MOST);
@@ -162,7 +163,7 @@ impl Problems {
         self.number("aimd.latency_weight", aimd.latency_weight, LEAST, 1.0);
         self.span("aimd.memory", aimd.memory, Duration::ZERO, SPAN_MAX);
         let Some(rate) = rate else {
-            self.say("rate.amount", "missing", "given, since `aimd` moves it");
+            self.add("rate.amount", "missing", "given, since `aimd` moves it");
             return None;
         };
         self.shape(rate)?;
@@ -185,11 +186,11 @@ impl Problems {
         let AimdLimits { min, start, max, burst, .. } = limits;
         if start < min || start > max {
             let value = format!("{} in {:?}", rate.amount, rate.period);
-            self.say("rate.amount", &value, &format!("from {min} to {max}, where `aimd` moves it"));
+            self.add("rate.amount", &value, &format!("from {min} to {max}, where `aimd` moves it"));
             return None;
         }
         if min.shape(burst).is_err() {
-            self.say("rate.burst", &burst.to_string(), &format!("refilled within 100 years at {min}"));
+            self.add("rate.burst", &burst.to_string(), &format!("refilled within 100 years at {min}"));
             return None;
         }
         let shape = limits.shape(start);
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_out_of_its_bounds_is_named_in_a_sentence() {
+    fn numbers_out_of_bounds_are_named_in_a_sentence() {
         let aimd = Aimd::default;
         let table = [
             (aimd().within(0.5..=f64::NAN), "`aimd.rate_max` is NaN, and must be from 0.000001 to 1000000"),
@@ -254,23 +255,23 @@ mod tests {
             ),
         ];
         for (aimd, wanted) in table {
-            let told = draft(Some(Aimd::RATE), aimd).check().unwrap_err().to_string();
-            assert!(told.ends_with(wanted), "{told}");
-            assert!(!told.contains(';'), "one mistake is told once: {told}");
+            let message = draft(Some(Aimd::RATE), aimd).check().unwrap_err().to_string();
+            assert!(message.ends_with(wanted), "{message}");
+            assert!(!message.contains(';'), "one mistake is reported once: {message}");
         }
     }
 
     #[test]
     fn the_rate_is_needed_and_must_fit() {
-        let told =
+        let message =
             |rate| draft(rate, Aimd::default().within(0.000_001..=8.0)).check().unwrap_err().to_string();
-        assert_eq!(told(None), "`rate.amount` is missing, and must be given, since `aimd` moves it");
+        assert_eq!(message(None), "`rate.amount` is missing, and must be given, since `aimd` moves it");
         assert_eq!(
-            told(Some(Rate::per_second(2).burst(4_000))),
+            message(Some(Rate::per_second(2).burst(4_000))),
             "`rate.burst` is 4000, and must be refilled within 100 years at 0.000001/s"
         );
         assert_eq!(
-            told(Some(Rate::per_second(2).burst(0))),
+            message(Some(Rate::per_second(2).burst(0))),
             "`rate.burst` is 0, and must be at least 1 and refilled within 3155760000s"
         );
     }

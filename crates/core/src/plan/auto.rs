@@ -1,21 +1,21 @@
-//! The limits within which [`Auto`](super::Auto) moves: as they are drafted, and once checked.
+//! The bounds of [`Auto`](super::Auto), drafted and checked.
 
 use std::ops::RangeInclusive;
 
 use super::Slots;
 use super::check::Problems;
 
-/// The lowest rate there may be, per second: one request in eleven days.
+/// The lowest rate allowed, per second: one request in eleven days.
 const RATE_LEAST: f64 = 1e-6;
-/// The highest rate there may be, per second.
+/// The highest rate allowed, per second.
 const RATE_MOST: f64 = 1e9;
-/// Slots before anything is known, and the most there may be unless configured.
+/// The default range of slots and their start.
 const SLOTS: Slots = Slots::adaptive(1..=1_024).start(32);
 
 /// Rate and slots together, learned from what the upstream accepts: the default controller.
 ///
-/// There is nothing to tune but floors, ceilings and the start. Slots move within [`Draft::slots`](super::Draft::slots), 1 to 1,024 unless said
-/// otherwise; a [`Draft::rate`](super::Draft::rate) stays an exact limit beside it.
+/// Only floors, ceilings and the start can be tuned. Slots move within [`Draft::slots`](super::Draft::slots),
+/// by default 1 to 1,024; a [`Draft::rate`](super::Draft::rate) remains an exact limit in addition.
 ///
 /// ```
 /// use tidegate_core::plan::{Auto, Controller, Draft};
@@ -24,7 +24,7 @@ const SLOTS: Slots = Slots::adaptive(1..=1_024).start(32);
 /// assert!(draft.check().is_ok());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[expect(clippy::struct_field_names, reason = "the names of its keys in a configuration")]
+#[expect(clippy::struct_field_names, reason = "the keys of the configuration")]
 pub struct Auto {
     pub(crate) rate_min: f64,
     pub(crate) rate_start: f64,
@@ -32,23 +32,23 @@ pub struct Auto {
 }
 
 impl Default for Auto {
-    /// From one request in 1,000 s to any number, starting at ten per second.
+    /// From one request in 1,000 s to 10⁹ per second, starting at ten per second.
     fn default() -> Self {
         Self { rate_min: 1e-3, rate_start: 10.0, rate_max: RATE_MOST }
     }
 }
 
 impl Auto {
-    /// Slots as they are unless a draft says otherwise.
+    /// The default slots.
     pub const SLOTS: Slots = SLOTS;
 
-    /// The least and the most requests per second.
+    /// Sets the lowest and the highest rate in requests per second.
     #[must_use]
     pub const fn within(self, per_second: RangeInclusive<f64>) -> Self {
         self.rate_min(*per_second.start()).rate_max(*per_second.end())
     }
 
-    /// The least requests per second.
+    /// Sets the lowest rate in requests per second.
     #[must_use]
     pub const fn rate_min(mut self, per_second: f64) -> Self {
         self.rate_min = per_second;
@@ -58,7 +58,7 @@ impl Auto {
         self
     }
 
-    /// The most requests per second. If it is reached, that is reported as the reason.
+    /// Sets the highest rate in requests per second. When it is reached, the reported reason is the ceiling.
     #[must_use]
     pub const fn rate_max(mut self, per_second: f64) -> Self {
         self.rate_max = per_second;
@@ -68,7 +68,7 @@ impl Auto {
         self
     }
 
-    /// Requests per second before anything is known.
+    /// Sets the initial rate in requests per second.
     #[must_use]
     pub const fn rate_start(mut self, per_second: f64) -> Self {
         self.rate_start = per_second;
@@ -99,7 +99,7 @@ impl AutoLimits {
 }
 
 impl Problems {
-    /// The limits of `auto`, or the problems with them.
+    /// Checks the limits of `auto`.
     pub(super) fn auto(&mut self, auto: &Auto, slots: Slots) -> Option<AutoLimits> {
         let Auto { rate_min, rate_start, rate_max } = *auto;
         self.number("auto.rate_max", rate_max, RATE_LEAST, RATE_MOST);

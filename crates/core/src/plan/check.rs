@@ -1,4 +1,4 @@
-//! The bounds of every number in a draft, and the sentence for each that is outside.
+//! Bounds for every number in a draft, and an error message for each violation.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::backoff::Jitter;
 use crate::bucket::{AMOUNT_MAX, InvalidShape, PERIOD_MAX, REFILL_MAX, Shape};
 use crate::retry::Retry;
 
-/// The longest span a draft may name: 366 days.
+/// The longest span in a draft: 366 days.
 pub(super) const SPAN_MAX: Duration = PERIOD_MAX;
-/// More slots, probes or waiters than this are a mistake.
+/// The most slots, probes or waiters.
 pub(super) const COUNT_MAX: u32 = 1 << 30;
-/// More attempts than this are a mistake.
+/// The most attempts.
 const ATTEMPTS_MAX: u32 = 1_000;
-/// A window in more slices than this is a mistake.
+/// The most slices of a window.
 const SLICES_MAX: u32 = 1_024;
-/// Bytes and tokens are counted exactly up to this.
+/// The most bytes or tokens: doubles represent integers exactly up to this.
 const UNITS_MAX: u64 = 1 << 53;
 
-/// Everything that is wrong with a draft.
+/// All problems of a draft.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{}", sentences(problems))]
 pub struct InvalidPlan {
@@ -29,20 +29,20 @@ pub struct InvalidPlan {
 }
 
 impl InvalidPlan {
-    /// One entry for each number that is out of its bounds.
+    /// One entry for each number that is out of bounds.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 }
 
-/// One number out of its bounds.
+/// A number that is out of bounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The field, as it is called in a configuration: `slots.max`.
+    /// The field, by its configuration key: `slots.max`.
     pub field: &'static str,
-    /// The value found there.
+    /// The field's value.
     pub value: String,
-    /// What it may be.
+    /// The allowed values.
     pub bound: String,
 }
 
@@ -61,7 +61,7 @@ fn sentences(problems: &[Problem]) -> String {
 pub(super) struct Problems(Vec<Problem>);
 
 impl Problems {
-    pub(super) fn look_at(&mut self, draft: &Draft) {
+    pub(super) fn check(&mut self, draft: &Draft) {
         if let Some(slots) = draft.slots {
             self.count("slots.max", slots.max, 1, COUNT_MAX);
             self.count("slots.min", slots.min, 1, slots.max.max(1));
@@ -83,7 +83,7 @@ impl Problems {
             self.units("budget.tokens", budget.tokens);
             self.span("budget.window", budget.window, Duration::from_nanos(1), SPAN_MAX);
         }
-        self.look_at_circuit(draft);
+        self.check_circuit(draft);
         self.span("pause.max", draft.pause.max, Duration::ZERO, SPAN_MAX);
         self.span("pause.tail", draft.pause.tail, Duration::ZERO, SPAN_MAX);
         if let Some(sizes) = draft.pause.sizes {
@@ -97,12 +97,12 @@ impl Problems {
             self.span("brake.cooling", brake.cooling, Duration::from_nanos(1), SPAN_MAX);
             self.count("brake.ceiling_periods", brake.ceiling_periods, 1, COUNT_MAX);
         }
-        self.look_at_retry(&draft.retry);
+        self.check_retry(&draft.retry);
         self.count("milestone_percent", draft.milestone_percent, 1, 100);
         self.count("waiters_max", draft.waiters_max, 1, COUNT_MAX);
     }
 
-    fn look_at_circuit(&mut self, draft: &Draft) {
+    fn check_circuit(&mut self, draft: &Draft) {
         let Some(circuit) = draft.circuit else { return };
         if let Some(failures) = circuit.consecutive {
             self.count("circuit.failures", failures, 1, COUNT_MAX);
@@ -117,7 +117,7 @@ impl Problems {
         self.count("circuit.probes", circuit.probes, 1, COUNT_MAX);
     }
 
-    fn look_at_retry(&mut self, retry: &Retry) {
+    fn check_retry(&mut self, retry: &Retry) {
         self.count("retry.attempts", retry.attempts, 1, ATTEMPTS_MAX);
         let (base, max) = retry.backoff.span();
         self.span("retry.backoff_base", base, Duration::ZERO, SPAN_MAX);
@@ -134,7 +134,7 @@ impl Problems {
         }
     }
 
-    /// The bucket of a rate, or the problem with it.
+    /// Checks a rate and returns its bucket.
     pub(super) fn shape(&mut self, rate: Rate) -> Option<Shape> {
         let (field, value, bound) = match Shape::new(rate.amount, rate.period, rate.burst) {
             Ok(shape) => return Some(shape),
@@ -171,13 +171,13 @@ impl Problems {
         });
     }
 
-    /// NaN is in no range.
+    /// NaN is outside every range.
     pub(super) fn number(&mut self, field: &'static str, value: f64, min: f64, max: f64) {
         self.unless((min..=max).contains(&value), field, &value, || format!("from {min} to {max}"));
     }
 
-    /// A problem that is no number out of a range.
-    pub(super) fn say(&mut self, field: &'static str, value: &str, bound: &str) {
+    /// Adds a problem other than a number outside a range.
+    pub(super) fn add(&mut self, field: &'static str, value: &str, bound: &str) {
         self.0.push(Problem { field, value: value.to_owned(), bound: bound.to_owned() });
     }
 
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_out_of_its_bounds_is_named() {
+    fn numbers_out_of_bounds_are_named() {
         let base = Draft::default;
         let circuit = |circuit| Draft { circuit: Some(circuit), ..base() };
         let pace = |pace| Draft { pace: Some(pace), ..base() };
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn several_problems_are_told_together_with_field_value_and_bound() {
+    fn problems_are_reported_together() {
         let draft = Draft {
             slots: Some(Slots::adaptive(2..=4).start(9)),
             pace: Some(Pace::every(SECOND).jitter(2.0)),

@@ -1,4 +1,4 @@
-//! A draft as a list: everything it says, under the names that problems and configurations use.
+//! Lists a draft's fields under the names that problems and configurations use.
 
 use std::time::Duration;
 
@@ -6,25 +6,25 @@ use super::{Aimd, Circuit, Controller, Draft, Oversize, Pause};
 use crate::backoff::Jitter;
 use crate::retry::{Retry, WhenRefused};
 
-/// What a draft says in one field. Whoever writes fields down has to know all kinds, so there is no `_` for it.
+/// The value of one field. Exhaustive, because code that writes fields must handle every kind.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum FieldValue {
-    /// How many.
+    /// A count.
     Count(u64),
-    /// How long.
+    /// A duration.
     Span(Duration),
-    /// A part of a whole.
+    /// A fraction from 0 to 1.
     Fraction(f64),
-    /// A number that need not be whole.
+    /// A floating-point number.
     Number(f64),
-    /// One of several ways.
+    /// One of several named options.
     Word(&'static str),
-    /// Whether at all.
+    /// On or off.
     Flag(bool),
 }
 
 impl Draft {
-    /// Everything the draft says, each under its name, as in [`Problem::field`](super::Problem::field).
+    /// Lists the draft's fields by name, as in [`Problem::field`](super::Problem::field).
     ///
     /// ```
     /// use tidegate_core::plan::{Draft, FieldValue};
@@ -32,7 +32,7 @@ impl Draft {
     /// assert!(Draft::gentle().fields().contains(&("slots.max", FieldValue::Count(5))));
     /// ```
     pub fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        // Taken apart whole, so that a field that is added cannot be forgotten here.
+        // Exhaustive destructuring: a new field fails to compile until it is listed here.
         let Self {
             slots,
             recovery_slots,
@@ -210,7 +210,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn says(draft: &Draft, wanted: &[(&'static str, FieldValue)]) {
+    fn assert_has(draft: &Draft, wanted: &[(&'static str, FieldValue)]) {
         let fields = draft.fields();
         for field in wanted {
             assert!(fields.contains(field), "{field:?} is not in {fields:?}");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn every_group_is_listed_under_the_names_of_its_problems() {
+    fn every_group_is_listed_under_its_problem_names() {
         use FieldValue::{Count, Fraction, Span, Word};
 
         let draft = Draft {
@@ -235,15 +235,15 @@ mod tests {
             total: Some(0),
             ..Draft::gentle()
         };
-        says(&draft, &[("slots.min", Count(1)), ("recovery_slots", Count(3)), ("total", Count(0))]);
-        says(&draft, &[("bytes.recovering_price", Count(20)), ("pace.jitter", Fraction(0.5))]);
-        says(&draft, &[("rate.burst", Count(7)), ("budget.oversize", Word("alone"))]);
-        says(&draft, &[("circuit.failures", Count(2)), ("circuit.error_rate", Fraction(0.5))]);
-        says(&draft, &[("circuit.samples_min", Count(6)), ("circuit.slices", Count(4))]);
-        says(&draft, &[("pause.sizes.large", Span(SECOND)), ("controller", Word("brake"))]);
-        says(&draft, &[("retry.backoff", Word("fixed")), ("retry.jitter", Word("range"))]);
-        says(&draft, &[("retry.jitter_min", Fraction(0.5)), ("retry.budget.at_least", Count(10))]);
-        says(&draft, &[("retry.when_refused", Word("wait")), ("waiters_max", Count(65_536))]);
+        assert_has(&draft, &[("slots.min", Count(1)), ("recovery_slots", Count(3)), ("total", Count(0))]);
+        assert_has(&draft, &[("bytes.recovering_price", Count(20)), ("pace.jitter", Fraction(0.5))]);
+        assert_has(&draft, &[("rate.burst", Count(7)), ("budget.oversize", Word("alone"))]);
+        assert_has(&draft, &[("circuit.failures", Count(2)), ("circuit.error_rate", Fraction(0.5))]);
+        assert_has(&draft, &[("circuit.samples_min", Count(6)), ("circuit.slices", Count(4))]);
+        assert_has(&draft, &[("pause.sizes.large", Span(SECOND)), ("controller", Word("brake"))]);
+        assert_has(&draft, &[("retry.backoff", Word("fixed")), ("retry.jitter", Word("range"))]);
+        assert_has(&draft, &[("retry.jitter_min", Fraction(0.5)), ("retry.budget.at_least", Count(10))]);
+        assert_has(&draft, &[("retry.when_refused", Word("wait")), ("waiters_max", Count(65_536))]);
     }
 
     #[test]
@@ -252,16 +252,16 @@ mod tests {
 
         let aimd = |aimd| Draft { controller: Controller::Aimd(aimd), ..Draft::default() };
         let usual = aimd(Aimd::default());
-        says(&usual, &[("controller", Word("aimd")), ("aimd.slow_start", Word("off"))]);
-        says(&usual, &[("aimd.rate_min", Number(0.25)), ("aimd.rate_max", Number(8.0))]);
-        says(&usual, &[("aimd.increase", Number(0.25)), ("aimd.decrease", Number(0.5))]);
-        says(&usual, &[("aimd.latency_target", Span(SECOND)), ("aimd.memory", Span(180 * SECOND))]);
-        says(&usual, &[("aimd.latency_factor", Number(2.0)), ("aimd.latency_weight", Number(0.2))]);
-        says(&aimd(Aimd::default().slow_start()), &[("aimd.slow_start", Word("on"))]);
+        assert_has(&usual, &[("controller", Word("aimd")), ("aimd.slow_start", Word("off"))]);
+        assert_has(&usual, &[("aimd.rate_min", Number(0.25)), ("aimd.rate_max", Number(8.0))]);
+        assert_has(&usual, &[("aimd.increase", Number(0.25)), ("aimd.decrease", Number(0.5))]);
+        assert_has(&usual, &[("aimd.latency_target", Span(SECOND)), ("aimd.memory", Span(180 * SECOND))]);
+        assert_has(&usual, &[("aimd.latency_factor", Number(2.0)), ("aimd.latency_weight", Number(0.2))]);
+        assert_has(&aimd(Aimd::default().slow_start()), &[("aimd.slow_start", Word("on"))]);
     }
 
     #[test]
-    fn what_a_draft_leaves_out_is_not_listed() {
+    fn unset_fields_are_not_listed() {
         let names: Vec<_> = Draft::default().fields().into_iter().map(|(name, _)| name).collect();
         let retry = ["retry.attempts", "retry.backoff", "retry.backoff_base", "retry.backoff_max"];
         let wanted = [&["pause.max", "pause.tail", "controller"][..], &retry, &["retry.jitter"]].concat();
@@ -274,7 +274,7 @@ mod tests {
             budget: Some(Budget::tokens(1, SECOND)),
             ..Draft::default()
         };
-        says(&full, &[("retry.jitter", FieldValue::Word("full"))]);
-        says(&full, &[("budget.oversize", FieldValue::Word("refuse"))]);
+        assert_has(&full, &[("retry.jitter", FieldValue::Word("full"))]);
+        assert_has(&full, &[("budget.oversize", FieldValue::Word("refuse"))]);
     }
 }

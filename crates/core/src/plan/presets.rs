@@ -1,4 +1,4 @@
-//! Drafts to start from: whole sets of numbers that have proved to go together.
+//! Presets: complete drafts whose numbers have proved to work together.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use crate::backoff::{Backoff, Jitter};
 use crate::retry::Retry;
 
 impl Draft {
-    /// Rate and slots found by [`Auto`], within no limit but 1,024 slots.
+    /// Rate and slots controlled by [`Auto`], limited only to 1,024 slots.
     pub fn auto() -> Self {
         Self { slots: Some(Auto::SLOTS), controller: Controller::Auto(Auto::default()), ..Self::default() }
     }
 
-    /// Polite, with fixed ceilings: five slots and 0.2–30 s between entries with half as much jitter, so at most five
-    /// requests per second, braking at three failures in a minute that are a tenth of the outcomes.
+    /// Gentle, with fixed ceilings: up to five slots, 0.2–30 s between entries with 50 % jitter (at most five
+    /// requests per second), braking at three failures in a minute that are a tenth of the outcomes.
     pub fn gentle() -> Self {
         let pace = Pace::every(Duration::from_millis(200)).slowest(Duration::from_secs(30)).jitter(0.5);
         Self {
@@ -24,8 +24,9 @@ impl Draft {
         }
     }
 
-    /// Layered dispatch: 400 slots, 10 of them while recovering, 5 MiB in flight at twenty times the price while
-    /// recovering, a tail of 10 s, and after an overload a pause of 1 s for up to 128 KiB and 5 s for more.
+    /// Layered dispatch: 400 slots (10 while recovering), 5 MiB in flight (at twenty times the price while
+    /// recovering), a tail of 10 s, and after an overload a pause of 1 s for requests of up to 128 KiB, 5 s
+    /// for larger ones.
     pub fn layered() -> Self {
         let sizes = SizeRule::new(128 << 10, Duration::from_secs(1), Duration::from_secs(5));
         Self {
@@ -37,8 +38,9 @@ impl Draft {
         }
     }
 
-    /// One of many hosts: rate and slots found by [`Auto`]; a circuit that opens for 15 s at five failures in a row or at 40 % of at least ten outcomes in 30 s, and closes
-    /// with three probes; three attempts, with anything up to 200 ms, then 400 ms, between them.
+    /// One of many hosts: rate and slots controlled by [`Auto`]; a circuit that opens for 15 s after five
+    /// consecutive failures, or at 40 % failures among at least ten outcomes in 30 s, and closes after three
+    /// probes; three attempts with full jitter up to 200 ms, then 400 ms.
     pub fn host() -> Self {
         let circuit = Circuit::at_error_rate(0.4, 10, Duration::from_secs(30)).slices(15);
         let backoff = Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5));

@@ -1,7 +1,8 @@
-//! The invariants of the gates under any interleaving: nothing leaks, nothing is granted twice, no wait is idle.
+//! Invariants of the gates under any interleaving: nothing leaks, nothing is granted twice, no wait is
+//! unnecessary.
 //!
-//! Requests enter, end, are taken back, limits come and go, pauses are raised and resumed, the throttle closes,
-//! and the clock runs forward and now and then back. A model beside the gates knows what is held.
+//! Requests enter, end and are undone, limits change, pauses start and end, the throttle closes, and the
+//! clock runs forward and sometimes back. A model tracks what is held.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use self::steps::{Limits, Step, any_limits, any_steps, plain_limits, timed_limit
 
 mod steps;
 
-/// The gates, and beside them what is known to be held.
+/// The gates, and a model of what is held.
 struct Model {
     limits: Limits,
     plan: Plan,
@@ -31,11 +32,11 @@ struct Model {
     held: Vec<Charge>,
     paused_until: Instant,
     is_closed: bool,
-    /// The largest budget there ever was, and what was used beyond all estimates.
+    /// The largest budget so far, and the tokens used beyond all estimates.
     tokens_max: u64,
     overdraft: u64,
-    /// Whether the short ways in and out of plain plans are tried first.
-    is_short: bool,
+    /// Whether the fast paths of plain plans are tried first.
+    uses_fast_path: bool,
 }
 
 impl Model {
@@ -51,12 +52,12 @@ impl Model {
             is_closed: false,
             tokens_max: limits.budget.unwrap_or(0),
             overdraft: 0,
-            is_short: false,
+            uses_fast_path: false,
             limits,
         }
     }
 
-    fn seen(&self) -> Snapshot {
+    fn snapshot(&self) -> Snapshot {
         self.gates.snapshot(&self.plan, 0, self.now)
     }
 
@@ -100,7 +101,7 @@ impl Model {
     }
 
     fn admit(&mut self, cost: Cost, waiting: u32) {
-        let before = self.seen();
+        let before = self.snapshot();
         match self.ask_for(cost, waiting) {
             Ok(charge) => {
                 self.check_admission(&before, &charge);
@@ -110,7 +111,7 @@ impl Model {
                 self.held.push(charge);
             }
             Err(verdict) => {
-                let mut after = self.seen();
+                let mut after = self.snapshot();
                 after.evaluations = before.evaluations;
                 assert_eq!(after, before, "a denial takes nothing");
                 match verdict {
@@ -123,7 +124,8 @@ impl Model {
     }
 
     fn ask_for(&mut self, cost: Cost, waiting: u32) -> Result<Charge, Verdict> {
-        let plain = if self.is_short { self.gates.admit_plain(&self.plan, cost, self.now) } else { None };
+        let plain =
+            if self.uses_fast_path { self.gates.admit_plain(&self.plan, cost, self.now) } else { None };
         plain.map_or_else(|| self.gates.admit(&self.plan, cost, waiting, self.now, &mut self.events), Ok)
     }
 
@@ -139,11 +141,11 @@ impl Model {
         };
         self.overdraft += used.saturating_sub(charge.tokens_held());
         let is_idle = !self.plan.settles_timed() && !outcome.has_hint() && outcome.malformed() == 0;
-        if self.is_short && is_idle && self.gates.leave_plain(&charge) {
+        if self.uses_fast_path && is_idle && self.gates.leave_plain(&charge) {
             return;
         }
         let ending = Ending { charge, reported, outcome };
-        // As the shell does it, which reads no clock where nothing asks for the time.
+        // Like the shell, which reads no clock if the time is not needed.
         let now = if is_idle { self.gates.latest() } else { self.now };
         self.gates.settle(&self.plan, ending, 2, now, &mut self.events);
     }
@@ -167,24 +169,24 @@ impl Model {
         }
     }
 
-    /// Asked again when told, with nothing else changed, the request is let in, and a nanosecond earlier it is not.
+    /// With nothing else changed, the request is admitted at the returned time, and not a nanosecond earlier.
     fn check_wait(&self, cost: Cost, wait: Wait) {
         let now = self.now.max(self.gates.latest());
         assert!(wait.floor >= now);
         let is_pool = matches!(wait.by, Gate::Slots | Gate::Bytes);
-        assert_eq!(wait.until.is_none(), is_pool, "time alone frees what is timed, and nothing else");
+        assert_eq!(wait.until.is_none(), is_pool, "only timed gates return a time");
         let Some(until) = wait.until else { return };
         assert!(until > now, "a wait is never zero");
         match self.gates.ask(&self.plan, cost, until) {
             Verdict::Admit => {}
             Verdict::Wait(wait) if wait.by == Gate::RecoverySlots && self.limits.recovery_slots.is_some() => {
             }
-            verdict => panic!("told to come back at {until:?}, the answer there is {verdict:?}"),
+            verdict => panic!("told to wait until {until:?}, but the verdict then is {verdict:?}"),
         }
         assert_ne!(self.gates.ask(&self.plan, cost, until.minus_nanos(1)), Verdict::Admit);
     }
 
-    /// What must hold after every step.
+    /// The invariants after every step.
     fn check(&mut self) {
         for event in &self.events {
             match event {
@@ -193,7 +195,7 @@ impl Model {
                 _ => {}
             }
         }
-        let seen = self.seen();
+        let seen = self.snapshot();
         let counted = self.held.iter().filter(|charge| charge.is_counted()).count();
         let recovering = self.held.iter().filter(|charge| charge.is_recovering()).count();
         assert_eq!(seen.in_flight as usize, counted);
@@ -203,7 +205,7 @@ impl Model {
         assert!(seen.rate_level <= self.limits.burst, "a bucket holds no more than its burst");
         assert_eq!(self.gates.is_drained(), self.is_closed && counted == 0);
         let drained = self.events.iter().filter(|event| **event == Event::Drained).count();
-        assert_eq!(drained, usize::from(self.gates.is_drained()), "told once, when it happens");
+        assert_eq!(drained, usize::from(self.gates.is_drained()), "one event, when it happens");
     }
 }
 
@@ -218,12 +220,13 @@ fn run(limits: Limits, seed: u64, steps: &[Step]) {
         model.gates.settle(&model.plan, ending, 0, model.now, &mut model.events);
         model.check();
     }
-    let end = model.seen();
+    let end = model.snapshot();
     assert_eq!((end.in_flight, end.bytes_in_flight, end.recovering_in_flight), (0, 0, 0));
 }
 
 proptest! {
-    /// Invariants 1, 2, 5 and 7: conservation, no grant above a limit, all or nothing, no step back refills.
+    /// Invariants 1, 2, 5 and 7: conservation, no grant above a limit, all or nothing, no refill by a clock
+    /// step back.
     #[test]
     fn nothing_leaks_and_nothing_is_granted_twice(
         limits in any_limits(), seed in any::<u64>(), steps in any_steps(any_limits()),
@@ -231,7 +234,7 @@ proptest! {
         run(limits, seed, &steps);
     }
 
-    /// Whoever is held back by time alone and comes back when told is let in.
+    /// A request that waits only for time is admitted at the returned time.
     #[test]
     fn a_wait_for_time_alone_is_exact(
         limits in timed_limits(), seed in any::<u64>(), steps in any_steps(timed_limits()),
@@ -239,21 +242,21 @@ proptest! {
         run(limits, seed, &steps);
     }
 
-    /// Where the short way admits, the long way would have admitted the same.
+    /// Whenever the fast path admits, the slow path would have returned the same charge.
     #[test]
-    fn the_short_way_of_plain_plans_is_only_shorter(
+    fn fast_path_agrees_with_slow_path(
         limits in plain_limits(),
         seed in any::<u64>(),
         steps in any_steps(prop_oneof![4 => plain_limits(), 1 => any_limits()]),
     ) {
-        let mut long = Model::new(limits.clone(), seed);
-        let mut short = Model { is_short: true, ..Model::new(limits, seed) };
+        let mut slow = Model::new(limits.clone(), seed);
+        let mut fast = Model { uses_fast_path: true, ..Model::new(limits, seed) };
         for step in &steps {
-            long.run(step);
-            short.run(step);
-            prop_assert_eq!(&short.held, &long.held);
-            prop_assert_eq!(&short.events, &long.events);
-            prop_assert_eq!(short.seen(), long.seen());
+            slow.run(step);
+            fast.run(step);
+            prop_assert_eq!(&fast.held, &slow.held);
+            prop_assert_eq!(&fast.events, &slow.events);
+            prop_assert_eq!(fast.snapshot(), slow.snapshot());
         }
     }
 }

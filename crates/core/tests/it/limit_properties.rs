@@ -1,5 +1,5 @@
-//! Shared limits against what they promise: within one unit of burst + rate·t, from one a day to a million a second,
-//! however they are polled, whatever is beside them, and across changes of policy.
+//! Shared limits grant within one unit of burst + rate·t, from one a day to a million a second, with any
+//! polling, beside any other limit, and across changes of policy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tidegate_core::limit::rule::{Limit, Rule};
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 
-/// Any time will do; this one is not round.
+/// An arbitrary time that is not round.
 const START: Stamp = Stamp::from_micros(1_800_000_000_123_457);
 
 fn rule(limit: &Limit) -> Arc<Rule> {
@@ -22,7 +22,7 @@ fn meter(rule: &Arc<Rule>) -> Meter {
     Meter::new(Arc::clone(rule), Version::ZERO)
 }
 
-/// From one a day to a million a second, with periods that divide nothing too, and any burst.
+/// From one a day to a million a second, also with periods that divide nothing, and any burst.
 fn any_rule() -> impl Strategy<Value = Arc<Rule>> {
     let micros = prop_oneof![
         Just(1_u64),
@@ -33,7 +33,7 @@ fn any_rule() -> impl Strategy<Value = Arc<Rule>> {
         Just(86_400_000_000),
         1_u64..86_400_000_000,
     ];
-    // At most one in a microsecond, which is a million in a second.
+    // At most one per microsecond, a million per second.
     let amount = micros.prop_flat_map(|micros| {
         let amount = prop_oneof![Just(1), Just(micros), 1..=micros, 1..=micros.min(1_000)];
         (amount, Just(micros))
@@ -45,8 +45,8 @@ fn any_rule() -> impl Strategy<Value = Arc<Rule>> {
     })
 }
 
-/// What a limit allows from the start until `now`, less what was taken: in parts of a unit, and how many of them
-/// a unit has.
+/// What a limit allows from the start until `now`, minus the units taken, in parts of a unit; and the number
+/// of parts per unit.
 fn left(rule: &Rule, taken: u128, now: Stamp) -> (i128, i128) {
     let signed = |number: u128| i128::try_from(number).expect("small");
     let shape = rule.shape();
@@ -56,8 +56,8 @@ fn left(rule: &Rule, taken: u128, now: Stamp) -> (i128, i128) {
     (allowed - signed(taken) * period, period)
 }
 
-/// What a grant of one unit may lose, in the same parts. Nobody can come between two ticks: a bucket that holds but one
-/// unit is full for less than a tick before it can be asked, and a full bucket does not refill.
+/// What a grant of one unit may lose, in the same parts. Time has whole ticks: a bucket of one unit may
+/// become full up to a tick before it can be polled, and a full bucket does not refill.
 fn lost_per_grant(rule: &Rule) -> i128 {
     let shape = rule.shape();
     let is_between_ticks = shape.span(1).part > 0;
@@ -65,7 +65,7 @@ fn lost_per_grant(rule: &Rule) -> i128 {
 }
 
 proptest! {
-    /// Whatever the polling and whatever is asked for: never above burst + rate·t.
+    /// Never grants more than burst + rate·t, with any polling and any amounts.
     #[test]
     fn never_more_than_burst_and_rate(
         rule in any_rule(),
@@ -82,11 +82,11 @@ proptest! {
         }
     }
 
-    /// Asked for one whenever one is said to be there, it gives burst + rate·t, less one unit: never more, never less.
+    /// Polled for one unit at each returned time, it grants burst + rate·t minus at most one unit.
     #[test]
-    fn saturated_it_is_within_one_unit(rule in any_rule(), grants in 1_u64..400) {
+    fn saturated_limit_stays_within_one_unit(rule in any_rule(), grants in 1_u64..400) {
         let (mut meter, mut now) = (meter(&rule), START);
-        // What can be had at once is had at once.
+        // Take the whole burst first.
         meter.take(rule.shape().burst(), now);
         let mut taken = u128::from(rule.shape().burst());
         let lost_per_grant = lost_per_grant(&rule);
@@ -94,7 +94,7 @@ proptest! {
             let ready = meter.ready_at(1, now);
             if ready > now {
                 let before = Stamp::from_micros(ready.as_micros() - 1);
-                prop_assert!(meter.available(before) < 1, "a unit was there before {ready}");
+                prop_assert!(meter.available(before) < 1, "a unit was available before {ready}");
                 now = ready;
             }
             meter.take(1, now);
@@ -105,9 +105,9 @@ proptest! {
         }
     }
 
-    /// Polled at any times that are not so far apart that it is full between them, and asked for all that is there.
+    /// Polled at any times, close enough that it is not full in between, for everything available.
     #[test]
-    fn whoever_takes_all_there_is_is_within_one_unit_at_every_poll(
+    fn taking_all_available_stays_within_one_unit(
         rule in any_rule(), polls in 1_usize..300, seed in any::<u64>(),
     ) {
         let (mut meter, mut now) = (meter(&rule), START);
@@ -118,11 +118,11 @@ proptest! {
             let until_full = meter.bucket().full_at().whole - now.as_micros();
             let most = if random.below(2) == 0 { until_full } else { until_full.min(3) };
             now = now + Duration::from_micros(random.below(most + 1));
-            let there = u64::try_from(meter.available(now)).expect("no debt");
-            prop_assert!(meter.ready_at(there, now) <= now, "what is shown is there");
-            prop_assert!(meter.ready_at(there + 1, now) > now, "and no more");
-            meter.take(there, now);
-            taken += u128::from(there);
+            let available = u64::try_from(meter.available(now)).expect("no debt");
+            prop_assert!(meter.ready_at(available, now) <= now, "the available units are ready");
+            prop_assert!(meter.ready_at(available + 1, now) > now, "and not one more");
+            meter.take(available, now);
+            taken += u128::from(available);
             let (left, unit) = left(&rule, taken, now);
             prop_assert!((0..unit).contains(&left), "{left} of {unit} parts left after {taken} at {now}");
         }
@@ -148,20 +148,20 @@ proptest! {
         }
     }
 
-    /// What one limit is asked moves no other: each refills by its own rate, as if it were alone.
+    /// Limits do not affect each other: each refills at its own rate.
     #[test]
-    fn a_slow_limit_beside_a_busy_one_refills(seed in any::<u64>(), per_day in 1_u64..100) {
+    fn slow_limit_refills_beside_a_busy_one(seed in any::<u64>(), per_day in 1_u64..100) {
         let slow = rule(&Limit::per_day("slow", per_day).burst(1));
         let busy = rule(&Limit::per_second("busy", 1_000_000).burst(50));
         let mut random = Random::seeded(seed);
         let (mut meters, mut now) = ([meter(&slow), meter(&busy)], START);
         let (mut taken, mut both) = ([0_u128; 2], 0_u64);
-        // About two days in two thousand steps, and a storm of polls at each of them.
+        // About two days in two thousand steps, with several polls at each.
         for _ in 0..2_000 {
             now = now + Duration::from_micros(random.below(172_800_000));
             for _ in 0..4 {
                 now = now + Duration::from_micros(random.below(3));
-                // All or nothing: where the slow one is short, the busy one is asked alone.
+                // All or nothing: if the slow limit is short, only the busy one is polled.
                 let is_ready = |meter: &Meter| meter.ready_at(1, now) <= now;
                 let asked = if is_ready(&meters[0]) && is_ready(&meters[1]) { 0..2 } else { 1..2 };
                 both += u64::from(asked.start == 0);
@@ -174,14 +174,14 @@ proptest! {
             }
         }
         prop_assert!(left(&slow, taken[0], now).0 >= 0 && left(&busy, taken[1], now).0 >= 0);
-        // A unit that is there is waited for by the next step, 173 s at most; per day that is at most one in 500.
+        // An available unit is taken by the next step, after 173 s at most: at most one in 500 per day.
         let due = u128::from(per_day) * now.since(START).as_micros() / 86_400_000_000;
-        prop_assert!(u128::from(both) + 2 + due / 10 >= due, "{both} of {due} came back");
+        prop_assert!(u128::from(both) + 2 + due / 10 >= due, "{both} of {due} refilled");
     }
 }
 
 #[test]
-fn two_an_hour_beside_a_thousand_a_second_come_back_on_time() {
+fn slow_limit_refills_on_time_beside_a_busy_one() {
     let (slow, busy) = (rule(&Limit::per_hour("slow", 2)), rule(&Limit::per_second("busy", 1_000)));
     let (mut slow, mut busy) = (meter(&slow), meter(&busy));
     let (mut granted, mut now) = (Vec::new(), START);

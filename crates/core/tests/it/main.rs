@@ -1,4 +1,4 @@
-//! The integration tests of core, as one program: properties, golden vectors, and text from outside.
+//! Integration tests of core: properties, golden vectors, and fuzzing of untrusted text.
 
 mod gates_properties;
 mod limit_properties;

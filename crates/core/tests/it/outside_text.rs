@@ -1,15 +1,15 @@
-//! Text from outside, of any kind: nothing panics, no hint is longer than its bound, nothing untrue is believed, and no
-//! credentials are shown.
+//! Fuzz tests of untrusted text: nothing panics, hints stay within their bounds, implausible values are
+//! dropped, and no credentials are shown.
 //!
-//! The same checks are run on what proptest generates and on real headers and URLs that were changed a little
-//! ([`mutate`]); with `TIDEGATE_DEEP` set, on ten million of those.
+//! The same checks run on generated input (proptest) and on mutated real headers and URLs ([`mutate`]); with
+//! `TIDEGATE_DEEP` set, on ten million of the latter.
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use proptest::prelude::*;
 use tidegate_core::authority::{Account, Authority, HOST_MAX, TEXT_MAX};
-use tidegate_core::classes::{Classes, Ended};
+use tidegate_core::classes::{Classes, Completion};
 use tidegate_core::feedback::headers::{
     LIMIT_MAX, QUOTAS_MAX, RESET_MAX, SKEW_MAX, Signals, WAIT_MAX, http_date, read, read_within, retry_after,
     sent_at,
@@ -24,7 +24,7 @@ mod seeds;
 
 /// 2026-01-31T09:30:00Z, the time of the seeds.
 const NOW: Stamp = Stamp::from_secs(1_769_851_800);
-/// No host can hold it, in punycode or without.
+/// Contains characters that no host can contain.
 const PASSWORD: &str = "Hunter!2";
 
 type Header = (Vec<u8>, Vec<u8>);
@@ -47,10 +47,10 @@ fn check_headers(headers: &[Header], now: Stamp) -> Signals {
     assert!(sent.since(now).max(now.since(sent)) <= SKEW_MAX, "{sent:?}");
     let signals = read(pairs(headers), sent);
     check_signals(&signals);
-    assert_eq!(signals, read(pairs(headers), sent), "the same headers say the same");
+    assert_eq!(signals, read(pairs(headers), sent), "reading is deterministic");
     let backwards: Vec<_> = pairs(headers).collect();
     let backwards = read(backwards.into_iter().rev(), sent);
-    assert_eq!(backwards.retry_after, signals.retry_after, "the order of headers means nothing");
+    assert_eq!(backwards.retry_after, signals.retry_after, "the order of headers does not matter");
     assert_eq!(backwards.amz_retry_after, signals.amz_retry_after);
     let short = read_within(pairs(headers), sent, Duration::from_secs(1));
     let cut = signals.hint().map(|hint| hint.wait.min(Duration::from_secs(1)));
@@ -59,7 +59,7 @@ fn check_headers(headers: &[Header], now: Stamp) -> Signals {
 }
 
 fn check_signals(signals: &Signals) {
-    for hint in [signals.retry_after, signals.drained].into_iter().flatten() {
+    for hint in [signals.retry_after, signals.empty_quota].into_iter().flatten() {
         assert!(hint.wait <= WAIT_MAX && (!hint.is_capped || hint.wait == WAIT_MAX), "{hint:?}");
     }
     assert!(signals.until_more().is_none_or(|wait| wait <= RESET_MAX && !wait.is_zero()));
@@ -83,11 +83,11 @@ fn check_signals(signals: &Signals) {
 fn check_outcome(status: u16, signals: &Signals, outcome: Outcome) {
     let hint = outcome.hint();
     assert!(hint.is_none_or(|wait| wait <= WAIT_MAX), "{outcome:?}");
-    let is_of_one = matches!(status, 202 | 300..=399);
-    if is_of_one {
-        assert_eq!(hint, signals.until_more(), "{status}: what is said of one thing holds up nobody else");
-    } else if let Some(said) = signals.retry_after.filter(|said| !said.wait.is_zero()) {
-        assert_eq!(hint, Some(said.wait), "{status}: what is said in so many words is never undercut");
+    let is_about_one_resource = matches!(status, 202 | 300..=399);
+    if is_about_one_resource {
+        assert_eq!(hint, signals.until_more(), "{status}: a delay for one resource does not delay others");
+    } else if let Some(explicit) = signals.retry_after.filter(|hint| !hint.wait.is_zero()) {
+        assert_eq!(hint, Some(explicit.wait), "{status}: an explicit delay is never shortened");
     }
     if outcome.kind() == Kind::Ignored {
         assert_eq!((hint, outcome.cause()), (None, None), "{status}");
@@ -96,7 +96,7 @@ fn check_outcome(status: u16, signals: &Signals, outcome: Outcome) {
     assert_eq!(u32::from(outcome.malformed()), unread.min(u32::from(u16::MAX)));
 }
 
-/// The headers that the `http` crate takes, as a response, and as it would hand them out.
+/// Checks a response with those headers that the `http` crate accepts.
 fn check_response(status: u16, headers: &[Header], now: Stamp) {
     let mut map = HeaderMap::new();
     for (name, value) in pairs(headers) {
@@ -117,18 +117,18 @@ fn check_value(text: &str, now: Stamp) {
     let _ = retry_after(text, now);
     if let Some(date) = http_date(text, now) {
         assert_eq!(date.as_micros() % 1_000_000, 0, "{text}");
-        assert!(http_date(&text.to_ascii_uppercase(), now) == Some(date), "{text}: case means nothing");
+        assert!(http_date(&text.to_ascii_uppercase(), now) == Some(date), "{text}: case does not matter");
     }
 }
 
-/// The key is plain, its own key, and the same with a password before it, which nothing shows.
+/// The key is plain and idempotent, does not change with a password, and never shows it.
 fn check_place(place: &str) {
     let plain = Authority::new(&format!("https://{place}"));
     let text = format!("https://{PASSWORD}:{PASSWORD}@{place}");
     let with_password = Authority::new(&text);
     let shown = with_password.as_ref().map_or_else(ToString::to_string, ToString::to_string);
     assert!(!format!("{with_password:?} {shown}").contains(PASSWORD), "{shown}");
-    // The password itself may make it too long.
+    // The password may make the text too long.
     if text.len() <= TEXT_MAX {
         assert_eq!(plain.ok(), with_password.ok(), "{place}");
     }
@@ -136,7 +136,7 @@ fn check_place(place: &str) {
         let key = authority.as_str();
         let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.:[]".contains(&byte);
         assert!(key.bytes().all(fits) && (1..=HOST_MAX).contains(&authority.host().len()), "{key}");
-        // A port that is another scheme's own must be read with the scheme that left it there.
+        // A default port of another scheme survives only with a scheme that has no default.
         let again = match authority.port() {
             Some(80 | 443) => Authority::new(&format!("any://{key}")),
             _ => Authority::new(key),
@@ -147,37 +147,37 @@ fn check_place(place: &str) {
     }
 }
 
-/// A status from anywhere, mostly one that there is.
+/// Any status, mostly a common one.
 fn status(salt: u64) -> u16 {
-    let usual = [200, 404, 408, 429, 500, 501, 503];
+    let common = [200, 404, 408, 429, 500, 501, 503];
     let low = u16::try_from(salt % 65_536).expect("below 65,536");
-    if salt.is_multiple_of(2) { usual[usize::from(low) % usual.len()] } else { low % 1_000 }
+    if salt.is_multiple_of(2) { common[usize::from(low) % common.len()] } else { low % 1_000 }
 }
 
-/// The time of the seeds, mostly, or any.
+/// Mostly the time of the seeds, otherwise any time.
 fn time(salt: u64) -> Stamp {
     if salt.is_multiple_of(3) { Stamp::from_micros(salt) } else { NOW }
 }
 
 #[test]
-fn changed_headers_are_read_within_their_bounds() {
+fn mutated_headers_are_read_within_bounds() {
     Mutator::new(1, seeds::HEADERS, seeds::HEADER_WORDS).run(4_000, |input, salt| {
         let headers = lines(input);
         let signals = check_headers(&headers, time(salt));
         let status = status(salt);
-        check_outcome(status, &signals, Classes::new().outcome_with(Ended::Status(status), &signals));
+        check_outcome(status, &signals, Classes::new().outcome_with(Completion::Status(status), &signals));
     });
 }
 
 #[test]
-fn changed_responses_become_outcomes_within_their_bounds() {
+fn mutated_responses_have_outcomes_within_bounds() {
     Mutator::new(2, seeds::HEADERS, seeds::HEADER_WORDS).run(2_000, |input, salt| {
         check_response(status(salt), &lines(input), time(salt));
     });
 }
 
 #[test]
-fn changed_values_and_dates_are_read_or_not_and_no_more() {
+fn mutated_values_and_dates_do_not_panic() {
     let values: Vec<_> = seeds::HEADERS.iter().flat_map(|seed| seed.lines()).collect();
     let values: Vec<_> =
         values.iter().filter_map(|line| line.split_once(": ")).map(|(_, value)| value).collect();
@@ -187,13 +187,13 @@ fn changed_values_and_dates_are_read_or_not_and_no_more() {
 }
 
 #[test]
-fn changed_urls_have_one_key_and_show_no_password() {
+fn mutated_urls_have_one_key_and_show_no_password() {
     Mutator::new(4, seeds::PLACES, seeds::PLACE_WORDS).run(2_000, |input, _| {
         check_place(&String::from_utf8_lossy(input));
     });
 }
 
-/// Names that are looked at, and others.
+/// Known header names, and others.
 fn any_name() -> impl Strategy<Value = Vec<u8>> {
     let known: Vec<_> = seeds::HEADERS.iter().flat_map(|seed| seed.lines()).collect();
     let known: Vec<_> =
@@ -216,24 +216,24 @@ fn any_value() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_headers_are_read_within_their_bounds(
+    fn arbitrary_headers_are_read_within_bounds(
         headers in prop::collection::vec((any_name(), any_value()), 0..40),
         micros in prop_oneof![Just(NOW.as_micros()), any::<u64>()],
         status in any::<u16>(),
     ) {
         let now = Stamp::from_micros(micros);
         let signals = check_headers(&headers, now);
-        check_outcome(status, &signals, Classes::new().outcome_with(Ended::Status(status), &signals));
+        check_outcome(status, &signals, Classes::new().outcome_with(Completion::Status(status), &signals));
         check_response(status, &headers, now);
     }
 
     #[test]
-    fn any_text_is_a_value_or_not(text in any::<String>(), micros in any::<u64>()) {
+    fn arbitrary_values_do_not_panic(text in any::<String>(), micros in any::<u64>()) {
         check_value(&text, Stamp::from_micros(micros));
     }
 
     #[test]
-    fn any_text_is_a_place_or_not(text in any::<String>()) {
+    fn arbitrary_places_do_not_panic(text in any::<String>()) {
         check_place(&text);
     }
 }

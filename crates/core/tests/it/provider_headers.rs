@@ -1,4 +1,4 @@
-//! Responses as providers send them, whole: what their headers say together is what a caller waits for.
+//! Complete responses of providers: their headers together determine the wait.
 
 use std::time::Duration;
 
@@ -27,9 +27,9 @@ const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// GitHub's primary limit: no `retry-after`, and nobody is to come back before `x-ratelimit-reset`.
+/// GitHub's primary limit: no `retry-after`; requests must wait for `x-ratelimit-reset`.
 #[test]
-fn a_403_of_github_with_nothing_left_waits_for_its_reset() {
+fn github_403_with_empty_quota_waits_for_reset() {
     let outcome = outcome(
         403,
         &[
@@ -45,9 +45,9 @@ fn a_403_of_github_with_nothing_left_waits_for_its_reset() {
     assert_eq!((outcome.kind(), outcome.hint()), (Kind::Overload, Some(secs(120))));
 }
 
-/// Jira Cloud writes its resets without seconds.
+/// Jira Cloud omits the seconds of its resets.
 #[test]
-fn a_reset_of_jira_without_seconds_is_read() {
+fn jira_reset_without_seconds_is_read() {
     let outcome = outcome(
         429,
         &[
@@ -60,8 +60,8 @@ fn a_reset_of_jira_without_seconds_is_read() {
 }
 
 #[test]
-fn what_model_providers_send_is_read_as_it_is_meant() {
-    // OpenAI, well.
+fn model_provider_responses_are_read_correctly() {
+    // OpenAI, accepted.
     let openai = outcome(
         200,
         &[
@@ -82,13 +82,13 @@ fn what_model_providers_send_is_read_as_it_is_meant() {
     };
     let wanted = Outcome::success().quota(Dimension::Requests, level(5_000, 4_999, 12));
     assert_eq!(openai, wanted.quota(Dimension::Tokens, level(160_000, 159_976, 9)));
-    // OpenAI, over.
+    // OpenAI, rejected.
     let over = outcome(
         429,
         &[("retry-after", "1"), ("retry-after-ms", "642"), ("x-ratelimit-remaining-tokens", "12")],
     );
     assert_eq!((over.kind(), over.hint()), (Kind::Overload, Some(millis(642))));
-    // Azure, over, with both and `-1`.
+    // Azure, rejected, with both headers and `-1`.
     let azure = outcome(
         429,
         &[
@@ -99,7 +99,7 @@ fn what_model_providers_send_is_read_as_it_is_meant() {
         ],
     );
     assert_eq!((azure.hint(), azure.malformed()), (Some(millis(6_900)), 1));
-    // Anthropic, over without retry-after: the latest reset of those at 0.
+    // Anthropic, rejected without retry-after: the latest reset of the empty quotas.
     let anthropic = outcome(
         429,
         &[
@@ -127,7 +127,7 @@ fn what_model_providers_send_is_read_as_it_is_meant() {
 }
 
 #[test]
-fn what_other_far_sides_send_is_read_as_it_is_meant() {
+fn other_upstream_responses_are_read_correctly() {
     // AWS.
     let aws = outcome(503, &[("x-amz-retry-after", "1500"), ("x-amzn-requestid", "x")]);
     assert_eq!(aws.hint(), Some(millis(1_500)));
@@ -191,7 +191,7 @@ fn what_other_far_sides_send_is_read_as_it_is_meant() {
     assert_eq!(reddit.hint(), Some(secs(117)));
 }
 
-/// A far side whose clock is four hours behind.
+/// An upstream whose clock is four hours behind.
 #[test]
 fn skewed_dates_do_not_shorten_a_wait() {
     let response = Response::builder()
@@ -205,9 +205,9 @@ fn skewed_dates_do_not_shorten_a_wait() {
     assert_eq!(Outcome::from_response(&response, NOW).hint(), Some(secs(30)));
 }
 
-/// A cache may say how old a response is, and anything else.
+/// A cache may send any `Age`.
 #[test]
-fn an_absurd_age_is_not_believed() {
+fn implausible_age_is_ignored() {
     for age in ["18446744073709551615", "86401", "-1", "x"] {
         let headers = [
             ("date", "Sat, 31 Jan 2026 09:30:00 GMT"),
@@ -221,9 +221,9 @@ fn an_absurd_age_is_not_believed() {
     }
 }
 
-/// Kong: a limit by the minute that is used up is one of requests.
+/// Kong: a used-up limit per minute counts requests.
 #[test]
-fn a_quota_of_requests_by_the_minute_counts() {
+fn requests_per_minute_quota_is_followed() {
     let signals = read(
         [
             ("x-ratelimit-limit-minute", "5"),
@@ -237,9 +237,9 @@ fn a_quota_of_requests_by_the_minute_counts() {
     assert_eq!(signals.hint().map(|hint| hint.wait), Some(secs(48)));
 }
 
-/// Azure and others tell of long work so: ask for *this* again in 10 s.
+/// Azure and others report long-running work this way: poll *this* resource again in 10 s.
 #[test]
-fn a_202_that_says_when_to_poll_again_pauses_nobody_else() {
+fn retry_after_of_202_delays_no_other_request() {
     let polled = outcome(202, &[("location", "/operations/7"), ("retry-after", "10")]);
     assert_eq!((polled.kind(), polled.hint()), (Kind::Success, None));
     let moved = outcome(301, &[("location", "/elsewhere"), ("retry-after", "120")]);

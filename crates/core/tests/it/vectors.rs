@@ -1,7 +1,7 @@
-//! Golden vectors: what core's buckets do, as a text that engines in other languages replay.
+//! Golden vectors: the behavior of core's buckets as text, which engines in other languages replay.
 //!
-//! `vectors/buckets.txt` is generated from core. A change of it is a change of what every engine must do: run this
-//! test with `TIDEGATE_REWRITE_VECTORS=1` to write it anew, and look at the difference.
+//! `vectors/buckets.txt` is generated from core. A change to it changes what every engine must do: run this
+//! test with `TIDEGATE_REWRITE_VECTORS=1` to regenerate it, and review the diff.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,30 +12,30 @@ use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 
 const HEADER: &str = "\
-# What a bucket does. Generated from tidegate-core by tests/it/vectors.rs; engines replay it line by line.
+# Golden vectors of a bucket. Generated from tidegate-core by tests/it/vectors.rs; engines replay them line by line.
 #
-# A bucket is one time: that at which it is full, in whole microseconds since 1970 and a part of one more, a
-# numerator over the shape's amount. Every span (a cost, a capacity, a point in time) is written `whole part`. All
-# numbers are below 2^53, so that doubles hold them. An engine adds with a carry at the amount, takes away with a borrow,
-# and compares; it multiplies and divides nothing. `0 0` is a new bucket, full since ever.
+# A bucket is the time at which it is full: whole microseconds since 1970, and a fraction of one more as a numerator
+# over the shape's amount. Every span (a cost, a capacity, a point in time) is written `whole part`. All numbers are
+# below 2^53, so that doubles represent them exactly. An engine adds with a carry at the amount, subtracts with a borrow,
+# and compares; it neither multiplies nor divides. `0 0` is a new, full bucket.
 #
 # bucket <amount> <period µs> <burst> <capacity>
-#     A new bucket of this shape: `amount` units per period. The capacity is what the whole burst costs.
+#     A new bucket of this shape: `amount` units per period. The capacity is the cost of the whole burst.
 # take <now> <units> <cost> -> ok|wait|never <full at> <available> <retry after µs>
-#     after = max(full at, now) + cost. More units than the burst are never there. If after - capacity, rounded up to
-#     whole microseconds, is later than now, wait by the difference, and nothing changes. Else it is ok, and full at is
-#     after. No units ask only that there is no debt.
+#     after = max(full at, now) + cost. More units than the burst are never available. If after - capacity, rounded up
+#     to whole microseconds, is later than now, wait for the difference, and nothing changes. Otherwise ok, and full at
+#     becomes after. Zero units are ok if there is no debt.
 # debit <now> <units> <cost> -> done <full at> <available> -
-#     Takes whether there or not: full at = max(full at, now) + cost.
+#     Takes even if not available: full at = max(full at, now) + cost.
 # credit <now> <units> <cost> -> done <full at> <available> -
-#     Gives back: full at = full at - cost, or `0 0` where that is before 1970. Now is for `available` alone.
+#     Returns units: full at = full at - cost, or `0 0` if that is before 1970. Now is used only for `available`.
 # shape <now> <amount> <period µs> <burst> <capacity> -> done <full at> <available> -
-#     The bucket follows another rule: the level stays, capped to the new burst. Whoever knows the shapes works it out.
+#     Changes the shape and keeps the level, capped to the new burst. The caller computes full at.
 #
-# Available is in whole units at `now`, rounded down; below zero is debt.
+# Available is in whole units at `now`, rounded down; a negative number is debt.
 ";
 
-/// Amount, period in microseconds, burst: slow, fast, with and without a fraction, large and small.
+/// Amount, period in microseconds, burst: slow and fast, with and without a fraction, large and small.
 const SHAPES: [(u64, u64, u64); 16] = [
     (1, 86_400_000_000, 1),
     (1, 86_400_000_000, 30),
@@ -72,7 +72,7 @@ fn shape((amount, period, burst): (u64, u64, u64)) -> Shape<Stamp> {
 }
 
 fn span(span: Span) -> String {
-    assert!(span.whole < EXACT && span.part < EXACT, "a double holds it");
+    assert!(span.whole < EXACT && span.part < EXACT, "exact in a double");
     format!("{} {}", span.whole, span.part)
 }
 
@@ -135,7 +135,7 @@ impl Writer {
         self.done(&line);
     }
 
-    /// Some units: none, one, a few, nearly all, all, one too many.
+    /// A number of units: none, one, a few, many, all, one too many.
     fn units(&mut self) -> u64 {
         let burst = self.shape.burst();
         match self.random.below(8) {
@@ -148,7 +148,7 @@ impl Writer {
         }
     }
 
-    /// Lets some time pass: none, a tick, a few units' worth, a burst's. Now and then the clock is behind.
+    /// Advances time by nothing, a tick, a few units or a burst; sometimes the clock steps back.
     fn pass(&mut self) {
         let unit = self.shape.span(1).whole;
         let burst = self.shape.span(self.shape.burst()).whole;
@@ -192,7 +192,7 @@ fn generated() -> String {
             writer.operate();
         }
     }
-    let _ = writeln!(writer.text, "\n# Buckets that follow another rule: full, in use, empty and in debt.");
+    let _ = writeln!(writer.text, "\n# Changes of shape: full, in use, empty and in debt.");
     for pair in SHAPES.windows(2).chain([[SHAPES[14], SHAPES[0]].as_slice(), &[SHAPES[5], SHAPES[4]]]) {
         let [old, new] = [shape(pair[0]), shape(pair[1])];
         for quarters in [0, 1, 4, 6] {
@@ -213,7 +213,7 @@ fn path() -> PathBuf {
 }
 
 #[test]
-fn the_vectors_are_what_core_does() {
+fn committed_vectors_match_core() {
     let generated = generated();
     if std::env::var_os("TIDEGATE_REWRITE_VECTORS").is_some() {
         std::fs::write(path(), &generated).unwrap();
@@ -222,10 +222,10 @@ fn the_vectors_are_what_core_does() {
     for (number, (committed, generated)) in committed.lines().zip(generated.lines()).enumerate() {
         assert_eq!(committed, generated, "line {} of vectors/buckets.txt", number + 1);
     }
-    assert_eq!(committed, generated, "vectors/buckets.txt has another number of lines");
+    assert_eq!(committed, generated, "vectors/buckets.txt differs in its number of lines");
 }
 
-/// What an engine keeps and does: it adds, takes away and compares, and nothing more.
+/// The state of an engine, which only adds, subtracts and compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Time {
     whole: i64,
@@ -260,7 +260,7 @@ impl Engine {
         self.capacity = Some(Time { whole: numbers[3], part: numbers[4] });
     }
 
-    /// Does what a line says, and answers as it should: verdict, full at, retry after.
+    /// Executes one line and returns the verdict, full at and retry after.
     fn run(&mut self, operation: &str, numbers: &[i64]) -> (&'static str, Time, Option<i64>) {
         let cost = Time { whole: numbers[2], part: numbers[3] };
         let (now, full_at) = (Time { whole: numbers[0], part: 0 }, self.full_at.unwrap_or(Self::NEW));
@@ -286,18 +286,18 @@ impl Engine {
 }
 
 #[test]
-fn an_engine_that_only_adds_and_compares_replays_the_vectors() {
+fn adding_and_comparing_engine_replays_vectors() {
     let text = generated();
     let mut engine = Engine::default();
     let mut replayed = 0;
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let (asked, answer) = line.split_once(" -> ").unwrap_or((line, ""));
-        let (operation, numbers) = asked.split_once(' ').unwrap();
+        let (input, output) = line.split_once(" -> ").unwrap_or((line, ""));
+        let (operation, numbers) = input.split_once(' ').unwrap();
         let numbers: Vec<i64> = numbers.split(' ').map(|number| number.parse().unwrap()).collect();
-        let answer: Vec<&str> = answer.split(' ').collect();
+        let output: Vec<&str> = output.split(' ').collect();
         let full_at = || Time {
-            whole: answer[1].parse().expect("a number"),
-            part: answer[2].parse().expect("a number"),
+            whole: output[1].parse().expect("a number"),
+            part: output[2].parse().expect("a number"),
         };
         match operation {
             "bucket" => {
@@ -309,7 +309,7 @@ fn an_engine_that_only_adds_and_compares_replays_the_vectors() {
                 engine.full_at = Some(full_at());
             }
             _ => {
-                let wanted = (answer[0], full_at(), answer[4].parse().ok());
+                let wanted = (output[0], full_at(), output[4].parse().ok());
                 assert_eq!(engine.run(operation, &numbers), wanted, "{line}");
                 replayed += 1;
             }
@@ -317,6 +317,6 @@ fn an_engine_that_only_adds_and_compares_replays_the_vectors() {
     }
     assert!(replayed > 300, "{replayed} operations");
     for verdict in ["-> ok ", "-> wait ", "-> never ", "-> done "] {
-        assert!(text.matches(verdict).count() > 20, "there are few of `{verdict}`");
+        assert!(text.matches(verdict).count() > 20, "too few lines with `{verdict}`");
     }
 }

@@ -1,15 +1,16 @@
-//! The adaptive retry mode of AWS's SDKs: a token bucket whose rate follows CUBIC, off until the first throttle.
+//! The adaptive retry mode of AWS's SDKs: a token bucket whose rate follows CUBIC, off until the first
+//! throttle.
 
-use crate::client::{Ask, Client, Request};
+use crate::client::{Client, Decision, Request};
 use crate::upstream::{Kind, Response};
 
-/// What a throttle leaves of the rate.
+/// The fraction of the rate that remains after a throttle.
 const BETA: f64 = 0.7;
 /// How fast CUBIC grows.
 const SCALE: f64 = 0.4;
-/// The least rate, per second.
+/// The lowest rate, per second.
 const RATE_MIN: f64 = 0.5;
-/// How much of the newest half second goes into the measured rate.
+/// The weight of the newest half second in the measured rate.
 const SMOOTH: f64 = 0.8;
 
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl AwsAdaptive {
         }
     }
 
-    /// The rate of CUBIC so long after the last throttle.
+    /// The CUBIC rate at the time since the last throttle.
     fn cubic(&self, now: f64) -> f64 {
         let inflection = (self.window_max * (1.0 - BETA) / SCALE).cbrt();
         SCALE * (now - self.throttled_at - inflection).powi(3) + self.window_max
@@ -62,19 +63,19 @@ impl AwsAdaptive {
 }
 
 impl Client for AwsAdaptive {
-    fn ask(&mut self, now: f64, _: Request) -> Ask {
+    fn ask(&mut self, now: f64, _: Request) -> Decision {
         if now < self.paused_until {
-            return Ask::At(self.paused_until);
+            return Decision::NotBefore(self.paused_until);
         }
         if self.is_on {
             self.level = (self.level + self.rate * (now - self.level_at)).min(self.rate.max(1.0));
             self.level_at = now;
             if self.level < 1.0 - 1e-9 {
-                return Ask::At(now + (1.0 - self.level) / self.rate);
+                return Decision::NotBefore(now + (1.0 - self.level) / self.rate);
             }
             self.level -= 1.0;
         }
-        Ask::Go(0)
+        Decision::Send(0)
     }
 
     fn done(&mut self, now: f64, _: usize, response: &Response) {

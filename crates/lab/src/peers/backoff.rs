@@ -1,18 +1,18 @@
-//! N workers, each of which backs off exponentially with full jitter: what most clients do.
+//! N workers with exponential backoff and full jitter, as in most clients.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::client::{Ask, Client, InFlight, Request};
+use crate::client::{Client, Decision, InFlight, Request};
 use crate::rng::Rng;
 use crate::upstream::{Kind, Response};
 
-/// The first delay is up to this, in seconds, and doubles with each attempt.
+/// The upper bound of the first delay in seconds; it doubles with each attempt.
 const BASE: f64 = 0.5;
 /// The longest delay in seconds.
 const MAX: f64 = 20.0;
 
-/// Workers that retry with exponential backoff; `Retry-After` is a least wait.
+/// Workers that retry with exponential backoff; `Retry-After` is a minimum.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     workers: usize,
@@ -36,7 +36,7 @@ impl Backoff {
 }
 
 impl Client for Backoff {
-    fn ask(&mut self, now: f64, _: Request) -> Ask {
+    fn ask(&mut self, now: f64, _: Request) -> Decision {
         while let Some(Reverse((at, attempt))) = self.asleep.peek().copied()
             && at <= nanos(now)
         {
@@ -44,9 +44,12 @@ impl Client for Backoff {
             self.awake.push(attempt);
         }
         if self.attempts.len() + self.asleep.len() >= self.workers {
-            return self.asleep.peek().map_or(Ask::Later, |Reverse((at, _))| Ask::At(seconds(*at)));
+            return self
+                .asleep
+                .peek()
+                .map_or(Decision::OnResponse, |Reverse((at, _))| Decision::NotBefore(seconds(*at)));
         }
-        Ask::Go(self.attempts.add(self.awake.pop().unwrap_or(0)))
+        Decision::Send(self.attempts.add(self.awake.pop().unwrap_or(0)))
     }
 
     fn done(&mut self, now: f64, handle: usize, response: &Response) {

@@ -1,9 +1,9 @@
-//! gentlify's published rule: three failures in a minute halve the slots and double the interval; each quiet minute gives one
-//! slot back and halves the interval.
+//! gentlify's published rule: three failures in a minute halve the slots and double the interval; each quiet
+//! minute gives one slot back and halves the interval.
 
 use std::collections::VecDeque;
 
-use crate::client::{Ask, Client, Request};
+use crate::client::{Client, Decision, Request};
 use crate::rng::Rng;
 use crate::upstream::{Kind, Response};
 
@@ -42,17 +42,17 @@ impl Gentlify {
 }
 
 impl Client for Gentlify {
-    fn ask(&mut self, now: f64, _: Request) -> Ask {
+    fn ask(&mut self, now: f64, _: Request) -> Decision {
         let at = self.next_at.max(self.paused_until);
         if now < at {
-            return Ask::At(at);
+            return Decision::NotBefore(at);
         }
         if self.in_flight >= self.slots {
-            return Ask::Later;
+            return Decision::OnResponse;
         }
         self.in_flight += 1.0;
         self.next_at = now + self.interval * (1.0 + JITTER * self.rng.uniform());
-        Ask::Go(0)
+        Decision::Send(0)
     }
 
     fn done(&mut self, now: f64, _: usize, response: &Response) {

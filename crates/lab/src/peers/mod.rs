@@ -1,6 +1,7 @@
-//! What others do, reimplemented from their published rules, and an oracle that knows the hidden limit.
+//! Peers, reimplemented from their published rules, and an oracle that knows the hidden limit.
 //!
-//! They see what a client sees: successes, rejections, errors and `Retry-After`. None of them reads quota headers.
+//! They see what a client sees: successes, rejections, errors and `Retry-After`. None of them reads quota
+//! headers.
 
 mod aws;
 mod backoff;

@@ -1,10 +1,11 @@
-//! Netflix's concurrency limits, Vegas and Gradient2, with the defaults they ship with. A rejection is a drop.
+//! Netflix's concurrency limits, Vegas and Gradient2, with the defaults they ship with. A rejection is a
+//! drop.
 
-use crate::client::{Ask, Client, InFlight, Request};
+use crate::client::{Client, Decision, InFlight, Request};
 use crate::rng::Rng;
 use crate::upstream::{Kind, Response};
 
-/// Where both start.
+/// The initial limit of both.
 const START: f64 = 20.0;
 /// Bounds of Vegas.
 const VEGAS: (f64, f64) = (1.0, 1_000.0);
@@ -28,9 +29,9 @@ pub(crate) struct Netflix {
 
 #[derive(Debug)]
 enum Rule {
-    /// The least latency since the last probe, samples since then, and when to probe again.
+    /// The lowest latency since the last probe, samples since then, and when to probe again.
     Vegas { no_load: f64, samples: f64, jitter: f64 },
-    /// The long average of latencies, windows so far, and the window of the moment.
+    /// The long-term average latency, windows so far, and the current window.
     Gradient2 { long: f64, windows: u32, sum: f64, count: f64, next_at: f64, most: f64 },
 }
 
@@ -98,12 +99,16 @@ impl Netflix {
 
 impl Client for Netflix {
     #[expect(clippy::cast_precision_loss, reason = "requests in flight are few")]
-    fn ask(&mut self, now: f64, _: Request) -> Ask {
+    fn ask(&mut self, now: f64, _: Request) -> Decision {
         if now < self.paused_until {
-            return Ask::At(self.paused_until);
+            return Decision::NotBefore(self.paused_until);
         }
         let in_flight = self.in_flight.len() as f64 + 1.0;
-        if in_flight > self.limit.floor() { Ask::Later } else { Ask::Go(self.in_flight.add(in_flight)) }
+        if in_flight > self.limit.floor() {
+            Decision::OnResponse
+        } else {
+            Decision::Send(self.in_flight.add(in_flight))
+        }
     }
 
     fn done(&mut self, now: f64, handle: usize, response: &Response) {

@@ -1,6 +1,6 @@
 //! An oracle: it knows the hidden limit, and takes its share of the rate or of the slots.
 
-use crate::client::{Ask, Client, Request};
+use crate::client::{Client, Decision, Request};
 use crate::scenario::{Scenario, Upstream};
 use crate::upstream::Response;
 
@@ -19,37 +19,37 @@ impl Oracle {
 
     #[expect(clippy::cast_precision_loss, reason = "clients are few")]
     fn share(&self, now: f64) -> f64 {
-        // The quota of requests alone is not what binds where tokens have one of their own.
+        // With a second quota of tokens, the quota of requests alone does not determine the capacity.
         let scenario = &self.scenario;
         let capacity =
             if scenario.counts_on_arrival() { scenario.ideal_at(now) } else { scenario.capacity_at(now) };
-        // Neighbours are on half of the time.
+        // Other clients are active half of the time.
         let others = scenario.background.map_or(1.0, |(share, _)| 1.0 - share / 2.0);
         capacity / scenario.clients as f64 * others
     }
 }
 
 impl Client for Oracle {
-    fn ask(&mut self, now: f64, request: Request) -> Ask {
+    fn ask(&mut self, now: f64, request: Request) -> Decision {
         match self.scenario.upstream {
             Upstream::Bucket { .. } | Upstream::Window { .. } | Upstream::Sliding { .. } => {
                 let (rate, cost) = (self.share(now), request.units);
                 self.level = (self.level + rate * (now - self.level_at)).min(cost.max(1.0));
                 self.level_at = now;
                 if self.level < cost - 1e-9 {
-                    return Ask::At(now + ((cost - self.level) / rate).min(1.0));
+                    return Decision::NotBefore(now + ((cost - self.level) / rate).min(1.0));
                 }
                 self.level -= cost;
             }
             Upstream::Cap | Upstream::Knee { .. } => {
                 if self.in_flight + 1.0 > self.share(now).max(1.0).floor() {
-                    return Ask::Later;
+                    return Decision::OnResponse;
                 }
             }
             Upstream::Free => {}
         }
         self.in_flight += 1.0;
-        Ask::Go(0)
+        Decision::Send(0)
     }
 
     fn done(&mut self, _: f64, _: usize, _: &Response) {

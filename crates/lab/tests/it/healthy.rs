@@ -1,7 +1,8 @@
-//! Random healthy upstreams: `auto` and `host` use nearly all of a limit that they do not know, two minutes after the start.
+//! Random healthy upstreams: two minutes after the start, `auto` and `host` use nearly all of an unknown
+//! limit.
 //!
-//! The cases come from a fixed seed, so that every run tests the same ones. A case that fails is printed as a scenario file for
-//! `tidegate lab run --scenario FILE`.
+//! The cases come from a fixed seed, so that every run tests the same ones. A case that fails is printed as a
+//! scenario file for `tidegate lab run --scenario FILE`.
 
 use std::fmt::Write as _;
 use std::num::NonZero;
@@ -59,7 +60,7 @@ fn case(number: u64, random: &mut Random) -> String {
     )
 }
 
-/// What fails in a case, if anything.
+/// The failure of a case, if any.
 fn complaint(text: &str, score: &Score) -> Option<String> {
     let scenario = Scenario::parse(text).expect("cases are valid").remove(0);
     let least = if text.contains("window") { WINDOW_MIN } else { BUCKET_MIN };

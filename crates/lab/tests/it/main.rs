@@ -1,3 +1,3 @@
-//! The integration tests of the lab: our strategies against healthy upstreams of any kind.
+//! Integration tests of the lab: our strategies against healthy upstreams of any kind.
 
 mod healthy;

@@ -1,9 +1,10 @@
-//! Every metric of a server: its name, its type, its labels and what it is, in one table. `docs/metrics.md` has the same one.
+//! All metrics of a server: name, type, labels and help text in one table. `docs/metrics.md` has the same
+//! table.
 
 use metrics::{KeyName, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Counter,
@@ -16,10 +17,7 @@ pub(super) enum Kind {
 pub(super) struct Metric {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "a test compares them with the page and with what is told")
-    )]
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests compare them with the page and the output"))]
     pub(super) labels: &'static [&'static str],
     pub(super) help: &'static str,
 }
@@ -36,62 +34,55 @@ const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'
     Metric { name, kind: Kind::Histogram, labels, help }
 }
 
-/// Every one.
+/// All metrics.
 pub(super) const METRICS: [Metric; 33] = [
     histogram(
         "tidegate_decision_seconds",
         &["verb"],
-        "How long the limiter took to decide, waits for a limit apart.",
+        "Latency of the limiter's decisions; acquire_within includes its wait.",
     ),
-    counter("tidegate_granted_total", &[], "Leases and spends that were granted."),
-    counter("tidegate_refused_total", &[], "Acquires and spends that a limit refused."),
-    counter(
-        "tidegate_refusals_total",
-        &["limit"],
-        "Refusals by the name of the limit that is short for longest.",
-    ),
+    counter("tidegate_granted_total", &[], "Granted leases and spends."),
+    counter("tidegate_refused_total", &[], "Acquires and spends refused by a limit."),
+    counter("tidegate_refusals_total", &["limit"], "Refusals by the limit with the longest retry delay."),
     counter(
         "tidegate_near_limit_total",
         &["limit"],
-        "Grants that left a fifth of a limit or less, by its name.",
+        "Grants that left at most a fifth of a limit, by limit.",
     ),
-    counter("tidegate_degraded_total", &[], "Leases that were given without the store."),
-    counter("tidegate_unsettled_total", &[], "Endings that the store never heard of."),
-    gauge("tidegate_waiting", "Acquires that wait for a limit."),
-    gauge("tidegate_settling", "Endings on their way to the store."),
-    counter("tidegate_leases_granted_total", &[], "Leases that were handed out."),
-    counter("tidegate_leases_ended_total", &["how"], "Leases that their holders have ended."),
-    counter("tidegate_leases_expired_total", &["how"], "Leases that nobody has ended in their time."),
-    gauge("tidegate_leases_open", "Leases that this server has handed out and has not seen end."),
-    histogram("tidegate_store_seconds", &["verb"], "How long calls of the store took."),
-    counter("tidegate_store_errors_total", &["verb", "kind"], "Calls of the store that failed."),
+    counter("tidegate_degraded_total", &[], "Leases granted without the store."),
+    counter("tidegate_unsettled_total", &[], "Lease endings that never reached the store."),
+    gauge("tidegate_waiting", "Acquires queued for a limit."),
+    gauge("tidegate_settling", "Lease endings being sent to the store."),
+    counter("tidegate_leases_granted_total", &[], "Granted leases."),
+    counter("tidegate_leases_ended_total", &["how"], "Leases ended by their holders."),
+    counter("tidegate_leases_expired_total", &["how"], "Leases that expired."),
+    gauge("tidegate_leases_open", "Leases granted by this server and not yet ended."),
+    histogram("tidegate_store_seconds", &["verb"], "Latency of store calls."),
+    counter("tidegate_store_errors_total", &["verb", "kind"], "Failed store calls."),
     gauge(
         "tidegate_clock_offset_seconds",
         "How far the store's time is ahead of its clock, because the clock stepped back.",
     ),
-    counter("tidegate_policy_cache_hits_total", &[], "Policies that were remembered."),
-    counter("tidegate_policy_cache_misses_total", &[], "Policies that were read."),
-    gauge("tidegate_policy_cache_entries", "Policies that are remembered."),
-    counter("tidegate_listener_panics_total", &[], "Panics of a listener in the program."),
-    counter("tidegate_http_requests_total", &["method", "path", "kind"], "Answers to requests."),
-    histogram("tidegate_http_request_seconds", &["method", "path"], "How long answers took."),
-    gauge("tidegate_http_requests_under_way", "Requests that are under way."),
-    counter("tidegate_http_busy_total", &[], "Requests that were refused because too many were under way."),
+    counter("tidegate_policy_cache_hits_total", &[], "Policy cache hits."),
+    counter("tidegate_policy_cache_misses_total", &[], "Policy cache misses."),
+    gauge("tidegate_policy_cache_entries", "Cached policies."),
+    counter("tidegate_listener_panics_total", &[], "Panics in event listeners."),
+    counter("tidegate_http_requests_total", &["method", "path", "kind"], "Responses to HTTP requests."),
+    histogram("tidegate_http_request_seconds", &["method", "path"], "Latency of HTTP requests."),
+    gauge("tidegate_http_requests_under_way", "HTTP requests in flight."),
+    counter("tidegate_http_busy_total", &[], "Requests rejected because too many were in flight."),
     counter("tidegate_http_panics_total", &[], "Requests that panicked."),
-    counter("tidegate_rls_requests_total", &["answer"], "Requests of Envoy's rate limit service."),
-    counter("tidegate_rls_descriptors_total", &["kind"], "Descriptors of Envoy's that were no plain draw."),
-    histogram("tidegate_rls_request_seconds", &[], "How long answers to Envoy took."),
-    gauge("tidegate_event_listeners", "Those who listen to events."),
-    gauge("tidegate_up_since_seconds", "Since when the server runs, as a time of Unix."),
-    gauge(
-        "tidegate_tls_certificate_expiry_seconds",
-        "Until when the certificate is good, as a time of Unix.",
-    ),
-    counter("tidegate_tls_reloads_total", &["result"], "Times that the files of TLS were read again."),
-    counter("tidegate_tls_handshakes_failed_total", &["kind"], "Connections that never came to speak TLS."),
+    counter("tidegate_rls_requests_total", &["answer"], "Requests to Envoy's rate limit service."),
+    counter("tidegate_rls_descriptors_total", &["kind"], "Envoy descriptors that were not plain draws."),
+    histogram("tidegate_rls_request_seconds", &[], "Latency of requests from Envoy."),
+    gauge("tidegate_event_listeners", "Event listeners."),
+    gauge("tidegate_up_since_seconds", "Start time of the server, as a Unix timestamp."),
+    gauge("tidegate_tls_certificate_expiry_seconds", "Expiry of the certificate, as a Unix timestamp."),
+    counter("tidegate_tls_reloads_total", &["result"], "Reloads of the TLS files."),
+    counter("tidegate_tls_handshakes_failed_total", &["kind"], "Failed TLS handshakes."),
 ];
 
-/// Says of each what it is.
+/// Registers the help text of every metric.
 pub(super) fn describe(recorder: &PrometheusRecorder) {
     for metric in &METRICS {
         let (name, help) = (KeyName::from_const_str(metric.name), metric.help.into());
@@ -103,14 +94,14 @@ pub(super) fn describe(recorder: &PrometheusRecorder) {
     }
 }
 
-/// The same text in an order that does not change: metrics by name, and series by their labels.
+/// Sorts the output: metrics by name, series by labels.
 pub(super) fn sorted(text: &str) -> String {
     let mut blocks: Vec<&str> = text.split("\n\n").filter(|block| !block.trim().is_empty()).collect();
     blocks.sort_unstable();
     let mut sorted = String::with_capacity(text.len());
     for block in blocks {
         let (head, lines): (Vec<&str>, Vec<&str>) = block.lines().partition(|line| line.starts_with('#'));
-        // The lines of a histogram stay together, with its buckets in their order.
+        // The lines of a histogram stay together, with its buckets in order.
         let is_last =
             |line: &&str| !line.contains("_bucket{") && !line.split(['{', ' ']).next().is_some_and(is_sum);
         let mut series: Vec<&[&str]> = lines.split_inclusive(is_last).collect();
@@ -133,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_has_an_order_and_histograms_stay_whole() {
+    fn output_is_sorted_and_histograms_stay_whole() {
         let text = "# TYPE b counter\nb{x=\"2\"} 1\nb{x=\"1\"} 5\n\n# HELP a_s x\n# TYPE a_s histogram\n\
             a_s_bucket{v=\"y\",le=\"0.5\"} 1\na_s_bucket{v=\"y\",le=\"+Inf\"} 1\na_s_sum{v=\"y\"} 3\na_s_count{v=\"y\"} 1\n\
             a_s_bucket{v=\"x\",le=\"0.5\"} 1\na_s_bucket{v=\"x\",le=\"+Inf\"} 1\na_s_sum{v=\"x\"} 3\na_s_count{v=\"x\"} 1\n\n";

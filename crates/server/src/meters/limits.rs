@@ -1,4 +1,4 @@
-//! What is counted by the name of a limit: so many names, and one for all others.
+//! Counters per limit name, with a bounded number of names and one counter for the rest.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
@@ -10,13 +10,13 @@ use tidegate_core::limit::name::LimitName;
 
 use super::counter;
 
-/// Names that have counters of their own. Who may write policies chooses names, and each takes room here and where metrics are
-/// kept.
+/// Limit names with their own counters. Policy writers choose the names, and each name takes memory here and
+/// in Prometheus.
 const NAMES_MAX: usize = 64;
-/// What the others are called; a limit of this name is counted with them.
+/// The label of all other limits; a limit with this name is counted with them.
 const OTHER: &str = "other";
 
-/// Counters by the name of a limit.
+/// Counters by limit name.
 pub(super) struct LimitMeters {
     known: RwLock<HashMap<LimitName, Counters>>,
     other: Counters,
@@ -52,7 +52,7 @@ impl LimitMeters {
         }
     }
 
-    /// A name that is known costs a look; a new one is made once.
+    /// Fast path: a read lock for a known name. A new name takes the write lock once.
     fn count(&self, recorder: &PrometheusRecorder, limit: &LimitName, count: impl FnOnce(&Counters)) {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(counters) = known.get(limit) {
@@ -71,7 +71,7 @@ impl LimitMeters {
     }
 }
 
-/// Whether a fifth or less is left of what a full bucket holds.
+/// Whether at most a fifth of the burst is available.
 fn is_near(balance: &Balance) -> bool {
     i128::from(balance.available) * 5 <= i128::from(balance.burst)
 }

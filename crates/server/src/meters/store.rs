@@ -1,4 +1,4 @@
-//! How long a store takes, and what goes wrong with it.
+//! Latency and errors of store calls.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -12,8 +12,9 @@ use tidegate::store::wrap::{CallEnd, Measured, Verb, Watcher};
 
 use super::{counter, histogram};
 
-/// Measures a store for the metrics of a server. It is told to the server's [`State`](crate::State) after the limiter was made over
-/// the store that it watches; until then nothing is counted. Clones are the same.
+/// Measures a store for the metrics of a server. Build the limiter over the watched store, then pass the
+/// meters to the server's [`State`](crate::State); until then nothing is recorded. Clones share the same
+/// meters.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -34,22 +35,22 @@ pub struct StoreMeters(pub(super) Arc<Inner>);
 #[derive(Default)]
 pub(super) struct Inner {
     recorder: OnceLock<Arc<PrometheusRecorder>>,
-    /// Made when a verb is first called: most servers use few of them.
+    /// Registered on first use: most servers call few verbs.
     seconds: [OnceLock<Histogram>; Verb::ALL.len()],
 }
 
 impl StoreMeters {
-    /// Meters that nobody looks at yet.
+    /// Creates meters that are not attached to a server yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same store, measured.
+    /// Wraps a store so that its calls are measured.
     pub fn watch(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
         Arc::new(Measured::new(store, self.0.clone()))
     }
 
-    pub(super) fn tell(&self, recorder: Arc<PrometheusRecorder>) {
+    pub(super) fn attach(&self, recorder: Arc<PrometheusRecorder>) {
         let _ = self.0.recorder.set(recorder);
     }
 }
@@ -72,7 +73,8 @@ impl Watcher for Inner {
     }
 }
 
-/// What is wrong with the store. Most errors are answers: a lease has ended, a version is stale.
+/// The error label for store failures. Most errors are regular outcomes, such as an ended lease or a stale
+/// version.
 const fn kind(error: &StoreError) -> Option<&'static str> {
     Some(match error {
         StoreError::Unavailable { .. } => "away",

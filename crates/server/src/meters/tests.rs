@@ -1,4 +1,5 @@
-//! What is told is what `docs/metrics.md` says, in both directions, and names of limits are bounded.
+//! The exported metrics and `docs/metrics.md` agree in both directions, and the number of limit names is
+//! bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,11 +14,11 @@ use crate::tls::TlsStats;
 
 const PAGE: &str = include_str!("../../../../docs/metrics.md");
 
-/// Labels with the values they may have; any, where none are listed.
+/// Labels with their possible values; an empty set allows any value.
 type Labels = BTreeMap<String, BTreeSet<String>>;
 
-/// The rows of the page that are about a server: type and labels by name.
-fn promised() -> BTreeMap<String, (String, Labels)> {
+/// The server's rows of the page: type and labels by name.
+fn documented() -> BTreeMap<String, (String, Labels)> {
     let (_, page) = PAGE.split_once("\n## `tidegate serve`\n").expect("the page has this part");
     let bare = |word: &str| word.trim().trim_matches('`').to_owned();
     let labels = |cell: &str| -> Labels {
@@ -35,19 +36,19 @@ fn promised() -> BTreeMap<String, (String, Labels)> {
     .collect()
 }
 
-/// What was told: type and labels by name. The bounds of buckets are none of their own.
-fn told(text: &str) -> BTreeMap<String, (String, Labels)> {
-    let mut told: BTreeMap<String, (String, Labels)> = BTreeMap::new();
+/// The exported metrics: type and labels by name, without the `le` label of buckets.
+fn exported(text: &str) -> BTreeMap<String, (String, Labels)> {
+    let mut exported: BTreeMap<String, (String, Labels)> = BTreeMap::new();
     let mut name = "";
     for line in text.lines() {
         if let Some(head) = line.strip_prefix("# TYPE ") {
             let (of, kind) = head.split_once(' ').expect("a name and a type");
             name = of;
-            assert!(text.contains(&format!("# HELP {name} ")), "{name} says what it is");
-            told.insert(name.to_owned(), (kind.to_owned(), Labels::new()));
+            assert!(text.contains(&format!("# HELP {name} ")), "{name} has a help text");
+            exported.insert(name.to_owned(), (kind.to_owned(), Labels::new()));
         } else if let Some((_, rest)) = line.split_once('{') {
             let (labels, _) = rest.rsplit_once('}').expect("a whole line");
-            let known = &mut told.get_mut(name).expect("a type before it").1;
+            let known = &mut exported.get_mut(name).expect("a type before it").1;
             for label in labels.split("\",") {
                 let (key, value) = label.split_once("=\"").expect("a label");
                 if key != "le" {
@@ -56,11 +57,11 @@ fn told(text: &str) -> BTreeMap<String, (String, Labels)> {
             }
         }
     }
-    told
+    exported
 }
 
-/// Everything that can be counted happens to one server.
-async fn lived() -> String {
+/// Exercises every metric on one server.
+async fn exercised() -> String {
     let meters = StoreMeters::new();
     let limiter = Limiter::over(meters.watch(Arc::new(Memory::new()))).build().unwrap();
     let policy = Policy::new([Limit::per_day("rpm", 10)]).unwrap();
@@ -84,9 +85,9 @@ async fn lived() -> String {
         all.decided(what, Duration::from_micros(3));
     }
     let subject = ("acme", "gpt");
-    let few = state.limiter().request(subject, &[("rpm", 7)]).spend_and_tell().await.unwrap();
+    let few = state.limiter().request(subject, &[("rpm", 7)]).spend_with_balances().await.unwrap();
     all.granted(&few);
-    let left = state.limiter().request(subject, &[("rpm", 1)]).spend_and_tell().await.unwrap();
+    let left = state.limiter().request(subject, &[("rpm", 1)]).spend_with_balances().await.unwrap();
     all.granted(&left);
     all.refused(&state.limiter().spend(subject, [("rpm", 3)]).await.unwrap_err());
     (0..3).for_each(|_| all.opened());
@@ -94,7 +95,7 @@ async fn lived() -> String {
     all.ended(Decision::Cancel);
     all.busy();
     all.panicked();
-    all.swept(Swept::default());
+    all.swept(SweepReport::default());
     all.clock_offset(Duration::ZERO);
     for answer in ["ok", "over_limit", "refused", "failed"] {
         all.counter("tidegate_rls_requests_total", &[("answer", answer)]).increment(1);
@@ -126,8 +127,8 @@ async fn lived() -> String {
 }
 
 #[tokio::test]
-async fn what_is_told_is_what_the_page_says() {
-    let (text, promised) = (lived().await, promised());
+async fn exported_metrics_match_docs() {
+    let (text, documented) = (exercised().await, documented());
     let kind = |kind: catalog::Kind| format!("{kind:?}").to_lowercase();
     let known: BTreeMap<String, (String, BTreeSet<String>)> = METRICS
         .iter()
@@ -142,13 +143,13 @@ async fn what_is_told_is_what_the_page_says() {
         };
         rows.iter().map(row).collect()
     };
-    let told = told(&text);
+    let exported = exported(&text);
     assert_eq!(known.len(), METRICS.len(), "each name once");
-    assert_eq!(bare(&told), known);
-    assert_eq!(bare(&promised), known);
-    for (name, (_, labels)) in &told {
+    assert_eq!(bare(&exported), known);
+    assert_eq!(bare(&documented), known);
+    for (name, (_, labels)) in &exported {
         for (label, values) in labels {
-            let listed = &promised[name].1[label];
+            let listed = &documented[name].1[label];
             assert!(
                 listed.is_empty() || values == listed,
                 "{name} {label}: {values:?}, and the page {listed:?}"
@@ -158,8 +159,8 @@ async fn what_is_told_is_what_the_page_says() {
 }
 
 #[tokio::test]
-async fn what_is_told_is_what_happened() {
-    let text = lived().await;
+async fn exported_metrics_match_events() {
+    let text = exercised().await;
     for line in [
         "tidegate_granted_total 2",
         "tidegate_refused_total 1",
@@ -179,7 +180,7 @@ async fn what_is_told_is_what_happened() {
 }
 
 #[test]
-fn leases_that_end_here_and_were_given_elsewhere_leave_none_below_nothing() {
+fn open_leases_never_underflow() {
     let meters = Meters::new();
     meters.ended(Decision::Settle);
     assert_eq!(meters.open_leases(), 0);
@@ -190,7 +191,7 @@ fn leases_that_end_here_and_were_given_elsewhere_leave_none_below_nothing() {
 }
 
 #[test]
-fn names_of_limits_beyond_the_bound_share_one_counter() {
+fn limit_names_beyond_bound_share_one_counter() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let (limits, handle) = (LimitMeters::new(&recorder), recorder.handle());
     let balance = |limit: &str, available| Balance {
@@ -206,7 +207,7 @@ fn names_of_limits_beyond_the_bound_share_one_counter() {
     };
     for round in 0..2 {
         for number in 0..100 {
-            // Above a fifth nobody is told of.
+            // Balances above a fifth are not counted.
             limits.granted(&recorder, &[balance(&format!("l{number}"), 2), balance("far", 3)]);
         }
         let text = handle.render();

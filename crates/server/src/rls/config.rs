@@ -1,4 +1,4 @@
-//! Rules as a file has them.
+//! The configuration file format of Envoy rules.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::rules::{EnvoyRules, InvalidRules};
 
-/// What a file says about Envoy: where to listen, and which limits its descriptors draw from.
+/// The Envoy configuration: the listener, and the rules that map descriptors to limits.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,47 +25,47 @@ use super::rules::{EnvoyRules, InvalidRules};
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct EnvoyConfig {
-    /// Where to listen.
+    /// The address to listen on.
     pub listen: Option<SocketAddr>,
-    /// What becomes of a descriptor that no rule matches.
+    /// How to treat descriptors that no rule matches.
     pub unknown: Unknown,
-    /// The rules: the first that matches counts.
+    /// The rules. The first match wins.
     pub rules: Vec<RuleConfig>,
 }
 
-/// What becomes of a descriptor that no rule matches.
+/// How to treat descriptors that no rule matches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[expect(clippy::exhaustive_enums, reason = "there is no third way")]
+#[expect(clippy::exhaustive_enums, reason = "there are only two outcomes")]
 pub enum Unknown {
-    /// It is let through, and counted.
+    /// Allowed and counted.
     #[default]
     Allow,
-    /// It is over its limit, and counted.
+    /// Over its limit, and counted.
     Refuse,
 }
 
-/// One rule: which descriptors, and what they draw from.
+/// One rule: the descriptors it matches, and the limits they draw from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct RuleConfig {
-    /// The domain of the request; any, where it is not said.
+    /// The domain of the request; any domain if absent.
     pub domain: Option<String>,
-    /// The descriptor's entries, all of them, in their order.
+    /// All entries of the descriptor, in order.
     #[serde(rename = "match")]
     pub entries: Vec<EntryConfig>,
-    /// Who draws: text with `{key}` where the value of that entry is to stand.
+    /// The entity: a template in which `{key}` stands for the value of that entry.
     pub entity: Option<String>,
-    /// Of what: the same.
+    /// The resource: a template too.
     pub resource: Option<String>,
-    /// Units per hit, by the names of limits; one of `requests` where nothing is said.
+    /// Units per hit by limit name; by default one of `requests`.
     pub cost: BTreeMap<String, u64>,
-    /// Limits of the rule's own, such as `requests:100/min`, in the place of those that are written for the subject.
+    /// Limits of this rule, such as `requests:100/min`, which replace the stored limits of the subject.
     pub limits: Vec<String>,
-    /// Decided and counted, and never refused.
+    /// Shadow mode: decided and counted, but never refused.
     pub shadow: bool,
-    /// Let through, and nothing drawn.
+    /// Allowed without drawing.
     pub unlimited: bool,
 }
 
@@ -74,9 +74,9 @@ pub struct RuleConfig {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct EntryConfig {
-    /// Its key.
+    /// The key.
     pub key: String,
-    /// Its value: `*` is any, `text*` is any that begins so, everything else is itself.
+    /// The value: `*` matches any value, `text*` any value with this prefix, everything else itself.
     #[serde(default = "any")]
     pub value: String,
 }
@@ -86,10 +86,10 @@ fn any() -> String {
 }
 
 impl EnvoyConfig {
-    /// Reads it.
+    /// Deserializes the configuration.
     ///
     /// # Errors
-    /// One sentence with the place of what is wrong.
+    /// A message with the path of the invalid field.
     pub fn read<'de>(source: impl Deserializer<'de>) -> Result<Self, String> {
         serde_path_to_error::deserialize(source).map_err(|error| {
             let place = error.path().to_string();
@@ -98,7 +98,7 @@ impl EnvoyConfig {
         })
     }
 
-    /// The rules, checked.
+    /// Validates the rules.
     ///
     /// # Errors
     /// [`InvalidRules`] names the rule, its field and what is wrong with it.

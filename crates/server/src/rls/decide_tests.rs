@@ -1,4 +1,4 @@
-//! In which order descriptors are drawn, and that all are begun.
+//! Tests of the draw order and of starting all futures.
 
 use std::cell::Cell;
 
@@ -20,7 +20,7 @@ fn rule(keys: &[&str], entity: &str) -> RuleConfig {
 }
 
 #[test]
-fn what_is_of_fewer_is_drawn_first_and_the_order_of_a_request_does_not_count() {
+fn draws_are_ordered_by_specificity_then_subject() {
     let rules = [
         rule(&["all"], "everybody"),
         rule(&["tenant"], "{tenant}"),
@@ -41,21 +41,22 @@ fn what_is_of_fewer_is_drawn_first_and_the_order_of_a_request_does_not_count() {
         descriptor(&[("tenant", "z"), ("user", "u")]),
     ];
     for _ in 0..descriptors.len() {
-        let asked: Vec<_> = descriptors.iter().map(|one| rules.ask("", one, 1)).collect();
-        let asks: Vec<_> = asked.iter().enumerate().filter_map(drawn).collect();
-        let order: Vec<_> = in_order(&asks).iter().map(|(_, ask)| ask.subject.entity.to_string()).collect();
+        let matched: Vec<_> = descriptors.iter().map(|one| rules.resolve("", one, 1)).collect();
+        let draws: Vec<_> = matched.iter().enumerate().filter_map(as_draw).collect();
+        let order: Vec<_> =
+            in_lock_order(&draws).iter().map(|(_, draw)| draw.subject.entity.to_string()).collect();
         assert_eq!(order, ["z:u", "a", "b", "everybody"]);
         descriptors.rotate_left(1);
     }
 }
 
 #[test]
-fn all_are_begun_before_any_is_waited_for() {
-    let begun = Cell::new(0);
+fn all_futures_start_before_any_is_awaited() {
+    let started = Cell::new(0);
     let waits = (0..DESCRIPTORS_MAX).map(|_| async {
-        begun.set(begun.get() + 1);
+        started.set(started.get() + 1);
         std::future::pending::<()>().await;
     });
-    assert!(all(waits).now_or_never().is_none());
-    assert_eq!(begun.get(), DESCRIPTORS_MAX);
+    assert!(join_all_started(waits).now_or_never().is_none());
+    assert_eq!(started.get(), DESCRIPTORS_MAX);
 }

@@ -1,7 +1,7 @@
-//! What reflection tells of the service: its messages, field by field.
+//! Descriptors of the service's messages, for gRPC reflection.
 //!
-//! The crate that has the messages does not bring their descriptors, and to compile them would need Envoy's whole API beside ours.
-//! What a caller needs for `ShouldRateLimit` is small; a test reads real messages by it.
+//! The crate with the message types does not include their descriptors, and compiling them requires Envoy's
+//! whole API. `ShouldRateLimit` needs only a small part; a test decodes real messages with it.
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
@@ -25,7 +25,7 @@ const UNITS: [(&str, i32); 8] = [
     ("WEEK", 7),
 ];
 
-/// The reflection service, in both versions that callers ask for.
+/// Creates the reflection service, in both versions in use.
 pub(super) fn reflection() -> (
     v1::ServerReflectionServer<impl v1::ServerReflection>,
     v1alpha::ServerReflectionServer<impl v1alpha::ServerReflection>,
@@ -35,12 +35,12 @@ pub(super) fn reflection() -> (
             .register_file_descriptor_set(FileDescriptorSet { file: files() })
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let v1 = builder().build_v1().expect("what we tell of ourselves is well-formed");
-    let v1alpha = builder().build_v1alpha().expect("what we tell of ourselves is well-formed");
+    let v1 = builder().build_v1().expect("the descriptors are well-formed");
+    let v1alpha = builder().build_v1alpha().expect("the descriptors are well-formed");
     (v1, v1alpha)
 }
 
-/// Every file, those that others need first.
+/// All files, in dependency order.
 pub(super) fn files() -> Vec<FileDescriptorProto> {
     vec![
         file(
@@ -128,7 +128,7 @@ fn service() -> FileDescriptorProto {
     }
 }
 
-/// What this server fills in of an answer.
+/// The response fields that this server sets.
 fn response() -> DescriptorProto {
     let limit = message(
         "RateLimit",
@@ -180,7 +180,7 @@ fn file(name: &str, package: &str, needs: &[&str], messages: Vec<DescriptorProto
     }
 }
 
-/// A message; a name that ends in `[]` is of a field that is there any number of times.
+/// A message. A field name that ends in `[]` is repeated.
 fn message(name: &str, fields: &[(&str, i32, Type, &str)]) -> DescriptorProto {
     let field = |(name, number, kind, of): &(&str, i32, Type, &str)| {
         let single = name.strip_suffix("[]");

@@ -1,7 +1,7 @@
-//! The one message that a call nearly always sends, and the one that answers it.
+//! Fast path for calls with a single plain message.
 //!
-//! A message that is here as a whole needs none of what makes tonic general. Whatever is not as plain as that is left to tonic,
-//! with all that was read of it, so that there is one answer to it and not two.
+//! A message that arrives whole needs none of tonic's generality. Everything else is passed to tonic,
+//! including the part already read, so that tonic alone defines the behavior.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -15,50 +15,51 @@ use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tonic::Status;
 
-/// What stands before a message: whether it is compressed, and how long it is.
-const HEAD: usize = 5;
-/// How a message is compressed, where it is.
+/// Length of the gRPC message header: the compression flag and the message length.
+const HEADER_LEN: usize = 5;
+/// The header that names the compression.
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
-const DONE: HeaderValue = HeaderValue::from_static("0");
+const STATUS_OK: HeaderValue = HeaderValue::from_static("0");
 
-/// What was read of a body: data in one piece, and what came behind it and should not.
+/// The part of a body that was already read: data in one piece, and an unexpected frame after it.
 #[derive(Debug, Default)]
-struct Read {
+struct BodyPrefix {
     data: Option<Bytes>,
-    behind: Option<Result<Frame<Bytes>, hyper::Error>>,
+    trailing: Option<Result<Frame<Bytes>, hyper::Error>>,
 }
 
-/// The message of a call, of at most so many bytes; or the call, where it is not one plain message.
-pub(super) async fn received(
+/// Reads a plain message of at most `message_max` bytes. Returns the call with the data read so far if it is
+/// anything else.
+pub(super) async fn read_message(
     mut request: Box<Request<Incoming>>,
     message_max: usize,
-) -> Result<RateLimitRequest, Box<Request<Resumed>>> {
-    let mut read = Read::default();
+) -> Result<RateLimitRequest, Box<Request<ReplayBody>>> {
+    let mut prefix = BodyPrefix::default();
     if !request.headers().contains_key(ENCODING) {
-        read = first(request.body_mut()).await;
-        // Only behind what is good is an end waited for: tonic refuses what is not as soon as it sees it.
-        if let Some(message) = read.data.as_ref().and_then(|data| decoded(data.clone(), message_max)) {
-            read.behind = something(request.body_mut()).await;
-            if read.behind.is_none() {
+        prefix = first_data(request.body_mut()).await;
+        // Wait for the end only after a valid message: tonic rejects an invalid one at once.
+        if let Some(message) = prefix.data.as_ref().and_then(|data| decode(data.clone(), message_max)) {
+            prefix.trailing = next_nonempty_frame(request.body_mut()).await;
+            if prefix.trailing.is_none() {
                 return Ok(message);
             }
         }
     }
-    Err(Box::new(request.map(|rest| Resumed { read, rest })))
+    Err(Box::new(request.map(|rest| ReplayBody { prefix, rest })))
 }
 
-/// The first data of a body, or what came in its place.
-async fn first(body: &mut Incoming) -> Read {
-    let frame = something(body).await;
+/// Reads the first data frame of a body.
+async fn first_data(body: &mut Incoming) -> BodyPrefix {
+    let frame = next_nonempty_frame(body).await;
     match frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
-        Some(data) => Read { data: Some(data.clone()), behind: None },
-        None => Read { data: None, behind: frame },
+        Some(data) => BodyPrefix { data: Some(data.clone()), trailing: None },
+        None => BodyPrefix { data: None, trailing: frame },
     }
 }
 
-/// What comes next that is not nothing: some end with a piece of that.
-async fn something(body: &mut Incoming) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+/// Returns the next non-empty frame. Some clients send an empty data frame at the end.
+async fn next_nonempty_frame(body: &mut Incoming) -> Option<Result<Frame<Bytes>, hyper::Error>> {
     while !body.is_end_stream()
         && let Some(frame) = body.frame().await
     {
@@ -69,8 +70,8 @@ async fn something(body: &mut Incoming) -> Option<Result<Frame<Bytes>, hyper::Er
     None
 }
 
-/// What a message says, if it is plain and there is nothing behind it.
-fn decoded(mut data: Bytes, message_max: usize) -> Option<RateLimitRequest> {
+/// Decodes a message if it is uncompressed and complete, with nothing after it.
+fn decode(mut data: Bytes, message_max: usize) -> Option<RateLimitRequest> {
     let is_compressed = data.try_get_u8().ok()? != 0;
     let length = usize::try_from(data.try_get_u32().ok()?).ok()?;
     if is_compressed || length != data.len() || length > message_max {
@@ -79,14 +80,14 @@ fn decoded(mut data: Bytes, message_max: usize) -> Option<RateLimitRequest> {
     RateLimitRequest::decode(data).ok()
 }
 
-/// A body of which some was read before.
+/// A body that replays the part already read.
 #[derive(Debug)]
-pub(super) struct Resumed {
-    read: Read,
+pub(super) struct ReplayBody {
+    prefix: BodyPrefix,
     rest: Incoming,
 }
 
-impl Body for Resumed {
+impl Body for ReplayBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -94,8 +95,8 @@ impl Body for Resumed {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Self { read, rest } = self.get_mut();
-        let before = read.data.take().map(|data| Ok(Frame::data(data))).or_else(|| read.behind.take());
+        let Self { prefix, rest } = self.get_mut();
+        let before = prefix.data.take().map(|data| Ok(Frame::data(data))).or_else(|| prefix.trailing.take());
         match before {
             Some(frame) => Poll::Ready(Some(frame)),
             None => Pin::new(rest).poll_frame(cx),
@@ -103,31 +104,31 @@ impl Body for Resumed {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.read.data.is_none() && self.read.behind.is_none() && self.rest.is_end_stream()
+        self.prefix.data.is_none() && self.prefix.trailing.is_none() && self.rest.is_end_stream()
     }
 }
 
-/// What a call is answered with that was decided.
-pub(super) fn answered(answer: &RateLimitResponse) -> Result<Response<Whole>, Status> {
-    let too_long = |_| Status::resource_exhausted("the answer is longer than can be told");
-    let length = answer.encoded_len();
-    let mut message = BytesMut::with_capacity(HEAD + length);
+/// Encodes the response to a decided call.
+pub(super) fn encode_response(decided: &RateLimitResponse) -> Result<Response<MessageBody>, Status> {
+    let too_long = |_| Status::resource_exhausted("the response is too long");
+    let length = decided.encoded_len();
+    let mut message = BytesMut::with_capacity(HEADER_LEN + length);
     message.put_u8(0);
     message.put_u32(u32::try_from(length).map_err(too_long)?);
-    answer.encode(&mut message).map_err(|_| Status::internal("the answer could not be written"))?;
-    let mut response = Response::new(Whole { message: Some(message.freeze()), is_done: false });
+    decided.encode(&mut message).map_err(|_| Status::internal("failed to encode the response"))?;
+    let mut response = Response::new(MessageBody { message: Some(message.freeze()), is_done: false });
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     Ok(response)
 }
 
-/// A message, and that all went well.
+/// A body with one message and the trailer for success.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct MessageBody {
     message: Option<Bytes>,
     is_done: bool,
 }
 
-impl Body for Whole {
+impl Body for MessageBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -144,7 +145,7 @@ impl Body for Whole {
         }
         this.is_done = true;
         let mut trailers = HeaderMap::with_capacity(1);
-        trailers.insert(Status::GRPC_STATUS, DONE);
+        trailers.insert(Status::GRPC_STATUS, STATUS_OK);
         Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 

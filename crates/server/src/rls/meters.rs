@@ -1,4 +1,4 @@
-//! What is counted of Envoy's requests.
+//! Metrics of Envoy's requests.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use metrics::{Counter, Histogram};
 
 use crate::meters::Meters;
 
-/// Counters of one server.
+/// The metrics of one server.
 pub(super) struct RlsMeters {
     ok: Counter,
     over_limit: Counter,
     refused: Counter,
     failed: Counter,
     seconds: Histogram,
-    /// Descriptors that a rule would have refused, had it not only looked.
+    /// Descriptors that a shadow rule would have refused.
     pub(super) shadowed: Counter,
     pub(super) unknown: Counter,
     pub(super) unlimited: Counter,
     pub(super) invalid: Counter,
-    /// Those whose rule could not be asked.
+    /// Descriptors whose rule could not be evaluated.
     pub(super) unasked: Counter,
 }
 
@@ -46,7 +46,7 @@ impl RlsMeters {
         if is_over { &self.over_limit } else { &self.ok }.increment(1);
     }
 
-    /// A caller was not let in.
+    /// A call was rejected before it was read.
     pub(super) fn refused(&self) {
         self.refused.increment(1);
     }

@@ -1,20 +1,21 @@
-//! Envoy's rate limit service, version 3, over gRPC: descriptors are mapped to subjects by rules, and spend of their limits.
+//! Envoy's rate limit service, version 3, over gRPC: rules map descriptors to subjects, which spend from
+//! their limits.
 //!
-//! `gate` says who may, `rules` what a descriptor asks for, `decide` asks the limits, `answer` says it as Envoy understands it, and
-//! `afterwards` is what no answer waits for.
-//! Health and reflection are answered without a token.
+//! `auth` admits calls, `rules` maps descriptors to draws, `decide` evaluates the limits, `response` converts
+//! the verdicts for Envoy, and `background` runs work that no response waits for. Health and reflection need
+//! no token.
 
-mod afterwards;
-mod answer;
+mod auth;
+mod background;
 mod config;
 mod decide;
 mod describe;
-mod gate;
+mod log_throttle;
 mod message;
 mod meters;
 mod refusal;
+mod response;
 mod rules;
-mod seldom;
 
 use std::sync::Arc;
 
@@ -43,25 +44,25 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use config::{EntryConfig, EnvoyConfig, RuleConfig, Unknown};
 pub use rules::{EnvoyRules, InvalidRules};
 
-use self::afterwards::Afterwards;
+use self::auth::{AuthenticatedService, GrpcResponse};
+use self::background::BackgroundTasks;
 use self::decide::Decider;
-use self::gate::{Answer, Gated};
+use self::log_throttle::LogThrottle;
 use self::meters::RlsMeters;
-use self::seldom::Seldom;
 use crate::server::Shutdown;
 use crate::state::State;
 
-/// Calls of health and reflection, which need no token, that are under way at the same time.
-const OPEN_MAX: usize = 64;
+/// Maximum number of concurrent calls to health and reflection, which need no token.
+const UNAUTHENTICATED_MAX: usize = 64;
 
-type Service = RateLimitServiceServer<Decisions>;
+type Service = RateLimitServiceServer<RateLimitServiceImpl>;
 
-/// The service, as tonic calls it.
+/// Adapts the service for tonic.
 #[derive(Debug, Clone)]
-struct Decisions(Arc<Decider>);
+struct RateLimitServiceImpl(Arc<Decider>);
 
 #[tonic::async_trait]
-impl RateLimitService for Decisions {
+impl RateLimitService for RateLimitServiceImpl {
     async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
@@ -70,74 +71,74 @@ impl RateLimitService for Decisions {
     }
 }
 
-/// Says whether the services are there.
+/// Reports the health of the services.
 #[derive(Debug)]
 pub(crate) struct Health(HealthReporter);
 
 impl Health {
-    /// Tells those who ask, and those who watch, that it stops. When their calls are answered, whoever watches need not any
-    /// longer.
-    pub(crate) async fn until_stopped(self, mut shutdown: Shutdown, answered: impl Future<Output = ()>) {
+    /// Reports that the services stop, and closes the watches once the calls are drained.
+    pub(crate) async fn until_stopped(self, mut shutdown: Shutdown, drained: impl Future<Output = ()>) {
         let Self(mut reporter) = self;
         reporter.set_serving::<Service>().await;
-        shutdown.said(1).await;
+        shutdown.signaled(1).await;
         let names = ["", Service::NAME];
         for name in names {
             reporter.set_service_status(name, ServingStatus::NotServing).await;
         }
-        answered.await;
+        drained.await;
         for name in names {
             reporter.clear_service_status(name).await;
         }
     }
 }
 
-/// All services. Clones are the same.
+/// All services. Clones share the same state.
 #[derive(Debug, Clone)]
 pub(crate) struct Services(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    gated: Gated,
-    /// Those that need no token.
-    open: Router,
+    authenticated: AuthenticatedService,
+    /// Services that need no token.
+    unauthenticated: Router,
 }
 
 impl Services {
-    /// What a call is answered with.
-    pub(crate) async fn answer(self, request: Box<HttpRequest<Incoming>>) -> Answer {
+    /// Responds to a call.
+    pub(crate) async fn respond(self, request: Box<HttpRequest<Incoming>>) -> GrpcResponse {
         let Self(inner) = &self;
         if request.method() != Method::POST {
-            return not_post();
+            return method_not_allowed();
         }
-        if is_gated(request.uri().path()) {
-            return inner.gated.answer(request).await;
+        if needs_token(request.uri().path()) {
+            return inner.authenticated.respond(request).await;
         }
-        // In a box, as all that is rare: every call would make room for it.
-        let Ok(answer) = Box::pin(inner.open.clone().call(*request)).await;
-        answer.map(Either::Right)
+        // Boxed because it is rare: every call would reserve space for it.
+        let Ok(response) = Box::pin(inner.unauthenticated.clone().call(*request)).await;
+        response.map(Either::Right)
     }
 }
 
-/// gRPC is spoken by POST alone. A HEAD must have no body, and an upgrade would be hyper's.
-fn not_post() -> Answer {
-    let mut answer = HttpResponse::new(Either::Right(Body::empty()));
-    *answer.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-    answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
-    answer
+/// gRPC uses POST only. A response to HEAD must have no body, and upgrades are not supported.
+fn method_not_allowed() -> GrpcResponse {
+    let mut response = HttpResponse::new(Either::Right(Body::empty()));
+    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+    response
 }
 
-/// Whether this is of the service that needs a token. It is asked first, and by itself: there are hundreds of these for each other.
-fn is_gated(path: &str) -> bool {
+/// Whether the path belongs to the service that needs a token. It is checked first, because nearly all calls
+/// do.
+fn needs_token(path: &str) -> bool {
     path.strip_prefix('/')
         .and_then(|path| path.strip_prefix(Service::NAME))
         .is_some_and(|method| method.starts_with('/'))
 }
 
-/// All services, and what tells of their health.
+/// Creates all services and their health reporter.
 pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (Services, Health) {
-    if rules.let_all_pass() {
-        tracing::warn!("there is no rule for Envoy's descriptors, and unknown ones are allowed: all pass");
+    if rules.allows_all() {
+        tracing::warn!("no Envoy rules, and unknown descriptors are allowed: every request is allowed");
     }
     let message_max = state.bounds().body_max;
     let meters = RlsMeters::new(state.meters());
@@ -147,44 +148,55 @@ pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (
         rules,
         meters,
         running: Semaphore::new(requests_max),
-        afterwards: Afterwards::new(requests_max),
-        seldom: Seldom::default(),
+        background: BackgroundTasks::new(requests_max),
+        log_throttle: LogThrottle::default(),
     });
-    let service = Service::new(Decisions(Arc::clone(&decider))).max_decoding_message_size(message_max);
+    let service =
+        Service::new(RateLimitServiceImpl(Arc::clone(&decider))).max_decoding_message_size(message_max);
     let (reporter, health) = health_reporter();
     let (v1, v1alpha) = describe::reflection();
     let reflection = Routes::new(v1)
         .add_service(v1alpha)
         .into_axum_router()
         .layer(from_fn_with_state(shutdown, until_stop));
-    let places = Arc::new(Semaphore::new(OPEN_MAX));
+    let slots = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
     let health_path = format!("/{}/{{*method}}", tonic_health::pb::health_server::HealthServer::<()>::NAME);
-    let open = reflection
+    let unauthenticated = reflection
         .route_service(&health_path, health)
-        .layer(from_fn_with_state(places, open))
-        .layer(CatchPanicLayer::custom(move |_| gate::panicked(&state)));
-    (Services(Arc::new(Inner { gated: Gated { decider, service }, open })), Health(reporter))
+        .layer(from_fn_with_state(slots, limit_unauthenticated))
+        .layer(CatchPanicLayer::custom(move |_| auth::panicked(&state)));
+    (
+        Services(Arc::new(Inner {
+            authenticated: AuthenticatedService { decider, service },
+            unauthenticated,
+        })),
+        Health(reporter),
+    )
 }
 
-/// Lets in as many as may be without a token, each for as long as its answer takes.
-async fn open(With(places): With<Arc<Semaphore>>, request: HttpRequest<Body>, next: Next) -> HttpResponse {
-    let Ok(place) = places.try_acquire_owned() else {
-        let why = format!("{OPEN_MAX} calls without a token are under way, as many as may");
+/// Bounds the concurrent calls without a token. A slot is held until the response body ends.
+async fn limit_unauthenticated(
+    With(slots): With<Arc<Semaphore>>,
+    request: HttpRequest<Body>,
+    next: Next,
+) -> HttpResponse {
+    let Ok(slot) = slots.try_acquire_owned() else {
+        let why = format!("too many calls without a token: {UNAUTHENTICATED_MAX} are in flight");
         return Status::resource_exhausted(why).into_http();
     };
     next.run(request).await.map(|body| {
         let held = BodyStream::new(body).inspect(move |_| {
-            let _held = &place;
+            let _held = &slot;
         });
         Body::new(StreamBody::new(held))
     })
 }
 
-/// Ends what would be open for as long as its caller likes, on both sides.
+/// Ends streams that their caller could keep open, in both directions.
 async fn until_stop(With(shutdown): With<Shutdown>, request: HttpRequest<Body>, next: Next) -> HttpResponse {
     let until = |body: Body| {
         let mut shutdown = shutdown.clone();
-        let stopped = Box::pin(async move { shutdown.said(1).await });
+        let stopped = Box::pin(async move { shutdown.signaled(1).await });
         Body::new(StreamBody::new(BodyStream::new(body).take_until(stopped)))
     };
     next.run(request.map(until)).await.map(until)
@@ -202,22 +214,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_asks_while_calls_are_still_answered_hears_that_it_stops() {
+    async fn health_is_not_serving_while_calls_drain() {
         let (reporter, server) = health_reporter();
         let (stopper, shutdown) = Shutdown::new();
-        let (answered, last) = oneshot::channel::<()>();
+        let (drained, last) = oneshot::channel::<()>();
         let mut health = pin!(Health(reporter).until_stopped(shutdown, last.map(drop)));
         let mut client = HealthClient::new(server);
         let mut ask = async || {
             let asked = HealthCheckRequest { service: Service::NAME.to_owned() };
-            client.check(asked).await.map(|answer| answer.into_inner().status)
+            client.check(asked).await.map(|response| response.into_inner().status)
         };
         assert!((&mut health).now_or_never().is_none());
         assert_eq!(ask().await.unwrap(), ServingStatus::Serving as i32);
         stopper.stop();
         assert!((&mut health).now_or_never().is_none());
         assert_eq!(ask().await.unwrap(), 2, "not serving");
-        drop(answered);
+        drop(drained);
         health.await;
         assert_eq!(ask().await.unwrap_err().code(), tonic::Code::NotFound);
     }

@@ -1,11 +1,12 @@
-//! What went wrong, as gRPC says it. Envoy takes every one of these for a service that failed, and does as it was told for that.
+//! Converts problems to gRPC statuses. Envoy treats every status as a failure of the service, and applies its
+//! failure mode.
 
 use axum::http::StatusCode;
 use tonic::{Code, Status};
 
 use crate::refusal::Refusal;
 
-/// The status of what is a problem over HTTP.
+/// Returns the gRPC status of a problem.
 pub(super) fn status(refusal: &Refusal) -> Status {
     let problem = &refusal.problem;
     let code = match StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR) {

@@ -1,7 +1,7 @@
-//! Which limits a descriptor draws from: pure matching, without a store.
+//! Maps descriptors to draws: pure matching, without a store.
 //!
-//! A rule names all entries of a descriptor, in their order. The first rule that matches counts. What a rule needs to be told of
-//! a limit is made when it is read, so that a decision only puts values in their places.
+//! A rule names all entries of a descriptor, in order. The first match wins. Limits and templates are parsed
+//! when the rules are loaded, so that a decision only fills in values.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,42 +15,42 @@ use tidegate_core::limit::name::{LimitName, Subject};
 
 use super::config::{RuleConfig, Unknown};
 
-/// There are at most so many rules.
+/// The maximum number of rules.
 const RULES_MAX: usize = 1_000;
-/// A descriptor has at most so many entries.
+/// The maximum number of entries of a descriptor.
 pub(super) const ENTRIES_MAX: usize = 16;
-/// A key and a value of an entry have at most so many bytes.
+/// The maximum length of a key and a value in bytes.
 pub(super) const VALUE_MAX: usize = 1_024;
-/// A rule draws from at most so many limits.
+/// The maximum number of limits of a rule.
 const LIMITS_MAX: usize = 16;
-/// What a hit costs where a rule does not say.
+/// The limit that a hit draws from by default.
 const REQUESTS: &str = "requests";
 
-/// Which limits the descriptors of Envoy's requests draw from. Clones are the same.
+/// Rules that map Envoy's descriptors to limits. Clones share the same rules.
 #[derive(Debug, Clone)]
 pub struct EnvoyRules {
     rules: Arc<[Rule]>,
     unknown: Unknown,
 }
 
-/// A rule that cannot be.
+/// Invalid rules.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidRules {
-    /// Too many of them.
+    /// Too many rules.
     #[error("{count} rules, more than {RULES_MAX}")]
     Many {
-        /// How many.
+        /// The number of rules.
         count: usize,
     },
-    /// A field of one of them.
+    /// An invalid field of a rule.
     #[error("rule {rule}: `{field}` is `{value}`: {why}")]
     Field {
-        /// Which rule, counted from 1.
+        /// The number of the rule, from 1.
         rule: usize,
-        /// Which field.
+        /// The field.
         field: String,
-        /// What it says.
+        /// Its value.
         value: String,
         /// What is wrong with it.
         why: String,
@@ -61,7 +61,7 @@ pub enum InvalidRules {
 struct Rule {
     domain: Option<Box<str>>,
     entries: Box<[(Box<str>, Pattern)]>,
-    then: Then,
+    action: RuleAction,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -72,63 +72,63 @@ enum Pattern {
 }
 
 #[derive(Debug)]
-enum Then {
+enum RuleAction {
     Unlimited,
-    Draw(Drawing),
+    Draw(DrawRule),
 }
 
-/// What a rule draws from.
+/// The draw that a rule makes.
 #[derive(Debug)]
-pub(super) struct Drawing {
-    /// Which rule, counted from 1.
-    pub(super) rule: usize,
+pub(super) struct DrawRule {
+    /// The number of the rule, from 1.
+    pub(super) number: usize,
     entity: Template,
     resource: Template,
     /// Units per hit.
     cost: Box<[(LimitName, u64)]>,
-    /// How many values are in its templates: whoever calls the proxy may have chosen them.
+    /// The number of values in its templates, which clients of the proxy may have chosen.
     pub(super) values: usize,
     pub(super) limits: Box<[Limit]>,
     pub(super) is_shadow: bool,
 }
 
-/// Text with places for values.
+/// A text with placeholders.
 #[derive(Debug, PartialEq, Eq)]
 struct Template(Box<[Part]>);
 
 #[derive(Debug, PartialEq, Eq)]
 enum Part {
     Text(Box<str>),
-    /// The value of the entry with this number.
+    /// The value of the entry with this index.
     Value(usize),
 }
 
-/// What a descriptor asks for.
+/// The result of matching a descriptor.
 #[derive(Debug)]
-pub(super) enum Asked<'a> {
+pub(super) enum RuleMatch<'a> {
     Unlimited,
     Unknown(Unknown),
-    Draw(Ask<'a>),
-    /// No limit can be asked for this. It is over its limit, unless the rule only looks: whoever calls the proxy may have chosen
-    /// the value, and must not be let through because of it.
+    Draw(DrawRequest<'a>),
+    /// The values give no valid draw. It is over its limit unless the rule is a shadow rule: clients may
+    /// choose the values, and must not be allowed because of them.
     Invalid {
         why: String,
         is_shadow: bool,
     },
 }
 
-/// What is to be drawn.
+/// A draw for a descriptor.
 #[derive(Debug)]
-pub(super) struct Ask<'a> {
-    pub(super) drawing: &'a Drawing,
+pub(super) struct DrawRequest<'a> {
+    pub(super) rule: &'a DrawRule,
     pub(super) subject: Subject,
-    /// Of one hit, if there is none.
+    /// The cost; for zero hits, that of one hit.
     pub(super) cost: Vec<(&'a str, u64)>,
-    pub(super) is_look: bool,
+    pub(super) is_query: bool,
 }
 
 impl EnvoyRules {
-    /// Checks rules.
+    /// Validates rules.
     pub(super) fn new(unknown: Unknown, rules: &[RuleConfig]) -> Result<Self, InvalidRules> {
         if rules.len() > RULES_MAX {
             return Err(InvalidRules::Many { count: rules.len() });
@@ -137,7 +137,7 @@ impl EnvoyRules {
             .iter()
             .zip(1..)
             .map(|(rule, number)| {
-                checked(rule, number).map_err(|Wrong { field, value, why }| InvalidRules::Field {
+                parse_rule(rule, number).map_err(|FieldError { field, value, why }| InvalidRules::Field {
                     rule: number,
                     field,
                     value,
@@ -148,39 +148,39 @@ impl EnvoyRules {
         Ok(Self { rules: rules?.into(), unknown })
     }
 
-    /// How many there are.
+    /// Returns the number of rules.
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// Whether nobody is ever refused by them.
-    pub(super) fn let_all_pass(&self) -> bool {
+    /// Whether these rules never refuse a request.
+    pub(super) fn allows_all(&self) -> bool {
         self.is_empty() && self.unknown == Unknown::Allow
     }
 
-    /// What a descriptor asks for, with so many hits where it does not say.
-    pub(super) fn ask<'a>(
+    /// Matches a descriptor; `hits` applies if it sets none itself.
+    pub(super) fn resolve<'a>(
         &'a self,
         domain: &str,
         descriptor: &'a RateLimitDescriptor,
         hits: u64,
-    ) -> Asked<'a> {
+    ) -> RuleMatch<'a> {
         let entries = &descriptor.entries;
-        let Some(rule) = self.rules.iter().find(|rule| rule.is_of(domain, entries)) else {
-            return Asked::Unknown(self.unknown);
+        let Some(rule) = self.rules.iter().find(|rule| rule.matches(domain, entries)) else {
+            return RuleMatch::Unknown(self.unknown);
         };
-        match &rule.then {
-            Then::Unlimited => Asked::Unlimited,
-            Then::Draw(drawing) => {
+        match &rule.action {
+            RuleAction::Unlimited => RuleMatch::Unlimited,
+            RuleAction::Draw(draw_rule) => {
                 let hits = descriptor.hits_addend.as_ref().map_or(hits, |own| own.value);
-                match drawing.ask(entries, hits) {
-                    Ok(ask) => Asked::Draw(ask),
-                    Err(why) => Asked::Invalid { why, is_shadow: drawing.is_shadow },
+                match draw_rule.request(entries, hits) {
+                    Ok(request) => RuleMatch::Draw(request),
+                    Err(why) => RuleMatch::Invalid { why, is_shadow: draw_rule.is_shadow },
                 }
             }
         }
@@ -188,7 +188,7 @@ impl EnvoyRules {
 }
 
 impl Rule {
-    fn is_of(&self, domain: &str, entries: &[Entry]) -> bool {
+    fn matches(&self, domain: &str, entries: &[Entry]) -> bool {
         self.entries.len() == entries.len()
             && self.entries.iter().zip(entries).all(|((key, pattern), entry)| {
                 **key == *entry.key
@@ -202,8 +202,8 @@ impl Rule {
     }
 }
 
-impl Drawing {
-    fn ask<'a>(&'a self, entries: &[Entry], hits: u64) -> Result<Ask<'a>, String> {
+impl DrawRule {
+    fn request<'a>(&'a self, entries: &[Entry], hits: u64) -> Result<DrawRequest<'a>, String> {
         let mut cost = Vec::with_capacity(self.cost.len());
         for (limit, units) in &self.cost {
             let Some(all) = units.checked_mul(hits.max(1)).filter(|all| *all <= UNITS_MAX) else {
@@ -211,21 +211,21 @@ impl Drawing {
             };
             cost.push((limit.as_str(), all));
         }
-        let (entity, resource) = (self.entity.filled(entries)?, self.resource.filled(entries)?);
+        let (entity, resource) = (self.entity.fill(entries)?, self.resource.fill(entries)?);
         let subject = Subject::new(&entity, &resource).map_err(|error| error.to_string())?;
-        Ok(Ask { drawing: self, subject, cost, is_look: hits == 0 })
+        Ok(DrawRequest { rule: self, subject, cost, is_query: hits == 0 })
     }
 }
 
 impl Template {
-    /// The text with these values, if no others make the same one.
-    fn filled<'a>(&'a self, entries: &'a [Entry]) -> Result<Cow<'a, str>, String> {
-        // Most are one text or one value, and stay where they are.
+    /// Fills in the values, unless other values could produce the same text.
+    fn fill<'a>(&'a self, entries: &'a [Entry]) -> Result<Cow<'a, str>, String> {
+        // Most templates are one text or one value, and are borrowed.
         let mut filled = Cow::Borrowed("");
         for (place, part) in self.0.iter().enumerate() {
             match part {
                 Part::Text(text) => filled += &**text,
-                // A rule matches descriptors with as many entries as it names.
+                // The rule matched, so the entry exists.
                 Part::Value(number) => {
                     let Some(Entry { key, value, .. }) = entries.get(*number) else { continue };
                     if value.len() > VALUE_MAX {
@@ -233,12 +233,13 @@ impl Template {
                         return Err(format!("the entry `{key}` has {bytes} bytes, more than {VALUE_MAX}"));
                     }
                     filled += value.as_str();
-                    // A value ends where the text behind it first is: it must not bring its own end, in part or as a whole.
+                    // A value must not contain the text that follows it, nor overlap with it: the split would
+                    // be ambiguous.
                     if let [Part::Text(end), Part::Value(_), ..] = &self.0[place + 1..]
                         && format!("{value}{end}").find(&**end) != Some(value.len())
                     {
                         return Err(format!(
-                            "the entry `{key}` has `{end}` in it, which ends it in its rule"
+                            "the entry `{key}` contains `{end}`, which separates it in its rule"
                         ));
                     }
                 }
@@ -251,7 +252,7 @@ impl Template {
         self.0.iter().filter(|part| matches!(part, Part::Value(_))).count()
     }
 
-    /// What it may look like.
+    /// Returns an example, for validation.
     fn example(&self) -> String {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
@@ -261,19 +262,19 @@ impl Template {
     }
 }
 
-/// What is wrong with a field.
-struct Wrong {
+/// An invalid field.
+struct FieldError {
     field: String,
     value: String,
     why: String,
 }
 
-fn wrong(field: impl Into<String>, value: &str, why: impl Into<String>) -> Wrong {
-    Wrong { field: field.into(), value: shown(value), why: why.into() }
+fn field_error(field: impl Into<String>, value: &str, why: impl Into<String>) -> FieldError {
+    FieldError { field: field.into(), value: truncated(value), why: why.into() }
 }
 
-/// No more of a text than a line of a log has room for.
-fn shown(text: &str) -> String {
+/// Escapes and truncates a text for messages.
+fn truncated(text: &str) -> String {
     let mut short: String = text.chars().take(80).flat_map(char::escape_debug).collect();
     if text.chars().nth(80).is_some() {
         short.push('…');
@@ -281,28 +282,33 @@ fn shown(text: &str) -> String {
     short
 }
 
-fn checked(rule: &RuleConfig, number: usize) -> Result<Rule, Wrong> {
+fn parse_rule(rule: &RuleConfig, number: usize) -> Result<Rule, FieldError> {
     let count = rule.entries.len();
     if count == 0 || count > ENTRIES_MAX {
-        return Err(wrong("match", &format!("{count} entries"), format!("there are 1 to {ENTRIES_MAX}")));
+        return Err(field_error(
+            "match",
+            &format!("{count} entries"),
+            format!("there are 1 to {ENTRIES_MAX}"),
+        ));
     }
     let mut entries = Vec::with_capacity(count);
     for (place, entry) in rule.entries.iter().enumerate() {
         for (part, text) in [("key", &entry.key), ("value", &entry.value)] {
             if text.len() > VALUE_MAX {
                 let why = format!("it has {} bytes, more than {VALUE_MAX}", text.len());
-                return Err(wrong(format!("match[{place}].{part}"), text, why));
+                return Err(field_error(format!("match[{place}].{part}"), text, why));
             }
         }
         if entry.key.is_empty() {
-            return Err(wrong(format!("match[{place}].key"), "", "it is empty"));
+            return Err(field_error(format!("match[{place}].key"), "", "it is empty"));
         }
-        let pattern = pattern(&entry.value)
-            .ok_or_else(|| wrong(format!("match[{place}].value"), &entry.value, "`*` stands at the end"))?;
+        let pattern = pattern(&entry.value).ok_or_else(|| {
+            field_error(format!("match[{place}].value"), &entry.value, "`*` is only allowed at the end")
+        })?;
         entries.push((entry.key.as_str().into(), pattern));
     }
-    let then = if rule.unlimited { unlimited(rule)? } else { Then::Draw(drawing(rule, number)?) };
-    Ok(Rule { domain: rule.domain.as_deref().map(Into::into), entries: entries.into(), then })
+    let action = if rule.unlimited { unlimited(rule)? } else { RuleAction::Draw(draw_rule(rule, number)?) };
+    Ok(Rule { domain: rule.domain.as_deref().map(Into::into), entries: entries.into(), action })
 }
 
 fn pattern(text: &str) -> Option<Pattern> {
@@ -314,23 +320,25 @@ fn pattern(text: &str) -> Option<Pattern> {
     }
 }
 
-fn unlimited(rule: &RuleConfig) -> Result<Then, Wrong> {
-    let said = [
+fn unlimited(rule: &RuleConfig) -> Result<RuleAction, FieldError> {
+    let fields = [
         ("entity", rule.entity.is_some()),
         ("resource", rule.resource.is_some()),
         ("cost", !rule.cost.is_empty()),
         ("limits", !rule.limits.is_empty()),
         ("shadow", rule.shadow),
     ];
-    match said.into_iter().find(|(_, is_said)| *is_said) {
-        Some((field, _)) => Err(wrong("unlimited", "true", format!("such a rule has no `{field}`"))),
-        None => Ok(Then::Unlimited),
+    match fields.into_iter().find(|(_, is_set)| *is_set) {
+        Some((field, _)) => {
+            Err(field_error("unlimited", "true", format!("an unlimited rule cannot have `{field}`")))
+        }
+        None => Ok(RuleAction::Unlimited),
     }
 }
 
-fn drawing(rule: &RuleConfig, number: usize) -> Result<Drawing, Wrong> {
+fn draw_rule(rule: &RuleConfig, number: usize) -> Result<DrawRule, FieldError> {
     let needed = |field: &str, text: &Option<String>| {
-        text.clone().ok_or_else(|| wrong(field, "", "it is missing, and the rule is not `unlimited`"))
+        text.clone().ok_or_else(|| field_error(field, "", "it is missing, and the rule is not `unlimited`"))
     };
     let (entity, resource) = (needed("entity", &rule.entity)?, needed("resource", &rule.resource)?);
     let templates = (template("entity", &entity, rule)?, template("resource", &resource, rule)?);
@@ -338,42 +346,43 @@ fn drawing(rule: &RuleConfig, number: usize) -> Result<Drawing, Wrong> {
     for (field, text, example) in
         [("entity", &entity, (&*examples.0, "x")), ("resource", &resource, ("x", &*examples.1))]
     {
-        Subject::new(example.0, example.1).map_err(|error| wrong(field, text, error.to_string()))?;
+        Subject::new(example.0, example.1).map_err(|error| field_error(field, text, error.to_string()))?;
     }
     if rule.cost.len() > LIMITS_MAX || rule.limits.len() > LIMITS_MAX {
         let field = if rule.cost.len() > LIMITS_MAX { "cost" } else { "limits" };
         let value = format!("{} limits", rule.cost.len().max(rule.limits.len()));
-        return Err(wrong(field, &value, format!("there are at most {LIMITS_MAX}")));
+        return Err(field_error(field, &value, format!("there are at most {LIMITS_MAX}")));
     }
     let mut cost = Vec::with_capacity(rule.cost.len().max(1));
     for (limit, units) in &rule.cost {
-        let field = format!("cost.{}", shown(limit));
-        let name = LimitName::new(limit).map_err(|error| wrong(&*field, limit, error.to_string()))?;
+        let field = format!("cost.{}", truncated(limit));
+        let name = LimitName::new(limit).map_err(|error| field_error(&*field, limit, error.to_string()))?;
         if !(1..=UNITS_MAX).contains(units) {
-            return Err(wrong(field, &units.to_string(), format!("a hit costs 1 to {UNITS_MAX}")));
+            return Err(field_error(field, &units.to_string(), format!("a hit costs 1 to {UNITS_MAX}")));
         }
         cost.push((name, *units));
     }
     if cost.is_empty() {
-        let name = LimitName::new(REQUESTS).map_err(|error| wrong("cost", REQUESTS, error.to_string()))?;
+        let name =
+            LimitName::new(REQUESTS).map_err(|error| field_error("cost", REQUESTS, error.to_string()))?;
         cost.push((name, 1));
     }
     let mut limits = Vec::with_capacity(rule.limits.len());
     for (place, text) in rule.limits.iter().enumerate() {
         let limit: Result<Limit, _> = text.parse();
-        limits.push(limit.map_err(|error| wrong(format!("limits[{place}]"), text, error.to_string()))?);
+        limits.push(limit.map_err(|error| field_error(format!("limits[{place}]"), text, error.to_string()))?);
     }
     let policy = Policy::new(limits.iter().cloned());
-    let policy = policy.map_err(|error| wrong("limits", &rule.limits.join(", "), error.to_string()))?;
+    let policy = policy.map_err(|error| field_error("limits", &rule.limits.join(", "), error.to_string()))?;
     let is_drawn = |limit: &LimitName| cost.iter().any(|(name, _)| name == limit);
     if let Some(place) = policy.rules().iter().position(|limit| !is_drawn(limit.name())) {
         let names: Vec<_> = cost.iter().map(|(name, _)| format!("`{name}`")).collect();
-        let why = format!("a hit costs nothing of it, but of {}: say it in `cost`", names.join(", "));
-        return Err(wrong(format!("limits[{place}]"), &rule.limits[place], why));
+        let why = format!("`cost` does not contain this limit, but {}", names.join(", "));
+        return Err(field_error(format!("limits[{place}]"), &rule.limits[place], why));
     }
     let (entity, resource) = templates;
-    Ok(Drawing {
-        rule: number,
+    Ok(DrawRule {
+        number,
         values: entity.values() + resource.values(),
         entity,
         resource,
@@ -383,22 +392,26 @@ fn drawing(rule: &RuleConfig, number: usize) -> Result<Drawing, Wrong> {
     })
 }
 
-fn template(field: &str, text: &str, rule: &RuleConfig) -> Result<Template, Wrong> {
+fn template(field: &str, text: &str, rule: &RuleConfig) -> Result<Template, FieldError> {
     let mut parts = Vec::new();
-    // What is always the same: text, and values that the match says.
+    // The constant part: text, and values that the match fixes.
     let mut fixed = String::new();
     let mut rest = text;
     while let Some(begin) = rest.find(['{', '}']) {
         let key = rest[begin..].strip_prefix('{').and_then(|inner| inner.split_once('}'));
         let Some((key, behind)) = key else {
-            return Err(wrong(field, text, "a brace has no other half"));
+            return Err(field_error(field, text, "unbalanced brace"));
         };
         let mut places = rule.entries.iter().enumerate().filter(|(_, entry)| entry.key == key);
         let Some((place, entry)) = places.next() else {
-            return Err(wrong(field, text, format!("there is no entry `{}` in its match", shown(key))));
+            return Err(field_error(field, text, format!("`match` has no entry `{}`", truncated(key))));
         };
         if places.next().is_some() {
-            return Err(wrong(field, text, format!("the entry `{}` is in its match twice", shown(key))));
+            return Err(field_error(
+                field,
+                text,
+                format!("`match` has the entry `{}` twice", truncated(key)),
+            ));
         }
         fixed.push_str(&rest[..begin]);
         rest = behind;
@@ -410,8 +423,8 @@ fn template(field: &str, text: &str, rule: &RuleConfig) -> Result<Template, Wron
             parts.push(Part::Text(std::mem::take(&mut fixed).into()));
         }
         if matches!(parts.last(), Some(Part::Value(_))) {
-            let why = "two values need a text between them, or nobody can tell where one ends";
-            return Err(wrong(field, text, why));
+            let why = "two values need a text between them, or the split is ambiguous";
+            return Err(field_error(field, text, why));
         }
         parts.push(Part::Value(place));
     }

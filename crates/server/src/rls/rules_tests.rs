@@ -1,4 +1,4 @@
-//! Tables of rules and of what they make of descriptors.
+//! Tests of rules and their matches.
 
 use tidegate_core::limit::name::NAME_MAX;
 
@@ -26,19 +26,19 @@ fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
 }
 
-/// The subject that a descriptor draws from, or why it does not.
+/// Returns the subject that a descriptor draws from, or why it does not.
 fn found(rules: &EnvoyRules, domain: &str, entries: &[(&str, &str)]) -> String {
-    match rules.ask(domain, &descriptor(entries), 1) {
-        Asked::Unlimited => "unlimited".to_owned(),
-        Asked::Unknown(_) => "unknown".to_owned(),
-        Asked::Draw(ask) => format!("{}: {}", ask.drawing.rule, ask.subject),
-        Asked::Invalid { why, is_shadow: false } => why,
-        Asked::Invalid { why, is_shadow: true } => format!("shadow: {why}"),
+    match rules.resolve(domain, &descriptor(entries), 1) {
+        RuleMatch::Unlimited => "unlimited".to_owned(),
+        RuleMatch::Unknown(_) => "unknown".to_owned(),
+        RuleMatch::Draw(draw) => format!("{}: {}", draw.rule.number, draw.subject),
+        RuleMatch::Invalid { why, is_shadow: false } => why,
+        RuleMatch::Invalid { why, is_shadow: true } => format!("shadow: {why}"),
     }
 }
 
 #[test]
-fn the_first_rule_that_names_all_entries_in_their_order_counts() {
+fn first_rule_matching_all_entries_in_order_wins() {
     let rules = EnvoyRules::new(
         Unknown::Allow,
         &[
@@ -47,7 +47,7 @@ fn the_first_rule_that_names_all_entries_in_their_order_counts() {
             rule(&[("user", "*")], "{user}", "shop"),
             rule(&[("path", "/api/*"), ("ip", "*")], "key {ip} of {path}!", "{path}"),
             rule(&[("path", "/"), ("ip", "*")], "everybody", "front page"),
-            rule(&[("empty", "")], "nobody", "x"),
+            rule(&[("empty", "")], "no value", "x"),
             RuleConfig { unlimited: true, ..rule_of(&[("free", "*")]) },
             RuleConfig { shadow: true, ..rule(&[("try", "*"), ("rest", "*")], "{try}", "x") },
         ],
@@ -59,7 +59,7 @@ fn the_first_rule_that_names_all_entries_in_their_order_counts() {
         ("web", &[("user", "ada")], "2: web ada on shop"),
         ("else", &[("user", "ada")], "3: ada on shop"),
         ("", &[("user", "")], "the entity `` is empty"),
-        ("", &[("user", "a#b")], "the entity `a#b` holds '#' at byte 1, which no such name does"),
+        ("", &[("user", "a#b")], "the entity `a#b` has '#' at byte 1, which is not allowed"),
         ("else", &[("user", "ada"), ("user", "ada")], "unknown"),
         ("else", &[("User", "ada")], "unknown"),
         ("web", &[("path", "/api/v1"), ("ip", "::1")], "4: key ::1 of /api/v1! on /api/v1"),
@@ -67,10 +67,10 @@ fn the_first_rule_that_names_all_entries_in_their_order_counts() {
         ("web", &[("ip", "::1"), ("path", "/api/v1")], "unknown"),
         ("web", &[("path", "/"), ("ip", "::1")], "5: everybody on front page"),
         ("web", &[("path", "/other"), ("ip", "::1")], "unknown"),
-        ("web", &[("empty", "")], "6: nobody on x"),
+        ("web", &[("empty", "")], "6: no value on x"),
         ("web", &[("empty", "not")], "unknown"),
         ("web", &[("user", &long)], "the entry `user` has 1025 bytes, more than 1024"),
-        // What no template uses may be as long as it likes, and what only looks refuses nobody.
+        // Values that no template uses are unbounded, and shadow rules never refuse.
         ("web", &[("free", &long)], "unlimited"),
         ("web", &[("unknown", &long)], "unknown"),
         ("web", &[("path", "/"), ("ip", &long)], "5: everybody on front page"),
@@ -88,13 +88,13 @@ fn rule_of(entries: &[(&str, &str)]) -> RuleConfig {
 }
 
 #[test]
-fn values_that_could_be_taken_for_others_are_invalid() {
+fn ambiguous_template_values_are_invalid() {
     let keys = [("tenant", "*"), ("user", "*"), ("zone", "eu")];
     let found_by = |entity: &str, tenant: &str, user: &str| {
         let rules = EnvoyRules::new(Unknown::Allow, &[rule(&keys, entity, "x")]).unwrap();
         found(&rules, "", &[("tenant", tenant), ("user", user), ("zone", "eu")])
     };
-    let ends = |end: &str| format!("the entry `tenant` has `{end}` in it, which ends it in its rule");
+    let ends = |end: &str| format!("the entry `tenant` contains `{end}`, which separates it in its rule");
     let table = [
         ("{tenant}:{user}", "a", "b:c", "1: a:b:c on x".to_owned()),
         ("{tenant}:{user}", "a:b", "c", ends(":")),
@@ -103,7 +103,7 @@ fn values_that_could_be_taken_for_others_are_invalid() {
         ("{tenant}::{user}", "a:c", "b", "1: a:c::b on x".to_owned()),
         ("{tenant}-{zone}-{user}", "a-eu-b", "c", ends("-eu-")),
         ("{tenant}-{zone}-{user}", "a-b", "c", "1: a-b-eu-c on x".to_owned()),
-        // One value alone, and the last one, have nothing to be taken for.
+        // A single value and the last value are never ambiguous.
         ("{tenant}:{zone}", "a:b", "", "1: a:b:eu on x".to_owned()),
         ("{tenant}:{user}!", "a", "b!", "1: a:b!! on x".to_owned()),
         ("{zone}{user}", "", "b", "1: eub on x".to_owned()),
@@ -114,12 +114,14 @@ fn values_that_could_be_taken_for_others_are_invalid() {
 }
 
 #[test]
-fn a_hit_costs_what_the_rule_says_and_many_cost_as_often() {
+fn hits_multiply_rule_cost() {
     let cost = [("requests".to_owned(), 2), ("tokens".to_owned(), 1 << 39)].into();
     let rules = [RuleConfig { cost, ..rule(&[("user", "*")], "{user}", "x") }];
     let rules = EnvoyRules::new(Unknown::Refuse, &rules).unwrap();
-    let ask = |hits| match rules.ask("", &descriptor(&[("user", "ada")]), hits) {
-        Asked::Draw(ask) => Ok((ask.cost.iter().map(|(_, units)| *units).collect::<Vec<_>>(), ask.is_look)),
+    let ask = |hits| match rules.resolve("", &descriptor(&[("user", "ada")]), hits) {
+        RuleMatch::Draw(draw) => {
+            Ok((draw.cost.iter().map(|(_, units)| *units).collect::<Vec<_>>(), draw.is_query))
+        }
         other => Err(format!("{other:?}")),
     };
     assert_eq!(ask(1), Ok((vec![2, 1 << 39], false)));
@@ -130,27 +132,24 @@ fn a_hit_costs_what_the_rule_says_and_many_cost_as_often() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_says_which_field_what_it_is_and_why() {
+fn invalid_rule_error_names_field_value_and_reason() {
     let user = || rule(&[("user", "*")], "{user}", "shop");
     let long = "x".repeat(NAME_MAX + 1);
     let table = [
         (rule(&[], "a", "b"), "`match` is `0 entries`: there are 1 to 16"),
         (rule(&[("", "*")], "a", "b"), "`match[0].key` is ``: it is empty"),
-        (rule(&[("a", "x*y")], "a", "b"), "`match[0].value` is `x*y`: `*` stands at the end"),
-        (rule(&[("a", "**")], "a", "b"), "`match[0].value` is `**`: `*` stands at the end"),
-        (rule(&[("user", "*")], "{usr}", "b"), "`entity` is `{usr}`: there is no entry `usr` in its match"),
-        (rule(&[("user", "*")], "{user", "b"), "`entity` is `{user`: a brace has no other half"),
-        (rule(&[("user", "*")], "a", "}"), "`resource` is `}`: a brace has no other half"),
-        (
-            rule(&[("k", "a"), ("k", "b")], "{k}", "b"),
-            "`entity` is `{k}`: the entry `k` is in its match twice",
-        ),
-        (rule(&[("user", "*")], "a#b", "b"), "`entity` is `a#b`: the entity `a#b` holds '#' at byte 1"),
+        (rule(&[("a", "x*y")], "a", "b"), "`match[0].value` is `x*y`: `*` is only allowed at the end"),
+        (rule(&[("a", "**")], "a", "b"), "`match[0].value` is `**`: `*` is only allowed at the end"),
+        (rule(&[("user", "*")], "{usr}", "b"), "`entity` is `{usr}`: `match` has no entry `usr`"),
+        (rule(&[("user", "*")], "{user", "b"), "`entity` is `{user`: unbalanced brace"),
+        (rule(&[("user", "*")], "a", "}"), "`resource` is `}`: unbalanced brace"),
+        (rule(&[("k", "a"), ("k", "b")], "{k}", "b"), "`entity` is `{k}`: `match` has the entry `k` twice"),
+        (rule(&[("user", "*")], "a#b", "b"), "`entity` is `a#b`: the entity `a#b` has '#' at byte 1"),
         (rule(&[("user", "*")], "a", &long), "more than 256"),
         (rule_of(&[("user", "*")]), "`entity` is ``: it is missing, and the rule is not `unlimited`"),
         (
             RuleConfig { cost: [("a b".to_owned(), 1)].into(), ..user() },
-            "`cost.a b` is `a b`: the limit `a b` holds ' '",
+            "`cost.a b` is `a b`: the limit `a b` has ' '",
         ),
         (
             RuleConfig { cost: [("requests".to_owned(), 0)].into(), ..user() },
@@ -163,21 +162,24 @@ fn a_rule_that_cannot_be_says_which_field_what_it_is_and_why() {
         ),
         (
             RuleConfig { limits: vec!["requests:5/min".to_owned(), "requests:9/h".to_owned()], ..user() },
-            "`limits` is `requests:5/min, requests:9/h`: the limit `requests` is there twice",
+            "`limits` is `requests:5/min, requests:9/h`: the limit `requests` is defined twice",
         ),
         (
             RuleConfig { limits: vec!["requests:5/min".to_owned(), "tokens:100/min".to_owned()], ..user() },
-            "`limits[1]` is `tokens:100/min`: a hit costs nothing of it, but of `requests`: say it in `cost`",
+            "`limits[1]` is `tokens:100/min`: `cost` does not contain this limit, but `requests`",
         ),
         (
             rule(&[("a", "*"), ("b", "x*")], "{a}{b}", "x"),
-            "`entity` is `{a}{b}`: two values need a text between them, or nobody can tell where one ends",
+            "`entity` is `{a}{b}`: two values need a text between them, or the split is ambiguous",
         ),
-        (rule(&[("a", "x#")], "{a}", "x"), "`entity` is `{a}`: the entity `x#` holds '#' at byte 1"),
-        (RuleConfig { unlimited: true, ..user() }, "`unlimited` is `true`: such a rule has no `entity`"),
+        (rule(&[("a", "x#")], "{a}", "x"), "`entity` is `{a}`: the entity `x#` has '#' at byte 1"),
+        (
+            RuleConfig { unlimited: true, ..user() },
+            "`unlimited` is `true`: an unlimited rule cannot have `entity`",
+        ),
         (
             RuleConfig { unlimited: true, shadow: true, ..rule_of(&[("user", "*")]) },
-            "`unlimited` is `true`: such a rule has no `shadow`",
+            "`unlimited` is `true`: an unlimited rule cannot have `shadow`",
         ),
     ];
     for (wrong, sentence) in table {
@@ -190,8 +192,8 @@ fn a_rule_that_cannot_be_says_which_field_what_it_is_and_why() {
 }
 
 #[test]
-fn without_a_rule_all_pass_unless_what_is_unknown_is_refused() {
-    let all_pass = |unknown, rules: &[RuleConfig]| EnvoyRules::new(unknown, rules).unwrap().let_all_pass();
+fn empty_rules_allow_all_unless_unknown_is_refused() {
+    let all_pass = |unknown, rules: &[RuleConfig]| EnvoyRules::new(unknown, rules).unwrap().allows_all();
     assert!(all_pass(Unknown::Allow, &[]));
     assert!(!all_pass(Unknown::Refuse, &[]));
     assert!(!all_pass(Unknown::Allow, &[rule(&[("user", "*")], "{user}", "x")]));

@@ -1,4 +1,4 @@
-//! How the server is, what it counts, and what it understands.
+//! Handlers of health checks, metrics and the OpenAPI document.
 
 use axum::extract::State as With;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -8,26 +8,26 @@ use tidegate_client::Problem;
 use crate::refusal::Refusal;
 use crate::state::State;
 
-/// Whether the process answers at all.
-#[utoipa::path(get, path = "/health/live", responses((status = 204, description = "It does.")))]
+/// Liveness check: the process responds.
+#[utoipa::path(get, path = "/health/live", responses((status = 204, description = "The process responds.")))]
 pub(super) async fn live() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Whether it is worth sending requests: the store answers, and the server is not stopping.
+/// Readiness check: the store responds and the server is not stopping.
 #[utoipa::path(get, path = "/health/ready", responses(
-    (status = 204, description = "It is."),
-    (status = 503, description = "It is not.", body = Problem),
+    (status = 204, description = "Ready."),
+    (status = 503, description = "Not ready.", body = Problem),
 ))]
 pub(super) async fn ready(With(state): With<State>) -> Result<StatusCode, Refusal> {
     if state.limiter().is_closed() {
         return Err(tidegate::LimitError::Closed.into());
     }
-    state.ask(state.store().version()).await?;
+    state.query(state.store().version()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What the server counts, for Prometheus.
+/// Returns the server's metrics in Prometheus text format.
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, description = "Counters, gauges and histograms.", body = String, content_type = "text/plain"),
 ))]
@@ -36,10 +36,10 @@ pub(super) async fn metrics(With(state): With<State>) -> Response {
     ([(header::CONTENT_TYPE, text)], state.meters().show(&state)).into_response()
 }
 
-/// This document.
+/// Returns this document.
 #[utoipa::path(get, path = "/v1/openapi.json", responses(
     (status = 200, description = "The API as OpenAPI 3.1.", content_type = "application/json"),
 ))]
 pub(super) async fn openapi() -> Response {
-    crate::codec::answer(StatusCode::OK, crate::openapi::document())
+    crate::codec::json_response(StatusCode::OK, crate::openapi::document())
 }

@@ -1,4 +1,4 @@
-//! What was used, and who changed what.
+//! Handlers of usage reports and the audit log.
 
 use axum::extract::State as With;
 use tidegate::store::AuditQuery as StoreAuditQuery;
@@ -6,75 +6,75 @@ use tidegate::{Scope, Stamp, UsageOf, UsageQuery as StoreUsageQuery};
 use tidegate_client::{
     AuditEntry, AuditPage, AuditQuery, Time, UsageLine, UsagePage, UsageQuery, UsageSum, UsageSummary,
 };
-use tidegate_core::limit::audit::Filed;
+use tidegate_core::limit::audit::AuditKey;
 
 use super::paging;
-use crate::codec::{Asked, Done};
+use crate::codec::{OkJson, QueryParams};
 use crate::refusal::Refusal;
 use crate::state::State;
 
-/// Usage of an entity or of a resource, by subject, then limit, then window.
+/// Lists the usage of an entity or a resource, by subject, then limit, then window.
 #[utoipa::path(get, path = "/v1/usage", params(UsageQuery), responses(
-    (status = 200, description = "A page of it.", body = UsagePage),
+    (status = 200, description = "A page of usage.", body = UsagePage),
 ))]
 pub(super) async fn usage(
     With(state): With<State>,
-    Asked(query): Asked<UsageQuery>,
-) -> Result<Done<UsagePage>, Refusal> {
-    let (asked, paging) = (of(&query)?, paging(query.after, query.max)?);
-    let page = state.ask(state.store().usage(&asked, &paging)).await?;
+    QueryParams(query): QueryParams<UsageQuery>,
+) -> Result<OkJson<UsagePage>, Refusal> {
+    let (store_query, paging) = (usage_query(&query)?, paging(query.after, query.max)?);
+    let page = state.query(state.store().usage(&store_query, &paging)).await?;
     let items = page.items.iter().map(UsageLine::from).collect();
-    Ok(Done(UsagePage { items, next: page.next.map(|next| next.as_str().to_owned()) }))
+    Ok(OkJson(UsagePage { items, next: page.next.map(|next| next.as_str().to_owned()) }))
 }
 
-/// The same, summed per limit name.
+/// Returns usage summed by limit name.
 #[utoipa::path(get, path = "/v1/usage/summary", params(UsageQuery), responses(
     (status = 200, description = "The sums.", body = UsageSummary),
 ))]
 pub(super) async fn summary(
     With(state): With<State>,
-    Asked(query): Asked<UsageQuery>,
-) -> Result<Done<UsageSummary>, Refusal> {
-    let asked = of(&query)?;
+    QueryParams(query): QueryParams<UsageQuery>,
+) -> Result<OkJson<UsageSummary>, Refusal> {
+    let store_query = usage_query(&query)?;
     if query.after.is_some() || query.max.is_some() {
-        return Err(Refusal::invalid("after", "a sum has no pages"));
+        return Err(Refusal::invalid("after", "a summary has no pages"));
     }
-    let sum = state.within(state.limiter().usage_sum(&asked)).await??;
+    let sum = state.within(state.limiter().usage_sum(&store_query)).await??;
     let limits =
         sum.limits.into_iter().map(|(name, tally)| (name.to_string(), UsageSum::from(tally))).collect();
-    Ok(Done(UsageSummary { limits, windows: sum.windows }))
+    Ok(OkJson(UsageSummary { limits, windows: sum.windows }))
 }
 
-/// Administrative changes, in the order they were made in.
+/// Lists administrative changes, oldest first.
 #[utoipa::path(get, path = "/v1/audit", params(AuditQuery), responses(
-    (status = 200, description = "A page of them.", body = AuditPage),
+    (status = 200, description = "A page of changes.", body = AuditPage),
 ))]
 pub(super) async fn audit(
     With(state): With<State>,
-    Asked(query): Asked<AuditQuery>,
-) -> Result<Done<AuditPage>, Refusal> {
-    let entity = query.entity.map(|entity| Filed::entity(&entity.0));
-    let resource = query.resource.map(|resource| Filed::scope(&Scope::Resource(resource.0)));
-    let system = query.system.then(|| Filed::scope(&Scope::System));
-    let token = query.token.map(|token| Filed::token(&token.0));
+    QueryParams(query): QueryParams<AuditQuery>,
+) -> Result<OkJson<AuditPage>, Refusal> {
+    let entity = query.entity.map(|entity| AuditKey::entity(&entity.0));
+    let resource = query.resource.map(|resource| AuditKey::scope(&Scope::Resource(resource.0)));
+    let system = query.system.then(|| AuditKey::scope(&Scope::System));
+    let token = query.token.map(|token| AuditKey::token(&token.0));
     let mut filed = [entity, resource, system, token].into_iter().flatten();
-    let asked = StoreAuditQuery { filed: filed.next(), range: range(query.from, query.to) };
+    let store_query = StoreAuditQuery { filed: filed.next(), range: range(query.from, query.to) };
     if filed.next().is_some() {
         return Err(Refusal::invalid(
             "entity",
-            "ask for one of `entity`, `resource`, `system` and `token`, or for none",
+            "specify at most one of `entity`, `resource`, `system` and `token`",
         ));
     }
-    let page = state.ask(state.store().audit(&asked, &paging(query.after, query.max)?)).await?;
+    let page = state.query(state.store().audit(&store_query, &paging(query.after, query.max)?)).await?;
     let items = page.items.iter().map(AuditEntry::from).collect();
-    Ok(Done(AuditPage { items, next: page.next.map(|next| next.as_str().to_owned()) }))
+    Ok(OkJson(AuditPage { items, next: page.next.map(|next| next.as_str().to_owned()) }))
 }
 
-fn of(query: &UsageQuery) -> Result<StoreUsageQuery, Refusal> {
+fn usage_query(query: &UsageQuery) -> Result<StoreUsageQuery, Refusal> {
     let of = match (&query.entity, &query.resource) {
         (Some(entity), None) => UsageOf::Entity(entity.0.clone()),
         (None, Some(resource)) => UsageOf::Resource(resource.0.clone()),
-        _ => return Err(Refusal::invalid("entity", "say whose usage: one of `entity` and `resource`")),
+        _ => return Err(Refusal::invalid("entity", "specify either `entity` or `resource`")),
     };
     let range = range(query.from.clone(), query.to.clone());
     Ok(StoreUsageQuery { of, window: query.window.into(), range })

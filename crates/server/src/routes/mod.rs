@@ -1,11 +1,12 @@
-//! Every route, what it needs, and who answers it: one table, from which the router is made.
+//! The route table: every route with its scope and handler. The router and the OpenAPI document are built
+//! from it.
 
 mod acquire;
 mod entity;
 mod health;
+mod inspect;
 mod lease;
 mod ledger;
-mod look;
 mod policy;
 mod status;
 mod token;
@@ -26,35 +27,35 @@ use tidegate_core::limit::token::TokenScope;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::openapi::OpenApi;
 
-use crate::gate::{Gate, pass};
+use crate::auth::{RouteGuard, authorize};
 use crate::refusal::Refusal;
 use crate::state::State;
 
-/// Who may use a route.
+/// The access requirement of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Everybody, without a token.
-    Everybody,
-    /// Who has a token with this scope.
+    /// Anyone, without a token.
+    Public,
+    /// Callers whose token has this scope.
     Scope(TokenScope),
 }
 
-/// A route and who may use it.
+/// A route and its access requirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteInfo {
-    /// The method.
+    /// The HTTP method.
     pub method: Method,
-    /// The address, with names in braces for its parts.
+    /// The path template, with placeholders in braces.
     pub path: &'static str,
-    /// Who may use it.
+    /// The access requirement.
     pub access: Access,
 }
 
 struct Route {
     info: RouteInfo,
     filter: MethodFilter,
-    answer: fn(MethodFilter) -> MethodRouter<State>,
-    /// Adds its part to the document.
+    handler: fn(MethodFilter) -> MethodRouter<State>,
+    /// Returns its part of the OpenAPI document.
     describe: fn() -> OpenApi,
 }
 
@@ -62,22 +63,22 @@ const ACQUIRE: Access = Access::Scope(TokenScope::Acquire);
 const READ: Access = Access::Scope(TokenScope::Read);
 const ADMIN: Access = Access::Scope(TokenScope::Admin);
 
-/// A line of the table.
+/// An entry of the route table.
 macro_rules! route {
     ($method:ident $path:literal, $access:expr, $module:ident :: $handler:ident) => {{
         #[derive(utoipa::OpenApi)]
         #[openapi(paths($module::$handler))]
-        struct Described;
+        struct RouteDoc;
         Route {
             info: RouteInfo { method: Method::$method, path: $path, access: $access },
             filter: MethodFilter::$method,
-            answer: |filter| one(filter, $module::$handler),
-            describe: <Described as utoipa::OpenApi>::openapi,
+            handler: |filter| route_of(filter, $module::$handler),
+            describe: <RouteDoc as utoipa::OpenApi>::openapi,
         }
     }};
 }
 
-/// The table.
+/// The route table.
 fn table() -> Vec<Route> {
     vec![
         route!(POST "/v1/acquire", ACQUIRE, acquire::acquire),
@@ -89,9 +90,9 @@ fn table() -> Vec<Route> {
         route!(POST "/v1/leases/{lease}/renew", ACQUIRE, lease::renew),
         route!(POST "/v1/leases/{lease}/settle", ACQUIRE, lease::settle),
         route!(POST "/v1/leases/{lease}/cancel", ACQUIRE, lease::cancel),
-        route!(GET "/v1/balances", READ, look::balances),
-        route!(GET "/v1/capacity", READ, look::capacity),
-        route!(POST "/v1/explain", READ, look::explain),
+        route!(GET "/v1/balances", READ, inspect::balances),
+        route!(GET "/v1/capacity", READ, inspect::capacity),
+        route!(POST "/v1/explain", READ, inspect::explain),
         route!(GET "/v1/entities", READ, entity::list),
         route!(GET "/v1/entities/{entity}", READ, entity::get),
         route!(PUT "/v1/entities/{entity}", ADMIN, entity::put),
@@ -112,46 +113,46 @@ fn table() -> Vec<Route> {
         route!(POST "/v1/tokens", ADMIN, token::create),
         route!(DELETE "/v1/tokens/{token}", ADMIN, token::revoke),
         route!(GET "/v1/status", READ, status::show),
-        route!(GET "/v1/openapi.json", Access::Everybody, health::openapi),
-        route!(GET "/health/live", Access::Everybody, health::live),
-        route!(GET "/health/ready", Access::Everybody, health::ready),
+        route!(GET "/v1/openapi.json", Access::Public, health::openapi),
+        route!(GET "/health/live", Access::Public, health::live),
+        route!(GET "/health/ready", Access::Public, health::ready),
         route!(GET "/metrics", READ, health::metrics),
     ]
 }
 
-/// A route of one method.
-fn one<H: Handler<T, State>, T: 'static>(filter: MethodFilter, handler: H) -> MethodRouter<State> {
+/// A route with a single method.
+fn route_of<H: Handler<T, State>, T: 'static>(filter: MethodFilter, handler: H) -> MethodRouter<State> {
     on(filter, handler)
 }
 
-/// Every route there is, in the order of the table.
+/// Returns all routes, in table order.
 pub fn routes() -> Vec<RouteInfo> {
     table().into_iter().map(|route| route.info).collect()
 }
 
-/// What the lines of the table say of themselves.
+/// Merges the OpenAPI descriptions of all routes.
 pub(crate) fn described() -> OpenApi {
-    let mut lines = table().into_iter().map(|route| (route.describe)());
-    let first = lines.next().unwrap_or_default();
-    lines.fold(first, |mut all, line| {
-        all.merge(line);
+    let mut parts = table().into_iter().map(|route| (route.describe)());
+    let first = parts.next().unwrap_or_default();
+    parts.fold(first, |mut all, part| {
+        all.merge(part);
         all
     })
 }
 
-/// The router of the whole API.
+/// Builds the router of the API.
 pub fn app(state: State) -> Router {
     let mut router = Router::new();
-    for Route { info, filter, answer, .. } in table() {
+    for Route { info, filter, handler, .. } in table() {
         let (path, meters) = (info.path, state.meters().route(info.method.as_str(), info.path));
-        let gate = Arc::new(Gate { state: state.clone(), route: info, meters });
-        router = router.route(path, answer(filter).layer(from_fn_with_state(gate, pass)));
+        let guard = Arc::new(RouteGuard { state: state.clone(), route: info, meters });
+        router = router.route(path, handler(filter).layer(from_fn_with_state(guard, authorize)));
     }
     finish(router, state)
 }
 
-/// The router of `/metrics` and the health checks alone, without tokens: for a listener of its own that only those who watch
-/// can reach.
+/// Builds the router of `/metrics` and the health checks, without tokens, for a separate listener that only
+/// monitoring can reach.
 pub fn metrics_app(state: State) -> Router {
     let router = Router::new()
         .route("/metrics", on(MethodFilter::GET, health::metrics))
@@ -167,7 +168,7 @@ fn finish(router: Router<State>, state: State) -> Router {
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(body_max))
-        // What it said may hold what was sent: it is not repeated.
+        // The panic message may quote the request: it is not logged.
         .layer(CatchPanicLayer::custom(move |_| {
             panicking.meters().panicked();
             tracing::error!("a request panicked");
@@ -178,18 +179,17 @@ fn finish(router: Router<State>, state: State) -> Router {
 
 async fn no_route(uri: Uri) -> Response {
     let path: String = uri.path().chars().take(200).collect();
-    Refusal::not_found("no-route", format!("there is nothing at `{path}`; see /v1/openapi.json"))
-        .into_response()
+    Refusal::not_found("no-route", format!("unknown path `{path}`; see /v1/openapi.json")).into_response()
 }
 
 async fn no_method(method: Method, uri: Uri) -> Response {
     let path: String = uri.path().chars().take(200).collect();
     let method: String = method.as_str().chars().take(20).collect();
-    let detail = format!("`{path}` has no {method}; see `Allow`, and /v1/openapi.json");
+    let detail = format!("`{path}` does not support {method}; see the `Allow` header and /v1/openapi.json");
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no-method", "Method not allowed", detail).into_response()
 }
 
-/// A page as it was asked for.
+/// Validates paging parameters.
 fn paging(after: Option<String>, max: Option<u32>) -> Result<Paging, Refusal> {
     let paging = match max {
         Some(max) => Paging::first(max).map_err(|error| Refusal::invalid("max", error.to_string()))?,

@@ -1,20 +1,20 @@
-//! How the store behind the server is.
+//! Handler of the status route.
 
 use axum::extract::State as With;
 use tidegate::store::Lookup;
 use tidegate_client::Status;
 
-use crate::codec::Done;
+use crate::codec::OkJson;
 use crate::refusal::Refusal;
 use crate::state::State;
 
-/// The store behind the server: its engine, its time, and how many administrative changes there were.
-#[utoipa::path(get, path = "/v1/status", responses((status = 200, description = "How it is.", body = Status)))]
-pub(super) async fn show(With(state): With<State>) -> Result<Done<Status>, Refusal> {
+/// Returns the status of the server's store: engine, time and number of administrative changes.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, description = "The status.", body = Status)))]
+pub(super) async fn show(With(state): With<State>) -> Result<OkJson<Status>, Refusal> {
     let capabilities = state.store().capabilities();
-    let seen = state.ask(state.store().balances(&Lookup::Subjects(Vec::new()))).await?;
-    let version = state.ask(state.store().version()).await?;
-    Ok(Done(Status {
+    let seen = state.query(state.store().balances(&Lookup::Subjects(Vec::new()))).await?;
+    let version = state.query(state.store().version()).await?;
+    Ok(OkJson(Status {
         namespace: state.namespace().to_string(),
         engine: capabilities.engine.to_owned(),
         is_durable: capabilities.is_durable,

@@ -1,4 +1,4 @@
-//! Watching a server: what it knows of itself, and what happens to it.
+//! Handlers of the snapshot and the event stream.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -11,25 +11,25 @@ use tidegate_client::{Event, Problem, Snapshot};
 use tokio::sync::mpsc;
 use tokio::time::{interval, timeout};
 
-use crate::codec::{self, Done};
-use crate::gate::Caller;
-use crate::hub::Listening;
+use crate::auth::Caller;
+use crate::codec::{self, OkJson};
+use crate::event_broadcast::Subscription;
 use crate::refusal::Refusal;
 use crate::state::State;
 
-/// How long a listener may leave an event lying before its place goes to somebody else.
-const LEFT_LYING: Duration = Duration::from_secs(30);
+/// How long a listener may leave an event unread before it is disconnected.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the server knows of itself.
+/// Returns the server's state and counters.
 #[utoipa::path(get, path = "/v1/snapshot", responses(
-    (status = 200, description = "How it is.", body = Snapshot),
+    (status = 200, description = "The snapshot.", body = Snapshot),
 ))]
-pub(super) async fn snapshot(With(state): With<State>) -> Done<Snapshot> {
+pub(super) async fn snapshot(With(state): With<State>) -> OkJson<Snapshot> {
     let limiter = state.limiter().stats();
-    let ([expired_settled, expired_returned], busy) = state.hub().counted();
-    let (listeners, listeners_max) = state.hub().listeners();
+    let ([expired_settled, expired_returned], busy) = state.events().counters();
+    let (listeners, listeners_max) = state.events().listeners();
     let requests_max = state.bounds().requests_max;
-    Done(Snapshot {
+    OkJson(Snapshot {
         at: state.clock().now().into(),
         up_since: state.up_since().into(),
         program: env!("CARGO_PKG_VERSION").to_owned(),
@@ -56,27 +56,27 @@ pub(super) async fn snapshot(With(state): With<State>) -> Done<Snapshot> {
     })
 }
 
-/// What happens to the server from now on, as server-sent events. Each has its `type` as its name and its fields as JSON.
+/// Streams server events as server-sent events. The event name is the event's `type`, the data is JSON.
 ///
-/// A listener that is too slow misses events, and is told how many. It ends when the server stops, and when the token is good
-/// no more.
+/// A slow listener misses events and receives their number. The stream ends when the server stops, or when
+/// the token is no longer valid.
 #[utoipa::path(get, path = "/v1/events", responses(
-    (status = 200, description = "Events, one after the other.", body = Event, content_type = "text/event-stream"),
-    (status = 503, description = "As many listen as may, or the server is stopping.", body = Problem),
+    (status = 200, description = "A stream of events.", body = Event, content_type = "text/event-stream"),
+    (status = 503, description = "Too many listeners, or the server is stopping.", body = Problem),
 ))]
 pub(super) async fn events(
     With(state): With<State>,
     caller: Caller,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Refusal> {
-    let listening = state.hub().listen().map_err(|listeners_max| {
-        let detail = format!("{listeners_max} listen to events, as many as may");
+    let subscription = state.events().subscribe().map_err(|listeners_max| {
+        let detail = format!("too many event listeners: {listeners_max} are connected");
         let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "many-listeners", "Busy", detail);
-        refusal.after(Duration::from_secs(5))
+        refusal.with_retry_after(Duration::from_secs(5))
     })?;
-    // One that is on its way: what else is not fetched waits in the hub, which is bounded.
+    // One event in flight; further ones wait in the bounded backlog of the broadcast.
     let (to, from) = mpsc::channel(1);
     let alive_every = state.bounds().alive_every.max(Duration::from_millis(1));
-    tokio::spawn(pass_on(state, caller, listening, to));
+    tokio::spawn(forward_events(state, caller, subscription, to));
     let events = stream::unfold(from, async |mut from: mpsc::Receiver<sse::Event>| {
         let event = from.recv().await?;
         Some((Ok(event), from))
@@ -84,31 +84,36 @@ pub(super) async fn events(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(alive_every)))
 }
 
-/// Hands events to a connection until one of the two has gone, the server stops, or the token is good no more.
-async fn pass_on(state: State, caller: Caller, mut listening: Listening, to: mpsc::Sender<sse::Event>) {
-    let mut looks = interval(state.bounds().alive_every.max(Duration::from_millis(1)));
+/// Forwards events to a connection until it closes, the server stops, or the token becomes invalid.
+async fn forward_events(
+    state: State,
+    caller: Caller,
+    mut subscription: Subscription,
+    to: mpsc::Sender<sse::Event>,
+) {
+    let mut checks = interval(state.bounds().alive_every.max(Duration::from_millis(1)));
     loop {
         let event = tokio::select! {
             biased;
             () = to.closed() => return,
-            _ = looks.tick() => {
-                if state.is_still_good(&caller).await {
+            _ = checks.tick() => {
+                if state.is_still_valid(&caller).await {
                     continue;
                 }
                 return;
             }
-            event = listening.next() => event,
+            event = subscription.next() => event,
         };
-        let text = sse::Event::default().event(event.name()).data(codec::text(&*event));
+        let text = sse::Event::default().event(event.name()).data(codec::to_json(&*event));
         if *event == Event::Stopping {
-            // If there is room for it: nobody is waited for any more.
+            // Best effort: the server is stopping and does not wait.
             let _ = to.try_send(text);
             return;
         }
-        let sent = listening.unless_closed(timeout(LEFT_LYING, to.send(text))).await;
+        let sent = subscription.unless_closed(timeout(SEND_TIMEOUT, to.send(text))).await;
         match sent {
             Some(Ok(Ok(()))) | None => {}
-            // It takes longer than it may, or has gone.
+            // The listener timed out or disconnected.
             Some(Ok(Err(_)) | Err(_)) => return,
         }
     }

@@ -1,10 +1,10 @@
-//! TLS: a certificate, whose clients are let in, and new files without a restart.
+//! TLS: certificates, client verification and hot reload.
 //!
-//! The files are read when a server starts, when somebody asks for it, and when they have changed. What cannot be used leaves
-//! what was there before: a server never loses its certificate because somebody wrote half a file. Connections that are
-//! open go on with the certificate that they began with.
+//! The files are read at startup, on request and when they change. Invalid files keep the current
+//! configuration, so a half-written file never takes the certificate away. Open connections keep the
+//! certificate of their handshake.
 
-mod loaded;
+mod certificates;
 mod options;
 
 use std::fmt;
@@ -19,32 +19,32 @@ use tidegate::Stamp;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use loaded::{Clients, Clock, Digest, Loaded, Own, digest};
+use certificates::{ClientVerifier, Clock, Digest, LoadedTls, ServerCertificate, digest};
 pub use options::{TlsError, TlsOptions};
 
-use crate::peer::{Origin, PeerCertificate};
+use crate::peer::{PeerCertificate, Verification};
 
-/// A certificate in use, and those that will be. Clones are the same.
+/// The TLS configuration of a server, which reloads its files. Clones share the same state.
 #[derive(Clone)]
 pub struct Tls(Arc<Shared>);
 
 struct Shared {
     options: TlsOptions,
-    current: Mutex<Arc<Loaded>>,
-    /// What was last read. Whoever reads the files holds it.
-    seen: Mutex<Seen>,
+    current: Mutex<Arc<LoadedTls>>,
+    /// The state of the last reload. Its lock serializes reloads.
+    reload_state: Mutex<ReloadState>,
     reloads: [AtomicU64; 2],
     failures: [AtomicU64; 3],
 }
 
-struct Seen {
-    /// Of the certificate and the key in use.
+struct ReloadState {
+    /// Hashes of the current certificate and key.
     digests: [Option<Digest>; 2],
-    /// What was told to be wrong, and still is. It is tried again at each look, and told once.
-    trouble: Option<String>,
+    /// The error of the last reload, if it failed. It is retried with every check, but logged once.
+    last_error: Option<String>,
 }
 
-/// What is spoken behind TLS.
+/// The application protocol (ALPN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Alpn {
     /// `http/1.1`
@@ -53,158 +53,160 @@ pub(crate) enum Alpn {
     Http2,
 }
 
-/// How a handshake fails.
+/// How a handshake failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failed {
-    /// One of the sides did not like what the other one said.
+pub(crate) enum HandshakeFailure {
+    /// One side rejected the other's messages.
     Broken,
-    /// It took too long.
+    /// It timed out.
     TimedOut,
-    /// The client speaks no TLS.
+    /// The client does not speak TLS.
     Plain,
 }
 
-/// What is counted of TLS.
+/// TLS counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TlsStats {
     pub(crate) expires_at: Stamp,
-    /// Those that went well, and those that did not.
+    /// Successful and failed reloads.
     pub(crate) reloads: [u64; 2],
-    /// By [`Failed`].
+    /// By [`HandshakeFailure`].
     pub(crate) failures: [u64; 3],
 }
 
 impl Tls {
-    /// What was loaded, from files that were so.
-    fn new(options: TlsOptions, loaded: Loaded, digests: [Option<Digest>; 2]) -> Self {
+    /// Creates the state from loaded files and their hashes.
+    fn new(options: TlsOptions, loaded: LoadedTls, digests: [Option<Digest>; 2]) -> Self {
         Self(Arc::new(Shared {
             options,
             current: Mutex::new(Arc::new(loaded)),
-            seen: Mutex::new(Seen { digests, trouble: None }),
+            reload_state: Mutex::new(ReloadState { digests, last_error: None }),
             reloads: Default::default(),
             failures: Default::default(),
         }))
     }
 
-    /// Reads the files again. Connections from now on have what is in them. What cannot be used is told here, in the log and in
-    /// the metrics, and what was there before stays.
+    /// Reloads the files for new connections. On failure, the error is returned, logged and counted, and the
+    /// current configuration is kept.
     ///
     /// # Errors
     /// [`TlsError`] names the file and what is wrong with it.
     ///
     /// # Cancel safety
-    /// Dropping the future does not stop the reading.
+    /// Dropping the future does not stop the reload.
     pub async fn reload(&self) -> Result<(), TlsError> {
         let this = self.clone();
-        let reading = spawn_blocking(move || this.renew(true));
+        let reading = spawn_blocking(move || this.reload_files(true));
         reading.await.unwrap_or_else(|error| {
             let file = self.0.options.cert.clone();
             Err(TlsError::Unreadable { what: "certificate", file, source: error.into() })
         })
     }
 
-    /// Until when the certificate in use is good.
+    /// Returns when the current certificate expires.
     pub fn expires_at(&self) -> Stamp {
-        self.current().own.expires_at
+        self.current().server.expires_at
     }
 
-    /// Whether clients need a certificate.
+    /// Whether clients must present a certificate.
     pub fn is_mutual(&self) -> bool {
         self.0.options.client_ca.is_some()
     }
 
-    /// Reads the files whenever they have changed.
-    pub(crate) async fn look_after(self) -> JoinSet<()> {
-        let every = self.0.options.look_every.max(Duration::from_millis(1));
-        // They were read a moment ago.
+    /// Reloads the files when they change.
+    pub(crate) async fn watch_files(self) -> JoinSet<()> {
+        let every = self.0.options.check_every.max(Duration::from_millis(1));
+        // The files were just loaded.
         let mut ticks = interval_at(Instant::now() + every, every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let this = self.clone();
-            // What goes wrong was told.
-            let _ = spawn_blocking(move || this.renew(false)).await;
+            // The reload has logged its error.
+            let _ = spawn_blocking(move || this.reload_files(false)).await;
         }
     }
 
-    /// Reads the files, and takes what has changed and can be used. What cannot be is told whenever it `is_asked` for, and
+    /// Reads the files and applies valid changes. An error is logged if the reload `is_explicit`, and
     /// otherwise once.
-    fn renew(&self, is_asked: bool) -> Result<(), TlsError> {
-        let (options, mut seen) = (&self.0.options, lock(&self.0.seen));
+    fn reload_files(&self, is_explicit: bool) -> Result<(), TlsError> {
+        let (options, mut reload_state) = (&self.0.options, lock(&self.0.reload_state));
         let (cert, key, ca) = options.read();
         let current = self.current();
         let digests = [&cert, &key].map(digest);
-        let has_new_pair = is_asked || digests != seen.digests || digests.contains(&None);
-        let own = has_new_pair.then(|| Own::read(options, [&cert, &key])).transpose();
-        let clients = match (&options.client_ca, &ca, &current.clients) {
+        let has_new_pair = is_explicit || digests != reload_state.digests || digests.contains(&None);
+        let server = has_new_pair.then(|| ServerCertificate::read(options, [&cert, &key])).transpose();
+        let client_verifier = match (&options.client_ca, &ca, &current.client_verifier) {
             (Some(file), Some(ca), Some(old)) => {
                 let is_same = digest(ca).is_some_and(|digest| Some(digest) == old.digest);
-                (!is_same).then(|| Clients::read(file, ca, old.generation + 1)).transpose()
+                (!is_same).then(|| ClientVerifier::read(file, ca, old.generation + 1)).transpose()
             }
             _ => Ok(None),
         };
-        let has_news = matches!(own, Ok(Some(_))) || matches!(clients, Ok(Some(_)));
-        let (own, wrong) = own.map_or_else(|error| (None, Some(error)), |own| (own, None));
-        let (clients, other) = clients.map_or_else(|error| (None, Some(error)), |clients| (clients, None));
-        let mut wrong = wrong.or(other);
-        if has_news {
-            if own.is_some() {
-                seen.digests = digests;
+        let has_changes = matches!(server, Ok(Some(_))) || matches!(client_verifier, Ok(Some(_)));
+        let (server, failure) = server.map_or_else(|error| (None, Some(error)), |server| (server, None));
+        let (client_verifier, client_error) =
+            client_verifier.map_or_else(|error| (None, Some(error)), |verifier| (verifier, None));
+        let mut failure = failure.or(client_error);
+        if has_changes {
+            if server.is_some() {
+                reload_state.digests = digests;
             }
-            let own = own.unwrap_or_else(|| current.own.clone());
-            match Loaded::new(options, own, clients.or_else(|| current.clients.clone())) {
+            let server = server.unwrap_or_else(|| current.server.clone());
+            match LoadedTls::new(options, server, client_verifier.or_else(|| current.client_verifier.clone()))
+            {
                 Ok(loaded) => *lock(&self.0.current) = Arc::new(loaded),
-                Err(error) => wrong = Some(error),
+                Err(error) => failure = Some(error),
             }
         }
         let [done, failed] = &self.0.reloads;
-        let Some(error) = wrong else {
-            seen.trouble = None;
-            if has_news {
+        let Some(error) = failure else {
+            reload_state.last_error = None;
+            if has_changes {
                 done.fetch_add(1, Ordering::Relaxed);
-                tracing::info!(expires_at = %self.expires_at(), "the certificate was read again");
+                tracing::info!(expires_at = %self.expires_at(), "reloaded the TLS files");
             }
             return Ok(());
         };
-        let trouble = Some(error.lasting());
-        if is_asked || seen.trouble != trouble {
+        let last_error = Some(error.fingerprint());
+        if is_explicit || reload_state.last_error != last_error {
             failed.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%error, "the certificate in use stays");
+            tracing::warn!(%error, "failed to reload the TLS files; keeping the current ones");
         }
-        seen.trouble = trouble;
+        reload_state.last_error = last_error;
         Err(error)
     }
 
-    fn current(&self) -> Arc<Loaded> {
+    fn current(&self) -> Arc<LoadedTls> {
         Arc::clone(&lock(&self.0.current))
     }
 
-    /// What the next connection is served with, and the generation of those who are let in.
+    /// Returns the configuration of new connections, and the generation of the client CAs.
     pub(crate) fn config(&self, alpn: Alpn) -> (Arc<ServerConfig>, u64) {
         let current = self.current();
         (Arc::clone(&current.configs[alpn as usize]), current.generation())
     }
 
-    /// Who a client is by the certificates that were checked by those of a generation.
+    /// Identifies a client whose certificates were verified by this generation of the client CAs.
     pub(crate) fn peer(&self, chain: &[CertificateDer<'_>], generation: u64) -> Option<PeerCertificate> {
         let peer = PeerCertificate::new(chain.first()?, &self.0.options.clients)?;
         let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
-        Some(peer.checked_by(Origin::new(self.clone(), chain, generation)))
+        Some(peer.with_verification(Verification::new(self.clone(), chain, generation)))
     }
 
-    /// Whether a client with these certificates would be let in now, and the generation of those who say so.
+    /// Verifies a client's certificates with the current client CAs and returns their generation.
     pub(crate) fn trusts(&self, chain: &[CertificateDer<'_>], checked: u64) -> Option<u64> {
         let current = self.current();
-        let clients = current.clients.as_ref()?;
-        if clients.generation == checked {
+        let client_verifier = current.client_verifier.as_ref()?;
+        if client_verifier.generation == checked {
             return Some(checked);
         }
         let (first, rest) = chain.split_first()?;
         let now = Clock(self.0.options.clock.clone()).current_time()?;
-        clients.verifier.verify_client_cert(first, rest, now).ok().map(|_| clients.generation)
+        client_verifier.verifier.verify_client_cert(first, rest, now).ok().map(|_| client_verifier.generation)
     }
 
-    pub(crate) fn failed(&self, how: Failed) {
+    pub(crate) fn count_failure(&self, how: HandshakeFailure) {
         self.0.failures[how as usize].fetch_add(1, Ordering::Relaxed);
     }
 

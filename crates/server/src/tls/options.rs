@@ -1,4 +1,4 @@
-//! Which files there are, whose clients are let in, and what may be wrong with them.
+//! TLS options and their errors.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ use tidegate::store::{HostWall, WallClock};
 use tidegate_core::limit::token::TokenId;
 
 use super::Tls;
-use super::loaded::{Clients, Loaded, Own, Read, digest};
+use super::certificates::{ClientVerifier, FileContents, LoadedTls, ServerCertificate, digest};
 use crate::pem;
 
-/// How often files are looked at unless said otherwise.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// The default interval of checks for changed files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Where a certificate and its key are, and whose clients are let in.
+/// The certificate and key files of a server, and how clients authenticate.
 ///
 /// ```
 /// use tidegate_server::TlsOptions;
@@ -33,50 +33,50 @@ pub struct TlsOptions {
     pub(super) key: PathBuf,
     pub(super) client_ca: Option<PathBuf>,
     pub(super) clients: Vec<(String, TokenId)>,
-    pub(super) look_every: Duration,
+    pub(super) check_every: Duration,
     pub(super) clock: Arc<dyn WallClock>,
 }
 
 impl TlsOptions {
-    /// The certificate with those that it is signed by, and its key: files in PEM.
+    /// Sets the certificate chain and its key, both PEM files.
     pub fn new(cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         Self {
             cert: cert.into(),
             key: key.into(),
             client_ca: None,
             clients: Vec::new(),
-            look_every: LOOK_EVERY,
+            check_every: CHECK_INTERVAL,
             clock: Arc::new(HostWall),
         }
     }
 
-    /// Lets in only clients with a certificate that was signed by one of those in this file, in PEM.
+    /// Requires client certificates signed by one of the CAs in this PEM file.
     pub fn client_ca(mut self, file: impl Into<PathBuf>) -> Self {
         self.client_ca = Some(file.into());
         self
     }
 
-    /// Lets a client's certificate with this name stand for a token, where a request brings none itself. A name with `:` is a
-    /// URI of the certificate. Any other one is a DNS name of it or, where it has neither, the subject's only common name. Of
-    /// several the first counts.
+    /// Maps client certificates with this name to a token, for requests without a token of their own. A name
+    /// with `:` matches a URI of the certificate. Any other name matches a DNS name or, if there is neither,
+    /// the only common name of the subject. The first matching mapping wins.
     pub fn client(mut self, name: impl Into<String>, token: TokenId) -> Self {
         self.clients.push((name.into(), token));
         self
     }
 
-    /// How often to look whether the files have changed. By default every 10 seconds.
-    pub const fn look_every(mut self, span: Duration) -> Self {
-        self.look_every = span;
+    /// Sets the interval of checks for changed files. Defaults to 10 seconds.
+    pub const fn check_every(mut self, span: Duration) -> Self {
+        self.check_every = span;
         self
     }
 
-    /// The clock that certificates expire by. By default the machine's.
+    /// Sets the clock that certificates expire by. Defaults to the machine's clock.
     pub fn clock(mut self, clock: Arc<dyn WallClock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Reads the files.
+    /// Loads the files.
     ///
     /// # Errors
     /// [`TlsError`] names the file and what is wrong with it.
@@ -84,78 +84,78 @@ impl TlsOptions {
         for (at, (name, token)) in self.clients.iter().enumerate() {
             let why = match name.as_str() {
                 "" => "the name is empty",
-                _ if self.client_ca.is_none() => "without a client CA no client has a name",
-                _ if token.is_reserved() => "nobody may hold that one",
+                _ if self.client_ca.is_none() => "client names require a client CA",
+                _ if token.is_reserved() => "the token is reserved",
                 name if self.clients[..at].iter().any(|(other, _)| other == name) => {
-                    "it stands for one already"
+                    "the name is already mapped"
                 }
                 _ => continue,
             };
             return Err(TlsError::Client { name: name.clone(), token: token.clone(), why });
         }
         let (cert, key, ca) = self.read();
-        let own = Own::read(&self, [&cert, &key])?;
-        let clients = match (&self.client_ca, &ca) {
-            (Some(file), Some(ca)) => Some(Clients::read(file, ca, 0)?),
+        let server = ServerCertificate::read(&self, [&cert, &key])?;
+        let client_verifier = match (&self.client_ca, &ca) {
+            (Some(file), Some(ca)) => Some(ClientVerifier::read(file, ca, 0)?),
             _ => None,
         };
-        let loaded = Loaded::new(&self, own, clients)?;
+        let loaded = LoadedTls::new(&self, server, client_verifier)?;
         Ok(Tls::new(self, loaded, [&cert, &key].map(digest)))
     }
 
-    /// What is in the files now.
-    pub(super) fn read(&self) -> (Read, Read, Option<Read>) {
+    /// Reads the files.
+    pub(super) fn read(&self) -> (FileContents, FileContents, Option<FileContents>) {
         let ca = self.client_ca.as_ref().map(|file| pem::read("client CA", file));
         (pem::read("certificate", &self.cert), pem::read("key", &self.key), ca)
     }
 }
 
-/// Why there is no TLS. Each names the file, and what is wrong with it.
+/// An error of the TLS files. Each names the file and what is wrong with it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("the {what} `{}` cannot be read: {source}", .file.display())]
     Unreadable {
-        /// What it should hold.
+        /// The expected content.
         what: &'static str,
-        /// Where.
+        /// The file.
         file: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file does not contain what it should.
     #[error("the {what} `{}` cannot be used: {why}", .file.display())]
     Unusable {
-        /// What it should hold.
+        /// The expected content.
         what: &'static str,
-        /// Where.
+        /// The file.
         file: PathBuf,
         /// What is wrong with it.
         why: String,
     },
-    /// The certificate is good no more.
-    #[error("the certificate `{}` expired at {at}, and now is {now}", .file.display())]
+    /// The certificate has expired.
+    #[error("the certificate `{}` expired at {at}; it is now {now}", .file.display())]
     Expired {
-        /// Where.
+        /// The file.
         file: PathBuf,
         /// When it expired.
         at: Stamp,
-        /// What the clock says.
+        /// The current time.
         now: Stamp,
     },
-    /// The certificate is not good yet.
-    #[error("the certificate `{}` is good from {at} on, and now is {now}", .file.display())]
+    /// The certificate is not valid yet.
+    #[error("the certificate `{}` is valid from {at}; it is now {now}", .file.display())]
     Early {
-        /// Where.
+        /// The file.
         file: PathBuf,
-        /// From when on it is good.
+        /// When its validity begins.
         at: Stamp,
-        /// What the clock says.
+        /// The current time.
         now: Stamp,
     },
-    /// A client's name cannot stand for a token.
-    #[error("the client `{name}` cannot stand for the token `{token}`: {why}")]
+    /// A client name cannot be mapped to a token.
+    #[error("cannot map the client `{name}` to the token `{token}`: {why}")]
     Client {
         /// The name.
         name: String,
@@ -167,8 +167,8 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// The same error of a file once more.
-    pub(super) fn again(&self) -> Self {
+    /// Clones the error.
+    pub(super) fn duplicate(&self) -> Self {
         match self {
             Self::Unreadable { what, file, source } => {
                 let source =
@@ -186,8 +186,8 @@ impl TlsError {
         }
     }
 
-    /// What does not change while the same thing is wrong.
-    pub(super) fn lasting(&self) -> String {
+    /// A text that stays the same while the same problem persists.
+    pub(super) fn fingerprint(&self) -> String {
         match self {
             Self::Expired { file, at, .. } | Self::Early { file, at, .. } => {
                 format!("{} {at}", file.display())

@@ -1,4 +1,4 @@
-//! Floods: more subjects than there is room for, and bodies without end. Memory is bounded, and others are served.
+//! Floods of subjects and endless bodies: memory stays bounded, and other clients are served.
 
 use tidegate::store::ManualWall;
 use tidegate::{Limit, Limiter, Memory, MemoryOptions};
@@ -12,10 +12,10 @@ use crate::kit::{Kit, NOW, soon};
 use crate::{ALONE, in_use};
 
 const MIB: usize = 1 << 20;
-/// Subjects that there is room for.
+/// Capacity of the store in subjects.
 const SUBJECTS_MAX: usize = 5_000;
 
-/// The most bytes that the process has had in memory.
+/// Returns the peak memory of the process in bytes.
 fn peak() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
@@ -30,24 +30,24 @@ fn is_deep() -> bool {
 fn store() -> (Memory, ManualWall) {
     let clock = ManualWall::new(NOW);
     let options = MemoryOptions::new().clock(clock.clone()).subjects_max(SUBJECTS_MAX);
-    (Memory::with(options).expect("a bound that can be"), clock)
+    (Memory::with(options).expect("a valid bound"), clock)
 }
 
-/// One more request of an entity that is known.
-async fn is_served(kit: &Kit, entity: usize) {
+/// Asserts that a request of a known entity succeeds.
+async fn assert_served(kit: &Kit, entity: usize) {
     let ask = json!({"entity": format!("good-{entity}"), "resource": "b", "cost": {"tpm": 1}});
     let spent = kit.post("/v1/spend", ask).await;
     assert_eq!(spent.status, 204, "{}", spent.text);
 }
 
 #[tokio::test]
-async fn a_flood_of_subjects_over_http_is_refused_past_the_bound_and_those_who_are_there_are_served() {
+async fn subjects_beyond_bound_are_refused_over_http() {
     let _alone = ALONE.lock().await;
     let (store, clock) = store();
     let limiter = Limiter::builder(store.clone()).cache_max(1_000).build().expect("within the bounds");
     let kit = Kit::over(limiter, clock, Bounds::default()).await;
     for entity in 0..100 {
-        is_served(&kit, entity).await;
+        assert_served(&kit, entity).await;
     }
     let (batches, mut before) = (if is_deep() { 10_000 } else { 300 }, 0);
     let (mut granted, mut refused) = (0, 0);
@@ -61,7 +61,7 @@ async fn a_flood_of_subjects_over_http_is_refused_past_the_bound_and_those_who_a
         assert_eq!(answer.status, 200, "{}", answer.text);
         granted += answer.text.matches("\"lease\"").count();
         refused += answer.text.matches("/problems/store-full").count();
-        is_served(&kit, batch % 100).await;
+        assert_served(&kit, batch % 100).await;
         if batch == batches / 2 {
             before = in_use();
         }
@@ -76,9 +76,9 @@ async fn a_flood_of_subjects_over_http_is_refused_past_the_bound_and_those_who_a
     assert!(late.text.contains("5000 subjects"), "{}", late.text);
 }
 
-/// A million with `TIDEGATE_DEEP`: names that come once and leave nothing.
+/// Uses a million one-time names with `TIDEGATE_DEEP`.
 #[tokio::test]
-async fn a_flood_of_subjects_that_give_back_what_they_take_never_fills_the_store() {
+async fn subjects_that_return_units_never_fill_store() {
     let _alone = ALONE.lock().await;
     let (store, _) = store();
     let limits = [Limit::per_minute("rpm", 10)];
@@ -87,7 +87,7 @@ async fn a_flood_of_subjects_that_give_back_what_they_take_never_fills_the_store
     let (count, mut before) = (if is_deep() { 1_000_000 } else { 100_000 }, 0);
     for number in 0..count {
         let name = format!("flood-{number}");
-        drop(limiter.acquire((name.as_str(), "b"), [("rpm", 1)]).await.expect("there is room"));
+        drop(limiter.try_acquire((name.as_str(), "b"), [("rpm", 1)]).await.expect("the store has capacity"));
         if number == count / 2 {
             before = in_use();
         }
@@ -96,13 +96,14 @@ async fn a_flood_of_subjects_that_give_back_what_they_take_never_fills_the_store
     let stats = store.stats();
     assert_eq!(stats.subjects_refused, 0, "{stats:?}");
     assert!(stats.subjects < 1_000, "{stats:?}");
-    // What is remembered of ended leases has a bound of its own, and is remembered for longer than this takes.
+    // Records of ended leases have their own bound, and live longer than this test.
     let more = in_use().saturating_sub(before);
-    let remembered = usize::try_from(stats.leases_ended).expect("it is in memory") * 128;
-    assert!(more < MIB + remembered, "the second half of the flood takes {more} bytes: {stats:?}");
+    let records = usize::try_from(stats.leases_ended).expect("it fits") * 128;
+    assert!(more < MIB + records, "the second half of the flood takes {more} bytes: {stats:?}");
 }
 
-/// Sends a body of a gigabyte in chunks, until the server has had enough, and answers how much of it was sent.
+/// Sends a chunked body of a gigabyte until the server closes the connection. Returns the number of bytes
+/// sent and the response.
 async fn stream(kit: &Kit) -> (usize, String) {
     let mut stream = TcpStream::connect(kit.addr).await.expect("it listens");
     let head = format!(
@@ -121,20 +122,20 @@ async fn stream(kit: &Kit) -> (usize, String) {
         sent
     };
     let mut answer = Vec::new();
-    let hears = async {
-        // The connection may be reset while there is more on its way.
+    let receives = async {
+        // The connection may be reset while data is in flight.
         let _ = reads.read_to_end(&mut answer).await;
     };
-    let (sent, ()) = tokio::join!(sends, hears);
+    let (sent, ()) = tokio::join!(sends, receives);
     (sent, String::from_utf8_lossy(&answer).into_owned())
 }
 
 #[tokio::test]
-async fn bodies_of_a_gigabyte_in_chunks_are_refused_early_and_take_no_memory() {
+async fn oversized_chunked_bodies_take_no_memory() {
     let _alone = ALONE.lock().await;
     let kit = std::sync::Arc::new(Kit::new().await);
-    is_served(&kit, 0).await;
-    // From here on the peak is this test's. A system that refuses keeps the peak of the tests before.
+    assert_served(&kit, 0).await;
+    // Resets the peak. On systems that refuse this, the peak of earlier tests remains.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let before = peak();
     let mut streams = JoinSet::new();
@@ -142,12 +143,12 @@ async fn bodies_of_a_gigabyte_in_chunks_are_refused_early_and_take_no_memory() {
         let kit = kit.clone();
         streams.spawn(async move { stream(&kit).await });
     }
-    is_served(&kit, 1).await;
+    assert_served(&kit, 1).await;
     for (sent, answer) in soon("the end of all bodies", streams.join_all()).await {
         assert!(sent < 64 * MIB, "{sent} bytes were taken");
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 413 "), "{answer}");
     }
     let more = peak() - before;
     assert!(more < 64 * MIB, "twenty gigabytes that were announced took {more} bytes");
-    is_served(&kit, 2).await;
+    assert_served(&kit, 2).await;
 }

@@ -1,4 +1,4 @@
-//! Its own program: it counts allocations, which are those of the whole process.
+//! A separate program, because it counts the allocations of the whole process.
 
 mod flood;
 #[path = "../it/kit/mod.rs"]
@@ -13,10 +13,10 @@ use tokio::sync::Mutex;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Held by each test while it runs: allocations of another would be counted.
+/// Held by each test while it runs: concurrent tests would distort the count.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Bytes in use.
+/// Returns the bytes in use.
 fn in_use() -> usize {
     let stats = ALLOCATOR.stats();
     stats.bytes_allocated - stats.bytes_deallocated

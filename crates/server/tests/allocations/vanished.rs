@@ -1,5 +1,5 @@
-//! Ten thousand leases of clients that never return: all end, their units are settled or returned as the policy says, each
-//! is counted, and their memory is freed. Time is the store's, and is moved by hand.
+//! Ten thousand leases of vanished clients: all expire, are settled or returned by policy, are counted, and
+//! their memory is freed. The clock is manual.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const LEASES: u64 = 10_000;
 /// Requests of one batch.
 const BATCH: u64 = 100;
 
-/// A server that sweeps often, where leases on `back` return what they hold.
+/// Starts a server that sweeps often. Leases on `back` return their units when they expire.
 async fn server(limiter: Limiter, clock: ManualWall) -> Kit {
     let returning =
         Policy::new([Limit::per_hour("tpm", 1_000)]).expect("a policy").on_expiry(OnExpiry::Return);
@@ -26,7 +26,7 @@ async fn server(limiter: Limiter, clock: ManualWall) -> Kit {
     Kit::over(limiter, clock, bounds).await
 }
 
-/// Ten leases each of a thousand entities, half of them on `back`, for five seconds.
+/// Draws ten leases for each of a thousand entities, half of them on `back`, for five seconds.
 async fn vanish(kit: &Kit) {
     for batch in 0..LEASES / BATCH {
         let ask = |number: u64| {
@@ -40,7 +40,7 @@ async fn vanish(kit: &Kit) {
     }
 }
 
-/// How many leases the server says have expired, and how.
+/// Returns the number of expired leases by outcome, from the metrics.
 async fn expired(kit: &Kit, how: &str) -> u64 {
     let text = kit.get("/metrics").await.text;
     let name = format!("tidegate_leases_expired_total{{how=\"{how}\"}} ");
@@ -66,14 +66,15 @@ async fn all_expire(kit: &Kit, times: u64) {
     assert!(used.body["limits"]["tpm"].is_null(), "nothing was used of what returned: {}", used.text);
 }
 
-/// Two waves, each followed by as long as ended leases are remembered, and by how many bytes more the second leaves.
+/// Runs two waves, each followed by the retention time of ended leases. Returns how many more bytes the
+/// second wave leaves.
 async fn two_waves(kit: &Kit, mut between: impl FnMut(u64)) -> usize {
     let mut left = [0, 0];
     for (wave, left) in (1..).zip(&mut left) {
         vanish(kit).await;
         between(LEASES);
         kit.clock.advance(Duration::from_secs(6));
-        // A draw ends some of them in passing; these are counted too.
+        // A draw also ends some expired leases, which are counted too.
         let ask = json!({"entity": "busy", "resource": "kept", "cost": {"rpm": 1}});
         assert_eq!(kit.post("/v1/spend", ask).await.status, 204);
         all_expire(kit, wave).await;
@@ -88,7 +89,7 @@ async fn two_waves(kit: &Kit, mut between: impl FnMut(u64)) -> usize {
 }
 
 #[tokio::test]
-async fn ten_thousand_leases_of_clients_that_vanish_all_end_and_memory_comes_back() {
+async fn abandoned_leases_end_and_free_memory() {
     let _alone = ALONE.lock().await;
     let clock = ManualWall::new(NOW);
     let store = Memory::with_clock(clock.clone());
@@ -96,7 +97,7 @@ async fn ten_thousand_leases_of_clients_that_vanish_all_end_and_memory_comes_bac
     let more = two_waves(&kit, |open| assert_eq!(store.stats().leases_open, open)).await;
     let stats = store.stats();
     assert_eq!((stats.leases_open, stats.leases_ended), (0, 0), "{stats:?}");
-    // Those on `back` have used nothing and are forgotten; the others are in the ledger.
+    // Subjects on `back` have no usage and are evicted; the others are in the ledger.
     assert_eq!((stats.subjects, stats.subjects_refused), (501, 0), "{stats:?}");
     assert!(more < 1 << 20, "the second ten thousand leave {more} bytes more than the first");
     kit.stopper.stop();

@@ -1,4 +1,4 @@
-//! The API over a real socket: what is granted, refused, looked at and changed.
+//! Tests of the API over a real socket.
 
 use crate::kit::codec::{Value, json};
 use crate::kit::{Kit, soon};
@@ -8,7 +8,7 @@ fn ask(cost: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_lease_is_drawn_extended_adjusted_renewed_and_settled_once_each() {
+async fn lease_steps_are_idempotent() {
     let kit = Kit::new().await;
     let granted = kit.post("/v1/acquire", ask(&json!({"rpm": 1, "tpm": 500}))).await;
     assert_eq!(
@@ -62,7 +62,7 @@ async fn a_lease_is_drawn_extended_adjusted_renewed_and_settled_once_each() {
 }
 
 #[tokio::test]
-async fn a_cancelled_lease_was_never_there() {
+async fn cancelled_lease_returns_all_units() {
     let kit = Kit::new().await;
     let granted = kit.post("/v1/acquire", ask(&json!({"tpm": 1_000}))).await;
     kit.post("/v1/acquire", ask(&json!({"tpm": 1_000}))).await.is_problem(429, "limited", "");
@@ -73,7 +73,7 @@ async fn a_cancelled_lease_was_never_there() {
 }
 
 #[tokio::test]
-async fn a_refusal_says_which_limit_of_whom_by_which_policy_and_when_to_come_back() {
+async fn refusal_reports_limit_source_and_retry_after() {
     let kit = Kit::new().await;
     assert_eq!(kit.post("/v1/spend", ask(&json!({"tpm": 900}))).await.status, 204);
     let refused = kit.post("/v1/acquire", ask(&json!({"rpm": 1, "tpm": 200}))).await;
@@ -98,7 +98,7 @@ async fn a_refusal_says_which_limit_of_whom_by_which_policy_and_when_to_come_bac
 }
 
 #[tokio::test]
-async fn a_caller_may_wait_and_those_who_cannot_be_served_in_time_are_told_at_once() {
+async fn waiting_acquire_fails_fast_if_it_cannot_succeed() {
     let kit = Kit::new().await;
     let first = kit.post("/v1/acquire", ask(&json!({"tpm": 1_000}))).await;
     let mut late = ask(&json!({"tpm": 1_000}));
@@ -121,7 +121,7 @@ async fn a_caller_may_wait_and_those_who_cannot_be_served_in_time_are_told_at_on
 }
 
 #[tokio::test]
-async fn the_requests_of_a_batch_have_nothing_to_do_with_each_other() {
+async fn batch_requests_are_independent() {
     let kit = Kit::new().await;
     let one = |tpm: u64| ask(&json!({"tpm": tpm}));
     let done = kit.post("/v1/acquire/batch", json!({"requests": [one(600), one(600), one(400)]})).await;
@@ -138,7 +138,7 @@ async fn the_requests_of_a_batch_have_nothing_to_do_with_each_other() {
 }
 
 #[tokio::test]
-async fn balances_and_explanations_take_nothing() {
+async fn balances_and_explanations_draw_nothing() {
     let kit = Kit::new().await;
     let explain = kit.post("/v1/explain", ask(&json!({"tpm": 400}))).await;
     assert_eq!((&explain.body["would"], &explain.body["on_expiry"]), (&json!("grant"), &json!("settle")));
@@ -163,7 +163,7 @@ async fn balances_and_explanations_take_nothing() {
 }
 
 #[tokio::test]
-async fn entities_are_written_as_expected_or_not_at_all() {
+async fn entity_writes_are_conditional() {
     let kit = Kit::new().await;
     let put = async |id: &str, body| kit.ask("PUT", &format!("/v1/entities/{id}"), Some(body)).await;
     let org = put("org", json!({"name": "Org", "expect": "absent"})).await;
@@ -172,7 +172,7 @@ async fn entities_are_written_as_expected_or_not_at_all() {
     taken.is_problem(409, "stale", "");
     assert_eq!(taken.body["version"], org.body["version"]);
     assert_eq!(put("org%2Fteam%201", json!({"parent": "org", "cascade": true})).await.status, 200);
-    put("x", json!({"parent": "nobody"})).await.is_problem(422, "invalid", "");
+    put("x", json!({"parent": "unknown"})).await.is_problem(422, "invalid", "");
     let team = kit.get("/v1/entities/org%2Fteam%201").await;
     assert_eq!(
         (&team.body["id"], &team.body["parent"]),
@@ -181,7 +181,7 @@ async fn entities_are_written_as_expected_or_not_at_all() {
         team.text
     );
     assert_eq!(kit.get("/v1/entities/org/children").await.body["items"][0]["id"], "org/team 1");
-    kit.get("/v1/entities/nobody/children").await.is_problem(404, "no-entity", "");
+    kit.get("/v1/entities/unknown/children").await.is_problem(404, "no-entity", "");
     let page = kit.get("/v1/entities?max=1").await;
     let next = page.body["next"].as_str().unwrap();
     assert_eq!(kit.get(&format!("/v1/entities?after={next}")).await.body["items"][0]["id"], "org/team 1");
@@ -199,7 +199,7 @@ async fn entities_are_written_as_expected_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn policies_are_set_planned_and_applied_by_the_version_that_was_seen() {
+async fn policy_changes_are_conditional_on_version() {
     let kit = Kit::new().await;
     let body = json!({"policy": {"limits": ["tpm:100k/min:150k"], "only": true}, "expect": "absent"});
     let set = kit.ask("PUT", "/v1/policy?entity=acme", Some(body.clone())).await;
@@ -207,7 +207,7 @@ async fn policies_are_set_planned_and_applied_by_the_version_that_was_seen() {
     kit.ask("PUT", "/v1/policy?entity=acme", Some(body)).await.is_problem(409, "stale", "");
     let got = kit.get("/v1/policy?entity=acme").await;
     assert_eq!(got.body["policy"], json!({"limits": ["tpm:100k/min:150k"], "only": true}));
-    kit.get("/v1/policy?entity=nobody").await.is_problem(404, "no-policy", "");
+    kit.get("/v1/policy?entity=unknown").await.is_problem(404, "no-policy", "");
     let twice = json!({"policy": {"limits": ["a:1/s", "a:2/s"]}});
     kit.ask("PUT", "/v1/policy", Some(twice)).await.is_problem(422, "invalid", "policy");
     let bad = json!({"policy": {"limits": ["a:1/s", "a"]}});
@@ -232,7 +232,7 @@ async fn policies_are_set_planned_and_applied_by_the_version_that_was_seen() {
 }
 
 #[tokio::test]
-async fn tokens_are_made_used_listed_without_their_secret_and_revoked() {
+async fn token_lifecycle_never_lists_secret() {
     let kit = Kit::new().await;
     let made = kit.post("/v1/tokens", json!({"id": "ci", "scopes": "acquire"})).await;
     assert_eq!((made.status, made.header("cache-control")), (200, "no-store"), "{}", made.text);
@@ -245,9 +245,9 @@ async fn tokens_are_made_used_listed_without_their_secret_and_revoked() {
     for path in ["/v1/tokens", "/v1/audit", "/v1/audit?token=ci"] {
         let listed = kit.get(path).await;
         assert!(listed.text.contains("\"ci\""), "{}", listed.text);
-        assert!(!listed.text.contains(secret.rsplit('_').next().unwrap()), "{path} tells a secret");
+        assert!(!listed.text.contains(secret.rsplit('_').next().unwrap()), "{path} contains a secret");
     }
     assert_eq!(kit.ask("DELETE", "/v1/tokens/ci", None).await.status, 200);
     acquire().await.is_problem(401, "bad-token", "");
-    kit.ask("DELETE", "/v1/tokens/nobody", None).await.is_problem(404, "unknown-token", "");
+    kit.ask("DELETE", "/v1/tokens/unknown", None).await.is_problem(404, "unknown-token", "");
 }

@@ -1,9 +1,9 @@
-//! Requests that are too large, too slow, too many or not HTTP; and how a server starts and stops.
+//! Tests of bounds: requests that are too large, too slow, too many or not HTTP; and of startup and shutdown.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_server::{Bounds, ServeError, Server, ServerOptions, Stopped};
+use tidegate_server::{Bounds, ServeError, Server, ServerOptions, ShutdownOutcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -11,10 +11,10 @@ use crate::kit::codec::json;
 use crate::kit::frozen::{Frozen, ends_after};
 use crate::kit::{Kit, any_port, bounds, reserved_port, send, soon};
 
-/// Sends bytes as they are, and reads until the server closes the connection.
+/// Sends raw bytes, and reads until the server closes the connection.
 async fn raw(addr: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(addr).await.expect("it listens");
-    // A server that has answered may close while we send.
+    // The server may respond and close before everything is sent.
     let _ = stream.write_all(bytes).await;
     soon("an answer", rest(stream)).await
 }
@@ -27,7 +27,7 @@ async fn rest(mut stream: TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn whatever_is_wrong_with_a_body_is_a_problem_that_says_so() {
+async fn invalid_bodies_are_reported_as_problems() {
     let kit = Kit::with(bounds(|bounds| bounds.body_max = 1_000)).await;
     let sent = async |kind: Option<&str>, body: String| {
         let request = kit.request("POST", "/v1/acquire").bearer_auth(&kit.token).body(body);
@@ -66,7 +66,7 @@ async fn whatever_is_wrong_with_a_body_is_a_problem_that_says_so() {
 }
 
 #[tokio::test]
-async fn a_body_of_a_gigabyte_is_refused_before_it_is_read() {
+async fn oversized_body_is_refused_before_it_is_read() {
     let kit = Kit::new().await;
     let head = format!(
         "POST /v1/acquire HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
@@ -77,10 +77,7 @@ async fn a_body_of_a_gigabyte_is_refused_before_it_is_read() {
     bytes.extend(std::iter::repeat_n(b'x', 300_000));
     assert!(raw(kit.addr, &bytes).await.starts_with("HTTP/1.1 413 "));
     let unnamed = b"POST /v1/acquire HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n";
-    assert!(
-        raw(kit.addr, unnamed).await.starts_with("HTTP/1.1 401 "),
-        "a body without a token is not read at all"
-    );
+    assert!(raw(kit.addr, unnamed).await.starts_with("HTTP/1.1 401 "), "a body without a token is not read");
 }
 
 #[tokio::test]
@@ -88,7 +85,7 @@ async fn slow_heads_and_bodies_are_closed_in_time() {
     let kit = Kit::new().await;
     let _frozen = Frozen::new();
     let Bounds { head_time, body_time, .. } = *kit.state.bounds();
-    // The client never ends the connection.
+    // The client never closes the connection.
     let mut stream = TcpStream::connect(kit.addr).await.unwrap();
     stream.write_all(b"POST /v1/acquire HTTP/1.1\r\nhost: x\r\nx-slow: ").await.unwrap();
     // Connections are accepted in order: once a later one is served, the server waits for this one.
@@ -113,7 +110,7 @@ async fn slow_heads_and_bodies_are_closed_in_time() {
 }
 
 #[tokio::test]
-async fn heads_have_a_bound() {
+async fn request_heads_are_bounded() {
     let kit = Kit::new().await;
     let long = format!("GET /health/live HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "x".repeat(64 * 1_024));
     assert!(raw(kit.addr, long.as_bytes()).await.starts_with("HTTP/1.1 431 "));
@@ -123,7 +120,7 @@ async fn heads_have_a_bound() {
 }
 
 #[tokio::test]
-async fn as_many_requests_are_under_way_as_may_and_health_is_told_all_the_same() {
+async fn concurrent_requests_are_bounded_but_not_health() {
     let kit = Kit::with(bounds(|bounds| bounds.requests_max = 1)).await;
     let ask = |tpm: u32| json!({"entity": "a", "resource": "b", "cost": {"tpm": tpm}, "within": 60});
     let first = kit.post("/v1/acquire", ask(1_000)).await;
@@ -136,7 +133,7 @@ async fn as_many_requests_are_under_way_as_may_and_health_is_told_all_the_same()
         let busy = kit.get("/v1/policies").await;
         busy.is_problem(503, "busy", "");
         assert_eq!(busy.header("retry-after"), "1");
-        assert!(busy.text.contains("1 requests are under way"), "{}", busy.text);
+        assert!(busy.text.contains("too many requests: 1 are in flight"), "{}", busy.text);
         assert_eq!(send(kit.request("GET", "/health/live")).await.status, 204);
         kit.limiter.close();
     };
@@ -146,7 +143,7 @@ async fn as_many_requests_are_under_way_as_may_and_health_is_told_all_the_same()
 }
 
 #[tokio::test]
-async fn leases_of_clients_that_vanish_are_ended_by_the_server_and_counted() {
+async fn abandoned_leases_are_swept_and_counted() {
     let kit = Kit::with(bounds(|bounds| bounds.sweep_every = Duration::from_millis(1))).await;
     for entity in 0..100 {
         let ask =
@@ -165,7 +162,7 @@ async fn leases_of_clients_that_vanish_are_ended_by_the_server_and_counted() {
 }
 
 #[tokio::test]
-async fn a_stopping_server_refuses_waiters_and_drains() {
+async fn stopping_server_refuses_waiters_and_drains() {
     let (_reserved, addr) = reserved_port();
     let kit = Kit::at(addr).await;
     let ask = |tpm: u32| json!({"entity": "a", "resource": "b", "cost": {"tpm": tpm}, "within": 60});
@@ -179,35 +176,35 @@ async fn a_stopping_server_refuses_waiters_and_drains() {
     let (refused, ()) =
         soon("a wait", async { tokio::join!(kit.post("/v1/acquire", ask(500)), stops) }).await;
     refused.is_problem(503, "stopping", "");
-    assert_eq!(soon("the end", kit.stopped()).await, Stopped::Drained);
-    assert!(TcpStream::connect(addr).await.is_err(), "it does not listen any more");
+    assert_eq!(soon("the end", kit.stopped()).await, ShutdownOutcome::Drained);
+    assert!(TcpStream::connect(addr).await.is_err(), "it no longer listens");
 }
 
 #[tokio::test]
-async fn told_twice_a_server_ends_at_once() {
+async fn second_stop_ends_server_at_once() {
     let kit = Kit::new().await;
-    // A lease of this process that does not end: a drain would wait for it.
-    let lease = kit.limiter.acquire(("a", "b"), [("tpm", 1)]).await.unwrap();
+    // An open lease of this process, which a drain would wait for.
+    let lease = kit.limiter.try_acquire(("a", "b"), [("tpm", 1)]).await.unwrap();
     kit.stopper.stop();
     kit.stopper.stop();
-    assert_eq!(soon("the end", kit.stopped()).await, Stopped::AtOnce);
+    assert_eq!(soon("the end", kit.stopped()).await, ShutdownOutcome::AtOnce);
     drop(lease);
 }
 
-/// There is no connection, so that time may advance whenever every task waits.
+/// There is no connection, so paused time advances whenever all tasks wait.
 #[tokio::test(start_paused = true)]
-async fn a_drain_that_takes_too_long_is_given_up() {
+async fn drain_times_out() {
     let kit = Kit::new().await;
-    let lease = kit.limiter.acquire(("a", "b"), [("tpm", 1)]).await.unwrap();
+    let lease = kit.limiter.try_acquire(("a", "b"), [("tpm", 1)]).await.unwrap();
     let (began, drain_time) = (tokio::time::Instant::now(), kit.state.bounds().drain_time);
     kit.stopper.stop();
-    assert_eq!(soon("the end", kit.stopped()).await, Stopped::TimedOut);
+    assert_eq!(soon("the end", kit.stopped()).await, ShutdownOutcome::TimedOut);
     assert!(began.elapsed() >= drain_time, "{:?}", began.elapsed());
     drop(lease);
 }
 
 #[tokio::test]
-async fn a_port_in_use_and_an_open_address_are_one_sentence_each() {
+async fn bind_errors_are_one_sentence() {
     let first = Server::bind(&ServerOptions::new(any_port())).await.unwrap();
     let addr = first.local_addr();
     let error = Server::bind(&ServerOptions::new(addr)).await.unwrap_err();
@@ -221,7 +218,7 @@ async fn a_port_in_use_and_an_open_address_are_one_sentence_each() {
 }
 
 #[tokio::test]
-async fn metrics_may_have_a_listener_of_their_own() {
+async fn metrics_can_have_own_listener() {
     let options = ServerOptions::new(any_port()).metrics(any_port());
     let server = Server::bind(&options).await.unwrap();
     assert!(server.metrics_addr().is_some());
@@ -234,5 +231,5 @@ async fn metrics_may_have_a_listener_of_their_own() {
     let other = raw(metrics, b"GET /v1/policies HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     assert!(other.contains("/problems/no-route"), "{other}");
     stopper.stop();
-    assert_eq!(soon("the end", running).await.unwrap(), Stopped::Drained);
+    assert_eq!(soon("the end", running).await.unwrap(), ShutdownOutcome::Drained);
 }

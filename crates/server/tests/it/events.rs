@@ -1,54 +1,54 @@
-//! The events that a server sends to listeners, and its snapshot of itself.
+//! Tests of server events and the snapshot.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Response;
-use tidegate::store::wrap::{Faulty, Plan};
+use tidegate::store::wrap::{FaultPlan, Faulty};
 use tidegate::store::{ManualWall, Tokens};
 use tidegate::{Expect, Limiter, Memory, OnUnavailable, Store};
 use tidegate_core::limit::token::{TokenId, TokenScope, TokenScopes};
-use tidegate_server::{Bounds, Stopped};
+use tidegate_server::{Bounds, ShutdownOutcome};
 
 use crate::kit::codec::{Value, from_str, json};
 use crate::kit::{Kit, NOW, bounds, make_token, soon};
 
-/// One who listens.
-struct Ear {
+/// Reads server-sent events.
+struct EventReader {
     response: Response,
-    heard: String,
+    buffer: String,
 }
 
-impl Ear {
+impl EventReader {
     async fn new(kit: &Kit, token: &str) -> Self {
         let response = kit.request("GET", "/v1/events").bearer_auth(token).send().await.expect("an answer");
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        Self { response, heard: String::new() }
+        Self { response, buffer: String::new() }
     }
 
-    /// The next event, its name and what it says; `None` at the end.
+    /// Returns the name and data of the next event, or `None` at the end.
     async fn next(&mut self) -> Option<(String, Value)> {
         loop {
-            if let Some(end) = self.heard.find("\n\n") {
-                let event: String = self.heard.drain(..end + 2).collect();
+            if let Some(end) = self.buffer.find("\n\n") {
+                let event: String = self.buffer.drain(..end + 2).collect();
                 let line = |name: &str| event.lines().find_map(|line| line.strip_prefix(name));
                 let data = line("data: ").and_then(|text| from_str(text).ok());
                 match line("event: ").map(str::to_owned).zip(data) {
-                    Some(said) => return Some(said),
-                    // A comment: the server is there.
+                    Some(event) => return Some(event),
+                    // A keep-alive comment.
                     None => continue,
                 }
             }
             let chunk = soon("the next event", self.response.chunk()).await.ok()??;
-            self.heard.push_str(std::str::from_utf8(&chunk).expect("text"));
+            self.buffer.push_str(std::str::from_utf8(&chunk).expect("text"));
         }
     }
 
-    async fn hears(&mut self, name: &str) -> Value {
+    async fn expect_event(&mut self, name: &str) -> Value {
         loop {
-            let (heard, event) = self.next().await.unwrap_or_else(|| panic!("the end instead of {name}"));
-            if heard == name {
+            let (received, event) = self.next().await.unwrap_or_else(|| panic!("the end instead of {name}"));
+            if received == name {
                 assert_eq!(event["type"], name);
                 return event;
             }
@@ -61,30 +61,30 @@ fn ask(units: u64) -> Value {
 }
 
 #[tokio::test]
-async fn refusals_changes_and_expiries_are_told_and_no_secret_is() {
+async fn refusals_changes_and_expiries_are_broadcast() {
     let kit = Kit::with(bounds(|bounds| bounds.sweep_every = Duration::from_millis(1))).await;
-    let mut ear = Ear::new(&kit, &kit.token).await;
+    let mut reader = EventReader::new(&kit, &kit.token).await;
     assert_eq!(kit.post("/v1/acquire", ask(900)).await.status, 200);
     kit.post("/v1/acquire", ask(500)).await.is_problem(429, "limited", "");
-    let refused = ear.hears("refused").await;
+    let refused = reader.expect_event("refused").await;
     assert_eq!(
         refused,
         json!({"type": "refused", "entity": "acme", "resource": "gpt-4", "of": "acme", "limit": "tpm", "retry_after": 24})
     );
     kit.post("/v1/spend", ask(500)).await.is_problem(429, "limited", "");
-    ear.hears("refused").await;
+    reader.expect_event("refused").await;
 
     let policy = json!({"policy": {"limits": ["rpm:5/min"]}});
     assert_eq!(kit.ask("PUT", "/v1/policy?entity=acme", Some(policy)).await.status, 200);
-    let changed = ear.hears("changed").await;
+    let changed = reader.expect_event("changed").await;
     assert_eq!(changed["actor"], "token:all");
     let made = kit.post("/v1/tokens", json!({"id": "new", "scopes": "read"})).await;
-    let changed = ear.hears("changed").await;
+    let changed = reader.expect_event("changed").await;
     assert_eq!(changed, json!({"type": "changed", "version": made.body["version"], "actor": "token:all"}));
 
     kit.clock.advance(Duration::from_mins(5));
     assert_eq!(
-        ear.hears("leases_expired").await,
+        reader.expect_event("leases_expired").await,
         json!({"type": "leases_expired", "settled": 1, "returned": 0})
     );
     let snapshot = kit.get("/v1/snapshot").await.body;
@@ -92,23 +92,23 @@ async fn refusals_changes_and_expiries_are_told_and_no_secret_is() {
 }
 
 #[tokio::test]
-async fn a_store_that_goes_away_is_told() {
+async fn store_outage_is_broadcast() {
     let clock = ManualWall::new(NOW);
-    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), Plan::seeded(1)).unwrap());
+    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), FaultPlan::seeded(1)).unwrap());
     let shared: Arc<dyn Store> = store.clone();
     let limiter = Limiter::over(shared).on_unavailable(OnUnavailable::Allow).build().unwrap();
     let kit = Kit::over(limiter, clock, Bounds::default()).await;
     assert_eq!(kit.post("/v1/acquire", ask(1)).await.status, 200);
-    let mut ear = Ear::new(&kit, &kit.token).await;
+    let mut reader = EventReader::new(&kit, &kit.token).await;
     store.go_away();
     for _ in 0..10 {
         assert_eq!(kit.post("/v1/acquire", ask(1)).await.body["degraded"], "allowed");
     }
-    let degraded = ear.hears("degraded").await;
+    let degraded = reader.expect_event("degraded").await;
     assert_eq!(degraded, json!({"type": "degraded", "entity": "acme", "resource": "gpt-4"}), "and no lease");
-    assert!(ear.hears("store_away").await["span"].as_f64().unwrap() > 0.0);
-    // It is looked for now and then, and away until it is found.
-    let told = async {
+    assert!(reader.expect_event("store_away").await["span"].as_f64().unwrap() > 0.0);
+    // The circuit is probed periodically, and stays open until a probe succeeds.
+    let reported = async {
         loop {
             let snapshot = kit.get("/v1/snapshot").await.body;
             if snapshot["store_away"].as_f64().is_some_and(|span| span > 0.0) {
@@ -116,14 +116,14 @@ async fn a_store_that_goes_away_is_told() {
             }
         }
     };
-    assert_eq!(soon("a snapshot that says so", told).await["degraded"], 10);
+    assert_eq!(soon("a snapshot that says so", reported).await["degraded"], 10);
 }
 
 #[tokio::test]
-async fn as_many_listen_as_may_and_they_are_no_requests() {
+async fn listeners_are_bounded_and_not_counted_as_requests() {
     let kit = Kit::with(bounds(|bounds| (bounds.listeners_max, bounds.requests_max) = (2, 1))).await;
-    let first = Ear::new(&kit, &kit.token).await;
-    let _second = Ear::new(&kit, &kit.token).await;
+    let first = EventReader::new(&kit, &kit.token).await;
+    let _second = EventReader::new(&kit, &kit.token).await;
     let third = kit.get("/v1/events").await;
     third.is_problem(503, "many-listeners", "");
     assert_eq!(third.header("retry-after"), "5");
@@ -132,47 +132,48 @@ async fn as_many_listen_as_may_and_they_are_no_requests() {
     assert_eq!((&snapshot["requests"], &snapshot["requests_max"]), (&json!(1), &json!(1)));
     drop(first);
     soon("a free place", async { while kit.get("/v1/snapshot").await.body["listeners"] == 2 {} }).await;
-    Ear::new(&kit, &kit.token).await;
+    EventReader::new(&kit, &kit.token).await;
 }
 
 #[tokio::test]
-async fn who_listens_does_not_hold_up_the_end() {
+async fn listeners_do_not_delay_shutdown() {
     let kit = Kit::new().await;
-    let mut ear = Ear::new(&kit, &kit.token).await;
+    let mut reader = EventReader::new(&kit, &kit.token).await;
     kit.stopper.stop();
-    assert_eq!(ear.next().await, Some(("stopping".to_owned(), json!({"type": "stopping"}))));
-    assert_eq!(ear.next().await, None);
-    assert_eq!(soon("the end", kit.stopped()).await, Stopped::Drained);
+    assert_eq!(reader.next().await, Some(("stopping".to_owned(), json!({"type": "stopping"}))));
+    assert_eq!(reader.next().await, None);
+    assert_eq!(soon("the end", kit.stopped()).await, ShutdownOutcome::Drained);
 }
 
 #[tokio::test]
-async fn who_does_not_read_holds_nobody_up() {
+async fn slow_listener_does_not_delay_others() {
     let kit = Kit::new().await;
-    let _silent = Ear::new(&kit, &kit.token).await;
-    let mut quick = Ear::new(&kit, &kit.token).await;
+    let _silent = EventReader::new(&kit, &kit.token).await;
+    let mut quick = EventReader::new(&kit, &kit.token).await;
     kit.post("/v1/spend", ask(1_000)).await;
     for _ in 0..1_000 {
         kit.post("/v1/spend", ask(500)).await.is_problem(429, "limited", "");
-        quick.hears("refused").await;
+        quick.expect_event("refused").await;
     }
 }
 
 #[tokio::test]
-async fn a_token_that_is_revoked_ends_its_listening_and_no_other() {
+async fn revoked_token_ends_its_event_stream() {
     let kit = Kit::with(bounds(|bounds| bounds.alive_every = Duration::from_millis(1))).await;
     let store = kit.limiter.store();
     let read = make_token(store, "reader", TokenScopes::new([TokenScope::Read]), "default").await;
-    let (mut reader, mut other) = (Ear::new(&kit, &read).await, Ear::new(&kit, &kit.token).await);
+    let (mut reader, mut other) =
+        (EventReader::new(&kit, &read).await, EventReader::new(&kit, &kit.token).await);
     let id = TokenId::new("reader").unwrap();
     Tokens::revoke_token(store, &id, Expect::Any, "test").await.unwrap();
     assert_eq!(reader.next().await, None);
     kit.post("/v1/spend", ask(1_000)).await;
     kit.post("/v1/spend", ask(500)).await.is_problem(429, "limited", "");
-    other.hears("refused").await;
+    other.expect_event("refused").await;
 }
 
 #[tokio::test]
-async fn a_snapshot_says_how_the_server_is() {
+async fn snapshot_reports_server_state() {
     let kit = Kit::new().await;
     assert_eq!(kit.post("/v1/acquire", ask(100)).await.status, 200);
     assert_eq!(kit.post("/v1/spend", ask(100)).await.status, 204);

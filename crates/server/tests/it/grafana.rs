@@ -1,4 +1,4 @@
-//! The dashboard queries metrics that a server exports, and no others.
+//! Tests that the dashboard queries only metrics that a server exports.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::kit::codec::{self, Value};
 const BOARD: &str = include_str!("../../../../docs/grafana/tidegate.json");
 const PAGE: &str = include_str!("../../../../docs/metrics.md");
 
-/// What the page says that a server tells; a test beside the meters compares it with what is told.
+/// Returns the documented metrics. A test next to the metrics compares them with the exported ones.
 fn documented() -> BTreeSet<String> {
     let (_, page) = PAGE.split_once("\n## `tidegate serve`\n").expect("the page has this part");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `tidegate_")?.split_once("` | "));
@@ -22,7 +22,7 @@ fn documented() -> BTreeSet<String> {
     names.collect()
 }
 
-/// Every query of a board, with where it stands.
+/// Returns every query of a dashboard, with its panel.
 fn queries(board: &Value) -> Vec<(String, String)> {
     fn walk(panel: &Value, queries: &mut Vec<(String, String)>) {
         let title = panel["title"].as_str().unwrap_or_default();
@@ -41,13 +41,13 @@ fn queries(board: &Value) -> Vec<(String, String)> {
     queries
 }
 
-/// The names of metrics in a query.
+/// Returns the metric names in a query.
 fn names(query: &str) -> BTreeSet<String> {
     let words = query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     words.filter(|word| word.starts_with("tidegate_")).map(str::to_owned).collect()
 }
 
-/// Whether what is opened is closed, in its order, texts apart.
+/// Whether the brackets of a query are balanced, outside of strings.
 fn is_balanced(query: &str) -> bool {
     let mut open = Vec::new();
     let mut is_text = false;
@@ -66,7 +66,7 @@ fn is_balanced(query: &str) -> bool {
 }
 
 #[test]
-fn every_query_of_the_dashboard_is_of_metrics_that_there_are() {
+fn dashboard_queries_use_documented_metrics() {
     let board: Value = codec::from_str(BOARD).unwrap();
     let (documented, queries) = (documented(), queries(&board));
     assert!(queries.len() > 30 && documented.len() > 30);
@@ -79,7 +79,7 @@ fn every_query_of_the_dashboard_is_of_metrics_that_there_are() {
             shown.insert(name);
         }
     }
-    // What people look at is there.
+    // The most important metrics are on the dashboard.
     for name in [
         "tidegate_granted_total",
         "tidegate_refusals_total",
@@ -97,7 +97,7 @@ fn every_query_of_the_dashboard_is_of_metrics_that_there_are() {
 }
 
 #[test]
-fn the_dashboard_can_be_imported_anywhere() {
+fn dashboard_is_importable() {
     let board: Value = codec::from_str(BOARD).unwrap();
     assert!(board["schemaVersion"].as_u64() >= Some(39) && board["id"].is_null());
     let panels = board["panels"].as_array().unwrap();
@@ -113,7 +113,7 @@ fn the_dashboard_can_be_imported_anywhere() {
 }
 
 #[test]
-fn what_is_not_closed_is_seen() {
+fn unbalanced_queries_are_detected() {
     for (query, expected) in [
         ("sum(rate(a{b=\"(\"}[5m]))", true),
         ("sum(a", false),

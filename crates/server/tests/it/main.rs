@@ -1,26 +1,26 @@
-//! The integration tests of the server, as one program: each module is one subject, over real sockets.
+//! Integration tests of the server, over real sockets.
 
 mod kit;
 #[cfg(feature = "envoy")]
 #[path = "kit/rls.rs"]
 mod rls_kit;
 
-mod again;
 mod api;
-mod away;
 mod bounds;
 mod events;
 mod grafana;
+mod idempotency;
 mod metrics;
 mod openapi;
+mod outage;
 #[cfg(feature = "envoy")]
 mod rls;
-#[cfg(feature = "envoy")]
-mod rls_away;
 #[cfg(feature = "envoy")]
 mod rls_bounds;
 #[cfg(feature = "envoy")]
 mod rls_frames;
+#[cfg(feature = "envoy")]
+mod rls_outage;
 #[cfg(feature = "envoy")]
 mod rls_services;
 #[cfg(feature = "envoy")]

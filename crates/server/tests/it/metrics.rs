@@ -1,19 +1,19 @@
-//! What callers do over HTTP is what is counted.
+//! Tests that requests over HTTP are counted in the metrics.
 
 use std::time::Duration;
 
-use tidegate::store::{Anchored, ManualWall, WallClock as _};
+use tidegate::store::{AnchoredWall, ManualWall, WallClock as _};
 use tidegate::{Limiter, Memory};
 
 use crate::kit::codec::json;
 use crate::kit::{Kit, NOW, bounds, soon};
 
 #[tokio::test]
-async fn what_callers_do_is_counted_where_it_belongs() {
+async fn requests_are_counted_in_metrics() {
     let kit = Kit::new().await;
     let ask = |tpm: u64| json!({"entity": "acme", "resource": "gpt", "cost": {"tpm": tpm}});
     let mut leases = Vec::new();
-    // Of 1,000: 500 are left, then 200, a fifth, then 100.
+    // Available of 1,000: 500, then 200 (a fifth), then 100.
     for tpm in [500, 300, 100] {
         let granted = kit.post("/v1/acquire", ask(tpm)).await;
         assert_eq!(granted.status, 200, "{}", granted.text);
@@ -21,7 +21,7 @@ async fn what_callers_do_is_counted_where_it_belongs() {
     }
     assert_eq!(kit.post("/v1/spend", ask(50)).await.status, 204);
     assert_eq!(kit.post("/v1/spend", ask(60)).await.status, 429);
-    assert_eq!(kit.post("/v1/acquire", ask(2_000)).await.status, 422, "more than there ever is");
+    assert_eq!(kit.post("/v1/acquire", ask(2_000)).await.status, 422, "more than the burst");
     let step = async |lease: usize, verb: &str, body| {
         let done = kit.post(&format!("/v1/leases/{}/{verb}", leases[lease]), body).await;
         assert_eq!(done.status, 200, "{}", done.text);
@@ -51,14 +51,14 @@ async fn what_callers_do_is_counted_where_it_belongs() {
     ] {
         assert!(text.contains(&format!("\n{line}\n")), "{line} in {text}");
     }
-    assert!(!text.contains("acme") && !text.contains("gpt"), "nobody is named");
+    assert!(!text.contains("acme") && !text.contains("gpt"), "metrics contain no names");
 }
 
 #[tokio::test]
 async fn clock_offset_is_in_status_and_metrics() {
     let clock = ManualWall::new(NOW);
-    let hands = clock.clone();
-    let store = Memory::with_clock(Anchored::new(move || hands.now()));
+    let wall = clock.clone();
+    let store = Memory::with_clock(AnchoredWall::new(move || wall.now()));
     let fast = bounds(|bounds| bounds.sweep_every = Duration::from_millis(1));
     let kit = Kit::over(Limiter::new(store), clock.clone(), fast).await;
     assert!(kit.get("/v1/status").await.body.get("clock_offset").is_none());

@@ -1,4 +1,4 @@
-//! The document and the routes say the same, in both directions.
+//! Tests that the OpenAPI document and the routes match.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::kit::codec::Value;
 use crate::kit::{Kit, send};
 
 #[tokio::test]
-async fn every_route_is_in_the_document_and_everything_in_the_document_is_a_route() {
+async fn document_and_routes_match() {
     let kit = Kit::new().await;
     let document = send(kit.request("GET", "/v1/openapi.json")).await.body;
     assert_eq!(document["openapi"], "3.1.0");
@@ -23,17 +23,17 @@ async fn every_route_is_in_the_document_and_everything_in_the_document_is_a_rout
         }
     }
     let scope = |access| match access {
-        Access::Everybody => "null".to_owned(),
+        Access::Public => "null".to_owned(),
         Access::Scope(scope) => format!("\"{scope}\""),
     };
-    let there: BTreeSet<_> = routes()
+    let routed: BTreeSet<_> = routes()
         .into_iter()
         .map(|route| (route.method.to_string(), route.path.to_owned(), scope(route.access)))
         .collect();
-    assert_eq!(there.len(), routes().len(), "no route is there twice");
-    assert_eq!(documented, there);
+    assert_eq!(routed.len(), routes().len(), "duplicate route");
+    assert_eq!(documented, routed);
 
-    // Every route of the document answers, and a method that it has not is refused.
+    // Every documented route responds, and other methods are rejected.
     for (method, path, _) in &documented {
         let path = path.replace(['{', '}'], "");
         let answer = kit.ask(method, &path, None).await;
@@ -43,7 +43,7 @@ async fn every_route_is_in_the_document_and_everything_in_the_document_is_a_rout
 }
 
 #[tokio::test]
-async fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
+async fn document_references_resolve_and_names_are_unique() {
     fn walk<'a>(value: &'a Value, found: &mut Vec<(&'a str, &'a str)>) {
         match value {
             Value::Object(fields) => {
@@ -52,7 +52,7 @@ async fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_o
                         found.push((key, text));
                     }
                     if let ("links", Some(links)) = (key.as_str(), value.as_object()) {
-                        // Each leads to an operation, and is none.
+                        // A link refers to an operation and does not define one.
                         let to = links.values().filter_map(|link| link["operationId"].as_str());
                         found.extend(to.map(|text| ("link", text)));
                         continue;
@@ -74,12 +74,12 @@ async fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_o
             links.insert(text);
         } else if key == "$ref" {
             let name = text.strip_prefix("#/components/schemas/").unwrap_or_else(|| panic!("{text}"));
-            assert!(document["components"]["schemas"][name].is_object(), "{text} leads nowhere");
+            assert!(document["components"]["schemas"][name].is_object(), "{text} does not resolve");
         } else {
-            assert!(names.insert(text), "{text} is the name of two");
+            assert!(names.insert(text), "duplicate name {text}");
         }
     }
     assert_eq!(names.len(), routes().len());
-    assert_eq!(links.len(), 7, "the six verbs of a lease, and a token's end");
+    assert_eq!(links.len(), 7, "six lease operations and one token revocation");
     assert!(links.is_subset(&names), "{links:?}");
 }

@@ -1,4 +1,4 @@
-//! Descriptors to limits, over a real connection.
+//! Tests of Envoy's rate limit service, over a real connection.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::kit::codec::{Value, json};
 use crate::kit::{NOW, soon};
 use crate::rls_kit::{Rls, codes, descriptor, header, request};
 
-/// Users, keys of the admin's, and those that are let through.
+/// Rules for users, teams, shadow mode, other domains and rule limits.
 fn config() -> Value {
     json!({"rules": [
         {"match": [{"key": "user", "value": "root"}], "unlimited": true},
@@ -27,7 +27,7 @@ fn config() -> Value {
 }
 
 #[tokio::test]
-async fn a_user_is_limited_and_told_so_as_over_http() {
+async fn rls_user_is_limited_with_same_headers_as_http() {
     let rls = Rls::new(config()).await;
     let first = rls.call(request(&[&[("user", "ada")]])).await.unwrap();
     assert_eq!(codes(&first), (Under, vec![Under]));
@@ -50,7 +50,7 @@ async fn a_user_is_limited_and_told_so_as_over_http() {
         (over.statuses[0].limit_remaining, over.statuses[0].duration_until_reset.unwrap().seconds),
         (0, 12)
     );
-    // Nobody else is, and nothing was drawn by the one that was refused.
+    // Other users are not limited, and the refused request drew nothing.
     assert_eq!(rls.codes(&[&[("user", "bob")]]).await.0, Under);
     assert_eq!(rls.left("ada", "tokens").await, 50);
     rls.kit.clock.advance(Duration::from_secs(12));
@@ -61,7 +61,7 @@ async fn a_user_is_limited_and_told_so_as_over_http() {
 }
 
 #[tokio::test]
-async fn hits_multiply_the_cost_and_a_descriptors_own_count_before_the_requests() {
+async fn descriptor_hits_override_request_hits() {
     let rls = Rls::new(config()).await;
     let ask = |request_hits, own| RateLimitRequest {
         descriptors: vec![descriptor(&[("user", "ada")], own)],
@@ -72,16 +72,16 @@ async fn hits_multiply_the_cost_and_a_descriptors_own_count_before_the_requests(
     assert_eq!((rls.left("ada", "requests").await, rls.left("ada", "tokens").await), (2, 70));
     assert_eq!(codes(&rls.call(ask(3, Some(1))).await.unwrap()).0, Under);
     assert_eq!((rls.left("ada", "requests").await, rls.left("ada", "tokens").await), (1, 60));
-    // None at all: it is asked, and nothing is drawn.
+    // Zero hits: the limit is evaluated, but nothing is drawn.
     let none = rls.call(ask(1, Some(0))).await.unwrap();
     assert_eq!((codes(&none).0, none.statuses[0].limit_remaining), (Under, 1));
     assert_eq!(rls.left("ada", "requests").await, 1);
-    // More than a bucket ever holds, and more than can be counted, are over the limit: no error lets them through.
+    // Costs above the burst or the countable maximum are over the limit: an error would allow them.
     for hits in [6, 1 << 41, u64::MAX] {
         let over = rls.call(ask(1, Some(hits))).await.unwrap();
         assert_eq!(codes(&over), (OverLimit, vec![OverLimit]), "{hits}");
         assert_eq!(over.statuses[0].duration_until_reset, None, "{hits}");
-        assert_eq!(header(&over, "retry-after"), None, "no time helps");
+        assert_eq!(header(&over, "retry-after"), None, "it never recovers");
     }
     let over = rls.call(ask(1, Some(u64::MAX))).await.unwrap();
     let why = format!("{} hits of 1 `requests` each are more than {}\n", u64::MAX, 1_u64 << 40);
@@ -98,30 +98,30 @@ async fn hits_multiply_the_cost_and_a_descriptors_own_count_before_the_requests(
 }
 
 #[tokio::test]
-async fn the_descriptors_of_one_request_are_all_or_nothing() {
+async fn descriptors_are_drawn_all_or_nothing() {
     let rls = Rls::new(config()).await;
     let (ada, blue): (&[_], &[_]) = (&[("user", "ada")], &[("team", "blue-7")]);
     for _ in 0..5 {
         assert_eq!(rls.codes(&[blue]).await.0, Under);
     }
-    // Whichever comes first.
+    // In either order.
     for (pair, expected) in [([ada, blue], [Under, OverLimit]), ([blue, ada], [OverLimit, Under])] {
         let over = rls.call(request(&pair)).await.unwrap();
         assert_eq!(codes(&over), (OverLimit, expected.to_vec()));
         assert_eq!(header(&over, "retry-after"), Some("12"));
-        let told = over.statuses.iter().find(|status| status.code() == Under).unwrap();
-        assert_eq!(told.limit_remaining, 5, "nothing is held when it is answered");
+        let status = over.statuses.iter().find(|status| status.code() == Under).unwrap();
+        assert_eq!(status.limit_remaining, 5, "nothing is held after the response");
         assert_eq!((rls.left("ada", "requests").await, rls.left("ada", "tokens").await), (5, 100));
     }
     rls.kit.clock.advance(Duration::from_secs(24));
     assert_eq!(rls.codes(&[ada, blue]).await, (Under, vec![Under, Under]));
     assert_eq!((rls.left("ada", "requests").await, rls.left("team blue-7", "requests").await), (4, 1));
-    // The same twice is drawn twice, or not at all.
+    // A duplicate descriptor is drawn twice, or not at all.
     assert_eq!(rls.codes(&[blue, blue]).await.0, OverLimit);
     assert_eq!(rls.left("team blue-7", "requests").await, 1);
     assert_eq!(rls.codes(&[ada, ada]).await.0, Under);
     assert_eq!(rls.left("ada", "requests").await, 2);
-    // What was granted is used, and no lease is left open.
+    // Grants are settled, and no lease stays open.
     let used = rls.kit.get("/v1/usage/summary?entity=ada").await;
     assert_eq!(used.body["limits"]["requests"]["units"], 3, "{}", used.text);
     rls.kit.clock.advance(Duration::from_hours(48));
@@ -130,24 +130,24 @@ async fn the_descriptors_of_one_request_are_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn a_rule_that_only_looks_is_decided_and_lets_everybody_pass() {
+async fn shadow_rule_decides_but_never_refuses() {
     let rls = Rls::new(config()).await;
     let (tries, ada): (&[_], &[_]) = (&[("try", "x")], &[("user", "ada")]);
     for _ in 0..5 {
         assert_eq!(rls.codes(&[tries]).await, (Under, vec![Under]));
     }
-    assert_eq!(rls.left("try x", "requests").await, 0, "it is drawn in earnest");
+    assert_eq!(rls.left("try x", "requests").await, 0, "shadow rules draw");
     let passed = rls.call(request(&[tries])).await.unwrap();
     assert_eq!((codes(&passed), header(&passed, "ratelimit")), ((Under, vec![Under]), None));
     assert_eq!(rls.counted("tidegate_rls_descriptors_total{kind=\"shadowed\"}").await, 1);
-    // It does not hold up those beside it, and is not drawn where they are refused.
+    // It does not affect other descriptors, and is not drawn if they are refused.
     rls.kit.clock.advance(Duration::from_mins(1));
     for _ in 0..5 {
         assert_eq!(rls.codes(&[ada]).await.0, Under);
     }
     assert_eq!(rls.codes(&[tries, ada]).await, (OverLimit, vec![Under, OverLimit]));
     assert_eq!(rls.left("try x", "requests").await, 5);
-    // Nor does it refuse what cannot be asked.
+    // It does not refuse invalid draws either.
     let many =
         RateLimitRequest { descriptors: vec![descriptor(&[("try", "x")], Some(u64::MAX))], ..request(&[]) };
     assert_eq!(codes(&rls.call(many).await.unwrap()).0, Under);
@@ -158,10 +158,10 @@ async fn a_rule_that_only_looks_is_decided_and_lets_everybody_pass() {
 }
 
 #[tokio::test]
-async fn what_no_rule_knows_and_what_is_unlimited_is_as_configured() {
+async fn unknown_and_unlimited_descriptors_follow_config() {
     let rls = Rls::new(config()).await;
     let unknown: [&[(&str, &str)]; 4] =
-        [&[("nobody", "x")], &[("team", "red")], &[("own", "x")], &[("user", "a"), ("path", "/")]];
+        [&[("other", "x")], &[("team", "red")], &[("own", "x")], &[("user", "a"), ("path", "/")]];
     for entries in unknown {
         assert_eq!(rls.codes(&[entries]).await, (Under, vec![Under]), "{entries:?}");
     }
@@ -177,14 +177,14 @@ async fn what_no_rule_knows_and_what_is_unlimited_is_as_configured() {
     let mut strict = config();
     strict["unknown"] = json!("refuse");
     let rls = Rls::new(strict).await;
-    let over = rls.call(request(&[&[("user", "ada")], &[("nobody", "x")]])).await.unwrap();
+    let over = rls.call(request(&[&[("user", "ada")], &[("other", "x")]])).await.unwrap();
     assert_eq!(codes(&over), (OverLimit, vec![Under, OverLimit]));
-    assert_eq!(String::from_utf8(over.raw_body).unwrap(), "no rule knows this descriptor\n");
+    assert_eq!(String::from_utf8(over.raw_body).unwrap(), "no rule matches this descriptor\n");
     assert_eq!(rls.left("ada", "requests").await, 5);
 }
 
 #[tokio::test]
-async fn limits_of_a_rules_own_stand_in_the_place_of_those_that_are_written() {
+async fn rule_limits_replace_stored_limits() {
     let rls = Rls::new(config()).await;
     for expected in [Under, Under, OverLimit] {
         assert_eq!(rls.codes(&[&[("few", "x")]]).await.0, expected);
@@ -194,21 +194,21 @@ async fn limits_of_a_rules_own_stand_in_the_place_of_those_that_are_written() {
 }
 
 #[tokio::test]
-async fn a_value_that_is_no_name_is_over_the_limit_so_that_no_failure_mode_lets_it_through() {
+async fn invalid_value_is_over_limit() {
     let rls = Rls::new(config()).await;
     for value in ["", "a#b", "$SYSTEM", "_default_", "a\nb", &"x".repeat(257), &"x".repeat(1_025)] {
         let over = rls.call(request(&[&[("user", value)]])).await.unwrap();
         assert_eq!(codes(&over), (OverLimit, vec![OverLimit]), "{value:?}");
-        assert!(!over.raw_body.is_empty(), "it is told what is wrong");
+        assert!(!over.raw_body.is_empty(), "the body has the reason");
     }
     assert_eq!(rls.counted("tidegate_rls_descriptors_total{kind=\"invalid\"}").await, 7);
-    // What no rule uses may be as it likes.
+    // Values that no rule uses are unrestricted.
     let long = "x".repeat(1_025);
-    assert_eq!(rls.codes(&[&[("nobody", &long)], &[("user", "ada")]]).await.0, Under);
+    assert_eq!(rls.codes(&[&[("other", &long)], &[("user", "ada")]]).await.0, Under);
 }
 
 #[tokio::test]
-async fn a_rule_whose_limit_is_not_written_is_an_error_that_names_it_where_no_caller_chose_a_value() {
+async fn missing_rule_limit_fails_unless_value_is_given() {
     let rls = Rls::new(json!({"rules": [
         {"match": [{"key": "all"}], "entity": "all", "resource": "shop", "cost": {"megabytes": 1}},
         {"match": [{"key": "user"}], "entity": "{user}", "resource": "shop", "cost": {"megabytes": 1}},
@@ -223,17 +223,17 @@ async fn a_rule_whose_limit_is_not_written_is_an_error_that_names_it_where_no_ca
     assert_eq!(rls.counted("tidegate_rls_requests_total{answer=\"failed\"}").await, 1);
     let over = rls.call(request(&[&[("user", "ada")]])).await.unwrap();
     assert_eq!(codes(&over), (OverLimit, vec![OverLimit]));
-    assert_eq!(String::from_utf8(over.raw_body).unwrap(), "no limit is written for this\n");
+    assert_eq!(String::from_utf8(over.raw_body).unwrap(), "no limit is defined for this\n");
     assert_eq!(rls.counted("tidegate_rls_descriptors_total{kind=\"unasked\"}").await, 2);
 }
 
 #[tokio::test]
-async fn who_finds_no_room_in_the_store_is_over_the_limit() {
+async fn full_store_is_over_limit() {
     let clock = ManualWall::new(NOW);
     let store = Memory::with(MemoryOptions::new().subjects_max(1).clock(clock.clone())).unwrap();
     let rls = Rls::over(Limiter::new(store), clock, Bounds::default(), config()).await;
     let mut last = None;
-    // The bound is one of many parts of the store.
+    // The bound applies to each shard of the store.
     for number in 0..10_000 {
         let answer = rls.call(request(&[&[("user", &format!("u{number}"))]])).await.unwrap();
         if answer.overall_code() == OverLimit {
@@ -241,12 +241,12 @@ async fn who_finds_no_room_in_the_store_is_over_the_limit() {
             break;
         }
     }
-    let over = last.expect("it is full");
-    assert_eq!(String::from_utf8(over.raw_body).unwrap(), "there is no room to count this\n");
+    let over = last.expect("the store is full");
+    assert_eq!(String::from_utf8(over.raw_body).unwrap(), "the store is full\n");
 }
 
 #[tokio::test]
-async fn requests_at_the_same_time_in_whichever_order_lose_and_win_nothing() {
+async fn concurrent_requests_neither_lose_nor_gain_units() {
     let rls = Rls::new(config()).await;
     let (ada, blue): (&[_], &[_]) = (&[("user", "ada")], &[("team", "blue-7")]);
     let pairs: Vec<_> =
@@ -259,7 +259,7 @@ async fn requests_at_the_same_time_in_whichever_order_lose_and_win_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_decided_for_envoy_is_counted_as_over_http_and_described() {
+async fn rls_decisions_are_in_documented_metrics() {
     let rls = Rls::new(config()).await;
     let (ada, bob): (&[_], &[_]) = (&[("user", "ada")], &[("user", "bob")]);
     for _ in 0..6 {
@@ -276,7 +276,7 @@ async fn what_is_decided_for_envoy_is_counted_as_over_http_and_described() {
         let name = line.split(['{', ' ']).next().unwrap();
         let name =
             ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
-        assert!(text.contains(&format!("# HELP {name} ")), "{name} says what it is");
+        assert!(text.contains(&format!("# HELP {name} ")), "{name} has a help text");
         let row =
             page.lines().find(|row| row.starts_with(&format!("| `{name}`"))).expect("it is on the page");
         if let Some((_, value)) = line.split_once("{answer=\"").or_else(|| line.split_once("{kind=\"")) {
@@ -287,7 +287,7 @@ async fn what_is_decided_for_envoy_is_counted_as_over_http_and_described() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_to_those_who_listen() {
+async fn rls_refusals_are_broadcast() {
     let rls = Rls::new(config()).await;
     let events = rls.kit.request("GET", "/v1/events").bearer_auth(&rls.kit.token);
     let mut events = events.send().await.unwrap();
@@ -295,10 +295,10 @@ async fn refusals_are_told_to_those_who_listen() {
         rls.codes(&[&[("user", "ada")]]).await;
     }
     let mut text = String::new();
-    let heard = async {
+    let received = async {
         while !text.contains("event: refused") || !text.contains("ada") {
             text.push_str(&String::from_utf8_lossy(&events.chunk().await.unwrap().unwrap()));
         }
     };
-    soon("an event", heard).await;
+    soon("an event", received).await;
 }

@@ -1,4 +1,4 @@
-//! Tokens, bounds, and messages of any bytes.
+//! Tests of Envoy's service: authentication, bounds and arbitrary messages.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -31,14 +31,14 @@ fn config() -> Value {
 }
 
 #[tokio::test]
-async fn nobody_enters_without_a_token_that_may_acquire() -> Result<(), StoreError> {
+async fn rls_requires_token_with_acquire_scope() -> Result<(), StoreError> {
     let rls = Rls::new(config()).await;
     let ada = || request(&[&[("user", "ada")]]);
     let elsewhere =
         make_token(rls.kit.limiter.store(), "else", TokenScopes::new(TokenScope::ALL), "another").await;
     let table = [
         (String::new(), Code::Unauthenticated, "this needs a token"),
-        ("Basic dXNlcg==".to_owned(), Code::Unauthenticated, "what was sent is no token"),
+        ("Basic dXNlcg==".to_owned(), Code::Unauthenticated, "the header holds no token"),
         (format!("Bearer {}x", rls.kit.token), Code::Unauthenticated, "no"),
         (format!("Bearer {}", rls.kit.other), Code::PermissionDenied, "lacks the scope `acquire`"),
         (format!("Bearer {elsewhere}"), Code::PermissionDenied, "namespace"),
@@ -60,7 +60,7 @@ async fn nobody_enters_without_a_token_that_may_acquire() -> Result<(), StoreErr
 }
 
 #[tokio::test]
-async fn a_flood_of_descriptors_is_refused_with_the_bound() {
+async fn too_many_descriptors_are_refused() {
     let rls = Rls::new(config()).await;
     let many = |count: usize| RateLimitRequest {
         descriptors: vec![descriptor(&[("free", "x")], None); count],
@@ -80,7 +80,7 @@ async fn a_flood_of_descriptors_is_refused_with_the_bound() {
         let error = rls.call(request).await.unwrap_err();
         assert_eq!((error.code(), error.message()), (Code::InvalidArgument, sentence));
     }
-    // A message that is too long is not even read.
+    // A message that is too long is not read.
     let long = RateLimitRequest { domain: "x".repeat(300 * 1_024), ..request(&[&[("user", "ada")]]) };
     let error = rls.call(long).await.unwrap_err();
     assert_eq!(error.code(), Code::OutOfRange, "{error}");
@@ -90,19 +90,16 @@ async fn a_flood_of_descriptors_is_refused_with_the_bound() {
 }
 
 #[tokio::test]
-async fn no_more_are_under_way_than_may() {
+async fn concurrent_rls_calls_are_bounded() {
     let clock = ManualWall::new(NOW);
     let limiter = Limiter::new(Memory::with_clock(clock.clone()));
     let rls = Rls::over(limiter, clock, bounds(|bounds| bounds.requests_max = 0), config()).await;
     let error = rls.call(request(&[&[("user", "ada")]])).await.unwrap_err();
-    assert_eq!(
-        (error.code(), error.message()),
-        (Code::Unavailable, "0 requests are under way, as many as may")
-    );
+    assert_eq!((error.code(), error.message()), (Code::Unavailable, "too many requests: 0 are in flight"));
 }
 
 #[tokio::test]
-async fn those_under_way_over_http_take_no_place_of_envoys() {
+async fn http_requests_do_not_use_rls_slots() {
     let clock = ManualWall::new(NOW);
     let limiter = Limiter::new(Memory::with_clock(clock.clone()));
     let rls = Rls::over(limiter, clock, bounds(|bounds| bounds.requests_max = 1), config()).await;
@@ -121,7 +118,7 @@ async fn those_under_way_over_http_take_no_place_of_envoys() {
 }
 
 #[tokio::test]
-async fn a_silent_connection_is_closed_in_time() {
+async fn silent_connection_is_closed() {
     let rls = Rls::new(config()).await;
     let _frozen = Frozen::new();
     let mut silent = TcpStream::connect(rls.kit.envoy.unwrap()).await.unwrap();
@@ -134,15 +131,15 @@ async fn a_silent_connection_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn one_who_speaks_another_protocol_is_sent_away_and_others_are_served() {
+async fn other_protocols_are_disconnected() {
     let rls = Rls::new(config()).await;
-    for words in [
+    for bytes in [
         &b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"[..],
         &[0; 64],
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff",
     ] {
         let mut stream = TcpStream::connect(rls.kit.envoy.unwrap()).await.unwrap();
-        stream.write_all(words).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
         let mut all = Vec::new();
         let ended = async { while stream.read_buf(&mut all).await.is_ok_and(|read| read > 0) {} };
         soon("the connection", ended).await;
@@ -150,7 +147,7 @@ async fn one_who_speaks_another_protocol_is_sent_away_and_others_are_served() {
     assert_eq!(rls.codes(&[&[("user", "ada")]]).await.0, Under);
 }
 
-/// Sends bytes as they are.
+/// A codec that sends raw bytes.
 #[derive(Default)]
 struct Raw;
 
@@ -190,7 +187,7 @@ impl Decoder for Raw {
 
 async fn send(rls: &Rls, bytes: Vec<u8>) -> Result<Bytes, Status> {
     let mut client = Grpc::new(rls.channel.clone());
-    client.ready().await.expect("it is there");
+    client.ready().await.expect("connects");
     let mut request = Request::new(bytes);
     let value = format!("Bearer {}", rls.kit.token).parse().expect("a value");
     request.metadata_mut().insert("authorization", value);
@@ -198,7 +195,7 @@ async fn send(rls: &Rls, bytes: Vec<u8>) -> Result<Bytes, Status> {
     client.unary(request, path.parse().expect("a path"), Raw).await.map(tonic::Response::into_inner)
 }
 
-/// Words that rules look for, and whatever else.
+/// Keys and values of the rules, and arbitrary text.
 fn word() -> impl Strategy<Value = String> {
     prop_oneof![
         Just("user".to_owned()),
@@ -221,12 +218,12 @@ fn descriptors() -> impl Strategy<Value = Vec<RateLimitDescriptor>> {
     prop::collection::vec(one, 0..6)
 }
 
-/// Bytes at random, requests at random, and requests with a byte that is not as it was.
+/// Random bytes, random requests, and requests with one changed byte.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let asked = (word(), descriptors(), any::<u32>()).prop_map(|(domain, descriptors, hits_addend)| {
         RateLimitRequest { domain, descriptors, hits_addend }.encode_to_vec()
     });
-    let spoilt =
+    let mutated =
         (asked, any::<prop::sample::Index>(), any::<Option<u8>>()).prop_map(|(mut bytes, place, byte)| {
             if let (Some(byte), false) = (byte, bytes.is_empty()) {
                 let place = place.index(bytes.len());
@@ -234,16 +231,16 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
             }
             bytes
         });
-    prop_oneof![1 => prop::collection::vec(any::<u8>(), 0..200), 4 => spoilt]
+    prop_oneof![1 => prop::collection::vec(any::<u8>(), 0..200), 4 => mutated]
 }
 
-/// Whatever is sent is answered: with a verdict for each descriptor, or with what is wrong with it.
+/// Every message gets a response: a verdict for each descriptor, or an error.
 #[test]
-fn no_message_makes_it_panic_or_fail_and_each_has_an_answer() {
+fn arbitrary_messages_get_response_without_panic() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let rls = runtime.block_on(Rls::new(config()));
-    let fits = |error: &Status| {
-        // What cannot be decoded is told as an internal error by tonic, whoever's it is.
+    let is_expected = |error: &Status| {
+        // tonic reports undecodable messages as internal errors.
         let is_undecoded = error.code() == Code::Internal && error.message().contains("decode");
         let is_known = [Code::InvalidArgument, Code::Unimplemented, Code::FailedPrecondition];
         is_undecoded || is_known.contains(&error.code())
@@ -257,7 +254,7 @@ fn no_message_makes_it_panic_or_fail_and_each_has_an_answer() {
                         .map_err(|error| TestCaseError::fail(error.to_string()))?;
                 prop_assert_eq!(Some(answer.statuses.len()), asked.map(|asked| asked.descriptors.len()));
             }
-            Err(error) => prop_assert!(fits(&error), "{}", error),
+            Err(error) => prop_assert!(is_expected(&error), "{}", error),
         }
         Ok(())
     });

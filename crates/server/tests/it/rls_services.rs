@@ -1,4 +1,4 @@
-//! Health and reflection, without a token.
+//! Tests of health and reflection, which need no token.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::Duration as Span;
 use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage};
-use tidegate_server::Stopped;
+use tidegate_server::ShutdownOutcome;
 use tokio::time::advance;
 use tokio_stream::StreamExt as _;
 use tonic_health::pb::HealthCheckRequest;
@@ -25,8 +25,8 @@ use crate::kit::frozen::{Frozen, TICK, settle_down};
 use crate::kit::soon;
 use crate::rls_kit::{Rls, descriptor, request};
 
-/// How long a stopping server waits for its last calls.
-const LAST_CALLS: Duration = Duration::from_millis(500);
+/// The grace period of a stopping server.
+const STOP_GRACE: Duration = Duration::from_millis(500);
 const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 
 fn service(name: &str) -> HealthCheckRequest {
@@ -40,7 +40,7 @@ async fn health_reports_serving_and_then_not_serving() {
     for name in ["", SERVICE] {
         let answer = async {
             loop {
-                // The service answers once the server has begun.
+                // The service responds once the server has started.
                 if let Ok(answer) = health.check(service(name)).await {
                     return answer.into_inner();
                 }
@@ -57,24 +57,24 @@ async fn health_reports_serving_and_then_not_serving() {
     let last = soon("the news", watched.next()).await.unwrap().unwrap();
     assert_eq!(last.status(), ServingStatus::NotServing);
     drop((health, rls.channel));
-    // An open watch delays the end by no more than the last calls may take.
+    // An open watch delays the shutdown by at most the grace period.
     settle_down().await;
-    advance(LAST_CALLS + TICK).await;
-    assert_eq!(soon("the end", rls.kit.stopped()).await, Stopped::Drained);
+    advance(STOP_GRACE + TICK).await;
+    assert_eq!(soon("the end", rls.kit.stopped()).await, ShutdownOutcome::Drained);
     drop(watched);
 }
 
-async fn reflected(rls: &Rls, asked: MessageRequest) -> MessageResponse {
+async fn reflected(rls: &Rls, request: MessageRequest) -> MessageResponse {
     let mut client = ServerReflectionClient::new(rls.channel.clone());
-    let ask = ServerReflectionRequest { host: String::new(), message_request: Some(asked) };
+    let ask = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
     let mut answers =
-        client.server_reflection_info(tokio_stream::once(ask)).await.expect("it is there").into_inner();
+        client.server_reflection_info(tokio_stream::once(ask)).await.expect("connects").into_inner();
     let answer = answers.next().await.expect("an answer").expect("a good one");
-    answer.message_response.expect("it says something")
+    answer.message_response.expect("a message")
 }
 
 #[tokio::test]
-async fn reflection_tells_of_messages_as_they_are_sent() {
+async fn reflection_matches_wire_messages() {
     let rls = Rls::new(json!({})).await;
     let MessageResponse::ListServicesResponse(list) =
         reflected(&rls, MessageRequest::ListServices(String::new())).await
@@ -102,12 +102,12 @@ async fn reflection_tells_of_messages_as_they_are_sent() {
             pool.decode_file_descriptor_proto(&*bytes).unwrap();
         }
     }
-    let asked = RateLimitRequest {
+    let request_body = RateLimitRequest {
         descriptors: vec![descriptor(&[("user", "ada")], Some(3))],
         hits_addend: 2,
         ..request(&[])
     };
-    let told = RateLimitResponse {
+    let response = RateLimitResponse {
         overall_code: Code::OverLimit.into(),
         statuses: vec![DescriptorStatus {
             code: Code::Ok.into(),
@@ -120,7 +120,7 @@ async fn reflection_tells_of_messages_as_they_are_sent() {
         ..RateLimitResponse::default()
     };
     for (name, bytes) in
-        [("RateLimitRequest", asked.encode_to_vec()), ("RateLimitResponse", told.encode_to_vec())]
+        [("RateLimitRequest", request_body.encode_to_vec()), ("RateLimitResponse", response.encode_to_vec())]
     {
         let message = pool.get_message_by_name(&format!("envoy.service.ratelimit.v3.{name}")).unwrap();
         let read = DynamicMessage::decode(message, &*bytes).unwrap();
@@ -134,21 +134,21 @@ async fn reflection_tells_of_messages_as_they_are_sent() {
 }
 
 #[tokio::test]
-async fn an_open_reflection_does_not_delay_the_stop() {
+async fn open_reflection_does_not_delay_shutdown() {
     let rls = Rls::new(json!({})).await;
     let mut client = ServerReflectionClient::new(rls.channel.clone());
     let mut held = client.server_reflection_info(tokio_stream::pending()).await.unwrap().into_inner();
     let _frozen = Frozen::new();
     rls.kit.stopper.stop();
     settle_down().await;
-    advance(LAST_CALLS + TICK).await;
+    advance(STOP_GRACE + TICK).await;
     assert!(!matches!(soon("the stream", held.next()).await, Some(Ok(_))));
     drop((client, rls.channel));
-    assert_eq!(soon("the end", rls.kit.stopped()).await, Stopped::Drained);
+    assert_eq!(soon("the end", rls.kit.stopped()).await, ShutdownOutcome::Drained);
 }
 
 #[tokio::test]
-async fn no_more_are_let_in_without_a_token_than_may() {
+async fn unauthenticated_calls_are_bounded() {
     let rls = Rls::new(json!({})).await;
     let mut health = HealthClient::new(rls.channel.clone());
     let mut watched = Vec::new();
@@ -158,9 +158,9 @@ async fn no_more_are_let_in_without_a_token_than_may() {
     let error = health.check(service("")).await.unwrap_err();
     assert_eq!(
         (error.code(), error.message()),
-        (tonic::Code::ResourceExhausted, "64 calls without a token are under way, as many as may")
+        (tonic::Code::ResourceExhausted, "too many calls without a token: 64 are in flight")
     );
     watched.clear();
-    let let_in = async { while health.check(service("")).await.is_err() {} };
-    soon("a place", let_in).await;
+    let admitted = async { while health.check(service("")).await.is_err() {} };
+    soon("a place", admitted).await;
 }

@@ -1,4 +1,4 @@
-//! Envoy's service behind TLS: a client's certificate stands for a token there too.
+//! Tests of Envoy's service behind TLS, where client certificates map to tokens too.
 
 use std::fs;
 use std::future::Future;
@@ -26,16 +26,16 @@ use tonic::{Code, Request, Status};
 
 use crate::kit::codec::json;
 use crate::kit::pki::{Authority, Pair};
-use crate::kit::tls::{VERSIONS, config, connect, last, offering, spoken};
+use crate::kit::tls::{VERSIONS, config, connect, last, negotiated, offering};
 use crate::kit::{Kit, any_port, make_token, soon};
 use crate::rls_kit::{request, rules};
 
 /// Connects to one address, with TLS.
 #[derive(Clone)]
-struct Connects(SocketAddr, Arc<ClientConfig>);
+struct TlsConnector(SocketAddr, Arc<ClientConfig>);
 
-impl Connects {
-    /// What a call is answered with, by a connection of its own.
+impl TlsConnector {
+    /// Makes a call on a new connection.
     async fn ask(self, token: Option<&str>) -> Result<RateLimitResponse, Status> {
         call(self.channel().await?, token).await
     }
@@ -46,7 +46,7 @@ impl Connects {
     }
 }
 
-/// What a call is answered with. Who brings no token is known by its certificate, or by nothing.
+/// Makes a call. Without a token, only the client certificate identifies the caller.
 async fn call(channel: Channel, token: Option<&str>) -> Result<RateLimitResponse, Status> {
     let mut asked = Request::new(request(&[&[("user", "acme")]]));
     if let Some(token) = token {
@@ -56,7 +56,7 @@ async fn call(channel: Channel, token: Option<&str>) -> Result<RateLimitResponse
     RateLimitServiceClient::new(channel).should_rate_limit(asked).await.map(tonic::Response::into_inner)
 }
 
-impl Service<Uri> for Connects {
+impl Service<Uri> for TlsConnector {
     type Response = TokioIo<TlsStream<TcpStream>>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
@@ -71,8 +71,8 @@ impl Service<Uri> for Connects {
     }
 }
 
-/// A server that answers Envoy behind TLS.
-struct Secured {
+/// A server with Envoy's service behind TLS.
+struct RlsTlsServer {
     kit: Kit,
     folder: TempDir,
     authority: Authority,
@@ -82,8 +82,8 @@ struct Secured {
     _stopper: Stopper,
 }
 
-impl Secured {
-    /// With those who may sign certificates of clients, if these need one. One with the name `urn:gate` may draw.
+impl RlsTlsServer {
+    /// `clients` are the client CAs, if any. A client named `urn:gate` may draw.
     async fn new(clients: &[&Authority]) -> Self {
         let (kit, folder) = (Kit::with(Bounds::default()).await, TempDir::new().expect("a folder"));
         let authority = Authority::new("ours");
@@ -106,19 +106,19 @@ impl Secured {
         Self { kit, folder, authority, tls, http, envoy, _stopper: stopper }
     }
 
-    /// A client of gRPC, by one version of TLS or by any. Its clones share its sessions.
-    fn client(&self, pair: Option<&Pair>, versions: &[&'static SupportedProtocolVersion]) -> Connects {
-        Connects(self.envoy, offering(&config(&self.authority, pair, versions), &["h2"]))
+    /// A gRPC client with these TLS versions. Clones share its sessions.
+    fn client(&self, pair: Option<&Pair>, versions: &[&'static SupportedProtocolVersion]) -> TlsConnector {
+        TlsConnector(self.envoy, offering(&config(&self.authority, pair, versions), &["h2"]))
     }
 
-    /// Whether one handshake came to nothing, and no more.
+    /// Whether exactly one handshake failed.
     async fn has_refused_one(&self) -> bool {
         let text = self.kit.get("/metrics").await.text;
         text.contains("\ntidegate_tls_handshakes_failed_total{kind=\"broken\"} 1\n")
     }
 }
 
-/// Writes down who may sign certificates of clients.
+/// Writes the client CAs to a file.
 fn trust(folder: &TempDir, clients: &[&Authority]) -> PathBuf {
     let file = folder.path().join("ca.pem");
     fs::write(&file, clients.iter().map(|authority| authority.pem()).collect::<String>()).expect("written");
@@ -126,23 +126,23 @@ fn trust(folder: &TempDir, clients: &[&Authority]) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_call_with_a_certificate_that_stands_for_a_token_is_answered_and_no_other() {
+async fn mapped_client_certificate_authorizes_rls_call() {
     let clients = Authority::new("of clients");
-    let secured = Secured::new(&[&clients]).await;
+    let secured = RlsTlsServer::new(&[&clients]).await;
     let ask = |pair: Option<&Pair>| secured.client(pair, &VERSIONS).ask(None);
     let known = clients.client("urn:gate", "x", 2090);
     let answer = ask(Some(&known)).await.unwrap();
     assert_eq!(answer.overall_code(), Answered::Ok);
     let other = clients.client("urn:other", "x", 2090);
     assert_eq!(ask(Some(&other)).await.unwrap_err().code(), Code::Unauthenticated);
-    assert!(ask(None).await.is_err(), "nobody without one");
+    assert!(ask(None).await.is_err(), "a certificate is required");
 }
 
 #[tokio::test]
-async fn who_is_trusted_no_more_makes_no_call_by_a_session_from_before_and_others_stay_who_they_are() {
+async fn revoked_rls_client_cannot_resume_session() {
     for version in VERSIONS {
         let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-        let secured = Secured::new(&[&ours, &theirs]).await;
+        let secured = RlsTlsServer::new(&[&ours, &theirs]).await;
         let [our, their] =
             [&ours, &theirs].map(|of| secured.client(Some(&of.client("urn:gate", "x", 2090)), &[version]));
         for client in [&our, &their] {
@@ -157,7 +157,7 @@ async fn who_is_trusted_no_more_makes_no_call_by_a_session_from_before_and_other
         secured.tls.reload().await.unwrap();
         for token in [None, Some(secured.kit.token.as_str())] {
             let refused = call(open.clone(), token).await.unwrap_err();
-            assert_eq!(refused.code(), Code::Unauthenticated, "on the connection it has: {version:?}");
+            assert_eq!(refused.code(), Code::Unauthenticated, "on an open connection: {version:?}");
         }
         assert!(their.ask(None).await.is_err(), "{version:?}");
         soon("a handshake that is refused", async { while !secured.has_refused_one().await {} }).await;
@@ -166,8 +166,8 @@ async fn who_is_trusted_no_more_makes_no_call_by_a_session_from_before_and_other
 }
 
 #[tokio::test]
-async fn envoy_is_offered_http_2_and_who_wants_only_something_else_is_told_so() {
-    let secured = Secured::new(&[]).await;
+async fn envoy_port_negotiates_only_http_2() {
+    let secured = RlsTlsServer::new(&[]).await;
     let token = Some(secured.kit.token.as_str());
     for version in VERSIONS {
         let client = config(&secured.authority, None, &[version]);
@@ -178,17 +178,17 @@ async fn envoy_is_offered_http_2_and_who_wants_only_something_else_is_told_so() 
         for (offer, agreed) in [(&["h2"][..], Some("h2")), (&["http/1.1", "h2"], Some("h2")), (&[], None)] {
             let config = offering(&client, offer);
             let stream = connect(secured.envoy, &config).await.unwrap();
-            assert_eq!(spoken(&stream), agreed, "{version:?} {offer:?}");
-            // Who offers nothing is taken to know what is spoken here.
-            let answer = Connects(secured.envoy, config).ask(token).await.unwrap();
+            assert_eq!(negotiated(&stream), agreed, "{version:?} {offer:?}");
+            // A client without ALPN is assumed to know the protocol.
+            let answer = TlsConnector(secured.envoy, config).ask(token).await.unwrap();
             assert_eq!(answer.overall_code(), Answered::Ok, "{version:?} {offer:?}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_session_that_began_at_the_other_port_is_spoken_as_this_one_speaks_and_brings_no_token() {
-    let secured = Secured::new(&[]).await;
+async fn session_resumed_on_other_port_carries_no_token() {
+    let secured = RlsTlsServer::new(&[]).await;
     for version in VERSIONS {
         let client = config(&secured.authority, None, &[version]);
         let mut first = connect(secured.http, &offering(&client, &["http/1.1"])).await.unwrap();
@@ -196,10 +196,10 @@ async fn a_session_that_began_at_the_other_port_is_spoken_as_this_one_speaks_and
         let config = offering(&client, &["h2"]);
         let second = connect(secured.envoy, &config).await.unwrap();
         assert_eq!(second.get_ref().1.handshake_kind(), Some(HandshakeKind::Resumed), "{version:?}");
-        assert_eq!(spoken(&second), Some("h2"), "{version:?}");
-        let third = Connects(secured.envoy, config);
-        let nobody = third.clone().ask(None).await.unwrap_err();
-        assert_eq!(nobody.code(), Code::Unauthenticated, "{version:?}");
+        assert_eq!(negotiated(&second), Some("h2"), "{version:?}");
+        let third = TlsConnector(secured.envoy, config);
+        let anonymous = third.clone().ask(None).await.unwrap_err();
+        assert_eq!(anonymous.code(), Code::Unauthenticated, "{version:?}");
         assert!(third.ask(Some(&secured.kit.token)).await.is_ok(), "{version:?}");
     }
 }

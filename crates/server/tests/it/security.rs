@@ -1,4 +1,4 @@
-//! Who may do what: every route, with every wrong token, from the table that the router is made of.
+//! Tests of access control: every route, with every kind of invalid token, from the route table.
 
 use tidegate::store::Tokens;
 use tidegate::{Expect, Stamp};
@@ -8,11 +8,11 @@ use tidegate_server::{Access, routes};
 use crate::kit::codec::{Value, json};
 use crate::kit::{Kit, make_token, send};
 
-/// A way to ask that is refused: its name, what is sent in `Authorization`, the status and the kind of problem.
-type Wrong = (&'static str, Option<String>, u16, &'static str);
+/// A rejected request: its name, the `Authorization` header, the status and the kind of problem.
+type RejectedRequest = (&'static str, Option<String>, u16, &'static str);
 
 #[tokio::test]
-async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_more() {
+async fn every_route_rejects_invalid_tokens() {
     let kit = Kit::new().await;
     let store = kit.limiter.store();
     let all = TokenScopes::new(TokenScope::ALL);
@@ -24,7 +24,7 @@ async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_mo
     let wrong_secret = format!("tg_all_{}", "0".repeat(64));
     let unknown = format!("tg_nobody_{secret}");
     let bearer = |token: &str| Some(format!("Bearer {token}"));
-    let wrongs: Vec<Wrong> = vec![
+    let rejected: Vec<RejectedRequest> = vec![
         ("no token", None, 401, "no-token"),
         ("no scheme", Some(kit.token.clone()), 401, "bad-token"),
         ("another scheme", Some(format!("Basic {}", kit.token)), 401, "bad-token"),
@@ -45,7 +45,7 @@ async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_mo
             continue;
         };
         guarded += 1;
-        for (what, header, status, kind) in &wrongs {
+        for (what, header, status, kind) in &rejected {
             let request = kit.request(route.method.as_str(), &path);
             let request = match header {
                 Some(header) => request.header("authorization", header),
@@ -54,16 +54,16 @@ async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_mo
             let answer = send(request).await;
             assert_eq!((answer.status, answer.kind()), (*status, *kind), "{what}: {} {path}", route.method);
             assert_eq!(answer.header("www-authenticate").starts_with("Bearer"), *status == 401);
-            assert!(!answer.text.contains(secret), "{what}: a secret is told");
+            assert!(!answer.text.contains(secret), "{what}: the response contains a secret");
         }
-        // Every scope but the one that is needed.
+        // All scopes except the required one.
         let lacks = TokenScopes::new(TokenScope::ALL.into_iter().filter(|scope| *scope != needed));
         let name = format!("lacks-{guarded}");
         let lacking = make_token(store, &name, lacks, "default").await;
         let answer = kit.ask_as(&lacking, route.method.as_str(), &path, None).await;
         answer.is_problem(403, "scope", "");
         assert!(answer.text.contains(&format!("lacks the scope `{needed}`")), "{}", answer.text);
-        // The one that is needed, and no other: it is let in, whatever becomes of an empty request.
+        // Only the required scope: the request is authorized, even if its body is invalid.
         let only = make_token(store, &format!("only-{guarded}"), TokenScopes::new([needed]), "default").await;
         let answer = kit.ask_as(&only, route.method.as_str(), &path, None).await;
         assert!(
@@ -74,9 +74,9 @@ async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_mo
     }
     assert!(guarded >= 31, "{guarded} routes need a token");
 
-    // When their time is over, none of them is let in any more.
+    // Expired tokens are rejected.
     kit.clock.set(Stamp::from_secs(4_000_000_000));
-    for route in routes().into_iter().filter(|route| route.access != Access::Everybody) {
+    for route in routes().into_iter().filter(|route| route.access != Access::Public) {
         let path = route.path.replace(['{', '}'], "");
         let answer = kit.ask(route.method.as_str(), &path, None).await;
         assert_eq!((answer.status, answer.kind()), (401, "bad-token"), "expired: {} {path}", route.method);
@@ -85,14 +85,14 @@ async fn no_route_lets_in_who_has_no_token_a_wrong_one_or_one_that_is_good_no_mo
 }
 
 #[tokio::test]
-async fn whoever_may_only_draw_brings_no_limits_of_their_own() {
+async fn call_limits_require_admin_scope() {
     let kit = Kit::new().await;
     let draws = TokenScopes::new([TokenScope::Acquire]);
     let token = make_token(kit.limiter.store(), "draws", draws, "default").await;
     let ask = json!({"entity": "acme", "resource": "gpt-4", "cost": {"tpm": 5}, "limits": ["tpm:20/s"]});
     for path in ["/v1/acquire", "/v1/spend"] {
         kit.ask_as(&token, "POST", path, Some(ask.clone())).await.is_problem(403, "scope", "");
-        assert!(kit.post(path, ask.clone()).await.status < 300, "who may write limits may bring them");
+        assert!(kit.post(path, ask.clone()).await.status < 300, "the admin scope allows call limits");
     }
     let batch = json!({"requests": [ask]});
     let answer = kit.ask_as(&token, "POST", "/v1/acquire/batch", Some(batch)).await;
@@ -100,16 +100,16 @@ async fn whoever_may_only_draw_brings_no_limits_of_their_own() {
 }
 
 #[test]
-fn whatever_changes_something_needs_the_scope_to_change_it() {
+fn every_route_requires_expected_scope() {
     use TokenScope::{Acquire, Admin, Read};
-    // Said apart from the table: a slip there is not believed here.
+    // Listed independently of the table, to detect mistakes in it.
     let open = ["/v1/openapi.json", "/health/live", "/health/ready"];
     let draws = ["/v1/acquire", "/v1/acquire/batch", "/v1/spend"];
     let looks = ["/v1/explain", "/v1/plan"];
     for route in routes() {
         let (method, path) = (route.method.as_str(), route.path);
         let needed = match method {
-            _ if open.contains(&path) => Access::Everybody,
+            _ if open.contains(&path) => Access::Public,
             _ if draws.contains(&path) || path.starts_with("/v1/leases/") => Access::Scope(Acquire),
             _ if path.starts_with("/v1/tokens") => Access::Scope(Admin),
             _ if looks.contains(&path) => Access::Scope(Read),
@@ -121,7 +121,7 @@ fn whatever_changes_something_needs_the_scope_to_change_it() {
 }
 
 #[tokio::test]
-async fn a_lease_belongs_to_the_token_that_opened_it() {
+async fn lease_is_accessible_only_to_its_token() {
     let kit = Kit::new().await;
     let ask = json!({"entity": "acme", "resource": "gpt-4", "cost": {"tpm": 100}});
     let granted = kit.post("/v1/acquire", ask).await;
@@ -135,11 +135,11 @@ async fn a_lease_belongs_to_the_token_that_opened_it() {
         ("POST", "/cancel", Some(json!({"step": 1}))),
     ];
     let verbs_there = routes().into_iter().filter(|route| route.path.starts_with("/v1/leases/")).count();
-    assert_eq!(verbs.len(), verbs_there, "every verb of a lease is tried");
+    assert_eq!(verbs.len(), verbs_there, "every lease route is tested");
     for (method, verb, body) in verbs {
         let answer = kit.ask_as(&kit.other, method, &format!("/v1/leases/{lease}{verb}"), body.clone()).await;
         answer.is_problem(403, "not-your-lease", "");
-        // The right id with a proof that somebody made up.
+        // The right id with a forged proof.
         let forged = format!("/v1/leases/{}{}{verb}", &lease[..32], "0".repeat(32));
         kit.ask(method, &forged, body.clone()).await.is_problem(403, "not-your-lease", "");
         let short = format!("/v1/leases/{}{verb}", &lease[..32]);
@@ -149,7 +149,7 @@ async fn a_lease_belongs_to_the_token_that_opened_it() {
     assert_eq!(
         (shown.status, &shown.body["step"]),
         (200, &json!(0)),
-        "nothing was done to it: {}",
+        "the lease is unchanged: {}",
         shown.text
     );
 }

@@ -1,7 +1,7 @@
-//! Clients that hold connections without using them: they send nothing, a byte at a time, or never read what they asked
-//! for. The server closes their connections, and serves others until then.
+//! Clients that hold connections without using them: they send nothing, one byte at a time, or never read
+//! their responses. The server closes their connections, and serves others until then.
 //!
-//! Time stands still but for the steps that the tests take: no call is late, however slow the machine is.
+//! Time is paused and advanced by the tests: no call is late, however slow the machine is.
 
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,14 @@ const MANY: usize = 250;
 /// The time between two bytes of a slow sender.
 const DRIP_EVERY: Duration = Duration::from_millis(500);
 
-/// Holds a connection until the server ends it, and sends the bytes of `drip` in a circle, one at a time.
+/// Holds a connection until the server closes it, and sends the bytes of `drip` cyclically, one at a time.
 async fn hold(mut stream: TcpStream, begin: String, drip: &'static [u8]) {
     stream.write_all(begin.as_bytes()).await.expect("it is sent");
     let mut drip = drip.iter().cycle();
-    let mut room = [0; 1_024];
+    let mut buffer = [0; 1_024];
     loop {
-        match timeout(DRIP_EVERY, stream.read(&mut room)).await {
-            // Before the end there may be an answer.
+        match timeout(DRIP_EVERY, stream.read(&mut buffer)).await {
+            // A response may precede the end.
             Ok(Ok(0) | Err(_)) => return,
             Ok(Ok(_)) => {}
             Err(_) => {
@@ -45,8 +45,8 @@ async fn connect(kit: &Kit) -> TcpStream {
     TcpStream::connect(kit.addr).await.expect("it listens")
 }
 
-/// A client that uses the server as intended.
-async fn is_served(kit: &Kit, entity: usize) {
+/// Asserts that a well-behaved client is served.
+async fn assert_served(kit: &Kit, entity: usize) {
     let ask = json!({"entity": format!("good-{entity}"), "resource": "b", "cost": {"tpm": 1}});
     let granted = kit.post("/v1/acquire", ask).await;
     assert_eq!(granted.status, 200, "{}", granted.text);
@@ -55,18 +55,18 @@ async fn is_served(kit: &Kit, entity: usize) {
     assert_eq!(settled.status, 200, "{}", settled.text);
 }
 
-/// Serves others, and advances the clock between them, until the server has closed all slow connections. Returns how many
-/// were served.
-async fn serves_until_closed(kit: &Kit, mut slow: JoinSet<()>, patience: Duration) -> usize {
+/// Makes requests and advances the clock until the server has closed all slow connections. Returns the number
+/// of requests served.
+async fn serves_until_closed(kit: &Kit, mut slow: JoinSet<()>, idle_timeout: Duration) -> usize {
     let (began, began_really) = (time::Instant::now(), Instant::now());
     let mut served = 0;
     while !slow.is_empty() {
         assert!(began_really.elapsed() < Duration::from_mins(2), "{} connections stay open", slow.len());
-        is_served(kit, served).await;
+        assert_served(kit, served).await;
         served += 1;
         while let Some(ended) = slow.try_join_next() {
             ended.expect("no panic");
-            assert!(began.elapsed() >= patience, "closed after {:?}", began.elapsed());
+            assert!(began.elapsed() >= idle_timeout, "closed after {:?}", began.elapsed());
         }
         advance(DRIP_EVERY).await;
     }
@@ -75,10 +75,10 @@ async fn serves_until_closed(kit: &Kit, mut slow: JoinSet<()>, patience: Duratio
 
 #[tokio::test]
 async fn slow_senders_are_closed_while_others_are_served() {
-    let patience = Duration::from_secs(5);
+    let idle_timeout = Duration::from_secs(5);
     let kit = Kit::with(bounds(|bounds| {
-        bounds.head_time = patience;
-        bounds.body_time = patience;
+        bounds.head_time = idle_timeout;
+        bounds.body_time = idle_timeout;
         bounds.connections_max = 2 * MANY + 50;
     }))
     .await;
@@ -90,7 +90,7 @@ async fn slow_senders_are_closed_while_others_are_served() {
     );
     let mut slow = JoinSet::new();
     for number in 0..2 * MANY {
-        // Nothing at all, a head that never ends, and a body that never ends.
+        // No data, an endless head, and an endless body.
         let (begin, drip): (String, &'static [u8]) = match number % 4 {
             0 | 1 => (String::new(), b""),
             2 => (head.to_owned(), b"x-slow: 1\r\n"),
@@ -98,27 +98,27 @@ async fn slow_senders_are_closed_while_others_are_served() {
         };
         slow.spawn(hold(connect(&kit).await, begin, drip));
     }
-    let served = serves_until_closed(&kit, slow, patience).await;
+    let served = serves_until_closed(&kit, slow, idle_timeout).await;
     assert!(served >= 10, "others are served while the connections are held: {served}");
-    is_served(&kit, served).await;
+    assert_served(&kit, served).await;
 }
 
 #[tokio::test]
-async fn a_new_client_is_served_once_held_slots_are_free() {
+async fn new_client_is_served_once_slots_are_free() {
     let kit = Kit::with(bounds(|bounds| bounds.connections_max = MANY)).await;
     let _frozen = Frozen::new();
     let mut slow = JoinSet::new();
     for _ in 0..MANY {
         slow.spawn(hold(connect(&kit).await, String::new(), b""));
     }
-    ends_after(kit.state.bounds().head_time, is_served(&kit, 0)).await;
+    ends_after(kit.state.bounds().head_time, assert_served(&kit, 0)).await;
     soon("the end of the held connections", slow.join_all()).await;
 }
 
-/// The answers fill the buffers of both sides, and no more.
+/// The responses fill the buffers of both sides.
 #[tokio::test]
-async fn clients_that_never_read_are_closed() {
-    let patience = Bounds::default().body_time;
+async fn non_reading_clients_are_closed() {
+    let idle_timeout = Bounds::default().body_time;
     let kit = Kit::new().await;
     let _frozen = Frozen::new();
     let ask = b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(200);
@@ -126,10 +126,10 @@ async fn clients_that_never_read_are_closed() {
     for _ in 0..10 {
         let (mut stream, ask) = (connect(&kit).await, ask.clone());
         slow.spawn(async move {
-            // It asks until the server ends the connection.
+            // Sends requests until the server closes the connection.
             while stream.write_all(&ask).await.is_ok() {}
         });
     }
-    serves_until_closed(&kit, slow, patience).await;
+    serves_until_closed(&kit, slow, idle_timeout).await;
     assert_eq!(send(kit.request("GET", "/health/ready")).await.status, 204);
 }

@@ -1,4 +1,4 @@
-//! TLS on real sockets: which certificates are accepted, and what a new one changes.
+//! Tests of TLS over real sockets: accepted certificates and reloads.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tidegate::store::ManualWall;
 use tidegate::{Expect, Stamp};
 use tidegate_core::limit::token::{TokenId, TokenScope, TokenScopes};
-use tidegate_server::{Bounds, Server, ServerOptions, Stopped, TlsOptions};
+use tidegate_server::{Bounds, Server, ServerOptions, ShutdownOutcome, TlsOptions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -20,17 +20,17 @@ use crate::kit::tls::{Secure, VERSIONS, config, connect, is_served, shown};
 use crate::kit::{bounds, make_token, soon};
 
 #[tokio::test]
-async fn whoever_trusts_the_authority_is_served_and_whoever_does_not_refuses_the_server() {
+async fn only_clients_trusting_the_ca_connect() {
     let secure = Secure::new().await;
     let client = secure.client(None);
     assert_eq!(secure.get(&client, "/health/ready").await.unwrap().0, 204);
-    assert_eq!(secure.get(&client, "/v1/entities").await.unwrap().0, 401, "TLS is no token");
+    assert_eq!(secure.get(&client, "/v1/entities").await.unwrap().0, 401, "TLS does not replace a token");
     let bearer = client.get(secure.url("/v1/entities")).bearer_auth(&secure.kit.token).send().await.unwrap();
     assert_eq!(bearer.status().as_u16(), 200);
-    let stranger = Arc::new(config(&Authority::new("another"), None, &VERSIONS));
-    let stranger = connect(secure.addr, &stranger).await.unwrap_err();
-    assert!(stranger.to_string().contains("UnknownIssuer"), "{stranger}");
-    assert!(is_served(&mut secure.connect().await).await, "and goes on");
+    let untrusted = Arc::new(config(&Authority::new("another"), None, &VERSIONS));
+    let untrusted = connect(secure.addr, &untrusted).await.unwrap_err();
+    assert!(untrusted.to_string().contains("UnknownIssuer"), "{untrusted}");
+    assert!(is_served(&mut secure.connect().await).await, "and the server continues");
     let broken = "tidegate_tls_handshakes_failed_total{kind=\"broken\"}";
     soon("the count", async { while secure.metric(broken).await < 1 {} }).await;
     let text = secure.kit.get("/metrics").await.text;
@@ -43,7 +43,7 @@ async fn whoever_trusts_the_authority_is_served_and_whoever_does_not_refuses_the
 }
 
 #[tokio::test]
-async fn whoever_speaks_no_tls_is_told_so_and_let_go() {
+async fn plaintext_client_gets_bad_request() {
     let secure = Secure::new().await;
     let mut plain = TcpStream::connect(secure.addr).await.unwrap();
     plain.write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
@@ -54,7 +54,7 @@ async fn whoever_speaks_no_tls_is_told_so_and_let_go() {
     drop(plain);
     let mut noise = TcpStream::connect(secure.addr).await.unwrap();
     noise.write_all(&[0; 100]).await.unwrap();
-    // An end or a reset: nothing was said.
+    // The connection is closed or reset without data.
     assert_eq!(soon("the end", noise.read(&mut [0; 10])).await.unwrap_or(0), 0);
     let mut broken = TcpStream::connect(secure.addr).await.unwrap();
     broken.write_all(&[0x16; 100]).await.unwrap();
@@ -62,7 +62,7 @@ async fn whoever_speaks_no_tls_is_told_so_and_let_go() {
     let _ = soon("the end", broken.read_to_end(&mut alert)).await;
     assert!(!alert.starts_with(b"HTTP"), "{alert:?}");
     assert!(is_served(&mut secure.connect().await).await);
-    // Who only looks whether the port is open has broken nothing.
+    // A port probe does not count as a failed handshake.
     drop(TcpStream::connect(secure.addr).await.unwrap());
     let plain =
         async { while secure.metric("tidegate_tls_handshakes_failed_total{kind=\"plain\"}").await < 2 {} };
@@ -71,7 +71,7 @@ async fn whoever_speaks_no_tls_is_told_so_and_let_go() {
 }
 
 #[tokio::test]
-async fn a_client_comes_in_by_its_certificate_as_the_token_that_it_stands_for() {
+async fn client_certificate_maps_to_token() {
     let clients = Authority::new("of clients");
     let gate = TokenId::new("gate").unwrap();
     let secure = Secure::with(Bounds::default(), |folder, options| {
@@ -80,15 +80,15 @@ async fn a_client_comes_in_by_its_certificate_as_the_token_that_it_stands_for() 
         options.client_ca(file).client("spiffe://prod/gate", gate.clone())
     })
     .await;
-    // No connection is closed for being idle.
+    // Paused time: no idle connection is closed.
     let _frozen = Frozen::new();
     let store = secure.kit.limiter.store();
     make_token(store, "gate", TokenScopes::new([TokenScope::Read]), "default").await;
 
-    // Nobody without a certificate, or with one that somebody else has signed.
-    let stranger = Authority::new("of clients").client("spiffe://prod/gate", "x", 2090);
+    // Missing, untrusted and expired certificates are rejected.
+    let untrusted = Authority::new("of clients").client("spiffe://prod/gate", "x", 2090);
     let expired = clients.client("spiffe://prod/gate", "x", 2020);
-    for pair in [None, Some(&stranger), Some(&expired)] {
+    for pair in [None, Some(&untrusted), Some(&expired)] {
         assert!(secure.get(&secure.client(pair), "/health/live").await.is_err());
     }
 
@@ -97,18 +97,18 @@ async fn a_client_comes_in_by_its_certificate_as_the_token_that_it_stands_for() 
     let ask = json!({"entity": "a", "resource": "b", "cost": {"rpm": 1}}).to_string();
     let spend = known.post(secure.url("/v1/spend")).header("content-type", "application/json").body(ask);
     let refused = spend.send().await.unwrap();
-    assert_eq!(refused.status().as_u16(), 403, "its token may only read");
+    assert_eq!(refused.status().as_u16(), 403, "its token has only the scope `read`");
     assert!(refused.text().await.unwrap().contains("the token `gate` lacks the scope `acquire`"));
 
-    // What is sent counts before it, good or not.
+    // A sent token takes precedence, valid or not.
     let with = |token: &str| known.get(secure.url("/v1/tokens")).bearer_auth(token).send();
     assert_eq!(with(&secure.kit.token).await.unwrap().status().as_u16(), 200);
     assert_eq!(with("tg_no_token").await.unwrap().status().as_u16(), 401);
 
-    // One that stands for nobody needs a token.
+    // An unmapped certificate needs a token.
     let other = secure.client(Some(&clients.client("spiffe://prod/other", "spiffe://prod/gate", 2090)));
     let (status, body) = secure.get(&other, "/v1/entities").await.unwrap();
-    assert!(status == 401 && body.contains("the client's certificate stands for no token"), "{body}");
+    assert!(status == 401 && body.contains("the client's certificate maps to no token"), "{body}");
     assert_eq!(secure.get(&other, "/health/live").await.unwrap().0, 204);
 
     // A connection may last longer than the certificate.
@@ -118,19 +118,19 @@ async fn a_client_comes_in_by_its_certificate_as_the_token_that_it_stands_for() 
     assert_eq!(
         with(&secure.kit.token).await.unwrap().status().as_u16(),
         401,
-        "a token does not make it good"
+        "a token does not replace a valid certificate"
     );
     let known = secure.client(Some(&clients.client("spiffe://prod/gate", "x", 2090)));
     assert_eq!(secure.get(&known, "/v1/entities").await.unwrap().0, 200);
 
-    // It is worth what the token is worth.
+    // Revoking the token revokes the certificate's access.
     store.revoke_token(&gate, Expect::Any, "test").await.unwrap();
     let (status, body) = secure.get(&known, "/v1/entities").await.unwrap();
     assert!(status == 401 && body.contains("the token was revoked"), "{body}");
 }
 
 #[tokio::test]
-async fn a_certificate_for_a_token_that_was_never_made_lets_nobody_in() {
+async fn certificate_for_missing_token_is_unauthorized() {
     let clients = Authority::new("of clients");
     let secure = Secure::with(Bounds::default(), |folder, options| {
         let file = folder.path().join("clients.pem");
@@ -141,7 +141,7 @@ async fn a_certificate_for_a_token_that_was_never_made_lets_nobody_in() {
     let client = secure.client(Some(&clients.client("urn:gate", "x", 2090)));
     let (status, body) = secure.get(&client, "/v1/entities").await.unwrap();
     assert!(
-        status == 401 && body.contains("there is no token that the client's certificate stands for"),
+        status == 401 && body.contains("the token that the client's certificate maps to does not exist"),
         "{body}"
     );
     make_token(secure.kit.limiter.store(), "later", TokenScopes::new([TokenScope::Read]), "default").await;
@@ -149,13 +149,13 @@ async fn a_certificate_for_a_token_that_was_never_made_lets_nobody_in() {
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_for_new_connections_and_old_ones_go_on() {
+async fn new_certificate_applies_to_new_connections() {
     let secure = Secure::new().await;
     let mut old = secure.connect().await;
     assert!(is_served(&mut old).await);
     let new = secure.authority.server();
     new.write(secure.folder.path(), "server");
-    assert_eq!(shown(&secure.connect().await), secure.pair.der, "nobody has looked yet");
+    assert_eq!(shown(&secure.connect().await), secure.pair.der, "the files are not reloaded yet");
     secure.tls.reload().await.unwrap();
     let mut fresh = secure.connect().await;
     assert_eq!((shown(&old), shown(&fresh)), (secure.pair.der.clone(), new.der));
@@ -164,9 +164,9 @@ async fn a_new_certificate_is_for_new_connections_and_old_ones_go_on() {
 }
 
 #[tokio::test]
-async fn files_that_change_are_read_by_themselves() {
+async fn changed_files_are_reloaded() {
     let secure =
-        Secure::with(Bounds::default(), |_, options| options.look_every(Duration::from_millis(1))).await;
+        Secure::with(Bounds::default(), |_, options| options.check_every(Duration::from_millis(1))).await;
     for _ in 0..3 {
         let new = secure.authority.server();
         new.write(secure.folder.path(), "server");
@@ -176,7 +176,7 @@ async fn files_that_change_are_read_by_themselves() {
 }
 
 #[tokio::test]
-async fn a_pair_that_cannot_be_used_is_told_and_the_old_one_stays() {
+async fn invalid_key_pair_is_reported_and_old_one_kept() {
     let secure = Secure::new().await;
     let (new, other) = (secure.authority.server(), secure.authority.server());
     let (expired, file) = (secure.authority.expired(), secure.folder.path().join("server"));
@@ -188,8 +188,8 @@ async fn a_pair_that_cannot_be_used_is_told_and_the_old_one_stays() {
         (&new.cert[..200], &new.key, "the certificate `"),
         (&new.cert, "", "it holds no private key in PEM"),
         (&new.cert, &new.cert, "it holds no private key in PEM"),
-        (&new.cert, &other.key, "it is not that of the certificate `"),
-        (&expired.cert, &expired.key, "expired at 2020-01-01T00:00:00Z, and now is "),
+        (&new.cert, &other.key, "it does not match the certificate `"),
+        (&expired.cert, &expired.key, "expired at 2020-01-01T00:00:00Z; it is now "),
     ];
     let count = table.len() as u64;
     for (new_cert, new_key, sentence) in table {
@@ -211,7 +211,7 @@ async fn a_pair_that_cannot_be_used_is_told_and_the_old_one_stays() {
 }
 
 #[tokio::test]
-async fn options_that_cannot_be_are_refused() {
+async fn invalid_tls_options_are_rejected() {
     let (folder, authority) = (TempDir::new().unwrap(), Authority::new("a"));
     let (cert, key) = authority.server().write(folder.path(), "server");
     let ca = folder.path().join("ca.pem");
@@ -219,12 +219,12 @@ async fn options_that_cannot_be_are_refused() {
     let options = || TlsOptions::new(&cert, &key);
     let token = |id: &str| TokenId::new(id).unwrap();
     let table = [
-        (options().client("a", token("t")), "without a client CA no client has a name"),
+        (options().client("a", token("t")), "client names require a client CA"),
         (options().client_ca(&ca).client("", token("t")), "the name is empty"),
-        (options().client_ca(&ca).client("a", token(".lease-key")), "nobody may hold that one"),
+        (options().client_ca(&ca).client("a", token(".lease-key")), "the token is reserved"),
         (
             options().client_ca(&ca).client("a", token("t")).client("a", token("u")),
-            "the client `a` cannot stand for the token `u`: it stands for one already",
+            "cannot map the client `a` to the token `u`: the name is already mapped",
         ),
         (options().client_ca(&key), "it holds no certificate in PEM"),
         (options().client_ca("none.pem"), "the client CA `none.pem` cannot be read: "),
@@ -238,11 +238,14 @@ async fn options_that_cannot_be_are_refused() {
     assert!(Server::bind(&ServerOptions::new(anywhere)).await.is_err());
     assert!(Server::bind(&ServerOptions::new(anywhere).tls(tls.clone())).await.is_ok());
     let watched = ServerOptions::new(anywhere).tls(tls).metrics(anywhere);
-    assert!(Server::bind(&watched).await.is_err(), "the metrics stay without TLS, and so here");
+    assert!(
+        Server::bind(&watched).await.is_err(),
+        "the metrics listener has no TLS, so it must stay on loopback"
+    );
 }
 
 #[tokio::test]
-async fn a_stalled_handshake_times_out_and_frees_its_slot() {
+async fn stalled_handshake_times_out_and_frees_slot() {
     let secure = Secure::with(bounds(|bounds| bounds.connections_max = 1), |_, options| options).await;
     let _frozen = Frozen::new();
     for begun in [&b""[..], b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
@@ -257,7 +260,7 @@ async fn a_stalled_handshake_times_out_and_frees_its_slot() {
 }
 
 #[tokio::test]
-async fn a_key_that_lost_its_line_breaks_is_in_no_error() {
+async fn errors_never_contain_mangled_key() {
     let secure = Secure::new().await;
     let file = secure.folder.path().join("server");
     let [cert, key] = ["pem", "key"].map(|kind| file.with_extension(kind));
@@ -280,10 +283,10 @@ async fn a_key_that_lost_its_line_breaks_is_in_no_error() {
     }
 }
 
-/// A server that looks at its files all the time.
-async fn looking(change: impl FnOnce(&TempDir, TlsOptions) -> TlsOptions) -> Secure {
+/// A server that checks its files every millisecond.
+async fn watching(change: impl FnOnce(&TempDir, TlsOptions) -> TlsOptions) -> Secure {
     Secure::with(Bounds::default(), |folder, options| {
-        change(folder, options.look_every(Duration::from_millis(1)))
+        change(folder, options.check_every(Duration::from_millis(1)))
     })
     .await
 }
@@ -292,7 +295,7 @@ impl Secure {
     async fn until_failed(&self, count: u64) {
         let failed =
             async { while self.metric("tidegate_tls_reloads_total{result=\"failed\"}").await < count {} };
-        soon("what cannot be used", failed).await;
+        soon("a failed reload", failed).await;
     }
 
     async fn until_shown(&self, der: &[u8]) {
@@ -302,8 +305,8 @@ impl Secure {
 }
 
 #[tokio::test]
-async fn halves_of_a_pair_may_come_one_after_the_other() {
-    let secure = looking(|_, options| options).await;
+async fn key_pair_files_can_be_replaced_one_by_one() {
+    let secure = watching(|_, options| options).await;
     let new = secure.authority.server();
     let file = secure.folder.path().join("server");
     fs::write(file.with_extension("pem"), &new.cert).unwrap();
@@ -314,29 +317,29 @@ async fn halves_of_a_pair_may_come_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn what_failed_is_tried_again_though_no_file_has_changed_and_told_once() {
-    // In 2019: who asks goes by the machine's clock, and finds it good.
+async fn failed_reload_is_retried_and_logged_once() {
+    // In 2019. The client uses the machine's clock and accepts the certificate.
     let clock = ManualWall::new(Stamp::from_secs(1_550_000_000));
-    let secure = looking(|_, options| options.clock(Arc::new(clock.clone()))).await;
+    let secure = watching(|_, options| options.clock(Arc::new(clock.clone()))).await;
     let early = secure.authority.from(2020);
     early.write(secure.folder.path(), "server");
     secure.until_failed(1).await;
-    // The files are read many times until then.
+    // The files are checked many times until then.
     for _ in 0..20 {
         assert_eq!(shown(&secure.connect().await), secure.pair.der, "it is not valid yet");
     }
-    // The two files may have been read one by one.
+    // The two files may have been reloaded one by one.
     assert!(secure.metric("tidegate_tls_reloads_total{result=\"failed\"}").await <= 3);
     clock.advance(Duration::from_hours(24 * 365));
     secure.until_shown(&early.der).await;
 }
 
 #[tokio::test]
-async fn a_file_with_the_same_time_and_length_is_seen_to_be_another() {
-    let secure = looking(|_, options| options).await;
+async fn change_with_same_mtime_and_length_is_detected() {
+    let secure = watching(|_, options| options).await;
     let file = secure.folder.path().join("server.pem");
     let old = fs::metadata(&file).unwrap().modified().unwrap();
-    // The same key, in a certificate of the same length.
+    // The same key, in another certificate of the same length.
     let mut again = secure.authority.again(&secure.pair);
     while again.cert.len() != secure.pair.cert.len() {
         again = secure.authority.again(&secure.pair);
@@ -349,7 +352,7 @@ async fn a_file_with_the_same_time_and_length_is_seen_to_be_another() {
 }
 
 #[tokio::test]
-async fn who_is_trusted_no_more_is_refused_on_the_connections_it_has() {
+async fn revoked_client_is_refused_on_open_connection() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let secure = Secure::with(Bounds::default(), |folder, options| {
         let file = folder.path().join("clients.pem");
@@ -357,30 +360,30 @@ async fn who_is_trusted_no_more_is_refused_on_the_connections_it_has() {
         options.client_ca(file).client("urn:gate", TokenId::new("gate").unwrap())
     })
     .await;
-    // No connection is closed for being idle.
+    // Paused time: no idle connection is closed.
     let _frozen = Frozen::new();
     make_token(secure.kit.limiter.store(), "gate", TokenScopes::new([TokenScope::Read]), "default").await;
     let [our, their] = [&ours, &theirs].map(|of| secure.client(Some(&of.client("urn:gate", "x", 2090))));
     for client in [&our, &their] {
         assert_eq!(secure.get(client, "/v1/entities").await.unwrap().0, 200);
     }
-    // The server's own pair cannot be used meanwhile: that keeps nobody in.
+    // An invalid server certificate does not delay the removal of a client CA.
     fs::write(secure.folder.path().join("clients.pem"), ours.pem()).unwrap();
     fs::write(secure.folder.path().join("server.key"), "").unwrap();
     assert!(secure.tls.reload().await.is_err());
-    assert_eq!(secure.get(&our, "/v1/entities").await.unwrap().0, 200, "its connection goes on");
+    assert_eq!(secure.get(&our, "/v1/entities").await.unwrap().0, 200, "its connection continues");
     for token in [None, Some(&secure.kit.token)] {
         let ask = their.get(secure.url("/v1/entities"));
         let answer = token.into_iter().fold(ask, reqwest::RequestBuilder::bearer_auth).send().await.unwrap();
         assert_eq!(answer.status().as_u16(), 401);
-        assert!(answer.text().await.unwrap().contains("the client's certificate is trusted no more"));
+        assert!(answer.text().await.unwrap().contains("the client's certificate is no longer trusted"));
     }
     let fresh = secure.client(Some(&theirs.client("urn:gate", "x", 2090)));
-    assert!(secure.get(&fresh, "/health/live").await.is_err(), "and makes no new ones");
+    assert!(secure.get(&fresh, "/health/live").await.is_err(), "and cannot open new ones");
 }
 
 #[tokio::test]
-async fn a_server_that_stops_answers_what_is_under_way_and_waits_for_no_handshake() {
+async fn shutdown_finishes_requests_but_not_handshakes() {
     let secure = Secure::new().await;
     let mut silent = TcpStream::connect(secure.addr).await.unwrap();
     let mut asking = secure.connect().await;
@@ -392,20 +395,20 @@ async fn a_server_that_stops_answers_what_is_under_way_and_waits_for_no_handshak
         body.len()
     );
     asking.write_all(head.as_bytes()).await.unwrap();
-    let mut hears = [0; 25];
-    asking.read_exact(&mut hears).await.unwrap();
-    assert!(hears.starts_with(b"HTTP/1.1 100"), "it is under way");
+    let mut interim = [0; 25];
+    asking.read_exact(&mut interim).await.unwrap();
+    assert!(interim.starts_with(b"HTTP/1.1 100"), "the request is in flight");
     let mut idle = secure.connect().await;
     assert!(is_served(&mut idle).await);
     secure.stopper.stop();
-    assert_eq!(soon("the end of who was silent", silent.read(&mut [0; 9])).await.unwrap_or(0), 0);
+    assert_eq!(soon("the end of the silent connection", silent.read(&mut [0; 9])).await.unwrap_or(0), 0);
     let mut rest = Vec::new();
-    soon("the end of who is idle", idle.read_to_end(&mut rest)).await.unwrap();
+    soon("the end of the idle connection", idle.read_to_end(&mut rest)).await.unwrap();
     asking.write_all(body.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     soon("the answer", asking.read_to_end(&mut answer)).await.unwrap();
     let answer = String::from_utf8_lossy(&answer).into_owned();
-    // The limiter is closed by then: that is an answer too.
+    // The limiter is closed by then, which is a valid response.
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("/problems/stopping"), "{answer}");
-    assert_eq!(soon("the stop", secure.running).await.unwrap(), Stopped::Drained);
+    assert_eq!(soon("the stop", secure.running).await.unwrap(), ShutdownOutcome::Drained);
 }

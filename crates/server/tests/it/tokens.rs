@@ -1,14 +1,14 @@
-//! Tokens over the API, and the actors in the audit.
+//! Tests of tokens over the API, and of actors in the audit log.
 
 use crate::kit::codec::{Value, json};
 use crate::kit::{Kit, send};
 
 #[tokio::test]
-async fn what_the_server_keeps_for_itself_is_not_listed_and_not_touched() {
+async fn reserved_tokens_are_hidden_and_protected() {
     let kit = Kit::new().await;
     let listed = kit.get("/v1/tokens").await;
     let ids: Vec<_> = listed.body["items"].as_array().unwrap().iter().map(|token| &token["id"]).collect();
-    assert_eq!(ids, ["all", "other"], "and not the key that leases are named with");
+    assert_eq!(ids, ["all", "other"], "without the lease key");
     let made = kit.post("/v1/tokens", json!({"id": ".lease-key", "scopes": "read"})).await;
     made.is_problem(422, "invalid", "id");
     assert!(made.text.contains("begins with `.`"), "{}", made.text);
@@ -16,7 +16,7 @@ async fn what_the_server_keeps_for_itself_is_not_listed_and_not_touched() {
 }
 
 #[tokio::test]
-async fn a_token_does_not_revoke_itself_and_another_one_may() {
+async fn token_cannot_revoke_itself() {
     let kit = Kit::new().await;
     kit.ask("DELETE", "/v1/tokens/all", None).await.is_problem(409, "own-token", "");
     assert_eq!(kit.get("/v1/tokens").await.status, 200);
@@ -25,7 +25,7 @@ async fn a_token_does_not_revoke_itself_and_another_one_may() {
 }
 
 #[tokio::test]
-async fn every_change_is_in_the_audit_with_its_version_and_its_actor() {
+async fn every_change_is_audited_with_version_and_actor() {
     let kit = Kit::new().await;
     let policy = json!({"policy": {"limits": ["rpm:5/min"]}});
     let apply = json!({"changes": [{"entity": "acme", "policy": {"limits": ["tpm:7/s"]}}]});
@@ -43,9 +43,9 @@ async fn every_change_is_in_the_audit_with_its_version_and_its_actor() {
             matches!(route.access, tidegate_server::Access::Scope(scope) if scope.as_str() == "admin");
         is_admin && route.method != "GET"
     });
-    assert_eq!(changing.count(), changes.len(), "every route that changes something is tried");
+    assert_eq!(changing.count(), changes.len(), "every writing route is tested");
     for (number, (method, path, body, filed)) in changes.into_iter().enumerate() {
-        // By two callers in turn.
+        // By two callers alternately.
         let (token, actor) = [(&kit.token, "token:all"), (&kit.other, "token:other")][number % 2];
         let done = kit.ask_as(token, method, path, body).await;
         assert_eq!(done.status, 200, "{method} {path}: {}", done.text);
@@ -56,9 +56,9 @@ async fn every_change_is_in_the_audit_with_its_version_and_its_actor() {
         assert!(entries.iter().all(|entry| entry["actor"] == actor), "{method} {path}: {entries:?}");
         assert!(entries.iter().any(|entry| entry["filed"] == filed), "{method} {path}: {entries:?}");
         let secret = done.body["secret"].as_str().unwrap_or("no secret");
-        assert!(!audit.text.contains(secret), "a secret is told");
+        assert!(!audit.text.contains(secret), "the audit log contains a secret");
     }
-    // Whoever is refused changes nothing, and nothing is told of them.
+    // Rejected requests change nothing and are not audited.
     let before = kit.get("/v1/audit?max=1000").await.text;
     send(kit.request("DELETE", "/v1/policy")).await.is_problem(401, "no-token", "");
     assert_eq!(kit.get("/v1/audit?max=1000").await.text, before);

@@ -9,8 +9,8 @@ use super::reader::Entries;
 
 /// Reads a store's oldest entries and the archive's last ones side by side.
 ///
-/// The store may have pruned a part of its first change. From the first common entry on, both must have the same entries up
-/// to the end of the archive.
+/// The store may have pruned a part of its first change. From the first common entry on, both must have the
+/// same entries up to the end of the archive.
 #[derive(Debug)]
 pub(super) struct Compare {
     files: Files,

@@ -27,7 +27,8 @@ pub(super) fn file_name(first: Version, last: Version) -> String {
     format!("{PREFIX}{:020}-{:020}{SUFFIX}", first.number(), last.number())
 }
 
-/// Whether a killed run left this file in a folder: under the staging name of `LocalFileSystem`, or of earlier versions.
+/// Whether a killed run left this file in a folder: under the staging name of `LocalFileSystem`, or of
+/// earlier versions.
 pub(super) fn is_staged(name: &str) -> bool {
     name.strip_prefix(PREFIX)
         .is_some_and(|rest| rest.contains(".jsonl.gz#") || rest.ends_with(".jsonl.gz.tmp"))
@@ -70,8 +71,8 @@ impl Files {
         read.await.map(Into::into).map_err(|error| self.error("read", name, error))
     }
 
-    /// Puts an object whole, or not at all. If a remote put fails, its response or that of its first try may be lost: it
-    /// succeeded if the object is as it was to be.
+    /// Puts an object atomically. If a remote put fails, the response may have been lost: it succeeded if the
+    /// object has the expected content.
     pub(super) async fn put(
         &self,
         name: &str,
@@ -81,7 +82,7 @@ impl Files {
         let path = Path::from(name);
         let error = match self.store.put_opts(&path, bytes.clone().into(), mode.into()).await {
             Ok(done) => return Ok(done.into()),
-            // The file may be there without being durable.
+            // The file may exist without being durable.
             Err(error) if self.is_folder => return Err(error),
             Err(error) => error,
         };

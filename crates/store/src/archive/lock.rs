@@ -1,8 +1,8 @@
 //! The lock of an archive: one run writes to it at a time.
 //!
-//! A folder has a file lock, which the system releases with the process. An object store has the object `archive.lock`: created
-//! or replaced by a conditional put, renewed while the run works, and empty when released. A lock that was not renewed for
-//! [`EXPIRES`] may be replaced.
+//! A folder has a file lock, which the system releases with the process. An object store has the object
+//! `archive.lock`: created or replaced by a conditional put, renewed while the run works, and empty when
+//! released. A lock that was not renewed for [`EXPIRES`] may be replaced.
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{BuildHasher as _, RandomState};

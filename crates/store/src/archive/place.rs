@@ -33,8 +33,8 @@ impl ArchivePlace {
     /// | `gs://BUCKET/PREFIX` | Google Cloud Storage |
     /// | `az://CONTAINER/PREFIX?account_name=…&endpoint=…` | Azure Blob Storage |
     ///
-    /// All but folders need the feature `archive-remote`, and get their keys from the environment as `object_store` does:
-    /// `AWS_ACCESS_KEY_ID` and others, or the credentials of the machine.
+    /// All but folders need the feature `archive-remote`, and get their keys from the environment as
+    /// `object_store` does: `AWS_ACCESS_KEY_ID` and others, or the credentials of the machine.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] for an address of another form, or without the feature that it needs.
@@ -65,13 +65,13 @@ impl ArchivePlace {
         Self(Kind::Folder(path.into()))
     }
 
-    /// The root of an object store that supports conditional puts, shown in errors by this name. To use a prefix, wrap the
-    /// store in a [`PrefixStore`](object_store::prefix::PrefixStore).
+    /// The root of an object store that supports conditional puts, shown in errors by this name. To use a
+    /// prefix, wrap the store in a [`PrefixStore`](object_store::prefix::PrefixStore).
     pub fn from_store(store: Arc<dyn ObjectStore>, name: impl Into<String>) -> Self {
         Self(Kind::Store(Files { store, root: name.into().into(), is_folder: false }))
     }
 
-    /// To read the files that are there.
+    /// Opens the archive for reading.
     pub(super) fn files(&self) -> Result<Files, ArchiveError> {
         match &self.0 {
             Kind::Folder(path) => {
@@ -83,7 +83,7 @@ impl ArchivePlace {
         }
     }
 
-    /// To write files. Folders are prepared outside the runtime's worker threads.
+    /// Opens the archive for writing. Folders are prepared outside the runtime's worker threads.
     pub(super) async fn lock(&self) -> Result<LockedFiles, ArchiveError> {
         match &self.0 {
             Kind::Folder(path) => {

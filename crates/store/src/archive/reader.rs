@@ -19,8 +19,8 @@ const LINE_MAX: u64 = 16 << 20;
 /// The entries of an archive, in the order in which the changes were made. Files are read one at a time.
 ///
 /// # Errors
-/// [`ArchiveError::Io`] for a folder that does not exist, [`ArchiveError::Remote`] for an object store that fails,
-/// [`ArchiveError::Corrupt`] if the names of two files have the same changes.
+/// [`ArchiveError::Io`] for a folder that does not exist, [`ArchiveError::Remote`] for an object store that
+/// fails, [`ArchiveError::Corrupt`] if the names of two files have the same changes.
 pub async fn read_archive(place: &ArchivePlace) -> Result<Entries, ArchiveError> {
     let files = place.files()?;
     let list = files.list().await?;
@@ -43,8 +43,8 @@ impl Entries {
     /// The next entry; `None` after the last, and after an error.
     ///
     /// # Errors
-    /// [`ArchiveError::Corrupt`] for a file that is not as it was written, otherwise errors of the file system or the object
-    /// store.
+    /// [`ArchiveError::Corrupt`] for a file that is not as it was written, otherwise errors of the file
+    /// system or the object store.
     ///
     /// # Cancel safety
     /// Dropping the future skips no entry.

@@ -1,6 +1,6 @@
-//! The audit: an entry for every change that was made, and for no other.
+//! The audit log has an entry for every change, and for nothing else.
 
-use tidegate_core::limit::audit::{Change, Entry, Filed};
+use tidegate_core::limit::audit::{AuditKey, Change, Entry};
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version};
 use tidegate_core::time::Stamp;
@@ -9,7 +9,7 @@ use super::Fixture;
 use super::kit::{ACTOR, ALWAYS, RESOURCE, entity_id, millis, own, policy, resource, slow, subject};
 use crate::{AuditQuery, Lookup, Paging, PolicyChange};
 
-async fn audit(fixture: &Fixture, filed: Option<Filed>) -> Vec<Entry> {
+async fn audit(fixture: &Fixture, filed: Option<AuditKey>) -> Vec<Entry> {
     let query = AuditQuery { filed, range: ALWAYS };
     let page = fixture.store.audit(&query, &Paging::default()).await.expect("the audit is listed");
     assert!(page.next.is_none(), "a case has no more than a page of audit");
@@ -25,11 +25,11 @@ fn of_policy(scope: &Scope, before: Option<Policy>, after: Option<Policy>) -> Ch
 }
 
 async fn now(fixture: &Fixture) -> Stamp {
-    fixture.store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are answered").at
+    fixture.store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are read").at
 }
 
-/// What was there before, what is there after, who did it, and when.
-pub async fn every_change_is_in_the_audit_with_what_was_there_before(fixture: Fixture) {
+/// With the values before and after, the actor and the time.
+pub async fn every_change_is_audited_with_both_values(fixture: Fixture) {
     let scope = Scope::Resource(resource(RESOURCE));
     let change = |policy| [PolicyChange { scope: scope.clone(), expect: Expect::Any, policy }];
     let (store, begun) = (&fixture.store, now(&fixture).await);
@@ -63,8 +63,8 @@ pub async fn every_change_is_in_the_audit_with_what_was_there_before(fixture: Fi
     }
 }
 
-/// What is refused leaves no entry, nor does what changes nothing.
-pub async fn what_is_refused_is_not_in_the_audit(fixture: Fixture) {
+/// Neither refused calls nor calls that change nothing leave an entry.
+pub async fn refused_change_is_not_audited(fixture: Fixture) {
     let scope = Scope::System;
     fixture.writes(&scope, Some(one(1))).await;
     fixture.puts(&Entity::new(entity_id("acme"))).await;
@@ -77,31 +77,31 @@ pub async fn what_is_refused_is_not_in_the_audit(fixture: Fixture) {
     assert!(store.put(&Entity::new(acme.clone()), Expect::Absent, ACTOR).await.is_err());
     assert!(store.put(&Entity::new(acme.clone()).parent(acme.clone()), Expect::Any, ACTOR).await.is_err());
     assert!(store.remove(&acme, Expect::Any, ACTOR).await.is_err());
-    assert!(store.remove(&entity_id("nobody"), Expect::Any, ACTOR).await.is_err());
+    assert!(store.remove(&entity_id("absent"), Expect::Any, ACTOR).await.is_err());
     fixture.writes(&Scope::Resource(resource("nothing")), None).await;
     fixture.spends(&own("acme", &[slow("rpm", 1)]), &[("rpm", 1)]).await;
     assert_eq!(audit(&fixture, None).await.len(), 3, "three changes were made");
 }
 
-/// Several entries of one change have the same version, and follow each other.
-pub async fn the_entries_of_one_change_have_one_version(fixture: Fixture) {
+/// They are consecutive, too.
+pub async fn entries_of_one_change_have_one_version(fixture: Fixture) {
     let scopes = [Scope::System, Scope::Resource(resource("gpt")), Scope::Subject(subject("acme"))];
     let changes =
         scopes.clone().map(|scope| PolicyChange { scope, expect: Expect::Any, policy: Some(one(1)) });
     let version = fixture.store.apply(&changes, ACTOR).await.expect("policies are written");
     fixture.puts(&Entity::new(entity_id("acme"))).await;
-    let removed = fixture.store.remove(&entity_id("acme"), Expect::Any, ACTOR).await.expect("it is there");
+    let removed = fixture.store.remove(&entity_id("acme"), Expect::Any, ACTOR).await.expect("it exists");
     let versions: Vec<_> = audit(&fixture, None).await.iter().map(|entry| entry.version).collect();
-    // The entity goes with its policy.
+    // The entity is removed with its policy.
     assert_eq!(versions, [version, version, version, version.next(), removed, removed]);
-    let of_acme = audit(&fixture, Some(Filed::entity(&entity_id("acme")))).await;
-    let gone = of_policy(&scopes[2], Some(one(1)), None);
-    assert!(of_acme.iter().any(|entry| entry.change == gone), "the policy's removal is in the audit");
+    let of_acme = audit(&fixture, Some(AuditKey::entity(&entity_id("acme")))).await;
+    let removal = of_policy(&scopes[2], Some(one(1)), None);
+    assert!(of_acme.iter().any(|entry| entry.change == removal), "the policy's removal is in the audit");
     assert_eq!(of_acme.len(), 4, "its policy written, it written, its policy removed, it removed");
 }
 
-/// Changes are found by what they are filed under, and by when they were made.
-pub async fn changes_are_found_by_what_they_are_filed_under_and_when(fixture: Fixture) {
+/// By the key that changes are filed under, and by their time.
+pub async fn audit_is_filtered_by_key_and_time(fixture: Fixture) {
     let table = [
         (Scope::System, 2),
         (Scope::Resource(resource("gpt")), 1),
@@ -115,11 +115,11 @@ pub async fn changes_are_found_by_what_they_are_filed_under_and_when(fixture: Fi
         fixture.time.pass(millis(5)).await;
     }
     for (scope, count) in &table {
-        let found = audit(&fixture, Some(Filed::scope(scope))).await;
+        let found = audit(&fixture, Some(AuditKey::scope(scope))).await;
         assert_eq!(found.len() as u64, *count, "{scope}");
-        assert!(found.iter().all(|entry| entry.filed == Filed::scope(scope)));
+        assert!(found.iter().all(|entry| entry.filed == AuditKey::scope(scope)));
     }
-    assert!(audit(&fixture, Some(Filed::entity(&entity_id("nobody")))).await.is_empty());
+    assert!(audit(&fixture, Some(AuditKey::entity(&entity_id("absent")))).await.is_empty());
     let all = audit(&fixture, None).await;
     let middle = all[3].at;
     for (range, expected) in [

@@ -1,4 +1,4 @@
-//! What a limit admits: exactly what is there, all or nothing, whatever the polling.
+//! A limit admits exactly the units available, all or nothing, regardless of polling.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tidegate_core::limit::rule::Limit;
 
 use super::Fixture;
 use super::kit::{balance, entity_id, granted, levels_of, millis, on, own, reading, refilled, slow, subject};
-use crate::{Drawn, Lookup};
+use crate::{DrawResult, Lookup};
 
-/// All of it can be had, and nothing after it.
-pub async fn a_full_limit_is_taken_to_the_last_unit_and_no_further(fixture: Fixture) {
+/// All units can be drawn, and nothing after them.
+pub async fn full_limit_is_taken_to_the_last_unit(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     fixture.takes(&levels, &[("tpm", 100)]).await;
     assert_eq!(fixture.shows("acme", "tpm").await, (0, 100));
@@ -17,8 +17,8 @@ pub async fn a_full_limit_is_taken_to_the_last_unit_and_no_further(fixture: Fixt
     assert_eq!(fixture.shows("acme", "tpm").await, (0, 100));
 }
 
-/// No wait helps, and the answer says so.
-pub async fn more_than_the_burst_is_never_there_and_takes_nothing(fixture: Fixture) {
+/// No wait helps, and the refusal shows it.
+pub async fn draw_above_the_burst_is_never_possible(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let moved = fixture.is_refused(&levels, &[("tpm", 150)]).await;
     let shown = balance(&moved, &levels, (0, "tpm"), 150);
@@ -27,8 +27,8 @@ pub async fn more_than_the_burst_is_never_there_and_takes_nothing(fixture: Fixtu
     fixture.takes(&levels, &[("tpm", 100)]).await;
 }
 
-/// One limit that is short keeps the others whole.
-pub async fn a_refused_draw_takes_from_no_limit(fixture: Fixture) {
+/// One short limit leaves the others untouched.
+pub async fn refused_draw_takes_from_no_limit(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100), slow("tpm", 100)]);
     fixture.takes(&levels, &[("rpm", 1), ("tpm", 50)]).await;
     let moved = fixture.is_refused(&levels, &[("rpm", 1), ("tpm", 80)]).await;
@@ -39,20 +39,20 @@ pub async fn a_refused_draw_takes_from_no_limit(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (50, 50));
 }
 
-/// What is there, and when to come back.
-pub async fn a_refusal_tells_what_is_there_and_when_to_come_back(fixture: Fixture) {
+/// The reading of a refusal has both.
+pub async fn refusal_has_available_units_and_retry_time(fixture: Fixture) {
     let levels = own("acme", &[Limit::per_day("rpm", 10)]);
     fixture.takes(&levels, &[("rpm", 5)]).await;
     let moved = fixture.is_refused(&levels, &[("rpm", 8)]).await;
     let shown = balance(&moved, &levels, (0, "rpm"), 8);
     assert_eq!((shown.available, shown.burst, shown.asked, shown.consumed), (5, 10, 8, 5));
-    let wait = shown.retry_after.expect("eight of ten will be there");
+    let wait = shown.retry_after.expect("eight of ten will be available");
     let (day, passed) = (Duration::from_secs(86_400), Duration::from_secs(600));
     assert!(wait <= day * 3 / 10 && wait + passed > day * 3 / 10, "three tenths of a day, not {wait:?}");
 }
 
-/// A draw is written before it is answered.
-pub async fn what_is_drawn_is_seen_by_others_before_it_is_settled(fixture: Fixture) {
+/// A draw is written before the reply.
+pub async fn draw_is_visible_before_it_is_settled(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 10)]).await;
     assert_eq!(fixture.shows("acme", "rpm").await, (90, 10));
@@ -61,8 +61,8 @@ pub async fn what_is_drawn_is_seen_by_others_before_it_is_settled(fixture: Fixtu
     assert_eq!(fixture.shows("acme", "rpm").await, (90, 10));
 }
 
-/// A grant answers with each limit that took part, as it is after it.
-pub async fn a_grant_reads_each_limit_that_took_part(fixture: Fixture) {
+/// A grant returns the state of each limit that took part.
+pub async fn grant_reads_each_limit_that_took_part(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 10), slow("tpm", 100), slow("usd", 5)]);
     let draw = fixture.draw_of(&levels, &[("rpm", 1), ("tpm", 30)]);
     let moved = granted(fixture.store.draw(&draw).await);
@@ -75,8 +75,8 @@ pub async fn a_grant_reads_each_limit_that_took_part(fixture: Fixture) {
     fixture.is_untouched("acme", "usd").await;
 }
 
-/// Zero units ask only that there is no debt.
-pub async fn zero_units_ask_only_that_there_is_no_debt(fixture: Fixture) {
+/// The limit may be empty.
+pub async fn zero_units_require_only_that_there_is_no_debt(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100), slow("tpm", 10)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 1), ("tpm", 10)]).await;
     fixture.takes(&levels, &[("rpm", 1), ("tpm", 0)]).await;
@@ -85,12 +85,12 @@ pub async fn zero_units_ask_only_that_there_is_no_debt(fixture: Fixture) {
     let moved = fixture.is_refused(&levels, &[("rpm", 1), ("tpm", 0)]).await;
     assert!(balance(&moved, &levels, (0, "tpm"), 0).is_short());
     assert_eq!(fixture.shows("acme", "rpm").await, (98, 2));
-    // Who does not name it is not asked.
+    // A draw that does not name the limit ignores its debt.
     fixture.takes(&levels, &[("rpm", 1)]).await;
 }
 
-/// Subjects are pairs: another entity or another resource has a bucket of its own.
-pub async fn each_subject_has_buckets_of_its_own(fixture: Fixture) {
+/// Subjects are pairs: another entity or another resource has its own bucket.
+pub async fn each_subject_has_its_own_buckets(fixture: Fixture) {
     let limits = [slow("rpm", 10)];
     let pairs = [("acme", "gpt"), ("acme", "embed"), ("globex", "gpt")];
     for (number, (entity, name)) in (1..).zip(pairs) {
@@ -103,8 +103,8 @@ pub async fn each_subject_has_buckets_of_its_own(fixture: Fixture) {
     }
 }
 
-/// A limit given with a call has a bucket per subject, name and shape, and leaves the stored one alone.
-pub async fn a_limit_of_a_call_has_a_bucket_of_its_own(fixture: Fixture) {
+/// A limit given with a call has a bucket per subject, name and shape, separate from the stored one.
+pub async fn call_limit_has_its_own_bucket(fixture: Fixture) {
     let stored = own("acme", &[slow("rpm", 10)]);
     let with = |burst| {
         let rule = slow("rpm", burst).check().expect("the suite's limits are valid");
@@ -125,20 +125,20 @@ pub async fn a_limit_of_a_call_has_a_bucket_of_its_own(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (0, 10));
 }
 
-/// Reading is not writing: neither the level nor the count changes by it.
-pub async fn looking_at_balances_takes_nothing(fixture: Fixture) {
+/// Neither the level nor the consumed units change.
+pub async fn reading_balances_takes_nothing(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 10)]);
     fixture.takes(&levels, &[("rpm", 3)]).await;
     let (_, before) = fixture.meter(&subject("acme"), "rpm").await;
     for _ in 0..3 {
         assert_eq!(fixture.meter(&subject("acme"), "rpm").await.1, before);
     }
-    let lookup = Lookup::Subjects(vec![subject("nobody")]);
-    let seen = fixture.store.balances(&lookup).await.expect("balances are answered");
-    assert!(seen.buckets.is_empty(), "what was never drawn from is not listed");
+    let lookup = Lookup::Subjects(vec![subject("absent")]);
+    let snapshot = fixture.store.balances(&lookup).await.expect("balances are read");
+    assert!(snapshot.buckets.is_empty(), "an unused subject is not listed");
 }
 
-/// Several subjects, or every bucket of several entities, in one answer.
+/// Several subjects, or all buckets of several entities, in one reply.
 pub async fn balances_are_of_subjects_or_of_entities(fixture: Fixture) {
     let limits = [slow("rpm", 10)];
     for (entity, name) in [("acme", "gpt"), ("acme", "embed"), ("globex", "gpt"), ("initech", "gpt")] {
@@ -146,23 +146,23 @@ pub async fn balances_are_of_subjects_or_of_entities(fixture: Fixture) {
         fixture.takes(&levels_of(0, &[(subject, &limits)]), &[("rpm", 1)]).await;
     }
     let table = [
-        (Lookup::Subjects(vec![subject("globex"), subject("nobody"), subject("acme")]), 2),
+        (Lookup::Subjects(vec![subject("globex"), subject("absent"), subject("acme")]), 2),
         (Lookup::Entities(vec![entity_id("acme")]), 2),
-        (Lookup::Entities(vec![entity_id("acme"), entity_id("nobody"), entity_id("initech")]), 3),
+        (Lookup::Entities(vec![entity_id("acme"), entity_id("absent"), entity_id("initech")]), 3),
         (Lookup::Subjects(Vec::new()), 0),
     ];
     for (lookup, expected) in table {
-        let seen = fixture.store.balances(&lookup).await.expect("balances are answered");
-        assert_eq!(seen.buckets.len(), expected, "{lookup:?}");
-        for bucket in seen.buckets {
+        let snapshot = fixture.store.balances(&lookup).await.expect("balances are read");
+        assert_eq!(snapshot.buckets.len(), expected, "{lookup:?}");
+        for bucket in snapshot.buckets {
             assert_eq!(bucket.meters.len(), 1, "{}", bucket.subject);
             assert_eq!(bucket.meters[0].consumed(), 1, "{}", bucket.subject);
         }
     }
 }
 
-/// What a span of the store's own clock is worth, to the unit, on every engine.
-pub async fn a_limit_refills_by_the_stores_clock_exactly(fixture: Fixture) {
+/// To the unit, on every engine.
+pub async fn limit_refills_exactly_by_the_stores_clock(fixture: Fixture) {
     let limit = Limit::per_second("tpm", 100).burst(1_000);
     let levels = own("acme", std::slice::from_ref(&limit));
     let drained = fixture.takes(&levels, &[("tpm", 1_000)]).await;
@@ -174,8 +174,8 @@ pub async fn a_limit_refills_by_the_stores_clock_exactly(fixture: Fixture) {
     }
 }
 
-/// No longer than it takes to be full.
-pub async fn a_limit_refills_to_its_burst_and_no_further(fixture: Fixture) {
+/// And not beyond.
+pub async fn limit_refills_up_to_its_burst(fixture: Fixture) {
     let levels = own("acme", &[Limit::per_second("tpm", 1_000).burst(100)]);
     fixture.spends(&levels, &[("tpm", 100)]).await;
     fixture.time.pass(millis(300)).await;
@@ -183,26 +183,26 @@ pub async fn a_limit_refills_to_its_burst_and_no_further(fixture: Fixture) {
     fixture.takes(&levels, &[("tpm", 100)]).await;
 }
 
-/// A drained limit says when, and then it is so.
-pub async fn a_drained_limit_says_when_and_then_admits(fixture: Fixture) {
+/// A refusal has the retry time, and the limit admits then.
+pub async fn drained_limit_admits_at_its_retry_time(fixture: Fixture) {
     let levels = own("acme", &[Limit::per_second("rpm", 100)]);
     let drained = fixture.spends(&levels, &[("rpm", 100)]).await;
-    match fixture.store.draw(&fixture.draw_of(&levels, &[("rpm", 100)])).await.expect("a draw is answered") {
-        Drawn::Refused(moved) => {
+    match fixture.store.draw(&fixture.draw_of(&levels, &[("rpm", 100)])).await.expect("a draw has a result") {
+        DrawResult::Refused(moved) => {
             let wait = balance(&moved, &levels, (0, "rpm"), 100).retry_after;
             let full_at = drained + Duration::from_secs(1);
             assert_eq!(wait, Some(full_at.since(moved.at)), "a second after it was drained");
-            assert_ne!(wait, Some(Duration::ZERO), "a refusal says to wait");
+            assert_ne!(wait, Some(Duration::ZERO), "a refusal has a wait");
         }
-        // A store so slow that the second has passed.
-        Drawn::Granted(moved) => assert!(moved.at.since(drained) >= Duration::from_secs(1)),
+        // The store is so slow that the second has passed.
+        DrawResult::Granted(moved) => assert!(moved.at.since(drained) >= Duration::from_secs(1)),
     }
     fixture.time.pass(millis(1_100)).await;
     fixture.takes(&own("acme", &[Limit::per_second("rpm", 100)]), &[("rpm", 50)]).await;
 }
 
-/// A limit that is used all the time does not keep the one beside it from refilling.
-pub async fn a_slow_limit_beside_a_busy_one_refills(fixture: Fixture) {
+/// A limit in constant use does not keep another from refilling.
+pub async fn slow_limit_refills_beside_a_busy_one(fixture: Fixture) {
     let slow = Limit::per_second("slow", 10).burst(20);
     let levels = own("acme", &[slow.clone(), Limit::per_second("busy", 1_000)]);
     let drained = fixture.spends(&levels, &[("slow", 20), ("busy", 1)]).await;
@@ -213,13 +213,13 @@ pub async fn a_slow_limit_beside_a_busy_one_refills(fixture: Fixture) {
     let (at, meter) = fixture.meter(&subject("acme"), "slow").await;
     let available = meter.map(|meter| meter.available(at));
     assert_eq!(available, Some(refilled(&slow, drained, at)));
-    assert!(available >= Some(5), "half a second is worth five units");
+    assert!(available >= Some(5), "half a second refills five units");
 }
 
-/// Many draws on one subject, with nothing at work behind the scenes.
-pub async fn thirteen_hundred_draws_of_one_subject_are_counted_exactly(fixture: Fixture) {
+/// Without background work.
+pub async fn many_draws_of_one_subject_are_counted_exactly(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 2_000)]);
-    // As many as there are more of than an engine keeps in one place.
+    // More than an engine keeps in one place.
     let draws = i64::from(fixture.times(1_300, 260));
     for number in 0..draws {
         let mut lease = fixture.takes(&levels, &[("rpm", 1)]).await;
@@ -230,10 +230,10 @@ pub async fn thirteen_hundred_draws_of_one_subject_are_counted_exactly(fixture: 
     assert_eq!(fixture.shows("acme", "rpm").await, (2_000 - draws, draws));
 }
 
-/// From nothing, and from debt.
-pub async fn minutes_refill_what_a_minute_is_worth(fixture: Fixture) {
+/// To the unit.
+pub async fn minutes_refill_from_zero_and_from_debt(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets minutes pass");
-    // The level to begin with, and what is there 30 s and 120 s later.
+    // The initial level, and the levels 30 s and 120 s later.
     let table = [(0, 50_000, 100_000), (-50_000, 0, 100_000), (-100_000, -50_000, 100_000)];
     for (number, (level, half, two)) in table.into_iter().enumerate() {
         let entity = format!("acme-{number}");
@@ -248,8 +248,8 @@ pub async fn minutes_refill_what_a_minute_is_worth(fixture: Fixture) {
     }
 }
 
-/// A rate that no millisecond divides, polled every millisecond for a minute.
-pub async fn polling_neither_makes_nor_loses_a_unit(fixture: Fixture) {
+/// A rate that is not a whole number per millisecond, polled every millisecond for a minute.
+pub async fn polling_neither_gains_nor_loses_a_unit(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets a minute pass, a millisecond at a time");
     let levels = own("acme", &[Limit::per("tpm", 1_000, Duration::from_secs(3))]);
     fixture.spends(&levels, &[("tpm", 1_000)]).await;
@@ -258,7 +258,7 @@ pub async fn polling_neither_makes_nor_loses_a_unit(fixture: Fixture) {
     for _ in 0..polls {
         fixture.time.pass(millis(1)).await;
         let answer = fixture.store.spend(&fixture.draw_of(&levels, &[("tpm", 1)])).await;
-        admitted += u32::from(matches!(answer.expect("a spend is answered"), Drawn::Granted(_)));
+        admitted += u32::from(matches!(answer.expect("a spend has a result"), DrawResult::Granted(_)));
     }
     assert_eq!(admitted, polls / 3);
 }

@@ -1,10 +1,10 @@
-//! Levels: an entity and those above it, drawn together or not at all.
+//! Levels: an entity and its ancestors, drawn all or nothing.
 
 use super::Fixture;
 use super::kit::{balance, granted, levels, levels_of, on, own, refused, slow, subject};
 
-/// With cascade each level is drawn, without it only the entity's own.
-pub async fn a_draw_takes_from_every_level_it_names(fixture: Fixture) {
+/// With cascading each level is drawn, otherwise only the entity's own.
+pub async fn draw_takes_from_every_level_it_names(fixture: Fixture) {
     let limits = [slow("rpm", 100)];
     let both = levels(0, &[("child", &limits), ("parent", &limits)]);
     let draw = fixture.draw_of(&both, &[("rpm", 1)]);
@@ -19,8 +19,8 @@ pub async fn a_draw_takes_from_every_level_it_names(fixture: Fixture) {
     assert_eq!(fixture.shows("parent", "rpm").await, (99, 1));
 }
 
-/// The refusal names the parent's limit, and the child has paid nothing.
-pub async fn a_parent_that_is_short_leaves_the_child_uncharged(fixture: Fixture) {
+/// The refusal reports the parent's limit, and nothing is taken from the child.
+pub async fn short_parent_leaves_the_child_uncharged(fixture: Fixture) {
     let (five, hundred) = ([slow("rpm", 5)], [slow("rpm", 100)]);
     fixture.takes(&own("parent", &five), &[("rpm", 5)]).await;
     let levels = levels(0, &[("child", &hundred), ("parent", &five)]);
@@ -33,8 +33,9 @@ pub async fn a_parent_that_is_short_leaves_the_child_uncharged(fixture: Fixture)
     assert_eq!(fixture.shows("parent", "rpm").await, (0, 5));
 }
 
-/// Two children under one parent: one that is stuck on its own limit takes nothing of the parent's.
-pub async fn a_child_that_is_stuck_neither_takes_nor_blocks_its_parents(fixture: Fixture) {
+/// Two children under one parent: refusals by one child's own limit take nothing from the parent and do not
+/// block the other child.
+pub async fn refused_child_takes_nothing_from_its_parent(fixture: Fixture) {
     let (one, ten, parent) = ([slow("rpm", 1)], [slow("rpm", 10)], [slow("rpm", 6)]);
     let stuck = levels(0, &[("stuck", &one), ("parent", &parent)]);
     let busy = levels(0, &[("busy", &ten), ("parent", &parent)]);
@@ -51,8 +52,8 @@ pub async fn a_child_that_is_stuck_neither_takes_nor_blocks_its_parents(fixture:
     assert_eq!(fixture.shows("busy", "rpm").await, (5, 5));
 }
 
-/// Each level is drawn for the limits that it has.
-pub async fn each_level_is_drawn_for_the_limits_it_has(fixture: Fixture) {
+/// A level without a limit ignores it.
+pub async fn each_level_is_drawn_for_its_own_limits(fixture: Fixture) {
     let (child, parent) = ([slow("rpm", 10)], [slow("tpm", 100), slow("rpm", 50)]);
     let levels = levels(0, &[("child", &child), ("parent", &parent)]);
     fixture.takes(&levels, &[("rpm", 1), ("tpm", 20)]).await;
@@ -60,13 +61,13 @@ pub async fn each_level_is_drawn_for_the_limits_it_has(fixture: Fixture) {
     assert_eq!(fixture.shows("parent", "rpm").await, (49, 1));
     assert_eq!(fixture.shows("parent", "tpm").await, (80, 20));
     fixture.is_untouched("child", "tpm").await;
-    // A limit that only the parent has binds the child all the same.
+    // A limit that only the parent has also applies to the child.
     fixture.is_refused(&levels, &[("rpm", 1), ("tpm", 81)]).await;
     assert_eq!(fixture.shows("child", "rpm").await, (9, 1));
 }
 
-/// What is adjusted, settled or cancelled moves at every level that was drawn.
-pub async fn what_returns_goes_back_to_every_level_it_came_from(fixture: Fixture) {
+/// Adjusting, settling and cancelling move units at every level.
+pub async fn returned_units_go_back_to_every_level(fixture: Fixture) {
     let limits = [slow("tpm", 100)];
     let levels = levels(0, &[("user", &limits), ("team", &limits), ("org", &limits)]);
     let mut settled = fixture.takes(&levels, &[("tpm", 40)]).await;
@@ -85,8 +86,8 @@ pub async fn what_returns_goes_back_to_every_level_it_came_from(fixture: Fixture
     }
 }
 
-/// An extension is refused by any level, and then takes from none.
-pub async fn a_refused_extension_takes_from_no_level(fixture: Fixture) {
+/// Any level may refuse an extension.
+pub async fn refused_extension_takes_from_no_level(fixture: Fixture) {
     let (child, parent) = ([slow("tpm", 100)], [slow("tpm", 50)]);
     let levels = levels(0, &[("child", &child), ("parent", &parent)]);
     let lease = fixture.takes(&levels, &[("tpm", 40)]).await;
@@ -96,7 +97,7 @@ pub async fn a_refused_extension_takes_from_no_level(fixture: Fixture) {
     assert_eq!(fixture.shows("parent", "tpm").await, (10, 40));
 }
 
-/// As many levels as there may be.
+/// The maximum depth of a cascade.
 pub async fn eight_levels_are_drawn_together(fixture: Fixture) {
     let names: Vec<String> = (0..8).map(|number| format!("e{number}")).collect();
     let limits = [slow("rpm", 10)];
@@ -115,7 +116,7 @@ pub async fn eight_levels_are_drawn_together(fixture: Fixture) {
     assert_eq!(fixture.shows("e7", "rpm").await, (6, 4));
 }
 
-/// What a family draws of one resource leaves its levels of another alone.
+/// Draws on one resource do not affect the levels of another.
 pub async fn two_resources_of_one_entity_share_no_level(fixture: Fixture) {
     let limits = [slow("rpm", 10)];
     let chat = levels(0, &[("user", &limits), ("org", &limits)]);

@@ -1,4 +1,4 @@
-//! Leases that nobody ends.
+//! Leases that pass their deadline.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ const BRIEF: Duration = millis(50);
 const SETTLED: Terms = Terms { deadline: BRIEF, on_expiry: OnExpiry::Settle };
 const RETURNED: Terms = Terms { deadline: BRIEF, on_expiry: OnExpiry::Return };
 
-/// The work was probably done: what it holds stays spent, and is in the ledger.
-pub async fn a_lease_past_its_deadline_is_settled_at_what_it_holds(fixture: Fixture) {
+/// Its units stay spent and are in the ledger.
+pub async fn expired_lease_is_settled_at_the_units_it_holds(fixture: Fixture) {
     let work = async |entity: &str, deadline| {
         let levels = own(entity, &[slow("rpm", 100)]);
         let mut lease = fixture.takes_on(Terms { deadline, ..SETTLED }, &levels, &[("rpm", 10)]).await;
@@ -32,8 +32,8 @@ pub async fn a_lease_past_its_deadline_is_settled_at_what_it_holds(fixture: Fixt
     assert_eq!(used_by(&fixture, &entity, "rpm").await, (12, 12, 1));
 }
 
-/// Where the policy says so it returns, and the ledger knows nothing of it.
-pub async fn a_lease_past_its_deadline_is_returned_where_its_terms_say_so(fixture: Fixture) {
+/// Its units return, and nothing is in the ledger.
+pub async fn expired_lease_is_returned_by_its_terms(fixture: Fixture) {
     let limits = [slow("rpm", 100)];
     let levels = levels(0, &[("child", &limits), ("parent", &limits)]);
     let lease = fixture.takes_on(RETURNED, &levels, &[("rpm", 10)]).await;
@@ -46,8 +46,8 @@ pub async fn a_lease_past_its_deadline_is_returned_where_its_terms_say_so(fixtur
     }
 }
 
-/// A lease that has ended does not expire as well.
-pub async fn a_lease_that_has_ended_does_not_expire(fixture: Fixture) {
+/// Neither a settled nor a cancelled one.
+pub async fn ended_lease_does_not_expire(fixture: Fixture) {
     let work = async |entity: &str, deadline| {
         let levels = own(entity, &[slow("rpm", 100)]);
         let terms = |on_expiry| Terms { deadline, on_expiry };
@@ -67,8 +67,8 @@ pub async fn a_lease_that_has_ended_does_not_expire(fixture: Fixture) {
     cancelled.has_ended(Ending::Cancelled, &[("rpm", 1)]).await;
 }
 
-/// A sweep leaves alone what still has time.
-pub async fn a_sweep_ends_no_lease_before_its_deadline(fixture: Fixture) {
+/// Nor does it end others.
+pub async fn sweep_ends_no_lease_before_its_deadline(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 10)]).await;
     fixture.takes_on(RETURNED, &levels, &[("rpm", 20)]).await;
@@ -79,8 +79,8 @@ pub async fn a_sweep_ends_no_lease_before_its_deadline(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (93, 7));
 }
 
-/// A sweep ends no more leases than it is told to, and counts them.
-pub async fn a_sweep_has_a_bound_and_counts_what_it_ends(fixture: Fixture) {
+/// It ends at most the requested number of leases.
+pub async fn sweep_is_bounded_and_counts_leases(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     for terms in [SETTLED, SETTLED, RETURNED, RETURNED, RETURNED] {
         fixture.takes_on(terms, &levels, &[("rpm", 10)]).await;
@@ -88,17 +88,17 @@ pub async fn a_sweep_has_a_bound_and_counts_what_it_ends(fixture: Fixture) {
     fixture.time.pass(millis(60)).await;
     let (mut settled, mut returned) = (0, 0);
     for _ in 0..6 {
-        let swept = fixture.store.sweep(1).await.expect("a sweep is answered");
+        let swept = fixture.store.sweep(1).await.expect("a sweep has a result");
         assert!(swept.settled + swept.returned <= 1, "a sweep of one ends one: {swept:?}");
         settled += swept.settled;
         returned += swept.returned;
     }
-    // A store ends them by itself as well.
+    // The store may have ended some itself.
     assert!(settled <= 2 && returned <= 3, "{settled} settled and {returned} returned, of 2 and 3");
     assert_eq!(fixture.shows("acme", "rpm").await, (80, 20));
 }
 
-/// A step after the deadline answers `Expired` without a sweep before it. The lease ends as its terms say, once.
+/// A step after the deadline fails with `Expired` without a prior sweep. The lease ends once, by its terms.
 pub async fn late_step_ends_lease_as_expired(fixture: Fixture) {
     for terms in [SETTLED, RETURNED] {
         for late in Late::ALL {
@@ -125,7 +125,8 @@ pub async fn late_step_ends_lease_as_expired(fixture: Fixture) {
     }
 }
 
-/// A call may end some leases that are due before it does its own work. A late step answers the same beyond that bound.
+/// A call may end a bounded number of due leases before its own work. A late step fails the same way beyond
+/// that bound.
 pub async fn late_step_behind_many_due_is_expired(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 1_000)]);
     let last = Terms { deadline: BRIEF + millis(5), ..SETTLED };
@@ -142,8 +143,8 @@ pub async fn late_step_behind_many_due_is_expired(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "rpm").await, (320, 320, 284));
 }
 
-/// An ending that was done before the deadline is answered as the first time. Any other step of an open lease is not:
-/// a sweep may have come first.
+/// A repeated ending from before the deadline returns its first result. A repeat of any other step does not:
+/// a sweep may have been first.
 pub async fn repeat_after_deadline_is_of_endings_only(fixture: Fixture) {
     let work = async |entity: &str, deadline| {
         let levels = own(entity, &[slow("rpm", 100)]);
@@ -161,8 +162,10 @@ pub async fn repeat_after_deadline_is_of_endings_only(fixture: Fixture) {
     let (entity, deadline, leases) = fixture.in_time(work).await;
     fixture.time.pass(deadline + BRIEF).await;
     let settled = fixture.store.settle(&leases[0].settlement(1, &[("rpm", 4)])).await;
-    repeated(&settled.expect("a repeated settle is answered"));
-    repeated(&fixture.store.cancel(&leases[1].cancellation(1)).await.expect("a repeated cancel is answered"));
+    repeated(&settled.expect("a repeated settle has a result"));
+    repeated(
+        &fixture.store.cancel(&leases[1].cancellation(1)).await.expect("a repeated cancel has a result"),
+    );
     is_ended(fixture.store.extend(&leases[2].extension(1, &[("rpm", 5)])).await, Ending::Expired);
     is_ended(fixture.store.adjust(&leases[3].adjustment(1, &[("rpm", -3)])).await, Ending::Expired);
     fixture.sweep_all().await;
@@ -170,7 +173,7 @@ pub async fn repeat_after_deadline_is_of_endings_only(fixture: Fixture) {
     assert_eq!(used_by(&fixture, &entity, "rpm").await, (26, 26, 3));
 }
 
-/// A step that comes after the deadline.
+/// A step after the deadline.
 #[derive(Debug, Clone, Copy)]
 enum Late {
     Settle,
@@ -193,16 +196,16 @@ impl Late {
     }
 }
 
-/// An hour, which is how long a lease has unless said otherwise.
-pub async fn a_lease_has_all_of_its_hour(fixture: Fixture) {
+/// The default deadline of an hour.
+pub async fn lease_lasts_until_its_deadline(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets an hour pass");
     let levels = own("acme", &[slow("rpm", 100)]);
     let terms = Terms { deadline: DEADLINE, on_expiry: OnExpiry::Return };
-    let mut kept = fixture.takes_on(terms, &levels, &[("rpm", 10)]).await;
+    let mut open = fixture.takes_on(terms, &levels, &[("rpm", 10)]).await;
     let lost = fixture.takes_on(terms, &levels, &[("rpm", 20)]).await;
     fixture.time.pass(millis(3_599_999)).await;
     fixture.sweep_all().await;
-    kept.settles(&[]).await;
+    open.settles(&[]).await;
     assert_eq!(fixture.shows("acme", "rpm").await, (70, 30));
     fixture.time.pass(millis(2)).await;
     fixture.sweep_all().await;

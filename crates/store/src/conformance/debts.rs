@@ -1,4 +1,4 @@
-//! Debts with a bound, and lists of buckets: each bucket takes and returns by itself.
+//! Bounded debts and lists of buckets: each bucket takes and returns by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use tidegate_core::limit::rule::Limit;
 use super::Fixture;
 use super::kit::{all_of, entity_id, levels, levels_of, millis, on, own, reading, resource, slow, subject};
 use super::ledger::used_by;
-use crate::{Lookup, Standing, StoreError, Terms};
+use crate::{LeaseStatus, Lookup, StoreError, Terms};
 
 /// One entity whose limit `tpm` holds 100 units and goes no more than 50 into debt.
 fn bounded() -> Arc<Levels> {
     Arc::new(Levels::clone(&own("acme", &[slow("tpm", 100)])).with_debt_max(|_, _| Some(50)))
 }
 
-/// A settle far above the bound: the ledger has all of it, the bucket stops.
+/// A settle far above the bound: the ledger has all units, the bucket stops at the bound.
 pub async fn settle_stops_debt_at_its_bound(fixture: Fixture) {
     let levels = bounded();
     let mut lease = fixture.takes(&levels, &[("tpm", 60)]).await;
@@ -29,7 +29,7 @@ pub async fn settle_stops_debt_at_its_bound(fixture: Fixture) {
     fixture.is_refused(&levels, &[("tpm", 1)]).await;
 }
 
-/// What does not reach the bound is taken whole, to the last unit.
+/// To the last unit.
 pub async fn settle_within_the_bound_is_taken_whole(fixture: Fixture) {
     let levels = bounded();
     let mut lease = fixture.takes(&levels, &[("tpm", 60)]).await;
@@ -41,7 +41,7 @@ pub async fn settle_within_the_bound_is_taken_whole(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (-49, 149));
 }
 
-/// A lease returns what its bucket took, not what it was adjusted to.
+/// Not the units that the lease was adjusted to.
 pub async fn cancel_returns_what_the_bucket_took(fixture: Fixture) {
     let levels = bounded();
     let mut lease = fixture.takes(&levels, &[("tpm", 100)]).await;
@@ -56,7 +56,7 @@ pub async fn cancel_returns_what_the_bucket_took(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "tpm").await, (0, 0, 0));
 }
 
-/// What was never taken is returned first, and only on paper.
+/// Units that the bucket never took are returned first, without moving it.
 pub async fn partial_return_starts_with_the_shortfall(fixture: Fixture) {
     let levels = bounded();
     let mut lease = fixture.takes(&levels, &[("tpm", 10)]).await;
@@ -66,8 +66,8 @@ pub async fn partial_return_starts_with_the_shortfall(fixture: Fixture) {
         assert_eq!(fixture.shows("acme", "tpm").await.0, left, "adjusted by {delta}");
     }
     match fixture.store.lease(lease.id).await.expect("an open lease is found") {
-        Standing::Open(held) => assert_eq!(held.record.held(), [Some(110)]),
-        Standing::Ended(ended) => panic!("it has ended: {ended:?}"),
+        LeaseStatus::Open(open) => assert_eq!(open.record.held(), [Some(110)]),
+        LeaseStatus::Ended(ended) => panic!("it has ended: {ended:?}"),
     }
     let moved = lease.settles(&[("tpm", 5)]).await;
     assert_eq!(reading(&moved, &levels, 0, "tpm").moved, -105);
@@ -75,7 +75,7 @@ pub async fn partial_return_starts_with_the_shortfall(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "tpm").await, (5, 5, 1));
 }
 
-/// One without debt, one without a bound and one with a small one are moved by what each may take.
+/// One without debt, one without a bound, and one with a small bound.
 pub async fn each_bucket_has_its_own_bound(fixture: Fixture) {
     let limits = [slow("tpm", 100)];
     let wide = levels(0, &[("child", &limits), ("parent", &limits), ("top", &limits)]);
@@ -99,7 +99,7 @@ pub async fn each_bucket_has_its_own_bound(fixture: Fixture) {
     }
 }
 
-/// A lease that expires returns what each bucket took.
+/// For each bucket.
 pub async fn expiry_returns_what_the_buckets_took(fixture: Fixture) {
     let (entity, deadline, levels) = fixture
         .in_time(async |entity, deadline| {
@@ -124,7 +124,8 @@ pub async fn expiry_returns_what_the_buckets_took(fixture: Fixture) {
     assert_eq!(used_by(&fixture, &entity, "tpm").await, (0, 0, 0));
 }
 
-/// A debt beyond the bound, made by a caller without one: a lease with the bound takes nothing more, and returns its own.
+/// A debt beyond the bound, caused by a caller without one: a lease with the bound takes nothing more, and
+/// returns its own units.
 pub async fn debt_beyond_the_bound_takes_no_more(fixture: Fixture) {
     let loose = own("acme", &[slow("tpm", 100)]);
     let tight = Arc::new(Levels::clone(&loose).with_debt_max(|_, _| Some(10)));
@@ -137,7 +138,7 @@ pub async fn debt_beyond_the_bound_takes_no_more(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (-70, 170));
 }
 
-/// A refill pays a bounded debt like any other.
+/// Like any other debt.
 pub async fn bounded_debt_is_paid_by_the_refill(fixture: Fixture) {
     let limit = Limit::per_second("tpm", 10).burst(10);
     let levels = Arc::new(Levels::clone(&own("acme", &[limit])).with_debt_max(|_, _| Some(5)));
@@ -147,7 +148,8 @@ pub async fn bounded_debt_is_paid_by_the_refill(fixture: Fixture) {
     fixture.takes(&levels, &[("tpm", 1)]).await;
 }
 
-/// Pools are buckets like others: drawn together with the subject's own, all or nothing, and shared by all who name them.
+/// Pools are ordinary buckets: drawn together with the subject's own, all or nothing, and shared by all draws
+/// that name them.
 pub async fn pools_are_shared_by_all_who_name_them(fixture: Fixture) {
     let (acme, gpt) = (entity_id("acme"), resource("gpt"));
     let all_models = Subject::pool(Some(acme), None);
@@ -172,12 +174,14 @@ pub async fn pools_are_shared_by_all_who_name_them(fixture: Fixture) {
     }
     lease.settles(&[("rpm", 1)]).await;
     let lookup = Lookup::Subjects(vec![all_models.clone(), on("acme", "gpt")]);
-    let seen = fixture.store.balances(&lookup).await.expect("balances are answered");
-    let keys =
-        seen.buckets.iter().map(|bucket| (bucket.subject.clone(), bucket.meters[0].available(seen.at)));
+    let snapshot = fixture.store.balances(&lookup).await.expect("balances are read");
+    let keys = snapshot
+        .buckets
+        .iter()
+        .map(|bucket| (bucket.subject.clone(), bucket.meters[0].available(snapshot.at)));
     assert_eq!(keys.collect::<Vec<_>>(), [(all_models, 5), (on("acme", "gpt"), 99)]);
 
-    // They are listed with the others of a resource, whatever the page begins with.
+    // They are listed with the other buckets of a resource, on any page.
     let (store, gpt) = (&fixture.store, &resource("gpt"));
     let listed = all_of(1, |paging| {
         Box::pin(async move { store.buckets(gpt, &paging).await.expect("buckets are listed") })
@@ -186,7 +190,7 @@ pub async fn pools_are_shared_by_all_who_name_them(fixture: Fixture) {
     assert_eq!(listed, ["_default_", "acme", "other"]);
 }
 
-/// As many buckets as a draw may name are drawn, refused, settled and cancelled together; one more is an error.
+/// The maximum number of buckets is drawn, refused, settled and cancelled together; one more is an error.
 pub async fn longest_list_of_buckets_is_drawn(fixture: Fixture) {
     let limits = [slow("rpm", 10)];
     let keys = |count: usize| (0..count).map(|number| (subject(&format!("e{number:02}")), &limits[..]));
@@ -206,7 +210,7 @@ pub async fn longest_list_of_buckets_is_drawn(fixture: Fixture) {
     assert!(matches!(&error, StoreError::Invalid { .. }), "{error}");
 }
 
-/// A list that names a bucket twice is refused: each would be asked for what only one of them can take.
+/// Both would pass the check for units that only one of them can take.
 pub async fn bucket_named_twice_is_refused(fixture: Fixture) {
     let limits = [slow("rpm", 10)];
     fixture.takes(&own("acme", &limits), &[("rpm", 1)]).await;

@@ -1,4 +1,4 @@
-//! Entities: who there is, and under whom.
+//! Entities and their parents.
 
 use tidegate_core::limit::entity::{Entity, InvalidEntity, TEXT_MAX};
 use tidegate_core::limit::policy::{Expect, Scope, Version};
@@ -25,8 +25,8 @@ async fn lineage(fixture: &Fixture, id: &str) -> Vec<String> {
     lineage.iter().map(|entity| entity.value.id().to_string()).collect()
 }
 
-/// Every part of an entity comes back, and a second writing replaces all of it.
-pub async fn an_entity_is_read_as_it_was_written(fixture: Fixture) {
+/// Every field is read back, and a second write replaces all of them.
+pub async fn entity_is_read_as_written(fixture: Fixture) {
     assert_eq!(found(&fixture, "acme").await, None);
     let full = entity("user 7").name("Größe & Söhne").metadata("tier", "gold").metadata("", "").cascade();
     let version = fixture.puts(&full).await;
@@ -35,61 +35,61 @@ pub async fn an_entity_is_read_as_it_was_written(fixture: Fixture) {
     assert_eq!(found(&fixture, "user 7").await, Some((version, entity("user 7"))));
 }
 
-/// A belief that is wrong is refused, with what is there.
-pub async fn an_entity_is_written_and_removed_as_expected_only(fixture: Fixture) {
+/// A wrong expectation is refused with the current version.
+pub async fn stale_entity_write_or_removal_is_refused(fixture: Fixture) {
     let first = fixture.puts(&entity("acme")).await;
     let named = entity("acme").name("Acme");
     let id = entity_id("acme");
     let store = &fixture.store;
     is_stale(store.put(&named, Expect::Absent, ACTOR).await, Some(first));
     is_stale(store.put(&entity("globex"), Expect::Version(first), ACTOR).await, None);
-    let second = store.put(&named, Expect::Version(first), ACTOR).await.expect("it is as expected");
+    let second = store.put(&named, Expect::Version(first), ACTOR).await.expect("the version is as expected");
     assert_eq!(second, first.next());
     is_stale(store.put(&named, Expect::Version(first), ACTOR).await, Some(second));
     is_stale(store.remove(&id, Expect::Version(first), ACTOR).await, Some(second));
     is_stale(store.remove(&id, Expect::Absent, ACTOR).await, Some(second));
     assert_eq!(found(&fixture, "acme").await, Some((second, named)));
     assert_eq!(found(&fixture, "globex").await, None);
-    let third = store.remove(&id, Expect::Version(second), ACTOR).await.expect("it is as expected");
+    let third = store.remove(&id, Expect::Version(second), ACTOR).await.expect("the version is as expected");
     assert_eq!(third, second.next());
     assert_eq!(found(&fixture, "acme").await, None);
     match store.remove(&id, Expect::Any, ACTOR).await {
         Err(StoreError::NoEntity { entity }) => assert_eq!(entity, id),
-        other => panic!("removing what is not there answers {other:?}"),
+        other => panic!("removing an absent entity returns {other:?}"),
     }
-    assert_eq!(store.version().await.expect("the version is answered"), third);
+    assert_eq!(store.version().await.expect("the version is read"), third);
 }
 
-/// Whether an error is the one that is looked for.
-type Judge = fn(&InvalidEntity) -> bool;
+/// Whether an error is the expected one.
+type IsExpected = fn(&InvalidEntity) -> bool;
 
-/// Texts have bounds, and a parent is there, not below, and not too deep.
-pub async fn an_entity_that_cannot_be_is_refused(fixture: Fixture) {
+/// Texts have bounds, and a parent exists, is no descendant and is not too deep.
+pub async fn invalid_entity_is_refused(fixture: Fixture) {
     fixture.puts(&entity("e0")).await;
     for number in 1..8 {
         fixture.puts(&under(&format!("e{number}"), &format!("e{}", number - 1))).await;
     }
-    let version = fixture.store.version().await.expect("the version is answered");
+    let version = fixture.store.version().await.expect("the version is read");
     let long = entity("long").name("x".repeat(TEXT_MAX + 1));
-    let table: [(Entity, Judge); 5] = [
+    let table: [(Entity, IsExpected); 5] = [
         (long, |error| matches!(error, InvalidEntity::Long { .. })),
-        (under("new", "nobody"), |error| matches!(error, InvalidEntity::NoParent { .. })),
+        (under("new", "absent"), |error| matches!(error, InvalidEntity::NoParent { .. })),
         (under("e3", "e5"), |error| matches!(error, InvalidEntity::Cycle { .. })),
         (under("e3", "e3"), |error| matches!(error, InvalidEntity::Cycle { .. })),
         (under("new", "e7"), |error| matches!(error, InvalidEntity::Deep { .. })),
     ];
-    for (entity, is_it) in table {
+    for (entity, is_expected) in table {
         match fixture.store.put(&entity, Expect::Any, ACTOR).await {
-            Err(StoreError::Entity(error)) => assert!(is_it(&error), "{error}"),
-            other => panic!("{entity:?} answers {other:?}"),
+            Err(StoreError::Entity(error)) => assert!(is_expected(&error), "{error}"),
+            other => panic!("{entity:?} returns {other:?}"),
         }
     }
-    assert_eq!(fixture.store.version().await.expect("the version is answered"), version);
+    assert_eq!(fixture.store.version().await.expect("the version is read"), version);
     assert_eq!(found(&fixture, "new").await, None);
 }
 
-/// The lineage is drawn from: it ends where cascading does.
-pub async fn a_lineage_goes_up_as_far_as_each_cascades(fixture: Fixture) {
+/// It has the levels to draw from.
+pub async fn lineage_ends_where_cascading_ends(fixture: Fixture) {
     fixture.puts(&entity("org").cascade()).await;
     fixture.puts(&under("team", "org").cascade()).await;
     fixture.puts(&under("user", "team").cascade()).await;
@@ -101,11 +101,11 @@ pub async fn a_lineage_goes_up_as_far_as_each_cascades(fixture: Fixture) {
     assert_eq!(lineage(&fixture, "user").await, ["user", "team"]);
     fixture.puts(&entity("user")).await;
     assert_eq!(lineage(&fixture, "user").await, ["user"]);
-    assert!(lineage(&fixture, "nobody").await.is_empty(), "no record, no lineage");
+    assert!(lineage(&fixture, "absent").await.is_empty(), "no record, no lineage");
 }
 
-/// As many levels as there may be.
-pub async fn a_lineage_has_up_to_eight_levels(fixture: Fixture) {
+/// The maximum depth.
+pub async fn lineage_has_up_to_eight_levels(fixture: Fixture) {
     fixture.puts(&entity("e0")).await;
     for number in 1..8 {
         fixture.puts(&under(&format!("e{number}"), &format!("e{}", number - 1)).cascade()).await;
@@ -114,8 +114,8 @@ pub async fn a_lineage_has_up_to_eight_levels(fixture: Fixture) {
     assert_eq!(lineage(&fixture, "e7").await, expected);
 }
 
-/// An entity with others below it stays until they are moved or removed.
-pub async fn an_entity_with_others_below_it_is_not_removed(fixture: Fixture) {
+/// It stays until its children are moved or removed.
+pub async fn entity_with_children_is_not_removed(fixture: Fixture) {
     for id in ["org", "other"] {
         fixture.puts(&entity(id)).await;
     }
@@ -125,49 +125,49 @@ pub async fn an_entity_with_others_below_it_is_not_removed(fixture: Fixture) {
     let org = entity_id("org");
     match fixture.store.remove(&org, Expect::Any, ACTOR).await {
         Err(StoreError::HasChildren { entity, children }) => assert_eq!((entity, children), (org.clone(), 2)),
-        other => panic!("removing a parent answers {other:?}"),
+        other => panic!("removing a parent returns {other:?}"),
     }
     fixture.puts(&under("a", "other")).await;
-    fixture.store.remove(&entity_id("b"), Expect::Any, ACTOR).await.expect("nobody is below it");
-    fixture.store.remove(&org, Expect::Any, ACTOR).await.expect("nobody is below it any more");
+    fixture.store.remove(&entity_id("b"), Expect::Any, ACTOR).await.expect("it has no children");
+    fixture.store.remove(&org, Expect::Any, ACTOR).await.expect("it has no children any more");
     assert_eq!(found(&fixture, "org").await, None);
 }
 
-/// Its policies go with it, and nobody else's.
-pub async fn the_policies_of_an_entity_are_removed_with_it(fixture: Fixture) {
+/// And no other policies are.
+pub async fn entity_is_removed_with_its_policies(fixture: Fixture) {
     fixture.puts(&entity("acme")).await;
-    let gone = [Scope::Entity(entity_id("acme")), Scope::Subject(subject("acme"))];
+    let removed = [Scope::Entity(entity_id("acme")), Scope::Subject(subject("acme"))];
     let kept = [
         Scope::System,
         Scope::Resource(resource(RESOURCE)),
         Scope::Entity(entity_id("acme2")),
         Scope::Subject(subject("acme2")),
     ];
-    for scope in gone.iter().chain(&kept) {
+    for scope in removed.iter().chain(&kept) {
         fixture.writes(scope, Some(policy(&[slow("rpm", 1)]))).await;
     }
-    let before = fixture.store.version().await.expect("the version is answered");
-    let version = fixture.store.remove(&entity_id("acme"), Expect::Any, ACTOR).await.expect("it is there");
+    let before = fixture.store.version().await.expect("the version is read");
+    let version = fixture.store.remove(&entity_id("acme"), Expect::Any, ACTOR).await.expect("it exists");
     assert_eq!(version, before.next(), "it is one change");
-    let read = fixture.store.read(&gone).await.expect("policies are read");
-    assert!(read.policies.iter().all(Option::is_none), "its policies are gone");
+    let read = fixture.store.read(&removed).await.expect("policies are read");
+    assert!(read.policies.iter().all(Option::is_none), "its policies are removed");
     let read = fixture.store.read(&kept).await.expect("policies are read");
-    assert!(read.policies.iter().all(Option::is_some), "the others stay");
+    assert!(read.policies.iter().all(Option::is_some), "the others are kept");
 }
 
-/// To remove an entity and write it anew is no amnesty.
-pub async fn the_buckets_of_an_entity_stay_when_it_is_removed(fixture: Fixture) {
+/// Removing and recreating an entity does not reset its limits.
+pub async fn buckets_of_a_removed_entity_stay(fixture: Fixture) {
     fixture.puts(&entity("acme")).await;
     let levels = own("acme", &[slow("rpm", 10)]);
     fixture.spends(&levels, &[("rpm", 10)]).await;
-    fixture.store.remove(&entity_id("acme"), Expect::Any, ACTOR).await.expect("it is there");
+    fixture.store.remove(&entity_id("acme"), Expect::Any, ACTOR).await.expect("it exists");
     fixture.puts(&entity("acme")).await;
     fixture.is_refused(&levels, &[("rpm", 1)]).await;
     assert_eq!(fixture.shows("acme", "rpm").await, (0, 10));
 }
 
-/// Those directly below, as they are now.
-pub async fn children_are_those_directly_below(fixture: Fixture) {
+/// The current ones, without grandchildren.
+pub async fn children_are_direct_children(fixture: Fixture) {
     for id in ["org", "other"] {
         fixture.puts(&entity(id)).await;
     }
@@ -184,7 +184,7 @@ pub async fn children_are_those_directly_below(fixture: Fixture) {
     assert_eq!(children("org").await, ["a"]);
     assert_eq!(children("other").await, ["b", "c"]);
     fixture.puts(&entity("c")).await;
-    fixture.store.remove(&entity_id("b"), Expect::Any, ACTOR).await.expect("nobody is below it");
+    fixture.store.remove(&entity_id("b"), Expect::Any, ACTOR).await.expect("it has no children");
     assert!(children("other").await.is_empty());
-    assert!(children("nobody").await.is_empty());
+    assert!(children("absent").await.is_empty());
 }

@@ -1,4 +1,4 @@
-//! What the cases are written with: limits, leases and what is seen of them, in few words.
+//! Helpers of the cases: limits, leases, and assertions about them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,21 +16,21 @@ use tidegate_core::time::Stamp;
 
 use super::Fixture;
 use crate::{
-    Adjust, Cancel, Cursor, Draw, Drawn, Extend, Lookup, Moved, Page, Paging, PolicyChange, Reading, Renew,
-    Renewed, Reply, Settle, Store, StoreError, Terms,
+    Adjust, Cancel, Cursor, Draw, DrawResult, Extend, Lookup, Movement, Page, Paging, PolicyChange, Reading,
+    Renew, Renewal, Reply, Settle, Store, StoreError, Terms,
 };
 
-/// The resource of every case that needs but one.
+/// The resource of cases that need only one.
 pub(super) const RESOURCE: &str = "gpt";
-/// Who makes the changes.
+/// The actor of changes.
 pub(super) const ACTOR: &str = "the suite";
-/// All of time.
+/// The range of all times.
 pub(super) const ALWAYS: std::ops::Range<Stamp> = Stamp::ZERO..Stamp::MAX;
 
-/// A lease that stays open for as long as any case takes.
+/// Terms of a lease that outlives any case.
 pub(super) const OPEN: Terms = Terms { deadline: DEADLINE, on_expiry: OnExpiry::Settle };
 
-/// Longer than a few calls take mostly. Where they take longer, they are tried again with twice the time.
+/// Normally longer than a few calls take. If they take longer, they are retried with twice the time.
 const AMPLE: Duration = millis(200);
 /// Longer than they take on any machine.
 const AMPLE_MAX: Duration = Duration::from_secs(120);
@@ -39,7 +39,7 @@ pub(super) const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A limit of `burst` units that gains one a day: no case lasts long enough to see it.
+/// A limit of `burst` units that refills one per day, which no case lasts long enough to notice.
 pub(super) fn slow(name: &str, burst: u64) -> Limit {
     Limit::per_day(name, 1).burst(burst)
 }
@@ -87,18 +87,18 @@ pub(super) fn own(entity: &str, limits: &[Limit]) -> Arc<Levels> {
 }
 
 impl Fixture {
-    /// A draw under a lease of its own.
+    /// A draw with a new lease id.
     pub(super) fn draw_of(&self, levels: &Arc<Levels>, cost: &[(&str, u64)]) -> Draw {
         let units = levels.amounts(cost).expect("the suite's costs are valid");
         Draw { lease: self.next_lease(), levels: Arc::clone(levels), units, terms: OPEN, is_watched: true }
     }
 
-    /// Draws what must be there.
+    /// Draws, and asserts a grant.
     pub(super) async fn takes(&self, levels: &Arc<Levels>, cost: &[(&str, u64)]) -> Lease {
         self.begins(self.draw_of(levels, cost)).await
     }
 
-    /// Draws on these terms what must be there.
+    /// Draws on these terms, and asserts a grant.
     pub(super) async fn takes_on(&self, terms: Terms, levels: &Arc<Levels>, cost: &[(&str, u64)]) -> Lease {
         self.begins(Draw { terms, ..self.draw_of(levels, cost) }).await
     }
@@ -109,8 +109,8 @@ impl Fixture {
         Lease { store: Arc::clone(&self.store), id: draw.lease, levels: draw.levels, step: 0, at: moved.at }
     }
 
-    /// Does what has to be done before a deadline, for an entity and so much time, and says for which. Where time only passes a
-    /// machine may take longer than that: it is done anew then, for another entity and twice the time.
+    /// Runs work that must complete before a deadline, for an entity and a deadline, and returns both. With a
+    /// real clock a machine may take longer: the work is then retried for another entity with twice the time.
     pub(super) async fn in_time<T>(
         &self,
         work: impl AsyncFn(&str, Duration) -> Result<T, StoreError>,
@@ -129,33 +129,33 @@ impl Fixture {
         }
     }
 
-    /// Draws what must not be there.
-    pub(super) async fn is_refused(&self, levels: &Arc<Levels>, cost: &[(&str, u64)]) -> Moved {
+    /// Draws, and asserts a refusal.
+    pub(super) async fn is_refused(&self, levels: &Arc<Levels>, cost: &[(&str, u64)]) -> Movement {
         refused(self.store.draw(&self.draw_of(levels, cost)).await)
     }
 
-    /// Spends what must be there, and says when.
+    /// Spends, asserts a grant, and returns its time.
     pub(super) async fn spends(&self, levels: &Arc<Levels>, cost: &[(&str, u64)]) -> Stamp {
         granted(self.store.spend(&self.draw_of(levels, cost)).await).at
     }
 
-    /// A limit as it is now, and when that is; `None` where it was never used.
+    /// The current time and state of a limit; `None` if it was never used.
     pub(super) async fn meter(&self, subject: &Subject, row: &str) -> (Stamp, Option<Meter>) {
         let lookup = Lookup::Subjects(vec![subject.clone()]);
-        let seen = self.store.balances(&lookup).await.expect("balances are answered");
-        assert!(seen.buckets.len() <= 1, "one subject has one bucket");
-        let meters = seen.buckets.into_iter().flat_map(|bucket| bucket.meters);
-        (seen.at, meters.into_iter().find(|meter| meter.rule().row() == row))
+        let snapshot = self.store.balances(&lookup).await.expect("balances are read");
+        assert!(snapshot.buckets.len() <= 1, "one subject has one bucket");
+        let meters = snapshot.buckets.into_iter().flat_map(|bucket| bucket.meters);
+        (snapshot.at, meters.into_iter().find(|meter| meter.rule().row() == row))
     }
 
-    /// What an entity's limit on [`RESOURCE`] has, and what it has consumed.
+    /// The available and consumed units of an entity's limit on [`RESOURCE`].
     pub(super) async fn shows(&self, entity: &str, row: &str) -> (i64, i64) {
         let (at, meter) = self.meter(&subject(entity), row).await;
-        let meter = meter.unwrap_or_else(|| panic!("`{row}` of `{entity}` was used and is not there"));
+        let meter = meter.unwrap_or_else(|| panic!("`{row}` of `{entity}` was used and does not exist"));
         (meter.available(at), meter.consumed())
     }
 
-    /// A limit that nothing was taken from: not there, or full.
+    /// Asserts that nothing was taken from a limit: it does not exist, or is full.
     pub(super) async fn is_untouched(&self, entity: &str, row: &str) {
         let (at, meter) = self.meter(&subject(entity), row).await;
         if let Some(meter) = meter {
@@ -164,35 +164,35 @@ impl Fixture {
         }
     }
 
-    /// Sweeps until nothing is left to sweep.
+    /// Sweeps until no lease is due.
     pub(super) async fn sweep_all(&self) {
         loop {
-            let swept = self.store.sweep(100).await.expect("a sweep is answered");
+            let swept = self.store.sweep(100).await.expect("a sweep has a result");
             if swept.settled + swept.returned == 0 {
                 return;
             }
         }
     }
 
-    /// Writes a policy whatever is there, or removes it.
+    /// Writes or removes a policy, whatever its version.
     pub(super) async fn writes(&self, scope: &Scope, policy: Option<Policy>) -> Version {
         let change = PolicyChange { scope: scope.clone(), expect: Expect::Any, policy };
         self.store.apply(&[change], ACTOR).await.expect("a policy is written")
     }
 
-    /// Writes an entity whatever is there.
+    /// Writes an entity, whatever its version.
     pub(super) async fn puts(&self, entity: &Entity) -> Version {
         self.store.put(entity, Expect::Any, ACTOR).await.expect("an entity is written")
     }
 }
 
-/// A lease in the suite's hands.
+/// A lease held by a case.
 pub(super) struct Lease {
     store: Arc<dyn Store>,
     pub(super) id: LeaseId,
     pub(super) levels: Arc<Levels>,
     pub(super) step: u32,
-    /// When it was drawn.
+    /// The time of the draw.
     pub(super) at: Stamp,
 }
 
@@ -225,36 +225,36 @@ impl Lease {
         self.step
     }
 
-    /// Asks for more, which must be there.
-    pub(super) async fn extends(&mut self, cost: &[(&str, u64)]) -> Moved {
+    /// Extends, and asserts a grant.
+    pub(super) async fn extends(&mut self, cost: &[(&str, u64)]) -> Movement {
         let step = self.next_step();
         granted(self.store.extend(&self.extension(step, cost)).await)
     }
 
-    pub(super) async fn adjusts(&mut self, changes: &[(&str, i64)]) -> Moved {
+    pub(super) async fn adjusts(&mut self, changes: &[(&str, i64)]) -> Movement {
         let step = self.next_step();
         self.store.adjust(&self.adjustment(step, changes)).await.expect("an adjustment is never refused")
     }
 
-    /// Asks for more time, which an open lease has.
-    pub(super) async fn renews(&mut self, span: Duration) -> Renewed {
+    /// Renews, and asserts success.
+    pub(super) async fn renews(&mut self, span: Duration) -> Renewal {
         let step = self.next_step();
         let renewed = self.store.renew(&self.renewal(step, span)).await.expect("an open lease is renewed");
         assert!(!renewed.is_repeat, "a first renewal is no repeat");
         renewed
     }
 
-    pub(super) async fn settles(&mut self, actual: &[(&str, u64)]) -> Moved {
+    pub(super) async fn settles(&mut self, actual: &[(&str, u64)]) -> Movement {
         let step = self.next_step();
         self.store.settle(&self.settlement(step, actual)).await.expect("an open lease is settled")
     }
 
-    pub(super) async fn cancels(&mut self) -> Moved {
+    pub(super) async fn cancels(&mut self) -> Movement {
         let step = self.next_step();
         self.store.cancel(&self.cancellation(step)).await.expect("an open lease is cancelled")
     }
 
-    /// Nothing can be done with it any more, because it has ended like this.
+    /// Asserts that every further step fails because the lease has ended this way.
     pub(super) async fn has_ended(&self, how: Ending, cost: &[(&str, u64)]) {
         let step = self.step + 1;
         is_ended(self.store.extend(&self.extension(step, cost)).await, how);
@@ -268,33 +268,33 @@ impl Lease {
     }
 }
 
-/// A grant, or the case fails.
-pub(super) fn granted(answer: Result<Drawn, StoreError>) -> Moved {
-    match answer.expect("a draw is answered") {
-        Drawn::Granted(moved) => moved,
-        Drawn::Refused(moved) => panic!("what is there was refused: {moved:?}"),
+/// Asserts a grant.
+pub(super) fn granted(answer: Result<DrawResult, StoreError>) -> Movement {
+    match answer.expect("a draw has a result") {
+        DrawResult::Granted(moved) => moved,
+        DrawResult::Refused(moved) => panic!("a draw of available units was refused: {moved:?}"),
     }
 }
 
-/// A refusal that moved nothing, or the case fails.
-pub(super) fn refused(answer: Result<Drawn, StoreError>) -> Moved {
-    match answer.expect("a draw is answered") {
-        Drawn::Granted(moved) => panic!("what is not there was granted: {moved:?}"),
-        Drawn::Refused(moved) => {
-            assert!(!moved.is_repeat, "a refusal was not done, so it is never a repeat");
+/// Asserts a refusal that moved nothing.
+pub(super) fn refused(answer: Result<DrawResult, StoreError>) -> Movement {
+    match answer.expect("a draw has a result") {
+        DrawResult::Granted(moved) => panic!("a draw of unavailable units was granted: {moved:?}"),
+        DrawResult::Refused(moved) => {
+            assert!(!moved.is_repeat, "a refusal does not count as applied, so it is never a repeat");
             assert!(moved.readings.iter().all(|reading| reading.moved == 0), "a refusal moves nothing");
             moved
         }
     }
 }
 
-/// An answer of the first time that moved nothing now, or the case fails.
-pub(super) fn repeated(moved: &Moved) {
+/// Asserts a repeat.
+pub(super) fn repeated(moved: &Movement) {
     assert!(moved.is_repeat, "the same step again is a repeat: {moved:?}");
 }
 
 /// The reading of a limit at a level.
-pub(super) fn reading<'a>(moved: &'a Moved, levels: &Levels, level: usize, name: &str) -> &'a Reading {
+pub(super) fn reading<'a>(moved: &'a Movement, levels: &Levels, level: usize, name: &str) -> &'a Reading {
     let name = levels.position(name).expect("the suite's names are known");
     let mut found = moved.readings.iter().filter(|reading| (reading.level, reading.name) == (level, name));
     let reading = found.next().unwrap_or_else(|| panic!("no reading of name {name} at level {level}"));
@@ -302,13 +302,18 @@ pub(super) fn reading<'a>(moved: &'a Moved, levels: &Levels, level: usize, name:
     reading
 }
 
-/// What a reading shows to someone who asks for `asked`.
-pub(super) fn balance(moved: &Moved, levels: &Levels, (level, name): (usize, &str), asked: u64) -> Balance {
+/// The balance of a reading for a request of `units`.
+pub(super) fn balance(
+    moved: &Movement,
+    levels: &Levels,
+    (level, name): (usize, &str),
+    units: u64,
+) -> Balance {
     let reading = reading(moved, levels, level, name);
-    Balance::of(&levels.levels()[level].subject, &reading.meter(levels), asked, moved.at)
+    Balance::of(&levels.levels()[level].subject, &reading.meter(levels), units, moved.at)
 }
 
-/// What a limit drained at `from` has at `to`: the units of that time, rounded down, and no more than its burst.
+/// The units at `to` of a limit drained at `from`: rounded down, up to its burst.
 pub(super) fn refilled(limit: &Limit, from: Stamp, to: Stamp) -> i64 {
     let rule = limit.check().expect("the suite's limits are valid");
     let shape = rule.shape();
@@ -316,19 +321,19 @@ pub(super) fn refilled(limit: &Limit, from: Stamp, to: Stamp) -> i64 {
     i64::try_from(units.min(u128::from(shape.burst()))).expect("a burst fits")
 }
 
-/// The lease has ended like this, or the case fails.
+/// Asserts that the lease has ended this way.
 pub(super) fn is_ended<T: std::fmt::Debug>(answer: Result<T, StoreError>, ending: Ending) {
     match answer {
         Err(StoreError::Ended { how, .. }) => assert_eq!(how, ending, "how the lease ended"),
-        other => panic!("a lease that was {ending} answers {other:?}"),
+        other => panic!("a lease that was {ending} returns {other:?}"),
     }
 }
 
-/// The record is not as expected but at this version, or the case fails.
+/// Asserts a stale expectation with this current version.
 pub(super) fn is_stale<T: std::fmt::Debug>(answer: Result<T, StoreError>, version: Option<Version>) {
     match answer {
-        Err(StoreError::Stale { current, .. }) => assert_eq!(current, version, "the version that is there"),
-        other => panic!("a wrong expectation answers {other:?}"),
+        Err(StoreError::Stale { current, .. }) => assert_eq!(current, version, "the current version"),
+        other => panic!("a wrong expectation returns {other:?}"),
     }
 }
 
@@ -346,18 +351,18 @@ pub(super) async fn all_of<'a, T: Unpin>(max: u32, fetch: impl Fn(Paging) -> Fet
     }
 }
 
-/// A page that is on its way.
+/// A future page.
 pub(super) type Fetched<'a, T> = std::pin::Pin<Box<dyn Future<Output = Page<T>> + Send + 'a>>;
 
-/// Where no listing ever is: no name holds these signs.
-pub(super) fn nowhere() -> Paging {
+/// An invalid cursor: no name contains these characters.
+pub(super) fn invalid_cursor() -> Paging {
     Paging::default().after(Cursor::new("#\u{1}#no such place#"))
 }
 
-/// A listing answers a cursor that is none with a clear error, or the case fails.
-pub(super) async fn refuses_the_cursor<T: std::fmt::Debug + Unpin>(listing: &str, page: Reply<'_, Page<T>>) {
+/// Asserts that a listing rejects an invalid cursor.
+pub(super) async fn rejects_cursor<T: std::fmt::Debug + Unpin>(listing: &str, page: Reply<'_, Page<T>>) {
     match page.await {
-        Err(StoreError::Invalid { what }) => assert!(!what.is_empty(), "the error says what is wrong"),
-        other => panic!("{listing} answers a bad cursor with {other:?}"),
+        Err(StoreError::Invalid { what }) => assert!(!what.is_empty(), "the error has a message"),
+        other => panic!("{listing} returns {other:?} for an invalid cursor"),
     }
 }

@@ -1,4 +1,4 @@
-//! Usage: the sum of what was settled, in the windows of the draws.
+//! Usage: the sum of settled units, in the windows of the draws.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,8 +30,8 @@ pub(super) async fn used_by(fixture: &Fixture, entity: &str, limit: &str) -> (u6
     (sum.units, sum.own, sum.leases)
 }
 
-/// Each hour, day and month sums up the leases that were drawn in it.
-pub async fn usage_is_the_sum_of_what_was_settled(fixture: Fixture) {
+/// For each hour, day and month, over the leases drawn in it.
+pub async fn usage_is_the_sum_of_settlements(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100), slow("tpm", 1_000)]);
     let mut expected: BTreeMap<(Window, &str, Stamp), Tally> = BTreeMap::new();
     for (drawn, settled) in [(10, 7), (20, 50), (5, 5)] {
@@ -56,8 +56,8 @@ pub async fn usage_is_the_sum_of_what_was_settled(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "tpm").await, (62, 62, 3));
 }
 
-/// What is not settled yet is not used yet.
-pub async fn an_open_lease_is_not_in_the_ledger(fixture: Fixture) {
+/// Units count as used when they are settled.
+pub async fn open_lease_is_not_in_the_ledger(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("tpm", 10)]).await;
     lease.adjusts(&[("tpm", 10)]).await;
@@ -66,8 +66,8 @@ pub async fn an_open_lease_is_not_in_the_ledger(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "tpm").await, (20, 20, 1));
 }
 
-/// A cancel writes nothing, and neither does what is refused.
-pub async fn a_cancel_writes_nothing_to_the_ledger(fixture: Fixture) {
+/// Neither does a refusal.
+pub async fn cancel_writes_nothing_to_the_ledger(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("tpm", 10)]).await;
     lease.extends(&[("tpm", 10)]).await;
@@ -77,8 +77,8 @@ pub async fn a_cancel_writes_nothing_to_the_ledger(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "tpm").await, (0, 0, 0));
 }
 
-/// Redelivery does not count twice, nor does an ending that comes too late.
-pub async fn the_ledger_counts_each_ending_once(fixture: Fixture) {
+/// Neither redelivered nor late endings count again.
+pub async fn ledger_counts_each_ending_once(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let lease = fixture.takes(&levels, &[("tpm", 10)]).await;
     let settle = lease.settlement(1, &[("tpm", 8)]);
@@ -90,8 +90,8 @@ pub async fn the_ledger_counts_each_ending_once(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "tpm").await, (8, 8, 1));
 }
 
-/// A spend is in the ledger at once, and once.
-pub async fn a_spend_is_in_the_ledger_once(fixture: Fixture) {
+/// Immediately.
+pub async fn spend_is_in_the_ledger_once(fixture: Fixture) {
     let limits = [slow("tpm", 100)];
     let levels = levels(0, &[("child", &limits), ("parent", &limits)]);
     let draw = fixture.draw_of(&levels, &[("tpm", 10)]);
@@ -102,8 +102,8 @@ pub async fn a_spend_is_in_the_ledger_once(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "parent", "tpm").await, (10, 0, 1));
 }
 
-/// The parent's usage has its children's in it, and the own units of all add up to what was used.
-pub async fn the_usage_of_a_parent_tells_its_own_from_its_childrens(fixture: Fixture) {
+/// The parent's usage includes its children's, and the own units of all add up to the total.
+pub async fn parent_usage_separates_own_from_childrens(fixture: Fixture) {
     let limits = [slow("tpm", 1_000)];
     for (child, units) in [("one", 10), ("two", 20)] {
         let levels = levels(0, &[(child, &limits), ("parent", &limits)]);
@@ -115,7 +115,7 @@ pub async fn the_usage_of_a_parent_tells_its_own_from_its_childrens(fixture: Fix
     assert_eq!(used_by(&fixture, "parent", "tpm").await, (35, 5, 3));
 }
 
-/// By entity over its resources, and by resource over its entities, in the order of subjects.
+/// An entity's resources or a resource's entities, in the order of subjects.
 pub async fn usage_is_listed_by_entity_or_by_resource(fixture: Fixture) {
     let limits = [slow("rpm", 100), slow("tpm", 100)];
     let pairs = [("acme", "gpt"), ("globex", "gpt"), ("acme", "embed")];
@@ -143,7 +143,7 @@ pub async fn usage_is_listed_by_entity_or_by_resource(fixture: Fixture) {
                 ("globex", "gpt", "tpm", 2),
             ],
         ),
-        (UsageOf::Entity(entity_id("nobody")), Vec::new()),
+        (UsageOf::Entity(entity_id("absent")), Vec::new()),
         (UsageOf::Resource(resource("nothing")), Vec::new()),
     ];
     for (of, expected) in table {
@@ -156,8 +156,8 @@ pub async fn usage_is_listed_by_entity_or_by_resource(fixture: Fixture) {
     }
 }
 
-/// Windows are listed if they begin in the range that is asked for.
-pub async fn usage_is_listed_for_the_windows_that_begin_in_a_range(fixture: Fixture) {
+/// The range of the query is half-open.
+pub async fn usage_is_listed_for_windows_starting_in_a_range(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let at = fixture.spends(&levels, &[("tpm", 10)]).await;
     let tick = Duration::from_micros(1);
@@ -179,8 +179,8 @@ pub async fn usage_is_listed_for_the_windows_that_begin_in_a_range(fixture: Fixt
     }
 }
 
-/// A limit given with a call is used under its name.
-pub async fn a_limit_of_a_call_is_used_under_its_name(fixture: Fixture) {
+/// Together with the stored limit.
+pub async fn call_limit_is_counted_under_its_name(fixture: Fixture) {
     let stored = own("acme", &[slow("tpm", 100)]);
     let rule = slow("tpm", 7).check().expect("the suite's limits are valid");
     let called = std::sync::Arc::new(stored.with_call_limits([rule]));
@@ -189,7 +189,7 @@ pub async fn a_limit_of_a_call_is_used_under_its_name(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "tpm").await, (23, 23, 2));
 }
 
-/// What is settled hours later counts in the hour of its draw, be it by its deadline.
+/// A late settlement or expiry counts in the hour of the draw.
 pub async fn usage_is_stamped_with_the_time_of_the_draw(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets hours pass");
     let levels = own("acme", &[slow("tpm", 100)]);

@@ -1,6 +1,6 @@
-//! Listings come in pages: whole, in order, once each, wherever they are cut.
+//! Paged listings: complete, in order, without duplicates, for any page size.
 
-use tidegate_core::limit::audit::Filed;
+use tidegate_core::limit::audit::AuditKey;
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::{Expect, Scope};
@@ -8,16 +8,16 @@ use tidegate_core::limit::usage::Window;
 
 use super::Fixture;
 use super::kit::{
-    ACTOR, ALWAYS, RESOURCE, all_of, entity_id, levels_of, nowhere, on, own, policy, refuses_the_cursor,
+    ACTOR, ALWAYS, RESOURCE, all_of, entity_id, invalid_cursor, levels_of, on, own, policy, rejects_cursor,
     resource, slow,
 };
 use crate::{AuditQuery, Listing, Paging, UsageOf, UsageQuery};
 
-/// Sorted as bytes are, with one that begins another, and letters beyond ASCII.
+/// In byte order, with a prefix of another name, and non-ASCII letters.
 const NAMES: [&str; 7] = ["Zed", "a", "a b", "ab", "b", "größe", "é"];
 
 /// The buckets of a resource, by entity.
-pub async fn buckets_of_a_resource_come_in_pages(fixture: Fixture) {
+pub async fn buckets_of_a_resource_are_paged(fixture: Fixture) {
     for entity in NAMES.iter().rev() {
         fixture.spends(&own(entity, &[slow("rpm", 10)]), &[("rpm", 3)]).await;
         fixture.spends(&levels_of(0, &[(on(entity, "other"), &[slow("rpm", 10)])]), &[("rpm", 1)]).await;
@@ -42,7 +42,7 @@ pub async fn buckets_of_a_resource_come_in_pages(fixture: Fixture) {
 }
 
 /// Policies by scope.
-pub async fn policies_come_in_pages(fixture: Fixture) {
+pub async fn policies_are_paged(fixture: Fixture) {
     let mut scopes = vec![Scope::System];
     scopes.extend(NAMES.map(|name| Scope::Resource(resource(name))));
     scopes.extend(NAMES.map(|name| Scope::Entity(entity_id(name))));
@@ -69,8 +69,8 @@ pub async fn policies_come_in_pages(fixture: Fixture) {
     }
 }
 
-/// Entities, and those below one, by id.
-pub async fn entities_and_children_come_in_pages(fixture: Fixture) {
+/// Entities, and the children of one, by id.
+pub async fn entities_and_children_are_paged(fixture: Fixture) {
     let parent = entity_id("00 parent");
     fixture.puts(&Entity::new(parent.clone())).await;
     for name in NAMES.iter().rev() {
@@ -93,15 +93,15 @@ pub async fn entities_and_children_come_in_pages(fixture: Fixture) {
     }
 }
 
-/// A page goes on where the one before it ended, though that place has gone.
-pub async fn a_listing_goes_on_though_its_place_has_gone(fixture: Fixture) {
+/// The last item of a page is removed before the next page is read.
+pub async fn listing_continues_after_its_cursor_item_is_gone(fixture: Fixture) {
     for name in NAMES {
         fixture.puts(&Entity::new(entity_id(name))).await;
     }
     let two = Paging::first(2).expect("two are within bounds");
     let first = fixture.store.entities(&two).await.expect("entities are listed");
     for name in ["a", "a b"] {
-        fixture.store.remove(&entity_id(name), Expect::Any, ACTOR).await.expect("it is there");
+        fixture.store.remove(&entity_id(name), Expect::Any, ACTOR).await.expect("it exists");
     }
     let next = two.after(first.next.expect("there are more"));
     let second = fixture.store.entities(&next).await.expect("entities are listed");
@@ -110,7 +110,7 @@ pub async fn a_listing_goes_on_though_its_place_has_gone(fixture: Fixture) {
 }
 
 /// Usage by subject, then limit, then window.
-pub async fn usage_comes_in_pages(fixture: Fixture) {
+pub async fn usage_is_paged(fixture: Fixture) {
     let limits = [slow("tpm", 100), slow("rpm", 100), slow("a.b", 100)];
     for name in NAMES.iter().rev() {
         for subject in [on(name, "gpt"), on("acme", name)] {
@@ -141,16 +141,16 @@ pub async fn usage_comes_in_pages(fixture: Fixture) {
     }
 }
 
-/// The audit in the order the changes were made in, all of it or what is filed under one name.
-pub async fn the_audit_comes_in_pages(fixture: Fixture) {
+/// In the order of changes, for all keys or one.
+pub async fn audit_is_paged(fixture: Fixture) {
     let scopes = [Scope::System, Scope::Entity(entity_id("a"))];
-    // More than ten: numbers are not in the order of their texts.
+    // More than ten: numbers must not be sorted as text.
     for number in 0..12 {
         fixture.writes(&scopes[usize::from(number % 3 == 0)], Some(policy(&[slow("rpm", number + 1)]))).await;
     }
     let store = &fixture.store;
     for (filed, count) in
-        [(None, 12), (Some(Filed::scope(&scopes[0])), 8), (Some(Filed::scope(&scopes[1])), 4)]
+        [(None, 12), (Some(AuditKey::scope(&scopes[0])), 8), (Some(AuditKey::scope(&scopes[1])), 4)]
     {
         let query = &AuditQuery { filed, range: ALWAYS };
         for max in [1, 2, 3, 100] {
@@ -164,8 +164,8 @@ pub async fn the_audit_comes_in_pages(fixture: Fixture) {
     }
 }
 
-/// Several entries of one change are not lost where a page is cut between them.
-pub async fn a_page_may_be_cut_within_one_change(fixture: Fixture) {
+/// No entry is lost between the pages.
+pub async fn page_may_be_cut_within_one_change(fixture: Fixture) {
     let changes = NAMES.map(|name| crate::PolicyChange {
         scope: Scope::Resource(resource(name)),
         expect: Expect::Any,
@@ -180,19 +180,19 @@ pub async fn a_page_may_be_cut_within_one_change(fixture: Fixture) {
     assert_eq!(filed, NAMES.map(|name| format!("$RESOURCE:{name}")));
 }
 
-/// A cursor that no listing gave is a clear error of every listing.
-pub async fn a_bad_cursor_is_refused_by_every_listing(fixture: Fixture) {
-    let (store, at) = (&fixture.store, nowhere());
-    refuses_the_cursor("buckets", store.buckets(&resource("gpt"), &at)).await;
+/// With an error message.
+pub async fn invalid_cursor_is_refused_by_every_listing(fixture: Fixture) {
+    let (store, at) = (&fixture.store, invalid_cursor());
+    rejects_cursor("buckets", store.buckets(&resource("gpt"), &at)).await;
     for listing in [Listing::All, Listing::Entity(entity_id("a")), Listing::Custom(resource("gpt"))] {
-        refuses_the_cursor("policies", store.list(&listing, &at)).await;
+        rejects_cursor("policies", store.list(&listing, &at)).await;
     }
-    refuses_the_cursor("children", store.children(&entity_id("a"), &at)).await;
-    refuses_the_cursor("entities", store.entities(&at)).await;
+    rejects_cursor("children", store.children(&entity_id("a"), &at)).await;
+    rejects_cursor("entities", store.entities(&at)).await;
     for of in [UsageOf::Entity(entity_id("a")), UsageOf::Resource(resource("gpt"))] {
         let query = UsageQuery { of, window: Window::Hour, range: ALWAYS };
-        refuses_the_cursor("usage", store.usage(&query, &at)).await;
+        rejects_cursor("usage", store.usage(&query, &at)).await;
     }
     let query = AuditQuery { filed: None, range: ALWAYS };
-    refuses_the_cursor("the audit", store.audit(&query, &at)).await;
+    rejects_cursor("the audit", store.audit(&query, &at)).await;
 }

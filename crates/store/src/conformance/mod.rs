@@ -1,6 +1,6 @@
-//! The suite that every store passes.
+//! The conformance suite that every store passes.
 //!
-//! A store of any maker is shown to keep the contract by one line in its tests:
+//! One line in the tests of a store checks it against the contract:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -18,10 +18,11 @@
 //! # fn main() {}
 //! ```
 //!
-//! It makes a module `memory` with one test per case. `open` gives each an empty namespace, named after the case. It may
-//! return an `Option<Fixture>` instead: a case without a fixture is skipped, for a store whose server is not running, say.
-//! A store whose clock cannot be set by hand leaves `jumps` out, and the cases that let minutes and hours pass are
-//! not made; its time is a [`RealTime`]. No case depends on how fast the store is.
+//! It generates a module `memory` with one test per case. `open` returns an empty namespace for each, named
+//! after the case. It may return an `Option<Fixture>` instead: a case without a fixture is skipped, for
+//! example if the store's server is not running. A store whose clock cannot be set omits `jumps`, and the
+//! cases that let minutes and hours pass are not generated; its time is a [`RealTime`]. No case depends on
+//! the speed of the store.
 
 #[doc(hidden)]
 pub mod audit;
@@ -50,6 +51,8 @@ pub mod prune;
 #[doc(hidden)]
 pub mod races;
 #[doc(hidden)]
+pub mod random_calls;
+#[doc(hidden)]
 pub mod renewals;
 #[doc(hidden)]
 pub mod rules;
@@ -58,8 +61,6 @@ pub mod steps;
 #[doc(hidden)]
 pub mod tokens;
 mod turns;
-#[doc(hidden)]
-pub mod wander;
 
 use std::fmt;
 use std::future::Future;
@@ -75,12 +76,12 @@ use tidegate_core::time::Stamp;
 pub use crate::__tidegate_suite as suite;
 use crate::{Lookup, ManualWall, Store};
 
-/// A store to be shown, and its time. Clones are the same.
+/// A store under test, and its time. Clones share both.
 #[derive(Debug, Clone)]
 pub struct Fixture {
-    /// The store: one namespace, with nothing in it.
+    /// The store: an empty namespace.
     pub store: Arc<dyn Store>,
-    /// How to let the store's time pass.
+    /// Controls the store's time.
     pub time: Arc<dyn Time>,
     leases: Arc<AtomicU64>,
     turns: turns::Turns,
@@ -93,38 +94,38 @@ impl Fixture {
         Self { store, time, leases: Arc::default(), turns: Arc::default(), is_slow: false }
     }
 
-    /// The same for a store each of whose answers takes milliseconds: what a case does thousands of times in a row it does
-    /// hundreds of times, which is as exact, and shows less of what only shows now and then.
+    /// Marks a store whose calls take milliseconds: cases with thousands of iterations run hundreds, which is
+    /// as exact but less likely to find rare errors.
     #[must_use]
     pub fn slow(mut self) -> Self {
         self.is_slow = true;
         self
     }
 
-    /// How often a case does what it does many times: as `often` as it is written, or `fewer` times where that takes too long.
+    /// The iterations of a case: `often`, or `fewer` for a slow store.
     pub(crate) const fn times(&self, often: u32, fewer: u32) -> u32 {
         if self.is_slow { fewer } else { often }
     }
 
-    /// The same with another store in its place: a wrapper around it, say.
+    /// Replaces the store, for example by a wrapper of it.
     #[must_use]
     pub fn with_store(self, store: Arc<dyn Store>) -> Self {
         Self { store, ..self }
     }
 
-    /// A lease id that this namespace has not seen, made a millisecond after the one before it.
+    /// A new lease id, a millisecond after the previous one.
     pub fn next_lease(&self) -> LeaseId {
         let number = self.leases.fetch_add(1, Ordering::Relaxed);
         LeaseId::new(1_800_000_000_000 + number, u128::from(number))
     }
 }
 
-/// A store's time, as far as a test can let it pass.
+/// The time of a store, as far as a test controls it.
 pub trait Time: fmt::Debug + Send + Sync + 'static {
-    /// Comes back when `span` has passed by the store's clock.
+    /// Waits until `span` has passed by the store's clock.
     fn pass(&self, span: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
-    /// Whether hours pass at once.
+    /// Whether time can be advanced by hours at once.
     fn can_jump(&self) -> bool;
 }
 
@@ -139,16 +140,16 @@ impl Time for ManualWall {
     }
 }
 
-/// The time of a store that goes by a clock of its own: it is waited for until that clock shows it.
+/// The time of a store with its own clock: waits until that clock has advanced.
 #[derive(Debug, Clone)]
 pub struct RealTime(pub Arc<dyn Store>);
 
-/// How often a store is asked what time it is.
-const ASKED_EVERY: Duration = Duration::from_millis(2);
+/// The interval of reading the store's clock.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 impl RealTime {
     async fn now(&self) -> Stamp {
-        self.0.balances(&Lookup::Subjects(Vec::new())).await.expect("the store says what time it is").at
+        self.0.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are read").at
     }
 }
 
@@ -158,7 +159,7 @@ impl Time for RealTime {
             let until = self.now().await + span;
             tokio::time::sleep(span).await;
             while self.now().await < until {
-                tokio::time::sleep(ASKED_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         })
     }
@@ -168,21 +169,21 @@ impl Time for RealTime {
     }
 }
 
-/// Runs one case on an empty namespace of its name, or skips it where `open` returns `None`.
+/// Runs one case on an empty namespace with its name, or skips it if `open` returns `None`.
 ///
 /// # Panics
-/// If the store does not keep the promise that the case is about, or the system gives no threads to run it.
+/// If the store violates the contract, or the system provides no threads.
 pub fn run<F: Into<Option<Fixture>>>(
     case: &str,
     open: impl AsyncFnOnce(&str) -> F,
-    show: impl AsyncFnOnce(Fixture),
+    test: impl AsyncFnOnce(Fixture),
 ) {
-    // Several threads, so that what races does.
+    // Several threads, for the cases with races.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(4).enable_all().build().expect("the system gives threads");
+    let runtime = runtime.worker_threads(4).enable_all().build().expect("the system provides threads");
     runtime.block_on(async {
         if let Some(fixture) = open(case).await.into() {
-            show(fixture).await;
+            test(fixture).await;
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Policies: written with an expectation, all or none, each at a version of its own.
+//! Policies: written with an expected version, all or none, each change with its own version.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,55 +26,55 @@ fn one(burst: u64) -> Policy {
 }
 
 async fn version(fixture: &Fixture) -> Version {
-    fixture.store.version().await.expect("the version is answered")
+    fixture.store.version().await.expect("the version is read")
 }
 
-/// What is written at a scope, and at which version.
+/// The policy of a scope and its version.
 async fn written(fixture: &Fixture, scope: &Scope) -> Option<(Version, Policy)> {
     let read = fixture.store.read(std::slice::from_ref(scope)).await.expect("policies are read");
-    assert_eq!(read.policies.len(), 1, "one scope, one answer");
+    assert_eq!(read.policies.len(), 1, "one policy per scope");
     let found = read.policies.into_iter().next().flatten();
     found.map(|found| (found.version, Arc::unwrap_or_clone(found.value)))
 }
 
-/// The changes after a version are answered, or that they are not known.
-pub async fn changes_since_a_version_are_all_told(fixture: Fixture) {
+/// All changes after a version are returned, or `None`.
+pub async fn changes_since_a_version_are_complete(fixture: Fixture) {
     let scopes =
         [Scope::System, of_resource("a"), Scope::Entity(entity_id("acme")), Scope::Subject(subject("beta"))];
     fixture.writes(&scopes[0], Some(one(1))).await;
     let since = version(&fixture).await;
-    let mut wanted = Vec::new();
+    let mut expected = Vec::new();
     for scope in &scopes {
         fixture.writes(scope, Some(one(2))).await;
-        wanted.push(About::Policy(scope.clone()));
+        expected.push(About::Policy(scope.clone()));
     }
     let both = [&scopes[1], &scopes[2]].map(|scope| change(scope, Expect::Any, Some(one(3))));
     fixture.store.apply(&both, ACTOR).await.expect("policies are written");
-    wanted.extend([&scopes[1], &scopes[2]].map(|scope| About::Policy(scope.clone())));
+    expected.extend([&scopes[1], &scopes[2]].map(|scope| About::Policy(scope.clone())));
     fixture
         .store
         .put(&Entity::new(entity_id("acme")), Expect::Any, ACTOR)
         .await
         .expect("an entity is written");
-    wanted.push(About::Entity(entity_id("acme")));
-    let changed = async |since| fixture.store.changed(since).await.expect("changes are answered");
-    let Some(told) = changed(since).await else {
-        // Then every subject is read again.
-        assert_eq!(changed(version(&fixture).await).await, None, "a store knows them always or never");
+    expected.push(About::Entity(entity_id("acme")));
+    let read = async |since| fixture.store.changed(since).await.expect("changes are read");
+    let Some(changes) = read(since).await else {
+        // A caller then reads every subject again.
+        assert_eq!(read(version(&fixture).await).await, None, "a store returns them always or never");
         return;
     };
-    assert_eq!((told.version, told.about), (version(&fixture).await, wanted));
-    let nothing = changed(version(&fixture).await).await.expect("they were known before");
+    assert_eq!((changes.version, changes.about), (version(&fixture).await, expected));
+    let nothing = read(version(&fixture).await).await.expect("they were returned before");
     assert_eq!(nothing.about, []);
     for burst in 0..100 {
         fixture.writes(&scopes[0], Some(one(10 + burst))).await;
     }
-    let told = changed(since).await;
-    assert!(told.is_none_or(|told| told.about.len() == 107), "all of them or none");
+    let changes = read(since).await;
+    assert!(changes.is_none_or(|changes| changes.about.len() == 107), "all of them or none");
 }
 
-/// Every part of a policy comes back.
-pub async fn a_policy_is_read_as_it_was_written(fixture: Fixture) {
+/// Every field is read back.
+pub async fn policy_is_read_as_written(fixture: Fixture) {
     let share = Share::new(0.25).expect("a quarter is a share");
     let limits = [
         Limit::per_minute("tpm", 100_000).burst(150_000),
@@ -99,11 +99,11 @@ pub async fn a_policy_is_read_as_it_was_written(fixture: Fixture) {
     }
     let read = fixture.store.read(&scopes).await.expect("policies are read");
     let found = read.policies.iter().flatten().map(|written| Policy::clone(&written.value));
-    assert_eq!(found.collect::<Vec<_>>(), policies, "in the order they were asked for");
+    assert_eq!(found.collect::<Vec<_>>(), policies, "in the requested order");
 }
 
-/// What is not there is answered as nothing, in its place.
-pub async fn each_scope_is_answered_in_its_place(fixture: Fixture) {
+/// An absent policy is `None`, at its position.
+pub async fn policies_are_read_in_the_order_of_scopes(fixture: Fixture) {
     fixture.writes(&of_resource("b"), Some(one(2))).await;
     let scopes = [of_resource("c"), of_resource("b"), Scope::System, of_resource("b")];
     let read = fixture.store.read(&scopes).await.expect("policies are read");
@@ -113,7 +113,7 @@ pub async fn each_scope_is_answered_in_its_place(fixture: Fixture) {
     assert!(none.policies.is_empty());
 }
 
-/// The namespace's version counts changes, and what is written carries the count.
+/// And the written policies have that version.
 pub async fn each_change_raises_the_version_by_one(fixture: Fixture) {
     assert_eq!(version(&fixture).await, Version::ZERO);
     let mut expected = Version::ZERO;
@@ -129,15 +129,15 @@ pub async fn each_change_raises_the_version_by_one(fixture: Fixture) {
     let made = fixture.store.apply(&changes, ACTOR).await.expect("policies are written");
     assert_eq!((made, version(&fixture).await), (expected.next(), expected.next()));
     assert_eq!(written(&fixture, &of_resource("b")).await.map(|(version, _)| version), Some(made));
-    // An entity's is another.
+    // A change of an entity counts too.
     let made = fixture.puts(&Entity::new(entity_id("acme"))).await;
     assert_eq!(made, expected.next().next());
-    // What is written keeps the version it was written at.
+    // A policy keeps the version at which it was written.
     assert_eq!(written(&fixture, &of_resource("b")).await.map(|(version, _)| version), Some(expected.next()));
 }
 
-/// A belief that is wrong is refused, with what is there.
-pub async fn a_stale_expectation_is_refused_with_the_version_that_is_there(fixture: Fixture) {
+/// A wrong expectation is refused.
+pub async fn stale_write_is_refused_with_current_version(fixture: Fixture) {
     let scope = Scope::System;
     let first = fixture.writes(&scope, Some(one(1))).await;
     let second = fixture.writes(&scope, Some(one(2))).await;
@@ -152,19 +152,19 @@ pub async fn a_stale_expectation_is_refused_with_the_version_that_is_there(fixtu
     for (scope, expect, policy, current) in table {
         is_stale(fixture.store.apply(&[change(scope, expect, policy)], ACTOR).await, current);
     }
-    assert_eq!(version(&fixture).await, second, "what is refused is no change");
+    assert_eq!(version(&fixture).await, second, "a refused change does not count");
     assert_eq!(written(&fixture, &scope).await, Some((second, one(2))));
     assert_eq!(written(&fixture, &absent).await, None);
     let right = [
         change(&scope, Expect::Version(second), Some(one(3))),
         change(&absent, Expect::Absent, Some(one(4))),
     ];
-    fixture.store.apply(&right, ACTOR).await.expect("what is expected is there");
+    fixture.store.apply(&right, ACTOR).await.expect("the versions are as expected");
 }
 
-/// One change that is refused keeps all others from being made, wherever it stands.
-pub async fn changes_are_made_all_or_none(fixture: Fixture) {
-    let there = fixture.writes(&of_resource("there"), Some(one(1))).await;
+/// One refused change prevents all others, at any position.
+pub async fn changes_are_applied_all_or_none(fixture: Fixture) {
+    let current = fixture.writes(&of_resource("there"), Some(one(1))).await;
     let good = |name: &str| change(&of_resource(name), Expect::Any, Some(one(9)));
     let bad = change(&of_resource("there"), Expect::Absent, Some(one(9)));
     let orders = [
@@ -173,40 +173,40 @@ pub async fn changes_are_made_all_or_none(fixture: Fixture) {
         vec![good("a"), good("b"), bad],
     ];
     for changes in orders {
-        is_stale(fixture.store.apply(&changes, ACTOR).await, Some(there));
+        is_stale(fixture.store.apply(&changes, ACTOR).await, Some(current));
         for name in ["a", "b"] {
             assert_eq!(written(&fixture, &of_resource(name)).await, None, "{name}");
         }
-        assert_eq!(written(&fixture, &of_resource("there")).await, Some((there, one(1))));
-        assert_eq!(version(&fixture).await, there);
+        assert_eq!(written(&fixture, &of_resource("there")).await, Some((current, one(1))));
+        assert_eq!(version(&fixture).await, current);
     }
 }
 
-/// A removed policy is not there; removing it again is no error unless something was expected.
-pub async fn a_policy_that_is_removed_is_not_there(fixture: Fixture) {
+/// Removing it again is no error unless a version was expected.
+pub async fn removed_policy_does_not_exist(fixture: Fixture) {
     let scope = Scope::Subject(subject("acme"));
     let written_at = fixture.writes(&scope, Some(one(1))).await;
     let removal = [change(&scope, Expect::Version(written_at), None)];
-    fixture.store.apply(&removal, ACTOR).await.expect("it is as expected");
+    fixture.store.apply(&removal, ACTOR).await.expect("the version is as expected");
     assert_eq!(written(&fixture, &scope).await, None);
     is_stale(fixture.store.apply(&removal, ACTOR).await, None);
     fixture.writes(&scope, None).await;
     let again = [change(&scope, Expect::Absent, Some(one(2)))];
-    let version = fixture.store.apply(&again, ACTOR).await.expect("it is not there");
-    assert!(version > written_at, "no version comes twice");
+    let version = fixture.store.apply(&again, ACTOR).await.expect("it does not exist");
+    assert!(version > written_at, "versions are never reused");
     assert_eq!(written(&fixture, &scope).await, Some((version, one(2))));
 }
 
-/// One scope twice in one call has no answer that is right.
-pub async fn a_scope_is_changed_once_at_a_time(fixture: Fixture) {
+/// The result would be ambiguous.
+pub async fn scope_changed_twice_in_one_call_is_refused(fixture: Fixture) {
     let twice = [1, 2].map(|burst| change(&Scope::System, Expect::Any, Some(one(burst))));
     let answer = fixture.store.apply(&twice, ACTOR).await;
-    assert!(matches!(answer, Err(StoreError::Invalid { .. })), "the same scope twice answers {answer:?}");
+    assert!(matches!(answer, Err(StoreError::Invalid { .. })), "the same scope twice returns {answer:?}");
     assert_eq!(written(&fixture, &Scope::System).await, None);
 }
 
-/// All of them, those of an entity, or those of a resource's entities, in the order of scopes.
-pub async fn policies_are_listed_in_the_order_of_their_scopes(fixture: Fixture) {
+/// All policies, those of an entity, or those of a resource's entities.
+pub async fn policies_are_listed_in_the_order_of_scopes(fixture: Fixture) {
     let own = |entity: &str, name: &str| Scope::Subject(on(entity, name));
     let sorted = [
         Scope::System,
@@ -227,7 +227,7 @@ pub async fn policies_are_listed_in_the_order_of_their_scopes(fixture: Fixture) 
         (Listing::All, sorted.to_vec()),
         (Listing::Entity(entity_id("acme")), pick(&[3, 5, 6])),
         (Listing::Entity(entity_id("initech")), pick(&[8])),
-        (Listing::Entity(entity_id("nobody")), Vec::new()),
+        (Listing::Entity(entity_id("absent")), Vec::new()),
         (Listing::Custom(resource("gpt")), pick(&[6, 7])),
         (Listing::Custom(resource("nothing")), Vec::new()),
     ];
@@ -240,7 +240,7 @@ pub async fn policies_are_listed_in_the_order_of_their_scopes(fixture: Fixture) 
             assert_eq!(read, Some((found.version, Arc::unwrap_or_clone(found.value))), "{scope}");
         }
     }
-    // What is removed is listed nowhere.
+    // A removed policy is not listed.
     fixture.writes(&own("acme", "gpt"), None).await;
     for listing in [Listing::Entity(entity_id("acme")), Listing::Custom(resource("gpt"))] {
         let page = fixture.store.list(&listing, &Paging::default()).await.expect("policies are listed");

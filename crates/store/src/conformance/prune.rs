@@ -1,4 +1,4 @@
-//! Pruning the ledger: what is old goes, in bounded steps, and nothing else.
+//! Pruning the ledger: old lines are deleted, in bounded steps, and nothing else.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::ledger::{usage, used_by};
 use crate::{AuditQuery, Paging, PolicyChange, Prune, Terms, UsageOf};
 
 async fn prune(fixture: &Fixture, prune: Prune, max: usize) -> u64 {
-    fixture.store.prune(&prune, max).await.expect("a prune is answered")
+    fixture.store.prune(&prune, max).await.expect("a prune has a result")
 }
 
 async fn lines(fixture: &Fixture, entity: &str, window: Window) -> Vec<(Stamp, u64)> {
@@ -29,7 +29,7 @@ async fn audit(fixture: &Fixture) -> Vec<Entry> {
     all_of(3, fetch).await
 }
 
-/// Three changes: of two policies, of one, of four.
+/// Three changes: of two policies, one, and four.
 async fn changes(fixture: &Fixture) -> [Version; 3] {
     let change = |name: &str| PolicyChange {
         scope: Scope::Resource(resource(name)),
@@ -45,8 +45,8 @@ async fn changes(fixture: &Fixture) -> [Version; 3] {
     versions
 }
 
-/// A window is forgotten once it has ended by the time that is given, and windows of other spans stay.
-pub async fn a_prune_of_usage_forgets_what_has_ended_and_nothing_else(fixture: Fixture) {
+/// A window is deleted once it has ended at the given time; windows of other lengths stay.
+pub async fn usage_prune_deletes_only_ended_windows(fixture: Fixture) {
     let at = fixture.spends(&own("acme", &[slow("tpm", 100)]), &[("tpm", 10)]).await;
     for (number, window) in Window::ALL.into_iter().enumerate() {
         let around = window.around(at);
@@ -57,7 +57,7 @@ pub async fn a_prune_of_usage_forgets_what_has_ended_and_nothing_else(fixture: F
         assert_eq!(lines(&fixture, "acme", window).await, [(around.start, 10)], "{window:?}");
         let old = Prune::Usage { window, before: around.end };
         assert_eq!(prune(&fixture, old, 100).await, 1, "the window has ended");
-        assert_eq!(prune(&fixture, old, 100).await, 0, "it is gone already");
+        assert_eq!(prune(&fixture, old, 100).await, 0, "it is already deleted");
         assert!(lines(&fixture, "acme", window).await.is_empty(), "{window:?}");
         for other in &Window::ALL[number + 1..] {
             assert_eq!(lines(&fixture, "acme", *other).await, [(other.around(at).start, 10)], "{other:?}");
@@ -65,8 +65,8 @@ pub async fn a_prune_of_usage_forgets_what_has_ended_and_nothing_else(fixture: F
     }
 }
 
-/// All entries of a change go with it, those before it too, and those after it stay.
-pub async fn a_prune_of_the_audit_forgets_whole_changes_and_keeps_later_ones(fixture: Fixture) {
+/// With all earlier changes; later ones stay.
+pub async fn audit_prune_deletes_whole_changes(fixture: Fixture) {
     let [first, second, third] = changes(&fixture).await;
     let all = audit(&fixture).await;
     let before = Prune::Audit { through: Version::ZERO };
@@ -76,14 +76,14 @@ pub async fn a_prune_of_the_audit_forgets_whole_changes_and_keeps_later_ones(fix
         assert_eq!(prune(&fixture, Prune::Audit { through }, 100).await, count, "through {through}");
         assert_eq!(audit(&fixture).await, all[all.len() - left..], "through {through}");
     }
-    assert_eq!(fixture.store.version().await.expect("there is a version"), third, "versions go on");
+    assert_eq!(fixture.store.version().await.expect("the version is read"), third, "versions continue");
     let next = fixture.writes(&Scope::System, Some(policy(&[slow("rpm", 1)]))).await;
     let versions: Vec<_> = audit(&fixture).await.iter().map(|entry| entry.version).collect();
     assert_eq!((next, versions), (third.next(), vec![next]));
 }
 
-/// No more than asked for goes at a time, and fewer only when that was all.
-pub async fn a_prune_has_a_bound_and_counts_what_it_forgets(fixture: Fixture) {
+/// Fewer lines than requested means that none are left.
+pub async fn prune_is_bounded_and_counts_lines(fixture: Fixture) {
     let mut latest = Stamp::ZERO;
     for entity in ["a", "b", "c"] {
         let levels = own(entity, &[slow("rpm", 100), slow("tpm", 100)]);
@@ -100,7 +100,7 @@ pub async fn a_prune_has_a_bound_and_counts_what_it_forgets(fixture: Fixture) {
         for (count, max) in counts.iter_mut().zip([0, 2, 2, 2, 2]) {
             *count = prune(&fixture, old, max).await;
         }
-        assert_eq!(counts, expected, "{old:?} forgets at most 2 at a time");
+        assert_eq!(counts, expected, "{old:?} deletes at most 2 at a time");
     }
     assert!(audit(&fixture).await.is_empty());
     for entity in ["a", "b", "c"] {
@@ -109,8 +109,8 @@ pub async fn a_prune_has_a_bound_and_counts_what_it_forgets(fixture: Fixture) {
     }
 }
 
-/// A limit given with a call and the stored one are one line, and go as one.
-pub async fn a_limit_of_a_call_is_pruned_with_the_one_of_its_name(fixture: Fixture) {
+/// Both are one line of usage.
+pub async fn call_limit_is_pruned_with_the_stored_one(fixture: Fixture) {
     let stored = own("acme", &[slow("tpm", 100)]);
     let rule = slow("tpm", 7).check().expect("the suite's limits are valid");
     let called = std::sync::Arc::new(stored.with_call_limits([rule]));
@@ -123,8 +123,8 @@ pub async fn a_limit_of_a_call_is_pruned_with_the_one_of_its_name(fixture: Fixtu
     assert_eq!(prune(&fixture, old, 1).await, 0);
 }
 
-/// What comes after a prune is counted as in a new window, be it in one that was pruned.
-pub async fn what_is_settled_after_a_prune_is_counted(fixture: Fixture) {
+/// It counts in a pruned window as in a new one.
+pub async fn settlement_after_a_prune_is_counted(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     fixture.spends(&levels, &[("tpm", 10)]).await;
     let mut open = fixture.takes(&levels, &[("tpm", 5)]).await;
@@ -141,8 +141,8 @@ pub async fn what_is_settled_after_a_prune_is_counted(fixture: Fixture) {
     assert_eq!(days.iter().map(|(_, units)| units).sum::<u64>(), 16, "up to {at}");
 }
 
-/// A cursor that was given out before a prune goes on with what is left.
-pub async fn a_listing_goes_on_after_a_prune(fixture: Fixture) {
+/// A cursor from before the prune continues with the remaining entries.
+pub async fn listing_continues_after_a_prune(fixture: Fixture) {
     let [first, second, _] = changes(&fixture).await;
     let all = audit(&fixture).await;
     let query = AuditQuery { filed: None, range: ALWAYS };
@@ -154,15 +154,15 @@ pub async fn a_listing_goes_on_after_a_prune(fixture: Fixture) {
         fixture.store.audit(&query, &after).await.expect("the audit is listed").items
     };
     assert_eq!(rest().await, all[1..]);
-    // Up to the place of the cursor, then past it.
+    // Up to the cursor, then past it.
     for (through, max, from) in [(first, 1, 1), (first, 1, 2), (second, 9, 3)] {
         assert_eq!(prune(&fixture, Prune::Audit { through }, max).await, 1);
         assert_eq!(rest().await, all[from..], "through {through}");
     }
 }
 
-/// Buckets, policies and versions are as they were.
-pub async fn a_prune_changes_nothing_but_the_ledger(fixture: Fixture) {
+/// Buckets, policies and versions stay.
+pub async fn prune_changes_only_the_ledger(fixture: Fixture) {
     let levels = own("acme", &[slow("tpm", 100)]);
     let at = fixture.spends(&levels, &[("tpm", 10)]).await;
     let [_, _, through] = changes(&fixture).await;
@@ -177,8 +177,8 @@ pub async fn a_prune_changes_nothing_but_the_ledger(fixture: Fixture) {
     assert_eq!((after.version, after.policies), (before.version, before.policies));
 }
 
-/// Hours go oldest first, those that go on stay, and the sums over longer spans are not touched.
-pub async fn the_oldest_hours_are_pruned_and_days_and_months_stay_whole(fixture: Fixture) {
+/// The current hour stays, and so do the sums of days and months.
+pub async fn oldest_hours_are_pruned_and_days_stay(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets hours pass");
     let levels = own("acme", &[slow("tpm", 100)]);
     let mut expected = Vec::new();
@@ -200,14 +200,14 @@ pub async fn the_oldest_hours_are_pruned_and_days_and_months_stay_whole(fixture:
     }
 }
 
-/// A lease past its deadline is counted before its window goes, and not after.
-pub async fn what_expired_before_a_prune_is_pruned_with_its_window(fixture: Fixture) {
+/// It counts before its window is pruned, not after.
+pub async fn expired_lease_is_pruned_with_its_window(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets days pass");
     let terms = Terms { deadline: Duration::from_secs(60), on_expiry: OnExpiry::Settle };
     let lease = fixture.takes_on(terms, &own("acme", &[slow("tpm", 100)]), &[("tpm", 10)]).await;
     fixture.time.pass(Duration::from_secs(172_800)).await;
     let old = Prune::Usage { window: Window::Hour, before: Window::Hour.around(lease.at).end };
-    assert_eq!(prune(&fixture, old, 100).await, 1, "what expired is there to be pruned");
+    assert_eq!(prune(&fixture, old, 100).await, 1, "the expired lease is pruned");
     assert!(lines(&fixture, "acme", Window::Hour).await.is_empty());
     assert_eq!(lines(&fixture, "acme", Window::Day).await.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Calls that race: each is decided as if it came alone, before or after the others.
+//! Concurrent calls are serializable: each is decided as if it came alone.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use tokio::sync::Barrier;
 use super::Fixture;
 use super::kit::{ACTOR, RESOURCE, granted, is_stale, levels, millis, own, policy, resource, slow};
 use super::ledger::used_by;
-use super::wander::{Wander, judge, wander};
+use super::random_calls::{RandomCalls, check_exact, run_random_calls};
 use crate::wrap::Observed;
-use crate::{Cancel, Drawn, Moved, PolicyChange, StoreError, Terms};
+use crate::{Cancel, DrawResult, Movement, PolicyChange, StoreError, Terms};
 
-/// What `count` callers do who all begin at once.
+/// Runs `count` callers that start at once, and returns their results.
 async fn at_once<T, F>(count: usize, call: impl Fn(usize) -> F) -> Vec<T>
 where
     T: Send + 'static,
@@ -39,12 +39,12 @@ where
     answers
 }
 
-fn is_granted(answer: Result<Drawn, StoreError>) -> bool {
-    matches!(answer.expect("a draw is answered"), Drawn::Granted(_))
+fn is_granted(answer: Result<DrawResult, StoreError>) -> bool {
+    matches!(answer.expect("a draw has a result"), DrawResult::Granted(_))
 }
 
-/// 120 at once ask for one each of fifty.
-pub async fn a_hundred_and_twenty_at_once_take_exactly_the_fifty_there_are(fixture: Fixture) {
+/// 120 callers draw one each of 50.
+pub async fn concurrent_draws_take_exactly_the_limit(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 50)]);
     let answers = at_once(120, |_| {
         let (fixture, levels) = (fixture.clone(), levels.clone());
@@ -55,8 +55,8 @@ pub async fn a_hundred_and_twenty_at_once_take_exactly_the_fifty_there_are(fixtu
     assert_eq!(fixture.shows("acme", "rpm").await, (0, 50));
 }
 
-/// Eight callers who ask again and again, at two levels.
-pub async fn eight_callers_take_exactly_the_fifty_there_are(fixture: Fixture) {
+/// In loops, at two levels.
+pub async fn eight_callers_take_exactly_the_limit(fixture: Fixture) {
     let (child, parent) = ([slow("rpm", 1_000)], [slow("rpm", 50)]);
     let answers = at_once(8, |number| {
         let levels = levels(0, &[(&format!("child-{number}"), &child), ("parent", &parent)]);
@@ -79,8 +79,8 @@ pub async fn eight_callers_take_exactly_the_fifty_there_are(fixture: Fixture) {
     }
 }
 
-/// None of those who use a bucket first is lost.
-pub async fn first_uses_that_race_are_all_counted(fixture: Fixture) {
+/// No draw is lost when a bucket is created.
+pub async fn concurrent_first_uses_are_all_counted(fixture: Fixture) {
     let limits = [slow("rpm", 100), slow("tpm", 100)];
     for round in 0..10 {
         let entity = format!("acme-{round}");
@@ -97,11 +97,11 @@ pub async fn first_uses_that_race_are_all_counted(fixture: Fixture) {
     assert_eq!(fixture.shows("parent", "rpm").await, (920, 80));
 }
 
-/// One draw that arrives eight times at once.
-pub async fn one_draw_sent_many_times_at_once_counts_once(fixture: Fixture) {
+/// Eight copies at once.
+pub async fn concurrent_copies_of_a_draw_count_once(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let draw = fixture.draw_of(&levels, &[("rpm", 10)]);
-    let answers: Vec<Moved> = at_once(8, |_| {
+    let answers: Vec<Movement> = at_once(8, |_| {
         let (store, draw) = (Arc::clone(&fixture.store), draw.clone());
         async move { granted(store.draw(&draw).await) }
     })
@@ -110,12 +110,12 @@ pub async fn one_draw_sent_many_times_at_once_counts_once(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (90, 10));
 }
 
-/// One ending that arrives eight times at once.
-pub async fn one_settle_sent_many_times_at_once_counts_once(fixture: Fixture) {
+/// Eight copies at once.
+pub async fn concurrent_copies_of_a_settle_count_once(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let lease = fixture.takes(&levels, &[("rpm", 10)]).await;
     let settle = lease.settlement(1, &[("rpm", 4)]);
-    let answers: Vec<Moved> = at_once(8, |_| {
+    let answers: Vec<Movement> = at_once(8, |_| {
         let (store, settle) = (Arc::clone(&fixture.store), settle.clone());
         async move { store.settle(&settle).await.expect("the same settle is no error") }
     })
@@ -125,8 +125,8 @@ pub async fn one_settle_sent_many_times_at_once_counts_once(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "rpm").await, (4, 4, 1));
 }
 
-/// Whichever comes first, nothing stays taken.
-pub async fn a_cancel_that_races_its_draw_leaves_nothing_taken(fixture: Fixture) {
+/// In either order.
+pub async fn cancel_racing_its_draw_leaves_nothing_taken(fixture: Fixture) {
     let limits = [slow("rpm", 100)];
     let both = levels(0, &[("child", &limits), ("parent", &limits)]);
     for _ in 0..25 {
@@ -137,10 +137,10 @@ pub async fn a_cancel_that_races_its_draw_leaves_nothing_taken(fixture: Fixture)
                 let cancel =
                     Cancel { lease: draw.lease, step: 1, levels: draw.levels.clone(), is_watched: true };
                 if number % 2 == 0 {
-                    store.cancel(&cancel).await.map(drop).expect("a cancel is answered");
+                    store.cancel(&cancel).await.map(drop).expect("a cancel has a result");
                 } else if let Err(error) = store.draw(&draw).await {
                     let is_ended = matches!(error, StoreError::Ended { how: Ending::Cancelled, .. });
-                    assert!(is_ended, "a draw that comes late answers {error}");
+                    assert!(is_ended, "a late draw returns {error}");
                 }
             }
         })
@@ -150,8 +150,8 @@ pub async fn a_cancel_that_races_its_draw_leaves_nothing_taken(fixture: Fixture)
     fixture.is_untouched("parent", "rpm").await;
 }
 
-/// A lease ends one way.
-pub async fn a_settle_and_a_cancel_that_race_end_a_lease_once(fixture: Fixture) {
+/// Exactly one of them succeeds.
+pub async fn settle_racing_a_cancel_ends_the_lease_once(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 1_000)]);
     let mut settled = 0;
     for _ in 0..25 {
@@ -166,7 +166,7 @@ pub async fn a_settle_and_a_cancel_that_race_end_a_lease_once(fixture: Fixture) 
                 match answer {
                     Ok(_) => true,
                     Err(StoreError::Ended { .. }) => false,
-                    Err(error) => panic!("an ending that comes second answers {error}"),
+                    Err(error) => panic!("the second ending returns {error}"),
                 }
             }
         });
@@ -179,8 +179,8 @@ pub async fn a_settle_and_a_cancel_that_race_end_a_lease_once(fixture: Fixture) 
     assert_eq!(used_by(&fixture, "acme", "rpm").await, (4 * settled, 4 * settled, settled));
 }
 
-/// Deadlines that pass while leases end: each ends once, and the ledger has what the buckets have.
-pub async fn deadlines_that_race_with_endings_end_each_lease_once(fixture: Fixture) {
+/// The ledger agrees with the buckets.
+pub async fn deadline_racing_an_ending_ends_the_lease_once(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 10_000)]);
     at_once(6, |number| {
         let (fixture, levels) = (fixture.clone(), levels.clone());
@@ -192,9 +192,9 @@ pub async fn deadlines_that_race_with_endings_end_each_lease_once(fixture: Fixtu
                 fixture.time.pass(millis(1)).await;
                 match fixture.store.settle(&lease.settlement(1, &[("rpm", 3)])).await {
                     Ok(_) | Err(StoreError::Ended { how: Ending::Expired, .. }) => {}
-                    Err(error) => panic!("a settle around its deadline answers {error}"),
+                    Err(error) => panic!("a settle around its deadline returns {error}"),
                 }
-                fixture.store.sweep(3).await.expect("a sweep is answered");
+                fixture.store.sweep(3).await.expect("a sweep has a result");
             }
         }
     })
@@ -206,8 +206,8 @@ pub async fn deadlines_that_race_with_endings_end_each_lease_once(fixture: Fixtu
     assert_eq!(consumed, 0_i64.saturating_add_unsigned(used));
 }
 
-/// Levels that are drawn in opposite orders are drawn all the same.
-pub async fn levels_in_opposite_orders_do_not_wait_for_each_other(fixture: Fixture) {
+/// Draws with the same levels in opposite orders complete.
+pub async fn levels_in_opposite_orders_do_not_deadlock(fixture: Fixture) {
     let limits = [slow("rpm", 10_000)];
     at_once(4, |number| {
         let names = if number % 2 == 0 { ["one", "two", "three"] } else { ["three", "two", "one"] };
@@ -225,8 +225,8 @@ pub async fn levels_in_opposite_orders_do_not_wait_for_each_other(fixture: Fixtu
     }
 }
 
-/// Of those who expect the same version one wins, and the others are told which is there.
-pub async fn writers_that_race_with_one_expectation_win_once(fixture: Fixture) {
+/// The others get the current version.
+pub async fn writers_with_the_same_expectation_win_once(fixture: Fixture) {
     let scope = Scope::Resource(resource(RESOURCE));
     let mut version = fixture.writes(&scope, Some(policy(&[slow("rpm", 1)]))).await;
     for _ in 0..5 {
@@ -248,8 +248,8 @@ pub async fn writers_that_race_with_one_expectation_win_once(fixture: Fixture) {
     }
 }
 
-/// Rules that change under load: callers who know the new one and callers who do not, all judged by the checker.
-pub async fn draws_that_race_with_a_change_of_their_rule_stay_exact(fixture: Fixture) {
+/// Callers with new and with stale rules under load, verified by the checker.
+pub async fn draws_racing_a_rule_change_stay_exact(fixture: Fixture) {
     let observed = Arc::new(Observed::new(Arc::clone(&fixture.store)));
     let fixture = fixture.with_store(observed.clone());
     let rules = [
@@ -261,7 +261,7 @@ pub async fn draws_that_race_with_a_change_of_their_rule_stay_exact(fixture: Fix
         let (fixture, rules) = (fixture.clone(), rules.clone());
         async move {
             for round in 0..30_u64 {
-                // Each follows at its own pace, so that some are behind.
+                // Each caller updates at its own pace, so that some are stale.
                 let version = round / (2 + number as u64 % 3);
                 let rule = &rules[usize::try_from(version % 3).unwrap_or(0)];
                 let levels = levels(version, &[("acme", std::slice::from_ref(rule))]);
@@ -281,19 +281,20 @@ pub async fn draws_that_race_with_a_change_of_their_rule_stay_exact(fixture: Fix
                         _ => fixture.store.settle(&settle).await.expect("no lease is stranded"),
                     };
                 } else {
-                    fixture.pass_in_turn(millis(1)).await;
+                    fixture.pass_time(millis(1)).await;
                 }
             }
         }
     })
     .await;
-    judge(&fixture, &observed).await;
+    check_exact(&fixture, &observed).await;
 }
 
-/// Everything at once, at random, judged by the checker: no excess, and the ledger is the sum of what was settled.
-pub async fn what_callers_do_at_random_stays_exact(fixture: Fixture) {
+/// All kinds of calls at random, verified by the checker: no excess, and the ledger is the sum of
+/// settlements.
+pub async fn random_calls_stay_exact(fixture: Fixture) {
     let observed = Arc::new(Observed::new(Arc::clone(&fixture.store)));
     let fixture = fixture.with_store(observed.clone());
-    wander(&fixture, Wander { callers: 8, leases: 40, seed: 0x7167 }).await;
-    judge(&fixture, &observed).await;
+    run_random_calls(&fixture, RandomCalls { callers: 8, leases: 40, seed: 0x7167 }).await;
+    check_exact(&fixture, &observed).await;
 }

@@ -1,4 +1,4 @@
-//! Leases that are given more time, and leases that somebody looks up who has nothing but their id.
+//! Renewing leases, and finding them by their id.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tidegate_core::limit::policy::OnExpiry;
 use super::Fixture;
 use super::kit::{OPEN, is_ended, levels, millis, own, slow};
 use super::ledger::used_by;
-use crate::{Held, Renew, Standing, StoreError, Terms};
+use crate::{LeaseSnapshot, LeaseStatus, Renew, StoreError, Terms};
 
 const BRIEF: Duration = millis(50);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A caller who says that it is still there keeps its lease beyond the deadline that it began with.
-pub async fn a_renewed_lease_does_not_expire_at_its_old_deadline(fixture: Fixture) {
+/// A caller that renews keeps its lease beyond the first deadline.
+pub async fn renewed_lease_outlives_its_old_deadline(fixture: Fixture) {
     let work = async |entity: &str, deadline| {
         let levels = own(entity, &[slow("rpm", 100)]);
         let terms = Terms { deadline, on_expiry: OnExpiry::Return };
@@ -35,8 +35,8 @@ pub async fn a_renewed_lease_does_not_expire_at_its_old_deadline(fixture: Fixtur
     assert_eq!(fixture.shows(&entity, "rpm").await, (93, 7));
 }
 
-/// A renewal takes nothing, returns nothing, and writes nothing to the ledger.
-pub async fn a_renewal_changes_nothing_of_what_is_held(fixture: Fixture) {
+/// And writes nothing to the ledger.
+pub async fn renewal_keeps_the_units_held(fixture: Fixture) {
     let limits = [slow("rpm", 100)];
     let levels = levels(0, &[("child", &limits), ("parent", &limits)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 10)]).await;
@@ -52,8 +52,8 @@ pub async fn a_renewal_changes_nothing_of_what_is_held(fixture: Fixture) {
     }
 }
 
-/// A renewal for less time than is left leaves the deadline where it is.
-pub async fn a_renewal_never_shortens_a_deadline(fixture: Fixture) {
+/// A shorter span leaves the deadline unchanged.
+pub async fn renewal_never_shortens_a_deadline(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut lease = fixture.takes_on(Terms { deadline: HOUR, ..OPEN }, &levels, &[("rpm", 10)]).await;
     let deadline = lease.at + HOUR;
@@ -66,8 +66,8 @@ pub async fn a_renewal_never_shortens_a_deadline(fixture: Fixture) {
     assert!(lease.renews(2 * HOUR).await.deadline > deadline);
 }
 
-/// A renewal whose reply was lost is sent again, and is answered as the first time.
-pub async fn the_same_renewal_again_is_answered_the_same(fixture: Fixture) {
+/// After a lost reply.
+pub async fn repeated_renewal_returns_the_first_result(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let lease = fixture.takes(&levels, &[("rpm", 10)]).await;
     let renew = lease.renewal(1, 2 * HOUR);
@@ -81,8 +81,8 @@ pub async fn the_same_renewal_again_is_answered_the_same(fixture: Fixture) {
     }
 }
 
-/// A renewal is a step as others are: overtaken by a later one it is refused, and changes nothing.
-pub async fn a_renewal_that_comes_after_a_later_step_is_refused(fixture: Fixture) {
+/// It changes nothing.
+pub async fn renewal_after_a_later_step_is_refused(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 10)]).await;
     let overtaken = lease.renewal(1, 9 * HOUR);
@@ -91,18 +91,18 @@ pub async fn a_renewal_that_comes_after_a_later_step_is_refused(fixture: Fixture
     let deadline = is_open(&fixture, lease.id).await.record.deadline();
     match fixture.store.renew(&overtaken).await {
         Err(StoreError::Late { lease: id, step, done }) => assert_eq!((id, step, done), (lease.id, 1, 2)),
-        other => panic!("an overtaken renewal answers {other:?}"),
+        other => panic!("an overtaken renewal returns {other:?}"),
     }
     assert_eq!(is_open(&fixture, lease.id).await.record.deadline(), deadline);
-    // And what it overtakes is late in turn.
+    // A step that the renewal overtakes is late, too.
     lease.step = 4;
     lease.renews(HOUR).await;
     let late = fixture.store.settle(&lease.settlement(5, &[("rpm", 5)])).await;
-    assert!(matches!(late, Err(StoreError::Late { .. })), "an overtaken settle answers {late:?}");
+    assert!(matches!(late, Err(StoreError::Late { .. })), "an overtaken settle returns {late:?}");
 }
 
-/// What has ended stays so.
-pub async fn a_lease_that_has_ended_is_not_renewed(fixture: Fixture) {
+/// Neither a settled nor a cancelled one.
+pub async fn ended_lease_is_not_renewed(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut settled = fixture.takes(&levels, &[("rpm", 10)]).await;
     settled.settles(&[("rpm", 4)]).await;
@@ -116,13 +116,13 @@ pub async fn a_lease_that_has_ended_is_not_renewed(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (96, 4));
 }
 
-/// Whoever comes after the deadline is too late, whether the store has swept or not.
-pub async fn a_lease_past_its_deadline_is_not_renewed(fixture: Fixture) {
+/// Whether the store has swept or not.
+pub async fn expired_lease_is_not_renewed(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let terms = |on_expiry| Terms { deadline: BRIEF, on_expiry };
     let spent = fixture.takes_on(terms(OnExpiry::Settle), &levels, &[("rpm", 10)]).await;
     let mut leases = vec![spent];
-    // More than any store ends in passing.
+    // More than any store ends before a call.
     for _ in 0..40 {
         leases.push(fixture.takes_on(terms(OnExpiry::Return), &levels, &[("rpm", 1)]).await);
     }
@@ -135,34 +135,34 @@ pub async fn a_lease_past_its_deadline_is_not_renewed(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "rpm").await, (10, 10, 1));
 }
 
-/// A lease that never drew is not known, and leaves no mark.
-pub async fn an_unknown_lease_is_not_renewed(fixture: Fixture) {
+/// And no tombstone is left.
+pub async fn unknown_lease_is_not_renewed(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 10)]);
     let draw = fixture.draw_of(&levels, &[("rpm", 6)]);
     let renew = Renew { lease: draw.lease, step: 1, levels: levels.clone(), span: HOUR };
     match fixture.store.renew(&renew).await {
         Err(StoreError::NoLease { lease }) => assert_eq!(lease, draw.lease),
-        other => panic!("an unknown lease answers {other:?}"),
+        other => panic!("an unknown lease returns {other:?}"),
     }
     super::kit::granted(fixture.store.draw(&draw).await);
 }
 
-/// A renewal has a bound, and the error names it.
-pub async fn a_renewal_for_too_long_is_refused(fixture: Fixture) {
+/// The error has the bound.
+pub async fn renewal_for_too_long_is_refused(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut lease = fixture.takes(&levels, &[("rpm", 10)]).await;
     for span in [RENEWAL_MAX + millis(1), Duration::MAX] {
         match fixture.store.renew(&lease.renewal(1, span)).await {
             Err(StoreError::Invalid { what }) => assert!(what.contains("86400s"), "{what}"),
-            other => panic!("a renewal for {span:?} answers {other:?}"),
+            other => panic!("a renewal for {span:?} returns {other:?}"),
         }
     }
     let renewed = lease.renews(RENEWAL_MAX).await;
     assert_eq!(renewed.deadline, renewed.at + RENEWAL_MAX);
 }
 
-/// Whoever has nothing but a lease's id is told what it takes to go on with it.
-pub async fn an_open_lease_is_found_by_its_id(fixture: Fixture) {
+/// With everything needed to continue it.
+pub async fn open_lease_is_found_by_its_id(fixture: Fixture) {
     let (own_limits, shared) = ([slow("rpm", 100), slow("tpm", 500)], [slow("tpm", 900)]);
     let levels = levels(7, &[("child", &own_limits), ("parent", &shared)]);
     let terms = Terms { deadline: HOUR, on_expiry: OnExpiry::Return };
@@ -171,13 +171,13 @@ pub async fn an_open_lease_is_found_by_its_id(fixture: Fixture) {
     lease.step = 4;
     let adjusted = lease.adjusts(&[("rpm", -3)]).await;
     fixture.takes(&own("other", &[slow("rpm", 5)]), &[("rpm", 1)]).await;
-    let Held { levels: found, record, at } = is_open(&fixture, lease.id).await;
-    assert!(at >= adjusted.at, "it is looked at after what was done before");
+    let LeaseSnapshot { levels: found, record, at } = is_open(&fixture, lease.id).await;
+    assert!(at >= adjusted.at, "it is read after the adjustment");
     assert_eq!((record.step(), record.held()), (5, &[Some(7), Some(50)][..]));
     assert_eq!((record.drawn_at(), record.deadline()), (lease.at, lease.at + HOUR));
     assert_eq!((record.stepped_at(), record.on_expiry()), (adjusted.at, OnExpiry::Return));
     assert_eq!((shape(&found), found.version()), (shape(&levels), levels.version()));
-    // With these levels it is ended as by its holder.
+    // These levels are sufficient to settle it.
     lease.levels = found;
     lease.settles(&[("tpm", 20)]).await;
     let rows = [("child", "rpm", (93, 7)), ("child", "tpm", (480, 20)), ("parent", "tpm", (880, 20))];
@@ -186,8 +186,8 @@ pub async fn an_open_lease_is_found_by_its_id(fixture: Fixture) {
     }
 }
 
-/// Of a lease that has ended it is told how, by which step and at what; and one that is past its deadline has.
-pub async fn a_lease_that_has_ended_is_found_by_its_id(fixture: Fixture) {
+/// With its ending, step and digest; a lease past its deadline counts as ended.
+pub async fn ended_lease_is_found_by_its_id(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let mut settled = fixture.takes(&levels, &[("rpm", 10)]).await;
     let mut cancelled = fixture.takes(&levels, &[("rpm", 20)]).await;
@@ -199,7 +199,7 @@ pub async fn a_lease_that_has_ended_is_found_by_its_id(fixture: Fixture) {
     let mut found = Vec::new();
     for lease in [settled.id, cancelled.id, expired.id] {
         match fixture.store.lease(lease).await {
-            Ok(Standing::Ended(ended)) => found.push(ended),
+            Ok(LeaseStatus::Ended(ended)) => found.push(ended),
             other => panic!("a lease that has ended is found as {other:?}"),
         }
     }
@@ -210,8 +210,8 @@ pub async fn a_lease_that_has_ended_is_found_by_its_id(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (66, 34));
 }
 
-/// A lease that never drew is not found.
-pub async fn an_unknown_lease_is_not_found(fixture: Fixture) {
+/// One that never drew.
+pub async fn unknown_lease_is_not_found(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100)]);
     let draw = fixture.draw_of(&levels, &[("rpm", 101)]);
     super::kit::refused(fixture.store.draw(&draw).await);
@@ -221,8 +221,8 @@ pub async fn an_unknown_lease_is_not_found(fixture: Fixture) {
     }
 }
 
-/// A lease lives for as long as it is renewed, and ends by the last deadline it was given.
-pub async fn a_lease_lives_for_as_long_as_it_is_renewed(fixture: Fixture) {
+/// And expires at its last deadline.
+pub async fn lease_lives_as_long_as_it_is_renewed(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets hours pass");
     let levels = own("acme", &[slow("rpm", 100)]);
     let terms = Terms { deadline: HOUR, on_expiry: OnExpiry::Settle };
@@ -241,15 +241,15 @@ pub async fn a_lease_lives_for_as_long_as_it_is_renewed(fixture: Fixture) {
     assert_eq!(used_by(&fixture, "acme", "rpm").await, (10, 10, 1));
 }
 
-/// The lease as the store has it, if it is open, or the case fails.
-async fn is_open(fixture: &Fixture, lease: LeaseId) -> Held {
+/// Asserts that the lease is open, and returns it.
+async fn is_open(fixture: &Fixture, lease: LeaseId) -> LeaseSnapshot {
     match fixture.store.lease(lease).await {
-        Ok(Standing::Open(held)) => held,
+        Ok(LeaseStatus::Open(held)) => held,
         other => panic!("an open lease is found as {other:?}"),
     }
 }
 
-/// Whose limits, and which.
+/// The subjects of levels and their limits.
 fn shape(levels: &Levels) -> Vec<(String, Vec<String>)> {
     let level = |level: &tidegate_core::limit::cascade::Level| {
         let limits = level.limits.iter().map(|line| line.rule.to_string()).collect();

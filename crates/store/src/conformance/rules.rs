@@ -1,4 +1,4 @@
-//! Rules that change while buckets are in use.
+//! Changes of rules while buckets are in use.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use tidegate_core::limit::rule::Limit;
 use super::Fixture;
 use super::kit::{levels, millis, reading, refilled, slow, subject};
 
-/// A newer rule holds with the next draw; the level is kept, and capped.
-pub async fn a_newer_rule_keeps_the_level_capped_to_its_burst(fixture: Fixture) {
+/// It applies from the next draw.
+pub async fn newer_rule_keeps_the_level_capped_to_its_burst(fixture: Fixture) {
     fixture.takes(&levels(1, &[("acme", &[slow("rpm", 100)])]), &[("rpm", 30)]).await;
     let wider = levels(2, &[("acme", &[slow("rpm", 200)])]);
     fixture.takes(&wider, &[("rpm", 1)]).await;
@@ -23,12 +23,12 @@ pub async fn a_newer_rule_keeps_the_level_capped_to_its_burst(fixture: Fixture) 
     assert_eq!((meter.rule().shape().burst(), meter.version()), (2, Version::new(3)));
 }
 
-/// So does another rate.
-pub async fn a_newer_rate_refills_from_the_level_that_was_there(fixture: Fixture) {
+/// Without a jump of the level.
+pub async fn newer_rate_refills_from_the_current_level(fixture: Fixture) {
     fixture.takes(&levels(1, &[("acme", &[slow("rpm", 100)])]), &[("rpm", 100)]).await;
     let fast = Limit::per_second("rpm", 100);
     let newer = levels(2, &[("acme", &[fast.clone(), slow("tpm", 1)])]);
-    // It is followed from the draw on: what was before refilled at the old rate.
+    // Adopted with the draw: time before it refills at the old rate.
     let since = fixture.takes(&newer, &[("rpm", 0), ("tpm", 1)]).await.at;
     fixture.time.pass(millis(300)).await;
     let (at, meter) = fixture.meter(&subject("acme"), "rpm").await;
@@ -36,8 +36,8 @@ pub async fn a_newer_rate_refills_from_the_level_that_was_there(fixture: Fixture
     assert_eq!(available, Some(refilled(&fast, since, at)));
 }
 
-/// A refusal tells of every limit by the rule that holds, of those too that come after one that is short.
-pub async fn a_refusal_reads_every_limit_by_the_newest_rule(fixture: Fixture) {
+/// Also limits after a short one.
+pub async fn refusal_reads_every_limit_by_the_newest_rule(fixture: Fixture) {
     fixture
         .takes(&levels(1, &[("acme", &[slow("rpm", 1), slow("tpm", 100)])]), &[("rpm", 1), ("tpm", 1)])
         .await;
@@ -47,14 +47,14 @@ pub async fn a_refusal_reads_every_limit_by_the_newest_rule(fixture: Fixture) {
     assert_eq!((tpm.rule().shape().burst(), tpm.version()), (1_000, Version::new(2)));
 }
 
-/// A caller that is behind is decided by the rule that is there, and cannot flip it.
-pub async fn a_stale_rule_is_decided_by_the_one_that_is_there(fixture: Fixture) {
+/// A stale caller cannot change the rule.
+pub async fn stale_rule_is_decided_by_the_current_one(fixture: Fixture) {
     fixture.takes(&levels(5, &[("acme", &[slow("rpm", 10)])]), &[("rpm", 1)]).await;
-    // Wider than what is there.
+    // Wider than the current rule.
     let stale = levels(4, &[("acme", &[slow("rpm", 1_000)])]);
     let moved = fixture.is_refused(&stale, &[("rpm", 50)]).await;
-    let told = reading(&moved, &stale, 0, "rpm").version();
-    assert_eq!(told, Version::new(5), "the answer shows that the caller is behind");
+    let current = reading(&moved, &stale, 0, "rpm").version();
+    assert_eq!(current, Version::new(5), "the refusal shows that the caller is stale");
     // Narrower.
     let stale = levels(3, &[("acme", &[slow("rpm", 1)])]);
     fixture.takes(&stale, &[("rpm", 5)]).await;
@@ -64,8 +64,8 @@ pub async fn a_stale_rule_is_decided_by_the_one_that_is_there(fixture: Fixture) 
     assert_eq!(meter.version(), Version::new(5));
 }
 
-/// The same rule seen at a newer version makes everything before that stale.
-pub async fn the_same_rule_at_a_newer_version_outdates_what_lies_between(fixture: Fixture) {
+/// An unchanged rule at a newer version makes all earlier versions stale.
+pub async fn same_rule_at_newer_version_outdates_older_ones(fixture: Fixture) {
     let ten = [slow("rpm", 10)];
     fixture.takes(&levels(5, &[("acme", &ten)]), &[("rpm", 1)]).await;
     fixture.takes(&levels(9, &[("acme", &ten)]), &[("rpm", 1)]).await;
@@ -75,8 +75,8 @@ pub async fn the_same_rule_at_a_newer_version_outdates_what_lies_between(fixture
     assert_eq!((meter.available(at), meter.version()), (7, Version::new(9)));
 }
 
-/// A limit that is new to a bucket in use is full, and drawn with the others.
-pub async fn a_limit_added_to_a_live_bucket_is_drawn(fixture: Fixture) {
+/// It starts full.
+pub async fn limit_added_to_a_live_bucket_is_drawn(fixture: Fixture) {
     fixture.takes(&levels(1, &[("acme", &[slow("rpm", 10)])]), &[("rpm", 4)]).await;
     let more = levels(2, &[("acme", &[slow("rpm", 10), slow("tpm", 100)])]);
     fixture.takes(&more, &[("rpm", 1), ("tpm", 100)]).await;
@@ -84,8 +84,8 @@ pub async fn a_limit_added_to_a_live_bucket_is_drawn(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "tpm").await, (0, 100));
 }
 
-/// The entity's limit is removed, the resource's smaller one holds, and the removed names bind nobody.
-pub async fn a_limit_that_is_removed_binds_nobody(fixture: Fixture) {
+/// The entity's limits are removed, and the resource's smaller one applies.
+pub async fn removed_limit_is_no_longer_enforced(fixture: Fixture) {
     let before = levels(1, &[("acme", &[slow("rpm", 500), slow("tpm", 1)])]);
     fixture.takes(&before, &[("rpm", 1), ("tpm", 1)]).await;
     let after = levels(2, &[("acme", &[slow("rpm", 100)])]);
@@ -94,28 +94,32 @@ pub async fn a_limit_that_is_removed_binds_nobody(fixture: Fixture) {
     assert_eq!(fixture.shows("acme", "rpm").await, (0, 101));
 }
 
-/// A lease ends in the buckets it drew from, whatever the policy says by then.
-pub async fn no_edit_of_a_policy_strands_a_lease(fixture: Fixture) {
+/// A lease ends in the buckets it drew from, regardless of later policies.
+pub async fn policy_change_strands_no_lease(fixture: Fixture) {
     let before =
         levels(1, &[("child", &[slow("rpm", 10), slow("tpm", 100)]), ("parent", &[slow("rpm", 20)])]);
     let mut cancelled = fixture.takes(&before, &[("rpm", 2), ("tpm", 30)]).await;
     let mut settled = fixture.takes(&before, &[("rpm", 1), ("tpm", 30)]).await;
-    // The parent is gone, `tpm` too, and `rpm` is smaller.
+    // Without the parent and `tpm`, and with a smaller `rpm`.
     let after = levels(2, &[("child", &[slow("rpm", 5)])]);
     fixture.takes(&after, &[("rpm", 1)]).await;
     assert_eq!(fixture.shows("child", "rpm").await, (4, 4));
     cancelled.cancels().await;
     settled.adjusts(&[("tpm", 5)]).await;
     settled.settles(&[("rpm", 1), ("tpm", 25)]).await;
-    assert_eq!(fixture.shows("child", "rpm").await, (5, 2), "capped to the burst of now");
+    assert_eq!(fixture.shows("child", "rpm").await, (5, 2), "capped to the current burst");
     assert_eq!(fixture.shows("child", "tpm").await, (75, 25));
     assert_eq!(fixture.shows("parent", "rpm").await, (19, 1));
     let (_, meter) = fixture.meter(&subject("child"), "rpm").await;
-    assert_eq!(meter.map(|meter| meter.rule().shape().burst()), Some(5), "an old lease flips nothing");
+    assert_eq!(
+        meter.map(|meter| meter.rule().shape().burst()),
+        Some(5),
+        "an old lease does not change the rule"
+    );
 }
 
-/// By the hour: the new rate holds from the change on, and what was there stays.
-pub async fn a_rate_that_changes_counts_from_its_change(fixture: Fixture) {
+/// The level at the change is kept.
+pub async fn new_rate_counts_from_its_change(fixture: Fixture) {
     assert!(fixture.time.can_jump(), "this case lets an hour pass");
     let (slow, fast) = (Limit::per_hour("tpm", 60).burst(200), Limit::per_hour("tpm", 120).burst(200));
     fixture.takes(&levels(1, &[("acme", std::slice::from_ref(&slow))]), &[("tpm", 200)]).await;

@@ -1,8 +1,9 @@
-//! Who may call when, so that the times that calls are stamped with run as the calls do.
+//! Scheduling of calls, so that their timestamps agree with their order.
 //!
-//! Where the engine says when it is, that is so by itself. Where callers do, a call that is stamped first may be written last,
-//! and draw what returned meanwhile: exact up to how far clocks are apart, which the checker knows nothing of. There time that
-//! is set by hand passes between calls and never under one, and where time passes by itself calls come one after the other.
+//! This is given if the engine's clock decides. If callers' clocks do, a call with an earlier timestamp may
+//! be written later, and draw units returned in between: exact up to the clock skew, which the checker does
+//! not know. With such an engine, manual time advances only between calls, and with real time calls are
+//! serialized.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,38 +11,38 @@ use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use super::Fixture;
-use crate::Clocked;
+use crate::ClockSource;
 
-/// Who is under way.
+/// Calls in progress.
 pub(super) type Turns = Arc<RwLock<()>>;
 
-/// A caller's turn, for as long as it is held.
+/// A caller's permission to call, until it is dropped.
 #[derive(Debug)]
 pub(super) enum Turn {
-    /// Any time is a good one.
+    /// Unrestricted.
     Any,
-    /// Beside others, while no time passes.
-    Shared { _held: OwnedRwLockReadGuard<()> },
-    /// Alone.
-    Alone { _held: OwnedRwLockWriteGuard<()> },
+    /// Concurrent with others, while time stands still.
+    Shared { _guard: OwnedRwLockReadGuard<()> },
+    /// Exclusive.
+    Exclusive { _guard: OwnedRwLockWriteGuard<()> },
 }
 
 impl Fixture {
-    /// Waits for the turn to make a call that the checker judges.
+    /// Waits for permission to make a call that the checker verifies.
     pub(super) async fn turn(&self) -> Turn {
         match self.store.capabilities().clock {
-            Clocked::Caller if self.time.can_jump() => {
-                Turn::Shared { _held: Arc::clone(&self.turns).read_owned().await }
+            ClockSource::Caller if self.time.can_jump() => {
+                Turn::Shared { _guard: Arc::clone(&self.turns).read_owned().await }
             }
-            Clocked::Caller => Turn::Alone { _held: Arc::clone(&self.turns).write_owned().await },
+            ClockSource::Caller => Turn::Exclusive { _guard: Arc::clone(&self.turns).write_owned().await },
             _ => Turn::Any,
         }
     }
 
-    /// Lets time pass, between the calls of others where that matters.
-    pub(super) async fn pass_in_turn(&self, span: Duration) {
-        let is_between = self.store.capabilities().clock == Clocked::Caller && self.time.can_jump();
-        let _alone = if is_between { Some(self.turns.write().await) } else { None };
+    /// Lets time pass, between calls if necessary.
+    pub(super) async fn pass_time(&self, span: Duration) {
+        let is_between = self.store.capabilities().clock == ClockSource::Caller && self.time.can_jump();
+        let _exclusive = if is_between { Some(self.turns.write().await) } else { None };
         self.time.pass(span).await;
     }
 }

@@ -1,9 +1,9 @@
-//! What this process saw last of each bucket, and where the leases are that it knows. It is only ever a guess.
+//! A cache of the items of buckets and of the homes of leases. Its contents may be outdated.
 //!
-//! One thing may be answered by it alone, and only for a moment after an item was read: that there is too little. A refused
-//! caller who asks again and again would cost a request each time, and a write where the guess was wrong. What has refilled
-//! since is worked out, what this process gave back ends it, and a rule that is newer than what was read does too. What others
-//! give back is seen when the moment is over.
+//! Only refusals may be based on it alone, for a moment after an item was read: otherwise a refused caller
+//! that retries in a loop would cost a request each time, and a write if the cache was wrong. Refills since
+//! the read are computed; a return by this process and a newer rule end the moment. Returns by other
+//! processes are noticed after it.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -16,38 +16,38 @@ use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::Subject;
 use tokio::time::Instant;
 
-use super::view::View;
+use super::bucket_view::BucketView;
 use crate::codec::levels_to_text;
 use crate::sync::lock;
 
-/// Buckets that are remembered; at the bound all are forgotten, and are read again.
+/// The capacity for buckets; the cache is cleared beyond it.
 const VIEWS_MAX: usize = 1 << 16;
-/// Leases whose buckets are remembered.
+/// The capacity for leases.
 const LEASES_MAX: usize = 1 << 18;
-/// Texts of levels that are remembered: mostly the same are drawn from again.
+/// The capacity for texts of levels.
 const TEXTS_MAX: usize = 1 << 10;
 
-/// What was seen last.
+/// Cached items, homes of leases and texts.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
-    views: Mutex<HashMap<Subject, Seen>>,
+    views: Mutex<HashMap<Subject, CachedView>>,
     homes: Mutex<HashMap<LeaseId, Subject>>,
-    /// Those whose marks are being counted in the background.
+    /// Buckets whose marks are being counted in the background.
     counting: Mutex<HashSet<Subject>>,
-    /// By their address, which stays theirs while they are held here.
+    /// By the address of the levels, which stays valid because the entry holds them.
     texts: Mutex<HashMap<usize, (Arc<Levels>, LevelsText)>>,
 }
 
 #[derive(Debug)]
-struct Seen {
-    view: Arc<View>,
-    /// When all of it was asked for last.
-    read: Option<Instant>,
-    /// When this process gave something back to it last.
-    given: Option<Instant>,
+struct CachedView {
+    view: Arc<BucketView>,
+    /// When the last read of the whole item was sent.
+    read_at: Option<Instant>,
+    /// When this process last returned units to it.
+    returned_at: Option<Instant>,
 }
 
-/// Levels as items have them, and what they are called there.
+/// Levels as stored text, and their name in items.
 #[derive(Debug, Clone)]
 pub(super) struct LevelsText {
     pub(super) name: Arc<str>,
@@ -59,7 +59,7 @@ impl LevelsText {
         let text = levels_to_text(levels);
         let digest = Sha256::digest(text.as_bytes());
         let name = digest[..10].iter().fold(String::new(), |mut name, byte| {
-            // To a string nothing fails.
+            // Writing to a string cannot fail.
             let _ = write!(name, "{byte:02x}");
             name
         });
@@ -68,65 +68,69 @@ impl LevelsText {
 }
 
 impl Cache {
-    pub(super) fn view(&self, subject: &Subject) -> Option<Arc<View>> {
+    pub(super) fn view(&self, subject: &Subject) -> Option<Arc<BucketView>> {
         lock(&self.views).get(subject).map(|seen| Arc::clone(&seen.view))
     }
 
-    /// What an item is as of now. An older one than is known is no news; one with other rules may be a new item.
-    pub(super) fn saw(&self, subject: &Subject, view: &Arc<View>) {
+    /// Updates the view of an item. An older one than the cached is ignored, unless its rules differ: it may
+    /// be a new item.
+    pub(super) fn update_view(&self, subject: &Subject, view: &Arc<BucketView>) {
         self.put(subject, view, None);
     }
 
-    /// The same of an item that was read as a whole, and asked for at this time.
-    pub(super) fn looked(&self, subject: &Subject, view: &Arc<View>, asked: Instant) {
-        self.put(subject, view, Some(asked));
+    /// Updates the view by a read of the whole item, sent at `sent`.
+    pub(super) fn record_read(&self, subject: &Subject, view: &Arc<BucketView>, sent: Instant) {
+        self.put(subject, view, Some(sent));
     }
 
-    fn put(&self, subject: &Subject, view: &Arc<View>, asked: Option<Instant>) {
+    fn put(&self, subject: &Subject, view: &Arc<BucketView>, sent: Option<Instant>) {
         let mut views = lock(&self.views);
-        let is_newer = |known: &View| known.rules == view.rules && known.revision > view.revision;
+        let is_newer = |known: &BucketView| known.rules == view.rules && known.revision > view.revision;
         match views.get_mut(subject) {
             Some(known) if is_newer(&known.view) => {}
             Some(known) => {
                 known.view = Arc::clone(view);
-                // What was given back while it was asked for may not be in it.
-                if asked.is_some_and(|asked| known.given.is_none_or(|given| given < asked)) {
-                    known.read = asked;
+                // The read may not include units that were returned after it was sent.
+                if sent.is_some_and(|sent| known.returned_at.is_none_or(|returned_at| returned_at < sent)) {
+                    known.read_at = sent;
                 }
             }
             None => {
                 if views.len() >= VIEWS_MAX {
                     views.clear();
                 }
-                views.insert(subject.clone(), Seen { view: Arc::clone(view), read: asked, given: None });
+                views.insert(
+                    subject.clone(),
+                    CachedView { view: Arc::clone(view), read_at: sent, returned_at: None },
+                );
             }
         }
     }
 
-    /// This process gave something back to a bucket: what was read of it does not refuse any more.
-    pub(super) fn gave(&self, subject: &Subject) {
+    /// Records a return by this process: the cached read may not refuse any more.
+    pub(super) fn record_return(&self, subject: &Subject) {
         if let Some(seen) = lock(&self.views).get_mut(subject) {
-            (seen.read, seen.given) = (None, Some(Instant::now()));
+            (seen.read_at, seen.returned_at) = (None, Some(Instant::now()));
         }
     }
 
-    /// Whether a bucket was read so lately.
+    /// Whether a bucket was read within `span`.
     pub(super) fn was_read_within(&self, subject: &Subject, span: Duration) -> bool {
-        let read = lock(&self.views).get(subject).and_then(|seen| seen.read);
+        let read = lock(&self.views).get(subject).and_then(|seen| seen.read_at);
         read.is_some_and(|read| read.elapsed() < span)
     }
 
-    /// Evicts what was seen of a bucket.
+    /// Evicts a bucket.
     pub(super) fn evict(&self, subject: &Subject) {
         lock(&self.views).remove(subject);
     }
 
-    /// Begins to count the marks of a bucket, unless a task of this process does.
-    pub(super) fn counts(&self, subject: &Subject) -> bool {
+    /// Marks a bucket as being counted; `false` if it is already.
+    pub(super) fn begin_count(&self, subject: &Subject) -> bool {
         lock(&self.counting).insert(subject.clone())
     }
 
-    pub(super) fn counted(&self, subject: &Subject) {
+    pub(super) fn finish_count(&self, subject: &Subject) {
         lock(&self.counting).remove(subject);
     }
 
@@ -134,8 +138,8 @@ impl Cache {
         lock(&self.homes).get(&lease).cloned()
     }
 
-    /// A lease has drawn, or may have.
-    pub(super) fn drew(&self, lease: LeaseId, home: &Subject) {
+    /// Records the home of a lease that has drawn, or may have.
+    pub(super) fn remember_home(&self, lease: LeaseId, home: &Subject) {
         let mut homes = lock(&self.homes);
         if homes.len() >= LEASES_MAX {
             homes.clear();
@@ -164,32 +168,32 @@ mod tests {
 
     const LATELY: Duration = Duration::from_secs(1);
 
-    fn view(revision: u64) -> Arc<View> {
-        Arc::new(View { rules: Some("a".to_owned()), revision, ..View::default() })
+    fn view(revision: u64) -> Arc<BucketView> {
+        Arc::new(BucketView { rules: Some("a".to_owned()), revision, ..BucketView::default() })
     }
 
     #[tokio::test(start_paused = true)]
     async fn read_refuses_for_a_moment_until_a_return() {
         let (cache, subject) = (Cache::default(), Subject::new("acme", "gpt").unwrap());
         let lately = || cache.was_read_within(&subject, LATELY);
-        cache.saw(&subject, &view(1));
+        cache.update_view(&subject, &view(1));
         assert!(!lately(), "a write returns only the limits that it wrote");
-        cache.looked(&subject, &view(2), Instant::now());
+        cache.record_read(&subject, &view(2), Instant::now());
         assert!(lately() && !cache.was_read_within(&subject, Duration::ZERO));
         tokio::time::advance(LATELY).await;
         assert!(!lately());
 
-        let asked = Instant::now();
+        let sent = Instant::now();
         tokio::time::advance(Duration::from_millis(1)).await;
-        cache.gave(&subject);
-        cache.looked(&subject, &view(3), asked);
-        assert!(!lately(), "it was asked for before, and may be without what was given back");
+        cache.record_return(&subject);
+        cache.record_read(&subject, &view(3), sent);
+        assert!(!lately(), "it was sent before the return and may not include it");
         tokio::time::advance(Duration::from_millis(1)).await;
-        cache.looked(&subject, &view(2), Instant::now());
-        assert!(!lately(), "an older one is no news");
-        cache.looked(&subject, &view(3), Instant::now());
+        cache.record_read(&subject, &view(2), Instant::now());
+        assert!(!lately(), "an older view is ignored");
+        cache.record_read(&subject, &view(3), Instant::now());
         assert!(lately());
-        cache.gave(&subject);
+        cache.record_return(&subject);
         assert!(!lately());
     }
 }

@@ -1,10 +1,11 @@
-//! The time of a store whose engine tells none: this machine's, corrected by what the engine's answers say.
+//! The time of a store whose engine has no clock: this host's, corrected by the dates of the engine's
+//! responses.
 //!
-//! An answer is dated to the second. Whatever the engine's clock showed when it dated one, this machine's showed something
-//! between the sending of the request and the arrival of the answer, so that each answer bounds how far the two are apart.
-//! The bounds of several answers together are narrower than a second: they come at different parts of it. As long as being
-//! right is within the bounds, this machine's clock is believed. An answer that contradicts them may be dated wrongly, by
-//! something on its way say; several in a row that agree with each other mean that one of the clocks was set.
+//! A response is dated to the second, and was dated between the sending of its request and its arrival, so
+//! each one bounds the offset between the two clocks. The intersection of the bounds of several responses is
+//! narrower than a second, because they fall at different parts of one. The host's clock is corrected only as
+//! far as the bounds require. A response that contradicts them may be misdated, for example by a proxy;
+//! several consecutive ones that agree with each other mean that a clock was set.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -14,27 +15,27 @@ use tidegate_core::time::Stamp;
 use crate::clock::{HostWall, WallClock};
 use crate::sync::lock;
 
-/// This machine's time, corrected.
+/// The host's clock, corrected.
 #[derive(Debug)]
-pub(super) struct Corrected<C = HostWall> {
+pub(super) struct CorrectedClock<C = HostWall> {
     clock: C,
-    /// By how many microseconds it is corrected.
+    /// The correction in microseconds.
     offset: AtomicI64,
-    learned: Mutex<Learned>,
-    answers: AtomicU64,
+    estimate: Mutex<OffsetEstimate>,
+    responses: AtomicU64,
 }
 
-/// After so many answers in a row that contradict what is known, they are believed.
+/// The number of consecutive contradicting responses that replace the estimate.
 const CONTRADICTIONS: u32 = 3;
 
-/// What is known of how far the clocks are apart, and what answers say of it that contradict that: how many in a row.
+/// The bounds of the offset, and those of consecutive responses that contradict them, with their number.
 #[derive(Debug, Default)]
-struct Learned {
+struct OffsetEstimate {
     known: Option<Bounds>,
-    doubt: Option<(Bounds, u32)>,
+    contradiction: Option<(Bounds, u32)>,
 }
 
-/// How much later than this machine's clock the engine's shows, in microseconds: at least, and at most.
+/// Bounds of the engine's clock minus the host's, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bounds {
     least: i64,
@@ -42,48 +43,51 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// What both of them say, if they do not contradict each other.
+    /// The intersection, if it is not empty.
     fn and(self, other: Self) -> Option<Self> {
         let joined = Self { least: self.least.max(other.least), most: self.most.min(other.most) };
         (joined.least <= joined.most).then_some(joined)
     }
 }
 
-impl<C: WallClock> Corrected<C> {
+impl<C: WallClock> CorrectedClock<C> {
     pub(super) fn new(clock: C) -> Self {
-        Self { clock, offset: AtomicI64::new(0), learned: Mutex::default(), answers: AtomicU64::new(0) }
+        Self { clock, offset: AtomicI64::new(0), estimate: Mutex::default(), responses: AtomicU64::new(0) }
     }
 
-    /// This machine's clock as it is.
+    /// The host's clock, uncorrected.
     pub(super) fn uncorrected(&self) -> Stamp {
         self.clock.now()
     }
 
-    /// An answer to what was sent at `sent` arrived at `arrived`, both uncorrected, and is dated `date`, to the second.
+    /// Learns from a response that is dated `date`, to the second. `sent` and `arrived` are uncorrected.
     pub(super) fn learn(&self, sent: Stamp, date: Stamp, arrived: Stamp) {
-        self.answers.fetch_add(1, Ordering::Relaxed);
+        self.responses.fetch_add(1, Ordering::Relaxed);
         let micros = |stamp: Stamp| i64::try_from(stamp.as_micros()).unwrap_or(i64::MAX);
         let least = micros(date).saturating_sub(micros(arrived));
         let most = micros(date).saturating_add(1_000_000).saturating_sub(micros(sent));
         if most < least {
-            // The clock was set back meanwhile: nothing is learned.
+            // The clock was set back in between: nothing is learned.
             return;
         }
-        let said = Bounds { least, most };
-        let mut learned = lock(&self.learned);
-        let joined = learned.known.map_or(Some(said), |known| known.and(said)).or_else(|| {
-            let doubt = learned.doubt.and_then(|(doubt, count)| Some((doubt.and(said)?, count + 1)));
-            let (doubt, count) = *learned.doubt.insert(doubt.unwrap_or((said, 1)));
-            (count >= CONTRADICTIONS).then_some(doubt)
+        let observed = Bounds { least, most };
+        let mut estimate = lock(&self.estimate);
+        let joined = estimate.known.map_or(Some(observed), |known| known.and(observed)).or_else(|| {
+            let contradiction = estimate
+                .contradiction
+                .and_then(|(contradiction, count)| Some((contradiction.and(observed)?, count + 1)));
+            let (contradiction, count) =
+                *estimate.contradiction.insert(contradiction.unwrap_or((observed, 1)));
+            (count >= CONTRADICTIONS).then_some(contradiction)
         });
         if let Some(joined) = joined {
-            *learned = Learned { known: Some(joined), doubt: None };
+            *estimate = OffsetEstimate { known: Some(joined), contradiction: None };
             self.offset.store(0_i64.clamp(joined.least, joined.most), Ordering::Relaxed);
         }
     }
 }
 
-impl<C: WallClock> WallClock for Corrected<C> {
+impl<C: WallClock> WallClock for CorrectedClock<C> {
     fn now(&self) -> Stamp {
         let now = self.clock.now().as_micros();
         Stamp::from_micros(now.saturating_add_signed(self.offset.load(Ordering::Relaxed)))
@@ -99,10 +103,11 @@ mod tests {
 
     const START: Stamp = Stamp::from_secs(1_800_000_000);
 
-    /// Sends something every so often to an engine whose clock shows `ahead` microseconds more.
-    fn after_answers(count: u64, ahead: i64) -> i64 {
+    /// Exchanges messages with an engine whose clock is `ahead` microseconds ahead; returns the remaining
+    /// error. With it the clock is right within a second at once, and within a round trip soon.
+    fn error_after_responses(count: u64, ahead: i64) -> i64 {
         let wall = ManualWall::new(START);
-        let clock = Corrected::new(wall.clone());
+        let clock = CorrectedClock::new(wall.clone());
         for _ in 0..count {
             let sent = clock.uncorrected();
             wall.advance(Duration::from_millis(2));
@@ -117,22 +122,26 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_two_seconds_off_is_right_within_a_second_at_once_and_within_a_trip_soon() {
+    fn wrong_clock_is_corrected_by_response_dates() {
         for ahead in [2_000_000, -2_000_000, 3_600_000_000] {
-            assert!(after_answers(1, ahead).abs() <= 1_004_000, "{ahead}");
-            assert!(after_answers(60, ahead).abs() <= 50_000, "{ahead}: {}", after_answers(60, ahead));
+            assert!(error_after_responses(1, ahead).abs() <= 1_004_000, "{ahead}");
+            assert!(
+                error_after_responses(60, ahead).abs() <= 50_000,
+                "{ahead}: {}",
+                error_after_responses(60, ahead)
+            );
         }
     }
 
     #[test]
-    fn a_clock_that_may_be_right_is_believed() {
-        assert_eq!(after_answers(60, 0), 0);
+    fn clock_within_bounds_is_not_corrected() {
+        assert_eq!(error_after_responses(60, 0), 0);
     }
 
     #[test]
-    fn a_clock_that_was_set_is_learned_anew() {
+    fn clock_step_is_learned_after_contradictions() {
         let wall = ManualWall::new(START);
-        let clock = Corrected::new(wall.clone());
+        let clock = CorrectedClock::new(wall.clone());
         let learn = || {
             let now = clock.uncorrected();
             clock.learn(now, Stamp::from_secs(START.as_micros() / 1_000_000), now);
@@ -141,16 +150,16 @@ mod tests {
         assert_eq!(clock.now(), START);
         wall.set(START + Duration::from_secs(300));
         for _ in 0..CONTRADICTIONS {
-            assert_eq!(clock.now(), START + Duration::from_secs(300), "it takes several to say so");
+            assert_eq!(clock.now(), START + Duration::from_secs(300), "it takes several responses");
             learn();
         }
         assert!(clock.now().since(START) <= Duration::from_secs(1));
     }
 
     #[test]
-    fn an_answer_that_is_dated_wrongly_moves_nothing_nor_do_several_that_do_not_agree() {
+    fn inconsistent_dates_do_not_move_the_clock() {
         let wall = ManualWall::new(START);
-        let clock = Corrected::new(wall.clone());
+        let clock = CorrectedClock::new(wall.clone());
         let dated = |ahead: i64| {
             let now = clock.uncorrected();
             let date = START.as_micros().saturating_add_signed(ahead * 1_000_000) / 1_000_000;

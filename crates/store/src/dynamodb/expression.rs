@@ -1,4 +1,4 @@
-//! A write as the engine takes it: what is set, added and removed, and what must hold for it.
+//! Builds update and condition expressions.
 
 use std::collections::HashMap;
 
@@ -6,10 +6,10 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::keys::{Item, Key, PK, TTL};
 
-/// A write of one item that is being put together. Names and values stand for themselves only by placeholders: names of ours
-/// hold signs that expressions have none of.
+/// A conditional update of one item. Names and values are replaced by placeholders, because our attribute
+/// names have characters that expressions do not allow.
 #[derive(Debug, Clone)]
-pub(super) struct Write {
+pub(super) struct UpdateExpression {
     pub(super) key: Key,
     conditions: Vec<String>,
     /// Placeholders of names and values.
@@ -21,21 +21,21 @@ pub(super) struct Write {
     expiry: Expiry,
 }
 
-/// What becomes of the time at which the engine may delete an item. Several parts of a write may ask for one, and an
-/// expression names an attribute once.
+/// What an update does to an item's expiry. Several parts of it may set one, and an expression may name an
+/// attribute once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expiry {
-    /// It stays.
+    /// Unchanged.
     AsItIs,
-    /// The latest that was asked for, unless a later one is there.
+    /// The latest requested time, unless the stored one is later.
     At(u64),
     Never,
 }
 
-/// The value of the time at which an item expires.
+/// The placeholder of the expiry.
 const EXPIRES: &str = ":ttl";
 
-impl Write {
+impl UpdateExpression {
     pub(super) fn new(key: Key) -> Self {
         Self {
             key,
@@ -69,19 +69,20 @@ impl Write {
         self.sets.push((name, value));
     }
 
-    /// Adds to a number; one that is not there is zero.
+    /// Adds to a number; a missing one is zero.
     pub(super) fn add(&mut self, name: &str, value: impl Into<Value>) {
         let (name, value) = (self.name(name), self.value(value.into().0));
         self.adds.push(format!("{name} {value}"));
     }
 
-    /// Removes an attribute, there or not.
+    /// Removes an attribute, if it exists.
     pub(super) fn remove(&mut self, name: &str) {
         let name = self.name(name);
         self.removes.push(name);
     }
 
-    /// The item does not expire before this second. Where it would expire later than that by now, it is not written.
+    /// The item must not expire before this second. The update fails if its expiry has become later than
+    /// that.
     pub(super) fn expires(&mut self, at: u64) {
         self.expiry = match self.expiry {
             Expiry::AsItIs => Expiry::At(at),
@@ -91,49 +92,49 @@ impl Write {
         self.name(TTL);
     }
 
-    /// The item does not expire, whatever else is asked for.
+    /// The item never expires, whatever else is requested.
     pub(super) fn never_expires(&mut self) {
         self.expiry = Expiry::Never;
         self.name(TTL);
     }
 
-    /// What the attribute is called that says when the item expires.
+    /// The placeholder of the expiry attribute.
     fn expiry_name(&self) -> String {
         let place = self.names.iter().position(|known| known == TTL).unwrap_or_default();
         format!("#{place}")
     }
 
-    /// Only if the attribute compares so: `=`, `<`, `<=`, `>` or `>=`. One that is not there does not.
+    /// Requires that the attribute exists and compares so: `=`, `<`, `<=`, `>` or `>=`.
     pub(super) fn only_if(&mut self, name: &str, comparison: &str, value: impl Into<Value>) {
         let (name, value) = (self.name(name), self.value(value.into().0));
         self.conditions.push(format!("{name} {comparison} {value}"));
     }
 
-    /// Only if the attribute is not there, or compares so.
+    /// Requires that the attribute is missing or compares so.
     pub(super) fn only_unless_or(&mut self, name: &str, comparison: &str, value: impl Into<Value>) {
         let (name, value) = (self.name(name), self.value(value.into().0));
         self.conditions.push(format!("(attribute_not_exists({name}) OR {name} {comparison} {value})"));
     }
 
-    /// Only if there is no item, or the attribute compares so.
+    /// Requires that the item is missing or the attribute compares so.
     pub(super) fn only_if_new_or(&mut self, name: &str, comparison: &str, value: impl Into<Value>) {
         let (key, name, value) = (self.name(PK), self.name(name), self.value(value.into().0));
         self.conditions.push(format!("(attribute_not_exists({key}) OR {name} {comparison} {value})"));
     }
 
-    /// Only if the attribute is there.
+    /// Requires that the attribute exists.
     pub(super) fn only_with(&mut self, name: &str) {
         let name = self.name(name);
         self.conditions.push(format!("attribute_exists({name})"));
     }
 
-    /// Only if the attribute is not there.
+    /// Requires that the attribute is missing.
     pub(super) fn only_without(&mut self, name: &str) {
         let name = self.name(name);
         self.conditions.push(format!("attribute_not_exists({name})"));
     }
 
-    /// What is changed, as an expression.
+    /// The update expression.
     pub(super) fn update(&self) -> String {
         let mut sets: Vec<String> =
             self.sets.iter().map(|(name, value)| format!("{name} = {value}")).collect();
@@ -148,7 +149,7 @@ impl Write {
         clauses.map(|(word, parts)| format!("{word} {}", parts.join(", "))).collect::<Vec<_>>().join(" ")
     }
 
-    /// The attributes that are set, but for limits: what is added to a limit depends on what it is.
+    /// The attributes that are set, except those of limits, whose values depend on the stored ones.
     pub(super) fn set_values(&self) -> Item {
         let name = |place: &str| place[1..].parse().ok().and_then(|place: usize| self.names.get(place));
         let set = |(place, value): &(String, String)| {
@@ -163,7 +164,7 @@ impl Write {
         item
     }
 
-    /// What must hold, as an expression.
+    /// The condition expression.
     pub(super) fn condition(&self) -> Option<String> {
         let mut conditions = self.conditions.clone();
         if let Expiry::At(_) = self.expiry {
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn write_names_each_attribute_once() {
-        let mut write = Write::new(Key { pk: "a".to_owned(), sk: "b".to_owned() });
+        let mut write = UpdateExpression::new(Key { pk: "a".to_owned(), sk: "b".to_owned() });
         assert!(write.condition().is_none() && write.names().is_none());
         write.only_if("f:rpm", "<=", 7_u128);
         write.only_without("o:1");
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn write_expires_at_the_latest_time() {
-        let mut write = Write::new(Key { pk: "a".to_owned(), sk: "b".to_owned() });
+        let mut write = UpdateExpression::new(Key { pk: "a".to_owned(), sk: "b".to_owned() });
         for at in [7, 9, 8] {
             write.expires(at);
         }

@@ -1,13 +1,13 @@
-//! Where each record is: the keys of the single table and of its three indexes.
+//! The keys of items in the single table and in its three indexes.
 //!
-//! Keys and indexes are those of the table that this one follows; what is between the `#`s are names, none of which holds
-//! one. Another namespace than `default` stands before each partition key. Where a listing is sorted by several names,
-//! they are parted by [`PART`], which is before every letter a name may have, so that they sort as the names do.
+//! The layout is that of the zae-limiter table. The parts between `#`s are names, which never contain one.
+//! Partition keys of namespaces other than `default` have a prefix. Sort keys of several names are separated
+//! by [`PART`], which sorts before every letter of a name, so that they sort as the names do.
 
 use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use tidegate_core::limit::audit::Filed;
+use tidegate_core::limit::audit::AuditKey;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{DEFAULT, EntityId, Namespace, ResourceName, Subject};
 use tidegate_core::limit::policy::Scope;
@@ -19,19 +19,19 @@ use tidegate_core::time::Stamp;
 pub(super) const PK: &str = "PK";
 /// The sort key.
 pub(super) const SK: &str = "SK";
-/// Children by parent, and what is due by when.
+/// Children by parent, and items by due time.
 pub(super) const GSI1: &str = "GSI1";
-/// Buckets and usage by resource; and what is listed as a whole.
+/// Buckets and usage by resource, and lists of a kind.
 pub(super) const GSI2: &str = "GSI2";
-/// Entities that have limits of their own for a resource.
+/// Entities with limits of their own for a resource.
 pub(super) const GSI3: &str = "GSI3";
 /// The attribute that the engine expires an item by, in seconds.
 pub(super) const TTL: &str = "ttl";
-/// Parts the names of a sort key.
+/// Separates the names of a sort key.
 pub(super) const PART: char = '\u{1}';
-/// The namespaces of the table, in the second index.
-pub(super) const SPACES: &str = "NAMESPACES#";
-/// What is due is in so many partitions, so that no one of them is hot.
+/// The partition of namespaces in the second index.
+pub(super) const NAMESPACES: &str = "NAMESPACES#";
+/// The number of partitions of due items, so that none is hot.
 pub(super) const DUE_PARTS: u64 = 4;
 
 /// An item.
@@ -45,13 +45,13 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The key of an item as it was read.
+    /// The key of an item.
     pub(super) fn of(item: &Item) -> Option<Self> {
         let text = |name: &str| item.get(name)?.as_s().ok().cloned();
         Some(Self { pk: text(PK)?, sk: text(SK)? })
     }
 
-    /// As the engine takes it.
+    /// The key as attributes.
     pub(super) fn attributes(&self) -> Item {
         let text = |text: &String| AttributeValue::S(text.clone());
         Item::from([(PK.to_owned(), text(&self.pk)), (SK.to_owned(), text(&self.sk))])
@@ -110,7 +110,7 @@ impl Keys {
         }
     }
 
-    /// The count of changes.
+    /// The version record.
     pub(super) fn version(&self) -> Key {
         self.key("SYSTEM#", "#VERSION")
     }
@@ -123,7 +123,7 @@ impl Keys {
         self.key("SYSTEM#", format!("#TOKEN#{id}"))
     }
 
-    /// Which token a secret is of, by its hash in hexadecimal.
+    /// The item that finds a token by the hash of its secret, in hexadecimal.
     pub(super) fn secret(&self, hash: &str) -> Key {
         self.key("SYSTEM#", format!("#SECRET#{hash}"))
     }
@@ -132,7 +132,7 @@ impl Keys {
         self.key(format_args!("LEASE#{lease}"), "#LEASE")
     }
 
-    pub(super) fn audit(&self, filed: &Filed, number: u64) -> Key {
+    pub(super) fn audit(&self, filed: &AuditKey, number: u64) -> Key {
         Key { pk: self.audit_pk(filed), sk: format!("#AUDIT#{}", padded(number)) }
     }
 
@@ -150,7 +150,7 @@ impl Keys {
         self.pk(format_args!("PARENT#{parent}"))
     }
 
-    /// What is due, in the first index.
+    /// Due items, in the first index.
     pub(super) fn due(&self, part: u64) -> String {
         self.pk(format_args!("DUE#{}", part % DUE_PARTS))
     }
@@ -170,7 +170,7 @@ impl Keys {
         self.pk(format_args!("ENTITY_CONFIG#{resource}"))
     }
 
-    /// What a partition key is without its namespace; `None` in another namespace.
+    /// A partition key without the prefix of the namespace; `None` in another namespace.
     pub(super) fn own<'a>(&self, pk: &'a str) -> Option<&'a str> {
         let rest = pk.strip_prefix(&self.prefix)?;
         (!self.prefix.is_empty() || !rest.starts_with("NS#")).then_some(rest)
@@ -189,18 +189,18 @@ impl Keys {
     }
 }
 
-/// A policy's place among all of them.
+/// The sort key of a policy in the list of all policies.
 pub(super) fn scope_order(scope: &Scope) -> String {
     let crate::tables::Key { kind, entity, resource } = crate::tables::Key::of(scope);
     format!("{kind}{PART}{entity}{PART}{resource}")
 }
 
-/// What the sort keys of a resource's usage begin with.
+/// The prefix of the sort keys of a resource's usage.
 pub(super) fn usage_prefix(resource: &ResourceName, window: Window) -> String {
     format!("#USAGE#{resource}#{}#", window_word(window))
 }
 
-/// A window in a word.
+/// The name of a window in keys.
 pub(super) const fn window_word(window: Window) -> &'static str {
     match window {
         Window::Hour => "hour",
@@ -209,7 +209,7 @@ pub(super) const fn window_word(window: Window) -> &'static str {
     }
 }
 
-/// A number that sorts as numbers do.
+/// A number as text that sorts numerically.
 pub(super) fn padded(number: u64) -> String {
     format!("{number:020}")
 }
@@ -240,7 +240,7 @@ mod tests {
                 keys.usage(&subject, Window::Hour, start),
                 "ENTITY#user-1 #USAGE#gpt-4#hour#2024-01-01T14:00:00Z",
             ),
-            (keys.audit(&Filed::entity(&subject.entity), 7), "AUDIT#user-1 #AUDIT#00000000000000000007"),
+            (keys.audit(&AuditKey::entity(&subject.entity), 7), "AUDIT#user-1 #AUDIT#00000000000000000007"),
         ];
         for (key, expected) in table {
             assert_eq!(shown(key), expected);

@@ -1,22 +1,23 @@
 //! Items of leases: `LEASE#id`, the tombstone of a lease whose end was counted.
 //!
-//! Older versions kept some open leases in such items too. The first call that reads one moves it into its home bucket.
+//! Older versions kept some open leases in such items too. The first call that reads one moves it into its
+//! home bucket.
 
 use std::sync::Arc;
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{Ended, LeaseId, REMEMBERED};
+use tidegate_core::limit::lease::{EndRecord, LeaseId, REMEMBERED};
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
-use super::expression::Write;
-use super::forms;
+use super::bucket_update;
+use super::bucket_view::{BucketView, OPENS, is_remembered, text_of};
+use super::client::Action;
+use super::errors::RequestError;
+use super::expression::UpdateExpression;
 use super::keys::{Item, TTL};
-use super::link::Action;
-use super::marks::{EndMark, OpenMark, end_name, open_name};
-use super::parts::write_of;
-use super::trouble::Failed;
-use super::view::{OPENS, View, is_remembered, text_of};
+use super::lease_marks::{EndMark, OpenMark, end_name, open_name};
+use super::snapshot::write_of;
 use crate::codec;
 use crate::error::StoreError;
 
@@ -28,13 +29,13 @@ const LEVELS: &str = "l";
 const UNTIL: &str = "u";
 
 /// An open lease that an older version wrote.
-pub(super) struct OldLease {
+pub(super) struct LegacyLease {
     text: String,
     mark: OpenMark,
     pub(super) levels: Arc<Levels>,
 }
 
-impl OldLease {
+impl LegacyLease {
     /// The open lease of an item; `None` for a tombstone.
     pub(super) fn read(item: &Item) -> Result<Option<Self>, StoreError> {
         if !item.contains_key(LEVELS) {
@@ -51,58 +52,59 @@ impl OldLease {
 }
 
 /// How a lease ended, by its item, if that is still remembered.
-pub(super) fn ended_in(item: Option<&Item>, now: Stamp) -> Result<Option<Ended>, StoreError> {
+pub(super) fn tombstone_in(item: Option<&Item>, now: Stamp) -> Result<Option<EndRecord>, StoreError> {
     let Some(item) = item.filter(|item| !item.contains_key(LEVELS)) else { return Ok(None) };
     let mark: EndMark = text_of(item, MARK)?.parse()?;
     Ok(Some(mark.ended).filter(|ended| is_remembered(ended.at, now)))
 }
 
 impl DynamoDb {
-    /// Moves an open lease of an older version from its item into its home, unless another process was faster.
-    pub(super) async fn adopt(&self, lease: LeaseId, old: &OldLease) -> Result<(), StoreError> {
-        let OldLease { text: old_text, mark, levels } = old;
+    /// Moves an open lease of an older version from its item into its home, unless another process has done
+    /// so.
+    pub(super) async fn migrate_lease(&self, lease: LeaseId, old: &LegacyLease) -> Result<(), StoreError> {
+        let LegacyLease { text: old_text, mark, levels } = old;
         let (home, names) = (&levels.levels()[0], self.inner.cache.text(levels));
         let (open, deadline) = (open_name(lease), mark.record.deadline());
-        let mut retries = self.inner.link.retries();
+        let mut retries = self.inner.client.retries();
         loop {
-            let item = self.inner.link.get(&self.inner.keys.bucket(&home.subject)).await?;
-            let seen = View::read(item.as_ref())?;
+            let item = self.inner.client.get(&self.inner.keys.bucket(&home.subject)).await?;
+            let seen = BucketView::read(item.as_ref())?;
             if seen.is_marked(lease) {
                 return Ok(());
             }
-            let mut moved = Write::new(self.inner.keys.lease(lease));
+            let mut moved = UpdateExpression::new(self.inner.keys.lease(lease));
             moved.only_if(MARK, "=", old_text.as_str());
             let mut write = write_of(self, home);
-            forms::begin(&mut write, &seen, &self.epoch());
+            bucket_update::begin_update(&mut write, &seen, &self.epoch());
             write.only_without(&open);
             write.only_without(&end_name(lease));
             let mark = OpenMark { level: 0, record: mark.record.clone(), levels: names.name.to_string() };
             write.set(&open, mark.to_string());
             write.set(&format!("l:{}", names.name), &*names.text);
             write.add(OPENS, 1_u64);
-            forms::due_by(&mut write, &seen, deadline, (&self.inner.keys, &home.subject));
-            if !seen.is_there() || seen.ttl.is_some() {
-                forms::live(&mut write, &seen, home, (self.now(), deadline));
+            bucket_update::set_due_by(&mut write, &seen, deadline, (&self.inner.keys, &home.subject));
+            if !seen.exists() || seen.ttl.is_some() {
+                bucket_update::extend_lifetime(&mut write, &seen, home, (self.now(), deadline));
             }
-            match self.inner.link.transact(&[Action::Delete(moved), Action::Update(write)]).await {
+            match self.inner.client.transact(&[Action::Delete(moved), Action::Update(write)]).await {
                 Ok(()) => return Ok(()),
                 // Another process has moved it, or a step of an older version has changed it.
-                Err(Failed::Condition(_)) => {
-                    let item = self.inner.link.get(&self.inner.keys.lease(lease)).await?;
-                    let left = item.as_ref().map(OldLease::read).transpose()?.flatten();
+                Err(RequestError::Condition(_)) => {
+                    let item = self.inner.client.get(&self.inner.keys.lease(lease)).await?;
+                    let left = item.as_ref().map(LegacyLease::read).transpose()?.flatten();
                     if left.is_none_or(|left| left.text != *old_text) {
                         return Ok(());
                     }
-                    retries.bear(Failed::Conflict).await?;
+                    retries.wait_or_fail(RequestError::Conflict).await?;
                 }
-                Err(failed) => retries.bear(failed).await?,
+                Err(error) => retries.wait_or_fail(error).await?,
             }
         }
     }
 
-    /// Writes the tombstone of a lease. What it used is counted in the same transaction.
-    pub(super) fn bury(&self, lease: LeaseId, mark: &EndMark) -> Action {
-        let mut write = Write::new(self.inner.keys.lease(lease));
+    /// Writes the tombstone of a lease. The same transaction counts its usage.
+    pub(super) fn tombstone_write(&self, lease: LeaseId, mark: &EndMark) -> Action {
+        let mut write = UpdateExpression::new(self.inner.keys.lease(lease));
         let bare = EndMark { used: Vec::new(), others: Vec::new(), ..mark.clone() };
         write.set(MARK, bare.to_string());
         let until = mark.ended.at + REMEMBERED;
@@ -112,8 +114,8 @@ impl DynamoDb {
     }
 
     /// Checks that a lease has no item, or one that is no longer remembered.
-    pub(super) fn unburied(&self, lease: LeaseId, now: Stamp) -> Action {
-        let mut check = Write::new(self.inner.keys.lease(lease));
+    pub(super) fn no_tombstone_check(&self, lease: LeaseId, now: Stamp) -> Action {
+        let mut check = UpdateExpression::new(self.inner.keys.lease(lease));
         check.only_if_new_or(UNTIL, "<=", now.as_micros());
         Action::Check(check)
     }

@@ -1,4 +1,4 @@
-//! Usage and the entries of the audit. The marks of ended leases are counted before usage is read.
+//! Queries of usage and of the audit. Marks of ended leases are counted before usage is read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use tidegate_core::limit::usage::{Tally, Usage, Window};
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
+use super::bucket_view::{BucketView, number, number_of, text_of};
+use super::client::Range;
 use super::keys::{DUE_PARTS, GSI1, GSI2, Item, Key, PART, padded, window_word};
-use super::link::Range;
-use super::marks::EndMark;
-use super::view::{View, number, number_of, text_of};
+use super::lease_marks::EndMark;
 use crate::cursor::{UsagePlace, name_of};
 use crate::error::StoreError;
 use crate::ledger::{UsageOf, UsageQuery};
 
-/// Items of an index that are read at a time.
-const READ_AT_ONCE: usize = 1_000;
-/// Buckets that are read at a time.
-const BUCKETS_AT_ONCE: usize = 100;
-/// When an index that does not show everything yet is asked again.
-const LOOKED_AGAIN_AFTER: [Duration; 3] =
+/// Items of an index per read.
+const READ_BATCH: usize = 1_000;
+/// Buckets per read.
+const BUCKET_BATCH: usize = 100;
+/// The delays before an incomplete index is read again.
+const INDEX_RETRY_DELAYS: [Duration; 3] =
     [Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(400)];
-/// The number of the first entry of the audit that was not pruned, at the version record.
+/// The attribute of the version record with the number of the first audit entry that was not pruned.
 pub(super) const PRUNED: &str = "pruned";
 
 impl DynamoDb {
-    pub(super) async fn used(
+    pub(super) async fn query_usage(
         &self,
         query: &UsageQuery,
         after: Option<UsagePlace<'_>>,
@@ -44,8 +44,10 @@ impl DynamoDb {
             .await?;
         }
         let lines = match &query.of {
-            UsageOf::Entity(entity) => self.used_by(entity, query).await?,
-            UsageOf::Resource(resource) => self.used_of(resource, query, after.as_ref(), max).await?,
+            UsageOf::Entity(entity) => self.usage_of_entity(entity, query).await?,
+            UsageOf::Resource(resource) => {
+                self.usage_of_resource(resource, query, after.as_ref(), max).await?
+            }
         };
         let is_after = |line: &Usage| {
             after.as_ref().is_none_or(|place| {
@@ -63,29 +65,29 @@ impl DynamoDb {
         Ok(lines)
     }
 
-    /// Counts the items with marks that add to the usage of these subjects, their own or as another level.
-    pub(super) async fn count_all(&self, is_meant: impl Fn(&Subject) -> bool) -> Result<(), StoreError> {
+    /// Counts the items with marks that add to the usage of the queried subjects, at any level.
+    pub(super) async fn count_all(&self, is_queried: impl Fn(&Subject) -> bool) -> Result<(), StoreError> {
         for part in 0..DUE_PARTS {
             // An item is due when its ended leases are no longer remembered, or earlier. Clocks may differ.
             let up_to = padded((self.now() + 2 * REMEMBERED).as_micros());
             let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new()).up_to(up_to);
-            let found = self.inner.link.range(&range, usize::MAX).await?;
+            let found = self.inner.client.range(&range, usize::MAX).await?;
             let buckets: Vec<Key> = found
                 .iter()
                 .filter_map(Key::of)
                 .filter(|key| self.inner.keys.subject(key).is_some())
                 .collect();
-            for keys in buckets.chunks(BUCKETS_AT_ONCE) {
-                for (key, item) in self.inner.link.get_all(keys).await? {
+            for keys in buckets.chunks(BUCKET_BATCH) {
+                for (key, item) in self.inner.client.get_all(keys).await? {
                     let Some(subject) = self.inner.keys.subject(&key) else { continue };
-                    let view = match View::read(Some(&item)) {
-                        Err(error) if is_meant(&subject) => return Err(error),
+                    let view = match BucketView::read(Some(&item)) {
+                        Err(error) if is_queried(&subject) => return Err(error),
                         // Its own usage cannot be read either.
                         Err(_) => continue,
                         Ok(view) => view,
                     };
                     let adds = |mark: &EndMark| {
-                        is_meant(&subject) || mark.others.iter().any(|(subject, _)| is_meant(subject))
+                        is_queried(&subject) || mark.others.iter().any(|(subject, _)| is_queried(subject))
                     };
                     if view.ended.values().any(adds) {
                         self.count_item(&subject).await?;
@@ -96,17 +98,17 @@ impl DynamoDb {
         Ok(())
     }
 
-    async fn used_by(&self, entity: &EntityId, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {
+    async fn usage_of_entity(&self, entity: &EntityId, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {
         let range = Range::new(None, self.inner.keys.entity_pk(entity), "#USAGE#".to_owned());
         let mut lines = Vec::new();
-        for item in self.inner.link.range(&range, usize::MAX).await? {
+        for item in self.inner.client.range(&range, usize::MAX).await? {
             lines.extend(self.lines(&item, query)?);
         }
         Ok(lines)
     }
 
-    /// More lines than `max` of a resource, from an entity on; all lines of each entity that there is one of.
-    async fn used_of(
+    /// More than `max` lines of a resource, from an entity on, with all lines of each entity.
+    async fn usage_of_resource(
         &self,
         resource: &ResourceName,
         query: &UsageQuery,
@@ -119,14 +121,14 @@ impl DynamoDb {
             Some(order.strip_prefix(&prefix)?.split(PART).next()?.to_owned())
         };
         let mut from = after.map(|place| format!("{prefix}{}", place.name));
-        let (mut lines, mut at_once) = (Vec::new(), READ_AT_ONCE);
+        let (mut lines, mut at_once) = (Vec::new(), READ_BATCH);
         loop {
             let range = Range::new(Some(GSI2), self.inner.keys.resource(resource), prefix.clone());
-            let mut found = self.inner.link.range(&range.after(from.clone()), at_once).await?;
+            let mut found = self.inner.client.range(&range.after(from.clone()), at_once).await?;
             let is_last = found.len() < at_once;
             let last = found.last().and_then(entity_of);
             if !is_last && found.first().and_then(entity_of) == last {
-                // One entity has more windows than that: all of them are needed to sort them.
+                // One entity has more windows than that, and all are needed for sorting.
                 at_once *= 2;
                 continue;
             }
@@ -135,7 +137,7 @@ impl DynamoDb {
                 from = last.map(|entity| format!("{prefix}{entity}"));
             }
             let keys: Vec<Key> = found.iter().filter_map(Key::of).collect();
-            for item in self.inner.link.get_all(&keys).await?.values() {
+            for item in self.inner.client.get_all(&keys).await?.values() {
                 lines.extend(self.lines(item, query)?);
             }
             let is_enough = lines
@@ -149,7 +151,7 @@ impl DynamoDb {
         }
     }
 
-    /// The lines of an item of usage that are asked for.
+    /// The lines of an item of usage that match the query.
     fn lines(&self, item: &Item, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {
         let start = Stamp::from_micros(number_of(item, "start")?);
         let Some((subject, window)) = self.usage_of(item) else { return Ok(Vec::new()) };
@@ -160,7 +162,7 @@ impl DynamoDb {
         Ok(tallies(item)?.into_iter().map(line).collect())
     }
 
-    /// Whose usage an item is, and over which span.
+    /// The subject and window of an item of usage.
     pub(super) fn usage_of(&self, item: &Item) -> Option<(Subject, Window)> {
         let Key { pk, sk } = Key::of(item)?;
         let entity = self.inner.keys.own(&pk)?.strip_prefix("ENTITY#")?;
@@ -170,99 +172,102 @@ impl DynamoDb {
         Some((subject, Window::ALL.into_iter().find(|window| window_word(*window) == word)?))
     }
 
-    /// Items of the audit after a number, in their order.
+    /// Audit entries after a number, in order.
     pub(super) async fn entries(
         &self,
         filed: Option<&str>,
         after: Option<u64>,
         max: usize,
-    ) -> Result<Entries, StoreError> {
+    ) -> Result<EntryPage, StoreError> {
         let keys = &self.inner.keys;
         if let Some(filed) = filed {
             let after = after.map(|number| format!("#AUDIT#{}", padded(number)));
             let range = Range::new(None, keys.audit_pk(filed), "#AUDIT#".to_owned()).after(after);
-            let items = self.inner.link.range(&range, max).await?;
+            let items = self.inner.client.range(&range, max).await?;
             let last = items.last().filter(|_| items.len() >= max);
             let next = last.map(|item| number_of(item, "number")).transpose()?;
-            return Ok(Entries { items, next });
+            return Ok(EntryPage { items, next });
         }
-        let mut pauses = LOOKED_AGAIN_AFTER.into_iter();
+        let mut pauses = INDEX_RETRY_DELAYS.into_iter();
         loop {
             let span = self.span_of_audit().await?;
             let range = Range::new(Some(GSI2), keys.all("AUDITS"), String::new()).after(after.map(padded));
-            let found = self.inner.link.range(&range, max).await?;
+            let found = self.inner.client.range(&range, max).await?;
             let numbers: Vec<u64> = found.iter().filter_map(audit_number).collect();
-            let shown = shown(&numbers, after, span);
+            let coverage = index_coverage(&numbers, after, span);
             let is_full = found.len() >= max;
-            // A page that is full ends where it ends, whatever comes after it.
-            let is_answer = shown == Shown::All || (is_full && shown == Shown::UpTo);
+            // A full page is complete, whatever follows it.
+            let is_answer = coverage == IndexCoverage::All || (is_full && coverage == IndexCoverage::UpTo);
             if !is_answer && let Some(pause) = pauses.next() {
                 tokio::time::sleep(pause).await;
                 continue;
             }
-            if let Shown::Without(number) = shown {
-                let what =
-                    format!("entry {number} of the audit is there, and its index does not show it yet");
+            if let IndexCoverage::Without(number) = coverage {
+                let what = format!("the index does not show entry {number} of the audit yet");
                 return Err(StoreError::unavailable(what));
             }
             let keys: Vec<Key> = found.iter().filter_map(Key::of).collect();
-            let mut there = self.inner.link.get_all(&keys).await?;
-            let mut items: Vec<Item> = keys.iter().filter_map(|key| there.remove(key)).collect();
+            let mut stored = self.inner.client.get_all(&keys).await?;
+            let mut items: Vec<Item> = keys.iter().filter_map(|key| stored.remove(key)).collect();
             let next = numbers.last().copied().filter(|_| is_full);
-            if next.is_none() && matches!(shown, Shown::UpTo) {
-                // The index may not show the rest of the last change yet: it is listed as a whole or not at all.
+            if next.is_none() && matches!(coverage, IndexCoverage::UpTo) {
+                // The index may not show the rest of the last change yet: a change is listed as a whole or
+                // not at all.
                 let last = items.last().map(|item| number_of::<u64>(item, "version")).transpose()?;
                 let is_before = |item: &Item| number_of::<u64>(item, "version").ok() < last;
                 items.retain(is_before);
             }
-            return Ok(Entries { items, next });
+            return Ok(EntryPage { items, next });
         }
     }
 
-    /// The numbers of the first entry of the audit that was not pruned, if that is known, and of the next one.
+    /// The numbers of the first entry that was not pruned, if known, and of the next new entry.
     async fn span_of_audit(&self) -> Result<(Option<u64>, u64), StoreError> {
-        let Some(item) = self.inner.link.get(&self.inner.keys.version()).await? else { return Ok((None, 0)) };
+        let Some(item) = self.inner.client.get(&self.inner.keys.version()).await? else {
+            return Ok((None, 0));
+        };
         let first = item.contains_key(PRUNED).then(|| number_of(&item, PRUNED)).transpose()?;
         Ok((first, number_of(&item, "audited")?))
     }
 }
 
-/// Entries of the audit, and after which number to go on, if there may be more.
-pub(super) struct Entries {
+/// A page of audit entries, and the number to continue after, if there may be more.
+pub(super) struct EntryPage {
     pub(super) items: Vec<Item>,
     pub(super) next: Option<u64>,
 }
 
-/// What an index shows of entries whose numbers follow each other.
+/// How much of consecutive entries an index shows.
 #[derive(Debug, PartialEq, Eq)]
-enum Shown {
+enum IndexCoverage {
     All,
     /// All up to the last one that it shows.
     UpTo,
-    /// Not this one, and one after it.
+    /// A later entry but not this one.
     Without(u64),
 }
 
-/// Whether these are all entries after a number, of those that there are: the first that was not pruned, and the next one.
-fn shown(numbers: &[u64], after: Option<u64>, (first, next): (Option<u64>, u64)) -> Shown {
-    // If nothing is known of what was pruned, the first that is shown is taken for the first.
+/// Whether the index shows all entries after a number, given the first that was not pruned and the next new
+/// one.
+fn index_coverage(numbers: &[u64], after: Option<u64>, (first, next): (Option<u64>, u64)) -> IndexCoverage {
+    // Without the first number, the first that the index shows is taken for it.
     let first = first.or_else(|| numbers.first().copied().filter(|_| after.is_none())).unwrap_or(0);
     let mut expected = after.map_or(first, |after| first.max(after + 1));
     for number in numbers.iter().copied().filter(|number| *number >= first) {
         if number > expected {
-            return Shown::Without(expected);
+            return IndexCoverage::Without(expected);
         }
         expected = number + 1;
     }
-    if expected < next { Shown::UpTo } else { Shown::All }
+    if expected < next { IndexCoverage::UpTo } else { IndexCoverage::All }
 }
 
-/// The number of an entry, by its place in the index.
+/// The number of an entry, from its sort key in the index.
 fn audit_number(item: &Item) -> Option<u64> {
     item.get("GSI2SK")?.as_s().ok()?.parse().ok()
 }
 
-/// What an item of usage has of each limit.
+/// The tallies of an item of usage, by limit.
 pub(super) fn tallies(item: &Item) -> Result<BTreeMap<LimitName, Tally>, StoreError> {
     let mut tallies: BTreeMap<LimitName, Tally> = BTreeMap::new();
     for (name, value) in item {
@@ -275,7 +280,7 @@ pub(super) fn tallies(item: &Item) -> Result<BTreeMap<LimitName, Tally>, StoreEr
             _ => tally.leases = count,
         }
     }
-    // Made sure of above: an item of usage has a start.
+    // Every item of usage has a partition key.
     text_of(item, super::keys::PK)?;
     Ok(tallies)
 }
@@ -284,30 +289,34 @@ pub(super) fn tallies(item: &Item) -> Result<BTreeMap<LimitName, Tally>, StoreEr
 mod tests {
     use super::*;
 
-    /// Numbers that are shown, after which one, of which span, and what that is.
-    type Case<'a> = (&'a [u64], Option<u64>, (Option<u64>, u64), Shown);
+    /// Shown numbers, the one to start after, the span, and the expected coverage.
+    type Case<'a> = (&'a [u64], Option<u64>, (Option<u64>, u64), IndexCoverage);
 
     #[test]
     fn audit_index_is_used_without_gaps() {
         let table: [Case<'_>; 12] = [
-            (&[], None, (None, 0), Shown::All),
-            (&[0, 1, 2], None, (Some(0), 3), Shown::All),
-            (&[0, 1], None, (Some(0), 3), Shown::UpTo),
-            (&[], None, (Some(0), 3), Shown::UpTo),
-            (&[0, 2], None, (Some(0), 3), Shown::Without(1)),
-            (&[1, 2], None, (Some(0), 3), Shown::Without(0)),
-            // What was pruned and is still shown.
-            (&[0, 1, 2], None, (Some(2), 3), Shown::All),
-            (&[3], Some(2), (Some(0), 4), Shown::All),
-            (&[4], Some(2), (Some(0), 5), Shown::Without(3)),
-            // Others have pruned meanwhile.
-            (&[4], Some(2), (Some(4), 5), Shown::All),
-            // By a program that noted nothing.
-            (&[5, 6], None, (None, 7), Shown::All),
-            (&[5, 7], None, (None, 8), Shown::Without(6)),
+            (&[], None, (None, 0), IndexCoverage::All),
+            (&[0, 1, 2], None, (Some(0), 3), IndexCoverage::All),
+            (&[0, 1], None, (Some(0), 3), IndexCoverage::UpTo),
+            (&[], None, (Some(0), 3), IndexCoverage::UpTo),
+            (&[0, 2], None, (Some(0), 3), IndexCoverage::Without(1)),
+            (&[1, 2], None, (Some(0), 3), IndexCoverage::Without(0)),
+            // Pruned but still shown.
+            (&[0, 1, 2], None, (Some(2), 3), IndexCoverage::All),
+            (&[3], Some(2), (Some(0), 4), IndexCoverage::All),
+            (&[4], Some(2), (Some(0), 5), IndexCoverage::Without(3)),
+            // A concurrent prune.
+            (&[4], Some(2), (Some(4), 5), IndexCoverage::All),
+            // Written by a version that did not store the first number.
+            (&[5, 6], None, (None, 7), IndexCoverage::All),
+            (&[5, 7], None, (None, 8), IndexCoverage::Without(6)),
         ];
         for (numbers, after, span, expected) in table {
-            assert_eq!(shown(numbers, after, span), expected, "{numbers:?} after {after:?} of {span:?}");
+            assert_eq!(
+                index_coverage(numbers, after, span),
+                expected,
+                "{numbers:?} after {after:?} of {span:?}"
+            );
         }
     }
 }

@@ -1,5 +1,4 @@
-//! A table's life beside its use: it is made with all its parts, looked at, completed, listed, removed, and written down for
-//! whoever makes tables by other means.
+//! Administration of a table: init, check, upgrade, list, destroy, and a template for other tools.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,44 +6,44 @@ use std::sync::atomic::AtomicU64;
 
 use tidegate_core::limit::name::Namespace;
 
-use super::clock::Corrected;
-use super::expression::Write;
-use super::keys::{GSI2, Item, Keys, PK, SPACES};
+use super::bucket_view::{number_of, text_of};
+use super::client::{Range, TableClient};
+use super::clock::CorrectedClock;
+use super::errors::{RequestError, code_error, is_missing};
+use super::expression::UpdateExpression;
+use super::keys::{GSI2, Item, Keys, NAMESPACES, PK};
 use super::ledger::PRUNED;
-use super::link::{Link, Range};
 use super::options::DynamoDbOptions;
 use super::records::SCHEMA;
-use super::table::{self, Found};
-use super::trouble::{Failed, is_missing, of_code};
-use super::view::{number_of, text_of};
+use super::table::{self, TableInfo};
 use crate::clock::HostWall;
 use crate::error::StoreError;
 use crate::lifecycle::{
-    Checked, Destroyed, LISTED_MAX, Lifecycle, Listed, Made, MadePart, Part, Setting, Space, Upgraded,
-    UpgradedPart, Whereabouts, is_enough, namespace, not_there, other_version,
+    CheckReport, DestroyReport, InitPart, InitReport, LISTED_MAX, Lifecycle, NamespaceList, Part, Setting,
+    Space, StoreLocation, UpgradePart, UpgradeReport, is_enough, namespace, not_there, other_version,
 };
 use crate::reply::Reply;
 
 /// The namespace of an address that names none.
 const DEFAULT_NAMESPACE: &str = "default";
-/// How often a table that holds items is searched for a namespace record: the index lags behind writes.
-const MARKER_LOOKS: usize = 3;
+/// How often a table with items is searched for a namespace record, because the index lags behind writes.
+const NAMESPACE_CHECKS_MAX: usize = 3;
 
-/// What an operator does with a table.
+/// Manages a table.
 #[derive(Debug)]
 pub(crate) struct DynamoDbLifecycle {
     options: DynamoDbOptions,
     namespace: Namespace,
-    /// The table's name is what the names of several begin with.
+    /// Whether the name is a prefix of the names of several tables.
     is_prefix: bool,
 }
 
 impl DynamoDbOptions {
-    /// What an operator does with the table. A name that ends with `*` stands for all tables of the account that begin so;
-    /// they can be listed, and no more.
+    /// The administration of the table. A name that ends with `*` stands for all tables of the account with
+    /// that prefix, which can only be listed.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a table or a namespace that cannot be.
+    /// [`StoreError::Invalid`] for an invalid table or namespace.
     pub fn lifecycle(self) -> Result<impl Lifecycle, StoreError> {
         let namespace = namespace(self.namespace_name())?;
         if let Some(prefix) = self.table_name().strip_suffix('*').map(str::to_owned) {
@@ -54,11 +53,11 @@ impl DynamoDbOptions {
         Ok(DynamoDbLifecycle { options: self, namespace, is_prefix: false })
     }
 
-    /// Creates the table with its indexes and expiry, and the namespace in it, and waits until they are active. Parts
-    /// that exist are left as they are, missing ones are added.
+    /// Creates the table with its indexes and expiry, and the namespace in it, and waits until they are
+    /// active. Parts that exist are left as they are, missing ones are added.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if a table of this name belongs to another program, and whatever the engine answers.
+    /// [`StoreError::Invalid`] if a table of this name belongs to another program, and errors of the engine.
     ///
     /// # Cancel safety
     /// Dropping the future may leave a table that is still being created; calling it again waits for that.
@@ -66,34 +65,34 @@ impl DynamoDbOptions {
         self.clone().lifecycle()?.init().await.map(drop)
     }
 
-    async fn own_link(&self) -> Result<Link, StoreError> {
-        self.link(Arc::new(Corrected::new(HostWall)), Arc::new(AtomicU64::new(0))).await
+    async fn standalone_client(&self) -> Result<TableClient, StoreError> {
+        self.connect(Arc::new(CorrectedClock::new(HostWall)), Arc::new(AtomicU64::new(0))).await
     }
 }
 
 impl Lifecycle for DynamoDbLifecycle {
-    fn init(&self) -> Reply<'_, Made> {
-        Reply::later(self.make())
+    fn init(&self) -> Reply<'_, InitReport> {
+        Reply::later(self.init_table())
     }
 
-    fn check(&self) -> Reply<'_, Checked> {
-        Reply::later(self.look())
+    fn check(&self) -> Reply<'_, CheckReport> {
+        Reply::later(self.check_table())
     }
 
-    fn upgrade(&self) -> Reply<'_, Upgraded> {
-        Reply::later(self.bring_up_to_date())
+    fn upgrade(&self) -> Reply<'_, UpgradeReport> {
+        Reply::later(self.upgrade_table())
     }
 
-    fn list(&self) -> Reply<'_, Listed> {
-        Reply::later(self.spaces())
+    fn list(&self) -> Reply<'_, NamespaceList> {
+        Reply::later(self.list_namespaces())
     }
 
-    fn losses(&self) -> Reply<'_, Listed> {
-        Reply::later(self.losses_of())
+    fn losses(&self) -> Reply<'_, NamespaceList> {
+        Reply::later(self.list_losses())
     }
 
-    fn destroy(&self) -> Reply<'_, Destroyed> {
-        Reply::later(self.remove())
+    fn destroy(&self) -> Reply<'_, DestroyReport> {
+        Reply::later(self.destroy_table())
     }
 
     fn template(&self) -> Result<String, StoreError> {
@@ -108,13 +107,13 @@ impl DynamoDbLifecycle {
             return Ok(());
         }
         let table = self.options.table_name();
-        let what = format!("`{table}*` names several tables, which `tidegate store list` alone can do");
+        let what = format!("`{table}*` names several tables, which only `tidegate store list` accepts");
         Err(StoreError::Invalid { what })
     }
 
-    async fn link(&self) -> Result<Link, StoreError> {
+    async fn client(&self) -> Result<TableClient, StoreError> {
         self.check_is_one()?;
-        self.options.own_link().await
+        self.options.standalone_client().await
     }
 
     fn table(&self) -> Part {
@@ -125,45 +124,49 @@ impl DynamoDbLifecycle {
         Part::new("namespace", self.namespace.as_str())
     }
 
-    async fn make(&self) -> Result<Made, StoreError> {
-        let link = self.link().await?;
-        if table::look(&link).await?.is_some()
-            && let Some(older) = self.version(&link).await?.filter(|version| *version < SCHEMA)
+    async fn init_table(&self) -> Result<InitReport, StoreError> {
+        let client = self.client().await?;
+        if table::inspect(&client).await?.is_some()
+            && let Some(older) = self.version(&client).await?.filter(|version| *version < SCHEMA)
         {
-            return Err(other_version(&format!("{} at `{}`", self.part(), link.whose.place), older, SCHEMA));
+            return Err(other_version(
+                &format!("{} at `{}`", self.part(), client.context.place),
+                older,
+                SCHEMA,
+            ));
         }
-        let mut parts = vec![MadePart { part: self.table(), is_new: false }];
-        match make(&link, &self.namespace).await? {
-            Makings::All => parts[0].is_new = true,
-            Makings::Rest(added) => {
-                parts.extend(added.into_iter().map(|part| MadePart { part, is_new: true }));
+        let mut parts = vec![InitPart { part: self.table(), is_new: false }];
+        match create_or_complete(&client, &self.namespace).await? {
+            CreatedParts::All => parts[0].is_new = true,
+            CreatedParts::Rest(added) => {
+                parts.extend(added.into_iter().map(|part| InitPart { part, is_new: true }));
             }
         }
-        let is_new = enrol(&link, &Keys::new(&self.namespace), parts[0].is_new).await?;
-        parts.push(MadePart { part: self.part(), is_new });
-        Ok(Made { of: whereabouts(&link), parts, schema: SCHEMA })
+        let is_new = create_namespace(&client, &Keys::new(&self.namespace), parts[0].is_new).await?;
+        parts.push(InitPart { part: self.part(), is_new });
+        Ok(InitReport { of: whereabouts(&client), parts, schema: SCHEMA })
     }
 
-    /// The version of the namespace's schema; `None` where there is no namespace.
-    async fn version(&self, link: &Link) -> Result<Option<u64>, StoreError> {
-        let Some(item) = link.get(&Keys::new(&self.namespace).version()).await? else { return Ok(None) };
+    /// The version of the namespace's schema; `None` if there is no namespace.
+    async fn version(&self, client: &TableClient) -> Result<Option<u64>, StoreError> {
+        let Some(item) = client.get(&Keys::new(&self.namespace).version()).await? else { return Ok(None) };
         if !item.contains_key("schema") {
-            return Err(foreign(link));
+            return Err(foreign(client));
         }
         let found = number_of(&item, "schema")?;
         if found > SCHEMA {
-            let place = format!("{} at `{}`", self.part(), link.whose.place);
+            let place = format!("{} at `{}`", self.part(), client.context.place);
             return Err(other_version(&place, found, SCHEMA));
         }
         Ok(Some(found))
     }
 
-    async fn look(&self) -> Result<Checked, StoreError> {
-        let link = self.link().await?;
-        let found = table::look(&link).await?;
+    async fn check_table(&self) -> Result<CheckReport, StoreError> {
+        let client = self.client().await?;
+        let found = table::inspect(&client).await?;
         let schema = match &found {
-            Some(found) => match self.version(&link).await? {
-                None => demand_ours_or_empty(&link, found, &self.namespace).await.map(|()| None)?,
+            Some(found) => match self.version(&client).await? {
+                None => check_ours_or_empty(&client, found, &self.namespace).await.map(|()| None)?,
                 version => version,
             },
             None => None,
@@ -177,7 +180,8 @@ impl DynamoDbLifecycle {
                     Setting::new("deletion protection", protected),
                 ];
                 if let Some(attribute) = &found.foreign_expiry {
-                    let what = format!("by `{attribute}`, which is not ours: have the engine end that first");
+                    let what =
+                        format!("by `{attribute}`, which is not ours: disable that time to live first");
                     settings.push(Setting::new("expiry", what));
                 }
                 (found.missing, settings)
@@ -186,83 +190,88 @@ impl DynamoDbLifecycle {
         if schema.is_none() {
             missing.push(self.part());
         }
-        Ok(Checked {
-            of: whereabouts(&link),
+        Ok(CheckReport {
+            of: whereabouts(&client),
             server: "DynamoDB".to_owned(),
             schema,
             schema_wanted: SCHEMA,
             namespace: self.namespace.to_string(),
             missing,
-            durability: "what was answered is on several of the engine's disks".to_owned(),
+            durability: "acknowledged writes are replicated by the engine".to_owned(),
             settings,
             clock: None,
             clock_offset: None,
         })
     }
 
-    async fn bring_up_to_date(&self) -> Result<Upgraded, StoreError> {
-        let link = self.link().await?;
-        let found = table::look(&link).await?;
-        let Some(found) = found else { return Err(not_there(&format!("`{}`", link.whose.place))) };
-        let Some(from) = self.version(&link).await? else {
-            return Err(not_there(&format!("{} at `{}`", self.part(), link.whose.place)));
+    async fn upgrade_table(&self) -> Result<UpgradeReport, StoreError> {
+        let client = self.client().await?;
+        let found = table::inspect(&client).await?;
+        let Some(found) = found else { return Err(not_there(&format!("`{}`", client.context.place))) };
+        let Some(from) = self.version(&client).await? else {
+            return Err(not_there(&format!("{} at `{}`", self.part(), client.context.place)));
         };
         for part in &found.missing {
-            table::add(&link, part).await?;
+            table::add(&client, part).await?;
         }
         if from < SCHEMA {
-            let mut write = Write::new(Keys::new(&self.namespace).version());
+            let mut write = UpdateExpression::new(Keys::new(&self.namespace).version());
             write.only_if("schema", "=", from);
             write.set("schema", SCHEMA);
-            let mut retries = link.retries();
+            let mut retries = client.retries();
             loop {
-                match link.update(&write).await {
+                match client.update(&write).await {
                     // Another process may have been first.
-                    Ok(_) | Err(Failed::Condition(_)) => break,
-                    Err(failed) => retries.bear(failed).await?,
+                    Ok(_) | Err(RequestError::Condition(_)) => break,
+                    Err(error) => retries.wait_or_fail(error).await?,
                 }
             }
         }
-        let parts = vec![UpgradedPart { part: self.part(), from }];
-        Ok(Upgraded { of: whereabouts(&link), parts, schema: SCHEMA })
+        let parts = vec![UpgradePart { part: self.part(), from }];
+        Ok(UpgradeReport { of: whereabouts(&client), parts, schema: SCHEMA })
     }
 
-    async fn spaces(&self) -> Result<Listed, StoreError> {
+    async fn list_namespaces(&self) -> Result<NamespaceList, StoreError> {
         if self.is_prefix {
-            return self.spaces_of_tables(self.options.own_link().await?).await;
+            return self.namespaces_of_tables(self.options.standalone_client().await?).await;
         }
-        let link = self.link().await?;
-        let Some(found) = table::look(&link).await? else {
-            return Err(not_there(&format!("`{}`", link.whose.place)));
+        let client = self.client().await?;
+        let Some(found) = table::inspect(&client).await? else {
+            return Err(not_there(&format!("`{}`", client.context.place)));
         };
-        self.spaces_in(&link, &found).await
+        self.namespaces_in(&client, &found).await
     }
 
-    /// The namespaces of all tables that are ours and whose names begin as the address says.
-    async fn spaces_of_tables(&self, mut link: Link) -> Result<Listed, StoreError> {
-        let (of, mut spaces) = (whereabouts(&link), Vec::new());
-        for name in table::names(&link).await? {
-            link.table = name;
-            let found = match table::look(&link).await {
+    /// The namespaces of all of our tables whose names begin with the prefix.
+    async fn namespaces_of_tables(&self, mut client: TableClient) -> Result<NamespaceList, StoreError> {
+        let (of, mut spaces) = (whereabouts(&client), Vec::new());
+        for name in table::names(&client).await? {
+            client.table = name;
+            let found = match table::inspect(&client).await {
                 Ok(Some(found)) => found,
-                // It is another program's, or was removed meanwhile.
+                // It belongs to another program, or was deleted since.
                 Ok(None) | Err(StoreError::Invalid { .. }) => continue,
                 Err(error) => return Err(error),
             };
-            let listed = self.spaces_in(&link, &found).await?;
+            let listed = self.namespaces_in(&client, &found).await?;
             spaces.extend(
-                listed.spaces.into_iter().map(|space| Space { within: Some(link.table.clone()), ..space }),
+                listed.spaces.into_iter().map(|space| Space { within: Some(client.table.clone()), ..space }),
             );
             if is_enough(&spaces) {
                 break;
             }
         }
-        Ok(Listed::cut(of, SCHEMA, spaces))
+        Ok(NamespaceList::cut(of, SCHEMA, spaces))
     }
 
-    async fn spaces_in(&self, link: &Link, found: &Found) -> Result<Listed, StoreError> {
+    async fn namespaces_in(
+        &self,
+        client: &TableClient,
+        found: &TableInfo,
+    ) -> Result<NamespaceList, StoreError> {
         let mut spaces = Vec::new();
-        for (name, item) in markers(link, found, &self.namespace, LISTED_MAX as usize + 1).await? {
+        for (name, item) in namespace_records(client, found, &self.namespace, LISTED_MAX as usize + 1).await?
+        {
             let schema = number_of(&item, "schema")?;
             let bare = Space { namespace: Some(name.to_string()), schema: Some(schema), ..Space::default() };
             // The layout of a newer version is unknown to this program.
@@ -272,7 +281,7 @@ impl DynamoDbLifecycle {
             }
             let keys = Keys::new(&name);
             let count = async |kind: &str| {
-                link.count(&Range::new(Some(GSI2), keys.all(kind), String::new())).await.map(Some)
+                client.count(&Range::new(Some(GSI2), keys.all(kind), String::new())).await.map(Some)
             };
             spaces.push(Space {
                 changes: Some(number_of(&item, "version")?),
@@ -281,156 +290,169 @@ impl DynamoDbLifecycle {
                 ..bare
             });
         }
-        Ok(Listed::cut(whereabouts(link), SCHEMA, spaces))
+        Ok(NamespaceList::cut(whereabouts(client), SCHEMA, spaces))
     }
 
-    /// What [`remove`](Self::remove) deletes, checked as it checks it: nothing if there is no table.
-    async fn removable(&self, link: &Link) -> Result<Listed, StoreError> {
-        let Some(found) = table::look(link).await? else {
-            return Ok(Listed::cut(whereabouts(link), SCHEMA, Vec::new()));
+    /// What [`destroy_table`](Self::destroy_table) deletes, after the same checks; empty if there is no
+    /// table.
+    async fn removable(&self, client: &TableClient) -> Result<NamespaceList, StoreError> {
+        let Some(found) = table::inspect(client).await? else {
+            return Ok(NamespaceList::cut(whereabouts(client), SCHEMA, Vec::new()));
         };
-        let listed = self.spaces_in(link, &found).await?;
+        let listed = self.namespaces_in(client, &found).await?;
         if listed.spaces.is_empty() {
-            return Err(foreign(link));
+            return Err(foreign(client));
         }
         if found.is_protected {
-            let what = format!("`{}` has deletion protection: turn it off first", link.whose.place);
+            let what = format!("`{}` has deletion protection: turn it off first", client.context.place);
             return Err(StoreError::Invalid { what });
         }
         Ok(listed)
     }
 
-    async fn losses_of(&self) -> Result<Listed, StoreError> {
-        self.removable(&self.link().await?).await
+    async fn list_losses(&self) -> Result<NamespaceList, StoreError> {
+        self.removable(&self.client().await?).await
     }
 
-    async fn remove(&self) -> Result<Destroyed, StoreError> {
-        let link = self.link().await?;
-        let is_there = !self.removable(&link).await?.spaces.is_empty();
-        let was_there = is_there && table::remove(&link).await?;
-        Ok(Destroyed { of: whereabouts(&link), part: self.table(), was_there })
+    async fn destroy_table(&self) -> Result<DestroyReport, StoreError> {
+        let client = self.client().await?;
+        let exists = !self.removable(&client).await?.spaces.is_empty();
+        let was_there = exists && table::remove(&client).await?;
+        Ok(DestroyReport { of: whereabouts(&client), part: self.table(), was_there })
     }
 }
 
-fn whereabouts(link: &Link) -> Whereabouts {
-    Whereabouts { engine: "dynamodb", place: link.whose.place.clone() }
+fn whereabouts(client: &TableClient) -> StoreLocation {
+    StoreLocation { engine: "dynamodb", place: client.context.place.clone() }
 }
 
-/// What was made.
-enum Makings {
+/// The parts that were created.
+enum CreatedParts {
     All,
-    /// What was missing of a table that was there.
+    /// The missing parts of an existing table.
     Rest(Vec<Part>),
 }
 
 /// Creates the table, or completes one that is ours or empty.
-async fn make(link: &Link, own: &Namespace) -> Result<Makings, StoreError> {
-    let is_new = table::make(link).await?;
-    if !is_new && let Some(found) = table::look(link).await? {
-        demand_ours_or_empty(link, &found, own).await?;
+async fn create_or_complete(client: &TableClient, own: &Namespace) -> Result<CreatedParts, StoreError> {
+    let is_new = table::create(client).await?;
+    if !is_new && let Some(found) = table::inspect(client).await? {
+        check_ours_or_empty(client, &found, own).await?;
     }
-    let mut looks = 0;
+    let mut polls = 0;
     loop {
-        match complete(link).await {
-            Err(error) if is_new && is_missing(&error) && looks < table::LOOKS_UNKNOWN => {}
+        match complete(client).await {
+            Err(error) if is_new && is_missing(&error) && polls < table::UNKNOWN_POLLS_MAX => {}
             Err(error) => return Err(error),
-            Ok(_) if is_new => return Ok(Makings::All),
-            Ok(added) => return Ok(Makings::Rest(added)),
+            Ok(_) if is_new => return Ok(CreatedParts::All),
+            Ok(added) => return Ok(CreatedParts::Rest(added)),
         }
         // A table created a moment ago is not known everywhere yet.
-        looks += 1;
-        tokio::time::sleep(table::LOOKED_AT_EVERY).await;
+        polls += 1;
+        tokio::time::sleep(table::POLL_INTERVAL).await;
     }
 }
 
-/// The namespace records of the table, at most `max`: each has a `schema`, and together they mark the table as ours.
+/// The namespace records of the table, at most `max`: each has a `schema`, and together they mark the table
+/// as ours.
 ///
 /// The index that lists namespaces lags behind, so the address's own namespace and `default` are read by key.
-async fn markers(
-    link: &Link,
-    found: &Found,
+async fn namespace_records(
+    client: &TableClient,
+    found: &TableInfo,
     own: &Namespace,
     max: usize,
 ) -> Result<Vec<(Namespace, Item)>, StoreError> {
     let mut names = BTreeSet::from([own.clone(), namespace(DEFAULT_NAMESPACE)?]);
     if !found.missing.iter().any(|part| part.name == GSI2) {
-        let all = Range::new(Some(GSI2), SPACES.to_owned(), String::new());
-        for item in link.range(&all, max).await? {
+        let all = Range::new(Some(GSI2), NAMESPACES.to_owned(), String::new());
+        for item in client.range(&all, max).await? {
             names.insert(namespace(text_of(&item, "GSI2SK")?)?);
         }
     }
-    let mut markers = Vec::new();
+    let mut records = Vec::new();
     for name in names {
-        let item = link.get(&Keys::new(&name).version()).await?;
-        markers.extend(item.filter(|item| item.contains_key("schema")).map(|item| (name, item)));
+        let item = client.get(&Keys::new(&name).version()).await?;
+        records.extend(item.filter(|item| item.contains_key("schema")).map(|item| (name, item)));
     }
-    markers.truncate(max);
-    Ok(markers)
+    records.truncate(max);
+    Ok(records)
 }
 
 /// Refuses a table that holds items but no namespace record.
-async fn demand_ours_or_empty(link: &Link, found: &Found, own: &Namespace) -> Result<(), StoreError> {
-    for look in 0..MARKER_LOOKS {
-        if look > 0 {
-            tokio::time::sleep(table::LOOKED_AT_EVERY).await;
+async fn check_ours_or_empty(
+    client: &TableClient,
+    found: &TableInfo,
+    own: &Namespace,
+) -> Result<(), StoreError> {
+    for check in 0..NAMESPACE_CHECKS_MAX {
+        if check > 0 {
+            tokio::time::sleep(table::POLL_INTERVAL).await;
         }
-        if !markers(link, found, own, 1).await?.is_empty() || table::is_empty(link).await? {
+        if !namespace_records(client, found, own, 1).await?.is_empty() || table::is_empty(client).await? {
             return Ok(());
         }
     }
-    Err(foreign(link))
+    Err(foreign(client))
 }
 
 /// Creates the namespace's record when a store is opened without one, if the table is ours or empty.
-pub(super) async fn enrol_on_open(link: &Link, own: &Namespace) -> Result<(), StoreError> {
-    if let Some(found) = table::look(link).await? {
-        demand_ours_or_empty(link, &found, own).await?;
+pub(super) async fn create_namespace_on_open(
+    client: &TableClient,
+    own: &Namespace,
+) -> Result<(), StoreError> {
+    if let Some(found) = table::inspect(client).await? {
+        check_ours_or_empty(client, &found, own).await?;
     }
-    enrol(link, &Keys::new(own), false).await.map(drop)
+    create_namespace(client, &Keys::new(own), false).await.map(drop)
 }
 
-pub(super) fn foreign(link: &Link) -> StoreError {
+pub(super) fn foreign(client: &TableClient) -> StoreError {
     let what = format!(
         "`{}` belongs to another program: it holds no namespace record of tidegate; nothing was changed",
-        link.whose.place
+        client.context.place
     );
     StoreError::Invalid { what }
 }
 
-/// Adds what a table lacks.
-async fn complete(link: &Link) -> Result<Vec<Part>, StoreError> {
-    let Some(found) = table::look(link).await? else {
-        return Err(of_code("ResourceNotFoundException", format!("`{}`", link.whose.place)).into_error());
+/// Adds missing parts.
+async fn complete(client: &TableClient) -> Result<Vec<Part>, StoreError> {
+    let Some(found) = table::inspect(client).await? else {
+        return Err(
+            code_error("ResourceNotFoundException", format!("`{}`", client.context.place)).into_error()
+        );
     };
     for part in &found.missing {
-        table::add(link, part).await?;
+        table::add(client, part).await?;
     }
     Ok(found.missing)
 }
 
-/// Makes a namespace's record, if there is none. Answers whether it was made. A table that `is_new` may be unknown to whoever
-/// answers, and is asked again.
-async fn enrol(link: &Link, keys: &Keys, is_new: bool) -> Result<bool, StoreError> {
-    let mut write = Write::new(keys.version());
+/// Creates a namespace's record unless it exists. Returns whether it is new. A table that `is_new` may be
+/// unknown to some nodes, and is retried.
+async fn create_namespace(client: &TableClient, keys: &Keys, is_new: bool) -> Result<bool, StoreError> {
+    let mut write = UpdateExpression::new(keys.version());
     write.only_without(PK);
-    enrolled(&mut write, keys);
+    set_namespace_header(&mut write, keys);
     write.set("version", 0_u64);
     write.set("audited", 0_u64);
     write.set(PRUNED, 0_u64);
-    let mut retries = link.retries();
+    let mut retries = client.retries();
     loop {
-        match link.update(&write).await {
+        match client.update(&write).await {
             Ok(_) => return Ok(true),
-            Err(Failed::Condition(_)) => return Ok(false),
-            Err(Failed::Answer(error)) if is_new && is_missing(&error) => retries.pause(error).await?,
-            Err(failed) => retries.bear(failed).await?,
+            Err(RequestError::Condition(_)) => return Ok(false),
+            Err(RequestError::Permanent(error)) if is_new && is_missing(&error) => {
+                retries.pause(error).await?;
+            }
+            Err(error) => retries.wait_or_fail(error).await?,
         }
     }
 }
 
-/// What a namespace's record begins with: its schema, and its place in the listing of them.
-pub(super) fn enrolled(write: &mut Write, keys: &Keys) {
+/// Sets the schema of a namespace's record, and its entry in the list of namespaces.
+pub(super) fn set_namespace_header(write: &mut UpdateExpression, keys: &Keys) {
     write.set("schema", SCHEMA);
-    write.set("GSI2PK", SPACES);
+    write.set("GSI2PK", NAMESPACES);
     write.set("GSI2SK", keys.name());
 }

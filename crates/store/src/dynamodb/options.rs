@@ -1,4 +1,4 @@
-//! How a store in a DynamoDB table is opened: its table and region, its namespace, and how long an answer may take.
+//! Options of a store in a DynamoDB table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,39 +19,39 @@ use aws_smithy_types::config_bag::{Storable, StoreReplace};
 use tidegate_core::time::Stamp;
 use tokio::time::Instant;
 
+use super::bucket_view::number_of;
 use super::cache::Cache;
-use super::clock::Corrected;
+use super::client::{TableClient, random};
+use super::clock::CorrectedClock;
+use super::errors::ErrorContext;
+use super::group_lock::GroupLock;
 use super::keys::Keys;
-use super::lifecycle::{enrol_on_open, foreign};
-use super::link::{Link, random};
-use super::phases::Phases;
+use super::lifecycle::{create_namespace_on_open, foreign};
 use super::records::SCHEMA;
-use super::trouble::Whose;
-use super::view::number_of;
-use super::{DynamoDb, Inner, SWEPT_EVERY};
+use super::{DynamoDb, Inner, SWEEP_INTERVAL};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::{namespace, other_version};
 use crate::retention::Retention;
 
-/// How long an answer is waited for.
+/// The default timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a call may take before the engine counts as unavailable.
+/// The default deadline of a call, after which the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
 
-/// How long what was read may refuse without asking.
+/// The longest time that a cached bucket may refuse without a request.
 const REJECTED_FOR_MAX: Duration = Duration::from_secs(1);
 
-/// How a store in a DynamoDB table is opened.
+/// Opens a store in a DynamoDB table.
 ///
-/// Credentials are found by the SDK: variables of the environment, a profile, the role of a machine. The table
-/// must be there; [`create`](Self::create) makes it.
+/// The SDK finds credentials: in environment variables, a profile, or the role of a machine. The table must
+/// exist; [`create`](Self::create) creates it.
 #[derive(Debug, Clone)]
 pub struct DynamoDbOptions {
     table: String,
     region: Option<String>,
     endpoint: Option<String>,
-    /// They do not show themselves.
+    /// Their `Debug` does not show secrets.
     credentials: Option<Credentials>,
     namespace: String,
     is_speculative_given: bool,
@@ -64,7 +64,7 @@ pub struct DynamoDbOptions {
 }
 
 impl DynamoDbOptions {
-    /// A store in a table, in the namespace `default`.
+    /// Options for a table, with the namespace `default`.
     pub fn new(table: impl Into<String>) -> Self {
         Self {
             table: table.into(),
@@ -77,85 +77,87 @@ impl DynamoDbOptions {
             timeout: TIMEOUT,
             deadline: DEADLINE,
             rejected_for: REJECTED_FOR_MAX,
-            swept_every: SWEPT_EVERY,
+            swept_every: SWEEP_INTERVAL,
             clock: None,
         }
     }
 
-    /// Another table.
+    /// Sets the table.
     #[must_use]
     pub fn of_table(mut self, table: impl Into<String>) -> Self {
         self.table = table.into();
         self
     }
 
-    /// The region that the table is in; otherwise the one that the SDK finds.
+    /// Sets the region of the table; by default the SDK finds it.
     #[must_use]
     pub fn region(mut self, region: impl Into<String>) -> Self {
         self.region = Some(region.into());
         self
     }
 
-    /// Another place than the region's own: a server on this machine, say.
+    /// Sets an endpoint other than the region's, such as a local server.
     #[must_use]
     pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
         self.endpoint = Some(endpoint.into());
         self
     }
 
-    /// Keys to sign with, where those that the SDK finds are not meant.
+    /// Sets the credentials, instead of those that the SDK finds.
     #[must_use]
     pub fn credentials(mut self, key: impl Into<String>, secret: impl Into<String>) -> Self {
         self.credentials = Some(Credentials::new(key, secret, None, None, "given"));
         self
     }
 
-    /// Another namespace.
+    /// Sets the namespace.
     #[must_use]
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = name.into();
         self
     }
 
-    /// How long usage and audit are kept. The engine deletes usage that is too old, [`sweep`](crate::Store::sweep) the audit.
+    /// Sets how long usage and audit are kept. The engine deletes old usage, and
+    /// [`sweep`](crate::Store::sweep) deletes old audit entries.
     #[must_use]
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
         self
     }
 
-    /// The address has the option `speculative`, which is ignored.
+    /// Notes that the address has the option `speculative`, which is ignored.
     pub(crate) const fn ignore_speculative(mut self) -> Self {
         self.is_speculative_given = true;
         self
     }
 
-    /// How long an answer is waited for, all tries together; two seconds by default.
+    /// Sets the timeout of a call including its retries, two seconds by default.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How long a call may take before the engine [counts as unavailable](crate::Capabilities::deadline); 50 ms by default.
+    /// Sets how long a call may take before the engine [counts as
+    /// unavailable](crate::Capabilities::deadline), 50 ms by default.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// How long a bucket that was read and had too little refuses without a request: a second by default, which is the most,
-    /// and not at all if it is zero.
+    /// Sets how long a cached bucket may refuse draws without a request: a second by default, which is the
+    /// maximum; zero disables it.
     ///
-    /// What refills meanwhile is worked out, and what this process gives back is seen at once. What others give back is seen
-    /// this much later, and so is a draw of the same lease that was made through another process and not answered.
+    /// Refills are computed, and returns by this process are seen at once. Returns by other processes are
+    /// seen this much later, and so is a draw of the same lease that another process made without a reply.
     #[must_use]
     pub const fn rejections(mut self, span: Duration) -> Self {
         self.rejected_for = span;
         self
     }
 
-    /// How often a process that draws sweeps: tests that count requests set a long one.
+    /// Sets how often a process that draws sweeps; tests that count requests use a long interval.
     #[doc(hidden)]
     #[must_use]
     pub const fn swept_every(mut self, span: Duration) -> Self {
@@ -163,7 +165,8 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Another clock than this machine's, which is corrected by the dates of the engine's answers; this one is not.
+    /// Sets the clock. The default is the host's clock, corrected by the dates of the engine's responses;
+    /// this one is not corrected.
     #[must_use]
     pub fn clock(mut self, clock: impl WallClock) -> Self {
         self.clock = Some(Arc::new(clock));
@@ -173,24 +176,24 @@ impl DynamoDbOptions {
     /// Opens the store: reads the namespace's record, and creates it if the table is ours or empty.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for an invalid namespace, a table that does not exist, belongs to another program or was
-    /// written by a newer version, [`StoreError::Denied`] for missing credentials or rights, and
-    /// [`StoreError::Unavailable`] if the engine does not answer.
+    /// [`StoreError::Invalid`] for an invalid namespace, a table that does not exist, belongs to another
+    /// program or was written by a newer version, [`StoreError::Denied`] for missing credentials or rights,
+    /// and [`StoreError::Unavailable`] if the engine does not respond.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves a namespace that exists or not; opening it again finds it.
+    /// Dropping the future may leave a new namespace behind, which the next call opens.
     pub async fn open(self) -> Result<DynamoDb, StoreError> {
         self.check()?;
         let namespace = namespace(&self.namespace)?;
-        let corrected = Arc::new(Corrected::new(HostWall));
+        let corrected = Arc::new(CorrectedClock::new(HostWall));
         let requests = Arc::new(AtomicU64::new(0));
-        let link = self.link(Arc::clone(&corrected), Arc::clone(&requests)).await?;
+        let client = self.connect(Arc::clone(&corrected), Arc::clone(&requests)).await?;
         let clock = self.clock.clone().unwrap_or(corrected);
         let inner = Inner {
-            link,
+            client,
             keys: Keys::new(&namespace),
             cache: Cache::default(),
-            phases: Phases::default(),
+            group_lock: GroupLock::default(),
             clock,
             is_speculative_given: self.is_speculative_given,
             retention: self.retention,
@@ -201,18 +204,18 @@ impl DynamoDbOptions {
             handle: random(),
             changes: AtomicU64::new(0),
             swept_every: self.swept_every,
-            swept: std::sync::Mutex::new(Instant::now()),
+            last_sweep: std::sync::Mutex::new(Instant::now()),
         };
-        let Some(found) = inner.link.get(&inner.keys.version()).await? else {
-            enrol_on_open(&inner.link, &namespace).await?;
+        let Some(found) = inner.client.get(&inner.keys.version()).await? else {
+            create_namespace_on_open(&inner.client, &namespace).await?;
             return Ok(DynamoDb { inner: Arc::new(inner) });
         };
         if !found.contains_key("schema") {
-            return Err(foreign(&inner.link));
+            return Err(foreign(&inner.client));
         }
         let schema = number_of(&found, "schema")?;
         if schema != SCHEMA {
-            return Err(other_version(&format!("`{}`", inner.link.whose.place), schema, SCHEMA));
+            return Err(other_version(&format!("`{}`", inner.client.context.place), schema, SCHEMA));
         }
         Ok(DynamoDb { inner: Arc::new(inner) })
     }
@@ -225,13 +228,13 @@ impl DynamoDbOptions {
         &self.namespace
     }
 
-    /// What can be seen to be wrong without asking anybody.
+    /// Validates the options without a request.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.retention.check()?;
         let what = if self.table.is_empty() {
             "a table without a name".to_owned()
         } else if self.timeout.is_zero() {
-            "a timeout of 0 s, with which nothing is answered".to_owned()
+            "`timeout` is 0 s, and must be longer".to_owned()
         } else if self.rejected_for > REJECTED_FOR_MAX {
             let (is, most) = (self.rejected_for.as_millis(), REJECTED_FOR_MAX.as_millis());
             format!("rejections for {is} ms, outside 0..={most}")
@@ -241,12 +244,12 @@ impl DynamoDbOptions {
         Err(StoreError::Invalid { what })
     }
 
-    /// The way to the table.
-    pub(super) async fn link(
+    /// Connects to the table.
+    pub(super) async fn connect(
         &self,
-        clock: Arc<Corrected>,
+        clock: Arc<CorrectedClock>,
         requests: Arc<AtomicU64>,
-    ) -> Result<Link, StoreError> {
+    ) -> Result<TableClient, StoreError> {
         let provider = tls::Provider::Rustls(CryptoMode::AwsLc);
         let http = aws_smithy_http_client::Builder::new().tls_provider(provider).build_https();
         let timeouts = TimeoutConfig::builder()
@@ -272,38 +275,38 @@ impl DynamoDbOptions {
             let what = format!("the table `{}` needs a region: `dynamodb://{0}?region=…`", self.table);
             return Err(StoreError::Invalid { what });
         }
-        let watch = Watch { clock, requests };
-        let config = aws_sdk_dynamodb::config::Builder::from(&config).interceptor(watch).build();
+        let observer = RequestObserver { clock, requests };
+        let config = aws_sdk_dynamodb::config::Builder::from(&config).interceptor(observer).build();
         let region = config.region().map(ToString::to_string).unwrap_or_default();
         let place = match &self.endpoint {
             Some(endpoint) => format!("dynamodb://{}?endpoint={endpoint}", self.table),
             None => format!("dynamodb://{}?region={region}", self.table),
         };
-        Ok(Link {
-            client: Client::from_conf(config),
+        Ok(TableClient {
+            sdk: Client::from_conf(config),
             table: self.table.clone(),
-            whose: Whose { place },
+            context: ErrorContext { place },
             timeout: self.timeout,
         })
     }
 }
 
-/// Counts requests, and learns the engine's time from its answers.
+/// Counts requests, and learns the engine's time from its responses.
 #[derive(Debug)]
-struct Watch {
-    clock: Arc<Corrected>,
+struct RequestObserver {
+    clock: Arc<CorrectedClock>,
     requests: Arc<AtomicU64>,
 }
 
 /// When a request was sent.
 #[derive(Debug, Clone, Copy)]
-struct Sent(Stamp);
+struct SentAt(Stamp);
 
-impl Storable for Sent {
+impl Storable for SentAt {
     type Storer = StoreReplace<Self>;
 }
 
-impl Intercept for Watch {
+impl Intercept for RequestObserver {
     fn name(&self) -> &'static str {
         "tidegate"
     }
@@ -315,7 +318,7 @@ impl Intercept for Watch {
         bag: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        bag.interceptor_state().store_put(Sent(self.clock.uncorrected()));
+        bag.interceptor_state().store_put(SentAt(self.clock.uncorrected()));
         Ok(())
     }
 
@@ -329,7 +332,7 @@ impl Intercept for Watch {
         let date =
             context.response().headers().get("date").and_then(|date| httpdate::parse_http_date(date).ok());
         let date = date.and_then(|date| date.duration_since(std::time::UNIX_EPOCH).ok());
-        if let (Some(date), Some(Sent(sent))) = (date, bag.load::<Sent>().copied()) {
+        if let (Some(date), Some(SentAt(sent))) = (date, bag.load::<SentAt>().copied()) {
             self.clock.learn(sent, Stamp::from_secs(date.as_secs()), arrived);
         }
         Ok(())

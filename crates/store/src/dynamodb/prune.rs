@@ -1,4 +1,4 @@
-//! Forgetting of the ledger.
+//! Pruning of usage and of the audit.
 
 use std::collections::HashMap;
 
@@ -7,20 +7,20 @@ use tidegate_core::limit::usage::{Tally, Window};
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
-use super::expression::{Value, Write};
+use super::bucket_view::number_of;
+use super::client::Action;
+use super::errors::RequestError;
+use super::expression::{UpdateExpression, Value};
 use super::keys::{Item, Key, SK, window_word};
-use super::ledger::{Entries, PRUNED, tallies};
-use super::link::Action;
-use super::trouble::Failed;
-use super::view::number_of;
+use super::ledger::{EntryPage, PRUNED, tallies};
 use crate::error::StoreError;
 use crate::tables::ended_by;
 
-/// Entries that are removed in one transaction.
-const REMOVED_AT_ONCE: usize = 99;
+/// Entries per deleting transaction.
+const DELETE_BATCH: usize = 99;
 
 impl DynamoDb {
-    /// Forgets up to `max` lines of usage, the oldest first.
+    /// Deletes up to `max` lines of usage, the oldest first.
     pub(super) async fn prune_usage(
         &self,
         window: Window,
@@ -41,40 +41,40 @@ impl DynamoDb {
             (":before".to_owned(), Value::from(ended_by(window, before)).0),
         ]);
         let filter = "begins_with(#sk, :usage) AND contains(#sk, :window) AND #start < :before";
-        let mut trouble = None;
+        let mut failure = None;
         self.inner
-            .link
+            .client
             .scan((filter, names, values), |item| {
                 if self.usage_of(&item).is_some_and(|(_, of)| of == window) {
                     match number_of(&item, "start") {
                         Ok(start) => old.push((start, item)),
-                        Err(error) => trouble = Some(error),
+                        Err(error) => failure = Some(error),
                     }
                 }
                 true
             })
             .await?;
-        if let Some(trouble) = trouble {
-            return Err(trouble);
+        if let Some(failure) = failure {
+            return Err(failure);
         }
         old.sort_by_cached_key(|(start, item)| (*start, Key::of(item).map(|key| (key.pk, key.sk))));
-        let mut gone = 0_usize;
+        let mut pruned = 0_usize;
         for (_, item) in &old {
-            if gone == max {
+            if pruned == max {
                 break;
             }
-            gone += self.prune_item(item, max - gone).await?;
+            pruned += self.prune_item(item, max - pruned).await?;
         }
-        Ok(gone as u64)
+        Ok(pruned as u64)
     }
 
-    /// Forgets up to `max` lines of an item. What was counted meanwhile stays, and is pruned by the next one.
+    /// Deletes up to `max` lines of an item. Lines that change concurrently stay for the next prune.
     async fn prune_item(&self, item: &Item, max: usize) -> Result<usize, StoreError> {
         let Some(key) = Key::of(item) else { return Ok(0) };
         let lines: Vec<(LimitName, Tally)> = tallies(item)?.into_iter().collect();
         let is_all = lines.len() <= max;
         let count = lines.len().min(max);
-        let mut write = Write::new(key);
+        let mut write = UpdateExpression::new(key);
         for (name, tally) in &lines[..count] {
             write.only_if(&format!("k:{name}"), "=", tally.leases);
             if !is_all {
@@ -84,26 +84,26 @@ impl DynamoDb {
             }
         }
         let action = if is_all { Action::Delete(write) } else { Action::Update(write) };
-        let mut retries = self.inner.link.retries();
+        let mut retries = self.inner.client.retries();
         loop {
-            match self.inner.link.transact(std::slice::from_ref(&action)).await {
+            match self.inner.client.transact(std::slice::from_ref(&action)).await {
                 Ok(()) => return Ok(count),
-                Err(Failed::Condition(_)) => return Ok(0),
-                Err(failed) => retries.bear(failed).await?,
+                Err(RequestError::Condition(_)) => return Ok(0),
+                Err(error) => retries.wait_or_fail(error).await?,
             }
         }
     }
 
-    /// Deletes up to `max` entries of the audit, in the order they were made in, until one is not `is_old`.
+    /// Deletes up to `max` audit entries, the oldest first, until one is not `is_old`.
     pub(super) async fn prune_audit(
         &self,
         max: usize,
         is_old: impl Fn(&Item) -> Result<bool, StoreError>,
     ) -> Result<u64, StoreError> {
-        let (mut gone, mut after) = (0_usize, None);
-        while gone < max {
-            let asked = (max - gone).min(REMOVED_AT_ONCE);
-            let Entries { items, next } = self.entries(None, after, asked).await?;
+        let (mut pruned, mut after) = (0_usize, None);
+        while pruned < max {
+            let wanted = (max - pruned).min(DELETE_BATCH);
+            let EntryPage { items, next } = self.entries(None, after, wanted).await?;
             let (mut actions, mut is_last, mut left) = (Vec::new(), next.is_none(), None);
             for item in &items {
                 if !is_old(item)? {
@@ -111,30 +111,30 @@ impl DynamoDb {
                     break;
                 }
                 left = Some(number_of::<u64>(item, "number")? + 1);
-                actions.extend(Key::of(item).map(|key| Action::Delete(Write::new(key))));
+                actions.extend(Key::of(item).map(|key| Action::Delete(UpdateExpression::new(key))));
             }
             after = next;
             let removed = actions.len();
             if let Some(left) = left {
-                let mut write = Write::new(self.inner.keys.version());
+                let mut write = UpdateExpression::new(self.inner.keys.version());
                 write.only_unless_or(PRUNED, "<=", left);
                 write.set(PRUNED, left);
                 actions.push(Action::Update(write));
             }
-            let mut retries = self.inner.link.retries();
+            let mut retries = self.inner.client.retries();
             while !actions.is_empty() {
-                match self.inner.link.transact(&actions).await {
+                match self.inner.client.transact(&actions).await {
                     Ok(()) => break,
-                    // Another process has pruned as much, and more.
-                    Err(Failed::Condition(_)) => return Ok(gone as u64),
-                    Err(failed) => retries.bear(failed).await?,
+                    // Another process has pruned at least as much.
+                    Err(RequestError::Condition(_)) => return Ok(pruned as u64),
+                    Err(error) => retries.wait_or_fail(error).await?,
                 }
             }
-            gone += removed;
+            pruned += removed;
             if is_last {
                 break;
             }
         }
-        Ok(gone as u64)
+        Ok(pruned as u64)
     }
 }

@@ -1,6 +1,6 @@
-//! Records as items of the table: found by their keys, and listed by its indexes.
+//! Records as items: read by key, and listed by the indexes.
 //!
-//! An index follows the table with a delay, so that what it shows is read again from the table.
+//! Indexes lag behind the table, so records found by them are read again from the table.
 
 use std::collections::HashMap;
 
@@ -10,42 +10,42 @@ use tidegate_core::limit::policy::{Scope, Version};
 use tidegate_core::limit::token::TokenId;
 
 use super::DynamoDb;
-use super::expression::Write;
+use super::bucket_view::{number_of, text_of};
+use super::client::{Action, Range};
+use super::errors::RequestError;
+use super::expression::UpdateExpression;
 use super::keys::{GSI1, GSI2, GSI3, Item, Key, PART, PK, SK, padded, scope_order};
-use super::ledger::{Entries, PRUNED};
-use super::lifecycle::enrolled;
-use super::link::{Action, Range};
-use super::trouble::Failed;
-use super::view::{number_of, text_of};
+use super::ledger::{EntryPage, PRUNED};
+use super::lifecycle::set_namespace_header;
 use crate::error::StoreError;
 use crate::record::{self, Kind, Of, Record, RecordChange, RecordWrite, Records, Scan, Value};
 use crate::tables::subject;
 
-/// Records that are read in one transaction, beside the version.
-const READ_AT_ONCE: usize = 99;
-/// Items that the engine writes in one transaction.
+/// Records per reading transaction, besides the version.
+const READ_BATCH: usize = 99;
+/// The most items of a writing transaction, by the engine.
 const ACTIONS_MAX: usize = 100;
-/// The schema that this program writes. Since version 2 leases are marks in the item of their own bucket only: a program of
-/// version 1 would not return what they took at other levels.
+/// The current schema. Since version 2 leases are marks in the item of their home only; a program of version
+/// 1 would not return the units of their other levels.
 pub(super) const SCHEMA: u64 = 2;
-/// How many entities are directly below an entity.
+/// The attribute with the number of children of an entity.
 const CHILDREN: &str = "children";
-/// What the sort keys of tokens begin with.
+/// The prefix of the sort keys of tokens.
 const TOKENS: &str = "#TOKEN#";
-/// What the sort keys of an entity's policies begin with.
+/// The prefix of the sort keys of an entity's policies.
 const CONFIGS: &str = "#CONFIG#";
-/// What the places of children begin with.
+/// The prefix of the sort keys of children in the index.
 const CHILD: &str = "CHILD#";
 
 impl DynamoDb {
-    /// The namespace's version, and how many audit entries were written.
+    /// The namespace's version and its count of audit entries.
     async fn header(&self) -> Result<Option<(u64, u64)>, StoreError> {
-        let found = self.inner.link.get(&self.inner.keys.version()).await?;
+        let found = self.inner.client.get(&self.inner.keys.version()).await?;
         found.map(|item| Ok((number_of(&item, "version")?, number_of(&item, "audited")?))).transpose()
     }
 
     /// The namespace's version.
-    pub(super) async fn version_there(&self) -> Result<Version, StoreError> {
+    pub(super) async fn current_version(&self) -> Result<Version, StoreError> {
         Ok(Version::new(self.header().await?.map_or(0, |(version, _)| version)))
     }
 
@@ -62,13 +62,13 @@ impl DynamoDb {
         wanted.dedup();
         'changed: loop {
             let (mut found, mut seen) = (HashMap::new(), None);
-            for wanted in wanted.chunks(READ_AT_ONCE) {
-                let asked: Vec<Key> = wanted.iter().cloned().chain([header.clone()]).collect();
-                let mut items = self.inner.link.get_at_once(&asked).await?;
+            for wanted in wanted.chunks(READ_BATCH) {
+                let wanted_items: Vec<Key> = wanted.iter().cloned().chain([header.clone()]).collect();
+                let mut items = self.inner.client.get_at_once(&wanted_items).await?;
                 let header = items.remove(&header);
                 let number = |name| header.as_ref().map_or(Ok(0), |item| number_of(item, name));
                 let now_seen: (u64, u64) = (number("version")?, number("audited")?);
-                // What is read in several calls is of one moment if the version is the same in all of them.
+                // Several reads form one snapshot if the version is the same in all of them.
                 if *seen.get_or_insert(now_seen) != now_seen {
                     continue 'changed;
                 }
@@ -88,7 +88,7 @@ impl DynamoDb {
         }
     }
 
-    /// The item of a record. That of an audit entry is found by what it is filed under only.
+    /// The key of a record's item. That of an audit entry also depends on what it is filed under.
     fn item_key(&self, key: &record::Key) -> Option<Key> {
         let keys = &self.inner.keys;
         match key {
@@ -116,19 +116,19 @@ impl DynamoDb {
         let sort = range.index.map_or_else(|| SK.to_owned(), |index| format!("{index}SK"));
         let mut found = Vec::new();
         while found.len() < scan.max {
-            let items = self.inner.link.range(&range.clone().after(after), scan.max).await?;
+            let items = self.inner.client.range(&range.clone().after(after), scan.max).await?;
             let is_last = items.len() < scan.max;
             after = items.last().and_then(|item| item.get(&sort)?.as_s().ok().cloned());
             let mut keys = Vec::with_capacity(items.len());
             for item in &items {
-                keys.extend(listed(scan, text_of(item, &sort)?)?);
+                keys.extend(key_in_listing(scan, text_of(item, &sort)?)?);
             }
             let places: Vec<Key> = keys.iter().filter_map(|key| self.item_key(key)).collect();
-            let there = self.inner.link.get_all(&places).await?;
+            let stored = self.inner.client.get_all(&places).await?;
             for (key, place) in keys.into_iter().zip(&places) {
-                let Some(item) = there.get(place) else { continue };
+                let Some(item) = stored.get(place) else { continue };
                 let record = read(key, item)?;
-                // It may have gone to another parent since.
+                // It may have moved to another parent.
                 if scan.lists(&record) {
                     found.push(record);
                 }
@@ -141,7 +141,7 @@ impl DynamoDb {
         Ok(found)
     }
 
-    /// Where the records of a scan are listed, and after which of them it begins.
+    /// The range that lists the records of a scan, and the sort key to start after.
     fn listing(&self, scan: &Scan) -> (Range, Option<String>) {
         let keys = &self.inner.keys;
         let after = match &scan.after {
@@ -175,12 +175,12 @@ impl DynamoDb {
 
     /// The token whose secret has this hash.
     async fn token_of(&self, hash: &str) -> Result<Vec<Record>, StoreError> {
-        let Some(item) = self.inner.link.get(&self.inner.keys.secret(hash)).await? else {
+        let Some(item) = self.inner.client.get(&self.inner.keys.secret(hash)).await? else {
             return Ok(Vec::new());
         };
         let id = TokenId::new(text_of(&item, "token")?);
         let id = id.map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
-        let found = self.inner.link.get(&self.inner.keys.token(&id)).await?;
+        let found = self.inner.client.get(&self.inner.keys.token(&id)).await?;
         found.map(|item| read(record::Key::Token(id), &item)).into_iter().collect()
     }
 
@@ -195,7 +195,7 @@ impl DynamoDb {
         };
         let mut found = Vec::new();
         while found.len() < scan.max {
-            let Entries { items, next } = self.entries(filed, after, scan.max).await?;
+            let EntryPage { items, next } = self.entries(filed, after, scan.max).await?;
             for item in &items {
                 found.push(read(record::Key::Entry(number_of(item, "number")?), item)?);
             }
@@ -212,7 +212,7 @@ impl DynamoDb {
     pub(super) async fn ancestors(&self, id: &EntityId, max: usize) -> Result<Vec<Record>, StoreError> {
         let (mut chain, mut next) = (Vec::new(), Some(id.clone()));
         while let Some(id) = next.take().filter(|_| chain.len() < max) {
-            let Some(item) = self.inner.link.get(&self.inner.keys.entity(&id)).await? else { break };
+            let Some(item) = self.inner.client.get(&self.inner.keys.entity(&id)).await? else { break };
             let record = read(record::Key::Entity(id), &item)?;
             next = record.entity()?.next().cloned();
             chain.push(record);
@@ -220,17 +220,17 @@ impl DynamoDb {
         Ok(chain)
     }
 
-    /// Makes the changes in one transaction; `false` if the version is another by now.
+    /// Makes the changes in one transaction; `false` if the namespace's version has changed.
     pub(super) async fn write_changes(&self, write: &RecordWrite) -> Result<bool, StoreError> {
         let mut actions = Vec::new();
         for change in &write.changes {
             self.check_children(change).await?;
-            self.act(change, &mut actions)?;
+            self.append_actions(change, &mut actions)?;
         }
-        let mut header = Write::new(self.inner.keys.version());
+        let mut header = UpdateExpression::new(self.inner.keys.version());
         if write.seen == Version::ZERO && self.header().await?.is_none() {
             header.only_without(PK);
-            enrolled(&mut header, &self.inner.keys);
+            set_namespace_header(&mut header, &self.inner.keys);
             header.set(PRUNED, 0_u64);
         } else {
             header.only_if("version", "=", write.seen.number());
@@ -240,26 +240,26 @@ impl DynamoDb {
         actions.push(Action::Update(header));
         if actions.len() > ACTIONS_MAX {
             let what = format!(
-                "a change of {} items at once, more than {ACTIONS_MAX}: make several of it",
+                "a change of {} items, more than {ACTIONS_MAX} in one transaction: split it",
                 actions.len()
             );
             return Err(StoreError::Invalid { what });
         }
         let token = self.epoch();
-        let mut retries = self.inner.link.retries();
+        let mut retries = self.inner.client.retries();
         loop {
-            match self.inner.link.transact_as(Some(&token), &actions).await {
+            match self.inner.client.transact_as(Some(&token), &actions).await {
                 Ok(()) => return Ok(true),
-                Err(Failed::Condition(_)) => return Ok(false),
-                Err(failed) => retries.bear(failed).await?,
+                Err(RequestError::Condition(_)) => return Ok(false),
+                Err(error) => retries.wait_or_fail(error).await?,
             }
         }
     }
 
-    /// An entity with others below it is not removed, though the index may not show them yet.
+    /// Refuses to delete an entity with children, even if the index does not show them yet.
     async fn check_children(&self, change: &RecordChange) -> Result<(), StoreError> {
         let (record::Key::Entity(entity), None) = (&change.key, &change.after) else { return Ok(()) };
-        let Some(item) = self.inner.link.get(&self.inner.keys.entity(entity)).await? else { return Ok(()) };
+        let Some(item) = self.inner.client.get(&self.inner.keys.entity(entity)).await? else { return Ok(()) };
         let children = if item.contains_key(CHILDREN) { number_of(&item, CHILDREN)? } else { 0 };
         if children > 0 {
             return Err(StoreError::HasChildren { entity: entity.clone(), children });
@@ -267,8 +267,8 @@ impl DynamoDb {
         Ok(())
     }
 
-    /// What a change does to items.
-    fn act(&self, change: &RecordChange, actions: &mut Vec<Action>) -> Result<(), StoreError> {
+    /// Appends the actions of a change.
+    fn append_actions(&self, change: &RecordChange, actions: &mut Vec<Action>) -> Result<(), StoreError> {
         let keys = &self.inner.keys;
         if let record::Key::Entity(_) = &change.key {
             let parent = |record: &Option<Record>| -> Result<Option<EntityId>, StoreError> {
@@ -278,7 +278,7 @@ impl DynamoDb {
             if was != is {
                 for (parent, more) in [(was, -1_i64), (is, 1)] {
                     if let Some(parent) = parent {
-                        let mut write = Write::new(keys.entity(&parent));
+                        let mut write = UpdateExpression::new(keys.entity(&parent));
                         write.add(CHILDREN, more);
                         actions.push(Action::Update(write));
                     }
@@ -286,7 +286,7 @@ impl DynamoDb {
             }
         }
         let Some(record) = &change.after else {
-            actions.extend(self.item_key(&change.key).map(|place| Action::Delete(Write::new(place))));
+            actions.extend(self.item_key(&change.key).map(|at| Action::Delete(UpdateExpression::new(at))));
             return Ok(());
         };
         let place = match (&record.key, &record.value) {
@@ -294,7 +294,7 @@ impl DynamoDb {
             (key, _) => self.item_key(key),
         };
         let Some(place) = place else { return Ok(()) };
-        let mut write = Write::new(place);
+        let mut write = UpdateExpression::new(place);
         write.set("version", record.version.number());
         match (&record.key, &record.value) {
             (record::Key::Entry(number), Value::Entry(entry)) => {
@@ -329,7 +329,7 @@ impl DynamoDb {
             (record::Key::Token(id), _) => {
                 write.set("body", record.body());
                 if let Some(hash) = record.link() {
-                    let mut secret = Write::new(keys.secret(&hash));
+                    let mut secret = UpdateExpression::new(keys.secret(&hash));
                     secret.set("token", id.as_str());
                     actions.push(Action::Update(secret));
                     write.set("hash", hash);
@@ -342,7 +342,7 @@ impl DynamoDb {
     }
 }
 
-/// The record of an item.
+/// Decodes the record of an item.
 pub(super) fn read(key: record::Key, item: &Item) -> Result<Record, StoreError> {
     let version = Version::new(number_of(item, "version")?);
     match &key {
@@ -361,8 +361,8 @@ pub(super) fn read(key: record::Key, item: &Item) -> Result<Record, StoreError> 
     }
 }
 
-/// The key of a record that is listed at this place; none for one that is no part of the listing.
-fn listed(scan: &Scan, place: &str) -> Result<Option<record::Key>, StoreError> {
+/// The key of the record with this sort key; `None` if the listing does not include it.
+fn key_in_listing(scan: &Scan, place: &str) -> Result<Option<record::Key>, StoreError> {
     let entity = |id: &str| {
         let id = EntityId::new(id).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
         Ok(Some(record::Key::Entity(id)))
@@ -389,7 +389,7 @@ fn listed(scan: &Scan, place: &str) -> Result<Option<record::Key>, StoreError> {
     }
 }
 
-/// The scope of a policy's place among all of them.
+/// Decodes the scope of a policy from its sort key.
 fn scope_in(order: &str) -> Result<Scope, StoreError> {
     let corrupt = || StoreError::Corrupt { what: format!("the place of a policy {order:?}") };
     let mut parts = order.split(PART);

@@ -1,34 +1,36 @@
-//! Steps of leases: decided on what was seen of the items, and written if that still holds.
+//! Runs steps of leases: decides on a snapshot of their items, and writes on condition that it still holds
+//! (optimistic locking).
 //!
-//! A step is guessed from the cache and corrected by what a failed condition returns. An answer that writes nothing, a
-//! refusal or a repeat, is based on items that were read during the call.
+//! The snapshot comes from the cache first, and is corrected by the items that a failed condition returns. A
+//! result without a write, such as a refusal or a repeat, is based on items that were read during the call.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record};
+use tidegate_core::limit::lease::{EndRecord, Ending, LeaseId, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
-use super::decide::{Decided, decide};
+use super::bucket_view::BucketView;
+use super::client::Action;
+use super::decide::{Decision, decide};
+use super::errors::RequestError;
 use super::keys::Item;
-use super::link::Action;
-use super::marks::OpenMark;
-use super::parts::{Answer, Parts, Tombstone, correct, readings_of};
-use super::trouble::Failed;
-use super::view::View;
-use crate::engine::{Change, Taking};
+use super::lease_marks::OpenMark;
+use super::snapshot::{HasReadings, Snapshot, Tombstone, correct, readings_of};
+use crate::engine::{Change, TakeMode};
 use crate::error::StoreError;
 use crate::shared_engine::{LeaseState, OneLease, StepContext};
 
-/// An item has the marks of at most so many open leases.
+/// The most open leases of an item.
 pub(super) const OPEN_MAX: usize = 1_000;
-/// And of at most so many ended leases that are not counted yet, when a lease begins.
+/// The most ended, uncounted leases of an item when another lease begins.
 pub(super) const ENDED_MAX: usize = 256;
-/// No lease begins in an item whose marks have more bytes: the engine allows 400 KB, and ends are longer than their leases.
+/// The most bytes of marks of an item when another lease begins: the engine allows 400 KB, and the mark of an
+/// ended lease is longer than that of an open one.
 const BYTES_MAX: usize = 200_000;
 
 /// A step of a lease.
@@ -43,11 +45,11 @@ pub(super) struct Step<'a> {
 impl Step<'_> {
     /// Whether a lease begins.
     pub(super) const fn is_draw(&self) -> bool {
-        matches!(self.change, Some(Change::Take(_, Taking::Open(_) | Taking::Spend)))
+        matches!(self.change, Some(Change::Take(_, TakeMode::Open(_) | TakeMode::Spend)))
     }
 
     /// The units that must be available.
-    pub(super) fn asked(&self) -> Option<&[Option<u64>]> {
+    pub(super) fn requested(&self) -> Option<&[Option<u64>]> {
         match self.change {
             Some(Change::Take(units, _)) => Some(units),
             _ => None,
@@ -63,7 +65,7 @@ impl Step<'_> {
         }
     }
 
-    /// What is counted of a limit if the step ends the lease.
+    /// The units of a limit that are counted if the step ends the lease.
     pub(super) fn used(&self, record: Option<&Record>, how: Ending, name: usize) -> Option<u64> {
         let held = |record: &Record| record.held().get(name).copied().flatten();
         match (how, self.change) {
@@ -71,27 +73,27 @@ impl Step<'_> {
                 record.filter(|record| record.on_expiry() == OnExpiry::Settle).and_then(held)
             }
             (_, Some(Change::End(Some(actual)))) => actual[name].or_else(|| record.and_then(held)),
-            (_, Some(Change::Take(units, Taking::Spend))) => units[name],
+            (_, Some(Change::Take(units, TakeMode::Spend))) => units[name],
             _ => None,
         }
     }
 }
 
-/// What is known of a lease before a step.
-pub(super) enum Known {
-    /// It has this mark in its home.
+/// The state of a lease before a step.
+pub(super) enum PriorLease {
+    /// It is open, with this mark in its home.
     Open(OpenMark, Arc<Levels>),
-    Ended(Ended),
+    Ended(EndRecord),
     Unknown,
 }
 
-impl Known {
-    fn of(lease: LeaseId, parts: &Parts, now: Stamp) -> Result<Self, StoreError> {
-        let home = parts.home();
+impl PriorLease {
+    fn of(lease: LeaseId, snapshot: &Snapshot, now: Stamp) -> Result<Self, StoreError> {
+        let home = snapshot.home();
         if let Some(mark) = home.open.get(&lease) {
             return Ok(Self::Open(mark.clone(), home.levels_of(mark)?));
         }
-        Ok(match (home.end_of(lease, now), parts.tombstone) {
+        Ok(match (home.end_of(lease, now), snapshot.tombstone) {
             (Some(mark), _) => Self::Ended(mark.ended),
             (None, Tombstone::Ended(ended)) => Self::Ended(ended),
             (None, _) => Self::Unknown,
@@ -111,43 +113,43 @@ impl Known {
 enum Next<T> {
     Return(Result<T, StoreError>),
     /// Reads the items and decides again.
-    Look,
-    /// Reads the lease again before it is said that it has not drawn. The engine reads one item after the other: a level may
-    /// have been read after the lease drew from it and the home before, or a tombstone before it was written and the home
-    /// after its mark was counted.
+    Read,
+    /// Reads the lease again before the call reports that it has not drawn. The engine reads one item after
+    /// the other: a level may have been read after the lease drew from it but the home before, or a tombstone
+    /// before it was written but the home after its mark was counted.
     Confirm,
     /// Counts the marks of the home and decides again.
     Count,
-    Write(Box<(Decided<T>, Known)>),
+    Write(Box<(Decision<T>, PriorLease)>),
 }
 
 impl DynamoDb {
-    /// Takes a step.
-    pub(super) async fn step<T: Answer>(
+    /// Runs a step.
+    pub(super) async fn step<T: HasReadings>(
         &self,
         step: &Step<'_>,
         op: impl Fn(&mut StepContext<'_, OneLease>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let Step { lease, levels, .. } = *step;
-        let mut retries = self.inner.link.retries();
-        // A write of this call may have been made though its response was lost.
+        let mut retries = self.inner.client.retries();
+        // Whether a write of this call may have been applied although its response was lost.
         let mut is_unsure = false;
-        let mut parts = if step.is_draw() || self.has_seen(levels) {
-            self.guess(levels)
+        let mut snapshot = if step.is_draw() || self.has_seen(levels) {
+            self.cached_snapshot(levels)
         } else {
-            self.look_at(levels, lease, self.now()).await?
+            self.read_items(levels, lease, self.now()).await?
         };
         loop {
             let now = self.now();
-            let (decided, known) = match self.next(step, &parts, now, is_unsure, &op)? {
+            let (decision, known) = match self.next(step, &snapshot, now, is_unsure, &op)? {
                 Next::Return(answer) => return answer,
                 Next::Write(write) => *write,
                 Next::Confirm => {
-                    let again = self.look_at(levels, lease, now).await?;
-                    if again.agree_on(lease, &parts) {
-                        parts.is_confirmed = true;
+                    let again = self.read_items(levels, lease, now).await?;
+                    if again.agree_on(lease, &snapshot) {
+                        snapshot.is_confirmed = true;
                     } else {
-                        parts = again;
+                        snapshot = again;
                     }
                     continue;
                 }
@@ -156,179 +158,183 @@ impl DynamoDb {
                     let what =
                         format!("`{}` has too many ended leases that are not counted", levels.subject());
                     retries.pause(StoreError::unavailable(what)).await?;
-                    parts = self.look_at(levels, lease, now).await?;
+                    snapshot = self.read_items(levels, lease, now).await?;
                     continue;
                 }
-                Next::Look => {
-                    parts = self.look_at(levels, lease, now).await?;
+                Next::Read => {
+                    snapshot = self.read_items(levels, lease, now).await?;
                     continue;
                 }
             };
-            let (actions, numbers) = self.writes(step, &parts, &decided, &known, now);
+            let (actions, numbers) = self.writes(step, &snapshot, &decision, &known, now);
             if actions.is_empty() {
-                return decided.answer;
+                return decision.answer;
             }
             match self.send(&actions).await {
-                Ok(set) => return self.stepped(step, &parts, (&actions, &numbers), decided, set.as_ref()),
-                Err(Failed::Condition(unmet)) => {
-                    let is_other = self.take_in(levels, &mut parts, unmet, &numbers)?;
-                    let home = &parts.levels[0];
+                Ok(set) => {
+                    return self.finish_step(step, &snapshot, (&actions, &numbers), decision, set.as_ref());
+                }
+                Err(RequestError::Condition(unmet)) => {
+                    let is_other = self.absorb_unmet(levels, &mut snapshot, unmet, &numbers)?;
+                    let home = &snapshot.levels[0];
                     let is_gone = home.is_fresh && !home.view.open.contains_key(&lease);
                     if is_other || (is_gone && !step.is_draw()) {
-                        parts = self.look_at(levels, lease, now).await?;
+                        snapshot = self.read_items(levels, lease, now).await?;
                     }
                 }
-                // Only newer rules were to be written: the next call writes them.
-                Err(Failed::Unavailable { .. } | Failed::Conflict) if !decided.is_changed() => {
-                    return decided.answer;
+                // Only newer rules would be written: the next call writes them.
+                Err(RequestError::Unavailable { .. } | RequestError::Conflict) if !decision.is_changed() => {
+                    return decision.answer;
                 }
-                Err(failed) => {
-                    if matches!(failed, Failed::Unavailable { is_undone: false, .. }) {
+                Err(request_error) => {
+                    if matches!(request_error, RequestError::Unavailable { is_undone: false, .. }) {
                         is_unsure = true;
-                        parts.invalidate();
-                        self.inner.cache.drew(lease, levels.subject());
+                        snapshot.invalidate();
+                        self.inner.cache.remember_home(lease, levels.subject());
                     }
-                    retries.bear(failed).await?;
+                    retries.wait_or_fail(request_error).await?;
                 }
             }
         }
     }
 
-    /// What a call does next with what it knows.
-    fn next<T: Answer>(
+    /// The next action of a call, by its snapshot.
+    fn next<T: HasReadings>(
         &self,
         step: &Step<'_>,
-        parts: &Parts,
+        snapshot: &Snapshot,
         now: Stamp,
         is_unsure: bool,
         op: impl Fn(&mut StepContext<'_, OneLease>) -> Result<T, StoreError>,
     ) -> Result<Next<T>, StoreError> {
-        let (lease, home, is_fresh) = (step.lease, parts.home(), parts.is_fresh());
+        let (lease, home, is_fresh) = (step.lease, snapshot.home(), snapshot.is_fresh());
         if home.ended.contains_key(&lease) && home.end_of(lease, now).is_none() {
-            // Its mark is kept only to be counted.
+            // Its mark exists only to be counted.
             return Ok(Next::Count);
         }
-        let known = match Known::of(lease, parts, now) {
-            Err(_) if !is_fresh => return Ok(Next::Look),
+        let known = match PriorLease::of(lease, snapshot, now) {
+            Err(_) if !is_fresh => return Ok(Next::Read),
             known => known?,
         };
-        let is_unknown = matches!(known, Known::Unknown);
+        let is_unknown = matches!(known, PriorLease::Unknown);
         let is_late = is_unknown && home.is_late(lease);
-        if is_late && parts.tombstone == Tombstone::Unread {
-            return Ok(Next::Look);
+        if is_late && snapshot.tombstone == Tombstone::Unread {
+            return Ok(Next::Read);
         }
-        let decided = decide(&parts.views(), step.levels, (lease, known.state()), now, op);
-        let is_changed = decided.is_changed();
-        let is_refusal = decided.answer.as_ref().is_ok_and(Answer::is_refusal);
-        let is_nothing = decided.is_nothing(&parts.views()) || (decided.answer.is_err() && !is_changed);
+        let decision = decide(&snapshot.views(), step.levels, (lease, known.state()), now, op);
+        let is_changed = decision.is_changed();
+        let is_refusal = decision.answer.as_ref().is_ok_and(HasReadings::is_refusal);
+        let is_nothing = decision.is_nothing(&snapshot.views()) || (decision.answer.is_err() && !is_changed);
         if !is_fresh {
-            if is_refusal && !is_unsure && self.may_refuse(step, parts, &decided) {
+            if is_refusal && !is_unsure && self.may_refuse(step, snapshot, &decision) {
                 self.inner.rejections.fetch_add(1, Ordering::Relaxed);
-                return Ok(Next::Return(decided.answer));
+                return Ok(Next::Return(decision.answer));
             }
             if is_nothing || is_refusal || (is_unknown && !step.is_draw()) {
-                return Ok(Next::Look);
+                return Ok(Next::Read);
             }
         }
-        let may_have_moved = (is_refusal && (is_late || parts.levels.len() > 1)) || (is_nothing && is_late);
-        if may_have_moved && !parts.is_confirmed {
+        let may_have_moved =
+            (is_refusal && (is_late || snapshot.levels.len() > 1)) || (is_nothing && is_late);
+        if may_have_moved && !snapshot.is_confirmed {
             return Ok(Next::Confirm);
         }
         if is_nothing {
-            return Ok(Next::Return(self.answer(step, parts, decided, is_unsure)));
+            return Ok(Next::Return(self.answer(step, snapshot, decision, is_unsure)));
         }
         if is_unknown && is_changed {
             let is_large = home.mark_bytes() > BYTES_MAX;
             if home.end_count() >= ENDED_MAX || (is_large && !home.ended.is_empty()) {
                 return Ok(Next::Count);
             }
-            if decided.record().is_some() && (is_large || home.open_count() >= OPEN_MAX) {
-                return Ok(if is_fresh { Next::Return(Err(full(is_large))) } else { Next::Look });
+            if decision.record().is_some() && (is_large || home.open_count() >= OPEN_MAX) {
+                return Ok(if is_fresh { Next::Return(Err(full(is_large))) } else { Next::Read });
             }
         }
-        Ok(Next::Write(Box::new((decided, known))))
+        Ok(Next::Write(Box::new((decision, known))))
     }
 
-    /// Whether the cache may refuse a draw: all items were read a moment ago, the rules are the draw's own, and no earlier call
-    /// of this process may have drawn it.
-    fn may_refuse<T>(&self, step: &Step<'_>, parts: &Parts, decided: &Decided<T>) -> bool {
+    /// Whether the cache may refuse a draw: all items were read a moment ago, the rules are those of the
+    /// draw, and no earlier call of this process may have drawn the lease.
+    fn may_refuse<T>(&self, step: &Step<'_>, snapshot: &Snapshot, decision: &Decision<T>) -> bool {
         let span = self.inner.rejected_for;
         let levels = step.levels.levels().iter();
         step.is_draw()
             && self.inner.cache.home(step.lease).is_none()
-            && levels.zip(parts.views()).zip(&decided.meters).all(|((level, view), after)| {
+            && levels.zip(snapshot.views()).zip(&decision.meters).all(|((level, view), after)| {
                 view.meters == *after && self.inner.cache.was_read_within(&level.subject, span)
             })
     }
 
-    /// The answer of a step that writes nothing. A draw that finds what it wrote itself is no repeat.
-    fn answer<T: Answer>(
+    /// The result of a step that writes nothing. A draw that finds its own write is not a repeat.
+    fn answer<T: HasReadings>(
         &self,
         step: &Step<'_>,
-        parts: &Parts,
-        mut decided: Decided<T>,
+        snapshot: &Snapshot,
+        mut decision: Decision<T>,
         is_unsure: bool,
     ) -> Result<T, StoreError> {
-        let Some(units) = step.asked().filter(|_| step.is_draw()) else { return decided.answer };
-        if decided.record().is_some() {
-            self.inner.cache.drew(step.lease, step.levels.subject());
+        let Some(units) = step.requested().filter(|_| step.is_draw()) else { return decision.answer };
+        if decision.record().is_some() {
+            self.inner.cache.remember_home(step.lease, step.levels.subject());
         }
         let is_own = |record: &Record| record.step() == 0 && record.held() == units;
-        if let (true, Ok(answer)) = (is_unsure && decided.record().is_none_or(is_own), &mut decided.answer) {
-            answer.claim(readings_of(step.levels, parts, units));
+        if let (true, Ok(answer)) = (is_unsure && decision.record().is_none_or(is_own), &mut decision.answer)
+        {
+            answer.claim(readings_of(step.levels, snapshot, units));
         }
-        decided.answer
+        decision.answer
     }
 
-    /// The answer of a step that was written, with the limits as they are now where the engine returned them.
-    fn stepped<T: Answer>(
+    /// The result of a step that was written, with the current limits if the engine returned them.
+    fn finish_step<T: HasReadings>(
         &self,
         step: &Step<'_>,
-        parts: &Parts,
+        snapshot: &Snapshot,
         (actions, numbers): (&[Action], &[Option<usize>]),
-        mut decided: Decided<T>,
+        mut decision: Decision<T>,
         set: Option<&Item>,
     ) -> Result<T, StoreError> {
         let cache = &self.inner.cache;
         for (action, number) in actions.iter().zip(numbers) {
             let (Action::Update(write), Some(number)) = (action, *number) else { continue };
-            let (subject, seen) = (&step.levels.levels()[number].subject, &parts.levels[number].view);
+            let (subject, seen) = (&step.levels.levels()[number].subject, &snapshot.levels[number].view);
             let newest = cache.view(subject).filter(|view| view.rules == seen.rules);
-            let mut view = View::clone(newest.as_ref().unwrap_or(seen));
+            let mut view = BucketView::clone(newest.as_ref().unwrap_or(seen));
             let (opens, ends) = (view.open.len(), view.ended.len());
             view.rules.get_or_insert_default();
             view.revision += 1;
-            view.meters.clone_from(&decided.meters[number]);
-            if number == 0 && decided.end().is_some() {
+            view.meters.clone_from(&decision.meters[number]);
+            if number == 0 && decision.end().is_some() {
                 view.open.remove(&step.lease);
             }
             if view.absorb(set.unwrap_or(&write.set_values())).is_err() {
-                // The step is made all the same; the next one reads the item.
+                // The step was applied; the next one reads the item.
                 cache.evict(subject);
                 continue;
             }
             if set.is_none() {
                 view.opens += difference(opens, view.open.len());
                 view.ends += difference(ends, view.ended.len());
-            } else if let Ok(answer) = &mut decided.answer
+            } else if let Ok(answer) = &mut decision.answer
                 && let Some(readings) = answer.readings()
             {
                 correct(readings, step.levels, number, &view.meters);
             }
-            cache.saw(subject, &Arc::new(view));
-            let after = &decided.meters[number];
+            cache.update_view(subject, &Arc::new(view));
+            let after = &decision.meters[number];
             let gives = |(row, before): (&String, &Meter)| {
                 after.get(row).is_none_or(|after| after.consumed() < before.consumed())
             };
             if seen.meters.iter().any(gives) {
-                cache.gave(subject);
+                cache.record_return(subject);
             }
         }
-        if step.is_draw() && decided.is_changed() {
-            cache.drew(step.lease, step.levels.subject());
+        if step.is_draw() && decision.is_changed() {
+            cache.remember_home(step.lease, step.levels.subject());
         }
-        self.count_now_and_then(step.levels.subject());
-        decided.answer
+        self.count_if_many(step.levels.subject());
+        decision.answer
     }
 }
 
@@ -337,7 +343,7 @@ fn difference(before: usize, after: usize) -> i64 {
     count(after) - count(before)
 }
 
-/// The error of a draw from a bucket that has as many open leases as its item has space for.
+/// The error of a draw from a bucket whose item has the most open leases.
 const fn full(is_large: bool) -> StoreError {
     if is_large {
         StoreError::Full {

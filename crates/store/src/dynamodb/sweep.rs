@@ -1,7 +1,7 @@
 //! The sweep: ends leases that are past their deadline and counts marks.
 //!
-//! An item with marks is in the first index under the time at which it is due. The sweep ends its leases that are past their
-//! deadline, counts its marks, removes what older versions left, and writes when it is due next, if at all.
+//! An item with marks is in the first index under the time at which it is due. The sweep ends its expired
+//! leases, counts its marks, removes attributes of older versions, and sets when it is due next, if at all.
 
 use std::sync::Arc;
 
@@ -11,84 +11,84 @@ use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
-use super::expression::Write;
+use super::bucket_view::{BucketView, DUE, ENDS, OPENS, REVISION, number_of};
+use super::client::Range;
+use super::errors::RequestError;
+use super::expression::UpdateExpression;
+use super::group_lock::Group;
 use super::keys::{DUE_PARTS, GSI1, Item, Key, padded};
-use super::lease_item::OldLease;
-use super::link::Range;
-use super::marks::open_name;
-use super::phases::Turn;
+use super::lease_item::LegacyLease;
+use super::lease_marks::open_name;
 use super::step::Step;
-use super::trouble::Failed;
-use super::view::{DUE, ENDS, OPENS, REVISION, View, number_of};
 use crate::error::StoreError;
-use crate::store::Swept;
+use crate::store::SweepReport;
 
-/// Entries of the audit that a sweep deletes, if they are kept for some time only.
-const ENTRIES_SWEPT: usize = 495;
-/// Items that are looked for at a time.
-const LOOKED_AT: usize = 100;
-/// So many items that cannot be written now are passed over: with more the engine is unavailable.
-const PASSED_OVER: usize = 3;
-/// Attributes of older versions that one write removes: an expression has at most 4 KB.
-const REMOVED_AT_ONCE: usize = 300;
+/// The most audit entries past their retention that a sweep deletes.
+const AUDIT_ENTRIES_MAX: usize = 495;
+/// Due items per read.
+const PAGE_SIZE: usize = 100;
+/// The most items that are skipped after transient errors: with more, the engine is unavailable.
+const SKIPPED_MAX: usize = 3;
+/// The most obsolete attributes that one update removes: an expression has at most 4 KB.
+const REMOVED_MAX: usize = 300;
 
 impl DynamoDb {
     /// Ends up to `max` leases that are past their deadline.
-    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<Swept, StoreError> {
-        let (mut swept, mut errors) = (Swept::default(), Vec::new());
+    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<SweepReport, StoreError> {
+        let (mut swept, mut errors) = (SweepReport::default(), Vec::new());
         for part in 0..DUE_PARTS {
             let mut after = None;
             while ended(swept) < max {
                 let up_to = padded(self.now().as_micros());
                 let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new());
-                let found = self.inner.link.range(&range.after(after).up_to(up_to), LOOKED_AT).await?;
+                let found = self.inner.client.range(&range.after(after).up_to(up_to), PAGE_SIZE).await?;
                 for key in found.iter().filter_map(Key::of) {
                     if ended(swept) >= max {
                         break;
                     }
-                    // Items must not wait behind one that cannot be read, nor behind one that is written all the time.
-                    match self.look_after(&key, max, &mut swept).await {
+                    // An item that cannot be decoded, or is written all the time, must not block others.
+                    match self.clean_item(&key, max, &mut swept).await {
                         Ok(()) | Err(StoreError::Corrupt { .. }) => {}
-                        Err(error) if error.is_transient() && errors.len() < PASSED_OVER => {
+                        Err(error) if error.is_transient() && errors.len() < SKIPPED_MAX => {
                             errors.push(error);
                         }
                         Err(error) => return Err(error),
                     }
                 }
                 after = found.last().and_then(|item| item.get(DUE)?.as_s().ok().cloned());
-                if found.len() < LOOKED_AT {
+                if found.len() < PAGE_SIZE {
                     break;
                 }
             }
         }
         if let Some(before) = self.inner.retention.audit_before(self.now()) {
             let is_old = |item: &Item| Ok(number_of::<u64>(item, "at")? < before.as_micros());
-            self.prune_audit(ENTRIES_SWEPT, is_old).await?;
+            self.prune_audit(AUDIT_ENTRIES_MAX, is_old).await?;
         }
-        // What was passed over stays due.
+        // Skipped items stay due.
         errors.pop().map_or(Ok(swept), Err)
     }
 
-    async fn look_after(&self, key: &Key, max: usize, swept: &mut Swept) -> Result<(), StoreError> {
+    async fn clean_item(&self, key: &Key, max: usize, swept: &mut SweepReport) -> Result<(), StoreError> {
         if let Some(subject) = self.inner.keys.subject(key) {
-            return self.look_after_bucket(&subject, max, swept).await;
+            return self.clean_bucket(&subject, max, swept).await;
         }
         let Some(lease) = self.inner.keys.lease_of(key) else { return Ok(()) };
-        let Some(item) = self.inner.link.get(key).await? else { return Ok(()) };
-        match OldLease::read(&item)?.filter(|old| old.is_due(self.now())) {
+        let Some(item) = self.inner.client.get(key).await? else { return Ok(()) };
+        match LegacyLease::read(&item)?.filter(|old| old.is_due(self.now())) {
             Some(old) => self.expire(lease, &old.levels, swept).await,
             None => Ok(()),
         }
     }
 
-    async fn look_after_bucket(
+    async fn clean_bucket(
         &self,
         subject: &Subject,
         max: usize,
-        swept: &mut Swept,
+        swept: &mut SweepReport,
     ) -> Result<(), StoreError> {
         let key = self.inner.keys.bucket(subject);
-        let seen = View::read(self.inner.link.get(&key).await?.as_ref())?;
+        let seen = BucketView::read(self.inner.client.get(&key).await?.as_ref())?;
         let now = self.now();
         let due = seen.open.iter().filter(|(_, mark)| mark.level == 0 && mark.record.is_due(now));
         for (lease, mark) in due {
@@ -97,17 +97,17 @@ impl DynamoDb {
             }
             self.expire(*lease, &seen.levels_of(mark)?, swept).await?;
         }
-        self.rest(subject).await
+        self.reschedule(subject).await
     }
 
-    /// Ends a lease that is past its deadline, unless another process was faster.
+    /// Ends a lease that is past its deadline, unless another process has.
     pub(super) async fn expire(
         &self,
         lease: LeaseId,
         levels: &Arc<Levels>,
-        swept: &mut Swept,
+        swept: &mut SweepReport,
     ) -> Result<(), StoreError> {
-        let _turn = self.inner.phases.enter(levels, Turn::Giving).await;
+        let _guard = self.inner.group_lock.enter(levels, Group::Returners).await;
         let step = Step { lease, levels, change: None };
         let expired = self.step(&step, |context| {
             let is_due = match crate::shared_engine::LeaseTable::find(context.leases, lease) {
@@ -116,7 +116,7 @@ impl DynamoDb {
                     false
                 }
             };
-            if is_due { context.expire(lease) } else { Ok(Swept::default()) }
+            if is_due { context.expire(lease) } else { Ok(SweepReport::default()) }
         });
         match expired.await {
             Ok(one) => {
@@ -128,29 +128,29 @@ impl DynamoDb {
         }
     }
 
-    /// Counts the marks of an item and writes when it is due next, if at all.
-    async fn rest(&self, subject: &Subject) -> Result<(), StoreError> {
+    /// Counts the marks of an item, and sets when it is due next, if at all.
+    async fn reschedule(&self, subject: &Subject) -> Result<(), StoreError> {
         let key = self.inner.keys.bucket(subject);
-        let mut seen = View::read(self.inner.link.get(&key).await?.as_ref())?;
+        let mut seen = BucketView::read(self.inner.client.get(&key).await?.as_ref())?;
         if !seen.ended.is_empty() {
             self.count_item(subject).await?;
-            seen = View::read(self.inner.link.get(&key).await?.as_ref())?;
+            seen = BucketView::read(self.inner.client.get(&key).await?.as_ref())?;
         }
         let now = self.now();
-        if !seen.is_there() || seen.due.is_none_or(|due| due > now) {
+        if !seen.exists() || seen.due.is_none_or(|due| due > now) {
             return Ok(());
         }
-        let mut write = Write::new(key);
+        let mut write = UpdateExpression::new(key);
         write.only_if(REVISION, "=", seen.revision);
         write.add(REVISION, 1_u64);
         // Older versions also marked the items of other levels.
         let (old, open): (Vec<_>, Vec<_>) =
             seen.open.iter().partition(|(_, mark)| mark.level > 0 && mark.record.is_due(now));
-        let obsolete = seen.obsolete.iter().take(REMOVED_AT_ONCE).cloned();
+        let obsolete = seen.obsolete.iter().take(REMOVED_MAX).cloned();
         for name in old.iter().map(|(lease, _)| open_name(**lease)).chain(obsolete) {
             write.remove(&name);
         }
-        // Corrects the counts, whatever happened to them.
+        // Corrects the counters.
         for (name, count) in [(OPENS, open.len()), (ENDS, seen.ended.len())] {
             write.set(name, count as u64);
         }
@@ -164,18 +164,18 @@ impl DynamoDb {
                 write.remove(DUE);
             }
         }
-        match self.inner.link.update(&write).await {
+        match self.inner.client.update(&write).await {
             Ok(_) => {
                 self.inner.cache.evict(subject);
                 Ok(())
             }
-            // It is in use, and stays due.
-            Err(Failed::Condition(_) | Failed::Conflict) => Ok(()),
-            Err(failed) => Err(failed.into_error()),
+            // It is in use and stays due.
+            Err(RequestError::Condition(_) | RequestError::Conflict) => Ok(()),
+            Err(error) => Err(error.into_error()),
         }
     }
 }
 
-fn ended(swept: Swept) -> usize {
+fn ended(swept: SweepReport) -> usize {
     usize::try_from(swept.settled + swept.returned).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! The table itself: made, completed, looked at, removed, and written as a template for `CloudFormation`.
+//! The table: creation, completion, inspection, deletion, and a `CloudFormation` template.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,47 +11,48 @@ use aws_sdk_dynamodb::types::{
     TimeToLiveSpecification, TimeToLiveStatus,
 };
 
+use super::client::TableClient;
+use super::errors::RequestError;
 use super::keys::{GSI1, GSI2, GSI3, PK, SK, TTL};
-use super::link::Link;
-use super::trouble::Failed;
 use crate::error::StoreError;
 use crate::lifecycle::Part;
 
-/// The indexes, all of keys only: whoever finds an item by one reads the item itself. What changes with every draw is in none
-/// of them, so that no draw writes to an index that all draws of a resource would share.
+/// The indexes, which project keys only: items found by them are read from the table. No index has an
+/// attribute that every draw changes, so draws never write to a partition that all draws of a resource share.
 const INDEXES: [&str; 3] = [GSI1, GSI2, GSI3];
-/// How often a table that is being made is looked at.
-pub(super) const LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
-/// So often it is looked at.
-const LOOKS: usize = 1_200;
-/// And so often one that was made may be unknown to whoever answers.
-pub(super) const LOOKS_UNKNOWN: usize = 60;
+/// The polling interval while a table is being created.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The most polls.
+const POLLS_MAX: usize = 1_200;
+/// The most polls during which a new table may still be unknown.
+pub(super) const UNKNOWN_POLLS_MAX: usize = 60;
 
-/// What is there of a table.
+/// What exists of a table.
 #[derive(Debug)]
-pub(super) struct Found {
-    /// What it would have to have too, in the order it is made in.
+pub(super) struct TableInfo {
+    /// Missing parts, in the order of their creation.
     pub(super) missing: Vec<Part>,
-    /// How its reads and writes are paid for.
+    /// The billing mode.
     pub(super) billing: &'static str,
-    /// The engine refuses to remove it.
+    /// Whether the engine refuses to delete it.
     pub(super) is_protected: bool,
-    /// Another attribute than ours that its items expire by.
+    /// A foreign attribute by which its items expire.
     pub(super) foreign_expiry: Option<String>,
 }
 
-/// Describes the table; `None` if it does not exist. A table whose keys or indexes differ from ours is another program's.
-pub(super) async fn look(link: &Link) -> Result<Option<Found>, StoreError> {
-    let Some(table) = describe(link).await? else { return Ok(None) };
-    check_shape(link, &table)?;
+/// Describes the table; `None` if it does not exist. A table whose keys or indexes differ from ours is
+/// another program's.
+pub(super) async fn inspect(client: &TableClient) -> Result<Option<TableInfo>, StoreError> {
+    let Some(table) = describe(client).await? else { return Ok(None) };
+    check_shape(client, &table)?;
     let mut missing = Vec::new();
     for index in INDEXES {
         if index_in(&table, index).is_none() {
             missing.push(Part::new("index", index));
         }
     }
-    let expiry = link.client.describe_time_to_live().table_name(&link.table).send().await;
-    let expiry = expiry.map_err(|error| link.whose.failed(error).into_error())?;
+    let expiry = client.sdk.describe_time_to_live().table_name(&client.table).send().await;
+    let expiry = expiry.map_err(|error| client.context.request_error(error).into_error())?;
     let attribute = expires_by(expiry.time_to_live_description());
     if attribute.as_deref() != Some(TTL) {
         missing.push(Part::new("expiry", TTL));
@@ -60,28 +61,28 @@ pub(super) async fn look(link: &Link) -> Result<Option<Found>, StoreError> {
     let billing = table.billing_mode_summary().and_then(|summary| summary.billing_mode());
     let billing = if billing == Some(&BillingMode::PayPerRequest) { "on demand" } else { "provisioned" };
     let is_protected = table.deletion_protection_enabled() == Some(true);
-    Ok(Some(Found { missing, billing, is_protected, foreign_expiry }))
+    Ok(Some(TableInfo { missing, billing, is_protected, foreign_expiry }))
 }
 
 /// Checks the names and types of the keys, of the table and of each index that it has.
-fn check_shape(link: &Link, table: &TableDescription) -> Result<(), StoreError> {
-    check_keys(link, table, "its keys", table.key_schema(), [PK, SK])?;
+fn check_shape(client: &TableClient, table: &TableDescription) -> Result<(), StoreError> {
+    check_keys(client, table, "its keys", table.key_schema(), [PK, SK])?;
     for index in INDEXES {
         if let Some(found) = index_in(table, index) {
             let ours = [format!("{index}PK"), format!("{index}SK")];
             let what = format!("the keys of its index {index}");
-            check_keys(link, table, &what, found.key_schema(), [&ours[0], &ours[1]])?;
+            check_keys(client, table, &what, found.key_schema(), [&ours[0], &ours[1]])?;
         }
     }
     Ok(())
 }
 
 fn check_keys(
-    link: &Link,
+    client: &TableClient,
     table: &TableDescription,
     what: &str,
     found: &[KeySchemaElement],
-    ours: [&str; 2],
+    expected: [&str; 2],
 ) -> Result<(), StoreError> {
     let type_of = |name: &str| {
         let mut types = table.attribute_definitions().iter();
@@ -89,15 +90,15 @@ fn check_keys(
     };
     let shown = |name: &str| format!("{name} ({})", type_of(name));
     let found: Vec<String> = found.iter().map(|key| shown(key.attribute_name())).collect();
-    let ours = ours.map(|name| format!("{name} (S)"));
-    if found == ours {
+    let expected = expected.map(|name| format!("{name} (S)"));
+    if found == expected {
         return Ok(());
     }
     let what = format!(
         "`{}` belongs to another program: {what} are {}, not {}",
-        link.whose.place,
+        client.context.place,
         found.join(" and "),
-        ours.join(" and ")
+        expected.join(" and ")
     );
     Err(StoreError::Invalid { what })
 }
@@ -107,19 +108,19 @@ fn index_in<'a>(table: &'a TableDescription, name: &str) -> Option<&'a GlobalSec
 }
 
 /// Whether the table holds no item.
-pub(super) async fn is_empty(link: &Link) -> Result<bool, StoreError> {
-    let mut retries = link.retries();
+pub(super) async fn is_empty(client: &TableClient) -> Result<bool, StoreError> {
+    let mut retries = client.retries();
     loop {
-        match link.client.scan().table_name(&link.table).limit(1).consistent_read(true).send().await {
+        match client.sdk.scan().table_name(&client.table).limit(1).consistent_read(true).send().await {
             Ok(answer) => return Ok(answer.items().is_empty()),
-            Err(error) => retries.bear(link.whose.failed(error)).await?,
+            Err(error) => retries.wait_or_fail(client.context.request_error(error)).await?,
         }
     }
 }
 
-/// Makes the table with its indexes, and waits until it is there. Answers whether it was made.
-pub(super) async fn make(link: &Link) -> Result<bool, StoreError> {
-    let call = link.client.create_table().table_name(&link.table);
+/// Creates the table with its indexes, and waits until it is active. Returns whether it is new.
+pub(super) async fn create(client: &TableClient) -> Result<bool, StoreError> {
+    let call = client.sdk.create_table().table_name(&client.table);
     let mut call = call.billing_mode(BillingMode::PayPerRequest);
     for name in attributes() {
         call = call.attribute_definitions(definition(&name)?);
@@ -130,58 +131,59 @@ pub(super) async fn make(link: &Link) -> Result<bool, StoreError> {
     for index in INDEXES {
         let (schema, projection) = index_of(index)?;
         let index = GlobalSecondaryIndex::builder().index_name(index).set_key_schema(Some(schema));
-        call = call.global_secondary_indexes(index.projection(projection).build().map_err(bad)?);
+        call = call.global_secondary_indexes(index.projection(projection).build().map_err(invalid)?);
     }
-    let is_made = match call.send().await {
+    let is_new = match call.send().await {
         Ok(_) => true,
         Err(error) if error.code() == Some("ResourceInUseException") => false,
-        Err(error) => return Err(link.whose.failed(error).into_error()),
+        Err(error) => return Err(client.context.request_error(error).into_error()),
     };
-    wait(link).await?;
-    Ok(is_made)
+    wait(client).await?;
+    Ok(is_new)
 }
 
-/// Adds a part that a table lacks, and waits until it is there.
-pub(super) async fn add(link: &Link, part: &Part) -> Result<(), StoreError> {
+/// Adds a missing part, and waits until it is active.
+pub(super) async fn add(client: &TableClient, part: &Part) -> Result<(), StoreError> {
     if part.kind == "expiry" {
-        return expire(link).await;
+        return enable_expiry(client).await;
     }
     let (schema, projection) = index_of(&part.name)?;
     let index = CreateGlobalSecondaryIndexAction::builder().index_name(&part.name);
-    let index = index.set_key_schema(Some(schema)).projection(projection).build().map_err(bad)?;
-    let mut call = link.client.update_table().table_name(&link.table);
+    let index = index.set_key_schema(Some(schema)).projection(projection).build().map_err(invalid)?;
+    let mut call = client.sdk.update_table().table_name(&client.table);
     for name in [format!("{}PK", part.name), format!("{}SK", part.name)] {
         call = call.attribute_definitions(definition(&name)?);
     }
     let update = GlobalSecondaryIndexUpdate::builder().create(index).build();
     let call = call.global_secondary_index_updates(update).send();
-    call.await.map_err(|error| link.whose.failed(error).into_error())?;
-    wait(link).await
+    call.await.map_err(|error| client.context.request_error(error).into_error())?;
+    wait(client).await
 }
 
-/// Has the engine forget items by their own time.
-async fn expire(link: &Link) -> Result<(), StoreError> {
-    let expiry = TimeToLiveSpecification::builder().enabled(true).attribute_name(TTL).build().map_err(bad)?;
-    let call = link.client.update_time_to_live().table_name(&link.table).time_to_live_specification(expiry);
+/// Enables the expiry of items.
+async fn enable_expiry(client: &TableClient) -> Result<(), StoreError> {
+    let expiry =
+        TimeToLiveSpecification::builder().enabled(true).attribute_name(TTL).build().map_err(invalid)?;
+    let call = client.sdk.update_time_to_live().table_name(&client.table).time_to_live_specification(expiry);
     match call.send().await {
         Ok(_) => Ok(()),
         Err(error) if error.code() == Some("ValidationException") => {
-            let found = link.client.describe_time_to_live().table_name(&link.table).send().await;
-            let found = found.map_err(|error| link.whose.failed(error).into_error())?;
+            let found = client.sdk.describe_time_to_live().table_name(&client.table).send().await;
+            let found = found.map_err(|error| client.context.request_error(error).into_error())?;
             match expires_by(found.time_to_live_description()) {
-                // It is so already.
+                // It is enabled already.
                 Some(attribute) if attribute == TTL => Ok(()),
                 Some(attribute) => {
                     let what = format!(
-                        "`{}`: its items expire by `{attribute}`, and not by `{TTL}`: have the engine end that first",
-                        link.whose.place
+                        "`{}`: its items expire by `{attribute}`, not by `{TTL}`: disable that time to live first",
+                        client.context.place
                     );
                     Err(StoreError::Invalid { what })
                 }
-                None => Err(link.whose.failed(error).into_error()),
+                None => Err(client.context.request_error(error).into_error()),
             }
         }
-        Err(error) => Err(link.whose.failed(error).into_error()),
+        Err(error) => Err(client.context.request_error(error).into_error()),
     }
 }
 
@@ -193,23 +195,23 @@ fn expires_by(found: Option<&TimeToLiveDescription>) -> Option<String> {
     found.attribute_name().map(str::to_owned)
 }
 
-/// Removes the table and all that is in it. Answers whether there was one.
-pub(super) async fn remove(link: &Link) -> Result<bool, StoreError> {
-    match link.client.delete_table().table_name(&link.table).send().await {
+/// Deletes the table. Returns whether it existed.
+pub(super) async fn remove(client: &TableClient) -> Result<bool, StoreError> {
+    match client.sdk.delete_table().table_name(&client.table).send().await {
         Ok(_) => {}
         Err(error) if error.code() == Some("ResourceNotFoundException") => return Ok(false),
-        Err(error) => return Err(link.whose.failed(error).into_error()),
+        Err(error) => return Err(client.context.request_error(error).into_error()),
     }
-    for _ in 0..LOOKS {
-        if describe(link).await?.is_none() {
+    for _ in 0..POLLS_MAX {
+        if describe(client).await?.is_none() {
             return Ok(true);
         }
-        tokio::time::sleep(LOOKED_AT_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    Err(StoreError::unavailable(format!("`{}` is still there after {LOOKS} looks", link.whose.place)))
+    Err(StoreError::unavailable(format!("`{}` still exists after {POLLS_MAX} checks", client.context.place)))
 }
 
-/// What a program that uses a table may do with it and its indexes.
+/// The actions that a program needs on the table and its indexes.
 const RIGHTS: [&str; 8] = [
     "BatchGetItem",
     "ConditionCheckItem",
@@ -221,14 +223,14 @@ const RIGHTS: [&str; 8] = [
     "UpdateItem",
 ];
 
-/// The table and a policy for its users as a template of `CloudFormation`, in YAML.
+/// A `CloudFormation` template of the table and of a policy for its users, in YAML.
 pub(super) fn template(table: &str) -> String {
     let mut text = String::from(
         "AWSTemplateFormatVersion: \"2010-09-09\"\nDescription: A table for tidegate\nResources:\n  Limits:\n    \
          Type: AWS::DynamoDB::Table\n    DeletionPolicy: Retain\n    UpdateReplacePolicy: Retain\n    Properties:\n",
     );
     let mut line = |indent: usize, line: &str| {
-        // To a string nothing fails.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{:indent$}{line}", "");
     };
     line(6, &format!("TableName: {}", quoted(table)));
@@ -267,7 +269,7 @@ pub(super) fn template(table: &str) -> String {
     text
 }
 
-/// The attributes that keys are made of.
+/// The attributes of keys.
 fn attributes() -> Vec<String> {
     let own = [PK.to_owned(), SK.to_owned()];
     own.into_iter()
@@ -277,12 +279,12 @@ fn attributes() -> Vec<String> {
 
 fn definition(name: &str) -> Result<AttributeDefinition, StoreError> {
     let definition = AttributeDefinition::builder().attribute_name(name);
-    definition.attribute_type(ScalarAttributeType::S).build().map_err(bad)
+    definition.attribute_type(ScalarAttributeType::S).build().map_err(invalid)
 }
 
 fn key_schema(pk: &str, sk: &str) -> Result<Vec<KeySchemaElement>, StoreError> {
     let element = |name: &str, kind| KeySchemaElement::builder().attribute_name(name).key_type(kind).build();
-    Ok(vec![element(pk, KeyType::Hash).map_err(bad)?, element(sk, KeyType::Range).map_err(bad)?])
+    Ok(vec![element(pk, KeyType::Hash).map_err(invalid)?, element(sk, KeyType::Range).map_err(invalid)?])
 }
 
 fn index_of(name: &str) -> Result<(Vec<KeySchemaElement>, Projection), StoreError> {
@@ -291,17 +293,17 @@ fn index_of(name: &str) -> Result<(Vec<KeySchemaElement>, Projection), StoreErro
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it on")]
-fn bad(error: BuildError) -> StoreError {
+fn invalid(error: BuildError) -> StoreError {
     StoreError::Invalid { what: error.to_string() }
 }
 
-/// The tables of the account whose names begin with that of the link, in the order of names.
-pub(super) async fn names(link: &Link) -> Result<Vec<String>, StoreError> {
+/// The tables of the account whose names begin with that of the client, by name.
+pub(super) async fn names(client: &TableClient) -> Result<Vec<String>, StoreError> {
     let (mut names, mut last) = (Vec::new(), None);
     loop {
-        let page = link.client.list_tables().set_exclusive_start_table_name(last).send().await;
-        let page = page.map_err(|error| link.whose.failed(error).into_error())?;
-        names.extend(page.table_names().iter().filter(|name| name.starts_with(&link.table)).cloned());
+        let page = client.sdk.list_tables().set_exclusive_start_table_name(last).send().await;
+        let page = page.map_err(|error| client.context.request_error(error).into_error())?;
+        names.extend(page.table_names().iter().filter(|name| name.starts_with(&client.table)).cloned());
         last = page.last_evaluated_table_name;
         if last.is_none() {
             return Ok(names);
@@ -309,31 +311,31 @@ pub(super) async fn names(link: &Link) -> Result<Vec<String>, StoreError> {
     }
 }
 
-/// The table as the engine describes it; `None` where there is none.
-pub(super) async fn describe(link: &Link) -> Result<Option<TableDescription>, StoreError> {
-    match link.client.describe_table().table_name(&link.table).send().await {
+/// The engine's description of the table; `None` if it does not exist.
+pub(super) async fn describe(client: &TableClient) -> Result<Option<TableDescription>, StoreError> {
+    match client.sdk.describe_table().table_name(&client.table).send().await {
         Ok(found) => Ok(found.table),
         Err(error) if error.code() == Some("ResourceNotFoundException") => Ok(None),
-        Err(error) => Err(link.whose.failed(error).into_error()),
+        Err(error) => Err(client.context.request_error(error).into_error()),
     }
 }
 
-/// Waits until the table and all its indexes can be used.
-async fn wait(link: &Link) -> Result<(), StoreError> {
-    for look in 0..LOOKS {
-        match link.client.describe_table().table_name(&link.table).send().await {
+/// Waits until the table and its indexes are active.
+async fn wait(client: &TableClient) -> Result<(), StoreError> {
+    for poll in 0..POLLS_MAX {
+        match client.sdk.describe_table().table_name(&client.table).send().await {
             Ok(found) if found.table().is_some_and(is_ready) => return Ok(()),
             Ok(_) => {}
-            // What was made a moment ago is not known everywhere yet.
-            Err(error) if error.code() == Some("ResourceNotFoundException") && look < LOOKS_UNKNOWN => {}
-            Err(error) => match link.whose.failed(error) {
-                Failed::Unavailable { .. } => {}
-                failed => return Err(failed.into_error()),
+            // A new table is not known everywhere at once.
+            Err(error) if error.code() == Some("ResourceNotFoundException") && poll < UNKNOWN_POLLS_MAX => {}
+            Err(error) => match client.context.request_error(error) {
+                RequestError::Unavailable { .. } => {}
+                request_error => return Err(request_error.into_error()),
             },
         }
-        tokio::time::sleep(LOOKED_AT_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    Err(StoreError::unavailable(format!("`{}` is not there after {LOOKS} looks", link.whose.place)))
+    Err(StoreError::unavailable(format!("`{}` is not active after {POLLS_MAX} checks", client.context.place)))
 }
 
 fn is_ready(table: &TableDescription) -> bool {
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_has_the_keys_and_the_three_indexes() {
+    fn template_has_the_keys_and_three_indexes() {
         let template = template("limits");
         assert!(template.contains("TableName: \"limits\""));
         assert_eq!(template.matches("IndexName: GSI").count(), 3);

@@ -1,8 +1,8 @@
-//! Leases: the open ones, and what is remembered of those that have ended.
+//! Open leases, and the records of ended ones in a two-generation cache.
 //!
-//! A lease is kept with the table of its own subject's bucket, so that one lock covers both. Ended leases are
-//! remembered in two generations: when the young one is full, or as old as they are to be remembered, it becomes the
-//! old one, and the old one is forgotten as a whole.
+//! A lease is kept in the shard of its own subject's bucket, so that one lock covers both. Records of ended
+//! leases live in two generations: when the young one is full or old enough, it becomes the old one, and the
+//! previous old one is dropped as a whole.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,47 +12,47 @@ use std::time::Duration;
 
 use hashbrown::HashTable;
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{Ended, Ending, LeaseId, REMEMBERED};
+use tidegate_core::limit::lease::{EndRecord, Ending, LeaseId, REMEMBERED};
 use tidegate_core::time::Stamp;
 
 use crate::error::StoreError;
 use crate::shared_engine::{KnownLease, LeaseTable, Open};
 
-/// Ended leases that one generation of a shard remembers, unless more end within [`REMEMBERED_MIN`]. A subject's are all
-/// on one shard: so many are remembered of it at least, and half a million of all.
+/// Records in one generation of a shard, unless more leases end within [`REMEMBERED_MIN`]. A subject's leases
+/// are all on one shard: at least this many records are kept of it, and half a million in all.
 const GENERATION_MAX: usize = 1 << 12;
-/// Whatever their number, ended leases are remembered for this long, so that hardly anybody takes longer from making an
-/// id to drawing with it. Whoever does is refused, and makes another.
+/// The minimum time to keep records, regardless of their number: longer than callers normally take from
+/// creating an id to drawing with it. A slower draw is refused, and its caller creates another id.
 const REMEMBERED_MIN: Duration = Duration::from_millis(2);
-/// Ended leases that are so many that there will be [`GENERATION_MAX`].
+/// The number of records from which a generation reserves space for [`GENERATION_MAX`].
 const MANY: usize = 1 << 8;
-/// Deadlines of ended leases that are left lying, beside as many as there are open ones.
+/// Stale deadlines tolerated in the heap, in addition to the number of open leases.
 const STALE_MAX: usize = 128;
 
 /// A shard of the leases.
 pub(super) struct Leases {
     hasher: foldhash::fast::RandomState,
     open: HashTable<Open>,
-    /// The open ones by deadline, the next first, and some that have ended: to take one out takes longer than to find
-    /// out later. One that was renewed is there under the deadline it had before.
+    /// A heap of deadlines with lazy deletion: ended leases stay until they are popped, and a renewed lease
+    /// has its old deadline.
     due: BinaryHeap<Reverse<(Stamp, LeaseId)>>,
     young: Generation,
     old: Generation,
-    /// Ids made no later than this may have been forgotten before their time: an unknown one does not draw.
+    /// Records of ids created up to this time may have been dropped early: an unknown id does not draw.
     horizon: u64,
 }
 
 /// Leases that ended at about the same time.
 #[derive(Default)]
 struct Generation {
-    /// In the order of their ends, one behind the other: to write somewhere in a large table takes long.
-    ended: Vec<(LeaseId, Ended)>,
-    /// Their places, by id.
+    /// In the order of their ends, appended: random writes into a large table are slow.
+    ended: Vec<(LeaseId, EndRecord)>,
+    /// The indexes by id.
     places: HashTable<u32>,
-    /// When the first and the last of them ended.
+    /// When the first and the last lease ended.
     since: Stamp,
     until: Stamp,
-    /// The newest id among them, by its maker's clock.
+    /// The creation time of the newest id.
     newest: u64,
 }
 
@@ -80,7 +80,7 @@ impl LeaseTable for Leases {
     }
 
     fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError> {
-        // A chosen id has no time: it is new as far as is known.
+        // A chosen id has no time, and counts as new.
         if self.horizon == 0 || lease.is_chosen() || lease.millis() > self.horizon {
             return Ok(());
         }
@@ -99,8 +99,8 @@ impl LeaseTable for Leases {
         self.open.get_bucket_mut(place).ok_or(StoreError::NoLease { lease })
     }
 
-    fn end(&mut self, lease: LeaseId, ended: Ended) -> u64 {
-        let forgotten = self.forget(ended.at);
+    fn end(&mut self, lease: LeaseId, ended: EndRecord) -> u64 {
+        let forgotten = self.rotate(ended.at);
         let hash = self.hash(lease);
         if let Ok(found) = self.open.find_entry(hash, |open| open.lease == lease) {
             drop(found.remove());
@@ -115,24 +115,24 @@ impl LeaseTable for Leases {
 }
 
 impl Leases {
-    /// How many are open, and how many are remembered that have ended.
+    /// The number of open leases, and of records of ended ones.
     pub(super) fn len(&self) -> (usize, usize) {
         (self.open.len(), self.young.ended.len() + self.old.ended.len())
     }
 
-    /// Forgets a generation if it is time, and answers how many leases that were.
-    pub(super) fn forget(&mut self, now: Stamp) -> u64 {
-        // No generation is forgotten before the older of them has been remembered for as long as need be, or is full.
+    /// Rotates the generations if it is time, and returns the number of records dropped.
+    pub(super) fn rotate(&mut self, now: Stamp) -> u64 {
+        // Nothing to do before the older generation is old enough, or the young one is full.
         let oldest = if self.old.ended.is_empty() { self.young.since } else { self.old.until };
         let age = now.as_micros().saturating_sub(oldest.as_micros());
         if self.young.ended.len() < GENERATION_MAX && age <= REMEMBERED.as_secs() * 1_000_000 {
             return 0;
         }
-        self.forget_now(now)
+        self.rotate_now(now)
     }
 
     #[cold]
-    fn forget_now(&mut self, now: Stamp) -> u64 {
+    fn rotate_now(&mut self, now: Stamp) -> u64 {
         let mut forgotten = 0;
         let is_old = |generation: &Generation| {
             !generation.ended.is_empty() && now.since(generation.until) > REMEMBERED
@@ -144,10 +144,10 @@ impl Leases {
         let is_full = self.young.ended.len() >= GENERATION_MAX && now.since(self.old.until) > REMEMBERED_MIN;
         if is_full || (!self.young.ended.is_empty() && now.since(self.young.since) > REMEMBERED) {
             forgotten += self.old.ended.len() as u64;
-            // Forgotten before its time: what is as old as these and not known may be one of them.
+            // Dropped early: an unknown id as old as these may be one of them.
             self.horizon = self.horizon.max(self.old.newest);
-            let room = mem::take(&mut self.old).emptied();
-            self.old = mem::replace(&mut self.young, room);
+            let empty = mem::take(&mut self.old).cleared();
+            self.old = mem::replace(&mut self.young, empty);
         }
         if is_old(&self.old) {
             forgotten += self.old.ended.len() as u64;
@@ -156,7 +156,7 @@ impl Leases {
         forgotten
     }
 
-    /// Up to `max` leases whose deadline has passed. They are not told of again.
+    /// Removes up to `max` leases whose deadline has passed from the heap, and returns them.
     pub(super) fn due(&mut self, now: Stamp, max: usize) -> Vec<(LeaseId, Arc<Levels>)> {
         let mut due = Vec::new();
         while due.len() < max && self.next_due() <= now {
@@ -172,7 +172,7 @@ impl Leases {
         due
     }
 
-    /// No lease is due before this.
+    /// The earliest deadline.
     pub(super) fn next_due(&self) -> Stamp {
         self.due.peek().map_or(Stamp::MAX, |Reverse((deadline, _))| *deadline)
     }
@@ -183,12 +183,12 @@ impl Leases {
 }
 
 impl Generation {
-    fn find(&self, hash: u64, lease: LeaseId) -> Option<Ended> {
+    fn find(&self, hash: u64, lease: LeaseId) -> Option<EndRecord> {
         let place = self.places.find(hash, |place| self.ended[*place as usize].0 == lease);
         place.map(|place| self.ended[*place as usize].1)
     }
 
-    fn push(&mut self, hash: u64, lease: LeaseId, ended: Ended, hasher: &foldhash::fast::RandomState) {
+    fn push(&mut self, hash: u64, lease: LeaseId, ended: EndRecord, hasher: &foldhash::fast::RandomState) {
         if self.ended.is_empty() {
             self.since = ended.at;
         }
@@ -197,14 +197,14 @@ impl Generation {
         if self.ended.len() == self.ended.capacity() {
             self.grow(hasher);
         }
-        // A generation has far fewer.
+        // A generation has far fewer entries.
         let place = u32::try_from(self.ended.len()).unwrap_or(u32::MAX);
         self.ended.push((lease, ended));
         let all = &self.ended;
         self.places.insert_unique(hash, place, |place| hash_of(hasher, all[*place as usize].0));
     }
 
-    /// Makes room for more: where there are many, for all that there may be, since to move them takes long.
+    /// Grows the generation; a large one to its maximum at once, to avoid further moves.
     #[cold]
     fn grow(&mut self, hasher: &foldhash::fast::RandomState) {
         let count = self.ended.len();
@@ -215,8 +215,8 @@ impl Generation {
         self.places.reserve(more, |place| hash_of(hasher, all[*place as usize].0));
     }
 
-    /// Nothing, in the same room.
-    fn emptied(mut self) -> Self {
+    /// Clears the generation and keeps its capacity.
+    fn cleared(mut self) -> Self {
         self.ended.clear();
         self.places.clear();
         Self { ended: self.ended, places: self.places, ..Self::default() }

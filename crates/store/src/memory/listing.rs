@@ -8,17 +8,17 @@ use tidegate_core::limit::usage::{Tally, Usage};
 use tidegate_core::time::Stamp;
 
 use super::Space;
-use crate::buckets::{Bucket, Lookup, Seen};
+use crate::buckets::{Bucket, BucketSnapshot, Lookup};
 use crate::cursor::{UsagePlace, name_of};
 use crate::ledger::{UsageOf, UsageQuery};
-use crate::shared_engine::{Bucket as Kept, table_of};
+use crate::shared_engine::{Bucket as StoredBucket, table_of};
 use crate::sync::lock;
 
-/// Subjects that are looked up at a time: whoever draws from a new one waits that long.
+/// Subjects read from the index under one lock, which delays draws from new subjects.
 const CHUNK: usize = 256;
 
 impl Space {
-    pub(super) fn look(&self, lookup: &Lookup) -> Seen {
+    pub(super) fn look(&self, lookup: &Lookup) -> BucketSnapshot {
         let at = self.now();
         let buckets = match lookup {
             Lookup::Subjects(subjects) => {
@@ -27,7 +27,7 @@ impl Space {
             Lookup::Entities(entities) => self.buckets_of_entities(entities, at),
             Lookup::Lineage(entity) => self.buckets_of_entities(std::slice::from_ref(entity), at),
         };
-        Seen { at, clock_offset: self.clock.offset(), buckets }
+        BucketSnapshot { at, clock_offset: self.clock.offset(), buckets }
     }
 
     fn buckets_of_entities(&self, entities: &[EntityId], at: Stamp) -> Vec<Bucket> {
@@ -58,8 +58,8 @@ impl Space {
         after: Option<UsagePlace<'_>>,
         max: usize,
     ) -> Vec<Usage> {
-        // Whoever asks for usage means that of leases past their deadline too.
-        self.sweep_in_passing(self.clock.now(), usize::MAX);
+        // Usage includes leases past their deadline.
+        self.sweep_before_call(self.clock.now(), usize::MAX);
         let mut lines = Vec::new();
         let mut from = after.as_ref().map(|place| place.name.to_owned());
         let mut is_first = true;
@@ -81,7 +81,7 @@ impl Space {
         lines
     }
 
-    /// Up to `count` of the subjects whose usage is asked for, in order, from `from` on.
+    /// Up to `count` subjects of the query, in order, starting at `from`.
     fn subjects_from(&self, of: &UsageOf, from: Bound<&str>, count: usize) -> Vec<Subject> {
         let index = lock(&self.index);
         match of {
@@ -118,17 +118,22 @@ impl Space {
         })
     }
 
-    fn with_bucket<T>(&self, subject: &Subject, read: impl FnOnce(&Kept) -> T) -> Option<T> {
+    fn with_bucket<T>(&self, subject: &Subject, read: impl FnOnce(&StoredBucket) -> T) -> Option<T> {
         let hash = self.hash(subject);
         let guard = lock(&self.shards[table_of(hash)]);
         guard.table.get(hash, subject).map(read)
     }
 }
 
-fn lines_of(bucket: &Kept, query: &UsageQuery, after: Option<&UsagePlace<'_>>, found: &mut Vec<Usage>) {
+fn lines_of(
+    bucket: &StoredBucket,
+    query: &UsageQuery,
+    after: Option<&UsagePlace<'_>>,
+    found: &mut Vec<Usage>,
+) {
     let name = name_of(&query.of, &bucket.subject);
     let after = after.filter(|place| place.name == name);
-    // Limits given with calls have rows of their own, and are used under the same name.
+    // Limits given with calls have separate rows, and count under the same name.
     let mut sums: BTreeMap<(&LimitName, Stamp), Tally> = BTreeMap::new();
     for row in &bucket.rows {
         for (start, tally) in row.usage.iter().flat_map(|usage| usage.within(query.window, &query.range)) {

@@ -1,11 +1,12 @@
-//! The reference store: in the process, sharded, with nothing to wait for.
+//! The reference store: in process, sharded, and immediate.
 //!
-//! A call locks the shards of its buckets in their order, decides and moves under all of these locks, and lets go. Its
-//! lease is kept with the bucket of its own subject. Everything is bounded: buckets, entities and policies refuse to grow
-//! beyond their bounds ([`StoreError::Full`](crate::StoreError::Full)), buckets that are the same as none are forgotten,
-//! ended leases are forgotten early, and the oldest of the audit goes.
+//! A call locks the shards of its buckets in order, decides and moves units under these locks, and releases
+//! them. A lease is kept in the shard of its subject's bucket. Everything is bounded: buckets, entities and
+//! policies are refused beyond their bounds ([`StoreError::Full`](crate::StoreError::Full)), buckets that
+//! equal unused ones are evicted, records of ended leases are dropped early, and the oldest audit entries are
+//! deleted.
 
-mod forget;
+mod evict;
 mod leases;
 mod listing;
 mod options;
@@ -26,26 +27,26 @@ use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
-use crate::buckets::{Bucket, Lookup, Seen, Standing};
+use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::clock::WallClock;
 use crate::cursor::UsagePlace;
-use crate::engine::{Applied, Engine, Step};
+use crate::engine::{Engine, Step, StepResult};
 use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::reply::Reply;
 use crate::shared_engine::{SHARDS, hash_subject};
-use crate::store::{Capabilities, Clocked, Swept};
+use crate::store::{Capabilities, ClockSource, SweepReport};
 use crate::sync::lock;
-use forget::Changes;
+use evict::RecentChanges;
 pub use options::{MemoryOptions, MemoryStats};
-use records::Kept;
+use records::RecordTable;
 use shards::{Index, Shard};
 
-/// A store has at most so many namespaces.
+/// The maximum number of namespaces.
 const NAMESPACES_MAX: usize = 4_096;
-/// Leases a call ends in passing whose deadline has passed.
-const SWEPT_IN_PASSING: usize = 16;
+/// The maximum number of due leases that a call ends before its own work.
+const DUE_PER_CALL: usize = 16;
 
 /// A store in this process's memory. Clones are the same store.
 ///
@@ -66,33 +67,34 @@ struct Space {
     clock: Arc<dyn WallClock>,
     hasher: foldhash::fast::RandomState,
     shards: Box<[Mutex<Shard>]>,
-    /// Which buckets there are. Locked after a shard, never before.
+    /// The existing buckets in order. Lock order: after a shard.
     index: Mutex<Index>,
     options: MemoryOptions,
-    /// Buckets there are, that were forgotten, and that there was no room for.
+    /// The number of buckets, of evicted buckets, and of refused ones.
     subjects: AtomicUsize,
     forgotten: AtomicU64,
     refused: AtomicU64,
-    /// Leases that calls have ended in passing, until a sweep tells of them.
-    passed: Mutex<Swept>,
-    /// How far time was ahead of the wall clock at the last sweep, in microseconds: a clock is not read under a lock.
+    /// Leases ended by other calls, until a sweep reports them.
+    passed: Mutex<SweepReport>,
+    /// The offset of the time to the wall clock at the last sweep, in microseconds. Cached, because a clock
+    /// is not read under a lock.
     clock_offset: AtomicU64,
-    /// When the last changes were made. Locked after anything else, never before.
-    changes: Mutex<Changes>,
-    /// No lease is past its deadline before this, in microseconds.
+    /// The times of the last changes. Lock order: last.
+    changes: Mutex<RecentChanges>,
+    /// A lower bound of the earliest deadline, in microseconds.
     due_at: AtomicU64,
-    kept: Mutex<Kept>,
-    /// The version of what administrators have changed, for those who only want to know whether they have.
+    records: Mutex<RecordTable>,
+    /// A copy of the records' version, to read it without their lock.
     version: AtomicU64,
 }
 
 impl Memory {
-    /// An empty store that goes by the system's clock.
+    /// An empty store with the system's clock.
     pub fn new() -> Self {
         Self::made(MemoryOptions::new())
     }
 
-    /// An empty store that goes by `clock`.
+    /// An empty store with this clock.
     pub fn with_clock(clock: impl WallClock) -> Self {
         Self::made(MemoryOptions::new().clock(clock))
     }
@@ -101,10 +103,10 @@ impl Memory {
         Self { space: Arc::new(Space::new(options)), spaces: Arc::default() }
     }
 
-    /// Another namespace of the same store: whoever asks for the same name gets the same.
+    /// A namespace of the same store. The same name returns the same namespace.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a name that cannot be, [`StoreError::Full`] where there are too many.
+    /// [`StoreError::Invalid`] for an invalid name, [`StoreError::Full`] for too many namespaces.
     pub fn namespace(&self, name: &str) -> Result<Self, StoreError> {
         let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
         let mut spaces = lock(&self.spaces);
@@ -134,21 +136,21 @@ impl Engine for Memory {
             engine: "memory",
             is_immediate: true,
             is_durable: false,
-            clock: Clocked::Process,
+            clock: ClockSource::Process,
             deadline: Duration::from_secs(1),
         }
     }
 
     #[inline]
-    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         Reply::ready(self.space.apply(&step))
     }
 
-    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::ready(self.space.lease(lease))
     }
 
-    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot> {
         Reply::ready(Ok(self.space.look(lookup)))
     }
 
@@ -173,14 +175,14 @@ impl Engine for Memory {
     fn prune_ledger<'a>(&'a self, prune: &'a Prune, max: usize) -> Reply<'a, u64> {
         Reply::ready(Ok(match *prune {
             Prune::Usage { window, before } => self.space.prune_usage(window, before, max),
-            Prune::Audit { through } => lock(&self.space.kept).prune_audit(through, max),
+            Prune::Audit { through } => lock(&self.space.records).prune_audit(through, max),
         } as u64))
     }
 
-    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
+    fn sweep_leases(&self, max: usize) -> Reply<'_, SweepReport> {
         let now = self.space.clock.now();
         let swept = self.space.sweep(now, max);
-        self.space.tend(now);
+        self.space.run_housekeeping(now);
         Reply::ready(Ok(swept.with(&mut lock(&self.space.passed), max)))
     }
 
@@ -196,7 +198,7 @@ impl Engine for Memory {
         Reply::ready(self.space.write_records(write))
     }
 
-    /// Without the lock of the records: callers with a cache of policies ask for it with every call.
+    /// Without the lock of the records, because a cache of policies reads it with every call.
     #[inline]
     fn newest_version(&self) -> Reply<'_, Version> {
         Reply::ready(Ok(Version::new(self.space.version.load(Ordering::Acquire))))
@@ -218,16 +220,16 @@ impl Space {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             index: Mutex::default(),
             due_at: AtomicU64::new(u64::MAX),
-            kept: Mutex::default(),
+            records: Mutex::default(),
             version: AtomicU64::new(0),
         }
     }
 
-    /// The time, once those leases have ended that are past it.
+    /// The current time, after ending some leases that are due.
     fn now(&self) -> Stamp {
         let now = self.clock.now();
         if now.as_micros() >= self.due_at.load(Ordering::Relaxed) {
-            self.sweep_in_passing(now, SWEPT_IN_PASSING);
+            self.sweep_before_call(now, DUE_PER_CALL);
         }
         now
     }

@@ -1,4 +1,4 @@
-//! How a memory store is made, and what it says of itself.
+//! Options and statistics of a memory store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use crate::clock::{SystemWall, WallClock};
 use crate::error::StoreError;
 use crate::retention::Retention;
 
-/// Subjects that may have a bucket, unless said otherwise: about half a gigabyte with what they used in one hour.
+/// The default maximum number of subjects: about half a gigabyte with one hour of usage.
 const SUBJECTS_MAX: usize = 1 << 20;
-/// No store has more: it would not fit any machine.
-const SUBJECTS_MOST: usize = 1 << 28;
+/// The upper bound of `subjects_max`.
+const SUBJECTS_BOUND: usize = 1 << 28;
 
-/// How a [`Memory`] store is made.
+/// Options of a [`Memory`] store.
 ///
 /// ```
 /// use tidegate_store::{Memory, MemoryOptions};
@@ -29,24 +29,24 @@ pub struct MemoryOptions {
     pub(super) clock: Arc<dyn WallClock>,
 }
 
-/// What a namespace of a [`Memory`] store holds, and what it has let go of.
+/// Statistics of a namespace of a [`Memory`] store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// Subjects that have a bucket.
+    /// Subjects with a bucket.
     pub subjects: u64,
-    /// Buckets that were forgotten, because they were full and nothing else was known of them.
+    /// Buckets that were evicted because they equalled unused ones.
     pub subjects_forgotten: u64,
-    /// Calls that were refused because no further subject has room.
+    /// Calls that were refused because the maximum number of subjects was reached.
     pub subjects_refused: u64,
-    /// Leases that are open.
+    /// Open leases.
     pub leases_open: u64,
-    /// Leases that have ended and are remembered.
+    /// Records of ended leases.
     pub leases_ended: u64,
 }
 
 impl MemoryOptions {
-    /// The system's clock, room for a million subjects, and usage kept as SQLite keeps it.
+    /// The default options: the system's clock, a million subjects, and the default retention.
     pub fn new() -> Self {
         Self {
             subjects_max: SUBJECTS_MAX,
@@ -55,23 +55,24 @@ impl MemoryOptions {
         }
     }
 
-    /// How many subjects may have a bucket in each namespace; 1,048,576. A subject whose limits are full, that holds no
-    /// lease and whose usage is no longer kept is forgotten, and has room again when it comes back. One more than these
-    /// is refused ([`StoreError::Full`]); those that are there go on.
+    /// Sets the maximum number of subjects with a bucket in each namespace; 1,048,576 by default. A subject
+    /// whose limits are full, that has no open lease and whose usage has expired is evicted, and gets a new
+    /// bucket when it is used again. Further subjects are refused ([`StoreError::Full`]); existing ones are
+    /// not affected.
     #[must_use]
     pub const fn subjects_max(mut self, subjects: usize) -> Self {
         self.subjects_max = subjects;
         self
     }
 
-    /// How long usage and audit are kept. A subject is not forgotten while any of its usage is.
+    /// Sets how long usage and audit entries are kept. A subject is not evicted while it has usage.
     #[must_use]
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
         self
     }
 
-    /// The clock that decides.
+    /// Sets the clock.
     #[must_use]
     pub fn clock(mut self, clock: impl WallClock) -> Self {
         self.clock = Arc::new(clock);
@@ -80,10 +81,10 @@ impl MemoryOptions {
 
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.retention.check()?;
-        if (1..=SUBJECTS_MOST).contains(&self.subjects_max) {
+        if (1..=SUBJECTS_BOUND).contains(&self.subjects_max) {
             return Ok(());
         }
-        let what = format!("subjects_max is {}, outside 1..={SUBJECTS_MOST}", self.subjects_max);
+        let what = format!("subjects_max is {}, outside 1..={SUBJECTS_BOUND}", self.subjects_max);
         Err(StoreError::Invalid { what })
     }
 }
@@ -108,13 +109,13 @@ impl Memory {
     /// An empty store.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a bound that cannot be.
+    /// [`StoreError::Invalid`] for an option out of bounds.
     pub fn with(options: MemoryOptions) -> Result<Self, StoreError> {
         options.check()?;
         Ok(Self::made(options))
     }
 
-    /// What this namespace holds. It is counted: not for every request.
+    /// The statistics of this namespace. They are counted on each call, so do not call it for every request.
     pub fn stats(&self) -> MemoryStats {
         self.space.stats()
     }

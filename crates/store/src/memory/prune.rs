@@ -1,4 +1,4 @@
-//! Forgetting what is old of the memory store's ledger.
+//! Pruning usage of the memory store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,24 +10,24 @@ use super::Space;
 use crate::shared_engine::Bucket;
 use crate::sync::lock;
 
-/// Buckets that are looked through at a time: whoever draws from their shard waits that long.
+/// Buckets visited under one lock, which delays draws from their shard.
 const CHUNK: u32 = 256;
 
 impl Space {
-    /// Forgets up to `max` lines of usage whose window ended at `before` or earlier.
+    /// Deletes up to `max` lines of usage whose window ended at `before` or earlier.
     pub(super) fn prune_usage(&self, window: Window, before: Stamp, max: usize) -> usize {
         if max == 0 {
             return 0;
         }
-        // A lease past its deadline is counted before its window goes, and not after.
-        self.sweep_in_passing(self.clock.now(), usize::MAX);
+        // Leases past their deadline count before their window is pruned, not after.
+        self.sweep_before_call(self.clock.now(), usize::MAX);
         let mut count = 0;
         for shard in &self.shards {
             let (mut epoch, mut next) = (0, 0);
             loop {
                 let mut shard = lock(shard);
                 if shard.table.epoch() != epoch {
-                    // Its buckets are in other places now.
+                    // The table was compacted: indexes have changed.
                     (epoch, next) = (shard.table.epoch(), 0);
                 }
                 let end = u32::try_from(shard.table.places()).unwrap_or(u32::MAX).min(next + CHUNK);
@@ -47,8 +47,8 @@ impl Space {
     }
 }
 
-/// Forgets up to `max` lines of a subject. Limits given with calls have rows of their own, and are lines with the
-/// others of their name.
+/// Deletes up to `max` lines of a subject. Limits given with calls have separate rows, but share the lines of
+/// their name.
 fn prune_bucket(bucket: &mut Bucket, window: Window, before: Stamp, max: usize) -> usize {
     let range = Stamp::ZERO..before;
     let mut lines: BTreeMap<LimitName, BTreeSet<Stamp>> = BTreeMap::new();

@@ -12,24 +12,24 @@ use crate::error::StoreError;
 use crate::record::{Key, Kind, Of, Record, RecordChange, RecordWrite, Records, Scan, Value};
 use crate::sync::lock;
 
-/// A namespace holds at most so many entities, and so many policies.
+/// The maximum number of entities, and of policies, of a namespace.
 const RECORDS_MAX: usize = 1 << 22;
-/// A namespace holds at most so many tokens, revoked ones included.
+/// The maximum number of tokens of a namespace, including revoked ones.
 const TOKENS_MAX: usize = 1 << 17;
-/// Audit entries that are kept; the oldest go first.
+/// The maximum number of audit entries; the oldest are deleted first.
 const AUDIT_MAX: usize = 100_000;
 
 /// The records of a namespace.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct RecordTable {
     version: Version,
     /// By kind.
     records: [BTreeMap<Key, Record>; 4],
     /// Records by their link, and policies by their entity.
     links: BTreeSet<(Kind, String, Key)>,
-    /// How many policies, entities and tokens there are.
+    /// The number of policies, entities and tokens.
     counts: [usize; 3],
-    /// Audit entries that were deleted, and that were written.
+    /// The number of the first audit entry, and of the next one.
     first_entry: u64,
     next_entry: u64,
 }
@@ -37,37 +37,37 @@ pub(super) struct Kept {
 impl Space {
     pub(super) fn read_records(&self, keys: &[Key]) -> Records {
         let at = self.clock.now();
-        let kept = lock(&self.kept);
-        let records = keys.iter().map(|key| kept.of(key).get(key).cloned()).collect();
-        Records { version: kept.version, entries: kept.next_entry, at, records }
+        let table = lock(&self.records);
+        let records = keys.iter().map(|key| table.of(key).get(key).cloned()).collect();
+        Records { version: table.version, entries: table.next_entry, at, records }
     }
 
     pub(super) fn write_records(&self, write: &RecordWrite) -> Result<bool, StoreError> {
         let now = self.clock.now();
-        let mut kept = lock(&self.kept);
-        if kept.version != write.seen {
+        let mut table = lock(&self.records);
+        if table.version != write.seen {
             return Ok(false);
         }
-        kept.check_space(&write.changes)?;
+        table.check_space(&write.changes)?;
         for change in &write.changes {
-            kept.change(change);
+            table.change(change);
         }
-        kept.version = write.version();
-        kept.next_entry = write.entries_after();
-        while kept.next_entry - kept.first_entry > AUDIT_MAX as u64 {
-            kept.delete_entry();
+        table.version = write.version();
+        table.next_entry = write.entries_after();
+        while table.next_entry - table.first_entry > AUDIT_MAX as u64 {
+            table.delete_entry();
         }
-        lock(&self.changes).note(kept.version, now);
-        self.version.store(kept.version.number(), Ordering::Release);
+        lock(&self.changes).note(table.version, now);
+        self.version.store(table.version.number(), Ordering::Release);
         Ok(true)
     }
 
     pub(super) fn scan_records(&self, scan: &Scan) -> Vec<Record> {
-        lock(&self.kept).scan(scan)
+        lock(&self.records).scan(scan)
     }
 }
 
-impl Kept {
+impl RecordTable {
     /// The records of a key's kind.
     fn of(&self, key: &Key) -> &BTreeMap<Key, Record> {
         &self.records[key.kind() as usize]
@@ -162,7 +162,7 @@ impl Kept {
     }
 }
 
-/// What a record is found by.
+/// The secondary keys of a record.
 fn links(record: &Record) -> impl Iterator<Item = (Kind, String, Key)> + use<> {
     let entity = match &record.key {
         Key::Policy(Scope::Subject(subject)) => Some(entity_link(subject.entity.as_str())),
@@ -172,7 +172,7 @@ fn links(record: &Record) -> impl Iterator<Item = (Kind, String, Key)> + use<> {
     record.link().into_iter().chain(entity).map(move |link| (kind, link, key.clone()))
 }
 
-/// The link of an entity's policies. No name holds `#`, so that it is no other link.
+/// The link of an entity's policies. Names do not contain `#`, so it never equals another link.
 fn entity_link(entity: &str) -> String {
     format!("#{entity}")
 }

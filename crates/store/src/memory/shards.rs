@@ -20,19 +20,19 @@ use crate::sync::lock;
 pub(super) struct Shard {
     pub(super) table: BucketTable,
     pub(super) leases: Leases,
-    /// The latest time that anything here was decided at.
+    /// The latest time of a decision.
     latest: Stamp,
 }
 
 impl Shard {
-    /// The time of a decision: `read`, unless somebody who read later was faster.
-    pub(super) fn go_on(&mut self, read: Stamp) -> Stamp {
+    /// The time of a decision: `read`, unless a call with a later reading was faster.
+    pub(super) fn advance(&mut self, read: Stamp) -> Stamp {
         self.latest = read.max(self.latest);
         self.latest
     }
 }
 
-/// Which buckets there are, in order.
+/// The existing buckets, in order.
 #[derive(Default)]
 pub(super) struct Index {
     pub(super) by_entity: BTreeMap<EntityId, Vec<ResourceName>>,
@@ -40,8 +40,9 @@ pub(super) struct Index {
 }
 
 impl Space {
-    /// Locks the shards of these levels, in their order, and decides under the locks at one time: `read`, which was
-    /// read before them, unless somebody who read later was faster. So what is told to have happened earlier did.
+    /// Locks the shards of these levels in order, and decides under the locks at one time: `read`, which was
+    /// read before, unless a call with a later reading was faster. So times agree with the order of
+    /// decisions.
     #[inline]
     pub(super) fn decide<T>(
         &self,
@@ -49,8 +50,8 @@ impl Space {
         read: Stamp,
         decide: impl FnOnce(&mut StepContext<'_, Leases>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let [level] = levels.levels() else { return self.decide_above(levels, read, decide) };
-        // Nearly always there is one, and nothing to be put in order.
+        let [level] = levels.levels() else { return self.decide_across_shards(levels, read, decide) };
+        // Fast path: a single level, whose shard needs no ordering.
         let mut place = Place { hash: self.hash(&level.subject), index: None };
         let number = table_of(place.hash);
         let mut guard = lock(&self.shards[number]);
@@ -61,7 +62,7 @@ impl Space {
         decide(&mut StepContext { leases, buckets, places, now: *latest, offset: Duration::ZERO })
     }
 
-    fn decide_above<T>(
+    fn decide_across_shards<T>(
         &self,
         levels: &Levels,
         read: Stamp,
@@ -93,10 +94,10 @@ impl Space {
 impl Capacity for Space {
     #[cold]
     fn reserve(&self, buckets: &mut BucketTable, places: &[Place], now: Stamp) -> Result<(), StoreError> {
-        self.make_room(buckets, places, now)
+        self.reserve_subject(buckets, places, now)
     }
 
-    /// Remembers in order which buckets there are.
+    /// Adds the subject to the index.
     #[cold]
     fn created(&self, subject: &Subject) {
         let mut index = lock(&self.index);

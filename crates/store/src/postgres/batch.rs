@@ -1,4 +1,5 @@
-//! Many calls as one statement: written side by side as arrays, and their answers read from arrays again.
+//! Encodes a batch of calls as the array parameters of one statement, and decodes the replies from its result
+//! arrays.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +13,18 @@ use tidegate_core::time::Stamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::call::{Answer, Call, Job, Kind, Status, hash};
+use super::call::{Call, Job, Kind, Status, StepReply, hash};
 use super::sql::{PARAMETERS, Sql};
 use crate::buckets::{Reading, Readings};
 use crate::error::StoreError;
 use crate::tables::{self, MeterRow, column, shape_columns};
 
-/// A subject has at most so many limits, those given with calls included.
+/// The most limits of a subject, including those that callers supplied.
 pub(super) const ROWS_MAX: i32 = 64;
-/// Limits that are known to be there: beyond, all are forgotten.
+/// The most limits that are known to exist; the set is cleared beyond it.
 const KNOWN_MAX: usize = 1 << 18;
 
-/// Calls as the function takes them, borrowed from the jobs that they are of.
+/// The calls of a batch in columns, borrowed from their jobs.
 #[derive(Default)]
 pub(super) struct Batch<'a> {
     limits: Limits<'a>,
@@ -32,7 +33,7 @@ pub(super) struct Batch<'a> {
     units: Vec<Option<i64>>,
 }
 
-/// Each limit once, in the order of their keys.
+/// Distinct limits, by key.
 #[derive(Default)]
 struct Limits<'a> {
     entity: Vec<&'a str>,
@@ -70,21 +71,21 @@ struct Lines<'a> {
     own: Vec<bool>,
     shape: [Vec<i64>; 3],
     debt_max: Vec<Option<i64>>,
-    /// Whose they are: the level's number, and the line.
+    /// The level and limit of each line.
     of: Vec<(usize, &'a Line)>,
 }
 
-/// What a limit is found by.
+/// The key of a limit: entity, resource and row.
 type Key<'a> = (&'a str, &'a str, &'a str);
 
 impl<'a> Batch<'a> {
-    /// The calls of these jobs. Limits that are not `known` to be there are made if need be.
-    pub(super) fn of(jobs: &'a [Job], known: &HashSet<u64>) -> Self {
+    /// Encodes the calls of these jobs. Limits that are not `known` to exist are created if needed.
+    pub(super) fn new(jobs: &'a [Job], known: &HashSet<u64>) -> Self {
         let mut batch = Self::default();
         let mut limits: BTreeMap<Key<'a>, (&'a Rule, i64)> = BTreeMap::new();
         for job in jobs {
             let version = column(job.call.levels.version().number());
-            for (key, _, line) in concerned(&job.call) {
+            for (key, _, line) in affected_lines(&job.call) {
                 limits.entry(key).or_insert((&line.rule, version));
             }
         }
@@ -105,7 +106,7 @@ impl<'a> Batch<'a> {
         let call = &job.call;
         let (calls, first) = (&mut self.calls, self.lines.meter.len());
         calls.line.push(place(first));
-        for (key, level, line) in concerned(call) {
+        for (key, level, line) in affected_lines(call) {
             self.lines.meter.push(places[&key]);
             self.lines.name.push(place(line.name + 1));
             self.lines.own.push(level == 0);
@@ -133,13 +134,13 @@ impl<'a> Batch<'a> {
         calls.held.push(is_kept.then(|| held(&call.numbers)));
     }
 
-    /// How many limits are not known to be there.
+    /// The number of limits that are not known to exist.
     pub(super) const fn unknown(&self) -> usize {
         self.limits.new.len()
     }
 
-    /// Asks the server. `None` where a limit that was known to be there is not.
-    pub(super) async fn ask(
+    /// Sends the batch. `None` if a limit that was known to exist does not.
+    pub(super) async fn send(
         &self,
         client: &Client,
         sql: &Sql,
@@ -197,18 +198,18 @@ impl<'a> Batch<'a> {
         ]
     }
 
-    /// The answer to each of the jobs that it is of.
-    pub(super) fn answers(&self, jobs: &[Job], row: &Row) -> Vec<Result<Answer, StoreError>> {
-        match Answers::read(row) {
+    /// The reply to each of the jobs.
+    pub(super) fn answers(&self, jobs: &[Job], row: &Row) -> Vec<Result<StepReply, StoreError>> {
+        match ReplyColumns::read(row) {
             Ok(answers) => (0..jobs.len()).map(|call| self.answer(&answers, call)).collect(),
             Err(error) => {
-                let what = format!("the function `steps` answers what it should not: {error}");
+                let what = format!("unexpected reply of the function `steps`: {error}");
                 jobs.iter().map(|_| Err(StoreError::Corrupt { what: what.clone() })).collect()
             }
         }
     }
 
-    fn answer(&self, answers: &Answers<'_>, number: usize) -> Result<Answer, StoreError> {
+    fn answer(&self, answers: &ReplyColumns<'_>, number: usize) -> Result<StepReply, StoreError> {
         let extra = answers.extra[number].unwrap_or_default();
         let status = match answers.status[number] {
             0 => Status::Done,
@@ -218,39 +219,39 @@ impl<'a> Batch<'a> {
             4 => Status::NoLease,
             5 => Status::OtherLevels(answers.levels[number].unwrap_or_default().to_owned()),
             6 => Status::Full,
-            other => return Err(StoreError::Corrupt { what: format!("a step was answered with {other}") }),
+            other => return Err(StoreError::Corrupt { what: format!("unknown status {other} of a step") }),
         };
         let first = usize::try_from(self.calls.line[number]).unwrap_or_default();
         let count = usize::try_from(self.calls.lines[number]).unwrap_or_default();
         let readings = (first..first + count).filter_map(|line| self.reading(answers, line).transpose());
         let readings: Readings = readings.collect::<Result<_, _>>()?;
         let at = Stamp::from_micros(tables::number(answers.at[number], "a time")?);
-        Ok(Answer { status, at, is_repeat: answers.repeat[number], extra, readings })
+        Ok(StepReply { status, at, is_repeat: answers.repeat[number], extra, readings })
     }
 
-    fn reading(&self, answers: &Answers<'_>, line: usize) -> Result<Option<Reading>, StoreError> {
+    fn reading(&self, answers: &ReplyColumns<'_>, line: usize) -> Result<Option<Reading>, StoreError> {
         let Some(moved) = answers.moved[line] else { return Ok(None) };
         let read = |columns: &[Option<i64>]| columns[line].unwrap_or_default();
         let shape = [read(&answers.amount), read(&answers.period), read(&answers.burst)];
-        let (level, brought) = self.lines.of[line];
+        let (level, drawn_line) = self.lines.of[line];
         let row = MeterRow {
-            row: brought.rule.row(),
+            row: drawn_line.rule.row(),
             shape,
             full_at: read(&answers.full),
             part: read(&answers.part),
             version: read(&answers.version),
             consumed: read(&answers.consumed),
         };
-        let meter = if shape == shape_columns(brought.rule.shape()) {
-            row.of_rule(&brought.rule)?
+        let meter = if shape == shape_columns(drawn_line.rule.shape()) {
+            row.of_rule(&drawn_line.rule)?
         } else {
             row.meter()?
         };
-        Ok(Some(Reading::new(level, brought, moved, &meter)))
+        Ok(Some(Reading::new(level, drawn_line, moved, &meter)))
     }
 
-    /// Remembers which limits are there by now: those that somebody has drawn from.
-    pub(super) fn remember(&self, answers: &[Result<Answer, StoreError>], known: &mut HashSet<u64>) {
+    /// Marks limits as known that a granted draw has created or found.
+    pub(super) fn mark_known(&self, answers: &[Result<StepReply, StoreError>], known: &mut HashSet<u64>) {
         if known.len() > KNOWN_MAX {
             known.clear();
         }
@@ -258,7 +259,7 @@ impl<'a> Batch<'a> {
             return;
         }
         for (call, answer) in answers.iter().enumerate() {
-            let is_there = |answer: &Answer| matches!(answer.status, Status::Done) && !answer.is_repeat;
+            let is_there = |answer: &StepReply| matches!(answer.status, Status::Done) && !answer.is_repeat;
             if !answer.as_ref().is_ok_and(is_there) || self.calls.kind[call] > 1 {
                 continue;
             }
@@ -270,8 +271,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Forgets that these limits were known to be there.
-    pub(super) fn forget(&self, known: &mut HashSet<u64>) {
+    /// Removes the limits of this batch from the known ones.
+    pub(super) fn unmark_known(&self, known: &mut HashSet<u64>) {
         for meter in 1..=place(self.limits.entity.len()) {
             known.remove(&self.limits.number(meter));
         }
@@ -296,8 +297,8 @@ impl<'a> Limits<'a> {
     }
 }
 
-/// The answers of a function call, a column each.
-struct Answers<'a> {
+/// The result of the function, in columns.
+struct ReplyColumns<'a> {
     status: Vec<i16>,
     at: Vec<i64>,
     repeat: Vec<bool>,
@@ -313,7 +314,7 @@ struct Answers<'a> {
     consumed: Vec<Option<i64>>,
 }
 
-impl<'a> Answers<'a> {
+impl<'a> ReplyColumns<'a> {
     fn read(row: &'a Row) -> Result<Self, tokio_postgres::Error> {
         Ok(Self {
             status: row.try_get("o_status")?,
@@ -333,9 +334,9 @@ impl<'a> Answers<'a> {
     }
 }
 
-/// The lines that a call concerns: of those that take, the ones that take part; else all of them, since what a lease holds is
-/// for the server to say.
-fn concerned(call: &Call) -> impl Iterator<Item = (Key<'_>, usize, &Line)> {
+/// The lines that a call affects: for draws and spends the requested ones, else all, because the server knows
+/// what the lease holds.
+fn affected_lines(call: &Call) -> impl Iterator<Item = (Key<'_>, usize, &Line)> {
     let takes = matches!(call.kind, Kind::Draw | Kind::Spend);
     call.levels.levels().iter().enumerate().flat_map(move |(number, level)| {
         let lines = level.limits.iter().filter(move |line| !takes || call.numbers[line.name].is_some());
@@ -348,7 +349,7 @@ fn number_of((entity, resource, line): Key<'_>) -> u64 {
     hash(&[entity.as_bytes(), b"#", resource.as_bytes(), b"#", line.as_bytes()])
 }
 
-/// What a lease holds, as an array is written: `{12,NULL,500}`.
+/// Units in PostgreSQL's array syntax: `{12,NULL,500}`.
 fn held(numbers: &[Option<i64>]) -> String {
     let units =
         numbers.iter().map(|units| units.map_or_else(|| "NULL".to_owned(), |units| units.to_string()));
@@ -359,7 +360,7 @@ fn place(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-/// A lease's id as its row has it.
+/// Decodes the id of a lease.
 pub(super) fn lease_id(bytes: &[u8]) -> Option<LeaseId> {
     let number = <[u8; 16]>::try_from(bytes).ok()?;
     Some(LeaseId::from_number(u128::from_be_bytes(number)))

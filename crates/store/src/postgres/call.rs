@@ -1,4 +1,4 @@
-//! One step of one lease on its way to the server, and what the server says of it.
+//! A step of a lease as it is sent to the server, and its reply.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use tokio::sync::oneshot;
 
 use crate::buckets::Readings;
 use crate::codec::levels_to_text;
-use crate::engine::{Change, Step, Taking};
+use crate::engine::{Change, Step, TakeMode};
 use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::tables::column;
 
-/// Levels that are remembered as text: mostly the same are drawn from again.
+/// The capacity of the cache of texts.
 const TEXTS_MAX: usize = 4_096;
 
-/// Which step; the numbers are the function's.
+/// The kind of a step, as the function numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Draw = 0,
@@ -34,7 +34,7 @@ pub(super) enum Kind {
     Expire = 7,
 }
 
-/// Units, or changes, per limit name.
+/// Units or deltas per limit name.
 pub(super) type Numbers = SmallVec<[Option<i64>; 2]>;
 
 /// A step of a lease.
@@ -45,7 +45,7 @@ pub(super) struct Call {
     pub(super) step: u32,
     pub(super) levels: Arc<Levels>,
     pub(super) numbers: Numbers,
-    /// How long until its deadline, in microseconds.
+    /// The time to the deadline, in microseconds.
     pub(super) span: i64,
     pub(super) on_expiry: OnExpiry,
     pub(super) is_watched: bool,
@@ -67,7 +67,7 @@ impl Call {
         }
     }
 
-    /// Ends a lease that is past its deadline, unless another call was faster.
+    /// Ends a lease past its deadline, unless another call has ended it.
     pub(super) fn expire(lease: LeaseId, levels: &Arc<Levels>) -> Self {
         Self::new(Kind::Expire, lease, 0, levels, none(levels))
     }
@@ -78,15 +78,15 @@ impl From<Step<'_>> for Call {
         let Step { lease, number, levels, change, is_watched } = step;
         let of = |kind, numbers| Self { is_watched, ..Self::new(kind, lease, number, levels, numbers) };
         match change {
-            Change::Take(units, Taking::Open(terms)) => Self {
+            Change::Take(units, TakeMode::Open(terms)) => Self {
                 span: micros(terms.deadline),
                 on_expiry: terms.on_expiry,
                 ..of(Kind::Draw, numbers(units))
             },
-            Change::Take(units, Taking::Spend) => {
+            Change::Take(units, TakeMode::Spend) => {
                 Self { digest: levels.digest(units), ..of(Kind::Spend, numbers(units)) }
             }
-            Change::Take(units, Taking::Extend) => of(Kind::Extend, numbers(units)),
+            Change::Take(units, TakeMode::Extend) => of(Kind::Extend, numbers(units)),
             Change::Shift(deltas) => of(Kind::Adjust, deltas.iter().copied().collect()),
             Change::Renew(span) => Self { span: micros(span), ..of(Kind::Renew, none(levels)) },
             Change::End(Some(actual)) => {
@@ -97,21 +97,21 @@ impl From<Step<'_>> for Call {
     }
 }
 
-/// A call whose caller waits for the answer.
+/// A queued call.
 pub(super) struct Job {
     pub(super) call: Call,
-    pub(super) text: Arc<Text>,
-    pub(super) waiting: oneshot::Sender<Result<Answer, StoreError>>,
+    pub(super) text: Arc<LevelsText>,
+    pub(super) reply: oneshot::Sender<Result<StepReply, StoreError>>,
     pub(super) time: EngineTime,
 }
 
-/// What the server says of a call.
+/// The server's reply to a call.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct StepReply {
     pub(super) status: Status,
     pub(super) at: Stamp,
     pub(super) is_repeat: bool,
-    /// The deadline of a lease that was renewed; for one that expired, whether it was returned.
+    /// The deadline of a renewed lease; for an expired one, whether it was returned.
     pub(super) extra: i64,
     pub(super) readings: Readings,
 }
@@ -125,22 +125,22 @@ pub(super) enum Status {
         done: u32,
     },
     NoLease,
-    /// The lease drew by other rules than the caller knows: these.
+    /// The lease drew from these levels instead.
     OtherLevels(String),
     Full,
 }
 
-/// Levels as they are written, and what stands for them.
+/// Levels as stored text, with their hashes.
 #[derive(Debug)]
-pub(super) struct Text {
+pub(super) struct LevelsText {
     pub(super) levels: String,
-    /// Tells these levels from others.
+    /// A hash of the text.
     pub(super) key: i64,
-    /// A number for each subject: those with one in common wait for each other.
+    /// Hashes of the subjects: batches with a common one are not sent in parallel.
     pub(super) subjects: SmallVec<[u64; 2]>,
 }
 
-impl Text {
+impl LevelsText {
     fn of(levels: &Levels) -> Self {
         let text = levels_to_text(levels);
         let subjects = levels.levels().iter().map(|level| {
@@ -152,21 +152,21 @@ impl Text {
     }
 }
 
-/// The texts of levels that are in use, by their address, which stays theirs while they are held here.
+/// Texts by the address of their levels, which stays valid because the entry holds them.
 #[derive(Default)]
-pub(super) struct Texts(HashMap<usize, (Arc<Levels>, Arc<Text>)>);
+pub(super) struct LevelsTextCache(HashMap<usize, (Arc<Levels>, Arc<LevelsText>)>);
 
-impl Texts {
-    pub(super) fn of(&mut self, levels: &Arc<Levels>) -> Arc<Text> {
+impl LevelsTextCache {
+    pub(super) fn of(&mut self, levels: &Arc<Levels>) -> Arc<LevelsText> {
         if self.0.len() >= TEXTS_MAX {
             self.0.clear();
         }
-        let make = || (Arc::clone(levels), Arc::new(Text::of(levels)));
+        let make = || (Arc::clone(levels), Arc::new(LevelsText::of(levels)));
         Arc::clone(&self.0.entry(Arc::as_ptr(levels).addr()).or_insert_with(make).1)
     }
 }
 
-/// A number that is the same in every process: FNV-1a.
+/// FNV-1a, because the hash must be the same in every process.
 pub(super) fn hash(parts: &[&[u8]]) -> u64 {
     let byte = |key: u64, byte: &u8| (key ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
     parts.iter().flat_map(|part| part.iter()).fold(0xCBF2_9CE4_8422_2325, byte)

@@ -1,4 +1,5 @@
-//! The engine: steps are calls that go to the server in batches, everything else is read and written beside them.
+//! The engine trait on PostgreSQL: steps go to the server in batches; records and buckets are read and
+//! written in single statements.
 
 use std::sync::Arc;
 
@@ -9,19 +10,19 @@ use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
 use super::batch::ROWS_MAX;
-use super::call::{Answer, Call, Status};
+use super::call::{Call, Status, StepReply};
 use super::{Postgres, listing, records};
-use crate::buckets::{Bucket, Lookup, Moved, Renewed, Seen, Standing};
+use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup, Movement, Renewal};
 use crate::changes::Changes;
 use crate::codec::levels_from_text;
 use crate::cursor::UsagePlace;
-use crate::engine::{Applied, Change, Engine, Step};
+use crate::engine::{Change, Engine, Step, StepResult};
 use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::shared_engine::{check_levels, drew_from, fits, tell};
-use crate::store::{Capabilities, Clocked, Swept};
+use crate::shared_engine::{attach_rules, check_levels, drew_from, fits};
+use crate::store::{Capabilities, ClockSource, SweepReport};
 
 impl Engine for Postgres {
     fn about(&self) -> Capabilities {
@@ -29,29 +30,29 @@ impl Engine for Postgres {
             engine: "postgres",
             is_immediate: false,
             is_durable: true,
-            clock: Clocked::Engine,
+            clock: ClockSource::Engine,
             deadline: self.inner.deadline,
         }
     }
 
-    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         Reply::later(async move {
-            let Answer { status, at, is_repeat, extra, readings } = self.step(step.into()).await?;
+            let StepReply { status, at, is_repeat, extra, readings } = self.step(step.into()).await?;
             if matches!(step.change, Change::Renew(_)) {
                 let deadline = Stamp::from_micros(extra.unsigned_abs());
-                return Ok(Applied::Renewed(Renewed { at, is_repeat, deadline }));
+                return Ok(StepResult::Renewed(Renewal { at, is_repeat, deadline }));
             }
-            let moved = Moved { at, is_repeat, readings };
+            let moved = Movement { at, is_repeat, readings };
             let is_refused = matches!(status, Status::Refused);
-            Ok(if is_refused { Applied::Refused(moved) } else { Applied::Granted(moved) })
+            Ok(if is_refused { StepResult::Refused(moved) } else { StepResult::Granted(moved) })
         })
     }
 
-    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::later(async move {
             match listing::standing(&self.inner, self.namespace, lease).await? {
-                Standing::Open(held) if held.record.is_due(held.at) => {
-                    self.sweep_what_is_due().await?;
+                LeaseStatus::Open(held) if held.record.is_due(held.at) => {
+                    self.sweep_all_due().await?;
                     listing::standing(&self.inner, self.namespace, lease).await
                 }
                 standing => Ok(standing),
@@ -59,14 +60,14 @@ impl Engine for Postgres {
         })
     }
 
-    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot> {
         Reply::later(async move {
             let (seen, is_any_due) = listing::balances(&self.inner, self.namespace, lookup).await?;
             if !is_any_due {
                 return Ok(seen);
             }
-            // Leases that are past their deadline end first.
-            self.sweep_what_is_due().await?;
+            // Leases past their deadline are ended first.
+            self.sweep_all_due().await?;
             Ok(listing::balances(&self.inner, self.namespace, lookup).await?.0)
         })
     }
@@ -78,7 +79,7 @@ impl Engine for Postgres {
         max: usize,
     ) -> Reply<'a, Vec<Bucket>> {
         Reply::later(async move {
-            self.sweep_what_is_due().await?;
+            self.sweep_all_due().await?;
             listing::buckets(&self.inner, self.namespace, resource, after.as_ref(), max).await
         })
     }
@@ -90,7 +91,7 @@ impl Engine for Postgres {
         max: usize,
     ) -> Reply<'a, Vec<Usage>> {
         Reply::later(async move {
-            self.sweep_what_is_due().await?;
+            self.sweep_all_due().await?;
             listing::usage(&self.inner, self.namespace, query, after, max).await
         })
     }
@@ -99,7 +100,7 @@ impl Engine for Postgres {
         Reply::later(self.prune_up_to(prune, max))
     }
 
-    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
+    fn sweep_leases(&self, max: usize) -> Reply<'_, SweepReport> {
         Reply::later(self.sweep_up_to(max))
     }
 
@@ -129,19 +130,19 @@ impl Engine for Postgres {
 }
 
 impl Postgres {
-    /// Makes a step. Anything but success and a refusal is an error.
-    async fn step(&self, call: Call) -> Result<Answer, StoreError> {
+    /// Runs a step. Any result other than success or refusal is an error.
+    async fn step(&self, call: Call) -> Result<StepReply, StoreError> {
         check_levels(&call.levels)?;
         fits(&call.levels, call.numbers.len())?;
         let (lease, step) = (call.lease, call.step);
-        let asked = Arc::clone(&call.levels);
-        let mut answer = self.lanes.call(call.clone()).await?;
+        let requested = Arc::clone(&call.levels);
+        let mut answer = self.batcher.call(call.clone()).await?;
         if let Status::OtherLevels(text) = &answer.status {
-            // The lease is moved where it drew, by the rules that it drew by.
+            // The lease is changed at the levels that it drew from, by the rules of that time.
             let drawn = Arc::new(levels_from_text(text)?);
-            drew_from(lease, &drawn, &asked)?;
-            answer = self.lanes.call(Call { levels: Arc::clone(&drawn), ..call }).await?;
-            tell(&mut answer.readings, &drawn, &asked);
+            drew_from(lease, &drawn, &requested)?;
+            answer = self.batcher.call(Call { levels: Arc::clone(&drawn), ..call }).await?;
+            attach_rules(&mut answer.readings, &drawn, &requested);
         }
         match answer.status {
             Status::Done | Status::Refused => Ok(answer),

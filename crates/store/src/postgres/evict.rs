@@ -1,8 +1,8 @@
 //! Eviction of idle subjects, which are the same as new ones.
 //!
-//! A subject is evicted when all of its limits are full, no line of its usage is kept, no open lease drew from it, and its rules
-//! have stood for as long as an ended lease is remembered, so that no caller brings older ones. Sweeps go round all limits by
-//! key, and look at more of them than were added since.
+//! A subject is evicted if all of its limits are full, it has no usage, no open lease drew from it, and its
+//! rules are older than the time for which ended leases are remembered, so that no caller brings older ones.
+//! Sweeps cycle through all limits by key, and scan more of them than were added since.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,52 +12,52 @@ use tokio_postgres::Row;
 
 use super::Postgres;
 use super::batch::ROWS_MAX;
-use super::trouble::get;
+use super::errors::get;
 use crate::error::StoreError;
 use crate::tables::column;
 
-/// Limits that are looked at in one statement: more than a subject has.
+/// Limits per statement: more than a subject has.
 const PAGE: usize = 500;
 const _: () = assert!(PAGE > 2 * ROWS_MAX as usize);
 
 /// The position of a process in its search for idle subjects.
 #[derive(Default)]
-pub(super) struct Round {
-    /// The last subject that was looked at.
+pub(super) struct EvictionCursor {
+    /// The last subject that was scanned.
     after: Mutex<(String, String)>,
     /// Limits that may have been added since.
     added: AtomicUsize,
 }
 
-impl Round {
+impl EvictionCursor {
     pub(super) fn add(&self, limits: usize) {
         self.added.fetch_add(limits, Ordering::Relaxed);
     }
 }
 
-/// Limits of subjects to be evicted, as they were seen.
+/// Limits of idle subjects, as they were read.
 #[derive(Default)]
-struct Idle {
+struct IdleLimits {
     entities: Vec<String>,
     resources: Vec<String>,
     lines: Vec<String>,
-    /// When each was changed, how long it is kept, and the three columns of its level: time may stand still between changes.
+    /// The time of the last change, `kept_until`, and the level: the time may not differ between changes.
     seen: [Vec<i64>; 5],
 }
 
 impl Postgres {
     /// Evicts some idle subjects.
     pub(super) async fn evict(&self) -> Result<(), StoreError> {
-        let round = self.lanes.round();
-        // Another sweep is looking.
-        let Ok(mut after) = round.after.try_lock() else { return Ok(()) };
-        let pages = 1 + (2 * round.added.swap(0, Ordering::Relaxed)).div_ceil(PAGE);
+        let cursor = self.batcher.eviction_cursor();
+        // Another sweep is running.
+        let Ok(mut after) = cursor.after.try_lock() else { return Ok(()) };
+        let pages = 1 + (2 * cursor.added.swap(0, Ordering::Relaxed)).div_ceil(PAGE);
         for _ in 0..pages {
-            let rows = self.look_at_limits(&after).await?;
+            let rows = self.page_of_limits(&after).await?;
             let is_last = rows.len() < PAGE;
-            // The limits of the last subject may go on after the page.
+            // The last subject may have more limits after the page.
             let last = rows.last().filter(|_| !is_last).map(subject).transpose()?;
-            let mut idle = Idle::default();
+            let mut idle = IdleLimits::default();
             for row in &rows {
                 let subject = subject(row)?;
                 if last.as_ref() == Some(&subject) {
@@ -79,8 +79,8 @@ impl Postgres {
         Ok(())
     }
 
-    /// A page of limits behind a subject, in the order of their keys, each with whether its subject is idle.
-    async fn look_at_limits(&self, (entity, resource): &(String, String)) -> Result<Vec<Row>, StoreError> {
+    /// A page of limits after a subject, by key, each with whether its subject is idle.
+    async fn page_of_limits(&self, (entity, resource): &(String, String)) -> Result<Vec<Row>, StoreError> {
         let statement = "
             WITH time AS MATERIALIZED (SELECT @.now($2::bigint) AS now),
             bounds AS MATERIALIZED (
@@ -109,10 +109,14 @@ impl Postgres {
         self.inner.query(statement, &[&self.namespace, &wall, entity, resource, &remembered, &page]).await
     }
 
-    /// Deletes limits that are still as they were seen. Callers that hold one keep it.
-    async fn evict_unchanged(&self, idle: &Idle) -> Result<(), StoreError> {
-        let Idle { entities, resources, lines, seen: [changed_at, kept_until, full_at, part, consumed] } =
-            idle;
+    /// Deletes limits that have not changed since. Locked ones are skipped.
+    async fn evict_unchanged(&self, idle: &IdleLimits) -> Result<(), StoreError> {
+        let IdleLimits {
+            entities,
+            resources,
+            lines,
+            seen: [changed_at, kept_until, full_at, part, consumed],
+        } = idle;
         let statement = "
             DELETE FROM @.meters WHERE ctid = ANY (ARRAY(
                 SELECT m.ctid FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
@@ -128,7 +132,7 @@ impl Postgres {
     }
 }
 
-impl Idle {
+impl IdleLimits {
     fn push(&mut self, (entity, resource): (String, String), row: &Row) -> Result<(), StoreError> {
         self.entities.push(entity);
         self.resources.push(resource);

@@ -1,4 +1,4 @@
-//! A schema's life beside its use. Whoever looks does so in transactions that can only read.
+//! Administration of a schema: init, check, upgrade and list. Checks run in read-only transactions.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use tidegate_core::time::Stamp;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{NoTls, Row, Socket, Transaction};
 
+use super::errors::{get, pool_error, server_error};
 use super::options::{PostgresOptions, place, pool};
-use super::schema::{self, CURRENT, Patience};
+use super::schema::{self, CURRENT, MigrationTimeout};
 use super::sql::Sql;
-use super::trouble::{get, of_pool, of_server};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::{
-    Checked, ClockDifference, LISTED_MAX, Lifecycle, Listed, Made, MadePart, Part, Setting, Space, Upgraded,
-    UpgradedPart, Whereabouts, is_enough, namespace, not_there, other_version,
+    CheckReport, ClockDifference, InitPart, InitReport, LISTED_MAX, Lifecycle, NamespaceList, Part, Setting,
+    Space, StoreLocation, UpgradePart, UpgradeReport, is_enough, namespace, not_there, other_version,
 };
 use crate::reply::Reply;
 
 const WANTED: u64 = CURRENT.unsigned_abs();
 
-/// What an operator does with a schema.
+/// Manages a schema.
 pub(crate) struct PostgresLifecycle {
-    /// Of one connection, which is made when it is needed.
+    /// A pool of one connection, opened when needed.
     pool: Pool,
     place: String,
     sql: Sql,
@@ -32,7 +32,7 @@ pub(crate) struct PostgresLifecycle {
 }
 
 impl PostgresOptions {
-    /// What an operator does with it.
+    /// The administration of this store.
     pub(crate) fn lifecycle(self) -> Result<PostgresLifecycle, StoreError> {
         self.lifecycle_over(NoTls)
     }
@@ -53,26 +53,26 @@ impl PostgresOptions {
 }
 
 impl Lifecycle for PostgresLifecycle {
-    fn init(&self) -> Reply<'_, Made> {
-        Reply::later(self.make())
+    fn init(&self) -> Reply<'_, InitReport> {
+        Reply::later(self.init_schema())
     }
 
-    fn check(&self) -> Reply<'_, Checked> {
-        Reply::later(self.look())
+    fn check(&self) -> Reply<'_, CheckReport> {
+        Reply::later(self.check_schema())
     }
 
-    fn upgrade(&self) -> Reply<'_, Upgraded> {
-        Reply::later(self.bring_up_to_date())
+    fn upgrade(&self) -> Reply<'_, UpgradeReport> {
+        Reply::later(self.upgrade_schema())
     }
 
-    fn list(&self) -> Reply<'_, Listed> {
-        Reply::later(self.spaces())
+    fn list(&self) -> Reply<'_, NamespaceList> {
+        Reply::later(self.list_namespaces())
     }
 }
 
 impl PostgresLifecycle {
-    fn whereabouts(&self) -> Whereabouts {
-        Whereabouts { engine: "postgres", place: self.place.clone() }
+    fn whereabouts(&self) -> StoreLocation {
+        StoreLocation { engine: "postgres", place: self.place.clone() }
     }
 
     fn schema(&self) -> Part {
@@ -83,23 +83,23 @@ impl PostgresLifecycle {
         Part::new("namespace", &self.namespace)
     }
 
-    fn trouble(&self) -> impl Fn(tokio_postgres::Error) -> StoreError {
-        |error| of_server(&self.place, error)
+    fn store_error(&self) -> impl Fn(tokio_postgres::Error) -> StoreError {
+        |error| server_error(&self.place, error)
     }
 
     async fn connect(&self) -> Result<Client, StoreError> {
-        self.pool.get().await.map_err(|error| of_pool(&self.place, error))
+        self.pool.get().await.map_err(|error| pool_error(&self.place, error))
     }
 
-    /// A transaction in which the server itself refuses to write.
+    /// A read-only transaction.
     async fn reading<'a>(
         &self,
         client: &'a mut Client,
     ) -> Result<deadpool_postgres::Transaction<'a>, StoreError> {
-        client.build_transaction().read_only(true).start().await.map_err(self.trouble())
+        client.build_transaction().read_only(true).start().await.map_err(self.store_error())
     }
 
-    async fn make(&self) -> Result<Made, StoreError> {
+    async fn init_schema(&self) -> Result<InitReport, StoreError> {
         let mut client = self.connect().await?;
         let found = {
             let reading = self.reading(&mut client).await?;
@@ -108,15 +108,16 @@ impl PostgresLifecycle {
         if found != 0 && found != CURRENT {
             return Err(self.other_version(found));
         }
-        let from = schema::prepare(&mut client, &self.sql, &self.place, Patience::AsUsual).await?;
+        let from = schema::prepare(&mut client, &self.sql, &self.place, MigrationTimeout::Default).await?;
         let make = "INSERT INTO @.namespaces (name) SELECT $1
                     WHERE NOT EXISTS (SELECT 1 FROM @.namespaces WHERE name = $1) ON CONFLICT DO NOTHING";
-        let rows = client.execute(&self.sql.text(make), &[&self.namespace]).await.map_err(self.trouble())?;
+        let rows =
+            client.execute(&self.sql.text(make), &[&self.namespace]).await.map_err(self.store_error())?;
         let parts = vec![
-            MadePart { part: self.schema(), is_new: from == 0 },
-            MadePart { part: self.namespace(), is_new: rows > 0 },
+            InitPart { part: self.schema(), is_new: from == 0 },
+            InitPart { part: self.namespace(), is_new: rows > 0 },
         ];
-        Ok(Made { of: self.whereabouts(), parts, schema: WANTED })
+        Ok(InitReport { of: self.whereabouts(), parts, schema: WANTED })
     }
 
     fn other_version(&self, found: i64) -> StoreError {
@@ -124,18 +125,18 @@ impl PostgresLifecycle {
         other_version(&place, found.unsigned_abs(), WANTED)
     }
 
-    async fn look(&self) -> Result<Checked, StoreError> {
+    async fn check_schema(&self) -> Result<CheckReport, StoreError> {
         let mut client = self.connect().await?;
         let reading = self.reading(&mut client).await?;
         let clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-        let clock = reading.prepare(clock).await.map_err(self.trouble())?;
+        let clock = reading.prepare(clock).await.map_err(self.store_error())?;
         let before = HostWall.now();
-        let there = reading.query_one(&clock, &[]).await.map_err(self.trouble())?;
+        let row = reading.query_one(&clock, &[]).await.map_err(self.store_error())?;
         let after = HostWall.now();
-        let there: i64 = get(&there, 0)?;
+        let server_micros: i64 = get(&row, 0)?;
         let settings = "SELECT current_setting('server_version'), current_setting('synchronous_commit'),
                         current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery()";
-        let found = reading.query_one(settings, &[]).await.map_err(self.trouble())?;
+        let found = reading.query_one(settings, &[]).await.map_err(self.store_error())?;
         let version = schema::version_within(&reading, &self.sql, &self.place).await?;
         let mut missing = Vec::new();
         if version == 0 {
@@ -148,18 +149,18 @@ impl PostgresLifecycle {
             None
         } else {
             let clock = self.sql.text("SELECT ahead FROM @.clock WHERE id = 1");
-            let row = reading.query_one(&clock, &[]).await.map_err(self.trouble())?;
+            let row = reading.query_one(&clock, &[]).await.map_err(self.store_error())?;
             Some(Duration::from_micros(get::<i64>(&row, 0)?.unsigned_abs()))
         };
         let server: String = get(&found, 0)?;
         let settings = settings_of(&found)?;
-        let is_lasting = settings.iter().all(|setting| setting.danger.is_none());
-        let durability = if is_lasting {
-            "what was answered is on the server's disk"
+        let is_durable = settings.iter().all(|setting| setting.danger.is_none());
+        let durability = if is_durable {
+            "acknowledged writes are on the server's disk"
         } else {
-            "what was answered may be lost: see what the settings endanger"
+            "acknowledged writes may be lost: see the dangers of the settings"
         };
-        Ok(Checked {
+        Ok(CheckReport {
             of: self.whereabouts(),
             server: format!("PostgreSQL {server}"),
             schema: (version > 0).then_some(version.unsigned_abs()),
@@ -168,18 +169,22 @@ impl PostgresLifecycle {
             missing,
             durability: durability.to_owned(),
             settings,
-            clock: Some(ClockDifference::between(before, Stamp::from_micros(there.unsigned_abs()), after)),
+            clock: Some(ClockDifference::between(
+                before,
+                Stamp::from_micros(server_micros.unsigned_abs()),
+                after,
+            )),
             clock_offset,
         })
     }
 
     async fn has_namespace(&self, reading: &Transaction<'_>) -> Result<bool, StoreError> {
         let find = self.sql.text("SELECT 1 FROM @.namespaces WHERE name = $1");
-        let found = reading.query_opt(&find, &[&self.namespace]).await.map_err(self.trouble())?;
+        let found = reading.query_opt(&find, &[&self.namespace]).await.map_err(self.store_error())?;
         Ok(found.is_some())
     }
 
-    async fn bring_up_to_date(&self) -> Result<Upgraded, StoreError> {
+    async fn upgrade_schema(&self) -> Result<UpgradeReport, StoreError> {
         let mut client = self.connect().await?;
         let found = {
             let reading = self.reading(&mut client).await?;
@@ -188,15 +193,16 @@ impl PostgresLifecycle {
         if found == 0 {
             return Err(not_there(&format!("{} at {}", self.schema(), self.place)));
         }
-        let from = schema::prepare(&mut client, &self.sql, &self.place, Patience::AsLongAsItTakes).await?;
-        let parts = vec![UpgradedPart { part: self.schema(), from: from.unsigned_abs() }];
-        Ok(Upgraded { of: self.whereabouts(), parts, schema: WANTED })
+        let from = schema::prepare(&mut client, &self.sql, &self.place, MigrationTimeout::Unlimited).await?;
+        let parts = vec![UpgradePart { part: self.schema(), from: from.unsigned_abs() }];
+        Ok(UpgradeReport { of: self.whereabouts(), parts, schema: WANTED })
     }
 
-    async fn spaces(&self) -> Result<Listed, StoreError> {
+    async fn list_namespaces(&self) -> Result<NamespaceList, StoreError> {
         let mut client = self.connect().await?;
         let reading = self.reading(&mut client).await?;
-        // Others have tables of versions too: ours are beside limits, leases and namespaces, and where we may not look we do not.
+        // Other programs have tables of versions too; ours are beside limits, leases and namespaces. A schema
+        // that we may not read is only named.
         let schemas = "SELECT n.nspname::text, has_schema_privilege(n.oid, 'USAGE') AND
                               (SELECT bool_and(has_table_privilege(t.oid, 'SELECT')) FROM pg_class t
                                WHERE t.relnamespace = n.oid AND t.relname IN ('versions', 'namespaces', 'entities', 'policies'))
@@ -204,32 +210,32 @@ impl PostgresLifecycle {
                             AND t.relkind = 'r' AND t.relname IN ('versions', 'namespaces', 'leases', 'meters'))
                        ORDER BY n.nspname LIMIT $1";
         let most = i64::from(LISTED_MAX) + 1;
-        let schemas = reading.query(schemas, &[&most]).await.map_err(self.trouble())?;
+        let schemas = reading.query(schemas, &[&most]).await.map_err(self.store_error())?;
         let mut spaces = Vec::new();
         for schema in &schemas {
             if is_enough(&spaces) {
                 break;
             }
-            let (name, may_look): (String, bool) = (get(schema, 0)?, get(schema, 1)?);
+            let (name, is_readable): (String, bool) = (get(schema, 0)?, get(schema, 1)?);
             let bare = Space { within: Some(name.clone()), ..Space::default() };
-            if may_look {
-                spaces.extend(self.spaces_in(&reading, &Sql::new(&name), bare).await?);
+            if is_readable {
+                spaces.extend(self.namespaces_in(&reading, &Sql::new(&name), bare).await?);
             } else {
                 spaces.push(bare);
             }
         }
-        Ok(Listed::cut(self.whereabouts(), WANTED, spaces))
+        Ok(NamespaceList::cut(self.whereabouts(), WANTED, spaces))
     }
 
-    /// The namespaces of a schema; the schema itself where it has none, or is newer than what we know.
-    async fn spaces_in(
+    /// The namespaces of a schema; the schema alone if it has none or is of a newer version.
+    async fn namespaces_in(
         &self,
         reading: &Transaction<'_>,
         sql: &Sql,
         bare: Space,
     ) -> Result<Vec<Space>, StoreError> {
         let version = sql.text("SELECT coalesce(max(version), 0) FROM @.versions");
-        let version = reading.query_one(&version, &[]).await.map_err(self.trouble())?;
+        let version = reading.query_one(&version, &[]).await.map_err(self.store_error())?;
         let version: i64 = get(&version, 0)?;
         let bare = Space { schema: Some(version.unsigned_abs()), ..bare };
         if version > CURRENT {
@@ -239,7 +245,7 @@ impl PostgresLifecycle {
                       (SELECT count(*) FROM @.policies p WHERE p.namespace = n.id)
                       FROM @.namespaces n ORDER BY n.name LIMIT $1";
         let most = i64::from(LISTED_MAX) + 1;
-        let rows = reading.query(&sql.text(select), &[&most]).await.map_err(self.trouble())?;
+        let rows = reading.query(&sql.text(select), &[&most]).await.map_err(self.store_error())?;
         if rows.is_empty() {
             return Ok(vec![bare]);
         }
@@ -257,24 +263,21 @@ impl PostgresLifecycle {
     }
 }
 
-/// What the server is set to, and what that endangers.
+/// The server's settings and their dangers.
 fn settings_of(found: &Row) -> Result<Vec<Setting>, StoreError> {
     let [commit, fsync, pages]: [String; 3] = [get(found, 1)?, get(found, 2)?, get(found, 3)?];
     let is_standby: bool = get(found, 4)?;
     let mut settings = vec![
         Setting::new("synchronous_commit", &commit)
-            .danger_if(commit == "off", "what was answered last is lost when the server stops"),
+            .danger_if(commit == "off", "the last acknowledged writes are lost when the server crashes"),
         Setting::new("fsync", &fsync)
             .danger_if(fsync == "off", "the database may be damaged when the machine stops"),
-        Setting::new("full_page_writes", &pages).danger_if(
-            pages == "off",
-            "pages may be half written when the machine stops, and nobody notices",
-        ),
+        Setting::new("full_page_writes", &pages)
+            .danger_if(pages == "off", "pages may be half written, unnoticed, when the machine stops"),
     ];
     if is_standby {
         let standby = Setting::new("in_recovery", "on");
-        settings
-            .push(standby.danger_if(true, "this server is a standby: nothing can be drawn or changed there"));
+        settings.push(standby.danger_if(true, "this server is a standby and rejects writes"));
     }
     Ok(settings)
 }

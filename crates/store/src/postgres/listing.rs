@@ -1,30 +1,30 @@
-//! Reading buckets, leases and usage, each in one statement.
+//! Reads of buckets, leases and usage, each in one statement.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::limit::lease::{Ended, LeaseId, Record, Shortfall};
+use tidegate_core::limit::lease::{EndRecord, LeaseId, Record, Shortfall};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, LimitName, ResourceName};
 use tidegate_core::limit::usage::{Tally, Usage};
 use tokio_postgres::Row;
 
 use super::Inner;
-use super::trouble::{first, get};
-use crate::buckets::{Bucket, Held, Lookup, Seen, Standing};
+use super::errors::{first, get};
+use crate::buckets::{Bucket, BucketSnapshot, LeaseSnapshot, LeaseStatus, Lookup};
 use crate::codec;
 use crate::cursor::UsagePlace;
 use crate::error::StoreError;
 use crate::ledger::{UsageOf, UsageQuery};
 use crate::tables::{MeterRow, column, ending, number, on_expiry, stamp, subject};
 
-/// Buckets as they are, and whether a lease is past its deadline.
+/// Buckets, and whether any lease is past its deadline.
 pub(super) async fn balances(
     inner: &Inner,
     namespace: i64,
     lookup: &Lookup,
-) -> Result<(Seen, bool), StoreError> {
+) -> Result<(BucketSnapshot, bool), StoreError> {
     let rows = match lookup {
         Lookup::Subjects(subjects) => {
             let entities: Vec<&str> = subjects.iter().map(|subject| subject.entity.as_str()).collect();
@@ -51,7 +51,7 @@ pub(super) async fn balances(
     }
     let buckets = buckets.into_iter().map(|(_, bucket)| bucket).collect();
     let clock_offset = Duration::from_micros(offset.unsigned_abs());
-    Ok((Seen { at, clock_offset, buckets }, is_any_due))
+    Ok((BucketSnapshot { at, clock_offset, buckets }, is_any_due))
 }
 
 async fn entities_at(inner: &Inner, namespace: i64, entities: &[EntityId]) -> Result<Vec<Row>, StoreError> {
@@ -60,7 +60,7 @@ async fn entities_at(inner: &Inner, namespace: i64, entities: &[EntityId]) -> Re
     inner.query(&balances_of(asked, ""), &[&namespace, &inner.wall(), &entities]).await
 }
 
-/// One row at least, with the time, whether any lease is due, and the clock's offset.
+/// Always returns a row with the time, whether any lease is due, and the clock's offset.
 fn balances_of(asked: &str, and: &str) -> String {
     format!(
         "WITH time AS MATERIALIZED (SELECT * FROM @.look($2::bigint)), {asked},
@@ -74,7 +74,7 @@ fn balances_of(asked: &str, and: &str) -> String {
     )
 }
 
-/// The limit whose columns begin at `begin`: its row, whose it is, and what it is.
+/// Decodes the limit whose columns begin at `begin`.
 fn meter(row: &Row, begin: usize) -> Result<Meter, StoreError> {
     let read = |place: usize| get::<i64>(row, begin + place);
     let columns = MeterRow {
@@ -117,8 +117,12 @@ pub(super) async fn buckets(
     Ok(buckets)
 }
 
-/// What is known of a lease.
-pub(super) async fn standing(inner: &Inner, namespace: i64, lease: LeaseId) -> Result<Standing, StoreError> {
+/// The state of a lease.
+pub(super) async fn standing(
+    inner: &Inner,
+    namespace: i64,
+    lease: LeaseId,
+) -> Result<LeaseStatus, StoreError> {
     let statement = "
         SELECT @.now($3::bigint), levels, held, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest, shorts
         FROM @.leases WHERE namespace = $1 AND id = $2";
@@ -131,21 +135,22 @@ pub(super) async fn standing(inner: &Inner, namespace: i64, lease: LeaseId) -> R
     })
 }
 
-fn read_standing(row: &Row) -> Result<Standing, StoreError> {
+fn read_standing(row: &Row) -> Result<LeaseStatus, StoreError> {
     let step = u32::try_from(get::<i64>(row, 3)?).unwrap_or(u32::MAX);
     if let Some(how) = get::<Option<i16>>(row, 8)? {
         let at = stamp(get::<Option<i64>>(row, 9)?.unwrap_or(0))?;
         let digest = get::<Option<i64>>(row, 10)?.unwrap_or(0).cast_unsigned();
-        return Ok(Standing::Ended(Ended { how: ending(i64::from(how))?, step, at, digest }));
+        return Ok(LeaseStatus::Ended(EndRecord { how: ending(i64::from(how))?, step, at, digest }));
     }
     let corrupt = |what: &str| StoreError::Corrupt { what: what.to_owned() };
     let (levels, held): (Option<&str>, Option<Vec<Option<i64>>>) = (get(row, 1)?, get(row, 2)?);
-    let (levels, held) = levels.zip(held).ok_or_else(|| corrupt("it is open and holds nothing"))?;
+    let (levels, held) = levels.zip(held).ok_or_else(|| corrupt("it is open without levels or units"))?;
     let levels = codec::levels_from_text(levels)?;
     if held.len() != levels.names().len() {
         return Err(corrupt(&format!("it holds {} of {} limits", held.len(), levels.names().len())));
     }
-    let held = held.into_iter().map(|units| units.map(|units| number(units, "what it holds")).transpose());
+    let held =
+        held.into_iter().map(|units| units.map(|units| number(units, "the units it holds")).transpose());
     let (drawn_at, stepped_at, deadline) = (stamp(get(row, 4)?)?, stamp(get(row, 5)?)?, stamp(get(row, 6)?)?);
     let on_expiry = on_expiry(i64::from(get::<i16>(row, 7)?))?;
     let held = held.collect::<Result<_, _>>()?;
@@ -153,13 +158,13 @@ fn read_standing(row: &Row) -> Result<Standing, StoreError> {
     let lines = levels.levels().iter().zip(0..).flat_map(|(level, number)| {
         level.limits.iter().map(move |line| (number, u8::try_from(line.name).unwrap_or(u8::MAX)))
     });
-    let shortfalls = lines.zip(shorts).map(|((level, name), units)| {
-        Ok(Shortfall { level, name, units: number(units, "what a limit did not take")? })
-    });
+    let shortfalls = lines
+        .zip(shorts)
+        .map(|((level, name), units)| Ok(Shortfall { level, name, units: number(units, "a shortfall")? }));
     let shortfalls = shortfalls.filter(|short| short.as_ref().map_or(true, |short| short.units > 0));
     let record = Record::restored(step, held, drawn_at, stepped_at, deadline, on_expiry)
         .with_shortfalls(shortfalls.collect::<Result<_, StoreError>>()?);
-    Ok(Standing::Open(Held { at: stamp(get(row, 0)?)?, levels: Arc::new(levels), record }))
+    Ok(LeaseStatus::Open(LeaseSnapshot { at: stamp(get(row, 0)?)?, levels: Arc::new(levels), record }))
 }
 
 pub(super) async fn usage(

@@ -1,14 +1,16 @@
 //! A store in a PostgreSQL server, shared by all processes that connect to it.
 //!
-//! Every step of a lease is decided by a function in the server (`sql/steps.sql`), by the server's clock, with the rows of its limits
-//! locked in the order of their keys. The calls of a process go together: while some are with the server, those that come
-//! meanwhile [collect](lanes). Administrative changes are [`records`], each written in one statement that also announces it.
+//! A function in the server (`sql/steps.sql`) decides each step of a lease, by the server's clock and under
+//! row locks of its limits, taken in the order of their keys. A process sends the steps of concurrent callers
+//! in [batches](batcher). Administrative changes are [`records`], each written in one statement that also
+//! announces it.
 
 mod batch;
+mod batcher;
 mod call;
 mod engine;
+mod errors;
 mod evict;
-mod lanes;
 mod lifecycle;
 mod listen;
 mod listing;
@@ -17,7 +19,6 @@ mod records;
 mod schema;
 mod sql;
 mod sweep;
-mod trouble;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,23 +35,23 @@ use tokio_postgres::types::ToSql;
 
 pub use options::PostgresOptions;
 
-use crate::changes::{Changes, Heard};
+use crate::changes::{AnnouncedVersion, Changes};
 use crate::clock::WallClock;
 use crate::error::StoreError;
 use crate::retention::Retention;
 use crate::sync::lock;
 use crate::tables::column;
-use lanes::{CUTS_MAX, Lanes};
+use batcher::{Batcher, DISCONNECTS_MAX};
+use errors::{is_disconnected, pool_error, server_error};
 use sql::Sql;
-use trouble::{is_cut, of_pool, of_server};
 
 /// How long a call may take before the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
 
 /// A store in a PostgreSQL server. Clones are the same store.
 ///
-/// Any number of processes may use one. What was answered is on the server's disk, as its `synchronous_commit` says: it is on
-/// by default.
+/// Any number of processes may share it. Acknowledged writes are as durable as the server's
+/// `synchronous_commit` makes them; by default they are on its disk.
 ///
 /// ```no_run
 /// use tidegate_store::{Postgres, Store};
@@ -64,45 +65,45 @@ const DEADLINE: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct Postgres {
     inner: Arc<Inner>,
-    /// The namespace's number.
+    /// The namespace's id.
     namespace: i64,
-    lanes: Arc<Lanes>,
+    batcher: Arc<Batcher>,
     changes: Changes,
-    /// The last clone ends what runs in the background.
-    alive: Arc<Alive>,
+    /// Stops the background tasks when the last clone is dropped.
+    guard: Arc<StoreGuard>,
 }
 
-/// What all clones and namespaces share.
+/// The state shared by all clones and namespaces.
 struct Inner {
-    /// Where it is, without the password.
+    /// The address, without the password.
     place: String,
     sql: Sql,
-    /// Whose clock decides, where it is not the server's.
+    /// The clock of tests, in place of the server's.
     clock: Option<Arc<dyn WallClock>>,
     retention: Retention,
-    /// A statement that takes longer is given up.
+    /// How long a call may take before the engine counts as unavailable, and how long a statement may take.
     deadline: Duration,
-    patience: Duration,
-    /// Connections for what is decided, and for everything else: listings do not delay draws.
+    timeout: Duration,
+    /// Connections for steps, and for everything else, so that listings do not delay draws.
     writers: Pool,
     readers: Pool,
-    /// Batches that may be under way at a time.
-    lanes: usize,
+    /// The most batches in flight.
+    batches_max: usize,
     handle: Handle,
     is_closed: AtomicBool,
     counters: Counters,
-    /// Namespaces that are open in this process, and where their changes are announced.
-    announced: Mutex<HashMap<i64, (Arc<Heard>, Changes)>>,
-    /// Wakes what runs in the background.
-    stirred: Notify,
+    /// The namespaces that are open in this process, with the channels of their changes.
+    open_namespaces: Mutex<HashMap<i64, (Arc<AnnouncedVersion>, Changes)>>,
+    /// Wakes the background tasks, so that they notice the end of the store.
+    stop_signal: Notify,
 }
 
-/// As long as one is there, the store is used.
-struct Alive(Arc<Inner>);
+/// Held by every clone: while one exists, the store is in use.
+struct StoreGuard(Arc<Inner>);
 
-impl Drop for Alive {
+impl Drop for StoreGuard {
     fn drop(&mut self) {
-        self.0.stirred.notify_waiters();
+        self.0.stop_signal.notify_waiters();
     }
 }
 
@@ -119,61 +120,61 @@ impl Counters {
     }
 }
 
-/// What a store has done in this process.
+/// Counters of a store in this process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PostgresStats {
-    /// Statements that decided something, each a transaction and a round trip.
+    /// Batches of steps, each a statement, a transaction and a round trip.
     pub batches: u64,
-    /// Steps of leases that were decided in them.
+    /// Steps of leases in these batches.
     pub calls: u64,
 }
 
 impl Postgres {
-    /// Opens the database at `url`, in the schema `tidegate` and the namespace `default`. The schema is made if it is not
-    /// there, and brought up to date if it is an older one.
+    /// Opens the database at `url`, in the schema `tidegate` and the namespace `default`. Creates the schema
+    /// if it does not exist, and upgrades an older one.
     ///
     /// # Errors
-    /// [`StoreError::Denied`] for a password that is wrong, a right that is missing and a connection that cannot be secured,
-    /// [`StoreError::Invalid`] for an address that is none, a database that is not there and a schema of a newer version or
-    /// of another program, and [`StoreError::Unavailable`] where the server cannot be reached.
+    /// [`StoreError::Denied`] for a wrong password, a missing right or a connection that cannot be secured,
+    /// [`StoreError::Invalid`] for an invalid address, a missing database, or a schema of a newer version or
+    /// of another program, and [`StoreError::Unavailable`] if the server cannot be reached.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
         PostgresOptions::new(url).open().await
     }
 
-    /// Another namespace of the same schema. The same name is the same namespace.
+    /// Opens another namespace of the same schema. The same name is the same namespace.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a name that cannot be, and what the server says.
+    /// [`StoreError::Invalid`] for an invalid name, and errors of the server.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves a namespace that is there or not; asking again finds it.
+    /// Dropping the future may leave a new namespace behind, which the next call finds.
     pub async fn namespace(&self, name: &str) -> Result<Self, StoreError> {
-        let alive = Arc::clone(&self.alive);
-        Self::in_namespace(Arc::clone(&self.inner), alive, name).await
+        let guard = Arc::clone(&self.guard);
+        Self::in_namespace(Arc::clone(&self.inner), guard, name).await
     }
 
-    async fn in_namespace(inner: Arc<Inner>, alive: Arc<Alive>, name: &str) -> Result<Self, StoreError> {
+    async fn in_namespace(inner: Arc<Inner>, guard: Arc<StoreGuard>, name: &str) -> Result<Self, StoreError> {
         let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
         let (namespace, _) = records::namespace(&inner, name.as_str()).await?;
         let (heard, changes) = {
-            let mut open = lock(&inner.announced);
+            let mut open = lock(&inner.open_namespaces);
             let make = || {
                 let (announcer, changes) = Changes::channel();
-                (Arc::new(Heard::new(Arc::new(announcer))), changes)
+                (Arc::new(AnnouncedVersion::new(Arc::new(announcer))), changes)
             };
             open.entry(namespace).or_insert_with(make).clone()
         };
-        // Read when it is heard of: what was announced between the two would be missed.
+        // Read after it is registered: a change between the two would be missed.
         let (_, version) = records::namespace(&inner, name.as_str()).await?;
         heard.announced(version);
-        let lanes = Arc::new(Lanes::new(Arc::clone(&inner), namespace));
-        let store = Self { inner, namespace, lanes, changes, alive };
-        store.tidy_in_background();
+        let batcher = Arc::new(Batcher::new(Arc::clone(&inner), namespace));
+        let store = Self { inner, namespace, batcher, changes, guard };
+        store.clean_up_in_background();
         Ok(store)
     }
 
-    /// What it has done in this process.
+    /// The counters of this process.
     pub fn stats(&self) -> PostgresStats {
         let counters = &self.inner.counters;
         PostgresStats {
@@ -182,16 +183,16 @@ impl Postgres {
         }
     }
 
-    /// Ends it, for all clones: its connections are closed, and later calls are refused. Calls that are with the server are
-    /// answered.
+    /// Closes the store for all clones: closes its connections and refuses later calls. Statements in flight
+    /// complete.
     pub fn close(&self) {
         self.inner.is_closed.store(true, Ordering::SeqCst);
         self.inner.writers.close();
         self.inner.readers.close();
-        self.inner.stirred.notify_waiters();
+        self.inner.stop_signal.notify_waiters();
     }
 
-    /// Where it is, without the password.
+    /// The address, without the password.
     pub fn place(&self) -> &str {
         &self.inner.place
     }
@@ -205,23 +206,24 @@ impl Inner {
         Ok(())
     }
 
-    /// What the clock reads, where it is not the server's.
+    /// The reading of a test's clock.
     fn wall(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| column(clock.now().as_micros()))
     }
 
     async fn writer(&self) -> Result<Client, StoreError> {
         self.check_open()?;
-        self.writers.get().await.map_err(|error| of_pool(&self.place, error))
+        self.writers.get().await.map_err(|error| pool_error(&self.place, error))
     }
 
-    async fn reader(&self) -> Result<Held, StoreError> {
+    async fn reader(&self) -> Result<PooledConnection, StoreError> {
         self.check_open()?;
-        let client = self.readers.get().await.map_err(|error| of_pool(&self.place, error))?;
-        Ok(Held::new(client))
+        let client = self.readers.get().await.map_err(|error| pool_error(&self.place, error))?;
+        Ok(PooledConnection::new(client))
     }
 
-    /// Runs a statement, with `@` for the schema. It may run twice: the server may have closed a connection of the pool.
+    /// Runs a statement in which `@` stands for the schema. It may run twice, because the server may have
+    /// closed a pooled connection.
     async fn query(
         &self,
         statement: &str,
@@ -230,13 +232,13 @@ impl Inner {
         let mut cuts = 0;
         loop {
             match self.query_once(statement, parameters).await? {
-                Err(error) if is_cut(&error) && cuts < CUTS_MAX => cuts += 1,
-                answer => return answer.map_err(|error| of_server(&self.place, error)),
+                Err(error) if is_disconnected(&error) && cuts < DISCONNECTS_MAX => cuts += 1,
+                answer => return answer.map_err(|error| server_error(&self.place, error)),
             }
         }
     }
 
-    /// The same for a statement that must not run twice.
+    /// Like [`query`](Self::query), for a statement that must not run twice.
     async fn query_once(
         &self,
         statement: &str,
@@ -244,50 +246,51 @@ impl Inner {
     ) -> Result<Result<Vec<Row>, tokio_postgres::Error>, StoreError> {
         let statement = self.sql.text(statement);
         let client = self.reader().await?;
-        let answer = self.in_time(async {
+        let answer = self.with_timeout(async {
             let prepared = client.get().prepare_cached(&statement).await?;
             client.get().query(&prepared, parameters).await
         });
         let answer = answer.await?;
-        if !answer.as_ref().is_err_and(is_cut) {
-            client.is_done();
+        if !answer.as_ref().is_err_and(is_disconnected) {
+            client.mark_done();
         }
         Ok(answer)
     }
 
-    async fn in_time<T>(&self, asked: impl Future<Output = T>) -> Result<T, StoreError> {
-        let millis = u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX);
-        tokio::time::timeout(self.patience, asked).await.map_err(|_| StoreError::TimedOut { millis })
+    async fn with_timeout<T>(&self, call: impl Future<Output = T>) -> Result<T, StoreError> {
+        let millis = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX);
+        tokio::time::timeout(self.timeout, call).await.map_err(|_| StoreError::TimedOut { millis })
     }
 }
 
-/// A connection in use. One that is dropped in the middle of a statement is closed and does not return to the pool.
-struct Held {
+/// A pooled connection in use. If it is dropped during a statement, it is closed instead of returned to the
+/// pool.
+struct PooledConnection {
     client: Option<Client>,
     is_done: AtomicBool,
 }
 
-impl Held {
+impl PooledConnection {
     fn new(client: Client) -> Self {
         Self { client: Some(client), is_done: AtomicBool::new(false) }
     }
 
     fn get(&self) -> &Client {
-        self.client.as_ref().expect("it is there until it is dropped")
+        self.client.as_ref().expect("present until it is dropped")
     }
 
-    /// All that was asked of it was answered.
-    fn is_done(&self) {
+    /// Marks all of its statements as complete.
+    fn mark_done(&self) {
         self.is_done.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Held {
+impl Drop for PooledConnection {
     fn drop(&mut self) {
         if !self.is_done.load(Ordering::Relaxed)
             && let Some(client) = self.client.take()
         {
-            // Out of the pool, and closed.
+            // Removed from the pool, and closed.
             drop(Client::take(client));
         }
     }

@@ -1,4 +1,4 @@
-//! How a server is reached.
+//! Options of a store in PostgreSQL, and its address.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,28 +13,28 @@ use tokio_postgres::config::Host;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, NoTls, Socket};
 
-use super::lanes::PATIENCE;
-use super::schema::Patience;
+use super::batcher::TIMEOUT;
+use super::errors::{pool_error, server_error};
+use super::schema::MigrationTimeout;
 use super::sql::Sql;
-use super::trouble::{of_pool, of_server};
-use super::{Alive, Counters, DEADLINE, Inner, Postgres, listen, schema};
+use super::{Counters, DEADLINE, Inner, Postgres, StoreGuard, listen, schema};
 use crate::clock::WallClock;
 use crate::error::StoreError;
 use crate::retention::Retention;
 
-/// Connections at a time, unless said otherwise.
+/// The default number of connections.
 const CONNECTIONS: usize = 8;
 const CONNECTIONS_MAX: usize = 1_000;
-/// One of so many connections is for draws and settles, which go together, and no more than so many: one computes while another
-/// waits for the disk, and the fewer there are the more go together.
-const LANES_SHARE: usize = 4;
-const LANES_MAX: usize = 4;
-/// A schema's name is at most this long: the server cuts longer ones, and the channel has it too.
+/// One in this many connections, within the maximum, is for draws and settles. Two or more let one batch
+/// compute while another waits for the disk; fewer connections make larger batches.
+const BATCHES_SHARE: usize = 4;
+const BATCHES_MAX: usize = 4;
+/// The longest name of a schema: the server truncates long identifiers, and the channel contains it too.
 const SCHEMA_MAX: usize = 40;
-/// A connection is waited for and made within this, unless said otherwise.
+/// The default time to get or open a connection.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(2);
 
-/// How a server is reached.
+/// Opens a store in PostgreSQL.
 ///
 /// ```no_run
 /// use tidegate_store::PostgresOptions;
@@ -55,12 +55,12 @@ pub struct PostgresOptions {
     retention: Retention,
     connected_within: Duration,
     deadline: Duration,
-    patience: Duration,
+    timeout: Duration,
     clock: Option<Arc<dyn WallClock>>,
 }
 
 impl PostgresOptions {
-    /// The database at `url`, as PostgreSQL's own programs write it.
+    /// Options for the database at `url`, in the syntax of PostgreSQL's own programs.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -70,71 +70,72 @@ impl PostgresOptions {
             retention: Retention::default(),
             connected_within: CONNECTED_WITHIN,
             deadline: DEADLINE,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             clock: None,
         }
     }
 
-    /// The schema that all of it is in, `tidegate` unless said otherwise. It is made if it is not there.
+    /// Sets the schema, `tidegate` by default. It is created if it does not exist.
     pub fn schema(mut self, name: impl Into<String>) -> Self {
         self.schema = name.into();
         self
     }
 
-    /// The namespace, `default` unless said otherwise.
+    /// Sets the namespace, `default` by default.
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = name.into();
         self
     }
 
-    /// At most so many connections, by default 8, and one more that listens for changes. A quarter of them, at most four, are for
-    /// draws and settles: they go together, and the fewer connections they have the more do. The others are for listings and
-    /// changes.
+    /// Sets the most connections, 8 by default, besides the one that listens for changes. A quarter of them,
+    /// at most four, are for draws and settles, which are sent in batches: fewer connections make larger
+    /// batches. The others are for listings and changes.
     pub const fn connections(mut self, count: usize) -> Self {
         self.connections = count;
         self
     }
 
-    /// How long usage and audit are kept.
+    /// Sets how long usage and audit are kept.
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
         self
     }
 
-    /// A connection is waited for and made within this: on a machine that has much else to do, tests wait longer.
+    /// Sets the time to get or open a connection; tests on busy machines need longer.
     #[doc(hidden)]
     pub const fn connected_within(mut self, span: Duration) -> Self {
         self.connected_within = span;
         self
     }
 
-    /// How long a statement may take before the server [counts as unavailable](crate::Capabilities::deadline); 50 ms unless set.
+    /// Sets how long a statement may take before the server [counts as
+    /// unavailable](crate::Capabilities::deadline), 50 ms by default.
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// A statement that takes longer is given up: on a machine that has much else to do, tests wait longer.
+    /// Sets the timeout of a statement; tests on busy machines need longer.
     #[doc(hidden)]
-    pub const fn patience(mut self, span: Duration) -> Self {
-        self.patience = span;
+    pub const fn timeout(mut self, span: Duration) -> Self {
+        self.timeout = span;
         self
     }
 
-    /// The clock to go by in the place of the server's, for tests. Nothing is tidied in the background then.
+    /// Replaces the server's clock in tests. Disables background cleanup.
     #[doc(hidden)]
     pub fn clock(mut self, clock: impl WallClock) -> Self {
         self.clock = Some(Arc::new(clock));
         self
     }
 
-    /// Opens it, in the runtime that this is called in: what it does in the background runs there.
+    /// Opens the store. Its background tasks run on the current runtime.
     ///
     /// # Errors
     /// As [`Postgres::open`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves a schema that is whole, and perhaps new.
+    /// Dropping the future leaves the schema either as it was or complete.
     pub async fn open(self) -> Result<Postgres, StoreError> {
         self.open_over(NoTls).await
     }
@@ -150,31 +151,31 @@ impl PostgresOptions {
         let config = self.config()?;
         let place = place(&config);
         let sql = Sql::new(&self.schema);
-        let lanes = (self.connections / LANES_SHARE).clamp(1, LANES_MAX);
+        let writers = (self.connections / BATCHES_SHARE).clamp(1, BATCHES_MAX);
         let pool = |connections: usize| pool(&config, tls.clone(), connections);
         let inner = Arc::new(Inner {
-            writers: pool(lanes)?,
-            readers: pool((self.connections - lanes).max(1))?,
+            writers: pool(writers)?,
+            readers: pool((self.connections - writers).max(1))?,
             place,
             sql,
             clock: self.clock,
             retention: self.retention,
             deadline: self.deadline,
-            patience: self.patience,
-            lanes,
+            timeout: self.timeout,
+            batches_max: writers,
             handle: Handle::current(),
             is_closed: AtomicBool::new(false),
             counters: Counters::default(),
-            announced: Mutex::default(),
-            stirred: Notify::new(),
+            open_namespaces: Mutex::default(),
+            stop_signal: Notify::new(),
         });
         {
-            let mut client = inner.readers.get().await.map_err(|error| of_pool(&inner.place, error))?;
-            schema::prepare(&mut client, &inner.sql, &inner.place, Patience::AsUsual).await?;
+            let mut client = inner.readers.get().await.map_err(|error| pool_error(&inner.place, error))?;
+            schema::prepare(&mut client, &inner.sql, &inner.place, MigrationTimeout::Default).await?;
         }
-        let alive = Arc::new(Alive(Arc::clone(&inner)));
-        let store = Postgres::in_namespace(Arc::clone(&inner), Arc::clone(&alive), &self.namespace).await?;
-        inner.handle.spawn(listen::run(config, tls, inner.clone(), Arc::downgrade(&alive)));
+        let guard = Arc::new(StoreGuard(Arc::clone(&inner)));
+        let store = Postgres::in_namespace(Arc::clone(&inner), Arc::clone(&guard), &self.namespace).await?;
+        inner.handle.spawn(listen::run(config, tls, inner.clone(), Arc::downgrade(&guard)));
         Ok(store)
     }
 
@@ -195,13 +196,13 @@ impl PostgresOptions {
     }
 
     pub(super) fn config(&self) -> Result<Config, StoreError> {
-        let mut config = Config::from_str(&self.url).map_err(|error| of_server("the address", error))?;
+        let mut config = Config::from_str(&self.url).map_err(|error| server_error("the address", error))?;
         if config.get_hosts().is_empty() {
             return Err(StoreError::Invalid {
                 what: "the address of a PostgreSQL server names no host".to_owned(),
             });
         }
-        let ours = server_patience(self.patience);
+        let ours = server_timeouts(self.timeout);
         let options = match config.get_options() {
             Some(theirs) => format!("{ours} {theirs}"),
             None => ours,
@@ -215,7 +216,7 @@ impl PostgresOptions {
 }
 
 impl fmt::Debug for PostgresOptions {
-    /// Without the address, which may have a password in it.
+    /// Omits the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresOptions")
             .field("schema", &self.schema)
@@ -226,15 +227,15 @@ impl fmt::Debug for PostgresOptions {
     }
 }
 
-/// The server itself gives up what takes longer: we have by then.
-fn server_patience(ours: Duration) -> String {
+/// Server-side timeouts that end abandoned statements, shortly after our own.
+fn server_timeouts(ours: Duration) -> String {
     let (lock, statement, idle) = (ours.as_millis(), ours.as_millis() + 1_000, 2 * ours.as_millis());
     format!(
         "-c statement_timeout={statement} -c lock_timeout={lock} -c idle_in_transaction_session_timeout={idle}"
     )
 }
 
-/// A pool of so many connections.
+/// A pool of `connections` connections.
 pub(super) fn pool<T>(config: &Config, tls: T, connections: usize) -> Result<Pool, StoreError>
 where
     T: MakeTlsConnect<Socket> + Clone + Sync + Send + 'static,
@@ -253,7 +254,7 @@ where
         .map_err(|error| StoreError::Invalid { what: error.to_string() })
 }
 
-/// Where a server is, as it may be shown: `db.internal:5432/limits`.
+/// The address without user and password: `db.internal:5432/limits`.
 pub(super) fn place(config: &Config) -> String {
     let host = |host: &Host| match host {
         Host::Tcp(name) => name.clone(),
@@ -272,7 +273,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_cannot_be_is_refused_before_anything_is_asked() {
+    async fn invalid_options_are_refused_without_connecting() {
         let url = "postgres://me:secret@localhost/x";
         let table = [
             (PostgresOptions::new("postgres:///x"), "the address of a PostgreSQL server names no host"),
@@ -289,14 +290,17 @@ mod tests {
     }
 
     #[test]
-    fn the_server_gives_up_after_we_have() {
-        let told =
+    fn server_timeouts_follow_client_timeout() {
+        let expected =
             "-c statement_timeout=6000 -c lock_timeout=5000 -c idle_in_transaction_session_timeout=10000";
-        assert_eq!(PostgresOptions::new("postgres://me@one/x").config().unwrap().get_options(), Some(told));
+        assert_eq!(
+            PostgresOptions::new("postgres://me@one/x").config().unwrap().get_options(),
+            Some(expected)
+        );
     }
 
     #[test]
-    fn neither_a_place_nor_options_show_a_password() {
+    fn password_is_never_shown() {
         let options = PostgresOptions::new("postgres://me:secret@one,two:7/x");
         assert_eq!(place(&options.config().unwrap()), "one:5432,two:7/x");
         assert!(!format!("{options:?}").contains("secret"));

@@ -1,5 +1,5 @@
-//! Records in the tables of policies, entities, tokens and the audit. A change and its audit entries are written in one
-//! statement.
+//! Records in the tables of policies, entities, tokens and the audit. One statement writes a change with its
+//! audit entries.
 
 use std::borrow::Cow;
 
@@ -9,20 +9,21 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Inner;
-use super::trouble::{get, of_server};
+use super::errors::{get, server_error};
 use crate::error::StoreError;
 use crate::record::{Key, Kind, Of, Record, RecordChange, RecordWrite, Records, Scan};
 use crate::tables::{column, number, stamp};
 
-// The rows of each table with the columns of a record: the three of its key, its link, version and body. `ORDER BY number` is by
-// the table's column because none of the result has its name.
+// Each table with the columns of a record: the three of its key, its link, version and body. `ORDER BY
+// number` refers to the table's column because no result column has that name.
 const POLICIES: &str = "SELECT kind, entity, resource, NULL::text, version, body FROM @.policies";
 const ENTITIES: &str = "SELECT 4::bigint, id, '', parent, version, body FROM @.entities";
 const TOKENS: &str = "SELECT 5::bigint, id, '', encode(hash, 'hex'), version, body FROM @.tokens";
 const ENTRIES: &str = "SELECT 6::bigint, number::text AS first, '', filed, version,
     at::text || chr(10) || actor || chr(10) || change FROM @.audit";
 
-/// The records with these keys, the namespace's version, its count of audit entries and the time, in one statement.
+/// The records with these keys, the namespace's version, its count of audit entries and the time, in one
+/// statement.
 pub(super) async fn read(inner: &Inner, namespace: i64, keys: &[Key]) -> Result<Records, StoreError> {
     let statement = format!(
         "SELECT space.version, space.audited, (SELECT @.now($2::bigint)), found.* FROM @.namespaces space
@@ -40,8 +41,8 @@ pub(super) async fn read(inner: &Inner, namespace: i64, keys: &[Key]) -> Result<
     let columns = KeyArrays::of(keys.iter());
     let KeyArrays { kinds, firsts, seconds } = &columns;
     let rows = inner.query(&statement, &[&namespace, &inner.wall(), kinds, firsts, seconds]).await?;
-    let space = rows.first().ok_or_else(|| not_there(namespace))?;
-    // Without keys there is one row, of the namespace alone.
+    let space = rows.first().ok_or_else(|| missing_namespace(namespace))?;
+    // Without keys there is one row, that of the namespace.
     let records = rows.iter().take(keys.len()).map(|row| record(row, 3));
     Ok(Records {
         version: version(space, 0)?,
@@ -54,7 +55,7 @@ pub(super) async fn read(inner: &Inner, namespace: i64, keys: &[Key]) -> Result<
 /// The namespace's version.
 pub(super) async fn newest_version(inner: &Inner, namespace: i64) -> Result<Version, StoreError> {
     let rows = inner.query("SELECT version FROM @.namespaces WHERE id = $1", &[&namespace]).await?;
-    version(rows.first().ok_or_else(|| not_there(namespace))?, 0)
+    version(rows.first().ok_or_else(|| missing_namespace(namespace))?, 0)
 }
 
 pub(super) async fn scan(inner: &Inner, namespace: i64, scan: &Scan) -> Result<Vec<Record>, StoreError> {
@@ -105,8 +106,8 @@ pub(super) async fn chain(
     rows.iter().filter_map(|row| record(row, 0).transpose()).collect()
 }
 
-/// Makes the changes and announces them; `false` if the namespace has another version by now. All of it is one statement, which
-/// waits for other writers of the namespace.
+/// Makes the changes and announces them; `false` if the namespace's version has changed. It is a single
+/// statement, which waits for other writers of the namespace.
 pub(super) async fn write(inner: &Inner, namespace: i64, write: &RecordWrite) -> Result<bool, StoreError> {
     // A record without a body is removed. Audit entries are only added.
     let statement = "
@@ -160,21 +161,22 @@ pub(super) async fn write(inner: &Inner, namespace: i64, write: &RecordWrite) ->
     let parameters: [&(dyn ToSql + Sync); 11] =
         [&namespace, &seen, &version, &entries, &channel, &payload, kinds, firsts, seconds, &links, &bodies];
     let rows = inner.query_once(statement, &parameters).await?;
-    Ok(!rows.map_err(|error| of_server(&inner.place, error))?.is_empty())
+    Ok(!rows.map_err(|error| server_error(&inner.place, error))?.is_empty())
 }
 
-/// A namespace's number and its version; it is made if it is not there.
+/// The id and version of a namespace, which is created if it does not exist.
 pub(super) async fn namespace(inner: &Inner, name: &str) -> Result<(i64, Version), StoreError> {
     let make = "INSERT INTO @.namespaces (name) SELECT $1
                 WHERE NOT EXISTS (SELECT 1 FROM @.namespaces WHERE name = $1) ON CONFLICT DO NOTHING";
     inner.query(make, &[&name]).await?;
     let rows = inner.query("SELECT id, version FROM @.namespaces WHERE name = $1", &[&name]).await?;
-    let gone = || StoreError::Corrupt { what: format!("the namespace `{name}` was made and is not there") };
+    let gone =
+        || StoreError::Corrupt { what: format!("the namespace `{name}` is missing after it was created") };
     let row = rows.first().ok_or_else(gone)?;
     Ok((get(row, 0)?, version(row, 1)?))
 }
 
-/// The columns of keys, an array each.
+/// Keys in columns.
 struct KeyArrays<'a> {
     kinds: Vec<i64>,
     firsts: Vec<Cow<'a, str>>,
@@ -214,6 +216,6 @@ fn version(row: &Row, place: usize) -> Result<Version, StoreError> {
     Ok(Version::new(number(get(row, place)?, "a version")?))
 }
 
-fn not_there(namespace: i64) -> StoreError {
-    StoreError::Corrupt { what: format!("the namespace {namespace} is not there") }
+fn missing_namespace(namespace: i64) -> StoreError {
+    StoreError::Corrupt { what: format!("the namespace {namespace} does not exist") }
 }

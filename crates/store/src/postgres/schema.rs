@@ -1,23 +1,23 @@
-//! The tables and functions, and how a schema comes to have them.
+//! The tables and functions, and their migrations.
 //!
-//! All of a store is in one schema, which tells how far it has come by its own table of versions. An older one is brought up to
-//! date in one transaction, when it is opened or when somebody asks for that, under a lock of its name, so that several who do so
-//! at once do it in turn; a newer one is refused.
+//! A store is one schema with a table of versions. Opening it, or an explicit upgrade, migrates an older one
+//! in one transaction, under an advisory lock of its name, so that concurrent migrations run in turn. A newer
+//! schema is refused.
 
 use tokio_postgres::Client;
 
+use super::errors::{get, server_error};
 use super::sql::Sql;
-use super::trouble::{get, of_server};
 use crate::error::StoreError;
 use crate::lifecycle::other_version;
 
-/// What brings a schema of the version before it to the next. They are never changed, only added to.
+/// Migrations from each version to the next. Released ones never change.
 const MIGRATIONS: [&str; 4] = [
     include_str!("sql/tables.sql"),
-    // When a schema came to each version, from now on.
+    // Adds the time of each migration.
     "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
-    // No lease that drew from a limit is open after `kept_until`. Existing limits are kept for all open leases. `tick` returns
-    // another type.
+    // No lease that drew from a limit is open after `kept_until`. Existing limits are kept for all open
+    // leases. `tick` returns another type.
     "
     DROP FUNCTION IF EXISTS @.tick(bigint, bigint);
     DO $$ BEGIN
@@ -25,7 +25,7 @@ const MIGRATIONS: [&str; 4] = [
             || (SELECT coalesce(max(deadline), 0) FROM @.leases WHERE how IS NULL AND deadline < 9223372036854775807);
     END $$;
     ALTER TABLE @.meters ALTER COLUMN kept_until SET DEFAULT 0",
-    // What limits did not take of what a lease holds, a number for each of its lines. `steps` takes one parameter more.
+    // Adds the shortfalls of leases, a number per line. `steps` takes one more parameter.
     "
     ALTER TABLE @.leases ADD COLUMN shorts bigint[];
     DO $$ DECLARE old regprocedure; BEGIN
@@ -38,44 +38,50 @@ const MIGRATIONS: [&str; 4] = [
 /// The functions of the current version. Every upgrade replaces them.
 const FUNCTIONS: &str = include_str!("sql/steps.sql");
 
-/// The version of a schema that is up to date.
+/// The current version.
 pub(super) const CURRENT: i64 = 4;
 
-/// "tide" in ASCII: the first half of the locks that we take, so that no other program's are met.
+/// "tide" in ASCII: the first half of the keys of our advisory locks, which separates them from other
+/// programs'.
 const LOCKS: i32 = 0x7469_6465;
 
-/// How long bringing a schema up to date may take.
+/// The time limit of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
-    /// As long as any call: whoever opens a store wants to use it.
-    AsUsual,
-    /// As long as it takes, once nobody holds its tables: whoever upgrades a store wants nothing else.
-    AsLongAsItTakes,
+pub(super) enum MigrationTimeout {
+    /// The timeout of any call: for opening a store.
+    Default,
+    /// None, after a lock timeout of a minute: for an explicit upgrade.
+    Unlimited,
 }
 
-/// Brings the schema up to date, or says why it cannot be. Answers the version that it had.
+/// Migrates the schema to the current version. Returns the version that it had.
 pub(super) async fn prepare(
     client: &mut Client,
     sql: &Sql,
     place: &str,
-    patience: Patience,
+    timeout: MigrationTimeout,
 ) -> Result<i64, StoreError> {
     if version(client, sql, place).await? == CURRENT {
         return Ok(CURRENT);
     }
-    migrate(client, sql, place, patience).await
+    migrate(client, sql, place, timeout).await
 }
 
-async fn migrate(client: &mut Client, sql: &Sql, place: &str, patience: Patience) -> Result<i64, StoreError> {
-    let of_place = |error| of_server(place, error);
+async fn migrate(
+    client: &mut Client,
+    sql: &Sql,
+    place: &str,
+    timeout: MigrationTimeout,
+) -> Result<i64, StoreError> {
+    let of_place = |error| server_error(place, error);
     let transaction = client.transaction().await.map_err(of_place)?;
-    if patience == Patience::AsLongAsItTakes {
-        let patient = "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '60s'";
-        transaction.batch_execute(patient).await.map_err(of_place)?;
+    if timeout == MigrationTimeout::Unlimited {
+        let unlimited = "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '60s'";
+        transaction.batch_execute(unlimited).await.map_err(of_place)?;
     }
     let lock = "SELECT pg_advisory_xact_lock($1, hashtext($2))";
     transaction.execute(lock, &[&LOCKS, &sql.schema()]).await.map_err(of_place)?;
-    // Asked again under the lock: another process may have been faster.
+    // Read again under the lock: another process may have migrated it.
     let from = version_within(&transaction, sql, place).await?;
     let mut version = from;
     if version == 0 {
@@ -97,9 +103,9 @@ async fn migrate(client: &mut Client, sql: &Sql, place: &str, patience: Patience
     Ok(from)
 }
 
-/// The version that a schema has come to; zero where there is none.
+/// The version of a schema; zero if there is none.
 async fn version(client: &mut Client, sql: &Sql, place: &str) -> Result<i64, StoreError> {
-    let transaction = client.transaction().await.map_err(|error| of_server(place, error))?;
+    let transaction = client.transaction().await.map_err(|error| server_error(place, error))?;
     version_within(&transaction, sql, place).await
 }
 
@@ -108,9 +114,10 @@ pub(super) async fn version_within(
     sql: &Sql,
     place: &str,
 ) -> Result<i64, StoreError> {
-    let of_place = |error| of_server(place, error);
+    let of_place = |error| server_error(place, error);
     let schema = sql.schema();
-    // Other programs have a table of versions too: these four together are ours, made in one transaction.
+    // Other programs have tables of this name too. These four together identify ours; one transaction creates
+    // them.
     let tables = "SELECT count(*), count(*) FILTER (WHERE c.relkind = 'r'
                       AND c.relname IN ('versions', 'namespaces', 'leases', 'meters'))
                   FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid WHERE n.nspname = $1";

@@ -1,14 +1,14 @@
-//! Statements that name the schema they work in.
+//! Statements with qualified names.
 //!
-//! A schema is named in each statement rather than by a connection's search path: connections may be pooled by others too, and a
-//! server's statistics then tell whose statements they are.
+//! Each statement names its schema instead of relying on the search path: other programs may share the
+//! connections through a pooler, and the server's statistics show which schema a statement is for.
 
-/// The schema's name, in and without quotes.
+/// The schema's name, plain and quoted.
 #[derive(Debug, Clone)]
 pub(super) struct Sql {
     schema: String,
     quoted: String,
-    /// The one that every draw calls.
+    /// The call of the function `steps`.
     pub(super) steps: String,
 }
 
@@ -24,12 +24,12 @@ impl Sql {
         &self.schema
     }
 
-    /// A statement with `@` for the schema. None of ours has one for anything else.
+    /// Replaces `@` by the schema. None of the statements has another `@`.
     pub(super) fn text(&self, statement: &str) -> String {
         statement.replace('@', &self.quoted)
     }
 
-    /// The channel that changes are announced on.
+    /// The channel of change notifications.
     pub(super) fn channel(&self) -> String {
         format!("tidegate_{}", self.schema)
     }
@@ -39,7 +39,7 @@ impl Sql {
     }
 }
 
-/// Parameters of the function that every draw calls.
+/// The number of parameters of the function `steps`.
 pub(super) const PARAMETERS: usize = 35;
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_schema_is_quoted_wherever_it_stands() {
+    fn schema_is_quoted_in_statements() {
         let sql = Sql::new("a\"b");
         assert_eq!(
             sql.text("SELECT @.now(NULL) FROM @.clock"),

@@ -1,6 +1,7 @@
-//! What is past its time: leases that are due end, those that ended long ago are forgotten, and so is what is too old to be kept.
+//! Housekeeping: ends leases past their deadline, deletes ended ones, and deletes usage and audit past their
+//! retention.
 //!
-//! All of it a little at a time, so that nobody who draws waits for it, and by whoever is there: the leases of others too.
+//! It runs in small statements, so that draws do not wait for it, and in every process for the leases of all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,53 +12,53 @@ use tokio::time::sleep;
 
 use super::batch::lease_id;
 use super::call::{Call, Status};
-use super::trouble::{first, get};
+use super::errors::{first, get};
 use super::{Inner, Postgres};
 use crate::codec::levels_from_text;
 use crate::error::StoreError;
 use crate::ledger::Prune;
 use crate::retention::before;
-use crate::store::Swept;
+use crate::store::SweepReport;
 use crate::tables::{column, ended_by, number, stamp};
 
-/// Leases that are ended at a time before something is read.
-const SWEPT_BEFORE_READING: usize = 1_000;
-/// Leases that one sweep in the background ends, and how many sweeps it makes at a time while each ends that many.
-const SWEPT_IN_PASSING: usize = 500;
+/// The most leases that are ended at a time before a read.
+const DUE_BATCH: usize = 1_000;
+/// The most leases that a background sweep ends, and the most sweeps in a row while each reaches that limit.
+const BACKGROUND_SWEEP_MAX: usize = 500;
 const SWEEPS_MAX: usize = 20;
-/// Rows that one statement deletes. Callers do not wait longer than for one of them.
+/// Rows per deleting statement: the longest that a caller waits for.
 const BATCH: i64 = 1_000;
-/// Statements of each kind in one sweep, while each deletes a full batch. This is more than a process can add between two sweeps
-/// in the background, so tables do not grow with the rate of calls.
+/// The most statements of each kind in a sweep, while each deletes a full batch. That is more than a process
+/// can add between two background sweeps, so that tables do not grow with the rate of calls.
 const BATCHES_MAX: u64 = 50;
-/// How often that is, and how often where nobody asks for anything.
-const TIDIED_EVERY: Duration = Duration::from_secs(1);
-const TIDIED_IDLE: u32 = 30;
+/// The interval of background sweeps, and how many of them an idle store skips.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(1);
+const IDLE_INTERVALS: u32 = 30;
 
-/// Open leases that are due, what time it is, and what the clock reads.
-struct Due {
+/// Open leases past their deadline, the time, and the reading of the wall clock.
+struct DueLeases {
     now: Stamp,
     wall: Stamp,
     leases: Vec<(Vec<u8>, Option<String>)>,
 }
 
 impl Postgres {
-    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<Swept, StoreError> {
+    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<SweepReport, StoreError> {
         let due = self.due(max).await?;
         let mut swept = self.expire(&due).await?;
-        swept.forgotten = self.forget(due.now).await?;
-        self.inner.retain(&due).await?;
+        swept.forgotten = self.delete_ended_leases(due.now).await?;
+        self.inner.apply_retention(&due).await?;
         self.evict().await?;
         Ok(swept)
     }
 
-    /// Ends the leases that are past their deadline: whoever looks at balances and usage means theirs too.
-    pub(super) async fn sweep_what_is_due(&self) -> Result<(), StoreError> {
+    /// Ends all leases past their deadline, so that a following read includes them.
+    pub(super) async fn sweep_all_due(&self) -> Result<(), StoreError> {
         let mut before = None;
         loop {
-            let due = self.due(SWEPT_BEFORE_READING).await?;
+            let due = self.due(DUE_BATCH).await?;
             let first = due.leases.first().map(|(id, _)| id.clone());
-            // The same lease again is not due by the time that decides.
+            // The same lease again means that it is not due by the server's time under lock.
             if first.is_none() || first == before {
                 return Ok(());
             }
@@ -66,7 +67,7 @@ impl Postgres {
         }
     }
 
-    async fn due(&self, max: usize) -> Result<Due, StoreError> {
+    async fn due(&self, max: usize) -> Result<DueLeases, StoreError> {
         let statement = "
             WITH time AS MATERIALIZED (SELECT * FROM @.look($2::bigint))
             SELECT time.now, lease.id, lease.levels, time.now - time.ahead FROM time LEFT JOIN LATERAL (
@@ -79,34 +80,34 @@ impl Postgres {
         let wall = rows.first().map_or(Ok(now), |row| stamp(get(row, 3)?))?;
         let mut leases = Vec::with_capacity(rows.len());
         for row in &rows {
-            // One row tells the time where there is no lease.
+            // Without leases there is one row, with the time.
             if let Some(id) = get(row, 1)? {
                 leases.push((id, get(row, 2)?));
             }
         }
-        Ok(Due { now, wall, leases })
+        Ok(DueLeases { now, wall, leases })
     }
 
-    /// Ends these leases, unless somebody was faster.
-    async fn expire(&self, due: &Due) -> Result<Swept, StoreError> {
-        let (mut answers, mut swept) = (Vec::new(), Swept::default());
+    /// Ends these leases, unless another process has.
+    async fn expire(&self, due: &DueLeases) -> Result<SweepReport, StoreError> {
+        let (mut answers, mut swept) = (Vec::new(), SweepReport::default());
         let now = column(due.now.as_micros());
         for (id, levels) in &due.leases {
             let levels = levels.as_deref().map(levels_from_text);
             match (lease_id(id), levels) {
                 (Some(lease), Some(Ok(levels))) => {
-                    answers.push((id, self.lanes.submit(Call::expire(lease, &Arc::new(levels)))?));
+                    answers.push((id, self.batcher.submit(Call::expire(lease, &Arc::new(levels)))?));
                 }
-                // It is not as we write it. Whoever asks for it is told so; others must not wait behind it.
+                // It cannot be decoded, which reading it reports. It must not block the others.
                 _ => self.set_aside(id, now).await?,
             }
         }
         for (id, answer) in answers {
-            match answer.await.unwrap_or_else(|_| Err(StoreError::unavailable("the runtime has ended"))) {
+            match answer.await.unwrap_or_else(|_| Err(StoreError::unavailable("the runtime has shut down"))) {
                 Ok(answer) => match (answer.status, answer.extra) {
                     (Status::Done, 0) => swept.settled += 1,
                     (Status::Done, _) => swept.returned += 1,
-                    // It has ended or was renewed, or the time that decides is before the one that was read.
+                    // It has ended, was renewed, or is not due by the time under lock.
                     (Status::NoLease, _) => {}
                     _ => self.set_aside(id, now).await?,
                 },
@@ -119,8 +120,8 @@ impl Postgres {
         Ok(swept)
     }
 
-    /// Lets a lease that cannot be read, or whose limits cannot, stay as it is, for somebody to look at: it is due no more. One
-    /// that was ended or renewed meanwhile is left alone.
+    /// Removes the deadline of a lease that cannot be decoded, so that it is not due again and an operator
+    /// can inspect it. A lease that was ended or renewed since is not changed.
     async fn set_aside(&self, id: &[u8], now: i64) -> Result<(), StoreError> {
         let statement = "
             UPDATE @.leases SET deadline = $3 WHERE namespace = $1 AND id = $2 AND how IS NULL AND deadline <= $4";
@@ -128,7 +129,7 @@ impl Postgres {
     }
 
     /// Deletes leases that ended long ago.
-    async fn forget(&self, now: Stamp) -> Result<u64, StoreError> {
+    async fn delete_ended_leases(&self, now: Stamp) -> Result<u64, StoreError> {
         let Some(before) = before(now, Some(REMEMBERED)) else { return Ok(0) };
         let statement = "
             WITH gone AS (
@@ -140,10 +141,10 @@ impl Postgres {
         self.inner.delete(statement, &[&self.namespace, &column(before.as_micros()), &BATCH]).await
     }
 
-    /// Forgets up to `max` of the oldest lines of the ledger.
+    /// Deletes up to `max` of the oldest lines of the ledger.
     pub(super) async fn prune_up_to(&self, prune: &Prune, max: usize) -> Result<u64, StoreError> {
-        // What has expired is there to be forgotten too.
-        self.sweep_what_is_due().await?;
+        // Expired leases are settled first, so that their usage is pruned too.
+        self.sweep_all_due().await?;
         let max = column(max as u64);
         match prune {
             Prune::Usage { window, before } => {
@@ -173,42 +174,42 @@ impl Postgres {
         }
     }
 
-    /// Sweeps until nothing is left to do, within bounds. Answers whether something may be left. A server that is
-    /// unavailable is tidied when it is back.
-    async fn tidy(&self) -> bool {
+    /// Sweeps until nothing is left, within bounds. Returns whether something may be left. An unavailable
+    /// server is cleaned up later.
+    async fn clean_up(&self) -> bool {
         for _ in 0..SWEEPS_MAX {
-            let Ok(swept) = self.sweep_up_to(SWEPT_IN_PASSING).await else { return false };
-            if swept.settled + swept.returned < SWEPT_IN_PASSING as u64 {
+            let Ok(swept) = self.sweep_up_to(BACKGROUND_SWEEP_MAX).await else { return false };
+            if swept.settled + swept.returned < BACKGROUND_SWEEP_MAX as u64 {
                 return swept.forgotten >= BATCHES_MAX * BATCH.unsigned_abs();
             }
         }
         true
     }
 
-    /// Looks after the namespace now and then, for as long as it is used.
-    pub(super) fn tidy_in_background(&self) {
+    /// Cleans up the namespace at intervals while the store is in use.
+    pub(super) fn clean_up_in_background(&self) {
         if self.inner.clock.is_some() {
             return;
         }
-        let (inner, lanes, alive) =
-            (Arc::downgrade(&self.inner), Arc::downgrade(&self.lanes), Arc::downgrade(&self.alive));
+        let (inner, batcher, guard) =
+            (Arc::downgrade(&self.inner), Arc::downgrade(&self.batcher), Arc::downgrade(&self.guard));
         let (namespace, changes) = (self.namespace, self.changes.clone());
         self.inner.handle.spawn(async move {
             let (mut calls, mut idle) = (0, 0);
             loop {
-                sleep(TIDIED_EVERY).await;
-                let (Some(inner), Some(lanes), Some(alive)) =
-                    (inner.upgrade(), lanes.upgrade(), alive.upgrade())
+                sleep(CLEANUP_INTERVAL).await;
+                let (Some(inner), Some(batcher), Some(guard)) =
+                    (inner.upgrade(), batcher.upgrade(), guard.upgrade())
                 else {
                     return;
                 };
                 if inner.check_open().is_err() {
                     return;
                 }
-                let store = Self { inner, namespace, lanes, changes: changes.clone(), alive };
+                let store = Self { inner, namespace, batcher, changes: changes.clone(), guard };
                 let is_idle = std::mem::replace(&mut calls, store.stats().calls) == store.stats().calls;
-                idle = if is_idle { (idle + 1) % TIDIED_IDLE } else { 0 };
-                if idle <= 1 && store.tidy().await {
+                idle = if is_idle { (idle + 1) % IDLE_INTERVALS } else { 0 };
+                if idle <= 1 && store.clean_up().await {
                     idle = 0;
                 }
             }
@@ -217,8 +218,8 @@ impl Postgres {
 }
 
 impl Inner {
-    /// Deletes what is too old to be kept, in every namespace.
-    async fn retain(&self, due: &Due) -> Result<(), StoreError> {
+    /// Deletes usage and audit past their retention, in all namespaces.
+    async fn apply_retention(&self, due: &DueLeases) -> Result<(), StoreError> {
         for (window, before) in self.retention.usage_before(due.wall) {
             let statement = "
                 WITH gone AS (
@@ -241,7 +242,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Deletes batches of [`BATCH`] rows until one is not full, [`BATCHES_MAX`] at most. Answers how many rows that were.
+    /// Deletes batches of [`BATCH`] rows until one is not full, at most [`BATCHES_MAX`]. Returns the number
+    /// of rows.
     async fn delete(
         &self,
         statement: &str,

@@ -1,4 +1,5 @@
-//! The engine: steps are calls of scripts, records and buckets are read beside them.
+//! The engine trait on Redis: steps run in the lease script; buckets, leases and records are read by
+//! commands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,25 +14,25 @@ use tidegate_core::time::Stamp;
 
 use super::Redis;
 use super::index::Prefix;
-use super::leases::Kept as Lease;
-use super::pack::Unpack;
-use super::places::{Home, Layout, Places, moment_of};
+use super::keyspace::{Home, Keyspace, Layout, moment_of};
+use super::leases::StoredLease;
+use super::lua_codec::Unpacker;
 use super::records::{META, number};
 use super::script::{DUE, LOOK};
-use super::steps::{Op, Step, Told};
-use crate::buckets::{Bucket, Held, Lookup, Seen, Standing};
+use super::steps::{Op, Step, StepOutcome};
+use crate::buckets::{Bucket, BucketSnapshot, LeaseSnapshot, LeaseStatus, Lookup};
 use crate::changes::Changes;
 use crate::cursor::UsagePlace;
-use crate::engine::{self, Applied, Change, Engine, Taking};
+use crate::engine::{self, Change, Engine, StepResult, TakeMode};
 use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::store::{Capabilities, Clocked, Swept};
+use crate::store::{Capabilities, ClockSource, SweepReport};
 use crate::tables::{MeterRow, column, subject};
 
-/// Leases that are looked for at a time.
-const SWEPT_AT_ONCE: usize = 1_000;
+/// The most expired leases that are fetched at a time.
+const SWEEP_BATCH: usize = 1_000;
 
 impl Engine for Redis {
     fn about(&self) -> Capabilities {
@@ -39,57 +40,61 @@ impl Engine for Redis {
             engine: "redis",
             is_immediate: false,
             is_durable: true,
-            clock: Clocked::Engine,
+            clock: ClockSource::Engine,
             deadline: self.inner.deadline,
         }
     }
 
-    fn apply_step<'a>(&'a self, step: engine::Step<'a>) -> Reply<'a, Applied> {
+    fn apply_step<'a>(&'a self, step: engine::Step<'a>) -> Reply<'a, StepResult> {
         Reply::later(async move {
-            if matches!(step.change, Change::Take(_, Taking::Open(_) | Taking::Spend)) {
-                self.sweep_now_and_then();
+            if matches!(step.change, Change::Take(_, TakeMode::Open(_) | TakeMode::Spend)) {
+                self.sweep_if_due();
             }
             match self.step(step.into()).await? {
-                Told::Granted(moved) => Ok(Applied::Granted(moved)),
-                Told::Refused(moved) => Ok(Applied::Refused(moved)),
-                Told::Renewed(renewed) => Ok(Applied::Renewed(renewed)),
-                Told::Expired(_) | Told::NotDue => {
-                    let what = "the script answers what it was not asked".to_owned();
+                StepOutcome::Granted(moved) => Ok(StepResult::Granted(moved)),
+                StepOutcome::Refused(moved) => Ok(StepResult::Refused(moved)),
+                StepOutcome::Renewed(renewed) => Ok(StepResult::Renewed(renewed)),
+                StepOutcome::Expired(_) | StepOutcome::NotDue => {
+                    let what = "the script replied to another kind of step".to_owned();
                     Err(StoreError::Corrupt { what })
                 }
             }
         })
     }
 
-    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::later(async move {
-            let Some((home, found)) = self.lease_anywhere(lease).await? else {
+            let Some((home, found)) = self.search_lease(lease).await? else {
                 return Err(StoreError::NoLease { lease });
             };
-            let at = self.look_for(home, &[]).await?.at;
+            let at = self.read_values(home, &[]).await?.at;
             match found {
-                Lease::Open(levels, record) if record.is_due(at) => {
+                StoredLease::Open(levels, record) if record.is_due(at) => {
                     self.expire(lease, &levels).await?;
                     match self.lease_at(home, lease).await? {
-                        Some(Lease::Ended(ended)) => Ok(Standing::Ended(ended)),
-                        Some(Lease::Open(levels, record)) => Ok(Standing::Open(Held { at, levels, record })),
+                        Some(StoredLease::Ended(ended)) => Ok(LeaseStatus::Ended(ended)),
+                        Some(StoredLease::Open(levels, record)) => {
+                            Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
+                        }
                         None => Err(StoreError::NoLease { lease }),
                     }
                 }
-                Lease::Open(levels, record) => Ok(Standing::Open(Held { at, levels, record })),
-                Lease::Ended(ended) => Ok(Standing::Ended(ended)),
+                StoredLease::Open(levels, record) => {
+                    Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
+                }
+                StoredLease::Ended(ended) => Ok(LeaseStatus::Ended(ended)),
             }
         })
     }
 
-    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot> {
         Reply::later(async move {
             let subjects = match lookup {
                 Lookup::Subjects(subjects) => subjects.clone(),
                 Lookup::Entities(entities) => self.subjects_of(entities).await?,
                 Lookup::Lineage(entity) => self.subjects_of(std::slice::from_ref(entity)).await?,
             };
-            self.look_at(&subjects).await
+            self.read_buckets(&subjects).await
         })
     }
 
@@ -102,13 +107,14 @@ impl Engine for Redis {
         Reply::later(async move {
             let prefix = Prefix::of(&["r", resource.as_str()]);
             let (mut found, mut after) = (Vec::new(), after.map(|entity| entity.to_string()));
-            // Subjects that were idle for long have no bucket.
+            // Buckets of idle subjects have expired.
             while found.len() < max {
                 let names = self.range(&prefix, after.as_deref(), max).await?;
                 let is_last = names.len() < max;
                 after = names.last().cloned();
                 let subjects = names.iter().map(|entity| subject(entity, resource.as_str()));
-                let Seen { buckets, .. } = self.look_at(&subjects.collect::<Result<Vec<_>, _>>()?).await?;
+                let BucketSnapshot { buckets, .. } =
+                    self.read_buckets(&subjects.collect::<Result<Vec<_>, _>>()?).await?;
                 found.extend(buckets);
                 if is_last {
                     break;
@@ -132,8 +138,8 @@ impl Engine for Redis {
         Reply::later(self.prune_lines(prune, max))
     }
 
-    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
-        Reply::later(self.sweep_and_tend(max))
+    fn sweep_leases(&self, max: usize) -> Reply<'_, SweepReport> {
+        Reply::later(self.sweep_and_clean_up(max))
     }
 
     fn read_records<'a>(&'a self, keys: &'a [Key]) -> Reply<'a, Records> {
@@ -151,8 +157,8 @@ impl Engine for Redis {
     fn newest_version(&self) -> Reply<'_, Version> {
         Reply::later(async move {
             let mut read = ::redis::cmd("HGET");
-            read.arg(self.inner.places.admin(META)).arg("version");
-            Ok(Version::new(number(&self.inner.link.query(&read).await?)?))
+            read.arg(self.inner.keyspace.admin(META)).arg("version");
+            Ok(Version::new(number(&self.inner.connection.query(&read).await?)?))
         })
     }
 
@@ -161,7 +167,7 @@ impl Engine for Redis {
     }
 
     fn announcements(&self) -> Option<Changes> {
-        self.inner.ear.get().map(|ear| ear.changes.clone())
+        self.inner.listener.get().map(|listener| listener.changes.clone())
     }
 
     fn warning(&self) -> Option<String> {
@@ -171,12 +177,12 @@ impl Engine for Redis {
 
 impl Redis {
     /// Ends up to `max` leases that are past their deadline.
-    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<Swept, StoreError> {
-        let (mut swept, mut left) = (Swept::default(), max);
-        for home in self.inner.places.homes(&self.inner.link).await? {
+    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<SweepReport, StoreError> {
+        let (mut swept, mut left) = (SweepReport::default(), max);
+        for home in self.inner.keyspace.homes(&self.inner.connection).await? {
             while left > 0 {
-                let asked = left.min(SWEPT_AT_ONCE);
-                let due = self.due(home, asked).await?;
+                let wanted = left.min(SWEEP_BATCH);
+                let due = self.due(home, wanted).await?;
                 for lease in &due {
                     match self.end(home, *lease).await? {
                         Some(OnExpiry::Settle) => swept.settled += 1,
@@ -185,7 +191,7 @@ impl Redis {
                     }
                 }
                 left -= due.len();
-                if due.len() < asked {
+                if due.len() < wanted {
                     break;
                 }
             }
@@ -193,32 +199,33 @@ impl Redis {
         Ok(swept)
     }
 
-    /// Ends a lease that is past its deadline. One that is not as we write it, or whose limits are not, is due no more: others
-    /// must not wait behind it.
+    /// Ends a lease that is past its deadline. One that cannot be read is removed from the deadlines, so that
+    /// it does not block others.
     async fn end(&self, home: Home, lease: LeaseId) -> Result<Option<OnExpiry>, StoreError> {
         let (how, is_open) = match self.lease_at(home, lease).await {
-            Ok(Some(Lease::Open(levels, _))) => (self.expire(lease, &levels).await, true),
-            Ok(Some(Lease::Ended(_)) | None) => (Ok(None), false),
+            Ok(Some(StoredLease::Open(levels, _))) => (self.expire(lease, &levels).await, true),
+            Ok(Some(StoredLease::Ended(_)) | None) => (Ok(None), false),
             Err(error) => (Err(error), false),
         };
         let (how, is_open) = match how {
             Err(StoreError::Corrupt { .. } | StoreError::Invalid { .. }) => (None, false),
             how => (how?, is_open),
         };
-        // One that was not due after all stays: it was renewed, or the time that decides is before the one that was read.
+        // An open lease that was not due stays: it was renewed, or the script's clock is behind the one that
+        // was read.
         if how.is_none() && !is_open {
             let mut forget = ::redis::cmd("ZREM");
-            forget.arg(self.inner.places.open_leases(home)).arg(lease.to_string());
-            self.inner.link.query(&forget).await?;
+            forget.arg(self.inner.keyspace.open_leases(home)).arg(lease.to_string());
+            self.inner.connection.query(&forget).await?;
         }
         Ok(how)
     }
 
     async fn due(&self, home: Home, max: usize) -> Result<Vec<LeaseId>, StoreError> {
-        let places = &self.inner.places;
-        let (clock, open) = (places.clock(home), places.open_leases(home));
+        let keyspace = &self.inner.keyspace;
+        let (clock, open) = (keyspace.clock(home), keyspace.open_leases(home));
         let (keys, max) = ([clock.as_bytes(), open.as_bytes()], max.to_string());
-        match self.inner.link.run(&DUE, &keys, &[max.as_bytes()]).await? {
+        match self.inner.connection.run(&DUE, &keys, &[max.as_bytes()]).await? {
             Value::Array(ids) => {
                 let id = |id: &Value| match id {
                     Value::BulkString(id) => std::str::from_utf8(id).ok().and_then(|id| id.parse().ok()),
@@ -226,45 +233,46 @@ impl Redis {
                 };
                 Ok(ids.iter().filter_map(id).collect())
             }
-            other => Err(self.inner.link.whose().unexpected(&other)),
+            other => Err(self.inner.connection.context().unexpected(&other)),
         }
     }
 
-    /// Ends a lease that is past its deadline, unless another process was first.
+    /// Ends a lease that is past its deadline, unless another process has ended it.
     async fn expire(
         &self,
         lease: LeaseId,
         levels: &Arc<tidegate_core::limit::cascade::Levels>,
     ) -> Result<Option<OnExpiry>, StoreError> {
         match self.step(Step::new(Op::Expire, lease, 0, levels)).await? {
-            Told::Expired(how) => Ok(Some(how)),
+            StepOutcome::Expired(how) => Ok(Some(how)),
             _ => Ok(None),
         }
     }
 
-    /// A lease at a home: where it is while it is open, and then where it is afterwards, so that none is missed that ends meanwhile.
-    async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<Option<Lease>, StoreError> {
-        let places = &self.inner.places;
+    /// Finds a lease at a home. The key of open leases is read first, so that a lease that ends between the
+    /// two reads is found.
+    async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<Option<StoredLease>, StoreError> {
+        let keyspace = &self.inner.keyspace;
         let mut open = ::redis::cmd("GET");
-        open.arg(places.lease(home, lease));
+        open.arg(keyspace.lease(home, lease));
         let ended = moment_of(lease).map(|moment| {
             let mut ended = ::redis::cmd("HGET");
-            ended.arg(format!("{}{moment:x}", places.moments(home))).arg(lease.to_string());
+            ended.arg(format!("{}{moment:x}", keyspace.moments(home))).arg(lease.to_string());
             ended
         });
         for get in [Some(open), ended].into_iter().flatten() {
-            match self.inner.link.query(&get).await? {
+            match self.inner.connection.query(&get).await? {
                 Value::Nil => {}
-                Value::BulkString(kept) => return Lease::read(&kept).map(Some),
-                other => return Err(self.inner.link.whose().unexpected(&other)),
+                Value::BulkString(kept) => return StoredLease::read(&kept).map(Some),
+                other => return Err(self.inner.connection.context().unexpected(&other)),
             }
         }
         Ok(None)
     }
 
-    /// A lease, and at which home it is: nothing in its id tells.
-    async fn lease_anywhere(&self, lease: LeaseId) -> Result<Option<(Home, Lease)>, StoreError> {
-        for home in self.inner.places.homes(&self.inner.link).await? {
+    /// Finds a lease and its home by searching all homes: its id does not name one.
+    async fn search_lease(&self, lease: LeaseId) -> Result<Option<(Home, StoredLease)>, StoreError> {
+        for home in self.inner.keyspace.homes(&self.inner.connection).await? {
             if let Some(found) = self.lease_at(home, lease).await? {
                 return Ok(Some((home, found)));
             }
@@ -282,14 +290,14 @@ impl Redis {
         Ok(subjects)
     }
 
-    /// These buckets, those that are there, and what time it is.
-    async fn look_at(&self, subjects: &[Subject]) -> Result<Seen, StoreError> {
-        let places = &self.inner.places;
+    /// The existing buckets of these subjects, and the time.
+    async fn read_buckets(&self, subjects: &[Subject]) -> Result<BucketSnapshot, StoreError> {
+        let keyspace = &self.inner.keyspace;
         let mut by_home: Vec<(Home, Vec<&Subject>)> = Vec::new();
         for subject in subjects {
-            let home = match places.layout() {
-                Layout::One => Some(Places::center()),
-                Layout::Trees => places.home_of(&self.inner.link, &subject.entity).await?,
+            let home = match keyspace.layout() {
+                Layout::One => Some(Keyspace::admin_home()),
+                Layout::Trees => keyspace.home_of(&self.inner.connection, &subject.entity).await?,
             };
             let Some(home) = home else { continue };
             match by_home.iter_mut().find(|(other, _)| *other == home) {
@@ -299,8 +307,8 @@ impl Redis {
         }
         let (mut clock, mut found) = (None, Vec::new());
         for (home, subjects) in by_home {
-            let keys: Vec<String> = subjects.iter().map(|subject| places.bucket(home, subject)).collect();
-            let Looked { at, clock_offset, values } = self.look_for(home, &keys).await?;
+            let keys: Vec<String> = subjects.iter().map(|subject| keyspace.bucket(home, subject)).collect();
+            let TimedValues { at, clock_offset, values } = self.read_values(home, &keys).await?;
             clock = clock.max(Some((at, clock_offset)));
             for (subject, value) in subjects.into_iter().zip(values) {
                 if let Some(value) = value {
@@ -311,24 +319,24 @@ impl Redis {
         let (at, clock_offset) = if let Some(clock) = clock {
             clock
         } else {
-            let looked = self.look_for(Places::center(), &[]).await?;
+            let looked = self.read_values(Keyspace::admin_home(), &[]).await?;
             (looked.at, looked.clock_offset)
         };
-        // In the order that was asked for.
+        // In the order of the request.
         let place = |bucket: &Bucket| subjects.iter().position(|subject| *subject == bucket.subject);
-        if subjects.len() > 1 && places.layout() == Layout::Trees {
+        if subjects.len() > 1 && keyspace.layout() == Layout::Trees {
             found.sort_by_key(place);
         }
-        Ok(Seen { at, clock_offset, buckets: found })
+        Ok(BucketSnapshot { at, clock_offset, buckets: found })
     }
 
-    /// What time it is at a home, and what these keys have.
-    pub(super) async fn look_for(&self, home: Home, keys: &[String]) -> Result<Looked, StoreError> {
-        let clock = self.inner.places.clock(home);
+    /// The time at a home and the values of these keys.
+    pub(super) async fn read_values(&self, home: Home, keys: &[String]) -> Result<TimedValues, StoreError> {
+        let clock = self.inner.keyspace.clock(home);
         let all: Vec<&[u8]> = std::iter::once(&clock).chain(keys).map(String::as_bytes).collect();
-        let whose = self.inner.link.whose();
-        let Value::Array(values) = self.inner.link.run(&LOOK, &all, &[]).await? else {
-            return Err(StoreError::Corrupt { what: format!("`{}` does not tell the time", whose.place) });
+        let context = self.inner.connection.context();
+        let Value::Array(values) = self.inner.connection.run(&LOOK, &all, &[]).await? else {
+            return Err(StoreError::Corrupt { what: format!("`{}` did not return the time", context.place) });
         };
         let mut values = values.into_iter();
         let mut part = || match values.next() {
@@ -338,29 +346,29 @@ impl Redis {
             _ => None,
         };
         let (Some(seconds), Some(micros), Some(offset)) = (part(), part(), part()) else {
-            return Err(StoreError::Corrupt { what: format!("`{}` does not tell the time", whose.place) });
+            return Err(StoreError::Corrupt { what: format!("`{}` did not return the time", context.place) });
         };
         let at = Stamp::from_micros(u64::saturating_add(u64::saturating_mul(seconds, 1_000_000), micros));
         let value = |value: Value| match value {
             Value::Nil => Ok(None),
             Value::BulkString(value) => Ok(Some(value)),
-            other => Err(whose.unexpected(&other)),
+            other => Err(context.unexpected(&other)),
         };
         let values = values.map(value).collect::<Result<_, _>>()?;
-        Ok(Looked { at, clock_offset: Duration::from_micros(offset), values })
+        Ok(TimedValues { at, clock_offset: Duration::from_micros(offset), values })
     }
 }
 
-/// The time at a home, how far that is ahead of the server's clock, and the values of some keys there.
-pub(super) struct Looked {
+/// The time at a home, its offset from the server's clock, and the values of some keys.
+pub(super) struct TimedValues {
     pub(super) at: Stamp,
     pub(super) clock_offset: Duration,
     values: Vec<Option<Vec<u8>>>,
 }
 
-/// A subject's limits as the script keeps them.
+/// Decodes the limits of a bucket.
 fn meters(value: &[u8]) -> Result<Vec<Meter>, StoreError> {
-    let mut read = Unpack::new(value, "a bucket");
+    let mut read = Unpacker::new(value, "a bucket");
     read.double()?;
     let mut meters = Vec::new();
     while !read.is_empty() {

@@ -1,18 +1,19 @@
-//! The index: names in the order of their bytes, found by what they begin with.
+//! The index: names sorted by their bytes, found by prefix.
 //!
-//! One sorted set has all of it, its members made of parts with zeros between them, which no name holds and which sort before
-//! everything else: `s entity resource` and `r resource entity` for subjects, `e entity` and `c parent entity` for
-//! entities, `p kind …` and `x resource entity` for policies, `t token`, `a number` and `f filed number` for the audit.
+//! A single sorted set. Its members are parts joined by zero bytes, which no name contains and which sort
+//! before all others: `s entity resource` and `r resource entity` for subjects, `e entity` and `c parent
+//! entity` for entities, `p kind …` and `x resource entity` for policies, `t token`, `a number` and `f filed
+//! number` for the audit.
 
 use ::redis::Value;
 
 use super::Redis;
 use crate::error::StoreError;
 
-/// Names that are fetched at a time.
-const FETCHED: usize = 1_000;
+/// Names per call.
+const PAGE_SIZE: usize = 1_000;
 
-/// What members of the index begin with.
+/// A prefix of members.
 #[derive(Debug, Clone)]
 pub(super) struct Prefix(String);
 
@@ -28,7 +29,7 @@ pub(super) fn member(parts: &[&str]) -> String {
 }
 
 impl Redis {
-    /// Up to `max` of what stands behind a prefix, from the first after `after` on.
+    /// Up to `max` names with a prefix, after `after`.
     pub(super) async fn range(
         &self,
         prefix: &Prefix,
@@ -36,34 +37,34 @@ impl Redis {
         max: usize,
     ) -> Result<Vec<String>, StoreError> {
         let from = after.map_or_else(|| format!("[{}", prefix.0), |after| format!("({}{after}", prefix.0));
-        // Parts end with a zero: with a one there all have been passed.
+        // A part ends with byte 0, so byte 1 in its place is past all members of the prefix.
         let to = format!("({}\u{1}", prefix.0.trim_end_matches('\0'));
         let mut call = ::redis::cmd("ZRANGE");
-        call.arg(self.inner.places.admin("index"))
+        call.arg(self.inner.keyspace.admin("index"))
             .arg(from)
             .arg(to)
             .arg("BYLEX")
             .arg("LIMIT")
             .arg(0)
             .arg(max);
-        let link = &self.inner.link;
-        let Value::Array(found) = link.query(&call).await? else { return Ok(Vec::new()) };
+        let connection = &self.inner.connection;
+        let Value::Array(found) = connection.query(&call).await? else { return Ok(Vec::new()) };
         let name = |found: &Value| match found {
             Value::BulkString(member) => {
                 let rest = member.strip_prefix(prefix.0.as_bytes()).unwrap_or(member);
                 Ok(String::from_utf8_lossy(rest).into_owned())
             }
-            other => Err(link.whose().unexpected(other)),
+            other => Err(connection.context().unexpected(other)),
         };
         found.iter().map(name).collect()
     }
 
-    /// All that stands behind a prefix.
+    /// All names with a prefix.
     pub(super) async fn range_all(&self, prefix: &Prefix) -> Result<Vec<String>, StoreError> {
         let mut all: Vec<String> = Vec::new();
         loop {
-            let page = self.range(prefix, all.last().map(String::as_str), FETCHED).await?;
-            let is_last = page.len() < FETCHED;
+            let page = self.range(prefix, all.last().map(String::as_str), PAGE_SIZE).await?;
+            let is_last = page.len() < PAGE_SIZE;
             all.extend(page);
             if is_last {
                 return Ok(all);

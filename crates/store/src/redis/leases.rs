@@ -1,37 +1,37 @@
-//! Leases as the script keeps them.
+//! Leases in the format of the lease script.
 
 use std::sync::Arc;
 
 use tidegate_core::limit::cascade::{Levels, Units};
-use tidegate_core::limit::lease::{Ended, Ending, Record, Shortfall};
+use tidegate_core::limit::lease::{EndRecord, Ending, Record, Shortfall};
 use tidegate_core::limit::policy::OnExpiry;
 
-use super::pack::Unpack;
+use super::lua_codec::Unpacker;
 use crate::codec::levels_from_text;
 use crate::error::StoreError;
 
-/// A lease.
-pub(super) enum Kept {
+/// A stored lease.
+pub(super) enum StoredLease {
     Open(Arc<Levels>, Record),
-    Ended(Ended),
+    Ended(EndRecord),
 }
 
-impl Kept {
-    /// The lease that the script wrote.
+impl StoredLease {
+    /// Decodes a lease.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
-        let mut read = Unpack::new(bytes, "a lease");
+        let mut read = Unpacker::new(bytes, "a lease");
         let how = read.byte()?;
         let step = read.word()?;
         if how > 0 {
             let (at, digest) = (read.stamp()?, u64::from_le_bytes(read.array()?));
-            return Ok(Self::Ended(Ended { how: ending(how)?, step, at, digest }));
+            return Ok(Self::Ended(EndRecord { how: ending(how)?, step, at, digest }));
         }
         let (drawn_at, stepped_at, deadline) = (read.stamp()?, read.stamp()?, read.stamp()?);
         let on_expiry = on_expiry(read.byte()?)?;
         let _identity: [u8; 16] = read.array()?;
         let held: Units = (0..read.byte()?).map(|_| read.units()).collect::<Result<_, _>>()?;
         let mut shortfalls = Vec::new();
-        // Levels are text, and never begin so.
+        // A shortfall begins with byte 1, which no level's text does.
         while read.rest().first() == Some(&1) {
             let [_, name, level] = read.array()?;
             shortfalls.push(Shortfall { level: level.saturating_sub(1), name, units: read.number()? });
@@ -46,10 +46,10 @@ impl Kept {
     }
 }
 
-/// Levels as a lease keeps them.
+/// Decodes the levels of a lease.
 pub(super) fn levels(text: &[u8]) -> Result<Arc<Levels>, StoreError> {
     let text = std::str::from_utf8(text)
-        .map_err(|_| StoreError::Corrupt { what: "the levels of a lease are no text".to_owned() })?;
+        .map_err(|_| StoreError::Corrupt { what: "the levels of a lease are not UTF-8".to_owned() })?;
     Ok(Arc::new(levels_from_text(text)?))
 }
 
@@ -58,7 +58,7 @@ pub(super) fn ending(how: u8) -> Result<Ending, StoreError> {
         1 => Ok(Ending::Settled),
         2 => Ok(Ending::Cancelled),
         3 => Ok(Ending::Expired),
-        other => Err(StoreError::Corrupt { what: format!("a lease ended in the way {other}") }),
+        other => Err(StoreError::Corrupt { what: format!("unknown ending {other} of a lease") }),
     }
 }
 
@@ -66,6 +66,6 @@ pub(super) fn on_expiry(how: u8) -> Result<OnExpiry, StoreError> {
     match how {
         0 => Ok(OnExpiry::Settle),
         1 => Ok(OnExpiry::Return),
-        other => Err(StoreError::Corrupt { what: format!("a lease expires in the way {other}") }),
+        other => Err(StoreError::Corrupt { what: format!("unknown expiry {other} of a lease") }),
     }
 }

@@ -1,4 +1,4 @@
-//! Usage, and deleting what is old of it and of the audit.
+//! Usage queries, and pruning of usage and of the audit.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use super::Redis;
 use super::index::{Prefix, member};
 use super::records::{INDEX, hash_of};
 use super::script::{FORGET, SWAP};
-use super::tallies::Tallies;
+use super::usage::UsageTallies;
 use crate::cursor::UsagePlace;
 use crate::error::StoreError;
 use crate::ledger::{Prune, UsageOf, UsageQuery};
 use crate::record::{Kind, Record};
 use crate::tables::subject;
 
-/// Names and entries that are fetched at a time.
-const FETCHED: usize = 200;
-/// How often a prune looks again because somebody has settled meanwhile.
-const TRIES: usize = 64;
+/// Names and entries per call.
+const PAGE_SIZE: usize = 200;
+/// How often a prune is retried after a concurrent settle (optimistic locking).
+const RETRIES_MAX: usize = 64;
 
 impl Redis {
     /// Up to `max` lines of usage, those after `after` only.
@@ -48,14 +48,14 @@ impl Redis {
             last = Some(place.name.to_owned());
         }
         while lines.len() < max {
-            let names = self.range(&prefix, last.as_deref(), FETCHED).await?;
+            let names = self.range(&prefix, last.as_deref(), PAGE_SIZE).await?;
             for name in &names {
                 lines.extend(self.lines(&subject_of(name)?, query).await?);
                 if lines.len() >= max {
                     break;
                 }
             }
-            if names.len() < FETCHED {
+            if names.len() < PAGE_SIZE {
                 break;
             }
             last = names.last().cloned();
@@ -67,11 +67,11 @@ impl Redis {
     pub(super) async fn prune_lines(&self, prune: &Prune, max: usize) -> Result<u64, StoreError> {
         match prune {
             Prune::Usage { window, before } => self.prune_usage(*window, *before, max).await,
-            Prune::Audit { through } => self.forget_audit(|entry| entry.version <= *through, max).await,
+            Prune::Audit { through } => self.prune_audit(|entry| entry.version <= *through, max).await,
         }
     }
 
-    /// The lines of a subject that a query asks for.
+    /// The lines of a subject that match a query.
     async fn lines(&self, subject: &Subject, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {
         let Some(fields) = self.usage_of(subject).await? else { return Ok(Vec::new()) };
         let tallies = read(&fields)?;
@@ -86,39 +86,42 @@ impl Redis {
         Ok(lines)
     }
 
-    /// The fields of a subject's usage; none where nothing was ever drawn.
+    /// The fields of a subject's usage; `None` if it never drew.
     async fn usage_of(&self, subject: &Subject) -> Result<Option<BTreeMap<Vec<u8>, Vec<u8>>>, StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
-        let Some(home) = places.home_of(link, &subject.entity).await? else { return Ok(None) };
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
+        let Some(home) = keyspace.home_of(connection, &subject.entity).await? else { return Ok(None) };
         let mut read = ::redis::cmd("HGETALL");
-        read.arg(places.usage(home, subject));
-        let answer = link.query(&read).await?;
-        Ok(Some(::redis::from_redis_value(answer).map_err(|error| link.whose().trouble(error.into()))?))
+        read.arg(keyspace.usage(home, subject));
+        let answer = connection.query(&read).await?;
+        Ok(Some(
+            ::redis::from_redis_value(answer)
+                .map_err(|error| connection.context().store_error(error.into()))?,
+        ))
     }
 
     async fn prune_usage(&self, window: Window, before: Stamp, max: usize) -> Result<u64, StoreError> {
         if max == 0 {
             return Ok(0);
         }
-        // What has expired is counted before its window goes.
+        // Expired leases are settled first, so that they count in the window that goes.
         self.sweep_up_to(usize::MAX).await?;
-        let (prefix, mut forgotten, mut last) = (Prefix::of(&["s"]), 0, None::<String>);
-        while forgotten < max {
-            let names = self.range(&prefix, last.as_deref(), FETCHED).await?;
+        let (prefix, mut pruned, mut last) = (Prefix::of(&["s"]), 0, None::<String>);
+        while pruned < max {
+            let names = self.range(&prefix, last.as_deref(), PAGE_SIZE).await?;
             for name in &names {
                 let (entity, resource) = name.split_once('\0').unwrap_or((name, ""));
                 let subject = subject(entity, resource)?;
-                forgotten += self.prune_subject(&subject, window, before, max - forgotten).await?;
+                pruned += self.prune_subject(&subject, window, before, max - pruned).await?;
             }
-            if names.len() < FETCHED {
+            if names.len() < PAGE_SIZE {
                 break;
             }
             last = names.last().cloned();
         }
-        Ok(forgotten as u64)
+        Ok(pruned as u64)
     }
 
-    /// Forgets up to `max` of a subject's lines, and answers how many.
+    /// Deletes up to `max` lines of a subject, and returns how many.
     pub(super) async fn prune_subject(
         &self,
         subject: &Subject,
@@ -126,14 +129,14 @@ impl Redis {
         before: Stamp,
         max: usize,
     ) -> Result<usize, StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
-        let Some(home) = places.home_of(link, &subject.entity).await? else { return Ok(0) };
-        let key = places.usage(home, subject);
-        for _ in 0..TRIES {
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
+        let Some(home) = keyspace.home_of(connection, &subject.entity).await? else { return Ok(0) };
+        let key = keyspace.usage(home, subject);
+        for _ in 0..RETRIES_MAX {
             let Some(seen) = self.usage_of(subject).await? else { return Ok(0) };
             let mut tallies = read(&seen)?;
-            let forgotten = tallies.prune(window, before, max);
-            if forgotten == 0 {
+            let pruned = tallies.prune(window, before, max);
+            if pruned == 0 {
                 return Ok(0);
             }
             let after = tallies.fields();
@@ -147,25 +150,27 @@ impl Redis {
                     args.extend([name, was, is]);
                 }
             }
-            match link.run(&SWAP, &[key.as_bytes()], &args).await? {
-                Value::Int(1) => return Ok(forgotten),
+            match connection.run(&SWAP, &[key.as_bytes()], &args).await? {
+                Value::Int(1) => return Ok(pruned),
                 Value::Int(0) => {}
-                other => return Err(link.whose().unexpected(&other)),
+                other => return Err(connection.context().unexpected(&other)),
             }
         }
-        Err(StoreError::unavailable(format!("`{subject}` was settled {TRIES} times meanwhile")))
+        Err(StoreError::unavailable(format!(
+            "the prune of `{subject}` gave up after {RETRIES_MAX} concurrent settles"
+        )))
     }
 
-    /// Forgets up to `max` entries of the audit, from the first on, for as long as they are old.
-    pub(super) async fn forget_audit(
+    /// Deletes up to `max` audit entries from the start, as long as they are old.
+    pub(super) async fn prune_audit(
         &self,
         is_old: impl Fn(&Entry) -> bool + Send,
         max: usize,
     ) -> Result<u64, StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
-        let mut forgotten = 0;
-        while forgotten < max {
-            let numbers = self.range(&Prefix::of(&["a"]), None, FETCHED.min(max - forgotten)).await?;
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
+        let mut pruned = 0;
+        while pruned < max {
+            let numbers = self.range(&Prefix::of(&["a"]), None, PAGE_SIZE.min(max - pruned)).await?;
             let entries = self.records_at(Kind::Entry, &numbers).await?;
             let mut gone: Vec<String> = Vec::new();
             for (number, entry) in numbers.iter().zip(entries) {
@@ -179,22 +184,22 @@ impl Redis {
             if gone.is_empty() {
                 break;
             }
-            let keys = [hash_of(Kind::Entry), INDEX].map(|key| places.admin(key));
+            let keys = [hash_of(Kind::Entry), INDEX].map(|key| keyspace.admin(key));
             let args: Vec<&[u8]> = gone.iter().map(String::as_bytes).collect();
-            // Of those who prune at once each counts what he removed himself.
-            match link.run(&FORGET, &keys.each_ref().map(String::as_bytes), &args).await? {
-                Value::Int(count) => forgotten += usize::try_from(count).unwrap_or(0),
-                other => return Err(link.whose().unexpected(&other)),
+            // A concurrent prune counts only what it deleted itself.
+            match connection.run(&FORGET, &keys.each_ref().map(String::as_bytes), &args).await? {
+                Value::Int(count) => pruned += usize::try_from(count).unwrap_or(0),
+                other => return Err(connection.context().unexpected(&other)),
             }
             let gone = gone.len() / 3;
             if gone < numbers.len() {
                 break;
             }
         }
-        Ok(forgotten as u64)
+        Ok(pruned as u64)
     }
 }
 
-fn read(fields: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Tallies, StoreError> {
-    Tallies::read(fields.iter().map(|(field, value)| (&field[..], &value[..])))
+fn read(fields: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<UsageTallies, StoreError> {
+    UsageTallies::read(fields.iter().map(|(field, value)| (&field[..], &value[..])))
 }

@@ -1,4 +1,4 @@
-//! Levels as the script reads them: worked out once for levels that are drawn from again.
+//! Levels encoded for the lease script, and a cache of them.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex};
@@ -9,40 +9,40 @@ use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::LeaseId;
 use tokio::time::Instant;
 
-use super::lanes::Lane;
-use super::pack::{NONE, Packed, to_double};
-use super::places::{Home, KNOWN_FOR, Places};
+use super::batcher::Batcher;
+use super::keyspace::{Home, Keyspace, REGISTRATION_TTL};
+use super::lua_codec::{NONE, Packer, to_double};
 use crate::codec::levels_to_text;
 use crate::sync::lock;
 
-/// Levels that are remembered: mostly the same are drawn from again.
+/// The capacity of the cache.
 const ENCODED_MAX: usize = 8_192;
 
-/// Levels, and all that calls about them have in common.
+/// Encoded levels: all that steps on the same levels have in common.
 #[derive(Debug)]
-pub(super) struct Encoded {
+pub(super) struct EncodedLevels {
     pub(super) levels: Arc<Levels>,
-    /// What the keys of leases begin with, and of those that have ended.
+    /// The prefixes of the keys of open leases and of ended ones.
     leases: String,
     moments: String,
-    /// How steps get there.
-    pub(super) lane: Arc<Lane>,
-    /// When its subjects were known.
+    /// The batcher of the home.
+    pub(super) batcher: Arc<Batcher>,
+    /// When its subjects were registered.
     at: Instant,
     pub(super) clock: String,
     pub(super) open_leases: String,
     pub(super) buckets: Vec<String>,
     pub(super) usage: Vec<String>,
-    /// The same for all levels of the same subjects, names and rows.
+    /// A digest of subjects, names and rows: a lease stores it to recognize its levels.
     pub(super) identity: [u8; 16],
-    /// What is kept with a lease.
+    /// The levels as text, stored with a lease.
     pub(super) text: String,
-    /// The limits of each level.
+    /// The encoded limits of each level.
     pub(super) limits: Vec<Vec<u8>>,
 }
 
-impl Encoded {
-    pub(super) fn new(levels: &Arc<Levels>, places: &Places, home: Home, lane: Arc<Lane>) -> Self {
+impl EncodedLevels {
+    pub(super) fn new(levels: &Arc<Levels>, keyspace: &Keyspace, home: Home, batcher: Arc<Batcher>) -> Self {
         let subjects = || levels.levels().iter().map(|level| &level.subject);
         let (mut limits, mut identity) = (Vec::new(), Sha256::new());
         for name in levels.names() {
@@ -54,13 +54,13 @@ impl Encoded {
                 identity.update(part);
                 identity.update([1]);
             }
-            let mut packed = Packed::default();
+            let mut packed = Packer::default();
             for line in &level.limits {
                 let shape = line.rule.shape();
                 let period = u64::try_from(shape.period().as_micros()).unwrap_or(u64::MAX);
                 let numbers = [shape.amount(), period, shape.burst()];
-                // What a row that is by the same rule begins with, byte for byte.
-                let mut key = Packed::default();
+                // The first bytes of a row with the same rule: the fast path compares them.
+                let mut key = Packer::default();
                 key.text(line.rule.row());
                 for number in numbers {
                     key.number(number);
@@ -83,26 +83,26 @@ impl Encoded {
         short.copy_from_slice(&identity.finalize()[..16]);
         Self {
             levels: Arc::clone(levels),
-            leases: places.leases(home),
-            moments: places.moments(home),
-            lane,
+            leases: keyspace.leases(home),
+            moments: keyspace.moments(home),
+            batcher,
             at: Instant::now(),
-            clock: places.clock(home),
-            open_leases: places.open_leases(home),
-            buckets: subjects().map(|subject| places.bucket(home, subject)).collect(),
-            usage: subjects().map(|subject| places.usage(home, subject)).collect(),
+            clock: keyspace.clock(home),
+            open_leases: keyspace.open_leases(home),
+            buckets: subjects().map(|subject| keyspace.bucket(home, subject)).collect(),
+            usage: subjects().map(|subject| keyspace.usage(home, subject)).collect(),
             identity: short,
             text: levels_to_text(levels),
             limits,
         }
     }
 
-    /// Makes `key` the key of a lease.
+    /// Sets `key` to the key of an open lease.
     pub(super) fn lease(&self, lease: LeaseId, key: &mut String) {
         Self::make(key, &self.leases, format_args!("{lease}"));
     }
 
-    /// Makes `key` the one where leases of a moment are when they have ended.
+    /// Sets `key` to the key of the ended leases of a moment.
     pub(super) fn moment(&self, moment: u64, key: &mut String) {
         Self::make(key, &self.moments, format_args!("{moment:x}"));
     }
@@ -110,22 +110,22 @@ impl Encoded {
     fn make(key: &mut String, prefix: &str, rest: fmt::Arguments<'_>) {
         key.clear();
         key.push_str(prefix);
-        // Writing to a text does not fail.
+        // Writing to a string cannot fail.
         key.write_fmt(rest).unwrap_or_default();
     }
 }
 
-/// Levels by their address, which stays theirs while they are held here.
+/// Encoded levels by the address of the levels, which stays valid because the entry holds them.
 #[derive(Default)]
-pub(super) struct Encodings(Mutex<HashMap<usize, Arc<Encoded>>>);
+pub(super) struct LevelsCache(Mutex<HashMap<usize, Arc<EncodedLevels>>>);
 
-impl Encodings {
-    pub(super) fn get(&self, levels: &Arc<Levels>) -> Option<Arc<Encoded>> {
+impl LevelsCache {
+    pub(super) fn get(&self, levels: &Arc<Levels>) -> Option<Arc<EncodedLevels>> {
         let found = lock(&self.0).get(&Arc::as_ptr(levels).addr()).cloned();
-        found.filter(|found| found.at.elapsed() < KNOWN_FOR)
+        found.filter(|found| found.at.elapsed() < REGISTRATION_TTL)
     }
 
-    pub(super) fn insert(&self, encoded: &Arc<Encoded>) {
+    pub(super) fn insert(&self, encoded: &Arc<EncodedLevels>) {
         let mut all = lock(&self.0);
         if all.len() >= ENCODED_MAX {
             all.clear();

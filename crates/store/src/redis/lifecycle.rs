@@ -1,4 +1,4 @@
-//! A namespace's life beside its use, and what the server's settings are worth.
+//! Administration of namespaces: init, check, upgrade and list, and a report on the server's settings.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use ::redis::Value;
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::time::Stamp;
 
-use super::link::Link;
+use super::connection::Connection;
+use super::keyspace::{Keyspace, Layout};
+use super::lua_codec::Unpacker;
 use super::options::RedisOptions;
-use super::pack::Unpack;
-use super::places::{Layout, Places};
 use super::records::{META, hash_of, number};
 use super::schema::{self, CURRENT};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::{
-    Checked, ClockDifference, Lifecycle, Listed, Made, MadePart, Part, Setting, Space, Upgraded,
-    UpgradedPart, Whereabouts, is_enough, not_there,
+    CheckReport, ClockDifference, InitPart, InitReport, Lifecycle, NamespaceList, Part, Setting, Space,
+    StoreLocation, UpgradePart, UpgradeReport, is_enough, not_there,
 };
 use crate::record::Kind;
 use crate::reply::Reply;
 
-/// What an operator does with namespaces on a server.
+/// Manages the namespaces of a server.
 #[derive(Debug)]
 pub(crate) struct RedisLifecycle {
     options: RedisOptions,
@@ -29,7 +29,7 @@ pub(crate) struct RedisLifecycle {
 }
 
 impl RedisOptions {
-    /// What an operator does with it.
+    /// The administration of this store.
     pub(crate) fn lifecycle(self) -> Result<RedisLifecycle, StoreError> {
         let namespace = self.check()?;
         Ok(RedisLifecycle { options: self, namespace })
@@ -37,20 +37,20 @@ impl RedisOptions {
 }
 
 impl Lifecycle for RedisLifecycle {
-    fn init(&self) -> Reply<'_, Made> {
-        Reply::later(self.make())
+    fn init(&self) -> Reply<'_, InitReport> {
+        Reply::later(self.init_namespace())
     }
 
-    fn check(&self) -> Reply<'_, Checked> {
-        Reply::later(self.look())
+    fn check(&self) -> Reply<'_, CheckReport> {
+        Reply::later(self.check_namespace())
     }
 
-    fn upgrade(&self) -> Reply<'_, Upgraded> {
-        Reply::later(self.bring_up_to_date())
+    fn upgrade(&self) -> Reply<'_, UpgradeReport> {
+        Reply::later(self.upgrade_namespaces())
     }
 
-    fn list(&self) -> Reply<'_, Listed> {
-        Reply::later(self.spaces())
+    fn list(&self) -> Reply<'_, NamespaceList> {
+        Reply::later(self.list_namespaces())
     }
 }
 
@@ -59,159 +59,166 @@ impl RedisLifecycle {
         part(&self.namespace)
     }
 
-    async fn make(&self) -> Result<Made, StoreError> {
-        let (link, layout, _) = self.options.connect().await?;
-        let (_, is_new) = schema::prepare(&link, &self.namespace, layout).await?;
-        let parts = vec![MadePart { part: self.part(), is_new }];
-        Ok(Made { of: whereabouts(&link), parts, schema: CURRENT })
+    async fn init_namespace(&self) -> Result<InitReport, StoreError> {
+        let (connection, layout, _) = self.options.connect().await?;
+        let (_, is_new) = schema::prepare(&connection, &self.namespace, layout).await?;
+        let parts = vec![InitPart { part: self.part(), is_new }];
+        Ok(InitReport { of: whereabouts(&connection), parts, schema: CURRENT })
     }
 
-    async fn look(&self) -> Result<Checked, StoreError> {
-        let (link, _, _) = self.options.connect().await?;
-        let found = schema::find(&link, &self.namespace).await?;
+    async fn check_namespace(&self) -> Result<CheckReport, StoreError> {
+        let (connection, _, _) = self.options.connect().await?;
+        let found = schema::find(&connection, &self.namespace).await?;
         if let Some(newer) = found.filter(|found| found.version > CURRENT) {
-            schema::fits(&link, &self.namespace, newer)?;
+            schema::check_version(&connection, &self.namespace, newer)?;
         }
-        let said = Said::ask(&link).await?;
-        Ok(Checked {
-            of: whereabouts(&link),
-            server: said.server(),
+        let server = ServerInfo::query(&connection).await?;
+        Ok(CheckReport {
+            of: whereabouts(&connection),
+            server: server.version_text(),
             schema: found.map(|found| found.version),
             schema_wanted: CURRENT,
             namespace: self.namespace.to_string(),
             missing: if found.is_some() { Vec::new() } else { vec![self.part()] },
-            durability: said.durability(),
-            settings: said.settings(),
-            clock: Some(self.clock(&link).await?),
+            durability: server.durability(),
+            settings: server.settings(),
+            clock: Some(self.clock(&connection).await?),
             clock_offset: match found.map(|found| found.layout) {
-                Some(Layout::One) => Some(self.clock_offset(&link).await?),
-                // On a cluster every tree of entities has a time of its own.
+                Some(Layout::One) => Some(self.clock_offset(&connection).await?),
+                // On a cluster every tree of entities has a clock of its own.
                 Some(Layout::Trees) | None => None,
             },
         })
     }
 
-    /// How far the time is ahead of the server's clock.
-    async fn clock_offset(&self, link: &Link) -> Result<Duration, StoreError> {
-        let key = Places::new(&self.namespace, Layout::One).clock(Places::center());
-        match link.query(::redis::cmd("GET").arg(key)).await? {
+    /// How far the namespace's time is ahead of the server's clock.
+    async fn clock_offset(&self, connection: &Connection) -> Result<Duration, StoreError> {
+        let key = Keyspace::new(&self.namespace, Layout::One).clock(Keyspace::admin_home());
+        match connection.query(::redis::cmd("GET").arg(key)).await? {
             Value::Nil => Ok(Duration::ZERO),
             Value::BulkString(kept) => {
-                let mut kept = Unpack::new(&kept, "the clock");
+                let mut kept = Unpacker::new(&kept, "the clock");
                 kept.stamp()?;
                 Ok(kept.stamp()?.since(Stamp::ZERO))
             }
-            other => Err(link.whose().unexpected(&other)),
+            other => Err(connection.context().unexpected(&other)),
         }
     }
 
-    /// The clock of the server that has the namespace's records: it dates them.
-    async fn clock(&self, link: &Link) -> Result<ClockDifference, StoreError> {
+    /// Compares the clock of the server that has the namespace's records, which it dates, with this host's.
+    async fn clock(&self, connection: &Connection) -> Result<ClockDifference, StoreError> {
         let mut call = ::redis::cmd("EVAL");
         call.arg("return redis.call('TIME')")
             .arg(1)
-            .arg(Places::new(&self.namespace, Layout::One).admin(META));
-        // The first asks for the connection too.
-        link.query(&call).await?;
+            .arg(Keyspace::new(&self.namespace, Layout::One).admin(META));
+        // The first call may have to connect.
+        connection.query(&call).await?;
         let before = HostWall.now();
-        let there = link.query(&call).await?;
+        let reply = connection.query(&call).await?;
         let after = HostWall.now();
-        let Value::Array(parts) = &there else { return Err(link.whose().unexpected(&there)) };
-        let [seconds, micros] = &parts[..] else { return Err(link.whose().unexpected(&there)) };
+        let Value::Array(parts) = &reply else { return Err(connection.context().unexpected(&reply)) };
+        let [seconds, micros] = &parts[..] else { return Err(connection.context().unexpected(&reply)) };
         let micros = number(seconds)?.saturating_mul(1_000_000).saturating_add(number(micros)?);
         Ok(ClockDifference::between(before, Stamp::from_micros(micros), after))
     }
 
-    async fn bring_up_to_date(&self) -> Result<Upgraded, StoreError> {
-        let (link, _, _) = self.options.connect().await?;
-        // One that the address names, or all there are.
-        let names =
-            if self.options.names_one() { vec![self.namespace.clone()] } else { schema::all(&link).await? };
-        let mut there = Vec::new();
+    async fn upgrade_namespaces(&self) -> Result<UpgradeReport, StoreError> {
+        let (connection, _, _) = self.options.connect().await?;
+        // The namespace that the address names, or all of them.
+        let names = if self.options.has_namespace() {
+            vec![self.namespace.clone()]
+        } else {
+            schema::all(&connection).await?
+        };
+        let mut existing = Vec::new();
         for name in names {
-            if let Some(found) = schema::find(&link, &name).await? {
+            if let Some(found) = schema::find(&connection, &name).await? {
                 if found.version > CURRENT {
-                    schema::fits(&link, &name, found)?;
+                    schema::check_version(&connection, &name, found)?;
                 }
-                there.push((name, found));
+                existing.push((name, found));
             }
         }
-        if there.is_empty() {
-            return Err(not_there(&format!("{} at `{}`", self.part(), link.whose().place)));
+        if existing.is_empty() {
+            return Err(not_there(&format!("{} at `{}`", self.part(), connection.context().place)));
         }
         let mut parts = Vec::new();
-        for (name, found) in there {
-            schema::upgrade(&link, &name, found).await?;
-            parts.push(UpgradedPart { part: part(&name), from: found.version });
+        for (name, found) in existing {
+            schema::upgrade(&connection, &name, found).await?;
+            parts.push(UpgradePart { part: part(&name), from: found.version });
         }
-        Ok(Upgraded { of: whereabouts(&link), parts, schema: CURRENT })
+        Ok(UpgradeReport { of: whereabouts(&connection), parts, schema: CURRENT })
     }
 
-    async fn spaces(&self) -> Result<Listed, StoreError> {
-        let (link, _, _) = self.options.connect().await?;
+    async fn list_namespaces(&self) -> Result<NamespaceList, StoreError> {
+        let (connection, _, _) = self.options.connect().await?;
         let mut spaces = Vec::new();
-        for name in schema::enrolled(&link).await? {
+        for name in schema::enrolled(&connection).await? {
             if is_enough(&spaces) {
                 break;
             }
-            let Some(found) = schema::find(&link, &name).await? else { continue };
+            let Some(found) = schema::find(&connection, &name).await? else { continue };
             let bare =
                 Space { namespace: Some(name.to_string()), schema: Some(found.version), ..Space::default() };
-            // What a newer program keeps where is not ours to know.
-            spaces.push(if found.version > CURRENT { bare } else { counted(&link, &name, bare).await? });
+            // The layout of a newer version is unknown.
+            spaces.push(if found.version > CURRENT {
+                bare
+            } else {
+                with_counts(&connection, &name, bare).await?
+            });
         }
-        Ok(Listed::cut(whereabouts(&link), CURRENT, spaces))
+        Ok(NamespaceList::cut(whereabouts(&connection), CURRENT, spaces))
     }
 }
 
-fn whereabouts(link: &Link) -> Whereabouts {
-    Whereabouts { engine: "redis", place: link.whose().place.clone() }
+fn whereabouts(connection: &Connection) -> StoreLocation {
+    StoreLocation { engine: "redis", place: connection.context().place.clone() }
 }
 
 fn part(namespace: &Namespace) -> Part {
     Part::new("namespace", namespace.as_str())
 }
 
-/// A namespace with what is in it.
-async fn counted(link: &Link, name: &Namespace, bare: Space) -> Result<Space, StoreError> {
-    let places = Places::new(name, Layout::One);
+/// Adds counts to a namespace.
+async fn with_counts(connection: &Connection, name: &Namespace, bare: Space) -> Result<Space, StoreError> {
+    let keyspace = Keyspace::new(name, Layout::One);
     let count = async |kind: Kind| {
         let mut call = ::redis::cmd("HLEN");
-        call.arg(places.admin(hash_of(kind)));
-        match link.query(&call).await? {
+        call.arg(keyspace.admin(hash_of(kind)));
+        match connection.query(&call).await? {
             Value::Int(count) => Ok(Some(count.unsigned_abs())),
-            other => Err(link.whose().unexpected(&other)),
+            other => Err(connection.context().unexpected(&other)),
         }
     };
     let mut changes = ::redis::cmd("HGET");
-    changes.arg(places.admin(META)).arg("version");
+    changes.arg(keyspace.admin(META)).arg("version");
     Ok(Space {
-        changes: Some(number(&link.query(&changes).await?)?),
+        changes: Some(number(&connection.query(&changes).await?)?),
         entities: count(Kind::Entity).await?,
         policies: count(Kind::Policy).await?,
         ..bare
     })
 }
 
-/// What the servers say of themselves: there are several in a cluster.
-struct Said {
+/// What the servers report; a cluster has several.
+struct ServerInfo {
     info: Vec<String>,
-    /// What is set to which values; none where a server does not tell.
+    /// Values of the setting on each server; empty if it is not readable.
     save: Vec<String>,
     fsync: Vec<String>,
 }
 
-impl Said {
-    async fn ask(link: &Link) -> Result<Self, StoreError> {
-        let info = infos(link).await?;
+impl ServerInfo {
+    async fn query(connection: &Connection) -> Result<Self, StoreError> {
+        let info = infos(connection).await?;
         let config = async |name: &str| {
             let mut call = ::redis::cmd("CONFIG");
             call.arg("GET").arg(name);
             let mut found = Vec::new();
-            match link.query(&call).await {
+            match connection.query(&call).await {
                 Ok(value) => texts(value, &mut found),
                 Err(error) if error.is_transient() => return Err(error),
-                // Some who run servers for others do not let them ask.
+                // Hosted servers may deny `CONFIG`.
                 Err(_) => {}
             }
             Ok(found
@@ -223,7 +230,7 @@ impl Said {
         Ok(Self { info, save: config("save").await?, fsync: config("appendfsync").await? })
     }
 
-    /// The values of a field, each once.
+    /// The distinct values of a field.
     fn values(&self, field: &str) -> Vec<&str> {
         let values = self.info.iter().flat_map(|info| info.lines()).filter_map(|line| {
             let (name, value) = line.split_once(':')?;
@@ -235,7 +242,7 @@ impl Said {
         values
     }
 
-    fn server(&self) -> String {
+    fn version_text(&self) -> String {
         let (name, versions) = match self.values("valkey_version") {
             valkey if !valkey.is_empty() => ("Valkey", valkey),
             _ => ("Redis", self.values("redis_version")),
@@ -248,31 +255,34 @@ impl Said {
         format!("{name} {version}{servers}")
     }
 
-    /// Whether every server has it on.
-    fn has_log(&self) -> bool {
+    /// Whether every server has an append-only file.
+    fn has_aof(&self) -> bool {
         self.values("aof_enabled") == ["1"]
     }
 
     fn durability(&self) -> String {
         let fsync = self.fsync.first().map_or("unknown", String::as_str);
-        if self.has_log() {
+        if self.has_aof() {
             return match fsync {
-                "always" => "what was answered is on the server's disk".to_owned(),
-                "everysec" => "what was answered is on the server's disk within a second".to_owned(),
+                "always" => "acknowledged writes are on the server's disk".to_owned(),
+                "everysec" => "acknowledged writes are on the server's disk within a second".to_owned(),
                 other => format!(
-                    "what was answered is in the server's log, written as it likes (appendfsync {other})"
+                    "acknowledged writes are in the append-only file, flushed by the operating system (appendfsync {other})"
                 ),
             };
         }
         match self.save.first().map(String::as_str) {
-            None => "without a log; whether it makes snapshots the server does not tell".to_owned(),
-            Some("") => "nothing survives the server: it keeps neither a log nor snapshots".to_owned(),
-            Some(_) => "what came after the last snapshot is lost with the server".to_owned(),
+            None => "no append-only file; the server does not report whether it makes snapshots".to_owned(),
+            Some("") => {
+                "nothing survives a restart of the server: it has neither an append-only file nor snapshots"
+                    .to_owned()
+            }
+            Some(_) => "writes after the last snapshot are lost when the server fails".to_owned(),
         }
     }
 
-    /// How some server chooses what it forgets when its memory is full, if it forgets anything.
-    fn evicting(&self) -> Option<&str> {
+    /// The eviction policy of a server that evicts keys when its memory is full, if there is one.
+    fn eviction_policy(&self) -> Option<&str> {
         let is_bounded = self.values("maxmemory").iter().any(|bytes| *bytes != "0");
         let policy = self.values("maxmemory_policy").into_iter().find(|policy| *policy != "noeviction");
         policy.filter(|_| is_bounded)
@@ -280,68 +290,66 @@ impl Said {
 
     fn settings(&self) -> Vec<Setting> {
         let (memory, policy) = (self.values("maxmemory"), self.values("maxmemory_policy"));
-        let evicts = self.evicting().is_some();
-        let forgets = !self.has_log() && self.save.iter().any(String::is_empty);
+        let evicts = self.eviction_policy().is_some();
+        let forgets = !self.has_aof() && self.save.iter().any(String::is_empty);
         let mut settings = vec![
             Setting::new("maxmemory", memory.join(", ")),
             Setting::new("maxmemory-policy", policy.join(", ")).danger_if(
                 evicts,
-                "when memory is short the server forgets what was used, and gives it again: set noeviction",
+                "the server may evict keys when its memory is full, which resets limits: set noeviction",
             ),
-            Setting::new("appendonly", if self.has_log() { "yes" } else { "no" }).danger_if(
+            Setting::new("appendonly", if self.has_aof() { "yes" } else { "no" }).danger_if(
                 forgets,
-                "limits, tokens and what was used are gone when the server stops: set appendonly, or save",
+                "limits, tokens and usage are lost when the server stops: set appendonly or save",
             ),
         ];
-        let mut said = |name: &'static str, values: &[String]| {
+        let mut push = |name: &'static str, values: &[String]| {
             let mut values = values.to_vec();
             values.sort_unstable();
             values.dedup();
-            let value = if values.is_empty() { "not told".to_owned() } else { values.join(", ") };
+            let value = if values.is_empty() { "unknown".to_owned() } else { values.join(", ") };
             settings.push(Setting::new(name, if value.is_empty() { "never".to_owned() } else { value }));
         };
-        said("appendfsync", &self.fsync);
-        said("save", &self.save);
+        push("appendfsync", &self.fsync);
+        push("save", &self.save);
         let roles = self.values("role");
         if roles.iter().any(|role| *role != "master") {
             let role = Setting::new("role", roles.join(", "));
-            settings.push(
-                role.danger_if(true, "this server is a replica: nothing can be drawn or changed there"),
-            );
+            settings.push(role.danger_if(true, "this server is a replica and rejects writes"));
         }
         settings
     }
 }
 
-/// What the server's settings may break: one that evicts keys when its memory is full forgets what was used. Nothing where
-/// it does not, or does not tell.
-pub(super) async fn caution(link: &Link) -> Result<Option<String>, StoreError> {
-    let info = match infos(link).await {
+/// Warns of a server that evicts keys when its memory is full, which resets limits. `None` if it does not, or
+/// does not report its settings.
+pub(super) async fn caution(connection: &Connection) -> Result<Option<String>, StoreError> {
+    let info = match infos(connection).await {
         Ok(info) => info,
         Err(error) if error.is_transient() => return Err(error),
-        // Whoever may not ask goes on without knowing.
+        // Without permission to read the settings there is no warning.
         Err(_) => return Ok(None),
     };
-    let said = Said { info, save: Vec::new(), fsync: Vec::new() };
-    let place = &link.whose().place;
-    Ok(said.evicting().map(|policy| {
+    let server = ServerInfo { info, save: Vec::new(), fsync: Vec::new() };
+    let place = &connection.context().place;
+    Ok(server.eviction_policy().map(|policy| {
         format!(
-            "`{place}` evicts keys when its memory is full (maxmemory-policy {policy}), and then forgets what was used: \
-             set it to noeviction"
+            "`{place}` evicts keys when its memory is full (maxmemory-policy {policy}), which resets limits: set it \
+             to noeviction"
         )
     }))
 }
 
-/// What each server says of itself.
-async fn infos(link: &Link) -> Result<Vec<String>, StoreError> {
+/// The `INFO` text of each server.
+async fn infos(connection: &Connection) -> Result<Vec<String>, StoreError> {
     let mut info = Vec::new();
-    texts(link.query(&::redis::cmd("INFO")).await?, &mut info);
-    // Between them are the addresses of those who say so.
-    info.retain(|said| said.contains("redis_version:"));
+    texts(connection.query(&::redis::cmd("INFO")).await?, &mut info);
+    // Replies of a cluster have addresses between the texts.
+    info.retain(|text| text.contains("redis_version:"));
     Ok(info)
 }
 
-/// All texts in an answer, in their order: one server answers with one, several with each one's behind its address.
+/// Collects all texts of a reply in order: a server replies with one, a cluster with one per address.
 fn texts(value: Value, into: &mut Vec<String>) {
     match value {
         Value::BulkString(text) => into.push(String::from_utf8_lossy(&text).into_owned()),
@@ -359,18 +367,18 @@ fn texts(value: Value, into: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    fn said(info: &str, save: &[&str], fsync: &[&str]) -> Said {
+    fn server(info: &str, save: &[&str], fsync: &[&str]) -> ServerInfo {
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-        Said { info: vec![info.replace(' ', "\r\n")], save: owned(save), fsync: owned(fsync) }
+        ServerInfo { info: vec![info.replace(' ', "\r\n")], save: owned(save), fsync: owned(fsync) }
     }
 
-    fn dangers(said: &Said) -> Vec<&'static str> {
-        let settings = said.settings();
+    fn dangers(server: &ServerInfo) -> Vec<&'static str> {
+        let settings = server.settings();
         settings.iter().filter(|setting| setting.danger.is_some()).map(|setting| setting.name).collect()
     }
 
     #[test]
-    fn a_server_that_may_forget_is_told_apart_from_one_that_does_not() {
+    fn settings_that_may_lose_data_are_dangers() {
         let table = [
             ("maxmemory:0 maxmemory_policy:allkeys-lru aof_enabled:1 role:master", "", vec![]),
             ("maxmemory:9 maxmemory_policy:noeviction aof_enabled:1 role:master", "", vec![]),
@@ -384,19 +392,25 @@ mod tests {
             ("maxmemory:0 maxmemory_policy:noeviction aof_enabled:1 role:slave", "", vec!["role"]),
         ];
         for (info, save, expected) in table {
-            assert_eq!(dangers(&said(info, &[save], &["always"])), expected, "{info}");
+            assert_eq!(dangers(&server(info, &[save], &["always"])), expected, "{info}");
         }
-        // A server that does not tell is not accused.
-        let quiet = said("redis_version:7.0.15 aof_enabled:0", &[], &[]);
+        // Unknown settings are not reported as dangers.
+        let quiet = server("redis_version:7.0.15 aof_enabled:0", &[], &[]);
         assert!(dangers(&quiet).is_empty());
-        assert_eq!(quiet.durability(), "without a log; whether it makes snapshots the server does not tell");
-        assert_eq!(quiet.server(), "Redis 7.0.15");
+        assert_eq!(
+            quiet.durability(),
+            "no append-only file; the server does not report whether it makes snapshots"
+        );
+        assert_eq!(quiet.version_text(), "Redis 7.0.15");
     }
 
     #[test]
-    fn a_valkey_is_called_by_its_own_version() {
-        let valkey =
-            said("redis_version:7.2.4 server_name:valkey valkey_version:9.0.1 redis_mode:cluster", &[], &[]);
-        assert_eq!(valkey.server(), "Valkey 9.0.1, a cluster of 1 primaries");
+    fn valkey_reports_its_own_version() {
+        let valkey = server(
+            "redis_version:7.2.4 server_name:valkey valkey_version:9.0.1 redis_mode:cluster",
+            &[],
+            &[],
+        );
+        assert_eq!(valkey.version_text(), "Valkey 9.0.1, a cluster of 1 primaries");
     }
 }

@@ -1,7 +1,8 @@
-//! Hearing of changes: a connection that does nothing but listen.
+//! Listens for changes of policies on a pub/sub connection of its own.
 //!
-//! Whoever changes something publishes the version. What is published while nobody listens is lost, so that the version is
-//! read whenever listening begins, and now and then: a connection may lead nowhere without anybody saying so.
+//! Every change publishes the new version. Messages that are published while no connection listens are lost,
+//! and a dead connection may go unnoticed; the version is therefore also read after each subscription and at
+//! intervals.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,68 +16,74 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::{Inner, Redis};
-use crate::changes::{Announcer, Changes, Heard};
+use crate::changes::{AnnouncedVersion, Announcer, Changes};
 use crate::engine::Engine;
 
-/// How long after a failure it is tried again, at first and at most.
-const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
-/// How often the version is read, and the connection shown to lead somewhere, while nothing is heard.
+/// The delay before a reconnect, at first and at most (exponential backoff).
+const RECONNECT_DELAY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// How often the version is read, and the connection pinged, while no message arrives.
 const READ_EVERY: Duration = Duration::from_secs(30);
 
-/// Whom to listen to.
-pub(super) enum Speaker {
-    /// One of these servers: on a cluster each tells what any was told.
+/// The servers to subscribe to.
+pub(super) enum ChangeSource {
+    /// One of these servers: on a cluster each forwards what is published on any.
     Servers(Vec<ConnectionInfo>),
-    /// Whoever the sentinels say is the primary.
+    /// The primary that the sentinels report.
     Sentinels(Box<SentinelClient>),
 }
 
-/// What was heard so far, and who listens until this is dropped.
-pub(super) struct Ear {
+/// The versions announced so far, and the task that listens until this is dropped.
+pub(super) struct ChangeListener {
     pub(super) changes: Changes,
-    listener: JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
-impl Drop for Ear {
+impl Drop for ChangeListener {
     fn drop(&mut self) {
-        self.listener.abort();
+        self.task.abort();
     }
 }
 
-impl Ear {
-    /// Begins to listen for a store.
-    pub(super) fn open(speaker: Speaker, store: Weak<Inner>, channel: String, timeout: Duration) -> Self {
+impl ChangeListener {
+    /// Starts to listen for a store.
+    pub(super) fn open(
+        change_source: ChangeSource,
+        store: Weak<Inner>,
+        channel: String,
+        timeout: Duration,
+    ) -> Self {
         let (announcer, changes) = Changes::channel();
-        let listener = tokio::spawn(listen(speaker, store, channel, Arc::new(announcer), timeout));
-        Self { changes, listener }
+        let task = tokio::spawn(listen(change_source, store, channel, Arc::new(announcer), timeout));
+        Self { changes, task }
     }
 }
 
 async fn listen(
-    mut speaker: Speaker,
+    mut change_source: ChangeSource,
     store: Weak<Inner>,
     channel: String,
     announcer: Arc<Announcer>,
     timeout: Duration,
 ) {
-    let (mut pause, mut turn) = (AGAIN[0], 0_usize);
+    let (mut pause, mut attempt) = (RECONNECT_DELAY[0], 0_usize);
     loop {
-        let (lost, heard) = (Arc::new(Notify::new()), Arc::new(Heard::new(Arc::clone(&announcer))));
+        let (lost, heard) =
+            (Arc::new(Notify::new()), Arc::new(AnnouncedVersion::new(Arc::clone(&announcer))));
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeout))
             .set_response_timeout(Some(timeout))
-            .set_push_sender(hear(Arc::clone(&heard), Arc::clone(&lost)));
-        turn = turn.wrapping_add(1);
+            .set_push_sender(push_handler(Arc::clone(&heard), Arc::clone(&lost)));
+        attempt = attempt.wrapping_add(1);
         let subscribed = async {
-            let client = speaker.client(turn).await?;
+            let client = change_source.client(attempt).await?;
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             connection.subscribe(&channel).await?;
             Ok::<_, RedisError>(connection)
         };
         if let Ok(mut connection) = subscribed.await {
-            pause = AGAIN[0];
+            pause = RECONNECT_DELAY[0];
             loop {
-                // What was published before is not told again.
+                // Messages from before the subscription are not repeated.
                 let Some(inner) = store.upgrade() else { return };
                 heard.is_about_to_be_read();
                 let again = match (Redis { inner }).newest_version().await {
@@ -84,7 +91,7 @@ async fn listen(
                         heard.was_read(version);
                         READ_EVERY
                     }
-                    Err(_) => AGAIN[1],
+                    Err(_) => RECONNECT_DELAY[1],
                 };
                 if tokio::time::timeout(again, lost.notified()).await.is_ok() {
                     break;
@@ -96,25 +103,25 @@ async fn listen(
             }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(AGAIN[1]);
+        pause = (pause * 2).min(RECONNECT_DELAY[1]);
     }
 }
 
-impl Speaker {
-    async fn client(&mut self, turn: usize) -> Result<Client, RedisError> {
+impl ChangeSource {
+    async fn client(&mut self, attempt: usize) -> Result<Client, RedisError> {
         let info = match self {
-            Self::Servers(nodes) => nodes[turn % nodes.len()].clone(),
+            Self::Servers(nodes) => nodes[attempt % nodes.len()].clone(),
             Self::Sentinels(client) => client.async_get_client().await?.get_connection_info().clone(),
         };
-        // Only then do messages come beside answers.
+        // RESP3 delivers messages on the same connection as replies.
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         Client::open(info.set_redis_settings(settings))
     }
 }
 
-/// What is done with what the server says unasked.
-fn hear(
-    heard: Arc<Heard>,
+/// Handles pushes of the server.
+fn push_handler(
+    heard: Arc<AnnouncedVersion>,
     lost: Arc<Notify>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |info| {

@@ -1,32 +1,32 @@
 //! A store on Redis or Valkey: one server, one that sentinels watch, or a cluster.
 //!
-//! A draw is one call of one script, and so is every other step of a lease: all limits of all levels, the lease and the
-//! ledger are decided and written together, at one reading of the server's clock ([`steps`](self)). Steps of many callers go
-//! together ([`lanes`](self)). Policies are not where
-//! buckets are, so that whoever draws brings the rules he resolved and their version. Scripts take no modules, and a
-//! server that has lost them is sent them again.
+//! Each step of a lease is one script call, which reads the server's clock once and decides all limits of all
+//! levels, the lease and the ledger ([`steps`](self)). Concurrent steps are sent in batches
+//! ([`batcher`](self)). Policies may be on another server of a cluster than buckets, so that callers send the
+//! rules that they resolved and their version. Scripts use no modules, and are sent again to a server that
+//! has lost them.
 
+mod batch_call;
+mod batcher;
+mod connection;
 mod engine;
+mod errors;
+mod housekeeping;
 mod index;
-mod lanes;
+mod keyspace;
 mod leases;
 mod ledger;
 mod levels;
 mod lifecycle;
-mod link;
 mod listen;
+mod lua_codec;
 mod options;
-mod pack;
-mod places;
 mod records;
 mod repair;
 mod schema;
 mod script;
 mod steps;
-mod tallies;
-mod tend;
-mod together;
-mod trouble;
+mod usage;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,26 +37,27 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 pub use options::RedisOptions;
-pub use repair::Repaired;
+pub use repair::RepairReport;
 
 use crate::retention::Retention;
 use crate::sync::lock;
-use lanes::Lanes;
-use levels::Encodings;
-use link::Link;
-use listen::{Ear, Speaker};
-use places::Places;
+use batcher::Batchers;
+use connection::Connection;
+use keyspace::Keyspace;
+use levels::LevelsCache;
+use listen::{ChangeListener, ChangeSource};
 use records::META;
 
-/// How often a process that draws looks for leases that are past their deadline, unless said otherwise.
-const SWEPT_EVERY: Duration = Duration::from_secs(5);
-/// As many as it then ends.
-const SWEPT_IN_PASSING: usize = 1_000;
+/// The default interval at which a process that draws ends leases past their deadline.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// The most leases that a sweep in the background ends.
+const BACKGROUND_SWEEP_MAX: usize = 1_000;
 
 /// A store on Redis or Valkey. Clones are the same store.
 ///
-/// Several processes may use one server at once. What was answered survives these processes; whether it survives the
-/// server is for the server's own settings to say, and a primary that is lost takes along what its replica had not heard of.
+/// Several processes may share a server. Acknowledged writes survive these processes; whether they survive
+/// the server depends on its settings. A primary that is lost takes the writes with it that its replica had
+/// not received.
 ///
 /// ```no_run
 /// use tidegate_store::{RedisOptions, Store};
@@ -74,26 +75,26 @@ pub struct Redis {
 }
 
 struct Inner {
-    link: Link,
-    places: Places,
-    encodings: Encodings,
-    lanes: Lanes,
-    /// Where it was opened.
+    connection: Connection,
+    keyspace: Keyspace,
+    levels_cache: LevelsCache,
+    batchers: Batchers,
+    /// The runtime on which the store was opened.
     runtime: Option<Handle>,
     deadline: Duration,
     retention: Retention,
-    /// What the engine's settings may break.
+    /// A warning about server settings that may break guarantees.
     caution: Option<String>,
-    /// Tells this handle from others, and its changes from each other.
+    /// Identifies this handle, and with the counter each of its changes.
     handle: u128,
     changes: AtomicU64,
     swept_every: Duration,
-    swept: std::sync::Mutex<Instant>,
-    ear: OnceLock<Ear>,
+    last_sweep: std::sync::Mutex<Instant>,
+    listener: OnceLock<ChangeListener>,
 }
 
-/// What a store is opened with beside the way to its engine.
-struct Opened {
+/// The settings of a store besides its connection.
+struct Settings {
     deadline: Duration,
     retention: Retention,
     swept_every: Duration,
@@ -101,60 +102,67 @@ struct Opened {
 }
 
 impl Redis {
-    fn new((link, speaker): (Link, Speaker), places: Places, options: Opened) -> Self {
+    fn new(
+        (connection, change_source): (Connection, ChangeSource),
+        keyspace: Keyspace,
+        options: Settings,
+    ) -> Self {
         let inner = Inner {
-            link,
-            places,
-            encodings: Encodings::default(),
+            connection,
+            keyspace,
+            levels_cache: LevelsCache::default(),
             deadline: options.deadline,
             retention: options.retention,
             swept_every: options.swept_every,
             caution: options.caution,
-            lanes: Lanes::new(options.deadline),
+            batchers: Batchers::new(options.deadline),
             runtime: Handle::try_current().ok(),
             handle: random(),
             changes: AtomicU64::new(0),
-            swept: std::sync::Mutex::new(Instant::now()),
-            ear: OnceLock::new(),
+            last_sweep: std::sync::Mutex::new(Instant::now()),
+            listener: OnceLock::new(),
         };
         let store = Self { inner: Arc::new(inner) };
-        let (inner, timeout) = (Arc::downgrade(&store.inner), store.inner.link.whose().timeout);
-        store.inner.ear.get_or_init(|| Ear::open(speaker, inner, store.channel(), timeout));
+        let (inner, timeout) = (Arc::downgrade(&store.inner), store.inner.connection.context().timeout);
+        store
+            .inner
+            .listener
+            .get_or_init(|| ChangeListener::open(change_source, inner, store.channel(), timeout));
         store
     }
 
-    /// Where it is, without its password.
+    /// The address, without the password.
     pub fn place(&self) -> &str {
-        &self.inner.link.whose().place
+        &self.inner.connection.context().place
     }
 
-    /// What the next change is known by.
+    /// The id of the next change: a commit that is retried is recognized by it.
     fn next_change(&self) -> String {
         let inner = &self.inner;
         format!("{:032x}-{}", inner.handle, inner.changes.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Where changes are announced.
+    /// The pub/sub channel of changes.
     fn channel(&self) -> String {
-        self.inner.places.admin("changed")
+        self.inner.keyspace.admin("changed")
     }
 
-    /// Ends leases that are past their deadline in the background, and looks after the rest, if nobody has for a while.
-    fn sweep_now_and_then(&self) {
+    /// Starts a sweep in the background if the interval since the last one has passed.
+    fn sweep_if_due(&self) {
         {
-            let mut swept = lock(&self.inner.swept);
-            if swept.elapsed() < self.inner.swept_every {
+            let mut last_sweep = lock(&self.inner.last_sweep);
+            if last_sweep.elapsed() < self.inner.swept_every {
                 return;
             }
-            *swept = Instant::now();
+            *last_sweep = Instant::now();
         }
         let store = self.clone();
-        // Where it fails, the next one tries again.
-        tokio::spawn(async move { drop(store.sweep_in_passing(SWEPT_IN_PASSING).await) });
+        // The next sweep retries after a failure.
+        tokio::spawn(async move { drop(store.sweep_in_background(BACKGROUND_SWEEP_MAX).await) });
     }
 }
 
-/// A number that no other process has: two hashers of this one have keys of their own.
+/// A random number: two hashers of this process have keys of their own.
 fn random() -> u128 {
     use std::hash::{BuildHasher, RandomState};
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
@@ -165,7 +173,7 @@ impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redis")
             .field("place", &self.place())
-            .field("namespace", &self.inner.places.admin(META))
+            .field("namespace", &self.inner.keyspace.admin(META))
             .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! How a store on Redis is opened: its address, its namespace, and how long an answer may take.
+//! Options of a store on Redis or Valkey, and its address.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,38 +8,38 @@ use ::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerTyp
 use ::redis::{Client, ConnectionInfo, IntoConnectionInfo, TlsMode};
 use tidegate_core::limit::name::Namespace;
 
+use super::connection::{Connection, Source};
+use super::errors::ErrorContext;
+use super::keyspace::{Keyspace, Layout};
 use super::lifecycle::caution;
-use super::link::{Link, Source};
-use super::listen::Speaker;
-use super::places::{Layout, Places};
+use super::listen::ChangeSource;
 use super::schema;
-use super::trouble::Whose;
-use super::{Opened, Redis, SWEPT_EVERY};
+use super::{Redis, SWEEP_INTERVAL, Settings};
 use crate::error::StoreError;
 use crate::lifecycle::namespace;
 use crate::open::{check_login, ready_for_tls};
 use crate::retention::Retention;
 
-/// How long an answer is waited for.
+/// The default timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a call may take before the engine counts as away.
+/// The default deadline of a call, after which the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
-/// How often a call to a cluster is made again when its slot has moved or its server has gone.
+/// How often a call to a cluster is retried after its slot moved or its server failed.
 const CLUSTER_RETRIES: u32 = 3;
 
-/// How a store on Redis or Valkey is opened.
+/// Opens a store on Redis or Valkey.
 ///
 /// | address | engine |
 /// |---|---|
 /// | `redis://[user:password@]host[:port][/db]` | one server |
-/// | `redis+sentinel://[user:password@]host:port[,host:port…]/primary[/db]` | whoever the sentinels say is the primary |
+/// | `redis+sentinel://[user:password@]host:port[,host:port…]/primary[/db]` | the primary that the sentinels report |
 /// | `redis+cluster://[user:password@]host:port[,host:port…]` | a cluster, by some of its servers |
 ///
 /// With `rediss` in place of `redis` the connection is encrypted (feature `redis-tls`).
 #[derive(Clone)]
 pub struct RedisOptions {
     url: String,
-    /// `default` where none is named.
+    /// `None` stands for `default`.
     namespace: Option<String>,
     timeout: Duration,
     deadline: Duration,
@@ -47,13 +47,13 @@ pub struct RedisOptions {
     swept_every: Duration,
 }
 
-/// An address, taken apart.
+/// A parsed address.
 struct Address {
     is_tls: bool,
     kind: AddressKind,
     /// Each server, with user and password.
     nodes: Vec<ConnectionInfo>,
-    /// What stands behind the first `/`.
+    /// What follows the first `/` after the hosts.
     path: String,
     /// The address without user and password.
     place: String,
@@ -75,18 +75,18 @@ impl RedisOptions {
             timeout: TIMEOUT,
             deadline: DEADLINE,
             retention: Retention::default(),
-            swept_every: SWEPT_EVERY,
+            swept_every: SWEEP_INTERVAL,
         }
     }
 
-    /// Another namespace.
+    /// Sets the namespace.
     #[must_use]
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = Some(name.into());
         self
     }
 
-    /// How long an answer is waited for; two seconds unless said otherwise. Whoever waits less asks with a deadline of his
+    /// Sets the timeout of a call, two seconds by default. Callers that wait less set a deadline of their
     /// own.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
@@ -94,23 +94,23 @@ impl RedisOptions {
         self
     }
 
-    /// How long a call may take before the engine [counts as away](crate::Capabilities::deadline); 50 ms unless said
-    /// otherwise.
+    /// Sets how long a call may take before the engine [counts as
+    /// unavailable](crate::Capabilities::deadline), 50 ms by default.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// How long usage and audit are kept. What is too old is forgotten a little at a time, by whoever draws and by
-    /// [`sweep`](crate::Store::sweep).
+    /// Sets how long usage and audit are kept. Older data is deleted in small steps, by processes that draw
+    /// and by [`sweep`](crate::Store::sweep).
     #[must_use]
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
         self
     }
 
-    /// How often whoever draws looks for leases that are past their deadline: what a draw asks is counted with a long one.
+    /// Sets how often a process that draws sweeps expired leases; tests that count calls use a long interval.
     #[doc(hidden)]
     #[must_use]
     pub const fn swept_every(mut self, span: Duration) -> Self {
@@ -118,86 +118,92 @@ impl RedisOptions {
         self
     }
 
-    /// Opens it: connects, and looks whether what is there is ours. A server that may evict keys is
-    /// [told of](crate::Store::caution), and warned of by an event of the `tracing` crate.
+    /// Connects, and creates the namespace or checks its schema. A server that may evict keys is reported by
+    /// [`caution`](crate::Store::caution) and by a warning of the `tracing` crate.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for an address or a namespace that cannot be and for what a newer version has written,
-    /// [`StoreError::Denied`] for a password or a certificate that is wrong, and [`StoreError::Unavailable`] where nobody
-    /// answers.
+    /// [`StoreError::Invalid`] for an invalid address or namespace and for a namespace of a newer version,
+    /// [`StoreError::Denied`] for a wrong password or an untrusted certificate, and
+    /// [`StoreError::Unavailable`] if no server responds.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves a namespace that is there or not; opening it again finds it.
+    /// Dropping the future may leave a new namespace behind, which the next call opens.
     pub async fn open(self) -> Result<Redis, StoreError> {
         let namespace = self.check()?;
-        let (link, layout, speaker) = self.connect().await?;
-        let (layout, _) = schema::prepare(&link, &namespace, layout).await?;
-        let caution = caution(&link).await?;
+        let (connection, layout, change_source) = self.connect().await?;
+        let (layout, _) = schema::prepare(&connection, &namespace, layout).await?;
+        let caution = caution(&connection).await?;
         if let Some(caution) = &caution {
             tracing::warn!(target: "tidegate::store", "{caution}");
         }
         let Self { deadline, retention, swept_every, .. } = self;
-        let opened = Opened { deadline, retention, swept_every, caution };
-        Ok(Redis::new((link, speaker), Places::new(&namespace, layout), opened))
+        let settings = Settings { deadline, retention, swept_every, caution };
+        Ok(Redis::new((connection, change_source), Keyspace::new(&namespace, layout), settings))
     }
 
-    /// Whether it can be, before anything is asked.
+    /// Validates the options before any call.
     pub(super) fn check(&self) -> Result<Namespace, StoreError> {
         if self.timeout.is_zero() {
-            return Err(StoreError::Invalid {
-                what: "a timeout of 0 s, with which nothing is answered".to_owned(),
-            });
+            return Err(StoreError::Invalid { what: "`timeout` is 0 s, and must be longer".to_owned() });
         }
         Address::parse(&self.url)?;
         self.retention.check()?;
         namespace(self.namespace.as_deref().unwrap_or("default"))
     }
 
-    /// Whether a namespace was named.
-    pub(super) const fn names_one(&self) -> bool {
+    /// Whether a namespace was set.
+    pub(super) const fn has_namespace(&self) -> bool {
         self.namespace.is_some()
     }
 
-    /// The way to the engine, how a new namespace is laid out there, and whom to listen to.
-    pub(super) async fn connect(&self) -> Result<(Link, Layout, Speaker), StoreError> {
+    /// The connection, the layout of a new namespace, and the source of change messages.
+    pub(super) async fn connect(&self) -> Result<(Connection, Layout, ChangeSource), StoreError> {
         let address = Address::parse(&self.url)?;
-        let whose = Whose { place: address.place.clone(), timeout: self.timeout };
+        let context = ErrorContext { place: address.place.clone(), timeout: self.timeout };
         let layout = if address.kind == AddressKind::Cluster { Layout::Trees } else { Layout::One };
-        let (link, speaker) = self.link(address, whose).await?;
-        Ok((link, layout, speaker))
+        let (connection, change_source) = self.open_connection(address, context).await?;
+        Ok((connection, layout, change_source))
     }
 
-    async fn link(&self, address: Address, whose: Whose) -> Result<(Link, Speaker), StoreError> {
-        let bad = |error| whose.trouble(error);
+    async fn open_connection(
+        &self,
+        address: Address,
+        context: ErrorContext,
+    ) -> Result<(Connection, ChangeSource), StoreError> {
+        let store_error = |error| context.store_error(error);
         match address.kind {
             AddressKind::Server => {
                 let node = address.nodes.into_iter().next();
                 let node = node
                     .ok_or_else(|| StoreError::Invalid { what: "an address without a server".to_owned() })?;
-                let client = Client::open(node.clone()).map_err(bad)?;
-                Ok((Link::one(Source::Server(Box::new(client)), whose), Speaker::Servers(vec![node])))
+                let client = Client::open(node.clone()).map_err(store_error)?;
+                Ok((
+                    Connection::single(Source::Server(Box::new(client)), context),
+                    ChangeSource::Servers(vec![node]),
+                ))
             }
             AddressKind::Cluster => {
-                // Whether they are spoken to over TLS is in their addresses.
+                // The addresses say whether to use TLS.
                 let builder = ClusterClientBuilder::new(address.nodes.clone())
                     .retries(CLUSTER_RETRIES)
                     .connection_timeout(self.timeout)
                     .response_timeout(self.timeout);
-                let client = builder.build().map_err(bad)?;
-                let connection = client.get_async_connection().await.map_err(bad)?;
-                Ok((Link::cluster(connection, whose), Speaker::Servers(address.nodes)))
+                let client = builder.build().map_err(store_error)?;
+                let connection = client.get_async_connection().await.map_err(store_error)?;
+                Ok((Connection::cluster(connection, context), ChangeSource::Servers(address.nodes)))
             }
             AddressKind::Sentinels => {
-                // One to ask who the primary is for calls, and one for what is heard.
-                let [calls, heard] = [address.sentinels(&whose)?, address.sentinels(&whose)?].map(Box::new);
-                Ok((Link::one(Source::Sentinels(calls), whose), Speaker::Sentinels(heard)))
+                // One client for calls, and one for change messages.
+                let [calls, messages] =
+                    [address.sentinels(&context)?, address.sentinels(&context)?].map(Box::new);
+                Ok((Connection::single(Source::Sentinels(calls), context), ChangeSource::Sentinels(messages)))
             }
         }
     }
 }
 
 impl fmt::Debug for RedisOptions {
-    /// Without the address, which may have a password in it.
+    /// Omits the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisOptions")
             .field("namespace", &self.namespace)
@@ -221,13 +227,13 @@ impl Address {
             "rediss+sentinel" => (true, AddressKind::Sentinels),
             "redis+cluster" => (false, AddressKind::Cluster),
             "rediss+cluster" => (true, AddressKind::Cluster),
-            other => return Err(invalid(format!("`{}` is no scheme of Redis", other.escape_debug()))),
+            other => return Err(invalid(format!("`{}` is not a scheme of Redis", other.escape_debug()))),
         };
         if is_tls {
             ready_for_tls()?;
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        // A password may hold `@`, a host does not.
+        // A password may contain `@`, a host does not.
         let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
         let place = format!("{scheme}://{hosts}{}{path}", if path.is_empty() { "" } else { "/" });
         if kind == AddressKind::Cluster && !path.is_empty() {
@@ -237,9 +243,9 @@ impl Address {
             let login = if login.is_empty() { String::new() } else { format!("{login}@") };
             let path = if kind == AddressKind::Server { path } else { "" };
             let url = format!("{}://{login}{host}/{path}", if is_tls { "rediss" } else { "redis" });
-            // The error may quote the address, and with it the password.
-            let bad = |_| invalid(format!("`{place}` is no address of Redis"));
-            url.into_connection_info().map_err(bad)
+            // The original error may quote the address with its password.
+            let invalid_address = |_| invalid(format!("`{place}` is not an address of Redis"));
+            url.into_connection_info().map_err(invalid_address)
         };
         let hosts: Vec<&str> = hosts.split(',').filter(|host| !host.is_empty()).collect();
         if hosts.is_empty() || (kind == AddressKind::Server && hosts.len() > 1) {
@@ -249,21 +255,21 @@ impl Address {
         Ok(Self { is_tls, kind, nodes, path: path.to_owned(), place })
     }
 
-    /// Whoever can say which server is the primary.
-    fn sentinels(&self, whose: &Whose) -> Result<SentinelClient, StoreError> {
-        let bad = |error| whose.trouble(error);
+    /// The client that asks the sentinels for the primary.
+    fn sentinels(&self, context: &ErrorContext) -> Result<SentinelClient, StoreError> {
+        let store_error = |error| context.store_error(error);
         let (primary, db) = self.path.split_once('/').unwrap_or((&self.path, "0"));
         if primary.is_empty() {
             let what = format!("`{}` names no primary: write it behind a `/`", self.place);
             return Err(StoreError::Invalid { what });
         }
         let Ok(db) = db.parse() else {
-            let what = format!("`{}` names the database `{db}`, which is no number", self.place);
+            let what = format!("`{}` names the database `{db}`, which is not a number", self.place);
             return Err(StoreError::Invalid { what });
         };
         let nodes = self.nodes.iter().map(|node| node.addr().clone());
         let builder = SentinelClientBuilder::new(nodes, primary, SentinelServerType::Master);
-        let mut builder = builder.map_err(bad)?.set_client_to_redis_db(db);
+        let mut builder = builder.map_err(store_error)?.set_client_to_redis_db(db);
         if let Some(settings) = self.nodes.first().map(ConnectionInfo::redis_settings) {
             if let Some(user) = settings.username() {
                 builder = builder.set_client_to_redis_username(user);
@@ -276,7 +282,7 @@ impl Address {
             builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
             builder = builder.set_client_to_sentinel_tls_mode(TlsMode::Secure);
         }
-        builder.build().map_err(bad)
+        builder.build().map_err(store_error)
     }
 }
 
@@ -285,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_taken_apart_and_its_password_is_not_shown() {
+    fn address_parses_and_hides_its_password() {
         let address = Address::parse("redis://me:s3cr%40t@h:7000/2").unwrap();
         assert_eq!(address.place, "redis://h:7000/2");
         assert!(!format!("{:?}", RedisOptions::new("redis://me:s3cr%40t@h")).contains("s3cr"));
@@ -300,24 +306,24 @@ mod tests {
         assert!(Address::parse("redis+cluster://a:1,b:2").unwrap().kind == AddressKind::Cluster);
         let table = [
             ("redis", "an address without `://`"),
-            ("mysql://x", "`mysql` is no scheme of Redis"),
+            ("mysql://x", "`mysql` is not a scheme of Redis"),
             ("redis://", "`redis://` names 0 servers"),
             ("redis://:pw@a,b", "`redis://a,b` names 2 servers"),
-            ("redis://:pw@a:port", "`redis://a:port` is no address of Redis"),
+            ("redis://:pw@a:port", "`redis://a:port` is not an address of Redis"),
             ("redis+cluster://a/1", "`redis+cluster://a/1`: a cluster has one database, and no `/1`"),
         ];
         for (url, sentence) in table {
             assert_eq!(Address::parse(url).err().expect("an error").to_string(), sentence);
         }
-        let whose = Whose { place: String::new(), timeout: TIMEOUT };
+        let context = ErrorContext { place: String::new(), timeout: TIMEOUT };
         for (url, sentence) in [
             ("redis+sentinel://a:1", "`redis+sentinel://a:1` names no primary: write it behind a `/`"),
             (
                 "redis+sentinel://a:1/m/x",
-                "`redis+sentinel://a:1/m/x` names the database `x`, which is no number",
+                "`redis+sentinel://a:1/m/x` names the database `x`, which is not a number",
             ),
         ] {
-            let error = Address::parse(url).unwrap().sentinels(&whose).err().expect("an error");
+            let error = Address::parse(url).unwrap().sentinels(&context).err().expect("an error");
             assert_eq!(error.to_string(), sentence);
         }
     }

@@ -1,7 +1,7 @@
-//! Records: a hash for each kind, and the index that keeps them in order and finds them by their link.
+//! Records: a hash per kind, and entries of the index for their order and links.
 //!
-//! A record is its parts as text with zeros between them, which no text of ours holds: its version, what the scripts need of it,
-//! and its body.
+//! A record is stored as texts separated by zero bytes, which none of them contains: its version, the parts
+//! that scripts read, and its body.
 
 use ::redis::Value;
 use tidegate_core::limit::entity::Entity;
@@ -12,17 +12,17 @@ use tidegate_core::time::Stamp;
 
 use super::Redis;
 use super::index::{Prefix, member};
-use super::places::{Layout, Places, moved};
+use super::keyspace::{Keyspace, Layout, cross_tree_error};
 use super::script::{CHAIN, COMMIT, READ};
 use crate::error::StoreError;
 use crate::record::{self, Key, Kind, Of, Record, RecordWrite, Records, Scan};
 
-/// What is kept of the namespace.
+/// The key of the namespace's metadata.
 pub(super) const META: &str = "meta";
-/// Which token a secret is of, by its hash.
+/// The ids of tokens by the hash of their secret.
 const HASHES: &str = "hashes";
 pub(super) const INDEX: &str = "index";
-/// The keys of the commit script after [`META`]. A record is written by its key's place.
+/// The keys of the commit script after [`META`]. A change names its key by its position.
 const COMMITTED: [&str; 6] = ["policies", "entities", "tokens", HASHES, "audit", INDEX];
 
 /// The hash of a kind of record.
@@ -35,7 +35,7 @@ pub(super) const fn hash_of(kind: Kind) -> &'static str {
     }
 }
 
-/// What a record is called in its hash, and behind its letter in the index.
+/// The field of a record in its hash, which is also its name in the index.
 pub(super) fn field(key: &Key) -> String {
     match key {
         Key::Policy(Scope::System) => "0".to_owned(),
@@ -71,7 +71,7 @@ fn encode(record: &Record) -> String {
     match &record.value {
         record::Value::Policy(_) => member(&[&version, &record.body()]),
         record::Value::Entity(entity) => {
-            // The script that goes up reads the parent.
+            // `chain.lua` reads the parent.
             let parent = entity.parent_id().map_or("", EntityId::as_str);
             let cascades = if entity.cascades() { "1" } else { "0" };
             member(&[&version, parent, cascades, &record.body()])
@@ -83,7 +83,7 @@ fn encode(record: &Record) -> String {
 
 fn decode(key: Key, value: &[u8]) -> Result<Record, StoreError> {
     let corrupt = |why: &str| StoreError::Corrupt { what: format!("{key}: {why}") };
-    let text = std::str::from_utf8(value).map_err(|_| corrupt("it is no text"))?;
+    let text = std::str::from_utf8(value).map_err(|_| corrupt("it is not UTF-8"))?;
     let count = match key.kind() {
         Kind::Policy => 2,
         Kind::Token => 3,
@@ -93,12 +93,12 @@ fn decode(key: Key, value: &[u8]) -> Result<Record, StoreError> {
     if parts.len() != count {
         return Err(corrupt(&format!("it has {} parts of {count}", parts.len())));
     }
-    let version = parts[0].parse().map(Version::new).map_err(|_| corrupt("its version is no number"))?;
+    let version = parts[0].parse().map(Version::new).map_err(|_| corrupt("its version is not a number"))?;
     let body = if key.kind() == Kind::Entry { parts[1..].join("\n") } else { parts[count - 1].to_owned() };
     Record::from_text(key, Some(parts[1]), version, &body)
 }
 
-/// What a record is found by in the index.
+/// The members of the index that find a record.
 fn members(record: &Record) -> Vec<String> {
     let (letter, linked) = match record.key.kind() {
         Kind::Policy => ("p", "x"),
@@ -109,7 +109,7 @@ fn members(record: &Record) -> Vec<String> {
     let field = field(&record.key);
     let mut members = vec![member(&[letter, &field])];
     match (&record.key, record.link()) {
-        // A token is found by the hash of its secret in a hash of its own.
+        // Tokens are found through the hash of secrets.
         (Key::Token(_), _) | (_, None) => {}
         (Key::Policy(Scope::Subject(subject)), Some(link)) => {
             members.push(member(&[linked, &link, subject.entity.as_str()]));
@@ -122,17 +122,17 @@ fn members(record: &Record) -> Vec<String> {
 impl Redis {
     /// Records, the version and the time, as of one moment.
     pub(super) async fn read_all(&self, keys: &[Key]) -> Result<Records, StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
         let hashes = [Kind::Policy, Kind::Entity, Kind::Token, Kind::Entry];
-        let mut names = vec![places.admin(META), places.clock(Places::center())];
-        names.extend(hashes.map(|kind| places.admin(hash_of(kind))));
+        let mut names = vec![keyspace.admin(META), keyspace.clock(Keyspace::admin_home())];
+        names.extend(hashes.map(|kind| keyspace.admin(hash_of(kind))));
         let mut args = Vec::with_capacity(2 * keys.len());
         for key in keys {
             args.extend([(3 + key.kind() as usize).to_string(), field(key)]);
         }
         let names: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
         let args: Vec<&[u8]> = args.iter().map(String::as_bytes).collect();
-        let mut found = self.values(link.run(&READ, &names, &args).await?)?;
+        let mut found = self.values(connection.run(&READ, &names, &args).await?)?;
         let values = found.split_off(found.len().min(4));
         let mut numbers = [0; 4];
         for (number, text) in numbers.iter_mut().zip(&found) {
@@ -148,12 +148,12 @@ impl Redis {
     }
 
     pub(super) async fn scan(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
-        let (prefix, mut after) = match self.place_of(scan).await? {
-            Place::One(key) => {
+        let (prefix, mut after) = match self.index_range(scan).await? {
+            IndexRange::One(key) => {
                 return Ok(self.records_at(scan.kind, &[field(&key)]).await?.into_iter().flatten().collect());
             }
-            Place::None => return Ok(Vec::new()),
-            Place::Behind(prefix, after) => {
+            IndexRange::None => return Ok(Vec::new()),
+            IndexRange::Behind(prefix, after) => {
                 (Prefix::of(&prefix.iter().map(String::as_str).collect::<Vec<_>>()), after)
             }
         };
@@ -162,7 +162,7 @@ impl Redis {
         while found.len() < scan.max {
             let names = self.range(&prefix, after.as_deref(), scan.max).await?;
             let is_last = names.len() < scan.max;
-            let fields: Vec<String> = names.iter().map(|name| field_behind(scan, name)).collect();
+            let fields: Vec<String> = names.iter().map(|name| field_of_member(scan, name)).collect();
             found.extend(self.records_at(scan.kind, &fields).await?.into_iter().flatten());
             after = names.last().cloned();
             if is_last {
@@ -173,11 +173,11 @@ impl Redis {
         Ok(found)
     }
 
-    /// Where the records of a scan are in the index.
-    async fn place_of(&self, scan: &Scan) -> Result<Place, StoreError> {
+    /// The range of the index that has the records of a scan.
+    async fn index_range(&self, scan: &Scan) -> Result<IndexRange, StoreError> {
         let after = scan.after.as_ref();
         let behind = |prefix: &[&str], after: Option<String>| {
-            Place::Behind(prefix.iter().map(|part| (*part).to_owned()).collect(), after)
+            IndexRange::Behind(prefix.iter().map(|part| (*part).to_owned()).collect(), after)
         };
         let after_subject = match after {
             Some(Key::Policy(Scope::Subject(subject))) => Some(subject),
@@ -189,7 +189,7 @@ impl Redis {
                 behind(&["x", resource], after_subject.map(|subject| subject.entity.to_string()))
             }
             (Kind::Policy, Of::Entity(entity)) => match after_subject {
-                Some(subject) if subject.entity > *entity => Place::None,
+                Some(subject) if subject.entity > *entity => IndexRange::None,
                 Some(subject) if subject.entity == *entity => {
                     behind(&["p", "3", entity.as_str()], Some(subject.resource.to_string()))
                 }
@@ -199,12 +199,12 @@ impl Redis {
             (Kind::Entity, _) => behind(&["e"], after.map(field)),
             (Kind::Token, Of::Link(hash)) => {
                 let mut find = ::redis::cmd("HGET");
-                find.arg(self.inner.places.admin(HASHES)).arg(hash);
-                match self.inner.link.query(&find).await? {
+                find.arg(self.inner.keyspace.admin(HASHES)).arg(hash);
+                match self.inner.connection.query(&find).await? {
                     Value::BulkString(id) => {
-                        Place::One(read_field(Kind::Token, &String::from_utf8_lossy(&id))?)
+                        IndexRange::One(read_field(Kind::Token, &String::from_utf8_lossy(&id))?)
                     }
-                    _ => Place::None,
+                    _ => IndexRange::None,
                 }
             }
             (Kind::Token, _) => behind(&["t"], after.map(field)),
@@ -213,7 +213,7 @@ impl Redis {
         })
     }
 
-    /// Makes the changes, with their audit entries; `false` if the version is another by now.
+    /// Makes the changes and their audit entries; `false` if the namespace's version has changed.
     pub(super) async fn write(&self, write: &RecordWrite) -> Result<bool, StoreError> {
         let inner = &self.inner;
         for change in &write.changes {
@@ -221,7 +221,7 @@ impl Redis {
                 self.check_home(entity).await?;
             }
         }
-        let keys = std::iter::once(META).chain(COMMITTED).map(|key| inner.places.admin(key));
+        let keys = std::iter::once(META).chain(COMMITTED).map(|key| inner.keyspace.admin(key));
         let keys: Vec<String> = keys.collect();
         let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
         let mut args = vec![
@@ -231,7 +231,7 @@ impl Redis {
             write.entries_after().to_string(),
             self.channel(),
         ];
-        // A field without a value goes.
+        // An empty value deletes the field.
         let mut put = |hash: &str, field: String, value: String| {
             let place = COMMITTED.iter().position(|key| *key == hash).map_or(0, |place| place + 2);
             args.extend([place.to_string(), field, value]);
@@ -252,24 +252,24 @@ impl Redis {
             }
         }
         let args: Vec<&[u8]> = args.iter().map(String::as_bytes).collect();
-        match inner.link.run(&COMMIT, &keys, &args).await? {
+        match inner.connection.run(&COMMIT, &keys, &args).await? {
             Value::Int(1) => Ok(true),
             Value::Int(0) => Ok(false),
-            other => Err(inner.link.whose().unexpected(&other)),
+            other => Err(inner.connection.context().unexpected(&other)),
         }
     }
 
-    /// On a cluster, an entity that has drawn stays in the tree that it drew in.
+    /// On a cluster, an entity that has drawn cannot move to another tree.
     async fn check_home(&self, entity: &Entity) -> Result<(), StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
-        let Some(parent) = entity.parent_id().filter(|_| places.layout() != Layout::One) else {
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
+        let Some(parent) = entity.parent_id().filter(|_| keyspace.layout() != Layout::One) else {
             return Ok(());
         };
-        let Some(home) = places.home_of(link, entity.id()).await? else { return Ok(()) };
+        let Some(home) = keyspace.home_of(connection, entity.id()).await? else { return Ok(()) };
         for above in self.ancestors(parent, crate::records::ANCESTORS_MAX).await? {
             let Key::Entity(other) = &above.key else { continue };
-            if places.home_of(link, other).await?.is_some_and(|other| other != home) {
-                return Err(moved(entity.id().as_str(), other.as_str()));
+            if keyspace.home_of(connection, other).await?.is_some_and(|other| other != home) {
+                return Err(cross_tree_error(entity.id().as_str(), other.as_str()));
             }
         }
         Ok(())
@@ -277,9 +277,9 @@ impl Redis {
 
     /// An entity and its ancestors, by one script.
     pub(super) async fn ancestors(&self, id: &EntityId, max: usize) -> Result<Vec<Record>, StoreError> {
-        let (key, max) = (self.inner.places.admin(hash_of(Kind::Entity)), max.to_string());
+        let (key, max) = (self.inner.keyspace.admin(hash_of(Kind::Entity)), max.to_string());
         let args = [id.as_str().as_bytes(), max.as_bytes()];
-        let values = self.values(self.inner.link.run(&CHAIN, &[key.as_bytes()], &args).await?)?;
+        let values = self.values(self.inner.connection.run(&CHAIN, &[key.as_bytes()], &args).await?)?;
         let (mut chain, mut next) = (Vec::with_capacity(values.len()), Some(id.clone()));
         for value in values.iter().flatten() {
             let Some(id) = next.take() else { break };
@@ -290,7 +290,7 @@ impl Redis {
         Ok(chain)
     }
 
-    /// Records by their fields, each in its place.
+    /// Records by their fields, in the same order.
     pub(super) async fn records_at(
         &self,
         kind: Kind,
@@ -300,39 +300,39 @@ impl Redis {
             return Ok(Vec::new());
         }
         let mut read = ::redis::cmd("HMGET");
-        read.arg(self.inner.places.admin(hash_of(kind))).arg(fields);
-        let values = self.values(self.inner.link.query(&read).await?)?;
+        read.arg(self.inner.keyspace.admin(hash_of(kind))).arg(fields);
+        let values = self.values(self.inner.connection.query(&read).await?)?;
         let record = |(field, value): (&String, Option<Vec<u8>>)| {
             value.map(|value| decode(read_field(kind, field)?, &value)).transpose()
         };
         fields.iter().zip(values).map(record).collect()
     }
 
-    /// The parts of an answer.
+    /// The values of an array reply.
     pub(super) fn values(&self, answer: Value) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let whose = self.inner.link.whose();
-        let Value::Array(values) = answer else { return Err(whose.unexpected(&answer)) };
+        let context = self.inner.connection.context();
+        let Value::Array(values) = answer else { return Err(context.unexpected(&answer)) };
         let value = |value| match value {
             Value::Nil => Ok(None),
             Value::BulkString(value) => Ok(Some(value)),
-            other => Err(whose.unexpected(&other)),
+            other => Err(context.unexpected(&other)),
         };
         values.into_iter().map(value).collect()
     }
 }
 
-/// Where the records of a scan are.
-enum Place {
-    /// It is this one.
+/// The range of a scan.
+enum IndexRange {
+    /// One record.
     One(Key),
-    /// There are none.
+    /// No record.
     None,
-    /// Behind these parts of the index, after this name.
+    /// The members with this prefix, after this name.
     Behind(Vec<String>, Option<String>),
 }
 
-/// The field of a record that stands in the index under this name.
-fn field_behind(scan: &Scan, name: &str) -> String {
+/// The field of the record that this index name refers to.
+fn field_of_member(scan: &Scan, name: &str) -> String {
     match (scan.kind, &scan.of) {
         (Kind::Policy, Of::Link(resource)) => member(&["3", name, resource]),
         (Kind::Policy, Of::Entity(entity)) => member(&["3", entity.as_str(), name]),
@@ -340,7 +340,7 @@ fn field_behind(scan: &Scan, name: &str) -> String {
     }
 }
 
-/// A number that is kept as text; none is zero.
+/// Parses a number stored as text; nil is zero.
 pub(super) fn number(value: &Value) -> Result<u64, StoreError> {
     match value {
         Value::Nil => Ok(0),

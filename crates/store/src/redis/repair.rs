@@ -1,153 +1,157 @@
-//! Repairing the index: it is at another place than the buckets, so that no script writes both.
+//! Repairs the index of subjects, which may be on another server than the buckets, so that no script writes
+//! both.
 //!
-//! A subject is made known before its first draw. What could still go wrong, a failover that forgot it or a bucket that has
-//! gone for good, is put right by looking through all keys and all names: all of them at once by whoever asks for it, and a
-//! few at a time by [whoever looks after the store](super::tend).
+//! A subject is registered before its first draw. A failover may still lose that, and buckets expire. The
+//! repair compares the index with all keys: at once on request, or in small steps by
+//! [housekeeping](super::housekeeping).
 
 use ::redis::Value;
 use tidegate_core::limit::name::Subject;
 
 use super::Redis;
 use super::index::{Prefix, member};
-use super::places::Layout;
+use super::keyspace::Layout;
 use crate::error::StoreError;
 use crate::tables::subject;
 
-/// Keys that are looked at in one call.
-const LOOKED_AT: usize = 1_000;
-/// Names that are fetched at a time.
-const FETCHED: usize = 200;
+/// The `COUNT` of one `SCAN`.
+const SCAN_COUNT: usize = 1_000;
+/// Names per call.
+const PAGE_SIZE: usize = 200;
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Repaired {
-    /// Subjects that have a bucket or usage and were not known.
+pub struct RepairReport {
+    /// Subjects with a bucket or usage that were missing from the index.
     pub added: u64,
-    /// Subjects that were known and have neither any more.
+    /// Subjects in the index that had neither.
     pub removed: u64,
 }
 
-/// How far somebody who looks through the keys has come.
+/// The position of a scan of all keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Among {
-    /// The address of the server that he is at; the first one's where it is empty.
+pub(super) struct ScanPosition {
+    /// The address of the server; empty before the first.
     pub(super) server: String,
-    /// Where he goes on there; zero is its beginning.
+    /// The cursor on that server; zero at its start.
     pub(super) cursor: u64,
 }
 
 impl Redis {
-    /// Looks through all keys of the namespace, and makes the index of subjects what they say. Draws go on meanwhile. A store
-    /// that is used does so by itself, a little at a time; this is for one that cannot wait.
+    /// Rebuilds the index of subjects from all keys of the namespace, while draws continue. A store that is
+    /// in use does so by itself in small steps; this is for when that is too slow.
     ///
     /// # Errors
-    /// What the engine says.
+    /// The engine's errors.
     ///
     /// # Cancel safety
-    /// What has been repaired by then stays so.
-    pub async fn repair(&self) -> Result<Repaired, StoreError> {
-        let (mut repaired, mut among) = (Repaired::default(), Some(Among::default()));
-        while let Some(from) = among {
-            let (added, next) = self.make_some_known(&from).await?;
+    /// A repair that is dropped keeps what it has done.
+    pub async fn repair(&self) -> Result<RepairReport, StoreError> {
+        let (mut repaired, mut position) = (RepairReport::default(), Some(ScanPosition::default()));
+        while let Some(from) = position {
+            let (added, next) = self.index_some_keys(&from).await?;
             repaired.added += added;
-            among = next;
+            position = next;
         }
         let (prefix, mut last) = (Prefix::of(&["s"]), None::<String>);
         loop {
-            let names = self.range(&prefix, last.as_deref(), FETCHED).await?;
+            let names = self.range(&prefix, last.as_deref(), PAGE_SIZE).await?;
             for name in &names {
                 let Some((entity, resource)) = name.split_once('\0') else { continue };
-                repaired.removed += u64::from(self.forget_if_gone(&subject(entity, resource)?).await?);
+                repaired.removed += u64::from(self.remove_if_unused(&subject(entity, resource)?).await?);
             }
-            if names.len() < FETCHED {
+            if names.len() < PAGE_SIZE {
                 return Ok(repaired);
             }
             last = names.last().cloned();
         }
     }
 
-    /// Looks at some keys, and makes known whose they are. Answers how many were not, and where to go on; nowhere when all
-    /// keys of all servers were looked at.
-    pub(super) async fn make_some_known(&self, from: &Among) -> Result<(u64, Option<Among>), StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
+    /// Scans some keys and adds their subjects to the index. Returns how many were missing, and the next
+    /// position; `None` at the end of the last server.
+    pub(super) async fn index_some_keys(
+        &self,
+        from: &ScanPosition,
+    ) -> Result<(u64, Option<ScanPosition>), StoreError> {
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
         let address = |server: &Option<(String, u16)>| {
             server.as_ref().map_or_else(String::new, |(host, port)| format!("{host}:{port}"))
         };
-        let mut servers = link.servers().await?;
+        let mut servers = connection.servers().await?;
         servers.sort();
-        // One that has gone meanwhile is passed over.
+        // A server that has left the cluster is skipped.
         let Some(place) = servers.iter().position(|server| address(server) >= from.server) else {
             return Ok((0, None));
         };
         let server = &servers[place];
         let cursor = if address(server) == from.server { from.cursor } else { 0 };
-        let (next, found) = link.scan(server.as_ref(), cursor, &places.pattern(), LOOKED_AT).await?;
-        let mut subjects: Vec<_> = found.iter().filter_map(|key| places.subject_in(key)).collect();
+        let (next, found) = connection.scan(server.as_ref(), cursor, &keyspace.pattern(), SCAN_COUNT).await?;
+        let mut subjects: Vec<_> = found.iter().filter_map(|key| keyspace.subject_in(key)).collect();
         subjects.sort();
         subjects.dedup();
-        let added = self.make_known(&subjects).await?;
+        let added = self.add_to_index(&subjects).await?;
         let next = match (next, servers.get(place + 1)) {
             (0, None) => None,
-            (0, Some(server)) => Some(Among { server: address(server), cursor: 0 }),
-            (cursor, _) => Some(Among { server: address(server), cursor }),
+            (0, Some(server)) => Some(ScanPosition { server: address(server), cursor: 0 }),
+            (cursor, _) => Some(ScanPosition { server: address(server), cursor }),
         };
         Ok((added, next))
     }
 
-    /// Makes subjects known, and where they are.
-    async fn make_known(&self, subjects: &[(String, String, String)]) -> Result<u64, StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
+    /// Adds subjects and their homes to the index.
+    async fn add_to_index(&self, subjects: &[(String, String, String)]) -> Result<u64, StoreError> {
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
         if subjects.is_empty() {
             return Ok(0);
         }
-        if places.layout() == Layout::Trees {
+        if keyspace.layout() == Layout::Trees {
             let mut trees = ::redis::cmd("SADD");
-            trees.arg(places.admin("trees"));
+            trees.arg(keyspace.admin("trees"));
             for (home, entity, _) in subjects {
                 trees.arg(home);
                 let mut live = ::redis::cmd("HSETNX");
-                link.query(live.arg(places.admin("homes")).arg(entity).arg(home)).await?;
+                connection.query(live.arg(keyspace.admin("homes")).arg(entity).arg(home)).await?;
             }
-            link.query(&trees).await?;
+            connection.query(&trees).await?;
         }
         let (mut by_entity, mut by_resource) = (::redis::cmd("ZADD"), ::redis::cmd("ZADD"));
-        by_entity.arg(places.admin("index"));
-        by_resource.arg(places.admin("index"));
+        by_entity.arg(keyspace.admin("index"));
+        by_resource.arg(keyspace.admin("index"));
         for (_, entity, resource) in subjects {
             by_entity.arg(0).arg(member(&["s", entity, resource]));
             by_resource.arg(0).arg(member(&["r", resource, entity]));
         }
         let mut added = 0;
         for call in [by_entity, by_resource] {
-            match link.query(&call).await? {
+            match connection.query(&call).await? {
                 Value::Int(count) => added = count.max(added),
-                other => return Err(link.whose().unexpected(&other)),
+                other => return Err(connection.context().unexpected(&other)),
             }
         }
         Ok(added.unsigned_abs())
     }
 
-    /// Forgets a subject that has neither a bucket nor usage, and answers whether it was one.
-    pub(super) async fn forget_if_gone(&self, gone: &Subject) -> Result<bool, StoreError> {
-        let (places, link) = (&self.inner.places, &self.inner.link);
-        let home = places.home_of(link, &gone.entity).await?;
+    /// Removes a subject without bucket and usage from the index, and returns whether it did.
+    pub(super) async fn remove_if_unused(&self, gone: &Subject) -> Result<bool, StoreError> {
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
+        let home = keyspace.home_of(connection, &gone.entity).await?;
         let exists = async || {
             let Some(home) = home else { return Ok(false) };
             let mut exists = ::redis::cmd("EXISTS");
-            exists.arg(places.bucket(home, gone)).arg(places.usage(home, gone));
-            Ok::<_, StoreError>(!matches!(link.query(&exists).await?, Value::Int(0)))
+            exists.arg(keyspace.bucket(home, gone)).arg(keyspace.usage(home, gone));
+            Ok::<_, StoreError>(!matches!(connection.query(&exists).await?, Value::Int(0)))
         };
         if exists().await? {
             return Ok(false);
         }
-        let (key, entity, resource) = (places.admin("index"), gone.entity.as_str(), gone.resource.as_str());
+        let (key, entity, resource) = (keyspace.admin("index"), gone.entity.as_str(), gone.resource.as_str());
         let members = [member(&["s", entity, resource]), member(&["r", resource, entity])];
         let mut remove = ::redis::cmd("ZREM");
-        link.query(remove.arg(&key).arg(&members)).await?;
-        // Drawn meanwhile, it is there by now.
+        connection.query(remove.arg(&key).arg(&members)).await?;
+        // A concurrent draw has created it.
         if exists().await? {
             let mut add = ::redis::cmd("ZADD");
-            link.query(add.arg(&key).arg(0).arg(&members[0]).arg(0).arg(&members[1])).await?;
+            connection.query(add.arg(&key).arg(0).arg(&members[0]).arg(0).arg(&members[1])).await?;
             return Ok(false);
         }
         Ok(true)

@@ -1,4 +1,4 @@
-//! The scripts, and what the server knows them by.
+//! The Lua scripts and their hashes.
 
 use std::sync::LazyLock;
 
@@ -29,32 +29,32 @@ const FAST: &str = include_str!("script/fast.lua");
 const BUCKET: &str = include_str!("script/bucket.lua");
 const CLOCK: &str = include_str!("script/clock.lua");
 
-/// One step of a lease.
+/// Steps of leases, in a batch.
 pub(super) static LEASE: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[FAST, BUCKET, CLOCK, include_str!("script/lease.lua")]));
-/// What time it is, and buckets.
+/// The time, and the values of keys.
 pub(super) static LOOK: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/look.lua")]));
-/// Leases that are past their deadline.
+/// Leases past their deadline.
 pub(super) static DUE: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/due.lua")]));
-/// Makes subjects known, and finds which tree they are of.
+/// Registers subjects and finds the home of their tree.
 pub(super) static REGISTER: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/register.lua")]));
 /// An entity and its ancestors.
 pub(super) static CHAIN: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/chain.lua")]));
-/// Changes of records, with their audit entries.
+/// Commits changes of records with their audit entries.
 pub(super) static COMMIT: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/commit.lua")]));
-/// Fields of one hash, if they are as they were.
+/// Compare-and-set of fields of one hash.
 pub(super) static SWAP: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("script/swap.lua")]));
-/// A namespace that is there afterwards.
+/// Creates a namespace unless it exists.
 pub(super) static PREPARE: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/prepare.lua")]));
-/// Records, the version and the time, as of one moment.
+/// Records, the version and the time, at one moment.
 pub(super) static READ: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/read.lua")]));
-/// Entries of the audit that go.
+/// Deletes audit entries.
 pub(super) static FORGET: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("script/forget.lua")]));

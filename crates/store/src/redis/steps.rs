@@ -1,4 +1,4 @@
-//! The steps of a lease: each is one call of one script.
+//! The steps of a lease. Each is encoded for the lease script and runs in one call of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,22 +12,22 @@ use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 
 use super::Redis;
+use super::batch_call::{EncodedStep, StepReply};
+use super::errors::ErrorContext;
 use super::leases::{self, ending};
-use super::levels::Encoded;
-use super::pack::{NONE, Packed, Unpack, to_double, to_signed_double};
-use super::together::{Answer, Asked};
-use super::trouble::Whose;
-use crate::buckets::{Moved, Reading, Readings, Renewed};
-use crate::engine::{self, Change, Taking};
+use super::levels::EncodedLevels;
+use super::lua_codec::{NONE, Packer, Unpacker, to_double, to_signed_double};
+use crate::buckets::{Movement, Reading, Readings, Renewal};
+use crate::engine::{self, Change, TakeMode};
 use crate::error::StoreError;
-use crate::shared_engine::{check_levels, drew_from, fits, tell};
+use crate::shared_engine::{attach_rules, check_levels, drew_from, fits};
 
-/// A lease's limits are told apart by a byte.
+/// A byte numbers the limits of a lease.
 const NAMES_MAX: usize = 255;
-/// As many limits as a bucket may have.
+/// The most limits of one bucket.
 const ROWS_MAX: u64 = 64;
 
-/// Which step.
+/// The kind of a step, as the script numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
     Draw = 0,
@@ -40,22 +40,22 @@ pub(super) enum Op {
     Expire = 7,
 }
 
-/// What is asked of the script.
+/// A step as it is sent to the script.
 pub(super) struct Step<'a> {
     pub(super) op: Op,
     pub(super) lease: LeaseId,
     pub(super) number: u32,
     pub(super) levels: &'a Arc<Levels>,
     pub(super) amounts: Amounts<'a>,
-    /// How long a draw or a renewal has.
+    /// How long the lease is open after a draw or a renewal.
     pub(super) span: Duration,
     pub(super) on_expiry: OnExpiry,
     pub(super) is_watched: bool,
-    /// What an ending is told apart by from another.
+    /// Distinguishes a repeated ending from a different one.
     pub(super) digest: u64,
 }
 
-/// How much of each limit.
+/// The amount of each limit.
 #[derive(Clone, Copy)]
 pub(super) enum Amounts<'a> {
     Nothing,
@@ -63,13 +63,13 @@ pub(super) enum Amounts<'a> {
     Deltas(&'a [Option<i64>]),
 }
 
-/// What the script answers.
-pub(super) enum Told {
-    Granted(Moved),
-    Refused(Moved),
-    Renewed(Renewed),
+/// The result of a step.
+pub(super) enum StepOutcome {
+    Granted(Movement),
+    Refused(Movement),
+    Renewed(Renewal),
     Expired(OnExpiry),
-    /// It has more time than was thought, or has ended by then.
+    /// The lease is not past its deadline, or has ended.
     NotDue,
 }
 
@@ -80,16 +80,18 @@ impl<'a> From<engine::Step<'a>> for Step<'a> {
             |units: &Units| if units.len() == levels.names().len() { levels.digest(units) } else { 0 };
         let of = |op| Self { is_watched, ..Self::new(op, lease, number, levels) };
         match change {
-            Change::Take(units, Taking::Open(terms)) => Self {
+            Change::Take(units, TakeMode::Open(terms)) => Self {
                 amounts: Amounts::Units(units),
                 span: terms.deadline,
                 on_expiry: terms.on_expiry,
                 ..of(Op::Draw)
             },
-            Change::Take(units, Taking::Spend) => {
+            Change::Take(units, TakeMode::Spend) => {
                 Self { amounts: Amounts::Units(units), digest: digest(units), ..of(Op::Spend) }
             }
-            Change::Take(units, Taking::Extend) => Self { amounts: Amounts::Units(units), ..of(Op::Extend) },
+            Change::Take(units, TakeMode::Extend) => {
+                Self { amounts: Amounts::Units(units), ..of(Op::Extend) }
+            }
             Change::Shift(deltas) => Self { amounts: Amounts::Deltas(deltas), ..of(Op::Adjust) },
             Change::Renew(span) => Self { span, ..of(Op::Renew) },
             Change::End(Some(actual)) => {
@@ -119,7 +121,9 @@ impl<'a> Step<'a> {
         check_levels(self.levels)?;
         let names = self.levels.names().len();
         if names > NAMES_MAX {
-            return Err(StoreError::Invalid { what: format!("{names} limits, more than {NAMES_MAX}") });
+            return Err(StoreError::Invalid {
+                what: format!("a lease on {names} limits, more than {NAMES_MAX}"),
+            });
         }
         match self.amounts {
             Amounts::Nothing => Ok(()),
@@ -128,12 +132,12 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// What is asked, as the script reads it. It finds what it writes to the lease as it is by its place.
-    fn pack(&self, encoded: &Arc<Encoded>) -> Asked {
+    /// The step as the script reads it. Indices of keys are inserted at `indices_at` when the batch is built.
+    fn pack(&self, encoded: &Arc<EncodedLevels>) -> EncodedStep {
         let levels = &encoded.levels;
         let names = levels.names().len();
         let count = |count: usize| u8::try_from(count).unwrap_or(u8::MAX);
-        let mut packed = Packed::default();
+        let mut packed = Packer::default();
         packed.byte(self.op as u8).byte(u8::from(self.is_watched)).byte(count(levels.levels().len()));
         packed
             .word(self.number)
@@ -147,79 +151,88 @@ impl<'a> Step<'a> {
                 Amounts::Deltas(deltas) => deltas[name].map_or(NONE, to_signed_double),
             });
         }
-        let places_at = packed.0.len();
+        let indices_at = packed.0.len();
         packed.number(levels.version().number()).span(self.span);
         packed.byte(u8::from(self.on_expiry == OnExpiry::Return));
-        Asked { op: self.op, encoded: Arc::clone(encoded), lease: self.lease, packed: packed.0, places_at }
+        EncodedStep {
+            op: self.op,
+            encoded: Arc::clone(encoded),
+            lease: self.lease,
+            packed: packed.0,
+            indices_at,
+        }
     }
 }
 
 impl Redis {
-    /// Makes a step. One that comes with newer levels than the lease drew from is made again with those it did.
-    pub(super) async fn step(&self, step: Step<'_>) -> Result<Told, StoreError> {
+    /// Runs a step. If it comes with newer levels than the lease drew from, it is retried with those of the
+    /// lease.
+    pub(super) async fn step(&self, step: Step<'_>) -> Result<StepOutcome, StoreError> {
         step.check()?;
         let encoded = self.encode(step.levels).await?;
-        match self.ask(&step, &encoded).await? {
-            Ok(told) => Ok(told),
+        match self.run_once(&step, &encoded).await? {
+            Ok(outcome) => Ok(outcome),
             Err(drew) => {
                 drew_from(step.lease, &drew, step.levels)?;
                 let encoded = self.encode(&drew).await?;
-                let told = self.ask(&Step { levels: &drew, ..step }, &encoded).await?;
+                let outcome = self.run_once(&Step { levels: &drew, ..step }, &encoded).await?;
                 let elsewhere = |_| StoreError::Invalid {
                     what: format!("the lease {} drew from other levels", step.lease),
                 };
-                let mut told = told.map_err(elsewhere)?;
-                if let Told::Granted(moved) | Told::Refused(moved) = &mut told {
-                    tell(&mut moved.readings, &drew, step.levels);
+                let mut outcome = outcome.map_err(elsewhere)?;
+                if let StepOutcome::Granted(moved) | StepOutcome::Refused(moved) = &mut outcome {
+                    attach_rules(&mut moved.readings, &drew, step.levels);
                 }
-                Ok(told)
+                Ok(outcome)
             }
         }
     }
 
-    /// The levels as the script reads them, known to the index.
-    pub(super) async fn encode(&self, levels: &Arc<Levels>) -> Result<Arc<Encoded>, StoreError> {
+    /// The levels as the script reads them. Their subjects are added to the index.
+    pub(super) async fn encode(&self, levels: &Arc<Levels>) -> Result<Arc<EncodedLevels>, StoreError> {
         let inner = &self.inner;
-        if let Some(encoded) = inner.encodings.get(levels) {
+        if let Some(encoded) = inner.levels_cache.get(levels) {
             return Ok(encoded);
         }
-        let home = inner.places.register(&inner.link, levels).await?;
-        let encoded = Arc::new(Encoded::new(levels, &inner.places, home, inner.lanes.at(home)));
-        inner.encodings.insert(&encoded);
+        let home = inner.keyspace.register(&inner.connection, levels).await?;
+        let encoded = Arc::new(EncodedLevels::new(levels, &inner.keyspace, home, inner.batchers.at(home)));
+        inner.levels_cache.insert(&encoded);
         Ok(encoded)
     }
 
-    /// Has the step made once: its answer, or the levels that the lease drew from.
-    async fn ask(
+    /// Sends the step once and returns its result, or the levels that the lease drew from if they differ.
+    async fn run_once(
         &self,
         step: &Step<'_>,
-        encoded: &Arc<Encoded>,
-    ) -> Result<Result<Told, Arc<Levels>>, StoreError> {
-        let answer = encoded.lane.make(&self.inner, step.pack(encoded)).await?;
-        hear(step, &encoded.levels, &answer, self.inner.link.whose())
+        encoded: &Arc<EncodedLevels>,
+    ) -> Result<Result<StepOutcome, Arc<Levels>>, StoreError> {
+        let answer = encoded.batcher.run(&self.inner, step.pack(encoded)).await?;
+        decode_reply(step, &encoded.levels, &answer, self.inner.connection.context())
     }
 }
 
-fn hear(
+fn decode_reply(
     step: &Step<'_>,
     levels: &Arc<Levels>,
-    answer: &Answer,
-    whose: &Whose,
-) -> Result<Result<Told, Arc<Levels>>, StoreError> {
-    let mut read = Unpack::new(answer.bytes(), "an answer of the script");
+    answer: &StepReply,
+    context: &ErrorContext,
+) -> Result<Result<StepOutcome, Arc<Levels>>, StoreError> {
+    let mut read = Unpacker::new(answer.bytes(), "the script's reply");
     let lease = step.lease;
     let code = read.byte()?;
     Ok(Ok(match (code, step.op) {
-        (9, _) => return Err(whose.told(&String::from_utf8_lossy(read.rest()))),
-        (0, Op::Expire) => Told::Expired(leases::on_expiry(read.byte()?)?),
-        (3 | 5 | 8, Op::Expire) => Told::NotDue,
+        (9, _) => return Err(context.script_error(&String::from_utf8_lossy(read.rest()))),
+        (0, Op::Expire) => StepOutcome::Expired(leases::on_expiry(read.byte()?)?),
+        (3 | 5 | 8, Op::Expire) => StepOutcome::NotDue,
         (0 | 2, Op::Renew) => {
             let (at, deadline) = (read.stamp()?, read.stamp()?);
-            Told::Renewed(Renewed { at, is_repeat: code == 2, deadline })
+            StepOutcome::Renewed(Renewal { at, is_repeat: code == 2, deadline })
         }
-        (10, Op::Draw | Op::Spend) => Told::Granted(taken(&mut read, step, levels, answer.nth)?),
-        (0 | 2, _) => Told::Granted(moved(&mut read, levels, code == 2)?),
-        (1, _) => Told::Refused(moved(&mut read, levels, false)?),
+        (10, Op::Draw | Op::Spend) => {
+            StepOutcome::Granted(fast_path_grant(&mut read, step, levels, answer.nth)?)
+        }
+        (0 | 2, _) => StepOutcome::Granted(decode_moved(&mut read, levels, code == 2)?),
+        (1, _) => StepOutcome::Refused(decode_moved(&mut read, levels, false)?),
         (3, _) => return Err(StoreError::Ended { lease, how: ending(read.byte()?)? }),
         (4, _) => return Err(StoreError::Late { lease, step: step.number, done: read.word()? }),
         (5, _) => return Err(StoreError::NoLease { lease }),
@@ -229,20 +242,21 @@ fn hear(
     }))
 }
 
-/// What was taken of buckets that are all by the rules the caller brought. They are told as they were before so many took the same
-/// of them, one after the other: what that leaves is worked out here as it was there.
-fn taken(
-    read: &mut Unpack<'_>,
+/// The grant of a step that took the fast path, where all rules are those of the caller. The reply has the
+/// buckets as they were before `nth` equal steps drew from them in turn; their state after that is computed
+/// here, as the script computes it.
+fn fast_path_grant(
+    read: &mut Unpacker<'_>,
     step: &Step<'_>,
     levels: &Arc<Levels>,
     nth: u16,
-) -> Result<Moved, StoreError> {
+) -> Result<Movement, StoreError> {
     let at: Stamp = read.stamp()?;
     let mut readings = Readings::new();
     for (number, level) in levels.levels().iter().enumerate() {
         read.double()?;
         for line in &level.limits {
-            // Its row, and four numbers: what it is by.
+            // The row's name and four numbers of its rule.
             read.text()?;
             read.skip(4 * size_of::<f64>())?;
             let (full_at, consumed) = (read.full_at()?, read.signed()?);
@@ -260,13 +274,17 @@ fn taken(
         }
     }
     if read.is_empty() {
-        Ok(Moved { at, is_repeat: false, readings })
+        Ok(Movement { at, is_repeat: false, readings })
     } else {
-        Err(read.corrupt("buckets that were not asked for"))
+        Err(read.corrupt("buckets that were not requested"))
     }
 }
 
-fn moved(read: &mut Unpack<'_>, levels: &Arc<Levels>, is_repeat: bool) -> Result<Moved, StoreError> {
+fn decode_moved(
+    read: &mut Unpacker<'_>,
+    levels: &Arc<Levels>,
+    is_repeat: bool,
+) -> Result<Movement, StoreError> {
     let at: Stamp = read.stamp()?;
     let mut readings = Readings::new();
     while !read.is_empty() {
@@ -277,7 +295,7 @@ fn moved(read: &mut Unpack<'_>, levels: &Arc<Levels>, is_repeat: bool) -> Result
         let (amount, period, burst) = (read.number()?, Duration::from_micros(read.number()?), read.number()?);
         let line =
             levels.levels().get(level).and_then(|level| level.limits.iter().find(|line| line.name == name));
-        let line = line.ok_or_else(|| read.corrupt("a limit that was not asked for"))?;
+        let line = line.ok_or_else(|| read.corrupt("a limit that was not requested"))?;
         let shape = Shape::new(amount, period, burst).map_err(|error| read.corrupt(&error.to_string()))?;
         let rule = if shape == *line.rule.shape() {
             Arc::clone(&line.rule)
@@ -287,5 +305,5 @@ fn moved(read: &mut Unpack<'_>, levels: &Arc<Levels>, is_repeat: bool) -> Result
         let bucket = tidegate_core::bucket::Bucket::from_full_at(full_at);
         readings.push(Reading::new(level, line, moved, &Meter::restored(bucket, rule, version, consumed)));
     }
-    Ok(Moved { at, is_repeat, readings })
+    Ok(Movement { at, is_repeat, readings })
 }

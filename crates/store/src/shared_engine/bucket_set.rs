@@ -1,4 +1,4 @@
-//! The buckets that one step names: asked and taken from together, all or nothing.
+//! The buckets of one step, checked and changed together, all or nothing.
 
 use std::sync::Arc;
 
@@ -13,25 +13,25 @@ use super::bucket_table::{Bucket, BucketTable, Place, Places, ROWS_MAX, Row, tab
 use crate::buckets::{Reading, Readings};
 use crate::error::StoreError;
 
-/// What a limit has left once something is taken.
+/// The state of a bucket after a take.
 type Left = tidegate_core::bucket::Bucket<Stamp>;
 
-/// The buckets that a step names.
+/// The buckets of a step.
 pub(crate) struct BucketSet<'a> {
-    /// The table of the subject itself, and its number.
+    /// The index and table of the subject itself.
     pub(crate) home: (usize, &'a mut BucketTable),
-    /// Those of the levels above it, where they are others.
+    /// The other tables, of the levels above it.
     pub(crate) others: Vec<(usize, &'a mut BucketTable)>,
-    /// Who has to know of new buckets.
+    /// Bounds and registers new buckets.
     pub(crate) capacity: &'a dyn Capacity,
 }
 
-/// Where new buckets go.
+/// Bounds and registers new buckets.
 pub(crate) trait Capacity {
-    /// Whether a table may have one more bucket. Others may be taken off it to make room, except for those at `places`.
+    /// Reserves capacity for one more bucket in a table. May evict others, except those at `places`.
     fn reserve(&self, buckets: &mut BucketTable, places: &[Place], now: Stamp) -> Result<(), StoreError>;
 
-    /// A subject has a bucket that had none.
+    /// Registers the first bucket of a subject.
     fn created(&self, subject: &Subject);
 }
 
@@ -52,7 +52,7 @@ impl BucketSet<'_> {
         place.index.map(|index| buckets.at_mut(index))
     }
 
-    /// The same for a place that may be held: what it does not hold yet it does not hold after.
+    /// Finds the bucket without storing its index in the place, whose holder would release it.
     #[inline]
     fn bucket_at(&mut self, at: Place, subject: &Subject) -> Option<&mut Bucket> {
         let buckets = self.table(at.hash);
@@ -60,10 +60,10 @@ impl BucketSet<'_> {
         index.map(|index| buckets.at_mut(index))
     }
 
-    /// Holds the buckets at these places, for a lease that has drawn from them.
+    /// Pins the buckets at these places, for a lease that has drawn from them.
     #[inline]
     pub(crate) fn hold(&mut self, places: &[Place]) {
-        // Nearly always there is one.
+        // Fast path: a single level.
         if let [Place { index: Some(index), .. }] = places {
             return self.home.1.hold(*index);
         }
@@ -79,7 +79,7 @@ impl BucketSet<'_> {
         }
     }
 
-    /// Holds the buckets that were found at places that a lease does not hold yet.
+    /// Pins the found buckets at places that a lease has not pinned yet.
     pub(crate) fn hold_found(&mut self, held: &mut [Place], found: &[Place]) {
         for (held, found) in held.iter_mut().zip(found).filter(|(held, _)| held.index.is_none()) {
             self.hold_all(std::slice::from_ref(found));
@@ -87,7 +87,7 @@ impl BucketSet<'_> {
         }
     }
 
-    /// Releases the buckets that a lease holds.
+    /// Unpins the buckets of a lease.
     #[inline]
     pub(crate) fn release(&mut self, places: &[Place]) {
         if let [Place { index: Some(index), .. }] = places {
@@ -105,8 +105,8 @@ impl BucketSet<'_> {
         }
     }
 
-    /// Takes `units` of every limit that takes part; `None` if one of them is short, and nothing is taken. Rules are
-    /// followed either way.
+    /// Takes `units` from all limits that take part, or returns `None` if one of them is short. Newer rules
+    /// are adopted either way.
     pub(crate) fn take(
         &mut self,
         levels: &Levels,
@@ -115,13 +115,13 @@ impl BucketSet<'_> {
         (now, is_watched): (Stamp, bool),
     ) -> Result<Option<Readings>, StoreError> {
         let mut left: SmallVec<[Option<(usize, Left)>; 4]> = SmallVec::new();
-        let mut all_there = true;
+        let mut all_available = true;
         for (level, place) in levels.levels().iter().zip(&mut *places) {
             let mut bucket = self.bucket(place, &level.subject);
             if let Some(bucket) = &mut bucket
                 && bucket.rows.len() >= ROWS_MAX
             {
-                bucket.make_room(now);
+                bucket.drop_full_call_limits(now);
             }
             for (likely, line, wanted) in taking_part(level, units) {
                 let row = bucket.as_ref().and_then(|bucket| bucket.row(likely, &line.rule));
@@ -129,26 +129,26 @@ impl BucketSet<'_> {
                     if bucket.as_ref().is_some_and(|bucket| bucket.rows.len() >= ROWS_MAX) {
                         return Err(StoreError::Full { what: "limits of one subject", max: ROWS_MAX as u64 });
                     }
-                    all_there &= wanted <= line.rule.shape().burst();
+                    all_available &= wanted <= line.rule.shape().burst();
                     left.push(None);
                     continue;
                 };
                 let meter = &mut bucket.rows[row].meter;
-                // Of those too that come after one that is short: a refusal tells of each by the rule that holds.
+                // Also after a short limit: a refusal reports each limit by its current rule.
                 meter.follow(&line.rule, levels.version(), now);
                 let after = meter.ask(wanted, now);
-                all_there &= after.is_some();
+                all_available &= after.is_some();
                 left.push(after.map(|after| (row, after)));
             }
         }
-        if !all_there {
+        if !all_available {
             return Ok(None);
         }
         self.prepare(levels, |name| units[name].is_some(), places, now)?;
         Ok(Some(self.put(levels, units, places, &left, (now, is_watched))))
     }
 
-    /// Takes what was asked for and found to be there.
+    /// Takes the requested units, which are available.
     fn put(
         &mut self,
         levels: &Levels,
@@ -161,18 +161,18 @@ impl BucketSet<'_> {
         let mut left = left.iter();
         for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
             let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
-            for (likely, line, asked) in taking_part(level, units) {
+            for (likely, line, units_taken) in taking_part(level, units) {
                 let meter = if let Some((row, after)) = left.next().copied().flatten() {
                     let meter = &mut bucket.rows[row].meter;
-                    meter.put(after, asked);
+                    meter.put(after, units_taken);
                     meter
                 } else {
                     let meter = &mut bucket.row_or_new(likely, &line.rule, levels.version()).meter;
-                    meter.take(asked, now);
+                    meter.take(units_taken, now);
                     meter
                 };
                 if is_watched {
-                    let moved = 0_i64.saturating_add_unsigned(asked);
+                    let moved = 0_i64.saturating_add_unsigned(units_taken);
                     readings.push(Reading::new(number, line, moved, meter));
                 }
             }
@@ -180,7 +180,7 @@ impl BucketSet<'_> {
         readings
     }
 
-    /// Makes every bucket that will be moved and is not there: after this, nothing fails.
+    /// Creates the missing buckets of a step. After this, the step cannot fail.
     pub(crate) fn prepare(
         &mut self,
         levels: &Levels,
@@ -196,7 +196,7 @@ impl BucketSet<'_> {
         Ok(())
     }
 
-    /// The same for a lease, which holds what it is given.
+    /// Creates the missing buckets of a lease's step, and pins them.
     pub(crate) fn prepare_held(
         &mut self,
         levels: &Levels,
@@ -204,7 +204,7 @@ impl BucketSet<'_> {
         places: &mut [Place],
         now: Stamp,
     ) -> Result<(), StoreError> {
-        // Nearly always it holds all of them.
+        // Fast path: all are pinned.
         if places.iter().all(|place| place.index.is_some()) {
             return Ok(());
         }
@@ -231,8 +231,8 @@ impl BucketSet<'_> {
         Ok(buckets.push(hash, subject.clone(), Vec::new()))
     }
 
-    /// Moves each limit that takes part by its delta, as far as its debt may go, and reads it. The buckets are
-    /// [prepared](Self::prepare).
+    /// Moves each limit that takes part by its delta, up to its debt bound, and reads it. Requires
+    /// [`prepare`](Self::prepare).
     pub(crate) fn shift(
         &mut self,
         levels: &Levels,
@@ -255,8 +255,8 @@ impl BucketSet<'_> {
         readings
     }
 
-    /// Settles a lease at `actual`: moves each limit that takes part, writes what was used of it to the ledger, at the
-    /// time of the draw, and reads it if the caller wants it. The buckets are [prepared](Self::prepare).
+    /// Settles a lease at `actual`: moves each limit that takes part, adds its usage to the ledger at the
+    /// time of the draw, and reads it if the caller wants it. Requires [`prepare`](Self::prepare).
     pub(crate) fn settle(
         &mut self,
         levels: &Levels,
@@ -292,8 +292,8 @@ impl BucketSet<'_> {
             for (likely, line) in level.limits.iter().enumerate() {
                 let Some(delta) = deltas(record, line.name) else { continue };
                 let row = bucket.row_or_new(likely, &line.rule, levels.version());
-                let room = line.debt_max.map(|debt_max| row.meter.room(debt_max, now));
-                let moved = record.bucket_delta(number, line.name, delta, room);
+                let capacity = line.debt_max.map(|debt_max| row.meter.room(debt_max, now));
+                let moved = record.bucket_delta(number, line.name, delta, capacity);
                 row.meter.adjust(moved, now);
                 after(record, number, line, moved, row);
             }
@@ -320,7 +320,7 @@ impl BucketSet<'_> {
         readings
     }
 
-    /// Writes what was used to the ledger, at the time of the draw. The buckets are [prepared](Self::prepare).
+    /// Adds usage to the ledger at the time of the draw. Requires [`prepare`](Self::prepare).
     pub(crate) fn count(&mut self, levels: &Levels, used: &[Option<u64>], places: &[Place], drawn_at: Stamp) {
         for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
             let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };

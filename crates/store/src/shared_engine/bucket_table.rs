@@ -1,7 +1,7 @@
-//! A table of buckets: found by subject, stable in place for as long as a lease holds the place.
+//! A hash table of buckets with stable indexes for open leases.
 //!
-//! An open lease knows the places of its buckets and holds them. What no lease holds may be removed, and its
-//! place is given to another.
+//! An open lease keeps the indexes of its buckets and pins them. Buckets that no lease pins may be evicted,
+//! and their indexes are reused (CLOCK eviction without reference bits).
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use tidegate_core::limit::rule::Rule;
 use tidegate_core::limit::usage::{Tally, Window, Windows};
 use tidegate_core::time::Stamp;
 
-/// Tables that a store may have: each is a shard with a lock of its own.
+/// The number of tables: each is a shard with its own lock.
 pub(crate) const SHARDS: usize = 32;
-/// A subject has at most so many limits, those given with calls included.
+/// The maximum number of limits of a subject, including those given with calls.
 pub(super) const ROWS_MAX: usize = 64;
 
-/// In the place of how many hold a bucket: there is none.
+/// The pin count of a vacant slot.
 const VACANT: u32 = u32::MAX;
-/// A table of fewer places is left as it is, however many of them are vacant.
+/// Tables with fewer slots are not compacted.
 const COMPACTED_MIN: usize = 1 << 10;
 
-/// Buckets by subject. A place is good for as long as it is held, and without that until something is taken off.
+/// Buckets by subject. An index is valid while it is pinned, otherwise until the next eviction.
 #[derive(Default)]
 pub(crate) struct BucketTable {
     table: HashTable<u32>,
     all: Vec<Bucket>,
-    /// How many open leases hold each place, or [`VACANT`]. Not in the bucket: it would no longer fit a cache line.
+    /// The pin count of each slot, or [`VACANT`]. Not in the bucket, which would no longer fit a cache line.
     holds: Vec<u32>,
     vacant: Vec<u32>,
-    /// The place that is looked at next for something to take off.
+    /// The CLOCK hand: the next slot to consider for eviction.
     hand: u32,
-    /// How often all buckets have got other places.
+    /// The number of compactions, which change all indexes.
     epoch: u32,
 }
 
@@ -50,11 +50,11 @@ pub(crate) struct Bucket {
 /// One limit of a subject.
 pub(crate) struct Row {
     pub(crate) meter: Meter,
-    /// Made with the first lease that is settled.
+    /// Created by the first settled lease.
     pub(crate) usage: Option<Box<Windows>>,
 }
 
-/// Where a level's bucket is: which table, and where on it once it is there.
+/// The location of a level's bucket: its hash, and its index once it exists.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) hash: u64,
@@ -64,12 +64,12 @@ pub(crate) struct Place {
 /// The places of a subject's levels, its own first.
 pub(crate) type Places = SmallVec<[Place; 3]>;
 
-/// The table of a hash: by bits that the table does not go by.
+/// The shard of a hash, from bits that the table does not use.
 pub(crate) const fn table_of(hash: u64) -> usize {
     (hash >> 32) as usize % SHARDS
 }
 
-/// The hash of a subject: its names one behind the other. No name holds `#`, so that no two subjects are the same bytes.
+/// The hash of a subject: its names separated by `#`, which no name contains.
 #[inline]
 pub(crate) fn hash_subject(hasher: &foldhash::fast::RandomState, subject: &Subject) -> u64 {
     let mut hasher = hasher.build_hasher();
@@ -80,17 +80,17 @@ pub(crate) fn hash_subject(hasher: &foldhash::fast::RandomState, subject: &Subje
 }
 
 impl BucketTable {
-    /// How many buckets there are.
+    /// The number of buckets.
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// How many places there are, vacant ones included.
+    /// The number of slots, including vacant ones.
     pub(crate) const fn places(&self) -> usize {
         self.all.len()
     }
 
-    /// How often all buckets have got other places.
+    /// The number of compactions, which change all indexes.
     pub(crate) const fn epoch(&self) -> u32 {
         self.epoch
     }
@@ -100,7 +100,7 @@ impl BucketTable {
         self.table.find(hash, is_it).copied()
     }
 
-    /// A subject's bucket, if there is one.
+    /// A subject's bucket, if it exists.
     pub(crate) fn get(&self, hash: u64, subject: &Subject) -> Option<&Bucket> {
         self.find(hash, subject).map(|index| self.at(index))
     }
@@ -115,7 +115,7 @@ impl BucketTable {
         &mut self.all[index as usize]
     }
 
-    /// The bucket at a place is not taken off until it is [let go](Self::release) as often.
+    /// Pins the bucket at an index until it is [released](Self::release) as often.
     #[inline]
     pub(super) fn hold(&mut self, index: u32) {
         self.holds[index as usize] += 1;
@@ -126,7 +126,7 @@ impl BucketTable {
         self.holds[index as usize] -= 1;
     }
 
-    /// Adds a bucket that is not there.
+    /// Adds a bucket for a subject without one.
     #[cold]
     pub(crate) fn push(&mut self, hash: u64, subject: Subject, rows: Vec<Row>) -> u32 {
         let bucket = Bucket { hash, subject, rows };
@@ -143,27 +143,28 @@ impl BucketTable {
         index
     }
 
-    /// Looks at the next `count` places, and removes the buckets that may go and no lease holds. `gone` is called with each.
+    /// Visits the next `count` slots and evicts the unpinned buckets for which `may_evict` returns true.
+    /// Calls `on_evicted` with each subject.
     #[cold]
-    pub(crate) fn take_off(
+    pub(crate) fn evict(
         &mut self,
         count: usize,
-        mut may_go: impl FnMut(u32, &mut Bucket) -> bool,
-        mut gone: impl FnMut(&Subject),
+        mut may_evict: impl FnMut(u32, &mut Bucket) -> bool,
+        mut on_evicted: impl FnMut(&Subject),
     ) {
         for _ in 0..count.min(self.all.len()) {
             let index = self.hand;
             let place = index as usize;
             self.hand = if place + 1 < self.all.len() { index + 1 } else { 0 };
-            if self.holds[place] != 0 || !may_go(index, &mut self.all[place]) {
+            if self.holds[place] != 0 || !may_evict(index, &mut self.all[place]) {
                 continue;
             }
-            gone(&self.all[place].subject);
+            on_evicted(&self.all[place].subject);
             self.remove(index);
         }
     }
 
-    /// Removes the bucket at a place, unless a lease holds it. Returns whether it was removed.
+    /// Removes the bucket at an index unless a lease pins it. Returns whether it was removed.
     pub(crate) fn remove(&mut self, index: u32) -> bool {
         let is_free = self.holds[index as usize] == 0;
         if is_free {
@@ -178,7 +179,7 @@ impl BucketTable {
             found.remove();
         }
         self.all[place].rows = Vec::new();
-        // All that are vacant share a name, so that the others need not be kept.
+        // Vacant slots share one subject, so that the others are freed.
         if let Some(other) = self.vacant.last() {
             self.all[place].subject = self.all[*other as usize].subject.clone();
         }
@@ -186,12 +187,12 @@ impl BucketTable {
         self.vacant.push(index);
     }
 
-    /// Gives memory back where most places are vacant and none is held. Places that were found before are no good after.
+    /// Frees memory if most slots are vacant and none is pinned. Invalidates all indexes.
     pub(crate) fn compact(&mut self) {
-        let is_held = |holds: &u32| *holds != 0 && *holds != VACANT;
+        let is_pinned = |holds: &u32| *holds != 0 && *holds != VACANT;
         if self.all.len() < COMPACTED_MIN
             || self.vacant.len() < self.all.len() / 4 * 3
-            || self.holds.iter().any(is_held)
+            || self.holds.iter().any(is_pinned)
         {
             return;
         }
@@ -205,8 +206,8 @@ impl BucketTable {
 }
 
 impl Bucket {
-    /// Whether it is the same as none: every limit is full, nothing that was used is kept with it, and no caller
-    /// brings rules older than those it follows, which are of `settled` or before.
+    /// Whether the bucket equals an unused one: every limit is full, it has no usage, and its rules are of
+    /// version `settled` or older, so that no caller brings older ones.
     pub(crate) fn is_as_new(&self, settled: Version, now: Stamp) -> bool {
         self.rows.iter().all(|row| {
             row.meter.is_full(now)
@@ -215,7 +216,7 @@ impl Bucket {
         })
     }
 
-    /// The place of a rule's row, if it was ever used; `likely` is the limit's place in its policy.
+    /// The index of a rule's row, if it was ever used; `likely` is the limit's index in its policy.
     #[inline]
     pub(super) fn row(&self, likely: usize, rule: &Arc<Rule>) -> Option<usize> {
         if self.rows.get(likely).is_some_and(|row| Arc::ptr_eq(row.meter.rule(), rule)) {
@@ -224,10 +225,10 @@ impl Bucket {
         self.rows.iter().position(|row| row.meter.rule().row() == rule.row())
     }
 
-    /// Forgets limits that were given with calls and are full: they are the same as new ones. What was used of them is
-    /// counted with another limit of the same name, and without one they stay.
+    /// Drops full limits that were given with calls, which equal unused ones. Their usage moves to another
+    /// limit of the same name; without one they stay.
     #[cold]
-    pub(super) fn make_room(&mut self, now: Stamp) {
+    pub(super) fn drop_full_call_limits(&mut self, now: Stamp) {
         let mut place = self.rows.len();
         while place > 0 {
             place -= 1;
@@ -248,7 +249,7 @@ impl Bucket {
 
     pub(super) fn row_or_new(&mut self, likely: usize, rule: &Arc<Rule>, version: Version) -> &mut Row {
         let place = self.row(likely, rule).unwrap_or_else(|| {
-            // Most subjects have few limits, and there are many subjects.
+            // No spare capacity: subjects are many and have few limits.
             self.rows.reserve_exact(1);
             self.rows.push(Row { meter: Meter::new(Arc::clone(rule), version), usage: None });
             self.rows.len() - 1

@@ -1,11 +1,11 @@
-//! One step decided on values, for engines that read what a step needs, decide here, and write what has changed.
+//! Decides one step on values, for engines that read the state of a step, decide here, and write the changes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{Ended, LeaseId, Record};
+use tidegate_core::limit::lease::{EndRecord, LeaseId, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::usage::{Usage, Window};
@@ -14,66 +14,73 @@ use tidegate_core::time::Stamp;
 use super::bucket_table::{BucketTable, Place, Places, Row, hash_subject};
 use super::steps::{KnownLease, LeaseTable, Open, StepContext, check_levels};
 use super::{BucketSet, Capacity};
-use crate::engine::{Applied, Step};
+use crate::engine::{Step, StepResult};
 use crate::error::StoreError;
-use crate::store::Swept;
+use crate::store::SweepReport;
 
-/// What an engine knows of a lease.
+/// The stored state of a lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LeaseState {
-    /// Nothing: it never drew, or ended long ago.
+    /// Unknown: it never drew, or ended long ago.
     #[default]
     Unknown,
     /// It is open, and drew from these levels.
     Open(Record, Arc<Levels>),
     /// It has ended.
-    Ended(Ended),
+    Ended(EndRecord),
 }
 
-/// What a step comes to. All of it is written in one transaction, also if the answer is an error: a step that comes after
+/// The outcome of a step. Write all of it in one transaction, even if the answer is an error: a step after
 /// the deadline ends its lease.
 #[derive(Debug)]
-pub struct Decided<T> {
-    /// What the caller gets.
+pub struct Decision<T> {
+    /// The result for the caller.
     pub answer: Result<T, StoreError>,
-    /// The limits of each level's bucket after the step, in the order of the levels. An empty bucket need not be kept.
+    /// The limits of each level's bucket after the step, in the order of the levels. An empty bucket need not
+    /// be stored.
     pub buckets: Vec<Vec<Meter>>,
     /// The lease after the step.
     pub lease: LeaseState,
-    /// What is to be added to the ledger.
+    /// The usage to add to the ledger.
     pub usage: Vec<Usage>,
 }
 
-/// Decides a step at `now`, the engine's time, which is `offset` ahead of the wall clock because the wall clock stepped back.
+/// Decides a step at `now`, the engine's time, which is `offset` ahead of the wall clock because that was set
+/// back.
 ///
-/// `buckets` are the limits of the bucket of each of the step's levels, in that order; a bucket that does not exist is empty.
-/// A lease that drew from other buckets than the step names is not changed, and the answer is
-/// [`Invalid`](StoreError::Invalid).
+/// `buckets` are the limits of the bucket of each of the step's levels, in that order; a bucket that does not
+/// exist is empty. If the step names other buckets than the lease drew from, nothing changes and the answer
+/// is [`Invalid`](StoreError::Invalid).
 pub fn decide(
     step: &Step<'_>,
     lease: LeaseState,
     buckets: &[Vec<Meter>],
     now: Stamp,
     offset: Duration,
-) -> Decided<Applied> {
+) -> Decision<StepResult> {
     decide_by(step.lease, step.levels, lease, buckets, now, offset, |context| context.apply(step))
 }
 
-/// Ends an open lease that is past its deadline, as its terms say. Does nothing with one that is not.
+/// Ends an open lease that is past its deadline, according to its terms. Otherwise changes nothing.
 ///
 /// `buckets` are those of the levels that the lease drew from.
-pub fn expire(lease: LeaseId, state: LeaseState, buckets: &[Vec<Meter>], now: Stamp) -> Decided<Swept> {
+pub fn expire(
+    lease: LeaseId,
+    state: LeaseState,
+    buckets: &[Vec<Meter>],
+    now: Stamp,
+) -> Decision<SweepReport> {
     let LeaseState::Open(record, levels) = &state else {
         let buckets = buckets.to_vec();
-        return Decided { answer: Ok(Swept::default()), buckets, lease: state, usage: Vec::new() };
+        return Decision { answer: Ok(SweepReport::default()), buckets, lease: state, usage: Vec::new() };
     };
     let (is_due, levels) = (record.is_due(now), Arc::clone(levels));
     decide_by(lease, &levels, state, buckets, now, Duration::ZERO, |context| {
-        if is_due { context.expire(lease) } else { Ok(Swept::default()) }
+        if is_due { context.expire(lease) } else { Ok(SweepReport::default()) }
     })
 }
 
-/// Decides what `step` does with the lease and the buckets.
+/// Runs `step` on the lease and the buckets.
 pub(crate) fn decide_by<T>(
     lease: LeaseId,
     levels: &Levels,
@@ -82,7 +89,7 @@ pub(crate) fn decide_by<T>(
     now: Stamp,
     offset: Duration,
     step: impl FnOnce(&mut StepContext<'_, OneLease>) -> Result<T, StoreError>,
-) -> Decided<T> {
+) -> Decision<T> {
     let hasher = RandomState::default();
     let place = |subject: &Subject| Place { hash: hash_subject(&hasher, subject), index: None };
     let mut leases = OneLease::new(lease, state, place);
@@ -90,7 +97,7 @@ pub(crate) fn decide_by<T>(
     let mut places = Places::new();
     for (number, level) in levels.levels().iter().enumerate() {
         let hash = hash_subject(&hasher, &level.subject);
-        // Also without limits, so that what a lease used is counted though its bucket was evicted.
+        // Also without limits, so that usage is counted even if the bucket was evicted.
         let meters = buckets.get(number).map_or(&[][..], Vec::as_slice);
         let rows = meters.iter().map(|meter| Row { meter: meter.clone(), usage: None }).collect();
         places.push(Place { hash, index: Some(table.push(hash, level.subject.clone(), rows)) });
@@ -114,10 +121,10 @@ pub(crate) fn decide_by<T>(
             }
         }
     }
-    Decided { answer, buckets: after, lease: leases.into_state(), usage }
+    Decision { answer, buckets: after, lease: leases.into_state(), usage }
 }
 
-/// The engine bounds its buckets itself.
+/// No bound: the engine bounds its buckets itself.
 struct Unbounded;
 
 impl Capacity for Unbounded {
@@ -128,7 +135,7 @@ impl Capacity for Unbounded {
     fn created(&self, _: &Subject) {}
 }
 
-/// The lease that a step is about.
+/// A lease table with the lease of one step.
 pub(crate) struct OneLease {
     id: LeaseId,
     state: State,
@@ -137,7 +144,7 @@ pub(crate) struct OneLease {
 enum State {
     Unknown,
     Open(Box<Open>),
-    Ended(Ended),
+    Ended(EndRecord),
 }
 
 impl OneLease {
@@ -187,7 +194,7 @@ impl LeaseTable for OneLease {
         self.state = State::Open(Box::new(open));
     }
 
-    fn end(&mut self, _: LeaseId, ended: Ended) -> u64 {
+    fn end(&mut self, _: LeaseId, ended: EndRecord) -> u64 {
         self.state = State::Ended(ended);
         0
     }
@@ -202,7 +209,7 @@ mod tests {
 
     use super::*;
     use crate::buckets::Terms;
-    use crate::engine::{Change, Taking};
+    use crate::engine::{Change, TakeMode};
 
     const NOW: Stamp = Stamp::from_secs(1_800_000_000);
     const TERMS: Terms = Terms { deadline: Duration::from_secs(60), on_expiry: OnExpiry::Settle };
@@ -217,8 +224,8 @@ mod tests {
         Arc::new(Levels::new(Version::ZERO, entities.iter().map(level).collect()))
     }
 
-    /// The lease `1` takes seven units of levels without buckets.
-    fn take(levels: &Arc<Levels>, taking: Taking) -> Decided<Applied> {
+    /// Takes seven units for the lease `1` from levels without buckets.
+    fn take(levels: &Arc<Levels>, taking: TakeMode) -> Decision<StepResult> {
         let units = levels.units(&[("rpm", 7)]).unwrap();
         let (lease, change) = (LeaseId::new(1, 1), Change::Take(&units, taking));
         let step = Step { lease, number: 0, levels, change, is_watched: true };
@@ -231,8 +238,8 @@ mod tests {
 
     #[test]
     fn expiry_counts_usage_without_the_bucket() {
-        let drawn = take(&levels(&["acme"]), Taking::Open(TERMS));
-        assert!(matches!(drawn.answer, Ok(Applied::Granted(_))), "{:?}", drawn.answer);
+        let drawn = take(&levels(&["acme"]), TakeMode::Open(TERMS));
+        assert!(matches!(drawn.answer, Ok(StepResult::Granted(_))), "{:?}", drawn.answer);
         assert!(drawn.usage.is_empty());
         let expired = expire(LeaseId::new(1, 1), drawn.lease, &[], NOW + TERMS.deadline);
         assert_eq!(expired.answer.unwrap().settled, 1);
@@ -242,27 +249,27 @@ mod tests {
 
     #[test]
     fn expiry_before_the_deadline_changes_nothing() {
-        let drawn = take(&levels(&["acme"]), Taking::Open(TERMS));
+        let drawn = take(&levels(&["acme"]), TakeMode::Open(TERMS));
         let same = expire(LeaseId::new(1, 1), drawn.lease.clone(), &drawn.buckets, NOW);
         assert_eq!((same.lease, same.buckets), (drawn.lease, drawn.buckets));
-        assert_eq!((same.answer.unwrap(), same.usage), (Swept::default(), Vec::new()));
+        assert_eq!((same.answer.unwrap(), same.usage), (SweepReport::default(), Vec::new()));
     }
 
     #[test]
     fn refused_draw_leaves_no_lease_and_no_bucket() {
         let levels = levels(&["acme"]);
         let units = levels.units(&[("rpm", 101)]).unwrap();
-        let change = Change::Take(&units, Taking::Open(TERMS));
+        let change = Change::Take(&units, TakeMode::Open(TERMS));
         let step = Step { lease: LeaseId::new(1, 1), number: 0, levels: &levels, change, is_watched: true };
         let refused = decide(&step, LeaseState::Unknown, &[Vec::new()], NOW, Duration::ZERO);
-        assert!(matches!(refused.answer, Ok(Applied::Refused(_))), "{:?}", refused.answer);
+        assert!(matches!(refused.answer, Ok(StepResult::Refused(_))), "{:?}", refused.answer);
         assert_eq!((refused.lease, refused.buckets), (LeaseState::Unknown, vec![Vec::new()]));
     }
 
-    /// Its bucket was loaded once for each level, and one of the two was lost.
+    /// Regression: the bucket was loaded once per level, and one of the two updates was lost.
     #[test]
     fn subject_named_twice_is_refused() {
-        let spent = take(&levels(&["acme", "acme"]), Taking::Spend);
+        let spent = take(&levels(&["acme", "acme"]), TakeMode::Spend);
         assert!(matches!(spent.answer, Err(StoreError::Invalid { .. })), "{:?}", spent.answer);
         assert!(spent.usage.is_empty() && spent.buckets.iter().all(Vec::is_empty));
     }

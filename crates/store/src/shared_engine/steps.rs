@@ -1,23 +1,24 @@
-//! The steps of a lease: draw, extend, adjust, settle, cancel, and spend, which is the first and the last at once.
+//! The steps of a lease: draw, extend, adjust, renew, settle, cancel, and spend, which draws and settles at
+//! once.
 //!
-//! Each is a function of the leases that are known, the buckets it names, and one time.
+//! Each is a function of the lease table, the buckets of the step, and one time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::{BUCKETS_MAX, Deltas, Levels, Units};
-use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Record, Turn};
+use tidegate_core::limit::lease::{EndRecord, Ending, LeaseId, Record, Turn};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::bucket_set::BucketSet;
 use super::bucket_table::{Place, Places};
-use crate::buckets::{Moved, Readings, Renewed, Terms};
-use crate::engine::{Applied, Change, Step, Taking};
+use crate::buckets::{Movement, Readings, Renewal, Terms};
+use crate::engine::{Change, Step, StepResult, TakeMode};
 use crate::error::StoreError;
-use crate::store::Swept;
+use crate::store::SweepReport;
 
-/// An open lease, and where its buckets are.
+/// An open lease and the places of its buckets.
 pub(crate) struct Open {
     pub(crate) lease: LeaseId,
     pub(crate) record: Record,
@@ -25,31 +26,31 @@ pub(crate) struct Open {
     pub(crate) places: Places,
 }
 
-/// What is known of a lease.
+/// The state of a lease in a table.
 pub(crate) enum KnownLease<'a> {
     Open(&'a Open),
-    Ended(Ended),
+    Ended(EndRecord),
     Unknown,
 }
 
-/// The leases that a store knows.
+/// The leases of a store.
 pub(crate) trait LeaseTable {
-    /// What is known of a lease.
+    /// The state of a lease in a table.
     fn find(&self, lease: LeaseId) -> KnownLease<'_>;
 
-    /// The open lease, to be changed in its place, or why there is none.
+    /// The open lease, mutably, or an error if it is not open.
     fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError>;
 
-    /// Whether an unknown lease may draw: one that may have ended and been forgotten may not.
+    /// Checks that an unknown lease may draw. One whose record may have been dropped may not.
     fn may_draw(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// Remembers a lease that has drawn.
+    /// Inserts a lease that has drawn.
     fn insert(&mut self, open: Open);
 
-    /// Remembers that a lease has ended, and answers how many others were forgotten.
-    fn end(&mut self, lease: LeaseId, ended: Ended) -> u64;
+    /// Records the end of a lease, and returns the number of old records dropped.
+    fn end(&mut self, lease: LeaseId, ended: EndRecord) -> u64;
 
-    /// The open lease, or why there is none.
+    /// The open lease, or an error if it is not open.
     fn open(&self, lease: LeaseId) -> Result<&Open, StoreError> {
         match self.find(lease) {
             KnownLease::Open(open) => Ok(open),
@@ -57,7 +58,7 @@ pub(crate) trait LeaseTable {
         }
     }
 
-    /// Why a lease that is not open is not.
+    /// The error for a lease that is not open.
     #[cold]
     fn not_open(&self, lease: LeaseId) -> StoreError {
         match self.find(lease) {
@@ -67,8 +68,8 @@ pub(crate) trait LeaseTable {
     }
 }
 
-/// What one call works on: the leases, the buckets it names, the places of its levels, the time, and how far that is ahead of
-/// the wall clock.
+/// The state that a step works on: leases, buckets, the places of its levels, the time, and the offset of the
+/// time to the wall clock.
 pub(crate) struct StepContext<'a, B> {
     pub(crate) leases: &'a mut B,
     pub(crate) buckets: BucketSet<'a>,
@@ -80,11 +81,11 @@ pub(crate) struct StepContext<'a, B> {
 impl<B: LeaseTable> StepContext<'_, B> {
     /// Applies a step of a lease.
     #[inline]
-    pub(crate) fn apply(&mut self, step: &Step<'_>) -> Result<Applied, StoreError> {
+    pub(crate) fn apply(&mut self, step: &Step<'_>) -> Result<StepResult, StoreError> {
         match step.change {
-            Change::Take(units, Taking::Open(terms)) => self.open(step, units, terms),
-            Change::Take(units, Taking::Spend) => self.spend(step, units),
-            Change::Take(units, Taking::Extend) => self.extend(step, units),
+            Change::Take(units, TakeMode::Open(terms)) => self.open(step, units, terms),
+            Change::Take(units, TakeMode::Spend) => self.spend(step, units),
+            Change::Take(units, TakeMode::Extend) => self.extend(step, units),
             Change::Shift(deltas) => self.adjust(step, deltas),
             Change::Renew(span) => self.renew(step, span),
             Change::End(Some(actual)) => self.settle(step, actual),
@@ -92,8 +93,8 @@ impl<B: LeaseTable> StepContext<'_, B> {
         }
     }
 
-    /// Takes units of every level, or nothing.
-    fn open(&mut self, step: &Step<'_>, units: &Units, terms: Terms) -> Result<Applied, StoreError> {
+    /// Takes units from every level, or nothing, and opens a lease.
+    fn open(&mut self, step: &Step<'_>, units: &Units, terms: Terms) -> Result<StepResult, StoreError> {
         let Self { leases, buckets, places, now, offset } = self;
         let (now, wall) = (*now, *now - *offset);
         let lease = step.lease;
@@ -102,14 +103,14 @@ impl<B: LeaseTable> StepContext<'_, B> {
             KnownLease::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
             KnownLease::Open(open) => {
                 same_levels(open, step.levels)?;
-                return Ok(Applied::Granted(repeated(buckets, open, step.levels)));
+                return Ok(StepResult::Granted(repeated(buckets, open, step.levels)));
             }
         }
         let answer = take(buckets, step.levels, units, places, (now, step.is_watched))?;
-        if matches!(answer, Applied::Granted(_)) {
+        if matches!(answer, StepResult::Granted(_)) {
             let deadline = now + terms.deadline;
             let units = Units::from_slice(units);
-            // Usage is booked at the wall clock.
+            // Usage is counted by the wall clock.
             let record = Record::restored(0, units, wall, now, deadline, terms.on_expiry);
             buckets.hold(places);
             let (levels, places) = (Arc::clone(step.levels), Places::from_slice(places));
@@ -119,14 +120,14 @@ impl<B: LeaseTable> StepContext<'_, B> {
     }
 
     /// Draws and settles at once.
-    fn spend(&mut self, step: &Step<'_>, units: &Units) -> Result<Applied, StoreError> {
+    fn spend(&mut self, step: &Step<'_>, units: &Units) -> Result<StepResult, StoreError> {
         let Self { leases, buckets, places, now, offset } = self;
         let (now, wall) = (*now, *now - *offset);
         let (lease, levels) = (step.lease, step.levels);
         match leases.find(lease) {
             KnownLease::Unknown => leases.may_draw(lease)?,
             KnownLease::Ended(ended) if ended.turn_settle(0, levels.digest(units)) == Turn::Repeat => {
-                return Ok(Applied::Granted(repeat(ended.at)));
+                return Ok(StepResult::Granted(repeat(ended.at)));
             }
             KnownLease::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
             KnownLease::Open(open) => {
@@ -134,16 +135,16 @@ impl<B: LeaseTable> StepContext<'_, B> {
             }
         }
         let answer = take(buckets, levels, units, places, (now, step.is_watched))?;
-        if matches!(answer, Applied::Granted(_)) {
+        if matches!(answer, StepResult::Granted(_)) {
             buckets.count(levels, units, places, wall);
             let digest = levels.digest(units);
-            leases.end(lease, Ended { how: Ending::Settled, step: 0, at: now, digest });
+            leases.end(lease, EndRecord { how: Ending::Settled, step: 0, at: now, digest });
         }
         Ok(answer)
     }
 
-    /// Takes more for a lease, or nothing.
-    fn extend(&mut self, step: &Step<'_>, units: &Units) -> Result<Applied, StoreError> {
+    /// Takes more units for a lease, or nothing.
+    fn extend(&mut self, step: &Step<'_>, units: &Units) -> Result<StepResult, StoreError> {
         let Self { leases, buckets, now, .. } = self;
         let (now, lease) = (*now, step.lease);
         let open = leases.open(lease)?;
@@ -151,23 +152,23 @@ impl<B: LeaseTable> StepContext<'_, B> {
             return self.end_due(lease, step.levels);
         }
         if turn(open, step.number, step.levels)? == Turn::Repeat {
-            return Ok(Applied::Granted(repeated(buckets, leases.open(lease)?, step.levels)));
+            return Ok(StepResult::Granted(repeated(buckets, leases.open(lease)?, step.levels)));
         }
         let open = leases.open_mut(lease)?;
         let mut places = open.places.clone();
         let mut answer = take(buckets, &open.levels, units, &mut places, (now, true))?;
         buckets.hold_found(&mut open.places, &places);
-        if matches!(answer, Applied::Granted(_)) {
+        if matches!(answer, StepResult::Granted(_)) {
             open.record.extend(step.number, units, now);
         }
-        if let Applied::Granted(moved) | Applied::Refused(moved) = &mut answer {
-            tell(&mut moved.readings, &open.levels, step.levels);
+        if let StepResult::Granted(moved) | StepResult::Refused(moved) = &mut answer {
+            attach_rules(&mut moved.readings, &open.levels, step.levels);
         }
         Ok(answer)
     }
 
-    /// Takes or gives back, and is never refused.
-    fn adjust(&mut self, step: &Step<'_>, deltas: &Deltas) -> Result<Applied, StoreError> {
+    /// Takes or returns units. Never refused.
+    fn adjust(&mut self, step: &Step<'_>, deltas: &Deltas) -> Result<StepResult, StoreError> {
         let Self { leases, buckets, now, .. } = self;
         let (now, lease) = (*now, step.lease);
         let open = leases.open(lease)?;
@@ -175,19 +176,19 @@ impl<B: LeaseTable> StepContext<'_, B> {
             return self.end_due(lease, step.levels);
         }
         if turn(open, step.number, step.levels)? == Turn::Repeat {
-            return Ok(Applied::Granted(repeated(buckets, leases.open(lease)?, step.levels)));
+            return Ok(StepResult::Granted(repeated(buckets, leases.open(lease)?, step.levels)));
         }
         let Open { record, levels, places, .. } = leases.open_mut(lease)?;
         fits(levels, deltas.len())?;
         buckets.prepare_held(levels, |name| deltas[name].is_some(), places, now)?;
         let changes = record.adjust(step.number, deltas, now);
         let mut readings = buckets.shift(levels, record, &changes, places, now);
-        tell(&mut readings, levels, step.levels);
-        Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }))
+        attach_rules(&mut readings, levels, step.levels);
+        Ok(StepResult::Granted(Movement { at: now, is_repeat: false, readings }))
     }
 
-    /// Gives a lease more time.
-    fn renew(&mut self, step: &Step<'_>, span: Duration) -> Result<Applied, StoreError> {
+    /// Extends the deadline of a lease.
+    fn renew(&mut self, step: &Step<'_>, span: Duration) -> Result<StepResult, StoreError> {
         let (lease, now) = (step.lease, self.now);
         let open = self.leases.open(lease)?;
         if open.record.is_due(now) {
@@ -198,11 +199,11 @@ impl<B: LeaseTable> StepContext<'_, B> {
             self.leases.open_mut(lease)?.record.renew(step.number, now + span, now);
         }
         let record = &self.leases.open(lease)?.record;
-        Ok(Applied::Renewed(Renewed { at: record.stepped_at(), is_repeat, deadline: record.deadline() }))
+        Ok(StepResult::Renewed(Renewal { at: record.stepped_at(), is_repeat, deadline: record.deadline() }))
     }
 
-    /// Ends a lease at what it used.
-    fn settle(&mut self, step: &Step<'_>, actual: &Units) -> Result<Applied, StoreError> {
+    /// Ends a lease at its actual usage.
+    fn settle(&mut self, step: &Step<'_>, actual: &Units) -> Result<StepResult, StoreError> {
         let Self { leases, buckets, now, .. } = self;
         let (now, lease, number) = (*now, step.lease, step.number);
         let open = match leases.open_mut(lease) {
@@ -212,7 +213,7 @@ impl<B: LeaseTable> StepContext<'_, B> {
                     KnownLease::Ended(ended)
                         if ended.turn_settle(number, step.levels.digest(actual)) == Turn::Repeat =>
                     {
-                        Ok(Applied::Granted(repeat(ended.at)))
+                        Ok(StepResult::Granted(repeat(ended.at)))
                     }
                     _ => Err(error),
                 };
@@ -226,23 +227,23 @@ impl<B: LeaseTable> StepContext<'_, B> {
         fits(levels, actual.len())?;
         buckets.prepare_held(levels, |name| actual[name].is_some(), places, now)?;
         let mut readings = buckets.settle(levels, record, actual, places, (now, step.is_watched));
-        tell(&mut readings, levels, step.levels);
+        attach_rules(&mut readings, levels, step.levels);
         let digest = levels.digest(actual);
         buckets.release(places);
-        leases.end(lease, Ended { how: Ending::Settled, step: number, at: now, digest });
-        Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }))
+        leases.end(lease, EndRecord { how: Ending::Settled, step: number, at: now, digest });
+        Ok(StepResult::Granted(Movement { at: now, is_repeat: false, readings }))
     }
 
-    /// Ends a lease and gives back all it holds.
-    fn cancel(&mut self, step: &Step<'_>) -> Result<Applied, StoreError> {
+    /// Ends a lease and returns all of its units.
+    fn cancel(&mut self, step: &Step<'_>) -> Result<StepResult, StoreError> {
         let Self { leases, buckets, now, .. } = self;
         let (now, lease) = (*now, step.lease);
         let readings = match leases.find(lease) {
             KnownLease::Ended(ended) if ended.turn_cancel() == Turn::Repeat => {
-                return Ok(Applied::Granted(repeat(ended.at)));
+                return Ok(StepResult::Granted(repeat(ended.at)));
             }
             KnownLease::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
-            // Its draw is still on its way: a mark is left, and it will be refused.
+            // The draw may still arrive: a tombstone refuses it.
             KnownLease::Unknown => Readings::new(),
             KnownLease::Open(open) if open.record.is_due(now) => return self.end_due(lease, step.levels),
             KnownLease::Open(open) => {
@@ -250,16 +251,16 @@ impl<B: LeaseTable> StepContext<'_, B> {
                 let Open { record, levels, places, .. } = leases.open_mut(lease)?;
                 let deltas = returned(record);
                 let mut readings = buckets.shift(levels, record, &deltas, places, now);
-                tell(&mut readings, levels, step.levels);
+                attach_rules(&mut readings, levels, step.levels);
                 buckets.release(places);
                 readings
             }
         };
-        leases.end(lease, Ended { how: Ending::Cancelled, step: step.number, at: now, digest: 0 });
-        Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }))
+        leases.end(lease, EndRecord { how: Ending::Cancelled, step: step.number, at: now, digest: 0 });
+        Ok(StepResult::Granted(Movement { at: now, is_repeat: false, readings }))
     }
 
-    /// Ends a lease whose step came after its deadline. The answer is the same as after a sweep.
+    /// Ends a lease whose step arrived after its deadline. The error is the same as after a sweep.
     #[cold]
     fn end_due<T>(&mut self, lease: LeaseId, levels: &Arc<Levels>) -> Result<T, StoreError> {
         same_levels(self.leases.open(lease)?, levels)?;
@@ -268,10 +269,10 @@ impl<B: LeaseTable> StepContext<'_, B> {
     }
 
     /// Ends a lease that is past its deadline, unless another call was first.
-    pub(crate) fn expire(&mut self, lease: LeaseId) -> Result<Swept, StoreError> {
+    pub(crate) fn expire(&mut self, lease: LeaseId) -> Result<SweepReport, StoreError> {
         let Self { leases, buckets, now, .. } = self;
         let now = *now;
-        let mut swept = Swept::default();
+        let mut swept = SweepReport::default();
         let Open { record, levels, places, .. } = leases.open_mut(lease)?;
         match record.on_expiry() {
             OnExpiry::Settle => {
@@ -285,29 +286,29 @@ impl<B: LeaseTable> StepContext<'_, B> {
             }
         }
         buckets.release(places);
-        let ended = Ended { how: Ending::Expired, step: record.step(), at: now, digest: 0 };
+        let ended = EndRecord { how: Ending::Expired, step: record.step(), at: now, digest: 0 };
         swept.forgotten = leases.end(lease, ended);
         Ok(swept)
     }
 }
 
-/// Takes `units` of every limit that takes part, or nothing.
+/// Takes `units` from every limit that takes part, or nothing.
 fn take(
     buckets: &mut BucketSet<'_>,
     levels: &Levels,
     units: &[Option<u64>],
     places: &mut [Place],
     (now, is_watched): (Stamp, bool),
-) -> Result<Applied, StoreError> {
+) -> Result<StepResult, StoreError> {
     fits(levels, units.len())?;
     if let Some(readings) = buckets.take(levels, units, places, (now, is_watched))? {
-        return Ok(Applied::Granted(Moved { at: now, is_repeat: false, readings }));
+        return Ok(StepResult::Granted(Movement { at: now, is_repeat: false, readings }));
     }
     let readings = buckets.read(levels, units, places);
-    Ok(Applied::Refused(Moved { at: now, is_repeat: false, readings }))
+    Ok(StepResult::Refused(Movement { at: now, is_repeat: false, readings }))
 }
 
-/// A draw takes from no more buckets than it may, and from each once.
+/// Checks the number of buckets of a draw, and that they are distinct.
 pub(crate) fn check_levels(levels: &Levels) -> Result<(), StoreError> {
     let levels = levels.levels();
     if levels.len() > BUCKETS_MAX {
@@ -324,7 +325,7 @@ pub(crate) fn check_levels(levels: &Levels) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// There is a number, or none, for each limit name.
+/// Checks that there is one entry for each limit name.
 pub(crate) fn fits(levels: &Levels, count: usize) -> Result<(), StoreError> {
     let names = levels.names().len();
     if count == names {
@@ -333,20 +334,20 @@ pub(crate) fn fits(levels: &Levels, count: usize) -> Result<(), StoreError> {
     Err(StoreError::Invalid { what: format!("{count} numbers for {names} limits") })
 }
 
-fn repeat(at: Stamp) -> Moved {
-    Moved { at, is_repeat: true, readings: Readings::new() }
+fn repeat(at: Stamp) -> Movement {
+    Movement { at, is_repeat: true, readings: Readings::new() }
 }
 
-/// The answer to a step that was done before: as of then, with the limits as they are.
-fn repeated(buckets: &mut BucketSet<'_>, open: &Open, asked: &Arc<Levels>) -> Moved {
+/// The result of a repeated step: its first time, with the current limits.
+fn repeated(buckets: &mut BucketSet<'_>, open: &Open, requested: &Arc<Levels>) -> Movement {
     let mut readings = buckets.read(&open.levels, open.record.held(), &open.places);
-    tell(&mut readings, &open.levels, asked);
-    Moved { at: open.record.stepped_at(), is_repeat: true, readings }
+    attach_rules(&mut readings, &open.levels, requested);
+    Movement { at: open.record.stepped_at(), is_repeat: true, readings }
 }
 
-/// Readings of the levels that a lease drew from, for a caller who may have brought others with newer rules.
-pub(crate) fn tell(readings: &mut Readings, drawn: &Arc<Levels>, asked: &Arc<Levels>) {
-    if !Arc::ptr_eq(drawn, asked) {
+/// Attaches the rules to readings if the caller's levels are not those that the lease drew from.
+pub(crate) fn attach_rules(readings: &mut Readings, drawn: &Arc<Levels>, requested: &Arc<Levels>) {
+    if !Arc::ptr_eq(drawn, requested) {
         *readings = readings.drain(..).map(|reading| reading.for_others(drawn)).collect();
     }
 }
@@ -359,7 +360,7 @@ fn turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<Turn, StoreError
     }
 }
 
-/// An ending is a step of its own: one with the number of a step that was done comes too late.
+/// An ending needs a new step number: the number of an earlier step is late.
 fn last_turn(open: &Open, step: u32, levels: &Arc<Levels>) -> Result<(), StoreError> {
     same_levels(open, levels)?;
     match open.record.turn(step) {
@@ -374,7 +375,7 @@ fn same_levels(open: &Open, levels: &Arc<Levels>) -> Result<(), StoreError> {
     drew_from(open.lease, &open.levels, levels)
 }
 
-/// A lease is moved where it drew, and nowhere else.
+/// Checks that a step names the buckets that its lease drew from.
 pub(crate) fn drew_from(lease: LeaseId, drawn: &Arc<Levels>, levels: &Arc<Levels>) -> Result<(), StoreError> {
     let is_same = |levels: &Levels| {
         let subjects = levels.levels().iter().map(|level| &level.subject);
@@ -386,7 +387,7 @@ pub(crate) fn drew_from(lease: LeaseId, drawn: &Arc<Levels>, levels: &Arc<Levels
     Err(StoreError::Invalid { what: format!("the lease {lease} drew from other levels") })
 }
 
-/// What goes back of each limit when all that is held returns.
+/// The changes that return all units held.
 fn returned(record: &Record) -> Deltas {
     let back = |units: &Option<u64>| units.map(|units| 0_i64.saturating_sub_unsigned(units));
     record.held().iter().map(back).collect()

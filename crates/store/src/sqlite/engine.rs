@@ -1,4 +1,4 @@
-//! The engine: writes are calls in a transaction of the writer, reads go beside them.
+//! The engine trait on SQLite: writes are calls in a transaction of the writer, reads run in parallel.
 
 use rusqlite::Connection;
 use tidegate_core::limit::anchor::Anchor;
@@ -6,23 +6,23 @@ use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName};
 use tidegate_core::limit::usage::Usage;
 
-use super::trouble::Trouble;
-use super::work::{Call, Job, Work};
+use super::errors::CallError;
+use super::transaction::{Call, Job, Transaction};
 use super::{Sqlite, leases, listing, records, retention};
-use crate::buckets::{Bucket, Lookup, Seen, Standing};
+use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::cursor::UsagePlace;
-use crate::engine::{Applied, Change, Engine, QueuedStep, Step, Taking};
+use crate::engine::{Change, Engine, QueuedStep, Step, StepResult, TakeMode};
 use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::store::{Capabilities, Clocked, Swept};
+use crate::store::{Capabilities, ClockSource, SweepReport};
 
-/// Leases that are ended at a time before something is read.
-const SWEPT_BEFORE_READING: usize = 1_000;
+/// The most leases that are ended at a time before a read.
+const DUE_BATCH: usize = 1_000;
 
-/// A call on a lease of a namespace.
-type On<R> = (i64, R);
+/// A request in a namespace.
+type InNamespace<R> = (i64, R);
 
 impl Engine for Sqlite {
     fn about(&self) -> Capabilities {
@@ -30,17 +30,17 @@ impl Engine for Sqlite {
             engine: "sqlite",
             is_immediate: false,
             is_durable: self.inner.readers.is_some(),
-            clock: Clocked::Host,
+            clock: ClockSource::Host,
             deadline: self.inner.deadline,
         }
     }
 
-    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         let (call, answer) = Call::new((self.namespace, step.into()), apply);
-        Reply::later(self.inner.write((call.or_undo(give_back), answer)))
+        Reply::later(self.inner.write((call.or_undo(undo_unclaimed_draw), answer)))
     }
 
-    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::later(async move {
             let namespace = self.namespace;
             let read = move || {
@@ -49,8 +49,8 @@ impl Engine for Sqlite {
                 })
             };
             match read().await? {
-                Standing::Open(held) if held.record.is_due(held.at) => {
-                    self.sweep_what_is_due().await?;
+                LeaseStatus::Open(held) if held.record.is_due(held.at) => {
+                    self.sweep_all_due().await?;
                     read().await
                 }
                 standing => Ok(standing),
@@ -58,14 +58,14 @@ impl Engine for Sqlite {
         })
     }
 
-    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot> {
         Reply::later(async move {
-            self.sweep_what_is_due().await?;
+            self.sweep_all_due().await?;
             let (namespace, lookup) = (self.namespace, lookup.clone());
             let read = self.inner.read(move |connection, clock| {
                 let (at, clock_offset) = (clock.latest(), clock.offset());
                 let buckets = listing::balances(connection, namespace, &lookup, at)?;
-                Ok(Seen { at, clock_offset, buckets })
+                Ok(BucketSnapshot { at, clock_offset, buckets })
             });
             read.await
         })
@@ -78,7 +78,7 @@ impl Engine for Sqlite {
         max: usize,
     ) -> Reply<'a, Vec<Bucket>> {
         Reply::later(async move {
-            self.sweep_what_is_due().await?;
+            self.sweep_all_due().await?;
             let (namespace, resource) = (self.namespace, resource.clone());
             let read = self.inner.read(move |connection, clock| {
                 listing::buckets(connection, namespace, (&resource, clock.latest()), after.as_ref(), max)
@@ -94,7 +94,7 @@ impl Engine for Sqlite {
         max: usize,
     ) -> Reply<'a, Vec<Usage>> {
         Reply::later(async move {
-            self.sweep_what_is_due().await?;
+            self.sweep_all_due().await?;
             let (namespace, query) = (self.namespace, query.clone());
             let after = after.map(|place| (place.name.to_owned(), place.limit.to_owned(), place.start));
             let read = self.inner.read(move |connection, _| {
@@ -110,7 +110,7 @@ impl Engine for Sqlite {
         Reply::later(self.inner.write(Call::new((self.namespace, *prune, max), retention::prune)))
     }
 
-    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
+    fn sweep_leases(&self, max: usize) -> Reply<'_, SweepReport> {
         Reply::later(self.sweep_up_to(max))
     }
 
@@ -145,23 +145,23 @@ impl Engine for Sqlite {
 }
 
 impl Sqlite {
-    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<Swept, StoreError> {
-        let sweep = |work: &mut Work<'_>, (namespace, max): &On<usize>| {
-            let (connection, now) = (work.connection, work.now);
-            let space = work.untidied(*namespace)?;
-            let swept = space.sweep(connection, now, *max)?.with(&mut space.passed, *max);
-            retention::apply(work)?;
+    pub(super) async fn sweep_up_to(&self, max: usize) -> Result<SweepReport, StoreError> {
+        let sweep = |transaction: &mut Transaction<'_>, (namespace, max): &InNamespace<usize>| {
+            let (connection, now) = (transaction.connection, transaction.now);
+            let state = transaction.namespace_as_is(*namespace)?;
+            let swept = state.sweep(connection, now, *max)?.with(&mut state.unreported, *max);
+            retention::apply(transaction)?;
             Ok(swept)
         };
         self.inner.write(Call::new((self.namespace, max), sweep)).await
     }
 
-    /// Ends the leases that are past their deadline: balances and usage include theirs.
-    pub(super) async fn sweep_what_is_due(&self) -> Result<(), StoreError> {
+    /// Ends all leases past their deadline, so that a following read includes them.
+    pub(super) async fn sweep_all_due(&self) -> Result<(), StoreError> {
         let namespace = self.namespace;
-        let sweep = |work: &mut Work<'_>, namespace: &i64| {
-            let (connection, now) = (work.connection, work.now);
-            work.untidied(*namespace)?.sweep_in_passing(connection, now, SWEPT_BEFORE_READING)
+        let sweep = |transaction: &mut Transaction<'_>, namespace: &i64| {
+            let (connection, now) = (transaction.connection, transaction.now);
+            transaction.namespace_as_is(*namespace)?.sweep_unreported(connection, now, DUE_BATCH)
         };
         let is_any_due = move |connection: &Connection, clock: Anchor| {
             listing::is_any_due(connection, namespace, clock.latest())
@@ -169,7 +169,7 @@ impl Sqlite {
         while self.inner.read(is_any_due).await? {
             match self.inner.write(Call::new(namespace, sweep)).await {
                 Ok(()) => {}
-                // It can be read though it cannot be written: as it is.
+                // A file that cannot be written is read as it is.
                 Err(error) if error.is_transient() => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -179,30 +179,36 @@ impl Sqlite {
 }
 
 /// Applies a step in the transaction.
-fn apply(work: &mut Work<'_>, (namespace, step): &On<QueuedStep>) -> Result<Applied, Trouble> {
+fn apply(
+    transaction: &mut Transaction<'_>,
+    (namespace, step): &InNamespace<QueuedStep>,
+) -> Result<StepResult, CallError> {
     let step = step.as_step();
     if matches!(step.change, Change::Take(..)) {
-        work.draws()?;
+        transaction.draws()?;
     }
-    let (connection, now) = (work.connection, work.now);
-    let space = work.space(*namespace)?;
-    let answer = space.decide(connection, now, (step.lease, step.levels), |context| context.apply(&step))?;
-    if let (Change::Take(_, Taking::Open(terms)), Applied::Granted(moved)) = (step.change, &answer) {
-        space.is_due_at(moved.at + terms.deadline);
+    let (connection, now) = (transaction.connection, transaction.now);
+    let state = transaction.namespace(*namespace)?;
+    let answer = state.decide(connection, now, (step.lease, step.levels), |context| context.apply(&step))?;
+    if let (Change::Take(_, TakeMode::Open(terms)), StepResult::Granted(moved)) = (step.change, &answer) {
+        state.note_deadline(moved.at + terms.deadline);
     }
     Ok(answer)
 }
 
-/// Returns what was drawn for a caller that did not wait for it. A repeated draw belongs to an earlier answer, and the caller
-/// of a chosen id asks again.
-fn give_back((namespace, step): &On<QueuedStep>, answer: &Applied) -> Option<Box<dyn Job>> {
+/// Returns the units of a draw whose caller did not wait for its reply. A repeated draw belongs to an earlier
+/// reply, and the caller of a chosen id will retry.
+fn undo_unclaimed_draw(
+    (namespace, step): &InNamespace<QueuedStep>,
+    answer: &StepResult,
+) -> Option<Box<dyn Job>> {
     let step = step.as_step();
     match (step.change, answer) {
-        (Change::Take(_, Taking::Open(_)), Applied::Granted(moved))
+        (Change::Take(_, TakeMode::Open(_)), StepResult::Granted(moved))
             if !moved.is_repeat && !step.lease.is_chosen() =>
         {
             let cancel = Step { number: 1, change: Change::End(None), is_watched: false, ..step };
-            Some(Box::new(Call::unheard((*namespace, cancel.into()), apply)))
+            Some(Box::new(Call::detached((*namespace, cancel.into()), apply)))
         }
         _ => None,
     }

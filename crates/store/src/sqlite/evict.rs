@@ -1,22 +1,22 @@
 //! Eviction of idle subjects, which are the same as new ones.
 //!
-//! A subject is evicted when all of its limits are full, no line of its usage is kept, no open lease drew from it, and its rules
-//! have stood for as long as an ended lease is remembered, so that no caller brings older ones. A transaction looks at more
-//! subjects than the one before has added, and so does a sweep. They go round all subjects by name.
+//! A subject is evicted if all of its limits are full, it has no usage, no open lease drew from it, and its
+//! rules are older than the time for which ended leases are remembered, so that no caller brings older ones.
+//! Transactions and sweeps cycle through all subjects by name, and check more of them than were added since.
 
 use rusqlite::Connection;
 use tidegate_core::limit::lease::REMEMBERED;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
 
-use super::space::{Space, micros};
-use super::trouble::Trouble;
+use super::errors::CallError;
+use super::namespace::{NamespaceState, micros};
 use crate::tables::{column, subject};
 
 /// The position of a process in its search for idle subjects.
 #[derive(Debug, Default)]
-pub(super) struct Round {
-    /// The last subject that was looked at.
+pub(super) struct EvictionCursor {
+    /// The last subject that was checked.
     after: (String, String),
     /// Subjects that were added since.
     pub(super) added: usize,
@@ -31,12 +31,17 @@ struct Bounds {
     held: i64,
 }
 
-impl Space {
-    /// Looks at the next `looks` subjects, and evicts those that are idle.
-    pub(super) fn evict(&mut self, connection: &Connection, now: Stamp, looks: usize) -> Result<(), Trouble> {
-        // Afterwards the file holds all that is on the table.
+impl NamespaceState {
+    /// Checks the next `count` subjects, and evicts idle ones.
+    pub(super) fn evict(
+        &mut self,
+        connection: &Connection,
+        now: Stamp,
+        count: usize,
+    ) -> Result<(), CallError> {
+        // After this, the file has all buckets of the table.
         self.write(connection)?;
-        self.round.added = 0;
+        self.eviction_cursor.added = 0;
         let Some(bounds) = self.bounds(connection, now)? else { return Ok(()) };
         let mut look = connection.prepare_cached(
             "SELECT id, entity, resource, kept_until < ?4
@@ -46,33 +51,33 @@ impl Space {
              FROM subjects WHERE namespace = ?1 AND (entity, resource) > (?2, ?3)
              ORDER BY entity, resource LIMIT ?7",
         )?;
-        let (entity, resource) = &self.round.after;
+        let (entity, resource) = &self.eviction_cursor.after;
         let Bounds { now, settled, held } = bounds;
-        let parameters = (self.namespace, entity, resource, held, now, settled, column(looks as u64));
+        let parameters = (self.namespace, entity, resource, held, now, settled, column(count as u64));
         let rows =
             look.query_map(parameters, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
         let rows = rows.collect::<rusqlite::Result<Vec<(i64, String, String, bool)>>>()?;
-        let is_last = rows.len() < looks;
+        let is_last = rows.len() < count;
         for (id, entity, resource, is_idle) in rows {
-            if is_idle && self.may_go(&entity, &resource) {
+            if is_idle && self.can_evict(&entity, &resource) {
                 connection.prepare_cached("DELETE FROM meters WHERE subject = ?1")?.execute([id])?;
                 connection.prepare_cached("DELETE FROM subjects WHERE id = ?1")?.execute([id])?;
             }
-            self.round.after = (entity, resource);
+            self.eviction_cursor.after = (entity, resource);
         }
         if is_last {
-            self.round.after = Default::default();
+            self.eviction_cursor.after = Default::default();
         }
         Ok(())
     }
 
-    /// A row that we did not write stays.
-    fn may_go(&mut self, entity: &str, resource: &str) -> bool {
-        subject(entity, resource).is_ok_and(|subject: Subject| self.take_off(&subject))
+    /// A row with an invalid name stays.
+    fn can_evict(&mut self, entity: &str, resource: &str) -> bool {
+        subject(entity, resource).is_ok_and(|subject: Subject| self.unload(&subject))
     }
 
-    /// Nothing where a lease from before the file knew of `kept_until` may be open.
-    fn bounds(&self, connection: &Connection, now: Stamp) -> Result<Option<Bounds>, Trouble> {
+    /// `None` while a lease from before `kept_until` existed may be open.
+    fn bounds(&self, connection: &Connection, now: Stamp) -> Result<Option<Bounds>, CallError> {
         let mut read = connection.prepare_cached(
             "SELECT COALESCE(
                     (SELECT MIN(version) - 1 FROM records INDEXED BY records_by_age WHERE namespace = ?1 AND at > ?2),

@@ -1,11 +1,11 @@
-//! Which file it is, whatever it is called: one that was removed or replaced while it was open takes no more writes.
+//! The identity of the open file: one that was removed or replaced takes no more writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::trouble::Fault;
+use super::errors::Fault;
 
-/// A file as it was when it was opened.
+/// A path, and the identity of the file that it had when it was opened.
 pub(super) struct File {
     pub(super) path: PathBuf,
     identity: Identity,
@@ -19,15 +19,17 @@ impl File {
         Ok(Self { path, identity })
     }
 
-    /// What is written to a file that has no name any more is lost with the process.
+    /// Checks that the path still leads to the file: writes to an unlinked file are lost with the process.
     pub(super) fn check(&self) -> Result<(), Fault> {
         let place = self.path.display();
         match identity(&self.path) {
             Ok(found) if found == self.identity => Ok(()),
-            Ok(_) => Err(Fault::Away(format!(
-                "`{place}` was replaced by another file while it was open: open it anew"
+            Ok(_) => Err(Fault::Unavailable(format!(
+                "`{place}` was replaced by another file while it was open: reopen it"
             ))),
-            Err(error) => Err(Fault::Away(format!("`{place}` has vanished while it was open: {error}"))),
+            Err(error) => {
+                Err(Fault::Unavailable(format!("`{place}` has vanished while it was open: {error}")))
+            }
         }
     }
 }
@@ -41,6 +43,6 @@ fn identity(path: &Path) -> std::io::Result<Identity> {
 
 #[cfg(not(unix))]
 fn identity(path: &Path) -> std::io::Result<Identity> {
-    // A file that is open cannot be removed there.
+    // An open file cannot be removed on other systems.
     fs::metadata(path).map(|_| (0, 0))
 }

@@ -1,34 +1,34 @@
-//! Leases in a file: those that a transaction has looked at or changed, until they are written.
+//! Leases of a file: those that a transaction has read or changed, until they are written.
 
 use std::sync::Arc;
 
 use foldhash::HashMap;
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{Ended, LeaseId, Record};
+use tidegate_core::limit::lease::{EndRecord, LeaseId, Record};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
-use super::trouble::Trouble;
-use crate::buckets::{Held, Standing};
+use super::errors::CallError;
+use crate::buckets::{LeaseSnapshot, LeaseStatus};
 use crate::codec::{levels_from_text, levels_to_text};
 use crate::error::StoreError;
 use crate::shared_engine::{KnownLease, LeaseTable, Open, Places};
 use crate::tables::{self, column, ending, ending_number, holding_from_text, holding_to_text, stamp};
 
-/// Texts of levels that are remembered: mostly the same are drawn from again.
+/// The capacity of the cache of texts.
 const TEXTS_MAX: usize = 1_024;
 
-/// The leases of one namespace that are known in this process.
+/// The loaded leases of a namespace.
 #[derive(Default)]
 pub(super) struct Leases {
     known: HashMap<LeaseId, Entry>,
     changed: Vec<LeaseId>,
-    /// Those that had ended when they were looked up.
-    past: Vec<LeaseId>,
-    /// When the first of those ended that have ended here.
+    /// Leases that had ended when they were loaded.
+    ended_when_loaded: Vec<LeaseId>,
+    /// When the first lease ended since the last write.
     pub(super) first_end: Option<Stamp>,
-    /// What levels are written as, by their address, which stays theirs while they are held here.
+    /// Texts by the address of their levels, which stays valid because the entry holds them.
     texts: HashMap<usize, (Arc<Levels>, Arc<str>)>,
 }
 
@@ -40,7 +40,7 @@ struct Entry {
 
 enum State {
     Open(Box<Open>),
-    Ended(Ended),
+    Ended(EndRecord),
 }
 
 impl LeaseTable for Leases {
@@ -74,7 +74,7 @@ impl LeaseTable for Leases {
         self.change(lease);
     }
 
-    fn end(&mut self, lease: LeaseId, ended: Ended) -> u64 {
+    fn end(&mut self, lease: LeaseId, ended: EndRecord) -> u64 {
         self.first_end.get_or_insert(ended.at);
         let state = State::Ended(ended);
         let is_written = self.known.get(&lease).is_some_and(|entry| entry.is_written);
@@ -99,27 +99,27 @@ impl Leases {
         }
     }
 
-    /// Looks a lease up in the file, unless it is known.
+    /// Loads a lease from the file, unless it is loaded.
     pub(super) fn load(
         &mut self,
         connection: &Connection,
         namespace: i64,
         lease: LeaseId,
         place: impl Fn(&Levels) -> Places,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CallError> {
         if self.known.contains_key(&lease) {
             return Ok(());
         }
         let Some(state) = find(connection, namespace, lease, place)? else { return Ok(()) };
         if let State::Ended(_) = state {
-            self.past.push(lease);
+            self.ended_when_loaded.push(lease);
         }
         self.known.insert(lease, Entry { state, is_written: true, is_changed: false });
         Ok(())
     }
 
-    /// Writes what has changed, and forgets those that have ended: they are looked up if they are asked for again.
-    pub(super) fn write(&mut self, connection: &Connection, namespace: i64) -> Result<(), Trouble> {
+    /// Writes changed leases and drops ended ones, which are loaded again if needed.
+    pub(super) fn write(&mut self, connection: &Connection, namespace: i64) -> Result<(), CallError> {
         let mut changed = std::mem::take(&mut self.changed);
         for lease in changed.drain(..) {
             let Some(entry) = self.known.get_mut(&lease) else { continue };
@@ -138,25 +138,25 @@ impl Leases {
             }
         }
         self.changed = changed;
-        for lease in self.past.drain(..) {
+        for lease in self.ended_when_loaded.drain(..) {
             self.known.remove(&lease);
         }
         Ok(())
     }
 }
 
-/// What the file knows of a lease, for somebody who looks at `at`.
+/// The state of a lease in the file, at the time `at`.
 pub(super) fn standing(
     connection: &Connection,
     namespace: i64,
     (lease, at): (LeaseId, Stamp),
-) -> Result<Standing, Trouble> {
+) -> Result<LeaseStatus, CallError> {
     match find(connection, namespace, lease, |_| Places::new())? {
         Some(State::Open(open)) => {
             let Open { levels, record, .. } = *open;
-            Ok(Standing::Open(Held { at, levels, record }))
+            Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
         }
-        Some(State::Ended(ended)) => Ok(Standing::Ended(ended)),
+        Some(State::Ended(ended)) => Ok(LeaseStatus::Ended(ended)),
         None => Err(StoreError::NoLease { lease }.into()),
     }
 }
@@ -166,21 +166,21 @@ fn find(
     namespace: i64,
     lease: LeaseId,
     place: impl Fn(&Levels) -> Places,
-) -> Result<Option<State>, Trouble> {
+) -> Result<Option<State>, CallError> {
     let mut found = connection.prepare_cached(
         "SELECT levels, held, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest
          FROM leases WHERE namespace = ?1 AND id = ?2",
     )?;
-    let found = found.query_row((namespace, lease.number().to_be_bytes()), Kept::read).optional();
-    let Some(kept) = found.map_err(|error| of_lease(lease, error.into()))? else { return Ok(None) };
-    kept.state(lease, place).map(Some).map_err(|error| of_lease(lease, error.into()))
+    let found = found.query_row((namespace, lease.number().to_be_bytes()), LeaseRow::read).optional();
+    let Some(row) = found.map_err(|error| lease_error(lease, error.into()))? else { return Ok(None) };
+    row.state(lease, place).map(Some).map_err(|error| lease_error(lease, error.into()))
 }
 
-/// A lease as its row has it.
-struct Kept {
+/// A row of the table of leases.
+struct LeaseRow {
     levels: Option<String>,
     held: Option<String>,
-    /// The step, and when it drew, was last changed, and is due.
+    /// When it drew, its last step, its deadline, and how it expires.
     numbers: [i64; 4],
     step: u32,
     how: Option<i64>,
@@ -188,7 +188,7 @@ struct Kept {
     digest: Option<i64>,
 }
 
-impl Kept {
+impl LeaseRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             levels: row.get(0)?,
@@ -205,9 +205,9 @@ impl Kept {
         if let Some(how) = self.how {
             let at = stamp(self.ended_at.unwrap_or(0))?;
             let digest = self.digest.unwrap_or(0).cast_unsigned();
-            return Ok(State::Ended(Ended { how: ending(how)?, step: self.step, at, digest }));
+            return Ok(State::Ended(EndRecord { how: ending(how)?, step: self.step, at, digest }));
         }
-        let corrupt = || StoreError::Corrupt { what: "it is open and holds nothing".to_owned() };
+        let corrupt = || StoreError::Corrupt { what: "it is open without levels or units".to_owned() };
         let levels = levels_from_text(&self.levels.ok_or_else(corrupt)?)?;
         let (held, shortfalls) = holding_from_text(&self.held.ok_or_else(corrupt)?)?;
         if held.len() != levels.names().len() {
@@ -257,7 +257,7 @@ fn write_step(connection: &Connection, namespace: i64, open: &Open) -> rusqlite:
 fn write_ended(
     connection: &Connection,
     namespace: i64,
-    (lease, ended): (LeaseId, Ended),
+    (lease, ended): (LeaseId, EndRecord),
     is_written: bool,
 ) -> rusqlite::Result<()> {
     let sql = if is_written {
@@ -283,11 +283,11 @@ fn text_of(texts: &mut HashMap<usize, (Arc<Levels>, Arc<str>)>, levels: &Arc<Lev
     Arc::clone(&texts.entry(address).or_insert_with(make).1)
 }
 
-/// Says which lease is not as we write it.
-fn of_lease(lease: LeaseId, trouble: Trouble) -> Trouble {
-    match trouble {
-        Trouble::Answer(StoreError::Corrupt { what }) => {
-            Trouble::Answer(StoreError::Corrupt { what: format!("the lease {lease}: {what}") })
+/// Adds the lease to an error about its row.
+fn lease_error(lease: LeaseId, error: CallError) -> CallError {
+    match error {
+        CallError::Reply(StoreError::Corrupt { what }) => {
+            CallError::Reply(StoreError::Corrupt { what: format!("the lease {lease}: {what}") })
         }
         other => other,
     }

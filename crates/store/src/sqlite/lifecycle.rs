@@ -1,31 +1,32 @@
-//! A file's life beside its use. Whoever looks opens it to read, and leaves nothing beside it.
+//! Administration of a file: init, check, upgrade and list. Checks open it read-only and create nothing
+//! beside it.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
-use super::options::{Durable, SqliteOptions, real};
+use super::errors::file_error;
+use super::options::{Durability, SqliteOptions, canonical};
 use super::records;
 use super::schema::{self, CURRENT};
-use super::syncer::log_of;
-use super::trouble::of_file;
+use super::syncer::wal_path;
 use super::writer::read_anchor;
 use crate::error::StoreError;
 use crate::lifecycle::{
-    Checked, LISTED_MAX, Lifecycle, Listed, Made, MadePart, Part, Setting, Space, Upgraded, UpgradedPart,
-    Whereabouts, not_there, other_version,
+    CheckReport, InitPart, InitReport, LISTED_MAX, Lifecycle, NamespaceList, Part, Setting, Space,
+    StoreLocation, UpgradePart, UpgradeReport, not_there, other_version,
 };
 use crate::reply::Reply;
 
 const WANTED: u64 = CURRENT.unsigned_abs();
 
-/// What an operator does with a file.
+/// Manages a file.
 #[derive(Debug)]
 pub(crate) struct SqliteLifecycle(SqliteOptions);
 
 impl SqliteOptions {
-    /// What an operator does with the file.
+    /// The administration of this store.
     pub(crate) fn lifecycle(self) -> Result<SqliteLifecycle, StoreError> {
         self.check()?;
         Ok(SqliteLifecycle(self))
@@ -33,55 +34,55 @@ impl SqliteOptions {
 }
 
 impl Lifecycle for SqliteLifecycle {
-    fn init(&self) -> Reply<'_, Made> {
-        self.apart(File::init)
+    fn init(&self) -> Reply<'_, InitReport> {
+        self.run_blocking(StoreFile::init)
     }
 
-    fn check(&self) -> Reply<'_, Checked> {
-        self.apart(File::check)
+    fn check(&self) -> Reply<'_, CheckReport> {
+        self.run_blocking(StoreFile::check)
     }
 
-    fn upgrade(&self) -> Reply<'_, Upgraded> {
-        self.apart(File::upgrade)
+    fn upgrade(&self) -> Reply<'_, UpgradeReport> {
+        self.run_blocking(StoreFile::upgrade)
     }
 
-    fn list(&self) -> Reply<'_, Listed> {
-        self.apart(File::list)
+    fn list(&self) -> Reply<'_, NamespaceList> {
+        self.run_blocking(StoreFile::list)
     }
 }
 
 impl SqliteLifecycle {
-    /// Does it on a thread that may wait for the disk.
-    fn apart<T: Send + 'static>(
+    /// Runs `work` on a thread that may block.
+    fn run_blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&File) -> Result<T, StoreError> + Send + 'static,
+        work: impl FnOnce(&StoreFile) -> Result<T, StoreError> + Send + 'static,
     ) -> Reply<'_, T> {
         let options = self.0.clone();
         Reply::later(async move {
-            let work = move || work(&File::of(options)?);
+            let work = move || work(&StoreFile::new(options)?);
             let done = tokio::task::spawn_blocking(work).await;
             done.unwrap_or_else(|error| Err(StoreError::unavailable(format!("a thread: {error}"))))
         })
     }
 }
 
-struct File {
+struct StoreFile {
     options: SqliteOptions,
     path: PathBuf,
-    /// The path as it was said.
+    /// The path as it was given.
     place: String,
 }
 
-impl File {
-    fn of(options: SqliteOptions) -> Result<Self, StoreError> {
-        let said = options.path.clone().unwrap_or_default();
-        let place = said.display().to_string();
+impl StoreFile {
+    fn new(options: SqliteOptions) -> Result<Self, StoreError> {
+        let path = options.path.clone().unwrap_or_default();
+        let place = path.display().to_string();
         let denied = |error| StoreError::Denied { what: format!("`{place}` cannot be opened: {error}") };
-        Ok(Self { path: real(&said).map_err(denied)?, place, options })
+        Ok(Self { path: canonical(&path).map_err(denied)?, place, options })
     }
 
-    fn whereabouts(&self) -> Whereabouts {
-        Whereabouts { engine: "sqlite", place: self.place.clone() }
+    fn whereabouts(&self) -> StoreLocation {
+        StoreLocation { engine: "sqlite", place: self.place.clone() }
     }
 
     fn part(&self) -> Part {
@@ -92,12 +93,12 @@ impl File {
         Part::new("namespace", &self.options.namespace)
     }
 
-    fn trouble(&self) -> impl Fn(rusqlite::Error) -> StoreError {
-        |error| of_file(&self.place, &error)
+    fn store_error(&self) -> impl Fn(rusqlite::Error) -> StoreError {
+        |error| file_error(&self.place, &error)
     }
 
-    /// Whether there is anything: a file of no length is an empty store.
-    fn is_there(&self) -> Result<bool, StoreError> {
+    /// Whether the file exists and is not empty.
+    fn exists(&self) -> Result<bool, StoreError> {
         match std::fs::metadata(&self.path) {
             Ok(found) => Ok(found.len() > 0),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
@@ -107,44 +108,45 @@ impl File {
         }
     }
 
-    fn init(&self) -> Result<Made, StoreError> {
-        if self.is_there()? {
-            let (_, version) = self.look()?;
+    fn init(&self) -> Result<InitReport, StoreError> {
+        if self.exists()? {
+            let (_, version) = self.open_read_only()?;
             if version != 0 && version != WANTED {
                 return Err(other_version(&format!("`{}`", self.place), version, WANTED));
             }
         }
         let mut connection = self.options.connect(Some(&self.path), &self.place)?;
         let from = schema::prepare(&mut connection, &self.place)?;
-        let has_it = has_namespace(&connection, &self.options.namespace).map_err(self.trouble())?;
-        records::namespace(&connection, &self.options.namespace).map_err(self.trouble())?;
+        let had_namespace =
+            has_namespace(&connection, &self.options.namespace).map_err(self.store_error())?;
+        records::namespace(&connection, &self.options.namespace).map_err(self.store_error())?;
         let parts = vec![
-            MadePart { part: self.part(), is_new: from == 0 },
-            MadePart { part: self.namespace(), is_new: !has_it },
+            InitPart { part: self.part(), is_new: from == 0 },
+            InitPart { part: self.namespace(), is_new: !had_namespace },
         ];
-        Ok(Made { of: self.whereabouts(), parts, schema: WANTED })
+        Ok(InitReport { of: self.whereabouts(), parts, schema: WANTED })
     }
 
-    fn check(&self) -> Result<Checked, StoreError> {
+    fn check(&self) -> Result<CheckReport, StoreError> {
         let (mut schema, mut missing, mut size) = (None, vec![self.part(), self.namespace()], None);
         let mut clock_offset = None;
-        if self.is_there()? {
-            let (connection, version) = self.look()?;
+        if self.exists()? {
+            let (connection, version) = self.open_read_only()?;
             if version > 0 {
                 schema = Some(version);
-                clock_offset = Some(read_anchor(&connection).map_err(self.trouble())?.offset());
+                clock_offset = Some(read_anchor(&connection).map_err(self.store_error())?.offset());
                 missing.remove(0);
-                if has_namespace(&connection, &self.options.namespace).map_err(self.trouble())? {
+                if has_namespace(&connection, &self.options.namespace).map_err(self.store_error())? {
                     missing.clear();
                 }
             }
             size = std::fs::metadata(&self.path).ok().map(|found| found.len());
         }
         let (durable, durability) = match self.options.durable {
-            Durable::Commit => ("commit", "what was answered is on the disk"),
-            Durable::Second => (
+            Durability::Commit => ("commit", "acknowledged writes are on the disk"),
+            Durability::EverySecond => (
                 "second",
-                "what was answered survives the process; should the machine stop, at most the last second is lost",
+                "acknowledged writes survive the process; if the machine stops, at most the last second is lost",
             ),
         };
         let mut settings = vec![Setting::new("durable", durable)];
@@ -156,7 +158,7 @@ impl File {
                 "the file has reached size_max: draws are refused until something is pruned",
             )
         }));
-        Ok(Checked {
+        Ok(CheckReport {
             of: self.whereabouts(),
             server: format!("SQLite {}, built in", rusqlite::version()),
             schema,
@@ -170,42 +172,45 @@ impl File {
         })
     }
 
-    fn upgrade(&self) -> Result<Upgraded, StoreError> {
-        if !self.is_there()? || self.look()?.1 == 0 {
+    fn upgrade(&self) -> Result<UpgradeReport, StoreError> {
+        if !self.exists()? || self.open_read_only()?.1 == 0 {
             return Err(not_there(&self.part().to_string()));
         }
         let mut connection = self.options.connect(Some(&self.path), &self.place)?;
         let from = schema::prepare(&mut connection, &self.place)?;
-        let parts = vec![UpgradedPart { part: self.part(), from }];
-        Ok(Upgraded { of: self.whereabouts(), parts, schema: WANTED })
+        let parts = vec![UpgradePart { part: self.part(), from }];
+        Ok(UpgradeReport { of: self.whereabouts(), parts, schema: WANTED })
     }
 
-    fn list(&self) -> Result<Listed, StoreError> {
-        if !self.is_there()? {
+    fn list(&self) -> Result<NamespaceList, StoreError> {
+        if !self.exists()? {
             return Err(not_there(&self.part().to_string()));
         }
-        let (connection, version) = self.look()?;
-        let spaces =
-            if version == 0 { Vec::new() } else { spaces(&connection, version).map_err(self.trouble())? };
-        Ok(Listed::cut(self.whereabouts(), WANTED, spaces))
+        let (connection, version) = self.open_read_only()?;
+        let spaces = if version == 0 {
+            Vec::new()
+        } else {
+            namespaces(&connection, version).map_err(self.store_error())?
+        };
+        Ok(NamespaceList::cut(self.whereabouts(), WANTED, spaces))
     }
 
-    /// A connection that reads, and the version there.
-    fn look(&self) -> Result<(Connection, u64), StoreError> {
+    /// A read-only connection, and the schema version.
+    fn open_read_only(&self) -> Result<(Connection, u64), StoreError> {
         let flags =
             OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-        // Where nobody has it open, and nobody was stopped while he had, there is no log: SQLite would make one to read.
-        let has_log = std::fs::metadata(log_of(&self.path)).is_ok_and(|found| found.len() > 0);
+        // A file that was closed cleanly has no log, and SQLite would create one to read it.
+        let has_log = std::fs::metadata(wal_path(&self.path)).is_ok_and(|found| found.len() > 0);
         let connection =
-            Connection::open_with_flags(uri(&self.path, has_log), flags).map_err(self.trouble())?;
-        connection.busy_timeout(super::options::OPENED_WITHIN).map_err(self.trouble())?;
+            Connection::open_with_flags(uri(&self.path, has_log), flags).map_err(self.store_error())?;
+        connection.busy_timeout(super::options::OPEN_TIMEOUT).map_err(self.store_error())?;
         let version = schema::version(&connection, &self.place);
-        let version = version.map_err(|trouble| trouble.into_error(&self.place))?;
+        let version = version.map_err(|error| error.into_error(&self.place))?;
         Ok((connection, version))
     }
 }
 
-/// A path as SQLite reads it with options behind it.
+/// A path as a URI with SQLite options.
 fn uri(path: &Path, has_log: bool) -> String {
     let mut uri = "file:".to_owned();
     for byte in path.as_os_str().as_encoded_bytes() {
@@ -224,8 +229,8 @@ fn has_namespace(connection: &Connection, name: &str) -> rusqlite::Result<bool> 
     Ok(connection.query_row(find, [name], |_| Ok(())).optional()?.is_some())
 }
 
-/// One more of them than are listed, if there are.
-fn spaces(connection: &Connection, version: u64) -> rusqlite::Result<Vec<Space>> {
+/// The namespaces, up to one more than are listed.
+fn namespaces(connection: &Connection, version: u64) -> rusqlite::Result<Vec<Space>> {
     let (entities, policies) = if version < schema::RECORDS {
         ("entities WHERE true", "policies WHERE true")
     } else {
@@ -257,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_written_so_that_nothing_in_it_is_an_option() {
+    fn path_characters_are_escaped_in_uris() {
         assert_eq!(uri(Path::new("/a b/ä?mode=rw#%"), true), "file:/a%20b/%c3%a4%3fmode%3drw%23%25?mode=ro");
     }
 }

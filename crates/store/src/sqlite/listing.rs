@@ -1,4 +1,4 @@
-//! Reading buckets and usage.
+//! Reads of buckets and usage.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use tidegate_core::limit::name::{EntityId, LimitName, ResourceName};
 use tidegate_core::limit::usage::{Tally, Usage};
 use tidegate_core::time::Stamp;
 
-use super::rows;
-use super::trouble::Trouble;
+use super::errors::CallError;
+use super::meter_rows;
 use crate::buckets::{Bucket, Lookup};
 use crate::cursor::UsagePlace;
 use crate::error::StoreError;
@@ -20,7 +20,7 @@ pub(super) fn balances(
     namespace: i64,
     lookup: &Lookup,
     at: Stamp,
-) -> Result<Vec<Bucket>, Trouble> {
+) -> Result<Vec<Bucket>, CallError> {
     let mut buckets = Vec::new();
     match lookup {
         Lookup::Subjects(subjects) => {
@@ -30,7 +30,7 @@ pub(super) fn balances(
             for subject in subjects {
                 let key = (namespace, subject.entity.as_str(), subject.resource.as_str());
                 if let Some(id) = find.query_row(key, |row| row.get(0)).optional()? {
-                    let meters = rows::meters_of(connection, id)?;
+                    let meters = meter_rows::meters_of(connection, id)?;
                     buckets.push(Bucket { subject: subject.clone(), at, meters });
                 }
             }
@@ -50,7 +50,7 @@ fn buckets_of_entity(
     namespace: i64,
     entity: &EntityId,
     at: Stamp,
-) -> Result<Vec<Bucket>, Trouble> {
+) -> Result<Vec<Bucket>, CallError> {
     let mut found = connection.prepare_cached(
         "SELECT id, resource FROM subjects WHERE namespace = ?1 AND entity = ?2 ORDER BY resource",
     )?;
@@ -58,7 +58,7 @@ fn buckets_of_entity(
     let mut buckets = Vec::new();
     while let Some(row) = rows.next()? {
         let (id, resource): (i64, String) = (row.get(0)?, row.get(1)?);
-        let meters = rows::meters_of(connection, id)?;
+        let meters = meter_rows::meters_of(connection, id)?;
         buckets.push(Bucket { subject: subject(entity.as_str(), &resource)?, at, meters });
     }
     Ok(buckets)
@@ -70,7 +70,7 @@ pub(super) fn buckets(
     (resource, at): (&ResourceName, Stamp),
     after: Option<&EntityId>,
     max: usize,
-) -> Result<Vec<Bucket>, Trouble> {
+) -> Result<Vec<Bucket>, CallError> {
     let after = after.map_or("", EntityId::as_str);
     let mut found = connection.prepare_cached(
         "SELECT id, entity FROM subjects WHERE namespace = ?1 AND resource = ?2 AND entity > ?3
@@ -80,7 +80,7 @@ pub(super) fn buckets(
     let mut buckets = Vec::new();
     while let Some(row) = rows.next()? {
         let (id, entity): (i64, String) = (row.get(0)?, row.get(1)?);
-        let meters = rows::meters_of(connection, id)?;
+        let meters = meter_rows::meters_of(connection, id)?;
         buckets.push(Bucket { subject: subject(&entity, resource.as_str())?, at, meters });
     }
     Ok(buckets)
@@ -92,7 +92,7 @@ pub(super) fn usage(
     query: &UsageQuery,
     after: Option<UsagePlace<'_>>,
     max: usize,
-) -> Result<Vec<Usage>, Trouble> {
+) -> Result<Vec<Usage>, CallError> {
     let (sql, key) = match &query.of {
         UsageOf::Entity(entity) => (USAGE_OF_ENTITY, entity.as_str()),
         UsageOf::Resource(resource) => (USAGE_OF_RESOURCE, resource.as_str()),
@@ -113,7 +113,8 @@ pub(super) fn usage(
     let mut lines = Vec::new();
     while let Some(row) = rows.next()? {
         let (entity, resource, limit): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        let count = |place: usize| -> Result<u64, Trouble> { Ok(number(row.get(place)?, "a sum of usage")?) };
+        let count =
+            |place: usize| -> Result<u64, CallError> { Ok(number(row.get(place)?, "a sum of usage")?) };
         let tally = Tally { units: count(4)?, own: count(5)?, leases: count(6)? };
         let limit =
             LimitName::new(&limit).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
@@ -134,8 +135,8 @@ const USAGE_OF_RESOURCE: &str = "
         AND (:after IS NULL OR (entity, name, start) > (:after, :after_limit, :after_start))
     ORDER BY entity, name, start LIMIT :max";
 
-/// Whether a lease is past its deadline.
-pub(super) fn is_any_due(connection: &Connection, namespace: i64, now: Stamp) -> Result<bool, Trouble> {
+/// Whether any lease is past its deadline.
+pub(super) fn is_any_due(connection: &Connection, namespace: i64, now: Stamp) -> Result<bool, CallError> {
     let mut due = connection.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM leases WHERE namespace = ?1 AND how IS NULL AND deadline <= ?2)",
     )?;

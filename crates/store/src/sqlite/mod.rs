@@ -1,28 +1,29 @@
 //! A store in a file: the embedded default, durable, and shared by all processes of a machine.
 //!
-//! One thread of a process writes, and takes all who wait into one transaction ([`writer`](self)); others read beside
-//! it. What a call needs is loaded into a table, decided on as in memory, and written with the transaction; it is kept
-//! for the next one unless another process has written meanwhile. Time is the machine's, read within the transaction
-//! and kept in the file, so that it never runs back for anybody.
+//! One thread per process writes: it takes all waiting calls into one transaction ([`writer`](self), group
+//! commit); other threads read. What a call needs is loaded into a table in memory, decided on as in the
+//! memory engine, and written with the transaction. Loaded rows are cached until another process writes. The
+//! time is the host's clock, read within the transaction and stored in the file, so that it never runs
+//! backwards for any process.
 
 mod engine;
+mod errors;
 mod evict;
 mod file;
 mod leases;
 mod lifecycle;
 mod listing;
+mod meter_rows;
+mod namespace;
 mod options;
 mod queue;
 mod reader;
 mod records;
 mod retention;
-mod rows;
+mod schedule;
 mod schema;
-mod space;
 mod syncer;
-mod times;
-mod trouble;
-mod work;
+mod transaction;
 mod writer;
 
 use std::fmt;
@@ -33,20 +34,20 @@ use std::time::Duration;
 use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::limit::name::Namespace;
 
-pub use options::{Durable, SqliteOptions};
+pub use options::{Durability, SqliteOptions};
 
 use crate::clock::WallClock;
 use crate::error::StoreError;
-use queue::{Queue, Rejected};
+use errors::CallError;
+use queue::{PushError, Queue};
 use reader::Readers;
-use trouble::Trouble;
-use work::{Asked, Call, Job, Told, Work};
+use transaction::{Call, CallReply, Job, QueuedJob, Transaction};
 use writer::Counters;
 
 /// A store in a file, with SQLite built in. Clones are the same store.
 ///
-/// Several processes may use one file at once. What was answered survives the process ([`Durable`] says what survives
-/// the machine).
+/// Several processes may share a file. Acknowledged writes survive the process ([`Durability`] says what
+/// survives the machine).
 ///
 /// ```
 /// use tidegate_store::{Sqlite, Store};
@@ -59,50 +60,50 @@ use writer::Counters;
 /// let store = Sqlite::open(&path).await?;
 /// assert_eq!(store.capabilities().engine, "sqlite");
 /// store.close().await;
-/// # std::fs::remove_dir_all(&folder).expect("it is there");
+/// # std::fs::remove_dir_all(&folder).expect("the folder exists");
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
 pub struct Sqlite {
     inner: Arc<Inner>,
-    /// The namespace's number.
+    /// The namespace's id.
     namespace: i64,
 }
 
-/// What all clones and namespaces share.
+/// The state shared by all clones and namespaces.
 struct Inner {
     place: Arc<str>,
     deadline: Duration,
     clock: Arc<dyn WallClock>,
-    writer: Arc<Queue<Asked>>,
-    /// None for a store in memory, which has one connection.
+    writer: Arc<Queue<QueuedJob>>,
+    /// `None` for a store in memory, which has one connection.
     readers: Option<Readers>,
     counters: Arc<Counters>,
-    /// Nobody has the other end any more when all threads have ended.
-    ended: tokio::sync::watch::Receiver<()>,
+    /// Its sender is dropped when all threads have ended.
+    threads_ended: tokio::sync::watch::Receiver<()>,
 }
 
-/// What a store has done in this process.
+/// Counters of a store in this process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SqliteStats {
-    /// Transactions, those included that had nothing to write.
+    /// Transactions, including those without writes.
     pub transactions: u64,
-    /// Draws, extensions and spends that were decided in them.
+    /// Draws, extensions and spends in these transactions.
     pub draws: u64,
-    /// How often something was put on the disk: with [`Durable::Commit`] each transaction that was written, with
-    /// [`Durable::Second`] the log.
+    /// Syncs to disk: with [`Durability::Commit`] each transaction that was written, with
+    /// [`Durability::EverySecond`] the log.
     pub syncs: u64,
 }
 
 impl Sqlite {
-    /// Opens a file, or makes it, in the namespace `default`.
+    /// Opens a file in the namespace `default`, and creates it if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::Denied`] for a file that cannot be opened or written, [`StoreError::Corrupt`] for one that is damaged
-    /// or no database, [`StoreError::Invalid`] for one of another program or of a newer version, and
-    /// [`StoreError::Unavailable`] where another process holds it for too long.
+    /// [`StoreError::Denied`] for a file that cannot be opened or written, [`StoreError::Corrupt`] for one
+    /// that is damaged or not a database, [`StoreError::Invalid`] for one of another program or of a newer
+    /// version, and [`StoreError::Unavailable`] if another process holds it for too long.
     pub async fn open(path: impl Into<std::path::PathBuf>) -> Result<Self, StoreError> {
         SqliteOptions::file(path).open().await
     }
@@ -110,28 +111,28 @@ impl Sqlite {
     /// A store in this process's memory, with one connection: for tests.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] where the system gives no thread.
+    /// [`StoreError::Unavailable`] if no thread can be spawned.
     pub async fn in_memory() -> Result<Self, StoreError> {
         SqliteOptions::memory().open().await
     }
 
-    /// Another namespace of the same file: whoever asks for the same name gets the same.
+    /// Opens another namespace of the same file. The same name is the same namespace.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a name that cannot be, and what the file says.
+    /// [`StoreError::Invalid`] for an invalid name, and errors of the file.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves a namespace that is there or not; asking again finds it.
+    /// Dropping the future may leave a new namespace behind, which the next call finds.
     pub async fn namespace(&self, name: &str) -> Result<Self, StoreError> {
         let name = Namespace::new(name).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
-        let make = |work: &mut Work<'_>, name: &Namespace| {
-            Ok::<_, Trouble>(records::namespace(work.connection, name.as_str())?)
+        let make = |transaction: &mut Transaction<'_>, name: &Namespace| {
+            Ok::<_, CallError>(records::namespace(transaction.connection, name.as_str())?)
         };
         let namespace = self.inner.write(Call::new(name, make)).await?;
         Ok(Self { inner: Arc::clone(&self.inner), namespace })
     }
 
-    /// What it has done in this process.
+    /// The counters of this process.
     pub fn stats(&self) -> SqliteStats {
         let counters = &self.inner.counters;
         SqliteStats {
@@ -141,19 +142,20 @@ impl Sqlite {
         }
     }
 
-    /// Ends it, for all clones: what was asked is done and put on the disk, and whoever asks from now on is refused.
+    /// Closes the store for all clones: queued calls are completed and synced to disk, and later ones are
+    /// refused.
     ///
     /// Dropping the last clone does the same in the background.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the waiting; it ends all the same.
+    /// Dropping the future stops the waiting, not the closing.
     pub async fn close(&self) {
         self.inner.close();
-        // Nothing is ever sent: an error means that all threads have gone.
-        drop(self.inner.ended.clone().changed().await);
+        // Nothing is ever sent: an error means that all threads have ended.
+        drop(self.inner.threads_ended.clone().changed().await);
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn place(&self) -> &str {
         &self.inner.place
     }
@@ -167,50 +169,50 @@ impl Inner {
         }
     }
 
-    /// Has a call done in a transaction, and waits for it to be written.
+    /// Runs a call in a transaction, and waits until it is committed.
     async fn write<R: Send + 'static, T: Send + 'static>(
         &self,
-        (call, answer): (Call<R, T>, tokio::sync::oneshot::Receiver<Told<T>>),
+        (call, answer): (Call<R, T>, tokio::sync::oneshot::Receiver<CallReply<T>>),
     ) -> Result<T, StoreError> {
-        self.ask(Box::new(call))?;
+        self.push(Box::new(call))?;
         match answer.await {
-            Ok(told) => told.hear(),
+            Ok(reply) => reply.into_result(),
             Err(_) => Err(StoreError::unavailable("the store's thread has ended")),
         }
     }
 
-    fn ask(&self, job: Box<dyn Job>) -> Result<(), StoreError> {
-        self.writer.push(Asked::new(job)).map_err(|rejected| rejection(&rejected, &self.place))
+    fn push(&self, job: Box<dyn Job>) -> Result<(), StoreError> {
+        self.writer.push(QueuedJob::new(job)).map_err(|rejected| push_error(&rejected, &self.place))
     }
 
-    /// Reads beside the writer, in one snapshot and at one time.
+    /// Reads in a snapshot, at one time, in parallel to the writer.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl Fn(&rusqlite::Connection, Anchor) -> Result<T, Trouble> + Send + 'static,
+        read: impl Fn(&rusqlite::Connection, Anchor) -> Result<T, CallError> + Send + 'static,
     ) -> Result<T, StoreError> {
         if let Some(readers) = &self.readers {
             let (place, clock) = (Arc::clone(&self.place), Arc::clone(&self.clock));
             return readers.read(place, clock, read).await;
         }
-        self.write(Call::new(read, read_in_turn)).await
+        self.write(Call::new(read, read_in_transaction)).await
     }
 }
 
-/// Reads what those before it in the same transaction have done too.
-fn read_in_turn<T>(
-    work: &mut Work<'_>,
-    read: &impl Fn(&rusqlite::Connection, Anchor) -> Result<T, Trouble>,
-) -> Result<T, Trouble> {
-    work.write()?;
-    read(work.connection, work.anchor)
+/// Reads within the writer's transaction, including its earlier calls.
+fn read_in_transaction<T>(
+    transaction: &mut Transaction<'_>,
+    read: &impl Fn(&rusqlite::Connection, Anchor) -> Result<T, CallError>,
+) -> Result<T, CallError> {
+    transaction.write()?;
+    read(transaction.connection, transaction.anchor)
 }
 
-fn rejection(rejected: &Rejected, place: &str) -> StoreError {
+fn push_error(rejected: &PushError, place: &str) -> StoreError {
     match rejected {
-        Rejected::Full { max, waited } => {
+        PushError::Full { max, waited } => {
             StoreError::Busy { place: format!("`{place}`"), waiting_max: *max, retry_after: *waited }
         }
-        Rejected::Closed => StoreError::Closed { what: format!("`{place}` was closed") },
+        PushError::Closed => StoreError::Closed { what: format!("`{place}` was closed") },
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a file is opened.
+//! Options of a store in a file, and its start.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags};
 use tidegate_core::random::Random;
 use tokio::sync::{oneshot, watch};
 
+use super::errors::{CallError, file_error, is_busy};
 use super::file::File;
 use super::queue::Queue;
 use super::reader::Readers;
 use super::records;
+use super::schedule::Schedule;
 use super::schema;
-use super::syncer::{Syncer, log_of};
-use super::times::Times;
-use super::trouble::{Trouble, is_busy, of_file};
+use super::syncer::{Syncer, wal_path};
 use super::writer::{BATCH_MAX, Counters, DEADLINE, Writer};
 use super::{Inner, Sqlite};
 use crate::clock::{HostWall, WallClock};
@@ -28,47 +28,48 @@ use crate::retention::Retention;
 use crate::sync::lock;
 use crate::tables::column;
 
-/// Calls that wait for the writer at most.
-const WAITING_MAX: usize = 1 << 16;
-/// How long another process may hold the file while it is opened: it may be bringing it up to date.
-pub(super) const OPENED_WITHIN: Duration = Duration::from_secs(10);
-/// Statements that a connection keeps prepared.
+/// The most calls that may wait for the writer.
+const QUEUE_MAX: usize = 1 << 16;
+/// How long to wait for another process that holds the file during opening: it may be migrating it.
+pub(super) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Prepared statements that a connection caches.
 pub(super) const STATEMENTS_MAX: usize = 64;
-/// What the log may leave lying on the disk, in bytes.
+/// The size to which the log is truncated, in bytes.
 const LOG_MAX: i64 = 64 << 20;
-/// What a connection keeps in memory of the file, in KiB.
+/// The page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16 << 10;
-/// The least that a file may grow to.
+/// The smallest size limit of a file.
 const SIZE_MIN: u64 = 1 << 20;
 
-/// What an answer means when the machine stops. When the process stops, killed or not, nothing that was answered is lost.
+/// What a reply guarantees when the machine stops. When only the process stops, killed or not, no
+/// acknowledged write is lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Durable {
-    /// It is on the disk before it is answered.
+pub enum Durability {
+    /// Writes are on the disk before they are acknowledged.
     Commit,
-    /// It is with the operating system before it is answered, and on the disk within a second: should the machine stop,
-    /// at most the last second is lost, as a whole and not in parts.
+    /// Writes are handed to the operating system before they are acknowledged, and are on the disk within a
+    /// second: if the machine stops, at most the last second is lost, as a whole.
     #[default]
-    Second,
+    EverySecond,
 }
 
-/// How a file is opened.
+/// Opens a store in a file.
 ///
 /// ```no_run
-/// use tidegate_store::{Durable, SqliteOptions};
+/// use tidegate_store::{Durability, SqliteOptions};
 ///
 /// # async fn example() -> Result<(), tidegate_store::StoreError> {
-/// let store = SqliteOptions::file("limits.db").durable(Durable::Commit).namespace("prod").open().await?;
+/// let store = SqliteOptions::file("limits.db").durable(Durability::Commit).namespace("prod").open().await?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until they are opened"]
 pub struct SqliteOptions {
-    /// None is memory.
+    /// `None` for a store in memory.
     pub(super) path: Option<PathBuf>,
-    pub(super) durable: Durable,
+    pub(super) durable: Durability,
     retention: Retention,
     pub(super) namespace: String,
     pub(super) size_max: Option<u64>,
@@ -78,12 +79,12 @@ pub struct SqliteOptions {
 }
 
 impl SqliteOptions {
-    /// A file, which is made if it is not there.
+    /// Options for a file, which is created if it does not exist.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Self::new(Some(path.into()))
     }
 
-    /// A store in this process's memory, with one connection.
+    /// Options for a store in this process's memory, with one connection.
     pub fn memory() -> Self {
         Self::new(None)
     }
@@ -91,7 +92,7 @@ impl SqliteOptions {
     fn new(path: Option<PathBuf>) -> Self {
         Self {
             path,
-            durable: Durable::default(),
+            durable: Durability::default(),
             retention: Retention::default(),
             namespace: "default".to_owned(),
             size_max: None,
@@ -101,59 +102,61 @@ impl SqliteOptions {
         }
     }
 
-    /// What an answer means when the machine stops.
-    pub const fn durable(mut self, durable: Durable) -> Self {
+    /// Sets what a reply guarantees when the machine stops.
+    pub const fn durable(mut self, durable: Durability) -> Self {
         self.durable = durable;
         self
     }
 
-    /// How long usage and audit are kept.
+    /// Sets how long usage and audit are kept.
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
         self
     }
 
-    /// The namespace, `default` unless said otherwise.
+    /// Sets the namespace, `default` by default.
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = name.into();
         self
     }
 
-    /// The file grows to at most so many bytes, not counting its log. What would need more is refused as if the disk were
-    /// full. Draws are refused a little earlier: leases that are open can still be ended, which makes room.
+    /// Limits the size of the file, not counting its log. Writes that need more are refused as if the disk
+    /// were full. Draws are refused a little earlier, so that open leases can still be ended, which frees
+    /// space.
     pub const fn size_max(mut self, bytes: u64) -> Self {
         self.size_max = Some(bytes);
         self
     }
 
-    /// At most so many calls go into one transaction: what grouping them is worth is measured with it.
+    /// Sets the most calls of a transaction; benchmarks measure the effect of batches with it.
     #[doc(hidden)]
     pub const fn batch_max(mut self, calls: usize) -> Self {
         self.batch_max = calls;
         self
     }
 
-    /// How long a transaction may take before the file [counts as unavailable](crate::Capabilities::deadline), and how long a
-    /// call waits while another process holds it; a second unless set.
+    /// Sets how long a transaction may take before the file [counts as
+    /// unavailable](crate::Capabilities::deadline), and how long a call waits while another process holds it;
+    /// a second by default.
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// The clock to go by, which may be set back: time goes on from where it was. All processes that use the file must
-    /// go by the same.
+    /// Sets the clock. If it is set back, time continues from where it was. All processes that use the file
+    /// must use the same clock.
     pub fn clock(mut self, clock: impl WallClock) -> Self {
         self.clock = Arc::new(clock);
         self
     }
 
-    /// Opens it.
+    /// Opens the store.
     ///
     /// # Errors
     /// As [`Sqlite::open`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves a file that is whole, and perhaps new.
+    /// Dropping the future may leave a new, complete file behind.
     pub async fn open(self) -> Result<Sqlite, StoreError> {
         self.check()?;
         let (opened, answer) = oneshot::channel();
@@ -169,21 +172,22 @@ impl SqliteOptions {
         namespace(&self.namespace)?;
         self.retention.check()?;
         if let Some(bytes) = self.size_max.filter(|bytes| *bytes < SIZE_MIN) {
-            let what = format!("a size_max of {bytes} bytes, less than {SIZE_MIN}");
+            let what = format!("`size_max` is {bytes} bytes, and must be at least {SIZE_MIN}");
             return Err(StoreError::Invalid { what });
         }
         Ok(())
     }
 
-    /// Opens it on the thread that is going to write.
+    /// Opens the file on the thread that will write.
     fn run(self, opened: oneshot::Sender<Result<Sqlite, StoreError>>) {
-        // Every thread has the one end until its connection is closed.
+        // Every thread holds a sender until its connection is closed.
         let (running, ended) = watch::channel(());
-        // Connections are closed one after the other: of two at once, each would leave the log to the other.
+        // Connections are closed one at a time: with two at once, each would leave the checkpoint to the
+        // other.
         let closing: Arc<Mutex<()>> = Arc::default();
         match self.prepare(&running, ended, &closing) {
             Ok((mut writer, store)) => {
-                // Nobody waits for it: it is closed by being dropped here, and the writer ends.
+                // If the caller was dropped, the store is dropped here, and the writer ends.
                 drop(opened.send(Ok(store)));
                 writer.run();
                 let _turn = lock(&closing);
@@ -204,20 +208,21 @@ impl SqliteOptions {
             Some(path) => path.display().to_string().into(),
             None => ":memory:".into(),
         };
-        let path = self.path.as_deref().map(real).transpose().map_err(|error| unreadable(&place, &error))?;
+        let path =
+            self.path.as_deref().map(canonical).transpose().map_err(|error| unreadable(&place, &error))?;
         let mut connection = self.connect(path.as_deref(), &place)?;
         schema::prepare(&mut connection, &place)?;
-        let of_place = |error: rusqlite::Error| of_file(&place, &error);
+        let of_place = |error: rusqlite::Error| file_error(&place, &error);
         let namespace = records::namespace(&connection, &self.namespace).map_err(of_place)?;
-        // From now on whoever waits for another process does so by himself.
+        // From here on the writer polls the lock itself.
         connection.busy_timeout(Duration::ZERO).map_err(of_place)?;
         let of_io = |error: std::io::Error| StoreError::unavailable(format!("`{place}`: {error}"));
-        // Now that it is there: what its name leads to.
-        let path = path.as_deref().map(real).transpose().map_err(of_io)?;
+        // Resolved again, now that the file exists.
+        let path = path.as_deref().map(canonical).transpose().map_err(of_io)?;
         let readers = path.as_deref().map(|path| Readers::start(path, running, closing)).transpose();
         let readers = readers.map_err(of_io)?;
-        let (queue, counters) = (Arc::new(Queue::new(WAITING_MAX)), Arc::new(Counters::default()));
-        let unsynced = path.as_deref().filter(|_| self.durable == Durable::Second);
+        let (queue, counters) = (Arc::new(Queue::new(QUEUE_MAX)), Arc::new(Counters::default()));
+        let unsynced = path.as_deref().filter(|_| self.durable == Durability::EverySecond);
         let syncer = unsynced.map(|path| Syncer::start(path, &counters)).transpose().map_err(of_io)?;
         let file = path.map(File::at).transpose().map_err(of_io)?;
         let writer = Writer {
@@ -228,26 +233,34 @@ impl SqliteOptions {
             retention: self.retention,
             is_bounded: self.size_max.is_some(),
             batch_max: self.batch_max.max(1),
-            patience: self.deadline,
+            timeout: self.deadline,
             queue: Arc::clone(&queue),
             counters: Arc::clone(&counters),
-            spaces: HashMap::default(),
-            rounds: HashMap::default(),
+            namespaces: HashMap::default(),
+            eviction_cursors: HashMap::default(),
             anchors: None,
             data_version: 0,
             random: Random::seeded(u64::from(std::process::id())),
             callers: 0,
-            times: Times::new(Instant::now()),
-            owed: VecDeque::new(),
+            schedule: Schedule::new(Instant::now()),
+            undo_jobs: VecDeque::new(),
             syncer,
         };
         let deadline = self.deadline;
-        let inner = Inner { place, deadline, clock: self.clock, writer: queue, readers, counters, ended };
+        let inner = Inner {
+            place,
+            deadline,
+            clock: self.clock,
+            writer: queue,
+            readers,
+            counters,
+            threads_ended: ended,
+        };
         Ok((writer, Sqlite { inner: Arc::new(inner), namespace }))
     }
 
     pub(super) fn connect(&self, path: Option<&Path>, place: &str) -> Result<Connection, StoreError> {
-        let of_place = |error: rusqlite::Error| of_file(place, &error);
+        let of_place = |error: rusqlite::Error| file_error(place, &error);
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -260,30 +273,30 @@ impl SqliteOptions {
             }
         };
         let connection = connection.map_err(of_place)?;
-        self.set_up(&connection, place).map_err(|trouble| trouble.into_error(place))?;
+        self.set_up(&connection, place).map_err(|error| error.into_error(place))?;
         Ok(connection)
     }
 
-    fn set_up(&self, connection: &Connection, place: &str) -> Result<(), Trouble> {
-        connection.busy_timeout(OPENED_WITHIN)?;
+    fn set_up(&self, connection: &Connection, place: &str) -> Result<(), CallError> {
+        connection.busy_timeout(OPEN_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
         if connection.is_readonly(MAIN_DB)? {
-            let what = format!("`{place}` may be read and not be written");
+            let what = format!("`{place}` is read-only");
             return Err(StoreError::Denied { what }.into());
         }
-        // Before anything is written to it.
+        // Checked before any write.
         schema::check(connection, place)?;
         if self.path.is_some() {
             let mode = write_ahead(connection)?;
             if mode != "wal" {
                 let what =
-                    format!("`{place}` has a journal of mode `{mode}`, and its folder allows no `wal`");
+                    format!("`{place}` has a journal of mode `{mode}`, and its folder does not allow `wal`");
                 return Err(StoreError::Denied { what }.into());
             }
         }
         let synchronous = match self.durable {
-            Durable::Commit => "FULL",
-            Durable::Second => "NORMAL",
+            Durability::Commit => "FULL",
+            Durability::EverySecond => "NORMAL",
         };
         connection.pragma_update(None, "synchronous", synchronous)?;
         connection.pragma_update(None, "journal_size_limit", LOG_MAX)?;
@@ -296,10 +309,10 @@ impl SqliteOptions {
     }
 }
 
-/// Has a log written ahead of the file, and says which kind of journal there is. Where several open a new file at once
-/// one of them is refused without having waited, and asks again.
+/// Switches to a write-ahead log, and returns the journal mode. If several processes open a new file at once,
+/// one gets a busy error without waiting, and retries.
 fn write_ahead(connection: &Connection) -> rusqlite::Result<String> {
-    let until = Instant::now() + OPENED_WITHIN;
+    let until = Instant::now() + OPEN_TIMEOUT;
     loop {
         match connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)) {
             Err(error) if is_busy(&error) && Instant::now() < until => {
@@ -310,23 +323,23 @@ fn write_ahead(connection: &Connection) -> rusqlite::Result<String> {
     }
 }
 
-/// A log without its file is that of a file which was moved away, perhaps while somebody has it open: SQLite would take
-/// it for rubbish and remove it, and what is in it would be lost.
+/// A log without its file belongs to a file that was moved, perhaps while it is open: SQLite would delete the
+/// log and its writes.
 fn check_log(path: &Path) -> Result<(), StoreError> {
     let length = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());
-    let log = log_of(path);
-    // The log is looked at first: a new file is never without its first page when its log is made.
+    let log = wal_path(path);
+    // The log is checked first: a new file has its first page before its log is created.
     if length(&log) > 0 && length(path) == 0 {
         let (place, log) = (path.display(), log.display());
         let what =
-            format!("`{place}` is not there, and its log `{log}` is: bring it back, or remove the log");
+            format!("`{place}` is missing, but its log `{log}` exists: restore the file or remove the log");
         return Err(StoreError::Denied { what });
     }
     Ok(())
 }
 
-/// The file that a name leads to, wherever the program goes afterwards.
-pub(super) fn real(path: &Path) -> std::io::Result<PathBuf> {
+/// The absolute path of a file, which does not depend on the working directory later.
+pub(super) fn canonical(path: &Path) -> std::io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|_| std::path::absolute(path))
 }
 
@@ -334,7 +347,7 @@ fn unreadable(place: &str, error: &std::io::Error) -> StoreError {
     StoreError::Denied { what: format!("`{place}` cannot be opened: {error}") }
 }
 
-/// SQLite does not say what is missing.
+/// SQLite's error does not name the missing folder.
 fn check_folder(path: &Path) -> Result<(), StoreError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     match folder.map(std::fs::metadata) {

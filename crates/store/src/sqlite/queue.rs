@@ -1,4 +1,4 @@
-//! What waits for a thread: jobs in the order they came, bounded.
+//! A bounded FIFO queue of jobs for threads.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// Jobs that wait for one thread, or for several of a kind.
+/// A queue of jobs for one or several threads.
 pub(super) struct Queue<J> {
     state: Mutex<State<J>>,
     changed: Condvar,
@@ -14,25 +14,25 @@ pub(super) struct Queue<J> {
 }
 
 struct State<J> {
-    /// Each with when it came.
+    /// Jobs with their arrival times.
     jobs: VecDeque<(Instant, J)>,
     is_closed: bool,
-    /// Threads that have nothing to do.
+    /// The number of waiting threads.
     idle: usize,
 }
 
-/// What a thread finds.
-pub(super) enum Found<J> {
+/// The result of [`Queue::take`].
+pub(super) enum NextJobs<J> {
     Jobs(Vec<J>),
-    /// Its time has come, and there is nothing else to do.
-    Nothing,
-    /// Nobody will ask for anything any more.
+    /// The time limit passed without a job.
+    TimedOut,
+    /// The queue is closed and empty.
     Closed,
 }
 
-/// Why a job was not taken.
+/// Why a job was not queued.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Rejected {
+pub(super) enum PushError {
     Full {
         max: usize,
         /// How long the first job has waited.
@@ -47,14 +47,14 @@ impl<J> Queue<J> {
         Self { state: Mutex::new(state), changed: Condvar::new(), max }
     }
 
-    pub(super) fn push(&self, job: J) -> Result<(), Rejected> {
+    pub(super) fn push(&self, job: J) -> Result<(), PushError> {
         let mut state = lock(&self.state);
         if state.is_closed {
-            return Err(Rejected::Closed);
+            return Err(PushError::Closed);
         }
         if state.jobs.len() >= self.max {
             let waited = state.jobs.front().map_or(Duration::ZERO, |(came, _)| came.elapsed());
-            return Err(Rejected::Full { max: self.max, waited });
+            return Err(PushError::Full { max: self.max, waited });
         }
         state.jobs.push_back((Instant::now(), job));
         let has_idle = state.idle > 0;
@@ -65,22 +65,22 @@ impl<J> Queue<J> {
         Ok(())
     }
 
-    /// Up to `max` jobs, as soon as there is one; none when `until` has come.
-    pub(super) fn take(&self, max: usize, until: Option<Instant>) -> Found<J> {
+    /// Waits for up to `max` jobs, until `until` at most.
+    pub(super) fn take(&self, max: usize, until: Option<Instant>) -> NextJobs<J> {
         let mut state = lock(&self.state);
         loop {
             if !state.jobs.is_empty() {
                 let count = state.jobs.len().min(max);
-                return Found::Jobs(state.jobs.drain(..count).map(|(_, job)| job).collect());
+                return NextJobs::Jobs(state.jobs.drain(..count).map(|(_, job)| job).collect());
             }
             if state.is_closed {
-                return Found::Closed;
+                return NextJobs::Closed;
             }
             state.idle += 1;
             state = self.wait(state, until);
             state.idle -= 1;
             if state.jobs.is_empty() && until.is_some_and(|until| Instant::now() >= until) {
-                return if state.is_closed { Found::Closed } else { Found::Nothing };
+                return if state.is_closed { NextJobs::Closed } else { NextJobs::TimedOut };
             }
         }
     }
@@ -89,7 +89,7 @@ impl<J> Queue<J> {
         lock(&self.state).jobs.len()
     }
 
-    /// Takes what has come meanwhile, until there are `max`. Answers whether anything had.
+    /// Takes the jobs that have arrived, up to `max` in all. Returns whether there were any.
     pub(super) fn take_more(&self, jobs: &mut Vec<J>, max: usize) -> bool {
         let mut state = lock(&self.state);
         let count = state.jobs.len().min(max.saturating_sub(jobs.len()));
@@ -111,7 +111,7 @@ impl<J> Queue<J> {
         }
     }
 
-    /// Takes no more jobs. Those that wait are done.
+    /// Refuses further jobs. Queued ones can still be taken.
     pub(super) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.changed.notify_all();
@@ -123,26 +123,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_come_in_order_within_a_bound_and_are_done_after_it_is_closed() {
+    fn closed_queue_still_drains_its_jobs_in_order() {
         let queue = Queue::new(3);
         for job in 1..=3 {
             assert_eq!(queue.push(job), Ok(()));
         }
-        assert!(matches!(queue.push(4), Err(Rejected::Full { max: 3, .. })));
-        assert!(matches!(queue.take(2, None), Found::Jobs(jobs) if jobs == [1, 2]));
+        assert!(matches!(queue.push(4), Err(PushError::Full { max: 3, .. })));
+        assert!(matches!(queue.take(2, None), NextJobs::Jobs(jobs) if jobs == [1, 2]));
         let mut taken = vec![0];
         assert!(queue.take_more(&mut taken, 2) && !queue.take_more(&mut taken, 2));
         assert_eq!(taken, [0, 3]);
         assert_eq!(queue.push(6), Ok(()));
         queue.close();
-        assert_eq!(queue.push(5), Err(Rejected::Closed));
-        assert!(matches!(queue.take(9, None), Found::Jobs(jobs) if jobs == [6]));
-        assert!(matches!(queue.take(9, None), Found::Closed));
+        assert_eq!(queue.push(5), Err(PushError::Closed));
+        assert!(matches!(queue.take(9, None), NextJobs::Jobs(jobs) if jobs == [6]));
+        assert!(matches!(queue.take(9, None), NextJobs::Closed));
     }
 
     #[test]
-    fn a_time_that_has_come_is_an_answer() {
+    fn take_returns_when_its_time_limit_passes() {
         let queue: Queue<u32> = Queue::new(1);
-        assert!(matches!(queue.take(1, Some(Instant::now())), Found::Nothing));
+        assert!(matches!(queue.take(1, Some(Instant::now())), NextJobs::TimedOut));
     }
 }

@@ -1,4 +1,4 @@
-//! Threads that read beside the writer, each with a connection of its own.
+//! Reader threads, each with a connection of its own, which read in parallel to the writer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -10,32 +10,32 @@ use rusqlite::{Connection, OpenFlags};
 use tidegate_core::limit::anchor::Anchor;
 use tokio::sync::{oneshot, watch};
 
+use super::errors::{CallError, Fault};
 use super::file::File;
 use super::options::STATEMENTS_MAX;
-use super::queue::{Found, Queue};
-use super::rejection;
-use super::trouble::{Fault, Trouble};
+use super::push_error;
+use super::queue::{NextJobs, Queue};
 use super::writer::read_anchor;
 use crate::clock::WallClock;
 use crate::error::StoreError;
 use crate::sync::lock;
 
-/// Threads that read.
+/// The number of reader threads.
 const READERS: usize = 2;
-/// Reads that wait at most.
+/// The most reads that may wait.
 const READS_MAX: usize = 1 << 14;
-/// How long a reader waits for a writer that cleans up: hardly ever.
+/// How long a reader waits for the lock of a checkpoint, which is rare.
 const BUSY: Duration = Duration::from_millis(500);
 
 type Read = Box<dyn FnOnce(Result<&Connection, Fault>) + Send>;
 
-/// Those who read.
+/// The pool of readers.
 pub(super) struct Readers {
     queue: Arc<Queue<Read>>,
 }
 
 impl Readers {
-    /// Starts the threads. A connection is made with the first read, and closed under the lock `closing`. Each thread keeps
+    /// Starts the threads. Each connects at its first read, disconnects under the lock `closing`, and holds
     /// `running` until it has ended.
     pub(super) fn start(
         path: &Path,
@@ -66,36 +66,36 @@ impl Readers {
         &self,
         place: Arc<str>,
         clock: Arc<dyn WallClock>,
-        read: impl FnOnce(&Connection, Anchor) -> Result<T, Trouble> + Send + 'static,
+        read: impl FnOnce(&Connection, Anchor) -> Result<T, CallError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (waiting, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let file = Arc::clone(&place);
         let job = move |connection: Result<&Connection, Fault>| {
-            if waiting.is_closed() {
+            if reply.is_closed() {
                 return;
             }
             let answer = match connection {
                 Ok(connection) => {
                     in_snapshot(connection, &*clock, read).map_err(|error| error.into_error(&file))
                 }
-                Err(fault) => Err(fault.error()),
+                Err(fault) => Err(fault.to_store_error()),
             };
-            // Whoever has gone does not want to know.
-            drop(waiting.send(answer));
+            // A failed send means that the caller was dropped.
+            drop(reply.send(answer));
         };
-        self.queue.push(Box::new(job)).map_err(|rejected| rejection(&rejected, &place))?;
-        answer.await.unwrap_or_else(|_| Err(StoreError::unavailable("a thread that reads has panicked")))
+        self.queue.push(Box::new(job)).map_err(|rejected| push_error(&rejected, &place))?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::unavailable("a reader thread panicked")))
     }
 }
 
-/// Reads at one time, as of one moment.
+/// Reads in one snapshot, at one time.
 fn in_snapshot<T>(
     connection: &Connection,
     clock: &dyn WallClock,
-    read: impl FnOnce(&Connection, Anchor) -> Result<T, Trouble>,
-) -> Result<T, Trouble> {
+    read: impl FnOnce(&Connection, Anchor) -> Result<T, CallError>,
+) -> Result<T, CallError> {
     let snapshot = connection.unchecked_transaction()?;
-    // Nothing is written: whoever decides next reads the clock for himself.
+    // Not written back: the next decision reads the clock itself.
     let mut anchor = read_anchor(&snapshot)?;
     anchor.read(clock.now());
     read(&snapshot, anchor)
@@ -109,10 +109,11 @@ struct Reader {
 
 impl Reader {
     fn run(&mut self) {
-        while let Found::Jobs(jobs) = self.queue.take(1, None) {
+        while let NextJobs::Jobs(jobs) = self.queue.take(1, None) {
             for job in jobs {
                 let connection = self.connect();
-                // Somebody's clock: the reply is dropped, and the thread goes on with a new connection.
+                // A caller's clock may panic: the reply is dropped, and the thread continues with a new
+                // connection.
                 if catch_unwind(AssertUnwindSafe(|| job(connection))).is_err() {
                     self.connection = None;
                 }
@@ -124,9 +125,9 @@ impl Reader {
         self.file.check()?;
         if self.connection.is_none() {
             let place = self.file.path.display().to_string();
-            self.connection = Some(self.open().map_err(|error| Fault::of(&place, &error))?);
+            self.connection = Some(self.open().map_err(|error| Fault::new(&place, &error))?);
         }
-        self.connection.as_ref().ok_or_else(|| Fault::Away("there is no connection".to_owned()))
+        self.connection.as_ref().ok_or_else(|| Fault::Unavailable("there is no connection".to_owned()))
     }
 
     fn open(&self) -> rusqlite::Result<Connection> {

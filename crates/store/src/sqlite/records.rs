@@ -1,4 +1,4 @@
-//! Records in a table, each change with its audit entries in one transaction.
+//! Records in one table. A change and its audit entries are written in one transaction.
 
 use rusqlite::types::Value as Column;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
@@ -6,8 +6,8 @@ use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::time::Stamp;
 
-use super::trouble::Trouble;
-use super::work::Work;
+use super::errors::CallError;
+use super::transaction::Transaction;
 use crate::record::{Key, Of, Record, RecordWrite, Records, Scan, Value};
 use crate::tables::{column, number};
 
@@ -18,7 +18,7 @@ pub(super) fn read(
     namespace: i64,
     keys: &[Key],
     at: Stamp,
-) -> Result<Records, Trouble> {
+) -> Result<Records, CallError> {
     let (version, entries) = version(connection, namespace)?;
     let mut read = connection.prepare_cached(&format!(
         "SELECT {COLUMNS} FROM records WHERE namespace = ?1 AND kind = ?2 AND first = ?3 AND second = ?4"
@@ -33,7 +33,7 @@ pub(super) fn read(
 }
 
 /// The namespace's version, and how many audit entries were written.
-pub(super) fn version(connection: &Connection, namespace: i64) -> Result<(Version, u64), Trouble> {
+pub(super) fn version(connection: &Connection, namespace: i64) -> Result<(Version, u64), CallError> {
     let mut read = connection.prepare_cached("SELECT version, audited FROM namespaces WHERE id = ?1")?;
     let (version, entries): (i64, i64) = read.query_row([namespace], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let version = Version::new(number(version, "the version of a namespace")?);
@@ -46,7 +46,7 @@ pub(super) fn chain(
     namespace: i64,
     id: &EntityId,
     max: usize,
-) -> Result<Vec<Record>, Trouble> {
+) -> Result<Vec<Record>, CallError> {
     let (mut chain, mut next) = (Vec::new(), Some(id.clone()));
     while let Some(id) = next.take().filter(|_| chain.len() < max) {
         let found = read(connection, namespace, &[Key::Entity(id)], Stamp::ZERO)?.records.pop().flatten();
@@ -57,7 +57,7 @@ pub(super) fn chain(
     Ok(chain)
 }
 
-pub(super) fn scan(connection: &Connection, namespace: i64, scan: &Scan) -> Result<Vec<Record>, Trouble> {
+pub(super) fn scan(connection: &Connection, namespace: i64, scan: &Scan) -> Result<Vec<Record>, CallError> {
     let (sql, values) = statement(namespace, scan);
     let mut found = connection.prepare_cached(&sql)?;
     let mut rows = found.query(params_from_iter(values))?;
@@ -68,7 +68,8 @@ pub(super) fn scan(connection: &Connection, namespace: i64, scan: &Scan) -> Resu
     Ok(records)
 }
 
-/// The statement of a scan and its parameters. Each seeks to its first row, and reads no row that it does not return.
+/// The statement of a scan and its parameters. Each seeks to its first row, and reads no row that it does not
+/// return.
 fn statement(namespace: i64, scan: &Scan) -> (String, Vec<Column>) {
     let (first, last) = scan.kind.columns();
     let mut values: Vec<Column> = vec![namespace.into(), last.into()];
@@ -115,8 +116,11 @@ fn statement(namespace: i64, scan: &Scan) -> (String, Vec<Column>) {
     (sql, values)
 }
 
-pub(super) fn write(work: &mut Work<'_>, (namespace, write): &(i64, RecordWrite)) -> Result<bool, Trouble> {
-    let connection = work.connection;
+pub(super) fn write(
+    transaction: &mut Transaction<'_>,
+    (namespace, write): &(i64, RecordWrite),
+) -> Result<bool, CallError> {
+    let connection = transaction.connection;
     let mut raise = connection
         .prepare_cached("UPDATE namespaces SET version = ?3, audited = ?4 WHERE id = ?1 AND version = ?2")?;
     let (seen, version) = (column(write.seen.number()), column(write.version().number()));
@@ -147,7 +151,7 @@ pub(super) fn write(work: &mut Work<'_>, (namespace, write): &(i64, RecordWrite)
     Ok(true)
 }
 
-fn record(row: &Row<'_>) -> Result<Record, Trouble> {
+fn record(row: &Row<'_>) -> Result<Record, CallError> {
     let (kind, first, second): (i64, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
     let (link, version, body): (Option<String>, i64, String) = (row.get(3)?, row.get(4)?, row.get(5)?);
     let version = Version::new(number(version, "the version of a record")?);
@@ -155,13 +159,13 @@ fn record(row: &Row<'_>) -> Result<Record, Trouble> {
     Ok(Record::from_text(key, link.as_deref(), version, &body)?)
 }
 
-/// A namespace's number; it is made if it is not there.
+/// The id of a namespace, which is created if it does not exist.
 pub(super) fn namespace(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
     let mut find = connection.prepare_cached("SELECT id FROM namespaces WHERE name = ?1")?;
     if let Some(id) = find.query_row([name], |row| row.get(0)).optional()? {
         return Ok(id);
     }
-    // Another process may make it at the same time.
+    // Another process may create it concurrently.
     let make = "INSERT INTO namespaces (name) VALUES (?1) ON CONFLICT DO NOTHING";
     connection.prepare_cached(make)?.execute([name])?;
     find.query_row([name], |row| row.get(0))
@@ -173,7 +177,7 @@ mod tests {
     use crate::record::Kind;
     use crate::sqlite::schema;
 
-    /// Without statistics, as in a file of ours: no scan reads more rows than it returns.
+    /// Without statistics, as in production files: no scan reads more rows than it returns.
     #[test]
     fn every_scan_seeks_to_its_first_row() {
         let mut connection = Connection::open_in_memory().unwrap();

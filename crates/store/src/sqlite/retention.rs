@@ -1,49 +1,51 @@
-//! What is too old to be kept, forgotten little by little.
+//! Deletes usage and audit past their retention, in small steps.
 
-use super::trouble::Trouble;
-use super::work::Work;
+use super::errors::CallError;
+use super::transaction::Transaction;
 use crate::ledger::Prune;
 use crate::tables::{column, ended_by};
 
-/// Lines of a kind that a transaction forgets: its callers do not notice. Four times as many as it has calls, where that is more.
+/// The rows of a kind that a transaction deletes without its callers noticing; four times its number of calls
+/// if that is more.
 const LINES_MAX: usize = 500;
 
-/// Forgets some of what is too old, in every namespace. If there may be more, the next transaction goes on.
-pub(super) fn apply(work: &mut Work<'_>) -> rusqlite::Result<()> {
-    let max = LINES_MAX.max(4 * work.calls);
-    work.is_behind = false;
-    for (window, before) in work.retention.usage_before(work.now - work.anchor.offset()) {
-        let mut delete = work.connection.prepare_cached(
+/// Deletes some old rows in every namespace. If there may be more, the next transaction continues.
+pub(super) fn apply(transaction: &mut Transaction<'_>) -> rusqlite::Result<()> {
+    let max = LINES_MAX.max(4 * transaction.calls);
+    transaction.is_behind = false;
+    for (window, before) in transaction.retention.usage_before(transaction.now - transaction.anchor.offset())
+    {
+        let mut delete = transaction.connection.prepare_cached(
             "DELETE FROM usage WHERE (subject, name, span, start) IN
                  (SELECT subject, name, span, start FROM usage INDEXED BY usage_by_age
                   WHERE span = ?1 AND start < ?2 ORDER BY start LIMIT ?3)",
         )?;
         let lines = delete.execute((window as i64, ended_by(window, before), column(max as u64)))?;
-        work.is_behind |= lines >= max;
+        transaction.is_behind |= lines >= max;
     }
-    if let Some(before) = work.retention.audit_before(work.now) {
-        let mut delete = work.connection.prepare_cached(
+    if let Some(before) = transaction.retention.audit_before(transaction.now) {
+        let mut delete = transaction.connection.prepare_cached(
             "DELETE FROM records WHERE (namespace, kind, first, second) IN
                  (SELECT namespace, kind, first, second FROM records INDEXED BY records_by_age
                   WHERE at < ?1 ORDER BY at LIMIT ?2)",
         )?;
         let lines = delete.execute((column(before.as_micros()), column(max as u64)))?;
-        work.is_behind |= lines >= max;
+        transaction.is_behind |= lines >= max;
     }
     Ok(())
 }
 
-/// Forgets up to `max` of the oldest lines of a namespace.
+/// Deletes up to `max` of the oldest lines of a namespace.
 pub(super) fn prune(
-    work: &mut Work<'_>,
+    transaction: &mut Transaction<'_>,
     (namespace, prune, max): &(i64, Prune, usize),
-) -> Result<u64, Trouble> {
-    // What those before it in the same transaction have settled is there to be forgotten too, and so is what has expired.
-    let (connection, now) = (work.connection, work.now);
-    work.untidied(*namespace)?.sweep_in_passing(connection, now, usize::MAX)?;
-    work.write()?;
-    let (connection, max) = (work.connection, column(*max as u64));
-    let forgotten = match prune {
+) -> Result<u64, CallError> {
+    // Includes what earlier calls of the transaction have settled, and leases past their deadline.
+    let (connection, now) = (transaction.connection, transaction.now);
+    transaction.namespace_as_is(*namespace)?.sweep_unreported(connection, now, usize::MAX)?;
+    transaction.write()?;
+    let (connection, max) = (transaction.connection, column(*max as u64));
+    let pruned = match prune {
         Prune::Usage { window, before } => {
             let mut delete = connection.prepare_cached(
                 "DELETE FROM usage WHERE (subject, name, span, start) IN
@@ -61,5 +63,5 @@ pub(super) fn prune(
             delete.execute((namespace, column(through.number()), max))?
         }
     };
-    Ok(forgotten as u64)
+    Ok(pruned as u64)
 }

@@ -1,18 +1,18 @@
-//! The tables, and how a file comes to have them.
+//! The tables, and their migrations.
 //!
-//! A file tells that it is ours by its application id, and how far it has come by its user version. An older file is
-//! brought up to date in one transaction, when it is opened or when somebody asks for that; a newer one is refused.
+//! The application id marks a file as ours, and the user version is its schema version. Opening an older
+//! file, or an explicit upgrade, migrates it in one transaction; a newer one is refused.
 
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use super::trouble::{Trouble, of_file};
+use super::errors::{CallError, file_error};
 use crate::error::StoreError;
 use crate::lifecycle::other_version;
 
 /// "tide" in ASCII.
 const APPLICATION: i64 = 0x7469_6465;
 
-/// What brings a file of the version before it to the next. They are never changed, only added to.
+/// Migrations from each version to the next. Released ones never change.
 const MIGRATIONS: [&str; 5] = [
     "
     -- The latest time that anything was decided at, and how far the clock was set back by then.
@@ -114,16 +114,16 @@ const MIGRATIONS: [&str; 5] = [
 
 /// The first version that has the table of records.
 pub(super) const RECORDS: u64 = 5;
-/// The version of a file that is up to date.
+/// The current version.
 pub(super) const CURRENT: i64 = 5;
 
-/// Whether a file may be written to: one of another program, or of a newer version, is left as it is.
-pub(super) fn check(connection: &Connection, place: &str) -> Result<(), Trouble> {
-    // As of one moment: another process may be making it.
+/// Checks that a file may be written to: one of another program or of a newer version is not touched.
+pub(super) fn check(connection: &Connection, place: &str) -> Result<(), CallError> {
+    // In one snapshot, because another process may be creating it.
     check_within(&*connection.unchecked_transaction()?, place)
 }
 
-/// What is wrong with a file that a newer program has brought up to date.
+/// The error for a file that a newer version has migrated.
 pub(super) fn newer(connection: &Connection, place: &str) -> rusqlite::Result<Option<String>> {
     let (_, version) = read(connection)?;
     let what =
@@ -131,14 +131,14 @@ pub(super) fn newer(connection: &Connection, place: &str) -> rusqlite::Result<Op
     Ok((version > CURRENT).then(what))
 }
 
-/// The version that a file has come to, zero where nothing is in it, or why it may not be used. As of one moment.
-pub(super) fn version(connection: &Connection, place: &str) -> Result<u64, Trouble> {
+/// The version of a file, zero if it is empty, or why it may not be used. Read in one snapshot.
+pub(super) fn version(connection: &Connection, place: &str) -> Result<u64, CallError> {
     let moment = connection.unchecked_transaction()?;
     check_within(&moment, place)?;
     Ok(read(&moment)?.1.unsigned_abs())
 }
 
-fn check_within(connection: &Connection, place: &str) -> Result<(), Trouble> {
+fn check_within(connection: &Connection, place: &str) -> Result<(), CallError> {
     let (application, version) = read(connection)?;
     let has_tables = "SELECT 1 FROM sqlite_schema LIMIT 1";
     let is_empty = connection.query_row(has_tables, [], |_| Ok(())).optional()?.is_none();
@@ -156,17 +156,17 @@ fn check_within(connection: &Connection, place: &str) -> Result<(), Trouble> {
     }
 }
 
-/// Brings a file up to date, or says why it cannot be. Answers the version that it had.
+/// Migrates a file to the current version. Returns the version that it had.
 pub(super) fn prepare(connection: &mut Connection, place: &str) -> Result<u64, StoreError> {
-    if read(connection).map_err(|error| of_file(place, &error))? == (APPLICATION, CURRENT) {
+    if read(connection).map_err(|error| file_error(place, &error))? == (APPLICATION, CURRENT) {
         return Ok(CURRENT.unsigned_abs());
     }
-    migrate(connection, place).map_err(|trouble| trouble.into_error(place))
+    migrate(connection, place).map_err(|error| error.into_error(place))
 }
 
-fn migrate(connection: &mut Connection, place: &str) -> Result<u64, Trouble> {
+fn migrate(connection: &mut Connection, place: &str) -> Result<u64, CallError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Asked again within the transaction: another process may have been faster.
+    // Read again within the transaction: another process may have migrated it.
     check_within(&transaction, place)?;
     let (_, version) = read(&transaction)?;
     for migration in &MIGRATIONS[usize::try_from(version).unwrap_or(0)..] {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_file_is_migrated_with_what_it_holds() {
+    fn older_file_is_migrated_with_its_data() {
         let mut connection = Connection::open_in_memory().unwrap();
         connection.execute_batch(MIGRATIONS[0]).unwrap();
         connection.pragma_update(None, "application_id", APPLICATION).unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_file_is_refused_and_left_as_it_is() {
+    fn newer_file_is_refused_and_unchanged() {
         let mut connection = Connection::open_in_memory().unwrap();
         prepare(&mut connection, "new.db").unwrap();
         connection.pragma_update(None, "user_version", 9).unwrap();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_of_another_program_is_refused() {
+    fn foreign_database_is_refused() {
         let mut connection = Connection::open_in_memory().unwrap();
         connection.execute_batch("CREATE TABLE theirs (x)").unwrap();
         let error = prepare(&mut connection, "theirs.db").unwrap_err().to_string();

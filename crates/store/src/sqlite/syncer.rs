@@ -1,7 +1,8 @@
-//! Puts on the disk what was answered before it was there: `durable=second`.
+//! Syncs the write-ahead log after replies were sent: `durable=second`.
 //!
-//! A thread of its own syncs the log, which needs no lock: neither a slow disk nor another process that holds the file
-//! keeps it from that, and nobody who asks waits for it. What it cannot put there is told to everybody who asks.
+//! It runs on a thread of its own and needs no lock of the file, so that neither a slow disk nor another
+//! process delays it, and no caller waits for it. A failed sync is reported to all callers until one
+//! succeeds.
 
 use std::fs::File;
 use std::io;
@@ -11,16 +12,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::trouble::Fault;
+use super::errors::Fault;
 use super::writer::Counters;
 use crate::sync::lock;
 
-/// What is written is on the disk no later than this, and some time for the disk itself.
-const SYNCED_EVERY: Duration = Duration::from_millis(900);
-/// How long after a failure it is tried again.
-const TRIED_AGAIN: Duration = Duration::from_millis(200);
+/// How long a write may be unsynced, which leaves some time for the disk within the second.
+const SYNC_INTERVAL: Duration = Duration::from_millis(900);
+/// The delay before a failed sync is retried.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// What is perhaps not on the disk yet, and the thread that puts it there.
+/// The state of the log, and the thread that syncs it.
 pub(super) struct Syncer {
     log: PathBuf,
     counters: Arc<Counters>,
@@ -29,7 +30,7 @@ pub(super) struct Syncer {
 }
 
 struct State {
-    /// When the first of it was written.
+    /// When the first unsynced write was made.
     unsynced: Option<Instant>,
     fault: Option<Fault>,
     is_ended: bool,
@@ -37,17 +38,17 @@ struct State {
 
 impl Syncer {
     pub(super) fn start(path: &Path, counters: &Arc<Counters>) -> io::Result<Arc<Self>> {
-        // What a process has left that was killed is not on the disk either.
+        // A killed process may have left unsynced writes.
         let state = State { unsynced: Some(Instant::now()), fault: None, is_ended: false };
-        let (log, counters) = (log_of(path), Arc::clone(counters));
+        let (log, counters) = (wal_path(path), Arc::clone(counters));
         let syncer = Arc::new(Self { log, counters, state: Mutex::new(state), changed: Condvar::new() });
         let thread = Arc::clone(&syncer);
         thread::Builder::new().name("tidegate-sync".to_owned()).spawn(move || thread.run())?;
         Ok(syncer)
     }
 
-    /// Something was written and answered.
-    pub(super) fn has_written(&self) {
+    /// Marks the log as unsynced.
+    pub(super) fn mark_written(&self) {
         let mut state = lock(&self.state);
         if state.unsynced.is_none() {
             state.unsynced = Some(Instant::now());
@@ -56,12 +57,12 @@ impl Syncer {
         }
     }
 
-    /// What keeps it from putting on the disk what was answered.
+    /// Returns the error of the last sync, if it failed.
     pub(super) fn check(&self) -> Result<(), Fault> {
         lock(&self.state).fault.clone().map_or(Ok(()), Err)
     }
 
-    /// Puts the rest on the disk, and ends.
+    /// Ends the thread, after a last sync.
     pub(super) fn end(&self) {
         lock(&self.state).is_ended = true;
         self.changed.notify_one();
@@ -71,12 +72,12 @@ impl Syncer {
     fn run(&self) {
         let mut state = lock(&self.state);
         while !state.is_ended {
-            let due = state.unsynced.map(|since| since + SYNCED_EVERY);
+            let due = state.unsynced.map(|since| since + SYNC_INTERVAL);
             let span = due.map(|due| due.saturating_duration_since(Instant::now()));
             state = match span {
                 Some(Duration::ZERO) => {
                     drop(state);
-                    let pause = if self.sync() { Duration::ZERO } else { TRIED_AGAIN };
+                    let pause = if self.sync() { Duration::ZERO } else { RETRY_DELAY };
                     self.changed
                         .wait_timeout(lock(&self.state), pause)
                         .unwrap_or_else(PoisonError::into_inner)
@@ -90,21 +91,21 @@ impl Syncer {
         }
     }
 
-    /// Syncs the log, if something in it is perhaps not on the disk. Answers whether it is there now.
+    /// Syncs the log if it may be unsynced. Returns whether it is synced now.
     fn sync(&self) -> bool {
-        // What is written from now on is perhaps not part of it.
+        // Later writes may not be part of this sync.
         let Some(since) = lock(&self.state).unsynced.take() else { return true };
         let synced = sync(&self.log);
         let mut state = lock(&self.state);
         match synced {
-            Ok(has_something) => {
+            Ok(was_needed) => {
                 state.fault = None;
-                self.counters.syncs.fetch_add(u64::from(has_something), Ordering::Relaxed);
+                self.counters.syncs.fetch_add(u64::from(was_needed), Ordering::Relaxed);
                 true
             }
             Err(error) => {
-                let what = format!("`{}` could not be put on the disk: {error}", self.log.display());
-                state.fault = Some(Fault::Away(what));
+                let what = format!("`{}` could not be synced to disk: {error}", self.log.display());
+                state.fault = Some(Fault::Unavailable(what));
                 state.unsynced = Some(since);
                 false
             }
@@ -112,7 +113,8 @@ impl Syncer {
     }
 }
 
-/// Whether there was anything to sync: a log that is empty, or not there, has nothing that the file does not have.
+/// Syncs a log, and returns whether that was needed: an empty or missing log has nothing that the file does
+/// not have.
 fn sync(log: &Path) -> io::Result<bool> {
     let log = match File::open(log) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -125,8 +127,8 @@ fn sync(log: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The log that SQLite keeps beside a file.
-pub(super) fn log_of(path: &Path) -> PathBuf {
+/// The path of a file's write-ahead log.
+pub(super) fn wal_path(path: &Path) -> PathBuf {
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");
     PathBuf::from(log)
@@ -136,23 +138,23 @@ pub(super) fn log_of(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// In the place of a disk that fails: a folder cannot be read as a log, and then it is gone.
+    /// Instead of a failing disk: a folder, which cannot be read as a log.
     #[test]
-    fn what_cannot_be_put_on_the_disk_is_told_until_it_can() {
+    fn failed_sync_is_reported_until_one_succeeds() {
         let folder = tempfile::tempdir().unwrap();
         let (path, counters) = (folder.path().join("limits.db"), Arc::new(Counters::default()));
         let state = State { unsynced: Some(Instant::now()), fault: None, is_ended: false };
-        let log = log_of(&path).join("not a folder");
-        std::fs::write(log_of(&path), "frames").unwrap();
+        let log = wal_path(&path).join("not a folder");
+        std::fs::write(wal_path(&path), "frames").unwrap();
         let mut syncer = Syncer { log, counters, state: Mutex::new(state), changed: Condvar::new() };
         assert!(!syncer.sync());
-        let told = syncer.check().unwrap_err().error().to_string();
-        assert!(told.contains("could not be put on the disk"), "{told}");
+        let message = syncer.check().unwrap_err().to_store_error().to_string();
+        assert!(message.contains("could not be synced to disk"), "{message}");
         assert_eq!(syncer.counters.syncs.load(Ordering::Relaxed), 0);
-        syncer.log = log_of(&path);
+        syncer.log = wal_path(&path);
         assert!(syncer.sync() && syncer.check().is_ok());
         assert_eq!(syncer.counters.syncs.load(Ordering::Relaxed), 1);
-        assert!(syncer.sync(), "there is nothing more to do");
+        assert!(syncer.sync(), "nothing is left to sync");
         assert_eq!(syncer.counters.syncs.load(Ordering::Relaxed), 1);
     }
 }

@@ -1,7 +1,7 @@
-//! The one thread of a process that writes: it takes all who wait into one transaction.
+//! The thread that writes: it takes all waiting calls into one transaction (group commit).
 //!
-//! While a transaction is written others come and wait, and go into the next one together: the slower the disk, the
-//! more they are. Another process may hold the file; it is then asked for again every one to two milliseconds.
+//! Calls that arrive during a commit go into the next transaction together: the slower the disk, the larger
+//! it is. If another process holds the file, its lock is polled every one to two milliseconds.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,39 +16,39 @@ use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 
-use super::evict::Round;
+use super::errors::{CallError, Fault, is_busy};
+use super::evict::EvictionCursor;
 use super::file::File;
-use super::queue::{Found, Queue};
+use super::namespace::NamespaceState;
+use super::queue::{NextJobs, Queue};
 use super::retention;
+use super::schedule::Schedule;
 use super::schema;
-use super::space::Space;
 use super::syncer::Syncer;
-use super::times::Times;
-use super::trouble::{Fault, Trouble, is_busy};
-use super::work::{Asked, Work};
+use super::transaction::{QueuedJob, Transaction};
 use crate::clock::WallClock;
 use crate::retention::Retention;
 use crate::tables::column;
 
-/// Calls in one transaction.
+/// The most calls of a transaction.
 pub(super) const BATCH_MAX: usize = 512;
-/// A call waits no longer for its transaction to begin, unless said otherwise.
+/// The default time that a call waits for its transaction to begin.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
-/// Those who were answered a moment ago mostly ask again: they are waited for no longer than this.
-const GATHERED_WITHIN: Duration = Duration::from_micros(200);
-/// And no longer than this when none comes.
-const GATHERED_IN_VAIN: Duration = Duration::from_micros(40);
-/// Pages that draws leave free in a file with a bound: endings need some before they make room. More than the draws of
-/// one transaction take.
-const PAGES_KEPT: i64 = 32;
-/// What is owed is tried for this long, and for so many.
-const OWED_FOR: Duration = Duration::from_secs(60);
-const OWED_MAX: usize = 1 << 16;
-/// Namespaces, and buckets and leases of all of them, that are kept for the next transaction.
-const SPACES_MAX: usize = 64;
-const KEPT_MAX: usize = 1 << 17;
+/// The longest wait for callers that were just answered and usually send another call.
+const GATHER_MAX: Duration = Duration::from_micros(200);
+/// The longest wait without a new arrival.
+const GATHER_IDLE_MAX: Duration = Duration::from_micros(40);
+/// Pages that draws leave free in a file with a size limit, because an ending needs some before it frees
+/// space. More than the draws of one transaction take.
+const RESERVED_PAGES: i64 = 32;
+/// How long undo jobs are retried, and the most that are kept.
+const UNDO_RETRIED_FOR: Duration = Duration::from_secs(60);
+const UNDO_JOBS_MAX: usize = 1 << 16;
+/// The most namespaces, and the most buckets and leases of all of them, that are cached between transactions.
+const NAMESPACES_MAX: usize = 64;
+const CACHED_MAX: usize = 1 << 17;
 
-/// What was done so far.
+/// Counters of the store.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) transactions: AtomicU64,
@@ -56,78 +56,77 @@ pub(super) struct Counters {
     pub(super) syncs: AtomicU64,
 }
 
-/// The thread's own.
+/// The state of the writing thread.
 pub(super) struct Writer {
     pub(super) connection: Connection,
     pub(super) file: Option<File>,
     pub(super) place: Arc<str>,
     pub(super) clock: Arc<dyn WallClock>,
     pub(super) retention: Retention,
-    /// The file has a bound of its own.
+    /// Whether the file has a size limit.
     pub(super) is_bounded: bool,
     pub(super) batch_max: usize,
-    /// A call waits no longer for its transaction to begin.
-    pub(super) patience: Duration,
-    pub(super) queue: Arc<Queue<Asked>>,
+    /// How long a call waits for its transaction to begin.
+    pub(super) timeout: Duration,
+    pub(super) queue: Arc<Queue<QueuedJob>>,
     pub(super) counters: Arc<Counters>,
-    pub(super) spaces: HashMap<i64, Space>,
-    /// Where eviction is in the namespaces that are not loaded.
-    pub(super) rounds: HashMap<i64, Round>,
-    /// The clock, as long as no other connection has written: as the file has it, and as it was last read.
+    pub(super) namespaces: HashMap<i64, NamespaceState>,
+    /// The eviction cursors of namespaces that are not loaded.
+    pub(super) eviction_cursors: HashMap<i64, EvictionCursor>,
+    /// The clock as the file has it and as last read; `None` after another connection has written.
     pub(super) anchors: Option<[Anchor; 2]>,
     pub(super) data_version: i64,
     pub(super) random: Random,
-    /// Callers at a time, as of the transaction before: those it answered, and those who waited meanwhile.
+    /// The concurrency seen by the last transaction: calls that it answered and calls that were waiting.
     pub(super) callers: usize,
-    pub(super) times: Times,
-    /// What is to be done though nobody waits for it, as soon as it can be.
-    pub(super) owed: VecDeque<Asked>,
-    /// Puts on the disk what was answered, where commits do not wait for that.
+    pub(super) schedule: Schedule,
+    /// Undo jobs, which have no caller.
+    pub(super) undo_jobs: VecDeque<QueuedJob>,
+    /// Syncs the log, if commits do not.
     pub(super) syncer: Option<Arc<Syncer>>,
 }
 
-/// Why a transaction cannot go on.
-enum Stop {
-    /// SQLite says so; which of the calls it is about is not known.
+/// Why a transaction failed.
+enum TransactionError {
+    /// An error of SQLite, caused by an unknown call.
     Engine(rusqlite::Error),
-    /// It is about all of them.
+    /// An error that concerns all calls.
     All(Fault),
 }
 
-impl From<rusqlite::Error> for Stop {
+impl From<rusqlite::Error> for TransactionError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Engine(error)
     }
 }
 
 impl Writer {
-    /// Works until nobody can ask for anything any more.
+    /// Runs until the queue is closed and the undo jobs are done.
     pub(super) fn run(&mut self) {
         loop {
-            let found = self.queue.take(self.batch_max, Some(self.times.wakes_at(!self.owed.is_empty())));
+            let found =
+                self.queue.take(self.batch_max, Some(self.schedule.wakes_at(!self.undo_jobs.is_empty())));
             match found {
-                Found::Jobs(jobs) => {
+                NextJobs::Jobs(jobs) => {
                     let jobs = self.gather(jobs);
-                    self.round(jobs)
+                    self.run_batch(jobs)
                 }
-                Found::Nothing => self.round(Vec::new()),
-                Found::Closed => break,
+                NextJobs::TimedOut => self.run_batch(Vec::new()),
+                NextJobs::Closed => break,
             };
         }
-        while !self.owed.is_empty() && self.round(Vec::new()) {}
+        while !self.undo_jobs.is_empty() && self.run_batch(Vec::new()) {}
         if let Some(syncer) = &self.syncer {
             syncer.end();
         }
     }
 
-    /// Waits a moment for those who were answered just now: most ask again, and one large transaction is quicker than two
-    /// that take turns.
-    fn gather(&mut self, mut jobs: Vec<Asked>) -> Vec<Asked> {
+    /// Waits a moment for callers that were just answered: most send another call, and one large transaction
+    /// is faster than two alternating ones.
+    fn gather(&mut self, mut jobs: Vec<QueuedJob>) -> Vec<QueuedJob> {
         let started = Instant::now();
         let mut came = started;
-        while jobs.len() < self.callers
-            && came.elapsed() < GATHERED_IN_VAIN
-            && started.elapsed() < GATHERED_WITHIN
+        while jobs.len() < self.callers && came.elapsed() < GATHER_IDLE_MAX && started.elapsed() < GATHER_MAX
         {
             thread::yield_now();
             if self.queue.take_more(&mut jobs, self.batch_max) {
@@ -137,35 +136,36 @@ impl Writer {
         jobs
     }
 
-    /// One transaction for what is owed and for all of these who still wait. Answers whether it was done.
-    fn round(&mut self, jobs: Vec<Asked>) -> bool {
-        let owed = self.owed.len().min(BATCH_MAX);
-        let mut batch: Vec<Asked> = self.owed.drain(..owed).collect();
-        batch.extend(jobs.into_iter().filter(|asked| asked.job.is_wanted()));
-        for asked in &batch {
-            asked.time.send();
+    /// Runs one transaction for the undo jobs and all calls whose callers still wait. Returns whether it
+    /// succeeded.
+    fn run_batch(&mut self, jobs: Vec<QueuedJob>) -> bool {
+        let undos = self.undo_jobs.len().min(BATCH_MAX);
+        let mut batch: Vec<QueuedJob> = self.undo_jobs.drain(..undos).collect();
+        batch.extend(jobs.into_iter().filter(|queued| queued.job.is_wanted()));
+        for queued in &batch {
+            queued.time.send();
         }
         if let Err(fault) = self.check_disk() {
             return self.fail(batch, &fault);
         }
-        // Others cannot tell that they are waiting.
+        // Other processes cannot signal that they wait.
         if self.file.is_some()
-            && let Some(rest) = self.times.take_a_break(Instant::now())
+            && let Some(rest) = self.schedule.pause_for_others(Instant::now())
         {
             thread::sleep(rest);
         }
         match self.attempt(batch) {
             Ok(is_done) => is_done,
             Err((batch, fault)) if batch.len() <= 1 => self.fail(batch, &fault),
-            Err((batch, _)) => self.one_by_one(batch),
+            Err((batch, _)) => self.run_individually(batch),
         }
     }
 
-    /// One of them is the reason that none was done: each by itself, so that the others need not know.
-    fn one_by_one(&mut self, batch: Vec<Asked>) -> bool {
+    /// One call made the batch fail: each is retried alone.
+    fn run_individually(&mut self, batch: Vec<QueuedJob>) -> bool {
         let mut is_any_done = false;
-        for asked in batch {
-            is_any_done |= match self.attempt(vec![asked]) {
+        for queued in batch {
+            is_any_done |= match self.attempt(vec![queued]) {
                 Ok(is_done) => is_done,
                 Err((one, fault)) => self.fail(one, &fault),
             };
@@ -173,20 +173,22 @@ impl Writer {
         is_any_done
     }
 
-    /// One transaction for all of these, who are answered. Where one of them may be the reason that nothing was done, they
-    /// come back.
-    fn attempt(&mut self, batch: Vec<Asked>) -> Result<bool, (Vec<Asked>, Fault)> {
+    /// Runs one transaction for these jobs and replies to them. If one of them may have made it fail, all are
+    /// returned.
+    fn attempt(&mut self, batch: Vec<QueuedJob>) -> Result<bool, (Vec<QueuedJob>, Fault)> {
         let Some(mut batch) = self.begin(batch) else { return Ok(false) };
-        // A clock of somebody's, or a defect of ours: the transaction is undone, and the thread goes on.
+        // A caller's clock or a bug may panic: the transaction is rolled back, and the thread continues.
         let done = catch_unwind(AssertUnwindSafe(|| self.transact(&mut batch)));
         let stop = match done {
-            Ok(Ok(())) => return Ok(self.is_written(batch)),
-            Ok(Err(Stop::All(fault))) => Ok(fault),
-            Ok(Err(Stop::Engine(error))) => Err(Fault::of(&self.place, &error)),
-            Err(_panic) => Err(Fault::Away("the store's thread panicked: nothing was done".to_owned())),
+            Ok(Ok(())) => return Ok(self.reply_if_file_exists(batch)),
+            Ok(Err(TransactionError::All(fault))) => Ok(fault),
+            Ok(Err(TransactionError::Engine(error))) => Err(Fault::new(&self.place, &error)),
+            Err(_panic) => {
+                Err(Fault::Unavailable("the store's thread panicked: nothing was done".to_owned()))
+            }
         };
-        self.doubt();
-        // Some errors have undone the transaction already, and then there is nothing to undo.
+        self.invalidate();
+        // Some errors have rolled it back already.
         drop(self.connection.execute_batch("ROLLBACK"));
         match stop {
             Ok(fault) => Ok(self.fail(batch, &fault)),
@@ -194,11 +196,11 @@ impl Writer {
         }
     }
 
-    /// Answers what was written, if the file is still there: else it has gone with it.
-    fn is_written(&mut self, mut batch: Vec<Asked>) -> bool {
-        let Err(fault) = self.check_file() else { return self.answer(batch) };
-        let gone: Vec<_> = batch.extract_if(.., |asked| !asked.job.is_wanted()).collect();
-        self.answer(gone);
+    /// Replies to the calls if the file still exists; otherwise their writes are lost.
+    fn reply_if_file_exists(&mut self, mut batch: Vec<QueuedJob>) -> bool {
+        let Err(fault) = self.check_file() else { return self.reply(batch) };
+        let gone: Vec<_> = batch.extract_if(.., |queued| !queued.job.is_wanted()).collect();
+        self.reply(gone);
         self.fail(batch, &fault)
     }
 
@@ -206,32 +208,32 @@ impl Writer {
         self.file.as_ref().map_or(Ok(()), File::check)
     }
 
-    /// Whether the file is there, and what was answered before is on the disk, or can be.
+    /// Checks that the file exists, and that earlier writes are synced or can be.
     fn check_disk(&self) -> Result<(), Fault> {
         self.check_file()?;
         self.syncer.as_ref().map_or(Ok(()), |syncer| syncer.check())
     }
 
-    /// Begins a transaction that may write, as soon as no other process has one. Whoever waits for too long is told so.
-    fn begin(&mut self, mut batch: Vec<Asked>) -> Option<Vec<Asked>> {
+    /// Begins a write transaction as soon as no other process has one. Fails calls that wait for too long.
+    fn begin(&mut self, mut batch: Vec<QueuedJob>) -> Option<Vec<QueuedJob>> {
         let is_idle = batch.is_empty();
         let started = Instant::now();
         loop {
             let Err(error) = self.try_to_begin() else { return Some(batch) };
-            let fault = Fault::of(&self.place, &error);
+            let fault = Fault::new(&self.place, &error);
             if !is_busy(&error) {
                 self.fail(batch, &fault);
                 return None;
             }
             let now = Instant::now();
             let is_late =
-                |asked: &mut Asked| asked.time.elapsed().is_some_and(|elapsed| elapsed >= self.patience);
+                |queued: &mut QueuedJob| queued.time.elapsed().is_some_and(|elapsed| elapsed >= self.timeout);
             let late: Vec<_> = batch.extract_if(.., is_late).collect();
-            if !late.is_empty() || now.duration_since(started) >= self.patience {
+            if !late.is_empty() || now.duration_since(started) >= self.timeout {
                 self.fail(late, &fault);
             }
-            batch.retain(|asked| asked.job.is_wanted());
-            if batch.is_empty() && (!is_idle || now.duration_since(started) >= self.patience) {
+            batch.retain(|queued| queued.job.is_wanted());
+            if batch.is_empty() && (!is_idle || now.duration_since(started) >= self.timeout) {
                 return None;
             }
             thread::sleep(Duration::from_micros(1_000 + self.random.below(1_000)));
@@ -240,38 +242,43 @@ impl Writer {
 
     fn try_to_begin(&self) -> rusqlite::Result<()> {
         if !self.connection.is_autocommit() {
-            // It could not be undone when it failed.
+            // A rollback failed before.
             self.connection.execute_batch("ROLLBACK")?;
         }
         self.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         Ok(())
     }
 
-    fn transact(&mut self, batch: &mut [Asked]) -> Result<(), Stop> {
+    fn transact(&mut self, batch: &mut [QueuedJob]) -> Result<(), TransactionError> {
         let changes = self.connection.total_changes();
-        self.believe_only_what_is_unchanged()?;
+        self.invalidate_if_changed()?;
         let anchor = self.read_clock()?;
-        let no_room = self.is_tight()?;
-        let mut work =
-            Work::new(&self.connection, anchor, (&mut self.spaces, &mut self.rounds), self.retention);
-        (work.calls, work.no_room, work.is_behind) = (batch.len(), no_room, self.times.is_behind);
-        for asked in batch.iter_mut() {
-            asked.job.run(&mut work)?;
+        let no_space = self.no_space_reason()?;
+        let mut transaction = Transaction::new(
+            &self.connection,
+            anchor,
+            (&mut self.namespaces, &mut self.eviction_cursors),
+            self.retention,
+        );
+        (transaction.calls, transaction.no_space, transaction.is_behind) =
+            (batch.len(), no_space, self.schedule.is_behind);
+        for queued in batch.iter_mut() {
+            queued.job.run(&mut transaction)?;
         }
-        if self.times.tidies(Instant::now()) {
-            retention::apply(&mut work)?;
+        if self.schedule.starts_cleanup(Instant::now()) {
+            retention::apply(&mut transaction)?;
         }
-        work.write().map_err(engine)?;
-        let (draws, is_behind) = (work.draws, work.is_behind);
+        transaction.write().map_err(to_engine_error)?;
+        let (draws, is_behind) = (transaction.draws, transaction.is_behind);
         self.commit(changes)?;
-        self.times.is_behind = is_behind;
+        self.schedule.is_behind = is_behind;
         self.counters.transactions.fetch_add(1, Ordering::Relaxed);
         self.counters.draws.fetch_add(draws, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Why nothing new is drawn, if what is left of the file is for endings.
-    fn is_tight(&self) -> rusqlite::Result<Option<String>> {
+    /// Why draws are refused, if only the reserved pages are left.
+    fn no_space_reason(&self) -> rusqlite::Result<Option<String>> {
         if !self.is_bounded {
             return Ok(None);
         }
@@ -280,44 +287,46 @@ impl Writer {
         let used = read("PRAGMA page_count")? - read("PRAGMA freelist_count")?;
         let place = &self.place;
         let what =
-            || format!("there is no room for `{place}` to grow: {PAGES_KEPT} pages are kept for endings");
-        Ok((used > read("PRAGMA max_page_count")? - PAGES_KEPT).then(what))
+            || format!("no space for `{place}` to grow: {RESERVED_PAGES} pages are reserved for endings");
+        Ok((used > read("PRAGMA max_page_count")? - RESERVED_PAGES).then(what))
     }
 
-    /// Forgets what is known of the file if another connection has written to it, and writes no more to one that a newer
-    /// program has brought up to date.
-    fn believe_only_what_is_unchanged(&mut self) -> Result<(), Stop> {
+    /// Drops all cached state if another connection has written to the file. Stops writing to a file that a
+    /// newer version has migrated.
+    fn invalidate_if_changed(&mut self) -> Result<(), TransactionError> {
         let read = |row: &rusqlite::Row<'_>| row.get(0);
         let version: i64 = self.connection.prepare_cached("PRAGMA data_version")?.query_row([], read)?;
         if version != self.data_version {
-            // Before it is taken to have been looked at: it stays newer.
+            // Checked before the data version is stored, so that the check repeats.
             if let Some(newer) = schema::newer(&self.connection, &self.place)? {
-                return Err(Stop::All(Fault::Invalid(newer)));
+                return Err(TransactionError::All(Fault::Invalid(newer)));
             }
             self.data_version = version;
-            self.doubt();
-            self.times.saw_others(Instant::now());
+            self.invalidate();
+            self.schedule.saw_other_writer(Instant::now());
         }
-        // All of it is written. What is needed is loaded again.
-        let kept = self.spaces.values().map(Space::len).sum::<usize>();
-        if self.spaces.len() > SPACES_MAX || kept > KEPT_MAX {
-            self.clear_spaces();
+        // All of it is written, and reloaded when needed.
+        let kept = self.namespaces.values().map(NamespaceState::len).sum::<usize>();
+        if self.namespaces.len() > NAMESPACES_MAX || kept > CACHED_MAX {
+            self.clear_namespaces();
         }
         Ok(())
     }
 
-    /// What is known may be ahead of what is written.
-    fn doubt(&mut self) {
-        self.clear_spaces();
+    /// Drops cached state, which may be ahead of the file.
+    fn invalidate(&mut self) {
+        self.clear_namespaces();
         self.anchors = None;
     }
 
-    /// All is loaded again. Eviction goes on where it was, else other processes' writes would send it back to the start.
-    fn clear_spaces(&mut self) {
-        self.rounds.extend(self.spaces.drain().map(|(namespace, space)| (namespace, space.round)));
+    /// Drops all namespaces. Keeps their eviction cursors, which writes of other processes would otherwise
+    /// reset.
+    fn clear_namespaces(&mut self) {
+        self.eviction_cursors
+            .extend(self.namespaces.drain().map(|(namespace, state)| (namespace, state.eviction_cursor)));
     }
 
-    /// The time, which is never before what any process has told.
+    /// Reads the clock. The time is never before that of any process.
     fn read_clock(&mut self) -> rusqlite::Result<Anchor> {
         let [kept, mut anchor] = match self.anchors {
             Some(anchors) => anchors,
@@ -339,79 +348,79 @@ impl Writer {
 
     fn commit(&mut self, changes_before: u64) -> rusqlite::Result<()> {
         let is_unchanged = self.connection.total_changes() == changes_before;
-        // An offset of the clock is written at once: until then time would stand still for readers.
+        // An offset of the clock is written at once, because readers would see time stand still until then.
         let is_clock_due = self.anchors.is_some_and(|[kept, anchor]| anchor.is_due(&kept));
         if is_unchanged && !is_clock_due {
-            // Nothing but refusals: there is nothing to write.
+            // Only refusals: nothing to write.
             self.connection.prepare_cached("ROLLBACK")?.execute([])?;
             return Ok(());
         }
         self.write_clock()?;
         self.connection.prepare_cached("COMMIT")?.execute([])?;
         match &self.syncer {
-            Some(syncer) => syncer.has_written(),
+            Some(syncer) => syncer.mark_written(),
             None => drop(self.counters.syncs.fetch_add(1, Ordering::Relaxed)),
         }
         Ok(())
     }
 
-    /// Tells those who wait. What was drawn for somebody who has gone meanwhile is returned in the next transaction.
-    fn answer(&mut self, batch: Vec<Asked>) -> bool {
+    /// Replies to the callers. Draws whose callers were dropped are undone in the next transaction.
+    fn reply(&mut self, batch: Vec<QueuedJob>) -> bool {
         self.callers = match batch.len() + self.queue.len() {
-            // One by himself is not waited for.
+            // A single caller is not waited for.
             1 => 0,
             callers => callers.min(self.batch_max),
         };
-        self.times.has_ended(Instant::now());
-        for asked in batch {
-            // Whoever waits is woken by code of his own.
-            let undoing = catch_unwind(AssertUnwindSafe(|| asked.job.answer(&self.queue)));
-            if let Ok(Some(job)) = undoing {
-                self.owe(Asked::new(job));
+        self.schedule.has_ended(Instant::now());
+        for queued in batch {
+            // Wakers are foreign code and may panic.
+            let undo_job = catch_unwind(AssertUnwindSafe(|| queued.job.reply(&self.queue)));
+            if let Ok(Some(job)) = undo_job {
+                self.queue_undo(QueuedJob::new(job));
             }
         }
         true
     }
 
-    /// Nothing was done: all who wait are told why, and what nobody waits for is tried again.
-    fn fail(&mut self, batch: Vec<Asked>, fault: &Fault) -> bool {
-        self.doubt();
-        self.times.has_failed(Instant::now());
-        for Asked { at, time, job } in batch {
-            let unheard = catch_unwind(AssertUnwindSafe(|| job.fail(fault.error())));
-            if let Ok(Some(job)) = unheard {
-                self.owe(Asked { at, time, job });
+    /// Reports a failed transaction to the callers. Undo jobs are retried.
+    fn fail(&mut self, batch: Vec<QueuedJob>, fault: &Fault) -> bool {
+        self.invalidate();
+        self.schedule.has_failed(Instant::now());
+        for QueuedJob { at, time, job } in batch {
+            let unclaimed = catch_unwind(AssertUnwindSafe(|| job.fail(fault.to_store_error())));
+            if let Ok(Some(job)) = unclaimed {
+                self.queue_undo(QueuedJob { at, time, job });
             }
         }
         false
     }
 
-    fn owe(&mut self, asked: Asked) {
-        // What is not returned in time returns when its deadline comes.
-        if self.owed.len() < OWED_MAX && asked.at.elapsed() < OWED_FOR {
-            self.owed.push_back(asked);
+    fn queue_undo(&mut self, queued: QueuedJob) {
+        // A draw that is not undone in time returns at its deadline.
+        if self.undo_jobs.len() < UNDO_JOBS_MAX && queued.at.elapsed() < UNDO_RETRIED_FOR {
+            self.undo_jobs.push_back(queued);
         }
     }
 }
 
 impl Drop for Writer {
-    /// However it ends, nobody waits for it for ever.
+    /// Fails all waiting calls, however the thread ends.
     fn drop(&mut self) {
         self.queue.close();
-        while let Found::Jobs(jobs) = self.queue.take(BATCH_MAX, None) {
+        while let NextJobs::Jobs(jobs) = self.queue.take(BATCH_MAX, None) {
             drop(catch_unwind(AssertUnwindSafe(|| drop(jobs))));
         }
     }
 }
 
-fn engine(trouble: Trouble) -> rusqlite::Error {
-    match trouble {
-        Trouble::Engine(error) => error,
-        Trouble::Answer(error) => rusqlite::Error::ToSqlConversionFailure(Box::new(error)),
+fn to_engine_error(error: CallError) -> rusqlite::Error {
+    match error {
+        CallError::Transaction(error) => error,
+        CallError::Reply(error) => rusqlite::Error::ToSqlConversionFailure(Box::new(error)),
     }
 }
 
-/// The clock as the file has it.
+/// Reads the clock from the file.
 pub(super) fn read_anchor(connection: &Connection) -> rusqlite::Result<Anchor> {
     let mut read = connection.prepare_cached("SELECT latest, ahead FROM clock")?;
     read.query_row([], |row| {

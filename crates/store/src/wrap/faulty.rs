@@ -1,8 +1,8 @@
-//! A store behind a bad network, from a seed.
+//! Fault injection: an engine behind a simulated bad network, deterministic by seed.
 //!
-//! Calls fail before they are made, replies are lost, calls arrive twice, and steps that their caller has given
-//! up on arrive after what the caller did next. Whoever keeps to the contract, and asks again with the same step,
-//! loses nothing by it. The engine can also be unavailable, or hang.
+//! Calls fail before they are made, replies are lost, calls arrive twice, and abandoned steps arrive after
+//! later calls of their caller. A caller that follows the contract and retries with the same step stays
+//! exact. The engine can also be unavailable, or hang.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -10,22 +10,22 @@ use std::time::Duration;
 
 use tidegate_core::random::Random;
 
-use super::plan::{Fate, Faults, InvalidPlan, Plan};
+use super::fault_plan::{Fate, FaultPlan, Faults, InvalidFaultPlan};
 use super::verb::Verb;
 use super::wrapper::Wrapper;
 use crate::sync::lock;
-use crate::{Applied, Capabilities, Engine, QueuedStep, Reply, Step, StoreError};
+use crate::{Capabilities, Engine, QueuedStep, Reply, Step, StepResult, StoreError};
 
-/// A call may take so long before the engine counts as unavailable.
+/// How long a call may take before the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
-/// Steps that are to be made later, at most; further ones are made at once.
+/// The maximum number of deferred steps; further ones are made at once.
 const LATE_MAX: usize = 1_024;
 
-/// A store behind a bad network.
+/// An engine behind a simulated bad network.
 #[derive(Debug)]
 pub struct Faulty<E> {
     engine: E,
-    plan: Plan,
+    plan: FaultPlan,
     state: Mutex<State>,
 }
 
@@ -34,7 +34,7 @@ struct State {
     random: Random,
     presence: Presence,
     fail_next: u32,
-    /// Calls that are made before it is unavailable.
+    /// Calls to pass before the presence changes.
     away_after: Option<(u32, Presence)>,
     late: VecDeque<QueuedStep>,
     faults: Faults,
@@ -48,11 +48,11 @@ enum Presence {
 }
 
 impl<E: Engine> Faulty<E> {
-    /// Puts `engine` behind a network that is as bad as planned.
+    /// Wraps `engine` with the faults of `plan`.
     ///
     /// # Errors
-    /// [`InvalidPlan`] for more faults than calls.
-    pub fn new(engine: E, plan: Plan) -> Result<Self, InvalidPlan> {
+    /// [`InvalidFaultPlan`] for more faults than calls.
+    pub fn new(engine: E, plan: FaultPlan) -> Result<Self, InvalidFaultPlan> {
         let plan = plan.check()?;
         let state = State {
             random: plan.random(),
@@ -65,38 +65,38 @@ impl<E: Engine> Faulty<E> {
         Ok(Self { engine, plan, state: Mutex::new(state) })
     }
 
-    /// From now on every call fails, and does nothing.
+    /// Makes every call fail without effect from now on.
     pub fn go_away(&self) {
         self.lock().presence = Presence::Away;
     }
 
-    /// After `calls` more every call fails and does nothing: a series of calls is stopped in the middle.
+    /// Makes every call fail without effect after `calls` more, to stop in the middle of a series.
     pub fn go_away_after(&self, calls: u32) {
         self.lock().away_after = Some((calls, Presence::Away));
     }
 
-    /// After `calls` more no call is answered or made: a series of calls hangs in the middle.
+    /// Makes every call hang after `calls` more, in the middle of a series.
     pub fn hang_after(&self, calls: u32) {
         self.lock().away_after = Some((calls, Presence::Hanging));
     }
 
-    /// From now on no call is answered, or made.
+    /// Makes every call hang from now on, without effect.
     pub fn hang(&self) {
         self.lock().presence = Presence::Hanging;
     }
 
-    /// From now on calls are made and answered again. Those that hang stay so.
+    /// Makes calls pass again. Hanging calls stay hanging.
     pub fn come_back(&self) {
         let mut state = self.lock();
         (state.presence, state.away_after) = (Presence::Here, None);
     }
 
-    /// The next `count` calls fail, and do nothing.
+    /// Makes the next `count` calls fail without effect.
     pub fn fail_next(&self, count: u32) {
         self.lock().fail_next = count;
     }
 
-    /// Makes the steps that were given up on and are still on their way, and says how many they were.
+    /// Delivers the deferred steps and returns their number.
     pub async fn deliver(&self) -> usize {
         let late = std::mem::take(&mut self.lock().late);
         let count = late.len();
@@ -104,12 +104,12 @@ impl<E: Engine> Faulty<E> {
         count
     }
 
-    /// Faults that were made so far, switches apart.
+    /// The faults injected so far, without those of the switches.
     pub fn faults(&self) -> Faults {
         self.lock().faults
     }
 
-    /// The store behind the network.
+    /// The wrapped engine.
     pub const fn inner(&self) -> &E {
         &self.engine
     }
@@ -118,7 +118,7 @@ impl<E: Engine> Faulty<E> {
         lock(&self.state)
     }
 
-    /// What becomes of a call, once it has taken its time and those have arrived that were on their way.
+    /// The fate of a call, after its delay and after delivering due steps.
     async fn meet(&self) -> Result<Fate, StoreError> {
         if self.presence()? == Presence::Hanging {
             std::future::pending::<()>().await;
@@ -139,11 +139,11 @@ impl<E: Engine> Faulty<E> {
             None => {}
         }
         if state.presence == Presence::Away {
-            return Err(StoreError::unavailable("it was told to go away"));
+            return Err(StoreError::unavailable("set to be unavailable"));
         }
         if state.fail_next > 0 {
             state.fail_next -= 1;
-            return Err(StoreError::unavailable("it was told to fail"));
+            return Err(StoreError::unavailable("set to fail"));
         }
         Ok(state.presence)
     }
@@ -167,14 +167,14 @@ impl<E: Engine> Faulty<E> {
         }
     }
 
-    /// Keeps a step for later; not if too many are kept.
+    /// Queues a step for later, unless the queue is full.
     fn defer(&self, late: QueuedStep) -> bool {
         let mut state = self.lock();
-        let has_room = state.late.len() < LATE_MAX;
-        if has_room {
+        let has_space = state.late.len() < LATE_MAX;
+        if has_space {
             state.late.push_back(late);
         }
-        has_room
+        has_space
     }
 
     fn lost(&self) -> StoreError {
@@ -186,15 +186,15 @@ impl<E: Engine> Faulty<E> {
 
     async fn make(&self, late: VecDeque<QueuedStep>) {
         for late in late {
-            // Its caller has given up on it.
+            // The caller no longer waits for it.
             drop(self.engine.apply_step(late.as_step()).await);
         }
     }
 }
 
 impl State {
-    /// What becomes of the next call, how much longer it takes, and which late steps arrive before it.
-    fn roll(&mut self, plan: &Plan) -> (Fate, Option<Duration>, VecDeque<QueuedStep>) {
+    /// The fate of the next call, its delay, and the late steps that arrive before it.
+    fn roll(&mut self, plan: &FaultPlan) -> (Fate, Option<Duration>, VecDeque<QueuedStep>) {
         let (fate, delay) = plan.roll(&mut self.random);
         self.faults.count(fate, delay.is_some());
         let (mut due, mut kept) = (VecDeque::new(), VecDeque::new());
@@ -225,7 +225,7 @@ impl<E: Engine> Wrapper for Faulty<E> {
         })
     }
 
-    fn step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         Reply::later(async move {
             let fate = self.meet().await?;
             if fate == Fate::Defer && self.defer(step.into()) {

@@ -1,4 +1,4 @@
-//! A store whose calls are timed, for an observer.
+//! Reports the duration of each call to a watcher.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,25 +8,26 @@ use super::verb::Verb;
 use super::wrapper::Wrapper;
 use crate::{Engine, Reply, StoreError};
 
-/// What came of a call.
+/// How a call ended.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CallEnd<'a> {
-    /// An answer, be it a refusal.
+    /// With a result, possibly a refusal.
     Answered,
-    /// An error.
+    /// With an error.
     Failed(&'a StoreError),
-    /// Nobody waited for it any longer.
+    /// The reply was dropped before it was ready.
     GivenUp,
 }
 
-/// Hears of each call of a store that is [`Measured`]. It is asked on the thread that called, and must not wait.
+/// Receives each call of a [`Measured`] engine. Called on the caller's thread, so it must not block.
 pub trait Watcher: fmt::Debug + Send + Sync + 'static {
     /// A call has ended.
     fn ended(&self, verb: Verb, took: Duration, end: CallEnd<'_>);
 }
 
-/// A store whose calls are timed. It answers as the store that it wraps does, at once where that does, and allocates nothing.
+/// An engine whose calls are timed. It replies as the wrapped engine does, immediately if that does, and does
+/// not allocate.
 #[derive(Debug)]
 pub struct Measured<E> {
     engine: E,
@@ -40,7 +41,7 @@ impl<E: Engine> Measured<E> {
     }
 }
 
-/// A call that is timed.
+/// A running call.
 pub(crate) struct Watch<'a> {
     watcher: &'a dyn Watcher,
     verb: Verb,
@@ -87,15 +88,15 @@ impl<E: Engine> Wrapper for Measured<E> {
 mod tests {
     use std::sync::Mutex;
 
-    use super::super::{Faulty, Plan};
+    use super::super::{FaultPlan, Faulty};
     use super::*;
     use crate::{Memory, Policies, Store};
 
-    /// Remembers what it hears.
+    /// Records the calls.
     #[derive(Debug, Default)]
-    struct Book(Mutex<Vec<(Verb, String)>>);
+    struct Recorder(Mutex<Vec<(Verb, String)>>);
 
-    impl Watcher for Book {
+    impl Watcher for Recorder {
         fn ended(&self, verb: Verb, _: Duration, end: CallEnd<'_>) {
             let end = match end {
                 CallEnd::Answered => "answered".to_owned(),
@@ -107,20 +108,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_call_is_told_once_with_what_came_of_it_and_what_is_immediate_stays_so() {
-        let book = Arc::new(Book::default());
-        let store = Measured::new(Memory::new(), book.clone());
+    async fn each_call_is_reported_once_with_its_end() {
+        let recorder = Arc::new(Recorder::default());
+        let store = Measured::new(Memory::new(), recorder.clone());
         assert!(store.capabilities().is_immediate && store.version().now().is_some());
-        let far = Faulty::new(Memory::new(), Plan::seeded(1)).unwrap();
-        far.hang();
-        let far = Measured::new(far, book.clone());
-        assert!(far.version().now().is_none(), "dropped before it is asked");
-        far.engine.go_away();
-        let error = far.version().await.unwrap_err().to_string();
-        far.engine.come_back();
-        far.version().await.unwrap();
-        let heard: Vec<String> = book.0.lock().unwrap().iter().map(|(_, end)| end.clone()).collect();
-        assert_eq!(heard, ["answered", "given up", &error, "answered"]);
+        let faulty = Faulty::new(Memory::new(), FaultPlan::seeded(1)).unwrap();
+        faulty.hang();
+        let faulty = Measured::new(faulty, recorder.clone());
+        assert!(faulty.version().now().is_none(), "dropped before it is polled");
+        faulty.engine.go_away();
+        let error = faulty.version().await.unwrap_err().to_string();
+        faulty.engine.come_back();
+        faulty.version().await.unwrap();
+        let ends: Vec<String> = recorder.0.lock().unwrap().iter().map(|(_, end)| end.clone()).collect();
+        assert_eq!(ends, ["answered", "given up", &error, "answered"]);
     }
 
     #[test]

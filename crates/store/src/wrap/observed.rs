@@ -1,7 +1,7 @@
-//! A store that counts its calls and writes down what they move, for the exactness checker.
+//! Counts the calls of an engine and logs their movements, for the exactness checker.
 //!
-//! The log is made from the store's replies. It is whole as long as every reply is awaited and no lease is left to
-//! its deadline: what a store ends by itself answers no caller.
+//! The log is derived from replies. It is complete if every reply is awaited and no lease expires: an ending
+//! by the store itself has no reply.
 
 mod log;
 
@@ -12,13 +12,13 @@ use tidegate_core::limit::check;
 use super::verb::{Calls, Counter, Verb};
 use super::wrapper::Wrapper;
 use crate::sync::lock;
-use crate::{Applied, Capabilities, Engine, Reply, Step};
+use crate::{Capabilities, Engine, Reply, Step, StepResult};
 use log::Log;
 
-/// Entries a log holds unless said otherwise.
+/// The default maximum of log entries.
 const LOG_MAX: usize = 1_000_000;
 
-/// A store that counts its calls and writes down what they move.
+/// An engine that counts its calls and logs their movements.
 #[derive(Debug)]
 pub struct Observed<E> {
     engine: E,
@@ -27,12 +27,12 @@ pub struct Observed<E> {
 }
 
 impl<E: Engine> Observed<E> {
-    /// Watches `engine`.
+    /// Wraps `engine`.
     pub fn new(engine: E) -> Self {
         Self { engine, calls: Counter::default(), log: Mutex::new(Log::new(LOG_MAX)) }
     }
 
-    /// Writes down at most so many entries; those beyond are only [counted](Self::missed).
+    /// Sets the maximum number of log entries. Further ones are only [counted](Self::missed).
     #[must_use]
     pub fn log_max(self, max: usize) -> Self {
         Self { log: Mutex::new(Log::new(max)), ..self }
@@ -43,17 +43,17 @@ impl<E: Engine> Observed<E> {
         self.calls.calls()
     }
 
-    /// What has moved so far, and the shapes it moved under, in the order the replies came in.
+    /// The movements so far and the shapes of their buckets, in the order of replies.
     pub fn log(&self) -> Vec<check::Entry> {
         self.lock().entries()
     }
 
-    /// Entries that found the log full: above 0, it is not whole.
+    /// The number of entries dropped because the log was full. The log is complete if it is 0.
     pub fn missed(&self) -> u64 {
         self.lock().missed()
     }
 
-    /// The store that is watched.
+    /// The wrapped engine.
     pub const fn inner(&self) -> &E {
         &self.engine
     }
@@ -81,7 +81,7 @@ impl<E: Engine> Wrapper for Observed<E> {
         })
     }
 
-    fn step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         Reply::later(async move {
             self.calls.count(step.verb());
             let answer = self.engine.apply_step(Step { is_watched: true, ..step }).await?;

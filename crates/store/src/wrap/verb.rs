@@ -1,4 +1,4 @@
-//! The calls of an engine, and how often each was made.
+//! The kinds of calls of an engine, and their counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Every one.
+    /// All verbs.
     pub const ALL: [Self; VERBS] = [
         Self::Draw,
         Self::Extend,
@@ -49,7 +49,7 @@ impl Verb {
         Self::Chain,
     ];
 
-    /// In lower case, for metrics.
+    /// The name in lower case, for metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Draw => "draw",
@@ -74,20 +74,20 @@ impl Verb {
     }
 }
 
-/// How many verbs there are.
+/// The number of verbs.
 const VERBS: usize = Verb::Chain as usize + 1;
 
-/// How often each verb was called, at one time.
+/// A snapshot of the number of calls of each verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Calls([u64; VERBS]);
 
 impl Calls {
-    /// How often `verb` was called.
+    /// The number of calls of `verb`.
     pub const fn of(&self, verb: Verb) -> u64 {
         self.0[verb as usize]
     }
 
-    /// How often anything was.
+    /// The number of all calls.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }

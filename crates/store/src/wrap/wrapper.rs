@@ -1,4 +1,4 @@
-//! An engine around an engine: each call goes through one function.
+//! A trait for engines that wrap another one: each call goes through one function.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use tidegate_core::limit::usage::Usage;
 use super::verb::Verb;
 use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::{
-    Applied, Bucket, Capabilities, Changes, Engine, Lookup, Prune, Reply, Seen, Standing, Step, Swept,
-    UsagePlace, UsageQuery,
+    Bucket, BucketSnapshot, Capabilities, Changes, Engine, LeaseStatus, Lookup, Prune, Reply, Step,
+    StepResult, SweepReport, UsagePlace, UsageQuery,
 };
 
-/// An engine around another one, whose calls go through [`call`](Self::call). What is not overridden is passed on.
+/// An engine that wraps another one. All calls go through [`call`](Self::call), which forwards them by
+/// default.
 pub trait Wrapper: fmt::Debug + Send + Sync + 'static {
-    /// The engine that is wrapped.
+    /// The wrapped engine.
     type Inner: Engine + ?Sized;
 
-    /// The engine that is wrapped.
+    /// The wrapped engine.
     fn inner(&self) -> &Self::Inner;
 
     /// Makes a call of the wrapped engine. It may be made again, or not at all.
@@ -36,7 +37,7 @@ pub trait Wrapper: fmt::Debug + Send + Sync + 'static {
 
     /// Applies a step.
     #[inline]
-    fn step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         self.call(step.verb(), move || self.inner().apply_step(step))
     }
 
@@ -59,15 +60,15 @@ impl<W: Wrapper> Engine for W {
     }
 
     #[inline]
-    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         self.step(step)
     }
 
-    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         self.call(Verb::Lease, move || self.inner().find_lease(lease))
     }
 
-    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot> {
         self.call(Verb::Look, move || self.inner().look(lookup))
     }
 
@@ -93,12 +94,12 @@ impl<W: Wrapper> Engine for W {
         self.call(Verb::Prune, move || self.inner().prune_ledger(prune, max))
     }
 
-    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
+    fn sweep_leases(&self, max: usize) -> Reply<'_, SweepReport> {
         self.call(Verb::Sweep, move || self.inner().sweep_leases(max))
     }
 
     fn read_records<'a>(&'a self, keys: &'a [Key]) -> Reply<'a, Records> {
-        // Without keys it is the version that is asked for.
+        // A read without keys returns only the version.
         let verb = if keys.is_empty() { Verb::Version } else { Verb::Read };
         self.call(verb, move || self.inner().read_records(keys))
     }

@@ -1,4 +1,4 @@
-//! The audit is moved to a folder: wherever a run is stopped, no entry is lost or archived twice.
+//! Archiving moves the audit to a folder: wherever a run stops, no entry is lost or archived twice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use tidegate_core::limit::policy::{Expect, Policy, Scope, Version};
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::archive::{
-    ArchiveError, ArchiveOptions, ArchivePlace, Archived, archive as archive_once, read_archive,
+    ArchiveError, ArchiveOptions, ArchivePlace, ArchiveReport, archive as archive_once, read_archive,
 };
-use tidegate_store::wrap::{CallEnd, Faulty, Measured, Plan, Verb, Watcher};
+use tidegate_store::wrap::{CallEnd, FaultPlan, Faulty, Measured, Verb, Watcher};
 use tidegate_store::{
     AuditQuery, Entities, Ledger, ManualWall, Memory, Paging, Policies, PolicyChange, Prune, Sqlite, Store,
     StoreError,
@@ -28,7 +28,7 @@ const START: Stamp = Stamp::from_secs(1_800_000_000);
 struct Kit {
     store: Memory,
     clock: ManualWall,
-    /// Holds the folder, which is not made yet.
+    /// Contains the folder, which the first run creates.
     _root: TempDir,
     folder: PathBuf,
 }
@@ -67,16 +67,16 @@ impl Kit {
         self.clock.now().since(START).as_secs()
     }
 
-    /// Everything that was changed so far, in files of so many entries.
+    /// Archives all changes so far, in files of `file_entries` entries.
     fn all(&self, file_entries: usize) -> ArchiveOptions {
         ArchiveOptions::new(&self.folder, Stamp::MAX).file_entries(file_entries)
     }
 
-    async fn archives(&self, options: &ArchiveOptions) -> Archived {
-        archive(&self.store, options).await.expect("it is archived")
+    async fn archives(&self, options: &ArchiveOptions) -> ArchiveReport {
+        archive(&self.store, options).await.expect("archiving succeeds")
     }
 
-    async fn is_whole(&self, expected: &[Entry]) {
+    async fn assert_complete(&self, expected: &[Entry]) {
         let (archived, mut stored) = (archived(&self.folder).await, audit(&self.store).await);
         let mut both = archived;
         both.append(&mut stored);
@@ -84,18 +84,18 @@ impl Kit {
         assert_eq!(both, expected);
     }
 
-    /// In the archive or in the store, perhaps in both.
+    /// Every entry is in the archive or in the store, or in both.
     async fn lost_nothing(&self, expected: &[Entry]) {
         let (archived, stored) = (archived(&self.folder).await, audit(&self.store).await);
-        assert_eq!(archived, expected[..archived.len()], "the archive is a beginning");
-        assert_eq!(stored, expected[expected.len() - stored.len()..], "the store is an end");
-        assert!(archived.len() + stored.len() >= expected.len(), "nothing lies between");
+        assert_eq!(archived, expected[..archived.len()], "the archive is a prefix");
+        assert_eq!(stored, expected[expected.len() - stored.len()..], "the store is a suffix");
+        assert!(archived.len() + stored.len() >= expected.len(), "no entry is missing");
     }
 
     fn files(&self) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(&self.folder)
-            .expect("the folder is there")
-            .map(|file| file.expect("it is listed").file_name().into_string().expect("a name is text"))
+            .expect("the folder exists")
+            .map(|file| file.expect("a directory entry").file_name().into_string().expect("a UTF-8 name"))
             .filter(|name| name != "archive.lock")
             .collect();
         names.sort();
@@ -130,9 +130,10 @@ async fn read(folder: &Path) -> Result<Vec<Entry>, ArchiveError> {
     Ok(read)
 }
 
-/// Archives once the folder is unlocked. A dropped run holds the lock until it has written, and so does a child process that
-/// another test is starting: it has a copy of every open file until it executes its program.
-async fn archive(store: &dyn Store, options: &ArchiveOptions) -> Result<Archived, ArchiveError> {
+/// Archives, and retries while the folder is locked. A dropped run holds the lock until its write ends, and
+/// so does a child process that another test is starting: it has a copy of every open file until it executes
+/// its program.
+async fn archive(store: &dyn Store, options: &ArchiveOptions) -> Result<ArchiveReport, ArchiveError> {
     for _ in 0..60_000 {
         match archive_once(store, options).await {
             Err(ArchiveError::Locked { .. }) => tokio::time::sleep(Duration::from_millis(1)).await,
@@ -157,25 +158,29 @@ async fn old_changes_are_moved_and_newer_ones_stay() {
         "audit-00000000000000000004-00000000000000000005.jsonl.gz",
     ];
     assert_eq!(kit.files(), files);
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
     assert_eq!(audit(&kit.store).await, expected[9..]);
 
     let again = kit.archives(&options).await;
     assert_eq!((again.files, again.entries, again.through), (0, 0, Some(Version::new(5))));
     let rest = kit.archives(&kit.all(10_000)).await;
     assert_eq!((rest.files, rest.entries, rest.through), (1, 10, Some(Version::new(10))));
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
     assert!(audit(&kit.store).await.is_empty());
 }
 
 #[tokio::test]
 async fn empty_audit_makes_no_file() {
     let kit = Kit::new();
-    assert_eq!(kit.archives(&kit.all(10)).await, Archived::default());
+    assert_eq!(kit.archives(&kit.all(10)).await, ArchiveReport::default());
     assert!(kit.files().is_empty());
     kit.change(1).await;
     let nothing = ArchiveOptions::new(&kit.folder, START);
-    assert_eq!(kit.archives(&nothing).await, Archived::default(), "made at that time is not before it");
+    assert_eq!(
+        kit.archives(&nothing).await,
+        ArchiveReport::default(),
+        "a change at that time is not before it"
+    );
     assert_eq!(audit(&kit.store).await.len(), 1);
 }
 
@@ -193,7 +198,7 @@ async fn large_change_stays_in_one_file() {
         "audit-00000000000000000003-00000000000000000003.jsonl.gz",
     ];
     assert_eq!(kit.files(), files);
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
 }
 
 #[tokio::test]
@@ -208,24 +213,24 @@ async fn change_behind_a_newer_one_waits() {
     let done = kit.archives(&options).await;
     assert_eq!(done.through.map(Version::next), Some(late));
     assert_eq!(audit(&kit.store).await, expected[6..]);
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
 }
 
-/// Stops a run before each of its calls of the store, one after the other.
-async fn is_stopped_at_every_call(changes: &[u64], file_entries: usize) {
+/// Stops a run before each of its store calls, one after the other.
+async fn assert_survives_a_stop_at_every_call(changes: &[u64], file_entries: usize) {
     for calls in 0.. {
         let kit = Kit::new();
         for entries in changes {
             kit.change(*entries).await;
         }
         let expected = audit(&kit.store).await;
-        let faulty = Faulty::new(kit.store.clone(), Plan::seeded(1)).expect("a plan without faults");
+        let faulty = Faulty::new(kit.store.clone(), FaultPlan::seeded(1)).expect("a plan without faults");
         faulty.go_away_after(calls);
         let first = archive(&faulty, &kit.all(file_entries)).await;
         kit.lost_nothing(&expected).await;
         faulty.come_back();
-        let second = archive(&faulty, &kit.all(file_entries)).await.expect("it is gone on with");
-        kit.is_whole(&expected).await;
+        let second = archive(&faulty, &kit.all(file_entries)).await.expect("the second run continues");
+        kit.assert_complete(&expected).await;
         assert!(audit(&kit.store).await.is_empty(), "stopped after {calls} calls");
         assert_eq!(second.through, expected.last().map(|entry| entry.version));
         match first {
@@ -240,16 +245,16 @@ async fn is_stopped_at_every_call(changes: &[u64], file_entries: usize) {
 
 #[tokio::test]
 async fn run_continues_after_a_failed_store_call() {
-    is_stopped_at_every_call(&[1, 2, 3, 4, 5, 6, 7, 8], 5).await;
+    assert_survives_a_stop_at_every_call(&[1, 2, 3, 4, 5, 6, 7, 8], 5).await;
 }
 
-/// Pruned in part, so that the store has the end of a change whose whole is in the archive.
+/// A partial prune leaves the store with the end of a change that is in the archive as a whole.
 #[tokio::test]
 async fn run_continues_after_a_partial_prune() {
-    is_stopped_at_every_call(&[3, 2_500, 4], 10).await;
+    assert_survives_a_stop_at_every_call(&[3, 2_500, 4], 10).await;
 }
 
-/// The store is closed and opened again between the runs.
+/// The store is closed and reopened between the runs.
 #[tokio::test]
 async fn run_continues_after_a_store_restart() {
     for calls in 0.. {
@@ -267,7 +272,7 @@ async fn run_continues_after_a_store_restart() {
         }
         let expected = audit(&store).await;
         let options = ArchiveOptions::new(&folder, Stamp::MAX).file_entries(5);
-        let faulty = Faulty::new(store, Plan::seeded(1)).unwrap();
+        let faulty = Faulty::new(store, FaultPlan::seeded(1)).unwrap();
         faulty.go_away_after(calls);
         let first = archive(&faulty, &options).await;
         faulty.inner().close().await;
@@ -290,7 +295,7 @@ async fn lost_and_repeated_calls_lose_nothing() {
     for seed in 0..20 {
         let kit = Kit::with_changes(60).await;
         let expected = audit(&kit.store).await;
-        let plan = Plan::seeded(seed).fails(150).loses(150).repeats(150);
+        let plan = FaultPlan::seeded(seed).fails(150).loses(150).repeats(150);
         let faulty = Faulty::new(kit.store.clone(), plan).unwrap();
         let mut tries = 0;
         while let Err(error) = archive(&faulty, &kit.all(20)).await {
@@ -299,18 +304,18 @@ async fn lost_and_repeated_calls_lose_nothing() {
             tries += 1;
             assert!(tries < 1_000, "seed {seed}");
         }
-        kit.is_whole(&expected).await;
+        kit.assert_complete(&expected).await;
         assert!(audit(&kit.store).await.is_empty(), "seed {seed}");
     }
 }
 
 #[tokio::test]
 async fn run_continues_after_a_drop_at_any_poll() {
-    for moments in 0.. {
+    for polls_max in 0.. {
         let kit = Kit::with_changes(12).await;
         let expected = audit(&kit.store).await;
         let options = kit.all(6);
-        let mut left = moments;
+        let mut left = polls_max;
         let is_done = {
             let mut run = pin!(archive(&kit.store, &options));
             std::future::poll_fn(|context| {
@@ -324,22 +329,22 @@ async fn run_continues_after_a_drop_at_any_poll() {
         };
         let done = archive(&kit.store, &options).await.unwrap();
         assert_eq!(done.through, Some(Version::new(12)));
-        kit.is_whole(&expected).await;
-        assert!(audit(&kit.store).await.is_empty(), "dropped after {moments} moments");
+        kit.assert_complete(&expected).await;
+        assert!(audit(&kit.store).await.is_empty(), "dropped after {polls_max} polls");
         if is_done {
-            assert!(moments > 5, "it waits several times");
+            assert!(polls_max > 5, "it waits several times");
             return;
         }
     }
 }
 
-/// Writes a file of the name that the run is about to use.
+/// Writes a file with the name that the run is about to use.
 #[derive(Debug)]
 struct Intruder(PathBuf);
 
 impl Watcher for Intruder {
     fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {
-        fs::write(&self.0, b"not ours").expect("it is written");
+        fs::write(&self.0, b"not ours").expect("the file is written");
     }
 }
 
@@ -355,16 +360,16 @@ async fn existing_file_is_not_replaced() {
     assert_eq!(audit(&kit.store).await, expected, "nothing is pruned");
     fs::remove_file(&file).unwrap();
     kit.archives(&kit.all(100)).await;
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
 }
 
-/// Occupies the only thread for blocking work after the first call of the store, until a message comes.
+/// Blocks the only blocking thread after the first store call, until it receives a message.
 #[derive(Debug)]
 struct Blocker(Mutex<Option<mpsc::Receiver<()>>>);
 
 impl Watcher for Blocker {
     fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {
-        if let Some(unblock) = self.0.lock().expect("no test panics with it").take() {
+        if let Some(unblock) = self.0.lock().expect("no test panics while holding it").take() {
             tokio::task::spawn_blocking(move || unblock.recv());
         }
     }
@@ -378,10 +383,10 @@ async fn folder_stays_locked_until_the_put_ends() {
     let store = Measured::new(kit.store.clone(), Arc::<Blocker>::clone(&watcher));
     {
         let mut run = pin!(archive_once(&store, &options));
-        // After the call of the store, 100 polls are far more than it takes to queue the put.
+        // After the store call, 100 polls are far more than it takes to queue the put.
         let mut polls = 0;
         while polls < 100 {
-            polls += u32::from(watcher.0.lock().expect("no test panics with it").is_none());
+            polls += u32::from(watcher.0.lock().expect("no test panics while holding it").is_none());
             tokio::select! {
                 biased;
                 answer = &mut run => panic!("the put is blocked: {answer:?}"),
@@ -391,16 +396,16 @@ async fn folder_stays_locked_until_the_put_ends() {
     }
     assert!(kit.files().is_empty(), "the put waits");
     let lock = fs::File::options().write(true).open(kit.folder.join("archive.lock"));
-    let lock = lock.expect("the run has made it");
-    assert!(lock.try_lock().is_err(), "the run is dropped, and its put is not");
-    unblock.send(()).expect("the thread waits");
+    let lock = lock.expect("the run created it");
+    assert!(lock.try_lock().is_err(), "the run is dropped, its put is not");
+    unblock.send(()).expect("the thread is waiting");
     while lock.try_lock().is_err() {
         tokio::task::yield_now().await;
     }
     drop(lock);
     assert_eq!(kit.files(), ["audit-00000000000000000001-00000000000000000006.jsonl.gz"]);
     assert_eq!(kit.archives(&options).await.pruned, 12);
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
 }
 
 #[test]
@@ -422,7 +427,7 @@ async fn staged_files_are_removed_and_others_stay() {
     fs::write(kit.folder.join("audit-notes.tmp"), b"mine").unwrap();
     kit.archives(&kit.all(100)).await;
     assert_eq!(kit.files(), ["audit-00000000000000000001-00000000000000000006.jsonl.gz", "audit-notes.tmp"]);
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
 }
 
 #[tokio::test]
@@ -450,7 +455,7 @@ async fn folder_of_another_store_is_refused() {
     }
 }
 
-/// A store that went back to an earlier time has made other changes of the same versions since.
+/// A restored store has made other changes with the same versions since.
 #[tokio::test]
 async fn folder_of_a_restored_store_is_refused() {
     let (before, after) = (Kit::with_changes(6).await, Kit::with_changes(4).await);
@@ -459,7 +464,7 @@ async fn folder_of_a_restored_store_is_refused() {
     for entries in [2, 3, 1] {
         after.change(entries).await;
     }
-    // What both have in common is not in the store any more.
+    // The common entries are no longer in the store.
     let through = Version::new(4);
     after.store.prune(&Prune::Audit { through }, 100).await.unwrap();
     let options = ArchiveOptions::new(&before.folder, Stamp::MAX);
@@ -475,7 +480,7 @@ async fn concurrent_run_is_locked_out() {
     let (one, other) = tokio::join!(archive_once(&kit.store, &options), archive_once(&kit.store, &options));
     let refused = [&one, &other].into_iter().filter(|answer| answer.is_err()).count();
     assert!(refused <= 1, "{one:?} {other:?}");
-    kit.is_whole(&expected).await;
+    kit.assert_complete(&expected).await;
 
     let lock = fs::File::options().write(true).open(kit.folder.join("archive.lock")).unwrap();
     lock.lock().unwrap();
@@ -488,16 +493,16 @@ async fn concurrent_run_is_locked_out() {
     assert_eq!(kit.archives(&options).await.entries, 1);
 }
 
-/// What becomes of a file's bytes.
+/// Corrupts the bytes of a file.
 type Spoil = fn(&mut Vec<u8>);
 
 /// A store whose prune failed after the only file was written.
-async fn written_and_not_pruned() -> (Kit, PathBuf) {
+async fn store_with_failed_prune() -> (Kit, PathBuf) {
     let kit = Kit::with_changes(6).await;
-    let faulty = Faulty::new(kit.store.clone(), Plan::seeded(1)).expect("a plan without faults");
-    // It reads the audit, writes the file, and prunes.
+    let faulty = Faulty::new(kit.store.clone(), FaultPlan::seeded(1)).expect("a plan without faults");
+    // The run reads the audit, writes the file, and prunes.
     faulty.go_away_after(1);
-    let error = archive(&faulty, &kit.all(100)).await.expect_err("the store is away");
+    let error = archive(&faulty, &kit.all(100)).await.expect_err("the store is unavailable");
     assert!(matches!(&error, ArchiveError::Store(StoreError::Unavailable { .. })), "{error}");
     assert_eq!((archived(&kit.folder).await.len(), audit(&kit.store).await.len()), (12, 12));
     let file = kit.folder.join("audit-00000000000000000001-00000000000000000006.jsonl.gz");
@@ -508,14 +513,14 @@ async fn written_and_not_pruned() -> (Kit, PathBuf) {
 async fn corrupt_file_is_refused_with_its_path() {
     let spoil: [(&str, Spoil); 6] = [
         ("cut", |bytes| bytes.truncate(bytes.len() - 9)),
-        ("cut in the middle", |bytes| bytes.truncate(bytes.len() / 2)),
+        ("cut in half", |bytes| bytes.truncate(bytes.len() / 2)),
         ("emptied", Vec::clear),
-        ("another byte", |bytes| *bytes.last_mut().unwrap() ^= 1),
+        ("changed byte", |bytes| *bytes.last_mut().unwrap() ^= 1),
         ("no gzip", |bytes| *bytes = b"{}\n".to_vec()),
-        ("something behind it", |bytes| bytes.extend(b"more")),
+        ("trailing bytes", |bytes| bytes.extend(b"more")),
     ];
     for (how, spoil) in spoil {
-        let (kit, file) = written_and_not_pruned().await;
+        let (kit, file) = store_with_failed_prune().await;
         let mut bytes = fs::read(&file).unwrap();
         spoil(&mut bytes);
         fs::write(&file, bytes).unwrap();
@@ -532,7 +537,7 @@ async fn corrupt_file_is_refused_with_its_path() {
 
 #[tokio::test]
 async fn renamed_file_is_refused() {
-    let (kit, file) = written_and_not_pruned().await;
+    let (kit, file) = store_with_failed_prune().await;
     for name in [
         "audit-00000000000000000001-00000000000000000007.jsonl.gz",
         "audit-00000000000000000002-00000000000000000006.jsonl.gz",
@@ -550,7 +555,7 @@ async fn renamed_file_is_refused() {
     let error = archive(&kit.store, &kit.all(100)).await.unwrap_err();
     assert!(matches!(&error, ArchiveError::Corrupt { path, .. } if *path == twin), "{error:?}");
     fs::remove_file(&twin).unwrap();
-    // Nothing was pruned on the way, and all is well again.
+    // Nothing was pruned, and the next run succeeds.
     let done = kit.archives(&kit.all(100)).await;
     assert_eq!((done.files, done.entries, done.pruned), (1, 3, 15));
 }

@@ -1,4 +1,4 @@
-//! A process that archives is killed, again and again: each entry is in the archive once when the last one has ended.
+//! Archiving processes are killed repeatedly: in the end the archive has each entry once.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tidegate_store::archive::{ArchiveOptions, ArchivePlace, archive, read_archiv
 use tidegate_store::wrap::{CallEnd, Measured, Verb, Watcher};
 use tidegate_store::{AuditQuery, Ledger, Paging, Policies, PolicyChange, Sqlite};
 
-use crate::kit::child::{Child, Orders, test_name};
+use crate::kit::child::{Child, ChildArgs, test_name};
 
 const CHANGES: u64 = 300;
 const KILLS: u64 = 25;
@@ -29,53 +29,53 @@ async fn open(root: &Path) -> Sqlite {
 async fn archived(root: &Path) -> Vec<Entry> {
     let mut read = Vec::new();
     if let Ok(mut entries) = read_archive(&ArchivePlace::folder(root.join("audit"))).await {
-        while let Some(entry) = entries.next_entry().await.expect("a file that has its name is whole") {
+        while let Some(entry) = entries.next_entry().await.expect("a file with its final name is complete") {
             read.push(entry);
         }
     }
     read
 }
 
-/// Stops the child after every call of the store, until the parent lets it go on.
+/// Stops the child after every store call, until the parent lets it continue.
 #[derive(Debug)]
-struct Stepped;
+struct CallStepper;
 
-impl Watcher for Stepped {
+impl Watcher for CallStepper {
     fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {
-        Orders::wait_for_go();
+        ChildArgs::wait_for_go();
     }
 }
 
-/// What the killed process does.
+/// The body of the killed process.
 #[tokio::test]
 async fn process_that_is_killed() {
-    let Some(orders) = Orders::read() else { return };
-    let store = Measured::new(open(&orders.path).await, Arc::new(Stepped));
-    archive(&store, &options(&orders.path)).await.expect("the store and the folder are as it left them");
+    let Some(args) = ChildArgs::from_env() else { return };
+    let store = Measured::new(open(&args.path).await, Arc::new(CallStepper));
+    archive(&store, &options(&args.path)).await.expect("the store and the folder are consistent");
 }
 
-/// The names of the files in the archive, those included that are not finished.
+/// The names of the files in the archive, including unfinished ones.
 fn files(root: &Path) -> Vec<std::ffi::OsString> {
     let files = std::fs::read_dir(root.join("audit")).into_iter().flatten();
-    let mut names: Vec<_> = files.map(|file| file.expect("it is listed").file_name()).collect();
+    let mut names: Vec<_> = files.map(|file| file.expect("a directory entry").file_name()).collect();
     names.sort();
     names
 }
 
-/// Starts a process that archives, and kills it: after some calls of the store, and there while it waits, when it goes on, or
-/// when it has begun or named a file.
+/// Starts an archiving process and kills it: after some store calls, either while it waits, when it
+/// continues, or when it has created or renamed a file.
 fn kill_one(root: &Path, number: u64) {
     let mut child = Child::start(test_name!(process_that_is_killed), root, number, 0);
-    child.is_ready();
+    child.wait_ready();
     for _ in 0..number * 5 % 12 {
         child.go();
-        child.is_ready();
+        child.wait_ready();
     }
     let before = files(root);
     if !number.is_multiple_of(3) {
         child.go();
     }
-    while number % 3 == 2 && files(root) == before && child.has_told().is_empty() {
+    while number % 3 == 2 && files(root) == before && child.lines_so_far().is_empty() {
         std::thread::yield_now();
     }
     child.kill();
@@ -101,15 +101,15 @@ async fn killed_process_loses_and_repeats_nothing() {
 
     for number in 0..KILLS {
         kill_one(root.path(), number);
-        let there = archived(root.path()).await;
-        assert!(there == expected[..there.len()], "after kill {number} the archive is a beginning");
-        assert!(there.len() < expected.len(), "all were killed on their way");
+        let in_archive = archived(root.path()).await;
+        assert!(in_archive == expected[..in_archive.len()], "after kill {number} the archive is a prefix");
+        assert!(in_archive.len() < expected.len(), "every process was killed before it finished");
     }
     let mut last = Child::start(test_name!(process_that_is_killed), root.path(), KILLS, 0);
-    while last.hears().is_some() {
+    while last.next_line().is_some() {
         last.go();
     }
-    last.ends();
+    last.wait();
     assert!(archived(root.path()).await == expected, "each entry once");
     let store = open(root.path()).await;
     assert!(store.audit(&query, &Paging::default()).await.unwrap().items.is_empty());

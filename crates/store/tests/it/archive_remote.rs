@@ -1,4 +1,4 @@
-//! The audit is moved to an object store: wherever a run is stopped, no entry is lost or archived twice.
+//! Archiving moves the audit to an object store: wherever a run stops, no entry is lost or archived twice.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,24 +13,26 @@ use tidegate_core::time::Stamp;
 use tidegate_store::archive::object_store::aws::AmazonS3Builder;
 use tidegate_store::archive::object_store::memory::InMemory;
 use tidegate_store::archive::object_store::prefix::PrefixStore;
-use tidegate_store::archive::{ArchiveError, ArchiveOptions, ArchivePlace, Archived, archive, read_archive};
+use tidegate_store::archive::{
+    ArchiveError, ArchiveOptions, ArchivePlace, ArchiveReport, archive, read_archive,
+};
 use tidegate_store::{AuditQuery, Memory, Paging, PolicyChange, Sqlite, Store};
 
 use crate::kit;
 use crate::kit::child::test_name;
-use crate::kit::s3::{Double, Fault};
-use crate::kit::words::join_all;
+use crate::kit::common::join_all;
+use crate::kit::s3::{FakeS3, Fault};
 
-/// Where the process that is killed finds its store and its bucket; not set, there is nothing for it to do.
+/// The folder of the store of a killed child process. Not set in the parent.
 const PLACE: &str = "TIDEGATE_ARCHIVE_S3_KILLED";
 const BUCKET: &str = "TIDEGATE_ARCHIVE_S3_BUCKET";
 const CHANGES: u64 = 60;
 
 /// The prefix `a` of a bucket.
-fn place(double: &Double, bucket: &str) -> ArchivePlace {
+fn place(s3: &FakeS3, bucket: &str) -> ArchivePlace {
     let store = AmazonS3Builder::new()
         .with_bucket_name(bucket)
-        .with_endpoint(format!("http://{}", double.address))
+        .with_endpoint(format!("http://{}", s3.address))
         .with_allow_http(true)
         .with_access_key_id("tidegate")
         .with_secret_access_key("tidegate")
@@ -39,13 +41,13 @@ fn place(double: &Double, bucket: &str) -> ArchivePlace {
     ArchivePlace::from_store(Arc::new(store), format!("s3://{bucket}/a"))
 }
 
-/// Moves all of the audit to a bucket.
-async fn moved(store: &dyn Store, place: ArchivePlace) -> Result<Archived, ArchiveError> {
+/// Archives the whole audit to a bucket.
+async fn archive_all(store: &dyn Store, place: ArchivePlace) -> Result<ArchiveReport, ArchiveError> {
     archive(store, &ArchiveOptions::at(place, Stamp::MAX).file_entries(8)).await
 }
 
 /// Changes of one, two and three entries.
-async fn changed(store: &dyn Store, changes: u64) -> Vec<Entry> {
+async fn apply_changes(store: &dyn Store, changes: u64) -> Vec<Entry> {
     for number in 0..changes {
         let change = |part: u64| PolicyChange {
             scope: Scope::Resource(ResourceName::new(&format!("r{part}")).expect("a name")),
@@ -53,21 +55,21 @@ async fn changed(store: &dyn Store, changes: u64) -> Vec<Entry> {
             policy: Some(Policy::new([Limit::per_minute("rpm", number + 1)]).expect("a policy")),
         };
         let changes: Vec<_> = (0..=number % 3).map(change).collect();
-        store.apply(&changes, "ann").await.expect("it is applied");
+        store.apply(&changes, "ann").await.expect("the change is applied");
     }
     audit(store).await
 }
 
 async fn audit(store: &dyn Store) -> Vec<Entry> {
     let query = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
-    store.audit(&query, &Paging::first(1_000).expect("a page")).await.expect("it is listed").items
+    store.audit(&query, &Paging::first(1_000).expect("a page")).await.expect("the audit is listed").items
 }
 
-/// What is in the bucket.
+/// All entries in the bucket.
 async fn archived(place: &ArchivePlace) -> Vec<Entry> {
     let mut entries = read_archive(place).await.expect("the names do not overlap");
     let mut read = Vec::new();
-    while let Some(entry) = entries.next_entry().await.expect("a file that has its name is whole") {
+    while let Some(entry) = entries.next_entry().await.expect("a file with its final name is complete") {
         read.push(entry);
     }
     read
@@ -75,41 +77,41 @@ async fn archived(place: &ArchivePlace) -> Vec<Entry> {
 
 #[tokio::test]
 async fn runs_continue_in_the_same_bucket() {
-    let (double, _) = Double::start().await;
-    let place = place(&double, "archive");
+    let (s3, _) = FakeS3::start().await;
+    let place = place(&s3, "archive");
     let store = Memory::new();
-    let expected = changed(&store, 30).await;
-    let done = moved(&store, place.clone()).await.unwrap();
+    let expected = apply_changes(&store, 30).await;
+    let done = archive_all(&store, place.clone()).await.unwrap();
     assert_eq!((done.entries, done.pruned), (60, 60));
-    assert_eq!(double.keys().len() as u64, done.files + 1, "{:?}", double.keys());
+    assert_eq!(s3.keys().len() as u64, done.files + 1, "{:?}", s3.keys());
     let first = "a/audit-00000000000000000001-00000000000000000005.jsonl.gz";
-    assert_eq!(double.keys()[..2], ["a/archive.lock", first]);
+    assert_eq!(s3.keys()[..2], ["a/archive.lock", first]);
     assert!(audit(&store).await.is_empty());
-    let more = changed(&store, 3).await;
-    assert_eq!(moved(&store, place.clone()).await.unwrap().entries, 6);
-    assert_eq!(moved(&store, place.clone()).await.unwrap().entries, 0, "there is nothing more to move");
-    assert!(archived(&place).await == [expected, more].concat(), "each entry once, in their order");
+    let more = apply_changes(&store, 3).await;
+    assert_eq!(archive_all(&store, place.clone()).await.unwrap().entries, 6);
+    assert_eq!(archive_all(&store, place.clone()).await.unwrap().entries, 0, "no entries are left to move");
+    assert!(archived(&place).await == [expected, more].concat(), "each entry once, in order");
 }
 
 #[tokio::test]
 async fn failed_or_lost_responses_are_recovered() {
     let run = async |fault, number| {
-        let (double, _) = Double::start().await;
-        let place = place(&double, "archive");
+        let (s3, _) = FakeS3::start().await;
+        let place = place(&s3, "archive");
         let store = Memory::new();
-        let expected = changed(&store, 9).await;
+        let expected = apply_changes(&store, 9).await;
         let mut count = 0;
-        double.plan(move |_| {
+        s3.plan(move |_| {
             count += 1;
             if count == number + 1 { fault } else { Fault::None }
         });
-        moved(&store, place.clone())
+        archive_all(&store, place.clone())
             .await
             .unwrap_or_else(|error| panic!("{fault:?} of request {number}: {error}"));
         assert!(archived(&place).await == expected, "{fault:?} of request {number}");
         assert!(audit(&store).await.is_empty());
     };
-    // All at once: each waits before it tries again.
+    // All runs are concurrent, because each one waits before it retries.
     let runs = [Fault::Refused, Fault::Lost].map(|fault| (0..12).map(move |number| (fault, number)));
     let runs = runs.into_iter().flatten().map(|(fault, number)| Box::pin(run(fault, number)));
     join_all(runs.collect()).await;
@@ -117,26 +119,29 @@ async fn failed_or_lost_responses_are_recovered() {
 
 #[tokio::test]
 async fn run_continues_after_a_drop_at_any_request() {
-    let (double, mut stuck) = Double::start().await;
-    let place = place(&double, "archive");
+    let (s3, mut stuck) = FakeS3::start().await;
+    let place = place(&s3, "archive");
     let store = Memory::new();
-    let expected = changed(&store, CHANGES).await;
+    let expected = apply_changes(&store, CHANGES).await;
     let mut drops = 0;
     for fault in [Fault::Stuck, Fault::StuckAfter].into_iter().cycle() {
         let mut number = 0;
-        double.plan(move |_| {
+        s3.plan(move |_| {
             number += 1;
             if number == 2 + drops { fault } else { Fault::None }
         });
         let done = tokio::select! {
-            done = moved(&store, place.clone()) => Some(done),
+            done = archive_all(&store, place.clone()) => Some(done),
             _ = stuck.recv() => None,
         };
-        double.plan(|_| Fault::None);
-        let there = archived(&place).await;
-        assert!(there == expected[..there.len()], "dropped {drops} times: the archive is a beginning");
+        s3.plan(|_| Fault::None);
+        let in_archive = archived(&place).await;
+        assert!(in_archive == expected[..in_archive.len()], "dropped {drops} times: the archive is a prefix");
         let left = audit(&store).await;
-        assert!(there.len() + left.len() >= expected.len(), "what is not there is still in the store");
+        assert!(
+            in_archive.len() + left.len() >= expected.len(),
+            "an entry that is not archived is in the store"
+        );
         if let Some(done) = done {
             done.unwrap();
             break;
@@ -147,31 +152,31 @@ async fn run_continues_after_a_drop_at_any_request() {
     assert!(archived(&place).await == expected && audit(&store).await.is_empty(), "each entry once");
 }
 
-/// What the killed process does.
+/// The body of the killed process.
 #[tokio::test]
 async fn process_that_is_killed() {
     if let (Some(root), Ok(url)) = (std::env::var_os(PLACE), std::env::var(BUCKET)) {
         let store = Sqlite::open(Path::new(&root).join("limits.db")).await.expect("the store is opened");
         let place = ArchivePlace::open(&url).expect("a valid address");
-        moved(&store, place).await.expect("the store and the bucket are as it left them");
+        archive_all(&store, place).await.expect("the store and the bucket are consistent");
         store.close().await;
     }
 }
 
 #[tokio::test]
 async fn killed_process_loses_and_repeats_nothing() {
-    let (double, mut stuck) = Double::start().await;
-    let place = place(&double, "archive");
+    let (s3, mut stuck) = FakeS3::start().await;
+    let place = place(&s3, "archive");
     let root = tempfile::tempdir().unwrap();
     let open = async || Sqlite::open(root.path().join("limits.db")).await.expect("the store is opened");
     let store = open().await;
-    let expected = changed(&store, CHANGES).await;
+    let expected = apply_changes(&store, CHANGES).await;
     store.close().await;
     drop(store);
     let (mut kills, mut ended) = (0, None);
     while ended.is_none() {
         let mut number = 0;
-        double.plan(move |_| {
+        s3.plan(move |_| {
             number += 1;
             let fault = if kills % 2 == 0 { Fault::StuckAfter } else { Fault::Stuck };
             if number == 3 + kills { fault } else { Fault::None }
@@ -179,13 +184,13 @@ async fn killed_process_loses_and_repeats_nothing() {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test_name!(process_that_is_killed)])
             .env(PLACE, root.path())
-            .env(BUCKET, double.url("a"))
+            .env(BUCKET, s3.url("a"))
             .env("AWS_ACCESS_KEY_ID", "tidegate")
             .env("AWS_SECRET_ACCESS_KEY", "tidegate")
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // It is killed while it waits for the bucket, at another request each time, or ends by itself.
+        // It is killed while it waits for the bucket, at another request each time, or it exits.
         ended = loop {
             let waited = tokio::time::timeout(Duration::from_millis(20), stuck.recv()).await;
             if waited.is_ok() {
@@ -198,11 +203,11 @@ async fn killed_process_loses_and_repeats_nothing() {
             }
         };
         kills += usize::from(ended.is_none());
-        double.plan(|_| Fault::None);
-        let there = archived(&place).await;
-        assert!(there == expected[..there.len()], "killed {kills} times: the archive is a beginning");
+        s3.plan(|_| Fault::None);
+        let in_archive = archived(&place).await;
+        assert!(in_archive == expected[..in_archive.len()], "killed {kills} times: the archive is a prefix");
     }
-    assert!(ended.is_some_and(|status| status.success()), "left alone, it comes to an end");
+    assert!(ended.is_some_and(|status| status.success()), "the last process succeeds");
     assert!(kills >= 8, "killed {kills} times");
     assert!(archived(&place).await == expected, "each entry once");
     let store = open().await;
@@ -212,42 +217,42 @@ async fn killed_process_loses_and_repeats_nothing() {
 
 #[tokio::test]
 async fn lock_is_taken_over_only_after_it_expired() {
-    let (double, _) = Double::start().await;
-    let place = place(&double, "archive");
+    let (s3, _) = FakeS3::start().await;
+    let place = place(&s3, "archive");
     let store = Memory::new();
-    changed(&store, 3).await;
-    double.write("a/archive.lock", b"another run");
-    double.write_times(kit::s3::FUTURE);
-    let error = moved(&store, place.clone()).await.unwrap_err();
+    apply_changes(&store, 3).await;
+    s3.write("a/archive.lock", b"another run");
+    s3.write_times(kit::s3::FUTURE);
+    let error = archive_all(&store, place.clone()).await.unwrap_err();
     assert!(matches!(error, ArchiveError::Locked { .. }) && error.is_transient(), "{error}");
     assert_eq!(error.to_string(), "`s3://archive/a` is locked by another run");
     assert_eq!(audit(&store).await.len(), 6, "nothing was pruned");
-    double.write_times(kit::s3::PAST);
-    assert_eq!(moved(&store, place.clone()).await.unwrap().entries, 6);
-    // The lock is released: it can be taken at once, however young it is.
-    double.write_times(kit::s3::FUTURE);
-    assert_eq!(moved(&store, place).await.unwrap().entries, 0);
+    s3.write_times(kit::s3::PAST);
+    assert_eq!(archive_all(&store, place.clone()).await.unwrap().entries, 6);
+    // The lock is released: it can be taken at once, however recent it is.
+    s3.write_times(kit::s3::FUTURE);
+    assert_eq!(archive_all(&store, place).await.unwrap().entries, 0);
 }
 
 #[tokio::test]
 async fn run_stops_after_it_lost_its_lock() {
-    let (double, _) = Double::start().await;
-    let place = place(&double, "archive");
+    let (s3, _) = FakeS3::start().await;
+    let place = place(&s3, "archive");
     let store = Memory::new();
-    let expected = changed(&store, 12).await;
-    let (mut files, other) = (0, double.clone());
+    let expected = apply_changes(&store, 12).await;
+    let (mut files, other) = (0, s3.clone());
     let taken = Arc::new(std::sync::Mutex::new(None));
-    let wish = Arc::clone(&taken);
-    double.plan(move |asked| {
-        files += u32::from(asked.starts_with("PUT") && asked.contains("audit-"));
+    let taken_over = Arc::clone(&taken);
+    s3.plan(move |request| {
+        files += u32::from(request.starts_with("PUT") && request.contains("audit-"));
         if files == 1 {
             // Another run takes over during the first put.
-            *wish.lock().unwrap() = Some(());
+            *taken_over.lock().unwrap() = Some(());
         }
         Fault::None
     });
     let watching = Arc::clone(&taken);
-    let thief = tokio::spawn(async move {
+    let intruder = tokio::spawn(async move {
         loop {
             if watching.lock().unwrap().is_some() {
                 other.write("a/archive.lock", b"another run");
@@ -256,50 +261,50 @@ async fn run_stops_after_it_lost_its_lock() {
             tokio::task::yield_now().await;
         }
     });
-    let error = moved(&store, place.clone()).await.unwrap_err();
-    thief.await.unwrap();
+    let error = archive_all(&store, place.clone()).await.unwrap_err();
+    intruder.await.unwrap();
     assert!(matches!(error, ArchiveError::Locked { .. }), "{error}");
-    let there = archived(&place).await;
-    assert!(there.len() < expected.len() && there == expected[..there.len()]);
-    assert!(audit(&store).await.len() + there.len() >= expected.len(), "nothing is lost");
-    double.plan(|_| Fault::None);
-    moved(&store, place.clone()).await.unwrap();
+    let in_archive = archived(&place).await;
+    assert!(in_archive.len() < expected.len() && in_archive == expected[..in_archive.len()]);
+    assert!(audit(&store).await.len() + in_archive.len() >= expected.len(), "nothing is lost");
+    s3.plan(|_| Fault::None);
+    archive_all(&store, place.clone()).await.unwrap();
     assert!(archived(&place).await == expected);
 }
 
 #[tokio::test]
 async fn bucket_of_another_store_is_refused() {
-    let (double, _) = Double::start().await;
-    let place = place(&double, "archive");
+    let (s3, _) = FakeS3::start().await;
+    let place = place(&s3, "archive");
     let (one, other) = (Memory::new(), Memory::new());
-    changed(&one, 5).await;
-    moved(&one, place.clone()).await.unwrap();
-    let left = changed(&other, 7).await;
-    let error = moved(&other, place.clone()).await.unwrap_err();
+    apply_changes(&one, 5).await;
+    archive_all(&one, place.clone()).await.unwrap();
+    let left = apply_changes(&other, 7).await;
+    let error = archive_all(&other, place.clone()).await.unwrap_err();
     assert!(matches!(error, ArchiveError::Foreign { .. }), "{error}");
     assert!(error.to_string().starts_with("`s3://archive/a` is not the archive of this store"), "{error}");
     assert!(audit(&other).await == left);
 }
 
-/// Any store with conditional puts will do.
+/// Any object store with conditional puts works.
 #[tokio::test]
 async fn own_object_store_holds_an_archive() {
     let place = ArchivePlace::from_store(Arc::new(InMemory::new()), "memory");
     let store = Memory::new();
-    let expected = changed(&store, 9).await;
-    assert_eq!(moved(&store, place.clone()).await.unwrap().pruned, 18);
+    let expected = apply_changes(&store, 9).await;
+    assert_eq!(archive_all(&store, place.clone()).await.unwrap().pruned, 18);
     assert!(archived(&place).await == expected);
 }
 
 #[tokio::test]
 async fn missing_bucket_is_not_transient() {
-    let (double, _) = Double::start().await;
+    let (s3, _) = FakeS3::start().await;
     let store = Memory::new();
-    changed(&store, 1).await;
-    let error = moved(&store, place(&double, "other")).await.unwrap_err();
+    apply_changes(&store, 1).await;
+    let error = archive_all(&store, place(&s3, "other")).await.unwrap_err();
     assert!(!error.is_transient() && error.to_string().contains("NoSuchBucket"), "{error}");
     assert_eq!(audit(&store).await.len(), 1);
-    assert!(double.asked().iter().all(|asked| asked.contains("/other/")), "{:?}", double.asked());
+    assert!(s3.requests().iter().all(|request| request.contains("/other/")), "{:?}", s3.requests());
 }
 
 #[test]

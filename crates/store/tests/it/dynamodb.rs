@@ -1,5 +1,5 @@
-//! The DynamoDB store on DynamoDB Local, Amazon's own server: it passes the suite on a manual clock. The system's clock is
-//! tested on dynoxide.
+//! Runs the suite on DynamoDB Local, Amazon's own server, with a manual clock. The system clock is tested on
+//! dynoxide.
 
 use tidegate_store::conformance::{self, Fixture};
 
@@ -8,7 +8,7 @@ use crate::kit::dynamodb::jumping;
 #[path = "dynamodb_store/mod.rs"]
 mod store;
 
-/// The engine of these tests.
+/// The engine under test.
 const ENGINE: &str = crate::kit::engine::DYNAMODB;
 
 async fn on_manual_time(namespace: &str) -> Option<Fixture> {

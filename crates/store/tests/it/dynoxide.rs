@@ -1,4 +1,4 @@
-//! The DynamoDB store on dynoxide, a server with DynamoDB's API: it passes the suite on a manual clock and on the system's.
+//! Runs the suite on dynoxide, a server with DynamoDB's API, with a manual clock and with the system clock.
 
 use tidegate_store::conformance::{self, Fixture};
 
@@ -7,7 +7,7 @@ use crate::kit::dynamodb::{jumping, real};
 #[path = "dynamodb_store/mod.rs"]
 mod store;
 
-/// The engine of these tests.
+/// The engine under test.
 const ENGINE: &str = crate::kit::engine::DYNOXIDE;
 
 async fn on_manual_time(namespace: &str) -> Option<Fixture> {

@@ -1,7 +1,7 @@
-//! The tests of the stores: one program, with a module for each store and engine.
+//! The tests of the stores: one program, with a module per store and engine.
 //!
-//! Tests of an engine are in a module whose path begins with its name, so that `cargo test -p tidegate-store redis` runs them.
-//! Without the engine they are skipped, which is reported once: see [`kit::engine`].
+//! The path of an engine's test begins with the engine's name, so that `cargo test -p tidegate-store redis`
+//! runs them. Without the engine they are skipped, which is reported once: see [`kit::engine`].
 
 #![allow(
     clippy::duplicate_mod,
@@ -23,11 +23,11 @@ mod archive;
 mod archive_killed;
 #[cfg(feature = "archive-remote")]
 mod archive_remote;
+mod example_engine;
 mod memory;
 mod memory_clock;
-mod memory_forgets;
+mod memory_eviction;
 mod planted;
-mod sixth_engine;
 mod sqlite;
 mod sqlite_processes;
 mod sqlite_store;
@@ -61,7 +61,7 @@ mod redis_tls;
 mod valkey;
 
 #[test]
-fn engines_that_were_not_built_are_reported() {
+fn engines_not_built_are_reported() {
     kit::engine::report_unbuilt(&[
         ("archive-remote", cfg!(feature = "archive-remote")),
         ("dynamodb", cfg!(feature = "dynamodb")),

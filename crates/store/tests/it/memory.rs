@@ -1,4 +1,4 @@
-//! The in-memory store passes the suite: on time that is set by hand, and on the system's clock.
+//! Runs the suite on the in-memory store, with manual time and with the system clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::conformance::{self, Fixture, RealTime};
-use tidegate_store::{Buckets, Draw, Drawn, Lookup, ManualWall, Memory, StoreError, Terms};
+use tidegate_store::{Buckets, Draw, DrawResult, Lookup, ManualWall, Memory, StoreError, Terms};
 
-/// 2027-01-15T08:00:00Z, so that no case begins near the end of an hour.
+/// 2027-01-15T08:00:00Z, so that no case starts near the end of an hour.
 const START: Stamp = Stamp::from_secs(1_800_000_000);
 
 async fn open(namespace: &str) -> Fixture {
@@ -30,9 +30,10 @@ async fn open_on_real_time(namespace: &str) -> Fixture {
 conformance::suite!(suite, open, jumps);
 conformance::suite!(on_real_time, open_on_real_time);
 
-/// The store remembers so many ended leases and no more. What it has forgotten is refused, never drawn again.
+/// The store remembers a bounded number of ended leases. A repeat of an evicted one is refused, never drawn
+/// again.
 #[tokio::test]
-async fn a_lease_that_is_forgotten_early_is_not_drawn_again() {
+async fn evicted_lease_is_not_drawn_again() {
     let fixture = open("forgotten").await;
     let subject = Subject::new("acme", "gpt").unwrap();
     let policy = Policy::new([Limit::per_day("rpm", 1_000_000)]).unwrap();
@@ -49,22 +50,23 @@ async fn a_lease_that_is_forgotten_early_is_not_drawn_again() {
     let first = draw();
     fixture.store.spend(&first).await.unwrap();
     for _ in 1..300_000 {
-        assert!(matches!(fixture.store.spend(&draw()).await.unwrap(), Drawn::Granted(_)));
+        assert!(matches!(fixture.store.spend(&draw()).await.unwrap(), DrawResult::Granted(_)));
     }
     for again in [fixture.store.spend(&first).await, fixture.store.draw(&first).await] {
         match again {
-            Ok(Drawn::Granted(moved)) => assert!(moved.is_repeat),
+            Ok(DrawResult::Granted(moved)) => assert!(moved.is_repeat),
             Err(StoreError::Ended { lease, .. }) => assert_eq!(lease, first.lease),
-            other => panic!("a lease that was spent answers {other:?}"),
+            other => panic!("a spent lease returned {other:?}"),
         }
     }
     let seen = fixture.store.balances(&Lookup::Subjects(vec![subject])).await.unwrap();
     assert_eq!(seen.buckets[0].meters[0].consumed(), 300_000);
 }
 
-/// A draw with a lease's id and other levels was answered as that lease's, over shelves that were not locked: a panic.
+/// A repeated draw with other levels was answered with the lease's data while those buckets were not locked,
+/// and panicked.
 #[tokio::test]
-async fn a_lease_that_is_drawn_again_from_other_levels_is_refused() {
+async fn repeated_draw_from_other_levels_is_refused() {
     let store = Memory::new();
     let levels = |entities: &[&str]| {
         let resolved = entities.iter().map(|entity| {
@@ -89,12 +91,12 @@ async fn a_lease_that_is_drawn_again_from_other_levels_is_refused() {
 }
 
 #[test]
-fn a_store_has_a_bound_of_namespaces() {
+fn namespaces_are_bounded() {
     let store = Memory::new();
     for number in 0..4_096 {
         store.namespace(&number.to_string()).unwrap();
     }
-    assert!(store.namespace("7").is_ok(), "this one is there");
+    assert!(store.namespace("7").is_ok(), "an existing namespace is opened");
     let error = store.namespace("one more").unwrap_err();
     assert_eq!(error.to_string(), "the store is full: 4096 namespaces");
     assert!(matches!(store.namespace("a#b"), Err(StoreError::Invalid { .. })));

@@ -1,6 +1,8 @@
-//! The story: two callers read the clock, and the one who read it first came second to the bucket. What the other
-//! had just given back was granted to it, at a time before it was given back. Told by their times, more was taken
-//! than the limit has. So a bucket's times never run against the order in which it was changed.
+//! The in-memory store's clock.
+//!
+//! Two callers used to read the clock before they locked a bucket: the first reader could come second to the
+//! bucket and be granted units at a time before they were returned. By those times more than the limit was in
+//! use. So a bucket's times never run against the order of its changes.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,30 +18,30 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::wrap::Observed;
 use tidegate_store::{
-    Anchored, Buckets, Cancel, Draw, Drawn, ManualWall, Memory, Renew, Standing, Terms, WallClock,
+    AnchoredWall, Buckets, Cancel, Draw, DrawResult, LeaseStatus, ManualWall, Memory, Renew, Terms, WallClock,
 };
 
-use crate::kit::clock::{books_at_the_wall_clock, follows_the_vectors, granted_over_ten_flaps, pass};
+use crate::kit::clock::{assert_books_at_wall_clock, assert_follows_vectors, grants_over_ten_flaps, pass};
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
 
-/// Tells that the clock was read, and waits for leave to go on.
+/// Reports that the clock was read, and waits for permission to return.
 type Hold = (Sender<()>, Receiver<()>);
 
-/// A clock whose next reader is held up between reading it and going on.
+/// A clock that pauses its next reader between reading and returning.
 #[derive(Debug, Clone)]
-struct Holding {
+struct PausingClock {
     time: ManualWall,
     next: Arc<Mutex<Option<Hold>>>,
 }
 
-impl WallClock for Holding {
+impl WallClock for PausingClock {
     fn now(&self) -> Stamp {
         let now = self.time.now();
         let hold = self.next.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((has_read, may_go)) = hold {
-            has_read.send(()).expect("the test waits for the reading");
-            // A store that reads the clock under its locks locks the other caller out until this gives up.
+            has_read.send(()).expect("the test awaits the reading");
+            // A store that reads the clock under its locks blocks the other caller until this times out.
             let _ = may_go.recv_timeout(Duration::from_secs(60));
         }
         now
@@ -57,11 +59,11 @@ fn draw(lease: u128) -> Draw {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_buckets_times_do_not_run_against_the_order_of_its_changes() {
-    let clock = Holding { time: ManualWall::new(START), next: Arc::default() };
+async fn bucket_times_follow_the_order_of_changes() {
+    let clock = PausingClock { time: ManualWall::new(START), next: Arc::default() };
     let store = Arc::new(Observed::new(Memory::with_clock(clock.clone())));
     let first = draw(1);
-    assert!(matches!(store.draw(&first).await.unwrap(), Drawn::Granted(_)));
+    assert!(matches!(store.draw(&first).await.unwrap(), DrawResult::Granted(_)));
 
     let ((has_read, reads), (go, may_go)) = (channel(), channel());
     *clock.next.lock().unwrap() = Some((has_read, may_go));
@@ -76,7 +78,7 @@ async fn a_buckets_times_do_not_run_against_the_order_of_its_changes() {
         .cancel(&Cancel { lease: first.lease, step: 1, levels: first.levels, is_watched: true })
         .await
         .unwrap();
-    // Gone already, if it kept us out until it was done.
+    // The receiver is gone if the clock was read under the lock.
     let _ = go.send(());
     slow.await.unwrap().unwrap();
     let report = check(&store.log());
@@ -84,12 +86,12 @@ async fn a_buckets_times_do_not_run_against_the_order_of_its_changes() {
 }
 
 #[tokio::test]
-async fn a_clock_set_back_neither_shortens_nor_lengthens_what_is_renewed() {
+async fn renewal_is_exact_when_the_clock_steps_back() {
     let time = ManualWall::new(START);
-    let hands = time.clone();
-    let store = Memory::with_clock(Anchored::new(move || hands.now()));
+    let time_source = time.clone();
+    let store = Memory::with_clock(AnchoredWall::new(move || time_source.now()));
     let draw = draw(1);
-    assert!(matches!(store.draw(&draw).await.unwrap(), Drawn::Granted(_)));
+    assert!(matches!(store.draw(&draw).await.unwrap(), DrawResult::Granted(_)));
     let renew = |step, mins: u64| {
         let span = Duration::from_secs(mins * 60);
         Renew { lease: draw.lease, step, levels: Arc::clone(&draw.levels), span }
@@ -101,31 +103,31 @@ async fn a_clock_set_back_neither_shortens_nor_lengthens_what_is_renewed() {
     let again = store.renew(&renew(2, 60)).await.unwrap();
     assert_eq!((again.at, again.deadline), (first.at, first.deadline));
     pass(&store, &time, 3_540).await;
-    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), LeaseStatus::Open(_)));
     pass(&store, &time, 60).await;
-    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), LeaseStatus::Ended(_)));
 }
 
 fn anchored(clock: &ManualWall) -> Memory {
     let clock = clock.clone();
-    Memory::with_clock(Anchored::new(move || clock.now()))
+    Memory::with_clock(AnchoredWall::new(move || clock.now()))
 }
 
 #[tokio::test]
 async fn clock_follows_the_vectors() {
-    follows_the_vectors(async |clock| anchored(clock)).await;
+    assert_follows_vectors(async |clock| anchored(clock)).await;
 }
 
 #[tokio::test]
 async fn flapping_clock_credits_elapsed_time_only() {
     let clock = ManualWall::new(START);
     let store = anchored(&clock);
-    assert_eq!(granted_over_ten_flaps(&store, &clock).await, 30);
+    assert_eq!(grants_over_ten_flaps(&store, &clock).await, 30);
 }
 
 #[tokio::test]
 async fn usage_is_booked_at_the_wall_clock() {
     let clock = ManualWall::new(START);
     let store = anchored(&clock);
-    books_at_the_wall_clock(&store, &clock).await;
+    assert_books_at_wall_clock(&store, &clock).await;
 }

@@ -1,15 +1,16 @@
-//! The store in a PostgreSQL server passes the suite, on a manual clock and on the server's. Each case has a schema of its own.
+//! Runs the suite on the PostgreSQL store, with a manual clock and with the server's clock. Each case has its
+//! own schema.
 
 use std::sync::Arc;
 
 use tidegate_store::conformance::{self, Fixture, RealTime};
 use tidegate_store::{ManualWall, PostgresOptions};
 
+use crate::kit::common::{START, quick};
 use crate::kit::engine::{POSTGRES, is_available};
 use crate::kit::postgres;
-use crate::kit::words::{START, quick};
 
-/// A schema of a case's own.
+/// A schema for each case.
 fn options(namespace: &str) -> PostgresOptions {
     postgres::options().namespace(namespace)
 }

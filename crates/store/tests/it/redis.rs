@@ -1,4 +1,4 @@
-//! The store on Redis passes the suite.
+//! Runs the suite on the Redis store.
 
 use tidegate_store::conformance::{self, Fixture};
 

@@ -1,4 +1,4 @@
-//! The store on a Redis Cluster passes the suite: every tree at its home.
+//! Runs the suite on the store on Redis Cluster, where each tree of entities has a home slot.
 
 use tidegate_store::conformance::{self, Fixture};
 
@@ -22,7 +22,7 @@ mod trees {
     use tidegate_core::limit::policy::{Expect, OnExpiry, Policy, Version};
     use tidegate_core::limit::resolve::resolve;
     use tidegate_core::limit::rule::Limit;
-    use tidegate_store::{Draw, Drawn, Lookup, Store, StoreError, Terms};
+    use tidegate_store::{Draw, DrawResult, Lookup, Store, StoreError, Terms};
 
     use super::{Fixture, open};
 
@@ -48,23 +48,23 @@ mod trees {
     }
 
     #[tokio::test]
-    async fn who_has_drawn_stays_in_his_tree_and_is_told_so() {
+    async fn entity_that_has_drawn_stays_in_its_tree() {
         let Some(Fixture { store, .. }) = open("trees").await else { return };
         for root in ["acme", "globex"] {
             put(&store, root, None).await.unwrap();
         }
         put(&store, "ann", Some("acme")).await.unwrap();
         put(&store, "bob", Some("acme")).await.unwrap();
-        assert!(matches!(store.draw(&draw(1, &["ann", "acme"])).await, Ok(Drawn::Granted(_))));
-        assert!(matches!(store.draw(&draw(2, &["globex"])).await, Ok(Drawn::Granted(_))));
-        // Who has not drawn yet has no home yet.
+        assert!(matches!(store.draw(&draw(1, &["ann", "acme"])).await, Ok(DrawResult::Granted(_))));
+        assert!(matches!(store.draw(&draw(2, &["globex"])).await, Ok(DrawResult::Granted(_))));
+        // An entity that has not drawn yet has no home.
         put(&store, "bob", Some("globex")).await.unwrap();
-        assert!(matches!(store.draw(&draw(3, &["bob", "globex"])).await, Ok(Drawn::Granted(_))));
+        assert!(matches!(store.draw(&draw(3, &["bob", "globex"])).await, Ok(DrawResult::Granted(_))));
         let error = put(&store, "ann", Some("globex")).await.unwrap_err().to_string();
         assert!(error.starts_with("`ann` and `globex` have drawn as parts of different trees"), "{error}");
         let error = store.draw(&draw(4, &["ann", "globex"])).await.unwrap_err();
         assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
-        // What it is told about is as it was.
+        // The refused change had no effect.
         put(&store, "ann", Some("acme")).await.unwrap();
         let entities = ["ann", "acme", "bob", "globex"].map(|name| EntityId::new(name).unwrap());
         let seen = store.balances(&Lookup::Entities(entities.to_vec())).await.unwrap();

@@ -1,19 +1,19 @@
-//! A namespace's life beside its use on a cluster: its name is enrolled at another place than its records.
+//! The lifecycle of a namespace on a cluster: its name is registered in another slot than its records.
 
 use tidegate_store::lifecycle::{self, Readiness};
 use tidegate_store::{Buckets, Redis, StoreError};
 
+use crate::kit::common::{balance, draw_of, error_text, granted, own};
 use crate::kit::connect_redis::connect_cluster;
 use crate::kit::engine::{CLUSTER, address, skip_without, unique};
-use crate::kit::redis::patient;
-use crate::kit::words::{draw_of, granted, own, said, shows};
+use crate::kit::redis::options_at;
 
 async fn open(url: &str, namespace: &str) -> Result<Redis, StoreError> {
-    patient(url).namespace(namespace).open().await
+    options_at(url).namespace(namespace).open().await
 }
 
 #[tokio::test]
-async fn an_older_namespace_of_a_cluster_is_refused_upgraded_and_listed() {
+async fn older_cluster_namespace_is_refused_and_upgraded() {
     skip_without!(CLUSTER);
     let (url, name) = (address(CLUSTER), unique("older"));
     let life = lifecycle::at(&format!("{url}?timeout_ms=60000&namespace={name}")).unwrap();
@@ -30,20 +30,20 @@ async fn an_older_namespace_of_a_cluster_is_refused_upgraded_and_listed() {
     ask(&["HSET", &format!("tidegate:{{{name}}}:meta"), "schema", "1"]).await;
     ask(&["SREM", "tidegate:namespaces", &name]).await;
 
-    let refused = said(open(&url, &name).await);
+    let refused = error_text(open(&url, &name).await);
     assert!(
         refused.ends_with("has schema version 1, older than 3: run `tidegate store upgrade`"),
         "{refused}"
     );
     assert_eq!(life.check().await.unwrap().readiness(), Readiness::Older);
-    // Without a name it is found among the keys of all servers.
+    // Without a name, the upgrade scans the keys of all servers.
     let all = lifecycle::at(&format!("{url}?timeout_ms=60000")).unwrap();
     let upgraded = all.upgrade().await.unwrap();
-    let ours = upgraded.parts.iter().find(|part| part.part.name == name).expect("it is found");
+    let ours = upgraded.parts.iter().find(|part| part.part.name == name).expect("the namespace is upgraded");
     assert_eq!((ours.from, upgraded.schema), (1, 3));
     assert_eq!(ask(&["SISMEMBER", "tidegate:namespaces", &name]).await, 1);
     assert!(!all.list().await.unwrap().spaces.is_empty());
-    assert_eq!(shows(&open(&url, &name).await.unwrap(), "acme").await, Some((7, 3)));
+    assert_eq!(balance(&open(&url, &name).await.unwrap(), "acme").await, Some((7, 3)));
     let checked = life.check().await.unwrap();
     assert!(checked.server.contains("a cluster of 3 primaries"), "{}", checked.server);
 }

@@ -1,5 +1,5 @@
-//! A namespace's life beside its use on Redis: made, looked at without a trace, refused while it is older, brought up to date with
-//! all it holds.
+//! The lifecycle of a namespace on Redis: created, checked without side effects, refused while its schema is
+//! older, upgraded with its data.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use redis::{Cmd, FromRedisValue};
 use tidegate_store::lifecycle::{self, Lifecycle, Readiness};
 use tidegate_store::{Redis, StoreError};
 
+use crate::kit::common::error_text;
+use crate::kit::contents::{assert_intact, fill};
 use crate::kit::engine::{REDIS, REDIS_SERVER, address, skip_without, unique};
-use crate::kit::held::{fill, is_held};
 use crate::kit::private_redis::Server;
-use crate::kit::redis::{connect, patient};
-use crate::kit::words::said;
+use crate::kit::redis::{connect, options_at};
 
 fn life(url: &str, options: &str) -> Box<dyn Lifecycle> {
     lifecycle::at(&format!("{url}?timeout_ms=60000{options}")).expect("an address")
@@ -26,25 +26,25 @@ async fn ask<T: FromRedisValue>(url: &str, call: &[&str]) -> T {
 }
 
 async fn open(url: &str, namespace: &str) -> Result<Redis, StoreError> {
-    patient(url).namespace(namespace).open().await
+    options_at(url).namespace(namespace).open().await
 }
 
-/// A namespace with something of everything in it.
+/// A namespace with data of every kind.
 async fn filled(url: &str, namespace: &str) {
-    fill(&open(url, namespace).await.expect("the server is there")).await;
+    fill(&open(url, namespace).await.expect("the server responds")).await;
 }
 
-/// The namespace as the first version left it: enrolled nowhere.
+/// The namespace as the first version left it: registered nowhere.
 async fn as_version_1(url: &str, namespace: &str) {
     ask::<i64>(url, &["HSET", &format!("tidegate:{{{namespace}}}:meta"), "schema", "1"]).await;
     ask::<i64>(url, &["SREM", "tidegate:namespaces", namespace]).await;
 }
 
-async fn holds_what_it_held(url: &str, namespace: &str) {
-    is_held(&open(url, namespace).await.expect("it can be used")).await;
+async fn assert_contents_intact(url: &str, namespace: &str) {
+    assert_intact(&open(url, namespace).await.expect("the namespace opens")).await;
 }
 
-/// Every key, with what it holds.
+/// Every key with its value.
 async fn keys(url: &str) -> Vec<(String, Vec<u8>)> {
     let mut keys: Vec<String> = ask(url, &["KEYS", "*"]).await;
     keys.sort();
@@ -57,9 +57,9 @@ async fn keys(url: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_namespace_is_made_once_and_then_was_there() {
+async fn namespace_is_created_once() {
     skip_without!(REDIS_SERVER);
-    // One of its own: on the other there may be more namespaces than are listed.
+    // A server of its own: the shared one may have more namespaces than are listed.
     let server = Server::start(&[]).await;
     let (url, name) = (server.url(), "a b");
     for is_new in [true, false] {
@@ -74,7 +74,7 @@ async fn a_namespace_is_made_once_and_then_was_there() {
     );
 }
 
-/// A namespace that another process created between two calls was taken for another program's.
+/// A namespace that another process created between two calls was taken for a foreign one.
 #[tokio::test(flavor = "multi_thread")]
 async fn namespace_opened_by_many_at_once_is_ours() {
     skip_without!(REDIS);
@@ -93,26 +93,26 @@ async fn namespace_opened_by_many_at_once_is_ours() {
 }
 
 #[tokio::test]
-async fn a_look_leaves_every_key_as_it_is_and_makes_none() {
+async fn check_and_list_change_no_key() {
     skip_without!(REDIS_SERVER);
     let server = Server::start(&[]).await;
     let url = server.url();
     let checked = life(&url, "").check().await.unwrap();
     assert_eq!((checked.readiness(), checked.missing.len()), (Readiness::Missing, 1));
     assert!(life(&url, "").list().await.unwrap().spaces.is_empty());
-    let refused = said(life(&url, "").upgrade().await);
-    assert!(refused.ends_with("is not there: run `tidegate store init`"), "{refused}");
+    let refused = error_text(life(&url, "").upgrade().await);
+    assert!(refused.ends_with("does not exist: run `tidegate store init`"), "{refused}");
     assert_eq!(ask::<i64>(&url, &["DBSIZE"]).await, 0);
 
     filled(&url, "default").await;
     let before = keys(&url).await;
     let checked = life(&url, "").check().await.unwrap();
     assert_eq!((checked.readiness(), checked.schema), (Readiness::Ready, Some(3)));
-    assert_eq!(checked.durability, "what was answered is on the server's disk");
+    assert_eq!(checked.durability, "acknowledged writes are on the server's disk");
     assert_eq!(checked.dangers().count(), 0);
-    let clock = checked.clock.expect("the server has one");
+    let clock = checked.clock.expect("the server has a clock");
     let apart = Duration::from_micros(clock.ahead_micros.unsigned_abs());
-    assert!(apart <= clock.within + Duration::from_secs(1), "it is the same machine: {clock:?}");
+    assert!(apart <= clock.within + Duration::from_secs(1), "the same machine: {clock:?}");
     let listed = life(&url, "").list().await.unwrap();
     let space = &listed.spaces[0];
     assert_eq!(
@@ -123,14 +123,14 @@ async fn a_look_leaves_every_key_as_it_is_and_makes_none() {
 }
 
 #[tokio::test]
-async fn an_older_namespace_is_refused_with_advice_until_it_is_upgraded_with_what_it_holds() {
+async fn upgraded_namespace_keeps_its_data() {
     skip_without!(REDIS);
     let (url, name) = (address(REDIS), unique("older"));
     let named = format!("&namespace={name}");
     filled(&url, &name).await;
     as_version_1(&url, &name).await;
     let wanted = "has schema version 1, older than 3: run `tidegate store upgrade`";
-    for refused in [said(open(&url, &name).await), said(life(&url, &named).init().await)] {
+    for refused in [error_text(open(&url, &name).await), error_text(life(&url, &named).init().await)] {
         assert!(refused.ends_with(wanted), "{refused}");
     }
     let checked = life(&url, &named).check().await.unwrap();
@@ -139,12 +139,12 @@ async fn an_older_namespace_is_refused_with_advice_until_it_is_upgraded_with_wha
     let upgraded = life(&url, &named).upgrade().await.unwrap();
     assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 3));
     assert_eq!(life(&url, &named).upgrade().await.unwrap().parts[0].from, 3);
-    holds_what_it_held(&url, &name).await;
+    assert_contents_intact(&url, &name).await;
     assert_eq!(ask::<i64>(&url, &["SISMEMBER", "tidegate:namespaces", &name]).await, 1);
 }
 
 #[tokio::test]
-async fn of_many_who_upgrade_at_once_all_find_it_done() {
+async fn concurrent_upgrades_all_succeed() {
     skip_without!(REDIS);
     let (url, name) = (address(REDIS), unique("together"));
     filled(&url, &name).await;
@@ -159,11 +159,11 @@ async fn of_many_who_upgrade_at_once_all_find_it_done() {
         let done = upgrade.await.unwrap().unwrap();
         assert!(matches!(done.parts[0].from, 1 | 3) && done.schema == 3, "{done:?}");
     }
-    holds_what_it_held(&url, &name).await;
+    assert_contents_intact(&url, &name).await;
 }
 
 #[tokio::test]
-async fn an_upgrade_without_a_name_finds_all_that_are_older() {
+async fn upgrade_without_a_name_finds_older_namespaces() {
     skip_without!(REDIS_SERVER);
     let server = Server::start(&[]).await;
     let url = server.url();
@@ -177,13 +177,13 @@ async fn an_upgrade_without_a_name_finds_all_that_are_older() {
     let parts: Vec<_> = upgraded.parts.iter().map(|part| (part.part.name.as_str(), part.from)).collect();
     assert_eq!(parts, [("a{b}", 1), ("default", 1), ("prod", 3)]);
     for name in ["default", "a{b}", "prod"] {
-        holds_what_it_held(&url, name).await;
+        assert_contents_intact(&url, name).await;
     }
     assert_eq!(life(&url, "").list().await.unwrap().spaces.len(), 3);
 }
 
 #[tokio::test]
-async fn a_newer_namespace_is_refused_with_both_versions_and_listed_without_its_insides() {
+async fn newer_namespace_is_refused_and_listed() {
     skip_without!(REDIS_SERVER);
     let server = Server::start(&[]).await;
     let url = server.url();
@@ -193,16 +193,18 @@ async fn a_newer_namespace_is_refused_with_both_versions_and_listed_without_its_
     as_version_1(&url, "older").await;
     let before = keys(&url).await;
     let life = life(&url, "");
-    for refused in [said(life.init().await), said(life.check().await), said(life.upgrade().await)] {
+    for refused in
+        [error_text(life.init().await), error_text(life.check().await), error_text(life.upgrade().await)]
+    {
         assert!(refused.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{refused}");
     }
     let space = &life.list().await.unwrap().spaces[0];
     assert_eq!((space.schema, space.entities), (Some(99), None));
-    assert!(keys(&url).await == before, "not even the older one was touched");
+    assert!(keys(&url).await == before, "no key has changed, not even of the older namespace");
 }
 
 #[tokio::test]
-async fn settings_that_endanger_what_is_promised_are_told() {
+async fn check_reports_dangerous_settings() {
     skip_without!(REDIS_SERVER);
     let evicts = ["--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru", "--appendonly", "no"];
     let server = Server::start(&evicts).await;
@@ -214,16 +216,20 @@ async fn settings_that_endanger_what_is_promised_are_told() {
         .map(|setting| setting.name)
         .collect();
     assert_eq!(dangers, ["maxmemory-policy", "appendonly"]);
-    assert_eq!(checked.durability, "nothing survives the server: it keeps neither a log nor snapshots");
+    assert_eq!(
+        checked.durability,
+        "nothing survives a restart of the server: it has neither an append-only file nor snapshots"
+    );
 
     let replica = Server::start(&["--replicaof", "127.0.0.1", &server.port.to_string()]).await;
     let checked = life(&replica.url(), "").check().await.unwrap();
-    let role = checked.settings.iter().find(|setting| setting.name == "role").expect("it is a replica");
+    let role =
+        checked.settings.iter().find(|setting| setting.name == "role").expect("a setting of the replica");
     assert!(role.danger.is_some());
 }
 
 #[tokio::test]
-async fn foreign_hash_at_our_key_is_left_alone() {
+async fn foreign_hash_at_our_key_is_not_changed() {
     skip_without!(REDIS);
     let (url, name) = (address(REDIS), unique("theirs"));
     let key = format!("tidegate:{{{name}}}:meta");

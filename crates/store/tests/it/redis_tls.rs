@@ -1,4 +1,4 @@
-//! Over TLS: a certificate that nobody trusts is denied and never away, and nothing is said in the open.
+//! Redis over TLS: an untrusted certificate is denied, not unavailable, and nothing is sent in plaintext.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use tidegate_store::{RedisOptions, StoreError};
 
 use crate::kit::engine::{REDIS_SERVER, free_port, skip_without};
 use crate::kit::private_redis::Server;
-use crate::kit::redis::{connect, patient};
+use crate::kit::redis::{connect, options_at};
 
 #[tokio::test]
-async fn a_certificate_that_nobody_trusts_is_denied_and_never_away() {
+async fn untrusted_certificate_is_denied_not_unavailable() {
     skip_without!(REDIS_SERVER);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
@@ -27,17 +27,17 @@ async fn a_certificate_that_nobody_trusts_is_denied_and_never_away() {
         &[&tls[..], &["--tls-ca-cert-file", &certificate, "--tls-auth-clients", "no"]].concat(),
     )
     .await;
-    let plain = patient(&server.url()).open().await;
-    assert!(plain.is_ok(), "it is there without TLS: {plain:?}");
+    let plain = options_at(&server.url()).open().await;
+    assert!(plain.is_ok(), "the server responds without TLS: {plain:?}");
     let url = format!("rediss://localhost:{port}");
-    let error = patient(&url).open().await.expect_err("it is not trusted");
+    let error = options_at(&url).open().await.expect_err("the certificate is not trusted");
     assert!(matches!(error, StoreError::Denied { .. }), "{url}: {error:?}");
 }
 
-/// Such a server says nothing to a greeting that it does not understand, so that there is nothing to tell it by from one that is
-/// away. What counts is that nothing is ever said to it in the open.
+/// A server without TLS does not respond to a TLS hello, so it cannot be told from one that hangs. What
+/// counts is that the store never sends plaintext to it.
 #[tokio::test]
-async fn a_server_that_speaks_no_tls_is_never_spoken_to_without() {
+async fn tls_client_never_sends_plaintext() {
     skip_without!(REDIS_SERVER);
     let server = Server::start(&[]).await;
     for url in [
@@ -45,7 +45,7 @@ async fn a_server_that_speaks_no_tls_is_never_spoken_to_without() {
         format!("rediss+cluster://:secret@127.0.0.1:{}", server.port),
     ] {
         let opened = RedisOptions::new(&url).timeout(Duration::from_millis(500)).open().await;
-        let error = opened.expect_err("it is no TLS that it speaks");
+        let error = opened.expect_err("the server does not support TLS");
         assert!(matches!(error, StoreError::Denied { .. }) || error.is_transient(), "{url}: {error:?}");
         assert!(!error.to_string().contains("secret"), "{error}");
     }

@@ -1,5 +1,5 @@
-//! The store in a file passes the suite: on time that is set by hand and on the machine's clock, with one handle and with
-//! two on one file that take turns, and in memory.
+//! Runs the suite on the SQLite store: with manual time and with the system clock, with one handle and with
+//! two alternating handles of one file, and in memory.
 
 use std::sync::Arc;
 
@@ -7,27 +7,27 @@ use tidegate_core::time::Stamp;
 use tidegate_store::conformance::{self, Fixture, RealTime};
 use tidegate_store::{ManualWall, SqliteOptions};
 
-use crate::kit::turns::Turns;
-use crate::kit::words::quick;
+use crate::kit::common::quick;
+use crate::kit::round_robin::RoundRobin;
 
-/// 2027-01-15T08:00:00Z, so that no case begins near the end of an hour.
+/// 2027-01-15T08:00:00Z, so that no case starts near the end of an hour.
 const START: Stamp = Stamp::from_secs(1_800_000_000);
 
 async fn open(namespace: &str) -> Fixture {
     let clock = ManualWall::new(START);
-    let store = Turns::open(1, namespace, |options| options.clock(clock.clone())).await;
+    let store = RoundRobin::open(1, namespace, |options| options.clock(clock.clone())).await;
     Fixture::new(Arc::new(store), Arc::new(clock))
 }
 
-/// Two connections, each with a memory of its own: one that believes what it knew shows here.
+/// Two handles with a cache each: a stale cache fails here.
 async fn open_twice(namespace: &str) -> Fixture {
     let clock = ManualWall::new(START);
-    let store = Turns::open(2, namespace, |options| options.clock(clock.clone())).await;
+    let store = RoundRobin::open(2, namespace, |options| options.clock(clock.clone())).await;
     quick(Fixture::new(Arc::new(store), Arc::new(clock)))
 }
 
 async fn open_on_real_time(namespace: &str) -> Fixture {
-    let store = Arc::new(Turns::open(1, namespace, |options| options).await);
+    let store = Arc::new(RoundRobin::open(1, namespace, |options| options).await);
     Fixture::new(store.clone(), Arc::new(RealTime(store)))
 }
 

@@ -1,4 +1,4 @@
-//! The store on Valkey passes the suite, and four processes whose wires are cut conserve every unit.
+//! Runs the suite and the soak test on Valkey.
 
 use tidegate_store::conformance::{self, Fixture};
 
@@ -14,10 +14,7 @@ async fn open(namespace: &str) -> Option<Fixture> {
 conformance::suite!(suite, open);
 
 #[test]
-fn four_processes_whose_wires_are_cut_conserve_every_unit() {
+fn four_processes_over_cut_wires_conserve_units() {
     skip_without!(VALKEY);
-    println!(
-        "{}",
-        soak(VALKEY, test_name!(four_processes_whose_wires_are_cut_conserve_every_unit)).join("\n")
-    );
+    println!("{}", soak(VALKEY, test_name!(four_processes_over_cut_wires_conserve_units)).join("\n"));
 }

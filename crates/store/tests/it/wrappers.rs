@@ -1,4 +1,4 @@
-//! The wrappers pass the suite, and what they add to a store does what it says.
+//! Runs the suite on the wrappers, and tests the features that they add to a store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use tidegate_core::limit::policy::{OnExpiry, Policy, Version};
 use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
-use tidegate_store::conformance::wander::{Wander, judge, wander};
+use tidegate_store::conformance::random_calls::{RandomCalls, check_exact, run_random_calls};
 use tidegate_store::conformance::{self, Fixture};
-use tidegate_store::wrap::{CallEnd, Faulty, Measured, Observed, Plan, Verb, Watcher};
+use tidegate_store::wrap::{CallEnd, FaultPlan, Faulty, Measured, Observed, Verb, Watcher};
 use tidegate_store::{
-    Buckets, Cancel, Draw, Drawn, Lookup, ManualWall, Memory, Policies, Settle, Store, StoreError, Terms,
+    Buckets, Cancel, Draw, DrawResult, Lookup, ManualWall, Memory, Policies, Settle, Store, StoreError, Terms,
 };
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
@@ -33,21 +33,21 @@ async fn open_observed(namespace: &str) -> Fixture {
 
 async fn open_faulty(namespace: &str) -> Fixture {
     let (store, clock) = memory(namespace);
-    let faulty = Faulty::new(store, Plan::seeded(0)).expect("a plan without faults");
+    let faulty = Faulty::new(store, FaultPlan::seeded(0)).expect("a plan without faults");
     Fixture::new(Arc::new(faulty), clock)
 }
 
-/// Hears everything, and remembers nothing.
+/// A watcher that ignores every event.
 #[derive(Debug)]
-struct Deaf;
+struct NullWatcher;
 
-impl Watcher for Deaf {
+impl Watcher for NullWatcher {
     fn ended(&self, _: Verb, _: Duration, _: CallEnd<'_>) {}
 }
 
 async fn open_measured(namespace: &str) -> Fixture {
     let (store, clock) = memory(namespace);
-    Fixture::new(Arc::new(Measured::new(store, Arc::new(Deaf))), clock)
+    Fixture::new(Arc::new(Measured::new(store, Arc::new(NullWatcher))), clock)
 }
 
 conformance::suite!(measured, open_measured, jumps);
@@ -78,26 +78,26 @@ fn cancel(draw: &Draw) -> Cancel {
 
 async fn consumed(store: &impl Store) -> i64 {
     let lookup = Lookup::Subjects(vec![Subject::new("acme", "gpt").expect("valid")]);
-    let seen = store.balances(&lookup).await.expect("balances are answered");
+    let seen = store.balances(&lookup).await.expect("balances are returned");
     seen.buckets.iter().flat_map(|bucket| &bucket.meters).map(Meter::consumed).sum()
 }
 
-fn faulty(plan: Plan) -> (Arc<Faulty<Memory>>, Fixture) {
+fn faulty(plan: FaultPlan) -> (Arc<Faulty<Memory>>, Fixture) {
     let (store, clock) = memory("faulty");
     let faulty = Arc::new(Faulty::new(store, plan).expect("a valid plan"));
     (faulty.clone(), Fixture::new(faulty, clock))
 }
 
 #[tokio::test]
-async fn what_moves_is_written_down_once_and_refusals_are_not() {
+async fn observed_log_has_each_move_once() {
     let (store, clock) = memory("observed");
     let observed = Arc::new(Observed::new(store));
     let fixture = Fixture::new(observed.clone(), clock);
     let kept = draw(&fixture, 6);
     for _ in 0..3 {
-        assert!(matches!(observed.draw(&kept).await.unwrap(), Drawn::Granted(_)));
+        assert!(matches!(observed.draw(&kept).await.unwrap(), DrawResult::Granted(_)));
     }
-    assert!(matches!(observed.draw(&draw(&fixture, 5)).await.unwrap(), Drawn::Refused(_)));
+    assert!(matches!(observed.draw(&draw(&fixture, 5)).await.unwrap(), DrawResult::Refused(_)));
     let returned = draw(&fixture, 4);
     observed.draw(&returned).await.unwrap();
     observed.cancel(&cancel(&returned)).await.unwrap();
@@ -137,7 +137,7 @@ async fn what_moves_is_written_down_once_and_refusals_are_not() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_full_says_so() {
+async fn full_log_counts_missed_entries() {
     let (store, clock) = memory("observed");
     let observed = Arc::new(Observed::new(store).log_max(3));
     let fixture = Fixture::new(observed.clone(), clock);
@@ -148,7 +148,7 @@ async fn a_log_that_is_full_says_so() {
 }
 
 #[tokio::test]
-async fn a_cancel_before_its_draw_is_written_down_as_a_return_of_nothing() {
+async fn early_cancel_is_logged_as_an_empty_return() {
     let (store, clock) = memory("observed");
     let observed = Arc::new(Observed::new(store));
     let fixture = Fixture::new(observed.clone(), clock.clone());
@@ -163,8 +163,8 @@ async fn a_cancel_before_its_draw_is_written_down_as_a_return_of_nothing() {
 }
 
 #[tokio::test]
-async fn a_store_that_went_away_does_nothing_until_it_comes_back() {
-    let (store, fixture) = faulty(Plan::seeded(1));
+async fn unavailable_store_does_nothing_until_it_returns() {
+    let (store, fixture) = faulty(FaultPlan::seeded(1));
     store.go_away();
     let one = draw(&fixture, 1);
     for _ in 0..3 {
@@ -192,8 +192,8 @@ async fn a_store_that_went_away_does_nothing_until_it_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_never_answers() {
-    let (store, fixture) = faulty(Plan::seeded(1));
+async fn hanging_store_never_answers() {
+    let (store, fixture) = faulty(FaultPlan::seeded(1));
     store.hang();
     let one = draw(&fixture, 1);
     let hour = Duration::from_secs(3_600);
@@ -204,46 +204,46 @@ async fn a_store_that_hangs_never_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delays_run_on_tokios_time() {
-    let (store, fixture) = faulty(Plan::seeded(5).delays(1_000, Duration::from_secs(60)));
-    let begun = tokio::time::Instant::now();
+async fn delays_use_tokio_time() {
+    let (store, fixture) = faulty(FaultPlan::seeded(5).delays(1_000, Duration::from_secs(60)));
+    let start = tokio::time::Instant::now();
     for _ in 0..5 {
         store.draw(&draw(&fixture, 1)).await.unwrap();
     }
-    assert!(begun.elapsed() > Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(start.elapsed() > Duration::from_secs(30), "{:?}", start.elapsed());
     assert_eq!(store.faults().delayed, 5);
 }
 
 #[tokio::test]
-async fn a_lost_reply_was_done_and_a_failure_was_not() {
-    let (store, fixture) = faulty(Plan::seeded(1).loses(1_000));
+async fn lost_reply_was_applied_and_failed_call_was_not() {
+    let (store, fixture) = faulty(FaultPlan::seeded(1).loses(1_000));
     assert!(store.draw(&draw(&fixture, 3)).await.unwrap_err().is_transient());
     assert_eq!((consumed(store.inner()).await, store.faults().lost), (3, 1));
-    let (store, fixture) = faulty(Plan::seeded(1).fails(1_000));
+    let (store, fixture) = faulty(FaultPlan::seeded(1).fails(1_000));
     assert!(store.draw(&draw(&fixture, 3)).await.unwrap_err().is_transient());
     assert_eq!((consumed(store.inner()).await, store.faults().failed), (0, 1));
 }
 
 #[tokio::test]
-async fn a_repeated_call_is_answered_as_the_second_time() {
-    let (store, fixture) = faulty(Plan::seeded(1).repeats(1_000));
+async fn repeated_call_returns_the_second_answer() {
+    let (store, fixture) = faulty(FaultPlan::seeded(1).repeats(1_000));
     match store.draw(&draw(&fixture, 3)).await.unwrap() {
-        Drawn::Granted(moved) => assert!(moved.is_repeat),
-        Drawn::Refused(moved) => panic!("{moved:?}"),
+        DrawResult::Granted(moved) => assert!(moved.is_repeat),
+        DrawResult::Refused(moved) => panic!("{moved:?}"),
     }
     assert_eq!(consumed(store.inner()).await, 3);
 }
 
 #[tokio::test]
-async fn a_deferred_draw_arrives_after_its_cancel_and_takes_nothing() {
-    let (store, fixture) = faulty(Plan::seeded(1).defers(1_000));
+async fn deferred_draw_after_its_cancel_takes_nothing() {
+    let (store, fixture) = faulty(FaultPlan::seeded(1).defers(1_000));
     let late = draw(&fixture, 3);
     assert!(store.draw(&late).await.unwrap_err().is_transient());
     assert_eq!(consumed(store.inner()).await, 0);
     store.inner().cancel(&cancel(&late)).await.unwrap();
     assert_eq!(store.deliver().await, 1);
     assert_eq!(consumed(store.inner()).await, 0);
-    // One that nobody cancelled takes when it arrives.
+    // A deferred draw that was not cancelled takes units when it arrives.
     assert!(store.draw(&draw(&fixture, 3)).await.is_err());
     assert_eq!((store.deliver().await, store.deliver().await), (1, 0));
     assert_eq!(consumed(store.inner()).await, 3);
@@ -251,25 +251,26 @@ async fn a_deferred_draw_arrives_after_its_cancel_and_takes_nothing() {
     assert!(matches!(again, Err(StoreError::Ended { .. })), "{again:?}");
 }
 
-/// Whatever the network does, callers who ask again with the same step, and cancel what they do not know to be
-/// drawn, are charged once and get back once.
+/// Whatever the network does, callers that retry with the same step, and cancel draws with an unknown result,
+/// are charged once and refunded once.
 #[test]
-fn a_bad_network_charges_nobody_twice_and_returns_nothing_twice() {
+fn bad_network_conserves_units() {
     for seed in 0..6 {
-        let shown = async |fixture: Fixture| {
+        let case = async |fixture: Fixture| {
             let observed = Arc::new(Observed::new(fixture.store.clone()));
             let delay = Duration::from_micros(300);
-            let plan = Plan::seeded(seed).fails(100).loses(100).repeats(100).defers(150).delays(50, delay);
+            let plan =
+                FaultPlan::seeded(seed).fails(100).loses(100).repeats(100).defers(150).delays(50, delay);
             let faulty = Arc::new(Faulty::new(observed.clone(), plan).unwrap());
-            let bad = fixture.clone().with_store(faulty.clone());
-            wander(&bad, Wander { callers: 6, leases: 30, seed }).await;
+            let faulty_fixture = fixture.clone().with_store(faulty.clone());
+            run_random_calls(&faulty_fixture, RandomCalls { callers: 6, leases: 30, seed }).await;
             faulty.deliver().await;
-            let made = faulty.faults();
-            let least = made.failed.min(made.lost).min(made.repeated).min(made.deferred);
-            assert!(least > 20, "seed {seed}: {made:?}");
-            judge(&fixture.with_store(observed.clone()), &observed).await;
+            let counts = faulty.faults();
+            let least = counts.failed.min(counts.lost).min(counts.repeated).min(counts.deferred);
+            assert!(least > 20, "seed {seed}: {counts:?}");
+            check_exact(&fixture.with_store(observed.clone()), &observed).await;
         };
-        conformance::run(&format!("seed {seed}"), open, shown);
+        conformance::run(&format!("seed {seed}"), open, case);
     }
 }
 

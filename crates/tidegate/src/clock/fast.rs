@@ -1,7 +1,7 @@
-//! A clock that costs one load: a thread writes the time down every millisecond.
+//! A clock whose reading costs one atomic load: a thread stores the time every millisecond.
 //!
-//! A reading is at most about a tick old, and an old `now` can only deny, so limits stay exact; entries come up
-//! to a tick late. All fast clocks of a process share the thread, which ends with the last of them.
+//! A reading is at most about one tick old, and an old `now` can only deny, so limits stay exact; admissions
+//! are up to one tick late. All fast clocks of a process share the thread, which exits with the last of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,15 +12,15 @@ use tidegate_core::time::{Instant, nanos};
 
 use super::{Clock, Sleep};
 
-/// How often the time is written down.
+/// How often the time is stored.
 const TICK: Duration = Duration::from_millis(1);
 
-/// The process's ticker, while somebody holds it.
+/// The process's ticker, while a clock uses it.
 static SHARED: Mutex<Weak<Ticker>> = Mutex::new(Weak::new());
 
 /// A coarse clock for hot paths: a reading costs less than a nanosecond and is up to a millisecond old.
 ///
-/// A background thread wakes a thousand times a second as long as any fast clock lives.
+/// A background thread wakes a thousand times per second while any fast clock exists.
 #[derive(Debug, Clone)]
 pub struct FastClock {
     ticker: Arc<Ticker>,
@@ -33,10 +33,10 @@ struct Ticker {
 }
 
 impl FastClock {
-    /// A clock on the process's ticker, which is started if it does not run.
+    /// A clock on the process's ticker, which is started if it is not running.
     ///
     /// # Panics
-    /// When the operating system gives no thread for the ticker.
+    /// If the operating system cannot spawn a thread for the ticker.
     pub fn new() -> Self {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ticker) = shared.upgrade() {
@@ -66,17 +66,19 @@ impl Clock for FastClock {
     }
 
     fn sleep_until(&self, at: Instant) -> Sleep {
-        // One tick past both: entries come up to a tick late, and a late ticker is not spun on.
+        // One tick past both: admissions are up to a tick late, and a late ticker must not cause a busy loop.
         let wanted = (at + TICK).max(self.ticker.exact() + TICK);
         let Some(deadline) = self.ticker.origin.checked_add(wanted.since(Instant::ZERO)) else {
             return Box::pin(std::future::pending());
         };
         let ticker = Arc::clone(&self.ticker);
-        // Begun here and not when it is first polled: a runtime without a timer is a panic of the caller.
+        // Started here, not on the first poll: without a timer in the runtime, the panic then occurs in the
+        // caller.
         let sleep = tokio::time::sleep_until(deadline.into());
         Box::pin(async move {
             sleep.await;
-            // The ticker's thread may not have had its turn: whoever wakes reads that the time has come.
+            // The ticker's thread may not have run yet: tick here, so that the woken task reads a time past
+            // `at`.
             ticker.tick();
         })
     }
@@ -88,7 +90,7 @@ impl Clock for FastClock {
 }
 
 impl Ticker {
-    /// Writes the time down.
+    /// Stores the current time.
     fn tick(&self) {
         self.latest.fetch_max(self.exact().as_nanos(), Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
-//! From keys to a draft: what the keys must be to each other, and what each group needs.
+//! Assembles keys into a draft: constraints between keys, and the required keys of each group.
 //!
-//! A group is there when any of its keys is. What core has a default for may be left out; the rest must be
-//! there, and is named when it is not.
+//! A group is present if any of its keys is. Keys with a default in core may be omitted; other missing keys
+//! are reported.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use super::Entry;
 use super::error::{ConfigError, ConfigProblem, Fault, Origin};
 use crate::keyed::KeyedOptions;
 
-/// Keys whose preset value falls away when the other key is given: they follow it.
+/// Keys whose preset value is dropped if the other key is given: they follow it.
 const FOLLOWERS: [(&str, &str); 2] = [("slots.max", "slots.start"), ("rate.amount", "rate.burst")];
-/// Keys between which the start has to be: without one of its own it is the closest to the preset's.
+/// Bounds of a start value: without a given start, the preset's is clamped to them.
 const STARTS: [(&str, &str); 2] =
     [("auto.rate_min", "auto.rate_start"), ("auto.rate_max", "auto.rate_start")];
 
@@ -38,13 +38,13 @@ const AIMD: [&str; 9] = [
     "aimd.memory",
 ];
 
-/// The keys of many throttles together.
+/// The prefix of the keys for keyed throttles.
 const KEYED: &str = "keyed.";
 
-/// The draft that `given` asks for, above its preset.
+/// The draft for `given`, on top of its preset.
 ///
 /// # Errors
-/// What is missing, without effect or out of its bounds.
+/// Keys that are missing, without effect or out of bounds.
 pub(super) fn draft(given: &BTreeMap<&'static str, Entry>) -> Result<Draft, ConfigError> {
     let mut assembly = Assembly::new(given, Draft::auto);
     for (key, entry) in given.iter().filter(|(key, _)| key.starts_with(KEYED)) {
@@ -54,10 +54,10 @@ pub(super) fn draft(given: &BTreeMap<&'static str, Entry>) -> Result<Draft, Conf
     ConfigError::unless_any(assembly.problems, draft)
 }
 
-/// The draft that `given` asks for each key, and how the keys are kept.
+/// The draft of each key for `given`, and the registry's options.
 ///
 /// # Errors
-/// What is missing, without effect or out of its bounds.
+/// Keys that are missing, without effect or out of bounds.
 pub(super) fn keyed(given: &BTreeMap<&'static str, Entry>) -> Result<(Draft, KeyedOptions), ConfigError> {
     let mut assembly = Assembly::new(given, Draft::host);
     let draft = assembly.checked();
@@ -68,7 +68,7 @@ pub(super) fn keyed(given: &BTreeMap<&'static str, Entry>) -> Result<(Draft, Key
     ConfigError::unless_any(assembly.problems, (draft, options))
 }
 
-/// What is given, and what the preset says where nothing is.
+/// The given values, on top of the preset's.
 fn over_preset(given: &BTreeMap<&'static str, Entry>, preset: &Draft) -> BTreeMap<&'static str, Entry> {
     let mut entries = BTreeMap::new();
     for (key, value) in preset.fields() {
@@ -79,7 +79,7 @@ fn over_preset(given: &BTreeMap<&'static str, Entry>, preset: &Draft) -> BTreeMa
         }
     }
     entries.extend(given.iter().map(|(key, entry)| (*key, entry.clone())));
-    // Where a preset's slots do not move, another number of them does not move either.
+    // If the preset's slots are fixed, another given number of slots is fixed too.
     let is_fixed = preset.slots.is_some_and(|slots| !slots.is_adaptive());
     if let Some(max) = given.get("slots.max").filter(|_| is_fixed && !given.contains_key("slots.min")) {
         entries.insert("slots.min", Entry::new(max.value, Origin::Default));
@@ -93,7 +93,7 @@ struct Assembly {
 }
 
 impl Assembly {
-    /// What is given, above the preset it names or else the usual one.
+    /// The given values, on top of the preset they name or the default one.
     fn new(given: &BTreeMap<&'static str, Entry>, usual: fn() -> Draft) -> Self {
         let preset = match given.get("preset").map(|entry| &entry.value) {
             Some(FieldValue::Word("auto")) => Draft::auto(),
@@ -106,7 +106,7 @@ impl Assembly {
         Self { entries: over_preset(given, &preset), problems: Vec::new() }
     }
 
-    /// The draft, with everything that core finds wrong with it among the problems.
+    /// The draft, after adding the problems that core finds to the list.
     fn checked(&mut self) -> Draft {
         let draft = self.draft();
         if let Err(invalid) = draft.clone().check() {
@@ -198,8 +198,8 @@ impl Assembly {
             ["circuit.error_rate", "circuit.samples_min", "circuit.window", "circuit.slices"];
         self.any_of("circuit.")?;
         let failures = self.count("circuit.failures");
-        // Given or the preset's: one of them is enough to ask for a rate.
-        let because = self.any_given(&RATE).or_else(|| self.any_there(&RATE));
+        // One given or preset key of the group is enough to require a rate.
+        let because = self.any_given(&RATE).or_else(|| self.any_present(&RATE));
         let mut circuit = if let Some(because) = because {
             let threshold = self.needed("circuit.error_rate", because, Self::fraction);
             let samples_min = self.needed("circuit.samples_min", because, Self::count);
@@ -235,8 +235,8 @@ impl Assembly {
         Some(SizeRule::new(small_max?, small?, large?))
     }
 
-    /// As with a builder, slots that can move bring `Auto` unless a controller is named; the keys of a controller bring it
-    /// too.
+    /// Like the builder, adaptive slots use `Auto` unless a controller is named; the keys of a controller
+    /// select it too.
     fn controller(&mut self, slots_move: bool) -> Controller {
         if !self.is_given("controller") {
             let groups: [(&str, &[&str]); 3] = [("aimd", &AIMD), ("brake", &BRAKE), ("auto", &AUTO)];
@@ -248,19 +248,19 @@ impl Assembly {
         }
         match self.word("controller") {
             Some("brake") => {
-                self.useless(&[&AIMD[..], &AUTO].concat(), "controller");
+                self.report_useless(&[&AIMD[..], &AUTO].concat(), "controller");
                 Controller::Brake(self.brake())
             }
             Some("aimd") => {
-                self.useless(&[&BRAKE[..], &AUTO].concat(), "controller");
+                self.report_useless(&[&BRAKE[..], &AUTO].concat(), "controller");
                 Controller::Aimd(self.aimd())
             }
             Some("auto") => {
-                self.useless(&[&BRAKE[..], &AIMD].concat(), "controller");
+                self.report_useless(&[&BRAKE[..], &AIMD].concat(), "controller");
                 Controller::Auto(self.auto())
             }
             _ => {
-                self.useless(&[&BRAKE[..], &AIMD, &AUTO].concat(), "controller");
+                self.report_useless(&[&BRAKE[..], &AIMD, &AUTO].concat(), "controller");
                 Controller::Fixed
             }
         }
@@ -338,7 +338,7 @@ impl Assembly {
     fn backoff(&mut self) -> Option<Backoff> {
         let base = self.span("retry.backoff_base")?;
         let backoff = if self.word("retry.backoff") == Some("fixed") {
-            self.useless(&["retry.backoff_max"], "retry.backoff");
+            self.report_useless(&["retry.backoff_max"], "retry.backoff");
             Backoff::fixed(base)
         } else {
             Backoff::exponential(base, self.span("retry.backoff_max")?)
@@ -346,7 +346,7 @@ impl Assembly {
         Some(backoff.jitter(self.jitter()?))
     }
 
-    /// A range of its own asks for jitter from that range, unless another jitter is named.
+    /// A given range selects jitter from that range, unless another jitter is named.
     fn jitter(&mut self) -> Option<Jitter> {
         const KEYS: [&str; 2] = ["retry.jitter_min", "retry.jitter_max"];
         let because = self.any_given(&KEYS).filter(|_| !self.is_given("retry.jitter"));
@@ -355,7 +355,7 @@ impl Assembly {
             let max = self.needed(KEYS[1], because, Self::fraction);
             return Some(Jitter::Range(min?..=max?));
         }
-        self.useless(&KEYS, "retry.jitter");
+        self.report_useless(&KEYS, "retry.jitter");
         Some(if self.word("retry.jitter") == Some("full") { Jitter::Full } else { Jitter::None })
     }
 
@@ -368,9 +368,9 @@ impl Assembly {
     }
 }
 
-/// Reading entries, and saying what is wrong with them.
+/// Accessors for entries, and error reporting.
 impl Assembly {
-    /// Adds what `draft` says in a group where nobody else said anything.
+    /// Adds the draft's values for the missing keys of a group.
     fn complete(&mut self, group: &str, draft: &Draft) {
         for (key, value) in draft.fields().into_iter().filter(|(key, _)| key.starts_with(group)) {
             self.entries.entry(key).or_insert_with(|| Entry::new(value, Origin::Default));
@@ -423,7 +423,7 @@ impl Assembly {
         }
     }
 
-    /// Whether somebody said it, other than the preset.
+    /// Whether the key was given, rather than set by the preset.
     fn is_given(&self, key: &str) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.origin != Origin::Default)
     }
@@ -432,11 +432,11 @@ impl Assembly {
         keys.iter().copied().find(|key| self.is_given(key))
     }
 
-    fn any_there(&self, keys: &[&'static str]) -> Option<&'static str> {
+    fn any_present(&self, keys: &[&'static str]) -> Option<&'static str> {
         keys.iter().copied().find(|key| self.entries.contains_key(key))
     }
 
-    /// A key of the group that is there; one that somebody said, if there is one.
+    /// A key that is present in the group; a given one, if there is one.
     fn any_of(&self, group: &str) -> Option<&'static str> {
         let keys = || self.entries.keys().copied().filter(|key| key.starts_with(group));
         keys().find(|key| self.is_given(key)).or_else(|| keys().next())
@@ -456,8 +456,8 @@ impl Assembly {
         value
     }
 
-    /// Those of `keys` that somebody said do nothing, by what `because` says.
-    fn useless(&mut self, keys: &[&'static str], because: &'static str) {
+    /// Reports those of `keys` that were given but have no effect because of the value of `because`.
+    fn report_useless(&mut self, keys: &[&'static str], because: &'static str) {
         let says = self.word(because).unwrap_or_default();
         let faults = keys.iter().filter(|key| self.is_given(key)).map(|key| {
             let fault = Fault::Useless { because: because.to_owned(), says: says.to_owned() };
@@ -469,7 +469,7 @@ impl Assembly {
 
     fn out_of_bounds(&mut self, problem: &Problem) {
         let entry = self.entries.get(problem.field);
-        // As it was written, if it was.
+        // As written, if it was given.
         let value = entry.map_or_else(|| problem.value.clone(), |entry| entry.shown.clone());
         let fault = Fault::OutOfBounds { value, bound: problem.bound.clone() };
         self.problems.push(ConfigProblem::new(self.origin(problem.field), problem.field, fault));

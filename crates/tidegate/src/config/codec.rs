@@ -1,4 +1,4 @@
-//! Texts in TOML and JSON as flat lists of keys and values, and values as text again.
+//! Flattens TOML and JSON texts into lists of keys and values, and formats values as text.
 
 use serde_json::Value as Json;
 use tidegate_core::plan::FieldValue;
@@ -8,37 +8,38 @@ use super::duration;
 use super::error::{ConfigProblem, Fault, Origin};
 use super::scalar::Scalar;
 
-/// Dotted keys and what is said there, in the order of the document.
+/// Dotted keys and their values, in document order.
 pub(super) type Pairs = Vec<(String, Scalar)>;
 
-/// Deeper than this is no key, and not worth walking through.
+/// No key is nested deeper than this.
 const DEPTH_MAX: usize = 8;
 
 /// The keys and values of a TOML text.
 ///
 /// # Errors
-/// Where it is no TOML.
+/// The text is not TOML.
 pub(super) fn from_toml(text: &str) -> Result<Pairs, ConfigProblem> {
     let mut pairs = Pairs::new();
     flatten_toml("", &toml_table(text)?, &mut pairs);
     Ok(pairs)
 }
 
-/// A TOML text as the table it is.
+/// Parses a TOML text into a table.
 ///
 /// # Errors
-/// Where it is no TOML.
+/// The text is not TOML.
 pub(super) fn toml_table(text: &str) -> Result<DeTable<'_>, ConfigProblem> {
-    // The parser bounds braces and dots each by itself; together they are deep enough to exhaust a small stack.
+    // The parser bounds braces and dots separately; together they nest deeply enough to exhaust a small
+    // stack.
     if let Some(start) = too_deep(text) {
-        let message = format!("more than {DEPTH_MAX} tables inside each other {}", place(text, start));
+        let message = format!("more than {DEPTH_MAX} nested tables {}", place(text, start));
         return Err(unreadable(Origin::Toml, message));
     }
     let table = DeTable::parse(text).map_err(|error| unreadable(Origin::Toml, sentence(text, &error)))?;
     Ok(table.into_inner())
 }
 
-/// A TOML value by itself.
+/// Converts a single TOML value.
 pub(super) fn toml_scalar(value: &DeValue<'_>) -> Scalar {
     match value {
         DeValue::String(text) => Scalar::Text(text.clone().into_owned()),
@@ -58,7 +59,7 @@ pub(super) fn toml_scalar(value: &DeValue<'_>) -> Scalar {
 /// The keys and values of a JSON text.
 ///
 /// # Errors
-/// Where it is no JSON, or no object.
+/// The text is not JSON, or not an object.
 pub(super) fn from_json(text: &str) -> Result<Pairs, ConfigProblem> {
     let json: Json =
         serde_json::from_str(text).map_err(|error| unreadable(Origin::Json, error.to_string()))?;
@@ -70,7 +71,7 @@ pub(super) fn from_json(text: &str) -> Result<Pairs, ConfigProblem> {
     Ok(pairs)
 }
 
-/// A value as it stands in a map or a variable.
+/// Formats a value for a map or a variable.
 pub(super) fn to_text(value: &FieldValue) -> String {
     match value {
         FieldValue::Count(count) => count.to_string(),
@@ -81,13 +82,13 @@ pub(super) fn to_text(value: &FieldValue) -> String {
     }
 }
 
-/// A value as it stands in TOML. JSON writes these the same way.
+/// Formats a value as a TOML literal. JSON uses the same notation for these.
 pub(super) fn to_literal(value: &FieldValue) -> String {
     match value {
         FieldValue::Count(_) | FieldValue::Fraction(_) | FieldValue::Number(_) | FieldValue::Flag(_) => {
             to_text(value)
         }
-        // Nothing in it has to be escaped: digits, units, and words of the schema.
+        // Nothing needs escaping: these consist of digits, units, and words of the schema.
         FieldValue::Span(_) | FieldValue::Word(_) => format!("\"{}\"", to_text(value)),
     }
 }
@@ -128,7 +129,7 @@ fn flatten_json(path: &str, json: &Json, pairs: &mut Pairs) {
     pairs.push((path.to_owned(), scalar));
 }
 
-/// The number, unless it became infinite by being read.
+/// The number, unless parsing made it infinite.
 fn huge_or(number: f64, text: &str) -> Scalar {
     if number.is_infinite() && !text.contains("inf") {
         Scalar::Huge(text.to_owned())
@@ -149,7 +150,7 @@ fn unreadable(origin: Origin, message: String) -> ConfigProblem {
     ConfigProblem::new(origin, "", Fault::Unreadable { message })
 }
 
-/// Where more braces are open than any config needs, be they in a comment.
+/// The position at which more braces are open than any config needs, even if they are in a comment.
 fn too_deep(text: &str) -> Option<usize> {
     let mut open = 0_usize;
     text.bytes().position(|letter| {
@@ -162,7 +163,7 @@ fn too_deep(text: &str) -> Option<usize> {
     })
 }
 
-/// What the parser says and where it stopped, on one line.
+/// The parser's message with the position, on one line.
 fn sentence(text: &str, error: &TomlError) -> String {
     let message = error.message();
     error.span().map_or_else(|| message.to_owned(), |span| format!("{message} {}", place(text, span.start)))

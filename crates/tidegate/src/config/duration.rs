@@ -1,4 +1,5 @@
-//! Times as text: `200ms`, `1.5s`, `2m`. Exact to the nanosecond both ways; no float is involved.
+//! Durations as text: `200ms`, `1.5s`, `2m`. Exact to the nanosecond in both directions; no floats are
+//! involved.
 
 use std::time::Duration;
 
@@ -16,11 +17,11 @@ const UNITS: [(&str, u128); 8] = [
     ("ns", 1),
 ];
 
-/// More digits than this are no time anybody means, and would overflow.
+/// More digits are not a plausible duration, and would overflow.
 const DIGITS_MAX: usize = 18;
 
-/// The time that `text` says: a number with a unit, or seconds without one. `None` if it says none, or one that
-/// no [`Duration`] is.
+/// Parses a number with a unit, or seconds without one. `None` if the text is malformed, or out of the range
+/// of [`Duration`].
 pub(super) fn parse(text: &str) -> Option<Duration> {
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -36,21 +37,21 @@ pub(super) fn parse(text: &str) -> Option<Duration> {
     if let Some(part) = part {
         let scale = 10_u128.pow(u32::try_from(part.len()).ok().filter(|_| part.len() <= DIGITS_MAX)?);
         let scaled = digits(part)? * nanos_per_unit;
-        // What is finer than a nanosecond would have to be rounded.
+        // Fractions of a nanosecond are rejected instead of rounded.
         nanos += (scaled % scale == 0).then_some(scaled / scale)?;
     }
     let seconds = u64::try_from(nanos / SECOND).ok()?;
     Some(Duration::new(seconds, u32::try_from(nanos % SECOND).ok()?))
 }
 
-/// The same time as text, as a whole number of the longest unit that fits.
+/// Formats a duration as a whole number of the longest unit that fits.
 pub(super) fn text(span: Duration) -> String {
     let nanos = span.as_nanos();
     let unit = UNITS.iter().find(|(_, nanos_per_unit)| nanos != 0 && nanos.is_multiple_of(*nanos_per_unit));
     unit.map_or_else(|| "0s".to_owned(), |(name, nanos_per_unit)| format!("{}{name}", nanos / nanos_per_unit))
 }
 
-/// Digits and nothing else, few enough to be counted with.
+/// Parses ASCII digits, at most [`DIGITS_MAX`].
 fn digits(text: &str) -> Option<u128> {
     let are_digits = !text.is_empty() && text.bytes().all(|letter| letter.is_ascii_digit());
     (are_digits && text.len() <= DIGITS_MAX).then(|| text.parse().ok())?
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_none() {
+    fn malformed_durations_are_rejected() {
         let table = [
             "",
             "s",
@@ -127,13 +128,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_time_of_up_to_366_days_is_written_and_read_back(nanos in 0_u64..=366 * 86_400 * 1_000_000_000) {
+        fn duration_up_to_366_days_round_trips(nanos in 0_u64..=366 * 86_400 * 1_000_000_000) {
             let span = Duration::from_nanos(nanos);
             prop_assert_eq!(parse(&text(span)), Some(span));
         }
 
         #[test]
-        fn no_text_makes_it_panic(given in any::<String>(), number in "[0-9.]{0,40}", unit in "[a-zµ]{0,2}") {
+        fn arbitrary_text_does_not_panic(given in any::<String>(), number in "[0-9.]{0,40}", unit in "[a-zµ]{0,2}") {
             let _ = parse(&given);
             let _ = parse(&format!("{number}{unit}"));
         }

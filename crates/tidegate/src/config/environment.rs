@@ -1,7 +1,7 @@
 //! Environment variables as keys: `TIDEGATE_SLOTS_MAX` is `slots.max`.
 //!
-//! Variables are looked up by the list of keys, so that an underscore inside a key is no riddle, and one with
-//! the prefix that is no key is a mistake and not somebody else's.
+//! Variables are matched against the list of keys, so that an underscore inside a key is not ambiguous, and a
+//! variable with the prefix that matches no key is reported.
 
 use std::ffi::OsString;
 
@@ -9,24 +9,24 @@ use super::error::{ConfigProblem, Fault, Origin, shown};
 use super::scalar::Scalar;
 use super::schema::{self, Field, fields};
 
-/// What one variable says: its key, where it stands, its value.
-pub(super) type Said = (&'static Field, Origin, Scalar);
+/// A variable's key, origin and value.
+pub(super) type VariableValue = (&'static Field, Origin, Scalar);
 
-/// What the variables with the prefix say, and what is wrong with them.
+/// The values of the variables with the prefix, and their problems.
 pub(super) fn read<N, V>(
     prefix: &str,
     variables: impl IntoIterator<Item = (N, V)>,
-) -> (Vec<Said>, Vec<ConfigProblem>)
+) -> (Vec<VariableValue>, Vec<ConfigProblem>)
 where
     N: Into<OsString>,
     V: Into<OsString>,
 {
-    let mut said = Vec::new();
+    let mut values = Vec::new();
     let mut problems = Vec::new();
     if prefix.is_empty() {
-        let message = "the prefix is empty, and would claim every variable".to_owned();
+        let message = "the prefix is empty, which would match every variable".to_owned();
         problems.push(ConfigProblem::new(Origin::Environment, "", Fault::Unreadable { message }));
-        return (said, problems);
+        return (values, problems);
     }
     for (name, value) in variables {
         let name = name.into();
@@ -42,7 +42,7 @@ where
         };
         let origin = Origin::Variable(name.into_owned());
         match value.into().into_string() {
-            Ok(text) => said.push((field, origin, Scalar::Untyped(text))),
+            Ok(text) => values.push((field, origin, Scalar::Untyped(text))),
             Err(bytes) => {
                 let value = format!("\"{}\"", shown(&bytes.to_string_lossy()));
                 let fault = Fault::OutOfBounds { value, bound: "valid UTF-8".to_owned() };
@@ -50,5 +50,5 @@ where
             }
         }
     }
-    (said, problems)
+    (values, problems)
 }

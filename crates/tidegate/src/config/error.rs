@@ -1,10 +1,10 @@
-//! What is wrong with a configuration, all of it, each as one sentence.
+//! The errors of a configuration, each as one sentence.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// Everything that is wrong with a configuration.
+/// All problems of a configuration.
 ///
 /// ```
 /// let error = tidegate::Config::from_toml("slots.maks = 8\nslots.min = 0").unwrap_err();
@@ -21,12 +21,12 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// One entry for each thing that is wrong.
+    /// One entry for each problem.
     pub fn problems(&self) -> &[ConfigProblem] {
         &self.problems
     }
 
-    /// The value, if there was no problem.
+    /// The value, if there are no problems.
     pub(super) fn unless_any<T>(problems: Vec<ConfigProblem>, value: T) -> Result<T, Self> {
         if problems.is_empty() { Ok(value) } else { Err(Self { problems }) }
     }
@@ -38,58 +38,58 @@ impl From<ConfigProblem> for ConfigError {
     }
 }
 
-/// One thing that is wrong: where, with what, and how.
+/// A problem: the key, where it was given, and the fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConfigProblem {
-    /// Where it was said.
+    /// Where it was given.
     pub origin: Origin,
-    /// The key, as it was written: `slots.max`. Empty where a text as a whole cannot be read.
+    /// The key as written: `slots.max`. Empty if the whole text cannot be parsed.
     pub field: String,
-    /// What is wrong with it.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// What is wrong with a key.
+/// A fault of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The value is out of its bounds, or of another type.
+    /// The value is out of bounds or of the wrong type.
     OutOfBounds {
-        /// The value found there, shortened if it is long.
+        /// The value as written, shortened if it is long.
         value: String,
-        /// What it may be.
+        /// The valid values.
         bound: String,
     },
-    /// It is not given, and another key needs it.
+    /// It is missing, and another key requires it.
     Missing {
-        /// The key that needs it; the origin is this one's.
+        /// The key that requires it; the problem's origin is this key's.
         because: String,
     },
-    /// It is given, and another key leaves it without effect.
+    /// It has no effect because of another key.
     Useless {
         /// The other key.
         because: String,
-        /// What the other key says.
+        /// The value of the other key.
         says: String,
     },
-    /// It is for many throttles together, and given for one.
+    /// It is for keyed throttles, and given for a single one.
     OfMany,
-    /// There is no such key.
+    /// The key does not exist.
     Unknown {
-        /// A key that is nearly the same.
+        /// The most similar key.
         closest: Option<String>,
     },
     /// It is given more than once.
     Repeated,
-    /// The text is not of the format it should be of.
+    /// The text cannot be parsed.
     Unreadable {
-        /// What the parser says, with line and column.
+        /// The parser's message, with line and column.
         message: String,
     },
 }
 
-/// Where a value was said.
+/// Where a value was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
@@ -105,7 +105,7 @@ pub enum Origin {
     Variable(String),
     /// A draft.
     Draft,
-    /// Nowhere: it is the preset's.
+    /// The preset's default.
     Default,
 }
 
@@ -134,7 +134,7 @@ impl fmt::Display for ConfigProblem {
                 write!(f, "`{field}` {origin} is not a key, did you mean `{closest}`?")
             }
             Fault::Repeated => write!(f, "`{field}` is given twice {origin}"),
-            Fault::Unreadable { message } => write!(f, "what is {origin} cannot be read: {message}"),
+            Fault::Unreadable { message } => write!(f, "cannot parse the input {origin}: {message}"),
         }
     }
 }
@@ -153,7 +153,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Text from outside as it may stand in a message: without control characters, and not long.
+/// Untrusted text for use in a message: control characters escaped, and shortened.
 pub(super) fn shown(text: &str) -> String {
     const LETTERS_MAX: usize = 60;
     let mut letters = text.chars();

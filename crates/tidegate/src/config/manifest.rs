@@ -1,8 +1,8 @@
 //! A manifest: the policies of shared limits, declared in TOML.
 //!
-//! A table for each scope: `[system]`, `[resource.<name>]`, `[entity.<id>]` and `[entity.<id>.resource.<name>]`. Each
-//! holds `limits` as text, and what else a policy says. A table that says none of it declares no policy. What is wrong
-//! is told all at once.
+//! Each scope has a table: `[system]`, `[resource.<name>]`, `[entity.<id>]` and
+//! `[entity.<id>.resource.<name>]`. It holds `limits` as text, and the other settings of a policy. A table
+//! without any of these declares no policy. All problems are reported at once.
 
 use thiserror::Error;
 use tidegate_core::limit::name::{EntityId, InvalidName, ResourceName, Subject};
@@ -16,11 +16,11 @@ use super::error::{ConfigProblem, Fault, Origin, shown};
 use super::scalar::Scalar;
 use super::schema::{Kind, closest};
 
-/// What a policy may say.
-const SAYS: [&str; 4] = ["limits", "only", "on_unavailable", "on_expiry"];
+/// The keys of a policy.
+const SETTINGS: [&str; 4] = ["limits", "only", "on_unavailable", "on_expiry"];
 const UNAVAILABLE: [&str; 2] = ["block", "allow"];
 const EXPIRY: [&str; 2] = ["settle", "return"];
-/// The least share there is; core says so too.
+/// The minimum share, as in core.
 const SHARE_MIN: f64 = 1e-6;
 
 /// Declared policies, each scope once.
@@ -53,7 +53,7 @@ pub struct Manifest {
     policies: Vec<(Scope, Policy)>,
 }
 
-/// Everything that is wrong with a manifest.
+/// All problems of a manifest.
 ///
 /// ```
 /// let error = tidegate::Manifest::from_toml("[system]\nlimit = ['rpm:5/s']\nonly = 1").unwrap_err();
@@ -70,17 +70,17 @@ pub struct ManifestError {
 }
 
 impl ManifestError {
-    /// One entry for each thing that is wrong.
+    /// One entry for each problem.
     pub fn problems(&self) -> &[ConfigProblem] {
         &self.problems
     }
 }
 
 impl Manifest {
-    /// Reads a TOML text.
+    /// Parses a TOML text.
     ///
     /// # Errors
-    /// Where it is no TOML, or everything in it that is no key, of the wrong type, no name or no limit.
+    /// The text is not TOML; or every key that is unknown, of the wrong type, or an invalid name or limit.
     pub fn from_toml(text: &str) -> Result<Self, ManifestError> {
         let table = toml_table(text).map_err(|problem| ManifestError { problems: vec![problem] })?;
         let mut reader = Reader::default();
@@ -144,32 +144,32 @@ impl Reader {
         }
     }
 
-    /// Reads the policy of one scope, whose table may hold the keys `beside` too.
+    /// Reads the policy of one scope, whose table may also contain the keys `beside`.
     fn scope(&mut self, path: &Path, value: &DeValue<'_>, scope: Scope, beside: &[&str]) {
         let Some(table) = self.table(path, value) else { return };
-        let (mut limits, mut policy_says): (Vec<Limit>, Vec<Says>) = (Vec::new(), Vec::new());
-        let mut is_said = false;
+        let (mut limits, mut settings): (Vec<Limit>, Vec<Setting>) = (Vec::new(), Vec::new());
+        let mut has_settings = false;
         for (key, value) in table {
             let (key, value) = (key.get_ref().as_ref(), value.get_ref());
             let inner = path.join(key);
-            is_said |= SAYS.contains(&key);
+            has_settings |= SETTINGS.contains(&key);
             match key {
                 "limits" => limits = self.limits(&inner, value),
-                "only" => policy_says.extend(self.only(&inner, value)),
-                "on_unavailable" => policy_says.extend(self.on_unavailable(&inner, value)),
-                "on_expiry" => policy_says.extend(self.on_expiry(&inner, value)),
+                "only" => settings.extend(self.only(&inner, value)),
+                "on_unavailable" => settings.extend(self.on_unavailable(&inner, value)),
+                "on_expiry" => settings.extend(self.on_expiry(&inner, value)),
                 _ if beside.contains(&key) => {}
-                _ => self.unknown(&inner, path, key, &[&SAYS, beside].concat()),
+                _ => self.unknown(&inner, path, key, &[&SETTINGS, beside].concat()),
             }
         }
         match Policy::new(limits) {
-            _ if !is_said => {}
+            _ if !has_settings => {}
             Ok(policy) => {
-                let policy = policy_says.into_iter().fold(policy, |policy, says| says.to(policy));
+                let policy = settings.into_iter().fold(policy, |policy, setting| setting.to(policy));
                 self.policies.push((scope, policy));
             }
-            // Each limit was read by itself, and its name compared with those before it.
-            Err(error) => unreachable!("limits that were read make a policy: {error}"),
+            // Each limit was checked when it was read, including for duplicate names.
+            Err(error) => unreachable!("checked limits make a valid policy: {error}"),
         }
     }
 
@@ -193,7 +193,7 @@ impl Reader {
             match read_limit(&scalar) {
                 Err(bound) => self.wrong(&path, scalar.to_string(), bound),
                 Ok(limit) if limits.iter().any(|other| other.name() == limit.name()) => {
-                    let bound = format!("a limit of another name: `{}` is there twice", limit.name());
+                    let bound = format!("a limit with another name: `{}` occurs twice", limit.name());
                     self.wrong(&path, scalar.to_string(), bound);
                 }
                 Ok(limit) => limits.push(limit),
@@ -202,14 +202,14 @@ impl Reader {
         limits
     }
 
-    fn only(&mut self, path: &Path, value: &DeValue<'_>) -> Option<Says> {
+    fn only(&mut self, path: &Path, value: &DeValue<'_>) -> Option<Setting> {
         match toml_scalar(value) {
-            Scalar::Bool(is_only) => Some(Says::Only(is_only)),
+            Scalar::Bool(is_only) => Some(Setting::Only(is_only)),
             other => self.wrong_value(path, &other, "true or false"),
         }
     }
 
-    fn on_unavailable(&mut self, path: &Path, value: &DeValue<'_>) -> Option<Says> {
+    fn on_unavailable(&mut self, path: &Path, value: &DeValue<'_>) -> Option<Setting> {
         let behaviour = match value {
             DeValue::Table(table) => self.local_share(path, table)?,
             _ => match toml_scalar(value).read(&Kind::Word(&UNAVAILABLE)) {
@@ -221,7 +221,7 @@ impl Reader {
                 }
             },
         };
-        Some(Says::OnUnavailable(behaviour))
+        Some(Setting::OnUnavailable(behaviour))
     }
 
     fn local_share(&mut self, path: &Path, table: &DeTable<'_>) -> Option<OnUnavailable> {
@@ -237,7 +237,7 @@ impl Reader {
         let path = path.join("local_share");
         let share = match scalar.read(&Kind::Fraction { min: SHARE_MIN }) {
             Ok(FieldValue::Fraction(fraction)) => Share::new(fraction).map_err(|error| error.to_string()),
-            Ok(_) => unreachable!("a fraction is read as one"),
+            Ok(_) => unreachable!("the kind is a fraction"),
             Err(bound) => Err(bound),
         };
         match share {
@@ -246,11 +246,11 @@ impl Reader {
         }
     }
 
-    fn on_expiry(&mut self, path: &Path, value: &DeValue<'_>) -> Option<Says> {
+    fn on_expiry(&mut self, path: &Path, value: &DeValue<'_>) -> Option<Setting> {
         let scalar = toml_scalar(value);
         match scalar.read(&Kind::Word(&EXPIRY)) {
-            Ok(FieldValue::Word("return")) => Some(Says::OnExpiry(OnExpiry::Return)),
-            Ok(_) => Some(Says::OnExpiry(OnExpiry::Settle)),
+            Ok(FieldValue::Word("return")) => Some(Setting::OnExpiry(OnExpiry::Return)),
+            Ok(_) => Some(Setting::OnExpiry(OnExpiry::Settle)),
             Err(bound) => self.wrong_value(path, &scalar, bound),
         }
     }
@@ -287,14 +287,14 @@ impl Reader {
     }
 }
 
-/// What a policy says beside its limits.
-enum Says {
+/// A setting of a policy besides its limits.
+enum Setting {
     Only(bool),
     OnUnavailable(OnUnavailable),
     OnExpiry(OnExpiry),
 }
 
-impl Says {
+impl Setting {
     fn to(self, policy: Policy) -> Policy {
         match self {
             Self::Only(true) => policy.only(),
@@ -305,17 +305,17 @@ impl Says {
     }
 }
 
-/// The limit, or what it must be.
+/// The limit, or a description of the valid values.
 fn read_limit(scalar: &Scalar) -> Result<Limit, String> {
     const FORM: &str = "name:amount/period[:burst], such as \"tpm:100k/min:150k\"";
     let Scalar::Text(text) = scalar else { return Err(FORM.to_owned()) };
     text.parse().map_err(|error| match error {
         InvalidLimit::Text { why, .. } => format!("{FORM}; {why}"),
-        other => format!("a limit that can be counted; {other}"),
+        other => format!("a valid limit; {other}"),
     })
 }
 
-/// Where in the document: keys joined by dots, quoted where TOML would have them quoted.
+/// A path in the document: keys joined by dots, quoted as in TOML.
 #[derive(Default)]
 struct Path(String);
 
@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_quotes_what_toml_would_have_quoted() {
+    fn path_quotes_keys_as_toml_does() {
         let path = Path::default().join("entity").join("a.b").join("").join("é\n").join("x-1_Y").at(3);
         assert_eq!(path.0, "entity.\"a.b\".\"\".\"é\\n\".x-1_Y[3]");
         let long = Path::default().join(&"x".repeat(1_000)).0;

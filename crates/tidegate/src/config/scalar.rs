@@ -1,4 +1,4 @@
-//! A value as a source says it, before anybody knows what it should be.
+//! A value as a source provides it, before its expected type is known.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,26 +12,26 @@ use super::schema::Kind;
 /// One value of a document, a map or a variable.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Scalar {
-    /// Text where other types could have been written.
+    /// Text from a source that also has other types.
     Text(String),
-    /// Text where there is nothing but text: a number is written in it, too.
+    /// Text from a source that has only text: numbers are written in it too.
     Untyped(String),
     Integer(i128),
     Float(f64),
     Bool(bool),
-    /// A number that no type holds.
+    /// A number that fits no type.
     Huge(String),
-    /// A table without any key.
+    /// A table without keys.
     Empty,
-    /// What can never be right: an array, a date, null.
+    /// Never valid: an array, a date, null.
     Other(&'static str),
 }
 
 impl Scalar {
-    /// The value as `kind` wants it.
+    /// Converts the value to `kind`.
     ///
     /// # Errors
-    /// What it must be.
+    /// A description of the valid values.
     pub(super) fn read(&self, kind: &Kind) -> Result<FieldValue, String> {
         match *kind {
             Kind::Whole { min, max } => match self.integer() {
@@ -72,7 +72,7 @@ impl Scalar {
         }
     }
 
-    /// The value as it was written, for one that was understood: text stands without quotes.
+    /// The value as written: text without quotes.
     pub(super) fn bare(&self) -> String {
         match self {
             Self::Text(text) | Self::Untyped(text) => shown(text),
@@ -80,7 +80,7 @@ impl Scalar {
         }
     }
 
-    /// A whole number; an error inside is one that is negative or too large.
+    /// A whole number; the inner error is one that is negative or too large.
     fn integer(&self) -> Option<Result<u64, ()>> {
         let integer = match self {
             Self::Integer(integer) => *integer,
@@ -91,7 +91,7 @@ impl Scalar {
         Some(u64::try_from(integer).map_err(drop))
     }
 
-    /// A time; an error inside is one that is negative, too long or not a number.
+    /// A duration; the inner error is one that is negative, too long or not a number.
     fn span(&self) -> Option<Result<Duration, ()>> {
         match self {
             Self::Integer(seconds) => Some(u64::try_from(*seconds).map(Duration::from_secs).map_err(drop)),
@@ -104,7 +104,7 @@ impl Scalar {
 
     fn number(&self) -> Option<f64> {
         match self {
-            #[expect(clippy::cast_precision_loss, reason = "what is not exact is far out of bounds")]
+            #[expect(clippy::cast_precision_loss, reason = "inexact values are far out of bounds")]
             Self::Integer(integer) => Some(*integer as f64),
             Self::Float(float) => Some(*float),
             Self::Huge(_) => Some(f64::NAN),

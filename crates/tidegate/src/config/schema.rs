@@ -1,4 +1,4 @@
-//! The keys there are, and what each may be by itself. What keys must be to each other is for `assemble.rs`.
+//! The keys and their value ranges. Constraints between keys are in `assemble.rs`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,26 +7,26 @@ use tidegate_core::bucket::{AMOUNT_MAX, PERIOD_MAX};
 
 use crate::keyed::options::{IDLE_TTL_MIN, KEYS_MAX, SHARDS_MAX};
 
-/// As in core: more slots, probes or waiters than this are a mistake.
+/// As in core: the maximum number of slots, probes or waiters.
 const COUNT_MAX: u64 = 1 << 30;
-/// As in core: bytes and tokens are counted exactly up to this.
+/// As in core: bytes and tokens are exact up to this.
 const UNITS_MAX: u64 = 1 << 53;
 const ATTEMPTS_MAX: u64 = 1_000;
 const SLICES_MAX: u64 = 1_024;
-/// As in core: rates and their steps are within these, per second.
+/// As in core: the range of rates and their steps, per second.
 const LEAST: f64 = 1e-6;
 const MOST: f64 = 1e6;
 const NANO: Duration = Duration::from_nanos(1);
 
-/// Keys further apart than this are not alike.
+/// Keys with a larger edit distance are not suggested.
 const DISTANCE_MAX: usize = 2;
 
-/// All keys, in the order in which they are written.
+/// All keys, in the order of output.
 pub fn fields() -> &'static [Field] {
     &FIELDS
 }
 
-/// A key and what it may be.
+/// A key and its valid values.
 ///
 /// ```
 /// let field = tidegate::config::fields().iter().find(|field| field.key() == "slots.max").unwrap();
@@ -46,12 +46,12 @@ impl Field {
         self.key
     }
 
-    /// The environment variable that says the same: `TIDEGATE_SLOTS_MAX`.
+    /// The environment variable for the key: `TIDEGATE_SLOTS_MAX`.
     pub fn variable(&self, prefix: &str) -> String {
         format!("{prefix}_{}", self.key.replace('.', "_").to_ascii_uppercase())
     }
 
-    /// What kind of value it is: `a time`.
+    /// The type of its value: `a time`.
     pub const fn kind(&self) -> &'static str {
         match self.kind {
             Kind::Whole { .. } | Kind::PowerOfTwo { .. } => "a whole number",
@@ -62,7 +62,7 @@ impl Field {
         }
     }
 
-    /// What it may be by itself: `from 1 to 1000`.
+    /// Its value range: `from 1 to 1000`.
     pub fn bounds(&self) -> String {
         self.kind.bounds()
     }
@@ -72,7 +72,7 @@ impl Field {
     }
 }
 
-/// What a value may be by itself.
+/// The valid values of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     Whole { min: u64, max: u64 },
@@ -85,7 +85,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What the value may be, in the words in which core says it.
+    /// The value range, in the same words as core.
     pub(super) fn bounds(&self) -> String {
         match self {
             Self::Whole { min, max } => format!("from {min} to {max}"),
@@ -101,7 +101,7 @@ impl Kind {
         }
     }
 
-    /// The same for a value that is not even of the kind.
+    /// The same for a value of the wrong type.
     pub(super) fn demand(&self) -> String {
         match self {
             Self::Whole { .. } => format!("a whole number {}", self.bounds()),
@@ -114,29 +114,29 @@ impl Kind {
     }
 }
 
-/// The field of this key.
+/// The field of a key.
 pub(super) fn field(key: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.key == key)
 }
 
-/// Whether there are keys inside `key`.
+/// Whether `key` is a group that contains keys.
 pub(super) fn is_group(key: &str) -> bool {
     FIELDS.iter().any(|field| is_inside(field.key, key))
 }
 
-/// Of `names`, the one that `name` most likely was to be.
+/// The name most similar to `name`.
 pub(super) fn closest(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
     let distances = names.filter_map(|known| {
-        // Long names are not worth the work: they are far from every key.
+        // Skip names of very different length: they are far from every key.
         let is_near = known.len().abs_diff(name.len()) <= 4 * DISTANCE_MAX;
         let distance = is_near.then(|| distance(name, &known)).filter(|distance| *distance <= DISTANCE_MAX);
         distance.map(|distance| (distance, known))
     });
-    // The first of those that are equally near.
+    // The first of equally similar names.
     distances.min_by_key(|(distance, _)| *distance).map(|(_, known)| known)
 }
 
-/// The key that was most likely meant by one that is not known; for a group given a value, its first key.
+/// The key most similar to an unknown one; for a group that was given a value, its first key.
 pub(super) fn closest_key(key: &str) -> Option<String> {
     let inside = || FIELDS.iter().find(|field| is_inside(field.key, key)).map(|field| field.key.to_owned());
     closest(key, FIELDS.iter().map(|field| field.key.to_owned())).or_else(inside)
@@ -146,7 +146,7 @@ fn is_inside(key: &str, group: &str) -> bool {
     key.strip_prefix(group).is_some_and(|rest| rest.starts_with('.'))
 }
 
-/// How many letters have to be put in, taken out or changed to make one of the other.
+/// The Levenshtein distance.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -186,7 +186,7 @@ const fn word(key: &'static str, words: &'static [&'static str]) -> Field {
     Field { key, kind: Kind::Word(words) }
 }
 
-/// The schema: one line for each key, in the order of `Draft`, and then those of many throttles.
+/// The schema: one line per key, in the order of `Draft`, followed by the keys of keyed throttles.
 static FIELDS: [Field; 65] = [
     word("preset", &["auto", "gentle", "layered", "host", "empty"]),
     count("slots.min"),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closest_key_is_at_most_two_letters_away() {
+    fn closest_key_is_at_most_two_edits_away() {
         let table = [
             ("slots.maks", Some("slots.max")),
             ("slot.max", Some("slots.max")),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_counts_letters() {
+    fn distance_counts_edits() {
         for (a, b, wanted) in [("", "", 0), ("a", "", 1), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
             assert_eq!(distance(a, b), wanted);
         }

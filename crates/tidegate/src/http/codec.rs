@@ -1,8 +1,8 @@
-//! What Gemini and Vertex say of limits: not in headers, but in the JSON of an error's body.
+//! Parses retry information of Gemini and Vertex, which is in the JSON body of an error, not in headers.
 //!
-//! An error of Google's has `details`, each with an `@type`. `google.rpc.RetryInfo` says in `retryDelay` when to come
-//! back, and `google.rpc.QuotaFailure` which quotas were exceeded; that of a day does not heal by waiting, though a
-//! `retryDelay` may stand beside it. Nothing else of the body is read.
+//! A Google error has `details`, each with an `@type`. `google.rpc.RetryInfo` contains the `retryDelay`, and
+//! `google.rpc.QuotaFailure` the exceeded quotas; a daily quota does not recover by waiting, even if there is
+//! a `retryDelay`. The rest of the body is ignored.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use tidegate_core::outcome::Outcome;
 
 use crate::run::Class;
 
-/// A body of more bytes is not looked at.
+/// A larger body is not parsed.
 pub const RETRY_INFO_BODY_MAX: usize = 65_536;
-/// What is added to the delay: come back on the second, it is often said once more.
+/// Added to the delay: a retry exactly on time is often rejected again.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// What the body of an error says of when to come back.
+/// The retry information in the body of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RetryInfo {
-    /// After this: a second more than is said, and at most a day.
+    /// Retry after this: one second more than the body says, and at most a day.
     After(Duration),
-    /// A quota of a whole day is used up. No wait of a reasonable length helps.
+    /// A daily quota is used up. No reasonable wait helps.
     DayUsedUp,
 }
 
 impl RetryInfo {
-    /// What the attempt means that ended with `outcome` and this in its body: another attempt after the delay, and
-    /// none where the quota of the day is used up.
+    /// Classifies an attempt that completed with `outcome` and this body: retryable after the delay, and not
+    /// retryable if a daily quota is used up.
     pub const fn class(self, outcome: Outcome) -> Class {
         match self {
             Self::After(wait) => Class::again(outcome.retry_after(wait)),
@@ -38,9 +38,10 @@ impl RetryInfo {
     }
 }
 
-/// What the body of an error of Google's says of when to come back.
+/// Parses the retry information in the body of a Google error.
 ///
-/// `None` where it is no JSON, longer than [`RETRY_INFO_BODY_MAX`], or says nothing of it; then status and headers decide.
+/// `None` if it is not JSON, longer than [`RETRY_INFO_BODY_MAX`], or has no such information; then status and
+/// headers decide.
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,7 +49,7 @@ impl RetryInfo {
 ///
 /// let body = br#"{"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "details": [
 ///     {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3.5s"}]}}"#;
-/// let info = retry_info(body).expect("it is there");
+/// let info = retry_info(body).expect("the body has a delay");
 /// assert_eq!(info, RetryInfo::After(Duration::from_millis(4_500)));
 ///
 /// let overload = Outcome::overload().because(Cause::Throttled);
@@ -59,7 +60,7 @@ pub fn retry_info(body: &[u8]) -> Option<RetryInfo> {
         return None;
     }
     let body: Value = serde_json::from_slice(body).ok()?;
-    // A streamed answer is a list, and its error the first in it.
+    // A streamed response is a list whose first element is the error.
     let first = body.as_array().map_or(Some(&body), |list| list.first())?;
     let details = first.get("error").unwrap_or(first).get("details")?.as_array()?;
     let of_type = |name: &'static str| details.iter().filter(move |detail| is_of_type(detail, name));
@@ -70,13 +71,13 @@ pub fn retry_info(body: &[u8]) -> Option<RetryInfo> {
     delays.max().map(|delay| RetryInfo::After(delay.saturating_add(MARGIN).min(WAIT_MAX)))
 }
 
-/// `type.googleapis.com/google.rpc.RetryInfo` is of the type behind its last slash.
+/// The type is the part after the last slash, as in `type.googleapis.com/google.rpc.RetryInfo`.
 fn is_of_type(detail: &Value, name: &str) -> bool {
     let of = detail.get("@type").and_then(Value::as_str);
     of.and_then(|of| of.rsplit('/').next()).is_some_and(|of| of == name)
 }
 
-/// Whether one of the quotas is counted by the day: `GenerateRequestsPerDayPerProjectPerModel-FreeTier`.
+/// Whether one of the quotas is daily, such as `GenerateRequestsPerDayPerProjectPerModel-FreeTier`.
 fn is_of_a_day(failure: &Value) -> bool {
     let violations = failure.get("violations").and_then(Value::as_array);
     let is_of_a_day = |violation: &Value| {
@@ -86,8 +87,8 @@ fn is_of_a_day(failure: &Value) -> bool {
     violations.is_some_and(|violations| violations.iter().any(is_of_a_day))
 }
 
-/// A duration as protocol buffers write it in JSON: seconds with at most nine digits behind the point, and an `s`.
-/// Below zero is zero.
+/// A duration in protocol buffers' JSON form: seconds with at most nine decimals, and an `s`. Negative values
+/// count as zero.
 fn delay(text: &str) -> Option<Duration> {
     let number = text.strip_suffix('s')?;
     let (is_negative, number) = number.strip_prefix('-').map_or((false, number), |rest| (true, rest));
@@ -97,7 +98,7 @@ fn delay(text: &str) -> Option<Duration> {
         return None;
     }
     let nanos = format!("{fraction:0<9}").parse().ok()?;
-    // More seconds than fit are more than the bound in any case.
+    // A number of seconds that does not fit exceeds the bound anyway.
     let seconds = whole.parse().unwrap_or(u64::MAX);
     Some(if is_negative { Duration::ZERO } else { Duration::new(seconds, nanos) })
 }
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_is_a_second_longer_than_said_and_at_most_a_day() {
+    fn delay_has_a_margin_and_is_at_most_a_day() {
         let table = [
             ("\"3.5s\"", Some(4_500_000_000)),
             ("\"0s\"", Some(1_000_000_000)),
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_of_a_day_does_not_heal_by_waiting() {
+    fn daily_quota_does_not_recover_by_waiting() {
         let after = Some(RetryInfo::After(Duration::from_secs(40)));
         let table = [
             ("quotaId", "GenerateRequestsPerDayPerProjectPerModel-FreeTier", Some(RetryInfo::DayUsedUp)),
@@ -163,8 +164,9 @@ mod tests {
         }
     }
 
+    /// A bare status, without `error` around it, is parsed too.
     #[test]
-    fn of_several_delays_the_longest_counts_and_a_bare_status_is_read_too() {
+    fn longest_of_several_delays_counts() {
         let body = format!(
             r#"{{"code":8,"details":[{{"@type":"{RETRY_INFO}","retryDelay":"2s"}},
                {{"@type":"google.rpc.RetryInfo","retryDelay":"9s"}},{{"@type":"x.RetryInfo","retryDelay":"99s"}}]}}"#
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_of_it_is_none() {
+    fn body_without_retry_info_is_none() {
         let long = format!("{}{}", with_delay("\"1s\""), " ".repeat(RETRY_INFO_BODY_MAX));
         let deep = "[".repeat(10_000);
         let table = [

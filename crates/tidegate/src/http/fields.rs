@@ -1,6 +1,7 @@
-//! The `RateLimit` and `RateLimit-Policy` fields of an answer, as the IETF's draft writes them, and `Retry-After`.
+//! The `RateLimit` and `RateLimit-Policy` fields of the IETF draft, and `Retry-After`.
 //!
-//! A limit's name may be there on several levels; the fields name it once, with the level that has least of it.
+//! A limit's name may occur on several levels; the fields list it once, for the level with the least
+//! available.
 
 use std::time::Duration;
 
@@ -11,22 +12,22 @@ use tidegate_core::limit::balance::Balance;
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// Most fields fit into this.
-const ROOM: usize = 96;
+/// Most fields fit into this capacity.
+const CAPACITY: usize = 96;
 
-/// One limit, as the fields tell it.
+/// One limit, as listed in the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "whoever writes fields fills it in")]
+#[expect(clippy::exhaustive_structs, reason = "callers construct it")]
 pub struct LimitField<'a> {
-    /// Its name: letters, digits, `_`, `-` and `.`. A limit of another name is left out.
+    /// Its name: letters, digits, `_`, `-` and `.`. A limit with another name is omitted.
     pub limit: &'a str,
-    /// Whole units there; debt is told as none.
+    /// Whole units available; debt counts as zero.
     pub available: i64,
     /// Units per period.
     pub amount: u64,
     /// The period.
     pub period: Duration,
-    /// How long until what was asked for can be had: zero is now, `None` never.
+    /// When the requested units are available: zero means now, `None` never.
     pub retry_after: Option<Duration>,
 }
 
@@ -43,18 +44,18 @@ impl<'a> From<&'a Balance> for LimitField<'a> {
 }
 
 impl LimitField<'_> {
-    /// How long one has to wait for it; never is longer than any time.
+    /// The wait for it; never is longer than any duration.
     fn wait(&self) -> Duration {
         self.retry_after.unwrap_or(Duration::MAX)
     }
 
-    /// Whether the name can stand in quotes as it is.
+    /// Whether the name needs no escaping.
     fn is_plain(&self) -> bool {
         self.limit.bytes().all(|letter| letter.is_ascii_alphanumeric() || b"_-.".contains(&letter))
     }
 }
 
-/// Writes both fields, unless there is no limit.
+/// Writes both fields, unless there are no limits.
 ///
 /// ```
 /// use std::time::Duration;
@@ -76,7 +77,8 @@ pub fn rate_limit_fields<'a>(headers: &mut HeaderMap, limits: impl IntoIterator<
     }
 }
 
-/// What both fields say, `ratelimit` and `ratelimit-policy`, for those who send them otherwise; `None` where there is no limit.
+/// The values of both fields, `ratelimit` and `ratelimit-policy`, for other transports; `None` if there are
+/// no limits.
 ///
 /// ```
 /// use std::time::Duration;
@@ -87,20 +89,20 @@ pub fn rate_limit_fields<'a>(headers: &mut HeaderMap, limits: impl IntoIterator<
 /// assert_eq!(rate_limit_texts([rpm]).unwrap(), ["\"rpm\";r=7", "\"rpm\";q=60;w=60"]);
 /// ```
 pub fn rate_limit_texts<'a>(limits: impl IntoIterator<Item: Into<LimitField<'a>>>) -> Option<[String; 2]> {
-    let mut told: SmallVec<[LimitField<'a>; 4]> = SmallVec::new();
+    let mut listed: SmallVec<[LimitField<'a>; 4]> = SmallVec::new();
     for limit in limits {
         let limit = limit.into();
-        match told.iter_mut().find(|other| other.limit == limit.limit) {
+        match listed.iter_mut().find(|other| other.limit == limit.limit) {
             Some(other) if limit.wait() > other.wait() || limit.available < other.available => *other = limit,
-            None if limit.is_plain() => told.push(limit),
+            None if limit.is_plain() => listed.push(limit),
             Some(_) | None => {}
         }
     }
-    if told.is_empty() {
+    if listed.is_empty() {
         return None;
     }
-    let (mut now, mut policy) = (String::with_capacity(ROOM), String::with_capacity(ROOM));
-    for limit in told {
+    let (mut now, mut policy) = (String::with_capacity(CAPACITY), String::with_capacity(CAPACITY));
+    for limit in listed {
         item(&mut now, limit.limit);
         parameter(&mut now, ";r=", u64::try_from(limit.available).unwrap_or(0));
         if let Some(wait) = limit.retry_after.filter(|wait| !wait.is_zero()) {
@@ -115,19 +117,19 @@ pub fn rate_limit_texts<'a>(limits: impl IntoIterator<Item: Into<LimitField<'a>>
     Some([now, policy])
 }
 
-/// Writes when to come back, in whole seconds: never too early.
+/// Writes the retry time, rounded up to whole seconds.
 pub fn retry_after_field(headers: &mut HeaderMap, span: Duration) {
     headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(span)));
 }
 
-/// Begins what is said of one limit.
+/// Starts the entry of a limit.
 fn item(list: &mut String, limit: &str) {
     list.push_str(if list.is_empty() { "\"" } else { ", \"" });
     list.push_str(limit);
     list.push('"');
 }
 
-// Every grant carries both fields: what formats anything would take three times as long for a number.
+// Every grant carries both fields; `fmt` would take three times as long per number.
 fn parameter(list: &mut String, name: &str, number: u64) {
     list.push_str(name);
     list.push_str(itoa::Buffer::new().format(number));
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_told_once_by_the_level_that_has_least_of_it() {
+    fn limit_is_listed_once_for_its_scarcest_level() {
         let mut headers = HeaderMap::new();
         rate_limit_fields(&mut headers, [field("rpm", 5, 0), field("tpm", 90, 0), field("tpm", -3, 1_200)]);
         assert_eq!(headers["ratelimit"], "\"rpm\";r=5, \"tpm\";r=0;t=2");
@@ -156,8 +158,9 @@ mod tests {
         assert_eq!(headers["retry-after"], "1");
     }
 
+    /// Names that need escaping are omitted.
     #[test]
-    fn without_a_limit_there_is_no_field_and_a_name_that_needs_an_escape_is_left_out() {
+    fn no_limits_write_no_fields() {
         let mut headers = HeaderMap::new();
         rate_limit_fields(&mut headers, [] as [LimitField<'_>; 0]);
         rate_limit_fields(&mut headers, [field("a\"b", 5, 0), field("ä", 5, 0)]);

@@ -1,4 +1,4 @@
-//! What a request costs the shared limits: units by the names of the limits, made of a request's own cost.
+//! Maps a request's cost to units of the shared limits, by limit name.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,28 +7,28 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate_core::cost::Cost;
 
-/// Units by limit, as a map of one's own says them.
-type Named = SmallVec<[(Cow<'static, str>, u64); 4]>;
+/// Units by limit name, from a custom map.
+type OwnedUnits = SmallVec<[(Cow<'static, str>, u64); 4]>;
 
-/// How a cost becomes units of limits.
+/// How a cost maps to units of limits.
 #[derive(Clone, Default)]
 pub(super) enum Costs {
-    /// One `rpm`, and a `tpm` for each token where there are any.
+    /// One `rpm`, and one `tpm` per token if there are any.
     #[default]
     Usual,
-    /// A function of the caller's.
-    Map(Arc<dyn Fn(Cost) -> Named + Send + Sync>),
+    /// A user-supplied function.
+    Map(Arc<dyn Fn(Cost) -> OwnedUnits + Send + Sync>),
 }
 
-/// What a request asks of each limit, by name.
+/// The units a request draws from each limit, by name.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum CostUnits {
     Usual([(&'static str, u64); 2], usize),
-    Map(Named),
+    Map(OwnedUnits),
 }
 
-/// The same as the limiter reads it.
-pub(super) type Said<'a> = SmallVec<[(&'a str, u64); 4]>;
+/// The same units in the form the limiter takes.
+pub(super) type NamedUnits<'a> = SmallVec<[(&'a str, u64); 4]>;
 
 impl Costs {
     pub(super) fn map<I, N>(map: impl Fn(Cost) -> I + Send + Sync + 'static) -> Self
@@ -41,19 +41,21 @@ impl Costs {
         }))
     }
 
-    /// What `cost` asks of each limit.
+    /// The units that `cost` draws from each limit.
     #[inline]
-    pub(super) fn of(&self, cost: Cost) -> Asked {
+    pub(super) fn of(&self, cost: Cost) -> CostUnits {
         match self {
-            Self::Usual => Asked::Usual([("rpm", 1), ("tpm", cost.tokens)], 1 + usize::from(cost.tokens > 0)),
-            Self::Map(map) => Asked::Map(map(cost)),
+            Self::Usual => {
+                CostUnits::Usual([("rpm", 1), ("tpm", cost.tokens)], 1 + usize::from(cost.tokens > 0))
+            }
+            Self::Map(map) => CostUnits::Map(map(cost)),
         }
     }
 }
 
-impl Asked {
+impl CostUnits {
     #[inline]
-    pub(super) fn said(&self) -> Said<'_> {
+    pub(super) fn by_name(&self) -> NamedUnits<'_> {
         match self {
             Self::Usual(units, count) => SmallVec::from_slice(&units[..*count]),
             Self::Map(named) => named.iter().map(|(name, units)| (&**name, *units)).collect(),

@@ -1,4 +1,4 @@
-//! Every reason why a joined throttle turns a caller away: the throttle's, or the limiter's.
+//! The error of a joined throttle: the throttle's or the limiter's.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use tidegate_core::refused::Refused;
 
 use crate::limiter::LimitError;
 
-/// Why there is no permit. Nothing is held: not by the throttle, and not by the limiter.
+/// Why no permit was granted. Neither the throttle nor the limiter holds anything for the request.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinedError {
-    /// The throttle refused: the callee is not to be called now.
+    /// The throttle refused: the upstream must not be called now.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The limiter refused: the subject's budget, or the store that keeps it.
+    /// The limiter refused: the subject's budget is short, or the store failed.
     #[error(transparent)]
     Limit(#[from] LimitError),
 }
 
 impl JoinedError {
-    /// When it is worth asking again; `None` if never, or if time does not decide.
+    /// When to retry; `None` if a retry cannot succeed or time does not decide.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused(refused) => refused.retry_after(),
@@ -29,7 +29,7 @@ impl JoinedError {
         }
     }
 
-    /// Whether asking again for the same can never help.
+    /// Whether retrying the same request can never succeed.
     pub const fn is_final(&self) -> bool {
         match self {
             Self::Refused(refused) => refused.is_final(),
@@ -37,7 +37,7 @@ impl JoinedError {
         }
     }
 
-    /// What the throttle said, if it was the throttle.
+    /// The throttle's refusal, if the throttle refused.
     pub const fn refused(&self) -> Option<&Refused> {
         match self {
             Self::Refused(refused) => Some(refused),
@@ -45,7 +45,7 @@ impl JoinedError {
         }
     }
 
-    /// What the limiter said, if it was the limiter.
+    /// The limiter's error, if the limiter refused.
     pub const fn limit(&self) -> Option<&LimitError> {
         match self {
             Self::Refused(_) => None,

@@ -1,15 +1,16 @@
 //! One permit over a throttle's gates and a shared limit.
 //!
-//! `acquire → gates → store.draw → JoinedPermit → settle`. The local charge is taken first and held while the store is
-//! asked; refused, it returns whole, and the caller waits outside the throttle's queue, where it is in nobody's way.
+//! `acquire → gates → store.draw → JoinedPermit → settle`. The local charge is taken first and held during the draw.
+//! If the draw is refused, the charge is refunded in full and the caller waits outside the throttle's queue, where it
+//! blocks no other caller.
 
 mod acquire;
 mod costs;
 mod error;
-mod held;
-mod lines;
+mod pending_charge;
 mod permit;
-mod spot;
+mod queues;
+mod waiter;
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -22,15 +23,15 @@ use crate::throttle::Throttle;
 pub use error::JoinedError;
 pub use permit::JoinedPermit;
 
-pub(crate) use lines::Lines;
+pub(crate) use queues::Queues;
 
-use acquire::Asking;
+use acquire::SlowAcquire;
 use costs::Costs;
 
-/// A throttle and a limiter as one: a request goes out when the callee can take it and its tenant may have it.
+/// A throttle and a limiter as one: a request is sent when the upstream has capacity and the tenant has budget.
 ///
-/// Made by [`Throttle::limited_by`]. Clones, and others made of the same two, are the same: there is nothing to be kept
-/// but what the throttle and the limiter keep.
+/// Created by [`Throttle::limited_by`]. It has no state besides the throttle's and the limiter's, so clones, and
+/// others created from the same two, are equivalent.
 ///
 /// ```
 /// use tidegate::{Cost, Limit, Limiter, Memory, Outcome, Slots, Throttle};
@@ -43,7 +44,7 @@ use costs::Costs;
 /// let joined = throttle.limited_by(&limiter);
 ///
 /// let permit = joined.acquire(("acme", "gpt-4"), Cost::request().tokens(800)).await?;
-/// let used = 640; // the call, and what it said it used
+/// let used = 640; // the call, and its reported usage
 /// permit.settle(Outcome::success().spent(Cost::request().tokens(used))).await?;
 ///
 /// let left = limiter.balances(("acme", "gpt-4")).await?;
@@ -59,19 +60,20 @@ pub struct Joined {
 }
 
 impl Throttle {
-    /// The same throttle for requests that a shared limit has to grant as well.
+    /// Combines this throttle with a shared limit that must also grant each request.
     ///
-    /// A request costs one `rpm`, and a `tpm` for each of its tokens; [`Joined::costs`] says otherwise.
+    /// A request costs one `rpm`, and one `tpm` per token; change this with [`Joined::costs`].
     pub fn limited_by(&self, limiter: &Limiter) -> Joined {
         Joined { throttle: self.clone(), limiter: limiter.clone(), costs: Costs::default() }
     }
 }
 
 impl Joined {
-    /// Another way to make units of the shared limits from a request's cost, used for what is asked and for what was
-    /// spent. A limit that was drawn and is not named in what was spent was not used.
+    /// Sets how a request's cost maps to units of the shared limits, for both the draw and the settle. A limit that
+    /// was drawn but is missing from the settled units counts as unused.
     ///
-    /// It runs once for an acquire, before anything is taken, and once more for what was spent. A name that the subject has no limit of is an error that lists those it has.
+    /// The function runs once per acquire, before anything is charged, and once more for the cost spent. A name that
+    /// the subject has no limit for is an error that lists the existing limits.
     ///
     /// ```
     /// # use tidegate::{Cost, Limit, Limiter, Memory, Outcome, Throttle};
@@ -109,46 +111,45 @@ impl Joined {
 
     /// Waits until every gate admits `cost` and the subject's limits grant it.
     ///
-    /// The throttle's queue comes first, in the order of asking; then the store is asked, with the place in the throttle
-    /// held. If a limit is short, all that the throttle took returns, and the caller waits with the others of its subject,
-    /// in the order they came and in nobody else's way. When its time has come it takes its old place in the throttle's
-    /// queue.
+    /// The caller first waits in the throttle's FIFO queue, then draws from the store while holding its place in the
+    /// throttle. If a limit is short, the throttle's charge is refunded in full, and the caller waits in FIFO order
+    /// with the other callers of its subject, without blocking other subjects. When its turn comes it resumes its
+    /// former position in the throttle's queue.
     ///
     /// # Errors
-    /// [`JoinedError::Refused`] as [`Throttle::acquire`]; [`JoinedError::Limit`] as [`Limiter::acquire`], but what time
-    /// will bring is waited for, and [`LimitError::Busy`](crate::LimitError::Busy) when as many wait as may. Nothing is
-    /// held.
+    /// [`JoinedError::Refused`] as [`Throttle::acquire`]; [`JoinedError::Limit`] as [`Limiter::acquire`], except that
+    /// it waits for limits that time replenishes, and returns [`LimitError::Busy`](crate::LimitError::Busy) when the
+    /// maximum number of waiters is reached. Nothing is held.
     ///
     /// # Panics
-    /// As [`Throttle::acquire`] and [`Limiter::acquire`], when it has to wait for a limit outside a tokio runtime with its
-    /// timer enabled, and where the function given to [`costs`](Self::costs) does.
+    /// As [`Throttle::acquire`] and [`Limiter::acquire`], when it has to wait for a limit outside a tokio runtime
+    /// with its timer enabled, and if the function passed to [`costs`](Self::costs) panics.
     ///
     /// # Cancel safety
-    /// Dropping the future takes nothing: what the throttle took returns whole, a draw that is under way is cancelled in the
-    /// background, and those behind move up. You lose your place.
+    /// Dropping the future takes nothing: the throttle's charge is refunded in full, a draw in flight is cancelled in
+    /// the background, and later waiters move up. You lose your place.
     ///
-    /// A future that is kept and not polled keeps what it has by then: its place at the throttle while the store is asked,
-    /// and, let go to ask again, the turn of its subject.
+    /// A future that is kept but not polled keeps what it holds: its place in the throttle during a draw and, once
+    /// released from the gate, its subject's turn.
     pub async fn acquire<'a>(
         &'a self,
         subject: impl Into<SubjectRef<'a>>,
         cost: impl Into<Cost>,
     ) -> Result<JoinedPermit<'a>, JoinedError> {
         let (subject, cost) = (subject.into(), cost.into());
-        let asked = self.asked(cost);
-        match self.acquire_at_once(subject, cost, &asked) {
+        let units = self.units(cost);
+        match self.acquire_fast(subject, cost, &units) {
             Ok(answer) => answer,
-            Err(rest) => Asking::new(self, subject, cost, None, asked).acquire(rest).await,
+            Err(partial) => SlowAcquire::new(self, subject, cost, None, units).acquire(partial).await,
         }
     }
 
-    /// [`acquire`](Self::acquire), but no longer than `span`. It is refused as soon as it is clear that the time will not
-    /// do.
+    /// [`acquire`](Self::acquire) with a timeout of `span`. It fails as soon as the timeout is known to be too short.
     ///
     /// # Errors
     /// As `acquire`, and [`Refused::Limited`](crate::Refused::Limited),
-    /// [`LimitError::Limited`](crate::LimitError::Limited) or [`LimitError::Waiting`](crate::LimitError::Waiting) when
-    /// `span` is over or cannot be met.
+    /// [`LimitError::Limited`](crate::LimitError::Limited) or [`LimitError::Waiting`](crate::LimitError::Waiting)
+    /// when `span` has elapsed or cannot be met.
     ///
     /// # Panics
     /// As `acquire`.
@@ -162,22 +163,22 @@ impl Joined {
         span: Duration,
     ) -> Result<JoinedPermit<'a>, JoinedError> {
         let (subject, cost) = (subject.into(), cost.into());
-        let asked = self.asked(cost);
-        match self.acquire_at_once(subject, cost, &asked) {
+        let units = self.units(cost);
+        match self.acquire_fast(subject, cost, &units) {
             Ok(answer) => answer,
-            Err(rest) => Asking::new(self, subject, cost, Some(span), asked).acquire(rest).await,
+            Err(partial) => SlowAcquire::new(self, subject, cost, Some(span), units).acquire(partial).await,
         }
     }
 
-    /// Enters now or not at all: it waits for the store's answer, and neither for a gate nor for a limit. It does not
-    /// overtake those who wait.
+    /// Acquires now or fails: it waits for the store's response, but neither for a gate nor for a limit. It does not
+    /// overtake waiters.
     ///
     /// # Errors
-    /// [`JoinedError`], which says when to come back where time decides. Nothing is held.
+    /// [`JoinedError`], with a retry time if time decides. Nothing is held.
     ///
     /// # Panics
-    /// As [`Limiter::acquire`], and where the function given to [`costs`](Self::costs) does. It needs no runtime where the
-    /// store needs none.
+    /// As [`Limiter::acquire`], and if the function passed to [`costs`](Self::costs) panics. It needs no runtime if
+    /// the store needs none.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -187,10 +188,10 @@ impl Joined {
         cost: impl Into<Cost>,
     ) -> Result<JoinedPermit<'a>, JoinedError> {
         let (subject, cost) = (subject.into(), cost.into());
-        let asked = self.asked(cost);
-        match self.acquire_at_once(subject, cost, &asked) {
+        let units = self.units(cost);
+        match self.acquire_fast(subject, cost, &units) {
             Ok(answer) => answer,
-            Err(rest) => Asking::new(self, subject, cost, None, asked).try_acquire(rest).await,
+            Err(partial) => SlowAcquire::new(self, subject, cost, None, units).try_acquire(partial).await,
         }
     }
 }

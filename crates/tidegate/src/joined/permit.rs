@@ -1,4 +1,4 @@
-//! The right to run one request, of both halves, and the way back.
+//! The permit of a joined throttle: both halves, and how they are settled.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,32 +9,34 @@ use tidegate_core::limit::name::Subject;
 use tidegate_core::outcome::{Kind, Outcome};
 
 use super::costs::Costs;
-use crate::limiter::{Degraded, Finish, Lease, LimitError, Settled};
+use crate::limiter::{Degraded, Finish, Lease, LimitError, SettleStatus};
 use crate::permit::Permit;
 
-/// The right to run one request: a throttle's permit and a limiter's lease in one.
+/// Permission to run one request: a throttle's permit and a limiter's lease in one.
 ///
-/// Settle it with how the work went. The throttle hears of it as from a [`Permit`], and the lease ends with it:
+/// Settle it with the outcome of the work. The throttle treats the outcome as a [`Permit`]'s, and the lease ends with
+/// it:
 ///
 /// | outcome | the lease is settled at |
 /// |---|---|
-/// | success | what was [spent](Outcome::spent), else what [`spend`](Self::spend) reported, else what it holds |
-/// | failure, overload | what was spent, else what was reported; with neither it is cancelled, and all returns |
+/// | success | the cost [spent](Outcome::spent), else what [`spend`](Self::spend) reported, else what it holds |
+/// | failure, overload | the cost spent, else the cost reported; with neither it is cancelled and all units return |
 /// | ignored, drop, panic | the same |
 ///
-/// Dropped, it counts as ignored, and the lease ends in the background.
+/// Dropping it counts as ignored, and the lease ends in the background.
 ///
-/// It borrows its throttle. To store it, or to send it to another task, make it [owned](Self::into_owned).
+/// It borrows its throttle. To store it, or to send it to another task, convert it with
+/// [`into_owned`](Self::into_owned).
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back at once"]
 pub struct JoinedPermit<'a> {
     permit: Permit<'a>,
-    shared: Half,
+    shared: SharedHalf,
 }
 
-/// The shared half. Dropped, what was reported stays used and the rest returns.
+/// The shared half. On drop, reported tokens stay used and the rest returns.
 #[derive(Debug)]
-struct Half {
+struct SharedHalf {
     lease: Lease,
     costs: Costs,
     cost: Cost,
@@ -45,33 +47,33 @@ impl<'a> JoinedPermit<'a> {
     #[inline]
     pub(super) fn new(permit: Permit<'a>, lease: Lease, costs: Costs) -> Self {
         let cost = permit.cost();
-        Self { permit, shared: Half { lease, costs, cost, reported: None } }
+        Self { permit, shared: SharedHalf { lease, costs, cost, reported: None } }
     }
 
-    /// The same permit with a handle of its own on the throttle, to be stored or sent elsewhere.
+    /// The same permit with its own handle to the throttle, so that it can be stored or sent to another task.
     pub fn into_owned(self) -> JoinedPermit<'static> {
         JoinedPermit { permit: self.permit.into_owned(), shared: self.shared }
     }
 
-    /// Ends the request: the throttle's half as this is called, the lease when the future has completed.
+    /// Ends the request: the throttle's half during this call, the lease when the future completes.
     ///
     /// # Errors
-    /// As [`Lease::settle`]: [`LimitError::Cost`] where what was spent names a limit that is not known, and then the
-    /// lease is settled at what it holds; [`LimitError::Unavailable`] when the store is away and the settler is full;
-    /// [`LimitError::Store`] where it refuses. The settler then goes on with the same ending, as the table there says, and
-    /// never makes a cancel of it: the work was done.
+    /// As [`Lease::settle`]: [`LimitError::Cost`] if the cost spent names an unknown limit, in which case the lease
+    /// is settled at what it holds; [`LimitError::Unavailable`] if the store is unavailable and the settler is full;
+    /// [`LimitError::Store`] if the store refuses. The settler then retries the same ending, as described there, and
+    /// never turns it into a cancel: the work was done.
     ///
     /// # Panics
-    /// Where the function given to [`Joined::costs`](super::Joined::costs) does. The request then counts as ignored. And
-    /// where the calls of a [`Lease`] do.
+    /// If the function passed to [`Joined::costs`](super::Joined::costs) panics, in which case the request counts as
+    /// ignored; and where the calls of a [`Lease`] do.
     ///
     /// # Cancel safety
-    /// Dropping the future, polled or not, does not undo it: the settler goes on.
+    /// Dropping the future, polled or not, does not undo the settle: the settler completes it.
     #[inline]
     pub fn settle(
         self,
         outcome: Outcome,
-    ) -> impl Future<Output = Result<Settled, LimitError>> + Send + use<> {
+    ) -> impl Future<Output = Result<SettleStatus, LimitError>> + Send + use<> {
         let Self { permit, mut shared } = self;
         let (finish, wrong) = shared.finish(outcome);
         permit.settle(outcome);
@@ -85,9 +87,9 @@ impl<'a> JoinedPermit<'a> {
         }
     }
 
-    /// Reports how a part of the work went, before the end: several requests of a batch under one permit.
+    /// Reports the outcome of a part of the work before the end: several requests of a batch under one permit.
     ///
-    /// The throttle learns as from a request of its own; tokens it names add to what was reported.
+    /// The throttle records it like a separate request; its tokens add to the tokens reported.
     pub fn record(&mut self, outcome: Outcome) {
         if let Some(spent) = outcome.spent_cost() {
             self.shared.spend(spent.tokens);
@@ -95,7 +97,7 @@ impl<'a> JoinedPermit<'a> {
         self.permit.record(outcome);
     }
 
-    /// Reports tokens as they are used. They stay used however the request ends, in both halves.
+    /// Reports tokens as they are used. They stay used in both halves, regardless of how the request ends.
     pub fn spend(&mut self, tokens: u64) {
         self.permit.spend(tokens);
         self.shared.spend(tokens);
@@ -106,7 +108,7 @@ impl<'a> JoinedPermit<'a> {
         self.permit.reported()
     }
 
-    /// What was asked for.
+    /// The cost requested.
     pub const fn cost(&self) -> Cost {
         self.shared.cost
     }
@@ -116,17 +118,17 @@ impl<'a> JoinedPermit<'a> {
         self.permit.is_probe()
     }
 
-    /// Who drew it, and of what.
+    /// The subject that drew the lease.
     pub fn subject(&self) -> &Subject {
         self.shared.lease.subject()
     }
 
-    /// The limits it drew from, as [`Lease::balances`] tells them.
+    /// The limits it drew from, as returned by [`Lease::balances`].
     pub fn balances(&self) -> Vec<Balance> {
         self.shared.lease.balances()
     }
 
-    /// Whether, and why, the lease was given without the store.
+    /// Whether, and why, the lease was granted without the store.
     pub const fn degraded(&self) -> Option<Degraded> {
         self.shared.lease.degraded()
     }
@@ -137,33 +139,33 @@ impl<'a> JoinedPermit<'a> {
     }
 }
 
-impl Half {
+impl SharedHalf {
     fn spend(&mut self, tokens: u64) {
         self.reported = Some(self.reported.unwrap_or(0).saturating_add(tokens));
     }
 
-    /// How the lease ends by an outcome: as the local half's tokens do. And what is wrong with what was said, if anything is.
+    /// How the lease ends for an outcome (like the local half's tokens), and the error if the cost spent is invalid.
     #[inline]
     fn finish(&self, outcome: Outcome) -> (Finish, Option<LimitError>) {
         let reported = || self.reported.map(|tokens| self.cost.tokens(tokens));
         match outcome.spent_cost().or_else(reported) {
-            Some(used) => match self.lease.used(&self.costs.of(used).said()) {
+            Some(used) => match self.lease.used(&self.costs.of(used).by_name()) {
                 Ok(units) => (Finish::At(units), None),
-                // The work was done: to return all of it would be worse than to keep the estimate.
-                Err(wrong) => (Finish::AsHeld, Some(wrong)),
+                // The work was done: returning all units would be worse than keeping the estimate.
+                Err(wrong) => (Finish::Full, Some(wrong)),
             },
-            None if outcome.kind() == Kind::Success => (Finish::AsHeld, None),
+            None if outcome.kind() == Kind::Success => (Finish::Full, None),
             None => (Finish::Cancel, None),
         }
     }
 }
 
-impl Drop for Half {
+impl Drop for SharedHalf {
     fn drop(&mut self) {
         if self.reported.is_some() && self.lease.is_open() {
-            // The map is the caller's code, and this may be an unwinding already.
+            // The map is user code, and this thread may already be unwinding.
             let finish = catch_unwind(AssertUnwindSafe(|| self.finish(Outcome::ignored()).0));
-            drop(self.lease.begin(finish.unwrap_or(Finish::AsHeld)));
+            drop(self.lease.begin(finish.unwrap_or(Finish::Full)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Building a registry: the limits of each key, and what holds for all of them.
+//! The builder of a registry: the limits of each key, and the options for all keys.
 
 use std::fmt;
 use std::hash::Hash;
@@ -10,7 +10,7 @@ use tidegate_core::random::Random;
 use tokio::sync::Notify;
 
 use super::Keyed;
-use super::events::{KeyedListener, KeyedNotice, KeyedSinks, Labelled};
+use super::events::{KeyLabel, KeyedListener, KeyedNotice, KeyedSinks};
 use super::limits::Limits;
 use super::options::{InvalidKeyedOptions, KeyedOptions};
 use super::registry::Registry;
@@ -20,10 +20,10 @@ use crate::clock::{Clock, TokioClock};
 use crate::events::Sinks;
 use crate::meter::KeyedMeter;
 use crate::observe::Observer;
-use crate::tally::Tally;
 use crate::throttle::{Setup, Throttle};
+use crate::wait_counters::WaitCounters;
 
-/// Says what the limits of each key are; made by [`Keyed::builder`] and [`Keyed::hosts`].
+/// Configures the limits of each key. Created by [`Keyed::builder`] and [`Keyed::hosts`].
 #[must_use = "a builder does nothing until it is built"]
 pub struct KeyedBuilder<K> {
     limits: Limits,
@@ -33,13 +33,14 @@ pub struct KeyedBuilder<K> {
     clock: Option<Arc<dyn Clock>>,
     random: Option<Random>,
     listener: Option<KeyedListener<K>>,
-    label: Option<Labelled<K>>,
+    label: Option<KeyLabel<K>>,
     name: String,
     pub(crate) is_measured: bool,
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
-    /// A builder where every key has these limits, each for itself. [`limits_by`](KeyedBuilder::limits_by) tells keys apart.
+    /// A builder where every key has its own instance of these limits. [`limits_by`](KeyedBuilder::limits_by)
+    /// sets different limits per key.
     pub fn builder(limits: Limits) -> KeyedBuilder<K> {
         KeyedBuilder {
             limits,
@@ -72,7 +73,7 @@ impl Keyed<Authority> {
     /// # Ok(())
     /// # }
     /// ```
-    #[expect(clippy::missing_panics_doc, reason = "the draft for hosts is checked by a test")]
+    #[expect(clippy::missing_panics_doc, reason = "a test checks the draft for hosts")]
     pub fn hosts() -> KeyedBuilder<Authority> {
         let limits = Throttle::host().limits().expect("the draft for hosts is within its bounds");
         Self::builder(limits).labelled(Authority::to_string)
@@ -80,10 +81,10 @@ impl Keyed<Authority> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedBuilder<K> {
-    /// Limits by key.
+    /// Sets limits by key.
     ///
-    /// It is asked when a key is first seen, outside all locks, and should be quick. Keys that get clones of the same
-    /// [`Limits`] share their memory.
+    /// The function is called when a key is first used, outside all locks, and should be quick. Keys that get
+    /// clones of the same [`Limits`] share their memory.
     ///
     /// ```
     /// use tidegate::{Keyed, Rate, Throttle};
@@ -100,50 +101,52 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedBuilder<K> {
         self
     }
 
-    /// The limits of the one entry that new keys share while there is no space for them: those given to
-    /// [`Keyed::builder`] without their circuit and without pauses by hints, unless configured here. They are for all such keys
-    /// together.
+    /// Sets the limits of the overflow throttle, which new keys share while the registry is full. By default
+    /// these are the limits given to [`Keyed::builder`] without their circuit and without pauses by hints.
+    /// They apply to all such keys together.
     pub fn overflow(mut self, limits: Limits) -> Self {
         self.overflow = Some(limits);
         self
     }
 
-    /// Everything that holds for all keys, at once.
+    /// Sets all options at once.
     pub fn options(mut self, options: KeyedOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Whether the limits count; without them everybody is let in, and counted. See [`Keyed::set_enabled`].
+    /// Whether the limits apply; without them every request is admitted and counted. See
+    /// [`Keyed::set_enabled`].
     pub fn enabled(mut self, is_enabled: bool) -> Self {
         self.options.enabled = is_enabled;
         self
     }
 
-    /// How many keys are kept: 100,000 unless said otherwise.
+    /// The maximum number of keys: 100,000 by default.
     ///
-    /// When there are as many, a new one takes the place of one with which nothing would be lost: no limit that holds
-    /// somebody back, and nothing learned. Where none is found, it shares the [overflow](Self::overflow) entry with others
-    /// like it, and an event tells.
+    /// At the maximum, a new key evicts one whose state carries no information: it holds back no caller, and
+    /// nothing was learned. If there is none, the new key shares the [overflow](Self::overflow) throttle with
+    /// others, and an event reports it.
     pub fn keys_max(mut self, keys: usize) -> Self {
         self.options.keys_max = keys;
         self
     }
 
-    /// How long nobody must have asked for a key before it is forgotten with what was learned of it: three minutes, and
-    /// no less. What holds somebody back is not forgotten however long that takes.
+    /// How long a key must be unused before it is evicted with everything learned of it: three minutes, which
+    /// is also the minimum. A key that holds back a caller is never evicted.
     pub fn idle_ttl(mut self, span: Duration) -> Self {
         self.options.idle_ttl = span;
         self
     }
 
-    /// In how many parts the keys are kept, each with a lock of its own: 16 unless said otherwise, and a power of two.
+    /// The number of shards, each with its own lock: 16 by default, and a power of two.
     pub fn shards(mut self, shards: usize) -> Self {
         self.options.shards = shards;
         self
     }
 
-    /// A wait longer than this counts as throttled in [`KeyedSnapshot`](crate::KeyedSnapshot): 10 ms unless said otherwise.
+    /// A wait longer than this counts as throttled in [`KeyedSnapshot`](crate::KeyedSnapshot): 10 ms by
+    /// default.
     pub fn throttled_after(mut self, span: Duration) -> Self {
         self.options.throttled_after = span;
         self
@@ -155,33 +158,34 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedBuilder<K> {
         self
     }
 
-    /// Randomness for jitter and spread other than a fresh seed. Each key has a stream of its own.
+    /// Sets the random source for jitter and spread, instead of a fresh seed. Each key has its own stream.
     pub fn random(mut self, random: Random) -> Self {
         self.random = Some(random);
         self
     }
 
-    /// Hears of what happens to the keys, as [`Builder::on_state_change`](crate::Builder::on_state_change) does for a
-    /// throttle: in order, outside all locks, one at a time.
+    /// Registers a listener for the events of all keys, called as
+    /// [`Builder::on_state_change`](crate::Builder::on_state_change) describes: in order, outside all locks,
+    /// one at a time.
     pub fn on_event(mut self, listener: impl Fn(&KeyedNotice<K>) + Send + Sync + 'static) -> Self {
         self.listener = Some(Box::new(listener));
         self
     }
 
-    /// What the keys together are called in traces and metrics. See [the guide](crate::guide::observability).
+    /// The name of the keys as a group in traces and metrics. See [the guide](crate::guide::observability).
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// What each key is called in traces, where without this none is. It is asked outside all locks, and only when
-    /// somebody hears. Keys are never labels of metrics.
+    /// Sets the name of each key in traces; without it keys have none. The function is called outside all
+    /// locks, and only for subscribers. Keys are never labels of metrics.
     pub fn labelled(mut self, label: impl Fn(&K) -> String + Send + Sync + 'static) -> Self {
         self.label = Some(Box::new(label));
         self
     }
 
-    /// Checks every number and makes the registry.
+    /// Checks every number and creates the registry.
     ///
     /// # Errors
     /// [`InvalidKeyedOptions`] lists every option that is out of its bounds, with field, value and bound.
@@ -192,12 +196,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedBuilder<K> {
         let setup = Setup {
             clock: self.clock.unwrap_or_else(|| Arc::new(TokioClock::new())),
             sinks: Sinks::of(Arc::clone(&sinks) as _),
-            tally: Some(Tally::new(self.options.throttled_after)),
+            counters: Some(WaitCounters::new(self.options.throttled_after)),
             drained: Notify::new(),
             observer: Observer::new(&self.name, self.is_measured),
         };
         let random = self.random.unwrap_or_else(fresh_random);
-        // One host among those that share it must not stop the others, neither by failing nor by a `Retry-After`.
+        // One of the hosts that share it must not stop the others, neither by failing nor by a `Retry-After`.
         let shared = || {
             self.limits.edited(|draft| {
                 draft.circuit = None;

@@ -1,7 +1,7 @@
-//! What happened to the keys, told with the key: events of each throttle, and of the registry itself.
+//! Events of the keys: of each throttle, with its key, and of the registry itself.
 //!
-//! A throttle does not know its key. Its event carries the throttle as long as it is on its way, so the registry
-//! cannot forget the key before it is told.
+//! A throttle does not know its key. A pending event holds the throttle, so the registry cannot evict the key
+//! before the event is delivered.
 
 use std::fmt;
 use std::hash::Hash;
@@ -12,54 +12,54 @@ use tidegate_core::event::{Event, Notice};
 use tidegate_core::time::Instant;
 
 use super::registry::Registry;
-use crate::events::{Feed, Registrar, Streams, guarded};
-use crate::outbox::Outbox;
+use crate::delivery_queue::DeliveryQueue;
+use crate::events::{Broadcast, Registrar, Subscription, guarded};
 use crate::throttle::{Inner, Setup};
 
-/// What happened to a key, and when.
+/// An event of a key, and when it happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyedNotice<K> {
     /// The latest reading of the clock.
     pub at: Instant,
-    /// Whose it is; `None` for the entry that the keys share for which there is no room, and for what happens to a
-    /// permit or a handle that outlives the keys.
+    /// The key; `None` for the overflow throttle, and for events of a permit or a handle that outlives the
+    /// registry.
     pub key: Option<K>,
-    /// What happened.
+    /// The event.
     pub event: KeyedEvent,
 }
 
-/// What happened to a key.
+/// An event of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyedEvent {
-    /// Something happened to its throttle.
+    /// An event of its throttle.
     Throttle(Event),
-    /// It was forgotten.
+    /// It was evicted.
     Evicted {
-        /// Why.
-        cause: Evict,
+        /// The cause.
+        cause: EvictCause,
     },
-    /// There is no room for a new key, and none that could be forgotten: new keys share one entry. Told at most once
-    /// a second.
+    /// The registry is full and no key can be evicted: new keys share the overflow throttle. Reported at most
+    /// once per second.
     Overflowed {
-        /// The bound of keys.
+        /// The maximum number of keys.
         keys_max: usize,
     },
 }
 
-/// Why a key was forgotten.
+/// Why a key was evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Evict {
-    /// Nobody asked for it for long enough.
+pub enum EvictCause {
+    /// It was unused for long enough.
     Idle,
-    /// Room was needed for another, and nothing was lost with it.
+    /// A new key needed its place, and its state carried no information.
     Size,
 }
 
-impl Evict {
-    /// The cause in a word, for logs.
+impl EvictCause {
+    /// The cause as a word, for logs.
     const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -68,60 +68,60 @@ impl Evict {
     }
 }
 
-/// What the entry that keys share is called in traces.
+/// The name of the overflow throttle in traces.
 const OVERFLOW: &str = "(overflow)";
 
-pub(super) type Labelled<K> = Box<dyn Fn(&K) -> String + Send + Sync>;
+pub(super) type KeyLabel<K> = Box<dyn Fn(&K) -> String + Send + Sync>;
 pub(super) type KeyedListener<K> = Box<dyn Fn(&KeyedNotice<K>) + Send + Sync>;
 
-/// Where the events of all keys go.
+/// The destinations of the events of all keys.
 pub(super) struct KeyedSinks<K> {
     registry: OnceLock<Weak<Registry<K>>>,
     listener: Option<KeyedListener<K>>,
-    label: Option<Labelled<K>>,
-    for_listener: Outbox<Pending<K>>,
-    streams: Streams<KeyedNotice<K>>,
-    for_streams: Outbox<Pending<K>>,
+    label: Option<KeyLabel<K>>,
+    listener_queue: DeliveryQueue<Pending<K>>,
+    streams: Broadcast<KeyedNotice<K>>,
+    stream_queue: DeliveryQueue<Pending<K>>,
     panics: AtomicU64,
 }
 
-/// An event on its way out.
+/// An event that is queued for delivery.
 #[derive(Clone)]
 enum Pending<K> {
-    /// Of a throttle, whose key is looked up when it is told.
+    /// Of a throttle, whose key is looked up on delivery.
     Throttle(Arc<Inner>, Notice),
     Registry(KeyedNotice<K>),
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedSinks<K> {
-    pub(super) fn new(listener: Option<KeyedListener<K>>, label: Option<Labelled<K>>) -> Self {
+    pub(super) fn new(listener: Option<KeyedListener<K>>, label: Option<KeyLabel<K>>) -> Self {
         Self {
             registry: OnceLock::new(),
             listener,
             label,
-            for_listener: Outbox::default(),
-            streams: Streams::default(),
-            for_streams: Outbox::default(),
+            listener_queue: DeliveryQueue::default(),
+            streams: Broadcast::default(),
+            stream_queue: DeliveryQueue::default(),
             panics: AtomicU64::new(0),
         }
     }
 
-    /// Says where keys are looked up.
-    pub(super) fn belongs_to(&self, registry: &Arc<Registry<K>>) {
-        // It is told once, by the registry that made it.
+    /// Sets the registry in which keys are looked up.
+    pub(super) fn set_registry(&self, registry: &Arc<Registry<K>>) {
+        // Set once, by the registry that owns it.
         let _ = self.registry.set(Arc::downgrade(registry));
     }
 
-    /// Takes in what happened to the registry itself, under whatever lock says when that was; to be
-    /// [told](Registrar::tell) without it.
-    pub(super) fn note(&self, notice: impl FnOnce() -> KeyedNotice<K>) {
-        if self.is_heard() {
+    /// Enqueues an event of the registry itself, under the lock that orders it. [Deliver](Registrar::deliver)
+    /// it after unlocking.
+    pub(super) fn enqueue(&self, notice: impl FnOnce() -> KeyedNotice<K>) {
+        if self.has_listeners() {
             self.put(Pending::Registry(notice()));
         }
     }
 
     pub(super) fn subscribe(&self) -> KeyedEvents<K> {
-        KeyedEvents { feed: self.streams.subscribe() }
+        KeyedEvents { subscription: self.streams.subscribe() }
     }
 
     pub(super) fn panics(&self) -> u64 {
@@ -129,11 +129,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedSinks<K> {
     }
 
     pub(super) fn lost(&self) -> u64 {
-        self.for_listener.lost() + self.for_streams.lost()
+        self.listener_queue.lost() + self.stream_queue.lost()
     }
 
-    /// Lets the logs hear that a key was forgotten; called without any lock.
-    pub(super) fn trace_evicted(self: &Arc<Self>, setup: &Setup, key: K, cause: Evict) {
+    /// Logs that a key was evicted; called without any lock.
+    pub(super) fn trace_evicted(self: &Arc<Self>, setup: &Setup, key: K, cause: EvictCause) {
         let sinks = Arc::clone(self);
         setup
             .observer
@@ -141,11 +141,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedSinks<K> {
     }
 
     fn put(&self, pending: Pending<K>) {
-        if self.streams.are_heard() {
-            self.for_streams.put(pending.clone());
+        if self.streams.has_subscribers() {
+            self.stream_queue.put(pending.clone());
         }
         if self.listener.is_some() {
-            self.for_listener.put(pending);
+            self.listener_queue.put(pending);
         }
     }
 
@@ -162,8 +162,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyedSinks<K> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registrar for KeyedSinks<K> {
-    fn is_heard(&self) -> bool {
-        self.listener.is_some() || self.streams.are_heard()
+    fn has_listeners(&self) -> bool {
+        self.listener.is_some() || self.streams.has_subscribers()
     }
 
     fn label(&self, throttle: &Arc<Inner>) -> Option<String> {
@@ -179,13 +179,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registrar for KeyedSinks<K> {
         self.put(Pending::Throttle(throttle, notice));
     }
 
-    fn tell(&self) {
-        // Looking a key up clones it: that is somebody's code too.
-        self.for_streams.deliver(|pending| {
+    fn deliver(&self) {
+        // Looking a key up clones it, which is user code.
+        self.stream_queue.deliver(|pending| {
             guarded(&self.panics, || self.streams.send(self.resolve(pending)));
         });
         if let Some(listener) = &self.listener {
-            self.for_listener.deliver(|pending| {
+            self.listener_queue.deliver(|pending| {
                 guarded(&self.panics, || listener(&self.resolve(pending)));
             });
         }
@@ -202,36 +202,36 @@ impl<K> fmt::Debug for KeyedSinks<K> {
     }
 }
 
-/// A stream of what happens to the keys, from the moment of subscription on.
+/// A stream of the events of all keys, from the moment of subscription on.
 ///
-/// It holds the last 1,024 events. A reader that is slower loses the oldest, and [`missed`](Self::missed) says
-/// how many.
+/// It buffers the last 1,024 events. A slower reader loses the oldest, and [`missed`](Self::missed) counts
+/// them.
 pub struct KeyedEvents<K> {
-    feed: Feed<KeyedNotice<K>>,
+    subscription: Subscription<KeyedNotice<K>>,
 }
 
 impl<K> fmt::Debug for KeyedEvents<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyedEvents").field("missed", &self.feed.missed()).finish_non_exhaustive()
+        f.debug_struct("KeyedEvents").field("missed", &self.subscription.missed()).finish_non_exhaustive()
     }
 }
 
 impl<K: Clone> KeyedEvents<K> {
-    /// The next event; `None` when the keys are gone.
+    /// The next event; `None` when the registry is dropped.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
     pub async fn next(&mut self) -> Option<KeyedNotice<K>> {
-        self.feed.next().await
+        self.subscription.next().await
     }
 
-    /// An event that has happened already, if one is left to read.
+    /// An event that has already happened, if one is left to read.
     pub fn try_next(&mut self) -> Option<KeyedNotice<K>> {
-        self.feed.try_next()
+        self.subscription.try_next()
     }
 
-    /// Events that were lost to this reader because it was slow.
+    /// Events lost to this reader because it was too slow.
     pub const fn missed(&self) -> u64 {
-        self.feed.missed()
+        self.subscription.missed()
     }
 }

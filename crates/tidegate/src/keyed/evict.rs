@@ -1,183 +1,187 @@
-//! Forgetting keys: in small steps, on the backs of those who call, and only what holds nobody back.
+//! Eviction of keys, in small steps during calls, and only of keys that hold back no caller.
 //!
-//! A full bucket equals no entry, so forgetting it is no amnesty; everything else stays (invariant 8). A call looks at
-//! no more than [`LOOK_MAX`] entries, so no caller pays for the keys of others.
+//! A full bucket is equivalent to no entry, so evicting it grants no amnesty; all other keys stay (invariant
+//! 8). A call examines at most [`ENTRIES_MAX`] entries, so no caller pays for the keys of others.
 
 use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use tidegate_core::gate::Rest;
+use tidegate_core::gate::Idleness;
 use tidegate_core::time::Instant;
 
-use super::events::{Evict, KeyedEvent, KeyedNotice};
-use super::registry::{Entry, Left, Registry};
+use super::events::{EvictCause, KeyedEvent, KeyedNotice};
+use super::registry::{Entry, EvictedAdmissions, Registry};
 use crate::events::Registrar as _;
-use crate::planted::{Bug, is_planted};
+use crate::fault_injection::{Bug, is_injected};
 use crate::throttle::Inner;
 
-/// Entries that one call looks at.
-const LOOK_MAX: usize = 8;
-/// Places, of which most may be empty, that one call walks over in a shard.
-const PLACES_MAX: usize = 64;
-/// Shards in which one call looks for room.
+/// Entries that one call examines.
+const ENTRIES_MAX: usize = 8;
+/// Table slots, most of which may be empty, that one call walks over in a shard.
+const SLOTS_MAX: usize = 64;
+/// Shards that one call searches for space.
 const SHARDS_MAX: usize = 16;
-/// A table gives room back when fewer than one in so many of its places are taken.
+/// A table shrinks when fewer than one in this many slots are used.
 const SPARSE: usize = 8;
-/// A table of no more than so many places is not worth the work.
+/// A table of at most this many slots is not worth shrinking.
 const SMALL: usize = 64;
 
-/// Overflow is told once in so many nanoseconds: a second.
-const TELL_EVERY: u64 = 1_000_000_000;
+/// Overflow is reported once per this many nanoseconds: a second.
+const REPORT_EVERY: u64 = 1_000_000_000;
 
-/// How many entries a call may still look at.
-pub(super) struct Look {
+/// The entries that a call may still examine.
+pub(super) struct SweepBudget {
     left: usize,
 }
 
-impl Look {
+impl SweepBudget {
     pub(super) const fn new() -> Self {
-        Self { left: LOOK_MAX }
+        Self { left: ENTRIES_MAX }
     }
 }
 
-/// What makes a key leave.
+/// Which keys to evict.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
-    /// Only those that nobody asks for any more.
-    Nothing,
-    /// Room for another.
-    Room,
+enum Goal {
+    /// Only idle keys.
+    Idle,
+    /// Any evictable key, to make space.
+    Space,
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
-    /// Takes a place for one more key, if there is one.
-    pub(super) fn take_place(&self) -> bool {
+    /// Reserves a place for one more key, if there is one.
+    pub(super) fn reserve_place(&self) -> bool {
         let more = |keys: usize| (keys < self.options.keys_max).then_some(keys + 1);
         self.keys.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    /// Whether there is a place for one more key, if need be that of another.
-    pub(super) fn make_room(&self, now: Instant, look: &mut Look) -> bool {
-        let has_room = || self.keys.load(Ordering::Acquire) < self.options.keys_max;
+    /// Whether there is a place for one more key, after an eviction if necessary.
+    pub(super) fn make_space(&self, now: Instant, budget: &mut SweepBudget) -> bool {
+        let has_space = || self.keys.load(Ordering::Acquire) < self.options.keys_max;
         let shards = self.shards.len();
         let mut walked = 0;
-        // From where the last one stopped: a shard of keys that must stay does not hide the others.
-        while !has_room() {
-            if look.left == 0 || walked == shards.min(SHARDS_MAX) {
+        // From where the last search stopped: a shard of keys that must stay does not hide the others.
+        while !has_space() {
+            if budget.left == 0 || walked == shards.min(SHARDS_MAX) {
                 return false;
             }
-            let next = self.gone.next_shard.fetch_add(1, Ordering::Relaxed) % shards;
-            self.sweep(next, now, Need::Room, look);
+            let next = self.evictions.next_shard.fetch_add(1, Ordering::Relaxed) % shards;
+            self.sweep(next, now, Goal::Space, budget);
             walked += 1;
         }
         true
     }
 
-    /// Forgets keys of a shard that nobody asks for any more.
-    pub(super) fn sweep_idle(&self, shard: usize, now: Instant, look: &mut Look) {
-        self.sweep(shard, now, Need::Nothing, look);
+    /// Evicts idle keys of a shard.
+    pub(super) fn sweep_idle(&self, shard: usize, now: Instant, budget: &mut SweepBudget) {
+        self.sweep(shard, now, Goal::Idle, budget);
     }
 
-    /// There is no room: the shared entry serves, and from time to time that is told.
+    /// The registry is full: returns the overflow throttle, and reports this from time to time.
     pub(super) fn overflowed(&self, now: Instant) -> Arc<Inner> {
-        self.gone.overflowed.fetch_add(1, Ordering::Relaxed);
+        self.evictions.overflowed.fetch_add(1, Ordering::Relaxed);
         self.setup.sinks.guard(|| self.meter.overflowed());
-        let told = self.gone.told.load(Ordering::Relaxed);
-        let is_news = told == 0 || now.nanos_since(Instant::from_nanos(told)) >= TELL_EVERY;
-        // Of those who come at once, one tells.
-        let is_first = |told| {
+        let reported_at = self.evictions.reported_at.load(Ordering::Relaxed);
+        let is_due = reported_at == 0 || now.nanos_since(Instant::from_nanos(reported_at)) >= REPORT_EVERY;
+        // Compare-and-set: one of several concurrent callers reports it.
+        let is_first = |reported_at| {
             let now = now.as_nanos().max(1);
-            self.gone.told.compare_exchange(told, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            self.evictions
+                .reported_at
+                .compare_exchange(reported_at, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
         };
-        if is_news && is_first(told) {
+        if is_due && is_first(reported_at) {
             let event = KeyedEvent::Overflowed { keys_max: self.options.keys_max };
-            self.sinks.note(|| KeyedNotice { at: now, key: None, event });
-            self.sinks.tell();
+            self.sinks.enqueue(|| KeyedNotice { at: now, key: None, event });
+            self.sinks.deliver();
             self.setup.observer.overflowed(&self.setup.sinks, self.options.keys_max);
         }
         Arc::clone(&self.overflow)
     }
 
-    fn sweep(&self, shard: usize, now: Instant, need: Need, look: &mut Look) {
-        let mut leaving: SmallVec<[(Entry<K>, Evict); LOOK_MAX]> = SmallVec::new();
-        let before = look.left;
+    fn sweep(&self, shard: usize, now: Instant, goal: Goal, budget: &mut SweepBudget) {
+        let mut leaving: SmallVec<[(Entry<K>, EvictCause); ENTRIES_MAX]> = SmallVec::new();
+        let before = budget.left;
         let mut table = self.shards[shard].lock();
-        let places = table.entries.num_buckets();
-        for _ in 0..places.min(PLACES_MAX) {
-            if look.left == 0 {
+        let slots = table.entries.num_buckets();
+        for _ in 0..slots.min(SLOTS_MAX) {
+            if budget.left == 0 {
                 break;
             }
-            let place = table.cursor % places;
+            let place = table.cursor % slots;
             table.cursor = place + 1;
             let Some(entry) = table.entries.get_bucket(place) else { continue };
-            look.left -= 1;
-            if let Some(cause) = self.may_leave(entry, now, need)
+            budget.left -= 1;
+            if let Some(cause) = self.may_leave(entry, now, goal)
                 && let Ok(taken) = table.entries.get_bucket_entry(place)
             {
                 let (entry, _) = taken.remove();
                 self.keys.fetch_sub(1, Ordering::AcqRel);
-                table.left.add(place, entry.throttle.lock().gates.admitted());
-                // Under the lock: what is told of the key's next life comes after its end.
-                self.sinks.note(|| {
+                table.evicted.add(place, entry.throttle.lock().gates.admitted());
+                // Under the lock: events of the key's next throttle come after this one.
+                self.sinks.enqueue(|| {
                     let key = Some(entry.key.clone());
                     KeyedNotice { at: now, key, event: KeyedEvent::Evicted { cause } }
                 });
                 leaving.push((entry, cause));
-                if need == Need::Room {
+                if goal == Goal::Space {
                     break;
                 }
             }
         }
-        if !leaving.is_empty() && places > SMALL && table.entries.len() * SPARSE < places {
+        if !leaving.is_empty() && slots > SMALL && table.entries.len() * SPARSE < slots {
             let wanted = table.entries.len() * 2;
             table.entries.shrink_to(wanted, |entry| self.hash_of(&entry.key));
             table.moves = table.moves.wrapping_add(1);
         }
         drop(table);
-        self.gone.examined.fetch_add((before - look.left) as u64, Ordering::Relaxed);
-        // Without the lock: keys are somebody's, and listeners too.
-        let idle = leaving.iter().filter(|(_, cause)| *cause == Evict::Idle).count();
+        self.evictions.examined.fetch_add((before - budget.left) as u64, Ordering::Relaxed);
+        // Without the lock: dropping keys and calling listeners is user code.
+        let idle = leaving.iter().filter(|(_, cause)| *cause == EvictCause::Idle).count();
         let size = leaving.len() - idle;
-        self.gone.idle.fetch_add(idle as u64, Ordering::Relaxed);
-        self.gone.size.fetch_add(size as u64, Ordering::Relaxed);
+        self.evictions.idle.fetch_add(idle as u64, Ordering::Relaxed);
+        self.evictions.size.fetch_add(size as u64, Ordering::Relaxed);
         for (entry, cause) in leaving {
             self.sinks.trace_evicted(&self.setup, entry.key, cause);
         }
         if idle + size > 0 {
-            self.sinks.tell();
+            self.sinks.deliver();
             self.setup.sinks.guard(|| self.meter.evicted(idle, size));
         }
     }
 
-    /// Whether a key may be forgotten, and why.
-    fn may_leave(&self, entry: &Entry<K>, now: Instant, need: Need) -> Option<Evict> {
-        // Under the shard's lock nobody can come to hold it; and what whoever held it did, is seen with its lock.
-        if Arc::strong_count(&entry.throttle) > 1 && !is_planted(Bug::EvictHandedOut) {
+    /// Whether a key may be evicted, and why.
+    fn may_leave(&self, entry: &Entry<K>, now: Instant, goal: Goal) -> Option<EvictCause> {
+        // Under the shard's lock no new handle can be created, and the effects of earlier handles are
+        // visible.
+        if Arc::strong_count(&entry.throttle) > 1 && !is_injected(Bug::EvictInUse) {
             return None;
         }
         let state = entry.throttle.lock();
         let is_idle = now.since(state.gates.latest()) >= self.options.idle_ttl;
-        if !is_idle && need == Need::Nothing {
+        if !is_idle && goal == Goal::Idle {
             return None;
         }
-        match state.gates.rest(&state.plan, now) {
-            Rest::Busy => None,
+        match state.gates.idleness(&state.plan, now) {
+            Idleness::Busy => None,
             _ if state.waiting() > 0 => None,
-            Rest::Learned | Rest::Fresh if is_idle => Some(Evict::Idle),
-            Rest::Learned => None,
-            Rest::Fresh => {
+            Idleness::Learned | Idleness::Fresh if is_idle => Some(EvictCause::Idle),
+            Idleness::Learned => None,
+            Idleness::Fresh => {
                 let counts_retries =
                     state.retries.iter().flat_map(|all| all.iter()).any(|one| one.has_any(now));
-                (!counts_retries).then_some(Evict::Size)
+                (!counts_retries).then_some(EvictCause::Size)
             }
         }
     }
 }
 
-impl Left {
-    /// A key leaves its place.
+impl EvictedAdmissions {
+    /// Counts an evicted key.
     const fn add(&mut self, place: usize, admitted: u64) {
         self.admitted += admitted;
         if place < self.walked {

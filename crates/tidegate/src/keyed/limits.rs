@@ -1,14 +1,14 @@
-//! Limits that many throttles share: checked once, then handed around.
+//! Validated limits that many throttles share.
 
 use std::fmt;
 use std::sync::Arc;
 
 use tidegate_core::plan::{Draft, InvalidPlan, Plan};
 
-/// Limits that were checked, as a value: made once, and handed to as many throttles as there are keys.
+/// Validated limits as a value: created once, and used for any number of keys.
 ///
-/// [`Builder::limits`](crate::Builder::limits) makes them, or a draft: `Limits::try_from(draft)`. Clones are the same limits and
-/// share their memory.
+/// Created by [`Builder::limits`](crate::Builder::limits) or from a draft: `Limits::try_from(draft)`. Clones
+/// are the same limits and share their memory.
 ///
 /// ```
 /// use tidegate::{Limits, Rate, Throttle};
@@ -29,15 +29,15 @@ impl Limits {
         Self { plan: Arc::new(plan) }
     }
 
-    /// What they were made from.
+    /// The draft they were created from.
     pub fn draft(&self) -> &Draft {
         self.plan.draft()
     }
 
-    /// The same with something changed; these stay as they are.
+    /// A copy with changes; these limits are not modified.
     ///
     /// # Errors
-    /// [`InvalidPlan`] lists every number that is out of its bounds.
+    /// [`InvalidPlan`] lists every number that is out of bounds.
     pub fn edited(&self, edit: impl FnOnce(&mut Draft)) -> Result<Self, InvalidPlan> {
         let mut draft = self.draft().clone();
         edit(&mut draft);

@@ -1,7 +1,7 @@
-//! Many throttles by key: one for each host, account or tenant, made when it is first asked for.
+//! Throttles by key: one for each host, account or tenant, created on first use.
 //!
-//! `registry.rs` finds a key's throttle, `rules.rs` says under which limits, `evict.rs` forgets the keys that hold nobody
-//! back, `snapshot.rs` reads them all. What a throttle does is in the throttle.
+//! `registry.rs` finds the throttle of a key, `rules.rs` holds the limits of each key, `evict.rs` evicts
+//! keys, and `snapshot.rs` reads all of them.
 
 mod builder;
 mod events;
@@ -25,10 +25,10 @@ use tidegate_core::outcome::Outcome;
 use tidegate_core::refused::Refused;
 
 pub use builder::KeyedBuilder;
-pub use events::{Evict, KeyedEvent, KeyedEvents, KeyedNotice};
+pub use events::{EvictCause, KeyedEvent, KeyedEvents, KeyedNotice};
 pub use limits::Limits;
 pub use options::{InvalidKeyedOptions, KeyedOptions};
-pub use rules::NoRoom;
+pub use rules::TooManyOwnLimits;
 pub use snapshot::{KeyView, KeyedSnapshot, Snapshots};
 
 use crate::permit::Permit;
@@ -36,11 +36,11 @@ use crate::run::{Attempt, RunError};
 use crate::throttle::Throttle;
 use registry::Registry;
 
-/// A throttle for each key: one far side's trouble is no other's.
+/// A throttle for each key, so that one upstream's failures do not affect another's requests.
 ///
-/// A key's throttle is made when it is first asked for. It is forgotten when nobody could tell the difference and room is
-/// needed, or when nobody has asked for it in a long time; never while it holds somebody back. See
-/// [the guide](crate::guide::keyed).
+/// A key's throttle is created on first use. It is evicted if its state carries no information and space is
+/// needed, or if it was unused for a long time; never while it holds back a caller. See [the
+/// guide](crate::guide::keyed).
 ///
 /// Clones are handles to the same keys. A key may be looked up by what it borrows as: a `Keyed<String>` takes `&str`.
 ///
@@ -70,7 +70,7 @@ impl<K> Clone for Keyed<K> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
-    /// Waits until every gate of `key` admits `cost`, then takes it. As [`Throttle::acquire`].
+    /// Waits until every gate of `key` admits `cost`, then takes it, as [`Throttle::acquire`].
     ///
     /// # Errors
     /// As [`Throttle::acquire`].
@@ -91,7 +91,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Ok(Permit::owned(inner, charge))
     }
 
-    /// [`acquire`](Self::acquire), but no longer than `span`. As [`Throttle::acquire_within`].
+    /// [`acquire`](Self::acquire) with a timeout of `span`, as [`Throttle::acquire_within`].
     ///
     /// # Errors
     /// As [`Throttle::acquire_within`].
@@ -114,10 +114,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Ok(Permit::owned(inner, charge))
     }
 
-    /// Enters now or not at all. It does not overtake those who wait at the same key.
+    /// Acquires now or fails. It does not overtake waiters of the same key.
     ///
     /// # Errors
-    /// [`Refused`], which says when to come back where time decides. Nothing was taken.
+    /// [`Refused`], with a retry time where time decides. Nothing was taken.
     #[inline]
     pub fn try_acquire<Q>(&self, key: &Q, cost: impl Into<Cost>) -> Result<Permit<'static>, Refused>
     where
@@ -133,7 +133,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Ok(Permit::owned(inner, charge))
     }
 
-    /// [`acquire`](Self::acquire) for threads. Not for use inside an async runtime: it blocks the thread.
+    /// [`acquire`](Self::acquire) for threads. Do not call it inside an async runtime: it blocks the thread.
     ///
     /// # Errors
     /// As `acquire`.
@@ -148,16 +148,18 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Ok(Permit::owned(inner, charge))
     }
 
-    /// Runs `work` under a permit of `key`, and again as the [`Retry`](crate::Retry) of its limits says. As [`Throttle::run`]:
-    /// every error is a failure and worth another attempt, and every `Ok` is a success, whatever it holds.
+    /// Runs `work` under a permit of `key`, with retries according to the [`Retry`](crate::Retry) of its
+    /// limits. As [`Throttle::run`]: every error is a retryable failure, and every `Ok` is a success,
+    /// whatever it contains.
     ///
-    /// So most clients' responses are not read here: to them a 429 or a 503 is an `Ok`, from which nothing would be learned,
-    /// neither that it was too much nor when to come back. For those take the throttle of the key and a
-    /// [`Runner`](crate::Runner) that reads the whole result: [`classify`](crate::Runner::classify) by a function, and
-    /// [`classified_by`](crate::Runner::classified_by) with `HttpClasses` by status and headers.
+    /// Responses of most HTTP clients are therefore not classified here: a 429 or a 503 is an `Ok`, and
+    /// neither the overload nor its retry time is learned. For those use the throttle of the key and a
+    /// [`Runner`](crate::Runner) that classifies the whole result: [`classify`](crate::Runner::classify) with
+    /// a function, or [`classified_by`](crate::Runner::classified_by) with `HttpClasses` by status and
+    /// headers.
     ///
     /// ```
-    /// use tidegate::{Authority, Class, Classes, Cost, Ended, Keyed};
+    /// use tidegate::{Authority, Class, Classes, Completion, Cost, Keyed};
     /// # async fn get(attempt: u32) -> Result<u16, std::io::Error> { Ok(if attempt == 0 { 503 } else { 200 }) }
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -168,12 +170,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     /// let status = throttle
     ///     .runner()
     ///     .classify(|reply: &Result<u16, _>| match reply {
-    ///         Ok(status) => Class::of(&classes, Ended::Status(*status)),
-    ///         Err(_) => Class::of(&classes, Ended::Connection),
+    ///         Ok(status) => Class::of(&classes, Completion::Status(*status)),
+    ///         Err(_) => Class::of(&classes, Completion::Connection),
     ///     })
     ///     .run(Cost::request(), |attempt| get(attempt.number))
     ///     .await?;
-    /// assert_eq!(status, 200, "it was asked again");
+    /// assert_eq!(status, 200, "the 503 was retried");
     /// # Ok(())
     /// # }
     /// ```
@@ -193,7 +195,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         self.throttle(key).run(cost, work).await
     }
 
-    /// Learns from a request to `key` that had no permit, such as one that another program made. As [`Throttle::record`].
+    /// Learns from a request to `key` that had no permit, such as one by another program. As
+    /// [`Throttle::record`].
     pub fn record<Q>(&self, key: &Q, outcome: Outcome)
     where
         K: Borrow<Q>,
@@ -202,10 +205,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         self.throttle(key).record(outcome);
     }
 
-    /// The throttle of `key`, for everything else a throttle can do. While a handle is kept the key is not forgotten.
+    /// The throttle of `key`, for all other operations of a throttle. The key is not evicted while a handle
+    /// exists.
     ///
-    /// Limits that are changed through it last until those of all keys change or the key is forgotten; those of
-    /// [`set_limits`](Self::set_limits) last. Where there is no room for the key, it is the throttle that such keys share.
+    /// Limits changed through it last until the limits of all keys change or the key is evicted; those of
+    /// [`set_limits`](Self::set_limits) last. If the registry is full, this is the overflow throttle.
     pub fn throttle<Q>(&self, key: &Q) -> Throttle
     where
         K: Borrow<Q>,
@@ -213,12 +217,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     {
         let now = self.registry.clock().now();
         let inner = self.registry.find(key, now);
-        // Asking for it counts, whatever comes of it.
+        // The lookup counts as use, whatever the caller does with the handle.
         inner.touch(now);
         Throttle { inner }
     }
 
-    /// The throttle of `key` if there is one: looking makes none, and does not count as asking for it.
+    /// The throttle of `key` if there is one. This creates none, and does not count as use.
     pub fn get<Q>(&self, key: &Q) -> Option<Throttle>
     where
         K: Borrow<Q>,
@@ -227,78 +231,79 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         self.registry.look_up(key).map(|inner| Throttle { inner })
     }
 
-    /// Other limits for all keys but those with limits of their own. The function is asked outside all locks, as
-    /// [`limits_by`](KeyedBuilder::limits_by) has it. The overflow entry keeps its limits: see
-    /// [`set_overflow`](Self::set_overflow). What was changed for one key by [`Throttle::retune`] ends with this;
+    /// Replaces the limits of all keys except those with their own limits. The function is called outside all
+    /// locks, as for [`limits_by`](KeyedBuilder::limits_by). The overflow throttle keeps its limits: see
+    /// [`set_overflow`](Self::set_overflow). Changes to one key by [`Throttle::retune`] are overwritten;
     /// [`set_limits`](Self::set_limits) lasts.
     ///
-    /// Keys that somebody waits at or holds follow at once, the others when they are next asked for. Levels, requests
-    /// in flight and circuits stay, and whoever waits keeps its place, as with [`Throttle::retune`].
+    /// Keys with waiters or handles follow at once, the others on their next use. Levels, requests in flight
+    /// and circuits stay, and waiters keep their place, as with [`Throttle::retune`].
     pub fn reconfigure(&self, by: impl Fn(&K) -> Limits + Send + Sync + 'static) {
-        self.registry.rule_by(Arc::new(by));
+        self.registry.set_rule(Arc::new(by));
     }
 
-    /// Other limits for the overflow entry, which keys share for which there is no room.
+    /// Replaces the limits of the overflow throttle, which new keys share while the registry is full.
     pub fn set_overflow(&self, limits: &Limits) {
-        self.registry.rule_overflow(limits);
+        self.registry.set_overflow(limits);
     }
 
-    /// Limits of its own for one key, at once. It keeps them however often it is forgotten and comes back, until
+    /// Sets limits for one key, at once. They survive evictions of the key, until
     /// [`clear_limits`](Self::clear_limits).
     ///
     /// # Errors
-    /// [`NoRoom`] when `keys_max` keys have limits of their own already; nothing was changed.
-    pub fn set_limits(&self, key: &K, limits: Limits) -> Result<(), NoRoom> {
-        self.registry.rule_one(key, Some(limits))
+    /// [`TooManyOwnLimits`] when `keys_max` keys already have their own limits; nothing was changed.
+    pub fn set_limits(&self, key: &K, limits: Limits) -> Result<(), TooManyOwnLimits> {
+        self.registry.set_own_limits(key, Some(limits))
     }
 
-    /// Takes its own limits from one key, at once: it follows those of all again.
-    #[expect(clippy::missing_panics_doc, reason = "taking something away needs no room")]
+    /// Removes the key's own limits, at once: it follows the limits of all keys again.
+    #[expect(clippy::missing_panics_doc, reason = "removing limits needs no space")]
     pub fn clear_limits(&self, key: &K) {
-        self.registry.rule_one(key, None).expect("taking something away needs no room");
+        self.registry.set_own_limits(key, None).expect("removing limits needs no space");
     }
 
-    /// Turns the limits of all keys off or on, and answers what they were before.
+    /// Turns the limits of all keys off or on, and returns the previous setting.
     ///
-    /// While they are off, everybody who waits or comes is let in and counted, nothing is taken, and outcomes are learned
-    /// from as ever. Turned on again they go on from where they were. Closed keys stay closed.
+    /// While they are off, every waiter and new caller is admitted and counted, nothing is taken, and
+    /// outcomes are still learned. When turned on again they continue from their previous state. Closed keys
+    /// stay closed.
     pub fn set_enabled(&self, is_enabled: bool) -> bool {
         self.registry.enable(is_enabled)
     }
 
-    /// Whether the limits count.
+    /// Whether the limits apply.
     pub fn is_enabled(&self) -> bool {
         self.registry.is_enabled()
     }
 
-    /// Takes no new requests for any key and refuses all who wait. Nothing re-opens it. Answers whether it was open.
+    /// Refuses new requests of all keys and all waiters. It cannot be re-opened. Returns whether it was open.
     pub fn close(&self) -> bool {
         self.registry.close()
     }
 
-    /// Closes, and waits until the last request in flight has ended.
+    /// Closes, and waits until the last request in flight has completed.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the waiting; the keys stay closed.
+    /// Dropping the future stops waiting; the keys stay closed.
     pub async fn drain(&self) {
         self.close();
-        let held: Vec<_> = self.registry.held().map(|(_, inner)| inner).collect();
-        for inner in held.into_iter().chain([Arc::clone(&self.registry.overflow)]) {
+        let in_use: Vec<_> = self.registry.in_use().map(|(_, inner)| inner).collect();
+        for inner in in_use.into_iter().chain([Arc::clone(&self.registry.overflow)]) {
             Throttle { inner }.drain().await;
         }
     }
 
-    /// How many keys have a throttle of their own, those included that are being made.
+    /// The number of keys with their own throttle, including those being created.
     pub fn len(&self) -> usize {
         self.registry.keys.load(Ordering::Acquire)
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What happens to the keys from now on, for reading at leisure.
+    /// Subscribes to the events of all keys from now on.
     ///
     /// ```
     /// use tidegate::{Event, Keyed, KeyedEvent, Outcome};
@@ -309,7 +314,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     /// for _ in 0..5 {
     ///     hosts.record(&host, Outcome::failure());
     /// }
-    /// let notice = events.try_next().expect("five in a row are too many");
+    /// let notice = events.try_next().expect("five failures in a row open the circuit");
     /// assert_eq!(notice.key, Some(host));
     /// assert!(matches!(notice.event, KeyedEvent::Throttle(Event::CircuitOpened { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -318,10 +323,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         self.registry.sinks.subscribe()
     }
 
-    /// Entries that calls have looked at on their way, to forget what is idle: at most eight each.
+    /// Entries examined by calls to evict idle keys: at most eight per call.
     #[doc(hidden)]
     pub fn examined(&self) -> u64 {
-        self.registry.gone.examined.load(Ordering::Relaxed)
+        self.registry.evictions.examined.load(Ordering::Relaxed)
     }
 }
 

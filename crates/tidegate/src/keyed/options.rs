@@ -1,7 +1,7 @@
-//! How many throttles are kept by key: how many of them, for how long, in how many parts.
+//! Options for all keys of a registry: their number, idle time and shards.
 //!
-//! Plain data with its defaults and its bounds, so that a configuration and a builder say the same and are judged by the
-//! same sentences.
+//! Plain data with defaults and bounds, so that the configuration file and the builder share validation and
+//! messages.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use thiserror::Error;
 use tidegate_core::bucket::PERIOD_MAX;
 use tidegate_core::plan::{FieldValue, Problem};
 
-/// More keys than this are a mistake.
+/// Upper bound of `keys_max`.
 pub(crate) const KEYS_MAX: usize = 1 << 30;
-/// What was learned of a key lasts 180 s, as a bad rate does: forgotten earlier, it would be an amnesty.
+/// Learned state of a key is valid for 180 s, like a bad rate: an earlier eviction would be an amnesty.
 pub(crate) const IDLE_TTL_MIN: Duration = Duration::from_secs(180);
-/// More parts than this cost more than they save.
+/// Upper bound of `shards`: more cost more than they save.
 pub(crate) const SHARDS_MAX: usize = 1_024;
 const SPAN_MAX: Duration = PERIOD_MAX;
 
-/// How the throttles of many keys are kept.
+/// Options for the throttles of many keys.
 ///
 /// ```
 /// use tidegate::KeyedOptions;
@@ -31,20 +31,20 @@ const SPAN_MAX: Duration = PERIOD_MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyedOptions {
-    /// Whether anything limits; if not, everything is admitted, and still counted.
+    /// Whether the limits apply; if not, everything is admitted and still counted.
     pub enabled: bool,
-    /// How many keys have a throttle of their own.
+    /// The maximum number of keys with their own throttle.
     pub keys_max: usize,
-    /// How long a key may be idle before what was learned of it may be forgotten.
+    /// How long a key may be idle before it may be evicted with everything learned of it.
     pub idle_ttl: Duration,
-    /// In how many parts the keys are kept, each with a lock of its own: a power of two.
+    /// The number of shards, each with its own lock: a power of two.
     pub shards: usize,
     /// A request that waited longer than this counts as throttled.
     pub throttled_after: Duration,
 }
 
 impl Default for KeyedOptions {
-    /// Enabled, 100,000 keys in 16 parts, each kept for 180 s of idleness; throttled is what waited more than 10 ms.
+    /// Enabled, 100,000 keys in 16 shards, an idle time of 180 s, and waits over 10 ms count as throttled.
     fn default() -> Self {
         Self {
             enabled: true,
@@ -57,28 +57,28 @@ impl Default for KeyedOptions {
 }
 
 impl KeyedOptions {
-    /// Whether anything limits.
+    /// Whether the limits apply.
     #[must_use]
     pub const fn enabled(mut self, enabled: bool) -> Self {
         self.enabled = enabled;
         self
     }
 
-    /// How many keys have a throttle of their own.
+    /// The maximum number of keys with their own throttle.
     #[must_use]
     pub const fn keys_max(mut self, keys: usize) -> Self {
         self.keys_max = keys;
         self
     }
 
-    /// How long a key may be idle before what was learned of it may be forgotten.
+    /// How long a key may be idle before it may be evicted with everything learned of it.
     #[must_use]
     pub const fn idle_ttl(mut self, span: Duration) -> Self {
         self.idle_ttl = span;
         self
     }
 
-    /// In how many parts the keys are kept.
+    /// The number of shards.
     #[must_use]
     pub const fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;
@@ -95,15 +95,15 @@ impl KeyedOptions {
     /// Checks every number.
     ///
     /// # Errors
-    /// [`InvalidKeyedOptions`] lists everything that is wrong, each with field, value and bound.
+    /// [`InvalidKeyedOptions`] lists every invalid option, with field, value and bound.
     pub fn check(self) -> Result<Self, InvalidKeyedOptions> {
         let problems = self.problems();
         if problems.is_empty() { Ok(self) } else { Err(InvalidKeyedOptions { problems }) }
     }
 
-    /// Everything they say, each under its name, as in [`Problem::field`].
+    /// All options by name, as in [`Problem::field`].
     pub fn fields(&self) -> [(&'static str, FieldValue); 5] {
-        // Taken apart whole, so that a field that is added cannot be forgotten here.
+        // Destructured completely, so that a new field cannot be forgotten here.
         let Self { enabled, keys_max, idle_ttl, shards, throttled_after } = *self;
         [
             ("keyed.enabled", FieldValue::Flag(enabled)),
@@ -114,7 +114,7 @@ impl KeyedOptions {
         ]
     }
 
-    /// One entry for each number that is out of its bounds.
+    /// One entry for each number that is out of bounds.
     pub(crate) fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut unless = |is_fine: bool, field, value: String, bound: String| {
@@ -136,7 +136,7 @@ impl KeyedOptions {
     }
 }
 
-/// Everything that is wrong with options of keyed throttles.
+/// The invalid options of keyed throttles.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{}", problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; "))]
 pub struct InvalidKeyedOptions {
@@ -144,7 +144,7 @@ pub struct InvalidKeyedOptions {
 }
 
 impl InvalidKeyedOptions {
-    /// One entry for each number that is out of its bounds.
+    /// One entry for each number that is out of bounds.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_the_issues_and_within_the_bounds() {
+    fn defaults_are_documented_and_within_bounds() {
         let options = KeyedOptions::default();
         let wanted = KeyedOptions {
             enabled: true,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_every_bound_may_be() {
+    fn both_ends_of_every_bound_are_valid() {
         let least = KeyedOptions::default().keys_max(1).shards(1).throttled_after(Duration::ZERO);
         assert_eq!(least.idle_ttl(IDLE_TTL_MIN).check(), Ok(least));
         let most = KeyedOptions::default().keys_max(KEYS_MAX).shards(SHARDS_MAX);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_out_of_its_bounds_is_named_in_a_sentence() {
+    fn out_of_bounds_option_is_named_in_the_error() {
         let usual = KeyedOptions::default();
         let table = [
             (usual.keys_max(0), "`keyed.keys_max` is 0, and must be from 1 to 1073741824"),

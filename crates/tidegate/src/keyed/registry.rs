@@ -1,9 +1,9 @@
-//! Keys and their throttles: shards with a lock each, which is held for a lookup and no longer.
+//! Keys and their throttles, in shards with a lock each, which is held only for a lookup.
 //!
-//! A key is hashed once; some bits choose the shard and the others the place in its table. Whoever finds a key leaves
-//! with a handle on its throttle, cloned under the shard's lock. So under that lock a throttle with one handle is held
-//! by nobody but the table, and nobody can come to hold it: that is how the sweep in `evict.rs` knows what it may take
-//! away, and why a key never has two states. Rules are asked for outside all locks.
+//! A key is hashed once; some bits choose the shard and the others the slot in its table. A lookup clones a
+//! handle of the throttle under the shard's lock. So under that lock, a throttle with one handle is owned by
+//! the table alone and no new handle can be created: that is how the sweep in `evict.rs` knows what it may
+//! evict, and why a key never has two states. Limits are computed outside all locks.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -16,21 +16,21 @@ use tidegate_core::random::Random;
 use tidegate_core::time::Instant;
 
 use super::events::KeyedSinks;
-use super::evict::Look;
+use super::evict::SweepBudget;
 use super::limits::Limits;
 use super::options::KeyedOptions;
 use super::rules::{Rule, Rules};
 use crate::clock::Clock;
+use crate::fault_injection::{Bug, is_injected};
 use crate::meter::KeyedMeter;
-use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, RwLock};
 use crate::throttle::{Inner, Setup};
 
-/// Idle keys are looked for once in so many calls that find theirs in a shard, and once in every tick.
+/// Idle keys are swept once per this many lookups in a shard, and once per tick.
 const SWEEP_EVERY: u32 = 256;
 
-/// All keys of one kind.
+/// The registry of all keys.
 pub(super) struct Registry<K> {
     pub(super) shards: Box<[Shard<K>]>,
     hasher: RandomState,
@@ -39,23 +39,23 @@ pub(super) struct Registry<K> {
     pub(super) meter: KeyedMeter,
     pub(super) options: KeyedOptions,
     pub(super) rules: RwLock<Rules<K>>,
-    /// Counts changes for all keys: an entry of an earlier one is stale.
+    /// Counts changes for all keys: an entry with an older count is stale.
     pub(super) epoch: AtomicU32,
-    /// Counts all changes: a throttle never goes back to an earlier one.
+    /// Counts all changes: a throttle never goes back to an older one.
     pub(super) version: AtomicU32,
-    /// Counts changes of limits: what a hand has changed at one throttle stays until then.
+    /// Counts changes of limits: a manual change to one throttle stays until the next one.
     pub(super) plans: AtomicU32,
-    /// Keys there are.
+    /// The number of keys.
     pub(super) keys: AtomicUsize,
-    /// Serves the keys for which there is no room.
+    /// Serves new keys while the registry is full.
     pub(super) overflow: Arc<Inner>,
-    pub(super) gone: Gone,
-    /// Held by whoever walks over all keys: one at a time.
+    pub(super) evictions: EvictionStats,
+    /// Held while walking over all keys: one walk at a time.
     pub(super) walking: Mutex<()>,
     random: Random,
 }
 
-/// A part of the keys. Alone on its cache lines: neighbours are other threads' business.
+/// A shard of the keys, aligned so that neighbours do not share cache lines (false sharing).
 #[repr(align(128))]
 pub(super) struct Shard<K> {
     table: Mutex<Table<K>>,
@@ -63,52 +63,52 @@ pub(super) struct Shard<K> {
 
 pub(super) struct Table<K> {
     pub(super) entries: HashTable<Entry<K>>,
-    /// Where the sweep goes on.
+    /// Where the sweep continues.
     pub(super) cursor: usize,
     pub(super) calls: u32,
-    /// When a call to one of its keys last looked for idle keys, in ticks.
+    /// The last tick in which a lookup in this shard triggered a sweep.
     swept: u32,
-    /// How often entries have moved within the table, so that a walk in steps can tell.
+    /// How often entries were moved within the table, which a walk in steps must detect.
     pub(super) moves: u32,
-    /// What was admitted under keys that were forgotten.
-    pub(super) left: Left,
+    /// Admissions of evicted keys.
+    pub(super) evicted: EvictedAdmissions,
 }
 
-/// Requests admitted under keys that a table has forgotten.
+/// Requests admitted under keys that were evicted from a table.
 #[derive(Debug, Default)]
-pub(super) struct Left {
+pub(super) struct EvictedAdmissions {
     pub(super) admitted: u64,
-    /// How far the walk that is under way has read.
+    /// How far the current walk has read.
     pub(super) walked: usize,
-    /// Those of keys that it had read by then: they are counted already.
+    /// The admissions of keys that the walk had read before their eviction: they are already counted.
     pub(super) read: u64,
 }
 
 pub(super) struct Entry<K> {
     pub(super) key: K,
-    // When it was last asked for, and which rules it follows, is with the throttle: an entry is two words for a key of
-    // one, and a table of many stays near the processor.
+    // Last use and version are stored with the throttle: an entry takes two words for a key of one, which
+    // keeps large tables dense in cache.
     pub(super) throttle: Arc<Inner>,
 }
 
-/// What became of those who are no longer there.
+/// Eviction counters and cursors.
 #[derive(Debug, Default)]
-pub(super) struct Gone {
-    /// The shard where room is looked for next.
+pub(super) struct EvictionStats {
+    /// The shard to search next for space.
     pub(super) next_shard: AtomicUsize,
-    /// The shard where idle keys are looked for next.
+    /// The shard to sweep next for idle keys.
     next_idle: AtomicUsize,
     pub(super) idle: AtomicU64,
     pub(super) size: AtomicU64,
-    /// Calls served by the shared entry.
+    /// Calls served by the overflow throttle.
     pub(super) overflowed: AtomicU64,
-    /// When that was last told, in nanoseconds; never, if zero.
-    pub(super) told: AtomicU64,
-    /// Entries looked at by all sweeps.
+    /// When overflow was last reported, in nanoseconds; zero if never.
+    pub(super) reported_at: AtomicU64,
+    /// Entries examined by all sweeps.
     pub(super) examined: AtomicU64,
 }
 
-/// Time for the sweep: four bytes for a hundred years, in steps of a second or so.
+/// Coarse time for the sweep: 32 bits last a century, in ticks of about a second.
 #[expect(clippy::cast_possible_truncation, reason = "a clock that has run for over a century")]
 const fn ticks(now: Instant) -> u32 {
     (now.as_nanos() >> 30) as u32
@@ -131,12 +131,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
                 calls: 0,
                 swept: 0,
                 moves: 0,
-                left: Left::default(),
+                evicted: EvictedAdmissions::default(),
             }),
         };
         let overflow = Inner::new(Arc::clone(&overflow.plan), Arc::clone(&setup), random.fork(0), 0);
         overflow.lock().gates.bypass(!options.enabled);
-        // More shards than keys would be empty ones, and a call looks for room in a few only.
+        // More shards than keys would stay empty, and a call searches only a few of them for space.
         let shards = options.shards.min(options.keys_max.next_power_of_two());
         let registry = Arc::new(Self {
             shards: (0..shards).map(shard).collect(),
@@ -151,11 +151,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             plans: AtomicU32::new(0),
             keys: AtomicUsize::new(0),
             overflow,
-            gone: Gone::default(),
+            evictions: EvictionStats::default(),
             walking: Mutex::new(()),
             random,
         });
-        registry.sinks.belongs_to(&registry);
+        registry.sinks.set_registry(&registry);
         registry
     }
 
@@ -163,7 +163,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         &*self.setup.clock
     }
 
-    /// The throttle of `key`, made if there is none.
+    /// The throttle of `key`, created if there is none.
     #[inline]
     pub(super) fn find<Q>(&self, key: &Q, now: Instant) -> Arc<Inner>
     where
@@ -172,13 +172,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     {
         let hash = self.hasher.hash_one(key);
         let mut table = self.shards[self.shard_of(hash)].lock();
-        // Under the lock: whoever changed the rules before walking over the shards is not missed.
+        // Read under the lock, so that a change made before walking over the shards is not missed.
         let epoch = self.epoch.load(Ordering::Acquire);
         let Some(entry) = table.entries.find(hash, |entry| entry.key.borrow() == key) else {
             drop(table);
             return self.create(key, hash, now);
         };
-        // Before the handle is cloned: the two may be on different lines of memory, which then come together.
+        // Before the handle is cloned: the two may be on different cache lines, which are then fetched
+        // together.
         let is_stale = entry.throttle.epoch() != epoch;
         let throttle = Arc::clone(&entry.throttle);
         table.calls = table.calls.wrapping_add(1);
@@ -187,12 +188,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         table.swept = tick;
         drop(table);
         if is_stale || is_due {
-            self.attend(key, &throttle, now, is_stale, is_due);
+            self.maintain(key, &throttle, now, is_stale, is_due);
         }
         throttle
     }
 
-    /// The throttle of `key`, if there is one, under the rules of now. Does not count as asking for it.
+    /// The throttle of `key`, if there is one, with current limits. Does not count as use.
     pub(super) fn look_up<Q>(&self, key: &Q) -> Option<Arc<Inner>>
     where
         K: Borrow<Q>,
@@ -207,7 +208,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         Some(throttle)
     }
 
-    /// The throttle of `key`, if there is one, whichever rules it follows.
+    /// The throttle of `key`, if there is one, even with stale limits.
     pub(super) fn get<Q>(&self, key: &Q) -> Option<Arc<Inner>>
     where
         K: Borrow<Q>,
@@ -219,7 +220,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         Some(Arc::clone(&entry.throttle))
     }
 
-    /// The key of a throttle; `None` for the shared entry.
+    /// The key of a throttle; `None` for the overflow throttle.
     pub(super) fn key_of(&self, throttle: &Arc<Inner>) -> Option<K> {
         let hash = throttle.number();
         let table = self.shards[self.shard_of(hash)].lock();
@@ -227,18 +228,18 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         Some(entry.key.clone())
     }
 
-    /// Throttles that somebody holds, of one shard after the other, with their keys.
-    pub(super) fn held(&self) -> impl Iterator<Item = (K, Arc<Inner>)> + '_ {
+    /// Throttles with handles outside the table, shard by shard, with their keys.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = (K, Arc<Inner>)> + '_ {
         self.shards.iter().flat_map(|shard| {
             let table = shard.lock();
-            let held = table.entries.iter().filter(|entry| Arc::strong_count(&entry.throttle) > 1);
-            held.map(|entry| (entry.key.clone(), Arc::clone(&entry.throttle))).collect::<Vec<_>>()
+            let in_use = table.entries.iter().filter(|entry| Arc::strong_count(&entry.throttle) > 1);
+            in_use.map(|entry| (entry.key.clone(), Arc::clone(&entry.throttle))).collect::<Vec<_>>()
         })
     }
 
     const fn shard_of(&self, hash: u64) -> usize {
-        // Of all bits, since a fast hash may have spread the keys over some of them only; and of none that the table uses by
-        // itself: it takes the lowest for the place and the highest for the tag.
+        // Mixes all bits, as a fast hash may spread keys over only some of them, and selects none that the
+        // table uses itself: it takes the lowest for the slot and the highest for the tag.
         (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize & (self.shards.len() - 1)
     }
 
@@ -247,7 +248,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     }
 
     #[cold]
-    fn attend<Q>(&self, key: &Q, throttle: &Arc<Inner>, now: Instant, is_stale: bool, is_due: bool)
+    fn maintain<Q>(&self, key: &Q, throttle: &Arc<Inner>, now: Instant, is_stale: bool, is_due: bool)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -256,9 +257,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             self.refresh(&key.to_owned(), throttle);
         }
         if is_due {
-            // One shard after the other, and not its own: the keys of one that nobody asks for are idle all the same.
-            let next = self.gone.next_idle.fetch_add(1, Ordering::Relaxed) % self.shards.len();
-            self.sweep_idle(next, now, &mut Look::new());
+            // Round-robin over the shards: a shard that is no longer used has idle keys too.
+            let next = self.evictions.next_idle.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+            self.sweep_idle(next, now, &mut SweepBudget::new());
         }
     }
 
@@ -272,68 +273,70 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         let key = key.to_owned();
         let (epoch, version) = (self.epoch.load(Ordering::Acquire), self.version.load(Ordering::Acquire));
         let plans = self.plans.load(Ordering::Acquire);
-        let mut look = Look::new();
-        if !self.make_room(now, &mut look) {
+        let mut budget = SweepBudget::new();
+        if !self.make_space(now, &mut budget) {
             return self.share(&key, now);
         }
-        let (rule, orders) = self.rule_of(&key);
-        // Somebody's code: no lock is held, and no place taken.
+        let (rule, settings) = self.rule_of(&key);
+        // User code: no lock is held, and no place is reserved.
         let plan = rule.limits(&key).plan;
         let kept = key.clone();
-        // By the key alone, and not by this registry's hashes: with the same seed a key has the same chance every time.
+        // From the key alone, not from this registry's hash: with the same seed a key gets the same stream
+        // every time.
         let random = self.random.fork(FixedState::default().hash_one(&key));
         let throttle = Inner::new(plan, Arc::clone(&self.setup), random, hash);
         {
             let mut state = throttle.lock();
             (state.version, state.plans) = (version, plans);
-            state.gates.bypass(!orders.is_enabled);
+            state.gates.bypass(!settings.is_enabled);
             throttle.follows(epoch);
         }
         let entry = Entry { key: kept, throttle: Arc::clone(&throttle) };
         let mut table = loop {
             let table = self.shards[self.shard_of(hash)].lock();
             if let Some(found) = table.entries.find(hash, |entry| entry.key == key)
-                && !is_planted(Bug::InsertUnlooked)
+                && !is_injected(Bug::InsertUnchecked)
             {
                 let throttle = Arc::clone(&found.throttle);
                 drop(table);
-                return self.follow_up(&key, throttle);
+                return self.refresh_found(&key, throttle);
             }
-            // With the lock that the entry is put in under: whoever finds neither it nor a place is before it.
-            if self.take_place() {
+            // Under the lock that the entry is inserted under: a caller that finds neither the entry nor a
+            // place came earlier.
+            if self.reserve_place() {
                 break table;
             }
             drop(table);
-            if !self.make_room(now, &mut look) {
+            if !self.make_space(now, &mut budget) {
                 return self.share(&key, now);
             }
         };
         table.will_grow();
         table.entries.insert_unique(hash, entry, |entry| self.hasher.hash_one(&entry.key));
-        let is_stale = self.epoch.load(Ordering::Acquire) != epoch && !is_planted(Bug::MissChange);
+        let is_stale = self.epoch.load(Ordering::Acquire) != epoch && !is_injected(Bug::MissLimitChange);
         drop(table);
         if is_stale
-            || orders.is_closed
-            || self.version.load(Ordering::Acquire) != version && !is_planted(Bug::MissChange)
+            || settings.is_closed
+            || self.version.load(Ordering::Acquire) != version && !is_injected(Bug::MissLimitChange)
         {
             self.refresh(&key, &throttle);
         }
         self.setup.sinks.guard(|| self.meter.added());
-        self.sweep_idle(self.shard_of(hash), now, &mut look);
+        self.sweep_idle(self.shard_of(hash), now, &mut budget);
         throttle
     }
 
-    /// There is no room: the shared entry serves, unless somebody made the key meanwhile. One that has an entry uses it.
+    /// The registry is full: returns the overflow throttle, unless another thread has created the key since.
     fn share(&self, key: &K, now: Instant) -> Arc<Inner> {
-        match self.get(key).filter(|_| !is_planted(Bug::ShareUnlooked)) {
-            Some(found) => self.follow_up(key, found),
+        match self.get(key).filter(|_| !is_injected(Bug::ShareUnchecked)) {
+            Some(found) => self.refresh_found(key, found),
             None => self.overflowed(now),
         }
     }
 
-    /// A throttle that somebody else made meanwhile: the rules may have changed since then too.
-    fn follow_up(&self, key: &K, throttle: Arc<Inner>) -> Arc<Inner> {
-        if throttle.epoch() != self.epoch.load(Ordering::Acquire) && !is_planted(Bug::HandOutStale) {
+    /// A throttle that another thread created concurrently: its limits may have changed since.
+    fn refresh_found(&self, key: &K, throttle: Arc<Inner>) -> Arc<Inner> {
+        if throttle.epoch() != self.epoch.load(Ordering::Acquire) && !is_injected(Bug::ReturnStale) {
             self.refresh(key, &throttle);
         }
         throttle
@@ -343,7 +346,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
 impl<K> Drop for Registry<K> {
     fn drop(&mut self) {
         let keys = u32::try_from(*self.keys.get_mut()).unwrap_or(u32::MAX);
-        self.setup.sinks.guard(|| self.meter.forgotten(keys));
+        self.setup.sinks.guard(|| self.meter.registry_dropped(keys));
     }
 }
 
@@ -355,7 +358,7 @@ impl<K> Shard<K> {
 }
 
 impl<K> Table<K> {
-    /// One more entry comes: where there is no room for it, all may move.
+    /// Before an insert: without spare capacity all entries may move.
     fn will_grow(&mut self) {
         if self.entries.len() == self.entries.capacity() {
             self.moves = self.moves.wrapping_add(1);
@@ -364,7 +367,7 @@ impl<K> Table<K> {
 }
 
 impl Inner {
-    /// Somebody asked for it.
+    /// Records a use.
     pub(super) fn touch(&self, now: Instant) {
         let mut state = self.lock();
         let State { plan, gates, .. } = &mut *state;

@@ -1,9 +1,10 @@
-//! What the limits of each key are, and how a change of them reaches the keys.
+//! The limits of each key, and how a change of them reaches the keys.
 //!
-//! A change is made to the rules first and then counted. Whoever refreshes a throttle reads the count before the rules,
-//! so what it reads is at least as new, and a throttle that follows a later change never goes back to an earlier one.
-//! Limits are counted apart from the rest, so that turning them off and on undoes nothing that a hand has changed.
-//! Plan functions are somebody's code: they are asked without any lock, and a panic of one is no other key's trouble.
+//! A change is made to the rules first and counted afterwards. A refresh reads the count before the rules, so
+//! the rules are at least as new, and a throttle that follows a later change never goes back to an earlier
+//! one. Changes of limits have their own count, so that turning limits off and on overwrites no manual
+//! change. Limit functions are user code: they are called without any lock, and a panic for one key does not
+//! affect others.
 
 use std::any::Any;
 use std::hash::Hash;
@@ -18,69 +19,69 @@ use tidegate_core::plan::Plan;
 
 use super::limits::Limits;
 use super::registry::Registry;
-use crate::planted::{Bug, is_planted};
+use crate::fault_injection::{Bug, is_injected};
 use crate::throttle::Inner;
 
 pub(super) type Rule<K> = Arc<dyn Fn(&K) -> Limits + Send + Sync>;
 
-/// What the limits of a key are.
+/// The source of all keys' limits.
 pub(super) struct Rules<K> {
     by: Rule<K>,
-    /// Keys with limits of their own.
+    /// Keys with their own limits.
     own: HashMap<K, Limits, RandomState>,
     is_enabled: bool,
     is_closed: bool,
 }
 
-/// What one key is to follow.
-pub(super) struct Orders {
-    /// With the count of changes of limits; `None` where it keeps the one it has.
+/// The settings that one key must follow.
+pub(super) struct KeySettings {
+    /// The plan and the count of changes of limits; `None` keeps the current plan.
     plan: Option<(Arc<Plan>, u32)>,
     pub(super) is_enabled: bool,
     pub(super) is_closed: bool,
 }
 
-/// Where the limits of one key come from.
-pub(super) enum RuleOf<K> {
+/// The source of one key's limits.
+pub(super) enum KeyRule<K> {
     Own(Limits),
     All(Rule<K>),
 }
 
-/// What a plan function panicked with.
+/// The panic payload of a limit function.
 type Panic = Box<dyn Any + Send>;
 
-/// As many keys as there may be have limits of their own already.
+/// The maximum number of keys already have their own limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[error("{keys_max} keys have limits of their own, and `keyed.keys_max` is {keys_max}")]
-pub struct NoRoom {
-    /// The bound of keys.
+#[error("{keys_max} keys already have their own limits, and `keyed.keys_max` is {keys_max}")]
+pub struct TooManyOwnLimits {
+    /// The maximum number of keys.
     pub keys_max: usize,
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
-    /// Other limits for all keys but those with limits of their own.
-    pub(super) fn rule_by(&self, by: Rule<K>) {
+    /// Replaces the limits of all keys except those with their own.
+    pub(super) fn set_rule(&self, by: Rule<K>) {
         let old = self.edit(|rules| std::mem::replace(&mut rules.by, by));
         self.plans.fetch_add(1, Ordering::AcqRel);
-        let renewed = self.renew();
-        // It may hold anything: dropped without a lock.
+        let refreshed = self.refresh_all();
+        // User code: dropped without a lock.
         drop(old);
-        renewed.unwrap_or_else(|panic| resume_unwind(panic));
+        refreshed.unwrap_or_else(|panic| resume_unwind(panic));
     }
 
-    /// Limits of its own for one key, or none any more.
+    /// Sets or removes the limits of one key.
     ///
     /// # Errors
-    /// As many keys as there may be have limits of their own already.
-    pub(super) fn rule_one(&self, key: &K, limits: Option<Limits>) -> Result<(), NoRoom> {
+    /// The maximum number of keys already have their own limits.
+    pub(super) fn set_own_limits(&self, key: &K, limits: Option<Limits>) -> Result<(), TooManyOwnLimits> {
         let keys_max = self.options.keys_max;
         let kept = key.clone();
         let old = self.edit(|rules| {
             if limits.is_some() && rules.own.len() >= keys_max && !rules.own.contains_key(key) {
-                return Err(NoRoom { keys_max });
+                return Err(TooManyOwnLimits { keys_max });
             }
-            // Taken out first, so that nothing of it is dropped here.
+            // Removed first, so that nothing is dropped under the lock.
             let old = rules.own.remove_entry(key);
             if let Some(limits) = limits {
                 rules.own.insert(kept, limits);
@@ -92,13 +93,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         if let Some(throttle) = self.get(key) {
             self.refresh(key, &throttle);
         }
-        // Keys and limits are somebody's: dropped without a lock.
+        // Keys and limits are user types: dropped without a lock.
         drop(old);
         Ok(())
     }
 
-    /// Other limits for the shared entry.
-    pub(super) fn rule_overflow(&self, limits: &Limits) {
+    /// Replaces the limits of the overflow throttle.
+    pub(super) fn set_overflow(&self, limits: &Limits) {
         let plans = self.plans.fetch_add(1, Ordering::AcqRel) + 1;
         let version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
         let (is_enabled, is_closed) = {
@@ -106,14 +107,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             (rules.is_enabled, rules.is_closed)
         };
         let plan = Some((Arc::clone(&limits.plan), plans));
-        self.overflow.follow(&Orders { plan, is_enabled, is_closed }, version, 0);
+        self.overflow.follow(&KeySettings { plan, is_enabled, is_closed }, version, 0);
     }
 
     pub(super) fn enable(&self, is_enabled: bool) -> bool {
         let was = self.edit(|rules| std::mem::replace(&mut rules.is_enabled, is_enabled));
         if was != is_enabled {
-            // The limits are what they were: whoever next asks for a key whose limits panic hears of it.
-            drop(self.renew());
+            // The limits are unchanged: a limit function that panics does so again on the key's next use.
+            drop(self.refresh_all());
         }
         was
     }
@@ -122,72 +123,73 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         self.rules.read().is_enabled
     }
 
-    /// Answers whether it was open.
+    /// Returns whether it was open.
     pub(super) fn close(&self) -> bool {
         let was_closed = self.edit(|rules| std::mem::replace(&mut rules.is_closed, true));
         if !was_closed {
-            drop(self.renew());
+            drop(self.refresh_all());
         }
         !was_closed
     }
 
-    /// Lets a throttle follow the rules of now.
+    /// Makes a throttle follow the current rules.
     pub(super) fn refresh(&self, key: &K, throttle: &Inner) {
         self.try_refresh(key, throttle).unwrap_or_else(|panic| resume_unwind(panic));
     }
 
-    /// The same where a panic of the plan function is not the end of it.
+    /// The same, returning a panic of the limit function.
     fn try_refresh(&self, key: &K, throttle: &Inner) -> Result<(), Panic> {
         let (epoch, version) = (self.epoch.load(Ordering::Acquire), self.version.load(Ordering::Acquire));
         let plans = self.plans.load(Ordering::Acquire);
-        let (rule, mut orders) = self.rule_of(key);
-        // Somebody's code: no lock is held.
+        let (rule, mut settings) = self.rule_of(key);
+        // User code: no lock is held.
         let limits = catch_unwind(AssertUnwindSafe(|| rule.limits(key)));
-        // Without its limits it is still told whether anybody may enter, and stays stale: they are asked for again.
+        // Without limits it still follows enabled and closed, and stays stale, so that the function is called
+        // again.
         let epoch = if limits.is_ok() { epoch } else { throttle.epoch() };
-        orders.plan = limits.as_ref().ok().map(|limits| (Arc::clone(&limits.plan), plans));
-        throttle.follow(&orders, version, epoch);
+        settings.plan = limits.as_ref().ok().map(|limits| (Arc::clone(&limits.plan), plans));
+        throttle.follow(&settings, version, epoch);
         limits.map(drop)
     }
 
-    /// What says the limits of `key`, and what is known without asking it.
-    pub(super) fn rule_of(&self, key: &K) -> (RuleOf<K>, Orders) {
+    /// The source of a key's limits, and the settings known without calling it.
+    pub(super) fn rule_of(&self, key: &K) -> (KeyRule<K>, KeySettings) {
         let rules = self.rules.read();
         let rule = match rules.own.get(key) {
-            Some(limits) => RuleOf::Own(limits.clone()),
-            None => RuleOf::All(Arc::clone(&rules.by)),
+            Some(limits) => KeyRule::Own(limits.clone()),
+            None => KeyRule::All(Arc::clone(&rules.by)),
         };
-        (rule, Orders { plan: None, is_enabled: rules.is_enabled, is_closed: rules.is_closed })
+        (rule, KeySettings { plan: None, is_enabled: rules.is_enabled, is_closed: rules.is_closed })
     }
 
     fn edit<T>(&self, edit: impl FnOnce(&mut Rules<K>) -> T) -> T {
         edit(&mut self.rules.write())
     }
 
-    /// The rules changed for all keys. Those that somebody waits at or holds follow at once, the others when they are
-    /// next asked for. One whose limits panic keeps the others from nothing.
+    /// The rules changed for all keys. Keys with waiters or handles follow at once, the others on their next
+    /// use. If the limit function panics for one key, the others still follow.
     ///
     /// # Errors
     /// The first such panic.
-    fn renew(&self) -> Result<(), Panic> {
+    fn refresh_all(&self) -> Result<(), Panic> {
         self.version.fetch_add(1, Ordering::AcqRel);
         self.epoch.fetch_add(1, Ordering::AcqRel);
-        let mut renewed = Ok(());
-        for (key, throttle) in self.held() {
-            renewed = renewed.and(self.try_refresh(&key, &throttle));
+        let mut refreshed = Ok(());
+        for (key, throttle) in self.in_use() {
+            refreshed = refreshed.and(self.try_refresh(&key, &throttle));
         }
-        // Before what the rules say, as for every key: what is read later is at least as new.
+        // Read before the rules, as for every key: the rules are then at least as new.
         let mut version = self.version.load(Ordering::Acquire);
         let (is_enabled, is_closed) = {
             let rules = self.rules.read();
             (rules.is_enabled, rules.is_closed)
         };
-        if is_planted(Bug::ReadVersionLate) {
+        if is_injected(Bug::ReadVersionLate) {
             version = self.version.load(Ordering::Acquire);
         }
-        // The shared entry has limits of its own.
-        self.overflow.follow(&Orders { plan: None, is_enabled, is_closed }, version, 0);
-        renewed
+        // The overflow throttle has its own limits.
+        self.overflow.follow(&KeySettings { plan: None, is_enabled, is_closed }, version, 0);
+        refreshed
     }
 }
 
@@ -197,7 +199,7 @@ impl<K> Rules<K> {
     }
 }
 
-impl<K> RuleOf<K> {
+impl<K> KeyRule<K> {
     pub(super) fn limits(&self, key: &K) -> Limits {
         match self {
             Self::Own(limits) => limits.clone(),
@@ -207,23 +209,23 @@ impl<K> RuleOf<K> {
 }
 
 impl Inner {
-    /// Follows what a registry asks for, unless it follows something later already.
-    fn follow(&self, orders: &Orders, version: u32, epoch: u32) {
+    /// Follows the registry's settings, unless it already follows later ones.
+    fn follow(&self, settings: &KeySettings, version: u32, epoch: u32) {
         self.change(|state, now, effects| {
             if version < state.version {
                 return;
             }
             state.version = version;
             self.follows(epoch);
-            state.gates.bypass(!orders.is_enabled);
-            if let Some((plan, plans)) = &orders.plan
+            state.gates.bypass(!settings.is_enabled);
+            if let Some((plan, plans)) = &settings.plan
                 && *plans != std::mem::replace(&mut state.plans, *plans)
                 && !Arc::ptr_eq(&state.plan, plan)
                 && state.plan != *plan
             {
                 self.put(state, plan, now, effects);
             }
-            if orders.is_closed {
+            if settings.is_closed {
                 state.gates.close(&mut effects.events);
             }
         });

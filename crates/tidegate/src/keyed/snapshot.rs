@@ -1,7 +1,7 @@
-//! All keys as seen at one moment: counts over all of them, and the busiest ones whole.
+//! A snapshot of all keys: totals, and the busiest keys in detail.
 //!
-//! Each key is read once, under its own lock, so the counts and the list agree. A shard is walked in steps, so that
-//! nobody who calls meanwhile waits for all of it.
+//! Each key is read once, under its own lock, so totals and list agree. A shard is walked in steps, so that
+//! concurrent calls do not wait for the whole walk.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,34 +15,35 @@ use tidegate_core::time::Instant;
 
 use super::Keyed;
 use super::registry::{Registry, Table};
-use crate::tally::Tally;
+use crate::wait_counters::WaitCounters;
 
-/// Places of a table that are read under one lock.
+/// Table slots read per lock acquisition.
 const STEP: usize = 256;
 
-/// All keys at one moment: counts since the beginning, counts of now, and the busiest keys whole.
+/// A snapshot of all keys: counts since creation, current counts, and the busiest keys in detail.
 ///
-/// Keys are read one after the other, each once, so the counts of now and the list agree.
+/// Keys are read one after the other, each once, so the current counts and the list agree.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KeyedSnapshot<K> {
-    /// When it was taken, by the clock of the keys.
+    /// When it was taken, by the registry's clock.
     pub at: Instant,
-    /// Whether the limits count.
+    /// Whether the limits apply.
     pub is_enabled: bool,
     /// Keys with a throttle of their own.
     pub keys: usize,
-    /// Requests since the beginning: those admitted and those refused.
+    /// Requests since creation, admitted and refused.
     pub total: u64,
-    /// Requests admitted since the beginning, also under keys that were forgotten, and by the overflow entry.
+    /// Requests admitted since creation, including evicted keys and the overflow throttle.
     pub admitted: u64,
-    /// Requests that waited longer than [`throttled_after`](crate::KeyedBuilder::throttled_after), admitted in the end or not.
+    /// Requests that waited longer than [`throttled_after`](crate::KeyedBuilder::throttled_after), admitted
+    /// or not.
     pub throttled: u64,
     /// Requests refused, at once or after a wait.
     pub refused: u64,
     /// Attempts of [`run`](crate::Keyed::run) after the first.
     pub retries: u64,
-    /// The time that all together have waited.
+    /// The total waiting time.
     pub waited: Duration,
     /// Keys whose circuit is open now.
     pub open: u64,
@@ -52,19 +53,19 @@ pub struct KeyedSnapshot<K> {
     pub paused: u64,
     /// Callers waiting now.
     pub waiting: u64,
-    /// Requests in flight now. Not counted under limits of nothing but pace and rate.
+    /// Requests in flight now. Not counted under limits with only pace and rate.
     pub in_flight: u64,
-    /// Keys forgotten because nobody asked for them.
+    /// Keys evicted because they were idle.
     pub evicted_idle: u64,
-    /// Keys forgotten to make room.
+    /// Keys evicted to make space.
     pub evicted_size: u64,
-    /// Calls that were served by the shared entry for want of room.
+    /// Calls served by the overflow throttle because the registry was full.
     pub overflowed: u64,
     /// Panics of listeners.
     pub listener_panics: u64,
-    /// Events lost to a listener that was too slow.
+    /// Events lost to a slow listener.
     pub events_lost: u64,
-    /// The keys with the most requests admitted, the busiest first; as many as were asked for.
+    /// The keys with the most requests admitted, the busiest first; as many as requested.
     pub top: Vec<KeyView<K>>,
 }
 
@@ -74,26 +75,26 @@ pub struct KeyedSnapshot<K> {
 pub struct KeyView<K> {
     /// The key.
     pub key: K,
-    /// Everything there is to see of its throttle: rate and level, latency, error rate, outcomes, circuit, and more.
+    /// The snapshot of its throttle: rate and level, latency, error rate, outcomes, circuit, and more.
     pub throttle: Snapshot,
 }
 
 impl<K> KeyView<K> {
-    /// The time until one more request could enter, behind those who wait; `None` where no time can be told: it waits for a
-    /// return, or the key is closed.
+    /// The time until one more request could be admitted, behind the waiters; `None` if time does not decide:
+    /// it waits for a return, or the key is closed.
     pub fn next_entry(&self) -> Option<Duration> {
         self.throttle.next_entry.map(|at| at.since(self.throttle.at))
     }
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
-    /// All keys at this moment, with the `top` busiest of them whole. It walks over all keys, in steps between which
-    /// others get their turn.
+    /// A snapshot of all keys, with the `top` busiest in detail. It walks over all keys, in steps that let
+    /// concurrent calls proceed.
     pub fn snapshot(&self, top: usize) -> KeyedSnapshot<K> {
         self.registry.snapshot(top)
     }
 
-    /// A snapshot at every `span`, from one span on; a span of zero counts as a millisecond.
+    /// A snapshot every `span`, starting after one `span`; zero counts as a millisecond.
     ///
     /// ```
     /// use std::time::Duration;
@@ -115,7 +116,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     }
 }
 
-/// Snapshots at a steady pace; made by [`Keyed::snapshots`].
+/// Periodic snapshots. Created by [`Keyed::snapshots`].
 pub struct Snapshots<K> {
     keyed: Keyed<K>,
     span: Duration,
@@ -130,10 +131,10 @@ impl<K> fmt::Debug for Snapshots<K> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Snapshots<K> {
-    /// Waits for the next one. A reader that comes late gets one at once and misses those in between.
+    /// Waits for the next snapshot. A late reader gets one at once and misses those in between.
     ///
     /// # Cancel safety
-    /// Dropping the future loses nothing: the next call waits for the same moment.
+    /// Dropping the future loses nothing: the next call waits for the same time.
     pub async fn next(&mut self) -> KeyedSnapshot<K> {
         let clock = self.keyed.registry.clock();
         if clock.now() < self.next {
@@ -147,7 +148,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Snapshots<K> {
     }
 }
 
-/// What is counted while walking.
+/// The totals of a walk.
 #[derive(Debug)]
 struct Walk<K> {
     top: usize,
@@ -158,37 +159,37 @@ struct Walk<K> {
     paused: u64,
     waiting: u64,
     in_flight: u64,
-    /// The least busy of the busiest on top, to be replaced.
-    busiest: BinaryHeap<Reverse<Busy<K>>>,
-    /// Those who were replaced. Keys are somebody's: they are dropped without a lock.
-    replaced: Vec<Busy<K>>,
+    /// A min-heap: the least busy of the busiest is replaced first.
+    busiest: BinaryHeap<Reverse<ByAdmissions<K>>>,
+    /// Replaced entries. Keys are user types: they are dropped without a lock.
+    replaced: Vec<ByAdmissions<K>>,
 }
 
-/// A key by what was admitted under it.
+/// A key ordered by its admissions.
 #[derive(Debug)]
-struct Busy<K>(KeyView<K>);
+struct ByAdmissions<K>(KeyView<K>);
 
-impl<K> Busy<K> {
+impl<K> ByAdmissions<K> {
     const fn admitted(&self) -> u64 {
         self.0.throttle.admitted
     }
 }
 
-impl<K> PartialEq for Busy<K> {
+impl<K> PartialEq for ByAdmissions<K> {
     fn eq(&self, other: &Self) -> bool {
         self.admitted() == other.admitted()
     }
 }
 
-impl<K> Eq for Busy<K> {}
+impl<K> Eq for ByAdmissions<K> {}
 
-impl<K> PartialOrd for Busy<K> {
+impl<K> PartialOrd for ByAdmissions<K> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<K> Ord for Busy<K> {
+impl<K> Ord for ByAdmissions<K> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.admitted().cmp(&other.admitted())
     }
@@ -208,8 +209,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         let waiting = all.waiting + u64::from(overflow.waiting());
         let in_flight = all.in_flight + u64::from(overflow.gates.in_flight());
         drop(overflow);
-        let counts = self.setup.tally.as_ref().map(Tally::counts).unwrap_or_default();
-        let mut busiest: Vec<KeyView<K>> = all.busiest.into_iter().map(|Reverse(Busy(view))| view).collect();
+        let counts = self.setup.counters.as_ref().map(WaitCounters::counts).unwrap_or_default();
+        let mut busiest: Vec<KeyView<K>> =
+            all.busiest.into_iter().map(|Reverse(ByAdmissions(view))| view).collect();
         busiest.sort_by_key(|view| Reverse(view.throttle.admitted));
         KeyedSnapshot {
             at,
@@ -226,16 +228,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             paused: all.paused,
             waiting,
             in_flight,
-            evicted_idle: self.gone.idle.load(Ordering::Relaxed),
-            evicted_size: self.gone.size.load(Ordering::Relaxed),
-            overflowed: self.gone.overflowed.load(Ordering::Relaxed),
+            evicted_idle: self.evictions.idle.load(Ordering::Relaxed),
+            evicted_size: self.evictions.size.load(Ordering::Relaxed),
+            overflowed: self.evictions.overflowed.load(Ordering::Relaxed),
             listener_panics: self.sinks.panics() + self.setup.sinks.panics(),
             events_lost: self.sinks.lost() + self.setup.events_lost(),
             top: busiest,
         }
     }
 
-    /// Reads a shard in steps; where its entries moved in between, anew and at once.
+    /// Reads a shard in steps; if its entries moved in between, reads it again at once.
     fn walk(&self, shard: usize, top: usize, at: Instant) -> Walk<K> {
         let mut walk = Walk::new(top);
         let mut place = 0;
@@ -246,22 +248,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             let mut before = None;
             if has_moved {
                 before = Some(std::mem::replace(&mut walk, Walk::new(top)));
-                table.left.read = 0;
+                table.evicted.read = 0;
                 walk.read(&table, 0, usize::MAX, at);
             } else {
                 walk.read(&table, place, STEP, at);
                 place += STEP;
             }
             if has_moved || place >= table.entries.num_buckets() {
-                // Those who left in between are counted once: where they were read, or here.
-                walk.admitted += table.left.admitted - std::mem::take(&mut table.left.read);
-                table.left.walked = 0;
+                // Keys evicted in between are counted once: where they were read, or here.
+                walk.admitted += table.evicted.admitted - std::mem::take(&mut table.evicted.read);
+                table.evicted.walked = 0;
                 drop(table);
                 drop(before);
                 walk.replaced.clear();
                 return walk;
             }
-            table.left.walked = place;
+            table.evicted.walked = place;
             drop(table);
             walk.replaced.clear();
         }
@@ -284,7 +286,7 @@ impl<K: Clone> Walk<K> {
         }
     }
 
-    /// Reads the entries at so many places from `place` on.
+    /// Reads `places` table slots from `place` on.
     fn read(&mut self, table: &Table<K>, place: usize, places: usize, at: Instant) {
         let end = place.saturating_add(places).min(table.entries.num_buckets());
         for place in place..end {
@@ -304,7 +306,7 @@ impl<K: Clone> Walk<K> {
             if self.wants(gates.admitted()) {
                 let throttle = gates.snapshot(plan, state.waiting(), at);
                 drop(state);
-                self.put(Busy(KeyView { key: entry.key.clone(), throttle }));
+                self.put(ByAdmissions(KeyView { key: entry.key.clone(), throttle }));
             }
         }
     }
@@ -314,11 +316,11 @@ impl<K: Clone> Walk<K> {
         self.busiest.len() < self.top || (self.top > 0 && admitted > least)
     }
 
-    fn put(&mut self, busy: Busy<K>) {
+    fn put(&mut self, entry: ByAdmissions<K>) {
         if self.busiest.len() >= self.top {
-            self.replaced.extend(self.busiest.pop().map(|Reverse(busy)| busy));
+            self.replaced.extend(self.busiest.pop().map(|Reverse(entry)| entry));
         }
-        self.busiest.push(Reverse(busy));
+        self.busiest.push(Reverse(entry));
     }
 
     fn add(&mut self, other: Self) {
@@ -329,9 +331,9 @@ impl<K: Clone> Walk<K> {
         self.paused += other.paused;
         self.waiting += other.waiting;
         self.in_flight += other.in_flight;
-        for Reverse(busy) in other.busiest {
-            if self.wants(busy.admitted()) {
-                self.put(busy);
+        for Reverse(entry) in other.busiest {
+            if self.wants(entry.admitted()) {
+                self.put(entry);
             }
         }
     }

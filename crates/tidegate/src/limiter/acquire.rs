@@ -1,4 +1,4 @@
-//! Drawing: who asks, what limits them, and what the store says.
+//! The draw path of the limiter: subjects, draws, and mapping the store's response to a lease or an error.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,25 +11,27 @@ use tidegate_core::limit::policy::{OnUnavailable, Policy, Share, Version};
 use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::{Limit, Rule};
 use tidegate_core::time::Stamp;
-use tidegate_store::{Cancel, Draw, Drawn, Lookup, Moved, Readings, Reply, Settle, StoreError, Terms};
+use tidegate_store::{
+    Cancel, Draw, DrawResult, Lookup, Movement, Readings, Reply, Settle, StoreError, Terms,
+};
 
+use super::breaker::CallFailure;
 use super::error::{LimitError, Limited};
 use super::events::LimitEvent;
-use super::guard::Failed;
-use super::lease::{Backing, Lease, Settled, State};
+use super::lease::{Backing, Lease, SettleStatus, State};
 use super::request::Request;
 use super::settler::End;
 use super::{Limiter, Shared};
 
-/// Ids that are made for one draw, should the first ones look too old.
+/// Retries of a draw with a fresh id, if the store considers the previous one too old.
 const IDS_MAX: usize = 8;
 
-/// Who asks, and for what: a pair of names, or a [`Subject`].
+/// The subject of a request, borrowed: a pair of names, or a [`Subject`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SubjectRef<'a> {
-    /// Who.
+    /// The entity that draws.
     pub entity: &'a str,
-    /// What.
+    /// The resource it draws.
     pub resource: &'a str,
 }
 
@@ -57,42 +59,44 @@ impl SubjectRef<'_> {
 }
 
 impl Limiter {
-    /// Draws `cost` from every limit of the subject, and of those above it that it cascades to: all or nothing, and
-    /// at once. The lease is written before this returns.
+    /// Draws `cost` from every limit of the subject, and of its ancestors where limits cascade: all or
+    /// nothing, without waiting. The lease is recorded before this returns.
     ///
     /// # Errors
-    /// [`LimitError::Limited`] with every limit's balance, which are short, whose they are and when to come back;
-    /// [`LimitError::TooLarge`] where no waiting would help; [`LimitError::Waiting`] while others of this process wait
-    /// for the same subject; [`LimitError::NoLimits`], [`LimitError::Cost`] and [`LimitError::Name`] for what cannot be
-    /// asked; [`LimitError::Unavailable`] when the store is unavailable, [`LimitError::Busy`] when too
-    /// many calls of this process wait for it, and [`LimitError::Store`] where it refuses, or was closed.
+    /// [`LimitError::Limited`] with every limit's balance, the short ones and when to retry;
+    /// [`LimitError::TooLarge`] if no waiting would help; [`LimitError::Waiting`] while other callers of this
+    /// process wait for the same subject; [`LimitError::NoLimits`], [`LimitError::Cost`] and
+    /// [`LimitError::Name`] for invalid requests; [`LimitError::Unavailable`] if the store is unavailable,
+    /// [`LimitError::Busy`] if too many calls of this process wait for it, and [`LimitError::Store`] if it
+    /// refuses or was closed.
     ///
     /// # Panics
-    /// Where the store is not in this process: within a tokio runtime whose timer is not enabled. Outside a runtime it is
-    /// fine, if the store needs none.
+    /// If the store is outside this process, within a tokio runtime whose timer is not enabled. Outside a
+    /// runtime it works, if the store needs none.
     ///
     /// # Cancel safety
-    /// Dropping the future takes nothing: a draw that is under way is cancelled in the background.
-    pub async fn acquire<'a>(
+    /// Dropping the future takes nothing: a draw in flight is cancelled in the background.
+    pub async fn try_acquire<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
         cost: impl AsRef<[(&'a str, u64)]>,
     ) -> Result<Lease, LimitError> {
-        self.request(subject.into(), cost.as_ref()).acquire().await
+        self.request(subject.into(), cost.as_ref()).try_acquire().await
     }
 
-    /// The same, waiting up to `within` for what is short. Those who wait for a subject are served in the order they
-    /// came; only the first asks the store. Refuses as soon as it is clear that the time will not do.
+    /// [`try_acquire`](Self::try_acquire), waiting up to `within` for short limits. Waiters of a subject are served
+    /// in FIFO order; only the head calls the store. It fails as soon as the timeout is known to be too
+    /// short.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`LimitError::Busy`] when as many wait as may.
+    /// As [`try_acquire`](Self::try_acquire), and [`LimitError::Busy`] when the maximum number of waiters is reached.
     ///
     /// # Panics
-    /// As [`acquire`](Self::acquire), and when it has to wait outside a tokio runtime with its timer enabled: there,
-    /// [block](Self::blocking).
+    /// As [`try_acquire`](Self::try_acquire), and if it has to wait outside a tokio runtime with its timer enabled:
+    /// there, use [`blocking`](Self::blocking).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the line and takes nothing. You lose your place.
+    /// Dropping the future leaves the queue and takes nothing. You lose your place.
     pub async fn acquire_within<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
@@ -105,13 +109,13 @@ impl Limiter {
     /// Draws and settles in one call: no lease is kept.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire).
+    /// As [`try_acquire`](Self::try_acquire).
     ///
     /// # Panics
-    /// As [`acquire`](Self::acquire).
+    /// As [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
-    /// Dropping the future may leave it spent or not.
+    /// Dropping the future may or may not leave the units spent.
     pub async fn spend<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
@@ -120,7 +124,7 @@ impl Limiter {
         self.request(subject.into(), cost.as_ref()).spend().await
     }
 
-    /// An acquire with more to say: limits of its own, a deadline of its own.
+    /// Builds an acquire with further options, such as its own limits or deadline.
     pub fn request<'a>(
         &'a self,
         subject: impl Into<SubjectRef<'a>>,
@@ -130,16 +134,17 @@ impl Limiter {
     }
 }
 
-/// A draw that may be under way. Dropped before the store has answered, it is cancelled in the background.
+/// A draw that may be in flight. If it is dropped before the store has responded, it is cancelled in the
+/// background.
 struct Pending<'a> {
     shared: &'a Arc<Shared>,
     draw: &'a Draw,
-    is_answered: bool,
+    has_response: bool,
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        if !self.is_answered {
+        if !self.has_response {
             let levels = Arc::clone(&self.draw.levels);
             let cancel = Cancel { lease: self.draw.lease, step: 1, levels, is_watched: false };
             self.shared.settle_later(End::Cancel(cancel));
@@ -147,33 +152,33 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// One who is asking the store.
-pub(super) struct Asking<'a> {
+/// Counts a caller that is calling the store.
+pub(super) struct CallGuard<'a> {
     shared: &'a Shared,
 }
 
-impl Drop for Asking<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
-        self.shared.asking.fetch_sub(1, Ordering::SeqCst);
+        self.shared.calls_in_flight.fetch_sub(1, Ordering::SeqCst);
         if self.shared.is_closed.load(Ordering::SeqCst) {
             self.shared.lease_ended.notify_waiters();
         }
     }
 }
 
-/// How a draw is made.
+/// The kind of a draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A lease is kept.
+    /// Keeps a lease.
     Draw,
-    /// It is settled at once.
+    /// Settles at once.
     Spend,
-    /// The same, and whoever spends is told what is left.
-    Tell,
+    /// Settles at once, and returns the balances.
+    SpendWithBalances,
 }
 
 impl Shared {
-    /// Draws at once. When the store is away, the policy decides.
+    /// Draws without waiting for limits. If the store is unavailable, the policy decides.
     pub(super) async fn draw(
         self: &Arc<Self>,
         levels: Arc<Levels>,
@@ -187,17 +192,17 @@ impl Shared {
             return answer;
         }
         let mut draw = new_draw(Self::new_id(), levels, units, deadline);
-        let mut answer = self.ask_to_draw(&draw, kind).await;
+        let mut answer = self.call_draw(&draw, kind).await;
         for _ in 0..IDS_MAX {
             if !matches!(&answer, Err(failed) if matches!(failed.error, StoreError::Ended { .. })) {
                 break;
             }
-            // The id is new, and looks so old that the store may have forgotten it.
+            // The id is fresh but looks too old: the store may have forgotten an ended lease with it.
             draw.lease = Self::new_id();
-            answer = self.ask_to_draw(&draw, kind).await;
+            answer = self.call_draw(&draw, kind).await;
         }
         match answer {
-            Ok(drawn) => self.answered(draw, drawn, kind),
+            Ok(drawn) => self.finish_draw(draw, drawn, kind),
             Err(failed) if failed.error.is_unavailable() => {
                 self.without_store(draw, kind, failed.error).await
             }
@@ -205,24 +210,25 @@ impl Shared {
         }
     }
 
-    /// Asks a store that may be away. Given up, by us or by the caller, the draw is cancelled in the background.
-    async fn ask_to_draw(self: &Arc<Self>, draw: &Draw, kind: Kind) -> Result<Drawn, Failed> {
-        let mut pending = Pending { shared: self, draw, is_answered: false };
+    /// Calls a store that may be unavailable. If the call is abandoned, by a timeout or by the caller, the
+    /// draw is cancelled in the background.
+    async fn call_draw(self: &Arc<Self>, draw: &Draw, kind: Kind) -> Result<DrawResult, CallFailure> {
+        let mut pending = Pending { shared: self, draw, has_response: false };
         let answer = match kind {
-            Kind::Draw => self.guard.call(self.store.draw(draw)).await,
-            Kind::Spend | Kind::Tell => match self.guard.call(self.store.spend(draw)).await {
-                // It cannot be cancelled if it was done: asked again, the store answers as the first time.
-                Err(Failed { error: StoreError::Unavailable { .. }, may_be_done: true }) => {
-                    self.guard.call(self.store.spend(draw)).await
+            Kind::Draw => self.breaker.call(self.store.draw(draw)).await,
+            Kind::Spend | Kind::SpendWithBalances => match self.breaker.call(self.store.spend(draw)).await {
+                // A spend cannot be cancelled once done; the store answers a repeat with the first result.
+                Err(CallFailure { error: StoreError::Unavailable { .. }, may_be_done: true }) => {
+                    self.breaker.call(self.store.spend(draw)).await
                 }
                 answer => answer,
             },
         };
-        pending.is_answered = answer.as_ref().err().is_none_or(|failed| !failed.may_be_done);
+        pending.has_response = answer.as_ref().err().is_none_or(|failed| !failed.may_be_done);
         answer
     }
 
-    /// Draws from a store that answers at once: no future is made, and nothing is moved through one.
+    /// Draws from a store that replies immediately: no future is created or moved.
     #[inline]
     pub(super) fn draw_now(
         self: &Arc<Self>,
@@ -231,49 +237,50 @@ impl Shared {
         deadline: Duration,
         kind: Kind,
     ) -> Option<Result<Lease, LimitError>> {
-        // Whoever holds a lease can ask such a store for its balances at any time.
-        let is_watched = kind == Kind::Tell;
+        // The lease's holder can read balances from such a store at any time.
+        let is_watched = kind == Kind::SpendWithBalances;
         let mut draw = Draw { is_watched, ..new_draw(self.new_id_at(), levels, units, deadline) };
-        let ask = |draw: &Draw| match kind {
+        let call = |draw: &Draw| match kind {
             Kind::Draw => self.store.draw(draw).now(),
-            Kind::Spend | Kind::Tell => self.store.spend(draw).now(),
+            Kind::Spend | Kind::SpendWithBalances => self.store.spend(draw).now(),
         };
-        let mut answer = ask(&draw)?;
+        let mut answer = call(&draw)?;
         for _ in 0..IDS_MAX {
             if !matches!(answer, Err(StoreError::Ended { .. })) {
                 break;
             }
-            // The id is new, and looks so old that the store may have forgotten it: once more, by the store's clock.
+            // The id is fresh but looks too old for the store: retry with the store's clock.
             let seen = self.store.balances(&Lookup::Subjects(Vec::new())).now()?;
-            self.told.fetch_max(seen.map_or(0, |seen| seen.at.as_micros() / 1_000), Ordering::Relaxed);
+            self.store_time_ms
+                .fetch_max(seen.map_or(0, |seen| seen.at.as_micros() / 1_000), Ordering::Relaxed);
             draw.lease = self.new_id_at();
-            answer = ask(&draw)?;
+            answer = call(&draw)?;
         }
-        Some(answer.map_err(LimitError::Store).and_then(|drawn| self.answered(draw, drawn, kind)))
+        Some(answer.map_err(LimitError::Store).and_then(|drawn| self.finish_draw(draw, drawn, kind)))
     }
 
-    /// What the store's answer is to the caller.
-    pub(super) fn answered(
+    /// Maps the store's response to the caller's result.
+    pub(super) fn finish_draw(
         self: &Arc<Self>,
         draw: Draw,
-        drawn: Drawn,
+        drawn: DrawResult,
         kind: Kind,
     ) -> Result<Lease, LimitError> {
         match drawn {
-            Drawn::Granted(moved) => {
-                self.notice(&draw.levels, &moved);
-                self.told.store(moved.at.as_micros() / 1_000, Ordering::Relaxed);
+            DrawResult::Granted(moved) => {
+                self.note_version(&draw.levels, &moved);
+                self.store_time_ms.store(moved.at.as_micros() / 1_000, Ordering::Relaxed);
                 self.lease(draw, moved.at, moved.readings, (Backing::Store, kind))
             }
-            Drawn::Refused(moved) => {
-                self.notice(&draw.levels, &moved);
+            DrawResult::Refused(moved) => {
+                self.note_version(&draw.levels, &moved);
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 Err(Limited::new(&draw.levels, &moved, &draw.units).into_error())
             }
         }
     }
 
-    /// What becomes of a draw when the store is away.
+    /// Handles a draw while the store is unavailable, according to the policy.
     pub(super) async fn without_store(
         self: &Arc<Self>,
         draw: Draw,
@@ -283,25 +290,29 @@ impl Shared {
         let lease = match draw.levels.on_unavailable().0 {
             OnUnavailable::Block => return Err(self.failure(error)),
             OnUnavailable::Allow => {
-                self.lease(draw, Stamp::ZERO, Readings::new(), (Backing::Nobody, kind))?
+                self.lease(draw, Stamp::ZERO, Readings::new(), (Backing::Unbacked, kind))?
             }
             OnUnavailable::LocalShare(share) => {
                 let levels = Arc::new(draw.levels.map_rules(|rule| share_of(rule, share)));
-                // The store may have heard of the id; one that was chosen finds the same lease here again.
+                // The store may have received the id. An idempotency key must find the same lease again, so
+                // it is kept.
                 let lease = if draw.lease.is_chosen() { draw.lease } else { Self::new_id() };
                 let draw = Draw { lease, levels, ..draw };
-                let reply: Reply<'_, Drawn> = match kind {
+                let reply: Reply<'_, DrawResult> = match kind {
                     Kind::Draw => tidegate_store::Buckets::draw(&self.local, &draw),
-                    Kind::Spend | Kind::Tell => tidegate_store::Buckets::spend(&self.local, &draw),
+                    Kind::Spend | Kind::SpendWithBalances => {
+                        tidegate_store::Buckets::spend(&self.local, &draw)
+                    }
                 };
                 match reply.await.map_err(LimitError::Store)? {
-                    Drawn::Granted(moved) => {
+                    DrawResult::Granted(moved) => {
                         self.lease(draw, moved.at, moved.readings, (Backing::Local, kind))?
                     }
-                    Drawn::Refused(moved) => {
+                    DrawResult::Refused(moved) => {
                         self.counters.refused.fetch_add(1, Ordering::Relaxed);
                         let limited = Limited::new(&draw.levels, &moved, &draw.units);
-                        // More than our share may be had again when the store is back.
+                        // The amount may be available again when the store is: it exceeds only this process's
+                        // share.
                         return Err(if limited.is_never() {
                             self.failure(error)
                         } else {
@@ -312,7 +323,7 @@ impl Shared {
             }
         };
         self.counters.degraded.fetch_add(1, Ordering::Relaxed);
-        self.listeners.tell(&LimitEvent::Degraded { subject: lease.subject().clone(), lease: lease.id() });
+        self.listeners.notify(&LimitEvent::Degraded { subject: lease.subject().clone(), lease: lease.id() });
         Ok(lease)
     }
 
@@ -327,11 +338,11 @@ impl Shared {
         let Draw { lease, levels, units, .. } = draw;
         let now = Settle { lease, step: 0, levels, actual: units, is_watched: false };
         let (shared, state) = (Arc::clone(self), State::Open);
-        let lease = Lease { shared, now, at, readings, backing, state, left: None };
-        // Counted before it is asked: either we see that it was closed, or whoever drains sees the lease.
+        let lease = Lease { shared, now, at, readings, backing, state, time_left: None };
+        // Counted before the check: either this sees the close, or the drain sees the lease.
         if kind == Kind::Draw && self.is_closed.load(Ordering::SeqCst) {
             if lease.id().is_chosen() {
-                // Whoever has chosen it asks again, perhaps another process.
+                // The holder of an idempotency key will retry, perhaps in another process.
                 lease.detach();
             }
             return Err(LimitError::Closed);
@@ -339,39 +350,39 @@ impl Shared {
         Ok(lease)
     }
 
-    /// Somebody is asking the store: a drain waits for the answer.
-    pub(super) fn asking(&self) -> Asking<'_> {
-        self.asking.fetch_add(1, Ordering::SeqCst);
-        Asking { shared: self }
+    /// Counts a call to the store until the guard is dropped: a drain waits for it.
+    pub(super) fn count_call(&self) -> CallGuard<'_> {
+        self.calls_in_flight.fetch_add(1, Ordering::SeqCst);
+        CallGuard { shared: self }
     }
 
-    /// What limits a subject when the store cannot say and never has: the limiter's own defaults.
+    /// The limits of a subject that were never read, while the store is unavailable: the limiter's defaults.
     pub(super) fn levels_by_default(&self, subject: Subject) -> Levels {
         let resolved = resolve(&subject, [None; 4], &self.defaults);
         Levels::new(Version::ZERO, vec![(subject, resolved)])
     }
 
-    /// The levels with limits given for one call.
+    /// The levels with the limits given for one call.
     pub(super) fn with_limits(levels: &Arc<Levels>, limits: &[Limit]) -> Result<Arc<Levels>, LimitError> {
         let policy = Policy::new(limits.iter().cloned())?;
         let rules = policy.rules().iter().map(|rule| (**rule).clone());
         Ok(Arc::new(levels.with_call_limits(rules)))
     }
 
-    /// Sees whether the store knows newer rules than we do.
+    /// Records whether the store has newer rules than the cache.
     #[inline]
-    fn notice(&self, levels: &Levels, moved: &Moved) {
+    fn note_version(&self, levels: &Levels, moved: &Movement) {
         let newest = moved.readings.iter().map(tidegate_store::Reading::version).max();
         if let Some(newest) = newest
             && newest > levels.version()
-            && self.policies.saw(newest)
+            && self.policies.record_seen(newest)
         {
-            self.listeners.tell(&LimitEvent::RulesStale { subject: levels.subject().clone() });
+            self.listeners.notify(&LimitEvent::RulesStale { subject: levels.subject().clone() });
         }
     }
 }
 
-/// A draw that tells its readings.
+/// A draw whose response includes readings.
 pub(super) fn new_draw(lease: LeaseId, levels: Arc<Levels>, units: Units, deadline: Duration) -> Draw {
     let terms = Terms { deadline, on_expiry: levels.on_expiry().0 };
     Draw { lease, levels, units, terms, is_watched: true }
@@ -381,13 +392,13 @@ pub(super) fn new_draw(lease: LeaseId, levels: Arc<Levels>, units: Units, deadli
 fn share_of(rule: &Rule, part: Share) -> Rule {
     let shape = rule.shape();
     let limit = Limit::per(rule.name().as_str(), part.of(shape.amount()), shape.period());
-    // A share of a valid rule is one: both numbers are at least one, and the time to refill stays the same.
+    // A share of a valid rule is valid: both numbers are at least one, and the refill time stays the same.
     let shared = limit.burst(part.of(shape.burst())).check().unwrap_or_else(|_| rule.clone());
-    // What was given with a call keeps a bucket of its own.
+    // A limit given with a call keeps its own bucket.
     if rule.is_of_call() { shared.of_call() } else { shared }
 }
 
-/// The lease of a spend ends as it begins.
-pub(super) fn spent(mut lease: Lease) {
-    lease.close(Ending::Settled, Settled::Now);
+/// Ends the lease of a spend, which the store has settled with the draw.
+pub(super) fn close_spent(mut lease: Lease) {
+    lease.close(Ending::Settled, SettleStatus::Now);
 }

@@ -1,17 +1,17 @@
-//! Shared limits for code that does not await.
+//! Shared limits for blocking code.
 //!
-//! Each function waits for the async one of the same name, on the calling thread; timers and connections belong to one thread
-//! that all limiters of the process share. The caller needs no runtime. Within a task of a tokio runtime these functions panic:
-//! await there.
+//! Each function blocks the calling thread until its async counterpart completes; timers and connections run
+//! on one background thread per process. The caller needs no runtime. Within a task of a tokio runtime these
+//! functions panic: use the async API there.
 //!
 //! ```
-//! use tidegate::{Limit, Limiter, Settled, blocking};
+//! use tidegate::{Limit, Limiter, SettleStatus, blocking};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = blocking::open("memory:")?;
 //! let limiter = Limiter::over(store).defaults([Limit::per_minute("tpm", 1_000)]).build()?.blocking();
 //! let mut lease = limiter.acquire(("acme", "gpt-4"), [("tpm", 800)])?;
-//! assert_eq!(lease.settle([("tpm", 640)])?, Settled::Now);
+//! assert_eq!(lease.settle([("tpm", 640)])?, SettleStatus::Now);
 //! # Ok(())
 //! # }
 //! ```
@@ -26,8 +26,8 @@ use tidegate_store::{Store, StoreError};
 
 use super::acquire::SubjectRef;
 use super::error::{LimitError, LimitLine};
-use super::home::own_thread;
-use super::lease::{Adjusted, Degraded, Settled};
+use super::lease::{AdjustStatus, Degraded, SettleStatus};
+use super::runtime::background_runtime;
 
 /// Opens the store at an address, as [`store::open`](crate::store::open) does.
 ///
@@ -37,10 +37,10 @@ use super::lease::{Adjusted, Degraded, Settled};
 /// # Panics
 /// Within a task of a tokio runtime.
 pub fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    own_thread().block_on(tidegate_store::open(url))
+    background_runtime().block_on(tidegate_store::open(url))
 }
 
-/// A [limiter](crate::Limiter) for code that does not await. Clones are the same limiter.
+/// A [limiter](crate::Limiter) for blocking code. Clones are the same limiter.
 ///
 /// # Panics
 /// Its functions and those of its leases panic within a task of a tokio runtime.
@@ -48,31 +48,31 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
 pub struct Limiter(super::Limiter);
 
 impl super::Limiter {
-    /// The same limiter, for code that does not await.
+    /// The same limiter for blocking code.
     pub fn blocking(&self) -> Limiter {
         Limiter(self.clone())
     }
 }
 
 impl Limiter {
-    /// The limiter for async code: the two share everything.
+    /// The async limiter. Both share everything.
     pub const fn limiter(&self) -> &super::Limiter {
         &self.0
     }
 
-    /// Draws `cost` from every limit of the subject, all or nothing, and at once.
+    /// Draws `cost` from every limit of the subject, all or nothing, without waiting for limits.
     ///
     /// # Errors
-    /// As [`acquire`](crate::Limiter::acquire).
-    pub fn acquire<'a>(
+    /// As [`try_acquire`](crate::Limiter::try_acquire).
+    pub fn try_acquire<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
         cost: impl AsRef<[(&'a str, u64)]>,
     ) -> Result<Lease, LimitError> {
-        self.wait(self.0.acquire(subject, cost)).map(Lease)
+        self.wait(self.0.try_acquire(subject, cost)).map(Lease)
     }
 
-    /// The same, waiting up to `within` for what is short.
+    /// [`try_acquire`](Self::try_acquire), waiting up to `within` for short limits.
     ///
     /// # Errors
     /// As [`acquire_within`](crate::Limiter::acquire_within).
@@ -97,7 +97,7 @@ impl Limiter {
         self.wait(self.0.spend(subject, cost))
     }
 
-    /// The limits of a subject and of those above it that it draws from.
+    /// The balances of a subject and of the ancestors it draws from.
     ///
     /// # Errors
     /// As [`balances`](crate::Limiter::balances).
@@ -105,17 +105,17 @@ impl Limiter {
         self.wait(self.0.balances(subject))
     }
 
-    /// Closes it, and waits until every lease has ended and the store has heard of that.
+    /// Closes the limiter, and waits until every lease has ended and every ending has reached the store.
     pub fn drain(&self) {
         self.wait(self.0.drain());
     }
 
     fn wait<T>(&self, work: impl Future<Output = T>) -> T {
-        self.0.shared.home.block_on(work)
+        self.0.shared.runtime.block_on(work)
     }
 }
 
-/// A [lease](crate::Lease) for code that does not await. Dropped, it is cancelled in the background: all of it returns.
+/// A [lease](crate::Lease) for blocking code. Dropping it cancels it in the background: all units return.
 #[derive(Debug)]
 #[must_use = "dropping a lease returns it"]
 pub struct Lease(super::Lease);
@@ -126,22 +126,22 @@ impl Lease {
         self.0.id()
     }
 
-    /// Whose it is.
+    /// The subject that drew it.
     pub fn subject(&self) -> &Subject {
         self.0.subject()
     }
 
-    /// What it holds of a limit.
+    /// The units held of a limit.
     pub fn held(&self, limit: &str) -> Option<u64> {
         self.0.held(limit)
     }
 
-    /// Whether it was granted while the store was unavailable, and how.
+    /// Whether, and why, it was granted without the store.
     pub fn degraded(&self) -> Option<Degraded> {
         self.0.degraded()
     }
 
-    /// The limits that it drew from, as the store last told.
+    /// The limits it drew from, as of the store's last response.
     pub fn balances(&self) -> Vec<Balance> {
         self.0.balances()
     }
@@ -154,15 +154,15 @@ impl Lease {
         self.wait(async |lease| lease.extend(more).await)
     }
 
-    /// Takes what turned out to be needed, or gives back what was not.
+    /// Draws units that turned out to be needed, or returns unused ones.
     ///
     /// # Errors
     /// As [`adjust`](crate::Lease::adjust).
-    pub fn adjust<'a>(&mut self, changes: impl AsRef<[(&'a str, i64)]>) -> Result<Adjusted, LimitError> {
+    pub fn adjust<'a>(&mut self, changes: impl AsRef<[(&'a str, i64)]>) -> Result<AdjustStatus, LimitError> {
         self.wait(async |lease| lease.adjust(changes).await)
     }
 
-    /// Gives the lease `span` from now on.
+    /// Extends the lease's deadline to `span` from now.
     ///
     /// # Errors
     /// As [`renew`](crate::Lease::renew).
@@ -170,27 +170,27 @@ impl Lease {
         self.wait(async |lease| lease.renew(span).await)
     }
 
-    /// Ends the lease at what was used of the limits named, and at what is held of the others.
+    /// Ends the lease at the given units of the named limits, and at the held units of the others.
     ///
     /// # Errors
     /// As [`settle`](crate::Lease::settle).
-    pub fn settle<'a>(&mut self, actual: impl AsRef<[(&'a str, u64)]>) -> Result<Settled, LimitError> {
+    pub fn settle<'a>(&mut self, actual: impl AsRef<[(&'a str, u64)]>) -> Result<SettleStatus, LimitError> {
         self.wait(async |lease| lease.settle(actual).await)
     }
 
     /// Ends the lease at what it holds.
     ///
     /// # Errors
-    /// As [`settle_as_held`](crate::Lease::settle_as_held).
-    pub fn settle_as_held(&mut self) -> Result<Settled, LimitError> {
-        self.wait(async |lease| lease.settle_as_held().await)
+    /// As [`settle_full`](crate::Lease::settle_full).
+    pub fn settle_full(&mut self) -> Result<SettleStatus, LimitError> {
+        self.wait(async |lease| lease.settle_full().await)
     }
 
-    /// Ends the lease as if it had never been: all of it returns.
+    /// Ends the lease as if it had never been drawn: all units return.
     ///
     /// # Errors
     /// As [`cancel`](crate::Lease::cancel).
-    pub fn cancel(&mut self) -> Result<Settled, LimitError> {
+    pub fn cancel(&mut self) -> Result<SettleStatus, LimitError> {
         self.wait(async |lease| lease.cancel().await)
     }
 
@@ -201,6 +201,6 @@ impl Lease {
 
     fn wait<T>(&mut self, step: impl AsyncFnOnce(&mut super::Lease) -> T) -> T {
         let shared = Arc::clone(&self.0.shared);
-        shared.home.block_on(step(&mut self.0))
+        shared.runtime.block_on(step(&mut self.0))
     }
 }

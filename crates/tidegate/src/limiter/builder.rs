@@ -1,4 +1,4 @@
-//! How a limiter is made.
+//! The builder of a limiter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use tidegate_store::{Memory, Store};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use super::breaker::Breaker;
 use super::events::{LimitEvent, Listener, Listeners};
-use super::guard::Guard;
-use super::home::Home;
 use super::policies::PolicyCache;
+use super::runtime::BackgroundRuntime;
 use super::settler::Settler;
-use super::turns::Turns;
+use super::waiters::Waiters;
 use super::{Counters, Limiter, Shared};
-use crate::joined::Lines;
+use crate::joined::Queues;
 
-/// A lease's deadline is within these.
+/// Bounds of a lease's deadline.
 pub(super) const DEADLINES: (Duration, Duration) =
     (Duration::from_millis(1), Duration::from_secs(30 * 86_400));
-/// How long policies are remembered is at most this.
+/// Maximum of the policy cache's TTL.
 const CACHE_TTL_MAX: Duration = Duration::from_secs(86_400);
-/// How long the store may take to answer is within these.
+/// Bounds of the store's timeout.
 const STORE_DEADLINES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
-/// Bounds of lists are within these.
+/// Bounds of counts, such as queue lengths.
 const COUNTS: (usize, usize) = (1, 1 << 24);
 
-/// Makes a [`Limiter`].
+/// Builds a [`Limiter`].
 #[must_use = "a builder does nothing until it is built"]
 pub struct LimiterBuilder {
     store: Arc<dyn Store>,
@@ -49,31 +49,31 @@ pub struct LimiterBuilder {
     listeners: Vec<Listener>,
 }
 
-/// A limiter that cannot be.
+/// An invalid configuration of a limiter.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidLimiter {
-    /// Its default limits cannot be.
+    /// The default limits are invalid.
     #[error("the defaults: {0}")]
     Defaults(#[from] InvalidPolicy),
-    /// A span is outside its bounds.
+    /// A duration is out of bounds.
     #[error("{field} is {value:?}, outside {min:?}..={max:?}")]
     Span {
-        /// Which one.
+        /// The field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: Duration,
-        /// The least it may be.
+        /// The minimum.
         min: Duration,
-        /// The most it may be.
+        /// The maximum.
         max: Duration,
     },
-    /// A bound is outside its bounds.
+    /// A count is out of bounds.
     #[error("{field} is {value}, outside {}..={}", COUNTS.0, COUNTS.1)]
     Count {
-        /// Which one.
+        /// The field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: usize,
     },
 }
@@ -96,74 +96,76 @@ impl LimiterBuilder {
         }
     }
 
-    /// Limits for whatever no policy limits. They are this process's own and are not stored.
+    /// Limits for subjects that no policy covers. They belong to this process and are not stored.
     pub fn defaults(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.defaults = limits.into_iter().collect();
         self
     }
 
-    /// What an acquire does when the store is away and no policy says. By default nobody enters.
+    /// What an acquire does while the store is unavailable, if no policy decides. By default it blocks all
+    /// callers.
     pub const fn on_unavailable(mut self, behaviour: OnUnavailable) -> Self {
         self.on_unavailable = Some(behaviour);
         self
     }
 
-    /// What becomes of leases that are never ended where no policy says. By default they are settled.
+    /// What happens to leases that are never ended, if no policy decides. By default they are settled.
     pub const fn on_expiry(mut self, behaviour: OnExpiry) -> Self {
         self.on_expiry = Some(behaviour);
         self
     }
 
-    /// How long policies are remembered, at most, before the store's version is asked for. By default a minute.
+    /// The TTL of cached policies, after which the store's version is read again. By default a minute.
     pub const fn cache_ttl(mut self, ttl: Duration) -> Self {
         self.cache_ttl = ttl;
         self
     }
 
-    /// For how many subjects policies are remembered. By default 65,536; fewer than 32 are taken for 32.
+    /// The number of subjects whose policies are cached. By default 65,536; the minimum is 32.
     pub const fn cache_max(mut self, subjects: usize) -> Self {
         self.cache_max = subjects;
         self
     }
 
-    /// How long after its draw a lease expires by itself. By default an hour.
+    /// How long after its draw a lease expires. By default an hour.
     pub const fn lease_deadline(mut self, deadline: Duration) -> Self {
         self.lease_deadline = deadline;
         self
     }
 
-    /// How long the store may take before it counts as away. By default what the store says of itself.
+    /// How long the store may take before it counts as unavailable. By default as the store recommends.
     pub const fn store_deadline(mut self, deadline: Duration) -> Self {
         self.store_deadline = Some(deadline);
         self
     }
 
-    /// How many may wait. By default 65,536.
+    /// The maximum number of waiters. By default 65,536.
     pub const fn waiters_max(mut self, waiters: usize) -> Self {
         self.waiters_max = waiters;
         self
     }
 
-    /// How many endings may wait for the store. By default 65,536; beyond, leases stay spent.
+    /// The maximum number of endings queued for the store. By default 65,536; beyond it, leases stay spent.
     pub const fn settler_max(mut self, endings: usize) -> Self {
         self.settler_max = endings;
         self
     }
 
-    /// Where background work runs, and blocking callers' too. By default in the caller's runtime, and for callers
-    /// without one on a thread of our own.
+    /// The runtime of background work and of blocking callers. By default the caller's runtime, and a
+    /// background thread for callers without one.
     pub fn runtime(mut self, handle: Handle) -> Self {
         self.runtime = Some(handle);
         self
     }
 
-    /// Hears what happens. It runs on the thread that caused it, with no lock held; a panic in it is counted.
+    /// Registers a listener. It runs on the thread that caused the event, with no lock held; a panic in it is
+    /// counted.
     pub fn on_event(mut self, listener: impl Fn(&LimitEvent) + Send + Sync + 'static) -> Self {
         self.listeners.push(Box::new(listener));
         self
     }
 
-    /// The limiter.
+    /// Builds the limiter.
     ///
     /// # Errors
     /// [`InvalidLimiter`] names the field, the value and the bound.
@@ -186,21 +188,21 @@ impl LimiterBuilder {
         let listeners = Arc::new(Listeners::new(self.listeners));
         let shared = Shared {
             is_immediate: capabilities.is_immediate,
-            guard: Guard::new(store_deadline, &listeners),
+            breaker: Breaker::new(store_deadline, &listeners),
             policies: PolicyCache::new(self.cache_ttl, self.cache_max),
-            turns: Turns::new(self.waiters_max, self.store.changes()),
-            lines: Lines::default(),
+            waiters: Waiters::new(self.waiters_max, self.store.changes()),
+            queues: Queues::default(),
             settler: Settler::new(self.settler_max),
             listeners,
-            home: Home { chosen: self.runtime },
+            runtime: BackgroundRuntime { configured: self.runtime },
             defaults,
             lease_deadline: self.lease_deadline,
             local: Memory::new(),
             is_closed: AtomicBool::new(false),
             lease_ended: Notify::new(),
             counters: Counters::default(),
-            asking: AtomicUsize::new(0),
-            told: AtomicU64::new(0),
+            calls_in_flight: AtomicUsize::new(0),
+            store_time_ms: AtomicU64::new(0),
             changes: self.store.changes(),
             store: self.store,
         };

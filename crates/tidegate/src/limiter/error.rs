@@ -1,9 +1,10 @@
-//! Every reason why a shared limit turns a caller away, each with when to come back.
+//! The errors of a shared limit, with retry times.
 
 use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
+use tidegate_core::duration::Rounded;
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::{InvalidCost, Levels};
 use tidegate_core::limit::entity::LEVELS_MAX;
@@ -11,94 +12,94 @@ use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, InvalidName, Subject};
 use tidegate_core::limit::policy::InvalidPolicy;
 use tidegate_core::limit::resolve::Source;
-use tidegate_store::{Moved, StoreError};
+use tidegate_store::{Movement, StoreError};
 
 use super::builder::DEADLINES;
 
-/// Why nothing was drawn. Nothing was taken, unless the store is away: then what it may have taken is cancelled. Only a
-/// spend whose answer was lost, and again when it was asked for once more, may stay spent.
+/// Why nothing was drawn. No units were taken, unless the store is unavailable: then a draw that may have
+/// happened is cancelled. Only a spend whose response was lost twice may stay spent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LimitError {
     /// A limit is used up for now.
     #[error("{0}")]
     Limited(Box<Limited>),
-    /// More is asked for than a limit ever holds: no amount of waiting would help.
+    /// The request exceeds a limit's capacity: no amount of waiting would help.
     #[error("never possible: {0}")]
     TooLarge(Box<Limited>),
-    /// Others of this process are waiting for the same subject.
-    #[error("{ahead} callers are waiting for {subject} already{}", come_back(*retry_after))]
+    /// Other callers of this process wait for the same subject.
+    #[error("{ahead} callers are already waiting for {subject}{}", retry_hint(*retry_after))]
     Waiting {
-        /// Whose limits.
+        /// The subject.
         subject: Subject,
-        /// How many.
+        /// The number of waiters.
         ahead: usize,
-        /// When the first of them may be served, as far as is known.
+        /// When the first of them can be served, if known.
         retry_after: Option<Duration>,
     },
-    /// As many callers of this process wait as may, for a subject or for the store.
-    #[error("{waiters_max} callers are waiting already, as many as may{}", come_back(*retry_after))]
+    /// The maximum number of callers of this process wait, for a subject or for the store.
+    #[error("{waiters_max} callers are already waiting, which is the maximum{}", retry_hint(*retry_after))]
     Busy {
-        /// The bound.
+        /// The maximum.
         waiters_max: usize,
-        /// When it is worth trying again, as far as is known.
+        /// When to retry, if known.
         retry_after: Option<Duration>,
     },
-    /// The limiter was closed; it never re-opens.
+    /// The limiter was closed; it cannot be re-opened.
     #[error("the limiter is closed")]
     Closed,
-    /// Nothing limits the subject: to refuse is safer than to let everything through.
+    /// The subject has no limits: refusing is safer than admitting everything.
     #[error(
-        "nothing limits {subject}: write a policy for the system, for the resource `{}` or for the entity `{}`, or give the limiter defaults",
+        "no limits for {subject}: write a policy for the system, for the resource `{}` or for the entity `{}`, or set defaults on the limiter",
         subject.resource, subject.entity
     )]
     NoLimits {
-        /// Whom.
+        /// The subject.
         subject: Subject,
     },
-    /// The cost cannot be asked for.
+    /// The cost is invalid.
     #[error(transparent)]
     Cost(#[from] Box<InvalidCost>),
-    /// A name cannot be.
+    /// A name is invalid.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// A limit given with the call cannot be.
+    /// A limit given with the call is invalid.
     #[error(transparent)]
     Policy(#[from] InvalidPolicy),
-    /// The lease's deadline is outside its bounds.
-    #[error("a lease's deadline of {deadline:?}, outside {:?}..={:?}", DEADLINES.0, DEADLINES.1)]
+    /// The lease's deadline is out of bounds.
+    #[error("lease deadline is {deadline:?}, outside {:?}..={:?}", DEADLINES.0, DEADLINES.1)]
     Deadline {
         /// The deadline.
         deadline: Duration,
     },
-    /// The entity has too many levels above it, or is above itself.
+    /// The entity has too many ancestors, or is its own ancestor.
     #[error("the entity `{entity}` draws from more than {LEVELS_MAX} levels")]
     Deep {
-        /// Which one.
+        /// The entity.
         entity: EntityId,
     },
-    /// The id that the caller has chosen stands for another request: with another cost, deadline or limits of its own, or a
-    /// draw where this is a spend.
-    #[error("the id was used before, for another request")]
+    /// The caller-chosen id belongs to a different request: with another cost, deadline or limits, or a draw
+    /// instead of a spend.
+    #[error("the id was already used for a different request")]
     Reused {
         /// The lease of that request.
         lease: LeaseId,
     },
-    /// The store is away, and the policy says to let nobody in.
+    /// The store is unavailable, and the policy blocks all callers.
     #[error("{source}")]
     Unavailable {
-        /// What is wrong.
+        /// The store's error.
         source: StoreError,
-        /// When it is worth trying again.
+        /// When to retry.
         retry_after: Duration,
     },
-    /// The store refused what was asked, and would again.
+    /// The store refused the request, and would refuse it again.
     #[error(transparent)]
     Store(StoreError),
 }
 
 impl LimitError {
-    /// When it is worth asking again; `None` if never, or if time does not decide.
+    /// When to retry; `None` if a retry cannot succeed or time does not decide.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Limited(limited) => limited.retry_after(),
@@ -108,7 +109,7 @@ impl LimitError {
         }
     }
 
-    /// Whether asking again for the same can never help.
+    /// Whether retrying the same request can never succeed.
     pub const fn is_final(&self) -> bool {
         !matches!(
             self,
@@ -116,7 +117,7 @@ impl LimitError {
         )
     }
 
-    /// The limits that were asked, where a limit refused.
+    /// The limits drawn from, if a limit refused.
     pub fn limited(&self) -> Option<&Limited> {
         match self {
             Self::Limited(limited) | Self::TooLarge(limited) => Some(limited),
@@ -131,24 +132,24 @@ impl From<InvalidCost> for LimitError {
     }
 }
 
-/// A refusal: every limit that was asked, of every level.
+/// A refusal: the state of every limit drawn from, on every level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limited {
     /// The limits, the subject's own first.
     pub lines: Vec<LimitLine>,
 }
 
-/// A limit's state, and which policy it comes from.
+/// A limit's state and the policy that defines it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitLine {
     /// The state.
     pub balance: Balance,
-    /// Where the limit is written.
+    /// The policy that defines the limit.
     pub source: Source,
 }
 
 impl Limited {
-    pub(super) fn new(levels: &Levels, moved: &Moved, units: &[Option<u64>]) -> Self {
+    pub(super) fn new(levels: &Levels, moved: &Movement, units: &[Option<u64>]) -> Self {
         let line = |reading: &tidegate_store::Reading| {
             let level = &levels.levels()[reading.level];
             let asked = units.get(reading.name).copied().flatten().unwrap_or(0);
@@ -166,23 +167,23 @@ impl Limited {
         self.lines.iter().filter(|line| line.balance.is_short())
     }
 
-    /// The limit that is short for longest.
+    /// The limit that is short for the longest time.
     pub fn primary(&self) -> Option<&LimitLine> {
-        // Never is longer than any time.
+        // Never is longer than any duration.
         self.short().max_by_key(|line| line.balance.retry_after.unwrap_or(Duration::MAX))
     }
 
-    /// When all of it can be had at the earliest; `None` if never.
+    /// The earliest time at which the whole cost is available; `None` if never.
     pub fn retry_after(&self) -> Option<Duration> {
         self.primary()?.balance.retry_after
     }
 
-    /// Whether one of the limits never holds what was asked of it.
+    /// Whether the request exceeds the capacity of one of the limits.
     pub fn is_never(&self) -> bool {
         self.lines.iter().any(|line| line.balance.retry_after.is_none())
     }
 
-    /// The error that this refusal is.
+    /// The error for this refusal.
     pub(super) fn into_error(self) -> LimitError {
         if self.is_never() {
             LimitError::TooLarge(Box::new(self))
@@ -196,12 +197,15 @@ impl fmt::Display for Limited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, line) in self.short().enumerate() {
             let before = if number == 0 { "" } else { "; " };
-            write!(f, "{before}{} (by {})", line.balance, line.source)?;
+            let LimitLine { balance, source } = line;
+            write!(f, "{before}limit \"{}\" exceeded for {}: ", balance.limit, balance.subject)?;
+            let (available, burst, requested) = (balance.available, balance.burst, balance.asked);
+            write!(f, "{available} of {burst} available, {requested} requested (by {source})")?;
         }
-        f.write_str(&come_back(self.retry_after()))
+        f.write_str(&retry_hint(self.retry_after()))
     }
 }
 
-fn come_back(retry_after: Option<Duration>) -> String {
-    retry_after.map_or_else(String::new, |span| format!("; come back in {span:?}"))
+fn retry_hint(retry_after: Option<Duration>) -> String {
+    retry_after.map_or_else(String::new, |span| format!("; retry after {}", Rounded(span)))
 }

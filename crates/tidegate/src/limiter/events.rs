@@ -1,4 +1,4 @@
-//! What happens to a limiter that is worth telling.
+//! Events of a limiter, and its listeners.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,47 +8,47 @@ use std::time::Duration;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::Subject;
 
-/// Something that happened to a limiter.
+/// An event of a limiter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitEvent {
-    /// The store failed so often in a row that it is left alone for a while.
+    /// The store failed repeatedly in a row, so the circuit is open.
     StoreAway {
-        /// How long it is left alone.
+        /// How long the circuit stays open.
         span: Duration,
     },
-    /// The store answers again.
+    /// The store responds again.
     StoreBack,
-    /// A lease was given without the store.
+    /// A lease was granted without the store.
     Degraded {
-        /// To whom.
+        /// The subject.
         subject: Subject,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
     },
-    /// A lease stays spent until its deadline: the settler was full, or the store did not hear of its end in time, or
-    /// never will.
+    /// A lease stays spent until its deadline: the settler was full, or its ending did not reach the store in
+    /// time or never will.
     Unsettled {
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// Endings that are waiting.
+        /// Endings that are queued.
         waiting: usize,
     },
-    /// A draw was decided by newer rules than this process knew; they are read again.
+    /// A draw was decided by newer rules than this process had cached; they are read again.
     RulesStale {
-        /// Whose.
+        /// The subject.
         subject: Subject,
     },
-    /// Nobody may wait any more.
+    /// The maximum number of waiters is reached.
     QueueFull {
-        /// The bound.
+        /// The maximum.
         waiters_max: usize,
     },
 }
 
 pub(super) type Listener = Box<dyn Fn(&LimitEvent) + Send + Sync>;
 
-/// Who is told. Listeners run on the thread that caused the event, with no lock held.
+/// Listeners run on the thread that caused the event, with no lock held.
 #[derive(Default)]
 pub(super) struct Listeners {
     listeners: RwLock<Vec<Arc<Listener>>>,
@@ -65,7 +65,7 @@ impl Listeners {
         self.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
     }
 
-    pub(super) fn tell(&self, event: &LimitEvent) {
+    pub(super) fn notify(&self, event: &LimitEvent) {
         let listeners = self.listeners.read().unwrap_or_else(PoisonError::into_inner).clone();
         for listener in listeners {
             if catch_unwind(AssertUnwindSafe(|| listener(event))).is_err() {

@@ -1,4 +1,4 @@
-//! Looking without taking: balances, explanations, and when something can be had.
+//! Reads without drawing: balances, explanations and retry times.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,59 +13,61 @@ use tidegate_core::limit::policy::{OnExpiry, OnUnavailable, Version};
 use tidegate_core::limit::resolve::Source;
 use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
-use tidegate_store::{Bucket, Lookup, Seen};
+use tidegate_store::{Bucket, BucketSnapshot, Lookup};
 
 use super::acquire::SubjectRef;
 use super::error::{LimitError, LimitLine, Limited};
 use super::request::Request;
 use super::{Limiter, Shared};
 
-/// What would happen, and why: nothing was taken.
+/// The result that a draw would have, and why. Nothing was drawn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// Who asked, and for what.
+    /// The subject.
     pub subject: Subject,
-    /// Every limit that would be asked, or could be, of every level, the subject's own first.
+    /// Every limit of every level that takes part, or could, the subject's own first.
     pub lines: Vec<LimitLine>,
-    /// What would happen.
+    /// The result.
     pub would: Would,
-    /// What happens when the store is away, and who says so.
+    /// What happens while the store is unavailable, and the source of that rule.
     pub on_unavailable: (OnUnavailable, Source),
-    /// What becomes of leases that are never ended, and who says so.
+    /// What happens to leases that are never ended, and the source of that rule.
     pub on_expiry: (OnExpiry, Source),
-    /// The count of administrative changes that this is as of.
+    /// The version of the policies that this is based on.
     pub version: Version,
 }
 
-/// What would happen.
+/// The result that a draw would have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Would {
-    /// It would be granted.
+    /// Granted.
     Grant,
-    /// It would be refused, and can be had after this long.
+    /// Refused until the given time has passed.
     Wait(Duration),
-    /// It can never be had.
+    /// Refused forever.
     Never,
 }
 
 impl Request<'_> {
-    /// What would happen, taking nothing: every limit, the policy it comes from, and its state.
+    /// The result that a draw would have, without drawing: every limit, the policy that defines it, and its
+    /// state.
     ///
     /// # Errors
-    /// As [`Limiter::acquire`], for what cannot be asked and for a store that is away.
+    /// As [`Limiter::acquire`], for invalid requests and an unavailable store.
     ///
     /// # Cancel safety
-    /// Nothing is taken.
+    /// Draws nothing.
     pub async fn explain(self) -> Result<Explanation, LimitError> {
         let (levels, _) = self.levels().await?;
         let units = levels.units(self.cost())?;
         let subjects = levels.levels().iter().map(|level| level.subject.clone()).collect();
         let lookup = Lookup::Subjects(subjects);
-        let seen = self.shared().ask(self.shared().store.balances(&lookup)).await?;
-        let asked = Limited { lines: lines(&levels, &by_subject(&seen), seen.at, (&units, Asked::Only)) };
-        let lines = lines(&levels, &by_subject(&seen), seen.at, (&units, Asked::OrNot));
-        let would = match asked.primary() {
+        let seen = self.shared().call_store(self.shared().store.balances(&lookup)).await?;
+        let requested =
+            Limited { lines: lines(&levels, &by_subject(&seen), seen.at, (&units, LimitFilter::Requested)) };
+        let lines = lines(&levels, &by_subject(&seen), seen.at, (&units, LimitFilter::All));
+        let would = match requested.primary() {
             None => Would::Grant,
             Some(line) => line.balance.retry_after.map_or(Would::Never, Would::Wait),
         };
@@ -81,13 +83,13 @@ impl Request<'_> {
 }
 
 impl Limiter {
-    /// What the store would answer to an acquire, taking nothing. Those of this process who wait are not counted.
+    /// The store's response to an acquire, without drawing. Waiters of this process are not considered.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), for what cannot be asked and for a store that is away.
+    /// As [`acquire`](Self::acquire), for invalid requests and an unavailable store.
     ///
     /// # Cancel safety
-    /// Nothing is taken.
+    /// Draws nothing.
     pub async fn explain<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
@@ -96,15 +98,15 @@ impl Limiter {
         self.request(subject.into(), cost.as_ref()).explain().await
     }
 
-    /// How long until `cost` can be had, if nobody else takes it: zero is now. Those of this process who wait for the
-    /// same subject are not counted. After a change of the rate it is told as if the next draw were now: until then the
-    /// level grows by the rate that the bucket was last drawn by.
+    /// The time until `cost` is available if no other caller draws; zero means now. Waiters of this process
+    /// are not considered. After a change of the rate this assumes that the next draw happens now: until a
+    /// draw, the level refills at the rate of the last draw.
     ///
     /// # Errors
-    /// [`LimitError::TooLarge`] if never; else as [`explain`](Self::explain).
+    /// [`LimitError::TooLarge`] if never; otherwise as [`explain`](Self::explain).
     ///
     /// # Cancel safety
-    /// Nothing is taken.
+    /// Draws nothing.
     pub async fn time_until_available<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
@@ -122,13 +124,13 @@ impl Limiter {
         }
     }
 
-    /// The balances of a subject and of those above it that it draws from, in one round trip.
+    /// The balances of a subject and of the ancestors it draws from, in one round trip.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), for what cannot be asked and for a store that is away.
+    /// As [`acquire`](Self::acquire), for invalid requests and an unavailable store.
     ///
     /// # Cancel safety
-    /// Nothing is taken.
+    /// Draws nothing.
     pub async fn balances<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
@@ -137,13 +139,13 @@ impl Limiter {
         Ok(all.pop().unwrap_or_default())
     }
 
-    /// The balances of many subjects, each with those above it, in one round trip.
+    /// The balances of many subjects, each with its ancestors, in one round trip.
     ///
     /// # Errors
     /// As [`balances`](Self::balances).
     ///
     /// # Cancel safety
-    /// Nothing is taken.
+    /// Draws nothing.
     pub async fn balances_of_all(
         &self,
         subjects: &[SubjectRef<'_>],
@@ -156,26 +158,26 @@ impl Limiter {
             all.iter().flat_map(|levels| levels.levels()).map(|level| level.subject.clone()).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let seen = self.shared.ask(self.shared.store.balances(&Lookup::Subjects(wanted))).await?;
+        let seen = self.shared.call_store(self.shared.store.balances(&Lookup::Subjects(wanted))).await?;
         let buckets = by_subject(&seen);
         let of = |levels: &Arc<Levels>| {
             let units = vec![Some(0); levels.names().len()];
-            lines(levels, &buckets, seen.at, (&units, Asked::OrNot))
+            lines(levels, &buckets, seen.at, (&units, LimitFilter::All))
         };
         Ok(all.iter().map(of).collect())
     }
 
-    /// The balances of everything an entity has used, and of everything those have that it draws from, in one round
+    /// The balances of everything an entity has drawn, and of everything its ancestors have, in one round
     /// trip.
     ///
     /// # Errors
-    /// [`LimitError::Name`] for a name that cannot be, and as [`acquire`](Self::acquire) for a store that is away.
+    /// [`LimitError::Name`] for an invalid name, and as [`acquire`](Self::acquire) for an unavailable store.
     ///
     /// # Cancel safety
-    /// Nothing is taken.
+    /// Draws nothing.
     pub async fn balances_of_entity(&self, entity: &str) -> Result<Vec<Balance>, LimitError> {
         let lookup = Lookup::Lineage(EntityId::new(entity)?);
-        let seen = self.shared.ask(self.shared.store.balances(&lookup)).await?;
+        let seen = self.shared.call_store(self.shared.store.balances(&lookup)).await?;
         let balances = |bucket: &Bucket| {
             let balance = |meter: &Meter| Balance::of(&bucket.subject, meter, 0, seen.at);
             bucket.meters.iter().map(balance).collect::<Vec<_>>()
@@ -184,36 +186,38 @@ impl Limiter {
     }
 }
 
-/// Which limits are wanted.
+/// Which limits to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
-    /// Those that something is asked of.
-    Only,
-    /// The others too.
-    OrNot,
+pub(super) enum LimitFilter {
+    /// Only limits that the request draws from.
+    Requested,
+    /// All limits.
+    All,
 }
 
-/// Buckets that were seen, to be found.
-pub(super) type Found<'a> = BTreeMap<&'a Subject, &'a Bucket>;
+/// Buckets by subject.
+pub(super) type BucketMap<'a> = BTreeMap<&'a Subject, &'a Bucket>;
 
-pub(super) fn by_subject(seen: &Seen) -> Found<'_> {
+pub(super) fn by_subject(seen: &BucketSnapshot) -> BucketMap<'_> {
     seen.buckets.iter().map(|bucket| (&bucket.subject, bucket)).collect()
 }
 
-/// The limits of every level, as they were seen; what is not there is full.
+/// The limits of every level as read; a missing bucket is full.
 pub(super) fn lines(
     levels: &Levels,
-    seen: &Found<'_>,
+    seen: &BucketMap<'_>,
     at: Stamp,
-    (units, wanted): (&[Option<u64>], Asked),
+    (units, filter): (&[Option<u64>], LimitFilter),
 ) -> Vec<LimitLine> {
     let mut lines = Vec::new();
     for level in levels.levels() {
         let bucket = seen.get(&level.subject).copied();
-        for line in level.limits.iter().filter(|line| wanted == Asked::OrNot || units[line.name].is_some()) {
-            let asked = units[line.name].unwrap_or(0);
+        for line in
+            level.limits.iter().filter(|line| filter == LimitFilter::All || units[line.name].is_some())
+        {
+            let requested = units[line.name].unwrap_or(0);
             let meter = meter(bucket, &line.rule, levels.version(), at);
-            let balance = Balance::of(&level.subject, &meter, asked, at);
+            let balance = Balance::of(&level.subject, &meter, requested, at);
             lines.push(LimitLine { balance, source: line.source.clone() });
         }
     }
@@ -229,24 +233,24 @@ fn meter(bucket: Option<&Bucket>, rule: &Arc<Rule>, version: Version, at: Stamp)
 }
 
 impl Shared {
-    /// What could never be had, by the rules that are known.
-    pub(super) fn never(levels: &Levels, units: &[Option<u64>]) -> Option<Limited> {
-        let mut lines = lines(levels, &Found::new(), Stamp::ZERO, (units, Asked::Only));
+    /// The limits that the request exceeds forever, by the known rules.
+    pub(super) fn never_granted(levels: &Levels, units: &[Option<u64>]) -> Option<Limited> {
+        let mut lines = lines(levels, &BucketMap::new(), Stamp::ZERO, (units, LimitFilter::Requested));
         lines.retain(|line| line.balance.retry_after.is_none());
         (!lines.is_empty()).then_some(Limited { lines })
     }
 }
 
 impl fmt::Display for Explanation {
-    /// One line for people per limit, and what would happen.
+    /// One line with the result, then one line per limit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.would {
             Would::Grant => writeln!(f, "{} would be granted", self.subject)?,
-            Would::Wait(span) => writeln!(f, "{} would be refused; come back in {span:?}", self.subject)?,
-            Would::Never => writeln!(f, "{} could never be granted this", self.subject)?,
+            Would::Wait(span) => writeln!(f, "{} would be refused; retry after {span:?}", self.subject)?,
+            Would::Never => writeln!(f, "{} would never be granted", self.subject)?,
         }
         for line in &self.lines {
-            let mark = if line.balance.is_short() { "short" } else { "there" };
+            let mark = if line.balance.is_short() { "short" } else { "ok   " };
             writeln!(f, "  {mark}  {} (by {})", line.balance, line.source)?;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The limiter's side of a joined throttle: to resolve before anything local is taken, to draw while it is held, and
-//! to end a lease without waiting.
+//! The limiter's side of a joined throttle: resolves before a local charge is taken, draws while it is held,
+//! and ends a lease without waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,74 +13,74 @@ use tokio::time::Instant;
 use super::acquire::{Kind, SubjectRef, new_draw};
 use super::error::LimitError;
 use super::events::LimitEvent;
-use super::lease::{Lease, Settled, State};
-use super::turns::{Ticket, Turns};
+use super::lease::{Lease, SettleStatus, State};
+use super::waiters::{Ticket, Waiters};
 use super::{Limiter, Shared};
-use crate::joined::Lines;
+use crate::joined::Queues;
 
-/// What limits a subject, and what a request asks of each limit.
+/// A subject's levels, and the units requested of each limit.
 #[derive(Debug)]
-pub(crate) struct Resolved {
+pub(crate) struct ResolvedRequest {
     levels: Arc<Levels>,
     units: Units,
-    /// What is wrong with the store, if it could not be asked.
-    away: Option<StoreError>,
+    /// The store's error, if it could not be called.
+    unavailable: Option<StoreError>,
 }
 
-impl Resolved {
-    /// It was some time ago: whether the store is away is asked anew.
-    pub(crate) fn waited(&mut self) {
-        self.away = None;
+impl ResolvedRequest {
+    /// The caller has waited since: whether the store is unavailable must be checked again.
+    pub(crate) fn recheck_store(&mut self) {
+        self.unavailable = None;
     }
 }
 
 /// How a lease ends.
 #[derive(Debug)]
 pub(crate) enum Finish {
-    /// At what was used of each limit.
+    /// At the units used.
     At(Units),
-    /// At what is held.
-    AsHeld,
-    /// With everything returned.
+    /// At the held units.
+    Full,
+    /// With all units returned.
     Cancel,
 }
 
 impl Limiter {
-    /// Whether the store answers at once.
+    /// Whether the store replies immediately.
     #[inline]
     pub(crate) fn is_immediate(&self) -> bool {
         self.shared.is_immediate
     }
 
-    pub(crate) fn lines(&self) -> &Lines {
-        &self.shared.lines
+    pub(crate) fn queues(&self) -> &Queues {
+        &self.shared.queues
     }
 
-    pub(crate) fn turns(&self) -> &Turns {
-        &self.shared.turns
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.shared.waiters
     }
 
     pub(crate) fn check_open(&self) -> Result<(), LimitError> {
         self.shared.check_open()
     }
 
-    /// When others' changes of policies are noticed at the latest.
+    /// When policy changes by other processes are noticed at the latest.
     pub(crate) fn noticed_at(&self) -> Instant {
         Instant::now() + self.shared.policies.ttl().max(Duration::from_secs(1))
     }
 
-    /// A place among those who wait.
-    pub(crate) fn count_in(&self, subject: &Subject) -> Result<Ticket<'_>, LimitError> {
-        self.shared.turns.enter(subject).ok_or_else(|| {
-            let waiters_max = self.shared.turns.waiters_max();
-            self.shared.listeners.tell(&LimitEvent::QueueFull { waiters_max });
+    /// Counts a caller as a waiter.
+    pub(crate) fn add_waiter(&self, subject: &Subject) -> Result<Ticket<'_>, LimitError> {
+        self.shared.waiters.enter(subject).ok_or_else(|| {
+            let waiters_max = self.shared.waiters.waiters_max();
+            self.shared.listeners.notify(&LimitEvent::QueueFull { waiters_max });
             LimitError::Busy { waiters_max, retry_after: None }
         })
     }
 
-    /// Draws if nothing has to be waited for; `None` says nothing.
+    /// Draws if that needs no waiting; `None` says nothing about the request.
     #[inline]
-    pub(crate) fn draw_at_once(
+    pub(crate) fn draw_fast(
         &self,
         subject: SubjectRef<'_>,
         cost: &[(&str, u64)],
@@ -88,32 +88,33 @@ impl Limiter {
         if let Err(closed) = self.shared.check_open() {
             return Some(Err(closed));
         }
-        self.request(subject, cost).draw_at_once(Kind::Draw)
+        self.request(subject, cost).draw_fast(Kind::Draw)
     }
 
-    /// What limits a subject and what is asked of it; refuses what can never be had, or asked.
+    /// Resolves a subject's levels and the units requested; fails for invalid requests and those that can
+    /// never be granted.
     pub(crate) async fn resolve(
         &self,
         subject: SubjectRef<'_>,
         cost: &[(&str, u64)],
-    ) -> Result<Resolved, LimitError> {
+    ) -> Result<ResolvedRequest, LimitError> {
         self.shared.check_open()?;
-        let _asking = self.shared.asking();
-        let (levels, away) = self.request(subject, cost).levels().await?;
+        let _call = self.shared.count_call();
+        let (levels, unavailable) = self.request(subject, cost).levels().await?;
         let units = levels.units(cost)?;
-        match Shared::never(&levels, &units) {
+        match Shared::never_granted(&levels, &units) {
             Some(never) => Err(never.into_error()),
-            None => Ok(Resolved { levels, units, away }),
+            None => Ok(ResolvedRequest { levels, units, unavailable }),
         }
     }
 
-    /// Draws what was resolved, in one call of the store.
-    pub(crate) async fn draw(&self, resolved: Resolved) -> Result<Lease, LimitError> {
+    /// Draws a resolved request, with one call to the store.
+    pub(crate) async fn draw(&self, resolved: ResolvedRequest) -> Result<Lease, LimitError> {
         self.shared.check_open()?;
-        let _asking = self.shared.asking();
-        let Resolved { levels, units, away } = resolved;
+        let _call = self.shared.count_call();
+        let ResolvedRequest { levels, units, unavailable } = resolved;
         let deadline = self.shared.lease_deadline;
-        match away {
+        match unavailable {
             Some(error) => {
                 let draw = new_draw(Shared::new_id(), levels, units, deadline);
                 self.shared.without_store(draw, Kind::Draw, error).await
@@ -124,50 +125,51 @@ impl Limiter {
 }
 
 impl Lease {
-    /// What was used of each limit by what is `said`. What is held and not named was not used.
-    pub(crate) fn used(&self, said: &[(&str, u64)]) -> Result<Units, LimitError> {
-        let mut units = self.now.levels.amounts(said)?;
+    /// The units used of each limit. A held limit that is not named was not used.
+    pub(crate) fn used(&self, named: &[(&str, u64)]) -> Result<Units, LimitError> {
+        let mut units = self.now.levels.amounts(named)?;
         for (used, held) in units.iter_mut().zip(&self.now.actual) {
             *used = used.or(held.map(|_| 0));
         }
         Ok(units)
     }
 
-    /// Whether it has not ended, and no end has begun.
+    /// Whether no ending has begun.
     pub(crate) const fn is_open(&self) -> bool {
         matches!(self.state, State::Open)
     }
 
-    /// Begins the end. Dropped from here on, the lease ends like this in the background, whatever the store has answered.
-    /// Answers at once where the store does; else it is to be [finished](Self::finish).
+    /// Begins an ending. If dropped from here on, the lease ends this way in the background, whatever the
+    /// store responds. Returns a result if the store replies immediately; otherwise call
+    /// [`finish`](Self::finish).
     #[inline]
-    pub(crate) fn begin(&mut self, finish: Finish) -> Option<Result<Settled, LimitError>> {
+    pub(crate) fn begin(&mut self, finish: Finish) -> Option<Result<SettleStatus, LimitError>> {
         let (how, gives_back) = match finish {
             Finish::At(units) => {
                 let gives_back = units.iter().zip(&self.now.actual).any(|(used, held)| used < held);
                 self.now.actual = units;
                 (Ending::Settled, gives_back)
             }
-            Finish::AsHeld => (Ending::Settled, false),
+            Finish::Full => (Ending::Settled, false),
             Finish::Cancel => (Ending::Cancelled, true),
         };
         self.next_step();
         self.state = State::Ending(how);
-        if !self.is_here() {
+        if !self.is_local() {
             return None;
         }
         let answer = match how {
             Ending::Settled => self.store().settle(&self.now).now(),
             Ending::Cancelled | Ending::Expired => self.store().cancel(&self.cancellation()).now(),
         };
-        answer.map(|answer| self.ended(answer.map(drop), how, gives_back))
+        answer.map(|answer| self.finish_ending(answer.map(drop), how, gives_back))
     }
 
-    /// Finishes what was begun.
-    pub(crate) async fn finish(&mut self) -> Result<Settled, LimitError> {
+    /// Completes the ending that was begun.
+    pub(crate) async fn finish(&mut self) -> Result<SettleStatus, LimitError> {
         match self.state {
             State::Ending(how) | State::Refused(how) => self.end(how, true).await,
-            State::Open => unreachable!("an end is begun before it is finished"),
+            State::Open => unreachable!("an ending is begun before it is finished"),
             State::Ended { answer, .. } => Ok(answer),
         }
     }

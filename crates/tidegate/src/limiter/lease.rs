@@ -1,10 +1,10 @@
-//! A lease: units drawn from a store, and the way back for what was not used.
+//! A lease: units drawn from a store, and how unused ones return.
 //!
-//! The store's record of a lease is the truth. A settle says what was used in whole numbers, not as a difference,
-//! so that whatever became of an extension or an adjustment whose answer was lost is put right by it.
+//! The store's record of a lease is authoritative. A settle carries absolute amounts rather than differences, so it
+//! corrects any extension or adjustment whose response was lost.
 //!
-//! An ending that has begun stays that ending: whatever the store says, a drop repeats it and makes no other of it. What
-//! was used is used, and a lease whose settle failed is never cancelled by being dropped.
+//! An ending that has begun is final: whatever the store responds, a drop repeats the same ending. In particular, a
+//! lease whose settle failed is never cancelled by being dropped, because its units were used.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,89 +17,90 @@ use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    Adjust, Cancel, Drawn, Extend, Lookup, Moved, Reading, Readings, Renew, Reply, Settle, Store, StoreError,
+    Adjust, Cancel, DrawResult, Extend, Lookup, Movement, Reading, Readings, Renew, Reply, Settle, Store,
+    StoreError,
 };
 
 use super::Shared;
+use super::breaker::CallFailure;
 use super::error::{LimitError, Limited};
-use super::explain::{Asked, by_subject, lines};
-use super::guard::Failed;
-use super::settler::{End, Unheard};
+use super::explain::{LimitFilter, by_subject, lines};
+use super::settler::{End, EndingError};
 
 /// Units drawn from a shared limit.
 ///
-/// Dropping a lease cancels it: all it drew returns, adjustments included. Leases of a store that is not in this
-/// process are cancelled in the background. A lease that was settled, or cancelled, and whose store did not do it, is not
-/// open any more: dropped, it is settled, or cancelled, in the background.
+/// Dropping a lease cancels it: all units it drew return, adjustments included. Leases of a store outside this
+/// process are cancelled in the background. After a settle or cancel that the store did not carry out, the lease is
+/// no longer open: dropping it repeats that settle or cancel in the background.
 ///
 /// Its calls panic where [`Limiter::acquire`](super::Limiter::acquire) does: within a tokio runtime whose timer is not
 /// enabled, if the store is not in this process.
 #[must_use = "dropping a lease returns what it drew"]
 pub struct Lease {
     pub(super) shared: Arc<Shared>,
-    /// The id, the last step, the levels, and what is held: what a settle would say now.
+    /// The id, last step, levels and held units: the settle request as of now.
     pub(super) now: Settle,
-    /// When the store last told about it.
+    /// The time of the store's last response about it.
     pub(super) at: Stamp,
     pub(super) readings: Readings,
     pub(super) backing: Backing,
     pub(super) state: State,
-    /// How long it still has, if it was drawn before.
-    pub(super) left: Option<Duration>,
+    /// The remaining time, if the lease was drawn earlier.
+    pub(super) time_left: Option<Duration>,
 }
 
-/// Who keeps what the lease drew.
+/// What accounts for the units the lease drew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Backing {
     /// The store.
     Store,
-    /// This process, as its share.
+    /// This process, from its local share.
     Local,
-    /// Nobody.
-    Nobody,
+    /// Nothing.
+    Unbacked,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum State {
     Open,
-    /// The store is being told of an ending; if nobody waits for it any more, the settler goes on.
+    /// An ending was sent to the store. If the caller stops waiting for it, the settler completes it.
     Ending(Ending),
-    /// The store refused an ending, and has done nothing. Whoever holds the lease may say the same again, or end it
-    /// otherwise; if nobody does, the settler says the same again.
+    /// The store refused an ending and did nothing. The holder may retry it or end the lease differently; otherwise
+    /// the settler retries it.
     Refused(Ending),
     Ended {
         how: Ending,
-        answer: Settled,
+        answer: SettleStatus,
     },
 }
 
-/// Why a lease does not stand for units of the store.
+/// Why a lease is not backed by units of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Degraded {
-    /// The store was away, and the policy said to let everybody in.
+    /// The store was unavailable, and the policy is to admit all callers.
     Allowed,
-    /// The store was away, and this process keeps a share by itself.
+    /// The store was unavailable, and this process accounts for a local share.
     LocalShare,
 }
 
-/// Whether the store has heard of an ending.
+/// Whether the store has recorded an ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Settled {
-    /// It has.
+pub enum SettleStatus {
+    /// Recorded.
     Now,
-    /// It is away; it will be told in the background.
+    /// The store is unavailable; the settler sends the ending in the background.
     Later,
 }
 
-/// Whether the store has an adjustment.
+/// Whether the store has recorded an adjustment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Adjusted {
-    /// It has.
+pub enum AdjustStatus {
+    /// Recorded.
     Now,
-    /// It did not answer: the change travels with the settle. Lost if the process ends before.
+    /// The store did not respond: the change is sent with the settle, and is lost if the process exits before.
     WithSettle,
 }
 
@@ -109,42 +110,42 @@ impl Lease {
         self.now.lease
     }
 
-    /// How long it still has, if it was drawn before [with the same id](super::Request::id), and nothing was drawn now.
+    /// The remaining time, if it was drawn earlier [with the same id](super::Request::id) and nothing was drawn now.
     pub const fn drawn_before(&self) -> Option<Duration> {
-        self.left
+        self.time_left
     }
 
-    /// Who drew it, and of what.
+    /// The subject that drew it.
     pub fn subject(&self) -> &Subject {
         self.now.levels.subject()
     }
 
-    /// What is held of a limit; `None` where it takes no part. Of a lease that was settled, what it was
-    /// settled at, whether the store has heard of it or not.
+    /// The units held of a limit; `None` if the limit takes no part. For a settled lease, the units it was settled
+    /// at, whether or not the store has recorded them.
     pub fn held(&self, limit: &str) -> Option<u64> {
         self.now.actual[self.now.levels.position(limit).ok()?]
     }
 
-    /// Whether, and why, the lease was given without the store.
+    /// Whether, and why, the lease was granted without the store.
     pub const fn degraded(&self) -> Option<Degraded> {
         match self.backing {
             Backing::Store => None,
             Backing::Local => Some(Degraded::LocalShare),
-            Backing::Nobody => Some(Degraded::Allowed),
+            Backing::Unbacked => Some(Degraded::Allowed),
         }
     }
 
-    /// The limits it drew from: as they are now, where the store is in this process, else as the store last told, at the
-    /// draw or at the last extension or adjustment.
+    /// The limits it drew from: current if the store is in this process, otherwise as of the store's last response to
+    /// a draw, extension or adjustment.
     pub fn balances(&self) -> Vec<Balance> {
-        if self.is_here() {
+        if self.is_local() {
             return self.balances_now().unwrap_or_default();
         }
         self.balances_read()
     }
 
-    /// The limits it drew from as the draw left them. A store that has told nothing of them, since it was done before, is asked.
-    pub(super) fn balances_told(&self) -> Vec<Balance> {
+    /// The limits it drew from as of the draw. Reads them if the response had none because the draw was a repeat.
+    pub(super) fn balances_at_draw(&self) -> Vec<Balance> {
         if self.readings.is_empty() { self.balances() } else { self.balances_read() }
     }
 
@@ -161,36 +162,39 @@ impl Lease {
         let lookup = Lookup::Subjects(levels.iter().map(|level| level.subject.clone()).collect());
         let seen = self.store().balances(&lookup).now()?.ok()?;
         let units: Units = self.now.actual.iter().map(|held| held.map(|_| 0)).collect();
-        let lines = lines(&self.now.levels, &by_subject(&seen), seen.at, (&units, Asked::Only));
+        let lines = lines(&self.now.levels, &by_subject(&seen), seen.at, (&units, LimitFilter::Requested));
         Some(lines.into_iter().map(|line| line.balance).collect())
     }
 
-    /// Draws more, all or nothing. Refused, the lease stays as it is.
+    /// Draws more units, all or nothing. If refused, the lease is unchanged.
     ///
     /// # Errors
-    /// [`LimitError::Limited`] and [`LimitError::TooLarge`] where a limit is short, [`LimitError::Unavailable`] when
-    /// the store is away, and a [`StoreError::Ended`] for a lease that has ended, or whose end has begun.
+    /// [`LimitError::Limited`] and [`LimitError::TooLarge`] if a limit is short, [`LimitError::Unavailable`] if the
+    /// store is unavailable, and [`StoreError::Ended`] if the lease has ended or an ending has begun.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the lease as it was: what the store may have drawn returns when the lease ends.
+    /// Dropping the future leaves the lease unchanged: units the store may have drawn return when the lease ends.
     pub async fn extend<'a>(&mut self, more: impl AsRef<[(&'a str, u64)]>) -> Result<(), LimitError> {
         self.check_open()?;
         let units = self.now.levels.units(more.as_ref())?;
-        if self.backing != Backing::Nobody {
+        if self.backing != Backing::Unbacked {
             let step = self.next_step();
             let levels = Arc::clone(&self.now.levels);
             let extend = Extend { lease: self.now.lease, step, levels, units: units.clone() };
-            // What is new to the lease is named from now on: should the answer be lost, the end says that it holds none.
+            // Limits new to the lease are listed from now on: if the response is lost, the ending reports zero for
+            // them.
             let before = self.now.actual.clone();
             for (held, _) in self.now.actual.iter_mut().zip(&units).filter(|(_, more)| more.is_some()) {
                 held.get_or_insert(0);
             }
             let refused = match self.call(self.store().extend(&extend)).await {
-                Ok(Drawn::Granted(moved)) => {
+                Ok(DrawResult::Granted(moved)) => {
                     self.learn(moved);
                     None
                 }
-                Ok(Drawn::Refused(moved)) => Some(Limited::new(&extend.levels, &moved, &units).into_error()),
+                Ok(DrawResult::Refused(moved)) => {
+                    Some(Limited::new(&extend.levels, &moved, &units).into_error())
+                }
                 Err(failed) if failed.error.is_transient() => {
                     return Err(self.shared.failure(failed.error));
                 }
@@ -209,20 +213,20 @@ impl Lease {
         Ok(())
     }
 
-    /// Takes what turned out to be needed, or gives back what was not: never refused, and what is missing is debt.
-    /// No more is given back than is held. A change that the store did not hear of is kept and travels with the settle, which
-    /// the answer says.
+    /// Draws units that turned out to be needed, or returns unused ones. It is never refused: a shortfall becomes
+    /// debt. At most the held units are returned. If the store does not respond, the change is kept and sent with the
+    /// settle, as the result indicates.
     ///
     /// # Errors
-    /// [`LimitError::Cost`] for a limit that is not known, and a [`StoreError::Ended`] for a lease that has ended, or
-    /// whose end has begun.
+    /// [`LimitError::Cost`] for an unknown limit, and [`StoreError::Ended`] if the lease has ended or an ending has
+    /// begun.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the change made: it is told with the end if the store has not heard of it.
+    /// Dropping the future does not undo the change: if the store has not recorded it, it is sent with the ending.
     pub async fn adjust<'a>(
         &mut self,
         changes: impl AsRef<[(&'a str, i64)]>,
-    ) -> Result<Adjusted, LimitError> {
+    ) -> Result<AdjustStatus, LimitError> {
         self.check_open()?;
         let deltas = self.now.levels.deltas(changes.as_ref())?;
         check_held(&self.now.levels, &self.now.actual, &deltas)?;
@@ -232,8 +236,8 @@ impl Lease {
                 *held = Some(held.unwrap_or(0).saturating_add_signed(*delta));
             }
         }
-        if self.backing == Backing::Nobody {
-            return Ok(Adjusted::Now);
+        if self.backing == Backing::Unbacked {
+            return Ok(AdjustStatus::Now);
         }
         let (step, levels) = (self.next_step(), Arc::clone(&self.now.levels));
         let adjust = Adjust { lease: self.now.lease, step, levels, deltas };
@@ -241,28 +245,28 @@ impl Lease {
             Ok(moved) => {
                 self.learn(moved);
                 if gives_back {
-                    self.shared.turns.returned(&self.now.levels);
+                    self.shared.waiters.returned(&self.now.levels);
                 }
-                Ok(Adjusted::Now)
+                Ok(AdjustStatus::Now)
             }
-            Err(failed) if failed.error.is_transient() => Ok(Adjusted::WithSettle),
+            Err(failed) if failed.error.is_transient() => Ok(AdjustStatus::WithSettle),
             Err(failed) => Err(LimitError::Store(failed.error)),
         }
     }
 
-    /// Gives the lease `span` from now on, by the store's clock and at most a day; one that has more time is left with it.
-    /// What it holds stays as it is. Whoever renews a lease well before each deadline keeps it for as long as it lives.
+    /// Extends the lease's deadline to `span` from now, by the store's clock and at most a day; a later deadline is
+    /// kept. The held units are unchanged. Renewing well before each deadline keeps a lease alive indefinitely.
     ///
     /// # Errors
-    /// [`LimitError::Unavailable`] when the store is away: the lease may have more time or not, and can be renewed again. A
-    /// [`StoreError::Ended`] for a lease that has ended, its deadline included, or whose end has begun, and a
+    /// [`LimitError::Unavailable`] if the store is unavailable: the renewal may or may not have happened, and can be
+    /// retried. [`StoreError::Ended`] if the lease has ended, including by its deadline, or an ending has begun, and
     /// [`StoreError::Invalid`] for a longer span.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it renewed or not. Nothing else changes.
+    /// Dropping the future leaves the lease renewed or not. Nothing else changes.
     pub async fn renew(&mut self, span: Duration) -> Result<(), LimitError> {
         self.check_open()?;
-        if self.backing == Backing::Nobody {
+        if self.backing == Backing::Unbacked {
             return Ok(());
         }
         let (step, levels) = (self.next_step(), Arc::clone(&self.now.levels));
@@ -271,27 +275,30 @@ impl Lease {
         renewed.map(drop).map_err(|failed| self.shared.failure(failed.error))
     }
 
-    /// Ends the lease at what was used of the limits named, and at what is held of the others. More than is held
-    /// may leave a debt.
+    /// Ends the lease at the given units of the named limits, and at the held units of the others. Units beyond those
+    /// held may leave a debt.
     ///
-    /// Settling again at the same is answered as the first time.
+    /// Settling again at the same units returns the first result.
     ///
     /// # Errors
-    /// [`LimitError::Cost`] for a limit that is not known: nothing was said, and the lease stays open.
+    /// [`LimitError::Cost`] for an unknown limit: nothing was sent, and the lease stays open.
     ///
-    /// After any other error the lease is not open any more. Dropped, it is settled at this in the background, and never
-    /// cancelled:
+    /// After any other error the lease is no longer open. Dropping it settles it at these units in the background,
+    /// and never cancels it:
     ///
-    /// | error | what became of it | what its holder may do |
+    /// | error | state of the lease | options of the holder |
     /// |---|---|---|
-    /// | [`StoreError::Ended`], [`StoreError::NoLease`] | it has ended otherwise: by its deadline, or as it was ended before | nothing: it is over |
-    /// | [`LimitError::Unavailable`]: the store is away, and the settler is full | the store may have done it | settle at the same again |
-    /// | [`StoreError::Denied`], [`StoreError::Corrupt`], [`StoreError::Full`] | nothing was done; the store may be repaired | settle at the same again or at something else, cancel; dropped, the settler tries for ten minutes |
-    /// | [`StoreError::Invalid`], [`StoreError::Late`], [`StoreError::Closed`], all others | nothing was done, and the same would be refused again | settle at something else, cancel; dropped, it is [unsettled](super::LimiterStats::unsettled), and ends by its deadline |
+    /// | [`StoreError::Ended`], [`StoreError::NoLease`] | it ended before: by its deadline, or by another ending | none |
+    /// | [`LimitError::Unavailable`]: the store is unavailable, and the settler is full | the store may have settled it | settle at the same units again |
+    /// | [`StoreError::Denied`], [`StoreError::Corrupt`], [`StoreError::Full`] | nothing was done; the store may be repaired | settle at the same or other units, cancel; dropped, the settler retries for ten minutes |
+    /// | [`StoreError::Invalid`], [`StoreError::Late`], [`StoreError::Closed`], all others | nothing was done, and a retry would be refused | settle at other units, cancel; dropped, it is [unsettled](super::LimiterStats::unsettled), and ends by its deadline |
     ///
     /// # Cancel safety
-    /// Dropping the future does not undo it: the settler goes on.
-    pub async fn settle<'a>(&mut self, actual: impl AsRef<[(&'a str, u64)]>) -> Result<Settled, LimitError> {
+    /// Dropping the future does not undo the settle: the settler completes it.
+    pub async fn settle<'a>(
+        &mut self,
+        actual: impl AsRef<[(&'a str, u64)]>,
+    ) -> Result<SettleStatus, LimitError> {
         let mut amounts = self.now.levels.amounts(actual.as_ref())?;
         for (actual, held) in amounts.iter_mut().zip(&self.now.actual) {
             *actual = actual.or(*held);
@@ -299,48 +306,48 @@ impl Lease {
         let is_same = self.now.actual == amounts;
         match self.state {
             State::Ended { how: Ending::Settled, answer } if is_same => return Ok(answer),
-            // Nobody waited for the answer the first time.
+            // The first future was dropped before the response, or the store refused.
             State::Ending(Ending::Settled) | State::Refused(Ending::Settled) if is_same => {
                 return self.end(Ending::Settled, true).await;
             }
             _ => self.check_not_ending()?,
         }
-        // What was said before and not done is not what it holds at the store.
+        // The units of a refused ending are not those that the store holds.
         let is_again = matches!(self.state, State::Refused(_));
         let gives_back = is_again || amounts.iter().zip(&self.now.actual).any(|(actual, held)| actual < held);
         self.now.actual = amounts;
         self.next_step();
-        // From here on it is not open, even if the store panics.
+        // No longer open from here on, even if the store panics.
         self.state = State::Ending(Ending::Settled);
-        if self.is_here()
+        if self.is_local()
             && let Some(answer) = self.store().settle(&self.now).now()
         {
-            // Such a store is not away, so there is nothing to remember for later.
-            return self.ended(answer.map(drop), Ending::Settled, gives_back);
+            // An in-process store is always available, so nothing is queued for the settler.
+            return self.finish_ending(answer.map(drop), Ending::Settled, gives_back);
         }
         self.end(Ending::Settled, gives_back).await
     }
 
-    /// Ends the lease at what it holds.
+    /// Ends the lease at the units it holds.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
     ///
     /// # Cancel safety
     /// As [`settle`](Self::settle).
-    pub async fn settle_as_held(&mut self) -> Result<Settled, LimitError> {
+    pub async fn settle_full(&mut self) -> Result<SettleStatus, LimitError> {
         self.settle([]).await
     }
 
-    /// Ends the lease as if it had never been: all of it returns, adjustments included.
+    /// Ends the lease as if it had never been drawn: all units return, adjustments included.
     ///
     /// # Errors
-    /// A [`StoreError::Ended`] for a lease that was settled, and the other errors of [`settle`](Self::settle): dropped
-    /// after one of them, the lease is cancelled in the background.
+    /// [`StoreError::Ended`] if the lease was settled, and the other errors of [`settle`](Self::settle): dropping the
+    /// lease after one of those cancels it in the background.
     ///
     /// # Cancel safety
-    /// Dropping the future does not undo it: the settler goes on.
-    pub async fn cancel(&mut self) -> Result<Settled, LimitError> {
+    /// Dropping the future does not undo the cancel: the settler completes it.
+    pub async fn cancel(&mut self) -> Result<SettleStatus, LimitError> {
         match self.state {
             State::Ended { how: Ending::Cancelled, answer } => return Ok(answer),
             State::Ending(Ending::Cancelled) | State::Refused(Ending::Cancelled) => {}
@@ -352,11 +359,11 @@ impl Lease {
         self.end(Ending::Cancelled, true).await
     }
 
-    /// Tells the store of an end, or the settler if the store is away.
-    pub(super) async fn end(&mut self, how: Ending, gives_back: bool) -> Result<Settled, LimitError> {
+    /// Sends an ending to the store, or queues it for the settler if the store is unavailable.
+    pub(super) async fn end(&mut self, how: Ending, gives_back: bool) -> Result<SettleStatus, LimitError> {
         self.state = State::Ending(how);
         let answer = match (self.backing, how) {
-            (Backing::Nobody, _) => Ok(()),
+            (Backing::Unbacked, _) => Ok(()),
             (_, Ending::Cancelled) => {
                 let cancel = self.cancellation();
                 self.call(self.store().cancel(&cancel)).await.map(drop)
@@ -366,41 +373,41 @@ impl Lease {
         match answer {
             Err(failed) if failed.error.is_transient() => {
                 if self.shared.settle_later(self.ending(how)) {
-                    self.close(how, Settled::Later);
-                    return Ok(Settled::Later);
+                    self.close(how, SettleStatus::Later);
+                    return Ok(SettleStatus::Later);
                 }
-                // It may have ended or not: whoever holds it may say the same again, and a drop does.
+                // It may or may not have ended: the holder may retry the same ending, and a drop does.
                 Err(self.shared.failure(failed.error))
             }
-            answer => self.ended(answer.map_err(StoreError::from), how, gives_back),
+            answer => self.finish_ending(answer.map_err(StoreError::from), how, gives_back),
         }
     }
 
-    /// The store has answered an ending.
+    /// Handles the store's response to an ending.
     #[inline]
-    pub(super) fn ended(
+    pub(super) fn finish_ending(
         &mut self,
         answer: Result<(), StoreError>,
         how: Ending,
         gives_back: bool,
-    ) -> Result<Settled, LimitError> {
-        match answer.as_ref().map_err(Unheard::of) {
-            Ok(()) => self.close(how, Settled::Now),
-            // It ended by itself before.
-            Err(Unheard::Over(how)) => self.close(how, Settled::Now),
-            // Never open again: what was used would return if it were dropped.
-            Err(Unheard::Later | Unheard::Never) => self.state = State::Refused(how),
+    ) -> Result<SettleStatus, LimitError> {
+        match answer.as_ref().map_err(EndingError::of) {
+            Ok(()) => self.close(how, SettleStatus::Now),
+            // It had already ended.
+            Err(EndingError::AlreadyEnded(how)) => self.close(how, SettleStatus::Now),
+            // Never open again: a drop would then return units that were used.
+            Err(EndingError::Transient | EndingError::Permanent) => self.state = State::Refused(how),
         }
         answer.map_err(LimitError::Store)?;
         if gives_back {
-            self.shared.turns.returned(&self.now.levels);
+            self.shared.waiters.returned(&self.now.levels);
         }
-        Ok(Settled::Now)
+        Ok(SettleStatus::Now)
     }
 
-    /// It is over.
+    /// Marks the lease as ended.
     #[inline]
-    pub(super) fn close(&mut self, how: Ending, answer: Settled) {
+    pub(super) fn close(&mut self, how: Ending, answer: SettleStatus) {
         self.state = State::Ended { how, answer };
         self.shared.counters.ended.fetch_add(1, Ordering::SeqCst);
         if self.shared.is_closed.load(Ordering::SeqCst) {
@@ -408,7 +415,7 @@ impl Lease {
         }
     }
 
-    /// What is to be told to the store.
+    /// The ending as a request to the store.
     fn ending(&self, how: Ending) -> End {
         match how {
             Ending::Settled => End::Settle(self.now.clone()),
@@ -421,12 +428,12 @@ impl Lease {
         Cancel { lease: *lease, step: *step, levels: Arc::clone(levels), is_watched: false }
     }
 
-    /// Whether what it drew is kept in this process, so that every call is answered at once.
-    pub(super) fn is_here(&self) -> bool {
+    /// Whether the drawn units are accounted for in this process, so that every call completes immediately.
+    pub(super) fn is_local(&self) -> bool {
         match self.backing {
             Backing::Local => true,
             Backing::Store => self.shared.is_immediate,
-            Backing::Nobody => false,
+            Backing::Unbacked => false,
         }
     }
 
@@ -439,7 +446,7 @@ impl Lease {
         }
     }
 
-    /// Refuses to end otherwise what may have ended.
+    /// Rejects a different ending once one may have happened.
     fn check_not_ending(&self) -> Result<(), LimitError> {
         if matches!(self.state, State::Refused(_)) { Ok(()) } else { self.check_open() }
     }
@@ -452,19 +459,19 @@ impl Lease {
     pub(super) fn store(&self) -> &dyn Store {
         match self.backing {
             Backing::Local => &self.shared.local,
-            Backing::Store | Backing::Nobody => &*self.shared.store,
+            Backing::Store | Backing::Unbacked => &*self.shared.store,
         }
     }
 
-    async fn call<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, Failed> {
-        if self.is_here() {
-            return reply.await.map_err(|error| Failed { error, may_be_done: true });
+    async fn call<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, CallFailure> {
+        if self.is_local() {
+            return reply.await.map_err(|error| CallFailure { error, may_be_done: true });
         }
-        self.shared.guard.call(reply).await
+        self.shared.breaker.call(reply).await
     }
 
-    /// Takes in what the store told.
-    fn learn(&mut self, moved: Moved) {
+    /// Records the store's response.
+    fn learn(&mut self, moved: Movement) {
         if moved.is_repeat {
             return;
         }
@@ -478,31 +485,31 @@ impl Lease {
         }
     }
 
-    /// The end of a lease that was dropped.
+    /// Ends a lease that was dropped.
     #[cold]
     fn drop_open(&mut self, how: Ending) {
-        if self.is_here() {
-            // Such a store answers when it is asked.
+        if self.is_local() {
+            // An in-process store replies immediately.
             let answer = match self.ending(how) {
                 End::Cancel(cancel) => self.store().cancel(&cancel).now(),
                 End::Settle(settle) => self.store().settle(&settle).now(),
             };
-            let is_over = |error: &StoreError| matches!(Unheard::of(error), Unheard::Over(_));
+            let is_over = |error: &StoreError| matches!(EndingError::of(error), EndingError::AlreadyEnded(_));
             if answer.is_some_and(|answer| answer.as_ref().err().is_none_or(is_over)) {
-                self.shared.turns.returned(&self.now.levels);
+                self.shared.waiters.returned(&self.now.levels);
                 return;
             }
         }
         match self.backing {
             Backing::Store => drop(self.shared.settle_later(self.ending(how))),
-            // The settler speaks to the store, and not to this process's share.
-            Backing::Local => self.shared.lost(self.now.lease),
-            Backing::Nobody => {}
+            // The settler calls the store, not this process's local share.
+            Backing::Local => self.shared.report_unsettled(self.now.lease),
+            Backing::Unbacked => {}
         }
     }
 }
 
-/// Refuses to hold more than can be said at the end.
+/// Rejects an adjustment after which the held units could not be settled.
 pub(super) fn check_held(
     levels: &Levels,
     held: &[Option<u64>],
@@ -526,7 +533,7 @@ impl Drop for Lease {
             }
         };
         self.drop_open(how);
-        self.close(how, Settled::Later);
+        self.close(how, SettleStatus::Later);
     }
 }
 

@@ -1,27 +1,27 @@
-//! The shared limiter: nobody gets more than agreed, whichever process asks.
+//! Shared limits: no tenant exceeds its budget, whichever process it calls from.
 //!
 //! `acquire → policies (cached) → store.draw → Lease → settle`. A limiter is a handle over a
-//! [`Store`](tidegate_store::Store): it resolves who is limited by what, draws, and hands out leases.
+//! [`Store`](tidegate_store::Store): it resolves the limits of a subject, draws, and returns leases.
 
 mod acquire;
 mod admin;
 pub mod blocking;
+mod breaker;
 mod builder;
-mod chosen;
+mod change_log;
 mod error;
 mod events;
 mod explain;
-mod guard;
-mod home;
+mod idempotency;
 mod joining;
 mod lease;
 mod policies;
-mod recent;
 mod remote;
 mod request;
+mod runtime;
 mod settler;
-pub(crate) mod turns;
 mod usage;
+pub(crate) mod waiters;
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,23 +39,23 @@ pub use builder::{InvalidLimiter, LimiterBuilder};
 pub use error::{LimitError, LimitLine, Limited};
 pub use events::LimitEvent;
 pub use explain::{Explanation, Would};
-pub(crate) use joining::{Finish, Resolved};
-pub use lease::{Adjusted, Degraded, Lease, Settled};
+pub(crate) use joining::{Finish, ResolvedRequest};
+pub use lease::{AdjustStatus, Degraded, Lease, SettleStatus};
 pub use policies::CacheStats;
 pub use remote::{LeaseStep, OpenLease};
 pub use request::Request;
 pub use usage::{Capacity, UsageSum};
 
+use breaker::Breaker;
 use events::Listeners;
-use guard::Guard;
-use home::Home;
 use policies::PolicyCache;
+use runtime::BackgroundRuntime;
 use settler::Settler;
-use turns::Turns;
+use waiters::Waiters;
 
-use crate::joined::Lines;
+use crate::joined::Queues;
 
-/// Limits shared by all who use the same store. Clones are the same limiter.
+/// Limits shared by all users of a store. Clones are the same limiter.
 ///
 /// ```
 /// use tidegate::{Limit, Limiter, Memory, Policy, Scope};
@@ -79,73 +79,73 @@ pub struct Limiter {
     shared: Arc<Shared>,
 }
 
-/// What all clones, and all leases, share.
+/// The state shared by all clones and leases.
 struct Shared {
     store: Arc<dyn Store>,
-    /// What the store announces of changes.
+    /// The store's change notifications.
     changes: Option<Changes>,
-    /// The store answers at once: no deadline, no breaker, nothing in the background.
+    /// The store replies immediately: no timeout, no breaker, no background work.
     is_immediate: bool,
-    guard: Guard,
+    breaker: Breaker,
     policies: PolicyCache,
-    turns: Turns,
-    /// Callers of joined throttles that a limit has turned away.
-    lines: Lines,
+    waiters: Waiters,
+    /// Callers of joined throttles that a limit refused.
+    queues: Queues,
     settler: Settler,
     listeners: Arc<Listeners>,
-    home: Home,
+    runtime: BackgroundRuntime,
     defaults: Policy,
     lease_deadline: Duration,
-    /// Where this process's share is kept while the store is away.
+    /// Accounts for this process's share while the store is unavailable.
     local: Memory,
     is_closed: AtomicBool,
     lease_ended: Notify,
     counters: Counters,
-    /// Those who are asking the store for a lease.
-    asking: AtomicUsize,
-    /// The time that the store last told, in milliseconds.
-    told: AtomicU64,
+    /// Calls to the store for a lease that are in flight.
+    calls_in_flight: AtomicUsize,
+    /// The store's time as of its last response, in milliseconds.
+    store_time_ms: AtomicU64,
 }
 
 #[derive(Default)]
 struct Counters {
-    /// Leases and spends that were granted, by the store or without it.
+    /// Leases and spends granted, with or without the store.
     granted: AtomicU64,
-    /// Of these, those that are over.
+    /// Those of them that have ended.
     ended: AtomicU64,
     refused: AtomicU64,
     degraded: AtomicU64,
 }
 
-/// What a limiter has done, and how it is.
+/// Counters and state of a limiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LimiterStats {
-    /// Leases and spends that were granted, those without the store included.
+    /// Leases and spends granted, including those without the store.
     pub granted: u64,
-    /// Acquires that were refused by a limit.
+    /// Acquires refused by a limit.
     pub refused: u64,
-    /// Leases that were given while the store was away.
+    /// Leases granted while the store was unavailable.
     pub degraded: u64,
-    /// Leases that have not ended, and were not [let go of](Lease::detach).
+    /// Leases that have neither ended nor been [detached](Lease::detach).
     pub open_leases: u64,
     /// Callers waiting for their turn.
     pub waiting: usize,
-    /// Endings that the settler has yet to do.
+    /// Endings that the settler has yet to send.
     pub settling: usize,
-    /// Leases that stayed spent, until their deadline, because the settler was full, or the store did not hear of their end
-    /// within ten minutes, or never will.
+    /// Leases that stayed spent until their deadline, because the settler was full, or their ending did not
+    /// reach the store within ten minutes or never will.
     pub unsettled: u64,
-    /// How long the store is left alone from now on, since it failed too often in a row; `None` where it is asked.
+    /// How long the circuit to the store stays open; `None` if it is closed.
     pub store_away: Option<Duration>,
     /// Panics of listeners.
     pub panics: u64,
-    /// The cache of policies.
+    /// The policy cache.
     pub cache: CacheStats,
 }
 
 impl Limiter {
-    /// A limiter over `store` with nothing but what is written there.
+    /// A limiter over `store`, limited by the policies stored there.
     ///
     /// # Panics
     /// Never: the defaults are within their bounds.
@@ -153,18 +153,18 @@ impl Limiter {
         Self::builder(store).build().expect("the defaults are within their bounds")
     }
 
-    /// A limiter over `store`, to be made as asked.
+    /// A builder for a limiter over `store`.
     pub fn builder(store: impl Store) -> LimiterBuilder {
         LimiterBuilder::new(Arc::new(store))
     }
 
-    /// A limiter over a store that others hold too.
+    /// A builder for a limiter over a store that is also used elsewhere.
     pub fn over(store: Arc<dyn Store>) -> LimiterBuilder {
         LimiterBuilder::new(store)
     }
 
-    /// Hears what happens from now on, as long as there is a limiter. It runs on the thread that caused it, with no lock
-    /// held; a panic in it is counted.
+    /// Registers a listener for as long as the limiter exists. It runs on the thread that caused the event,
+    /// with no lock held; a panic in it is counted.
     pub fn on_event(&self, listener: impl Fn(&LimitEvent) + Send + Sync + 'static) {
         self.shared.listeners.add(Box::new(listener));
     }
@@ -174,12 +174,12 @@ impl Limiter {
         &*self.shared.store
     }
 
-    /// How long the store may take to decide, before it counts as away.
+    /// How long the store may take before it counts as unavailable.
     pub fn store_deadline(&self) -> Duration {
-        self.shared.guard.deadline()
+        self.shared.breaker.deadline()
     }
 
-    /// What the limiter has done, and how it is.
+    /// Counters and state of the limiter.
     pub fn stats(&self) -> LimiterStats {
         let shared = &self.shared;
         LimiterStats {
@@ -187,33 +187,33 @@ impl Limiter {
             refused: shared.counters.refused.load(Ordering::Relaxed),
             degraded: shared.counters.degraded.load(Ordering::Relaxed),
             open_leases: shared.open_leases(),
-            waiting: shared.turns.waiting(),
+            waiting: shared.waiters.waiting(),
             settling: shared.settler.pending(),
             unsettled: shared.settler.lost(),
-            store_away: shared.guard.away(),
+            store_away: shared.breaker.open_for(),
             panics: shared.listeners.panics(),
             cache: shared.policies.stats(),
         }
     }
 
-    /// Refuses whoever comes and whoever waits. Leases that are out can still be settled.
+    /// Refuses new callers and all waiters. Open leases can still be settled.
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
-        self.shared.turns.close();
-        self.shared.lines.wake();
+        self.shared.waiters.close();
+        self.shared.queues.wake();
     }
 
-    /// Closes, and waits until every lease has ended and every ending has reached the store, or was given up: after ten
-    /// minutes, or at once where the store was [closed](crate::StoreError::Closed).
+    /// Closes, and waits until every lease has ended and every ending has reached the store or was abandoned:
+    /// after ten minutes, or at once if the store was [closed](crate::StoreError::Closed).
     ///
     /// # Cancel safety
-    /// Dropping the future stops the waiting; the limiter stays closed.
+    /// Dropping the future stops waiting; the limiter stays closed.
     pub async fn drain(&self) {
         self.close();
         loop {
             let ended = self.shared.lease_ended.notified();
             let idle = self.shared.settler.idle();
-            if self.shared.asking.load(Ordering::SeqCst) > 0 || self.shared.open_leases() > 0 {
+            if self.shared.calls_in_flight.load(Ordering::SeqCst) > 0 || self.shared.open_leases() > 0 {
                 ended.await;
             } else if self.shared.settler.pending() > 0 {
                 self.shared.wake_settler();
@@ -231,21 +231,22 @@ impl Limiter {
 }
 
 impl Shared {
-    /// An id that nobody can guess, with the time in front.
+    /// An unguessable id that starts with the time.
     fn new_id() -> LeaseId {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let millis = since.as_secs() * 1_000 + u64::from(since.subsec_millis());
         LeaseId::new(millis, rand::random())
     }
 
-    /// The same with the time that the store last told: to read a clock is a good part of a draw's time.
+    /// The same with the store's last known time: reading the clock is a large part of a draw's cost.
     #[inline]
     fn new_id_at(&self) -> LeaseId {
-        LeaseId::new(self.told.load(Ordering::Relaxed), rand::random())
+        LeaseId::new(self.store_time_ms.load(Ordering::Relaxed), rand::random())
     }
 
     fn open_leases(&self) -> u64 {
-        // In this order: a lease that ends meanwhile is not counted as ended before it was granted.
+        // In this order: a lease that ends concurrently is not counted as ended before it is counted as
+        // granted.
         let ended = self.counters.ended.load(Ordering::SeqCst);
         self.counters.granted.load(Ordering::SeqCst).saturating_sub(ended)
     }

@@ -1,88 +1,90 @@
-//! Leases whose holder is elsewhere: each call names the lease and its step, and nothing is kept here between two.
+//! Leases held by remote callers: each call names the lease and its step, and this process keeps no state
+//! between calls.
 //!
-//! The store's record of a lease is its one state machine. A [`Lease`] remembers for a holder in this process; here the
-//! holder remembers for itself, behind a network, and this process may be started anew between two of its calls. So the
-//! levels and what is held are read from the store with each call, and the store decides by the step.
+//! The store's record of a lease is its only state machine. A [`Lease`] keeps the state for a holder in this
+//! process; a remote holder keeps its own state behind a network, and this process may restart between two of
+//! its calls. So each call reads the levels and held units from the store, and the store decides by the step.
 
 use std::time::Duration;
 
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{Ended, Ending, LeaseId, Turn, digest};
+use tidegate_core::limit::lease::{EndRecord, Ending, LeaseId, Turn, digest};
 use tidegate_core::limit::name::{LimitName, Subject};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    Adjust, Buckets, Cancel, Drawn, Extend, Held, Moved, Reading, Renew, Renewed, Reply, Settle, Standing,
-    Store, StoreError,
+    Adjust, Buckets, Cancel, DrawResult, Extend, LeaseSnapshot, LeaseStatus, Movement, Reading, Renew,
+    Renewal, Reply, Settle, Store, StoreError,
 };
 
 use super::error::{LimitError, Limited};
-use super::lease::{Backing, Settled, State};
+use super::lease::{Backing, SettleStatus, State};
 use super::{Lease, Limiter, Shared};
 
-/// An open lease as its store has it.
+/// An open lease as recorded in its store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OpenLease {
-    /// Which lease.
+    /// The lease's id.
     pub id: LeaseId,
-    /// Who drew it, and of what.
+    /// The subject that drew it.
     pub subject: Subject,
-    /// What it holds of each limit that takes part.
+    /// The units held of each limit that takes part.
     pub held: Vec<(LimitName, u64)>,
-    /// The last step that was done: its holder goes on with the next number.
+    /// The last step applied: the holder continues with the next number.
     pub step: u32,
-    /// When it drew.
+    /// When it was drawn.
     pub drawn_at: Stamp,
     /// When it expires.
     pub deadline: Stamp,
-    /// What becomes of it then.
+    /// What happens when it expires.
     pub on_expiry: OnExpiry,
-    /// When it was looked at, by the clock that decides.
+    /// When it was read, by the store's clock.
     pub at: Stamp,
 }
 
-/// What a step of a lease came to.
+/// The result of a step of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseStep {
-    /// When it was decided. A repeat tells when it was decided first.
+    /// When it was decided; for a repeat, when it was first decided.
     pub at: Stamp,
-    /// It was done before, and nothing moved now.
+    /// It was applied before, and nothing changed now.
     pub is_repeat: bool,
-    /// The limits that took part, after it. The repeat of an ending knows of none.
+    /// The limits that took part, after the step. Empty for a repeated ending.
     pub balances: Vec<Balance>,
 }
 
 impl Lease {
-    /// Lets go of the lease without ending it: from now on it is its id. Whoever has it goes on with
-    /// [`Limiter::settle_lease`] and the others, in this process or in another one over the same store; if nobody does, it
-    /// ends by its deadline.
+    /// Releases the handle without ending the lease, and returns its id. The id's holder continues with
+    /// [`Limiter::settle_lease`] and the related calls, in this process or in another one over the same
+    /// store; otherwise the lease ends by its deadline.
     ///
-    /// It is not among [`open_leases`](super::LimiterStats::open_leases) any more, and a [drain](Limiter::drain) does not
-    /// wait for it. A lease whose end has begun goes on to that end, as if it were dropped. A [degraded](Self::degraded) one
-    /// is known to this process alone, and one that nobody keeps to nobody: calls on it answer that there is no such lease.
+    /// It no longer counts in [`open_leases`](super::LimiterStats::open_leases), and a
+    /// [drain](Limiter::drain) does not wait for it. A lease whose ending has begun completes that ending, as
+    /// if it were dropped. A [degraded](Self::degraded) lease is known to this process alone or, if no
+    /// process accounts for it, to none: calls on it fail with `NoLease`.
     pub fn detach(mut self) -> LeaseId {
         if let State::Open = self.state {
-            // It expires, as far as this handle knows.
-            self.close(Ending::Expired, Settled::Later);
+            // For this handle, it expires.
+            self.close(Ending::Expired, SettleStatus::Later);
         }
         self.id()
     }
 }
 
 impl Limiter {
-    /// An open lease by its id, as its store has it.
+    /// Finds an open lease by its id.
     ///
     /// # Errors
-    /// A [`StoreError::Ended`] for one that has ended, a [`StoreError::NoLease`] for one that never drew or ended long ago,
-    /// and [`LimitError::Unavailable`] when the store is away.
+    /// [`StoreError::Ended`] if it has ended, [`StoreError::NoLease`] if it was never drawn or ended long
+    /// ago, and [`LimitError::Unavailable`] if the store is unavailable.
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Changes nothing.
     pub async fn find_lease(&self, id: LeaseId) -> Result<OpenLease, LimitError> {
-        let (_, Held { at, levels, record }) = self.shared.open_lease(id).await?;
+        let (_, LeaseSnapshot { at, levels, record }) = self.shared.open_lease(id).await?;
         let named = levels.names().iter().zip(record.held());
         Ok(OpenLease {
             id,
@@ -96,14 +98,14 @@ impl Limiter {
         })
     }
 
-    /// Draws more for a lease, all or nothing, as its step `step`. Refused, the lease stays as it is.
+    /// Draws more units for a lease, all or nothing, as its step `step`. If refused, the lease is unchanged.
     ///
     /// # Errors
-    /// [`LimitError::Limited`] and [`LimitError::TooLarge`] where a limit is short, [`LimitError::Cost`] for what cannot be
-    /// asked for, and those of [`settle_lease`](Self::settle_lease).
+    /// [`LimitError::Limited`] and [`LimitError::TooLarge`] if a limit is short, [`LimitError::Cost`] for an
+    /// invalid cost, and those of [`settle_lease`](Self::settle_lease).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it done or not: the same step again finds out.
+    /// Dropping the future may or may not leave it done: a retry of the same step finds out.
     pub async fn extend_lease<'a>(
         &self,
         id: LeaseId,
@@ -111,24 +113,26 @@ impl Limiter {
         more: impl AsRef<[(&'a str, u64)]>,
     ) -> Result<LeaseStep, LimitError> {
         let shared = &self.shared;
-        let (backing, Held { levels, .. }) = shared.open_lease(id).await?;
+        let (backing, LeaseSnapshot { levels, .. }) = shared.open_lease(id).await?;
         let units = levels.units(more.as_ref())?;
         let extend = Extend { lease: id, step, levels, units };
-        match shared.ask_of(backing, shared.store_of(backing).extend(&extend)).await? {
-            Drawn::Granted(moved) => Ok(LeaseStep::of(&extend.levels, &moved)),
-            Drawn::Refused(moved) => Err(Limited::new(&extend.levels, &moved, &extend.units).into_error()),
+        match shared.call_backing(backing, shared.store_of(backing).extend(&extend)).await? {
+            DrawResult::Granted(moved) => Ok(LeaseStep::of(&extend.levels, &moved)),
+            DrawResult::Refused(moved) => {
+                Err(Limited::new(&extend.levels, &moved, &extend.units).into_error())
+            }
         }
     }
 
-    /// Takes what turned out to be needed, or gives back what was not, as the lease's step `step`: never refused, and what
-    /// is missing is debt. No more is given back than is held.
+    /// Draws units that turned out to be needed, or returns unused ones, as the lease's step `step`. It is
+    /// never refused: a shortfall becomes debt. At most the held units are returned.
     ///
     /// # Errors
-    /// [`LimitError::Cost`] for a limit that is not known or too many units, and those of
+    /// [`LimitError::Cost`] for an unknown limit or too many units, and those of
     /// [`settle_lease`](Self::settle_lease).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it done or not: the same step again finds out.
+    /// Dropping the future may or may not leave it done: a retry of the same step finds out.
     pub async fn adjust_lease<'a>(
         &self,
         id: LeaseId,
@@ -136,46 +140,47 @@ impl Limiter {
         changes: impl AsRef<[(&'a str, i64)]>,
     ) -> Result<LeaseStep, LimitError> {
         let shared = &self.shared;
-        let (backing, Held { levels, record, .. }) = shared.open_lease(id).await?;
+        let (backing, LeaseSnapshot { levels, record, .. }) = shared.open_lease(id).await?;
         let deltas = levels.deltas(changes.as_ref())?;
-        // A repeat is held already.
+        // The held units already include a repeat.
         if record.turn(step) == Turn::Apply {
             super::lease::check_held(&levels, record.held(), &deltas)?;
         }
         let adjust = Adjust { lease: id, step, levels, deltas };
-        let moved = shared.ask_of(backing, shared.store_of(backing).adjust(&adjust)).await?;
+        let moved = shared.call_backing(backing, shared.store_of(backing).adjust(&adjust)).await?;
         if adjust.deltas.iter().flatten().any(|delta| *delta < 0) {
-            shared.turns.returned(&adjust.levels);
+            shared.waiters.returned(&adjust.levels);
         }
         Ok(LeaseStep::of(&adjust.levels, &moved))
     }
 
-    /// Gives a lease `span` from now on, at most a day, as its step `step`; one that has more is left with it.
+    /// Extends a lease's deadline to `span` from now, at most a day, as its step `step`; a later deadline is
+    /// kept.
     ///
     /// # Errors
-    /// A [`StoreError::Invalid`] for a longer span, and those of [`settle_lease`](Self::settle_lease). What is past its
-    /// deadline has ended.
+    /// [`StoreError::Invalid`] for a longer span, and those of [`settle_lease`](Self::settle_lease). A lease
+    /// past its deadline has ended.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it done or not: the same step again finds out.
-    pub async fn renew_lease(&self, id: LeaseId, step: u32, span: Duration) -> Result<Renewed, LimitError> {
+    /// Dropping the future may or may not leave it done: a retry of the same step finds out.
+    pub async fn renew_lease(&self, id: LeaseId, step: u32, span: Duration) -> Result<Renewal, LimitError> {
         let shared = &self.shared;
-        let (backing, Held { levels, .. }) = shared.open_lease(id).await?;
+        let (backing, LeaseSnapshot { levels, .. }) = shared.open_lease(id).await?;
         let renew = Renew { lease: id, step, levels, span };
-        shared.ask_of(backing, shared.store_of(backing).renew(&renew)).await
+        shared.call_backing(backing, shared.store_of(backing).renew(&renew)).await
     }
 
-    /// Ends a lease at what was used of the limits named, and at what it holds of the others, as its step `step`. More than
-    /// is held may leave a debt. The same again is answered as the first time, for ten minutes.
+    /// Ends a lease at the given units of the named limits, and at the held units of the others, as its step
+    /// `step`. Units beyond those held may leave a debt. A repeat returns the first result for ten minutes.
     ///
     /// # Errors
-    /// A [`StoreError::Ended`] for a lease that has ended otherwise, a [`StoreError::Late`] for a step that comes after a
-    /// later one, a [`StoreError::NoLease`] for a lease that never drew or ended long ago, [`LimitError::Cost`] for a limit
-    /// that is not known, and [`LimitError::Unavailable`] when the store is away: nothing goes on in the background, and
-    /// the holder says the same again.
+    /// [`StoreError::Ended`] if the lease ended differently, [`StoreError::Late`] for a step before the last
+    /// one applied, [`StoreError::NoLease`] if the lease was never drawn or ended long ago,
+    /// [`LimitError::Cost`] for an unknown limit, and [`LimitError::Unavailable`] if the store is
+    /// unavailable: nothing continues in the background, and the holder retries.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it done or not: the same step again finds out.
+    /// Dropping the future may or may not leave it done: a retry of the same step finds out.
     pub async fn settle_lease<'a>(
         &self,
         id: LeaseId,
@@ -184,42 +189,42 @@ impl Limiter {
     ) -> Result<LeaseStep, LimitError> {
         let (shared, actual) = (&self.shared, actual.as_ref());
         let (backing, levels) = match shared.standing(id).await? {
-            (backing, Standing::Open(held)) => (backing, held.levels),
-            // What it drew from is forgotten; how it ended is not.
-            (_, Standing::Ended(ended)) => {
+            (backing, LeaseStatus::Open(held)) => (backing, held.levels),
+            // The limits it drew from are forgotten; how it ended is not.
+            (_, LeaseStatus::Ended(ended)) => {
                 return repeat_of(id, &ended, ended.turn_settle(step, digest(actual.iter().copied())));
             }
         };
         let actual = levels.amounts(actual)?;
         let settle = Settle { lease: id, step, levels, actual, is_watched: true };
-        let moved = shared.ask_of(backing, shared.store_of(backing).settle(&settle)).await?;
-        shared.turns.returned(&settle.levels);
+        let moved = shared.call_backing(backing, shared.store_of(backing).settle(&settle)).await?;
+        shared.waiters.returned(&settle.levels);
         Ok(LeaseStep::of(&settle.levels, &moved))
     }
 
-    /// Ends a lease as if it had never been, as its step `step`: all of it returns. Cancelling it again is answered as the
-    /// first time.
+    /// Ends a lease as if it had never been drawn, as its step `step`: all units return. A repeat returns the
+    /// first result.
     ///
     /// # Errors
     /// As [`settle_lease`](Self::settle_lease).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves it done or not: the same again finds out.
+    /// Dropping the future may or may not leave it done: a retry finds out.
     pub async fn cancel_lease(&self, id: LeaseId, step: u32) -> Result<LeaseStep, LimitError> {
         let shared = &self.shared;
         let (backing, levels) = match shared.standing(id).await? {
-            (backing, Standing::Open(held)) => (backing, held.levels),
-            (_, Standing::Ended(ended)) => return repeat_of(id, &ended, ended.turn_cancel()),
+            (backing, LeaseStatus::Open(held)) => (backing, held.levels),
+            (_, LeaseStatus::Ended(ended)) => return repeat_of(id, &ended, ended.turn_cancel()),
         };
         let cancel = Cancel { lease: id, step, levels, is_watched: true };
-        let moved = shared.ask_of(backing, shared.store_of(backing).cancel(&cancel)).await?;
-        shared.turns.returned(&cancel.levels);
+        let moved = shared.call_backing(backing, shared.store_of(backing).cancel(&cancel)).await?;
+        shared.waiters.returned(&cancel.levels);
         Ok(LeaseStep::of(&cancel.levels, &moved))
     }
 }
 
 impl LeaseStep {
-    fn of(levels: &Levels, moved: &Moved) -> Self {
+    fn of(levels: &Levels, moved: &Movement) -> Self {
         let balance = |reading: &Reading| {
             let subject = &levels.levels()[reading.level].subject;
             Balance::of(subject, &reading.meter(levels), 0, moved.at)
@@ -229,8 +234,8 @@ impl LeaseStep {
     }
 }
 
-/// The answer to an ending that comes after the end.
-fn repeat_of(lease: LeaseId, ended: &Ended, turn: Turn) -> Result<LeaseStep, LimitError> {
+/// The result of an ending that arrives after the lease has ended.
+fn repeat_of(lease: LeaseId, ended: &EndRecord, turn: Turn) -> Result<LeaseStep, LimitError> {
     if turn == Turn::Repeat {
         return Ok(LeaseStep { at: ended.at, is_repeat: true, balances: Vec::new() });
     }
@@ -238,20 +243,20 @@ fn repeat_of(lease: LeaseId, ended: &Ended, turn: Turn) -> Result<LeaseStep, Lim
 }
 
 impl Shared {
-    /// The lease, if it is open, and who keeps it.
-    async fn open_lease(&self, lease: LeaseId) -> Result<(Backing, Held), LimitError> {
+    /// The lease, if it is open, and what backs it.
+    async fn open_lease(&self, lease: LeaseId) -> Result<(Backing, LeaseSnapshot), LimitError> {
         match self.standing(lease).await? {
-            (backing, Standing::Open(held)) => Ok((backing, held)),
-            (_, Standing::Ended(ended)) => {
+            (backing, LeaseStatus::Open(held)) => Ok((backing, held)),
+            (_, LeaseStatus::Ended(ended)) => {
                 Err(LimitError::Store(StoreError::Ended { lease, how: ended.how }))
             }
         }
     }
 
-    /// What is known of a lease, and who knows it: the store, or this process, which keeps its share while the store is
-    /// away.
-    pub(super) async fn standing(&self, lease: LeaseId) -> Result<(Backing, Standing), LimitError> {
-        match self.ask(self.store.lease(lease)).await {
+    /// The record of a lease and what backs it: the store, or this process, which accounts for its share
+    /// while the store is unavailable.
+    pub(super) async fn standing(&self, lease: LeaseId) -> Result<(Backing, LeaseStatus), LimitError> {
+        match self.call_store(self.store.lease(lease)).await {
             Ok(standing) => Ok((Backing::Store, standing)),
             Err(error @ (LimitError::Unavailable { .. } | LimitError::Store(StoreError::NoLease { .. }))) => {
                 match self.local.lease(lease).now() {
@@ -266,15 +271,15 @@ impl Shared {
     fn store_of(&self, backing: Backing) -> &dyn Store {
         match backing {
             Backing::Local => &self.local,
-            Backing::Store | Backing::Nobody => &*self.store,
+            Backing::Store | Backing::Unbacked => &*self.store,
         }
     }
 
-    async fn ask_of<T: Unpin>(&self, backing: Backing, reply: Reply<'_, T>) -> Result<T, LimitError> {
+    async fn call_backing<T: Unpin>(&self, backing: Backing, reply: Reply<'_, T>) -> Result<T, LimitError> {
         match backing {
-            // It is never away.
+            // It is always available.
             Backing::Local => reply.await.map_err(LimitError::Store),
-            Backing::Store | Backing::Nobody => self.ask(reply).await,
+            Backing::Store | Backing::Unbacked => self.call_store(reply).await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! An acquire with more to say than who and how much.
+//! Options of an acquire beyond subject and cost.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use tidegate_store::StoreError;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::acquire::{Kind, SubjectRef, new_draw, spent};
+use super::acquire::{Kind, SubjectRef, close_spent, new_draw};
 use super::builder::DEADLINES;
 use super::error::LimitError;
 use super::events::LimitEvent;
 use super::lease::Lease;
-use super::policies::Known;
-use super::turns::{Head, NoTurn, Ticket, Watch};
+use super::policies::LevelsResult;
+use super::waiters::{Head, ReturnWatch, Ticket, TurnError};
 
 /// A request for units of a shared limit.
 ///
@@ -29,14 +29,14 @@ use super::turns::{Head, NoTurn, Ticket, Watch};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_minute("rpm", 60)]).build()?;
-/// // This caller has a limit of its own for today's import, in the place of the stored one.
+/// This caller has its own limit for today's import, instead of the stored one.
 /// let mut lease = limiter
 ///     .request(("acme", "import"), &[("rpm", 1)])
 ///     .limits([Limit::per_minute("rpm", 600)])
 ///     .deadline(Duration::from_secs(30))
 ///     .acquire()
 ///     .await?;
-/// lease.settle_as_held().await?;
+/// lease.settle_full().await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -56,76 +56,78 @@ impl<'a> Request<'a> {
         Self { shared, subject, cost, limits: Vec::new(), deadline, id: None }
     }
 
-    /// Limits for this call, in the place of the subject's own of the same names. Each has a bucket of its own per
-    /// subject, name and shape. Those above the subject keep theirs.
+    /// Sets limits for this call, which replace the subject's own of the same names. Each has its own bucket
+    /// per subject, name and shape. The limits of its ancestors stay.
     pub fn limits(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.limits.extend(limits);
         self
     }
 
-    /// How long after the draw the lease expires by itself, if it is never ended.
+    /// How long after the draw the lease expires if it is never ended.
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// An id chosen for this request, so that the same again with it is answered with the same lease, and is never charged
-    /// twice: while the lease is open, and for ten minutes after its end. 127 bits of the number count; it stands for this
-    /// subject, and whoever can guess it can have the lease.
+    /// Sets an idempotency key: a retry with the same id returns the same lease and is never charged twice,
+    /// while the lease is open and for ten minutes after its end. 127 bits of the number count; it belongs to
+    /// this subject, and a caller that can guess it can obtain the lease.
     ///
-    /// Whoever gives up while it is drawing asks again: nothing is cancelled in the background, and if nobody asks, the lease
-    /// ends by its deadline. What was refused was not done, and can be asked again. A request with the id of another one is
-    /// [refused](LimitError::Reused), as far as it can be told: once the lease went on, its first amounts are not known any
-    /// more. A draw whose lease has ended is answered with [`StoreError::Ended`](crate::StoreError::Ended).
+    /// A caller that abandons a draw retries it: nothing is cancelled in the background, and without a retry
+    /// the lease ends by its deadline. A refused draw was not done and can be retried. A request with the id
+    /// of a different one is [refused](LimitError::Reused), as far as that can be detected: once the lease
+    /// was extended or adjusted, its first amounts are unknown. A draw whose lease has ended fails with
+    /// [`StoreError::Ended`](crate::StoreError::Ended).
     ///
-    /// A store in memory remembers fewer ended leases when very many end.
+    /// An in-memory store remembers fewer ended leases when very many end.
     pub const fn id(mut self, number: u128) -> Self {
         self.id = Some(LeaseId::chosen(number));
         self
     }
 
-    /// Draws at once, or says why not.
+    /// Draws without waiting for limits.
     ///
     /// # Errors
-    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
     ///
     /// # Panics
-    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
     ///
     /// # Cancel safety
-    /// As [`Limiter::acquire`](super::Limiter::acquire).
-    pub async fn acquire(self) -> Result<Lease, LimitError> {
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
+    pub async fn try_acquire(self) -> Result<Lease, LimitError> {
         self.draw(Kind::Draw).await
     }
 
     /// Draws and settles at once.
     ///
     /// # Errors
-    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
     ///
     /// # Panics
-    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
     ///
     /// # Cancel safety
     /// As [`Limiter::spend`](super::Limiter::spend).
     pub async fn spend(self) -> Result<(), LimitError> {
-        self.draw(Kind::Spend).await.map(spent)
+        self.draw(Kind::Spend).await.map(close_spent)
     }
 
-    /// Draws and settles at once, and tells what is left of the limits it drew from; nothing where the store is away.
+    /// Draws and settles at once, and returns the balances of the limits it drew from; empty if the store is
+    /// unavailable.
     ///
     /// # Errors
-    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
     ///
     /// # Panics
-    /// As [`Limiter::acquire`](super::Limiter::acquire).
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
     ///
     /// # Cancel safety
     /// As [`Limiter::spend`](super::Limiter::spend).
-    pub async fn spend_and_tell(self) -> Result<Vec<Balance>, LimitError> {
-        let lease = self.draw(Kind::Tell).await?;
-        let balances = lease.balances_told();
-        spent(lease);
+    pub async fn spend_with_balances(self) -> Result<Vec<Balance>, LimitError> {
+        let lease = self.draw(Kind::SpendWithBalances).await?;
+        let balances = lease.balances_at_draw();
+        close_spent(lease);
         Ok(balances)
     }
 
@@ -144,9 +146,9 @@ impl<'a> Request<'a> {
         self.check()?;
         let deadline = Instant::now().checked_add(within);
         let subject = self.subject.check()?;
-        let Some(ticket) = shared.turns.enter(&subject) else {
-            let waiters_max = shared.turns.waiters_max();
-            shared.listeners.tell(&LimitEvent::QueueFull { waiters_max });
+        let Some(ticket) = shared.waiters.enter(&subject) else {
+            let waiters_max = shared.waiters.waiters_max();
+            shared.listeners.notify(&LimitEvent::QueueFull { waiters_max });
             return Err(LimitError::Busy { waiters_max, retry_after: None });
         };
         if ticket.ahead() > 0 {
@@ -158,36 +160,36 @@ impl<'a> Request<'a> {
         if let Some(head) = ticket.head()
             && deadline.is_some_and(|deadline| head.ready_at > deadline)
         {
-            // The first of the line cannot be served in time, so nobody behind it can.
-            return Err(self.behind(&ticket));
+            // The head cannot be served in time, so no waiter behind it can.
+            return Err(self.behind_error(&ticket));
         }
         let turn = match ticket.turn(deadline).await {
             Ok(turn) => turn,
-            Err(NoTurn::Closed) => return Err(LimitError::Closed),
-            Err(NoTurn::TimedOut) => return Err(self.behind(&ticket)),
+            Err(TurnError::Closed) => return Err(LimitError::Closed),
+            Err(TurnError::TimedOut) => return Err(self.behind_error(&ticket)),
         };
         let lease = self.draw_in_turn(&ticket, deadline).await;
         drop(turn);
         lease
     }
 
-    /// Draws again and again, until it is granted or the time will not do.
+    /// Draws repeatedly, until granted or until the deadline is known to be too early.
     async fn draw_in_turn(
         &self,
         ticket: &Ticket<'_>,
         deadline: Option<Instant>,
     ) -> Result<Lease, LimitError> {
-        let mut watch: Option<Watch<'_>> = None;
+        let mut watch: Option<ReturnWatch<'_>> = None;
         loop {
             self.shared.check_open()?;
-            let returns = self.shared.turns.returns();
+            let returns = self.shared.waiters.returns();
             let limited = match self.resolve_and_draw(Kind::Draw).await {
                 Err(LimitError::Limited(limited)) => limited,
                 answer => return answer,
             };
             let primary =
                 limited.primary().map(|line| (line.balance.subject.clone(), line.balance.retry_after));
-            let Some((stuck_at, Some(retry_after))) = primary else {
+            let Some((short_subject, Some(retry_after))) = primary else {
                 return Err(LimitError::Limited(limited));
             };
             // A wait is never zero: the store's clock has microseconds.
@@ -195,14 +197,14 @@ impl<'a> Request<'a> {
             if deadline.is_some_and(|deadline| ready_at > deadline) {
                 return Err(LimitError::Limited(limited));
             }
-            ticket.tell(Head { ready_at });
-            // Kept while it is stuck at the same: it has heard of what returned while it asked.
-            watch.take_if(|watch| !watch.is_of(&stuck_at));
+            ticket.publish(Head { ready_at });
+            // Kept while the same buckets are short: it has recorded returns during the draw.
+            watch.take_if(|watch| !watch.watches(&short_subject));
             let was_watching = watch.is_some();
-            let watched = watch.get_or_insert_with(|| self.shared.turns.watch(&stuck_at));
-            // Asked after the line above: what returns from now on wakes us, and what returned before is asked for.
-            if was_watching || self.shared.turns.returns() == returns {
-                // Others' changes of policies are noticed within the time that they are remembered for.
+            let watched = watch.get_or_insert_with(|| self.shared.waiters.watch(&short_subject));
+            // Read after subscribing: later returns wake this caller, and earlier ones change the count.
+            if was_watching || self.shared.waiters.returns() == returns {
+                // Policy changes by other processes are noticed within the cache TTL.
                 let noticed_at = Instant::now() + self.shared.policies.ttl().max(Duration::from_secs(1));
                 watched.wait(ready_at.min(noticed_at)).await;
             }
@@ -219,11 +221,11 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Draws unless others are waiting.
+    /// Draws unless other callers wait.
     async fn draw(&self, kind: Kind) -> Result<Lease, LimitError> {
         self.check()?;
-        if self.shared.turns.waiting() > 0
-            && let Some((ahead, head)) = self.shared.turns.ahead(&self.subject.check()?)
+        if self.shared.waiters.waiting() > 0
+            && let Some((ahead, head)) = self.shared.waiters.ahead(&self.subject.check()?)
         {
             match kind {
                 Kind::Draw => {
@@ -231,24 +233,24 @@ impl<'a> Request<'a> {
                         return Ok(lease);
                     }
                 }
-                // What was spent is not asked for anew: the store tells so, whoever waits.
-                Kind::Spend | Kind::Tell if self.is_known().await? => {
+                // A repeated spend needs no units: the store returns the first result despite the waiters.
+                Kind::Spend | Kind::SpendWithBalances if self.is_known_id().await? => {
                     return self.resolve_and_draw(kind).await;
                 }
-                Kind::Spend | Kind::Tell => {}
+                Kind::Spend | Kind::SpendWithBalances => {}
             }
             let retry_after = head.map(|head| head.ready_at.saturating_duration_since(Instant::now()));
             return Err(LimitError::Waiting { subject: self.subject.check()?, ahead, retry_after });
         }
-        match self.draw_at_once(kind) {
+        match self.draw_fast(kind) {
             Some(answer) => answer,
             None => self.resolve_and_draw(kind).await,
         }
     }
 
-    /// Draws if nothing has to be waited for: what limits the subject is known, and the store answers at once.
+    /// Draws if that needs no waiting: the levels are cached, and the store replies immediately.
     #[inline]
-    pub(super) fn draw_at_once(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
+    pub(super) fn draw_fast(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
         if !self.shared.is_immediate || !self.limits.is_empty() || self.id.is_some() {
             return None;
         }
@@ -262,15 +264,18 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Reads what limits the subject, from the cache or from the store, and draws.
+    /// Resolves the subject's levels, from the cache or the store, and draws.
     async fn resolve_and_draw(&self, kind: Kind) -> Result<Lease, LimitError> {
-        let _asking = self.shared.asking();
-        let (levels, away) = self.levels().await?;
+        let _call = self.shared.count_call();
+        let (levels, unavailable) = self.levels().await?;
         let units = levels.units(self.cost)?;
         if let Some(id) = self.id {
-            return self.shared.draw_chosen(new_draw(id, levels, units, self.deadline), kind, away).await;
+            return self
+                .shared
+                .draw_idempotent(new_draw(id, levels, units, self.deadline), kind, unavailable)
+                .await;
         }
-        match away {
+        match unavailable {
             Some(error) => {
                 let draw = new_draw(Shared::new_id(), levels, units, self.deadline);
                 self.shared.without_store(draw, kind, error).await
@@ -279,8 +284,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether the store has heard of the chosen id.
-    async fn is_known(&self) -> Result<bool, LimitError> {
+    /// Whether the store knows the caller-chosen id.
+    async fn is_known_id(&self) -> Result<bool, LimitError> {
         let Some(id) = self.id else { return Ok(false) };
         match self.shared.standing(id).await {
             Ok(_) => Ok(true),
@@ -289,7 +294,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The lease that was drawn before with the chosen id, if there is one: its holder does not stand in line for it.
+    /// The lease drawn before with the caller-chosen id, if any: its holder does not queue for it.
     async fn drawn_before(&self) -> Result<Option<Lease>, LimitError> {
         let Some(id) = self.id else { return Ok(None) };
         let (levels, _) = self.levels().await?;
@@ -297,10 +302,10 @@ impl<'a> Request<'a> {
         self.shared.drawn_before(&new_draw(id, levels, units, self.deadline)).await
     }
 
-    /// What limits the subject, with the limits of this call, and what is wrong with the store if it is away.
-    pub(super) async fn levels(&self) -> Result<Known, LimitError> {
-        let (levels, away) = match self.shared.levels(self.subject).await {
-            // It has never been known what limits this subject: the limiter's own defaults say what to do.
+    /// The subject's levels with the limits of this call, and the store's error if it is unavailable.
+    pub(super) async fn levels(&self) -> Result<LevelsResult, LimitError> {
+        let (levels, unavailable) = match self.shared.levels(self.subject).await {
+            // This subject's levels were never read: the limiter's defaults decide.
             Err(LimitError::Unavailable { source, retry_after }) => {
                 let levels = self.shared.levels_by_default(self.subject.check()?);
                 if levels.on_unavailable().0 == OnUnavailable::Block || levels.is_empty() {
@@ -315,18 +320,18 @@ impl<'a> Request<'a> {
         if levels.is_empty() {
             return Err(LimitError::NoLimits { subject: self.subject.check()? });
         }
-        Ok((levels, away))
+        Ok((levels, unavailable))
     }
 
-    /// Refuses what could never be had, or asked, before anything else is said.
+    /// Refuses what is invalid or can never be granted, before any other error.
     async fn check_possible(&self) -> Result<(), LimitError> {
         let (levels, _) = self.levels().await?;
         let units = levels.units(self.cost)?;
-        Shared::never(&levels, &units).map_or(Ok(()), |never| Err(never.into_error()))
+        Shared::never_granted(&levels, &units).map_or(Ok(()), |never| Err(never.into_error()))
     }
 
-    /// The time will not do, because of those ahead.
-    fn behind(&self, ticket: &Ticket<'_>) -> LimitError {
+    /// The error for a deadline that the waiters ahead make impossible to meet.
+    fn behind_error(&self, ticket: &Ticket<'_>) -> LimitError {
         let retry_after = ticket.head().map(|head| head.ready_at.saturating_duration_since(Instant::now()));
         match self.subject.check() {
             Ok(subject) => LimitError::Waiting { subject, ahead: ticket.ahead(), retry_after },

@@ -1,11 +1,12 @@
-//! Ending leases in the background: those that were dropped, and those whose ending did not reach the store.
+//! Ends leases in the background: those that were dropped, and those whose ending did not reach the store.
 //!
-//! A drop never waits. What it has to say is put on a bounded list, and tasks in the caller's runtime say it to the
-//! store, again and again while the store is away or in a state that can be repaired. When the list is full, when the
-//! time is over or when it cannot help to say the same again, the lease stays spent, which is an event and is counted. A
-//! runtime that shuts down hands what it had back.
+//! A drop never blocks. It puts the ending on a bounded list, and tasks in the caller's runtime send it to
+//! the store, retrying with exponential backoff and full jitter while the store is unavailable or in a state
+//! that can be repaired. If the list is full, the time is over or a retry cannot succeed, the lease stays
+//! spent, which is an event and is counted. If a runtime shuts down, its jobs are handed to another.
 //!
-//! A job that has to wait for its next attempt is set aside, so that no worker sleeps on it: others go on.
+//! A job that waits for its next attempt is set aside, so that no worker sleeps on it while other jobs are
+//! ready.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -27,20 +28,20 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
 use super::events::LimitEvent;
-use super::home::own_thread;
+use super::runtime::background_runtime;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Tasks that work on the list at the same time.
+/// Concurrent workers.
 const WORKERS_MAX: usize = 4;
-/// The shortest and the longest wait between two attempts.
+/// The minimum and the maximum delay between two attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Endings to be told to the store.
+/// Endings to be sent to the store.
 pub(super) struct Settler {
     list: Mutex<List>,
     idle: Notify,
     /// A job was set aside.
-    set_aside: Notify,
+    job_delayed: Notify,
     max: usize,
     lost: AtomicU64,
 }
@@ -48,82 +49,83 @@ pub(super) struct Settler {
 #[derive(Default)]
 struct List {
     ready: VecDeque<Job>,
-    /// By when they are tried again, and a number that tells them apart.
+    /// By the time of the next attempt, and a number that makes keys unique.
     delayed: BTreeMap<(Instant, u64), Job>,
     last_number: u64,
-    /// Jobs that a worker has in hand.
-    in_hand: usize,
+    /// Jobs that a worker is processing.
+    in_progress: usize,
     workers: usize,
-    /// Whether a worker waits for the first of the delayed.
-    has_watch: bool,
+    /// Whether a worker waits for the first delayed job.
+    has_timer: bool,
 }
 
 impl List {
     fn len(&self) -> usize {
-        self.ready.len() + self.delayed.len() + self.in_hand
+        self.ready.len() + self.delayed.len() + self.in_progress
     }
 }
 
 struct Job {
     end: End,
-    /// After this it is given up: the lease expires by itself.
+    /// After this the ending is abandoned: the lease expires.
     until: Instant,
-    /// Attempts that failed.
+    /// Failed attempts.
     attempts: u32,
 }
 
-/// What an error says about the ending that it answers.
+/// How an error affects the ending that it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unheard {
-    /// The lease has ended otherwise, which is an end too.
-    Over(Ending),
-    /// The same may be heard later.
-    Later,
-    /// The same would be refused again.
-    Never,
+pub(super) enum EndingError {
+    /// The lease has already ended, perhaps differently.
+    AlreadyEnded(Ending),
+    /// A retry may succeed.
+    Transient,
+    /// A retry would be refused again.
+    Permanent,
 }
 
-impl Unheard {
+impl EndingError {
     pub(super) const fn of(error: &StoreError) -> Self {
         match error {
-            StoreError::Ended { how, .. } => Self::Over(*how),
-            // It is not known any more: its deadline was long ago.
-            StoreError::NoLease { .. } => Self::Over(Ending::Expired),
-            // Away, or there and in need of repair: rights that are missing, a disk that is full, a backup to be put back.
+            StoreError::Ended { how, .. } => Self::AlreadyEnded(*how),
+            // Unknown to the store: its deadline passed long ago.
+            StoreError::NoLease { .. } => Self::AlreadyEnded(Ending::Expired),
+            // Unavailable, or in need of repair: missing permissions, a full disk, a backup to restore.
             StoreError::Unavailable { .. }
             | StoreError::TimedOut { .. }
             | StoreError::Busy { .. }
             | StoreError::Denied { .. }
             | StoreError::Corrupt { .. }
-            | StoreError::Full { .. } => Self::Later,
-            // A closed store never opens again. What is invalid, or late, stays so; the rest answers no ending.
-            _ => Self::Never,
+            | StoreError::Full { .. } => Self::Transient,
+            // A closed store never re-opens, and invalid or late requests stay so; the other errors cannot
+            // answer an ending.
+            _ => Self::Permanent,
         }
     }
 }
 
-/// What became of an attempt to tell the store.
-enum Told {
-    Heard,
-    /// The store is unavailable or refuses; later it may not.
-    Later,
+/// The result of an attempt to send an ending.
+enum SendResult {
+    Done,
+    /// The store is unavailable or refuses; a retry may succeed.
+    Retry,
     Lost,
 }
 
-/// What a worker does next.
-enum Next {
-    Job,
-    /// All jobs are delayed; the first until then.
+/// A worker's next step.
+enum WorkerStep {
+    Run,
+    /// All jobs are delayed; the first until the given time.
     Wait(Instant),
-    Leave,
+    Exit,
 }
 
 /// How a lease ends.
 #[derive(Debug)]
 pub(super) enum End {
-    /// With everything returned.
+    /// With all units returned.
     Cancel(Cancel),
-    /// At what was used.
+    /// At the units used.
     Settle(Settle),
 }
 
@@ -141,7 +143,7 @@ impl Settler {
         Self {
             list: Mutex::default(),
             idle: Notify::new(),
-            set_aside: Notify::new(),
+            job_delayed: Notify::new(),
             max,
             lost: AtomicU64::new(0),
         }
@@ -155,7 +157,7 @@ impl Settler {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Completes when the list is next found empty.
+    /// Completes when a worker next finds the list empty.
     pub(super) fn idle(&self) -> Notified<'_> {
         self.idle.notified()
     }
@@ -166,12 +168,12 @@ impl Settler {
 }
 
 impl Shared {
-    /// Has a lease ended in the background. Answers whether there was room.
+    /// Ends a lease in the background. Returns `false` if the list is full.
     pub(super) fn settle_later(self: &Arc<Self>, end: End) -> bool {
         let mut list = self.settler.lock();
         if list.len() >= self.settler.max {
             drop(list);
-            self.lost(end.lease());
+            self.report_unsettled(end.lease());
             return false;
         }
         let until = Instant::now() + REMEMBERED;
@@ -181,38 +183,38 @@ impl Shared {
         true
     }
 
-    /// A lease stays spent.
-    pub(super) fn lost(&self, lease: LeaseId) {
+    /// Counts and reports a lease that stays spent.
+    pub(super) fn report_unsettled(&self, lease: LeaseId) {
         self.settler.lost.fetch_add(1, Ordering::Relaxed);
         let waiting = self.settler.pending();
-        self.listeners.tell(&LimitEvent::Unsettled { lease, waiting });
+        self.listeners.notify(&LimitEvent::Unsettled { lease, waiting });
     }
 
-    /// Sees to it that somebody works on the list.
+    /// Ensures that a worker processes the list.
     pub(super) fn wake_settler(self: &Arc<Self>) {
-        self.employ(&self.home.handle());
+        self.spawn_workers(&self.runtime.handle());
     }
 
-    fn employ(self: &Arc<Self>, handle: &Handle) {
+    fn spawn_workers(self: &Arc<Self>, handle: &Handle) {
         let mut list = self.settler.lock();
         let due = list.delayed.range(..=(Instant::now(), u64::MAX)).take(WORKERS_MAX).count();
-        let has_work = list.ready.len() + due > 0 || (!list.delayed.is_empty() && !list.has_watch);
-        let working = list.workers - usize::from(list.has_watch);
+        let has_work = list.ready.len() + due > 0 || (!list.delayed.is_empty() && !list.has_timer);
+        let working = list.workers - usize::from(list.has_timer);
         if !has_work || working >= (list.ready.len() + due).clamp(1, WORKERS_MAX) {
             return;
         }
         list.workers += 1;
         drop(list);
-        let worker = Worker { shared: Arc::clone(self), job: None, is_watching: false, has_left: false };
+        let worker = Worker { shared: Arc::clone(self), job: None, is_timer: false, has_left: false };
         handle.spawn(worker.run());
     }
 }
 
-/// Works on the list until it is empty. Dropped earlier, it hands back what it had.
+/// Processes the list until it is empty. If dropped earlier, its job goes back to the list.
 struct Worker {
     shared: Arc<Shared>,
     job: Option<Job>,
-    is_watching: bool,
+    is_timer: bool,
     has_left: bool,
 }
 
@@ -220,50 +222,50 @@ impl Worker {
     async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
-            // Another job may be set aside for less long.
-            let set_aside = shared.settler.set_aside.notified();
+            // Another job may be set aside with a shorter delay.
+            let job_delayed = shared.settler.job_delayed.notified();
             match self.next() {
-                Next::Job => self.work().await,
-                Next::Wait(until) => drop(timeout_at(until, set_aside).await),
-                Next::Leave => return,
+                WorkerStep::Run => self.work().await,
+                WorkerStep::Wait(until) => drop(timeout_at(until, job_delayed).await),
+                WorkerStep::Exit => return,
             }
         }
     }
 
     async fn work(&mut self) {
         let Some(job) = &self.job else { return };
-        // Many may have become due at once.
-        self.shared.employ(&Handle::current());
-        // A store that panics at this one would at the next attempt: it is given up, and the others go on.
-        match unless_it_panics(self.shared.tell_store(job)).await {
-            Told::Heard => {}
-            Told::Later => return self.set_aside(),
-            Told::Lost => self.shared.lost(job.end.lease()),
+        // Many jobs may have become due at once.
+        self.shared.spawn_workers(&Handle::current());
+        // If the store panics on this job it would again: abandon the job and continue with the others.
+        match catch_panic(self.shared.send_ending(job)).await {
+            SendResult::Done => {}
+            SendResult::Retry => return self.delay(),
+            SendResult::Lost => self.shared.report_unsettled(job.end.lease()),
         }
         self.job = None;
-        self.shared.settler.lock().in_hand -= 1;
+        self.shared.settler.lock().in_progress -= 1;
     }
 
-    /// Leaves a job for later.
-    fn set_aside(&mut self) {
+    /// Delays a job for its next attempt.
+    fn delay(&mut self) {
         let Some(mut job) = self.job.take() else { return };
         job.attempts += 1;
         let backoff = Backoff::exponential(BACKOFF.0, BACKOFF.1).jitter(Jitter::Full);
         let at = Instant::now() + backoff.delay(job.attempts, &mut Random::seeded(rand::random()));
         let mut list = self.shared.settler.lock();
-        list.in_hand -= 1;
+        list.in_progress -= 1;
         list.last_number += 1;
         let number = list.last_number;
         list.delayed.insert((at, number), job);
         drop(list);
-        self.shared.settler.set_aside.notify_waiters();
+        self.shared.settler.job_delayed.notify_waiters();
     }
 
-    fn next(&mut self) -> Next {
+    fn next(&mut self) -> WorkerStep {
         let now = Instant::now();
         let mut list = self.shared.settler.lock();
-        if std::mem::take(&mut self.is_watching) {
-            list.has_watch = false;
+        if std::mem::take(&mut self.is_timer) {
+            list.has_timer = false;
         }
         let first = list.delayed.first_key_value().map(|((at, _), _)| *at);
         self.job = if first.is_some_and(|at| at <= now) {
@@ -272,17 +274,17 @@ impl Worker {
             list.ready.pop_front()
         };
         if self.job.is_some() {
-            list.in_hand += 1;
-            return Next::Job;
+            list.in_progress += 1;
+            return WorkerStep::Run;
         }
         if let Some(until) = first
-            && !list.has_watch
+            && !list.has_timer
         {
-            list.has_watch = true;
-            self.is_watching = true;
-            return Next::Wait(until);
+            list.has_timer = true;
+            self.is_timer = true;
+            return WorkerStep::Wait(until);
         }
-        // Under the lock that found nothing: a job added from now on needs another worker.
+        // Under the lock that found no job: a job added later needs another worker.
         list.workers -= 1;
         self.has_left = true;
         let is_idle = list.len() == 0;
@@ -290,7 +292,7 @@ impl Worker {
         if is_idle {
             self.shared.settler.idle.notify_waiters();
         }
-        Next::Leave
+        WorkerStep::Exit
     }
 }
 
@@ -299,48 +301,48 @@ impl Drop for Worker {
         if self.has_left {
             return;
         }
-        // Its runtime is shutting down: another one goes on.
+        // Its runtime is shutting down: continue on the background thread.
         let mut list = self.shared.settler.lock();
         list.workers -= 1;
-        if self.is_watching {
-            list.has_watch = false;
+        if self.is_timer {
+            list.has_timer = false;
         }
         if let Some(job) = self.job.take() {
-            list.in_hand -= 1;
+            list.in_progress -= 1;
             list.ready.push_front(job);
         }
         drop(list);
-        self.shared.employ(&own_thread());
+        self.shared.spawn_workers(&background_runtime());
     }
 }
 
 impl Shared {
-    /// Tells the store how a lease ended.
-    async fn tell_store(&self, job: &Job) -> Told {
+    /// Sends an ending to the store.
+    async fn send_ending(&self, job: &Job) -> SendResult {
         let answer = match &job.end {
-            End::Cancel(cancel) => self.guard.call(self.store.cancel(cancel)).await,
-            End::Settle(settle) => self.guard.call(self.store.settle(settle)).await,
+            End::Cancel(cancel) => self.breaker.call(self.store.cancel(cancel)).await,
+            End::Settle(settle) => self.breaker.call(self.store.settle(settle)).await,
         };
         let Err(failed) = answer else {
-            self.turns.returned(match &job.end {
+            self.waiters.returned(match &job.end {
                 End::Cancel(cancel) => &cancel.levels,
                 End::Settle(settle) => &settle.levels,
             });
-            return Told::Heard;
+            return SendResult::Done;
         };
-        match Unheard::of(&failed.error) {
-            Unheard::Over(_) => Told::Heard,
-            Unheard::Later if Instant::now() < job.until => Told::Later,
-            Unheard::Later | Unheard::Never => Told::Lost,
+        match EndingError::of(&failed.error) {
+            EndingError::AlreadyEnded(_) => SendResult::Done,
+            EndingError::Transient if Instant::now() < job.until => SendResult::Retry,
+            EndingError::Transient | EndingError::Permanent => SendResult::Lost,
         }
     }
 }
 
-async fn unless_it_panics(told: impl Future<Output = Told>) -> Told {
-    let mut told = pin!(told);
+async fn catch_panic(sending: impl Future<Output = SendResult>) -> SendResult {
+    let mut sending = pin!(sending);
     let poll = |context: &mut Context<'_>| {
-        let answer = catch_unwind(AssertUnwindSafe(|| told.as_mut().poll(context)));
-        answer.unwrap_or(Poll::Ready(Told::Lost))
+        let answer = catch_unwind(AssertUnwindSafe(|| sending.as_mut().poll(context)));
+        answer.unwrap_or(Poll::Ready(SendResult::Lost))
     };
     poll_fn(poll).await
 }

@@ -1,4 +1,4 @@
-//! Reports: what was used, and how much of a resource is in use.
+//! Reports: past usage, and how much of a resource's limits is in use.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,36 +11,36 @@ use tidegate_store::{Page, Paging, UsageOf, UsageQuery};
 use super::Limiter;
 use super::error::LimitError;
 
-/// Usage summed over its windows.
+/// Usage summed over windows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageSum {
-    /// Per limit name, what was used.
+    /// Usage per limit name.
     pub limits: BTreeMap<LimitName, Tally>,
-    /// Windows that were summed.
+    /// The number of windows summed.
     pub windows: u64,
 }
 
 /// How much of a resource's limits is in use, over all its buckets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Buckets that have the limit.
+    /// Buckets with this limit.
     pub buckets: u64,
-    /// What they hold when full.
+    /// Their total capacity.
     pub burst: u64,
-    /// What is there; debts count below zero.
+    /// Units available; debts count as negative.
     pub available: i64,
-    /// Taken less given back, since they were first used.
+    /// Units drawn minus units returned, since each bucket's first use.
     pub consumed: i64,
 }
 
 impl Limiter {
-    /// An entity's usage of every resource in windows that begin in `range`, a page of it.
+    /// A page of an entity's usage of all resources, in windows that begin in `range`.
     ///
     /// # Errors
-    /// [`LimitError::Name`] for a name that cannot be, [`LimitError::Unavailable`] when the store is away.
+    /// [`LimitError::Name`] for an invalid name, [`LimitError::Unavailable`] if the store is unavailable.
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Changes nothing.
     pub async fn usage_of_entity(
         &self,
         entity: &str,
@@ -52,13 +52,13 @@ impl Limiter {
         self.usage(&UsageQuery { of, window, range }, paging).await
     }
 
-    /// Everybody's usage of a resource in windows that begin in `range`, a page of it.
+    /// A page of all entities' usage of a resource, in windows that begin in `range`.
     ///
     /// # Errors
     /// As [`usage_of_entity`](Self::usage_of_entity).
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Changes nothing.
     pub async fn usage_of_resource(
         &self,
         resource: &str,
@@ -70,14 +70,14 @@ impl Limiter {
         self.usage(&UsageQuery { of, window, range }, paging).await
     }
 
-    /// Usage summed per limit name. Of a resource, each unit counts once: what parents have of their children's is
-    /// left out of [`Tally::own`], and is in [`Tally::units`].
+    /// Usage summed per limit name. For a resource each unit counts once: what parents account for their
+    /// children is not in [`Tally::own`], but in [`Tally::units`].
     ///
     /// # Errors
-    /// [`LimitError::Unavailable`] when the store is away.
+    /// [`LimitError::Unavailable`] if the store is unavailable.
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Changes nothing.
     pub async fn usage_sum(&self, query: &UsageQuery) -> Result<UsageSum, LimitError> {
         let first = Paging::first(1_000).map_err(LimitError::Store)?;
         let (mut sum, mut paging) = (UsageSum { limits: BTreeMap::new(), windows: 0 }, first.clone());
@@ -94,21 +94,21 @@ impl Limiter {
         }
     }
 
-    /// How much of a resource's limits is in use, per limit name, over all its buckets. Limits given with calls are left
-    /// out. A bucket counts by the rule it was last drawn by.
+    /// How much of a resource's limits is in use, per limit name, over all its buckets. Limits given with
+    /// calls are not included. A bucket counts by the rule of its last draw.
     ///
     /// # Errors
-    /// [`LimitError::Name`] for a name that cannot be, [`LimitError::Unavailable`] when the store is away.
+    /// [`LimitError::Name`] for an invalid name, [`LimitError::Unavailable`] if the store is unavailable.
     ///
     /// # Cancel safety
-    /// Nothing is changed.
+    /// Changes nothing.
     pub async fn capacity(&self, resource: &str) -> Result<BTreeMap<LimitName, Capacity>, LimitError> {
         let resource = ResourceName::new(resource)?;
         let first = Paging::first(1_000).map_err(LimitError::Store)?;
         let (mut sum, mut paging): (BTreeMap<LimitName, Capacity>, _) = (BTreeMap::new(), first.clone());
         loop {
             let shared = &self.shared;
-            let page = shared.ask_patiently(shared.store.buckets(&resource, &paging)).await?;
+            let page = shared.call_store_slow(shared.store.buckets(&resource, &paging)).await?;
             for bucket in page.items {
                 for meter in bucket.meters.iter().filter(|meter| !meter.rule().is_of_call()) {
                     let capacity = sum.entry(meter.rule().name().clone()).or_default();
@@ -126,6 +126,6 @@ impl Limiter {
     }
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, LimitError> {
-        self.shared.ask_patiently(self.shared.store.usage(query, paging)).await
+        self.shared.call_store_slow(self.shared.store.usage(query, paging)).await
     }
 }

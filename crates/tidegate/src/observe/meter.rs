@@ -1,11 +1,11 @@
-//! Numbers for dashboards and alerts, through the `metrics` facade.
+//! Metrics through the `metrics` facade.
 //!
-//! What is counted is registered once, when a throttle is built, and labelled by the throttle's name: a key of a
-//! keyed throttle is never a label. Many throttles may share a name, so gauges are sums: each throttle adds what
-//! changed since it last did, and takes all of it away when it goes.
+//! Metrics are registered once, when a throttle is built, and labelled by the throttle's name: a key of a
+//! keyed throttle is never a label. Throttles may share a name, so gauges are sums: each throttle adds its
+//! changes, and subtracts its total when it is dropped.
 //!
-//! A recorder is somebody's code, so nothing here runs under the throttle's lock but [`Gauged::read`], which calls
-//! none of it. Readings overtake each other on the way out; only the newest counts.
+//! A recorder is user code, so only [`GaugeHandle::read`], which does not call it, runs under the throttle's lock.
+//! Readings may overtake each other before they are published; only the newest counts.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ use crate::keyed::KeyedBuilder;
 use crate::state::State;
 
 const GAUGES: usize = 7;
-/// In the order of [`Shown`].
+/// In the order of [`GaugeValues`].
 const GAUGE_NAMES: [(&str, Option<&str>); GAUGES] = [
     ("tidegate_in_flight", None),
     ("tidegate_waiting", None),
@@ -41,13 +41,14 @@ const GAUGE_NAMES: [(&str, Option<&str>); GAUGES] = [
 const OUTCOMES: [&str; 6] = ["success", "throttled", "server", "network", "other", "ignored"];
 const REASONS: [&str; 5] = ["closed", "circuit_open", "too_large", "busy", "limited"];
 
-/// What a throttle shows on the gauges.
-type Shown = [f64; GAUGES];
+/// A throttle's values on the gauges.
+type GaugeValues = [f64; GAUGES];
 
 impl Builder {
-    /// Counts what goes through the throttle, for the recorder of the `metrics` crate that is installed by now.
+    /// Records metrics of the throttle with the recorder of the `metrics` crate that is installed at this
+    /// time.
     ///
-    /// A throttle that is not measured pays nothing for those that are. See
+    /// Throttles without this have no overhead. See [the guide](crate::guide::observability#metrics).
     /// [the guide](crate::guide::observability#metrics).
     pub fn measured(mut self) -> Self {
         self.is_measured = true;
@@ -56,15 +57,15 @@ impl Builder {
 }
 
 impl<K> KeyedBuilder<K> {
-    /// Counts what goes through all keys together, and the keys, for the recorder of the `metrics` crate that is
-    /// installed by now. See [the guide](crate::guide::observability#metrics).
+    /// Records metrics of all keys together, and of the registry, with the recorder of the `metrics` crate
+    /// that is installed at this time. See [the guide](crate::guide::observability#metrics).
     pub fn measured(mut self) -> Self {
         self.is_measured = true;
         self
     }
 }
 
-/// Where the throttles of a name are counted; `None` if they are not.
+/// The metrics of all throttles with one name; `None` if they are not measured.
 #[derive(Debug)]
 pub(crate) struct Meter(Option<Arc<Handles>>);
 
@@ -81,33 +82,33 @@ struct Handles {
     wait: Histogram,
     latency: Histogram,
     gauges: [Gauge; GAUGES],
-    /// Events lost that were told of.
+    /// Lost events already published.
     lost: AtomicU64,
 }
 
-/// One throttle's part in the gauges; `None` if it is not measured.
+/// One throttle's contribution to the gauges; `None` if it is not measured.
 #[derive(Debug)]
-pub(crate) struct Gauged(Option<Box<Own>>);
+pub(crate) struct GaugeHandle(Option<Box<ThrottleGauges>>);
 
 #[derive(Debug)]
-struct Own {
+struct ThrottleGauges {
     handles: Arc<Handles>,
-    /// Readings taken, counted under the throttle's lock: a higher number is a newer one.
+    /// Readings taken, counted under the throttle's lock: a higher number is newer.
     readings: AtomicU64,
-    last: Mutex<(u64, Shown)>,
-    /// Requests admitted that were told of. What is admitted and does not go out is taken back by the throttle; a counter
-    /// cannot go back, so it waits until as many are admitted again.
+    last: Mutex<(u64, GaugeValues)>,
+    /// Admissions already published. An admission that is undone lowers the throttle's count; the counter
+    /// cannot decrease, so it stays until the count has caught up.
     admitted: AtomicU64,
 }
 
-/// What was read under the lock.
+/// A reading taken under the lock.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reading(Option<Read>);
+pub(crate) struct Reading(Option<GaugeReading>);
 
 #[derive(Debug, Clone, Copy)]
-struct Read {
+struct GaugeReading {
     number: u64,
-    shown: Shown,
+    values: GaugeValues,
     admitted: u64,
     slowed: u64,
     reasons: u64,
@@ -115,7 +116,7 @@ struct Read {
 }
 
 impl Meter {
-    /// Registers everything, if it is to be measured. A recorder that panics is none.
+    /// Registers the metrics, if it is to be measured. If the recorder panics, nothing is measured.
     pub(crate) fn new(name: &str, is_measured: bool) -> Self {
         let register = || {
             describe();
@@ -124,9 +125,9 @@ impl Meter {
         Self(is_measured.then(|| catch_unwind(AssertUnwindSafe(register)).ok()).flatten())
     }
 
-    pub(crate) fn gauged(&self) -> Gauged {
-        Gauged(self.0.as_ref().map(|handles| {
-            Box::new(Own {
+    pub(crate) fn gauge_handle(&self) -> GaugeHandle {
+        GaugeHandle(self.0.as_ref().map(|handles| {
+            Box::new(ThrottleGauges {
                 handles: Arc::clone(handles),
                 readings: AtomicU64::new(0),
                 last: Mutex::new((0, [0.0; GAUGES])),
@@ -135,8 +136,8 @@ impl Meter {
         }))
     }
 
-    /// A caller has its answer, after so long.
-    pub(crate) fn answered(&self, waited: Duration, answer: Result<(), &Refused>) {
+    /// Records the result of an acquire and its waiting time.
+    pub(crate) fn record_acquire(&self, waited: Duration, answer: Result<(), &Refused>) {
         let Some(handles) = &self.0 else { return };
         match answer {
             Ok(()) => handles.wait.record(waited),
@@ -144,8 +145,8 @@ impl Meter {
         }
     }
 
-    /// A request ended.
-    pub(crate) fn ended(&self, outcome: Outcome, latency: Option<Duration>) {
+    /// Records the outcome of a request.
+    pub(crate) fn record_outcome(&self, outcome: Outcome, latency: Option<Duration>) {
         let Some(handles) = &self.0 else { return };
         handles.outcomes[ending(outcome)].increment(1);
         if outcome.is_retried() {
@@ -156,11 +157,12 @@ impl Meter {
         }
     }
 
-    /// Shows what was read; `lost` are the events lost so far.
-    pub(crate) fn publish(&self, gauged: &Gauged, reading: Reading, lost: u64) {
-        let (Some(handles), Some(own), Some(read)) = (&self.0, &gauged.0, reading.0) else { return };
-        own.show(read.number, read.shown);
-        let admitted = read.admitted.saturating_sub(own.admitted.fetch_max(read.admitted, Ordering::Relaxed));
+    /// Publishes a reading; `lost` is the number of events lost so far.
+    pub(crate) fn publish(&self, gauge_handle: &GaugeHandle, reading: Reading, lost: u64) {
+        let (Some(handles), Some(gauges), Some(read)) = (&self.0, &gauge_handle.0, reading.0) else { return };
+        gauges.show(read.number, read.values);
+        let admitted =
+            read.admitted.saturating_sub(gauges.admitted.fetch_max(read.admitted, Ordering::Relaxed));
         for (counter, more) in [
             (&handles.admitted, admitted),
             (&handles.slowed, read.slowed),
@@ -171,34 +173,34 @@ impl Meter {
                 counter.increment(more);
             }
         }
-        let told = handles.lost.fetch_max(lost, Ordering::Relaxed);
-        if lost > told {
-            handles.events_lost.increment(lost - told);
+        let published = handles.lost.fetch_max(lost, Ordering::Relaxed);
+        if lost > published {
+            handles.events_lost.increment(lost - published);
         }
     }
 }
 
-impl Gauged {
+impl GaugeHandle {
     #[inline]
     pub(crate) fn is_measured(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Reads what is shown, under the throttle's lock, and counts what has just happened.
+    /// Reads the gauges under the throttle's lock, and counts the given events.
     #[inline]
     pub(crate) fn read(&self, state: &State, events: &[Event]) -> Reading {
-        Reading(self.0.as_ref().map(|own| own.read(state, events)))
+        Reading(self.0.as_ref().map(|gauges| gauges.read(state, events)))
     }
 }
 
-impl Own {
-    fn read(&self, state: &State, events: &[Event]) -> Read {
+impl ThrottleGauges {
+    fn read(&self, state: &State, events: &[Event]) -> GaugeReading {
         let levels = state.gates.levels(&state.plan);
         let count = |is_one: fn(&Event) -> bool| events.iter().filter(|event| is_one(event)).count() as u64;
         let is = |wanted| f64::from(u8::from(levels.circuit == Some(wanted)));
-        Read {
+        GaugeReading {
             number: self.readings.fetch_add(1, Ordering::Relaxed) + 1,
-            shown: [
+            values: [
                 f64::from(levels.in_flight),
                 f64::from(state.waiting()),
                 f64::from(levels.slots.unwrap_or(0)),
@@ -214,15 +216,15 @@ impl Own {
         }
     }
 
-    /// Adds what changed. Sums come out the same in whichever order they are made.
-    fn show(&self, number: u64, shown: Shown) {
+    /// Applies the changes as differences: their sum does not depend on the order.
+    fn show(&self, number: u64, values: GaugeValues) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if number <= last.0 {
             return;
         }
-        let (_, before) = std::mem::replace(&mut *last, (number, shown));
+        let (_, before) = std::mem::replace(&mut *last, (number, values));
         drop(last);
-        for ((gauge, before), now) in self.handles.gauges.iter().zip(before).zip(shown) {
+        for ((gauge, before), now) in self.handles.gauges.iter().zip(before).zip(values) {
             let more = now - before;
             if more > 0.0 {
                 gauge.increment(more);
@@ -233,14 +235,14 @@ impl Own {
     }
 }
 
-impl Drop for Own {
+impl Drop for ThrottleGauges {
     fn drop(&mut self) {
-        // Nobody is left who could be told of a panic.
+        // There is no throttle left on which to count a panic.
         let _ = catch_unwind(AssertUnwindSafe(|| self.show(u64::MAX, [0.0; GAUGES])));
     }
 }
 
-/// Where the keys of a keyed throttle are counted, beside its throttles; `None` if they are not.
+/// The metrics of a registry's keys; `None` if they are not measured.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyedMeter(Option<Arc<KeyedHandles>>);
 
@@ -252,9 +254,9 @@ struct KeyedHandles {
     overflow: Counter,
 }
 
-/// Each calls the recorder: not under a lock, and guarded as listeners are.
+/// Each method calls the recorder, which is user code: never under a lock, and guarded like listeners.
 impl KeyedMeter {
-    /// Registers everything, if it is to be measured. A recorder that panics is none.
+    /// Registers the metrics, if they are to be measured. If the recorder panics, nothing is measured.
     pub(crate) fn new(name: &str, is_measured: bool) -> Self {
         let register = || {
             describe_keyed();
@@ -263,14 +265,14 @@ impl KeyedMeter {
         Self(is_measured.then(|| catch_unwind(AssertUnwindSafe(register)).ok()).flatten())
     }
 
-    /// A key came to be.
+    /// A key was created.
     pub(crate) fn added(&self) {
         if let Some(handles) = &self.0 {
             handles.keys.increment(1);
         }
     }
 
-    /// So many keys left for they were idle, and so many to make room.
+    /// Keys were evicted, by cause.
     pub(crate) fn evicted(&self, idle: usize, size: usize) {
         let Some(handles) = &self.0 else { return };
         for (counter, keys) in [(&handles.evicted_idle, idle), (&handles.evicted_size, size)] {
@@ -281,14 +283,14 @@ impl KeyedMeter {
         }
     }
 
-    /// The registry is gone, and so many keys with it.
-    pub(crate) fn forgotten(&self, keys: u32) {
+    /// The registry was dropped with this many keys.
+    pub(crate) fn registry_dropped(&self, keys: u32) {
         if let Some(handles) = &self.0 {
             handles.keys.decrement(keys);
         }
     }
 
-    /// A call was served by what keys beyond the bound share.
+    /// A call was served by the overflow throttle.
     pub(crate) fn overflowed(&self) {
         if let Some(handles) = &self.0 {
             handles.overflow.increment(1);
@@ -296,7 +298,7 @@ impl KeyedMeter {
     }
 }
 
-/// A few keys as a gauge counts.
+/// A small number of keys as a gauge value.
 fn small(keys: usize) -> f64 {
     f64::from(u32::try_from(keys).unwrap_or(u32::MAX))
 }
@@ -344,26 +346,22 @@ impl Handles {
 fn describe() {
     describe_counter!("tidegate_admitted_total", Unit::Count, "Requests admitted");
     describe_counter!("tidegate_refused_total", Unit::Count, "Requests refused, by reason");
-    describe_counter!("tidegate_outcomes_total", Unit::Count, "Requests ended, by how they went");
-    describe_counter!("tidegate_retries_total", Unit::Count, "Requests that will be tried again");
-    describe_counter!("tidegate_slowed_total", Unit::Count, "Times the controller cut");
+    describe_counter!("tidegate_outcomes_total", Unit::Count, "Requests completed, by outcome");
+    describe_counter!("tidegate_retries_total", Unit::Count, "Requests that will be retried");
+    describe_counter!("tidegate_slowed_total", Unit::Count, "Times the controller slowed down");
     describe_counter!(
         "tidegate_reason_changed_total",
         Unit::Count,
         "Times the reason for Auto's limits changed"
     );
     describe_counter!("tidegate_circuit_opened_total", Unit::Count, "Times the circuit opened");
-    describe_counter!(
-        "tidegate_events_lost_total",
-        Unit::Count,
-        "Events lost to those who were told too slowly"
-    );
-    describe_histogram!("tidegate_wait_seconds", Unit::Seconds, "From asking to being admitted");
-    describe_histogram!("tidegate_latency_seconds", Unit::Seconds, "From being admitted to success");
+    describe_counter!("tidegate_events_lost_total", Unit::Count, "Events lost to slow listeners");
+    describe_histogram!("tidegate_wait_seconds", Unit::Seconds, "Time from acquire to admission");
+    describe_histogram!("tidegate_latency_seconds", Unit::Seconds, "Time from admission to success");
     describe_gauge!("tidegate_in_flight", Unit::Count, "Requests in flight");
     describe_gauge!("tidegate_waiting", Unit::Count, "Callers waiting");
     describe_gauge!("tidegate_slots", Unit::Count, "Slots");
-    describe_gauge!("tidegate_rate", Unit::CountPerSecond, "Entries per second");
+    describe_gauge!("tidegate_rate", Unit::CountPerSecond, "Admissions per second");
     describe_gauge!(
         "tidegate_quota",
         Unit::CountPerSecond,
@@ -373,28 +371,24 @@ fn describe() {
 }
 
 fn describe_keyed() {
-    describe_gauge!("tidegate_keys", Unit::Count, "Keys with a throttle of their own");
-    describe_counter!("tidegate_keys_evicted_total", Unit::Count, "Keys that were forgotten, by cause");
-    describe_counter!(
-        "tidegate_overflow_total",
-        Unit::Count,
-        "Calls served by what keys beyond the bound share"
-    );
+    describe_gauge!("tidegate_keys", Unit::Count, "Keys with their own throttle");
+    describe_counter!("tidegate_keys_evicted_total", Unit::Count, "Keys evicted, by cause");
+    describe_counter!("tidegate_overflow_total", Unit::Count, "Calls served by the overflow throttle");
 }
 
-/// The place of a refusal in [`REASONS`].
+/// The index of a refusal in [`REASONS`].
 const fn reason(refused: &Refused) -> usize {
     match refused {
         Refused::Closed => 0,
         Refused::CircuitOpen { .. } => 1,
         Refused::TooLarge { .. } => 2,
         Refused::Busy { .. } => 3,
-        // And whatever comes to be later: it was held back by something.
+        // Including future variants: something limited it.
         _ => 4,
     }
 }
 
-/// The place of an outcome in [`OUTCOMES`].
+/// The index of an outcome in [`OUTCOMES`].
 const fn ending(outcome: Outcome) -> usize {
     match outcome.blame() {
         None if matches!(outcome.kind(), Kind::Ignored) => 5,

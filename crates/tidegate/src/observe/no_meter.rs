@@ -1,4 +1,4 @@
-//! What stands in for metrics where the feature `metrics` is off: nothing, and nothing is left of it.
+//! The no-op replacement of metrics if the feature `metrics` is off.
 
 use std::time::Duration;
 
@@ -12,32 +12,32 @@ use crate::state::State;
 pub(crate) struct Meter;
 
 #[derive(Debug)]
-pub(crate) struct Gauged;
+pub(crate) struct GaugeHandle;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading;
 
-#[expect(clippy::unused_self, reason = "its twin has something to show")]
+#[expect(clippy::unused_self, reason = "its twin uses it")]
 impl Meter {
     pub(crate) const fn new(_: &str, _: bool) -> Self {
         Self
     }
 
-    pub(crate) const fn gauged(&self) -> Gauged {
-        Gauged
+    pub(crate) const fn gauge_handle(&self) -> GaugeHandle {
+        GaugeHandle
     }
 
-    pub(crate) const fn answered(&self, _: Duration, _: Result<(), &Refused>) {}
+    pub(crate) const fn record_acquire(&self, _: Duration, _: Result<(), &Refused>) {}
 
-    pub(crate) const fn ended(&self, _: Outcome, _: Option<Duration>) {}
+    pub(crate) const fn record_outcome(&self, _: Outcome, _: Option<Duration>) {}
 
-    pub(crate) const fn publish(&self, _: &Gauged, _: Reading, _: u64) {}
+    pub(crate) const fn publish(&self, _: &GaugeHandle, _: Reading, _: u64) {}
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct KeyedMeter;
 
-#[expect(clippy::unused_self, reason = "its twin has something to show")]
+#[expect(clippy::unused_self, reason = "its twin uses it")]
 impl KeyedMeter {
     pub(crate) const fn new(_: &str, _: bool) -> Self {
         Self
@@ -47,13 +47,13 @@ impl KeyedMeter {
 
     pub(crate) const fn evicted(&self, _: usize, _: usize) {}
 
-    pub(crate) const fn forgotten(&self, _: u32) {}
+    pub(crate) const fn registry_dropped(&self, _: u32) {}
 
     pub(crate) const fn overflowed(&self) {}
 }
 
-#[expect(clippy::unused_self, reason = "its twin knows")]
-impl Gauged {
+#[expect(clippy::unused_self, reason = "its twin uses it")]
+impl GaugeHandle {
     #[inline]
     pub(crate) const fn is_measured(&self) -> bool {
         false

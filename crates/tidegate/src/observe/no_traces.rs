@@ -1,4 +1,4 @@
-//! What stands in for traces where the feature `tracing` is off: nothing, and nothing is left of it.
+//! The no-op replacement of traces if the feature `tracing` is off.
 
 use std::time::Duration;
 
@@ -18,33 +18,39 @@ impl Traces {
     }
 
     #[inline]
-    #[expect(clippy::unused_self, reason = "its twin has something to post to")]
+    #[expect(clippy::unused_self, reason = "its twin uses it")]
     pub(crate) const fn post(&self, _: &Inner, _: &[Event]) -> bool {
         false
     }
 
-    #[expect(clippy::unused_self, reason = "its twin has something to post to")]
+    #[expect(clippy::unused_self, reason = "its twin uses it")]
     pub(crate) fn evicted(&self, _: &'static str, _: impl Fn() -> Option<String> + Send + 'static) -> bool {
         false
     }
 
-    #[expect(clippy::unused_self, reason = "its twin has something to post to")]
+    #[expect(clippy::unused_self, reason = "its twin uses it")]
     pub(crate) const fn overflowed(&self, _: usize) -> bool {
         false
     }
 
-    #[expect(clippy::unused_self, reason = "its twin has something to tell")]
-    pub(crate) const fn tell(&self, _: &str, _: &Sinks) {}
+    #[expect(clippy::unused_self, reason = "its twin uses it")]
+    pub(crate) const fn deliver(&self, _: &str, _: &Sinks) {}
 
-    #[expect(clippy::unused_self, reason = "its twin may lose some")]
+    #[expect(clippy::unused_self, reason = "its twin uses it")]
     pub(crate) const fn lost(&self) -> u64 {
         0
     }
 
     #[inline]
-    pub(crate) const fn hears_waits() -> bool {
+    pub(crate) const fn traces_waits() -> bool {
         false
     }
 
-    pub(crate) const fn answered(_: &str, _: &Inner, _: Option<(Gate, Duration)>, _: Result<(), &Refused>) {}
+    pub(crate) const fn trace_acquire(
+        _: &str,
+        _: &Inner,
+        _: Option<(Gate, Duration)>,
+        _: Result<(), &Refused>,
+    ) {
+    }
 }

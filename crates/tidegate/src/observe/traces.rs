@@ -1,8 +1,8 @@
-//! What happens to throttles, as events of the `tracing` crate, under the target `tidegate`.
+//! Events of throttles as events of the `tracing` crate, under the target `tidegate`.
 //!
-//! Events are taken in under the throttle's lock and told after it, one at a time, so their order is the order in
-//! which they happened. Under the lock only a number is compared: the most that any subscriber wants to hear. The
-//! subscribers themselves are somebody's code, and are asked after it.
+//! Events are enqueued under the throttle's lock and emitted after it, one at a time, so they keep their
+//! order. Under the lock only the maximum level is compared. Subscribers are user code, and are called after
+//! it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,136 +14,136 @@ use tidegate_core::verdict::Gate;
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, debug, info, warn};
 
+use crate::delivery_queue::DeliveryQueue;
 use crate::events::Sinks;
-use crate::outbox::Outbox;
 use crate::throttle::Inner;
 
-/// One event, about one throttle; nothing of it is worked out unless a subscriber wants it.
-macro_rules! tell {
-    ($level:ident, $whose:expr, $message:literal $(, $($fields:tt)+)?) => {
+/// Emits one event about one throttle; its fields are only computed for a subscriber.
+macro_rules! emit {
+    ($level:ident, $source:expr, $message:literal $(, $($fields:tt)+)?) => {
         $level!(
             target: "tidegate",
-            throttle = $whose.name,
-            key = $whose.key().as_deref(),
+            throttle = $source.name,
+            key = $source.key().as_deref(),
             $($($fields)+,)?
             $message
         )
     };
 }
 
-/// Events on their way to the subscribers.
+/// Events that are queued for the subscribers.
 pub(crate) struct Traces {
-    outbox: Outbox<Told>,
+    queue: DeliveryQueue<TraceEvent>,
 }
 
-enum Told {
-    /// Something happened to a throttle; whose it is, where a registry knows its key.
-    Happened { throttle: Option<Arc<Inner>>, event: Event },
-    /// A registry has forgotten a key.
-    Evicted { words: Box<dyn Fn() -> Option<String> + Send>, cause: &'static str },
-    /// A registry has no room for a new key.
+enum TraceEvent {
+    /// An event of a throttle, with a handle if a registry knows its key.
+    Throttle { throttle: Option<Arc<Inner>>, event: Event },
+    /// A registry has evicted a key.
+    Evicted { label: Box<dyn Fn() -> Option<String> + Send>, cause: &'static str },
+    /// A registry is full.
     Overflowed { keys_max: usize },
 }
 
-/// Whom an event is about.
-struct Whose<'a> {
+/// The throttle an event is about.
+struct Source<'a> {
     name: &'a str,
-    words: &'a dyn Fn() -> Option<String>,
+    label: &'a dyn Fn() -> Option<String>,
 }
 
-impl Whose<'_> {
-    /// The throttle's key in words, made only when somebody hears them.
+impl Source<'_> {
+    /// The throttle's key as text, only created for a subscriber.
     fn key(&self) -> Option<String> {
-        (self.words)()
+        (self.label)()
     }
 }
 
 impl Traces {
     pub(crate) fn new() -> Self {
-        Self { outbox: Outbox::default() }
+        Self { queue: DeliveryQueue::default() }
     }
 
-    /// Takes in those of `events` that anybody may want to hear. Called under the throttle's lock.
+    /// Enqueues those of `events` whose level is enabled. Called under the throttle's lock.
     pub(crate) fn post(&self, throttle: &Inner, events: &[Event]) -> bool {
         let most = LevelFilter::current();
-        let mut is_posted = false;
+        let mut has_events = false;
         for event in events.iter().filter(|event| level(event) <= most) {
             let throttle = throttle.setup().sinks.registry().and_then(|_| throttle.itself());
-            self.outbox.put(Told::Happened { throttle, event: event.clone() });
-            is_posted = true;
+            self.queue.put(TraceEvent::Throttle { throttle, event: event.clone() });
+            has_events = true;
         }
-        is_posted
+        has_events
     }
 
-    /// Takes in that a key was forgotten, if anybody may want to hear.
+    /// Enqueues the eviction of a key, if its level is enabled.
     pub(crate) fn evicted(
         &self,
         cause: &'static str,
-        words: impl Fn() -> Option<String> + Send + 'static,
+        label: impl Fn() -> Option<String> + Send + 'static,
     ) -> bool {
-        let is_heard = LevelFilter::current() >= Level::DEBUG;
-        if is_heard {
-            self.outbox.put(Told::Evicted { words: Box::new(words), cause });
+        let is_enabled = LevelFilter::current() >= Level::DEBUG;
+        if is_enabled {
+            self.queue.put(TraceEvent::Evicted { label: Box::new(label), cause });
         }
-        is_heard
+        is_enabled
     }
 
-    /// Takes in that there is no room for a new key, if anybody may want to hear.
+    /// Enqueues an overflow, if its level is enabled.
     pub(crate) fn overflowed(&self, keys_max: usize) -> bool {
-        let is_heard = LevelFilter::current() >= Level::WARN;
-        if is_heard {
-            self.outbox.put(Told::Overflowed { keys_max });
+        let is_enabled = LevelFilter::current() >= Level::WARN;
+        if is_enabled {
+            self.queue.put(TraceEvent::Overflowed { keys_max });
         }
-        is_heard
+        is_enabled
     }
 
-    /// Tells the subscribers; their panics are caught and counted.
-    pub(crate) fn tell(&self, name: &str, sinks: &Sinks) {
-        self.outbox.deliver(|told| {
-            sinks.guard(move || match told {
-                Told::Happened { throttle, event } => {
-                    tell(&Whose { name, words: &|| throttle.as_ref()?.label() }, &event);
+    /// Emits the queued events; panics of subscribers are caught and counted.
+    pub(crate) fn deliver(&self, name: &str, sinks: &Sinks) {
+        self.queue.deliver(|trace_event| {
+            sinks.guard(move || match trace_event {
+                TraceEvent::Throttle { throttle, event } => {
+                    emit(&Source { name, label: &|| throttle.as_ref()?.label() }, &event);
                 }
-                Told::Evicted { words, cause } => {
-                    tell!(debug, Whose { name, words: &words }, "evicted", cause);
+                TraceEvent::Evicted { label, cause } => {
+                    emit!(debug, Source { name, label: &label }, "evicted", cause);
                 }
-                Told::Overflowed { keys_max } => {
-                    tell!(warn, Whose { name, words: &|| None }, "overflowed", keys_max);
+                TraceEvent::Overflowed { keys_max } => {
+                    emit!(warn, Source { name, label: &|| None }, "overflowed", keys_max);
                 }
             });
         });
     }
 
     pub(crate) fn lost(&self) -> u64 {
-        self.outbox.lost()
+        self.queue.lost()
     }
 
-    /// Whether waits and refusals may be heard.
+    /// Whether waits and refusals are traced.
     #[inline]
-    pub(crate) fn hears_waits() -> bool {
+    pub(crate) fn traces_waits() -> bool {
         LevelFilter::current() >= Level::DEBUG
     }
 
-    /// A caller has waited, or was refused.
-    pub(crate) fn answered(
+    /// A caller has waited or was refused.
+    pub(crate) fn trace_acquire(
         name: &str,
         throttle: &Inner,
         waited: Option<(Gate, Duration)>,
         answer: Result<(), &Refused>,
     ) {
         let throttle = throttle.itself();
-        let whose = Whose { name, words: &|| throttle.as_ref()?.label() };
+        let source = Source { name, label: &|| throttle.as_ref()?.label() };
         match answer {
-            Ok(()) => tell!(
+            Ok(()) => emit!(
                 debug,
-                whose,
+                source,
                 "waited",
                 gate = waited.map(|(gate, _)| tracing::field::display(gate)),
                 waited_seconds = waited.map(|(_, span)| span.as_secs_f64())
             ),
-            Err(refused) => tell!(
+            Err(refused) => emit!(
                 debug,
-                whose,
+                source,
                 "refused",
                 gate = waited.map(|(gate, _)| tracing::field::display(gate)),
                 waited_seconds = waited.map(|(_, span)| span.as_secs_f64()),
@@ -159,8 +159,8 @@ impl fmt::Debug for Traces {
     }
 }
 
-/// How loud an event is: a warning for what callers feel at once, information for what an operator would ask about,
-/// and the rest for whoever looks closely.
+/// The level of an event: a warning if callers notice it at once, info if an operator would want to know, and
+/// debug otherwise.
 const fn level(event: &Event) -> Level {
     match event {
         Event::CircuitOpened { .. } => Level::WARN,
@@ -179,45 +179,45 @@ const fn level(event: &Event) -> Level {
     }
 }
 
-fn tell(whose: &Whose<'_>, event: &Event) {
+fn emit(source: &Source<'_>, event: &Event) {
     match event {
         Event::CircuitOpened { span, why } => {
-            tell!(warn, whose, "circuit opened", span_seconds = span.as_secs_f64(), why = ?why);
+            emit!(warn, source, "circuit opened", span_seconds = span.as_secs_f64(), why = ?why);
         }
-        Event::CircuitHalfOpened => tell!(info, whose, "circuit half-opened"),
-        Event::CircuitClosed => tell!(info, whose, "circuit closed"),
+        Event::CircuitHalfOpened => emit!(info, source, "circuit half-opened"),
+        Event::CircuitClosed => emit!(info, source, "circuit closed"),
         Event::Paused { span, .. } => {
-            tell!(info, whose, "paused", span_seconds = span.as_secs_f64());
+            emit!(info, source, "paused", span_seconds = span.as_secs_f64());
         }
-        Event::PauseCapped { asked, capped } => tell!(
+        Event::PauseCapped { asked, capped } => emit!(
             info,
-            whose,
+            source,
             "pause capped",
             asked_seconds = asked.as_secs_f64(),
             capped_seconds = capped.as_secs_f64()
         ),
-        Event::Resumed => tell!(info, whose, "resumed"),
-        Event::Retuned => tell!(info, whose, "retuned"),
-        Event::Closed { in_flight } => tell!(info, whose, "closed", in_flight),
-        Event::Drained => tell!(info, whose, "drained"),
-        Event::QueueFull { waiters_max } => tell!(debug, whose, "queue full", waiters_max),
-        Event::BudgetCoarsened => tell!(debug, whose, "budget coarsened"),
+        Event::Resumed => emit!(info, source, "resumed"),
+        Event::Retuned => emit!(info, source, "retuned"),
+        Event::Closed { in_flight } => emit!(info, source, "closed", in_flight),
+        Event::Drained => emit!(info, source, "drained"),
+        Event::QueueFull { waiters_max } => emit!(debug, source, "queue full", waiters_max),
+        Event::BudgetCoarsened => emit!(debug, source, "budget coarsened"),
         Event::GrantUnseen { span } => {
-            tell!(debug, whose, "grant unseen", span_seconds = span.as_secs_f64());
+            emit!(debug, source, "grant unseen", span_seconds = span.as_secs_f64());
         }
         Event::Progressed { percent, completed, total } => {
-            tell!(debug, whose, "progressed", percent, completed, total);
+            emit!(debug, source, "progressed", percent, completed, total);
         }
-        tuned => tell_tuned(whose, tuned),
+        other => emit_controller_event(source, other),
     }
 }
 
-/// What a controller did.
-fn tell_tuned(whose: &Whose<'_>, event: &Event) {
+/// Emits the event of a controller.
+fn emit_controller_event(source: &Source<'_>, event: &Event) {
     match event {
-        Event::Slowed { slots, interval, rate, why } => tell!(
+        Event::Slowed { slots, interval, rate, why } => emit!(
             info,
-            whose,
+            source,
             "slowed",
             slots_from = slots.from,
             slots_to = slots.to,
@@ -227,9 +227,9 @@ fn tell_tuned(whose: &Whose<'_>, event: &Event) {
             rate_to = rate.map(|rate| rate.to.as_f64()),
             why = ?why
         ),
-        Event::SpedUp { slots, interval, rate } => tell!(
+        Event::SpedUp { slots, interval, rate } => emit!(
             debug,
-            whose,
+            source,
             "sped up",
             slots_from = slots.from,
             slots_to = slots.to,
@@ -238,18 +238,18 @@ fn tell_tuned(whose: &Whose<'_>, event: &Event) {
             rate_from = rate.map(|rate| rate.from.as_f64()),
             rate_to = rate.map(|rate| rate.to.as_f64())
         ),
-        Event::Controlled { reason } => tell!(
+        Event::Controlled { reason } => emit!(
             info,
-            whose,
+            source,
             "reason changed",
             reason_from = reason.from.as_str(),
             reason_to = reason.to.as_str()
         ),
-        Event::Recovered { rate } => tell!(info, whose, "recovered", rate = rate.as_f64()),
+        Event::Recovered { rate } => emit!(info, source, "recovered", rate = rate.as_f64()),
         Event::CeilingLifted { ceiling } => {
-            tell!(debug, whose, "ceiling lifted", ceiling_from = ceiling.from, ceiling_to = ceiling.to);
+            emit!(debug, source, "ceiling lifted", ceiling_from = ceiling.from, ceiling_to = ceiling.to);
         }
-        // Events that come to be later are heard before they have a name of their own here.
-        other => tell!(debug, whose, "something happened", event = ?other),
+        // Future events are emitted before they have a message here.
+        other => emit!(debug, source, "other event", event = ?other),
     }
 }

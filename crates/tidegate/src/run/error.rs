@@ -1,4 +1,4 @@
-//! Why work under a throttle ended without success: its own last error, and why that was the last.
+//! Errors of work under a throttle: its last error, and why it was not retried.
 
 use std::fmt;
 
@@ -10,28 +10,28 @@ use tidegate_core::refused::Refused;
 pub enum RunError<E> {
     /// The work never ran.
     Refused(Refused),
-    /// The work ran and failed; its own last error, and why there was no further attempt.
+    /// The work ran and failed: its last error, and why there was no further attempt.
     Failed {
         /// The work's last error.
         error: E,
         /// Attempts made.
         attempts: u32,
-        /// Why there was no further one.
-        why: Stopped,
+        /// Why there was no further attempt.
+        why: StopReason,
     },
 }
 
 /// Why no further attempt was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Stopped {
-    /// All attempts were made.
+pub enum StopReason {
+    /// All attempts were used.
     Spent,
-    /// The error is not worth another.
+    /// The error is not retryable.
     NotRetryable,
-    /// Too much of the traffic is retries already.
+    /// The retry budget is used up: too much of the traffic is retries.
     Budget,
-    /// The next attempt was not admitted: the circuit is open, the throttle is closed.
+    /// The next attempt was refused: the circuit is open or the throttle is closed.
     Refused(Refused),
 }
 
@@ -44,13 +44,13 @@ impl<E: fmt::Display> fmt::Display for RunError<E> {
     }
 }
 
-impl fmt::Display for Stopped {
+impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Spent => f.write_str("no attempts are left"),
-            Self::NotRetryable => f.write_str("trying again would not help"),
+            Self::NotRetryable => f.write_str("not retryable"),
             Self::Budget => f.write_str("the retry budget is used up"),
-            Self::Refused(refused) => write!(f, "not tried again: {refused}"),
+            Self::Refused(refused) => write!(f, "not retried: {refused}"),
         }
     }
 }
@@ -59,14 +59,14 @@ impl<E: std::error::Error + 'static> std::error::Error for RunError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Refused(refused) => Some(refused),
-            // Its own words are in ours already.
+            // The error's own message is already part of ours.
             Self::Failed { error, .. } => error.source(),
         }
     }
 }
 
 impl<E> RunError<E> {
-    /// The work's own last error, if it ran.
+    /// The last error of the work, if it ran.
     pub fn into_error(self) -> Option<E> {
         match self {
             Self::Refused(_) => None,

@@ -1,4 +1,5 @@
-//! An adaptive rate in virtual time: it finds what the far side allows, and those in line feel each step.
+//! An adaptive (AIMD) rate in virtual time: it converges on the upstream's limit, and waiters follow each
+//! change.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,8 +10,8 @@ use tidegate_core::time::Instant;
 
 use crate::kit::{Caller, REQUEST, millis, secs};
 
-/// A far side that takes so many requests per second, and says so when there are more.
-struct FarSide {
+/// An upstream with a token bucket that returns an overload for each request above it.
+struct Upstream {
     shape: Shape,
     bucket: Mutex<Bucket>,
     born: tokio::time::Instant,
@@ -18,7 +19,7 @@ struct FarSide {
     too_many: AtomicU64,
 }
 
-impl FarSide {
+impl Upstream {
     fn new(per_second: u64) -> Self {
         Self {
             shape: Shape::new(per_second, secs(1), per_second).expect("in bounds"),
@@ -32,7 +33,7 @@ impl FarSide {
     async fn call(&self) -> Outcome {
         tokio::time::sleep(millis(50)).await;
         let now = Instant::ZERO + self.born.elapsed();
-        if self.bucket.lock().expect("nobody panics").take(&self.shape, 1, now).is_ok() {
+        if self.bucket.lock().expect("the lock is not poisoned").take(&self.shape, 1, now).is_ok() {
             self.fine.fetch_add(1, Ordering::Relaxed);
             Outcome::success()
         } else {
@@ -47,11 +48,11 @@ impl FarSide {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_finds_what_the_far_side_allows_and_nearly_all_calls_succeed() {
+async fn aimd_rate_converges_and_nearly_all_calls_succeed() {
     let aimd = Aimd::default().within(0.25..=50.0);
     let throttle =
         Throttle::builder().rate(Aimd::RATE).controller(Controller::Aimd(aimd)).build().expect("in bounds");
-    let far_side = Arc::new(FarSide::new(10));
+    let far_side = Arc::new(Upstream::new(10));
     for _ in 0..8 {
         let (throttle, far_side) = (throttle.clone(), far_side.clone());
         tokio::spawn(async move {
@@ -60,56 +61,56 @@ async fn it_finds_what_the_far_side_allows_and_nearly_all_calls_succeed() {
             }
         });
     }
-    // From 2 to 10 per second by a quarter each second, and the first cuts.
+    // The climb from 2 to 10 per second by a quarter each second, and the first cuts.
     tokio::time::sleep(secs(60)).await;
     let (fine_before, too_many_before) = far_side.counts();
     tokio::time::sleep(secs(300)).await;
     let (fine, too_many) = far_side.counts();
     let (fine, too_many) = (fine - fine_before, too_many - too_many_before);
     assert!(fine * 10 > (fine + too_many) * 9, "{fine} fine, {too_many} too many");
-    assert!(fine >= 300 * 10 * 3 / 4, "{fine} of 3,000 that the far side would have taken");
+    assert!(fine >= 300 * 10 * 3 / 4, "{fine} of the 3,000 requests that the upstream allows");
     throttle.close();
 }
 
 #[test]
-fn those_in_line_are_let_in_by_the_rate_of_the_moment() {
+fn waiters_enter_at_current_rate_after_cut() {
     let clock = ManualClock::new();
     let throttle = adaptive(&clock, Rate::per_second(1).burst(1));
     let first = throttle.try_acquire(REQUEST).unwrap();
-    let mut second = Caller::asks(&throttle, REQUEST);
-    // Half a unit is there, and is worth twice the time at half the rate.
+    let mut second = Caller::queued(&throttle, REQUEST);
+    // Half a unit is available; at half the rate the missing half takes twice as long.
     clock.advance(millis(500));
     first.settle(Outcome::overload());
     clock.advance(millis(999));
     assert!(second.permit().is_none(), "one second at half the rate for the other half");
     clock.advance(millis(1));
-    second.permit().expect("a unit is there").settle(Outcome::success());
+    second.permit().expect("a unit is available").settle(Outcome::success());
 }
 
 #[test]
-fn whoever_cannot_be_served_in_time_after_a_cut_hears_of_it_at_once() {
+fn waiter_is_refused_when_cut_exceeds_its_deadline() {
     let clock = ManualClock::new();
     let throttle = adaptive(&clock, Rate::per_second(1).burst(1));
     let first = throttle.try_acquire(REQUEST).unwrap();
-    let mut hurried = Caller::new(throttle.acquire_within(REQUEST, millis(1_500)));
-    assert!(hurried.poll().is_pending());
+    let mut bounded = Caller::new(throttle.acquire_within(REQUEST, millis(1_500)));
+    assert!(bounded.poll().is_pending());
     first.settle(Outcome::overload());
-    assert!(matches!(hurried.refused(), Some(Refused::Limited { .. })));
+    assert!(matches!(bounded.refused(), Some(Refused::Limited { .. })));
 }
 
 #[test]
-fn the_listener_is_told_of_the_rate_before_and_after() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let heard = told.clone();
+fn listener_receives_rate_before_and_after_change() {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let recorder = events.clone();
     let throttle = Throttle::builder()
         .rate(Aimd::RATE)
         .controller(Controller::Aimd(Aimd::default()))
-        .on_state_change(move |notice| heard.lock().unwrap().push(notice.event.clone()))
+        .on_state_change(move |notice| recorder.lock().unwrap().push(notice.event.clone()))
         .build()
         .unwrap();
     throttle.record(Outcome::overload());
-    let told = told.lock().unwrap();
-    let [Event::Slowed { rate: Some(rate), .. }] = told.as_slice() else { panic!("{told:?}") };
+    let events = events.lock().unwrap();
+    let [Event::Slowed { rate: Some(rate), .. }] = events.as_slice() else { panic!("{events:?}") };
     assert_eq!((rate.from.to_string(), rate.to.to_string()), ("2/s".to_owned(), "1/s".to_owned()));
 }
 

@@ -1,4 +1,5 @@
-//! `Auto` as a throttle has it, in virtual time: it finds hidden limits, waits for hints and survives outages.
+//! The `Auto` controller inside a throttle, in virtual time: it finds hidden limits, waits for hints and
+//! survives outages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +52,7 @@ impl Hidden {
     }
 }
 
-/// Workers that always want more.
+/// Spawns workers that send requests back to back.
 fn work(throttle: &Throttle, upstream: &Arc<Hidden>, workers: usize) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for _ in 0..workers {
@@ -112,7 +113,7 @@ fn ceiling_is_kept_and_reported() {
         let (accepted, _) = minute(&upstream).await;
         assert!((39.0..=40.5).contains(&accepted), "{accepted}");
         assert_eq!(throttle.snapshot().control.unwrap().reason, Reason::Ceiling);
-        // And so are slots.
+        // Slots are reported as well.
         let throttle = Throttle::auto().slots(Slots::adaptive(1..=3)).build().unwrap();
         let _tasks = work(&throttle, &upstream, 64);
         sleep(secs(60)).await;
@@ -198,7 +199,7 @@ fn outage_is_probed_and_ends_quickly() {
 #[test]
 fn headers_set_the_pace_without_a_rejection() {
     in_virtual_time(async {
-        // 600 per minute; each answer says what is left.
+        // 600 per minute; each response reports the remaining quota.
         let start = Instant::now();
         let sent = Arc::new(AtomicU64::new(0));
         let throttle = Throttle::new();
@@ -245,7 +246,8 @@ fn change_of_reason_is_an_event() {
     });
 }
 
-/// `WaitLayer` and joined throttles start the work some time after the grant: that time was taken for the upstream's latency.
+/// `WaitLayer` and joined throttles start the work some time after the grant; that time once counted as
+/// upstream latency.
 #[tokio::test(start_paused = true)]
 async fn time_between_grant_and_poll_is_not_latency() {
     let throttle = Throttle::auto().slots(Slots::adaptive(1..=1)).build().unwrap();
@@ -277,12 +279,12 @@ async fn refusal_reports_the_wait_at_the_pace_of_the_moment() {
     throttle.try_acquire(REQUEST).unwrap().settle(Outcome::success());
     let wait = throttle.try_acquire(REQUEST).unwrap_err().retry_after().expect("it is a matter of time");
     assert!((millis(1_900)..=millis(2_100)).contains(&wait), "{wait:?}");
-    // Too long for a caller that waits a second.
+    // Too long for a caller that waits at most a second.
     assert!(throttle.acquire_within(REQUEST, secs(1)).await.is_err());
     assert!(throttle.acquire_within(REQUEST, secs(3)).await.is_ok());
 }
 
-/// Many wait at ten per second, and the pace doubles: nobody is turned away for what it was at first.
+/// Many tasks wait at ten per second when the pace doubles: none is refused because of the initial pace.
 #[test]
 fn waiters_are_not_refused_for_a_pace_that_rises() {
     in_virtual_time(async {

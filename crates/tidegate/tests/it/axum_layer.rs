@@ -1,5 +1,5 @@
-//! The layer for servers: who draws what, what is answered where there is nothing to draw, and what becomes of it. In front of
-//! an axum router; time is virtual.
+//! `LimitLayer` in front of an axum router, in virtual time: keys, costs, error responses, headers and
+//! cancellation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,12 +8,12 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, Request, Response, StatusCode};
 use axum::routing::get;
-use tidegate::axum::{Key, LimitLayer, Tell, Used};
+use tidegate::axum::{ErrorDetail, Key, LimitLayer, UnitsUsed};
 use tidegate::{EntityId, Limit, LimitError, Limiter, Memory, ResourceName};
 use tokio::time::{Instant, advance};
 use tower::{Service, ServiceExt as _};
 
-use crate::kit::codec::said;
+use crate::kit::codec::problem_of;
 use crate::kit::limiter::{calm, child, id, level, memory};
 use crate::kit::{secs, settle_tasks};
 
@@ -34,7 +34,7 @@ fn header(name: &str) -> HeaderName {
     name.parse().expect("a name")
 }
 
-/// Says hello, and counts whom it said it to.
+/// A router that returns `hello`, and a counter of the requests it served.
 fn hello() -> (Router, Arc<AtomicU64>) {
     let served = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&served);
@@ -49,39 +49,40 @@ fn from(tenant: &str) -> Request<Body> {
     Request::get("/").header("x-tenant", tenant).body(Body::empty()).expect("a request")
 }
 
-async fn ask<S>(app: &S, request: Request<Body>) -> Response<Body>
+async fn send<S>(app: &S, request: Request<Body>) -> Response<Body>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible> + Clone,
 {
     app.clone().oneshot(request).await.expect("a router does not fail")
 }
 
+/// The response carries `Retry-After` and the remaining units of each limit.
 #[tokio::test(start_paused = true)]
-async fn a_limit_that_is_used_up_is_answered_429_with_when_to_come_back_and_what_is_left() {
+async fn exhausted_limit_returns_429_with_limit_headers() {
     let (app, served) = hello();
     let app = app.layer(LimitLayer::by_header(two(), resource(), header("x-tenant")));
     for left in [1, 0] {
-        let response = ask(&app, from("acme")).await;
+        let response = send(&app, from("acme")).await;
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["ratelimit"], format!("\"rpm\";r={left}"));
         assert_eq!(response.headers()["ratelimit-policy"], "\"rpm\";q=2;w=60");
     }
-    let refused = ask(&app, from("acme")).await;
+    let refused = send(&app, from("acme")).await;
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()["retry-after"], "30");
     assert_eq!(refused.headers()["ratelimit"], "\"rpm\";r=0;t=30");
     assert_eq!(refused.headers()["ratelimit-policy"], "\"rpm\";q=2;w=60");
-    let problem = said(refused).await;
+    let problem = problem_of(refused).await;
     assert_eq!(problem["type"], "/problems/limited");
     assert_eq!((&problem["status"], &problem["retry_after"]), (&429.into(), &30.into()));
-    assert_eq!(served.load(Ordering::SeqCst), 2, "nobody was served for nothing");
-    assert_eq!(ask(&app, from("birch")).await.status(), 200, "another has a limit of its own");
+    assert_eq!(served.load(Ordering::SeqCst), 2, "no refused request reached the service");
+    assert_eq!(send(&app, from("birch")).await.status(), 200, "another tenant has its own limit");
     advance(secs(30)).await;
-    assert_eq!(ask(&app, from("acme")).await.status(), 200);
+    assert_eq!(send(&app, from("acme")).await.status(), 200);
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_at_once_exactly_as_many_are_served_as_may() {
+async fn concurrent_requests_never_exceed_limit() {
     let (app, served) = hello();
     let app = app.layer(LimitLayer::by_header(
         limiter([Limit::per_hour("rpm", 50)]),
@@ -92,7 +93,7 @@ async fn of_many_at_once_exactly_as_many_are_served_as_may() {
         .map(|_| {
             tokio::spawn({
                 let app = app.clone();
-                async move { ask(&app, from("acme")).await.status() }
+                async move { send(&app, from("acme")).await.status() }
             })
         })
         .collect();
@@ -104,7 +105,7 @@ async fn of_many_at_once_exactly_as_many_are_served_as_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whose_it_is_is_found_by_header_token_or_function() {
+async fn key_comes_from_header_token_or_function() {
     let by_token =
         LimitLayer::by_token(two(), resource(), |token: &str| (token == "secret").then(|| id("acme")));
     let (app, _) = hello();
@@ -113,15 +114,15 @@ async fn whose_it_is_is_found_by_header_token_or_function() {
         Request::get("/").header("authorization", value).body(Body::empty()).expect("a request")
     };
     for (value, status) in [("Bearer secret", 200), ("bearer  secret", 200), ("Bearer secret", 429)] {
-        assert_eq!(ask(&app, with(value)).await.status(), status, "{value}");
+        assert_eq!(send(&app, with(value)).await.status(), status, "{value}");
     }
     for value in ["Bearer other", "Bearer ", "Basic secret", "secret"] {
-        let refused = ask(&app, with(value)).await;
+        let refused = send(&app, with(value)).await;
         assert_eq!(
             (refused.status().as_u16(), &refused.headers()["www-authenticate"]),
             (401, &"Bearer".parse().expect("a value"))
         );
-        assert!(!said(refused).await.to_string().contains("secret"));
+        assert!(!problem_of(refused).await.to_string().contains("secret"));
     }
 
     let key = |request: &Request<Body>| match request.uri().query() {
@@ -132,30 +133,30 @@ async fn whose_it_is_is_found_by_header_token_or_function() {
     let app = app.layer(LimitLayer::by_key(two(), resource(), key));
     let to = |address: &str| Request::get(address).body(Body::empty()).expect("a request");
     for (address, status) in [("/?acme", 200), ("/?acme", 200), ("/?acme", 429), ("/", 400), ("/?bad", 400)] {
-        assert_eq!(ask(&app, to(address)).await.status(), status, "{address}");
+        assert_eq!(send(&app, to(address)).await.status(), status, "{address}");
     }
     assert_eq!(served.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_do_not_say_who_they_are_are_refused_or_share_a_limit() {
+async fn anonymous_requests_are_refused_or_share_a_limit() {
     let layer = LimitLayer::by_header(two(), resource(), header("x-tenant"));
-    let nobody = || Request::get("/").body(Body::empty()).expect("a request");
+    let anonymous = || Request::get("/").body(Body::empty()).expect("a request");
     let (app, served) = hello();
     let strict = app.clone().layer(layer.clone());
-    let problem = said(ask(&strict, nobody()).await).await;
+    let problem = problem_of(send(&strict, anonymous()).await).await;
     assert_eq!((&problem["type"], &problem["status"]), (&"/problems/no-key".into(), &400.into()));
-    let problem = said(ask(&strict, from("a#b")).await).await;
+    let problem = problem_of(send(&strict, from("a#b")).await).await;
     assert_eq!(problem["type"], "/problems/invalid-key");
     assert_eq!(served.load(Ordering::SeqCst), 0);
-    let lenient = app.layer(layer.otherwise(id("anonymous")));
+    let lenient = app.layer(layer.fallback(id("anonymous")));
     for status in [200, 200, 429] {
-        assert_eq!(ask(&lenient, nobody()).await.status(), status);
+        assert_eq!(send(&lenient, anonymous()).await.status(), status);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_function_says_what_a_request_costs_and_what_costs_nothing_draws_nothing() {
+async fn cost_function_sets_units_and_zero_skips_draw() {
     let limiter = limiter([Limit::per_minute("rpm", 10), Limit::per_minute("tpm", 100)]);
     let price = |request: &Request<Body>| match request.uri().path() {
         "/health" => Vec::new(),
@@ -164,38 +165,39 @@ async fn a_function_says_what_a_request_costs_and_what_costs_nothing_draws_nothi
     let (app, _) = hello();
     let app = app.route("/health", get(|| async { "fine" }));
     let app = app.layer(LimitLayer::by_header(limiter.clone(), resource(), header("x-tenant")).cost(price));
-    let response = ask(&app, from("acme")).await;
+    let response = send(&app, from("acme")).await;
     assert_eq!(response.headers()["ratelimit"], "\"rpm\";r=9, \"tpm\";r=40");
-    let refused = ask(&app, from("acme")).await;
+    let refused = send(&app, from("acme")).await;
     assert_eq!(
         (refused.status().as_u16(), &refused.headers()["retry-after"]),
         (429, &"12".parse().expect("a value"))
     );
-    // All or nothing: the request that was refused has not used its `rpm`.
+    // All or nothing: the refused request consumed no `rpm`.
     assert_eq!(refused.headers()["ratelimit"], "\"rpm\";r=9, \"tpm\";r=40;t=12");
     let free = Request::get("/health").body(Body::empty()).expect("a request");
-    let response = ask(&app, free).await;
+    let response = send(&app, free).await;
     assert_eq!((response.status().as_u16(), response.headers().get("ratelimit")), (200, None));
     let never = |_: &Request<Body>| vec![("tpm", 101)];
     let (app, _) = hello();
     let app = app.layer(LimitLayer::by_header(limiter, resource(), header("x-tenant")).cost(never));
-    let refused = ask(&app, from("acme")).await;
+    let refused = send(&app, from("acme")).await;
     assert_eq!((refused.status().as_u16(), refused.headers().get("retry-after")), (422, None));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_answer_says_what_was_used_where_that_is_asked_for() {
+async fn response_reports_used_units_when_configured() {
     let store = calm();
     let limiter = crate::kit::limiter::over(&store)
         .defaults([Limit::per_minute("tpm", 100)])
         .build()
         .expect("in bounds");
     let by_answer = |status: StatusCode, headers: &HeaderMap| match headers.get("x-used") {
-        _ if status.is_server_error() => Used::Nothing,
-        Some(used) => {
-            Used::Units(vec![("tpm", used.to_str().ok().and_then(|used| used.parse().ok()).unwrap_or(0))])
-        }
-        None => Used::All,
+        _ if status.is_server_error() => UnitsUsed::Nothing,
+        Some(used) => UnitsUsed::Units(vec![(
+            "tpm",
+            used.to_str().ok().and_then(|used| used.parse().ok()).unwrap_or(0),
+        )]),
+        None => UnitsUsed::All,
     };
     let layer = LimitLayer::by_header(limiter.clone(), resource(), header("x-tenant"))
         .cost(|_: &Request<Body>| vec![("tpm", 30)])
@@ -208,17 +210,17 @@ async fn the_answer_says_what_was_used_where_that_is_asked_for() {
     let to =
         |path: &str| Request::get(path).header("x-tenant", "acme").body(Body::empty()).expect("a request");
     for (path, left) in [("/fails", 100), ("/uses", 93), ("/", 63)] {
-        let response = ask(&app, to(path)).await;
-        // Told as it was when it was drawn.
+        let response = send(&app, to(path)).await;
+        // The headers show the balance at the time of the draw.
         assert!(response.headers().contains_key("ratelimit"), "{path}");
-        let there = level(memory(&store), ("acme", "api"), "tpm").await;
-        assert_eq!(there.map(|(available, _)| available), Some(left), "{path}");
+        let balance = level(memory(&store), ("acme", "api"), "tpm").await;
+        assert_eq!(balance.map(|(available, _)| available), Some(left), "{path}");
     }
     assert_eq!(limiter.stats().open_leases, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_goes_away_while_it_is_served_pays_what_it_drew() {
+async fn disconnected_client_pays_for_its_draw() {
     for has_settle in [false, true] {
         let store = calm();
         let limiter = crate::kit::limiter::over(&store)
@@ -227,55 +229,56 @@ async fn whoever_goes_away_while_it_is_served_pays_what_it_drew() {
             .expect("in bounds");
         let mut layer = LimitLayer::by_header(limiter.clone(), resource(), header("x-tenant"));
         if has_settle {
-            layer = layer.settle(|_, _| Used::Nothing);
+            layer = layer.settle(|_, _| UnitsUsed::Nothing);
         }
         let app = Router::new().route("/", get(std::future::pending::<&str>)).layer(layer);
-        let call = tokio::spawn(async move { ask(&app, from("acme")).await });
+        let call = tokio::spawn(async move { send(&app, from("acme")).await });
         settle_tasks().await;
         call.abort();
         call.await.expect_err("it was aborted");
         settle_tasks().await;
-        let there = level(memory(&store), ("acme", "api"), "rpm").await;
-        assert_eq!((there.map(|(available, _)| available), limiter.stats().open_leases), (Some(9), 0));
+        let balance = level(memory(&store), ("acme", "api"), "rpm").await;
+        assert_eq!((balance.map(|(available, _)| available), limiter.stats().open_leases), (Some(9), 0));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn strangers_are_told_nothing_of_whose_limits_they_are() {
+async fn refusal_does_not_disclose_the_limit_owner() {
     let limiter = limiter([Limit::per_minute("rpm", 1)]);
     child(&limiter, "acme", "the-house").await;
     let layer = LimitLayer::by_header(limiter, resource(), header("x-tenant"));
     let (app, _) = hello();
-    let (little, everything) = (app.clone().layer(layer.clone()), app.layer(layer.tell(Tell::Everything)));
-    assert_eq!(ask(&little, from("acme")).await.status(), 200);
-    let text = said(ask(&little, from("acme")).await).await.to_string();
+    let (little, everything) =
+        (app.clone().layer(layer.clone()), app.layer(layer.error_detail(ErrorDetail::Full)));
+    assert_eq!(send(&little, from("acme")).await.status(), 200);
+    let text = problem_of(send(&little, from("acme")).await).await.to_string();
     assert!(!text.contains("acme") && !text.contains("house"), "{text}");
-    let problem = said(ask(&everything, from("acme")).await).await;
+    let problem = problem_of(send(&everything, from("acme")).await).await;
     let whose: Vec<_> =
         problem["limits"].as_array().into_iter().flatten().map(|limit| &limit["entity"]).collect();
     assert_eq!(whose, ["acme", "the-house"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_wrong_in_here_is_no_fault_of_the_callers_and_is_heard() {
-    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
-    let ear = Arc::clone(&heard);
+async fn internal_errors_return_5xx_and_reach_on_refused() {
+    let errors: Arc<Mutex<Vec<String>>> = Arc::default();
+    let recorder = Arc::clone(&errors);
     let layer = LimitLayer::by_header(two(), resource(), header("x-tenant"))
         .cost(|_: &Request<Body>| vec![("typo", 1)])
-        .on_refused(move |error: &LimitError| ear.lock().expect("no panic").push(error.to_string()));
+        .on_refused(move |error: &LimitError| recorder.lock().expect("no panic").push(error.to_string()));
     let (app, served) = hello();
     let app = app.layer(layer);
-    let problem = said(ask(&app, from("acme")).await).await;
+    let problem = problem_of(send(&app, from("acme")).await).await;
     assert_eq!((&problem["type"], &problem["status"]), (&"/problems/internal".into(), &500.into()));
-    let heard = heard.lock().expect("no panic").clone();
-    assert!(heard.len() == 1 && heard[0].contains("typo"), "{heard:?}");
+    let errors = errors.lock().expect("no panic").clone();
+    assert!(errors.len() == 1 && errors[0].contains("typo"), "{errors:?}");
     assert_eq!(served.load(Ordering::SeqCst), 0);
 
     let limiter = two();
     let (app, _) = hello();
     let app = app.layer(LimitLayer::by_header(limiter.clone(), resource(), header("x-tenant")));
     limiter.close();
-    let refused = ask(&app, from("acme")).await;
+    let refused = send(&app, from("acme")).await;
     assert_eq!(
         (refused.status().as_u16(), &refused.headers()["retry-after"]),
         (503, &"1".parse().expect("a value"))
@@ -283,27 +286,27 @@ async fn what_is_wrong_in_here_is_no_fault_of_the_callers_and_is_heard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_may_wait_for_what_is_short_in_the_order_of_asking() {
+async fn requests_wait_for_units_in_fifo_order() {
     let layer = LimitLayer::by_header(two(), resource(), header("x-tenant")).within(secs(40));
     let (app, _) = hello();
     let app = app.layer(layer);
     let began = Instant::now();
     for waits in [0, 0, 30] {
-        assert_eq!(ask(&app, from("acme")).await.status(), 200);
+        assert_eq!(send(&app, from("acme")).await.status(), 200);
         assert_eq!(began.elapsed().as_secs(), waits);
     }
     let calls = [0, 1].map(|_| {
         tokio::spawn({
             let app = app.clone();
-            async move { ask(&app, from("acme")).await.status() }
+            async move { send(&app, from("acme")).await.status() }
         })
     });
     let statuses = [calls[0].is_finished(), calls[1].is_finished()];
     assert_eq!(statuses, [false, false]);
-    let mut told = Vec::new();
+    let mut statuses = Vec::new();
     for call in calls {
-        told.push(call.await.expect("no panic").as_u16());
+        statuses.push(call.await.expect("no panic").as_u16());
     }
-    // One in 30 s, and the other would have to wait for 60.
-    assert_eq!(told, [200, 429]);
+    // One unit refills every 30 s; the last request would have to wait 60.
+    assert_eq!(statuses, [200, 429]);
 }

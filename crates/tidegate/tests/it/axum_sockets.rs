@@ -1,4 +1,4 @@
-//! Both ends over a real socket: what our layer says on a server, our middleware understands in a client.
+//! Server layer and client middleware over a real socket: the client obeys the headers that the server sends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,24 +13,24 @@ use tidegate::{Clock as _, Instant, Keyed, Limit, Limiter, ManualClock, Memory, 
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::kit::http::{on, pass_time};
+use crate::kit::http::{keyed_on, pass_time};
 
-/// The server has the time of the client.
+/// Wall time of the server, driven by the client's clock.
 #[derive(Debug)]
-struct SameTime(ManualClock);
+struct ClientTime(ManualClock);
 
-impl WallClock for SameTime {
+impl WallClock for ClientTime {
     fn now(&self) -> Stamp {
         Stamp::from_secs(1_800_000_000) + self.0.now().since(Instant::ZERO)
     }
 }
 
 #[tokio::test]
-async fn what_the_layer_says_the_middleware_obeys() {
+async fn client_middleware_obeys_server_limit_headers() {
     let clock = ManualClock::new();
-    // Two a second and five at once, for all of them together.
+    // Two per second with a burst of five, for all callers together.
     let limits = [Limit::per_minute("rpm", 120).burst(5)];
-    let store = Memory::with_clock(SameTime(clock.clone()));
+    let store = Memory::with_clock(ClientTime(clock.clone()));
     let limiter = Limiter::builder(store).defaults(limits).build().expect("within the bounds");
     let refused = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&refused);
@@ -47,7 +47,7 @@ async fn what_the_layer_says_the_middleware_obeys() {
     let url = format!("http://{}/", listener.local_addr().expect("an address"));
     tokio::spawn(async move { axum::serve(listener, app).await });
 
-    let hosts = on(&clock, Keyed::hosts());
+    let hosts = keyed_on(&clock, Keyed::hosts());
     let client = Throttling::by_host(hosts.clone()).client(Client::builder()).expect("a client");
     let mut workers = JoinSet::new();
     for _ in 0..5 {
@@ -56,14 +56,14 @@ async fn what_the_layer_says_the_middleware_obeys() {
             let mut attempts = 0;
             for _ in 0..30 {
                 let response = client.get(&url).header("x-tenant", "acme").send().await.expect("an answer");
-                assert_eq!(response.status(), 200, "whoever is told when to come back is served then");
+                assert_eq!(response.status(), 200, "a request that waited for its retry-after succeeds");
                 attempts += response.extensions().get::<Tries>().expect("told").attempts;
             }
             attempts
         });
     }
     let attempts: u32 = pass_time(&clock, &hosts, workers.join_all()).await.into_iter().sum();
-    // The fields say when there is nothing left, so hardly anybody asks in vain.
+    // The headers say when nothing is left, so few requests are refused.
     let refused = refused.load(Ordering::SeqCst);
     assert_eq!(u64::from(attempts), 150 + refused);
     assert!(refused <= 15, "{refused} of {attempts} were refused");

@@ -1,4 +1,4 @@
-//! Futures dropped at every moment of their lives, and permits that end badly: nothing leaks, nobody is stuck.
+//! Futures dropped at every await point, and permits that end abnormally: nothing leaks and no waiter hangs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::kit::{Caller, REQUEST, secs, settle_tasks};
 
 const COST: Cost = Cost::request().tokens(40).bytes(60);
 
-/// One of everything that can hold a request.
+/// A throttle with one of every gate.
 fn everything(clock: &ManualClock) -> Throttle {
     Throttle::builder()
         .slots(Slots::fixed(1))
@@ -26,7 +26,7 @@ fn everything(clock: &ManualClock) -> Throttle {
         .expect("within the bounds")
 }
 
-/// What happens around a waiting future, step by step; before each step it is polled.
+/// The events around a waiting future, step by step; the future is polled before each step.
 fn script(step: usize, throttle: &Throttle, clock: &ManualClock, held: &mut Option<Permit<'_>>) {
     match step {
         0 => drop(throttle.pause(secs(3))),
@@ -38,7 +38,7 @@ fn script(step: usize, throttle: &Throttle, clock: &ManualClock, held: &mut Opti
     }
 }
 
-/// Polls and steps `moments` times, drops the future, and checks that it left no trace.
+/// Polls and steps `moments` times, drops the future, and checks that nothing is left behind.
 async fn drop_after(moments: usize, within: Option<Duration>) -> bool {
     let clock = ManualClock::new();
     let throttle = everything(&clock);
@@ -49,7 +49,7 @@ async fn drop_after(moments: usize, within: Option<Duration>) -> bool {
     };
     let mut ended = false;
     for moment in 0..moments {
-        // Odd moments let the step pass without a look: a grant may be waiting when the future is dropped.
+        // Odd counts skip the last poll, so that the future is dropped with a grant pending.
         if moment % 2 == 0 && caller.poll().is_ready() {
             ended = true;
             break;
@@ -76,18 +76,18 @@ async fn drop_after(moments: usize, within: Option<Duration>) -> bool {
 }
 
 #[tokio::test]
-async fn a_waiting_future_dropped_at_every_moment_leaves_no_trace() {
+async fn acquire_dropped_at_every_poll_leaves_no_trace() {
     let mut endings = 0;
     for moments in 0..24 {
         endings += u32::from(drop_after(moments, None).await);
         endings += u32::from(drop_after(moments, Some(secs(30))).await);
         drop_after(moments, Some(secs(4))).await;
     }
-    assert!(endings > 0, "the longest of them got in");
+    assert!(endings > 0, "the last of them was admitted");
 }
 
 #[test]
-fn a_permit_dropped_by_a_panic_returns_what_it_holds_and_teaches_nothing() {
+fn panicking_work_releases_permit_without_outcome() {
     let clock = ManualClock::new();
     let throttle = everything(&clock);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -99,11 +99,11 @@ fn a_permit_dropped_by_a_panic_returns_what_it_holds_and_teaches_nothing() {
     let snapshot = throttle.snapshot();
     assert_eq!((snapshot.in_flight, snapshot.bytes_in_flight, snapshot.tokens_used), (0, 0, 15));
     assert_eq!(snapshot.circuit.unwrap().consecutive_failures, 0);
-    assert_eq!(snapshot.rate_level, Some(1), "what entering spent stays spent");
+    assert_eq!(snapshot.rate_level, Some(1), "the rate unit stays spent");
 }
 
 #[test]
-fn an_owned_permit_keeps_its_throttle_and_is_settled_once() {
+fn owned_permit_keeps_throttle_and_settles_once() {
     let clock = ManualClock::new();
     let throttle = everything(&clock);
     let permit = throttle.try_acquire(COST).unwrap().into_owned();
@@ -115,12 +115,12 @@ fn an_owned_permit_keeps_its_throttle_and_is_settled_once() {
 }
 
 #[test]
-fn a_permit_that_is_forgotten_holds_its_slot_and_nothing_else() {
+fn leaked_permit_holds_only_its_slot() {
     let clock = ManualClock::new();
     let throttle = everything(&clock);
     std::mem::forget(throttle.try_acquire(COST).unwrap());
     clock.advance(secs(60));
     assert_eq!(throttle.snapshot().in_flight, 1);
     throttle.retune(|limits| limits.slots = Some(Slots::fixed(2))).unwrap();
-    assert!(throttle.try_acquire(REQUEST).is_ok(), "the rest goes on around it");
+    assert!(throttle.try_acquire(REQUEST).is_ok(), "the other slots stay usable");
 }

@@ -1,4 +1,4 @@
-//! Clocks: read once per decision and only where time matters, never trusted to run forward, and never lost.
+//! Clocks: read once per decision and only where time matters, and never trusted to run forward.
 
 use std::thread;
 
@@ -10,19 +10,19 @@ use tidegate::{
 use crate::kit::{Caller, REQUEST, millis, secs, settle_tasks};
 
 #[test]
-fn a_throttle_without_timed_gates_reads_no_clock() {
+fn throttle_without_timed_gates_reads_no_clock() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder().slots(Slots::fixed(1)).clock(clock.clone()).build().unwrap();
     let permit = throttle.try_acquire(REQUEST).unwrap();
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     permit.settle(Outcome::success());
     drop(waiter.permit().unwrap());
     assert_eq!((clock.readings(), clock.sleeps()), (0, 0));
     let held = throttle.try_acquire(REQUEST).unwrap();
     assert!(throttle.try_acquire(REQUEST).is_err());
     drop(held);
-    assert_eq!(clock.readings(), 0, "a refusal reads none either");
-    // A pause makes time matter, for as long as it lasts.
+    assert_eq!(clock.readings(), 0, "a refusal does not read the clock either");
+    // The clock is read only while a pause lasts.
     throttle.pause(secs(5));
     assert!(throttle.try_acquire(REQUEST).is_err());
     clock.advance(secs(60));
@@ -33,7 +33,7 @@ fn a_throttle_without_timed_gates_reads_no_clock() {
 }
 
 #[test]
-fn a_decision_reads_the_clock_once() {
+fn decision_reads_clock_once() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder()
         .rate(Rate::per_second(9))
@@ -46,16 +46,16 @@ fn a_decision_reads_the_clock_once() {
     assert_eq!(clock.readings(), 1);
     permit.settle(Outcome::success());
     assert_eq!(clock.readings(), 2);
-    // The short way of a plain throttle hands its reading on when it cannot decide.
+    // The fast path of a plain throttle passes its reading to the slow path when it cannot decide.
     let plain = Throttle::builder().rate(Rate::per_hour(1)).clock(clock.clone()).build().unwrap();
     plain.try_acquire(REQUEST).unwrap().settle(Outcome::success());
     assert_eq!(clock.readings(), 3);
-    let _waiter = Caller::asks(&plain, REQUEST);
-    assert_eq!(clock.readings(), 6, "asked, asked again on joining the line, and once for the timer");
+    let _waiter = Caller::queued(&plain, REQUEST);
+    assert_eq!(clock.readings(), 6, "one on acquire, one on entering the queue, and one for the timer");
 }
 
 #[test]
-fn a_clock_that_steps_back_refills_nothing_and_harms_nothing() {
+fn clock_step_back_refills_nothing() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder()
         .slots(Slots::fixed(4))
@@ -77,16 +77,16 @@ fn a_clock_that_steps_back_refills_nothing_and_harms_nothing() {
     clock.set(Instant::ZERO + secs(104));
     assert!(throttle.try_acquire(REQUEST).is_err());
     clock.set(Instant::ZERO + secs(105));
-    assert!(throttle.try_acquire(REQUEST).is_ok(), "and time goes on where it was");
+    assert!(throttle.try_acquire(REQUEST).is_ok(), "refills resume once the clock has caught up");
 }
 
 #[tokio::test]
-async fn a_sleeper_on_a_clock_that_stepped_back_is_served_when_its_time_comes() {
+async fn sleeper_is_served_on_time_after_clock_step_back() {
     let clock = ManualClock::new();
     clock.advance(secs(50));
     let throttle = Throttle::builder().rate(Rate::per_second(1)).clock(clock.clone()).build().unwrap();
     drop(throttle.try_acquire(REQUEST).unwrap());
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     settle_tasks().await;
     clock.set(Instant::ZERO);
     settle_tasks().await;
@@ -97,7 +97,7 @@ async fn a_sleeper_on_a_clock_that_stepped_back_is_served_when_its_time_comes() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn paused_time_drives_a_throttle() {
+async fn throttle_follows_paused_tokio_time() {
     let throttle = Throttle::builder().pace(Pace::every(secs(3_600))).build().unwrap();
     let start = tokio::time::Instant::now();
     for _ in 0..24 {
@@ -106,10 +106,10 @@ async fn paused_time_drives_a_throttle() {
     assert_eq!(start.elapsed(), secs(23 * 3_600));
 }
 
-/// The keeper is a task of the runtime in which the head waits. When that runtime ends, the timer goes to
-/// whoever is the head then, in its own runtime.
+/// The timer is a task of the head's runtime. When that runtime shuts down, the next head takes the timer
+/// over in its own runtime.
 #[test]
-fn a_runtime_that_shuts_down_hands_the_timer_over() {
+fn timer_moves_when_its_runtime_shuts_down() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
     drop(throttle.try_acquire(REQUEST).unwrap());
@@ -128,17 +128,17 @@ fn a_runtime_that_shuts_down_hands_the_timer_over() {
     assert_eq!(throttle.snapshot().waiting, 2);
     // Returns when the worker has ended, and all tasks of the runtime with it.
     first.shutdown_timeout(secs(60));
-    assert!(second.block_on(head).is_err(), "the head went down with its runtime");
+    assert!(second.block_on(head).is_err(), "the head is cancelled with its runtime");
     second.block_on(settle_tasks());
     assert_eq!((throttle.snapshot().waiting, clock.sleeping()), (1, 1), "the timer has moved");
     clock.advance(secs(1));
     second.block_on(task).unwrap().unwrap();
 }
 
-/// Two current-thread runtimes that are driven only while somebody blocks on them: a keeper left behind in the
-/// first would sleep forever.
+/// Two current-thread runtimes run only inside `block_on`: a timer task left behind in the first would sleep
+/// forever.
 #[test]
-fn a_runtime_that_nobody_drives_does_not_keep_the_timer() {
+fn timer_leaves_runtime_that_is_not_driven() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
     drop(throttle.try_acquire(REQUEST).unwrap());
@@ -151,14 +151,14 @@ fn a_runtime_that_nobody_drives_does_not_keep_the_timer() {
     two.block_on(settle_tasks());
     clock.advance(secs(1));
     one.block_on(head).unwrap().unwrap();
-    // From here on nobody drives the first runtime.
+    // The first runtime is not driven from here on.
     two.block_on(settle_tasks());
     clock.advance(secs(1));
     two.block_on(next).unwrap().unwrap();
 }
 
 #[test]
-fn threads_wait_on_the_same_line() {
+fn blocking_threads_share_the_queue() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
     drop(throttle.try_acquire(REQUEST).unwrap());
@@ -180,7 +180,7 @@ fn threads_wait_on_the_same_line() {
 }
 
 #[test]
-fn a_thread_gives_up_at_its_deadline() {
+fn blocking_acquire_times_out_at_deadline() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder().slots(Slots::fixed(1)).clock(clock.clone()).build().unwrap();
     let held = throttle.try_acquire(REQUEST).unwrap();
@@ -197,7 +197,7 @@ fn a_thread_gives_up_at_its_deadline() {
 }
 
 #[test]
-fn a_thread_and_a_task_hand_the_timer_to_each_other() {
+fn timer_moves_between_thread_and_task() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder().pace(Pace::every(secs(1))).clock(clock.clone()).build().unwrap();
     drop(throttle.try_acquire(REQUEST).unwrap());
@@ -214,7 +214,7 @@ fn a_thread_and_a_task_hand_the_timer_to_each_other() {
     waits_for(2);
     let third = thread::spawn(move || three.acquire_blocking(REQUEST).map(|_| ()));
     waits_for(3);
-    // Whoever is the head sleeps on the clock; each step of it lets exactly one in.
+    // The current head sleeps on the clock; each step admits exactly one caller.
     let steps = |waiting: u32| {
         while clock.sleeping() == 0 {
             thread::yield_now();
@@ -231,11 +231,11 @@ fn a_thread_and_a_task_hand_the_timer_to_each_other() {
 }
 
 #[tokio::test]
-async fn the_fast_clock_runs_forward_and_wakes_its_sleepers() {
+async fn fast_clock_advances_and_wakes_sleepers() {
     let clock = FastClock::new();
     let start = clock.now();
     clock.sleep_until(start + millis(3)).await;
-    assert!(clock.now() >= start + millis(3), "when it wakes, its own reading has moved on");
+    assert!(clock.now() >= start + millis(3), "the clock has reached the wake-up time");
     let throttle =
         Throttle::builder().rate(Rate::per_second(200).burst(1)).clock(clock.clone()).build().unwrap();
     for _ in 0..4 {
@@ -246,7 +246,7 @@ async fn the_fast_clock_runs_forward_and_wakes_its_sleepers() {
 }
 
 #[tokio::test]
-async fn a_time_that_never_comes_is_slept_for() {
+async fn sleep_until_max_instant_stays_pending() {
     for clock in [Box::new(TokioClock::new()) as Box<dyn Clock>, Box::new(FastClock::new())] {
         let mut sleep = clock.sleep_until(Instant::MAX);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -254,9 +254,9 @@ async fn a_time_that_never_comes_is_slept_for() {
     }
 }
 
-/// A keeper's task that panics is heard by nobody: the first sleep is begun in the call that needs it.
+/// A panic inside the timer task would go unnoticed, so the call that needs the timer starts its first sleep.
 #[test]
-fn a_runtime_without_a_timer_is_a_panic_of_the_caller() {
+fn runtime_without_timer_panics_in_caller() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let throttle = Throttle::builder().rate(Rate::per_day(1)).build().unwrap();
     let worker = throttle.clone();
@@ -265,15 +265,15 @@ fn a_runtime_without_a_timer_is_a_panic_of_the_caller() {
         tokio::spawn(async move { worker.acquire(REQUEST).await.map(|_| ()) }).await
     });
     assert!(ended.unwrap_err().is_panic());
-    assert_eq!(throttle.snapshot().waiting, 0, "and it has left the line");
+    assert_eq!(throttle.snapshot().waiting, 0, "the caller has left the queue");
 }
 
-/// A sleep that ends before its time is begun anew, but not in one breath.
+/// A sleep that returns too early is restarted, with a yield in between.
 #[tokio::test]
-async fn a_clock_whose_sleeps_end_early_wedges_nobody() {
+async fn early_returning_sleeps_do_not_spin() {
     #[derive(Debug)]
-    struct Hasty(ManualClock);
-    impl Clock for Hasty {
+    struct EarlyClock(ManualClock);
+    impl Clock for EarlyClock {
         fn now(&self) -> Instant {
             self.0.now()
         }
@@ -282,9 +282,10 @@ async fn a_clock_whose_sleeps_end_early_wedges_nobody() {
         }
     }
     let time = ManualClock::new();
-    let throttle = Throttle::builder().rate(Rate::per_second(1)).clock(Hasty(time.clone())).build().unwrap();
+    let throttle =
+        Throttle::builder().rate(Rate::per_second(1)).clock(EarlyClock(time.clone())).build().unwrap();
     drop(throttle.try_acquire(REQUEST).unwrap());
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     settle_tasks().await;
     assert!(waiter.permit().is_none());
     time.advance(secs(1));

@@ -1,4 +1,4 @@
-//! Configuration: each source by itself, all of them together, and every way in which they can be wrong.
+//! Configuration: each source alone, all sources merged, and every kind of error.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn draft(text: &str) -> Draft {
     toml(text).to_draft().unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// What is wrong with a TOML text, read and assembled.
+/// The error for a TOML text, after parsing and assembly.
 fn complaint(text: &str) -> String {
     let result = Config::from_toml(text).and_then(|config| config.to_draft());
     result.map(drop).expect_err(text).to_string()
@@ -35,7 +35,7 @@ fn variables(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn empty_config_is_the_default_throttle() {
+fn empty_config_builds_default_throttle() {
     assert_eq!(Config::default().to_draft(), Ok(Draft::auto()));
     for empty in ["", "[slots]", "[pause.sizes]\n[retry.budget]"] {
         assert_eq!(toml(empty), Config::default());
@@ -55,7 +55,7 @@ fn each_preset_is_a_draft_of_core() {
 }
 
 #[test]
-fn the_same_is_read_from_toml_json_a_map_and_the_environment() {
+fn toml_json_map_and_environment_are_equivalent() {
     let text = "
         controller = 'brake'
         waiters_max = 0x10
@@ -92,7 +92,7 @@ fn the_same_is_read_from_toml_json_a_map_and_the_environment() {
 }
 
 #[test]
-fn every_gate_becomes_its_part_of_the_draft() {
+fn every_gate_key_sets_its_draft_field() {
     let pace = || Pace::every(Duration::from_millis(200)).slowest(30 * SECOND);
     let table = [
         ("slots.max = 3", Draft { slots: Some(Slots::adaptive(1..=3)), ..Draft::auto() }),
@@ -136,7 +136,7 @@ fn every_gate_becomes_its_part_of_the_draft() {
 }
 
 #[test]
-fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
+fn controller_retry_and_total_keys_set_the_draft() {
     let table = [
         (
             "pause = { tail = 10, sizes = { small_max = 9, small = 1, large = 60 } }",
@@ -207,8 +207,9 @@ fn what_learns_retries_and_counts_becomes_its_part_of_the_draft() {
     }
 }
 
+/// Precedence: builder, then file, then environment, then default.
 #[test]
-fn the_builder_wins_over_the_file_the_file_over_the_environment_and_that_over_the_default() {
+fn sources_override_in_documented_order() {
     let environment = variables(&[
         ("TIDEGATE_SLOTS_MAX", "7"),
         ("TIDEGATE_WAITERS_MAX", "70"),
@@ -217,9 +218,9 @@ fn the_builder_wins_over_the_file_the_file_over_the_environment_and_that_over_th
     ]);
     let config = environment.unwrap().overlaid_by(toml("slots.max = 8\nwaiters_max = 80\ntotal = 800"));
     let config = config.overlaid_by(Config::from_map([("total", "900")]).unwrap());
-    let said = config.to_map();
+    let map = config.to_map();
     let wanted = [("slots.max", "8"), ("waiters_max", "80"), ("total", "900"), ("pause.tail", "7s")];
-    assert_eq!(said, BTreeMap::from(wanted.map(|(key, value)| (key, value.to_owned()))));
+    assert_eq!(map, BTreeMap::from(wanted.map(|(key, value)| (key, value.to_owned()))));
 
     let draft = config.to_draft().unwrap();
     assert_eq!((draft.controller, draft.waiters_max), (Draft::auto().controller, 80));
@@ -228,7 +229,7 @@ fn the_builder_wins_over_the_file_the_file_over_the_environment_and_that_over_th
 }
 
 #[test]
-fn a_group_may_be_given_half_by_one_source_and_half_by_another() {
+fn group_can_be_split_across_sources() {
     let tokens = variables(&[("TIDEGATE_BUDGET_TOKENS", "500")]).unwrap();
     let error = tokens.to_draft().unwrap_err();
     assert_eq!(
@@ -241,7 +242,7 @@ fn a_group_may_be_given_half_by_one_source_and_half_by_another() {
 }
 
 #[test]
-fn what_a_half_given_group_lacks_is_named() {
+fn incomplete_group_error_names_missing_key() {
     let table: [(&str, &[(&str, &str)]); 13] = [
         ("preset = 'empty'\nslots.max = 3", &[("slots.min", "slots.max")]),
         ("preset = 'empty'\nslots.start = 3", &[("slots.min", "slots.start"), ("slots.max", "slots.start")]),
@@ -282,7 +283,7 @@ fn what_a_half_given_group_lacks_is_named() {
 }
 
 #[test]
-fn what_another_key_leaves_without_effect_is_refused() {
+fn key_without_effect_is_rejected() {
     let table = [
         ("controller = 'fixed'\nbrake.failures = 3", "brake.failures", "controller", "fixed"),
         ("controller = 'fixed'\naimd.memory = 3", "aimd.memory", "controller", "fixed"),
@@ -292,14 +293,15 @@ fn what_another_key_leaves_without_effect_is_refused() {
         ("retry.backoff = 'fixed'\nretry.backoff_max = 3", "retry.backoff_max", "retry.backoff", "fixed"),
         ("retry.jitter = 'full'\nretry.jitter_min = 0", "retry.jitter_min", "retry.jitter", "full"),
     ];
-    for (text, key, because, says) in table {
-        let wanted = format!("`{key}` is given in TOML, and has no effect because `{because}` is {says}");
+    for (text, key, because, value) in table {
+        let wanted = format!("`{key}` is given in TOML, and has no effect because `{because}` is {value}");
         assert_eq!(complaint(text), wanted);
     }
 }
 
+/// Each row has the key's type, bounds, variable and default.
 #[test]
-fn the_documentation_lists_every_key_with_its_type_bounds_variable_and_default() {
+fn documentation_lists_every_key() {
     let page = include_str!("../../../../docs/configuration.md");
     let keys =
         page.split("## Keys").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("a section of keys");
@@ -322,13 +324,13 @@ fn the_documentation_lists_every_key_with_its_type_bounds_variable_and_default()
     for (row, wanted) in rows.iter().zip(&wanted) {
         assert_eq!(row[..3], wanted[..3], "key, type, bounds");
         assert_eq!(row[4], wanted[4], "variable");
-        // A key without a value in the preset says in words what happens without it.
+        // For a key without a default, the last column describes the behaviour in words.
         assert!(if wanted[3].is_empty() { !row[3].is_empty() } else { row[3] == wanted[3] }, "{row:?}");
     }
 }
 
 #[test]
-fn a_controller_named_in_a_configuration_is_the_one_that_is_built() {
+fn configured_controller_is_built() {
     let config = Config::from_toml("slots.max = 8\ncontroller = \"fixed\"").unwrap();
     let throttle = Throttle::from_config(&config).unwrap().build().unwrap();
     throttle.record(tidegate::Outcome::overload());
@@ -336,7 +338,7 @@ fn a_controller_named_in_a_configuration_is_the_one_that_is_built() {
 }
 
 #[test]
-fn an_adaptive_rate_becomes_its_part_of_the_draft() {
+fn adaptive_rate_keys_set_the_draft() {
     let table = [
         (
             "preset = 'empty'\naimd.rate_max = 20",
@@ -380,7 +382,7 @@ fn an_adaptive_rate_becomes_its_part_of_the_draft() {
 }
 
 #[test]
-fn what_an_adaptive_rate_cannot_be_is_said_in_a_sentence() {
+fn invalid_adaptive_rate_reports_key_and_bound() {
     let table = [
         ("aimd.rate_min = 9", "`aimd.rate_min` is 9 in TOML, and must be from 0.000001 to 8"),
         ("aimd.rate_min = -1", "`aimd.rate_min` is -1 in TOML, and must be from 0.000001 to 1000000"),
@@ -390,13 +392,13 @@ fn what_an_adaptive_rate_cannot_be_is_said_in_a_sentence() {
         ("aimd.rate_min = 3", "and must be from 3/s to 8/s, where `aimd` moves it"),
     ];
     for (text, wanted) in table {
-        let told = Config::from_toml(text).and_then(|config| config.to_draft()).unwrap_err().to_string();
-        assert!(told.ends_with(wanted), "{told}");
+        let error = Config::from_toml(text).and_then(|config| config.to_draft()).unwrap_err().to_string();
+        assert!(error.ends_with(wanted), "{error}");
     }
 }
 
 #[test]
-fn json_is_read_back_as_it_was_written() {
+fn written_json_round_trips() {
     let config = Config::from_draft(&Draft::auto());
     assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
     assert_eq!(Config::from_json(&Config::default().to_json()).unwrap(), Config::default());

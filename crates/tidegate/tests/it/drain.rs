@@ -1,4 +1,4 @@
-//! Closing and draining: nobody new, nobody left behind, nothing re-opens.
+//! Closing and draining: no new admissions, no waiter left behind, no way to reopen.
 
 use std::thread;
 
@@ -25,13 +25,13 @@ async fn drain_waits_for_permits_and_refuses_new_callers() {
 }
 
 #[test]
-fn closing_refuses_all_who_wait_and_tells() {
+fn close_refuses_waiters_and_emits_event() {
     let throttle = slots(1);
     let mut events = throttle.events();
     let held = throttle.try_acquire(REQUEST).unwrap();
-    let mut waiters: Vec<_> = (0..200).map(|_| Caller::asks(&throttle, REQUEST)).collect();
+    let mut waiters: Vec<_> = (0..200).map(|_| Caller::queued(&throttle, REQUEST)).collect();
     assert!(throttle.close());
-    assert!(!throttle.close(), "it was closed already");
+    assert!(!throttle.close(), "it is already closed");
     assert_eq!(throttle.snapshot().state, State::Draining);
     assert!(waiters.iter_mut().all(|waiter| waiter.refused() == Some(Refused::Closed)));
     assert_eq!(events.try_next().unwrap().event, Event::Closed { in_flight: 1 });
@@ -51,16 +51,16 @@ async fn nothing_reopens_a_closed_throttle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_reaches_those_who_wait_for_time() {
+async fn close_refuses_waiters_for_timed_gates() {
     let throttle = Throttle::builder().pace(Pace::every(secs(1_000))).build().unwrap();
     drop(throttle.try_acquire(REQUEST).unwrap());
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     throttle.close();
     assert_eq!(waiter.refused(), Some(Refused::Closed));
 }
 
 #[test]
-fn two_who_drain_are_both_woken() {
+fn concurrent_drains_all_complete() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     let throttle = slots(1);
     let permit = throttle.try_acquire(REQUEST).unwrap().into_owned();
@@ -79,7 +79,7 @@ fn two_who_drain_are_both_woken() {
 }
 
 #[test]
-fn a_drain_that_is_dropped_leaves_the_throttle_closed() {
+fn dropped_drain_leaves_throttle_closed() {
     let throttle = slots(1);
     let held = throttle.try_acquire(REQUEST).unwrap();
     {
@@ -93,10 +93,9 @@ fn a_drain_that_is_dropped_leaves_the_throttle_closed() {
     assert_eq!(throttle.snapshot().state, State::Closed);
 }
 
-/// Whoever gets a permit is waited for, whoever does not is refused, and drain returns: a hundred times, from
-/// threads that race.
+/// Threads race `acquire` against `drain` a hundred times: each caller is admitted and awaited, or refused.
 #[test]
-fn drain_racing_acquire_loses_nobody() {
+fn drain_racing_acquire_strands_no_caller() {
     for _ in 0..100 {
         let throttle = slots(2);
         let workers: Vec<_> = (0..4)
@@ -121,7 +120,7 @@ fn drain_racing_acquire_loses_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_only_pace_and_rate_limit_drain_knows_of_nobody_in_flight() {
+async fn drain_does_not_wait_without_slots() {
     let throttle = Throttle::builder().rate(Rate::per_second(5)).build().unwrap();
     let permit = throttle.try_acquire(REQUEST).unwrap();
     throttle.drain().await;

@@ -1,12 +1,12 @@
-//! Responses of the `http` crate under a throttle: tried again by their status, held up by their headers.
+//! Responses of the `http` crate under a throttle: retried by status, delayed by headers.
 
 use std::cell::Cell;
 use std::io::{Error, ErrorKind};
 
 use http::Response;
 use tidegate::{
-    Backoff, Circuit, CircuitState, Classes, Ended, HttpClasses, Kind, Outcome, Random, Rate, Refused, Retry,
-    RunError, Sort, Stamp, Stopped, Throttle,
+    Backoff, Circuit, CircuitState, Classes, Completion, CompletionClass, HttpClasses, Kind, Outcome, Random,
+    Rate, Refused, Retry, RunError, Stamp, StopReason, Throttle,
 };
 use tokio::time::Instant;
 
@@ -29,66 +29,66 @@ fn unlimited() -> Throttle {
     Throttle::builder().random(Random::fixed(0.0)).build().expect("within the bounds")
 }
 
-/// Asks until there is an end to it; the script's last response is repeated. Answers how often it was asked.
+/// Runs a scripted call to its end, repeating the last response. Returns the number of attempts.
 async fn run(
     throttle: &Throttle,
     script: &[(u16, &[(&str, &str)])],
 ) -> (Result<Reply, RunError<Error>>, usize) {
-    let asked = Cell::new(0);
+    let attempts = Cell::new(0);
     let result = throttle
         .runner()
         .retry(Retry::attempts(3).backoff(Backoff::fixed(millis(200))))
         .classified_by(HttpClasses::default().wall(|| NOW))
         .run(REQUEST, |_| {
-            let (status, headers) = script[asked.get().min(script.len() - 1)];
-            asked.set(asked.get() + 1);
+            let (status, headers) = script[attempts.get().min(script.len() - 1)];
+            attempts.set(attempts.get() + 1);
             async move { Ok(response(status, headers)) }
         })
         .await;
-    (result, asked.get())
+    (result, attempts.get())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_may_do_better_is_asked_for_again() {
+async fn transient_status_is_retried() {
     for status in [408, 429, 500, 502, 503, 504] {
         let start = Instant::now();
-        let (result, asked) = run(&unlimited(), &[(status, &[]), (200, &[])]).await;
-        assert_eq!((result.unwrap().status().as_u16(), asked), (200, 2), "{status}");
+        let (result, attempts) = run(&unlimited(), &[(status, &[]), (200, &[])]).await;
+        assert_eq!((result.unwrap().status().as_u16(), attempts), (200, 2), "{status}");
         assert_eq!(start.elapsed(), millis(200), "{status}: its own back-off");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_would_not_is_the_answer_at_once() {
+async fn permanent_status_is_returned_at_once() {
     for status in [200, 302, 400, 401, 404, 501, 505, 700] {
-        let (result, asked) = run(&unlimited(), &[(status, &[])]).await;
-        assert_eq!((result.unwrap().status().as_u16(), asked), (status, 1), "{status}");
+        let (result, attempts) = run(&unlimited(), &[(status, &[])]).await;
+        assert_eq!((result.unwrap().status().as_u16(), attempts), (status, 1), "{status}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_attempts_are_spent_the_last_response_is_the_answer() {
-    let (result, asked) = run(&unlimited(), &[(503, &[]), (502, &[]), (503, &[("x-last", "1")])]).await;
+async fn exhausted_attempts_return_last_response() {
+    let (result, attempts) = run(&unlimited(), &[(503, &[]), (502, &[]), (503, &[("x-last", "1")])]).await;
     let response = result.unwrap();
-    assert_eq!((response.status().as_u16(), asked), (503, 3));
+    assert_eq!((response.status().as_u16(), attempts), (503, 3));
     assert!(response.headers().contains_key("x-last"));
     assert_eq!(response.into_body(), "body");
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_circuit_opens_on_the_way_the_last_response_is_the_answer() {
+async fn opened_circuit_returns_last_response() {
     let circuit = Circuit::after_failures(2);
     let throttle = Throttle::builder().circuit(circuit).total(1).random(Random::fixed(0.0)).build().unwrap();
-    let (result, asked) = run(&throttle, &[(500, &[])]).await;
-    assert_eq!((result.unwrap().status().as_u16(), asked), (500, 2));
+    let (result, attempts) = run(&throttle, &[(500, &[])]).await;
+    assert_eq!((result.unwrap().status().as_u16(), attempts), (500, 2));
     assert_eq!(throttle.snapshot().completed, 1);
-    let (refused, asked) = run(&throttle, &[(500, &[])]).await;
+    let (refused, attempts) = run(&throttle, &[(500, &[])]).await;
     assert!(matches!(refused, Err(RunError::Refused(Refused::CircuitOpen { .. }))));
-    assert_eq!(asked, 0);
+    assert_eq!(attempts, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_after_is_the_wait_and_no_back_off_beside_it() {
+async fn retry_after_replaces_backoff() {
     for header in
         [("retry-after", "2"), ("retry-after-ms", "2000"), ("retry-after", "Sat, 31 Jan 2026 09:30:02 GMT")]
     {
@@ -113,18 +113,18 @@ async fn retry_after_on_success_delays_the_next_request() {
 async fn overload_with_retry_after_keeps_circuit_closed() {
     let circuit = Circuit::after_failures(1);
     let throttle = Throttle::builder().circuit(circuit).random(Random::fixed(0.0)).build().unwrap();
-    let (result, asked) = run(&throttle, &[(429, &[("retry-after", "1")]), (200, &[])]).await;
-    assert_eq!((result.unwrap().status().as_u16(), asked), (200, 2));
+    let (result, attempts) = run(&throttle, &[(429, &[("retry-after", "1")]), (200, &[])]).await;
+    assert_eq!((result.unwrap().status().as_u16(), attempts), (200, 2));
     assert_eq!(throttle.snapshot().circuit.unwrap().state, CircuitState::Closed);
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_read_by_a_function() {
+async fn custom_function_classifies_errors() {
     let table = [(ErrorKind::TimedOut, 3), (ErrorKind::ConnectionReset, 3), (ErrorKind::InvalidInput, 1)];
     let classes = HttpClasses::default().errors(|error: &Error| match error.kind() {
-        ErrorKind::TimedOut => Ended::Timeout,
-        ErrorKind::InvalidInput => Ended::Unsent,
-        _ => Ended::Connection,
+        ErrorKind::TimedOut => Completion::Timeout,
+        ErrorKind::InvalidInput => Completion::Unsent,
+        _ => Completion::Connection,
     });
     for (kind, attempts_made) in table {
         let result: Result<Reply, _> = unlimited()
@@ -135,12 +135,12 @@ async fn errors_are_read_by_a_function() {
             .await;
         let Err(RunError::Failed { error, attempts, why }) = result else { panic!("{kind:?}") };
         assert_eq!((error.kind(), attempts), (kind, attempts_made));
-        assert_eq!(why, if attempts == 1 { Stopped::NotRetryable } else { Stopped::Spent });
+        assert_eq!(why, if attempts == 1 { StopReason::NotRetryable } else { StopReason::Spent });
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn unless_told_every_error_is_a_lost_connection() {
+async fn errors_default_to_network_failures() {
     let throttle = unlimited();
     let result: Result<Reply, RunError<&str>> = throttle
         .runner()
@@ -148,13 +148,13 @@ async fn unless_told_every_error_is_a_lost_connection() {
         .classified_by(HttpClasses::default())
         .run(REQUEST, |_| async { Err("lost") })
         .await;
-    assert_eq!(result.unwrap_err(), RunError::Failed { error: "lost", attempts: 2, why: Stopped::Spent });
+    assert_eq!(result.unwrap_err(), RunError::Failed { error: "lost", attempts: 2, why: StopReason::Spent });
 }
 
 #[test]
-fn blocking_work_is_read_the_same_way() {
-    let classes = HttpClasses::new(Classes::new().status(404, Sort::Transient).unwrap());
-    assert_eq!(classes.classes().outcome(Ended::Status(404)).kind(), Kind::Failure);
+fn blocking_work_is_classified_alike() {
+    let classes = HttpClasses::new(Classes::new().status(404, CompletionClass::Transient).unwrap());
+    assert_eq!(classes.classes().outcome(Completion::Status(404)).kind(), Kind::Failure);
     let result = unlimited()
         .runner()
         .retry(Retry::attempts(3).backoff(Backoff::fixed(millis(0))))
@@ -166,12 +166,12 @@ fn blocking_work_is_read_the_same_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_that_could_not_be_read_are_counted_by_the_throttle() {
+async fn unreadable_headers_are_counted() {
     let throttle = unlimited();
     for status in [200, 404, 501] {
-        let (_, asked) =
+        let (_, attempts) =
             run(&throttle, &[(status, &[("retry-after", "soon"), ("x-ratelimit-limit", "-1")])]).await;
-        assert_eq!(asked, 1);
+        assert_eq!(attempts, 1);
     }
     assert_eq!(throttle.snapshot().headers_malformed, 6);
     throttle.record(Outcome::from_response(&response(200, &[("ratelimit", "\"p")]), NOW));

@@ -1,4 +1,5 @@
-//! One permit over a throttle and a shared limit: what is taken, and what each ending does to both halves.
+//! One permit over a throttle and a shared limit: what an acquire charges, and what each outcome settles on
+//! both sides.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
@@ -9,10 +10,10 @@ use tidegate::{
     Slots, Throttle,
 };
 
-use crate::kit::limiter::{ACME, Act, Hooked, Moment, calm, flushed, level, memory, over, settled};
+use crate::kit::limiter::{ACME, Act, HookStore, Moment, calm, flushed, level, memory, over, settled};
 use crate::kit::secs;
 
-const ASKED: Cost = Cost::request().tokens(100);
+const COST: Cost = Cost::request().tokens(100);
 
 /// Eight slots and a budget of tokens, under limits of a thousand of each a day.
 fn joined() -> (Joined, Memory) {
@@ -33,13 +34,13 @@ async fn consumed(memory: &Memory) -> (i64, i64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_holds_both_halves() {
+async fn permit_holds_slot_and_lease() {
     let (joined, memory) = joined();
-    let permit = joined.acquire(ACME, ASKED).await.unwrap();
+    let permit = joined.acquire(ACME, COST).await.unwrap();
     let snapshot = joined.throttle().snapshot();
     assert_eq!((snapshot.in_flight, snapshot.tokens_used), (1, 100));
     assert_eq!(consumed(&memory).await, (1, 100));
-    assert_eq!((permit.cost(), permit.degraded(), permit.is_probe()), (ASKED, None, false));
+    assert_eq!((permit.cost(), permit.degraded(), permit.is_probe()), (COST, None, false));
     assert_eq!(permit.subject().to_string(), "acme on gpt");
     assert_eq!((permit.lease().held("rpm"), permit.lease().held("tpm")), (Some(1), Some(100)));
     let left: Vec<_> = permit.balances().iter().map(|balance| balance.available).collect();
@@ -48,11 +49,11 @@ async fn a_permit_holds_both_halves() {
 }
 
 type Report = fn(&mut JoinedPermit<'static>);
-/// What was said before the end, the end, tokens that stay at the throttle, and units that stay at the store.
+/// The report before the end, the outcome, tokens that stay used at the throttle, and units at the store.
 type Row = (Report, Option<Outcome>, u64, (i64, i64));
 
 #[tokio::test(start_paused = true)]
-async fn each_ending_does_to_both_halves_what_its_row_says() {
+async fn each_outcome_settles_permit_and_lease() {
     let spent = Cost::request().tokens(60);
     let nothing: Report = |_| {};
     let reported: Report = |permit| permit.spend(40);
@@ -83,7 +84,7 @@ async fn each_ending_does_to_both_halves_what_its_row_says() {
         let remote = over(&over_network).defaults(limits).build().unwrap();
         for (joined, memory) in [(here, &here_memory), (throttle.limited_by(&remote), memory(&over_network))]
         {
-            let mut permit = joined.acquire(ACME, ASKED).await.unwrap().into_owned();
+            let mut permit = joined.acquire(ACME, COST).await.unwrap().into_owned();
             report(&mut permit);
             match outcome {
                 Some(outcome) => drop(permit.settle(outcome).await.unwrap()),
@@ -101,13 +102,13 @@ async fn each_ending_does_to_both_halves_what_its_row_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_local_half_ends_when_settle_is_called_and_the_lease_though_nobody_polls() {
+async fn unpolled_settle_ends_permit_and_lease() {
     let network = calm();
     let limits = [Limit::per_day("rpm", 1_000), Limit::per_day("tpm", 1_000)];
     let limiter = over(&network).defaults(limits).build().unwrap();
     let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
     let joined = throttle.limited_by(&limiter);
-    let permit = joined.acquire(ACME, ASKED).await.unwrap();
+    let permit = joined.acquire(ACME, COST).await.unwrap();
     let ending = permit.settle(Outcome::success().spent(Cost::request().tokens(7)));
     assert_eq!(throttle.snapshot().in_flight, 0);
     drop(ending);
@@ -116,9 +117,9 @@ async fn the_local_half_ends_when_settle_is_called_and_the_lease_though_nobody_p
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_goes_to_another_task_and_ends_there() {
+async fn permit_can_be_settled_in_another_task() {
     let (joined, memory) = joined();
-    let mut permit = joined.acquire(ACME, ASKED).await.unwrap().into_owned();
+    let mut permit = joined.acquire(ACME, COST).await.unwrap().into_owned();
     let task = tokio::spawn(async move {
         permit.spend(10);
         permit.settle(Outcome::success()).await
@@ -129,20 +130,20 @@ async fn a_permit_goes_to_another_task_and_ends_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_tokens_asks_for_a_request_alone() {
+async fn cost_without_tokens_draws_only_requests() {
     let (joined, memory) = joined();
     let permit = joined.acquire(ACME, Cost::request()).await.unwrap();
     assert_eq!(permit.lease().held("tpm"), None);
     permit.settle(Outcome::success()).await.unwrap();
     assert_eq!(consumed(&memory).await, (1, 0));
-    // What it used without having asked is booked all the same.
+    // Tokens used without a reservation are charged as well.
     let permit = joined.acquire(ACME, Cost::request()).await.unwrap();
     permit.settle(Outcome::success().spent(Cost::request().tokens(30))).await.unwrap();
     assert_eq!(consumed(&memory).await, (2, 30));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_map_of_ones_own_is_used_for_what_is_asked_and_for_what_was_spent() {
+async fn custom_cost_map_applies_to_draw_and_settle() {
     let limiter = Limiter::builder(Memory::new())
         .defaults([Limit::per_day("cents", 100), Limit::per_day("kilobytes", 100)])
         .build()
@@ -160,17 +161,17 @@ async fn a_map_of_ones_own_is_used_for_what_is_asked_and_for_what_was_spent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn names_that_the_subject_does_not_have_are_an_error_that_lists_those_it_has() {
+async fn unknown_limit_error_lists_known_limits() {
     let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
     let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
     let joined = throttle.limited_by(&limiter);
-    let error = joined.acquire(ACME, ASKED).await.unwrap_err();
+    let error = joined.acquire(ACME, COST).await.unwrap_err();
     assert_eq!(error.to_string(), "`acme on gpt` has no limit `tpm`; it has `rpm`");
     assert!(error.is_final() && error.limit().is_some() && error.refused().is_none());
     assert_eq!(throttle.snapshot().in_flight, 0);
-    // Said only at the end, the work is done: what was drawn stays used.
+    // An unknown name at settle time keeps the drawn units used, because the work is done.
     let permit = joined.acquire(ACME, Cost::request()).await.unwrap();
-    let error = permit.settle(Outcome::success().spent(ASKED)).await.unwrap_err();
+    let error = permit.settle(Outcome::success().spent(COST)).await.unwrap_err();
     assert!(matches!(error, LimitError::Cost(_)), "{error}");
     assert_eq!(limiter.balances(ACME).await.unwrap()[0].balance.available, 9);
     let stats = limiter.stats();
@@ -178,7 +179,7 @@ async fn names_that_the_subject_does_not_have_are_an_error_that_lists_those_it_h
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_map_that_panics_takes_nothing_and_leaves_nothing() {
+async fn panicking_cost_map_leaves_no_charge() {
     let (here, memory) = joined();
     let joined = here.clone().costs(|cost| {
         assert!(cost.tokens != 13, "a map with a bug, as the test planned");
@@ -191,14 +192,14 @@ async fn a_map_that_panics_takes_nothing_and_leaves_nothing() {
     assert!(polled.is_err());
     assert_eq!((joined.throttle().snapshot().admitted, consumed(&memory).await), (0, (0, 0)));
     // At the end: the request counts as ignored.
-    let permit = joined.acquire(ACME, ASKED).await.unwrap().into_owned();
+    let permit = joined.acquire(ACME, COST).await.unwrap().into_owned();
     let settling = std::panic::catch_unwind(AssertUnwindSafe(|| {
         drop(permit.settle(Outcome::success().spent(unlucky)));
     }));
     assert!(settling.is_err());
     assert_eq!((joined.throttle().snapshot().in_flight, consumed(&memory).await), (0, (0, 0)));
-    // In a drop, with tokens reported: what was drawn stays used, and nothing aborts.
-    let mut permit = joined.acquire(ACME, ASKED).await.unwrap();
+    // In a drop, with tokens reported: the drawn units stay used, and the process does not abort.
+    let mut permit = joined.acquire(ACME, COST).await.unwrap();
     permit.spend(13);
     drop(permit);
     assert_eq!(consumed(&memory).await, (1, 100));
@@ -206,7 +207,7 @@ async fn a_map_that_panics_takes_nothing_and_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_can_never_be_had_is_refused_at_once_and_nothing_local_is_held() {
+async fn impossible_cost_is_refused_without_local_charge() {
     let (joined, _) = joined();
     let bare =
         Throttle::builder().slots(Slots::fixed(1)).build().unwrap().limited_by(&Limiter::new(Memory::new()));
@@ -214,15 +215,15 @@ async fn what_can_never_be_had_is_refused_at_once_and_nothing_local_is_held() {
     assert!(matches!(error, JoinedError::Limit(LimitError::TooLarge(_))) && error.is_final(), "{error}");
     let error = joined.acquire(ACME, Cost::request().tokens(10_001)).await.unwrap_err();
     assert!(matches!(error, JoinedError::Refused(Refused::TooLarge { .. })) && error.is_final(), "{error}");
-    let error = joined.acquire(("", "gpt"), ASKED).await.unwrap_err();
+    let error = joined.acquire(("", "gpt"), COST).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::Name(_))), "{error}");
-    let error = bare.acquire(ACME, ASKED).await.unwrap_err();
+    let error = bare.acquire(ACME, COST).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::NoLimits { .. })), "{error}");
     for joined in [&joined, &bare] {
         let snapshot = joined.throttle().snapshot();
         assert_eq!((snapshot.in_flight, snapshot.tokens_used, snapshot.admitted), (0, 0, 0));
     }
-    // Behind a line at the throttle too: it does not wait for what it cannot have.
+    // A queue at the throttle makes no difference: an impossible cost does not wait.
     let permits: Vec<_> = (0..8).map(|_| joined.throttle().try_acquire(Cost::request()).unwrap()).collect();
     let error = joined.acquire(ACME, Cost::request().tokens(1_001)).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::TooLarge(_))), "{error}");
@@ -230,7 +231,7 @@ async fn what_can_never_be_had_is_refused_at_once_and_nothing_local_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_acquire_waits_neither_for_a_gate_nor_for_a_limit() {
+async fn try_acquire_never_waits() {
     let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_minute("rpm", 2)]).build().unwrap();
     let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
     let joined = throttle.limited_by(&limiter);
@@ -247,19 +248,19 @@ async fn try_acquire_waits_neither_for_a_gate_nor_for_a_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_where_there_is_enough() {
+async fn acquire_is_immediate_with_enough_units() {
     let (joined, _) = joined();
     let start = tokio::time::Instant::now();
     for _ in 0..5 {
-        let permit = joined.acquire_within(ACME, ASKED, Duration::ZERO).await.unwrap();
+        let permit = joined.acquire_within(ACME, COST, Duration::ZERO).await.unwrap();
         permit.settle(Outcome::success()).await.unwrap();
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_map_runs_once_for_an_acquire_and_before_anything_is_taken() {
-    // Where nothing was known of the subject yet, or a limit was short, it ran once more, with a slot in hand.
+async fn cost_map_runs_once_before_any_charge() {
+    // For an uncached subject or an exhausted limit it once ran again, with a slot already taken.
     let (here, _) = joined();
     let (throttle, seen) = (here.throttle().clone(), Arc::new(Mutex::new(Vec::new())));
     let runs = Arc::clone(&seen);
@@ -268,28 +269,28 @@ async fn a_map_runs_once_for_an_acquire_and_before_anything_is_taken() {
         [("rpm", 1), ("tpm", cost.tokens)]
     });
     let ran = || std::mem::take(&mut *seen.lock().expect("no panic"));
-    let first = joined.acquire(ACME, ASKED).await.unwrap();
-    assert_eq!(ran(), [0], "nothing is known of the subject");
+    let first = joined.acquire(ACME, COST).await.unwrap();
+    assert_eq!(ran(), [0], "the subject is not cached");
     first.settle(Outcome::ignored()).await.unwrap();
-    joined.try_acquire(ACME, ASKED).await.unwrap().settle(Outcome::ignored()).await.unwrap();
-    assert_eq!(ran(), [0], "what limits it is known");
-    let all = joined.limiter().acquire(ACME, [("tpm", 1_000)]).await.unwrap();
-    assert!(joined.try_acquire(ACME, ASKED).await.is_err());
-    assert_eq!(ran(), [0], "a limit is short");
+    joined.try_acquire(ACME, COST).await.unwrap().settle(Outcome::ignored()).await.unwrap();
+    assert_eq!(ran(), [0], "the subject is cached");
+    let all = joined.limiter().try_acquire(ACME, [("tpm", 1_000)]).await.unwrap();
+    assert!(joined.try_acquire(ACME, COST).await.is_err());
+    assert_eq!(ran(), [0], "a limit is exhausted");
     let waiting = tokio::spawn({
         let joined = joined.clone();
-        async move { joined.acquire(ACME, ASKED).await.map(drop) }
+        async move { joined.acquire(ACME, COST).await.map(drop) }
     });
     tokio::time::sleep(secs(1)).await;
     drop(all);
     waiting.await.unwrap().unwrap();
-    assert_eq!(ran(), [0], "and was waited for");
+    assert_eq!(ran(), [0], "after a wait");
 }
 
-/// Time in the store was taken for the upstream's latency, and cut its rate.
+/// Time in the store once counted as upstream latency, and cut the rate.
 #[tokio::test(start_paused = true)]
 async fn time_in_the_store_is_not_latency() {
-    let store = Hooked::new(&Memory::new(), |_, moment| match moment {
+    let store = HookStore::new(&Memory::new(), |_, moment| match moment {
         Moment::Before => Act::Sleep(secs(5)),
         Moment::After => Act::Pass,
     });

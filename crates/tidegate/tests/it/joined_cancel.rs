@@ -1,5 +1,5 @@
-//! Joined acquires and endings dropped at every moment of their lives, and permits that end badly: both halves come
-//! back whole.
+//! Joined acquires and settles dropped at every await point, and permits that end abnormally: slot and lease
+//! are both returned.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use tidegate::{
 };
 use tokio::time::Instant;
 
-use crate::kit::limiter::{ACME, Act, Hooked, Moment, flushed, level, over, poll_and_drop, settled};
+use crate::kit::limiter::{ACME, Act, HookStore, Moment, flushed, level, over, poll_and_drop, settled};
 use crate::kit::{millis, secs, settle_tasks};
 
 const BURST: i64 = 10;
-const ASKED: Cost = Cost::request().tokens(2).bytes(64);
+const COST: Cost = Cost::request().tokens(2).bytes(64);
 
-/// Every gate there is, with room for one request at a time.
+/// Every gate, each with capacity for one request at a time.
 fn throttle() -> Throttle {
     Throttle::builder()
         .slots(Slots::fixed(1))
@@ -32,44 +32,51 @@ fn throttle() -> Throttle {
 
 /// What the store does while the caller is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Far {
-    /// It answers when it is asked.
+enum StoreMode {
+    /// Replies at once.
     Immediate,
-    /// It takes its time before and after everything it does.
+    /// Sleeps before and after every call.
     Slow,
-    /// It answers, and has nothing left.
+    /// Replies at once, and is exhausted.
     Empty,
-    /// The same, slowly.
+    /// Exhausted and slow.
     EmptyAndSlow,
-    /// It fails.
-    Away,
-    /// It never answers.
+    /// Every draw fails as unavailable.
+    Unavailable,
+    /// Never replies to a draw.
     Silent,
 }
 
-const FAR: [Far; 6] = [Far::Immediate, Far::Slow, Far::Empty, Far::EmptyAndSlow, Far::Away, Far::Silent];
+const MODES: [StoreMode; 6] = [
+    StoreMode::Immediate,
+    StoreMode::Slow,
+    StoreMode::Empty,
+    StoreMode::EmptyAndSlow,
+    StoreMode::Unavailable,
+    StoreMode::Silent,
+];
 
-/// A limiter over such a store. What is drawn before the test begins stays drawn.
-async fn limiter(far: Far) -> (Limiter, Memory, i64) {
+/// A limiter over such a store, and the units that are spent before the test begins.
+async fn limiter(mode: StoreMode) -> (Limiter, Memory, i64) {
     let memory = Memory::new();
     let limits = [Limit::per_day("rpm", 10), Limit::per_day("tpm", 10)];
     let here = Limiter::builder(memory.clone()).defaults(limits.clone()).build().expect("within the bounds");
-    let used = if matches!(far, Far::Empty | Far::EmptyAndSlow) { BURST } else { 0 };
+    let used = if matches!(mode, StoreMode::Empty | StoreMode::EmptyAndSlow) { BURST } else { 0 };
     if used > 0 {
-        here.spend(ACME, [("rpm", 10), ("tpm", 10)]).await.expect("there is enough");
+        here.spend(ACME, [("rpm", 10), ("tpm", 10)]).await.expect("enough units");
     }
-    if matches!(far, Far::Immediate | Far::Empty) {
+    if matches!(mode, StoreMode::Immediate | StoreMode::Empty) {
         return (here, memory, used);
     }
-    let store = Hooked::new(&memory, move |verb, moment| match (far, verb, moment) {
-        (Far::Away, Verb::Draw, Moment::After) => Act::Fail(StoreError::unavailable("as planned")),
-        (Far::Silent, Verb::Draw, Moment::After) => Act::Hang,
+    let store = HookStore::new(&memory, move |verb, moment| match (mode, verb, moment) {
+        (StoreMode::Unavailable, Verb::Draw, Moment::After) => Act::Fail(StoreError::unavailable("injected")),
+        (StoreMode::Silent, Verb::Draw, Moment::After) => Act::Hang,
         _ => Act::Sleep(millis(2)),
     });
     (over(&store).defaults(limits).build().expect("within the bounds"), memory, used)
 }
 
-/// Checks that nothing is held anywhere, and that the throttle is as if nobody had come.
+/// Checks that nothing is held, and that the throttle is as good as new.
 async fn check_whole(joined: &Joined, memory: &Memory, used: i64, moment: &str) {
     let snapshot = joined.throttle().snapshot();
     let held = (snapshot.in_flight, snapshot.bytes_in_flight, snapshot.tokens_used, snapshot.waiting);
@@ -83,27 +90,27 @@ async fn check_whole(joined: &Joined, memory: &Memory, used: i64, moment: &str) 
         let found = level(memory, ACME, limit).await.unwrap_or((BURST, 0));
         assert_eq!(found, (BURST - used, used), "{limit}, {moment}");
     }
-    // Slot, bytes, rate, pace and tokens are all there for the next, at this very moment.
-    drop(joined.throttle().try_acquire(ASKED).unwrap_or_else(|refused| panic!("{refused}, {moment}")));
+    // Slot, bytes, rate, pace and tokens are available to the next caller at once.
+    drop(joined.throttle().try_acquire(COST).unwrap_or_else(|refused| panic!("{refused}, {moment}")));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_dropped_at_every_moment_leaves_both_halves_whole() {
-    for far in FAR {
+async fn dropped_acquire_returns_slot_and_units() {
+    for mode in MODES {
         let mut granted = 0;
         for polls in 0..24 {
             for way in 0..3 {
-                let (limiter, memory, used) = limiter(far).await;
+                let (limiter, memory, used) = limiter(mode).await;
                 let joined = throttle().limited_by(&limiter);
                 let permit = match way {
-                    0 => poll_and_drop(joined.acquire(ACME, ASKED), polls).await,
-                    1 => poll_and_drop(joined.acquire_within(ACME, ASKED, secs(3_600)), polls).await,
-                    _ => poll_and_drop(joined.try_acquire(ACME, ASKED), polls).await,
+                    0 => poll_and_drop(joined.acquire(ACME, COST), polls).await,
+                    1 => poll_and_drop(joined.acquire_within(ACME, COST, secs(3_600)), polls).await,
+                    _ => poll_and_drop(joined.try_acquire(ACME, COST), polls).await,
                 };
-                let moment = format!("{far:?}, way {way}, {polls} polls");
+                let moment = format!("{mode:?}, way {way}, {polls} polls");
                 if let Some(Ok(permit)) = permit {
                     granted += 1;
-                    // It went out: what entering spent stays spent, and the rest returns.
+                    // The permit was granted: rate and pace stay spent, and the rest returns.
                     drop(permit);
                     flushed(&limiter).await;
                     assert_eq!(joined.throttle().snapshot().in_flight, 0, "{moment}");
@@ -114,23 +121,24 @@ async fn an_acquire_dropped_at_every_moment_leaves_both_halves_whole() {
                 }
             }
         }
-        let expected = match far {
-            Far::Immediate => 60..=69,
-            Far::Slow => 1..=68,
+        let expected = match mode {
+            StoreMode::Immediate => 60..=69,
+            StoreMode::Slow => 1..=68,
             _ => 0..=0,
         };
-        assert!(expected.contains(&granted), "{far:?}: {granted}");
+        assert!(expected.contains(&granted), "{mode:?}: {granted}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_at_the_gate_dropped_at_every_moment_lets_the_next_go_on() {
+async fn dropped_store_waiter_lets_the_next_proceed() {
     for polls in 0..12 {
-        for far in [Far::Immediate, Far::Slow] {
-            let (limiter, memory, _) = limiter(far).await;
+        for mode in [StoreMode::Immediate, StoreMode::Slow] {
+            let (limiter, memory, _) = limiter(mode).await;
             let joined = throttle().limited_by(&limiter);
-            let mut lease = limiter.acquire(ACME, [("rpm", 10)]).await.unwrap();
-            // The first of the line is in a task; the one that is dropped comes second, and a third behind it.
+            let mut lease = limiter.try_acquire(ACME, [("rpm", 10)]).await.unwrap();
+            // The head of the queue runs in a task; the dropped waiter is second, and a third one queues
+            // behind it.
             let wait = || {
                 let joined = joined.clone();
                 tokio::spawn(async move { joined.acquire(ACME, Cost::request()).await.map(drop) })
@@ -145,49 +153,49 @@ async fn a_wait_at_the_gate_dropped_at_every_moment_lets_the_next_go_on() {
             };
             tokio::time::sleep(millis(20)).await;
             lease.cancel().await.unwrap();
-            // It is dropped while it goes on, some polls later.
+            // It is dropped some polls after it was promoted.
             drop(poll_and_drop(second, polls).await);
             for task in [first, third] {
                 task.await.unwrap().unwrap();
             }
             flushed(&limiter).await;
             let stats = limiter.stats();
-            assert_eq!((stats.waiting, stats.open_leases), (0, 0), "{far:?}, {polls} polls");
-            assert_eq!(level(&memory, ACME, "rpm").await, Some((BURST, 0)), "{far:?}, {polls} polls");
+            assert_eq!((stats.waiting, stats.open_leases), (0, 0), "{mode:?}, {polls} polls");
+            assert_eq!(level(&memory, ACME, "rpm").await, Some((BURST, 0)), "{mode:?}, {polls} polls");
             let snapshot = joined.throttle().snapshot();
-            assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0), "{far:?}, {polls} polls");
+            assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0), "{mode:?}, {polls} polls");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_at_the_throttle_dropped_at_every_moment_takes_nothing() {
+async fn dropped_throttle_waiter_takes_nothing() {
     for polls in 0..8 {
-        for far in FAR {
-            let (limiter, memory, used) = limiter(far).await;
+        for mode in MODES {
+            let (limiter, memory, used) = limiter(mode).await;
             let throttle = Throttle::builder().slots(Slots::fixed(1)).build().unwrap();
             let joined = throttle.limited_by(&limiter);
             let slot = throttle.acquire(Cost::request()).await.unwrap();
-            drop(poll_and_drop(joined.acquire_within(ACME, ASKED, secs(5)), polls).await);
-            assert_eq!(throttle.snapshot().waiting, 0, "{far:?}, {polls} polls");
+            drop(poll_and_drop(joined.acquire_within(ACME, COST, secs(5)), polls).await);
+            assert_eq!(throttle.snapshot().waiting, 0, "{mode:?}, {polls} polls");
             drop(slot);
-            assert_eq!(throttle.snapshot().in_flight, 0, "{far:?}, {polls} polls");
+            assert_eq!(throttle.snapshot().in_flight, 0, "{mode:?}, {polls} polls");
             flushed(&limiter).await;
             let found = level(&memory, ACME, "rpm").await.unwrap_or((BURST, 0));
-            assert_eq!(found, (BURST - used, used), "{far:?}, {polls} polls");
+            assert_eq!(found, (BURST - used, used), "{mode:?}, {polls} polls");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settle_dropped_at_every_moment_is_done_all_the_same() {
+async fn dropped_settle_still_completes() {
     for polls in 0..6 {
         for (outcome, units) in
             [(Outcome::success().spent(Cost::request().tokens(1)), 1), (Outcome::failure(), 0)]
         {
-            let (limiter, memory, _) = limiter(Far::Slow).await;
+            let (limiter, memory, _) = limiter(StoreMode::Slow).await;
             let joined = throttle().limited_by(&limiter);
-            let permit = joined.acquire(ACME, ASKED).await.unwrap();
+            let permit = joined.acquire(ACME, COST).await.unwrap();
             drop(poll_and_drop(permit.settle(outcome), polls).await);
             assert_eq!(joined.throttle().snapshot().in_flight, 0, "{polls} polls");
             flushed(&limiter).await;
@@ -198,19 +206,19 @@ async fn a_settle_dropped_at_every_moment_is_done_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_panics_or_is_aborted_gives_both_halves_back() {
-    for far in [Far::Immediate, Far::Slow] {
-        let (limiter, memory, _) = limiter(far).await;
+async fn panicked_or_aborted_task_returns_slot_and_lease() {
+    for mode in [StoreMode::Immediate, StoreMode::Slow] {
+        let (limiter, memory, _) = limiter(mode).await;
         let throttle = Throttle::builder().slots(Slots::fixed(3)).build().unwrap();
         let joined = Arc::new(throttle.limited_by(&limiter));
         let task = |spent: u64, panics: bool| {
             let joined = Arc::clone(&joined);
             tokio::spawn(async move {
-                let mut permit = joined.acquire(ACME, ASKED).await.unwrap();
+                let mut permit = joined.acquire(ACME, COST).await.unwrap();
                 if spent > 0 {
                     permit.spend(spent);
                 }
-                assert!(!panics, "as the test planned");
+                assert!(!panics, "injected");
                 std::future::pending::<()>().await;
             })
         };
@@ -223,13 +231,13 @@ async fn a_task_that_panics_or_is_aborted_gives_both_halves_back() {
         settle_tasks().await;
         assert_eq!(throttle.snapshot().in_flight, 0);
         flushed(&limiter).await;
-        assert_eq!(level(&memory, ACME, "tpm").await, Some((BURST - 1, 1)), "what was reported stays used");
+        assert_eq!(level(&memory, ACME, "tpm").await, Some((BURST - 1, 1)), "reported usage stays charged");
         assert_eq!((limiter.stats().open_leases, limiter.stats().unsettled), (0, 0));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_throttles_clock_that_steps_back_refills_nothing_and_wedges_nobody() {
+async fn clock_step_back_refills_nothing() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder()
         .rate(Rate::per_minute(1))
@@ -237,16 +245,16 @@ async fn a_throttles_clock_that_steps_back_refills_nothing_and_wedges_nobody() {
         .clock(clock.clone())
         .build()
         .unwrap();
-    let (limiter, memory, _) = limiter(Far::Slow).await;
+    let (limiter, memory, _) = limiter(StoreMode::Slow).await;
     let joined = throttle.limited_by(&limiter);
     clock.advance(secs(100));
-    joined.acquire(ACME, ASKED).await.unwrap().settle(Outcome::success()).await.unwrap();
+    joined.acquire(ACME, COST).await.unwrap().settle(Outcome::success()).await.unwrap();
     clock.set(tidegate::Instant::ZERO + secs(10));
-    let error = joined.try_acquire(ACME, ASKED).await.unwrap_err();
+    let error = joined.try_acquire(ACME, COST).await.unwrap_err();
     assert!(error.refused().is_some(), "{error}");
     let waiting = tokio::spawn({
         let joined = joined.clone();
-        async move { joined.acquire(ACME, ASKED).await.map(drop) }
+        async move { joined.acquire(ACME, COST).await.map(drop) }
     });
     settle_tasks().await;
     assert!(!waiting.is_finished());

@@ -1,4 +1,4 @@
-//! A limit is short: who waits where, in which order, and who passes meanwhile.
+//! Joined callers waiting for an exhausted limit: where they wait, in which order, and which callers proceed.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tidegate::{
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::kit::joined::{BETA, Entered, limiter, one, rps, slots, spend, wait};
-use crate::kit::limiter::{ACME, Act, Heard, Hooked, Moment, calls, calm, child, id, over, policy};
+use crate::kit::joined::{BETA, EntryLog, limiter, one, rps, slots, spend, wait};
+use crate::kit::limiter::{ACME, Act, EventLog, HookStore, Moment, calls, calm, child, id, over, policy};
 use crate::kit::{millis, secs, settle_tasks};
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_returns_the_whole_local_charge() {
-    // Slots, rate, pace and tokens: what never went out is taken nowhere.
+async fn store_refusal_returns_whole_local_charge() {
+    // Slots, rate, pace and tokens: a request that was never sent is charged nowhere.
     let throttle = Throttle::builder()
         .slots(Slots::fixed(1))
         .rate(Rate::per_second(1))
@@ -35,7 +35,7 @@ async fn a_refusal_returns_the_whole_local_charge() {
     settle_tasks().await;
     let snapshot = throttle.snapshot();
     assert_eq!((snapshot.in_flight, snapshot.admitted, snapshot.rate_level), (0, 0, Some(1)));
-    // Another tenant goes out in the same moment, and through the same single slot.
+    // Another tenant is admitted at the same instant through the same single slot.
     let start = Instant::now();
     joined.acquire(BETA, one()).await.unwrap().settle(Outcome::success()).await.unwrap();
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -45,7 +45,7 @@ async fn a_refusal_returns_the_whole_local_charge() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_tenant_stuck_on_its_own_limit_neither_blocks_nor_drains_the_others() {
+async fn blocked_tenant_does_not_affect_others() {
     let limiter = limiter(Limit::per_day("rpm", 1_000));
     child(&limiter, "acme", "org").await;
     child(&limiter, "beta", "org").await;
@@ -53,8 +53,8 @@ async fn one_tenant_stuck_on_its_own_limit_neither_blocks_nor_drains_the_others(
     limiter.admin("ops").set_policy(Scope::Entity(id("acme")), own).await.unwrap();
     spend(&limiter, ACME, 1).await;
     let joined = slots(2).limited_by(&limiter);
-    let entered = Entered::default();
-    let stuck: Vec<_> = (0..20).map(|_| wait(&joined, ACME, "acme", &entered)).collect();
+    let entries = EntryLog::default();
+    let stuck: Vec<_> = (0..20).map(|_| wait(&joined, ACME, "acme", &entries)).collect();
     settle_tasks().await;
     let start = Instant::now();
     for _ in 0..50 {
@@ -62,62 +62,62 @@ async fn one_tenant_stuck_on_its_own_limit_neither_blocks_nor_drains_the_others(
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
     let org = limiter.balances(("org", "gpt")).await.unwrap();
-    assert_eq!(org[0].balance.available, 1_000 - 51, "and the stuck one has taken nothing above it");
+    assert_eq!(org[0].balance.available, 1_000 - 51, "the blocked tenant drew nothing from its parent");
     for task in stuck {
         task.abort();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_of_one_subject_are_served_in_the_order_they_came() {
+async fn callers_of_one_subject_enter_in_fifo_order() {
     for is_remote in [false, true] {
         let store = calm();
         let limiter =
             if is_remote { over(&store).defaults([rps()]).build().unwrap() } else { limiter(rps()) };
         let joined = slots(2).limited_by(&limiter);
         spend(&limiter, ACME, 1).await;
-        let entered = Entered::default();
+        let entries = EntryLog::default();
         let mut tasks = Vec::new();
         for number in 0..6 {
-            tasks.push(wait(&joined, ACME, &number.to_string(), &entered));
+            tasks.push(wait(&joined, ACME, &number.to_string(), &entries));
             settle_tasks().await;
         }
         for task in tasks {
             task.await.unwrap();
         }
-        assert_eq!(entered.names(), ["0", "1", "2", "3", "4", "5"]);
-        assert_eq!(entered.times(), [1, 2, 3, 4, 5, 6].map(secs), "one a second, and none is lost");
+        assert_eq!(entries.names(), ["0", "1", "2", "3", "4", "5"]);
+        assert_eq!(entries.times(), [1, 2, 3, 4, 5, 6].map(secs), "one per second, and none is lost");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_does_not_ask_the_store_for_everybody_at_each_unit() {
+async fn queue_draws_only_for_its_head() {
     let store = calm();
     let limiter = over(&store).defaults([rps()]).build().unwrap();
     let joined = slots(100).limited_by(&limiter);
     spend(&limiter, ACME, 1).await;
-    let entered = Entered::default();
-    let tasks: Vec<_> = (0..50).map(|number| wait(&joined, ACME, &number.to_string(), &entered)).collect();
+    let entries = EntryLog::default();
+    let tasks: Vec<_> = (0..50).map(|number| wait(&joined, ACME, &number.to_string(), &entries)).collect();
     for task in tasks {
         task.await.unwrap();
     }
     let draws = calls(&store, Verb::Draw);
-    assert!((100..=50 * 4).contains(&draws), "fifty at first, then a few for each that is granted: {draws}");
+    assert!((100..=50 * 4).contains(&draws), "fifty at first, then a few per grant: {draws}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn once_there_is_room_again_the_line_goes_on_many_at_a_time() {
-    // A store ten milliseconds away: one after the other, a hundred would take a second.
+async fn refilled_limit_drains_queue_in_batches() {
+    // With a latency of ten milliseconds, a hundred sequential draws would take a second.
     let memory = Memory::new();
-    let store = Hooked::new(&memory, |verb, moment| match (verb, moment) {
+    let store = HookStore::new(&memory, |verb, moment| match (verb, moment) {
         (Verb::Draw, Moment::Before) => Act::Sleep(millis(10)),
         _ => Act::Pass,
     });
     let limiter = over(&store).defaults([Limit::per_hour("rpm", 100)]).build().unwrap();
-    let mut lease = limiter.acquire(ACME, [("rpm", 100)]).await.unwrap();
+    let mut lease = limiter.try_acquire(ACME, [("rpm", 100)]).await.unwrap();
     let joined = slots(200).limited_by(&limiter);
-    let entered = Entered::default();
-    let tasks: Vec<_> = (0..100).map(|number| wait(&joined, ACME, &number.to_string(), &entered)).collect();
+    let entries = EntryLog::default();
+    let tasks: Vec<_> = (0..100).map(|number| wait(&joined, ACME, &number.to_string(), &entries)).collect();
     tokio::time::sleep(millis(100)).await;
     let start = Instant::now();
     lease.cancel().await.unwrap();
@@ -129,21 +129,21 @@ async fn once_there_is_room_again_the_line_goes_on_many_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_comes_back_takes_its_old_place_in_the_throttles_queue() {
+async fn retrying_caller_keeps_its_queue_position() {
     let (throttle, limiter) = (slots(1), limiter(rps()));
     let joined = throttle.limited_by(&limiter);
     spend(&limiter, ACME, 1).await;
-    let entered = Entered::default();
-    let acme = wait(&joined, ACME, "acme", &entered);
+    let entries = EntryLog::default();
+    let acme = wait(&joined, ACME, "acme", &entries);
     settle_tasks().await;
-    // The slot is taken, and others queue for it, before the second that acme waits is over.
+    // The slot is taken and others queue for it before acme's wait of one second is over.
     let slot = throttle.acquire(one()).await.unwrap();
-    let others: Vec<_> = ["first", "second"].map(|name| wait(&joined, BETA, name, &entered)).into();
+    let others: Vec<_> = ["first", "second"].map(|name| wait(&joined, BETA, name, &entries)).into();
     let plain = tokio::spawn({
-        let (throttle, entered) = (throttle.clone(), entered.clone());
+        let (throttle, entries) = (throttle.clone(), entries.clone());
         async move {
             let permit = throttle.acquire(one()).await.unwrap();
-            entered.note("plain", Instant::now());
+            entries.record("plain", Instant::now());
             permit.settle(Outcome::success());
         }
     });
@@ -155,13 +155,13 @@ async fn a_caller_that_comes_back_takes_its_old_place_in_the_throttles_queue() {
     for task in others {
         task.await.unwrap();
     }
-    let names = entered.names();
-    assert_eq!(names[0], "acme", "it came before all of them: {names:?}");
-    assert_eq!(names[1..3], ["first", "plain"], "and those who came later keep their order");
+    let names = entries.names();
+    assert_eq!(names[0], "acme", "it arrived first: {names:?}");
+    assert_eq!(names[1..3], ["first", "plain"], "later callers keep their order");
 }
 
 #[tokio::test(start_paused = true)]
-async fn leaving_the_line_lets_the_next_ask_for_itself() {
+async fn leaving_the_queue_lets_the_next_draw() {
     let limiter = limiter(Limit::per_hour("rpm", 10));
     spend(&limiter, ACME, 5).await;
     let joined = slots(4).limited_by(&limiter).costs(|cost| [("rpm", cost.tokens.max(1))]);
@@ -170,10 +170,10 @@ async fn leaving_the_line_lets_the_next_ask_for_itself() {
         async move { joined.acquire(ACME, one().tokens(10)).await.map(drop) }
     });
     settle_tasks().await;
-    let entered = Entered::default();
-    let cheap: Vec<_> = (0..5).map(|number| wait(&joined, ACME, &number.to_string(), &entered)).collect();
+    let entries = EntryLog::default();
+    let cheap: Vec<_> = (0..5).map(|number| wait(&joined, ACME, &number.to_string(), &entries)).collect();
     settle_tasks().await;
-    assert!(entered.names().is_empty(), "a costly one is not overtaken");
+    assert!(entries.names().is_empty(), "a costly head is not overtaken");
     let start = Instant::now();
     costly.abort();
     for task in cheap {
@@ -183,7 +183,7 @@ async fn leaving_the_line_lets_the_next_ask_for_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_do_not_wait_do_not_overtake_those_who_do() {
+async fn try_acquire_does_not_overtake_waiters() {
     let limiter = limiter(Limit::per_hour("rpm", 10));
     spend(&limiter, ACME, 5).await;
     let joined = slots(4).limited_by(&limiter).costs(|cost| [("rpm", cost.tokens.max(1))]);
@@ -195,8 +195,8 @@ async fn those_who_do_not_wait_do_not_overtake_those_who_do() {
     let error = joined.try_acquire(ACME, one()).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::Waiting { ahead: 1, .. })), "{error}");
     assert!(error.retry_after() > Some(secs(1_700)) && !error.is_final(), "{error}");
-    // The same for those who ask the limiter by itself.
-    let error = limiter.acquire(ACME, [("rpm", 1)]).await.unwrap_err();
+    // The same for callers of the limiter itself.
+    let error = limiter.try_acquire(ACME, [("rpm", 1)]).await.unwrap_err();
     assert!(matches!(error, LimitError::Waiting { .. }), "{error}");
     assert_eq!(joined.throttle().snapshot().admitted, 0);
     drop(joined.try_acquire(BETA, one()).await.unwrap());
@@ -204,7 +204,7 @@ async fn those_who_do_not_wait_do_not_overtake_those_who_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn within_refuses_as_soon_as_the_time_will_not_do() {
+async fn acquire_within_refuses_unreachable_deadline_early() {
     let (throttle, limiter) = (slots(1), limiter(rps()));
     let joined = throttle.limited_by(&limiter);
     spend(&limiter, ACME, 1).await;
@@ -212,22 +212,22 @@ async fn within_refuses_as_soon_as_the_time_will_not_do() {
     let error = joined.acquire_within(ACME, one(), millis(999)).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::Limited(_))), "{error}");
     assert_eq!((error.retry_after(), start.elapsed()), (Some(secs(1)), Duration::ZERO));
-    // Behind others: the first is not to be served in time, so nobody is.
-    let entered = Entered::default();
-    let head = wait(&joined, ACME, "head", &entered);
+    // Behind others: the head cannot be served in time, so neither can anyone behind it.
+    let entries = EntryLog::default();
+    let head = wait(&joined, ACME, "head", &entries);
     settle_tasks().await;
     let error = joined.acquire_within(ACME, one(), millis(500)).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::Waiting { ahead: 1, .. })), "{error}");
     assert_eq!(start.elapsed(), Duration::ZERO);
-    // In time for the first, and not for itself.
+    // In time for the head, and too late for itself.
     let error = joined.acquire_within(ACME, one(), millis(1_500)).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::Limited(_))), "{error}");
     assert_eq!(start.elapsed(), secs(1));
     head.await.unwrap();
-    // In time.
+    // Enough time.
     joined.acquire_within(ACME, one(), secs(1)).await.unwrap().settle(Outcome::success()).await.unwrap();
     assert_eq!(start.elapsed(), secs(2));
-    // Held up by the throttle, not by the limit.
+    // Delayed by the throttle, not by the limit.
     let slot = throttle.acquire(one()).await.unwrap();
     let error = joined.acquire_within(BETA, one(), millis(100)).await.unwrap_err();
     assert!(matches!(error, JoinedError::Refused(Refused::Limited { .. })), "{error}");
@@ -237,62 +237,62 @@ async fn within_refuses_as_soon_as_the_time_will_not_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn as_many_wait_as_may_and_the_next_is_told() {
-    let heard = Heard::default();
+async fn full_queue_refuses_next_caller() {
+    let events = EventLog::default();
     let limiter = Limiter::builder(Memory::new())
         .defaults([Limit::per_hour("rpm", 1)])
         .waiters_max(2)
-        .on_event(heard.ear())
+        .on_event(events.listener())
         .build()
         .unwrap();
     let joined = slots(4).limited_by(&limiter);
     spend(&limiter, ACME, 1).await;
-    let entered = Entered::default();
-    let tasks: Vec<_> = (0..2).map(|_| wait(&joined, ACME, "one", &entered)).collect();
+    let entries = EntryLog::default();
+    let tasks: Vec<_> = (0..2).map(|_| wait(&joined, ACME, "one", &entries)).collect();
     settle_tasks().await;
     let error = joined.acquire(ACME, one()).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::Busy { waiters_max: 2, .. })), "{error}");
     assert!(!error.is_final());
-    assert_eq!(heard.count(|event| matches!(event, LimitEvent::QueueFull { waiters_max: 2 })), 1);
+    assert_eq!(events.count(|event| matches!(event, LimitEvent::QueueFull { waiters_max: 2 })), 1);
     tasks.iter().for_each(JoinHandle::abort);
     settle_tasks().await;
     assert_eq!((limiter.stats().waiting, joined.throttle().snapshot().in_flight), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_passed_the_gate_and_waits_at_the_throttle_stays_ahead_of_those_who_came_later() {
+async fn throttle_waiter_stays_ahead_of_later_callers() {
     let (throttle, limiter) = (slots(1), limiter(rps()));
     let joined = throttle.limited_by(&limiter);
     let slot = joined.acquire(ACME, one()).await.unwrap();
-    let entered = Entered::default();
-    // It queues at the throttle, for nothing is known against it. Then the unit is used up by others.
-    let early = wait(&joined, ACME, "early", &entered);
+    let entries = EntryLog::default();
+    // It queues at the throttle while its limit has a unit. Then others use that unit up.
+    let early = wait(&joined, ACME, "early", &entries);
     settle_tasks().await;
     let other = slots(1).limited_by(&limiter);
-    let elsewhere = wait(&other, ACME, "elsewhere", &entered);
+    let elsewhere = wait(&other, ACME, "elsewhere", &entries);
     settle_tasks().await;
-    let late = wait(&joined, ACME, "late", &entered);
+    let late = wait(&joined, ACME, "late", &entries);
     settle_tasks().await;
     slot.settle(Outcome::success()).await.unwrap();
     for task in [early, late, elsewhere] {
         task.await.unwrap();
     }
-    let names = entered.names();
-    let place = |name: &str| names.iter().position(|entered| entered == name);
+    let names = entries.names();
+    let place = |name: &str| names.iter().position(|entry| entry == name);
     assert!(place("early") < place("late"), "{names:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn newcomers_at_a_closed_gate_take_nothing_local_and_do_not_queue_at_the_throttle() {
+async fn newcomers_at_exhausted_limit_take_nothing_local() {
     let (throttle, limiter) = (slots(1), limiter(Limit::per_hour("rpm", 1)));
     let joined = throttle.limited_by(&limiter);
     spend(&limiter, ACME, 1).await;
-    let entered = Entered::default();
-    let first = wait(&joined, ACME, "first", &entered);
+    let entries = EntryLog::default();
+    let first = wait(&joined, ACME, "first", &entries);
     settle_tasks().await;
     let slot = throttle.acquire(one()).await.unwrap();
     let evaluations = throttle.snapshot().evaluations;
-    let second = wait(&joined, ACME, "second", &entered);
+    let second = wait(&joined, ACME, "second", &entries);
     settle_tasks().await;
     let snapshot = throttle.snapshot();
     assert_eq!((snapshot.waiting, snapshot.evaluations), (0, evaluations));
@@ -303,11 +303,11 @@ async fn newcomers_at_a_closed_gate_take_nothing_local_and_do_not_queue_at_the_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_admitted_by_the_throttle_does_not_overtake_one_that_was_refused_meanwhile() {
-    // While the costly one was asking, the cheap one queued for the only slot. When the costly one was refused, the
-    // cheap one had the slot, and took what the costly one waits for.
+async fn admitted_caller_does_not_overtake_refused_one() {
+    // Regression: the cheap caller queued for the only slot while the costly one was drawing. When the costly
+    // one was refused, the cheap one got the slot and drew the units that the costly one waits for.
     let memory = Memory::new();
-    let store = Hooked::new(&memory, |verb, moment| match (verb, moment) {
+    let store = HookStore::new(&memory, |verb, moment| match (verb, moment) {
         (Verb::Draw, Moment::Before) => Act::Sleep(millis(20)),
         _ => Act::Pass,
     });
@@ -315,31 +315,32 @@ async fn one_admitted_by_the_throttle_does_not_overtake_one_that_was_refused_mea
     spend(&limiter, ACME, 5).await;
     let throttle = slots(1);
     let joined = throttle.limited_by(&limiter).costs(|cost| [("rpm", cost.tokens.max(1))]);
-    let entered = Entered::default();
+    let entries = EntryLog::default();
     let start = Instant::now();
     let costly = tokio::spawn({
-        let (joined, entered) = (joined.clone(), entered.clone());
+        let (joined, entries) = (joined.clone(), entries.clone());
         async move {
             let permit = joined.acquire(ACME, one().tokens(10)).await.unwrap();
-            entered.note("costly", start);
+            entries.record("costly", start);
             permit.settle(Outcome::success()).await.unwrap();
         }
     });
     tokio::time::sleep(millis(10)).await;
-    let cheap = wait(&joined, ACME, "cheap", &entered);
+    let cheap = wait(&joined, ACME, "cheap", &entries);
     settle_tasks().await;
     assert_eq!(throttle.snapshot().waiting, 1);
     costly.await.unwrap();
     cheap.await.unwrap();
-    assert_eq!(entered.names(), ["costly", "cheap"]);
-    assert!(entered.times()[0] < millis(600), "{:?}", entered.times());
+    assert_eq!(entries.names(), ["costly", "cheap"]);
+    assert!(entries.times()[0] < millis(600), "{:?}", entries.times());
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_becomes_the_first_is_not_overtaken_by_those_who_ask_the_limiter_by_itself() {
-    // Two were refused in flight, and the first of them left: what it had told went with it, and nobody told anew.
+async fn new_head_is_not_overtaken_by_limiter_callers() {
+    // Regression: two callers were refused in flight and the first of them left. Its retry time was dropped
+    // with it, and the second never set its own.
     let memory = Memory::new();
-    let store = Hooked::new(&memory, |verb, moment| match (verb, moment) {
+    let store = HookStore::new(&memory, |verb, moment| match (verb, moment) {
         (Verb::Draw, Moment::Before) => Act::Sleep(millis(20)),
         _ => Act::Pass,
     });
@@ -354,16 +355,17 @@ async fn whoever_becomes_the_first_is_not_overtaken_by_those_who_ask_the_limiter
     tokio::time::sleep(millis(100)).await;
     first.abort();
     tokio::time::sleep(millis(100)).await;
-    let error = limiter.acquire(ACME, [("rpm", 1)]).await.unwrap_err();
+    let error = limiter.try_acquire(ACME, [("rpm", 1)]).await.unwrap_err();
     assert!(matches!(error, LimitError::Waiting { ahead: 1, retry_after: Some(_), .. }), "{error}");
     second.abort();
 }
 
+/// The refusal of the later caller arrives first.
 #[tokio::test(start_paused = true)]
-async fn the_one_who_came_first_asks_first_though_the_others_refusal_arrived_first() {
+async fn earliest_caller_draws_first_after_refusals() {
     let memory = Memory::new();
     let draws = Mutex::new(0);
-    let store = Hooked::new(&memory, move |verb, moment| {
+    let store = HookStore::new(&memory, move |verb, moment| {
         let mut draws = draws.lock().expect("no panic");
         *draws += i32::from((verb, moment) == (Verb::Draw, Moment::Before));
         match (verb, moment, *draws) {
@@ -374,12 +376,12 @@ async fn the_one_who_came_first_asks_first_though_the_others_refusal_arrived_fir
     let limiter = over(&store).defaults([rps()]).build().unwrap();
     spend(&limiter, ACME, 1).await;
     let joined = slots(4).limited_by(&limiter);
-    let entered = Entered::default();
-    let first = wait(&joined, ACME, "first", &entered);
+    let entries = EntryLog::default();
+    let first = wait(&joined, ACME, "first", &entries);
     settle_tasks().await;
-    let second = wait(&joined, ACME, "second", &entered);
+    let second = wait(&joined, ACME, "second", &entries);
     for task in [first, second] {
         task.await.unwrap();
     }
-    assert_eq!(entered.names(), ["first", "second"]);
+    assert_eq!(entries.names(), ["first", "second"]);
 }

@@ -1,4 +1,4 @@
-//! Keys have a throttle each: one key's trouble is no other's, and every way in works per key.
+//! Every key has its own throttle: keys are isolated, and every acquire method works per key.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -57,7 +57,7 @@ fn keys_have_slots_of_their_own() {
 }
 
 #[test]
-fn an_open_circuit_is_its_own_keys_alone() {
+fn open_circuit_affects_its_key_alone() {
     let limits = Throttle::builder().circuit(Circuit::after_failures(1).open_for(secs(5))).limits().unwrap();
     let (keyed, _) = keys(limits);
     keyed.record(&1, Outcome::failure());
@@ -66,19 +66,19 @@ fn an_open_circuit_is_its_own_keys_alone() {
 }
 
 #[test]
-fn text_keys_are_looked_up_without_making_one() {
+fn borrowed_lookup_does_not_allocate_a_key() {
     let keyed = named(slots(1));
     let held = keyed.try_acquire("ann", REQUEST).unwrap();
-    assert!(keyed.try_acquire(&"ann".to_owned(), REQUEST).is_err(), "borrowed or owned, it is one key");
+    assert!(keyed.try_acquire(&"ann".to_owned(), REQUEST).is_err(), "borrowed and owned forms are one key");
     assert!(keyed.get("ann").is_some() && keyed.get("bob").is_none());
-    assert_eq!(keyed.len(), 1, "looking makes none");
+    assert_eq!(keyed.len(), 1, "a lookup creates no key");
     drop(held);
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_enter_in_order_within_a_key_and_no_key_waits_for_another() {
+async fn waiters_enter_in_fifo_order_per_key() {
     let keyed = named(Throttle::builder().pace(Pace::every(secs(1))).limits().unwrap());
-    let begun = TokioInstant::now();
+    let start = TokioInstant::now();
     let (entered, entries) = mpsc::channel();
     let callers: Vec<_> = (0..3)
         .flat_map(|turn| ["ann", "bob"].map(|key| (key, turn)))
@@ -86,7 +86,7 @@ async fn waiters_enter_in_order_within_a_key_and_no_key_waits_for_another() {
             let (keyed, entered) = (keyed.clone(), entered.clone());
             tokio::spawn(async move {
                 drop(keyed.acquire(key, REQUEST).await.unwrap());
-                entered.send((key, turn, begun.elapsed())).unwrap();
+                entered.send((key, turn, start.elapsed())).unwrap();
             })
         })
         .collect();
@@ -108,31 +108,31 @@ async fn waiters_enter_in_order_within_a_key_and_no_key_waits_for_another() {
 async fn cancelled_waiter_leaves_at_once_and_takes_nothing() {
     let keyed = named(rate(Rate::per_minute(1).burst(1)));
     drop(keyed.acquire("ann", REQUEST).await.unwrap());
-    let begun = TokioInstant::now();
+    let start = TokioInstant::now();
     let cancelled = tokio::time::timeout(secs(1), keyed.acquire("ann", REQUEST)).await;
     assert!(cancelled.is_err());
-    assert_eq!(begun.elapsed(), secs(1));
+    assert_eq!(start.elapsed(), secs(1));
     let seen = keyed.snapshot(1);
     assert_eq!((seen.waiting, seen.admitted), (0, 1));
     drop(keyed.acquire("ann", REQUEST).await.unwrap());
-    assert_eq!(begun.elapsed(), secs(60), "what the cancelled one waited for went to nobody");
+    assert_eq!(start.elapsed(), secs(60), "the cancelled waiter consumed no unit");
 }
 
 #[tokio::test(start_paused = true)]
-async fn acquire_within_refuses_as_soon_as_time_will_not_do() {
+async fn acquire_within_refuses_unreachable_deadline_early() {
     let keyed = named(rate(Rate::per_minute(1).burst(1)));
     drop(keyed.acquire_within("ann", REQUEST, secs(0)).await.unwrap());
-    let begun = TokioInstant::now();
+    let start = TokioInstant::now();
     let refused = keyed.acquire_within("ann", REQUEST, secs(59)).await.unwrap_err();
     assert_eq!(refused, Refused::Limited { by: Gate::Rate, retry_after: Some(secs(60)) });
-    assert_eq!(begun.elapsed(), secs(0));
+    assert_eq!(start.elapsed(), secs(0));
     drop(keyed.acquire_within("ann", REQUEST, secs(60)).await.unwrap());
-    assert_eq!(begun.elapsed(), secs(60));
+    assert_eq!(start.elapsed(), secs(60));
     assert!(keyed.acquire_within("bob", REQUEST, std::time::Duration::MAX).await.is_ok());
 }
 
 #[test]
-fn a_thread_that_blocks_is_woken_by_the_permit_it_waits_for() {
+fn blocking_waiter_is_woken_by_released_permit() {
     let keyed = named(slots(1));
     let held = keyed.acquire_blocking("ann", REQUEST).unwrap();
     let waiter = {
@@ -148,7 +148,7 @@ fn a_thread_that_blocks_is_woken_by_the_permit_it_waits_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_tries_again_under_the_keys_own_rule() {
+async fn run_retries_by_the_keys_own_policy() {
     let often = Throttle::builder().retry(Retry::attempts(3)).limits().unwrap();
     let once = Throttle::builder().limits().unwrap();
     let keyed: Keyed<String> = Keyed::builder(once.clone())
@@ -165,23 +165,23 @@ async fn run_tries_again_under_the_keys_own_rule() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn record_without_a_permit_teaches_that_key() {
+async fn record_without_permit_updates_its_key() {
     let keyed = named(rate(Rate::per_second(100)));
     keyed.record("ann", Outcome::overload().retry_after(secs(5)));
-    let begun = TokioInstant::now();
+    let start = TokioInstant::now();
     drop(keyed.acquire("bob", REQUEST).await.unwrap());
-    assert_eq!(begun.elapsed(), secs(0));
+    assert_eq!(start.elapsed(), secs(0));
     drop(keyed.acquire("ann", REQUEST).await.unwrap());
-    assert!(begun.elapsed() >= secs(5));
+    assert!(start.elapsed() >= secs(5));
 }
 
 #[test]
-fn a_permit_that_is_dropped_or_panics_gives_its_slot_back() {
+fn dropped_or_panicked_permit_returns_its_slot() {
     let (keyed, _) = keys(slots(1));
     drop(keyed.try_acquire(&1, REQUEST).unwrap());
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _permit = keyed.try_acquire(&1, REQUEST).unwrap();
-        panic!("the work does");
+        panic!("injected panic");
     }));
     assert!(panicked.is_err());
     assert!(keyed.try_acquire(&1, REQUEST).is_ok());
@@ -189,18 +189,18 @@ fn a_permit_that_is_dropped_or_panics_gives_its_slot_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_is_cancelled_gives_everything_back_and_lets_its_key_go() {
+async fn cancelled_run_releases_permit_and_key() {
     let limits = Throttle::builder().slots(Slots::fixed(1)).retry(Retry::attempts(9)).limits().unwrap();
     let keyed = named(limits);
-    let begun = Arc::new(AtomicU32::new(0));
-    let attempts = Arc::clone(&begun);
+    let start = Arc::new(AtomicU32::new(0));
+    let attempts = Arc::clone(&start);
     let work = keyed.run("ann", REQUEST, |_| {
         attempts.fetch_add(1, Ordering::SeqCst);
         std::future::pending::<Result<(), ()>>()
     });
     assert!(tokio::time::timeout(secs(600), work).await.is_err());
-    assert_eq!((begun.load(Ordering::SeqCst), keyed.snapshot(1).in_flight), (1, 0));
-    // Somebody else's calls find that nobody has asked for it since it began.
+    assert_eq!((start.load(Ordering::SeqCst), keyed.snapshot(1).in_flight), (1, 0));
+    // Calls for another key find this key idle since it began, and evict it.
     for _ in 0..10_000 {
         drop(keyed.try_acquire("bob", REQUEST).unwrap());
     }
@@ -208,7 +208,7 @@ async fn a_run_that_is_cancelled_gives_everything_back_and_lets_its_key_go() {
 }
 
 #[test]
-fn a_permit_and_a_handle_outlive_the_keys() {
+fn permit_and_handle_outlive_the_registry() {
     let (keyed, _) = keys(slots(1));
     let permit = keyed.try_acquire(&1, REQUEST).unwrap();
     let throttle = keyed.throttle(&1);
@@ -220,7 +220,7 @@ fn a_permit_and_a_handle_outlive_the_keys() {
 }
 
 #[test]
-fn a_caller_that_was_granted_and_never_looked_gives_all_back() {
+fn unpolled_grant_returns_all_when_dropped() {
     let (keyed, _) = keys(slots(1));
     let held = keyed.try_acquire(&1, REQUEST).unwrap();
     let mut waiter = Box::pin(keyed.acquire(&1, REQUEST));
@@ -233,19 +233,19 @@ fn a_caller_that_was_granted_and_never_looked_gives_all_back() {
 }
 
 #[test]
-fn a_wait_at_one_key_does_not_reach_into_another() {
+fn waiter_at_one_key_does_not_block_another() {
     let (keyed, clock) = keys(Throttle::builder().pace(Pace::every(secs(1))).limits().unwrap());
     drop(keyed.try_acquire(&1, REQUEST).unwrap());
     let mut waiter = Box::pin(keyed.acquire(&1, REQUEST));
     assert!(poll_once(waiter.as_mut()).is_pending());
-    assert!(keyed.try_acquire(&2, REQUEST).is_ok(), "nobody waits at that one");
+    assert!(keyed.try_acquire(&2, REQUEST).is_ok(), "no caller waits at that key");
     clock.advance(millis(1_000));
-    assert!(keyed.try_acquire(&1, REQUEST).is_err(), "it does not overtake who waits");
+    assert!(keyed.try_acquire(&1, REQUEST).is_err(), "it does not overtake the waiter");
     assert!(poll_once(waiter.as_mut()).is_ready());
 }
 
 #[test]
-fn many_threads_at_few_keys_never_pass_a_limit_and_leave_nothing_behind() {
+fn threads_on_few_keys_never_exceed_limits() {
     let (keyed, clock) = keys(slots(2));
     let running: Arc<[AtomicU32; 4]> = Arc::default();
     let threads: Vec<_> = (0..4_u64)

@@ -1,4 +1,4 @@
-//! What happens to the keys is told with the key, in order, and never under a lock (invariant 9).
+//! Events of keys carry their key, arrive in order, and are never delivered under a lock (invariant 9).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -6,10 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate::{
-    Circuit, Event, Evict, Instant, Keyed, KeyedEvent, KeyedEvents, Limits, Outcome, Rate, Throttle, Trip,
+    Circuit, Event, EvictCause, Instant, Keyed, KeyedEvent, KeyedEvents, Limits, Outcome, Rate, Throttle,
+    Trip,
 };
 
-use crate::kit::keyed::{IDLE, by_hand, has, hearing, poll_once, rate, slots, sweep, told};
+use crate::kit::keyed::{IDLE, by_hand, has, poll_once, rate, record_notices, slots, sweep, take_notices};
 use crate::kit::{REQUEST, secs};
 
 fn fragile() -> Limits {
@@ -27,9 +28,9 @@ fn read(events: &mut KeyedEvents<u64>) -> Vec<(Option<u64>, KeyedEvent)> {
 }
 
 #[test]
-fn events_carry_their_key_and_come_in_order() {
+fn events_carry_their_key_in_order() {
     let (builder, clock) = by_hand(fragile());
-    let (builder, heard) = hearing(builder);
+    let (builder, notices) = record_notices(builder);
     let keyed = builder.build().unwrap();
     let mut events = keyed.events();
     keyed.record(&1, Outcome::failure());
@@ -47,26 +48,26 @@ fn events_carry_their_key_and_come_in_order() {
         (Some(2), KeyedEvent::Throttle(Event::Paused { until, span: secs(1) })),
     ];
     let times: Vec<_> =
-        heard.lock().unwrap().iter().map(|notice| notice.at.as_nanos() / 1_000_000_000).collect();
+        notices.lock().unwrap().iter().map(|notice| notice.at.as_nanos() / 1_000_000_000).collect();
     assert_eq!(times, [0, 2, 6, 6, 6]);
-    assert_eq!(told(&heard), wanted);
+    assert_eq!(take_notices(&notices), wanted);
     assert_eq!(read(&mut events), wanted);
     assert_eq!(events.missed(), 0);
 }
 
 #[test]
-fn the_shared_entrys_events_have_no_key() {
+fn overflow_entry_events_have_no_key() {
     let (builder, _) = by_hand(fragile());
-    let (builder, heard) = hearing(builder);
+    let (builder, notices) = record_notices(builder);
     let keyed = builder.keys_max(1).overflow(fragile()).build().unwrap();
     let pinned = keyed.throttle(&1);
     keyed.record(&2, Outcome::failure());
-    assert_eq!(told(&heard), [(None, KeyedEvent::Overflowed { keys_max: 1 }), (None, opened())]);
+    assert_eq!(take_notices(&notices), [(None, KeyedEvent::Overflowed { keys_max: 1 }), (None, opened())]);
     drop(pinned);
 }
 
 #[test]
-fn a_stream_of_one_key_shows_that_key_alone() {
+fn stream_of_one_key_shows_that_key_alone() {
     let (builder, _) = by_hand(fragile());
     let keyed = builder.build().unwrap();
     let mut events = keyed.throttle(&1).events();
@@ -79,37 +80,37 @@ fn a_stream_of_one_key_shows_that_key_alone() {
 }
 
 #[test]
-fn a_listener_that_panics_is_counted_and_the_next_event_is_told() {
+fn listener_panic_is_counted_and_delivery_goes_on() {
     let count = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&count);
     let (builder, _) = by_hand(fragile());
     let builder = builder.on_event(move |_| {
         counter.fetch_add(1, Ordering::SeqCst);
-        panic!("the listener does");
+        panic!("injected panic");
     });
     let keyed = builder.build().unwrap();
     for key in 0..5 {
         keyed.record(&key, Outcome::failure());
-        assert!(keyed.try_acquire(&key, REQUEST).is_err(), "what happened has happened");
+        assert!(keyed.try_acquire(&key, REQUEST).is_err(), "the event's cause stays in effect");
     }
     assert_eq!(count.load(Ordering::SeqCst), 5);
     assert_eq!(keyed.snapshot(0).listener_panics, 5);
 }
 
 #[test]
-fn a_listener_may_do_whatever_a_caller_may() {
+fn listener_may_call_the_registry() {
     let cell: Arc<OnceLock<Keyed<u64>>> = Arc::default();
     let keys = Arc::clone(&cell);
-    let (told, tellings) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (is_busy, acts) = (AtomicBool::new(false), AtomicU64::new(0));
     let (builder, clock) = by_hand(fragile());
     let builder = builder.shards(1).keys_max(3).on_event(move |notice| {
-        let keyed = keys.get().expect("it is set before anything happens");
-        assert!(!is_busy.swap(true, Ordering::SeqCst), "one at a time");
-        told.send((notice.key, notice.event.clone())).expect("somebody reads");
+        let keyed = keys.get().expect("set before the first event");
+        assert!(!is_busy.swap(true, Ordering::SeqCst), "the listener is not re-entered");
+        sender.send((notice.key, notice.event.clone())).expect("the receiver is alive");
         let key = notice.key.unwrap_or(0);
         if acts.fetch_add(1, Ordering::SeqCst) >= 100 {
-            // What it does makes more happen, and that has to have an end.
+            // Its calls cause further events, so it has to stop at some point.
             is_busy.store(false, Ordering::SeqCst);
             return;
         }
@@ -139,28 +140,28 @@ fn a_listener_may_do_whatever_a_caller_may() {
             keyed.record(&key, Outcome::success());
         }
         keyed.close();
-        done.send(keyed.snapshot(9)).expect("somebody waits");
+        done.send(keyed.snapshot(9)).expect("the receiver is alive");
     });
-    let seen = is_done.recv_timeout(Duration::from_secs(60)).expect("nobody waits for itself");
+    let seen = is_done.recv_timeout(Duration::from_secs(60)).expect("no deadlock");
     assert_eq!((seen.listener_panics, seen.events_lost, seen.in_flight), (0, 0, 0));
-    let told: Vec<_> = tellings.try_iter().collect();
-    assert!(told.contains(&(Some(1), opened())));
-    assert!(told.iter().any(|(_, event)| matches!(event, KeyedEvent::Evicted { .. })), "{told:?}");
+    let events: Vec<_> = receiver.try_iter().collect();
+    assert!(events.contains(&(Some(1), opened())));
+    assert!(events.iter().any(|(_, event)| matches!(event, KeyedEvent::Evicted { .. })), "{events:?}");
 }
 
 #[test]
-fn a_slow_listener_loses_what_comes_after_its_room_is_full_and_that_is_counted() {
-    let (begun, beginning) = mpsc::channel();
-    let (go_on, going_on) = mpsc::channel::<()>();
-    let (going_on, is_first) = (std::sync::Mutex::new(going_on), AtomicBool::new(true));
+fn slow_listener_loses_events_beyond_its_buffer() {
+    let (started, has_started) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (resumed, is_first) = (std::sync::Mutex::new(resumed), AtomicBool::new(true));
     let (builder, _) = by_hand(Throttle::builder().limits().unwrap());
     let count = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&count);
     let builder = builder.on_event(move |_| {
         counter.fetch_add(1, Ordering::SeqCst);
         if is_first.swap(false, Ordering::SeqCst) {
-            begun.send(()).expect("somebody reads");
-            going_on.lock().expect("no panic").recv().expect("it is told to go on");
+            started.send(()).expect("the receiver is alive");
+            resumed.lock().expect("no panic").recv().expect("the sender sends");
         }
     });
     let keyed = builder.build().unwrap();
@@ -168,20 +169,20 @@ fn a_slow_listener_loses_what_comes_after_its_room_is_full_and_that_is_counted()
         let keyed = keyed.clone();
         thread::spawn(move || keyed.throttle(&0).pause(secs(1)))
     };
-    beginning.recv().unwrap();
+    has_started.recv().unwrap();
     for key in 1..=1_100 {
-        assert!(keyed.throttle(&key).pause(secs(1)), "nobody waits for the listener");
+        assert!(keyed.throttle(&key).pause(secs(1)), "callers do not wait for the listener");
     }
     assert_eq!(keyed.snapshot(0).events_lost, 1_100 - 1_024);
-    go_on.send(()).unwrap();
+    resume.send(()).unwrap();
     assert!(slow.join().unwrap());
     assert_eq!(count.load(Ordering::SeqCst), 1 + 1_024);
     assert!(keyed.throttle(&0).resume());
-    assert_eq!(count.load(Ordering::SeqCst), 1 + 1_024 + 1, "it hears again");
+    assert_eq!(count.load(Ordering::SeqCst), 1 + 1_024 + 1, "it receives events again");
 }
 
 #[test]
-fn a_slow_reader_loses_the_oldest_and_knows_how_many() {
+fn slow_stream_drops_oldest_and_counts_them() {
     let (builder, _) = by_hand(fragile());
     let keyed = builder.build().unwrap();
     let mut events = keyed.events();
@@ -194,17 +195,17 @@ fn a_slow_reader_loses_the_oldest_and_knows_how_many() {
 }
 
 #[test]
-fn a_key_is_not_forgotten_before_what_happened_to_it_is_told() {
-    let (begun, beginning) = mpsc::channel();
-    let (go_on, going_on) = mpsc::channel::<()>();
-    let going_on = std::sync::Mutex::new(going_on);
+fn key_is_not_evicted_before_its_events_are_sent() {
+    let (started, has_started) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel::<()>();
+    let resumed = std::sync::Mutex::new(resumed);
     let (builder, clock) = by_hand(Throttle::builder().limits().unwrap());
-    let (told, tellings) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let builder = builder.shards(1).on_event(move |notice| {
-        told.send((notice.key, notice.event.clone())).expect("somebody reads");
+        sender.send((notice.key, notice.event.clone())).expect("the receiver is alive");
         if notice.key == Some(0) {
-            begun.send(()).expect("somebody reads");
-            going_on.lock().expect("no panic").recv().expect("it is told to go on");
+            started.send(()).expect("the receiver is alive");
+            resumed.lock().expect("no panic").recv().expect("the sender sends");
         }
     });
     let keyed = builder.build().unwrap();
@@ -212,23 +213,23 @@ fn a_key_is_not_forgotten_before_what_happened_to_it_is_told() {
         let keyed = keyed.clone();
         thread::spawn(move || keyed.throttle(&0).pause(secs(1)))
     };
-    beginning.recv().unwrap();
-    assert!(keyed.throttle(&1).pause(secs(1)), "this is told when the listener is back");
+    has_started.recv().unwrap();
+    assert!(keyed.throttle(&1).pause(secs(1)), "this event is delivered after the listener returns");
     clock.advance(IDLE);
     sweep(&keyed, 2);
     assert!(has(&keyed, 1));
-    go_on.send(()).unwrap();
+    resume.send(()).unwrap();
     slow.join().unwrap();
-    let keys: Vec<_> = tellings.try_iter().map(|(key, _)| key).collect();
+    let keys: Vec<_> = receiver.try_iter().map(|(key, _)| key).collect();
     assert_eq!(keys, [Some(0), Some(1)]);
-    drop(go_on);
+    drop(resume);
     clock.advance(IDLE);
     sweep(&keyed, 2);
     assert!(!has(&keyed, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_ends_when_the_keys_are_gone() {
+async fn stream_ends_when_registry_is_dropped() {
     let keyed: Keyed<u64> = Keyed::builder(fragile()).build().unwrap();
     let mut events = keyed.events();
     let waited = tokio::time::timeout(secs(1), events.next()).await;
@@ -244,9 +245,9 @@ async fn a_stream_ends_when_the_keys_are_gone() {
 }
 
 #[test]
-fn evictions_are_told_with_their_cause() {
+fn evictions_carry_their_cause() {
     let (builder, clock) = by_hand(rate(Rate::per_second(1).burst(1)));
-    let (builder, heard) = hearing(builder);
+    let (builder, notices) = record_notices(builder);
     let keyed = builder.keys_max(1).build().unwrap();
     drop(keyed.try_acquire(&1, REQUEST).unwrap());
     clock.advance(secs(1));
@@ -255,37 +256,37 @@ fn evictions_are_told_with_their_cause() {
     drop(keyed.try_acquire(&3, REQUEST).unwrap());
     drop(keyed.try_acquire(&4, REQUEST).unwrap());
     let wanted = [
-        (Some(1), KeyedEvent::Evicted { cause: Evict::Size }),
-        (Some(2), KeyedEvent::Evicted { cause: Evict::Idle }),
+        (Some(1), KeyedEvent::Evicted { cause: EvictCause::Size }),
+        (Some(2), KeyedEvent::Evicted { cause: EvictCause::Idle }),
         (None, KeyedEvent::Overflowed { keys_max: 1 }),
     ];
-    assert_eq!(told(&heard), wanted);
+    assert_eq!(take_notices(&notices), wanted);
     let seen = keyed.snapshot(0);
     assert_eq!((seen.evicted_size, seen.evicted_idle, seen.overflowed), (1, 1, 1));
 }
 
 #[test]
-fn nobody_is_told_of_a_key_that_was_looked_at_and_is_not_there() {
+fn lookup_of_absent_key_emits_no_event() {
     let (builder, _) = by_hand(slots(1));
-    let (builder, heard) = hearing(builder);
+    let (builder, notices) = record_notices(builder);
     let keyed = builder.build().unwrap();
     assert!(keyed.get(&1).is_none());
     keyed.snapshot(1);
-    assert_eq!(told(&heard), []);
+    assert_eq!(take_notices(&notices), []);
 }
 
-/// The story: keys that left together were told of one by one, after the shard's lock was gone. A listener, or another
-/// thread, that asked for one of them in between was told of its new life first and of its end afterwards.
+/// Regression: evictions of several keys were emitted one by one after the shard lock was released. A caller
+/// that recreated one of them in between saw its creation before its eviction.
 #[test]
-fn what_is_told_of_a_keys_next_life_comes_after_its_end() {
+fn eviction_is_emitted_before_key_is_recreated() {
     let cell: Arc<OnceLock<Keyed<u64>>> = Arc::default();
     let (keys, is_first) = (Arc::clone(&cell), AtomicBool::new(true));
-    let (told, tellings) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (builder, clock) = by_hand(fragile());
     let builder = builder.shards(1).on_event(move |notice| {
-        told.send((notice.key, notice.event.clone())).expect("somebody reads");
+        sender.send((notice.key, notice.event.clone())).expect("the receiver is alive");
         if is_first.swap(false, Ordering::SeqCst) {
-            let keyed = keys.get().expect("it is set before anything happens");
+            let keyed = keys.get().expect("set before the first event");
             (1..=4).filter(|key| !has(keyed, *key)).for_each(|key| keyed.record(&key, Outcome::failure()));
         }
     });
@@ -296,10 +297,11 @@ fn what_is_told_of_a_keys_next_life_comes_after_its_end() {
     }
     clock.advance(IDLE);
     sweep(&keyed, 9);
-    let told: Vec<_> = tellings.try_iter().collect();
+    let events: Vec<_> = receiver.try_iter().collect();
     for key in 1..=4 {
-        let of_key: Vec<_> = told.iter().filter(|(of, _)| *of == Some(key)).map(|(_, event)| event).collect();
-        let wanted = [KeyedEvent::Evicted { cause: Evict::Idle }, opened()];
+        let of_key: Vec<_> =
+            events.iter().filter(|(of, _)| *of == Some(key)).map(|(_, event)| event).collect();
+        let wanted = [KeyedEvent::Evicted { cause: EvictCause::Idle }, opened()];
         assert_eq!(of_key, wanted.iter().collect::<Vec<_>>(), "of key {key}");
         assert!(has(&keyed, key));
     }

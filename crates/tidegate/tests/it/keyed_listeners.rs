@@ -1,4 +1,5 @@
-//! Listeners and streams of keys in unusual orders: a key that is gone, one that is looked up badly, and the end of them all.
+//! Listeners and streams of keys in edge cases: an evicted key, a key whose clone panics, and the end of the
+//! registry.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,28 +15,28 @@ fn one_slot() -> Limits {
     Throttle::builder().slots(Slots::fixed(1)).limits().expect("in bounds")
 }
 
-/// Events of a throttle are its own, also when it is gone and another has its place in memory.
+/// A stream of one key shows no events of a key that later reuses its slot in memory.
 #[test]
-fn a_stream_of_events_tells_of_no_other_key() {
+fn stream_of_one_key_never_shows_another() {
     let keyed: Keyed<u32> = Keyed::builder(one_slot()).keys_max(1).shards(1).build().unwrap();
     let mut of_one = keyed.throttle(&1).events();
-    // Key 2 takes the place of key 1, which nothing is lost with.
+    // Key 2 replaces key 1, which has no state to lose.
     let two = keyed.throttle(&2);
     assert_eq!((keyed.len(), keyed.get(&1).is_none()), (1, true));
     two.pause(secs(5));
     assert_eq!(of_one.try_next(), None, "an event of key 2 in the stream of key 1");
 }
 
-/// A stream is of all keys underneath: it goes on while others may come.
+/// A stream of one key ends only with the registry, because the key can be recreated.
 #[tokio::test(start_paused = true)]
-async fn a_stream_of_events_of_one_key_ends_with_the_last_of_all_keys() {
+async fn stream_of_one_key_ends_with_the_registry() {
     let keyed: Keyed<u32> = Keyed::builder(one_slot()).keys_max(1).build().unwrap();
     let mut of_one = keyed.throttle(&1).events();
     let two = keyed.throttle(&2);
-    assert!(keyed.get(&1).is_none(), "it was forgotten");
+    assert!(keyed.get(&1).is_none(), "it was evicted");
     assert!(timeout(secs(60), of_one.next()).await.is_err());
     drop(keyed);
-    assert!(timeout(secs(60), of_one.next()).await.is_err(), "a throttle of them is left");
+    assert!(timeout(secs(60), of_one.next()).await.is_err(), "the registry is still alive");
     drop(two);
     assert_eq!(timeout(secs(60), of_one.next()).await, Ok(None));
 }
@@ -52,15 +53,15 @@ impl Clone for Fragile {
     }
 }
 
-/// One key whose clone panics while an event is told does not silence the listener for good.
+/// A key whose clone panics during an event does not silence the listener.
 #[test]
-fn a_panic_while_a_key_is_looked_up_does_not_silence_a_listener() {
-    let heard = Arc::new(AtomicU32::new(0));
+fn panic_in_key_clone_does_not_silence_listener() {
+    let count = Arc::new(AtomicU32::new(0));
     let keyed: Keyed<Fragile> = Keyed::builder(one_slot())
         .on_event({
-            let heard = Arc::clone(&heard);
+            let count = Arc::clone(&count);
             move |_| {
-                heard.fetch_add(1, Ordering::SeqCst);
+                count.fetch_add(1, Ordering::SeqCst);
             }
         })
         .build()
@@ -71,16 +72,16 @@ fn a_panic_while_a_key_is_looked_up_does_not_silence_a_listener() {
     IS_FRAGILE.store(false, Ordering::SeqCst);
     throttle.resume();
     throttle.pause(secs(9));
-    assert!(paused.is_ok(), "whoever pauses is not hurt");
-    assert_eq!((heard.load(Ordering::SeqCst), keyed.snapshot(0).listener_panics), (2, 1));
+    assert!(paused.is_ok(), "the caller of `pause` is unaffected");
+    assert_eq!((count.load(Ordering::SeqCst), keyed.snapshot(0).listener_panics), (2, 1));
 }
 
 #[test]
-fn what_reads_keys_can_be_shown_whatever_the_keys_are() {
-    fn shown(what: impl Debug) -> String {
+fn readers_implement_debug_for_any_key() {
+    fn debug(what: impl Debug) -> String {
         format!("{what:?}")
     }
     let keyed: Keyed<Fragile> = Keyed::builder(one_slot()).build().unwrap();
-    assert_eq!(shown(keyed.events()), "KeyedEvents { missed: 0, .. }");
-    assert_eq!(shown(keyed.snapshots(secs(9), 3)), "Snapshots { span: 9s, top: 3, .. }");
+    assert_eq!(debug(keyed.events()), "KeyedEvents { missed: 0, .. }");
+    assert_eq!(debug(keyed.snapshots(secs(9), 3)), "Snapshots { span: 9s, top: 3, .. }");
 }

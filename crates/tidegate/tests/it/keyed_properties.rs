@@ -1,7 +1,8 @@
-//! Whatever is done to few keys in little room: each is admitted what a throttle of its own would admit.
+//! Random operations on few keys near `keys_max`: each key is admitted exactly what its own throttle would
+//! admit.
 //!
-//! Forgetting only what equals no entry is no amnesty and no punishment, so it cannot be seen in what is admitted. The
-//! model is a lone throttle for each key, with the same limits, clock and calls.
+//! Eviction removes only entries that equal a fresh one, so it cannot be observed in admissions. The model is
+//! a separate throttle per key, with the same limits, clock and calls.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -25,10 +26,10 @@ enum Step {
     Record(u64, u8),
     Pause(u64, u64),
     Tick(u64),
-    /// Long enough for everything to be idle.
+    /// Long enough for every key to be idle.
     Rest,
     Snapshot,
-    /// Asks for a key again and again, which looks for idle keys.
+    /// Calls one key repeatedly, which evicts idle keys.
     Sweep(u64),
 }
 
@@ -47,7 +48,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 #[derive(Debug, Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a gate that is there or not")]
+#[expect(clippy::struct_excessive_bools, reason = "each gate is optional")]
 struct Gates {
     slots: bool,
     rate: bool,
@@ -82,7 +83,8 @@ impl Gates {
             builder = builder.budget(Budget::tokens(60, Duration::from_secs(4)));
         }
         if self.circuit {
-            // Over a window: failures in a row would be remembered alone for good, and are forgotten after `idle_ttl`.
+            // By error rate over a window: a streak of failures never expires by itself, but is lost with
+            // eviction.
             let circuit = Circuit::at_error_rate(0.5, 2, Duration::from_secs(3)).slices(3);
             builder = builder.circuit(circuit.open_for(Duration::from_secs(2)).probes(1));
         }
@@ -106,19 +108,19 @@ fn alone(clock: &ManualClock, limits: &Limits) -> Throttle {
     throttle
 }
 
-/// Keys, and beside them a throttle for each.
-struct Twin {
+/// A registry, and a separate throttle for each key.
+struct ModelPair {
     clock: ManualClock,
     keyed: Keyed<u64>,
     limits: Limits,
     alone: HashMap<u64, Throttle>,
-    /// Those that were admitted by throttles that are no more.
+    /// Admissions of model throttles that were replaced.
     admitted_before: u64,
     held: Vec<(Permit<'static>, Permit<'static>)>,
 }
 
-impl Twin {
-    /// There is room for one more than may be held, so that nobody has to share.
+impl ModelPair {
+    /// With space for one key more than can be held, so that no key has to share.
     fn new(limits: &Limits, keys_max: usize, shards: usize) -> Self {
         let clock = ManualClock::new();
         let keyed = Keyed::builder(limits.clone()).clock(clock.clone()).random(Random::fixed(0.0));
@@ -127,22 +129,22 @@ impl Twin {
         Self { clock, keyed, limits: limits.clone(), alone, admitted_before: 0, held: Vec::new() }
     }
 
-    /// That a circuit was open is learned. Long after it would have let a probe through, a key may be forgotten with it, and
-    /// the throttle that stands for it begins anew.
-    fn forgets_what_was_learned(&mut self, key: u64) {
+    /// An open circuit is learned state. Once a probe has long been due the key may be evicted, and its model
+    /// throttle starts afresh.
+    fn replace_evicted_model(&mut self, key: u64) {
         let circuit = self.alone[&key].snapshot().circuit;
         if self.keyed.get(&key).is_none()
             && let Some(circuit) = circuit.filter(|circuit| circuit.state != CircuitState::Closed)
         {
-            assert_eq!(circuit.retry_after, Duration::ZERO, "key {key} is held back, and was forgotten");
+            assert_eq!(circuit.retry_after, Duration::ZERO, "key {key} was evicted while it was limited");
             let before = self.alone.insert(key, alone(&self.clock, &self.limits));
             self.admitted_before += before.expect("one for each key").snapshot().admitted;
         }
     }
 
-    /// Whether a call would be served by the shared entry: then there is nothing to compare.
-    fn shares(&mut self, key: u64) -> bool {
-        self.forgets_what_was_learned(key);
+    /// Whether a call would use the overflow entry, where there is nothing to compare.
+    fn uses_overflow(&mut self, key: u64) -> bool {
+        self.replace_evicted_model(key);
         let before = self.keyed.snapshot(0).overflowed;
         drop(self.keyed.throttle(&key));
         self.keyed.snapshot(0).overflowed > before
@@ -151,7 +153,7 @@ impl Twin {
     fn step(&mut self, step: &Step) {
         match *step {
             Step::Try { key, tokens } => {
-                if self.shares(key) {
+                if self.uses_overflow(key) {
                     return;
                 }
                 let cost = Cost::request().tokens(tokens);
@@ -173,13 +175,13 @@ impl Twin {
             }
             Step::Settle(..) | Step::Drop(_) => {}
             Step::Record(key, kind) => {
-                if !self.shares(key) {
+                if !self.uses_overflow(key) {
                     self.keyed.record(&key, outcome(kind));
                     self.alone[&key].record(outcome(kind));
                 }
             }
             Step::Pause(key, millis) => {
-                if !self.shares(key) {
+                if !self.uses_overflow(key) {
                     let span = Duration::from_millis(millis);
                     assert_eq!(self.keyed.throttle(&key).pause(span), self.alone[&key].pause(span));
                 }
@@ -191,7 +193,7 @@ impl Twin {
                 assert_eq!((seen.keys, seen.top.len()), (self.keyed.len(), self.keyed.len()));
             }
             Step::Sweep(key) => {
-                if !self.shares(key) {
+                if !self.uses_overflow(key) {
                     (0..600).for_each(|_| drop(self.keyed.throttle(&key)));
                 }
             }
@@ -203,33 +205,33 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_key_is_admitted_what_a_throttle_of_its_own_would_admit(
+    fn keyed_admissions_match_separate_throttles(
         gates in any_gates(),
         keys_max in 1_usize..5,
         shards in prop::sample::select(vec![1_usize, 2, 16]),
         steps in prop::collection::vec(any_step(), 1..80),
     ) {
-        let mut twin = Twin::new(&gates.limits(), keys_max, shards);
+        let mut pair = ModelPair::new(&gates.limits(), keys_max, shards);
         for step in &steps {
-            let before = twin.keyed.examined();
-            twin.step(step);
-            prop_assert!(twin.keyed.len() <= keys_max);
+            let before = pair.keyed.examined();
+            pair.step(step);
+            prop_assert!(pair.keyed.len() <= keys_max);
             if matches!(step, Step::Settle(..) | Step::Drop(_) | Step::Tick(_)) {
-                prop_assert_eq!(twin.keyed.examined(), before, "only calls for keys look");
+                prop_assert_eq!(pair.keyed.examined(), before, "only calls for keys examine entries");
             }
         }
-        twin.held.clear();
-        let seen = twin.keyed.snapshot(usize::MAX);
+        pair.held.clear();
+        let seen = pair.keyed.snapshot(usize::MAX);
         prop_assert_eq!((seen.in_flight, seen.waiting), (0, 0));
-        prop_assert_eq!((seen.keys, seen.top.len()), (twin.keyed.len(), twin.keyed.len()));
-        let admitted: u64 = twin.alone.values().map(|throttle| throttle.snapshot().admitted).sum();
-        prop_assert_eq!(seen.admitted, admitted + twin.admitted_before);
+        prop_assert_eq!((seen.keys, seen.top.len()), (pair.keyed.len(), pair.keyed.len()));
+        let admitted: u64 = pair.alone.values().map(|throttle| throttle.snapshot().admitted).sum();
+        prop_assert_eq!(seen.admitted, admitted + pair.admitted_before);
     }
 
-    /// A clock that steps back stands still in a throttle, and a key that was forgotten does not know how far it was. So
-    /// what is admitted may differ, but is never more than the time that has really passed allows.
+    /// In a throttle time stands still while its clock is behind, and an evicted key loses that position. So
+    /// admissions may differ, but never exceed what the elapsed real time allows.
     #[test]
-    fn with_a_clock_that_steps_back_no_key_is_admitted_more_than_burst_and_rate_allow(
+    fn clock_step_back_never_exceeds_burst_and_rate(
         keys_max in 1_usize..4,
         steps in prop::collection::vec((0..KEYS, 0_u64..400, 0_u64..20, any::<bool>()), 1..300),
     ) {
@@ -242,7 +244,7 @@ proptest! {
             .keys_max(keys_max)
             .build()
             .expect("within the bounds");
-        // What has passed by the hand on the clock, whatever it was set to.
+        // The time that has really passed, whatever the clock was set to.
         let mut passed = 0;
         let mut admitted: HashMap<u64, Vec<u64>> = HashMap::new();
         for (key, millis, chance, is_far) in steps {

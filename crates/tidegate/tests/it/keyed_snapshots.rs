@@ -1,4 +1,4 @@
-//! All keys at one moment: sums that agree with what happened, and a list that agrees with the sums.
+//! Snapshots over all keys: sums match the calls, and the list of keys matches the sums.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::kit::keyed::{IDLE, by_hand, keys, poll_once, rate, slots};
 use crate::kit::{REQUEST, millis, secs};
 
 #[test]
-fn the_sums_are_what_happened() {
+fn sums_match_the_calls() {
     let (keyed, clock) = keys(Throttle::builder().pace(Pace::every(secs(1))).limits().unwrap());
     let empty = keyed.snapshot(5);
     assert_eq!((empty.keys, empty.total, empty.waited, empty.top.len()), (0, 0, Duration::ZERO, 0));
@@ -35,7 +35,7 @@ fn the_sums_are_what_happened() {
 }
 
 #[test]
-fn only_a_wait_above_the_bound_is_throttled() {
+fn only_waits_above_the_threshold_are_throttled() {
     for (wait, throttled) in [(10, 0), (11, 1)] {
         let (builder, clock) = by_hand(slots(1));
         let keyed = builder.throttled_after(millis(10)).build().unwrap();
@@ -51,7 +51,7 @@ fn only_a_wait_above_the_bound_is_throttled() {
 }
 
 #[test]
-fn whoever_gives_up_waiting_is_neither_admitted_nor_refused() {
+fn cancelled_waiter_is_neither_admitted_nor_refused() {
     let (keyed, clock) = keys(slots(1));
     let held = keyed.try_acquire(&1, REQUEST).unwrap();
     let mut waiter = Box::pin(keyed.acquire(&1, REQUEST));
@@ -76,7 +76,7 @@ async fn attempts_after_the_first_are_retries() {
 }
 
 #[test]
-fn the_list_agrees_with_the_sums() {
+fn list_matches_the_sums() {
     let circuit = Circuit::after_failures(1).open_for(secs(5)).probes(2);
     let builder = Throttle::builder().slots(Slots::fixed(2)).circuit(circuit);
     let (keyed, clock) = keys(builder.limits().unwrap());
@@ -96,7 +96,7 @@ fn the_list_agrees_with_the_sums() {
     let seen = keyed.snapshot(100);
     let views = || seen.top.iter().map(|view| &view.throttle);
     let sum = |of: fn(&tidegate::Snapshot) -> u64| views().map(of).sum::<u64>();
-    assert_eq!((seen.keys, seen.top.len()), (10, 10), "more were asked for than there are");
+    assert_eq!((seen.keys, seen.top.len()), (10, 10), "more keys were requested than exist");
     assert_eq!(seen.admitted, sum(|view| view.admitted));
     assert_eq!((seen.in_flight, 15), (sum(|view| u64::from(view.in_flight)), held.len()));
     assert_eq!((seen.in_flight, seen.waiting), (15, sum(|view| u64::from(view.waiting))));
@@ -112,7 +112,7 @@ fn the_list_agrees_with_the_sums() {
 }
 
 #[test]
-fn the_busiest_come_first_and_no_more_than_asked_for() {
+fn busiest_keys_come_first_up_to_requested_count() {
     let (keyed, _) = keys(slots(1));
     for key in 1..=200_u64 {
         for _ in 0..key {
@@ -125,11 +125,11 @@ fn the_busiest_come_first_and_no_more_than_asked_for() {
     assert_eq!(busiest(5), [200, 199, 198, 197, 196]);
     assert_eq!(busiest(usize::MAX), (1..=200).rev().collect::<Vec<_>>());
     let seen = keyed.snapshot(0);
-    assert_eq!((seen.keys, seen.admitted), (200, 200 * 201 / 2), "the sums are over all");
+    assert_eq!((seen.keys, seen.admitted), (200, 200 * 201 / 2), "the sums cover all keys");
 }
 
 #[test]
-fn a_key_shows_rate_level_latency_errors_and_when_to_come_back() {
+fn key_view_shows_levels_latency_and_next_entry() {
     let circuit = Circuit::at_error_rate(0.9, 10, secs(30));
     let builder = Throttle::builder().rate(Aimd::RATE).controller(Controller::Aimd(Aimd::default()));
     let (keyed, clock) = keys(builder.circuit(circuit).limits().unwrap());
@@ -145,16 +145,16 @@ fn a_key_shows_rate_level_latency_errors_and_when_to_come_back() {
     assert_eq!(view.throttle.error_rate, Some(0.75));
     let of = view.throttle.outcomes;
     assert_eq!((of.successes, of.throttled, of.server, of.network, of.other), (1, 1, 1, 1, 0));
-    assert_eq!(view.throttle.latency_mean, Some(millis(100)), "of successes alone");
+    assert_eq!(view.throttle.latency_mean, Some(millis(100)), "over successes alone");
     assert_eq!(view.throttle.rate_level, Some(0));
-    let next = view.next_entry().expect("time lets it in");
+    let next = view.next_entry().expect("it is admitted at a known time");
     assert!(next > Duration::ZERO);
     clock.advance(next);
-    assert!(keyed.try_acquire(&1, REQUEST).is_ok(), "that was when");
+    assert!(keyed.try_acquire(&1, REQUEST).is_ok(), "admitted at that time");
 }
 
 #[test]
-fn every_key_that_is_there_throughout_is_seen_once_while_others_come_and_go() {
+fn stable_keys_appear_once_while_others_churn() {
     let (builder, clock) = by_hand(rate(Rate::per_second(1_000).burst(1)));
     let keyed = builder.shards(2).keys_max(6_000).build().unwrap();
     let pinned: Vec<_> = (0..500).map(|key| keyed.throttle(&key)).collect();
@@ -162,7 +162,7 @@ fn every_key_that_is_there_throughout_is_seen_once_while_others_come_and_go() {
     let flood = {
         let (keyed, is_over) = (keyed.clone(), Arc::clone(&is_over));
         thread::spawn(move || {
-            // It grows to its bound, and is idle, and shrinks again.
+            // The registry grows to its bound, is idle, and shrinks again.
             for key in (1_000..).take_while(|_| !is_over.load(Ordering::SeqCst)) {
                 drop(keyed.try_acquire(&key, REQUEST));
                 if key % 7_000 == 0 {
@@ -174,7 +174,7 @@ fn every_key_that_is_there_throughout_is_seen_once_while_others_come_and_go() {
     };
     for _ in 0..150 {
         let seen = keyed.snapshot(usize::MAX);
-        assert_eq!(seen.keys, seen.top.len(), "the sums and the list are of the same keys");
+        assert_eq!(seen.keys, seen.top.len(), "the sums and the list cover the same keys");
         let mut of_pinned: Vec<u64> = seen.top.iter().map(|view| view.key).filter(|key| *key < 500).collect();
         of_pinned.sort_unstable();
         assert_eq!(of_pinned, (0..500).collect::<Vec<_>>());
@@ -186,7 +186,7 @@ fn every_key_that_is_there_throughout_is_seen_once_while_others_come_and_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn snapshots_come_at_a_steady_pace_and_a_late_reader_gets_one_at_once() {
+async fn snapshot_stream_is_steady_and_catches_up() {
     let keyed: Keyed<u64> = Keyed::builder(slots(1)).build().unwrap();
     let mut snapshots = keyed.snapshots(secs(10), 3);
     let start = keyed.snapshot(0).at;
@@ -194,17 +194,17 @@ async fn snapshots_come_at_a_steady_pace_and_a_late_reader_gets_one_at_once() {
     assert_eq!(second(snapshots.next().await.at), 10);
     assert_eq!(second(snapshots.next().await.at), 20);
     tokio::time::advance(secs(25)).await;
-    assert_eq!(second(snapshots.next().await.at), 45, "at once, and one of those missed");
-    assert_eq!(second(snapshots.next().await.at), 50, "and then at the pace of before");
+    assert_eq!(second(snapshots.next().await.at), 45, "at once, for the missed ticks");
+    assert_eq!(second(snapshots.next().await.at), 50, "back on the original schedule");
     assert!(tokio::time::timeout(secs(4), snapshots.next()).await.is_err());
-    assert_eq!(second(snapshots.next().await.at), 60, "one that was given up loses nothing");
+    assert_eq!(second(snapshots.next().await.at), 60, "a cancelled read loses nothing");
     tokio::time::advance(secs(10)).await;
-    assert_eq!(second(snapshots.next().await.at), 70, "just in time is not late");
+    assert_eq!(second(snapshots.next().await.at), 70, "exactly on time is not late");
     assert_eq!(second(snapshots.next().await.at), 80);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_span_of_zero_is_a_millisecond_and_the_longest_never_ends() {
+async fn snapshot_span_is_clamped() {
     let keyed: Keyed<u64> = Keyed::builder(slots(1)).build().unwrap();
     let mut often = keyed.snapshots(Duration::ZERO, 0);
     let first = often.next().await.at;
@@ -229,10 +229,10 @@ fn snapshots_survive_a_clock_that_steps_back() {
     assert_eq!(keyed.snapshot(0).at, clock.now());
 }
 
-/// The story: a key that was read and left before the sums were made was counted twice, as a key and as one that is
-/// gone, and the next snapshot showed less than the one before.
+/// Regression: a key that was read and then evicted before the sums were made was counted twice, and the next
+/// snapshot showed less than the one before.
 #[test]
-fn what_was_admitted_is_counted_once_while_keys_leave() {
+fn admissions_are_counted_once_during_eviction() {
     let (builder, clock) = by_hand(rate(Rate::per_second(1_000).burst(1)));
     let keyed = builder.shards(1).keys_max(5_000).build().unwrap();
     let counts: Arc<[AtomicU64; 2]> = Arc::default();

@@ -1,4 +1,4 @@
-//! Layered dispatch under a storm of 429s, and the brake's way back, in virtual time.
+//! The layered preset under a storm of 429s, and the recovery of the brake, in virtual time.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn request_size_sets_pause_after_overload() {
     }
 }
 
-/// What the far side saw.
+/// What the upstream received.
 #[derive(Default)]
 struct Log {
     sent: Vec<Duration>,
@@ -51,8 +51,8 @@ struct Log {
     most_after: usize,
 }
 
-/// 600 requests at once, the first of which is answered 429. Nothing is sent before the pause is over,
-/// at most ten at a time while recovering, those who waited come back spread, and after the tail all slots are used.
+/// 600 requests at once, the first of which gets a 429. Nothing is sent during the pause, waiters resume
+/// spread out with at most ten in flight while recovering, and after the tail all slots are used.
 #[tokio::test(start_paused = true)]
 async fn throttle_recovers_from_storm_of_429s() {
     const PAUSE: Duration = Duration::from_secs(5);
@@ -101,24 +101,24 @@ async fn throttle_recovers_from_storm_of_429s() {
     let log = log.lock().unwrap();
     let until = millis(100) + PAUSE;
     let early = log.sent.iter().filter(|sent| **sent < millis(100)).count();
-    assert_eq!(early, 400, "all slots, before the first answer");
+    assert_eq!(early, 400, "all slots, before the first response");
     assert!(log.sent.iter().all(|sent| *sent < millis(100) || *sent >= until), "nothing during the pause");
     assert!(log.most_while_recovering <= 10, "{} while recovering", log.most_while_recovering);
     let resumed: Vec<_> = log.sent.iter().filter(|sent| **sent >= until).take(10).collect();
     let spread = resumed[9].saturating_sub(*resumed[0]);
-    assert!(spread > millis(1), "the first ten came back within {spread:?}");
+    assert!(spread > millis(1), "the first ten resumed within {spread:?}");
     let recovering = log.sent.iter().filter(|sent| (until..until + secs(10)).contains(*sent)).count();
     assert!((300..=510).contains(&recovering), "ten at a time, 200 ms each, for ten seconds: {recovering}");
     let left = log.sent.iter().filter(|sent| **sent >= until + secs(10)).count();
-    assert!(left > 50, "{left} are left after the tail");
-    // All that are left at once, beside the last of those who were recovering.
+    assert!(left > 50, "{left} remain after the tail");
+    // All remaining requests at once, beside the last ones of the recovery.
     assert!((left..=left + 10).contains(&log.most_after), "{} of {left} at once", log.most_after);
     assert_eq!(throttle.snapshot().phase, Phase::Normal);
 }
 
-/// Nothing but the pause holds the 64 who wait: all slots are free when it ends.
+/// Only the pause holds the 64 waiters: all slots are free when it ends.
 #[tokio::test(start_paused = true)]
-async fn those_who_waited_out_a_pause_come_back_spread_over_a_second() {
+async fn waiters_resume_spread_over_a_second_after_pause() {
     for seed in 0..20 {
         let builder = Throttle::builder().slots(Slots::fixed(64)).random(Random::seeded(seed));
         let throttle = builder.build().unwrap();
@@ -143,7 +143,7 @@ async fn those_who_waited_out_a_pause_come_back_spread_over_a_second() {
     }
 }
 
-/// The recovering phase is not shortened by successes.
+/// Successes do not shorten the recovery phase.
 #[tokio::test(start_paused = true)]
 async fn recovering_phase_lasts_its_full_tail() {
     let throttle = Throttle::layered().build().unwrap();
@@ -161,10 +161,10 @@ async fn recovering_phase_lasts_its_full_tail() {
     assert_eq!(throttle.snapshot().state, State::Running);
 }
 
-/// After one wave of failures at 64 slots: cut once to 32, and back at 64 after 32 cooling periods under demand,
-/// which is what the documentation says.
+/// One wave of failures at 64 slots cuts once to 32, and 32 cooling periods under demand restore 64, as
+/// documented.
 #[tokio::test(start_paused = true)]
-async fn one_wave_at_64_slots_is_recovered_from_in_32_cooling_periods() {
+async fn brake_recovers_64_slots_in_32_cooling_periods() {
     let cooling = secs(60);
     let throttle = Throttle::builder()
         .slots(Slots::adaptive(1..=64))
@@ -218,11 +218,11 @@ fn progress_is_reported_at_milestones() {
 }
 
 #[test]
-fn a_watcher_that_panics_is_caught_and_counted() {
+fn watcher_panic_is_caught_and_counted() {
     let throttle = Throttle::builder()
         .slots(Slots::fixed(1))
         .total(2)
-        .on_progress(|_| panic!("a bug in the watcher"))
+        .on_progress(|_| panic!("injected panic"))
         .build()
         .unwrap();
     throttle.try_acquire(REQUEST).unwrap().settle(Outcome::success());

@@ -1,4 +1,4 @@
-//! The shared limiter on the memory store: who is limited by what, leases, refusals and reports.
+//! The limiter on the memory store: policies, entities, leases, refusals and reports.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,8 +7,8 @@ use tidegate::store::wrap::{CallEnd, Measured, Verb, Watcher};
 use tidegate::store::{ManualWall, PolicyChange};
 use tidegate::{
     Entity, EntityId, Expect, InvalidLimiter, Lease, Limit, LimitError, Limiter, LimiterBuilder, Memory,
-    OnExpiry, Paging, Policy, ResourceName, Scope, Settled, Stamp, StoreError, Subject, UsageOf, UsageQuery,
-    Window, Would,
+    OnExpiry, Paging, Policy, ResourceName, Scope, SettleStatus, Stamp, StoreError, Subject, UsageOf,
+    UsageQuery, Window, Would,
 };
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
@@ -30,11 +30,11 @@ fn limiter(limits: impl IntoIterator<Item = Limit>) -> (Limiter, ManualWall) {
 }
 
 async fn available(limiter: &Limiter, entity: &str, limit: &str) -> i64 {
-    let lines = limiter.balances((entity, "gpt")).await.expect("the store is there");
+    let lines = limiter.balances((entity, "gpt")).await.expect("the store is available");
     let own = lines
         .iter()
         .find(|line| line.balance.limit.as_str() == limit && line.balance.subject.entity.as_str() == entity);
-    own.expect("the limit is there").balance.available
+    own.expect("the limit exists").balance.available
 }
 
 fn is_ended(error: &LimitError) -> bool {
@@ -45,18 +45,18 @@ fn is_ended(error: &LimitError) -> bool {
 async fn refusal_takes_nothing_and_lists_every_balance() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
     limiter.spend(("acme", "gpt"), [("tpm", 50)]).await.unwrap();
-    let error = limiter.acquire(("acme", "gpt"), [("rpm", 1), ("tpm", 80)]).await.unwrap_err();
+    let error = limiter.try_acquire(("acme", "gpt"), [("rpm", 1), ("tpm", 80)]).await.unwrap_err();
     let refusal = error.limited().unwrap();
     let seen: Vec<_> =
         refusal.lines.iter().map(|line| (line.balance.limit.as_str(), line.balance.is_short())).collect();
     assert_eq!(seen, [("rpm", false), ("tpm", true)]);
-    // What was asked, what there is, and when to retry.
+    // The error reports the requested and available units and when to retry.
     let primary = refusal.primary().unwrap();
     assert_eq!((primary.balance.asked, primary.balance.available), (80, 50));
     assert_eq!(error.retry_after(), Some(Duration::from_secs(DAYS * 30 / 100)));
     assert_eq!(
         error.to_string(),
-        "tpm of acme on gpt: 50 of 100 there, 80 asked (by defaults); come back in 25920s"
+        "limit \"tpm\" exceeded for acme on gpt: 50 of 100 available, 80 requested (by defaults); retry after 7h12m"
     );
     assert_eq!(available(&limiter, "acme", "rpm").await, 100);
 }
@@ -64,7 +64,7 @@ async fn refusal_takes_nothing_and_lists_every_balance() {
 #[tokio::test]
 async fn cost_above_burst_is_refused_as_too_large() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
-    let error = limiter.acquire(("acme", "gpt"), [("rpm", 200)]).await.unwrap_err();
+    let error = limiter.try_acquire(("acme", "gpt"), [("rpm", 200)]).await.unwrap_err();
     assert!(matches!(error, LimitError::TooLarge(_)) && error.is_final(), "{error}");
     assert_eq!(error.retry_after(), None);
     let error = limiter.time_until_available(("acme", "gpt"), [("rpm", 200)]).await.unwrap_err();
@@ -75,7 +75,7 @@ async fn cost_above_burst_is_refused_as_too_large() {
 #[tokio::test]
 async fn lease_is_visible_and_returns_when_dropped() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
-    let lease = limiter.acquire(("acme", "gpt"), [("rpm", 10)]).await.unwrap();
+    let lease = limiter.try_acquire(("acme", "gpt"), [("rpm", 10)]).await.unwrap();
     assert_eq!(available(&limiter, "acme", "rpm").await, 90);
     assert_eq!(lease.balances()[0].available, 90);
     drop(lease);
@@ -86,19 +86,19 @@ async fn lease_is_visible_and_returns_when_dropped() {
 #[tokio::test]
 async fn refused_extension_leaves_lease_unchanged() {
     let (limiter, _) = limiter([Limit::per_day("tpm", 1_000)]);
-    let mut lease = limiter.acquire(("acme", "gpt"), [("tpm", 500)]).await.unwrap();
+    let mut lease = limiter.try_acquire(("acme", "gpt"), [("tpm", 500)]).await.unwrap();
     let error = lease.extend([("tpm", 600)]).await.unwrap_err();
     assert!(matches!(error, LimitError::Limited(_)), "{error}");
     lease.extend([("tpm", 500)]).await.unwrap();
     assert_eq!((lease.held("tpm"), lease.balances()[0].available), (Some(1_000), 0));
-    lease.settle_as_held().await.unwrap();
+    lease.settle_full().await.unwrap();
     assert_eq!(available(&limiter, "acme", "tpm").await, 0);
 }
 
 #[tokio::test]
 async fn adjustment_is_never_refused_and_stops_at_zero() {
     let (limiter, _) = limiter([Limit::per_day("tpm", 1_000)]);
-    let mut lease = limiter.acquire(("acme", "gpt"), [("tpm", 500)]).await.unwrap();
+    let mut lease = limiter.try_acquire(("acme", "gpt"), [("tpm", 500)]).await.unwrap();
     lease.adjust([("tpm", 1_000)]).await.unwrap();
     assert_eq!((lease.held("tpm"), available(&limiter, "acme", "tpm").await), (Some(1_500), -500));
     lease.adjust([("tpm", -1_200)]).await.unwrap();
@@ -110,23 +110,23 @@ async fn adjustment_is_never_refused_and_stops_at_zero() {
 #[tokio::test]
 async fn cancel_returns_all_and_settle_keeps_what_is_used() {
     let (limiter, _) = limiter([Limit::per_day("tpm", 100)]);
-    let mut lease = limiter.acquire(("acme", "gpt"), [("tpm", 40)]).await.unwrap();
+    let mut lease = limiter.try_acquire(("acme", "gpt"), [("tpm", 40)]).await.unwrap();
     lease.adjust([("tpm", 10)]).await.unwrap();
     assert_eq!(available(&limiter, "acme", "tpm").await, 50);
     lease.cancel().await.unwrap();
     assert_eq!(available(&limiter, "acme", "tpm").await, 100);
-    let mut lease = limiter.acquire(("acme", "gpt"), [("tpm", 40)]).await.unwrap();
+    let mut lease = limiter.try_acquire(("acme", "gpt"), [("tpm", 40)]).await.unwrap();
     lease.adjust([("tpm", 30)]).await.unwrap();
     lease.settle([("tpm", 55)]).await.unwrap();
     assert_eq!(available(&limiter, "acme", "tpm").await, 45);
 }
 
 #[tokio::test]
-async fn repeated_ending_is_answered_and_another_is_refused() {
+async fn repeated_settle_succeeds_and_another_is_refused() {
     let (limiter, _) = limiter([Limit::per_day("tpm", 100)]);
-    let mut lease = limiter.acquire(("acme", "gpt"), [("tpm", 40)]).await.unwrap();
-    assert_eq!(lease.settle([("tpm", 30)]).await.unwrap(), Settled::Now);
-    assert_eq!(lease.settle([("tpm", 30)]).await.unwrap(), Settled::Now);
+    let mut lease = limiter.try_acquire(("acme", "gpt"), [("tpm", 40)]).await.unwrap();
+    assert_eq!(lease.settle([("tpm", 30)]).await.unwrap(), SettleStatus::Now);
+    assert_eq!(lease.settle([("tpm", 30)]).await.unwrap(), SettleStatus::Now);
     for error in [
         lease.settle([("tpm", 31)]).await.unwrap_err(),
         lease.cancel().await.unwrap_err(),
@@ -139,37 +139,37 @@ async fn repeated_ending_is_answered_and_another_is_refused() {
     assert_eq!(available(&limiter, "acme", "tpm").await, 70);
 }
 
-/// Who, what, and the beginning of the answer.
-type Impossible = ((&'static str, &'static str), &'static [(&'static str, u64)], &'static str);
+/// Subject, cost, and the start of the expected error.
+type InvalidRequest = ((&'static str, &'static str), &'static [(&'static str, u64)], &'static str);
 
 #[tokio::test]
 async fn bad_input_is_refused_and_changes_nothing() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
-    let table: [Impossible; 6] = [
+    let table: [InvalidRequest; 6] = [
         (("acme", "gpt"), &[("typo", 1_000)], "`acme on gpt` has no limit `typo`; it has `rpm`, `tpm`"),
-        (("acme", "gpt"), &[("rpm", 0), ("tpm", 0)], "nothing is asked of `acme on gpt`"),
-        (("acme", "gpt"), &[("rpm", 1), ("rpm", 1)], "the limit `rpm` is asked for twice"),
-        (("a#b", "gpt"), &[("rpm", 1)], "the entity `a#b` holds '#'"),
+        (("acme", "gpt"), &[("rpm", 0), ("tpm", 0)], "nothing is requested of `acme on gpt`"),
+        (("acme", "gpt"), &[("rpm", 1), ("rpm", 1)], "the limit `rpm` is requested twice"),
+        (("a#b", "gpt"), &[("rpm", 1)], "the entity `a#b` has '#'"),
         (("acme", "$SYSTEM"), &[("rpm", 1)], "the resource `$SYSTEM` is reserved"),
         (("acme", ""), &[("rpm", 1)], "the resource `` is empty"),
     ];
     for (subject, cost, sentence) in table {
-        let error = limiter.acquire(subject, cost).await.unwrap_err();
+        let error = limiter.try_acquire(subject, cost).await.unwrap_err();
         assert!(error.to_string().starts_with(sentence), "{error}");
         assert!(error.is_final() && error.retry_after().is_none());
     }
-    let mut lease = limiter.acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap();
+    let mut lease = limiter.try_acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap();
     let error = lease.settle([("typo", 1)]).await.unwrap_err();
     assert!(matches!(error, LimitError::Cost(_)), "{error}");
     assert!(lease.adjust([("rpm", i64::MIN)]).await.is_err());
     assert!(lease.extend([("rpm", 0)]).await.is_err());
     assert_eq!(lease.held("rpm"), Some(1));
-    lease.settle_as_held().await.unwrap();
+    lease.settle_full().await.unwrap();
     assert_eq!(available(&limiter, "acme", "rpm").await, 99);
 }
 
 #[tokio::test]
-async fn a_limiter_that_cannot_be_is_refused_with_the_field_and_the_bound() {
+async fn invalid_limiter_options_name_field_and_bound() {
     let build = |change: fn(LimiterBuilder) -> LimiterBuilder| {
         change(Limiter::builder(Memory::new())).build().unwrap_err().to_string()
     };
@@ -194,10 +194,10 @@ async fn a_limiter_that_cannot_be_is_refused_with_the_field_and_the_bound() {
 #[tokio::test]
 async fn missing_policy_error_says_where_to_write_one() {
     let limiter = Limiter::new(Memory::new());
-    let error = limiter.acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap_err();
-    assert!(error.to_string().starts_with("nothing limits acme on gpt: write a policy"), "{error}");
-    // A negative answer is remembered too, and forgotten with the first policy.
-    limiter.acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap_err();
+    let error = limiter.try_acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap_err();
+    assert!(error.to_string().starts_with("no limits for acme on gpt: write a policy"), "{error}");
+    // The negative result is cached as well, and invalidated by the first policy.
+    limiter.try_acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap_err();
     assert_eq!(limiter.stats().cache.negative_hits, 1);
     let admin = limiter.admin("ops");
     admin.set_policy(Scope::System, policy([Limit::per_day("rpm", 5)])).await.unwrap();
@@ -225,12 +225,12 @@ async fn limit_added_to_live_bucket_applies() {
     let (limiter, _) = limiter([]);
     let admin = limiter.admin("ops");
     admin.set_policy(Scope::System, policy([Limit::per_day("rpm", 5)])).await.unwrap();
-    let mut old = limiter.acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap();
+    let mut old = limiter.try_acquire(("acme", "gpt"), [("rpm", 1)]).await.unwrap();
     let both = [Limit::per_day("rpm", 5), Limit::per_day("tpm", 10)];
     admin.set_policy(Scope::System, policy(both)).await.unwrap();
     limiter.spend(("acme", "gpt"), [("tpm", 10)]).await.unwrap();
     assert!(limiter.spend(("acme", "gpt"), [("tpm", 1)]).await.is_err());
-    // A lease of before is not stranded, and knows what it knew.
+    // An older lease keeps its limits and can still be settled.
     assert!(matches!(old.adjust([("tpm", 1)]).await.unwrap_err(), LimitError::Cost(_)));
     old.settle([("rpm", 2)]).await.unwrap();
     assert_eq!(available(&limiter, "acme", "rpm").await, 3);
@@ -254,7 +254,7 @@ async fn child_draws_from_parents_and_refusal_names_owner() {
     }
     limiter.spend(("user", "gpt"), [("rpm", 4)]).await.unwrap();
     limiter.spend(("loner", "gpt"), [("rpm", 4)]).await.unwrap();
-    let error = limiter.acquire(("user", "gpt"), [("rpm", 2)]).await.unwrap_err();
+    let error = limiter.try_acquire(("user", "gpt"), [("rpm", 2)]).await.unwrap_err();
     let short: Vec<_> = error.limited().unwrap().short().collect();
     assert_eq!(short.len(), 1);
     assert_eq!(short[0].balance.subject.entity.as_str(), "org");
@@ -263,13 +263,13 @@ async fn child_draws_from_parents_and_refusal_names_owner() {
     let left: Vec<_> =
         lines.iter().map(|line| (line.balance.subject.entity.as_str(), line.balance.available)).collect();
     assert_eq!(left, [("user", 96), ("team", 96), ("org", 1)]);
-    // All that an entity has used, and those above it, in one call.
+    // The usage of an entity and its ancestors in one call.
     let all = limiter.balances_of_entity("user").await.unwrap();
     assert_eq!(all.len(), 3);
 }
 
 #[tokio::test]
-async fn a_cycle_and_a_ninth_level_are_refused() {
+async fn parent_cycles_and_ninth_level_are_refused() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
     let admin = limiter.admin("ops");
     for level in 0..8 {
@@ -281,7 +281,7 @@ async fn a_cycle_and_a_ninth_level_are_refused() {
     let ninth = Entity::new(id("e8")).parent(id("e7"));
     let error = admin.put_entity(&ninth, Expect::Any).await.unwrap_err();
     assert_eq!(error.to_string(), "`e7` cannot be the parent of `e8`: more than 8 levels");
-    // From above, the ninth level is found when somebody draws from it.
+    // Added from above, the ninth level is detected by a draw.
     admin.put_entity(&Entity::new(id("top")), Expect::Any).await.unwrap();
     let moved = Entity::new(id("e0")).parent(id("top")).cascade();
     admin.put_entity(&moved, Expect::Any).await.unwrap();
@@ -290,14 +290,14 @@ async fn a_cycle_and_a_ninth_level_are_refused() {
 }
 
 #[tokio::test]
-async fn limits_of_a_call_have_buckets_of_their_own() {
+async fn per_call_limits_have_their_own_buckets() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 10), Limit::per_day("tpm", 100)]);
     let cost = [("rpm", 5), ("tpm", 1)];
     let call = || limiter.request(("acme", "gpt"), &cost).limits([Limit::per_day("rpm", 7)]);
     call().spend().await.unwrap();
-    let error = call().acquire().await.unwrap_err();
+    let error = call().try_acquire().await.unwrap_err();
     assert_eq!(error.limited().unwrap().primary().unwrap().source.to_string(), "this call");
-    // The stored one was not touched, and the other limit was.
+    // The stored limit of that name was not charged, and the other limit was.
     assert_eq!(available(&limiter, "acme", "rpm").await, 10);
     assert_eq!(available(&limiter, "acme", "tpm").await, 99);
     let other = limiter.request(("acme", "gpt"), &cost).limits([Limit::per_day("rpm", 8)]);
@@ -307,7 +307,7 @@ async fn limits_of_a_call_have_buckets_of_their_own() {
 }
 
 #[tokio::test]
-async fn an_explanation_says_who_limits_and_what_would_happen_and_takes_nothing() {
+async fn explain_reports_limits_and_outcome_without_charge() {
     let (limiter, _) = limiter([Limit::per_day("tpm", 1_000)]);
     let admin = limiter.admin("ops");
     admin.set_policy(Scope::System, policy([Limit::per_day("rpm", 10)])).await.unwrap();
@@ -320,9 +320,9 @@ async fn an_explanation_says_who_limits_and_what_would_happen_and_takes_nothing(
     assert_eq!(explanation.would, Would::Wait(Duration::from_secs(DAYS / 10)));
     assert_eq!(
         explanation.to_string(),
-        "acme on gpt would be refused; come back in 8640s\n  \
-         short  rpm of acme on gpt: 0 of 10 there, 1 asked (by system)\n  \
-         there  tpm of acme on gpt: 1000 of 1000 there, 1 asked (by defaults)\n"
+        "acme on gpt would be refused; retry after 8640s\n  \
+         short  rpm of acme on gpt: 0 of 10 available, 1 requested (by system)\n  \
+         ok     tpm of acme on gpt: 1000 of 1000 available, 1 requested (by defaults)\n"
     );
     let wait = limiter.time_until_available(("acme", "gpt"), [("rpm", 2)]).await.unwrap();
     assert_eq!(wait, Duration::from_secs(DAYS / 5));
@@ -335,7 +335,7 @@ async fn usage_and_capacity_are_reported() {
     let (limiter, clock) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 1_000)]);
     for hours in 0..3 {
         for entity in ["acme", "beta"] {
-            let mut lease = limiter.acquire((entity, "gpt"), [("rpm", 1), ("tpm", 200)]).await.unwrap();
+            let mut lease = limiter.try_acquire((entity, "gpt"), [("rpm", 1), ("tpm", 200)]).await.unwrap();
             lease.settle([("tpm", 100 + hours)]).await.unwrap();
         }
         clock.advance(Duration::from_secs(3_600));
@@ -359,7 +359,7 @@ async fn usage_and_capacity_are_reported() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_never_ended_expires_as_its_policy_says() {
+async fn abandoned_lease_expires_by_policy() {
     for (on_expiry, left) in [(OnExpiry::Settle, 60), (OnExpiry::Return, 100)] {
         let clock = ManualWall::new(START);
         let limiter = Limiter::builder(Memory::with_clock(clock.clone()))
@@ -368,7 +368,7 @@ async fn a_lease_that_is_never_ended_expires_as_its_policy_says() {
             .lease_deadline(Duration::from_secs(30))
             .build()
             .unwrap();
-        let mut lease: Lease = limiter.acquire(("acme", "gpt"), [("rpm", 40)]).await.unwrap();
+        let mut lease: Lease = limiter.try_acquire(("acme", "gpt"), [("rpm", 40)]).await.unwrap();
         clock.advance(Duration::from_secs(31));
         assert_eq!(available(&limiter, "acme", "rpm").await, left);
         let error = lease.settle([("rpm", 1)]).await.unwrap_err();
@@ -379,7 +379,7 @@ async fn a_lease_that_is_never_ended_expires_as_its_policy_says() {
 }
 
 #[tokio::test]
-async fn changes_by_administrators_expect_versions() {
+async fn admin_changes_check_versions() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
     let admin = limiter.admin("ops");
     let version = admin.set_policy(Scope::System, policy([Limit::per_day("rpm", 7)])).await.unwrap();
@@ -391,22 +391,22 @@ async fn changes_by_administrators_expect_versions() {
 }
 
 #[tokio::test]
-async fn a_request_has_a_deadline_of_its_own_within_bounds() {
+async fn request_deadline_is_bounded() {
     let (limiter, clock) = limiter([Limit::per_day("rpm", 100)]);
     let request = |deadline| limiter.request(("acme", "gpt"), &[("rpm", 40)]).deadline(deadline);
-    let error = request(Duration::ZERO).acquire().await.unwrap_err();
-    assert_eq!(error.to_string(), "a lease's deadline of 0ns, outside 1ms..=2592000s");
+    let error = request(Duration::ZERO).try_acquire().await.unwrap_err();
+    assert_eq!(error.to_string(), "lease deadline is 0ns, outside 1ms..=2592000s");
     assert!(request(Duration::MAX).acquire_within(Duration::ZERO).await.is_err());
     assert!(format!("{:?}", request(Duration::ZERO)).contains("acme"));
-    let lease = request(Duration::from_secs(5)).acquire().await.unwrap();
+    let lease = request(Duration::from_secs(5)).try_acquire().await.unwrap();
     clock.advance(Duration::from_secs(6));
     assert_eq!(available(&limiter, "acme", "rpm").await, 60);
     drop(lease);
-    assert_eq!(available(&limiter, "acme", "rpm").await, 60, "it was settled at what it drew");
+    assert_eq!(available(&limiter, "acme", "rpm").await, 60, "it was settled in full");
 }
 
 #[tokio::test]
-async fn an_entity_is_removed_with_its_policies_and_not_with_those_below_it() {
+async fn entity_with_children_cannot_be_removed() {
     let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
     let admin = limiter.admin("ops");
     admin.put_entity(&Entity::new(id("org")), Expect::Absent).await.unwrap();
@@ -414,42 +414,42 @@ async fn an_entity_is_removed_with_its_policies_and_not_with_those_below_it() {
     let own = Scope::Subject(Subject::new("team", "gpt").unwrap());
     admin.set_policy(own, policy([Limit::per_day("rpm", 7)])).await.unwrap();
     let error = admin.remove_entity(&id("org"), Expect::Any).await.unwrap_err();
-    assert_eq!(error.to_string(), "the entity `org` has 1 below it; move or remove them first");
+    assert_eq!(error.to_string(), "the entity `org` has children: 1; move or remove them first");
     admin.remove_entity(&id("team"), Expect::Any).await.unwrap();
     assert_eq!(available(&limiter, "team", "rpm").await, 100);
     admin.remove_entity(&id("org"), Expect::Any).await.unwrap();
     assert!(admin.policies().await.unwrap().is_empty());
 }
 
-/// Remembers what a store was asked.
+/// Records the calls to a store.
 #[derive(Debug, Default)]
-struct Book(Mutex<Vec<Verb>>);
+struct CallLog(Mutex<Vec<Verb>>);
 
-impl Watcher for Book {
+impl Watcher for CallLog {
     fn ended(&self, verb: Verb, _: Duration, _: CallEnd<'_>) {
-        self.0.lock().expect("nobody panics with it").push(verb);
+        self.0.lock().expect("the lock is not poisoned").push(verb);
     }
 }
 
 #[tokio::test]
-async fn a_spend_tells_what_it_left_and_the_store_is_asked_once() {
-    let book = Arc::new(Book::default());
-    let store = Measured::new(Memory::with_clock(ManualWall::new(START)), book.clone());
+async fn spend_reports_balances_in_one_call() {
+    let log = Arc::new(CallLog::default());
+    let store = Measured::new(Memory::with_clock(ManualWall::new(START)), log.clone());
     let limits = [Limit::per_day("rpm", 100), Limit::per_day("tpm", 1_000), Limit::per_day("other", 5)];
     let limiter = Limiter::builder(store).defaults(limits).build().unwrap();
-    let told = async |id: Option<u128>| {
+    let spend = async |id: Option<u128>| {
         let request = limiter.request(("acme", "gpt"), &[("rpm", 1), ("tpm", 300)]);
         let request = if let Some(id) = id { request.id(id) } else { request };
-        let balances = request.spend_and_tell().await.unwrap();
+        let balances = request.spend_with_balances().await.unwrap();
         balances.iter().map(|left| (left.limit.to_string(), left.available)).collect::<Vec<_>>()
     };
     let left = |rpm, tpm| vec![("rpm".to_owned(), rpm), ("tpm".to_owned(), tpm)];
-    assert_eq!(told(None).await, left(99, 700));
-    book.0.lock().unwrap().clear();
-    assert_eq!(told(None).await, left(98, 400));
-    assert_eq!(*book.0.lock().unwrap(), [Verb::Version, Verb::Spend]);
-    // One that was done before draws nothing, and is told what is there.
+    assert_eq!(spend(None).await, left(99, 700));
+    log.0.lock().unwrap().clear();
+    assert_eq!(spend(None).await, left(98, 400));
+    assert_eq!(*log.0.lock().unwrap(), [Verb::Version, Verb::Spend]);
+    // A repeated spend charges nothing, and returns the current balances.
     for _ in 0..2 {
-        assert_eq!(told(Some(7)).await, left(97, 100));
+        assert_eq!(spend(Some(7)).await, left(97, 100));
     }
 }

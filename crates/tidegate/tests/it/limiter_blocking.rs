@@ -1,4 +1,4 @@
-//! Threads without a runtime: they are limited like everybody else, and what they drop is settled all the same.
+//! Threads without a runtime: the same limits apply, and dropped leases are settled.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,11 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate::{
-    Adjusted, Cost, Limit, LimitError, Limiter, Memory, Outcome, Settled, Slots, Sqlite, Throttle, blocking,
+    AdjustStatus, Cost, Limit, LimitError, Limiter, Memory, Outcome, SettleStatus, Slots, Sqlite, Throttle,
+    blocking,
 };
 use tokio::runtime::{Builder, Runtime};
 
-use crate::kit::limiter::{ACME, Hooked, calm, level, memory, over, settled};
+use crate::kit::limiter::{ACME, HookStore, calm, level, memory, over, settled};
 use crate::kit::secs;
 
 const THREADS: u64 = 6;
@@ -22,7 +23,8 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime can be made")
 }
 
-/// A limiter on the memory store, and one behind a network. Its deadline is long: threads may be slow to run.
+/// A limiter on the memory store, and one behind a network with a long deadline, because threads may be slow
+/// to run.
 fn both(limits: &[Limit]) -> [(Limiter, Memory); 2] {
     let here = Memory::new();
     let at_once =
@@ -33,7 +35,7 @@ fn both(limits: &[Limit]) -> [(Limiter, Memory); 2] {
     [(at_once, here), (builder.build().expect("within the bounds"), away)]
 }
 
-/// Closes, and waits until nothing is under way.
+/// Closes the limiter, and checks that nothing is left.
 fn check_idle(limiter: &Limiter) {
     runtime().block_on(limiter.drain());
     let stats = limiter.stats();
@@ -45,12 +47,13 @@ fn check_idle(limiter: &Limiter) {
 fn threads_on_one_limit_get_exactly_the_burst() {
     for (limiter, store) in both(&[Limit::per_day("rpm", 50)]) {
         let work = |limiter: Limiter| {
-            // Time to queue behind the other threads, and too little for a refill: only a spent limit refuses.
+            // Enough time to queue behind the other threads and too little for a refill, so only an exhausted
+            // limit refuses.
             let one = || limiter.blocking().acquire_within(ACME, [("rpm", 1)], secs(600));
             let leases: Vec<_> = (0..20).filter_map(|_| one().ok()).collect();
             let count = leases.len();
             for mut lease in leases {
-                assert_eq!(lease.settle_as_held().expect("the store is available"), Settled::Now);
+                assert_eq!(lease.settle_full().expect("the store is available"), SettleStatus::Now);
             }
             count
         };
@@ -65,42 +68,42 @@ fn threads_on_one_limit_get_exactly_the_burst() {
 }
 
 #[test]
-fn every_step_of_a_lease_needs_no_runtime() {
+fn lease_lifecycle_needs_no_runtime() {
     let limits = [Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)];
     let opened = Limiter::over(blocking::open("sqlite::memory:").unwrap()).store_deadline(secs(60));
     let opened = opened.defaults(limits.clone()).build().unwrap();
     for limiter in both(&limits).map(|(limiter, _)| limiter).into_iter().chain([opened]) {
         let limiter = limiter.blocking();
         limiter.spend(ACME, [("tpm", 1)]).unwrap();
-        let mut lease = limiter.acquire(ACME, [("rpm", 10)]).unwrap();
+        let mut lease = limiter.try_acquire(ACME, [("rpm", 10)]).unwrap();
         assert!(lease.degraded().is_none() && lease.subject().entity.as_str() == "acme");
         lease.extend([("rpm", 5), ("tpm", 2)]).unwrap();
-        assert_eq!(lease.adjust([("rpm", -3)]).unwrap(), Adjusted::Now);
+        assert_eq!(lease.adjust([("rpm", -3)]).unwrap(), AdjustStatus::Now);
         lease.renew(secs(600)).unwrap();
         assert_eq!((lease.held("rpm"), lease.held("tpm")), (Some(12), Some(2)));
-        assert_eq!(lease.settle([("rpm", 7)]).unwrap(), Settled::Now);
+        assert_eq!(lease.settle([("rpm", 7)]).unwrap(), SettleStatus::Now);
         let mut cancelled = limiter.acquire_within(ACME, [("rpm", 50)], secs(1)).unwrap();
-        assert_eq!(cancelled.cancel().unwrap(), Settled::Now);
+        assert_eq!(cancelled.cancel().unwrap(), SettleStatus::Now);
         let left: Vec<i64> =
             limiter.balances(ACME).unwrap().iter().map(|line| line.balance.available).collect();
         assert_eq!(left, [93, 97]);
-        limiter.acquire(ACME, [("rpm", 1)]).unwrap().detach();
+        limiter.try_acquire(ACME, [("rpm", 1)]).unwrap().detach();
         assert_eq!(limiter.limiter().stats().open_leases, 0);
         limiter.drain();
     }
 }
 
 #[test]
-fn a_lease_dropped_on_a_plain_thread_returns() {
+fn lease_dropped_on_plain_thread_is_cancelled() {
     for (limiter, store) in both(&[Limit::per_day("rpm", 1_000)]) {
         let own = limiter.clone();
         let work = move || {
             for _ in 0..20 {
-                drop(own.blocking().acquire_within(ACME, [("rpm", 10)], secs(600)).expect("there is enough"));
+                drop(own.blocking().acquire_within(ACME, [("rpm", 10)], secs(600)).expect("enough units"));
             }
             let _panics =
-                own.blocking().acquire_within(ACME, [("rpm", 10)], secs(600)).expect("there is enough");
-            panic!("the work has a bug, as the test planned");
+                own.blocking().acquire_within(ACME, [("rpm", 10)], secs(600)).expect("enough units");
+            panic!("injected panic");
         };
         assert!(thread::spawn(work).join().is_err());
         check_idle(&limiter);
@@ -109,14 +112,14 @@ fn a_lease_dropped_on_a_plain_thread_returns() {
 }
 
 #[test]
-fn a_thread_waits_for_what_is_short() {
+fn blocking_acquire_waits_for_units() {
     for (limiter, store) in both(&[Limit::per_second("rpm", 1_000).burst(2)]) {
         let work = |limiter: &Limiter| {
             let mut lease = limiter
                 .blocking()
                 .acquire_within(ACME, [("rpm", 2)], secs(600))
-                .expect("ten minutes will do");
-            lease.settle_as_held().expect("the store is available");
+                .expect("ten minutes is enough");
+            lease.settle_full().expect("the store is available");
         };
         thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -129,23 +132,23 @@ fn a_thread_waits_for_what_is_short() {
 }
 
 #[test]
-fn refusals_are_the_same_as_elsewhere() {
+fn blocking_refusals_match_async_ones() {
     for (limiter, _) in both(&[Limit::per_day("rpm", 50)]) {
-        let ask = |name: &'static str, units: u64| {
+        let acquire = |name: &'static str, units: u64| {
             limiter.blocking().acquire_within(ACME, [(name, units)], secs(60)).map(drop)
         };
-        assert!(matches!(ask("rpm", 51), Err(LimitError::TooLarge(_))));
-        assert!(matches!(ask("typo", 1), Err(LimitError::Cost(_))));
+        assert!(matches!(acquire("rpm", 51), Err(LimitError::TooLarge(_))));
+        assert!(matches!(acquire("typo", 1), Err(LimitError::Cost(_))));
         runtime().block_on(limiter.spend(ACME, [("rpm", 50)])).unwrap();
-        assert!(matches!(ask("rpm", 1), Err(LimitError::Limited(_))));
+        assert!(matches!(acquire("rpm", 1), Err(LimitError::Limited(_))));
         limiter.close();
-        assert!(matches!(ask("rpm", 1), Err(LimitError::Closed)));
+        assert!(matches!(acquire("rpm", 1), Err(LimitError::Closed)));
     }
 }
 
 #[test]
-fn a_store_that_hangs_does_not_hold_a_thread_beyond_its_deadline() {
-    let store = Hooked::new(&Memory::new(), |_, _| crate::kit::limiter::Act::Hang);
+fn silent_store_blocks_thread_only_until_deadline() {
+    let store = HookStore::new(&Memory::new(), |_, _| crate::kit::limiter::Act::Hang);
     let limiter = over(&store)
         .defaults([Limit::per_day("rpm", 50)])
         .store_deadline(Duration::from_millis(1))
@@ -156,7 +159,7 @@ fn a_store_that_hangs_does_not_hold_a_thread_beyond_its_deadline() {
 }
 
 #[test]
-fn it_panics_within_a_runtime_and_takes_nothing() {
+fn blocking_call_inside_runtime_panics() {
     for (limiter, store) in both(&[Limit::per_day("rpm", 50)]) {
         let answer = runtime().block_on(async {
             catch_unwind(AssertUnwindSafe(|| {
@@ -170,7 +173,7 @@ fn it_panics_within_a_runtime_and_takes_nothing() {
 }
 
 #[test]
-fn a_thread_for_blocking_work_may_block() {
+fn blocking_call_in_spawn_blocking_works() {
     for (limiter, store) in both(&[Limit::per_second("rpm", 1_000).burst(1)]) {
         let own = limiter.clone();
         runtime().block_on(async move {
@@ -179,11 +182,11 @@ fn a_thread_for_blocking_work_may_block() {
                     drop(
                         own.blocking()
                             .acquire_within(ACME, [("rpm", 1)], secs(600))
-                            .expect("ten minutes will do"),
+                            .expect("ten minutes is enough"),
                     );
                 }
             };
-            tokio::task::spawn_blocking(work).await.expect("it does not panic there");
+            tokio::task::spawn_blocking(work).await.expect("no panic in `spawn_blocking`");
         });
         check_idle(&limiter);
         assert_eq!(runtime().block_on(settled(&store, ACME, "rpm")), (0, 0));
@@ -191,7 +194,7 @@ fn a_thread_for_blocking_work_may_block() {
 }
 
 #[test]
-fn threads_use_the_runtime_that_was_chosen() {
+fn threads_use_the_configured_runtime() {
     let chosen = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let store = calm();
     let limiter = over(&store)
@@ -207,7 +210,7 @@ fn threads_use_the_runtime_that_was_chosen() {
     check_idle(&limiter);
 }
 
-/// Runs a future on this thread, with no runtime anywhere near.
+/// Runs a future on this thread, without a runtime.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(thread::Thread);
     impl Wake for Unpark {
@@ -226,14 +229,15 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 #[test]
-fn a_thread_that_polls_for_itself_is_served_where_nothing_has_to_be_waited_for_but_the_store() {
-    // Nothing was said of a panic, and the first call of a store that was not in this process did: it wanted a timer.
+fn polling_without_runtime_works_unless_it_must_wait() {
+    // Regression: an undocumented panic, because the first call of a remote store needed a timer.
     let folder = tempfile::tempdir().unwrap();
     let store = runtime().block_on(Sqlite::open(folder.path().join("limits.db"))).unwrap();
-    let limiter = crate::kit::limiter::patient(store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
-    let mut lease = block_on(limiter.acquire(ACME, [("rpm", 2)])).unwrap();
+    let limiter =
+        crate::kit::limiter::with_long_deadline(store).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
+    let mut lease = block_on(limiter.try_acquire(ACME, [("rpm", 2)])).unwrap();
     block_on(lease.extend([("rpm", 1)])).unwrap();
-    assert_eq!(block_on(lease.settle_as_held()).unwrap(), Settled::Now);
+    assert_eq!(block_on(lease.settle_full()).unwrap(), SettleStatus::Now);
     block_on(limiter.spend(ACME, [("rpm", 1)])).unwrap();
     let throttle = Throttle::builder().slots(Slots::fixed(2)).build().unwrap();
     let joined = throttle.limited_by(&limiter);
@@ -242,9 +246,9 @@ fn a_thread_that_polls_for_itself_is_served_where_nothing_has_to_be_waited_for_b
     {
         block_on(permit.unwrap().settle(Outcome::success())).unwrap();
     }
-    let hangs = Hooked::new(&Memory::new(), |_, _| crate::kit::limiter::Act::Hang);
+    let hangs = HookStore::new(&Memory::new(), |_, _| crate::kit::limiter::Act::Hang);
     let limiter_of_none = over(&hangs).defaults([Limit::per_day("rpm", 10)]).build().unwrap();
-    let error = block_on(limiter_of_none.acquire(ACME, [("rpm", 1)])).unwrap_err();
-    assert!(matches!(error, LimitError::Unavailable { .. }), "its deadline holds there too: {error}");
+    let error = block_on(limiter_of_none.try_acquire(ACME, [("rpm", 1)])).unwrap_err();
+    assert!(matches!(error, LimitError::Unavailable { .. }), "its deadline applies as well: {error}");
     check_idle(&limiter);
 }

@@ -1,15 +1,15 @@
-//! What is remembered of policies, for how long, and how little is asked of the store.
+//! The policy cache: how long entries live, and how few reads reach the store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tidegate::store::wrap::{Plan, Verb};
+use tidegate::store::wrap::{FaultPlan, Verb};
 use tidegate::store::{Changes, Policies};
 use tidegate::{Limit, LimitError, LimitEvent, Limiter, Memory, OnUnavailable, Scope, Subject};
 
 use crate::kit::limiter::{
-    ACME, Act, Heard, Hooked, Moment, Network, calls, calm, child, flushed, id, level, memory, network, over,
-    policy,
+    ACME, Act, EventLog, HookStore, Moment, Network, calls, calm, child, flushed, id, level, memory, network,
+    over, policy,
 };
 use crate::kit::{millis, secs};
 
@@ -17,13 +17,13 @@ fn rpm(amount: u64) -> tidegate::Policy {
     policy([Limit::per_day("rpm", amount)])
 }
 
-/// How often the store was asked for its version, for who is above whom, and for policies.
+/// Counts of version, entity and policy reads.
 fn reads(store: &Network) -> (u64, u64, u64) {
     (calls(store, Verb::Version), calls(store, Verb::Chain), calls(store, Verb::Read))
 }
 
 async fn burst(limiter: &Limiter) -> u64 {
-    limiter.balances(ACME).await.expect("the store is there")[0].balance.burst
+    limiter.balances(ACME).await.expect("the store is available")[0].balance.burst
 }
 
 #[tokio::test(start_paused = true)]
@@ -34,7 +34,7 @@ async fn acquire_with_cached_policy_draws_and_settles_once() {
     child(&limiter, "acme", "org").await;
     limiter.spend(ACME, [("a", 1)]).await.unwrap();
     let before = store.inner().calls();
-    let mut lease = limiter.acquire(ACME, [("a", 1), ("b", 2), ("c", 3)]).await.unwrap();
+    let mut lease = limiter.try_acquire(ACME, [("a", 1), ("b", 2), ("c", 3)]).await.unwrap();
     assert_eq!(store.inner().calls().total() - before.total(), 1);
     lease.settle([("b", 1)]).await.unwrap();
     drop(lease);
@@ -42,25 +42,25 @@ async fn acquire_with_cached_policy_draws_and_settles_once() {
     assert_eq!(store.inner().calls().total() - before.total(), 2);
     limiter.spend(ACME, [("a", 1)]).await.unwrap();
     assert_eq!(store.inner().calls().total() - before.total(), 3);
-    // Balances of both levels are one call too, and write nothing.
+    // Balances of both levels take one call and write nothing.
     assert_eq!(limiter.balances(ACME).await.unwrap().len(), 6);
     assert_eq!(store.inner().calls().total() - before.total(), 4);
     assert_eq!(level(memory(&store), ("org", "gpt"), "b").await, Some((99, 1)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_holds_for_a_minute_and_is_renewed_by_its_version() {
+async fn cached_policy_is_revalidated_after_a_minute() {
     let store = calm();
     let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(reads(&store), (1, 1, 1));
-    // Or a little less, so that not all are asked for in one moment.
+    // The lifetime is jittered, so that entries do not expire at the same moment.
     tokio::time::advance(secs(45)).await;
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(reads(&store), (1, 1, 1));
     tokio::time::advance(secs(15)).await;
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
-    assert_eq!(reads(&store), (2, 1, 1), "nothing has changed: only the version was asked for");
+    assert_eq!(reads(&store), (2, 1, 1), "nothing has changed: only the version was read");
     tokio::time::advance(secs(45)).await;
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(reads(&store), (2, 1, 1));
@@ -69,7 +69,7 @@ async fn what_is_known_holds_for_a_minute_and_is_renewed_by_its_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_version_is_asked_for_once_for_all_who_are_known() {
+async fn one_version_read_revalidates_all_subjects() {
     let store = calm();
     let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
     let all_spend = async || {
@@ -84,7 +84,7 @@ async fn the_version_is_asked_for_once_for_all_who_are_known() {
         all_spend().await;
         assert_eq!(reads(&store), (1 + minutes, 50, 50));
     }
-    // One who comes later is not told for longer what was asked before.
+    // A later subject does not extend the life of an earlier version read.
     tokio::time::advance(secs(30)).await;
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(reads(&store), (4, 51, 51));
@@ -94,20 +94,20 @@ async fn the_version_is_asked_for_once_for_all_who_are_known() {
     let before = reads(&store);
     assert_eq!(limiter.balances(("user-7", "gpt")).await.unwrap()[0].balance.burst, 7);
     assert_eq!(reads(&store), (before.0 + 1, before.1 + 1, before.2 + 1));
-    // What is older is read anew, and whoever is new meanwhile is read as it is now.
+    // Stale entries are reloaded, and subjects cached since then are current already.
     assert_eq!(limiter.balances(("user-8", "gpt")).await.unwrap()[0].balance.burst, 7);
     assert_eq!(reads(&store), (before.0 + 1, before.1 + 2, before.2 + 2));
     other.admin("ops").set_policy(Scope::System, rpm(9)).await.unwrap();
     let before = reads(&store);
     assert_eq!(limiter.balances(("new", "gpt")).await.unwrap()[0].balance.burst, 9);
-    assert_eq!(reads(&store), (before.0, before.1 + 2, before.2 + 2), "found out by what was read");
+    assert_eq!(reads(&store), (before.0, before.1 + 2, before.2 + 2), "detected by the reads");
     assert_eq!(limiter.balances(("newer", "gpt")).await.unwrap()[0].balance.burst, 9);
-    assert_eq!(reads(&store), (before.0 + 2, before.1 + 3, before.2 + 3), "and what changed, once");
+    assert_eq!(reads(&store), (before.0 + 2, before.1 + 3, before.2 + 3), "and the change, once");
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_who_are_busy_all_the_time_do_not_ask_for_the_version_in_one_moment() {
-    let store = network(Plan::seeded(3).delays(1_000, millis(4)));
+async fn busy_subjects_share_version_reads() {
+    let store = network(FaultPlan::seeded(3).delays(1_000, millis(4)));
     let limiter = over(&store).defaults([Limit::per_day("rpm", 1_000_000)]).build().unwrap();
     let spend = |number: u32| {
         let limiter = limiter.clone();
@@ -126,23 +126,23 @@ async fn many_who_are_busy_all_the_time_do_not_ask_for_the_version_in_one_moment
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_nothing_limits_somebody_is_remembered_too() {
+async fn missing_policy_is_cached() {
     let store = calm();
     let (limiter, other) = (over(&store).build().unwrap(), over(&store).build().unwrap());
     for _ in 0..3 {
-        let error = limiter.acquire(ACME, [("rpm", 1)]).await.unwrap_err();
+        let error = limiter.try_acquire(ACME, [("rpm", 1)]).await.unwrap_err();
         assert!(matches!(error, LimitError::NoLimits { .. }), "{error}");
     }
     assert_eq!((reads(&store), calls(&store, Verb::Draw)), ((1, 1, 1), 0));
     assert_eq!(limiter.stats().cache.negative_hits, 2);
-    // Another process writes the first policy; it counts here when the minute is over.
+    // Another process writes the first policy, which applies here after a minute.
     other.admin("ops").set_policy(Scope::System, rpm(5)).await.unwrap();
-    assert!(limiter.acquire(ACME, [("rpm", 1)]).await.is_err());
+    assert!(limiter.try_acquire(ACME, [("rpm", 1)]).await.is_err());
     tokio::time::advance(secs(60)).await;
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
 }
 
-/// Every write made each known subject read its policies again.
+/// Regression: every write made all cached subjects reload their policies.
 #[tokio::test(start_paused = true)]
 async fn unrelated_writes_cause_no_reads() {
     let store = calm();
@@ -161,17 +161,17 @@ async fn unrelated_writes_cause_no_reads() {
         other.admin("ops").set_policy(stranger, rpm(7)).await.unwrap();
         tokio::time::advance(secs(60)).await;
         all_spend().await;
-        // The writer reads the policy that it changes; the version is asked for once more, with what has changed since.
+        // The writer reads the policy that it changes, and one more version read returns the changes since.
         assert_eq!(reads(&store), (versions + 2 * round, lineages, policies + round));
         assert_eq!(calls(&store, Verb::Scan), round);
     }
-    // A write for one of them is seen by that one.
+    // A write for one subject reloads that subject.
     other.admin("ops").set_policy(Scope::Entity(id("user-7")), rpm(9)).await.unwrap();
     tokio::time::advance(secs(60)).await;
     all_spend().await;
     assert_eq!(reads(&store), (versions + 8, lineages + 1, policies + 5));
     assert_eq!(limiter.balances(("user-7", "gpt")).await.unwrap()[0].balance.burst, 9);
-    // A write for all is seen by all.
+    // A write for the system scope reloads all.
     other.admin("ops").set_policy(Scope::System, rpm(60)).await.unwrap();
     tokio::time::advance(secs(60)).await;
     all_spend().await;
@@ -179,25 +179,25 @@ async fn unrelated_writes_cause_no_reads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_store_announces_counts_at_once() {
+async fn announced_changes_apply_at_once() {
     let (memory, (announcer, changes)) = (Memory::new(), Changes::channel());
-    let limiter = over(&Hooked::announcing(&memory, changes)).build().unwrap();
+    let limiter = over(&HookStore::announcing(&memory, changes)).build().unwrap();
     let elsewhere = Limiter::new(memory.clone());
     elsewhere.admin("ops").set_policy(Scope::System, rpm(5)).await.unwrap();
     assert_eq!(burst(&limiter).await, 5);
     elsewhere.admin("ops").set_policy(Scope::System, rpm(7)).await.unwrap();
     limiter.spend(ACME, [("rpm", 4)]).await.unwrap();
-    assert_eq!(burst(&limiter).await, 5, "it has not heard of it");
+    assert_eq!(burst(&limiter).await, 5, "no announcement has arrived");
     announcer.announce(memory.version().await.unwrap());
     assert_eq!(burst(&limiter).await, 7);
-    // Whoever waits hears of it too: a day early, here.
+    // Waiters are woken as well, here a day early.
     let waiter = {
         let limiter = limiter.clone();
         tokio::spawn(async move { limiter.acquire_within(ACME, [("rpm", 6)], secs(200_000)).await })
     };
     tokio::time::sleep(secs(10)).await;
     assert!(!waiter.is_finished());
-    let asked = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
     elsewhere
         .admin("ops")
         .set_policy(Scope::System, policy([Limit::per_second("rpm", 1_000)]))
@@ -205,13 +205,13 @@ async fn what_the_store_announces_counts_at_once() {
         .unwrap();
     announcer.announce(memory.version().await.unwrap());
     let mut lease = waiter.await.unwrap().unwrap();
-    assert!(asked.elapsed() < secs(1), "{:?}", asked.elapsed());
+    assert!(start.elapsed() < secs(1), "{:?}", start.elapsed());
     lease.cancel().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_who_come_at_once_read_once() {
-    let store = network(Plan::seeded(3).delays(1_000, millis(4)));
+async fn concurrent_misses_read_once() {
+    let store = network(FaultPlan::seeded(3).delays(1_000, millis(4)));
     let limiter = over(&store).defaults([Limit::per_day("rpm", 1_000)]).build().unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..100 {
@@ -222,7 +222,7 @@ async fn a_hundred_who_come_at_once_read_once() {
         answer.unwrap();
     }
     assert_eq!((reads(&store), calls(&store, Verb::Spend)), ((1, 1, 1), 100));
-    // And when the minute is over they ask for the version once.
+    // After a minute they read the version once.
     tokio::time::advance(secs(61)).await;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..100 {
@@ -236,11 +236,11 @@ async fn a_hundred_who_come_at_once_read_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_gives_up_reading_hands_over_to_the_next() {
-    let (memory, hangs, asked) =
+async fn cancelled_reader_hands_over_to_the_next() {
+    let (memory, hangs, read_count) =
         (Memory::new(), Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
-    let (hanging, asking) = (Arc::clone(&hangs), Arc::clone(&asked));
-    let store = Hooked::new(&memory, move |verb, moment| match (verb, moment) {
+    let (hanging, asking) = (Arc::clone(&hangs), Arc::clone(&read_count));
+    let store = HookStore::new(&memory, move |verb, moment| match (verb, moment) {
         (Verb::Read, Moment::Before) => {
             asking.fetch_add(1, Ordering::SeqCst);
             if hanging.swap(false, Ordering::SeqCst) { Act::Hang } else { Act::Pass }
@@ -256,69 +256,72 @@ async fn one_who_gives_up_reading_hands_over_to_the_next() {
     crate::kit::settle_tasks().await;
     let others: Vec<_> = (0..10).map(|_| task(&limiter)).collect();
     crate::kit::settle_tasks().await;
-    assert_eq!(asked.load(Ordering::SeqCst), 1, "the others wait for the first");
+    assert_eq!(read_count.load(Ordering::SeqCst), 1, "the others wait for the first reader");
     leader.abort();
     for other in others {
         other.await.unwrap().unwrap();
     }
-    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    assert_eq!(read_count.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_counts_at_once_here_and_after_a_minute_elsewhere() {
+async fn change_applies_here_at_once_elsewhere_in_a_minute() {
     let store = calm();
-    let (here, there) = (over(&store).build().unwrap(), over(&store).build().unwrap());
-    let admin = here.admin("ops");
+    let (local, remote) = (over(&store).build().unwrap(), over(&store).build().unwrap());
+    let admin = local.admin("ops");
     admin.set_policy(Scope::System, rpm(10)).await.unwrap();
-    assert_eq!((burst(&here).await, burst(&there).await), (10, 10));
+    assert_eq!((burst(&local).await, burst(&remote).await), (10, 10));
     admin.set_policy(Scope::Entity(id("acme")), rpm(20)).await.unwrap();
-    assert_eq!((burst(&here).await, burst(&there).await), (20, 10));
+    assert_eq!((burst(&local).await, burst(&remote).await), (20, 10));
     tokio::time::advance(secs(45)).await;
-    assert_eq!(burst(&there).await, 10);
+    assert_eq!(burst(&remote).await, 10);
     tokio::time::advance(secs(15)).await;
-    assert_eq!(burst(&there).await, 20);
-    // Whoever is put below another draws from it at once, too.
-    child(&here, "acme", "org").await;
-    assert_eq!((here.balances(ACME).await.unwrap().len(), there.balances(ACME).await.unwrap().len()), (2, 1));
+    assert_eq!(burst(&remote).await, 20);
+    // An entity that gets a parent draws from it at once as well.
+    child(&local, "acme", "org").await;
+    assert_eq!(
+        (local.balances(ACME).await.unwrap().len(), remote.balances(ACME).await.unwrap().len()),
+        (2, 1)
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_draw_decided_by_newer_rules_makes_what_is_known_stale() {
-    let (store, heard) = (calm(), Heard::default());
-    let here = over(&store).build().unwrap();
-    let there = over(&store).on_event(heard.ear()).build().unwrap();
-    let admin = here.admin("ops");
+async fn draw_under_newer_policy_invalidates_cache() {
+    let (store, events) = (calm(), EventLog::default());
+    let local = over(&store).build().unwrap();
+    let remote = over(&store).on_event(events.listener()).build().unwrap();
+    let admin = local.admin("ops");
     admin.set_policy(Scope::System, rpm(10)).await.unwrap();
     for subject in [ACME, ("beta", "gpt")] {
-        there.spend(subject, [("rpm", 1)]).await.unwrap();
+        remote.spend(subject, [("rpm", 1)]).await.unwrap();
     }
     admin.set_policy(Scope::System, rpm(20)).await.unwrap();
-    here.spend(ACME, [("rpm", 1)]).await.unwrap();
+    local.spend(ACME, [("rpm", 1)]).await.unwrap();
     let before = reads(&store);
-    // Decided by the bucket's newer rule, and told so; nothing flips back.
-    there.spend(ACME, [("rpm", 1)]).await.unwrap();
+    // The bucket's newer policy decides, the draw reports it, and the bucket does not flip back.
+    remote.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(reads(&store), before);
     let is_it = |event: &LimitEvent| matches!(event, LimitEvent::RulesStale { subject } if *subject == Subject::new("acme", "gpt").expect("valid"));
-    assert_eq!(heard.count(is_it), 1);
-    // From now on this process knows, for everybody it remembers.
-    assert_eq!((burst(&there).await, there.stats().cache.misses), (20, 3));
-    let lines = there.balances(("beta", "gpt")).await.unwrap();
+    assert_eq!(events.count(is_it), 1);
+    // From now on this process uses the new policy for every cached subject.
+    assert_eq!((burst(&remote).await, remote.stats().cache.misses), (20, 3));
+    let lines = remote.balances(("beta", "gpt")).await.unwrap();
     assert_eq!((lines[0].balance.burst, lines[0].balance.available), (20, 9));
-    assert_eq!(heard.count(|_| true), 1);
+    assert_eq!(events.count(|_| true), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn policies_that_change_while_they_are_read_are_not_taken_for_the_old_ones() {
-    // The version was asked for, then somebody wrote, then the policies were read: the new rule was remembered under
-    // the old version, and a process that had the old rule under the same version turned the bucket back.
+async fn policies_changed_during_a_read_are_not_cached() {
+    // Regression: a write between the version read and the policy read cached the new policy under the old
+    // version. A process with the old policy under that version then turned the bucket back.
     let (memory, is_armed) = (Memory::new(), Arc::new(AtomicBool::new(false)));
     let writer = Limiter::new(memory.clone());
     writer.admin("ops").set_policy(Scope::System, rpm(100)).await.unwrap();
-    let plain = Hooked::new(&memory, |_, _| Act::Pass);
+    let plain = HookStore::new(&memory, |_, _| Act::Pass);
     let old = over(&plain).build().unwrap();
     old.spend(ACME, [("rpm", 1)]).await.unwrap();
     let (behind, armed) = (memory.clone(), Arc::clone(&is_armed));
-    let racing = Hooked::new(&memory, move |verb, moment| {
+    let racing = HookStore::new(&memory, move |verb, moment| {
         if (verb, moment) == (Verb::Chain, Moment::Before) && armed.swap(false, Ordering::SeqCst) {
             let change = tidegate::store::PolicyChange {
                 scope: Scope::System,
@@ -326,7 +329,7 @@ async fn policies_that_change_while_they_are_read_are_not_taken_for_the_old_ones
                 policy: Some(rpm(10)),
             };
             let changes = [change];
-            let mut reply = behind.apply(&changes, "somebody");
+            let mut reply = behind.apply(&changes, "admin");
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
             assert!(Future::poll(std::pin::Pin::new(&mut reply), &mut context).is_ready());
         }
@@ -336,29 +339,29 @@ async fn policies_that_change_while_they_are_read_are_not_taken_for_the_old_ones
     is_armed.store(true, Ordering::SeqCst);
     new.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(level(&memory, ACME, "rpm").await, Some((9, 2)), "capped to the new burst");
-    // One that knows the old rule does not turn it back, and is told.
+    // A process with the old policy does not turn it back, and learns of the new one.
     old.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(level(&memory, ACME, "rpm").await, Some((8, 3)));
     assert_eq!((burst(&new).await, burst(&old).await), (10, 10));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_made_stale_by_hand_is_read_again() {
+async fn invalidated_entries_are_reloaded() {
     let store = calm();
     let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
     limiter.invalidate();
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
-    assert_eq!(reads(&store), (2, 2, 2), "all of it, whatever the version says");
+    assert_eq!(reads(&store), (2, 2, 2), "everything, whatever the version");
     limiter.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!((reads(&store), limiter.stats().cache.misses), ((2, 2, 2), 2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reading_that_began_before_a_change_does_not_answer_those_who_come_after_it() {
+async fn read_started_before_a_change_is_not_shared() {
     let (memory, is_slow) = (Memory::new(), Arc::new(AtomicBool::new(true)));
     let slow = Arc::clone(&is_slow);
-    let store = Hooked::new(&memory, move |verb, moment| match (verb, moment) {
+    let store = HookStore::new(&memory, move |verb, moment| match (verb, moment) {
         (Verb::Read, Moment::After) if slow.swap(false, Ordering::SeqCst) => Act::Sleep(millis(30)),
         _ => Act::Pass,
     });
@@ -371,11 +374,11 @@ async fn a_reading_that_began_before_a_change_does_not_answer_those_who_come_aft
     limiter.admin("ops").set_policy(Scope::System, rpm(7)).await.unwrap();
     assert_eq!(burst(&limiter).await, 7);
     assert_eq!(early.await.unwrap(), 100);
-    assert_eq!(burst(&limiter).await, 7, "and what it read does not come back");
+    assert_eq!(burst(&limiter).await, 7, "the outdated read is not cached");
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_subjects_are_remembered_than_may_be() {
+async fn cache_size_is_bounded() {
     for (cache_max, bound) in [(64, 64), (100, 100), (1, 32)] {
         let store = calm();
         let limits = [Limit::per_day("rpm", 100)];
@@ -384,7 +387,7 @@ async fn no_more_subjects_are_remembered_than_may_be() {
             let entity = format!("e{number}");
             limiter.spend((entity.as_str(), "gpt"), [("rpm", 1)]).await.unwrap();
             assert!(limiter.stats().cache.entries <= bound);
-            // Who is asked for again and again is remembered all along.
+            // A frequently used subject stays cached.
             limiter.spend(ACME, [("rpm", 0)]).await.unwrap_err();
         }
         let cache = limiter.stats().cache;
@@ -394,7 +397,7 @@ async fn no_more_subjects_are_remembered_than_may_be() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_time_to_live_of_nothing_asks_for_the_version_each_time() {
+async fn zero_ttl_reads_version_every_time() {
     let store = calm();
     let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).cache_ttl(secs(0)).build().unwrap();
     for _ in 0..3 {
@@ -404,10 +407,10 @@ async fn a_time_to_live_of_nothing_asks_for_the_version_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_could_not_read_does_not_put_the_old_in_the_place_of_what_others_have_read() {
+async fn failed_read_does_not_replace_newer_entry() {
     let (memory, hangs) = (Memory::new(), Arc::new(AtomicBool::new(false)));
     let hanging = Arc::clone(&hangs);
-    let store = Hooked::new(&memory, move |verb, moment| match (verb, moment) {
+    let store = HookStore::new(&memory, move |verb, moment| match (verb, moment) {
         (Verb::Version, Moment::Before) if hanging.swap(false, Ordering::SeqCst) => Act::Hang,
         _ => Act::Pass,
     });
@@ -426,8 +429,8 @@ async fn one_who_could_not_read_does_not_put_the_old_in_the_place_of_what_others
     admin.set_policy(Scope::System, policy(both)).await.unwrap();
     limiter.spend(ACME, [("tpm", 1)]).await.unwrap();
     unlucky.await.unwrap().unwrap();
-    assert_eq!(limiter.stats().cache.stale, 1, "what it knew was used for it");
+    assert_eq!(limiter.stats().cache.stale, 1, "it used its stale entry");
     let misses = limiter.stats().cache.misses;
     limiter.spend(ACME, [("tpm", 1)]).await.unwrap();
-    assert_eq!(limiter.stats().cache.misses, misses, "and what the others know is still known");
+    assert_eq!(limiter.stats().cache.misses, misses, "the newer entry is still cached");
 }

@@ -1,30 +1,30 @@
-//! Futures of the limiter dropped at every moment of their lives, and leases that end badly: nothing leaks.
+//! Limiter futures dropped at every await point, and leases that end abnormally: nothing leaks.
 
 use std::sync::Arc;
 
 use tidegate::store::wrap::Verb;
-use tidegate::{Lease, Limit, LimitEvent, Limiter, Memory, Settled};
+use tidegate::{Lease, Limit, LimitEvent, Limiter, Memory, SettleStatus};
 use tokio::time::Instant;
 
 use crate::kit::limiter::{
-    ACME, Act, Heard, Hooked, Moment, child, flushed, level, over, poll_and_drop, settled,
+    ACME, Act, EventLog, HookStore, Moment, child, flushed, level, over, poll_and_drop, settled,
 };
 use crate::kit::{millis, secs, settle_tasks};
 
 const BURST: i64 = 100;
 const ORG: (&str, &str) = ("org", "gpt");
 
-/// A limiter on a store that takes its time before and after everything it does: every call has three moments at
-/// which its caller may be gone. What `acme` draws, `org` has to have too.
+/// A limiter on a store that sleeps before and after every call, so that a caller can be dropped at three
+/// points of it. Draws of `acme` also charge `org`.
 async fn slow() -> (Limiter, Memory) {
     let memory = Memory::new();
     child(&Limiter::new(memory.clone()), "acme", "org").await;
-    let store = Hooked::new(&memory, |_, _| Act::Sleep(millis(2)));
+    let store = HookStore::new(&memory, |_, _| Act::Sleep(millis(2)));
     let limits = [Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)];
     (over(&store).defaults(limits).build().expect("within the bounds"), memory)
 }
 
-/// Checks that all is there that was not settled, at both levels, and that nothing is under way.
+/// Checks that all units but the settled ones are available at both levels, and that nothing is in progress.
 async fn check_conserved(limiter: &Limiter, memory: &Memory, moment: &str) -> u64 {
     flushed(limiter).await;
     let stats = limiter.stats();
@@ -40,13 +40,13 @@ async fn check_conserved(limiter: &Limiter, memory: &Memory, moment: &str) -> u6
     units
 }
 
-/// An acquire that knows what limits the subject.
+/// Acquires with cached policies.
 async fn lease_of(limiter: &Limiter, units: u64) -> Lease {
-    limiter.acquire(ACME, [("rpm", units)]).await.expect("there is enough")
+    limiter.try_acquire(ACME, [("rpm", units)]).await.expect("enough units")
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_dropped_at_every_moment_takes_nothing() {
+async fn dropped_acquire_takes_nothing() {
     let mut endings = 0;
     for polls in 0..14 {
         for waits in [false, true] {
@@ -54,18 +54,18 @@ async fn an_acquire_dropped_at_every_moment_takes_nothing() {
             let lease = if waits {
                 poll_and_drop(limiter.acquire_within(ACME, [("rpm", 10)], secs(60)), polls).await
             } else {
-                poll_and_drop(limiter.acquire(ACME, [("rpm", 10)]), polls).await
+                poll_and_drop(limiter.try_acquire(ACME, [("rpm", 10)]), polls).await
             };
             endings += u32::from(lease.is_some());
             drop(lease);
             assert_eq!(check_conserved(&limiter, &memory, &format!("{polls} polls")).await, 0);
         }
     }
-    assert!((2..20).contains(&endings), "some were granted and some were not: {endings}");
+    assert!((2..20).contains(&endings), "some were granted, and some were not: {endings}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_dropped_at_every_moment_leaves_the_line_and_takes_nothing() {
+async fn dropped_waiter_leaves_queue_and_takes_nothing() {
     let mut endings = 0;
     for polls in 0..14 {
         let (limiter, memory) = slow().await;
@@ -81,7 +81,7 @@ async fn a_wait_dropped_at_every_moment_leaves_the_line_and_takes_nothing() {
         drop(held);
         endings += u32::from(waiting.await.unwrap());
         let mut next = next.await.unwrap().unwrap();
-        next.settle_as_held().await.unwrap();
+        next.settle_full().await.unwrap();
         drop(next);
         assert_eq!(check_conserved(&limiter, &memory, &format!("{polls} polls")).await, 4);
     }
@@ -89,7 +89,7 @@ async fn a_wait_dropped_at_every_moment_leaves_the_line_and_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spend_dropped_at_every_moment_is_spent_once_or_not_at_all() {
+async fn dropped_spend_charges_once_or_not_at_all() {
     let mut sums = Vec::new();
     for polls in 0..14 {
         let (limiter, memory) = slow().await;
@@ -103,7 +103,7 @@ async fn a_spend_dropped_at_every_moment_is_spent_once_or_not_at_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_dropped_at_every_moment_leaves_the_lease_as_it_was() {
+async fn dropped_extension_leaves_lease_unchanged() {
     for polls in 0..5 {
         for settles in [false, true] {
             let (limiter, memory) = slow().await;
@@ -111,10 +111,10 @@ async fn an_extension_dropped_at_every_moment_leaves_the_lease_as_it_was() {
             let done = poll_and_drop(lease.extend([("rpm", 20)]), polls).await.is_some();
             let held = if done { 30 } else { 10 };
             assert_eq!(lease.held("rpm"), Some(held));
-            // And it goes on as one that was never extended.
+            // The lease continues as if it had never been extended.
             lease.extend([("rpm", 1)]).await.unwrap();
             if settles {
-                lease.settle_as_held().await.unwrap();
+                lease.settle_full().await.unwrap();
             }
             drop(lease);
             let expected = if settles { held + 1 } else { 0 };
@@ -124,7 +124,7 @@ async fn an_extension_dropped_at_every_moment_leaves_the_lease_as_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_adjustment_dropped_at_every_moment_is_made() {
+async fn dropped_adjustment_still_applies() {
     for polls in 1..5 {
         for (delta, settles) in [(25, true), (-4, true), (25, false), (-4, false)] {
             let (limiter, memory) = slow().await;
@@ -133,7 +133,7 @@ async fn an_adjustment_dropped_at_every_moment_is_made() {
             let held = 10_u64.saturating_add_signed(delta);
             assert_eq!(lease.held("rpm"), Some(held));
             if settles {
-                lease.settle_as_held().await.unwrap();
+                lease.settle_full().await.unwrap();
             }
             drop(lease);
             let expected = if settles { held } else { 0 };
@@ -143,20 +143,20 @@ async fn an_adjustment_dropped_at_every_moment_is_made() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settle_dropped_at_every_moment_is_done_by_the_settler() {
+async fn dropped_settle_is_completed_by_settler() {
     for polls in 0..5 {
         let (limiter, memory) = slow().await;
         let mut lease = lease_of(&limiter, 10).await;
         poll_and_drop(lease.settle([("rpm", 7)]), polls).await;
         drop(lease);
-        // A future that was never polled has not said anything: the lease is cancelled.
+        // A future that was never polled sent nothing, so the lease is cancelled.
         let expected = if polls == 0 { 0 } else { 7 };
         assert_eq!(check_conserved(&limiter, &memory, &format!("{polls} polls")).await, expected);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_dropped_at_every_moment_is_done_by_the_settler() {
+async fn dropped_cancel_is_completed_by_settler() {
     for polls in 0..5 {
         let (limiter, memory) = slow().await;
         let mut lease = lease_of(&limiter, 10).await;
@@ -168,7 +168,7 @@ async fn a_cancel_dropped_at_every_moment_is_done_by_the_settler() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_draining_that_is_dropped_leaves_the_limiter_closed_and_can_be_gone_on_with() {
+async fn dropped_drain_leaves_limiter_closed_and_can_resume() {
     for polls in 0..4 {
         let (limiter, memory) = slow().await;
         drop(lease_of(&limiter, 10).await);
@@ -180,7 +180,7 @@ async fn a_draining_that_is_dropped_leaves_the_limiter_closed_and_can_be_gone_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_panics_or_is_aborted_returns_what_it_held() {
+async fn panicked_or_aborted_task_returns_its_lease() {
     for is_slow in [false, true] {
         let (limiter, memory) = if is_slow {
             slow().await
@@ -194,7 +194,7 @@ async fn a_task_that_panics_or_is_aborted_returns_what_it_held() {
         let (panicking, aborted) = (limiter.clone(), limiter.clone());
         let panicking = tokio::spawn(async move {
             let _lease = lease_of(&panicking, 30).await;
-            panic!("the work has a bug, as the test planned");
+            panic!("injected panic");
         });
         let aborted = tokio::spawn(async move {
             let mut lease = lease_of(&aborted, 30).await;
@@ -211,9 +211,9 @@ async fn a_task_that_panics_or_is_aborted_returns_what_it_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_listener_that_panics_is_counted_and_the_others_hear() {
-    let (memory, heard) = (Memory::new(), Heard::default());
-    let store = Hooked::new(&memory, |verb, moment| match (verb, moment) {
+async fn listener_panic_is_counted_and_others_are_called() {
+    let (memory, events) = (Memory::new(), EventLog::default());
+    let store = HookStore::new(&memory, |verb, moment| match (verb, moment) {
         (Verb::Cancel, Moment::Before) => {
             Act::Fail(tidegate::StoreError::Invalid { what: "read only".into() })
         }
@@ -222,15 +222,15 @@ async fn a_listener_that_panics_is_counted_and_the_others_hear() {
     let limiter = over(&store)
         .defaults([Limit::per_day("rpm", 100).burst(10)])
         .waiters_max(1)
-        .on_event(|event| panic!("a listener with a bug, as the test planned: {event:?}"))
-        .on_event(heard.ear())
+        .on_event(|event| panic!("injected panic: {event:?}"))
+        .on_event(events.listener())
         .build()
         .unwrap();
-    // In the settler.
+    // The first event comes from the settler.
     drop(lease_of(&limiter, 1).await);
     flushed(&limiter).await;
     assert_eq!((limiter.stats().panics, limiter.stats().unsettled), (1, 1));
-    // And in a caller.
+    // The second one comes from a caller.
     let waiting = tokio::spawn({
         let limiter = limiter.clone();
         async move { limiter.acquire_within(ACME, [("rpm", 10)], secs(100_000)).await }
@@ -238,14 +238,14 @@ async fn a_listener_that_panics_is_counted_and_the_others_hear() {
     settle_tasks().await;
     assert!(limiter.acquire_within(ACME, [("rpm", 1)], secs(1)).await.is_err());
     assert_eq!(limiter.stats().panics, 2);
-    assert_eq!(heard.count(|event| matches!(event, LimitEvent::QueueFull { .. })), 1);
+    assert_eq!(events.count(|event| matches!(event, LimitEvent::QueueFull { .. })), 1);
     waiting.abort();
     settle_tasks().await;
     assert_eq!(limiter.stats().waiting, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_dropped_at_every_moment_of_reading_policies_leaves_the_others_served() {
+async fn dropped_policy_reader_leaves_others_served() {
     for polls in 0..10 {
         let (limiter, memory) = slow().await;
         let limiter = Arc::new(limiter);
@@ -253,9 +253,9 @@ async fn a_leader_dropped_at_every_moment_of_reading_policies_leaves_the_others_
         let (one, two) = (Arc::clone(&limiter), Arc::clone(&limiter));
         let leader =
             tokio::spawn(
-                async move { poll_and_drop(one.acquire(ACME, [("rpm", 1)]), polls).await.is_some() },
+                async move { poll_and_drop(one.try_acquire(ACME, [("rpm", 1)]), polls).await.is_some() },
             );
-        let other = tokio::spawn(async move { two.acquire(ACME, [("rpm", 1)]).await.map(drop) });
+        let other = tokio::spawn(async move { two.try_acquire(ACME, [("rpm", 1)]).await.map(drop) });
         leader.await.unwrap();
         other.await.unwrap().unwrap();
         assert!(start.elapsed() <= millis(50), "{polls} polls: {:?}", start.elapsed());
@@ -264,30 +264,30 @@ async fn a_leader_dropped_at_every_moment_of_reading_policies_leaves_the_others_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settle_that_was_dropped_half_way_can_be_called_again() {
-    // The second settle was another step to the store, which said that the lease had ended.
+async fn dropped_settle_can_be_repeated() {
+    // Regression: the second settle was a new step for the store, which reported that the lease had ended.
     let memory = Memory::new();
-    let store = Hooked::new(&memory, |verb, moment| match (verb, moment) {
+    let store = HookStore::new(&memory, |verb, moment| match (verb, moment) {
         (Verb::Settle, Moment::After) => Act::Sleep(millis(10)),
         _ => Act::Pass,
     });
     let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
-    let mut lease = limiter.acquire(ACME, [("rpm", 40)]).await.unwrap();
+    let mut lease = limiter.try_acquire(ACME, [("rpm", 40)]).await.unwrap();
     assert!(poll_and_drop(lease.settle([("rpm", 5)]), 1).await.is_none());
-    assert_eq!(settled(&memory, ACME, "rpm").await.0, 5, "the store has done it");
-    assert_eq!(lease.settle([("rpm", 5)]).await.unwrap(), Settled::Now);
+    assert_eq!(settled(&memory, ACME, "rpm").await.0, 5, "the store has applied it");
+    assert_eq!(lease.settle([("rpm", 5)]).await.unwrap(), SettleStatus::Now);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_used_after_a_dropped_settle_is_not_stranded() {
-    // The extension went through; what the settler told after it was an earlier step, refused and lost.
+async fn lease_used_after_dropped_settle_is_not_stranded() {
+    // Regression: the extension succeeded, and the settler's earlier step was then refused and lost.
     let memory = Memory::new();
-    let store = Hooked::new(&memory, |verb, moment| match (verb, moment) {
+    let store = HookStore::new(&memory, |verb, moment| match (verb, moment) {
         (Verb::Settle, Moment::Before) => Act::Sleep(millis(10)),
         _ => Act::Pass,
     });
     let limiter = over(&store).defaults([Limit::per_day("rpm", 100)]).build().unwrap();
-    let mut lease = limiter.acquire(ACME, [("rpm", 40)]).await.unwrap();
+    let mut lease = limiter.try_acquire(ACME, [("rpm", 40)]).await.unwrap();
     assert!(poll_and_drop(lease.settle([("rpm", 5)]), 1).await.is_none());
     let extended = lease.extend([("rpm", 1)]).await;
     drop(lease);

@@ -1,42 +1,42 @@
-//! Clocks that are set back, and processes that come and go: the limiter goes on where it was.
+//! Clocks that are set back and processes that restart: the limiter continues from the stored state.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use tidegate::store::{Anchored, ManualWall, Store, WallClock};
+use tidegate::store::{AnchoredWall, ManualWall, Store, WallClock};
 use tidegate::{Limit, LimitError, Limiter, Memory, OnExpiry, Scope, Stamp, StoreError};
 
-use crate::kit::limiter::{ACME, Hooked, level, over, policy, settled};
+use crate::kit::limiter::{ACME, HookStore, level, over, policy, settled};
 use crate::kit::secs;
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// The host's clock, which somebody sets.
+/// The host's clock, which the tests set.
 static HOST: LazyLock<ManualWall> = LazyLock::new(|| ManualWall::new(START));
 
 #[tokio::test]
-async fn a_clock_set_back_an_hour_invents_no_refill_and_refills_go_on() {
-    let clock = Anchored::new((|| HOST.now()) as fn() -> Stamp);
+async fn clock_set_back_grants_no_extra_refill() {
+    let clock = AnchoredWall::new((|| HOST.now()) as fn() -> Stamp);
     let limiter =
         Limiter::builder(Memory::with_clock(clock)).defaults([Limit::per_minute("rpm", 60)]).build().unwrap();
-    let mut lease = limiter.acquire(ACME, [("rpm", 60)]).await.unwrap();
+    let mut lease = limiter.try_acquire(ACME, [("rpm", 60)]).await.unwrap();
     HOST.advance(secs(10));
     assert_eq!(limiter.balances(ACME).await.unwrap()[0].balance.available, 10);
     HOST.set(Stamp::from_secs(1_800_000_010 - 3_600));
-    // Nothing was refilled, and nothing was lost.
+    // Nothing was refilled or lost.
     assert_eq!(limiter.balances(ACME).await.unwrap()[0].balance.available, 10);
-    let error = limiter.acquire(ACME, [("rpm", 11)]).await.unwrap_err();
+    let error = limiter.try_acquire(ACME, [("rpm", 11)]).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(secs(1)), "and not an hour");
-    // Refills go on from there, and leases end as they would have.
+    // Refills continue from there, and leases expire on time.
     HOST.advance(secs(1));
     limiter.spend(ACME, [("rpm", 11)]).await.unwrap();
     lease.settle([("rpm", 50)]).await.unwrap();
     assert_eq!(limiter.balances(ACME).await.unwrap()[0].balance.available, 10);
     for back in 1..=3 {
         HOST.set(Stamp::from_secs(1_700_000_000 - back * 1_000));
-        drop(limiter.acquire(ACME, [("rpm", 1)]).await.unwrap());
-        // Second by second: idle time would be absorbed.
+        drop(limiter.try_acquire(ACME, [("rpm", 1)]).await.unwrap());
+        // Second by second, because idle time would be absorbed.
         for _ in 0..5 {
             HOST.advance(secs(1));
             limiter.balances(ACME).await.unwrap();
@@ -47,13 +47,13 @@ async fn a_clock_set_back_an_hour_invents_no_refill_and_refills_go_on() {
 }
 
 #[tokio::test]
-async fn a_clock_that_jumps_ahead_ends_leases_and_fills_no_more_than_the_burst() {
+async fn clock_jump_ahead_refills_at_most_the_burst() {
     let clock = ManualWall::new(START);
     let limiter = Limiter::builder(Memory::with_clock(clock.clone()))
         .defaults([Limit::per_minute("rpm", 60)])
         .build()
         .unwrap();
-    let mut lease = limiter.acquire(ACME, [("rpm", 60)]).await.unwrap();
+    let mut lease = limiter.try_acquire(ACME, [("rpm", 60)]).await.unwrap();
     clock.advance(HOUR * 24 * 365);
     assert_eq!(limiter.balances(ACME).await.unwrap()[0].balance.available, 60);
     let error = lease.settle([("rpm", 1)]).await.unwrap_err();
@@ -61,25 +61,25 @@ async fn a_clock_that_jumps_ahead_ends_leases_and_fills_no_more_than_the_burst()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_process_goes_on_where_the_old_one_was_and_its_leases_expire() {
+async fn new_process_continues_and_expires_old_leases() {
     for (on_expiry, left) in [(OnExpiry::Settle, 30), (OnExpiry::Return, 70)] {
         let clock = ManualWall::new(START);
         let memory = Memory::with_clock(clock.clone());
-        // The store outlives the processes, as one over a network does.
-        let store = Hooked::new(&memory, |_, _| crate::kit::limiter::Act::Pass);
+        // The store outlives the processes, like a networked store.
+        let store = HookStore::new(&memory, |_, _| crate::kit::limiter::Act::Pass);
         let old = over(&store).build().unwrap();
         let rules = policy([Limit::per_day("rpm", 100)]).on_expiry(on_expiry);
         old.admin("ops").set_policy(Scope::System, rules).await.unwrap();
         old.spend(ACME, [("rpm", 30)]).await.unwrap();
         // The old process is killed: its lease is neither settled nor dropped.
-        std::mem::forget(old.acquire(ACME, [("rpm", 40)]).await.unwrap());
+        std::mem::forget(old.try_acquire(ACME, [("rpm", 40)]).await.unwrap());
         drop(old);
         let new = Limiter::over(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
         assert_eq!(new.balances(ACME).await.unwrap()[0].balance.available, 30);
-        assert!(new.acquire(ACME, [("rpm", 31)]).await.is_err());
+        assert!(new.try_acquire(ACME, [("rpm", 31)]).await.is_err());
         clock.advance(secs(3_599));
         new.store().sweep(100).await.unwrap();
-        assert_eq!(settled(&memory, ACME, "rpm").await, (30, 1), "it has an hour");
+        assert_eq!(settled(&memory, ACME, "rpm").await, (30, 1), "its deadline is an hour away");
         clock.advance(secs(1));
         new.store().sweep(100).await.unwrap();
         // An hour refills four, rounded down.

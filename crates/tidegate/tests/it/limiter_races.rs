@@ -1,13 +1,13 @@
-//! Many tasks, subjects and parents at once, on a good and on a bad network: the checker finds no excess, and the
-//! ledger has what the tasks say they used.
+//! Many concurrent tasks, subjects and parents on good and bad networks: the checker finds no excess, and the
+//! ledger matches the usage that the tasks report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate::store::wrap::Plan;
+use tidegate::store::wrap::FaultPlan;
 use tidegate::{
-    Lease, Limit, LimitError, LimitName, Limiter, Memory, OnUnavailable, Random, Scope, Settled, StoreError,
-    Subject,
+    Lease, Limit, LimitError, LimitName, Limiter, Memory, OnUnavailable, Random, Scope, SettleStatus,
+    StoreError, Subject,
 };
 use tidegate_core::limit::check::{Entry, check, check_ledger};
 use tokio::runtime::{Builder, Runtime};
@@ -32,7 +32,7 @@ fn org(user: u64) -> String {
     format!("org{}", user % ORGS)
 }
 
-/// Six users of two organisations, each with limits of its own, refilled fast enough to matter.
+/// Six users of two organisations, each with its own limits that refill fast enough to matter.
 async fn populate(store: &Memory) {
     let admin = Limiter::new(store.clone());
     for number in 0..USERS {
@@ -41,25 +41,25 @@ async fn populate(store: &Memory) {
     let own = [Limit::per_second("rpm", 500).burst(60), Limit::per_second("tpm", 9_000).burst(3_000)];
     let above = [Limit::per_second("rpm", 900).burst(90), Limit::per_second("tpm", 20_000).burst(6_000)];
     let ops = admin.admin("ops");
-    ops.set_policy(Scope::System, policy(own)).await.expect("memory is there");
+    ops.set_policy(Scope::System, policy(own)).await.expect("memory is available");
     for number in 0..ORGS {
         let scope = Scope::Entity(id(&format!("org{number}")));
-        ops.set_policy(scope, policy(above.clone())).await.expect("memory is there");
+        ops.set_policy(scope, policy(above.clone())).await.expect("memory is available");
     }
 }
 
-/// What one task knows to have settled, per user and limit.
+/// The units that a task has settled, per user and limit.
 type Sums = BTreeMap<(u64, &'static str), u64>;
 
-/// One caller: draws, changes its mind, and ends in one of all ways. Answers what it settled.
-async fn life(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
+/// One caller that acquires, adjusts, and ends its lease in a random way. Records what it settled.
+async fn run_caller(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
     let number = random.below(USERS);
     let name = user(number);
     let subject = (name.as_str(), "gpt");
     let cost = [("rpm", 1 + random.below(3)), ("tpm", random.below(200))];
     let drawn = match random.below(3) {
         0 => limiter.acquire_within(subject, cost, Duration::from_millis(random.below(20))).await,
-        1 => limiter.acquire(subject, cost).await,
+        1 => limiter.try_acquire(subject, cost).await,
         _ => {
             if limiter.spend(subject, cost).await.is_ok() {
                 add(sums, number, [("rpm", Some(cost[0].1)), ("tpm", Some(cost[1].1))]);
@@ -70,7 +70,7 @@ async fn life(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
     let Ok(mut lease) = drawn else { return };
     for _ in 0..random.below(3) {
         if random.below(2) == 0 {
-            // Refused or away, the lease stays as it is.
+            // If this is refused or the store is unavailable, the lease stays unchanged.
             drop(lease.extend([("tpm", 1 + random.below(100))]).await);
         } else {
             let delta = i64::try_from(random.below(200)).expect("small") - 100;
@@ -82,7 +82,7 @@ async fn life(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
     }
     match random.below(4) {
         0 => drop(lease),
-        1 => drop(lease.cancel().await.expect("heard now or later")),
+        1 => drop(lease.cancel().await.expect("settled now or later")),
         2 => settle(&mut lease, None, number, sums).await,
         _ => settle(&mut lease, Some(random.below(300)), number, sums).await,
     }
@@ -90,7 +90,7 @@ async fn life(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
 
 async fn settle(lease: &mut Lease, tpm: Option<u64>, number: u64, sums: &mut Sums) {
     let actual: Vec<_> = tpm.map(|units| ("tpm", units)).into_iter().collect();
-    lease.settle(actual).await.expect("heard now or later");
+    lease.settle(actual).await.expect("settled now or later");
     add(sums, number, [("rpm", lease.held("rpm")), ("tpm", tpm.or(lease.held("tpm")))]);
 }
 
@@ -100,8 +100,8 @@ fn add(sums: &mut Sums, number: u64, units: [(&'static str, Option<u64>); 2]) {
     }
 }
 
-/// Tasks with seeds of their own; some are aborted half-way, and those do not settle.
-async fn crowd(limiter: &Limiter, seed: u64, tasks: u64, lives: u64) -> Sums {
+/// Runs tasks with separate seeds; some are aborted halfway and do not settle.
+async fn run_tasks(limiter: &Limiter, seed: u64, tasks: u64, calls: u64) -> Sums {
     let mut working = JoinSet::new();
     let mut idle = JoinSet::new();
     for number in 0..tasks {
@@ -109,8 +109,8 @@ async fn crowd(limiter: &Limiter, seed: u64, tasks: u64, lives: u64) -> Sums {
         let mut random = Random::seeded(seed.wrapping_mul(1_000).wrapping_add(number));
         working.spawn(async move {
             let mut sums = Sums::new();
-            for _ in 0..lives {
-                life(limiter.clone(), &mut random, &mut sums).await;
+            for _ in 0..calls {
+                run_caller(limiter.clone(), &mut random, &mut sums).await;
             }
             sums
         });
@@ -136,7 +136,7 @@ async fn crowd(limiter: &Limiter, seed: u64, tasks: u64, lives: u64) -> Sums {
     sums
 }
 
-/// Everything that is to hold when all have gone.
+/// Checks every invariant after the last task.
 async fn check_all(store: &Memory, log: &[Entry], sums: &Sums, seed: u64) {
     let report = check(log);
     assert!(report.is_exact(), "seed {seed}: {report}");
@@ -146,7 +146,7 @@ async fn check_all(store: &Memory, log: &[Entry], sums: &Sums, seed: u64) {
     assert!(differing.is_empty(), "seed {seed}: {differing:?}");
 }
 
-/// The ledger and the buckets have what the tasks settled, for each user and for each organisation.
+/// Checks that ledger and buckets have what the tasks settled, for each user and organisation.
 async fn check_sums(store: &Memory, sums: &Sums, seed: u64) -> BTreeMap<(Subject, LimitName), u64> {
     let mut by_name: BTreeMap<(String, &str), u64> = BTreeMap::new();
     for ((number, limit), units) in sums {
@@ -165,7 +165,7 @@ async fn check_sums(store: &Memory, sums: &Sums, seed: u64) -> BTreeMap<(Subject
     usage
 }
 
-/// Consumed is what was settled: nothing is held any more.
+/// Checks that exactly the settled units are consumed.
 async fn check_level(store: &Memory, subject: (&str, &str), limit: &str, units: u64, seed: u64) {
     let consumed = level(store, subject, limit).await.map_or(0, |(_, consumed)| consumed);
     let expected = i64::try_from(units).expect("a small number");
@@ -179,13 +179,13 @@ fn check_idle(limiter: &Limiter, seed: u64) {
 }
 
 #[test]
-fn a_crowd_on_the_memory_store_loses_nothing() {
+fn concurrent_tasks_on_memory_store_lose_nothing() {
     for (seed, workers) in [(1, 2), (2, 3), (3, 4)] {
         runtime(workers).block_on(async {
             let store = Memory::new();
             populate(&store).await;
             let limiter = Limiter::new(store.clone());
-            let sums = crowd(&limiter, seed, 12, 60).await;
+            let sums = run_tasks(&limiter, seed, 12, 60).await;
             limiter.drain().await;
             check_idle(&limiter, seed);
             check_sums(&store, &sums, seed).await;
@@ -194,13 +194,13 @@ fn a_crowd_on_the_memory_store_loses_nothing() {
 }
 
 #[test]
-fn a_crowd_on_a_good_network_is_exact_and_loses_nothing() {
+fn concurrent_tasks_on_good_network_are_exact() {
     for (seed, workers) in [(4, 2), (5, 3), (6, 4)] {
         runtime(workers).block_on(async {
-            let store = network(Plan::seeded(seed));
+            let store = network(FaultPlan::seeded(seed));
             populate(memory(&store)).await;
             let limiter = over(&store).store_deadline(secs(60)).build().unwrap();
-            let sums = crowd(&limiter, seed, 12, 60).await;
+            let sums = run_tasks(&limiter, seed, 12, 60).await;
             limiter.drain().await;
             check_idle(&limiter, seed);
             assert_eq!(store.inner().missed(), 0);
@@ -209,31 +209,38 @@ fn a_crowd_on_a_good_network_is_exact_and_loses_nothing() {
     }
 }
 
-/// A network that fails, loses, repeats, defers and delays. Its deadline is long, so that a slow machine adds no
-/// faults of its own.
+/// A network that fails, loses, repeats, defers and delays calls. Its deadline is long, so that a slow
+/// machine adds no faults.
 fn bad_network(seed: u64) -> Network {
-    let plan =
-        Plan::seeded(seed).fails(40).loses(40).repeats(60).defers(40).delays(200, Duration::from_millis(1));
+    let plan = FaultPlan::seeded(seed)
+        .fails(40)
+        .loses(40)
+        .repeats(60)
+        .defers(40)
+        .delays(200, Duration::from_millis(1));
     network(plan)
 }
 
-/// One caller on a bad network: what it was told, it can count on; what it was not told returns.
-async fn bad_life(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
+/// One caller on a bad network: confirmed calls stay charged, and unconfirmed ones are returned.
+async fn run_caller_on_bad_network(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
     let number = random.below(USERS);
     let name = user(number);
     let cost = [("rpm", 1 + random.below(3)), ("tpm", 1 + random.below(200))];
-    let Ok(mut lease) = limiter.acquire((name.as_str(), "gpt"), cost).await else { return };
+    let Ok(mut lease) = limiter.try_acquire((name.as_str(), "gpt"), cost).await else { return };
     for _ in 0..random.below(3) {
         if random.below(2) == 0 {
             drop(lease.extend([("tpm", 1 + random.below(100))]).await);
         } else {
             let delta = i64::try_from(random.below(200)).expect("small") - 100;
-            lease.adjust([("tpm", delta)]).await.expect("kept, if it is not heard");
+            lease.adjust([("tpm", delta)]).await.expect("deferred if its reply is lost");
         }
     }
     match random.below(3) {
         0 => drop(lease),
-        1 => assert!(matches!(lease.cancel().await.expect("now or later"), Settled::Now | Settled::Later)),
+        1 => assert!(matches!(
+            lease.cancel().await.expect("now or later"),
+            SettleStatus::Now | SettleStatus::Later
+        )),
         _ => {
             let tpm = (random.below(2) == 0).then(|| random.below(300));
             settle(&mut lease, tpm, number, sums).await;
@@ -242,7 +249,7 @@ async fn bad_life(limiter: Limiter, random: &mut Random, sums: &mut Sums) {
 }
 
 #[test]
-fn a_crowd_on_a_bad_network_is_exact_and_loses_nothing() {
+fn concurrent_tasks_on_bad_network_are_exact() {
     for seed in [11, 12, 13, 14] {
         runtime(3).block_on(async {
             let store = bad_network(seed);
@@ -255,7 +262,7 @@ fn a_crowd_on_a_bad_network_is_exact_and_loses_nothing() {
                 tasks.spawn(async move {
                     let mut sums = Sums::new();
                     for _ in 0..30 {
-                        bad_life(limiter.clone(), &mut random, &mut sums).await;
+                        run_caller_on_bad_network(limiter.clone(), &mut random, &mut sums).await;
                     }
                     sums
                 });
@@ -278,11 +285,11 @@ fn a_crowd_on_a_bad_network_is_exact_and_loses_nothing() {
 }
 
 #[test]
-fn tasks_aborted_at_any_moment_leave_nothing_but_what_the_ledger_has() {
+fn aborted_tasks_leave_only_settled_units() {
     for seed in [51, 52, 53] {
         runtime(3).block_on(async {
             let store =
-                network(Plan::seeded(seed).loses(30).repeats(30).delays(700, Duration::from_millis(1)));
+                network(FaultPlan::seeded(seed).loses(30).repeats(30).delays(700, Duration::from_millis(1)));
             populate(memory(&store)).await;
             let limiter = over(&store).store_deadline(secs(60)).build().unwrap();
             let mut random = Random::seeded(seed);
@@ -290,7 +297,8 @@ fn tasks_aborted_at_any_moment_leave_nothing_but_what_the_ledger_has() {
             for number in 0..200 {
                 let limiter = limiter.clone();
                 let mut own = Random::seeded(seed * 1_000 + number);
-                tasks.push(tokio::spawn(async move { life(limiter, &mut own, &mut Sums::new()).await }));
+                tasks
+                    .push(tokio::spawn(async move { run_caller(limiter, &mut own, &mut Sums::new()).await }));
                 if random.below(2) == 0 {
                     tokio::task::yield_now().await;
                 }
@@ -318,7 +326,7 @@ fn tasks_aborted_at_any_moment_leave_nothing_but_what_the_ledger_has() {
 fn fifty_of_120_concurrent_draws_are_granted() {
     for over_network in [false, true] {
         runtime(4).block_on(async {
-            let store = network(Plan::seeded(5).repeats(300));
+            let store = network(FaultPlan::seeded(5).repeats(300));
             let limits = [Limit::per_day("rpm", 50)];
             let limiter = if over_network {
                 over(&store).defaults(limits).store_deadline(secs(60)).build().unwrap()
@@ -328,13 +336,13 @@ fn fifty_of_120_concurrent_draws_are_granted() {
             let mut tasks = JoinSet::new();
             for _ in 0..120 {
                 let limiter = limiter.clone();
-                tasks.spawn(async move { limiter.acquire(ACME, [("rpm", 1)]).await });
+                tasks.spawn(async move { limiter.try_acquire(ACME, [("rpm", 1)]).await });
             }
             let answers = tasks.join_all().await;
             let mut granted: Vec<_> = answers.into_iter().filter_map(Result::ok).collect();
             assert_eq!((granted.len(), limiter.stats().refused), (50, 70));
             for lease in &mut granted {
-                lease.settle_as_held().await.unwrap();
+                lease.settle_full().await.unwrap();
             }
             assert_eq!(settled(memory(&store), ACME, "rpm").await, (50, 50));
             drop(granted);
@@ -344,13 +352,14 @@ fn fifty_of_120_concurrent_draws_are_granted() {
 }
 
 #[test]
-fn policies_changed_under_load_by_another_process_keep_levels_and_strand_no_lease() {
+fn policy_changes_under_load_keep_levels_and_leases() {
     for seed in [21, 22] {
         runtime(3).block_on(async {
-            let store = network(Plan::seeded(seed).repeats(50));
+            let store = network(FaultPlan::seeded(seed).repeats(50));
             populate(memory(&store)).await;
             let limiter = over(&store).store_deadline(secs(60)).build().unwrap();
-            // Another process: what this one remembers is stale for a minute, unless a draw tells it.
+            // Another process: the cache of this one is stale for up to a minute, unless a draw reports the
+            // change.
             let other = over(&store).store_deadline(secs(60)).build().unwrap();
             let changing = tokio::spawn({
                 let other = other.clone();
@@ -366,15 +375,19 @@ fn policies_changed_under_load_by_another_process_keep_levels_and_strand_no_leas
                             0 => Scope::System,
                             number => Scope::Entity(id(&user(number))),
                         };
-                        other.admin("ops").set_policy(scope, policy(limits)).await.expect("it is there");
-                        // It draws by the new rules at once.
+                        other
+                            .admin("ops")
+                            .set_policy(scope, policy(limits))
+                            .await
+                            .expect("the store is available");
+                        // It draws by the new policy at once.
                         let name = user(random.below(USERS));
-                        drop(other.acquire((name.as_str(), "gpt"), [("rpm", 1)]).await);
+                        drop(other.try_acquire((name.as_str(), "gpt"), [("rpm", 1)]).await);
                         tokio::task::yield_now().await;
                     }
                 }
             });
-            let sums = crowd(&limiter, seed, 8, 40).await;
+            let sums = run_tasks(&limiter, seed, 8, 40).await;
             changing.await.unwrap();
             limiter.drain().await;
             other.drain().await;
@@ -387,35 +400,35 @@ fn policies_changed_under_load_by_another_process_keep_levels_and_strand_no_leas
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_with_stale_rules_neither_flips_a_bucket_nor_strands_its_leases() {
-    let store = network(Plan::seeded(7));
+async fn stale_process_neither_flips_bucket_nor_leases() {
+    let store = network(FaultPlan::seeded(7));
     let (old, new) = (over(&store).build().unwrap(), over(&store).build().unwrap());
     let admin = new.admin("ops");
     admin
         .set_policy(Scope::System, policy([Limit::per_day("rpm", 100), Limit::per_day("tpm", 9)]))
         .await
         .unwrap();
-    let mut held = old.acquire(ACME, [("rpm", 30), ("tpm", 2)]).await.unwrap();
+    let mut held = old.try_acquire(ACME, [("rpm", 30), ("tpm", 2)]).await.unwrap();
     admin.set_policy(Scope::System, policy([Limit::per_day("rpm", 20)])).await.unwrap();
     new.spend(ACME, [("rpm", 1)]).await.unwrap();
     assert_eq!(level(memory(&store), ACME, "rpm").await, Some((19, 31)), "kept, and capped");
-    // The old one's ideas do not come back, be it by a draw, an extension, an adjustment or an end.
-    let error = old.acquire(ACME, [("rpm", 21)]).await.unwrap_err();
-    assert!(matches!(error, LimitError::TooLarge(_)), "decided by the rule that is there: {error}");
+    // The old policy is not restored by a draw, an extension, an adjustment or a settle.
+    let error = old.try_acquire(ACME, [("rpm", 21)]).await.unwrap_err();
+    assert!(matches!(error, LimitError::TooLarge(_)), "the stored policy decides: {error}");
     held.extend([("rpm", 5)]).await.unwrap();
     held.adjust([("tpm", 1)]).await.unwrap();
     assert_eq!(level(memory(&store), ACME, "rpm").await, Some((14, 36)));
     held.settle([("rpm", 40)]).await.unwrap();
     assert_eq!(level(memory(&store), ACME, "rpm").await, Some((9, 41)));
-    assert_eq!(settled(memory(&store), ACME, "tpm").await, (3, 1), "of a limit that is no more");
+    assert_eq!(settled(memory(&store), ACME, "tpm").await, (3, 1), "of a removed limit");
     assert_eq!(new.balances(ACME).await.unwrap()[0].balance.burst, 20);
     let report = check(&store.inner().log());
     assert!(report.is_exact(), "{report}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn degraded_leases_take_nothing_from_the_store_whatever_becomes_of_them() {
-    let store = network(Plan::seeded(31).loses(80).fails(80).defers(80));
+async fn degraded_leases_never_charge_the_store() {
+    let store = network(FaultPlan::seeded(31).loses(80).fails(80).defers(80));
     populate(memory(&store)).await;
     let allow = policy([]).on_unavailable(OnUnavailable::Allow);
     Limiter::new(memory(&store).clone())
@@ -428,7 +441,7 @@ async fn degraded_leases_take_nothing_from_the_store_whatever_becomes_of_them() 
     let mut units = 0;
     for _ in 0..300 {
         let cost = 1 + random.below(3);
-        let drawn = limiter.acquire(("user1", "gpt"), [("rpm", cost)]).await;
+        let drawn = limiter.try_acquire(("user1", "gpt"), [("rpm", cost)]).await;
         let mut lease = match drawn {
             Ok(lease) => lease,
             Err(LimitError::Limited(_) | LimitError::Unavailable { .. }) => continue,
@@ -436,7 +449,7 @@ async fn degraded_leases_take_nothing_from_the_store_whatever_becomes_of_them() 
         };
         if random.below(2) == 0 {
             let is_degraded = lease.degraded().is_some();
-            lease.settle_as_held().await.unwrap();
+            lease.settle_full().await.unwrap();
             units += if is_degraded { 0 } else { cost };
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -453,16 +466,16 @@ async fn degraded_leases_take_nothing_from_the_store_whatever_becomes_of_them() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn steps_that_are_repeated_or_late_count_once() {
-    let store = network(Plan::seeded(41).repeats(500).defers(300));
+async fn repeated_or_late_steps_count_once() {
+    let store = network(FaultPlan::seeded(41).repeats(500).defers(300));
     let limiter = over(&store).defaults(LIMITS.map(|name| Limit::per_day(name, 10_000_000))).build().unwrap();
     let mut sum = 0;
     for number in 0..100 {
-        let Ok(mut lease) = limiter.acquire(ACME, [("rpm", 5)]).await else { continue };
+        let Ok(mut lease) = limiter.try_acquire(ACME, [("rpm", 5)]).await else { continue };
         drop(lease.extend([("rpm", 3)]).await);
         lease.adjust([("rpm", -1)]).await.unwrap();
         if number % 2 == 0 {
-            lease.settle_as_held().await.unwrap();
+            lease.settle_full().await.unwrap();
             sum += lease.held("rpm").unwrap();
         }
         let ended = lease.settle([("rpm", 1_000)]).await;

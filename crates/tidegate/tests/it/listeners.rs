@@ -1,4 +1,4 @@
-//! Listeners and streams: told in order, outside the lock, and harmless whatever they do.
+//! Listeners and streams: events arrive in order and outside the lock, and a faulty listener does no harm.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -10,8 +10,8 @@ use tidegate::{
 
 use crate::kit::{Caller, REQUEST, millis, secs};
 
-/// A throttle that brakes and trips at the first failure: three events for each.
-fn touchy() -> Builder {
+/// A throttle that brakes and opens its circuit at the first failure: three events each.
+fn fragile() -> Builder {
     Throttle::builder()
         .slots(Slots::adaptive(1..=8))
         .controller(Controller::Brake(Brake::default().at(1, secs(60))))
@@ -19,12 +19,13 @@ fn touchy() -> Builder {
         .clock(ManualClock::new())
 }
 
-/// A throttle whose listener is stuck in the first event until the sender is dropped, and the thread that tells it.
-fn with_a_stuck_listener() -> (Throttle, mpsc::Sender<()>, thread::JoinHandle<()>) {
-    let (started, begun) = mpsc::channel();
+/// A throttle whose listener blocks in the first event until the sender is dropped, and the thread that
+/// delivers it.
+fn with_blocked_listener() -> (Throttle, mpsc::Sender<()>, thread::JoinHandle<()>) {
+    let (started, receiver) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);
-    let throttle = touchy()
+    let throttle = fragile()
         .on_state_change(move |_| {
             let _ = started.send(());
             let _ = released.lock().map(|released| released.recv());
@@ -33,49 +34,49 @@ fn with_a_stuck_listener() -> (Throttle, mpsc::Sender<()>, thread::JoinHandle<()
         .expect("within the bounds");
     let teller = throttle.clone();
     let telling = thread::spawn(move || teller.record_failure());
-    begun.recv().expect("the listener was called");
+    receiver.recv().expect("the listener was called");
     (throttle, release, telling)
 }
 
 #[test]
-fn events_are_told_in_order_with_their_numbers() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let heard = Arc::clone(&told);
-    let throttle = touchy()
+fn events_arrive_in_order_with_their_values() {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Arc::clone(&events);
+    let throttle = fragile()
         .pace(Pace::every(millis(100)).slowest(secs(1)))
-        .on_state_change(move |notice| heard.lock().unwrap().push(notice.event.clone()))
+        .on_state_change(move |notice| recorder.lock().unwrap().push(notice.event.clone()))
         .build()
         .unwrap();
     throttle.record_failure();
     throttle.record_failure();
-    let told = told.lock().unwrap();
-    assert_eq!(told.len(), 3);
+    let events = events.lock().unwrap();
+    assert_eq!(events.len(), 3);
     assert!(matches!(
-        &told[0],
+        &events[0],
         Event::Slowed { slots, interval, rate: None, why: Why::Failures { count: 1, .. } }
             if (slots.from, slots.to) == (8, 4) && (interval.from, interval.to) == (millis(100), millis(200))
     ));
-    assert_eq!(told[1], Event::CircuitOpened { span: secs(0), why: Trip::Consecutive { failures: 2 } });
-    assert!(matches!(&told[2], Event::Slowed { slots, .. } if (slots.from, slots.to) == (4, 2)));
+    assert_eq!(events[1], Event::CircuitOpened { span: secs(0), why: Trip::Consecutive { failures: 2 } });
+    assert!(matches!(&events[2], Event::Slowed { slots, .. } if (slots.from, slots.to) == (4, 2)));
 }
 
 #[test]
-fn a_listener_that_panics_is_caught_and_counted() {
-    let throttle = touchy().on_state_change(|_| panic!("a bug in the listener")).build().unwrap();
+fn listener_panic_is_caught_and_counted() {
+    let throttle = fragile().on_state_change(|_| panic!("injected panic")).build().unwrap();
     let permit = throttle.try_acquire(REQUEST).unwrap();
     permit.settle(Outcome::failure());
     let snapshot = throttle.snapshot();
     assert_eq!((snapshot.listener_panics, snapshot.in_flight), (1, 0));
     throttle.record_failure();
-    assert_eq!(throttle.snapshot().listener_panics, 3, "it hears on after a panic");
+    assert_eq!(throttle.snapshot().listener_panics, 3, "delivery goes on after a panic");
 }
 
 #[test]
-fn a_listener_may_call_the_throttle_again() {
+fn listener_may_call_the_throttle() {
     let home: Arc<OnceLock<Throttle>> = Arc::default();
     let (reached, depth) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (throttle, counter, level) = (Arc::clone(&home), Arc::clone(&reached), Arc::clone(&depth));
-    let built = touchy()
+    let built = fragile()
         .on_state_change(move |_| {
             assert_eq!(level.fetch_add(1, Ordering::SeqCst), 0, "a listener is not re-entered");
             if let Some(throttle) = throttle.get()
@@ -91,17 +92,18 @@ fn a_listener_may_call_the_throttle_again() {
         .unwrap();
     home.set(built.clone()).unwrap();
     built.record_failure();
-    assert!(reached.load(Ordering::SeqCst) > 5, "what it caused was told when it had returned");
+    assert!(reached.load(Ordering::SeqCst) > 5, "events it caused are delivered after it returns");
     assert_eq!(built.snapshot().listener_panics, 0);
 }
 
 #[test]
-fn a_slow_listener_holds_up_nobody_but_the_thread_that_tells() {
-    let (throttle, release, telling) = with_a_stuck_listener();
-    // The listener is stuck; everybody else enters, settles, waits and is granted as ever, events included.
+fn slow_listener_blocks_only_the_delivering_thread() {
+    let (throttle, release, telling) = with_blocked_listener();
+    // While the listener blocks, other callers acquire, settle, wait and are granted as usual, events
+    // included.
     let held: Vec<_> = std::iter::from_fn(|| throttle.try_acquire(REQUEST).ok()).collect();
     assert_eq!(held.len(), 4);
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     for permit in held {
         permit.settle(Outcome::success());
     }
@@ -113,8 +115,8 @@ fn a_slow_listener_holds_up_nobody_but_the_thread_that_tells() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_loses_the_oldest_events_and_knows_how_many() {
-    let throttle = touchy().build().unwrap();
+async fn slow_stream_drops_oldest_events_and_counts_them() {
+    let throttle = fragile().build().unwrap();
     let mut events = throttle.events();
     for _ in 0..2_000 {
         throttle.retune(|limits| limits.total = None).unwrap();
@@ -129,33 +131,33 @@ async fn a_slow_reader_loses_the_oldest_events_and_knows_how_many() {
 }
 
 #[test]
-fn a_readers_waker_that_panics_ends_no_stream() {
-    struct Bomb;
-    impl std::task::Wake for Bomb {
+fn panicking_waker_does_not_end_a_stream() {
+    struct PanickingWaker;
+    impl std::task::Wake for PanickingWaker {
         fn wake(self: Arc<Self>) {
-            panic!("a bug in somebody's runtime");
+            panic!("injected panic");
         }
     }
-    let throttle = touchy().build().unwrap();
+    let throttle = fragile().build().unwrap();
     let (mut bad, mut good) = (throttle.events(), throttle.events());
-    let bomb = std::task::Waker::from(Arc::new(Bomb));
+    let bomb = std::task::Waker::from(Arc::new(PanickingWaker));
     let mut next = Box::pin(bad.next());
     assert!(next.as_mut().poll(&mut std::task::Context::from_waker(&bomb)).is_pending());
     throttle.pause(secs(1));
     drop(next);
     drop(bad);
     throttle.resume();
-    let told: Vec<_> = std::iter::from_fn(|| good.try_next()).map(|notice| notice.event).collect();
-    assert!(matches!(told[..], [Event::Paused { .. }, Event::Resumed]), "{told:?}");
+    let received: Vec<_> = std::iter::from_fn(|| good.try_next()).map(|notice| notice.event).collect();
+    assert!(matches!(received[..], [Event::Paused { .. }, Event::Resumed]), "{received:?}");
 }
 
 #[test]
-fn events_for_a_stuck_listener_are_bounded_and_counted() {
-    let (throttle, release, telling) = with_a_stuck_listener();
+fn events_for_blocked_listener_are_bounded() {
+    let (throttle, release, telling) = with_blocked_listener();
     for _ in 0..1_100 {
         throttle.retune(|limits| limits.total = None).unwrap();
     }
-    assert_eq!(throttle.snapshot().events_lost, 76, "1,024 wait for it, the rest is lost to it");
+    assert_eq!(throttle.snapshot().events_lost, 76, "1,024 are buffered, the rest is lost");
     drop(release);
     telling.join().unwrap();
 }

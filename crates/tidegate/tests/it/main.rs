@@ -1,8 +1,9 @@
-//! The integration tests of this crate, as one program.
+//! The integration tests of this crate, in one binary.
 //!
-//! Tests that need a server are behind the feature of its store, and are skipped where the server's address is not set.
+//! Tests that need a server are behind the feature of its store, and are skipped unless the server's address
+//! is set.
 
-// With this cfg locks work only inside the model scheduler, which these tests do not run under.
+// With this cfg, locks work only inside the model scheduler, which these tests do not use.
 #![cfg(not(tidegate_model))]
 
 mod kit;
@@ -13,31 +14,31 @@ mod auto;
 mod cancel;
 mod clocks;
 mod drain;
-mod keeper;
 mod layered;
 mod listeners;
 mod properties;
 mod queue;
 mod run;
 mod throttle;
+mod timer;
 
-// Many throttles by key.
-mod far_sides;
-mod host_cases;
+// Keyed throttles.
+mod hosts;
 mod keyed;
-mod keyed_between;
+mod keyed_capacity;
+mod keyed_disabled;
 mod keyed_events;
-mod keyed_forgets;
-mod keyed_full;
+mod keyed_eviction;
+mod keyed_interactions;
 mod keyed_listeners;
-mod keyed_off;
 mod keyed_properties;
-mod keyed_rules;
+mod keyed_random_calls;
+mod keyed_reconfigure;
+mod keyed_regressions;
 mod keyed_snapshots;
-mod keyed_stories;
-mod keyed_wander;
 mod registrable;
 mod scripted_server;
+mod upstreams;
 
 // Configuration.
 mod config;
@@ -47,7 +48,6 @@ mod manifest;
 mod axum_layer;
 mod axum_sockets;
 mod http_classes;
-mod outside_bodies;
 mod reqwest_limits;
 mod reqwest_redirects;
 mod reqwest_retry;
@@ -55,41 +55,42 @@ mod tower_drops;
 mod tower_ready;
 mod tower_sockets;
 mod tower_wait;
+mod untrusted_bodies;
 
-// Limits in a store.
-mod declared;
+// The limiter: limits in a store.
 mod limiter;
-mod limiter_away;
 mod limiter_blocking;
 mod limiter_cache;
 mod limiter_cancel;
-mod limiter_chosen;
 mod limiter_clock;
-mod limiter_lost;
+mod limiter_idempotency;
+mod limiter_lost_replies;
 mod limiter_races;
-mod limiter_refused;
+mod limiter_regressions;
 mod limiter_remote;
+mod limiter_settle_errors;
 mod limiter_settler;
 mod limiter_sqlite;
-mod limiter_stories;
+mod limiter_unavailable;
 mod limiter_waiting;
+mod manifest_apply;
 
-// A throttle and a limiter together.
+// A throttle joined with a limiter.
 mod joined;
-mod joined_away;
 mod joined_cancel;
 mod joined_properties;
-mod joined_returns;
-mod joined_turned;
+mod joined_state_changes;
+mod joined_unavailable;
 mod joined_waiting;
+mod joined_wakeups;
 
 // Stores on a server.
 #[cfg(feature = "dynamodb")]
-mod dynoxide_away;
+mod dynamodb_unavailable;
 #[cfg(feature = "postgres")]
-mod postgres_away;
+mod postgres_unavailable;
 #[cfg(feature = "redis")]
-mod redis_away;
+mod redis_unavailable;
 
 #[test]
 fn engines_that_were_not_built_are_reported() {

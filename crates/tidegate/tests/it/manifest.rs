@@ -1,18 +1,18 @@
-//! The manifest: declared policies in TOML, and every way in which they can be wrong.
+//! Parsing of manifests (policies in TOML), and every kind of error.
 
 use proptest::prelude::*;
 use tidegate::{Manifest, ManifestError};
 use tidegate_core::limit::name::Subject;
-use tidegate_core::limit::plan::{Extra, plan};
 use tidegate_core::limit::policy::{OnExpiry, OnUnavailable, Policy, Scope, Share};
+use tidegate_core::limit::policy_changes::{Undeclared, plan};
 use tidegate_core::limit::rule::Limit;
 
 fn manifest(text: &str) -> Manifest {
     Manifest::from_toml(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// What is wrong with a text, one sentence for each thing.
-fn complaints(text: &str) -> Vec<String> {
+/// The errors of a text, one sentence each.
+fn errors_of(text: &str) -> Vec<String> {
     let error = Manifest::from_toml(text).expect_err(text);
     error.problems().iter().map(ToString::to_string).collect()
 }
@@ -22,7 +22,7 @@ fn policy(limits: &[&str]) -> Policy {
 }
 
 #[test]
-fn every_scope_and_everything_a_policy_says_is_read() {
+fn every_scope_and_policy_field_is_read() {
     let manifest = manifest(
         r#"
         [entity.acme.resource."gpt-4"]
@@ -62,7 +62,7 @@ fn every_scope_and_everything_a_policy_says_is_read() {
 }
 
 #[test]
-fn a_table_that_says_nothing_declares_nothing() {
+fn empty_table_declares_nothing() {
     for text in ["", "[system]", "[resource]", "[entity.a]", "[entity.a.resource.b]", "[entity.a.resource]"] {
         assert_eq!(manifest(text), Manifest::default(), "{text}");
     }
@@ -71,7 +71,7 @@ fn a_table_that_says_nothing_declares_nothing() {
 }
 
 #[test]
-fn names_that_look_like_keys_are_names() {
+fn names_that_look_like_keys_are_accepted() {
     let manifest = manifest(
         "
         [entity.resource]
@@ -95,22 +95,22 @@ fn names_that_look_like_keys_are_names() {
 }
 
 #[test]
-fn a_manifest_is_planned_and_shown_as_a_diff() {
+fn manifest_plan_is_shown_as_a_diff() {
     let manifest = manifest("[system]\nlimits = ['tpm:100000/minute']\nonly = true");
-    let plan = plan(&[], manifest.policies(), Extra::Keep).unwrap();
+    let plan = plan(&[], manifest.policies(), Undeclared::Keep).unwrap();
     assert_eq!(plan.to_string(), "+ system\n    + tpm:100k/min\n    + only = true");
 }
 
-/// Asserts that each text has one thing wrong with it, and what is said of it.
-fn refused(table: &[(&str, &str)]) {
+/// Asserts that each text has exactly this error.
+fn check_errors(table: &[(&str, &str)]) {
     for (text, sentence) in table {
-        assert_eq!(complaints(text), [*sentence], "{text}");
+        assert_eq!(errors_of(text), [*sentence], "{text}");
     }
 }
 
 #[test]
-fn what_is_no_key_or_no_table_is_told_with_its_place() {
-    refused(&[
+fn unknown_keys_and_non_tables_name_their_path() {
+    check_errors(&[
         ("sytem.limits = []", "`sytem` in TOML is not a key, did you mean `system`?"),
         ("whatever = 1", "`whatever` in TOML is not a key"),
         ("system = 1", "`system` is 1 in TOML, and must be a table"),
@@ -128,12 +128,12 @@ fn what_is_no_key_or_no_table_is_told_with_its_place() {
 }
 
 #[test]
-fn what_is_no_name_is_told_with_what_is_wrong_with_it() {
-    refused(&[
+fn invalid_names_report_the_reason() {
+    check_errors(&[
         (
             "[entity.'a#b']",
-            "`entity.\"a#b\"` is \"a#b\" in TOML, and must be a valid name; the entity holds '#' at byte 1, which no \
-             such name does",
+            "`entity.\"a#b\"` is \"a#b\" in TOML, and must be a valid name; the entity has '#' at byte 1, which \
+             is not allowed",
         ),
         ("[resource.'']", "`resource.\"\"` is \"\" in TOML, and must be a valid name; the resource is empty"),
         (
@@ -145,17 +145,17 @@ fn what_is_no_name_is_told_with_what_is_wrong_with_it() {
 }
 
 #[test]
-fn what_is_no_limit_is_told_with_its_place_and_what_it_must_be() {
+fn invalid_limits_report_path_and_expected_form() {
     let limit = "and must be name:amount/period[:burst], such as \"tpm:100k/min:150k\"";
-    for (value, said) in [("5", "5"), ("nan", "NaN"), ("{}", "a table"), ("true", "true")] {
-        let wanted = format!("`system.limits[0]` is {said} in TOML, {limit}");
-        assert_eq!(complaints(&format!("system.limits = [{value}]")), [wanted]);
+    for (value, errors) in [("5", "5"), ("nan", "NaN"), ("{}", "a table"), ("true", "true")] {
+        let wanted = format!("`system.limits[0]` is {errors} in TOML, {limit}");
+        assert_eq!(errors_of(&format!("system.limits = [{value}]")), [wanted]);
     }
     let negative = format!(
-        "`system.limits[1]` is \"b:-1/s\" in TOML, {limit}; the amount `-1` is no number of digits, with k, M or G \
-         behind them or not"
+        "`system.limits[1]` is \"b:-1/s\" in TOML, {limit}; the amount `-1` is not a number: \
+         expected digits, optionally followed by k, M or G"
     );
-    refused(&[
+    check_errors(&[
         ("system.limits = ['a:1/s', 'b:-1/s']", &negative),
         (
             "system.limits = 'rpm:5/s'",
@@ -163,22 +163,22 @@ fn what_is_no_limit_is_told_with_its_place_and_what_it_must_be() {
         ),
         (
             "system.limits = ['a:0/s']",
-            "`system.limits[0]` is \"a:0/s\" in TOML, and must be a limit that can be counted; the limit `a`: 0 \
+            "`system.limits[0]` is \"a:0/s\" in TOML, and must be a valid limit; the limit `a`: 0 \
              units per period, outside 1..=1099511627776",
         ),
         (
             "system.limits = ['a:1/s', 'a:1/m']",
-            "`system.limits[1]` is \"a:1/m\" in TOML, and must be a limit of another name: `a` is there twice",
+            "`system.limits[1]` is \"a:1/m\" in TOML, and must be a limit with another name: `a` occurs twice",
         ),
     ]);
 }
 
 #[test]
-fn a_way_to_behave_that_is_none_is_told_with_those_there_are() {
+fn unknown_behaviour_lists_valid_ones() {
     let unavailable = "\"block\", \"allow\" or { local_share = 0.2 }";
     let never = format!("`system.on_unavailable` is \"never\" in TOML, and must be {unavailable}");
     let empty = format!("`system.on_unavailable` is an empty table in TOML, and must be {unavailable}");
-    refused(&[
+    check_errors(&[
         ("system.only = 'yes'", "`system.only` is \"yes\" in TOML, and must be true or false"),
         ("system.on_unavailable = 'never'", &never),
         ("system.on_unavailable = {}", &empty),
@@ -186,28 +186,28 @@ fn a_way_to_behave_that_is_none_is_told_with_those_there_are() {
 }
 
 #[test]
-fn a_share_that_is_none_is_refused() {
+fn invalid_share_is_rejected() {
     for share in ["0", "-0.1", "1.5", "nan", "inf", "'0.2'", "true", "1e-9", "[]"] {
-        let said = complaints(&format!("system.on_unavailable.local_share = {share}"));
-        let is_told = said[0].starts_with("`system.on_unavailable.local_share` is ");
-        assert!(said.len() == 1 && is_told && said[0].contains("and must be "), "{said:?}");
+        let errors = errors_of(&format!("system.on_unavailable.local_share = {share}"));
+        let names_key = errors[0].starts_with("`system.on_unavailable.local_share` is ");
+        assert!(errors.len() == 1 && names_key && errors[0].contains("and must be "), "{errors:?}");
     }
     for share in ["1", "1.0", "0.000001", "2e-1"] {
         manifest(&format!("system.on_unavailable.local_share = {share}"));
     }
-    let said = complaints("system.on_expiry = 'never'");
-    assert!(said[0].starts_with("`system.on_expiry` is \"never\" in TOML, and must be "), "{said:?}");
+    let errors = errors_of("system.on_expiry = 'never'");
+    assert!(errors[0].starts_with("`system.on_expiry` is \"never\" in TOML, and must be "), "{errors:?}");
 }
 
 #[test]
-fn too_many_limits_are_counted() {
+fn number_of_limits_is_bounded() {
     let limits: Vec<String> = (0..17).map(|number| format!("'l{number}:1/s'")).collect();
     let text = format!("system.limits = [{}]", limits.join(", "));
-    assert_eq!(complaints(&text), ["`system.limits` is 17 limits in TOML, and must be at most 16"]);
+    assert_eq!(errors_of(&text), ["`system.limits` is 17 limits in TOML, and must be at most 16"]);
 }
 
 #[test]
-fn everything_wrong_is_told_at_once() {
+fn all_errors_are_reported_together() {
     let text = "
         [system]
         limits = ['rpm:5', 'tpm:1/s']
@@ -218,27 +218,27 @@ fn everything_wrong_is_told_at_once() {
         on_expiry = 5
         [other]
     ";
-    assert_eq!(complaints(text).len(), 5);
+    assert_eq!(errors_of(text).len(), 5);
     let error: ManifestError = Manifest::from_toml(text).unwrap_err();
     assert_eq!(error.to_string().matches("; ").count(), 6, "{error}");
 }
 
 #[test]
-fn what_is_no_toml_or_says_a_thing_twice_is_refused_with_the_place() {
+fn syntax_errors_and_duplicates_report_the_line() {
     for (text, wanted) in [
         ("[system", "line 1"),
         ("[system]\nonly = true\nonly = true", "line 3"),
         ("[entity.a]\n[entity.a]", "line 2"),
-        ("a = {b={c={d={e={f={g={h={i={}}}}}}}}}", "tables inside each other"),
+        ("a = {b={c={d={e={f={g={h={i={}}}}}}}}}", "nested tables"),
     ] {
-        let said = complaints(text);
-        assert!(said.len() == 1 && said[0].contains(wanted), "{said:?}");
+        let errors = errors_of(text);
+        assert!(errors.len() == 1 && errors[0].contains(wanted), "{errors:?}");
     }
 }
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in any::<String>(), lines in prop::collection::vec(
+    fn arbitrary_text_does_not_panic(text in any::<String>(), lines in prop::collection::vec(
         "(\\[(system|resource|entity)(\\.[a-z\"#$]{1,3}){0,3}\\])|(limits|only|on_expiry|on_unavailable)(\\.local_share)? = ([a-z0-9.'\"]{0,6}|\\['[a-z]:[0-9]{1,3}/[smhd]'\\])", 0..8)) {
         let _ = Manifest::from_toml(&text);
         let _ = Manifest::from_toml(&lines.join("\n"));

@@ -1,4 +1,4 @@
-//! Random interleavings of everything a caller can do, against what must always hold.
+//! Random interleavings of all caller operations, checked against the invariants.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -24,7 +24,7 @@ enum Step {
     Try {
         tokens: u64,
     },
-    /// Polls whoever was woken, as a runtime would.
+    /// Polls the woken callers, as a runtime would.
     Run,
     Leave(usize),
     Settle(usize, u8),
@@ -62,7 +62,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 #[derive(Debug, Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a gate that is there or not")]
+#[expect(clippy::struct_excessive_bools, reason = "each gate is optional")]
 struct Limits {
     slots: u32,
     bytes: bool,
@@ -103,8 +103,8 @@ fn build(limits: &Limits, clock: &ManualClock) -> Throttle {
     builder.build().expect("within the bounds")
 }
 
-/// A caller in line, with its number and how often it had been woken when it was last polled.
-struct InLine<'a> {
+/// A queued caller, with its number and its count of wake-ups at the last poll.
+struct QueuedCaller<'a> {
     number: u64,
     caller: Caller<'a>,
     seen: usize,
@@ -113,7 +113,7 @@ struct InLine<'a> {
 struct World<'a> {
     throttle: &'a Throttle,
     clock: &'a ManualClock,
-    line: Vec<InLine<'a>>,
+    queue: Vec<QueuedCaller<'a>>,
     permits: Vec<Permit<'a>>,
     next: u64,
     closed: bool,
@@ -127,40 +127,40 @@ impl<'a> World<'a> {
             Poll::Ready(Err(refused)) => self.check_refusal(refused),
             Poll::Pending => {
                 let seen = caller.wakes();
-                self.line.push(InLine { number: self.next, caller, seen });
+                self.queue.push(QueuedCaller { number: self.next, caller, seen });
             }
         }
     }
 
-    /// Order: whoever still waits asked later. Those before were granted, even if they have not looked yet.
+    /// FIFO order: callers that still wait arrived later. Earlier ones were granted, even if not yet polled.
     fn enter(&mut self, permit: Permit<'a>, number: u64) {
-        let later = self.line.iter().filter(|waiter| waiter.number > number).count();
+        let later = self.queue.iter().filter(|waiter| waiter.number > number).count();
         let waiting = usize::try_from(self.throttle.snapshot().waiting).expect("few");
-        assert!(waiting <= later, "{waiting} wait and {later} asked after caller {number}, who entered");
+        assert!(waiting <= later, "{waiting} wait and {later} arrived after caller {number}, who entered");
         self.permits.push(permit);
     }
 
     fn check_refusal(&self, refused: Refused) {
-        assert!(self.closed || refused != Refused::Closed, "closed, and nobody closed it");
+        assert!(self.closed || refused != Refused::Closed, "refused as closed, but never closed");
     }
 
-    /// Polls whoever was woken, in the order of asking, until nobody is: what a fair runtime does.
+    /// Polls woken callers in order of arrival until none is left, like a fair runtime.
     async fn run(&mut self) {
         loop {
             settle_tasks().await;
-            let Some(index) = self.line.iter().position(|waiter| waiter.caller.wakes() > waiter.seen) else {
+            let Some(index) = self.queue.iter().position(|waiter| waiter.caller.wakes() > waiter.seen) else {
                 return;
             };
-            let waiter = &mut self.line[index];
+            let waiter = &mut self.queue[index];
             waiter.seen = waiter.caller.wakes();
             match waiter.caller.poll() {
                 Poll::Pending => {}
                 Poll::Ready(Ok(permit)) => {
-                    let number = self.line.remove(index).number;
+                    let number = self.queue.remove(index).number;
                     self.enter(permit, number);
                 }
                 Poll::Ready(Err(refused)) => {
-                    self.line.remove(index);
+                    self.queue.remove(index);
                     self.check_refusal(refused);
                 }
             }
@@ -186,10 +186,10 @@ impl<'a> World<'a> {
             },
             Step::Run => {
                 self.run().await;
-                self.check_nobody_is_forgotten();
+                self.check_no_lost_wakeup();
             }
-            Step::Leave(index) if !self.line.is_empty() => {
-                drop(self.line.remove(index % self.line.len()));
+            Step::Leave(index) if !self.queue.is_empty() => {
+                drop(self.queue.remove(index % self.queue.len()));
             }
             Step::Settle(index, kind) if !self.permits.is_empty() => {
                 let permit = self.permits.remove(index % self.permits.len());
@@ -218,9 +218,9 @@ impl<'a> World<'a> {
                 let pace = millis.map(|millis| Pace::every(Duration::from_millis(millis)));
                 throttle.retune(|limits| limits.pace = pace).expect("in bounds");
             }
-            Step::Circuit(is_there) => {
+            Step::Circuit(is_enabled) => {
                 let circuit =
-                    is_there.then(|| Circuit::after_failures(3).open_for(Duration::from_millis(90)));
+                    is_enabled.then(|| Circuit::after_failures(3).open_for(Duration::from_millis(90)));
                 throttle.retune(|limits| limits.circuit = circuit).expect("in bounds");
             }
             Step::Pause(millis) => drop(throttle.pause(Duration::from_millis(millis))),
@@ -234,23 +234,23 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Conservation: what is in flight is what we hold, and what was granted to those who have not looked.
+    /// Conservation: requests in flight are the permits held plus the unpolled grants.
     fn check(&self) {
         let snapshot = self.throttle.snapshot();
         let held = u32::try_from(self.permits.len()).expect("few");
-        let line = u32::try_from(self.line.len()).expect("few");
+        let queue = u32::try_from(self.queue.len()).expect("few");
         assert!(snapshot.in_flight >= held, "{} in flight, {held} held", snapshot.in_flight);
-        assert!(snapshot.in_flight + snapshot.waiting <= held + line, "somebody is counted twice");
+        assert!(snapshot.in_flight + snapshot.waiting <= held + queue, "a caller is counted twice");
     }
 
-    /// When everybody who was woken has run, asking the head once more lets nobody in: it was not forgotten.
-    fn check_nobody_is_forgotten(&self) {
+    /// No lost wake-up: once all woken callers have run, evaluating the head again admits no caller.
+    fn check_no_lost_wakeup(&self) {
         let before = self.throttle.snapshot();
         self.throttle.retune(|_| ()).expect("nothing changed");
-        assert_eq!(self.throttle.snapshot().admitted, before.admitted, "somebody was due");
+        assert_eq!(self.throttle.snapshot().admitted, before.admitted, "a due caller was not woken");
     }
 
-    /// Everybody leaves or is served: the end every interleaving must be able to reach.
+    /// Every caller leaves or is served, whatever the interleaving.
     async fn end(mut self) {
         self.throttle.resume();
         for _ in 0..2_000 {
@@ -258,12 +258,12 @@ impl<'a> World<'a> {
                 permit.settle(Outcome::success());
             }
             self.run().await;
-            if self.line.is_empty() && self.permits.is_empty() {
+            if self.queue.is_empty() && self.permits.is_empty() {
                 break;
             }
             self.clock.advance(Duration::from_millis(250));
         }
-        assert!(self.line.is_empty(), "{} callers wait although nothing holds them", self.line.len());
+        assert!(self.queue.is_empty(), "{} callers wait although no gate holds them", self.queue.len());
         let snapshot = self.throttle.snapshot();
         assert_eq!((snapshot.in_flight, snapshot.waiting, snapshot.bytes_in_flight), (0, 0, 0));
         assert_eq!(snapshot.recovering_in_flight, 0);
@@ -273,7 +273,7 @@ impl<'a> World<'a> {
 proptest! {
     /// Invariants 1, 2, 5 and 9: conservation, order, no overtaking, no lost wake-up, no starvation.
     #[test]
-    fn any_interleaving_conserves_keeps_order_and_serves_everybody(
+    fn interleavings_conserve_keep_order_and_serve_all(
         limits in any_limits(),
         steps in prop::collection::vec(any_step(), 1..120),
     ) {
@@ -284,7 +284,7 @@ proptest! {
             let mut world = World {
                 throttle: &throttle,
                 clock: &clock,
-                line: Vec::new(),
+                queue: Vec::new(),
                 permits: Vec::new(),
                 next: 0,
                 closed: false,
@@ -297,9 +297,9 @@ proptest! {
         });
     }
 
-    /// Invariant 2: no grant takes what is in flight above the limit of the moment.
+    /// Invariant 2: no grant raises the requests in flight above the current limit.
     #[test]
-    fn no_grant_exceeds_the_limit_of_the_moment(
+    fn no_grant_exceeds_the_current_limit(
         changes in prop::collection::vec((1_u32..8, 0_usize..12, any::<bool>()), 1..60),
     ) {
         let throttle = crate::kit::slots(3);

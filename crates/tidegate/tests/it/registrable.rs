@@ -1,17 +1,17 @@
-//! Far sides grouped by owner, and keys of far sides as keys of a map.
+//! Hosts grouped by registrable domain, and authorities as map keys.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use proptest::prelude::*;
-use tidegate::{Account, Authority, registrable};
+use tidegate::{Account, Authority, registrable_domain};
 
 fn authority(text: &str) -> Authority {
     Authority::new(text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 #[test]
-fn hosts_of_one_owner_have_one_key() {
+fn hosts_of_one_domain_share_a_key() {
     let table = [
         ("a.example.co.uk", "example.co.uk"),
         ("https://b.example.co.uk/x", "example.co.uk"),
@@ -31,12 +31,12 @@ fn hosts_of_one_owner_have_one_key() {
         ("_dmarc.mail.example.org", "example.org"),
     ];
     for (text, expected) in table {
-        assert_eq!(registrable(&authority(text)).as_str(), expected, "{text}");
+        assert_eq!(registrable_domain(&authority(text)).as_str(), expected, "{text}");
     }
 }
 
 #[test]
-fn what_has_no_owner_on_the_list_stays_as_it_is() {
+fn hosts_without_registrable_domain_stay_unchanged() {
     let table = [
         "127.0.0.1",
         "127.0.0.1:8080",
@@ -58,19 +58,19 @@ fn what_has_no_owner_on_the_list_stays_as_it_is() {
     ];
     for text in table {
         let authority = authority(text);
-        assert_eq!(registrable(&authority), authority, "{text}");
+        assert_eq!(registrable_domain(&authority), authority, "{text}");
     }
 }
 
 #[test]
-fn owners_are_kept_apart() {
+fn domains_are_kept_apart() {
     let owners = ["alice.github.io", "bob.github.io", "example.co.uk", "example.com", "other.co.uk"];
     let keys: HashMap<Authority, &str> =
-        owners.iter().map(|text| (registrable(&authority(text)), *text)).collect();
+        owners.iter().map(|text| (registrable_domain(&authority(text)), *text)).collect();
     assert_eq!(keys.len(), owners.len());
 }
 
-/// What a key of a keyed throttle must be.
+/// The bounds on a key of a keyed throttle.
 fn is_key<K: Hash + Eq + Clone + Send + Sync + 'static>(_: &K) {}
 
 #[test]
@@ -83,24 +83,24 @@ fn authority_and_account_are_keys_in_any_spelling() {
     is_key(&first.1);
     keys.insert(first, 1);
     let again = (authority("https://example.com"), account("https://example.com", "key-1"));
-    assert_eq!(keys.get(&again), Some(&1), "one far side and one account");
+    assert_eq!(keys.get(&again), Some(&1), "one authority and one account");
     let other = (authority("https://example.com"), account("https://example.com", "key-2"));
-    assert_eq!(keys.get(&other), None, "accounts are apart");
-    let grouped = (registrable(&authority("https://a.example.com")), "key-1".to_owned());
+    assert_eq!(keys.get(&other), None, "accounts are separate");
+    let grouped = (registrable_domain(&authority("https://a.example.com")), "key-1".to_owned());
     is_key(&grouped);
     assert_eq!(grouped.0, authority("example.com"));
 }
 
 proptest! {
     #[test]
-    fn a_group_is_a_plain_key_its_own_group_and_the_end_of_its_members(
+    fn registrable_domain_is_idempotent_and_a_suffix(
         host in "([a-z0-9_][a-z0-9-]{0,5}[a-z0-9]\\.){0,4}(com|co\\.uk|github\\.io|ck|xn--p1ai|local|jp|kawasaki\\.jp|test)",
         port in prop::option::of(1_u16..),
     ) {
         let text = port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"));
         if let Ok(member) = Authority::new(&text) {
-            let group = registrable(&member);
-            prop_assert_eq!(registrable(&group), group.clone());
+            let group = registrable_domain(&member);
+            prop_assert_eq!(registrable_domain(&group), group.clone());
             prop_assert!(group == member || (group.port().is_none() && member.host().ends_with(group.host())));
         }
     }

@@ -1,98 +1,100 @@
-//! reqwest through the middleware, over real sockets: what is tried again, with which body, and what that costs.
+//! Retries of the reqwest middleware over real sockets: which requests are retried, with which body, and what
+//! they are charged.
 
 use reqwest::{Body, Client};
 use reqwest_middleware::ClientWithMiddleware;
 use tidegate::reqwest::{Hold, Replay, ThrottleError, Throttling, Tries};
 use tidegate::{
-    Authority, Circuit, Classes, Cost, Keyed, ManualClock, Rate, Refused, Retry, RetryBudget, Slots, Sort,
-    Throttle,
+    Authority, Circuit, Classes, CompletionClass, Cost, Keyed, ManualClock, Rate, Refused, Retry,
+    RetryBudget, Slots, Throttle,
 };
 
-use crate::kit::http::{Far, Reply, on, pass_time};
+use crate::kit::http::{Reply, TestServer, keyed_on, pass_time};
 use crate::kit::{millis, secs};
 
-/// Hosts with slots, a circuit that hardly ever opens, and so many attempts.
+/// Hosts with slots, a circuit that hardly ever opens, and this many attempts.
 fn hosts(clock: &ManualClock, attempts: u32) -> Keyed<Authority> {
     let circuit = Circuit::after_failures(1_000);
     let builder =
         Throttle::builder().slots(Slots::fixed(4)).circuit(circuit).retry(Retry::attempts(attempts));
-    on(clock, Keyed::builder(builder.limits().expect("within the bounds")))
+    keyed_on(clock, Keyed::builder(builder.limits().expect("within the bounds")))
 }
 
 fn client(throttling: Throttling) -> ClientWithMiddleware {
     throttling.client(Client::builder()).expect("a client")
 }
 
-/// Says these statuses one after the other, and the last one for ever.
-async fn says(clock: &ManualClock, statuses: &'static [u16]) -> Far {
-    Far::start(clock, |seen| Reply::status(statuses[seen.number.min(statuses.len() - 1)])).await
+/// A server that returns these statuses in turn, and then repeats the last one.
+async fn respond_with(clock: &ManualClock, statuses: &'static [u16]) -> TestServer {
+    TestServer::start(clock, |seen| Reply::status(statuses[seen.number.min(statuses.len() - 1)])).await
 }
 
 #[tokio::test]
-async fn an_ordinary_program_needs_three_lines() -> Result<(), Box<dyn std::error::Error>> {
-    let far = Far::start(&ManualClock::new(), |_| Reply::status(200).header("x-from", "far")).await;
+async fn ordinary_program_needs_three_lines() -> Result<(), Box<dyn std::error::Error>> {
+    let server = TestServer::start(&ManualClock::new(), |_| Reply::status(200).header("x-from", "far")).await;
     let hosts = Keyed::hosts().build()?;
     let client = Throttling::by_host(hosts.clone()).client(Client::builder())?;
-    let response = client.get(far.url("/page?q=1")).send().await?;
+    let response = client.get(server.url("/page?q=1")).send().await?;
     assert_eq!((response.status().as_u16(), &response.headers()["x-from"]), (200, &"far".parse()?));
-    // Nothing of a response is lost on its way through the body that holds the slot.
-    assert_eq!(response.url().as_str(), far.url("/page?q=1"));
+    // The body wrapper that holds the slot loses nothing of the response.
+    assert_eq!(response.url().as_str(), server.url("/page?q=1"));
     assert_eq!(response.content_length(), Some(5));
     assert!(response.remote_addr().is_some());
     assert_eq!(response.text().await?, "hello");
-    assert_eq!(hosts.snapshot(1).top[0].key, far.authority());
+    assert_eq!(hosts.snapshot(1).top[0].key, server.authority());
     Ok(())
 }
 
 #[tokio::test]
-async fn what_may_pass_is_tried_again_and_each_attempt_is_admitted() {
+async fn transient_failures_are_retried_and_admitted_anew() {
     let clock = ManualClock::new();
-    let (hosts, far) = (hosts(&clock, 5), says(&clock, &[503, 500, 200]).await);
+    let (hosts, server) = (hosts(&clock, 5), respond_with(&clock, &[503, 500, 200]).await);
     let client = client(Throttling::by_host(hosts.clone()));
-    let response = pass_time(&clock, &hosts, client.get(far.url("/")).send()).await.expect("an answer");
+    let response = pass_time(&clock, &hosts, client.get(server.url("/")).send()).await.expect("a response");
     assert_eq!(response.status(), 200);
     assert_eq!(
         response.extensions().get::<Tries>().map(|tries| (tries.attempts, tries.redirects)),
         Some((3, 0))
     );
     let seen = hosts.snapshot(1);
-    assert_eq!((seen.admitted, seen.retries, far.count()), (3, 2, 3));
-    // 200 ms, and then 400.
-    let times: Vec<_> = far.seen().iter().map(|seen| seen.at).collect();
+    assert_eq!((seen.admitted, seen.retries, server.count()), (3, 2, 3));
+    // 200 ms, then 400 ms.
+    let times: Vec<_> = server.requests().iter().map(|seen| seen.at).collect();
     assert_eq!((times[1].since(times[0]), times[2].since(times[1])), (millis(200), millis(400)));
 }
 
 #[tokio::test]
-async fn the_last_answer_is_the_answer_and_a_mistake_is_not_tried_again() {
+async fn last_response_is_returned_and_4xx_not_retried() {
     let clock = ManualClock::new();
     for (statuses, attempts, status) in [(&[503][..], 3, 503), (&[404], 1, 404), (&[200], 1, 200)] {
-        let (hosts, far) = (hosts(&clock, 3), says(&clock, statuses).await);
+        let (hosts, server) = (hosts(&clock, 3), respond_with(&clock, statuses).await);
         let client = client(Throttling::by_host(hosts.clone()));
-        let response = pass_time(&clock, &hosts, client.get(far.url("/")).send()).await.expect("an answer");
-        assert_eq!((response.status().as_u16(), far.count()), (status, attempts));
+        let response =
+            pass_time(&clock, &hosts, client.get(server.url("/")).send()).await.expect("a response");
+        assert_eq!((response.status().as_u16(), server.count()), (status, attempts));
     }
 }
 
 #[tokio::test]
-async fn a_body_that_can_be_sent_twice_is_and_a_stream_is_not() {
+async fn cloneable_bodies_are_resent_and_streams_are_not() {
     let clock = ManualClock::new();
-    let (hosts, far) = (hosts(&clock, 3), says(&clock, &[429, 200, 429]).await);
+    let (hosts, server) = (hosts(&clock, 3), respond_with(&clock, &[429, 200, 429]).await);
     let client = client(Throttling::by_host(hosts.clone()));
-    let call = client.post(far.url("/")).body("all of it").send();
-    assert_eq!(pass_time(&clock, &hosts, call).await.expect("an answer").status(), 200);
-    let bodies: Vec<_> = far.seen().into_iter().map(|seen| seen.body).collect();
+    let call = client.post(server.url("/")).body("all of it").send();
+    assert_eq!(pass_time(&clock, &hosts, call).await.expect("a response").status(), 200);
+    let bodies: Vec<_> = server.requests().into_iter().map(|seen| seen.body).collect();
     assert_eq!(bodies, ["all of it", "all of it"]);
 
-    let stream = Body::wrap(http_body_util::StreamBody::new(Once(Some("a stream"))));
-    let call = client.post(far.url("/")).body(stream).send();
-    assert_eq!(pass_time(&clock, &hosts, call).await.expect("an answer").status(), 429);
-    assert_eq!(far.count(), 3, "a stream is sent once");
+    let stream = Body::wrap(http_body_util::StreamBody::new(SingleFrame(Some("a stream"))));
+    let call = client.post(server.url("/")).body(stream).send();
+    assert_eq!(pass_time(&clock, &hosts, call).await.expect("a response").status(), 429);
+    assert_eq!(server.count(), 3, "a stream is sent once");
 }
 
 /// A stream of one frame.
-struct Once(Option<&'static str>);
+struct SingleFrame(Option<&'static str>);
 
-impl futures_core::Stream for Once {
+impl futures_core::Stream for SingleFrame {
     type Item = Result<http_body::Frame<&'static [u8]>, std::convert::Infallible>;
 
     fn poll_next(
@@ -104,95 +106,96 @@ impl futures_core::Stream for Once {
 }
 
 #[tokio::test]
-async fn a_post_is_sent_twice_only_where_it_surely_was_not_carried_out() {
+async fn post_is_resent_only_if_surely_not_executed() {
     let clock = ManualClock::new();
     let table = [
-        // The first answer, the replay, a key, and how often it is seen.
+        // The first response, the replay policy, an idempotency key, and the expected requests.
         (Reply::status(500), Replay::Careful, None, 1),
-        (Reply::hangs_up(), Replay::Careful, None, 1),
+        (Reply::hang_up(), Replay::Careful, None, 1),
         (Reply::status(429), Replay::Careful, None, 2),
-        // Proxies say so too of a far side that broke off in the middle of it.
+        // Proxies also return this for an upstream that closed the connection midway.
         (Reply::status(503), Replay::Careful, None, 1),
         (Reply::status(503).header("retry-after", 1), Replay::Careful, None, 2),
         (Reply::status(500), Replay::Careful, Some("4711"), 2),
-        (Reply::hangs_up(), Replay::Careful, Some("4711"), 2),
+        (Reply::hang_up(), Replay::Careful, Some("4711"), 2),
         (Reply::status(500), Replay::Always, None, 2),
     ];
     for (number, (first, replay, key, times)) in table.into_iter().enumerate() {
         let hosts = hosts(&clock, 2);
-        let reply = move |seen: &crate::kit::http::Seen| {
+        let reply = move |seen: &crate::kit::http::RecordedRequest| {
             if seen.number == 0 { first.clone() } else { Reply::status(200) }
         };
-        let far = Far::start(&clock, reply).await;
+        let server = TestServer::start(&clock, reply).await;
         let client = client(Throttling::by_host(hosts.clone()).replay(replay));
-        let mut call = client.post(far.url("/")).body("order");
+        let mut call = client.post(server.url("/")).body("order");
         if let Some(key) = key {
             call = call.header("idempotency-key", key);
         }
         let result = pass_time(&clock, &hosts, call.send()).await;
-        assert_eq!(far.count(), times, "row {number}: {result:?}");
+        assert_eq!(server.count(), times, "row {number}: {result:?}");
     }
 }
 
+/// The final error is reqwest's own.
 #[tokio::test]
-async fn without_a_connection_even_a_post_is_sent_again_and_the_error_is_the_clients_own() {
+async fn failed_connection_resends_even_a_post() {
     let clock = ManualClock::new();
     let hosts = hosts(&clock, 3);
     let client = client(Throttling::by_host(hosts.clone()));
-    // Taken, so that nobody else listens there either.
+    // Bound but not listening, so that no other process listens on the port.
     let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
     let port = socket.local_addr().expect("one");
     let call = client.post(format!("http://{port}/")).body("order").send();
-    let error = pass_time(&clock, &hosts, call).await.expect_err("nobody is there");
+    let error = pass_time(&clock, &hosts, call).await.expect_err("no server listens");
     assert!(error.is_connect() && ThrottleError::of(&error).is_none(), "{error}");
     let seen = hosts.snapshot(1);
     assert_eq!((seen.admitted, seen.top[0].throttle.outcomes.network), (3, 3));
 }
 
 #[tokio::test]
-async fn the_retry_budget_bounds_how_much_is_sent_again() {
+async fn retry_budget_bounds_retries() {
     let clock = ManualClock::new();
-    let (hosts, far) = (hosts(&clock, 1), says(&clock, &[503]).await);
+    let (hosts, server) = (hosts(&clock, 1), respond_with(&clock, &[503]).await);
     let budget = RetryBudget::new(0.0, 7, secs(3_600));
     let client = client(Throttling::by_host(hosts.clone()).retry(Retry::attempts(4).budget(budget)));
     for _ in 0..20 {
-        let call = client.get(far.url("/")).send();
-        assert_eq!(pass_time(&clock, &hosts, call).await.expect("an answer").status(), 503);
+        let call = client.get(server.url("/")).send();
+        assert_eq!(pass_time(&clock, &hosts, call).await.expect("a response").status(), 503);
     }
-    assert_eq!(far.count(), 20 + 7);
+    assert_eq!(server.count(), 20 + 7);
 }
 
 #[tokio::test]
-async fn the_slot_is_held_until_the_body_is_read_dropped_or_broken() {
+async fn slot_is_held_until_body_is_read_dropped_or_broken() {
     let clock = ManualClock::new();
     let hosts = hosts(&clock, 1);
-    let far = Far::start(&clock, |seen| match seen.path.as_str() {
+    let server = TestServer::start(&clock, |seen| match seen.path.as_str() {
         "/cut" => Reply::status(200).cut(),
         _ => Reply::status(200),
     });
-    let far = far.await;
+    let server = server.await;
     let in_flight = || hosts.snapshot(0).in_flight;
     let slow = client(Throttling::by_host(hosts.clone()));
-    let get = async |path: &str| slow.get(far.url(path)).send().await.expect("an answer");
+    let get = async |path: &str| slow.get(server.url(path)).send().await.expect("a response");
     let (read, dropped, cut) = (get("/").await, get("/").await, get("/cut").await);
     assert_eq!(in_flight(), 3);
     assert_eq!(read.text().await.expect("a body"), "hello");
     assert_eq!(in_flight(), 2);
     drop(dropped);
     assert_eq!(in_flight(), 1);
-    cut.text().await.expect_err("it breaks");
+    cut.text().await.expect_err("the body breaks");
     let seen = hosts.snapshot(1);
     assert_eq!((seen.in_flight, seen.top[0].throttle.outcomes.network), (0, 1));
 
     let quick = client(Throttling::by_host(hosts.clone()).hold(Hold::Headers));
-    let response = quick.get(far.url("/")).send().await.expect("an answer");
+    let response = quick.get(server.url("/")).send().await.expect("a response");
     assert_eq!(in_flight(), 0);
     assert_eq!(response.text().await.expect("a body"), "hello");
 }
 
 #[tokio::test]
-async fn a_request_that_is_dropped_gives_back_what_it_holds_and_is_not_tried_again() {
+async fn dropped_request_releases_permit_without_retry() {
     let clock = ManualClock::new();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let hosts = hosts(&clock, 5);
@@ -209,46 +212,47 @@ async fn a_request_that_is_dropped_gives_back_what_it_holds_and_is_not_tried_aga
 }
 
 #[tokio::test]
-async fn keys_costs_and_classes_are_what_functions_say() {
+async fn custom_key_cost_and_class_functions_apply() {
     let clock = ManualClock::new();
-    let far = Far::start(&clock, |seen| Reply::status(if seen.number == 0 { 420 } else { 200 })).await;
+    let server =
+        TestServer::start(&clock, |seen| Reply::status(if seen.number == 0 { 420 } else { 200 })).await;
     let limits = Throttle::builder().slots(Slots::fixed(2)).bytes(tidegate::Bytes::in_flight(1_000)).limits();
     let keyed: Keyed<String> = Keyed::builder(limits.expect("within the bounds")).build().expect("in bounds");
     let throttling = Throttling::by_key(keyed.clone(), |request| request.url().path().to_owned())
         .cost(|request| Cost::request().bytes(request.url().path().len() as u64))
-        .classes(Classes::new().status(420, Sort::Overload).expect("a status"))
+        .classes(Classes::new().status(420, CompletionClass::Overload).expect("a status"))
         .retry(Retry::attempts(2).backoff(tidegate::Backoff::fixed(std::time::Duration::ZERO)));
-    let response = client(throttling).get(far.url("/account")).send().await.expect("an answer");
-    assert_eq!((response.status().as_u16(), far.count()), (200, 2));
+    let response = client(throttling).get(server.url("/account")).send().await.expect("a response");
+    assert_eq!((response.status().as_u16(), server.count()), (200, 2));
     let seen = keyed.snapshot(1);
     assert_eq!(seen.top[0].key, "/account");
     assert_eq!(seen.top[0].throttle.bytes_in_flight, 8);
 }
 
 #[tokio::test]
-async fn what_is_not_admitted_is_told_as_what_it_is() {
+async fn refusals_are_typed_errors() {
     let clock = ManualClock::new();
-    let far = says(&clock, &[200]).await;
+    let server = respond_with(&clock, &[200]).await;
     let builder = Throttle::builder().rate(Rate::per_second(1).burst(1)).waiters_max(1);
     let throttle = builder.clock(clock.clone()).build().expect("within the bounds");
     let client = client(Throttling::one(throttle.clone()));
-    client.get(far.url("/")).send().await.expect("an answer");
+    client.get(server.url("/")).send().await.expect("a response");
     throttle.close();
-    let error = client.get(far.url("/")).send().await.expect_err("closed");
+    let error = client.get(server.url("/")).send().await.expect_err("closed");
     assert_eq!(ThrottleError::of(&error), Some(&ThrottleError::Refused(Refused::Closed)));
     assert_eq!(error.to_string(), "the throttle is closed");
-    assert_eq!(far.count(), 1);
+    assert_eq!(server.count(), 1);
 }
 
-/// Time is virtual here, and passes when nobody has anything to do: nobody ever answers, so that is when it is over.
+/// Time is virtual and advances when all tasks are idle. The server never responds, so the timeout elapses.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_never_comes_is_a_failure_of_the_network_and_tried_again() {
+async fn timeout_is_a_network_failure_and_retried() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let builder = Throttle::builder().slots(Slots::fixed(1)).circuit(Circuit::after_failures(9));
     let throttle = builder.retry(Retry::attempts(2)).build().expect("within the bounds");
     let client = client(Throttling::one(throttle.clone()));
     let url = format!("http://{}/", listener.local_addr().expect("an address"));
-    let error = client.get(url).timeout(secs(3)).send().await.expect_err("nobody answers");
+    let error = client.get(url).timeout(secs(3)).send().await.expect_err("a timeout");
     assert!(error.is_timeout(), "{error}");
     let seen = throttle.snapshot();
     assert_eq!((seen.admitted, seen.outcomes.network, seen.in_flight), (2, 2, 0));

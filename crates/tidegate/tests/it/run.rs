@@ -1,4 +1,5 @@
-//! Work tried again: admitted anew each time, never asleep on a permit, and an error that says why it ended.
+//! `run` and retries: every attempt is admitted anew, backoff holds no permit, and the error says why it
+//! stopped.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -8,19 +9,23 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::{
     Backoff, Brake, Circuit, Class, Controller, Cost, Jitter, ManualClock, Outcome, Random, Refused, Retry,
-    RetryBudget, RunError, Slots, State, Stopped, Throttle, WhenRefused,
+    RetryBudget, RunError, Slots, State, StopReason, Throttle, WhenRefused,
 };
 use tokio::time::Instant;
 
 use crate::kit::{REQUEST, millis, secs, settle_tasks, slots};
 
-fn at_once(attempts: u32) -> Retry {
+fn immediate_retries(attempts: u32) -> Retry {
     Retry::attempts(attempts).backoff(Backoff::fixed(Duration::ZERO))
 }
 
-/// Sixteen slots that brake at three failures.
+/// Sixteen slots with a brake at three failures.
 fn braking() -> Throttle {
-    Throttle::builder().slots(Slots::adaptive(1..=16)).retry(at_once(3)).build().expect("within the bounds")
+    Throttle::builder()
+        .slots(Slots::adaptive(1..=16))
+        .retry(immediate_retries(3))
+        .build()
+        .expect("within the bounds")
 }
 
 #[tokio::test(start_paused = true)]
@@ -28,14 +33,14 @@ async fn each_attempt_is_admitted_and_last_error_returned() {
     let throttle = Throttle::builder()
         .slots(Slots::adaptive(1..=16))
         .controller(Controller::Brake(Brake::default().at(9, secs(60))))
-        .retry(at_once(3))
+        .retry(immediate_retries(3))
         .build()
         .unwrap();
     let result: Result<(), _> =
         throttle.run(REQUEST, |attempt| async move { Err(format!("fail-{}", attempt.number + 1)) }).await;
     let error = result.unwrap_err();
     assert_eq!(error.to_string(), "fail-3 (attempt 3; no attempts are left)");
-    assert_eq!(error, RunError::Failed { error: "fail-3".to_owned(), attempts: 3, why: Stopped::Spent });
+    assert_eq!(error, RunError::Failed { error: "fail-3".to_owned(), attempts: 3, why: StopReason::Spent });
     let snapshot = throttle.snapshot();
     assert_eq!((snapshot.admitted, snapshot.failures, snapshot.in_flight), (3, 3, 0));
 }
@@ -56,8 +61,12 @@ async fn success_on_third_attempt_slows_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn open_circuit_ends_run_with_the_works_error() {
-    let throttle =
-        Throttle::builder().circuit(Circuit::after_failures(2)).retry(at_once(5)).total(1).build().unwrap();
+    let throttle = Throttle::builder()
+        .circuit(Circuit::after_failures(2))
+        .retry(immediate_retries(5))
+        .total(1)
+        .build()
+        .unwrap();
     let calls = Cell::new(0);
     let result: Result<(), _> = throttle
         .run(REQUEST, |_| {
@@ -66,9 +75,9 @@ async fn open_circuit_ends_run_with_the_works_error() {
         })
         .await;
     assert_eq!(calls.get(), 2);
-    let why = Stopped::Refused(Refused::CircuitOpen { retry_after: secs(30) });
+    let why = StopReason::Refused(Refused::CircuitOpen { retry_after: secs(30) });
     assert_eq!(result, Err(RunError::Failed { error: "down", attempts: 2, why }));
-    assert_eq!(throttle.snapshot().completed, 1, "it is done with, though no attempt was final");
+    assert_eq!(throttle.snapshot().completed, 1, "the run has ended, although no attempt was final");
     let never: Result<(), RunError<&str>> = throttle.run(REQUEST, |_| async { Ok(()) }).await;
     assert!(matches!(never, Err(RunError::Refused(Refused::CircuitOpen { .. }))));
 }
@@ -80,17 +89,17 @@ async fn run_that_may_wait_waits_out_a_refusal() {
     let start = Instant::now();
     let result = throttle
         .runner()
-        .retry(at_once(3).when_refused(WhenRefused::Wait))
+        .retry(immediate_retries(3).when_refused(WhenRefused::Wait))
         .run(REQUEST, |attempt| async move { if attempt.number < 2 { Err("down") } else { Ok(()) } })
         .await;
     assert_eq!((result, start.elapsed()), (Ok(()), secs(30)));
     throttle.close();
     let closed: Result<(), RunError<()>> = throttle
         .runner()
-        .retry(at_once(3).when_refused(WhenRefused::Wait))
+        .retry(immediate_retries(3).when_refused(WhenRefused::Wait))
         .run(REQUEST, |_| async { Ok(()) })
         .await;
-    assert_eq!(closed, Err(RunError::Refused(Refused::Closed)), "no waiting helps there");
+    assert_eq!(closed, Err(RunError::Refused(Refused::Closed)), "waiting would not help");
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,7 +122,7 @@ async fn retried_error_need_not_count_as_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_not_worth_it_is_not_tried_again() {
+async fn permanent_error_is_not_retried() {
     let throttle = braking();
     let result: Result<(), RunError<u16>> = throttle
         .runner()
@@ -121,17 +130,18 @@ async fn an_error_not_worth_it_is_not_tried_again() {
         .run(REQUEST, |_| async { Err(404) })
         .await;
     let error = result.unwrap_err();
-    assert_eq!(error.to_string(), "404 (attempt 1; trying again would not help)");
+    assert_eq!(error.to_string(), "404 (attempt 1; not retryable)");
     assert_eq!(error.into_error(), Some(404));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_may_be_worth_another_attempt_and_the_last_is_answered_as_it_is() {
+async fn ok_value_can_be_retried_and_last_is_returned() {
     let throttle = slots(1);
-    let runner = throttle.runner().retry(at_once(3)).classify(|reply: &Result<u16, ()>| match reply {
-        Ok(200) => Class::end(Outcome::success()),
-        _ => Class::again(Outcome::overload()),
-    });
+    let runner =
+        throttle.runner().retry(immediate_retries(3)).classify(|reply: &Result<u16, ()>| match reply {
+            Ok(200) => Class::end(Outcome::success()),
+            _ => Class::again(Outcome::overload()),
+        });
     let reply =
         runner.run(REQUEST, |attempt| async move { Ok([503, 503, 200][attempt.number as usize]) }).await;
     assert_eq!(reply, Ok(200));
@@ -162,7 +172,7 @@ async fn cancelled_work_is_not_retried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_sleeps_on_a_permit() {
+async fn backoff_holds_no_permit() {
     let throttle = Throttle::builder()
         .slots(Slots::fixed(1))
         .retry(Retry::attempts(3).backoff(Backoff::fixed(secs(10))))
@@ -174,13 +184,13 @@ async fn nobody_sleeps_on_a_permit() {
         (result.is_err(), start.elapsed())
     });
     settle_tasks().await;
-    assert_eq!(throttle.snapshot().in_flight, 0, "it backs off, and holds nothing");
+    assert_eq!(throttle.snapshot().in_flight, 0, "no permit during backoff");
     assert!(throttle.try_acquire(REQUEST).is_ok());
     assert_eq!(task.await.unwrap(), (true, secs(20)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_all_share_replaces_a_wait_of_ones_own() {
+async fn shared_pause_replaces_backoff() {
     let throttle = Throttle::builder()
         .slots(Slots::fixed(4))
         .retry(Retry::attempts(2).backoff(Backoff::fixed(secs(100))))
@@ -211,10 +221,13 @@ async fn backoff_delays_grow_within_their_range() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_budget_bounds_how_much_is_tried_again() {
+async fn retry_budget_bounds_retries() {
     let budget = RetryBudget::new(0.2, 5, secs(10));
-    let throttle =
-        Throttle::builder().slots(Slots::fixed(9)).retry(at_once(4).budget(budget)).build().unwrap();
+    let throttle = Throttle::builder()
+        .slots(Slots::fixed(9))
+        .retry(immediate_retries(4).budget(budget))
+        .build()
+        .unwrap();
     let calls = Cell::new(0);
     let mut out_of_budget = 0;
     for _ in 0..100 {
@@ -224,23 +237,23 @@ async fn a_retry_budget_bounds_how_much_is_tried_again() {
                 async { Err("down") }
             })
             .await;
-        if let Err(RunError::Failed { why: Stopped::Budget, .. }) = result {
+        if let Err(RunError::Failed { why: StopReason::Budget, .. }) = result {
             out_of_budget += 1;
         }
     }
-    // 100 begun, so 20 retries in all, instead of 300.
+    // 100 runs, so 20 retries in total instead of 300.
     assert_eq!(calls.get(), 120);
-    assert!(out_of_budget > 80, "{out_of_budget} ended for want of budget");
+    assert!(out_of_budget > 80, "{out_of_budget} stopped by the budget");
 }
 
 #[tokio::test]
-async fn a_clock_that_steps_back_gives_no_retry_back() {
+async fn clock_step_back_restores_no_retry_budget() {
     let clock = ManualClock::new();
     clock.advance(secs(1_000));
     let budget = RetryBudget::new(0.0, 1, secs(10));
     let throttle = Throttle::builder()
         .slots(Slots::fixed(1))
-        .retry(at_once(2).budget(budget))
+        .retry(immediate_retries(2).budget(budget))
         .total(0)
         .clock(clock.clone())
         .build()
@@ -249,7 +262,7 @@ async fn a_clock_that_steps_back_gives_no_retry_back() {
         clock.set(tidegate::Instant::ZERO + secs(1_000 - 100 * step));
         let _: Result<(), _> = throttle.run(REQUEST, |_| async { Err("down") }).await;
     }
-    assert_eq!(throttle.snapshot().admitted, 6, "five begun, and one retry in all");
+    assert_eq!(throttle.snapshot().admitted, 6, "five runs, and one retry in total");
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,43 +270,46 @@ async fn runners_with_other_budgets_do_not_reset_each_other() {
     let throttle = slots(1);
     for turn in 0..20 {
         let window = secs(if turn % 2 == 0 { 100 } else { 200 });
-        let runner = throttle.runner().retry(at_once(2).budget(RetryBudget::new(0.0, 1, window)));
+        let runner = throttle.runner().retry(immediate_retries(2).budget(RetryBudget::new(0.0, 1, window)));
         let _: Result<(), _> = runner.run(REQUEST, |_| async { Err("down") }).await;
     }
-    assert_eq!(throttle.snapshot().admitted, 22, "twenty begun, and one retry for each of two budgets");
+    assert_eq!(throttle.snapshot().admitted, 22, "twenty runs, and one retry for each of two budgets");
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_number_and_no_number_of_budgets_unbounds_retries() {
+async fn many_budgets_do_not_unbound_retries() {
     let throttle = slots(1);
     for turn in 0..40_u64 {
         let share = if turn % 2 == 0 { f64::NAN } else { 0.0 };
         let budget = RetryBudget::new(share, 1, secs(100 + turn));
-        let _: Result<(), _> =
-            throttle.runner().retry(at_once(2).budget(budget)).run(REQUEST, |_| async { Err("down") }).await;
+        let _: Result<(), _> = throttle
+            .runner()
+            .retry(immediate_retries(2).budget(budget))
+            .run(REQUEST, |_| async { Err("down") })
+            .await;
     }
     assert!(throttle.snapshot().admitted <= 40 + 8, "one retry for each of eight windows");
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_is_never_admitted_pays_for_no_retries() {
+async fn refused_work_earns_no_retry_budget() {
     let throttle = Throttle::builder().budget(tidegate::Budget::tokens(10, secs(60))).build().unwrap();
-    let retry = at_once(9).budget(RetryBudget::new(0.2, 0, secs(60)));
+    let retry = immediate_retries(9).budget(RetryBudget::new(0.2, 0, secs(60)));
     for _ in 0..500 {
         let refused: Result<(), RunError<()>> =
             throttle.runner().retry(retry.clone()).run(REQUEST.tokens(11), |_| async { Ok(()) }).await;
         assert!(matches!(refused, Err(RunError::Refused(Refused::TooLarge { .. }))));
     }
     let failed: Result<(), _> = throttle.runner().retry(retry).run(REQUEST, |_| async { Err("down") }).await;
-    assert_eq!(failed, Err(RunError::Failed { error: "down", attempts: 1, why: Stopped::Budget }));
+    assert_eq!(failed, Err(RunError::Failed { error: "down", attempts: 1, why: StopReason::Budget }));
 }
 
 #[tokio::test(start_paused = true)]
-async fn progress_counts_work_and_not_attempts() {
+async fn progress_counts_runs_and_not_attempts() {
     let throttle = Throttle::builder()
         .slots(Slots::fixed(1))
         .circuit(Circuit::after_failures(9))
-        .retry(at_once(3))
+        .retry(immediate_retries(3))
         .total(10)
         .build()
         .unwrap();
@@ -337,7 +353,7 @@ fn blocking_work_runs_by_the_same_rules() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wrapped_function_is_throttled_call_by_call() {
+async fn wrapped_function_is_throttled_per_call() {
     let throttle = slots(2);
     let running = Arc::new(AtomicU32::new(0));
     let (counter, most) = (Arc::clone(&running), Arc::new(AtomicU32::new(0)));
@@ -359,9 +375,10 @@ async fn a_wrapped_function_is_throttled_call_by_call() {
 }
 
 proptest! {
-    /// Over any pattern of failures: never more than its attempts, never a permit while asleep, nothing held after.
+    /// For any pattern of failures: never too many attempts, no permit during backoff, and nothing held
+    /// afterwards.
     #[test]
-    fn run_never_exceeds_its_attempts_and_ends_with_nothing_held(
+    fn run_is_bounded_and_ends_with_nothing_held(
         attempts in 1_u32..6,
         patterns in prop::collection::vec(prop::collection::vec(0_u8..4, 6), 1..12),
         cancel_at in prop::option::of(0_u64..400),
@@ -409,21 +426,21 @@ proptest! {
                             let (kind, inside) = (pattern[attempt.number as usize], Arc::clone(&inside));
                             async move {
                                 inside.fetch_add(1, Ordering::SeqCst);
-                                let _leaves = Leaves(inside);
+                                let _leaves = WorkGuard(inside);
                                 tokio::time::sleep(millis(7)).await;
                                 if kind == 0 { Ok(()) } else { Err(kind) }
                             }
                         })
                         .await;
                     assert!(made <= attempts, "{made} of {attempts} attempts");
-                    if let Err(RunError::Failed { attempts: told, .. }) = result {
-                        assert_eq!(told, made);
+                    if let Err(RunError::Failed { attempts: reported, .. }) = result {
+                        assert_eq!(reported, made);
                     }
                 });
             }
             for step in 0..200 {
                 tokio::time::sleep(millis(3)).await;
-                // Whoever holds a permit is at work, or was granted it and has yet to look.
+                // Every permit belongs to running work or to an unpolled grant.
                 let seen = throttle.snapshot();
                 assert!(inside.load(Ordering::SeqCst) <= seen.in_flight);
                 if cancel_at == Some(step) {
@@ -442,10 +459,10 @@ proptest! {
     }
 }
 
-/// Counts work out when it ends, however it ends.
-struct Leaves(Arc<AtomicU32>);
+/// Decrements the count of running work on drop.
+struct WorkGuard(Arc<AtomicU32>);
 
-impl Drop for Leaves {
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

@@ -1,10 +1,10 @@
-//! A server with a script (200, a slow 200, 429, 200, …), and what a host's limits make of it, step by step:
-//! when each request was answered, the rate after it, and the circuit.
+//! Host limits against a scripted server (200, a slow 200, 429, 200, …): the time of each response, and the
+//! rate and circuit after it.
 
 use std::time::Duration;
 
 use tidegate::CircuitState::{self, Closed, HalfOpen, Open};
-use tidegate::{Authority, Classes, Ended, Keyed, Outcome, Random, Refused};
+use tidegate::{Authority, Classes, Completion, Keyed, Outcome, Random, Refused};
 use tokio::time::{Instant, sleep};
 
 use crate::kit::upstream::aimd_host;
@@ -14,7 +14,7 @@ static CLASSES: Classes = Classes::new();
 
 use Reply::{Fast, Slow, TooMany, TooManyUntil, Unavailable};
 
-/// What the server says, and how long it takes to say it.
+/// A response of the server, with its latency.
 #[derive(Debug, Clone, Copy)]
 enum Reply {
     Fast,
@@ -27,7 +27,7 @@ enum Reply {
 impl Reply {
     const fn latency(self) -> Duration {
         match self {
-            // Twice the target of one second is too much.
+            // Twice the target latency of one second counts as overload.
             Self::Slow => millis(2_000),
             _ => millis(50),
         }
@@ -35,43 +35,43 @@ impl Reply {
 
     fn outcome(self) -> Outcome {
         match self {
-            Self::Fast | Self::Slow => CLASSES.outcome(Ended::Status(200)),
-            Self::TooMany => CLASSES.outcome(Ended::Status(429)),
-            Self::TooManyUntil(hint) => CLASSES.outcome(Ended::Status(429)).retry_after(hint),
-            Self::Unavailable => CLASSES.outcome(Ended::Status(503)),
+            Self::Fast | Self::Slow => CLASSES.outcome(Completion::Status(200)),
+            Self::TooMany => CLASSES.outcome(Completion::Status(429)),
+            Self::TooManyUntil(hint) => CLASSES.outcome(Completion::Status(429)).retry_after(hint),
+            Self::Unavailable => CLASSES.outcome(Completion::Status(503)),
         }
     }
 }
 
-/// One caller, who asks again as soon as it was answered.
+/// A single caller that sends requests back to back.
 struct Script {
     hosts: Keyed<Authority>,
     host: Authority,
-    born: Instant,
+    started: Instant,
 }
 
 impl Script {
     fn new() -> Self {
-        // A pause of chance zero ends when it ends.
+        // With randomness fixed at zero, a pause has no jitter.
         let hosts = Keyed::builder(aimd_host()).random(Random::fixed(0.0)).build().expect("in bounds");
         Self {
             hosts,
             host: Authority::new("https://scripted.example/").expect("a host"),
-            born: Instant::now(),
+            started: Instant::now(),
         }
     }
 
     fn millis(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).expect("a short test")
+        u64::try_from(self.started.elapsed().as_millis()).expect("a short test")
     }
 
-    /// Entries per second in millionths, and the circuit.
+    /// The rate in millionths per second, and the state of the circuit.
     fn seen(&self) -> (u64, CircuitState) {
         let seen = self.hosts.throttle(&self.host).snapshot();
         (seen.rate.expect("a rate").millionths(), seen.circuit.expect("a circuit").state)
     }
 
-    /// For how long the circuit refuses.
+    /// How long the circuit stays open.
     fn refused_for(&self) -> Option<Duration> {
         match self.hosts.try_acquire(&self.host, REQUEST) {
             Err(Refused::CircuitOpen { retry_after }) => Some(retry_after),
@@ -79,8 +79,8 @@ impl Script {
         }
     }
 
-    /// Asks, is answered, and says when that was and what is left of it.
-    async fn goes(&self, reply: Reply) -> (u64, u64, CircuitState) {
+    /// Makes one request. Returns the time of its response, and the rate and circuit after it.
+    async fn step(&self, reply: Reply) -> (u64, u64, CircuitState) {
         let permit = self.hosts.acquire(&self.host, REQUEST).await.expect("admitted");
         sleep(reply.latency()).await;
         permit.settle(reply.outcome());
@@ -89,20 +89,20 @@ impl Script {
     }
 }
 
-/// Runs the replies, and compares each step with what it should have come to: the time of the answer in milliseconds, the
-/// rate after it in millionths per second, and the circuit after it.
+/// Runs the replies and checks each step: the time of the response in milliseconds, and the rate in
+/// millionths per second and the circuit after it.
 async fn check(script: &Script, steps: &[(Reply, u64, u64, CircuitState)]) {
     for (number, (reply, at, rate, circuit)) in steps.iter().enumerate() {
-        let found = script.goes(*reply).await;
+        let found = script.step(*reply).await;
         assert_eq!(found, (*at, *rate, *circuit), "step {number}: {reply:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_path_of_the_rate_and_of_the_circuit_is_that_of_the_script() {
+async fn rate_and_circuit_follow_the_script() {
     let script = Script::new();
     let up_and_down = [
-        // Four at once, and then two per second.
+        // A burst of four, then two per second.
         (Fast, 50, 2_000_000, Closed),
         (Fast, 100, 2_000_000, Closed),
         (Fast, 150, 2_000_000, Closed),
@@ -113,18 +113,20 @@ async fn the_path_of_the_rate_and_of_the_circuit_is_that_of_the_script() {
         (Fast, 1_500, 2_250_000, Closed),
         (Fast, 1_945, 2_250_000, Closed),
         (Fast, 2_389, 2_584_750, Closed),
-        // Twice the latency to expect: half the rate. Meanwhile four entries have accrued.
+        // Twice the expected latency halves the rate. Four entries have accrued in the meantime of the slow
+        // response.
         (Slow, 4_733, 1_292_375, Closed),
         (Fast, 4_783, 1_292_375, Closed),
         (Fast, 4_833, 1_292_375, Closed),
         (Fast, 4_883, 1_292_375, Closed),
-        // Half again; the circuit counts one failure, and the next success forgets it.
+        // Halved again; the circuit counts one failure, which the next success resets.
         (TooMany, 4_933, 646_187, Closed),
-        // What was too much is remembered: a quarter more for each second.
+        // The overload rate is remembered: a quarter more per second.
         (Fast, 6_131, 847_715, Closed),
         (Fast, 7_323, 1_110_505, Closed),
         (Fast, 8_235, 1_110_505, Closed),
-        // Told to come back in three seconds: half the rate, nothing accrues until 12.136, and the circuit counts nothing.
+        // A `Retry-After` of three seconds: half the rate, no accrual until 12.136, and no failure for the
+        // circuit.
         (TooManyUntil(secs(3)), 9_136, 555_252, Closed),
         (Fast, 13_886, 824_202, Closed),
         (Fast, 15_116, 1_034_991, Closed),
@@ -132,7 +134,7 @@ async fn the_path_of_the_rate_and_of_the_circuit_is_that_of_the_script() {
     ];
     check(&script, &up_and_down).await;
 
-    // Nothing but 503: half each time down to the floor, and open at the fifth in a row.
+    // Only 503: halved each time down to the floor, and the circuit opens at the fifth in a row.
     let down = [
         (Unavailable, 17_058, 517_495, Closed),
         (Unavailable, 18_941, 258_747, Closed),
@@ -149,12 +151,12 @@ async fn the_path_of_the_rate_and_of_the_circuit_is_that_of_the_script() {
     let healed = [
         // The first probe enters at 45.753, 15 s after it opened; the next one at the rate, 4 s later.
         (Fast, 45_803, 250_000, HalfOpen),
-        // 1.03 was too much when the fall began: up again, and never more than twice as much in one step.
+        // The overload rate was 1.03 when the cuts began: the rate climbs again, at most doubling per step.
         (Fast, 49_803, 500_000, HalfOpen),
         // The third probe closes it.
         (Fast, 51_828, 786_132, Closed),
         (Fast, 53_119, 988_384, Closed),
-        // A fiftieth for each second near what was too much.
+        // Near the overload rate, it grows by a fiftieth per second.
         (Fast, 54_141, 1_008_594, Closed),
         (Fast, 55_133, 1_008_594, Closed),
         (Fast, 56_125, 1_049_010, Closed),
@@ -163,9 +165,9 @@ async fn the_path_of_the_rate_and_of_the_circuit_is_that_of_the_script() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_failed_probe_doubles_the_open_time_up_to_five_times_the_first() {
+async fn failed_probes_double_open_time_up_to_fivefold() {
     let script = Script::new();
-    // Four at once, and the fifth at the floor of the rate.
+    // A burst of four, and the fifth at the floor of the rate.
     let opens = [
         (Unavailable, 50, 1_000_000, Closed),
         (Unavailable, 100, 500_000, Closed),
@@ -173,22 +175,22 @@ async fn each_failed_probe_doubles_the_open_time_up_to_five_times_the_first() {
         (Unavailable, 200, 250_000, Closed),
     ];
     check(&script, &opens).await;
-    let (opened, _, circuit) = script.goes(Unavailable).await;
+    let (opened, _, circuit) = script.step(Unavailable).await;
     assert_eq!(circuit, Open);
     let mut expected = opened;
     for span in [15, 30, 60, 75, 75] {
         assert_eq!(script.refused_for(), Some(secs(span)));
         sleep(secs(span)).await;
         expected += span * 1_000 + 50;
-        assert_eq!(script.goes(Unavailable).await, (expected, 250_000, Open), "open for {span} s");
+        assert_eq!(script.step(Unavailable).await, (expected, 250_000, Open), "open for {span} s");
     }
     sleep(secs(75)).await;
     for (probe, circuit) in [HalfOpen, HalfOpen, Closed].into_iter().enumerate() {
-        assert_eq!(script.goes(Fast).await.2, circuit, "probe {probe}");
+        assert_eq!(script.step(Fast).await.2, circuit, "probe {probe}");
     }
-    // Once closed it starts over.
+    // After it has closed, the open time starts over.
     for _ in 0..5 {
-        script.goes(Unavailable).await;
+        script.step(Unavailable).await;
     }
     assert_eq!(script.refused_for(), Some(secs(15)));
 }

@@ -1,4 +1,4 @@
-//! The throttle as a caller sees it, in paused time.
+//! The public behaviour of a throttle, in paused time.
 
 use std::sync::{Arc, Mutex};
 
@@ -34,7 +34,7 @@ fn default_throttle_has_documented_limits() {
 async fn waiter_enters_when_slots_grow() {
     let throttle = slots(1);
     let _held = throttle.acquire(REQUEST).await.unwrap();
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     throttle.retune(|limits| limits.slots = Some(Slots::fixed(2))).unwrap();
     let _second = waiter.permit().expect("the waiter runs");
     assert_eq!((throttle.snapshot().in_flight, waiter.wakes()), (2, 1));
@@ -87,7 +87,7 @@ fn twenty_concurrent_failures_open_the_circuit() {
 }
 
 #[test]
-fn a_controller_that_is_named_stays_whatever_the_slots() {
+fn explicit_controller_stays_for_any_slots() {
     let adaptive = Slots::adaptive(1..=8);
     let first = Throttle::builder().controller(Controller::Fixed).slots(adaptive).build().unwrap();
     let last = Throttle::builder().slots(adaptive).controller(Controller::Fixed).build().unwrap();
@@ -155,7 +155,7 @@ async fn tokens_reported_by_dropped_permit_stay_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_under_one_permit_is_learned_from_part_by_part() {
+async fn batch_under_one_permit_reports_each_part() {
     let throttle = Throttle::builder()
         .slots(Slots::fixed(4))
         .circuit(Circuit::after_failures(3))
@@ -183,7 +183,7 @@ async fn bytes_return_however_the_work_ends() {
     let held = throttle.clone();
     let panicked = tokio::spawn(async move {
         let _permit = held.acquire(cost(50)).await;
-        panic!("the work fails");
+        panic!("injected panic");
     });
     assert!(panicked.await.unwrap_err().is_panic());
     assert_eq!(throttle.snapshot().bytes_in_flight, 0);
@@ -213,7 +213,7 @@ async fn bytes_cost_twentyfold_while_recovering() {
     let cost = Cost::request().bytes(100);
     let first = throttle.acquire(cost).await.unwrap();
     assert_eq!(throttle.snapshot().bytes_in_flight, 2_000);
-    let mut second = Caller::asks(&throttle, cost);
+    let mut second = Caller::queued(&throttle, cost);
     first.settle(Outcome::success());
     assert!(second.permit().is_some());
 }
@@ -228,7 +228,7 @@ async fn request_enters_at_once_without_a_pause() {
 async fn second_request_enters_when_the_only_slot_returns() {
     let throttle = slots(1);
     let first = throttle.acquire(REQUEST).await.unwrap();
-    let mut second = Caller::asks(&throttle, REQUEST);
+    let mut second = Caller::queued(&throttle, REQUEST);
     sleep(millis(150)).await;
     assert!(second.permit().is_none());
     first.settle(Outcome::success());
@@ -239,10 +239,10 @@ async fn second_request_enters_when_the_only_slot_returns() {
 async fn waiters_for_bytes_enter_in_order() {
     let throttle = layered(1_000, 2);
     let held = throttle.try_acquire(Cost::request().bytes(1_001)).unwrap();
-    let mut waiters: Vec<_> = (0..5).map(|_| Caller::asks(&throttle, Cost::request().bytes(600))).collect();
+    let mut waiters: Vec<_> = (0..5).map(|_| Caller::queued(&throttle, Cost::request().bytes(600))).collect();
     held.settle(Outcome::success());
     let mut permits: Vec<_> = waiters.iter_mut().map(Caller::permit).collect();
-    // 1,000 → 400 → −200: two enter, and then one with each that leaves.
+    // 1,000 → 400 → −200: two enter, and then one per release.
     assert_eq!(permits.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false, false, false]);
     for next in 2..5 {
         permits[next - 2].take().unwrap().settle(Outcome::success());
@@ -256,7 +256,7 @@ async fn waiters_for_bytes_enter_in_order() {
 async fn cancelled_waiter_is_charged_nothing() {
     let throttle = layered(1_000, 2);
     let held = throttle.try_acquire(Cost::request().bytes(1_001)).unwrap();
-    let waiter = Caller::asks(&throttle, Cost::request().bytes(600));
+    let waiter = Caller::queued(&throttle, Cost::request().bytes(600));
     drop(waiter);
     assert_eq!((throttle.snapshot().bytes_in_flight, throttle.snapshot().waiting), (1_001, 0));
     drop(held);
@@ -268,7 +268,7 @@ async fn waiter_queued_before_overload_enters_recovering() {
     let throttle = layered(10_000, 2);
     throttle.retune(|limits| limits.slots = Some(Slots::fixed(1))).unwrap();
     let first = throttle.try_acquire(Cost::request().bytes(10)).unwrap();
-    let mut queued = Caller::asks(&throttle, Cost::request().bytes(100));
+    let mut queued = Caller::queued(&throttle, Cost::request().bytes(100));
     first.settle(Outcome::overload().retry_after(secs(5)));
     advance(millis(4_999)).await;
     settle_tasks().await;
@@ -286,10 +286,10 @@ async fn recovery_slots_bound_entries_while_recovering() {
     throttle.pause(secs(1));
     advance(secs(1)).await;
     let permits: Vec<_> = (0..10).map(|_| throttle.try_acquire(REQUEST).unwrap()).collect();
-    let mut eleventh = Caller::asks(&throttle, Cost::request().bytes(5));
+    let mut eleventh = Caller::queued(&throttle, Cost::request().bytes(5));
     assert_eq!(throttle.snapshot().bytes_in_flight, 0, "it holds nothing while it waits");
     assert!(matches!(throttle.try_acquire(REQUEST), Err(Refused::Limited { by: Gate::Queue, .. })));
-    // The end of the tail lets it in although nobody has left.
+    // The end of the tail admits it, although no slot was released.
     sleep(secs(10)).await;
     settle_tasks().await;
     let _permit = eleventh.permit().expect("the tail is over");
@@ -307,11 +307,11 @@ async fn pause_is_only_ever_raised() {
     sent_before.settle(Outcome::success());
     let _permit = throttle.acquire(REQUEST).await.unwrap();
     assert!(start.elapsed() >= secs(30));
-    assert!(start.elapsed() <= secs(31), "and spread over at most a second");
+    assert!(start.elapsed() <= secs(31), "plus at most a second of jitter");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wave_of_the_same_hints_is_one_piece_of_news() {
+async fn wave_of_equal_hints_emits_one_event() {
     let throttle = slots(100);
     let mut events = throttle.events();
     let wave: Vec<_> = (0..100).map(|_| throttle.try_acquire(REQUEST).unwrap()).collect();
@@ -319,14 +319,14 @@ async fn a_wave_of_the_same_hints_is_one_piece_of_news() {
         advance(std::time::Duration::from_micros(10)).await;
         permit.settle(Outcome::overload().retry_after(secs(5)));
     }
-    let told = std::iter::from_fn(|| events.try_next()).count();
-    assert_eq!(told, 1);
+    let count = std::iter::from_fn(|| events.try_next()).count();
+    assert_eq!(count, 1);
     let refused = throttle.try_acquire(REQUEST).unwrap_err();
-    assert!(refused.retry_after() >= Some(secs(5)), "and the last of them counts: {refused}");
+    assert!(refused.retry_after() >= Some(secs(5)), "the last hint applies: {refused}");
 }
 
 #[test]
-fn a_refusal_by_a_budget_says_when_it_would_fit() {
+fn budget_refusal_reports_retry_after() {
     let builder = Throttle::builder().budget(Budget::tokens(10, secs(60)));
     let throttle = builder.clock(ManualClock::new()).build().unwrap();
     let _held = throttle.try_acquire(Cost::request().tokens(10)).unwrap();
@@ -335,22 +335,22 @@ fn a_refusal_by_a_budget_says_when_it_would_fit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_by_hand_ends_by_hand() {
+async fn manual_pause_can_be_resumed() {
     let throttle = slots(2);
     assert!(throttle.pause(secs(100)));
-    assert!(!throttle.pause(secs(5)), "it runs longer already");
+    assert!(!throttle.pause(secs(5)), "the current pause is longer");
     assert_eq!(throttle.snapshot().state, State::Paused);
     let refused = throttle.try_acquire(REQUEST).unwrap_err();
     assert!(matches!(refused, Refused::Limited { by: Gate::Pause, .. }));
     assert!(refused.retry_after().unwrap() >= secs(100));
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     assert!(throttle.resume());
     assert!(waiter.permit().is_some());
     assert!(!throttle.resume(), "there is nothing left to resume");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_longer_than_allowed_is_capped_and_told() {
+async fn too_long_pause_is_capped_and_reported() {
     let throttle =
         Throttle::builder().slots(Slots::fixed(1)).pause(Pause::default().max(secs(60))).build().unwrap();
     let mut events = throttle.events();
@@ -368,20 +368,20 @@ async fn circuit_with_no_open_time_is_half_open_at_once() {
     let probe = throttle.acquire(REQUEST).await.unwrap();
     assert!(probe.is_probe());
     let refused = throttle.acquire(REQUEST).await.unwrap_err();
-    assert!(refused.retry_after().unwrap() > secs(0), "half-open never answers zero");
+    assert!(refused.retry_after().unwrap() > secs(0), "half-open never reports zero");
     probe.settle(Outcome::success());
     assert_eq!(throttle.snapshot().state, State::Running);
 }
 
 #[tokio::test(start_paused = true)]
-async fn opening_the_circuit_refuses_all_who_wait() {
+async fn opening_circuit_refuses_waiters() {
     let throttle = Throttle::builder()
         .slots(Slots::fixed(1))
         .circuit(Circuit::after_failures(1).open_for(secs(30)))
         .build()
         .unwrap();
     let held = throttle.try_acquire(REQUEST).unwrap();
-    let mut waiters: Vec<_> = (0..100).map(|_| Caller::asks(&throttle, REQUEST)).collect();
+    let mut waiters: Vec<_> = (0..100).map(|_| Caller::queued(&throttle, REQUEST)).collect();
     held.settle(Outcome::failure());
     for waiter in &mut waiters {
         assert_eq!(waiter.refused(), Some(Refused::CircuitOpen { retry_after: secs(30) }));
@@ -398,9 +398,9 @@ async fn dropped_probe_returns_its_place() {
     let probe = throttle.try_acquire(REQUEST).unwrap();
     assert!(throttle.try_acquire(REQUEST).is_err());
     drop(probe);
-    let probe = throttle.try_acquire(REQUEST).expect("its place came back");
+    let probe = throttle.try_acquire(REQUEST).expect("its probe slot was released");
     probe.settle(Outcome::of(&Err::<(), _>("mine"), |_| false));
-    assert!(throttle.try_acquire(REQUEST).is_ok(), "an ignored error gives it back too");
+    assert!(throttle.try_acquire(REQUEST).is_ok(), "an ignored error releases it as well");
 }
 
 #[tokio::test(start_paused = true)]
@@ -420,12 +420,12 @@ async fn cancelled_task_slows_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn within_refuses_as_soon_as_time_cannot_do() {
+async fn acquire_within_refuses_unreachable_deadline_early() {
     let throttle = Throttle::builder().rate(Rate::per_second(1)).build().unwrap();
     drop(throttle.acquire(REQUEST).await.unwrap());
-    let mut ahead: Vec<_> = (0..3).map(|_| Caller::asks(&throttle, REQUEST)).collect();
+    let mut ahead: Vec<_> = (0..3).map(|_| Caller::queued(&throttle, REQUEST)).collect();
     let start = Instant::now();
-    // Three are ahead, one a second: the fourth enters after 4 s, and 3.5 s are known to be too short at once.
+    // Three callers are ahead at one per second: the fourth enters after 4 s, so 3.5 s is refused at once.
     let refused = throttle.acquire_within(REQUEST, millis(3_500)).await.unwrap_err();
     assert_eq!(refused, Refused::Limited { by: Gate::Rate, retry_after: Some(secs(4)) });
     assert_eq!(start.elapsed(), secs(0));
@@ -436,7 +436,7 @@ async fn within_refuses_as_soon_as_time_cannot_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn within_gives_up_at_its_deadline_and_takes_nothing() {
+async fn acquire_within_times_out_and_takes_nothing() {
     let throttle = slots(1);
     let held = throttle.try_acquire(REQUEST).unwrap();
     let start = Instant::now();
@@ -448,24 +448,24 @@ async fn within_gives_up_at_its_deadline_and_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_refuses_those_whose_deadline_it_outlasts() {
+async fn pause_refuses_waiters_with_earlier_deadlines() {
     let throttle = slots(1);
     let _held = throttle.try_acquire(REQUEST).unwrap();
-    let mut hurried = Caller::new(throttle.acquire_within(REQUEST, secs(5)));
-    assert!(hurried.poll().is_pending());
-    let mut patient = Caller::asks(&throttle, REQUEST);
+    let mut bounded = Caller::new(throttle.acquire_within(REQUEST, secs(5)));
+    assert!(bounded.poll().is_pending());
+    let mut unbounded = Caller::queued(&throttle, REQUEST);
     throttle.pause(secs(30));
-    assert_eq!(hurried.refused(), Some(Refused::Limited { by: Gate::Pause, retry_after: Some(secs(30)) }));
-    assert!(patient.permit().is_none());
+    assert_eq!(bounded.refused(), Some(Refused::Limited { by: Gate::Pause, retry_after: Some(secs(30)) }));
+    assert!(unbounded.permit().is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_plan_keeps_levels_and_lets_in_whom_it_lets_in() {
+async fn retune_keeps_levels_and_admits_waiters() {
     let throttle = Throttle::builder().rate(Rate::per_hour(10)).build().unwrap();
     for _ in 0..10 {
         drop(throttle.try_acquire(REQUEST).unwrap());
     }
-    let mut waiter = Caller::asks(&throttle, REQUEST);
+    let mut waiter = Caller::queued(&throttle, REQUEST);
     throttle.retune(|limits| limits.rate = Some(Rate::per_hour(20))).unwrap();
     assert_eq!(throttle.snapshot().rate_level, Some(0), "the level is kept");
     assert!(waiter.permit().is_none());
@@ -474,7 +474,7 @@ async fn a_new_plan_keeps_levels_and_lets_in_whom_it_lets_in() {
 }
 
 #[test]
-fn a_retune_out_of_bounds_is_refused_and_changes_nothing() {
+fn out_of_bounds_retune_is_rejected_without_effect() {
     let throttle = slots(3);
     let invalid = throttle.retune(|limits| limits.slots = Some(Slots::fixed(0))).unwrap_err();
     assert!(invalid.to_string().contains("`slots.max` is 0, and must be from 1 to"), "{invalid}");
@@ -484,7 +484,7 @@ fn a_retune_out_of_bounds_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_twin_shares_the_plan_and_nothing_that_limits() {
+async fn twin_shares_plan_but_not_state() {
     let throttle = slots(1);
     let _held = throttle.try_acquire(REQUEST).unwrap();
     let twin = throttle.twin();

@@ -1,5 +1,5 @@
-//! No permit leaks: a hundred thousand services, calls and bodies are dropped at random, in whatever state they are, and
-//! after every step what is held is what is out.
+//! No permit leaks: a hundred thousand services, calls and bodies are dropped in random states, and after
+//! every step the permits held match the live objects.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use http_body::Body as _;
-use tidegate::tower::{CallError, HeldBody, ThrottleLayer, Throttled};
+use tidegate::tower::{CallError, PermitBody, ThrottleLayer, ThrottleService};
 use tidegate::{Circuit, Outcome, Random, Rate, Slots, Throttle};
 use tower::{Layer as _, Service};
 
@@ -22,7 +22,7 @@ const DROPS: u32 = 100_000;
 const SLOTS: u32 = 4;
 const SERVICES_MAX: usize = 24;
 
-/// A client that answers when it likes, and counts what is under way.
+/// A client that responds after a random number of polls, and counts calls in flight.
 #[derive(Clone)]
 struct Client {
     random: Rc<Cell<u64>>,
@@ -77,73 +77,77 @@ fn draw(random: &Cell<u64>, below: u64) -> u64 {
     (state ^ (state >> 31)) % below
 }
 
-type Answering = Pin<Box<dyn Future<Output = Result<Response<HeldBody<Pieces>>, CallError>>>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<PermitBody<Pieces>>, CallError>>>>;
 
-/// One of everything that may be dropped.
-enum Thing {
-    Service(Throttled<Client>),
-    Ready(Throttled<Client>),
-    Call(Answering),
-    Body(HeldBody<Pieces>),
+/// An object that holds or may hold a permit.
+enum Droppable {
+    Service(ThrottleService<Client>),
+    Ready(ThrottleService<Client>),
+    Call(ResponseFuture),
+    Body(PermitBody<Pieces>),
 }
 
-/// One step of a thing: what it becomes.
-fn step(thing: Thing, context: &mut Context<'_>) -> Vec<Thing> {
-    match thing {
-        Thing::Service(mut service) => match service.poll_ready(context) {
-            Poll::Ready(Ok(())) => vec![Thing::Ready(service)],
-            _ => vec![Thing::Service(service)],
+/// Advances an object. Returns what it becomes.
+fn step(object: Droppable, context: &mut Context<'_>) -> Vec<Droppable> {
+    match object {
+        Droppable::Service(mut service) => match service.poll_ready(context) {
+            Poll::Ready(Ok(())) => vec![Droppable::Ready(service)],
+            _ => vec![Droppable::Service(service)],
         },
-        Thing::Ready(mut service) => {
+        Droppable::Ready(mut service) => {
             let call = service.call(get());
-            vec![Thing::Service(service), Thing::Call(Box::pin(call))]
+            vec![Droppable::Service(service), Droppable::Call(Box::pin(call))]
         }
-        Thing::Call(mut call) => match call.as_mut().poll(context) {
-            Poll::Ready(Ok(response)) => vec![Thing::Body(response.into_body())],
+        Droppable::Call(mut call) => match call.as_mut().poll(context) {
+            Poll::Ready(Ok(response)) => vec![Droppable::Body(response.into_body())],
             Poll::Ready(Err(_)) => Vec::new(),
-            Poll::Pending => vec![Thing::Call(call)],
+            Poll::Pending => vec![Droppable::Call(call)],
         },
-        Thing::Body(mut body) => match Pin::new(&mut body).poll_frame(context) {
-            Poll::Ready(Some(Ok(_))) => vec![Thing::Body(body)],
+        Droppable::Body(mut body) => match Pin::new(&mut body).poll_frame(context) {
+            Poll::Ready(Some(Ok(_))) => vec![Droppable::Body(body)],
             _ => Vec::new(),
         },
     }
 }
 
-async fn wander(start: u64, throttle: Throttle, drops: u32) {
+async fn drop_randomly(start: u64, throttle: Throttle, drops: u32) {
     let random = Rc::new(Cell::new(start));
     let client = Client { random: Rc::clone(&random), under_way: Rc::default(), called: Rc::default() };
     let (under_way, called) = (Rc::clone(&client.under_way), Rc::clone(&client.called));
     let service = ThrottleLayer::new(throttle.clone()).layer(client);
     let mut context = Context::from_waker(Waker::noop());
-    let (mut things, mut dropped) = (vec![Thing::Service(service.clone())], 0);
+    let (mut objects, mut dropped) = (vec![Droppable::Service(service.clone())], 0);
     while dropped < drops {
-        let index = usize::try_from(draw(&random, things.len().max(1) as u64)).expect("small");
+        let index = usize::try_from(draw(&random, objects.len().max(1) as u64)).expect("small");
         match draw(&random, 10) {
-            0..=5 if !things.is_empty() => {
-                let thing = things.swap_remove(index);
-                things.extend(step(thing, &mut context));
+            0..=5 if !objects.is_empty() => {
+                let object = objects.swap_remove(index);
+                objects.extend(step(object, &mut context));
             }
-            6 | 7 if things.len() > 1 => {
-                drop(things.swap_remove(index));
+            6 | 7 if objects.len() > 1 => {
+                drop(objects.swap_remove(index));
                 dropped += 1;
             }
             8 => tokio::time::advance(Duration::from_micros(draw(&random, 3_000))).await,
-            _ if things.len() < SERVICES_MAX => {
-                // Of a ready service too: a clone has nothing of its turn.
-                things.push(Thing::Service(match things.get(index) {
-                    Some(Thing::Service(one) | Thing::Ready(one)) => one.clone(),
+            _ if objects.len() < SERVICES_MAX => {
+                // Clones of a ready service as well: a clone holds no reservation.
+                objects.push(Droppable::Service(match objects.get(index) {
+                    Some(Droppable::Service(one) | Droppable::Ready(one)) => one.clone(),
                     _ => service.clone(),
                 }));
             }
             _ => {}
         }
         let seen = throttle.snapshot();
-        let bodies =
-            things.iter().filter(|thing| matches!(thing, Thing::Body(body) if body.is_held())).count();
+        let bodies = objects
+            .iter()
+            .filter(|object| matches!(object, Droppable::Body(body) if body.holds_permit()))
+            .count();
         let bodies = u32::try_from(bodies).expect("a few");
-        let ready =
-            things.iter().filter(|thing| matches!(thing, Thing::Ready(_) | Thing::Service(_))).count();
+        let ready = objects
+            .iter()
+            .filter(|object| matches!(object, Droppable::Ready(_) | Droppable::Service(_)))
+            .count();
         let least = under_way.get() + bodies;
         let most = least + u32::try_from(ready).expect("a few");
         assert!(seen.in_flight <= SLOTS, "seed {start}: {} in flight", seen.in_flight);
@@ -153,15 +157,15 @@ async fn wander(start: u64, throttle: Throttle, drops: u32) {
             seen.in_flight
         );
     }
-    things.clear();
+    objects.clear();
     drop(service);
     let seen = throttle.snapshot();
     assert_eq!((seen.in_flight, seen.waiting), (0, 0), "seed {start}");
-    assert_eq!(seen.admitted, called.get(), "seed {start}: what never went out was given back whole");
+    assert_eq!(seen.admitted, called.get(), "seed {start}: unsent requests were returned in full");
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_permit_leaks_over_a_hundred_thousand_random_drops() {
+async fn random_drops_leak_no_permit() {
     let slots = || Throttle::builder().slots(Slots::fixed(SLOTS)).random(Random::fixed(0.5));
     let circuit = Circuit::after_failures(4).open_for(millis(20)).probes(2);
     let throttles = [
@@ -171,12 +175,12 @@ async fn no_permit_leaks_over_a_hundred_thousand_random_drops() {
         Throttle::host().slots(Slots::fixed(SLOTS)).build(),
     ];
     for (seed, throttle) in (1..).zip(throttles) {
-        wander(seed, throttle.expect("within the bounds"), DROPS / 4).await;
+        drop_randomly(seed, throttle.expect("within the bounds"), DROPS / 4).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_leaks_where_limits_change_and_the_end_comes_in_between() {
+async fn retune_and_close_between_drops_leak_nothing() {
     for seed in 0..20 {
         let throttle = Throttle::builder().slots(Slots::fixed(SLOTS)).build().expect("within the bounds");
         let changer = throttle.clone();
@@ -188,6 +192,6 @@ async fn nothing_leaks_where_limits_change_and_the_end_comes_in_between() {
             }
             changer.close();
         };
-        tokio::join!(change, wander(100 + seed, throttle.clone(), 500));
+        tokio::join!(change, drop_randomly(100 + seed, throttle.clone(), 500));
     }
 }

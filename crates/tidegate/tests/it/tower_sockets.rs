@@ -1,4 +1,5 @@
-//! The layers over real sockets, with hyper's client behind them: the same that holds for reqwest holds for any tower client.
+//! The tower layers over real sockets with hyper's client: the guarantees of the reqwest middleware hold for
+//! any tower client.
 
 use http::Request;
 use http_body_util::BodyExt as _;
@@ -10,79 +11,80 @@ use tidegate::{Authority, Circuit, Keyed, ManualClock, Outcome, Refused, Slots, 
 use tokio::task::JoinSet;
 use tower::{Layer as _, Service as _, ServiceExt as _};
 
-use crate::kit::http::{Far, Reply, on, pass_time, seconds};
+use crate::kit::http::{Reply, TestServer, keyed_on, pass_time, seconds};
 use crate::kit::secs;
 
 fn client() -> Client<HttpConnector, String> {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-fn get(far: &Far) -> Request<String> {
-    Request::get(far.url("/")).body(String::new()).expect("a request")
+fn get(server: &TestServer) -> Request<String> {
+    Request::get(server.url("/")).body(String::new()).expect("a request")
 }
 
 fn hosts(clock: &ManualClock) -> Keyed<Authority> {
     let builder = Throttle::builder().slots(Slots::fixed(3)).circuit(Circuit::after_failures(3));
-    on(clock, Keyed::builder(builder.limits().expect("within the bounds")))
+    keyed_on(clock, Keyed::builder(builder.limits().expect("within the bounds")))
 }
 
 #[tokio::test]
-async fn nobody_asks_before_the_far_side_said_so() {
+async fn no_request_is_sent_during_a_retry_after() {
     let clock = ManualClock::new();
-    let far = Far::start(&clock, |seen| match seen.number {
+    let server = TestServer::start(&clock, |seen| match seen.number {
         4 => Reply::status(429).header("retry-after", 9),
         _ => Reply::status(200),
     });
-    let (far, hosts) = (far.await, hosts(&clock));
+    let (server, hosts) = (server.await, hosts(&clock));
     let service = WaitLayer::by_host(hosts.clone()).layer(client());
     let mut calls = JoinSet::new();
     for _ in 0..20 {
-        let (service, request) = (service.clone(), get(&far));
+        let (service, request) = (service.clone(), get(&server));
         calls.spawn(async move {
-            let response = service.oneshot(request).await.expect("an answer");
+            let response = service.oneshot(request).await.expect("a response");
             response.into_body().collect().await.expect("a body").to_bytes()
         });
     }
     let bodies = pass_time(&clock, &hosts, calls.join_all()).await;
     assert!(bodies.iter().all(|body| &body[..] == b"hello"));
-    let times: Vec<_> = far.seen().iter().map(|seen| seconds(seen.at)).collect();
-    // Those that were under way when it was said are answered; nobody begins until it is over.
+    let times: Vec<_> = server.requests().iter().map(|seen| seconds(seen.at)).collect();
+    // Requests in flight at that moment complete; no other starts until the hint is over.
     let begun = times.iter().filter(|at| **at == 0.0).count();
     assert!((5..=7).contains(&begun), "{times:?}");
     assert!(times.iter().all(|at| *at == 0.0 || *at >= 9.0), "{times:?}");
 }
 
 #[tokio::test]
-async fn nothing_is_sent_to_a_host_whose_circuit_is_open() {
+async fn open_circuit_sends_nothing_to_its_host() {
     let clock = ManualClock::new();
-    let far = Far::start(&clock, |seen| if seen.number < 2 { Reply::hangs_up() } else { Reply::status(500) });
-    let (far, hosts) = (far.await, hosts(&clock));
+    let server =
+        TestServer::start(&clock, |seen| if seen.number < 2 { Reply::hang_up() } else { Reply::status(500) });
+    let (server, hosts) = (server.await, hosts(&clock));
     let service = WaitLayer::by_host(hosts.clone()).layer(client());
     let mut errors = 0;
     for _ in 0..3 {
-        errors += u32::from(service.clone().oneshot(get(&far)).await.is_err());
+        errors += u32::from(service.clone().oneshot(get(&server)).await.is_err());
     }
-    assert_eq!((errors, far.count()), (2, 3));
+    assert_eq!((errors, server.count()), (2, 3));
     for _ in 0..10 {
-        let error = service.clone().oneshot(get(&far)).await.expect_err("it is open");
+        let error = service.clone().oneshot(get(&server)).await.expect_err("the circuit is open");
         assert!(matches!(error, CallError::Refused(Refused::CircuitOpen { .. })), "{error}");
     }
-    assert_eq!(far.count(), 3);
+    assert_eq!(server.count(), 3);
 }
 
 #[tokio::test]
-async fn a_slot_is_taken_until_the_body_has_come_over_the_wire() {
+async fn slot_is_held_until_the_body_is_received() {
     let clock = ManualClock::new();
-    let far = Far::start(&clock, |_| Reply::status(200)).await;
+    let server = TestServer::start(&clock, |_| Reply::status(200)).await;
     let throttle =
         Throttle::builder().slots(Slots::fixed(1)).clock(clock.clone()).build().expect("in bounds");
     let mut service = ThrottleLayer::new(throttle.clone()).layer(client());
-    let response = service.ready().await.expect("its turn").call(get(&far)).await.expect("an answer");
+    let response = service.ready().await.expect("ready").call(get(&server)).await.expect("a response");
     assert_eq!(throttle.snapshot().in_flight, 1);
     let mut other = service.clone();
     let waits = tokio::spawn(async move {
-        let response = other.ready().await.expect("its turn").call(get(&far)).await.expect("an answer");
-        (response.status().as_u16(), far.count())
+        let response = other.ready().await.expect("ready").call(get(&server)).await.expect("a response");
+        (response.status().as_u16(), server.count())
     });
     crate::kit::settle_tasks().await;
     assert_eq!((throttle.snapshot().in_flight, throttle.snapshot().waiting), (1, 1));

@@ -1,4 +1,4 @@
-//! Subscribers that are alive in every test, so that no event is cached as unwanted.
+//! Subscribers that stay alive across tests, so that no callsite is cached as disabled.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Metadata, Subscriber};
 
-/// Wants nothing, and is asked each time.
+/// A subscriber that is interested in nothing, decided per event.
 struct Undecided;
 
 impl Subscriber for Undecided {
@@ -19,7 +19,7 @@ impl Subscriber for Undecided {
         false
     }
 
-    /// So that the level that is wanted is that of the test's own subscriber.
+    /// Leaves the level filter to the test's own subscriber.
     fn max_level_hint(&self) -> Option<LevelFilter> {
         Some(LevelFilter::OFF)
     }
@@ -39,12 +39,12 @@ impl Subscriber for Undecided {
     fn exit(&self, _: &Id) {}
 }
 
-/// Call this first in each test that emits events.
+/// Call this first in every test that emits events.
 ///
-/// With fewer than two subscribers in the process, `tracing` asks only the thread that emits an event first, and caches
-/// its answer for the other threads.
+/// With fewer than two subscribers in the process, `tracing` evaluates a callsite only on the thread that
+/// emits it first, and caches the result for the other threads.
 pub(crate) fn keep_undecided() {
-    static KEPT: LazyLock<[Dispatch; 2]> =
+    static SUBSCRIBERS: LazyLock<[Dispatch; 2]> =
         LazyLock::new(|| [Dispatch::new(Undecided), Dispatch::new(Undecided)]);
-    LazyLock::force(&KEPT);
+    LazyLock::force(&SUBSCRIBERS);
 }

@@ -1,4 +1,4 @@
-//! Traces: what the guide's table says is what a subscriber hears, in order, and nobody is hurt by one that panics.
+//! Traces: emitted events match the guide's table, arrive in order, and a panicking subscriber does no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,40 +19,40 @@ use crate::subscribers::keep_undecided;
 
 const GUIDE: &str = include_str!("../../src/guide/observability.md");
 
-/// One event as it was heard.
+/// One recorded event.
 #[derive(Debug, Clone)]
-struct Heard {
+struct RecordedEvent {
     level: Level,
     target: String,
-    /// Those that the event has, be they filled or not.
+    /// All field names of the event, also those without a value.
     fields: BTreeSet<String>,
     values: BTreeMap<String, String>,
 }
 
-impl Heard {
+impl RecordedEvent {
     fn message(&self) -> &str {
         &self.values["message"]
     }
 }
 
-/// Hears everything up to a level, and keeps it.
+/// A subscriber that records every event up to a level.
 #[derive(Clone)]
-struct Ear {
+struct EventRecorder {
     most: LevelFilter,
-    heard: Arc<Mutex<Vec<Heard>>>,
+    events: Arc<Mutex<Vec<RecordedEvent>>>,
 }
 
-impl Ear {
+impl EventRecorder {
     fn up_to(most: LevelFilter) -> Self {
-        Self { most, heard: Arc::default() }
+        Self { most, events: Arc::default() }
     }
 
-    fn heard(&self) -> Vec<Heard> {
-        self.heard.lock().expect("nobody panics here").clone()
+    fn events(&self) -> Vec<RecordedEvent> {
+        self.events.lock().expect("the lock is not poisoned").clone()
     }
 
     fn messages(&self) -> Vec<String> {
-        self.heard().iter().map(|heard| heard.message().to_owned()).collect()
+        self.events().iter().map(|event| event.message().to_owned()).collect()
     }
 }
 
@@ -68,8 +68,9 @@ impl Visit for Values<'_> {
     }
 }
 
-impl Subscriber for Ear {
-    /// Asked each time: other tests have other ears, and what one always hears another may never.
+impl Subscriber for EventRecorder {
+    /// `sometimes`, because other tests use other subscribers, and a cached interest would apply to all of
+    /// them.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -96,7 +97,12 @@ impl Subscriber for Ear {
         let metadata = event.metadata();
         let fields = metadata.fields().iter().map(|field| field.name().to_owned()).collect();
         let (level, target) = (*metadata.level(), metadata.target().to_owned());
-        self.heard.lock().expect("nobody panics here").push(Heard { level, target, fields, values });
+        self.events.lock().expect("the lock is not poisoned").push(RecordedEvent {
+            level,
+            target,
+            fields,
+            values,
+        });
     }
 
     fn enter(&self, _: &Id) {}
@@ -104,8 +110,8 @@ impl Subscriber for Ear {
     fn exit(&self, _: &Id) {}
 }
 
-/// A circuit that opens, half-opens and closes; slots that are cut and given back; pauses, waits and the end.
-fn a_life_with_slots(clock: &ManualClock) {
+/// A circuit that opens, half-opens and closes, slots that are cut and restored, pauses, waits, and a close.
+fn exercise_slots(clock: &ManualClock) {
     let throttle = Throttle::builder()
         .named("slots")
         .slots(Slots::adaptive(1..=2))
@@ -121,10 +127,10 @@ fn a_life_with_slots(clock: &ManualClock) {
     throttle.record_failure();
     assert!(throttle.try_acquire(REQUEST).is_err(), "the circuit is open");
     clock.advance(secs(1));
-    throttle.try_acquire(REQUEST).expect("there is room").settle(Outcome::success());
+    throttle.try_acquire(REQUEST).expect("there is capacity").settle(Outcome::success());
     for _ in 0..4 {
         clock.advance(secs(61));
-        throttle.try_acquire(REQUEST).expect("there is room").settle(Outcome::success());
+        throttle.try_acquire(REQUEST).expect("there is capacity").settle(Outcome::success());
     }
     throttle.pause(secs(2));
     throttle.resume();
@@ -132,26 +138,26 @@ fn a_life_with_slots(clock: &ManualClock) {
     throttle.resume();
     throttle.retune(|limits| limits.slots = Some(Slots::fixed(1))).expect("within the bounds");
     assert!(throttle.try_acquire(Cost::request().tokens(101)).is_err(), "too large");
-    let held = throttle.try_acquire(REQUEST).expect("there is room");
-    let mut waiting = Caller::asks(&throttle, REQUEST);
-    let mut turned_away = Caller::new(throttle.acquire(REQUEST));
-    assert!(turned_away.refused().is_some(), "the queue is full");
+    let held = throttle.try_acquire(REQUEST).expect("there is capacity");
+    let mut waiting = Caller::queued(&throttle, REQUEST);
+    let mut overflow = Caller::new(throttle.acquire(REQUEST));
+    assert!(overflow.refused().is_some(), "the queue is full");
     clock.advance(millis(250));
     drop(held);
-    let held = waiting.permit().expect("its turn has come");
-    // Granted and not fetched, until a newcomer that has to wait finds it.
-    let unseen = Caller::asks(&throttle, REQUEST);
+    let held = waiting.permit().expect("it has been granted");
+    // A grant that is not polled, until a new waiter detects it.
+    let unpolled = Caller::queued(&throttle, REQUEST);
     drop(held);
     for _ in 0..2 {
-        drop(Caller::asks(&throttle, REQUEST));
+        drop(Caller::queued(&throttle, REQUEST));
         clock.advance(secs(2));
     }
-    drop(unseen);
+    drop(unpolled);
     throttle.close();
 }
 
-/// A rate that is cut and recovers.
-fn a_life_with_a_rate(clock: &ManualClock) {
+/// A rate that is cut and then recovers.
+fn exercise_rate(clock: &ManualClock) {
     let aimd = Aimd::default().within(1.0..=8.0).increase(0.5);
     let throttle = Throttle::builder()
         .named("rate")
@@ -169,8 +175,8 @@ fn a_life_with_a_rate(clock: &ManualClock) {
     }
 }
 
-/// More tokens than a window keeps apart.
-fn a_life_with_a_budget(clock: &ManualClock) {
+/// More entries than a window keeps separately.
+fn exercise_budget(clock: &ManualClock) {
     let budget = Budget::tokens(1_000_000, secs(3_600));
     let throttle =
         Throttle::builder().budget(budget).clock(clock.clone()).build().expect("within the bounds");
@@ -180,31 +186,42 @@ fn a_life_with_a_budget(clock: &ManualClock) {
     }
 }
 
-/// More keys than there is room for: one that is forgotten, and one that has to share.
-fn a_life_with_keys(clock: &ManualClock) {
+/// More keys than `keys_max`: one is evicted, and one shares the overflow entry.
+fn exercise_keys(clock: &ManualClock) {
     let limits = Throttle::builder().slots(Slots::fixed(1)).limits().expect("within the bounds");
     let keys: Keyed<u32> =
         Keyed::builder(limits).keys_max(1).clock(clock.clone()).build().expect("within the bounds");
     drop(keys.throttle(&1));
-    let _held = keys.try_acquire(&2, REQUEST).expect("there is room");
+    let _held = keys.try_acquire(&2, REQUEST).expect("there is capacity");
     drop(keys.throttle(&3));
 }
 
-/// Everything there is to hear, up to a level.
-fn everything(most: LevelFilter) -> Ear {
-    let ear = Ear::up_to(most);
-    with_default(ear.clone(), || {
-        for life in [a_life_with_slots, a_life_with_a_rate, a_life_with_a_budget, a_life_with_keys] {
-            life(&ManualClock::new());
+/// Overloads until `Auto` sees an outage.
+fn exercise_auto(clock: &ManualClock) {
+    let throttle = Throttle::auto().clock(clock.clone()).build().expect("within the bounds");
+    for _ in 0..100 {
+        match throttle.try_acquire(REQUEST) {
+            Ok(permit) => permit.settle(Outcome::overload()),
+            Err(_) => clock.advance(millis(100)),
+        }
+    }
+}
+
+/// Records all events up to a level.
+fn record_all(most: LevelFilter) -> EventRecorder {
+    let recorder = EventRecorder::up_to(most);
+    with_default(recorder.clone(), || {
+        for exercise in [exercise_slots, exercise_rate, exercise_auto, exercise_budget, exercise_keys] {
+            exercise(&ManualClock::new());
         }
     });
-    ear
+    recorder
 }
 
 type Row = (String, String, BTreeSet<String>);
 
-/// The guide's table: message, level, fields.
-fn promised() -> BTreeSet<Row> {
+/// The guide's table: message, level and fields.
+fn documented() -> BTreeSet<Row> {
     let cells =
         |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
     let rows = GUIDE.lines().filter(|line| line.starts_with('|')).map(cells);
@@ -216,43 +233,44 @@ fn promised() -> BTreeSet<Row> {
         .collect()
 }
 
-fn rows(ear: &Ear) -> BTreeSet<Row> {
+fn rows(recorder: &EventRecorder) -> BTreeSet<Row> {
     let common = ["message", "throttle", "key"];
-    ear.heard()
+    recorder
+        .events()
         .into_iter()
-        .map(|heard| {
-            assert_eq!(heard.target, "tidegate");
-            assert!(common.iter().all(|field| heard.fields.contains(*field)), "{heard:?}");
-            let fields = heard.fields.iter().filter(|field| !common.contains(&field.as_str()));
-            (heard.message().to_owned(), heard.level.to_string(), fields.cloned().collect())
+        .map(|event| {
+            assert_eq!(event.target, "tidegate");
+            assert!(common.iter().all(|field| event.fields.contains(*field)), "{event:?}");
+            let fields = event.fields.iter().filter(|field| !common.contains(&field.as_str()));
+            (event.message().to_owned(), event.level.to_string(), fields.cloned().collect())
         })
         .collect()
 }
 
 #[test]
-fn what_is_heard_is_what_the_guide_says() {
+fn events_match_the_guide() {
     keep_undecided();
-    assert_eq!(rows(&everything(LevelFilter::TRACE)), promised());
+    assert_eq!(rows(&record_all(LevelFilter::TRACE)), documented());
 }
 
 #[test]
-fn a_subscriber_hears_no_more_than_it_wants() {
+fn subscriber_receives_only_enabled_events() {
     keep_undecided();
     for (most, levels) in [
         (LevelFilter::INFO, vec!["WARN", "INFO"]),
         (LevelFilter::WARN, vec!["WARN"]),
         (LevelFilter::OFF, vec![]),
     ] {
-        let wanted = promised().into_iter().filter(|row| levels.contains(&row.1.as_str()));
-        assert_eq!(rows(&everything(most)), wanted.collect(), "{most}");
+        let wanted = documented().into_iter().filter(|row| levels.contains(&row.1.as_str()));
+        assert_eq!(rows(&record_all(most)), wanted.collect(), "{most}");
     }
 }
 
 #[test]
-fn events_are_heard_in_order_with_their_numbers_and_whose_they_are() {
+fn events_arrive_in_order_with_values_and_name() {
     keep_undecided();
-    let ear = Ear::up_to(LevelFilter::INFO);
-    with_default(ear.clone(), || {
+    let recorder = EventRecorder::up_to(LevelFilter::INFO);
+    with_default(recorder.clone(), || {
         let limits = Throttle::builder()
             .slots(Slots::adaptive(1..=8))
             .controller(Controller::Brake(Brake::default().at(1, secs(60))))
@@ -271,10 +289,10 @@ fn events_are_heard_in_order_with_their_numbers_and_whose_they_are() {
         throttle.record_failure();
         keyed.close();
     });
-    let told: Vec<_> = ear
-        .heard()
+    let messages: Vec<_> = recorder
+        .events()
         .iter()
-        .map(|heard| (heard.message().to_owned(), heard.values.get("key").cloned().unwrap_or_default()))
+        .map(|event| (event.message().to_owned(), event.values.get("key").cloned().unwrap_or_default()))
         .collect();
     let wanted = [
         ("slowed", ""),
@@ -284,44 +302,44 @@ fn events_are_heard_in_order_with_their_numbers_and_whose_they_are() {
         ("closed", "example.com"),
         ("drained", "example.com"),
     ];
-    assert_eq!(told, wanted.map(|(message, key)| (message.to_owned(), key.to_owned())));
-    let heard = ear.heard();
-    assert!(heard.iter().all(|heard| heard.values["throttle"] == "api"));
-    let value = |index: usize, field: &str| heard[index].values[field].clone();
+    assert_eq!(messages, wanted.map(|(message, key)| (message.to_owned(), key.to_owned())));
+    let events = recorder.events();
+    assert!(events.iter().all(|event| event.values["throttle"] == "api"));
+    let value = |index: usize, field: &str| events[index].values[field].clone();
     assert_eq!((value(0, "slots_from"), value(0, "slots_to")), ("8".to_owned(), "4".to_owned()));
     assert_eq!(value(2, "span_seconds"), "3.0");
     assert_eq!(value(2, "why"), "Consecutive { failures: 2 }");
 }
 
 #[test]
-fn a_wait_says_how_long_it_was_and_which_gate_it_was() {
+fn wait_event_reports_duration_and_gate() {
     keep_undecided();
-    let ear = Ear::up_to(LevelFilter::DEBUG);
+    let recorder = EventRecorder::up_to(LevelFilter::DEBUG);
     let clock = ManualClock::new();
-    with_default(ear.clone(), || {
+    with_default(recorder.clone(), || {
         let throttle = Throttle::builder().slots(Slots::fixed(1)).clock(clock.clone()).build().unwrap();
         let held = throttle.try_acquire(REQUEST).unwrap();
-        let mut waiting = Caller::asks(&throttle, REQUEST);
-        let mut hurried = Caller::new(throttle.acquire_within(REQUEST, millis(200)));
-        assert!(hurried.poll().is_pending());
+        let mut waiting = Caller::queued(&throttle, REQUEST);
+        let mut bounded = Caller::new(throttle.acquire_within(REQUEST, millis(200)));
+        assert!(bounded.poll().is_pending());
         clock.advance(millis(250));
-        assert!(hurried.refused().is_some());
+        assert!(bounded.refused().is_some());
         drop(held);
         drop(waiting.permit().unwrap());
     });
-    let heard = ear.heard();
-    assert_eq!(ear.messages(), ["refused", "waited"]);
-    let value = |index: usize, field: &str| heard[index].values[field].clone();
+    let events = recorder.events();
+    assert_eq!(recorder.messages(), ["refused", "waited"]);
+    let value = |index: usize, field: &str| events[index].values[field].clone();
     assert_eq!((value(0, "gate"), value(0, "waited_seconds")), ("the queue".to_owned(), "0.25".to_owned()));
-    assert_eq!(value(0, "reason"), "held back by the queue");
+    assert_eq!(value(0, "reason"), "limited by the queue");
     assert_eq!((value(1, "gate"), value(1, "waited_seconds")), ("the slots".to_owned(), "0.25".to_owned()));
 }
 
 #[test]
-fn where_nobody_hears_nothing_is_put_into_words() {
+fn no_event_is_formatted_without_a_subscriber() {
     keep_undecided();
-    let asked = Arc::new(AtomicU32::new(0));
-    let counter = Arc::clone(&asked);
+    let format_count = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&format_count);
     let limits = Throttle::builder().slots(Slots::fixed(1)).limits().unwrap();
     let label = move |_: &u32| {
         counter.fetch_add(1, Ordering::SeqCst);
@@ -330,17 +348,17 @@ fn where_nobody_hears_nothing_is_put_into_words() {
     let keys = Keyed::builder(limits).labelled(label).clock(ManualClock::new()).build().unwrap();
     let keyed = keys.throttle(&1);
     keyed.pause(secs(1));
-    // Others may be heard: a subscriber that wants warnings only, and one that wants nothing of ours.
-    with_default(Ear::up_to(LevelFilter::WARN), || keyed.pause(secs(2)));
-    assert_eq!(asked.load(Ordering::SeqCst), 0);
-    with_default(Ear::up_to(LevelFilter::INFO), || keyed.pause(secs(3)));
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    // The same with a subscriber for warnings only, and one for other targets.
+    with_default(EventRecorder::up_to(LevelFilter::WARN), || keyed.pause(secs(2)));
+    assert_eq!(format_count.load(Ordering::SeqCst), 0);
+    with_default(EventRecorder::up_to(LevelFilter::INFO), || keyed.pause(secs(3)));
+    assert_eq!(format_count.load(Ordering::SeqCst), 1);
 }
 
-/// Hears by panicking.
-struct Angry;
+/// A subscriber that panics on every event.
+struct PanickingSubscriber;
 
-impl Subscriber for Angry {
+impl Subscriber for PanickingSubscriber {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -358,7 +376,7 @@ impl Subscriber for Angry {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, _: &Event<'_>) {
-        panic!("a bug in the subscriber");
+        panic!("injected panic");
     }
 
     fn enter(&self, _: &Id) {}
@@ -367,24 +385,24 @@ impl Subscriber for Angry {
 }
 
 #[test]
-fn a_subscriber_that_panics_is_caught_and_counted() {
+fn subscriber_panic_is_caught_and_counted() {
     keep_undecided();
     let throttle = Throttle::builder().slots(Slots::fixed(1)).clock(ManualClock::new()).build().unwrap();
-    with_default(Angry, || {
+    with_default(PanickingSubscriber, || {
         throttle.pause(secs(1));
-        assert!(throttle.try_acquire(REQUEST).is_err(), "paused, and that is told too");
+        assert!(throttle.try_acquire(REQUEST).is_err(), "paused, with an event as well");
     });
     assert_eq!(throttle.snapshot().listener_panics, 2);
     throttle.resume();
     assert!(throttle.try_acquire(REQUEST).is_ok());
 }
 
-/// A subscriber may use the throttle it hears of; what that causes is heard when it returns.
+/// A subscriber may call the throttle; events caused by this are delivered after it returns.
 #[test]
-fn a_subscriber_may_call_the_throttle_again() {
-    struct Busybody(Throttle, Ear);
+fn subscriber_may_call_the_throttle() {
+    struct ReentrantSubscriber(Throttle, EventRecorder);
 
-    impl Subscriber for Busybody {
+    impl Subscriber for ReentrantSubscriber {
         fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
             Interest::sometimes()
         }
@@ -404,8 +422,8 @@ fn a_subscriber_may_call_the_throttle_again() {
         fn event(&self, event: &Event<'_>) {
             self.1.event(event);
             self.0.close();
-            let mut heard = self.1.heard.lock().expect("nobody panics here");
-            heard.last_mut().expect("it was just heard").values.insert("left".into(), String::new());
+            let mut events = self.1.events.lock().expect("the lock is not poisoned");
+            events.last_mut().expect("it was just recorded").values.insert("left".into(), String::new());
         }
 
         fn enter(&self, _: &Id) {}
@@ -415,8 +433,11 @@ fn a_subscriber_may_call_the_throttle_again() {
 
     keep_undecided();
     let throttle = Throttle::builder().slots(Slots::fixed(1)).clock(ManualClock::new()).build().unwrap();
-    let ear = Ear::up_to(LevelFilter::INFO);
-    with_default(Busybody(throttle.clone(), ear.clone()), || throttle.pause(secs(1)));
-    assert_eq!(ear.messages(), ["paused", "closed", "drained"]);
-    assert!(ear.heard().iter().all(|heard| heard.values.contains_key("left")), "one after the other");
+    let recorder = EventRecorder::up_to(LevelFilter::INFO);
+    with_default(ReentrantSubscriber(throttle.clone(), recorder.clone()), || throttle.pause(secs(1)));
+    assert_eq!(recorder.messages(), ["paused", "closed", "drained"]);
+    assert!(
+        recorder.events().iter().all(|event| event.values.contains_key("left")),
+        "the subscriber is not re-entered"
+    );
 }

@@ -1,4 +1,4 @@
-//! Upstreams on real sockets that answer by a script, and `tidegate fetch` as people run it.
+//! Scripted upstreams on real sockets, and a runner of `tidegate fetch`.
 
 use std::fmt::{self, Write as _};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -17,15 +17,15 @@ use super::{Run, clear_environment, run};
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) at: Instant,
-    /// Which upstream it was.
+    /// The port of the upstream.
     pub(crate) port: u16,
-    /// How many requests that one had seen before.
+    /// Earlier requests to the same upstream.
     pub(crate) number: usize,
     pub(crate) path: String,
     pub(crate) agent: String,
 }
 
-/// What an upstream answers.
+/// A response of an upstream.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
     status: u16,
@@ -37,13 +37,13 @@ pub(crate) struct Reply {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Whole,
-    /// In the middle of its body.
+    /// Closes the connection in the middle of the body.
     Cut,
-    /// Before it has begun.
+    /// Closes the connection without a response.
     Silent,
-    /// In chunks, without saying how many bytes there are.
+    /// Chunked, without a content length.
     Chunked,
-    /// Its body never comes, and the connection stays.
+    /// Sends no body, and keeps the connection open.
     Stalled,
 }
 
@@ -83,7 +83,7 @@ impl Reply {
     }
 }
 
-/// What all upstreams of a test have seen, in this order.
+/// The requests to all upstreams of a test, in order.
 pub(crate) type Log = Arc<Mutex<Vec<Seen>>>;
 
 /// An upstream.
@@ -94,7 +94,7 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// One that answers as `script` says, and 404 for robots.txt unless the script is `with_robots`.
+    /// Starts an upstream that responds by `script`, and with 404 for robots.txt.
     pub(crate) fn start(log: &Log, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
         Self::with_robots(log, move |seen| match seen.path.as_str() {
             "/robots.txt" => Reply::status(404),
@@ -132,7 +132,7 @@ impl Upstream {
         format!("{}+http+{}", self.address.ip(), self.port())
     }
 
-    /// What it has seen, without robots.txt.
+    /// Its requests, without those for robots.txt.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.all().into_iter().filter(|seen| seen.path != "/robots.txt").collect()
     }
@@ -146,7 +146,7 @@ impl Upstream {
     }
 }
 
-/// Requests of one connection, one after the other.
+/// Serves the requests of one connection.
 fn serve(stream: &TcpStream, port: u16, log: &Log, script: &dyn Fn(&Seen) -> Reply) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let mut lines = BufReader::new(stream);
@@ -193,7 +193,7 @@ fn answer(mut stream: &TcpStream, reply: &Reply) -> Option<()> {
     write!(head, "content-length: {}\r\n\r\n", reply.body.len()).ok()?;
     stream.write_all(head.as_bytes()).ok()?;
     if reply.end == End::Stalled {
-        // Until the client gives up.
+        // Until the client closes the connection.
         stream.read_exact(&mut [0]).ok()?;
         return None;
     }
@@ -204,12 +204,12 @@ fn answer(mut stream: &TcpStream, reply: &Reply) -> Option<()> {
     stream.write_all(&reply.body).ok()
 }
 
-/// A folder for what is fetched.
-pub(crate) struct Bay {
+/// A temporary folder for fetched files.
+pub(crate) struct FetchDir {
     folder: TempDir,
 }
 
-impl Bay {
+impl FetchDir {
     pub(crate) fn new() -> Self {
         Self { folder: TempDir::new().expect("a folder for a test") }
     }
@@ -231,28 +231,28 @@ impl Bay {
         command
     }
 
-    /// Fetches these.
+    /// Fetches these addresses.
     pub(crate) fn fetch(&self, arguments: &[&str], urls: &[String]) -> Run {
         run(self.command(arguments).args(urls))
     }
 
-    /// The same as fast as hosts answer.
+    /// Fetches these addresses at the maximum rate.
     pub(crate) fn fast(&self, arguments: &[&str], urls: &[String]) -> Run {
         self.fetch(&[FAST, arguments].concat(), urls)
     }
 
-    /// The same, and returns while it runs.
+    /// Starts fetching these addresses, and returns while the fetch runs.
     pub(crate) fn begin(&self, arguments: &[&str], urls: &[String]) -> Child {
         let mut command = self.command(&[FAST, arguments].concat());
         command.args(urls).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
     }
 
-    /// A file that was fetched, if it is complete.
+    /// The content of a fetched file.
     pub(crate) fn file(&self, upstream: &Upstream, name: &str) -> Option<Vec<u8>> {
         std::fs::read(self.out().join(upstream.folder()).join(name)).ok()
     }
 
-    /// All files that are complete, as paths below the folder.
+    /// All fetched files, as paths below the folder.
     pub(crate) fn files(&self) -> Vec<String> {
         let mut files = Vec::new();
         walk(&self.out(), &self.out(), &mut files);
@@ -260,19 +260,19 @@ impl Bay {
         files
     }
 
-    /// The files of one upstream that are complete.
+    /// The number of fetched files of one upstream.
     pub(crate) fn files_of(&self, upstream: &Upstream) -> usize {
         let folder = format!("{}/", upstream.folder());
         self.files().iter().filter(|file| file.starts_with(&folder)).count()
     }
 
-    /// How many files are not complete, or were not when it was interrupted.
+    /// The number of incomplete files.
     pub(crate) fn parts(&self) -> usize {
         std::fs::read_dir(self.out().join(".tidegate/parts")).map_or(0, Iterator::count)
     }
 }
 
-/// Hosts are asked as fast as they answer.
+/// Arguments for the maximum rate.
 pub(crate) const FAST: &[&str] = &["--rate", "100000", "--rate-max", "100000"];
 
 fn walk(root: &Path, folder: &Path, files: &mut Vec<String>) {
@@ -286,12 +286,12 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<String>) {
     }
 }
 
-/// So many pages of an upstream.
+/// The addresses of the first `count` pages of an upstream.
 pub(crate) fn pages(upstream: &Upstream, count: usize) -> Vec<String> {
     (0..count).map(|number| upstream.url(&format!("/p/{number}.html"))).collect()
 }
 
-/// Reads one line of a program's output, and nothing behind it.
+/// Reads one line of a program's output, unbuffered.
 pub(crate) fn read_line(from: &mut impl Read) -> String {
     let mut line = Vec::new();
     let mut letter = [0];

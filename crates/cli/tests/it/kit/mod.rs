@@ -1,14 +1,14 @@
-//! A store of its own for each test, and the program as its users run it.
+//! A store per test, and a runner of the program.
 
 pub(crate) mod codec;
 #[path = "../../../../store/tests/it/kit/engine.rs"]
 #[allow(dead_code, reason = "tests of other crates use more of it")]
 pub(crate) mod engine;
 pub(crate) mod fetch;
-pub(crate) mod life;
+pub(crate) mod lifecycle;
 #[path = "../../../../server/tests/it/kit/pki.rs"]
 pub(crate) mod pki;
-pub(crate) mod serving;
+pub(crate) mod server;
 pub(crate) mod tool;
 pub(crate) mod tour;
 pub(crate) mod watch;
@@ -22,23 +22,23 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub(crate) use codec::Json;
-use serving::Serving;
+use server::TestServer;
 
-/// A test that waits for longer hangs. Nothing that works takes nearly as long.
+/// Timeout of a wait: longer than any successful one.
 const HANGS: Duration = Duration::from_mins(2);
-/// Between two looks at a condition.
+/// Interval between checks of a condition.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// A folder with a store in it, and perhaps a server before it.
-pub(crate) struct Shop {
+/// A temporary store, with an optional server in front of it.
+pub(crate) struct Fixture {
     folder: TempDir,
-    /// What the program asks in the place of the store.
-    pub(crate) server: Option<Serving>,
-    /// A token of the store that may do everything.
+    /// The server that the program uses instead of the store.
+    pub(crate) server: Option<TestServer>,
+    /// A token with every scope.
     pub(crate) token: Option<String>,
 }
 
-/// What a run of the program came to.
+/// The result of a run of the program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -46,41 +46,41 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-impl Shop {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self { folder: TempDir::new().expect("a folder for a test"), server: None, token: None }
     }
 
-    /// Two with the same past, a token: one is asked as a store, the other as a server.
+    /// A store and a server with equal state, so that their output can be compared.
     pub(crate) fn both() -> [Self; 2] {
         let [mut store, server] = [Self::served(), Self::served()];
-        // A server writes to its store when it starts, so both have had one.
+        // A server writes to its store when it starts, so both had one.
         store.server.take().expect("it serves").stop();
         [store, server]
     }
 
-    /// One that is asked as a server.
+    /// A store that is accessed through a server.
     pub(crate) fn served() -> Self {
-        let mut shop = Self::new();
-        let made = shop.json("token create ops --scopes acquire,read,admin");
-        shop.token = made["secret"].as_str().map(str::to_owned);
-        shop.server = Some(shop.serve(&[]));
-        shop
+        let mut fixture = Self::new();
+        let made = fixture.json("token create ops --scopes acquire,read,admin");
+        fixture.token = made["secret"].as_str().map(str::to_owned);
+        fixture.server = Some(fixture.serve(&[]));
+        fixture
     }
 
-    /// A server over the store, with these arguments too. The next one can listen at the same address.
-    pub(crate) fn serve(&self, arguments: &[&str]) -> Serving {
-        self.serve_at(&format!("{}:0", serving::own_address()), arguments)
+    /// Starts a server over the store, with additional arguments. A later one can listen on the same address.
+    pub(crate) fn serve(&self, arguments: &[&str]) -> TestServer {
+        self.serve_at(&format!("{}:0", server::own_address()), arguments)
     }
 
-    /// The same, which listens at this address.
-    pub(crate) fn serve_at(&self, listen: &str, arguments: &[&str]) -> Serving {
+    /// Starts a server that listens on this address.
+    pub(crate) fn serve_at(&self, listen: &str, arguments: &[&str]) -> TestServer {
         let line = [&["serve", "--listen", listen, "--metrics", "127.0.0.1:0"], arguments].concat();
         let mut command = self.program(&line);
-        Serving::start(command.env("TIDEGATE_STORE", self.store()))
+        TestServer::start(command.env("TIDEGATE_STORE", self.store()))
     }
 
-    /// Where the program asks, for the message of a test that fails.
+    /// What the program uses, for the message of a failed test.
     pub(crate) fn place(&self) -> &'static str {
         if self.server.is_some() { "at a server" } else { "at a store" }
     }
@@ -99,7 +99,7 @@ impl Shop {
         self.folder.path().join(name)
     }
 
-    /// The program, with an environment that is the same on every machine, and what it asks.
+    /// The program, with a reproducible environment that names the store or the server.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.program(arguments);
         match (&self.server, &self.token) {
@@ -111,21 +111,21 @@ impl Shop {
         command
     }
 
-    /// The program, with an environment that is the same on every machine.
+    /// The program, with a reproducible environment.
     fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         clear_environment(command.args(arguments));
-        // As a server calls the holder of the token `ops`, so that both sides answer the same.
+        // A server's name for the token `ops`, so that output is equal at store and server.
         let actor = if self.token.is_some() { "token:ops" } else { "ops" };
         command.env("TIDEGATE_ACTOR", actor).stdin(Stdio::null());
-        // A store on a busy disk counts as available.
+        // Long enough for a store on a busy disk.
         command.env("TIDEGATE_TIMEOUT", "1m");
-        // Requests to DynamoDB need keys, and the servers of tests take any.
+        // Requests to DynamoDB need keys, and the test servers accept any.
         command.env("AWS_ACCESS_KEY_ID", "tidegate").env("AWS_SECRET_ACCESS_KEY", "tidegate");
         command
     }
 
-    /// Runs it with words that hold no spaces.
+    /// Runs a command line, split at whitespace.
     pub(crate) fn run(&self, line: &str) -> Run {
         self.run_words(&line.split_whitespace().collect::<Vec<_>>())
     }
@@ -134,24 +134,24 @@ impl Shop {
         run(&mut self.command(arguments))
     }
 
-    /// Runs what must work, and returns what it wrote.
+    /// Runs a command that must succeed, and returns its output.
     pub(crate) fn ok(&self, line: &str) -> String {
         let run = self.run(line);
         assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{line} {}: {run:?}", self.place());
         run.stdout
     }
 
-    /// The same for programs.
+    /// Runs a command that must succeed, and returns its JSON output.
     pub(crate) fn json(&self, line: &str) -> Json {
         codec::parse(&self.ok(&format!("--json {line}")))
     }
 
-    /// How many units of a limit are available.
+    /// The available units of a limit.
     pub(crate) fn available(&self, entity: &str, resource: &str, limit: &str) -> i64 {
         let balance = self.json(&format!("balance {entity} {resource}"));
         let lines = balance["limits"].as_array().expect("a list of limits");
         let line = lines.iter().find(|line| line["limit"] == limit && line["entity"] == entity);
-        line.and_then(|line| line["available"].as_i64()).expect("the limit is there")
+        line.and_then(|line| line["available"].as_i64()).expect("the limit exists")
     }
 }
 
@@ -164,7 +164,7 @@ pub(crate) fn finish(child: Child) -> Run {
     ended(child.wait_with_output().expect("it ends"))
 }
 
-/// What a program came to that no signal has killed.
+/// The result of a program that no signal killed.
 fn ended(output: Output) -> Run {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     let code = output.status.code().expect("no signal kills it");
@@ -187,7 +187,7 @@ pub(crate) fn wait_until_it_catches(child: &Child, signal: Signal) {
     });
 }
 
-/// Clears the environment of a command, but for the search path and the place that an instrumented program writes coverage to.
+/// Clears the environment of a command, except the search path and the output path of coverage.
 pub(crate) fn clear_environment(command: &mut Command) -> &mut Command {
     command.env_clear();
     let kept = ["PATH", "LLVM_PROFILE_FILE"].into_iter();
@@ -199,7 +199,7 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     wait_for(what, || is_so().then_some(()));
 }
 
-/// Waits until there is something to find.
+/// Waits until `find` returns a value.
 pub(crate) fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {

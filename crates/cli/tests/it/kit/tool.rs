@@ -1,14 +1,14 @@
-//! Programs of the system that some tests run.
+//! External programs that some tests run.
 //!
-//! `cargo xtask test` installs them. Bare `cargo test` may run without: tests that need one begin with [`skip_without_tool!`],
-//! which reports one line per tool on stderr.
+//! `cargo xtask test` installs them. Bare `cargo test` may run without: tests that need one begin with
+//! [`skip_without_tool!`], which reports one line per tool on stderr.
 
 use std::collections::BTreeSet;
 use std::env;
 use std::io::Write as _;
 use std::sync::Mutex;
 
-/// What the pages that are run as tours use.
+/// Used by the tours of pages.
 pub(crate) const CURL: &str = "curl";
 /// The terminal in which `tidegate watch` runs.
 pub(crate) const TMUX: &str = "tmux";

@@ -1,24 +1,25 @@
-//! The tours of pages: their commands are run against a real server, and what they show is compared with the output.
+//! Runs the tours of pages against a real server, and compares the output with the page.
 //!
-//! Between `<!-- tour -->` and `<!-- /tour -->` every `sh` block of a page is run, in one shell and in their order. A `text` block
-//! behind one is what it writes. There `…` stands for anything on its line, and alone on a line for any lines. Numbers may differ
-//! by a twentieth, because limits refill while the tour runs; they refill by the day, so that this is an hour.
+//! Between `<!-- tour -->` and `<!-- /tour -->`, every `sh` block of a page is run, in one shell and in
+//! order. A `text` block after one is its expected output. In it, `…` matches anything on its line, and alone
+//! on a line any lines. Numbers may differ by a twentieth, because limits refill while the tour runs; they
+//! refill by the day, so the tolerance is an hour.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::serving::Serving;
-use super::{Shop, clear_environment};
+use super::server::TestServer;
+use super::{Fixture, clear_environment};
 
-/// What the pages show where each server has a value of its own.
+/// Placeholders in the pages for values that differ per server.
 const ADDRESS: &str = "http://127.0.0.1:8707";
 const TOKEN: &str = "tg_admin_…";
 
 /// Ends the output of each block. No program writes it.
 const END: &str = "\u{1e}";
 
-/// Commands, and what they write if the page shows it.
+/// Commands, and their expected output if the page shows it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) line: usize,
@@ -61,12 +62,12 @@ pub(crate) fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Whether the output is what the page shows.
+/// Whether the output matches the page.
 pub(crate) fn fits(shown: &str, came: &str) -> bool {
     fits_from(shown, came, true)
 }
 
-/// The same from somewhere on, and whether that is the start of a line.
+/// Matches the rest of the output, which may be at the start of a line.
 fn fits_from(shown: &str, came: &str, is_start: bool) -> bool {
     let Some(next) = shown.chars().next() else { return came.is_empty() };
     let rest = &shown[next.len_utf8()..];
@@ -87,7 +88,7 @@ fn fits_from(shown: &str, came: &str, is_start: bool) -> bool {
     }
 }
 
-/// The number that a text begins with, and what is behind it.
+/// The number that a text begins with, and the rest.
 fn number(text: &str) -> (f64, &str) {
     let is_part = |(at, letter): (usize, char)| {
         let is_point = letter == '.' && text[at + 1..].starts_with(|next: char| next.is_ascii_digit());
@@ -97,24 +98,25 @@ fn number(text: &str) -> (f64, &str) {
     (text[..end].parse().unwrap_or(f64::NAN), &text[end..])
 }
 
-/// What is left of a text from each of its lines on.
+/// The rest of a text from each of its lines on.
 fn lines_from(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices('\n').map(|(at, _)| at + 1);
     [0].into_iter().chain(starts).map(|start| &text[start..])
 }
 
-/// Runs the tours of a page against a server over a new store, the shop's own unless another is given, and compares.
+/// Runs the tours of a page against a server over a new store, and compares the output. The default store is
+/// a file.
 pub(crate) fn walk(page: &str, store: Option<&str>) {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page));
-    let blocks = blocks(&text.expect("the page is there"));
+    let blocks = blocks(&text.expect("the page exists"));
     assert!(!blocks.is_empty(), "{page} has no tour");
-    let shop = Shop::new();
-    // What the pages show does not depend on how fast a disk, or a server over a network, answers here.
-    let mut serve = shop.command(&["serve", "--listen", "127.0.0.1:0", "--timeout", "30s"]);
+    let fixture = Fixture::new();
+    // A long timeout, so that the output does not depend on the speed of a disk or network.
+    let mut serve = fixture.command(&["serve", "--listen", "127.0.0.1:0", "--timeout", "30s"]);
     if let Some(store) = store {
         serve.args(["--store", store]);
     }
-    let server = Serving::start(&mut serve);
+    let server = TestServer::start(&mut serve);
     let here = |text: &str| {
         let token = server.token().expect("the first token");
         text.replace(ADDRESS, &format!("http://{}", server.address)).replace(TOKEN, token)
@@ -124,7 +126,7 @@ pub(crate) fn walk(page: &str, store: Option<&str>) {
         script += &here(&block.commands);
         script.extend(["printf '%s' '", END, "'\n"]);
     }
-    let output = shell(&shop, &script);
+    let output = shell(&fixture, &script);
     let mut parts = output.split(END);
     for Block { line, commands, shown } in &blocks {
         let came: String =
@@ -139,14 +141,14 @@ pub(crate) fn walk(page: &str, store: Option<&str>) {
     server.stop();
 }
 
-/// What a script writes in a shell of its own, with the program and curl on its path and the store's folder around it.
-fn shell(shop: &Shop, script: &str) -> String {
+/// The output of a script in a shell, with the program and curl on its path, in the store's folder.
+fn shell(fixture: &Fixture, script: &str) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_tidegate")).parent().expect("a folder").to_owned();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths([program].into_iter().chain(std::env::split_paths(&path)));
     let mut command = Command::new("sh");
-    clear_environment(command.args(["-c", script])).current_dir(shop.path("")).stdin(Stdio::null());
-    command.env("PATH", path.expect("a path")).env("HOME", shop.path("")).env("TIDEGATE_TIMEOUT", "1m");
+    clear_environment(command.args(["-c", script])).current_dir(fixture.path("")).stdin(Stdio::null());
+    command.env("PATH", path.expect("a path")).env("HOME", fixture.path("")).env("TIDEGATE_TIMEOUT", "1m");
     let output = command.output().expect("a shell");
     String::from_utf8(output.stdout).expect("UTF-8")
 }

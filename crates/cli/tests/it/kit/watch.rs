@@ -1,4 +1,4 @@
-//! A real terminal for a test: a tmux server of its own, with a shell in it.
+//! A real terminal per test: a tmux server with a shell.
 
 use std::fs;
 use std::io::Read as _;
@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use super::clear_environment;
 
-/// After this time, the screen is read again though nothing was written: tmux may not have shown the last output yet.
+/// Maximum time between readings of the screen: tmux may show output later than it reports it.
 const REST: Duration = Duration::from_millis(50);
 
 /// A shell in a terminal.
 pub(crate) struct Terminal {
     socket: PathBuf,
     folder: PathBuf,
-    /// Signals that the terminal was written to.
+    /// Notifies about output to the terminal.
     written: Receiver<()>,
 }
 
 impl Terminal {
-    /// A shell that has these variables, in a terminal of this size. Needs tmux.
+    /// Starts a shell with these variables, in a terminal of this size. Requires tmux.
     pub(crate) fn new(folder: &Path, size: (u16, u16), variables: &[(&str, String)]) -> Self {
         let fifo = folder.join("written");
         let made = Command::new("mkfifo").arg(&fifo).status().expect("mkfifo can be run");
@@ -31,7 +31,7 @@ impl Terminal {
         let terminal = Self { socket: folder.join("tmux"), folder: folder.to_owned(), written };
         let mut tmux = terminal.command();
         clear_environment(&mut tmux);
-        // A shell of root has a prompt of its own, whatever the environment says.
+        // Root's shell ignores PS1 from the environment.
         let profile = folder.join("profile");
         fs::write(&profile, "PS1='ready$ '\n").expect("it is written");
         tmux.env("ENV", profile).env("LC_ALL", "C.UTF-8").env("TERM", "screen");
@@ -77,14 +77,15 @@ impl Terminal {
         self.ask(&["capture-pane", "-p"])
     }
 
-    /// Waits until something was written to the terminal, or [`REST`] has passed: each look at the screen starts a program.
+    /// Waits until there is output, or [`REST`] has passed. Avoids polling, since each reading of the screen
+    /// starts a program.
     fn rest(&self) {
         let _ = self.written.recv_timeout(REST);
-        // One look sees all that was written.
+        // One reading covers all pending output.
         while self.written.try_recv().is_ok() {}
     }
 
-    /// The screen, once it is as it should be.
+    /// Waits until the screen satisfies a condition, and returns it.
     pub(crate) fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let began = Instant::now();
         loop {
@@ -92,12 +93,12 @@ impl Terminal {
             if is_so(&screen) {
                 return screen;
             }
-            assert!(began.elapsed() < super::HANGS, "{what} is never seen:\n{screen}");
+            assert!(began.elapsed() < super::HANGS, "timed out waiting for {what}:\n{screen}");
             self.rest();
         }
     }
 
-    /// Waits until the program in it has ended, and returns its code. The terminal must be as the shell left it.
+    /// Waits until the program has ended, and returns its exit code. The terminal must be restored.
     pub(crate) fn ended(&self) -> String {
         let code = self.folder.join("code");
         let began = Instant::now();
@@ -115,7 +116,7 @@ impl Terminal {
         text.trim().to_owned()
     }
 
-    /// Starts a program, whose id is in the file `id` from then on.
+    /// Starts a program, and writes its process id to the file `id`.
     pub(crate) fn start(&self, line: &str) {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let (id, before, after, code) = (file("id"), file("before"), file("after"), file("code"));
@@ -128,21 +129,21 @@ impl Terminal {
         self.line(&format!(". {}", path.display()));
     }
 
-    /// The id of the program that was started.
+    /// The process id of the started program.
     pub(crate) fn id(&self) -> i32 {
         let id = fs::read_to_string(self.folder.join("id")).expect("it was started");
         id.trim().parse().expect("a number")
     }
 }
 
-/// Sends whenever something comes through a pipe, until its writer has closed it.
+/// Sends whenever data arrives in a pipe, until its writer closes it.
 fn notify_on(fifo: PathBuf) -> Receiver<()> {
     let (sender, receiver) = sync_channel(1);
     thread::spawn(move || {
         let mut bytes = [0; 4_096];
         let Ok(mut pipe) = fs::File::open(fifo) else { return };
         while pipe.read(&mut bytes).is_ok_and(|count| count > 0) {
-            // One that was not received yet means the same.
+            // A pending notification is enough.
             if let Err(TrySendError::Disconnected(())) = sender.try_send(()) {
                 break;
             }
@@ -152,7 +153,7 @@ fn notify_on(fifo: PathBuf) -> Receiver<()> {
 }
 
 impl Drop for Terminal {
-    /// A test that fails leaves no tmux server running.
+    /// Stops the tmux server, also if the test failed.
     fn drop(&mut self) {
         drop(self.command().arg("kill-server").output());
     }

@@ -1,4 +1,4 @@
-//! What the tests share: a real server, an upstream that fails by a script, and time that stands still.
+//! Shared test helpers: a real server, a scripted upstream and paused time.
 
 #[path = "../../../../server/tests/it/kit/codec.rs"]
 pub(crate) mod codec;

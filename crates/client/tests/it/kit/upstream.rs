@@ -1,4 +1,4 @@
-//! An upstream that fails by a script: it answers, passes requests on, cuts answers, closes or stays silent.
+//! A scripted upstream: it responds, forwards, truncates responses, closes or stays silent.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,23 +13,23 @@ use tokio::net::{TcpListener, TcpStream};
 /// The reply to one request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
-    /// This status, with these headers and this body.
-    Say(u16, &'static str, String),
-    /// These bytes, and then the end.
+    /// A response with this status, headers and body.
+    Respond(u16, &'static str, String),
+    /// These bytes, then close.
     Bytes(Vec<u8>),
-    /// Nothing, and the end.
+    /// Close without a response.
     Close,
-    /// Nothing, and the connection stays open.
+    /// No response, with the connection left open.
     Silence,
-    /// The answer of the server behind it.
+    /// The response of the backend.
     Pass,
-    /// Half of the answer of the server behind it.
+    /// The first half of the backend's response.
     Cut,
 }
 
-/// A request as it arrived.
+/// A received request.
 #[derive(Debug, Clone)]
-pub(crate) struct Arrived {
+pub(crate) struct ReceivedRequest {
     pub(crate) line: String,
     pub(crate) head: String,
     pub(crate) body: Value,
@@ -39,19 +39,19 @@ pub(crate) struct Arrived {
 pub(crate) struct Upstream {
     pub(crate) addr: SocketAddr,
     script: Arc<Mutex<VecDeque<Reply>>>,
-    arrived: Arc<Mutex<Vec<Arrived>>>,
-    behind: Option<SocketAddr>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
+    backend: Option<SocketAddr>,
 }
 
 impl Upstream {
-    /// An upstream that answers by this script, and then passes requests on to the server behind it, if there is one.
-    pub(crate) async fn new(behind: Option<SocketAddr>, script: impl IntoIterator<Item = Reply>) -> Self {
+    /// Starts an upstream that replies by this script, and then forwards to the backend, if any.
+    pub(crate) async fn new(backend: Option<SocketAddr>, script: impl IntoIterator<Item = Reply>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("it listens");
         let upstream = Self {
             addr: listener.local_addr().expect("an address"),
             script: Arc::new(Mutex::new(script.into_iter().collect())),
-            arrived: Arc::default(),
-            behind,
+            requests: Arc::default(),
+            backend,
         };
         let serving = upstream.clone();
         tokio::spawn(async move {
@@ -62,27 +62,28 @@ impl Upstream {
         upstream
     }
 
-    /// Adds replies to the script.
+    /// Appends replies to the script.
     pub(crate) fn then(&self, script: impl IntoIterator<Item = Reply>) {
         self.script.lock().expect("whole").extend(script);
     }
 
-    pub(crate) fn arrived(&self) -> Vec<Arrived> {
-        self.arrived.lock().expect("whole").clone()
+    pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
+        self.requests.lock().expect("whole").clone()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.arrived.lock().expect("whole").len()
+        self.requests.lock().expect("whole").len()
     }
 
-    /// The steps that arrived, by verb.
+    /// The received lease steps, by verb.
     pub(crate) fn steps(&self) -> Vec<(String, u64)> {
         let verb = |line: &str| line.split([' ', '/']).nth(5).map(str::to_owned);
-        let step = |arrived: &Arrived| Some((verb(&arrived.line)?, arrived.body["step"].as_u64()?));
-        self.arrived().iter().filter_map(step).collect()
+        let step =
+            |requests: &ReceivedRequest| Some((verb(&requests.line)?, requests.body["step"].as_u64()?));
+        self.requests().iter().filter_map(step).collect()
     }
 
-    /// A client with three attempts and short delays.
+    /// A client builder with three attempts and short delays.
     pub(crate) fn builder(&self) -> ClientBuilder {
         let quick = Retry::attempts(3).backoff(Backoff::fixed(Duration::from_millis(1)));
         Client::builder(&format!("http://{}", self.addr)).token("tg_ci_0123456789").retry(quick)
@@ -93,16 +94,16 @@ impl Upstream {
         let (head, body) = request.split_once("\r\n\r\n").expect("a whole request");
         let line = head.lines().next().unwrap_or_default().to_owned();
         let body = serde_json::from_str(body).unwrap_or_default();
-        self.arrived.lock().expect("whole").push(Arrived { line, head: head.to_owned(), body });
+        self.requests.lock().expect("whole").push(ReceivedRequest { line, head: head.to_owned(), body });
         let reply = self.script.lock().expect("whole").pop_front();
         let bytes = match reply.unwrap_or(Reply::Pass) {
-            Reply::Say(status, headers, body) => response(status, headers, &body).into_bytes(),
+            Reply::Respond(status, headers, body) => response(status, headers, &body).into_bytes(),
             Reply::Bytes(bytes) => bytes,
             Reply::Close => return,
             Reply::Silence => return std::future::pending().await,
-            Reply::Pass => self.ask_behind(&request).await,
+            Reply::Pass => self.forward(&request).await,
             Reply::Cut => {
-                let mut whole = self.ask_behind(&request).await;
+                let mut whole = self.forward(&request).await;
                 whole.truncate(whole.len() / 2);
                 whole
             }
@@ -111,9 +112,9 @@ impl Upstream {
         let _ = stream.shutdown().await;
     }
 
-    async fn ask_behind(&self, request: &str) -> Vec<u8> {
-        let Some(behind) = self.behind else { return response(500, "", "").into_bytes() };
-        let mut stream = TcpStream::connect(behind).await.expect("it is there");
+    async fn forward(&self, request: &str) -> Vec<u8> {
+        let Some(backend) = self.backend else { return response(500, "", "").into_bytes() };
+        let mut stream = TcpStream::connect(backend).await.expect("connects");
         let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
         stream.write_all(request.as_bytes()).await.expect("it listens");
         let mut answer = Vec::new();
@@ -122,7 +123,7 @@ impl Upstream {
     }
 }
 
-/// A whole request: its head and its body.
+/// Reads a whole request: head and body.
 async fn read(stream: &mut TcpStream) -> Option<String> {
     let mut text = Vec::new();
     loop {
@@ -143,21 +144,21 @@ fn response(status: u16, headers: &str, body: &str) -> String {
     format!("HTTP/1.1 {status} so\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n{body}")
 }
 
-/// A problem as the server writes it.
+/// A problem response.
 pub(crate) fn problem(status: u16, kind: &str, headers: &'static str) -> Reply {
     let problem = tidegate_client::Problem::new(status, kind, "t", format!("it is {kind}"));
-    Reply::Say(status, headers, serde_json::to_string(&problem).expect("a body"))
+    Reply::Respond(status, headers, serde_json::to_string(&problem).expect("a body"))
 }
 
-/// A lease as the server grants it, which expires in a minute.
+/// A granted lease that expires in a minute.
 pub(crate) fn granted() -> Reply {
-    Reply::Say(200, "", format!("{{\"lease\":\"{}\",\"expires_in\":60}}", "7".repeat(64)))
+    Reply::Respond(200, "", format!("{{\"lease\":\"{}\",\"expires_in\":60}}", "7".repeat(64)))
 }
 
-/// A step that was done.
+/// A completed step.
 pub(crate) fn done() -> Reply {
     let body = "{\"at\":\"2026-01-31T09:30:00Z\",\"is_repeat\":false,\"limits\":[]}";
-    Reply::Say(200, "", body.to_owned())
+    Reply::Respond(200, "", body.to_owned())
 }
 
 pub(crate) fn cost(amounts: &[(&str, u64)]) -> Cost {

@@ -1,9 +1,10 @@
 //! Latency against a learned baseline, by cohorts.
 //!
-//! A cohort is the requests sent from its start on, until there are enough of them to know their mean (of the logarithm) to
-//! about 6 %. A cohort that is slower than the baseline for no chance, and with several in flight, cuts the slots to a little
-//! less than the baseline asks for, so that the upstream's queue drains and the true baseline is seen again, as BBR's
-//! `ProbeRTT` does. If fewer in flight do not make it faster, it is not this client that makes it slow: the baseline moves.
+//! A cohort is the requests sent from its start on, until there are enough of them to know their mean (of the
+//! logarithm) to about 6 %. A cohort that is significantly slower than the baseline, with several requests in
+//! flight, cuts the slots to a little less than the baseline calls for, so that the upstream's queue drains
+//! and the true baseline is seen again, as in BBR's `ProbeRTT`. If fewer requests in flight do not lower the
+//! latency, this client is not its cause, and the baseline moves.
 
 use super::narrow;
 
@@ -13,7 +14,7 @@ const SLOW: f32 = 1.3;
 const SLOW_PACED: f32 = 2.0;
 /// Slots may grow up to this multiple of the baseline.
 const FAST: f32 = 1.2;
-/// A cut goes to this share of what the baseline asks for.
+/// A cut goes to this share of the slots that the baseline calls for.
 const DRAIN: f32 = 0.95;
 /// Slots grow by this share per cohort.
 const GROW: f32 = 0.05;
@@ -54,7 +55,7 @@ pub(super) struct Baseline {
     pub(super) is_slow: bool,
 }
 
-/// What a complete cohort says of the slots.
+/// The effect of a complete cohort on the slots.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Reading {
     /// At most this many, because requests took this long.
@@ -69,7 +70,7 @@ pub(super) enum Reading {
     Grow(f32),
 }
 
-/// What the slots look like when a cohort is read.
+/// The load when a cohort is read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
     /// Requests in flight, the one that just ended included.
@@ -108,7 +109,7 @@ impl Baseline {
         f64::from(self.latency)
     }
 
-    /// A request is sent; answers its cohort, 0 if it belongs to none.
+    /// A request is sent; returns its cohort, or 0 if it belongs to none.
     pub(super) fn join(&mut self, now: f64) -> u16 {
         if self.sent == 0.0 {
             self.since = now;
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_cohort_cuts_to_less_than_the_baseline_asks_for() {
+    fn slow_cohort_cuts_slots_below_the_baseline() {
         let mut now = 0.0;
         let mut baseline = learned(&mut now);
         // Ratio and what is left of 20 in flight.
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_grow_by_a_twentieth_while_they_hold_callers_back() {
+    fn slots_grow_by_a_twentieth_under_demand() {
         let mut now = 0.0;
         let mut baseline = learned(&mut now);
         baseline.is_starting = false;

@@ -1,7 +1,7 @@
 //! Slots, and whether the upstream caps how many requests are in flight.
 //!
-//! A cap shows itself by where rejections come: above every number in flight that was accepted of late. A rate quota rejects
-//! at any number, and accepts at that number again.
+//! A cap is detected by where rejections occur: above every recently accepted number in flight. A
+//! rate quota rejects at any number, and accepts at that number again.
 
 use super::narrow;
 use super::probe::{PERIOD_MIN, REQUESTS};
@@ -15,7 +15,8 @@ const IS_CAP: f32 = 0.6;
 /// What each success leaves of the highest number that was accepted.
 const FADE: f32 = 0.999;
 
-/// A cap rejects the first request above it: slots that grow by more than this without a rejection are not capped there.
+/// A cap rejects the first request above it: slots that grow by more than this without a rejection are not
+/// capped there.
 const MARGIN: f32 = 2.0;
 /// Beyond that the excess grows by this much per second.
 const DEPART: f32 = 0.5;
@@ -26,9 +27,10 @@ pub(super) struct Cap {
     /// Slots now; whole ones count.
     pub(super) slots: f32,
     score: f32,
-    /// The number in flight whose rejection last agreed with a cap; infinite once a request was accepted there.
+    /// The number in flight whose rejection last agreed with a cap; infinite once a request was accepted
+    /// there.
     agreed: f32,
-    /// The highest number in flight that was accepted of late.
+    /// The highest recently accepted number in flight.
     high: f32,
     /// Slots after the last cut.
     cut: f32,
@@ -77,7 +79,8 @@ impl Cap {
         }
     }
 
-    /// Cuts the slots if the `in_flight`th request was rejected for the number in flight; answers whether it was.
+    /// Cuts the slots if the `in_flight`th request was rejected for the number in flight; returns whether it
+    /// was.
     pub(super) fn cut(&mut self, in_flight: u16) -> bool {
         let in_flight = f32::from(in_flight);
         let is_for_slots =
@@ -89,10 +92,10 @@ impl Cap {
         is_for_slots
     }
 
-    /// Slots of a cap grow by one per swing while they hold callers back. Beyond [`MARGIN`] the cap has moved, or was none: the
-    /// excess doubles every 1.4 s.
+    /// Slots of a cap grow by one per swing while they hold callers back. Beyond [`MARGIN`] the cap has
+    /// moved, or was none: the excess doubles every 1.4 s.
     pub(super) fn rise(&mut self, dt: f64, requests: f64, latency: f64, now: f64) {
-        // A head that waits for a slot asks again when an answer comes.
+        // A head of the queue that waits for a slot is evaluated again with every response.
         if self.is_cap() && now - self.held_at < (2.0 * latency).max(0.1) {
             let steady = narrow(1.0 / PERIOD_MIN.max(REQUESTS / requests.max(1e-9)));
             let excess = (self.slots - self.cut - MARGIN).max(0.0);
@@ -126,7 +129,8 @@ mod tests {
         assert!(!cap.is_cap(), "a rejection among accepted numbers speaks against it");
     }
 
-    /// A bucket that holds one request was taken for a cap: requests were no longer paced, and most were rejected.
+    /// Regression: a bucket of one request was mistaken for a cap; requests were no longer paced, and most were
+    /// rejected.
     #[test]
     fn requests_accepted_at_a_rejected_number_deny_a_cap() {
         let mut cap = Cap::starting_at(32);
@@ -168,7 +172,7 @@ mod tests {
         assert!((cap.slots - 5.2).abs() < 1e-5, "slower where 150 requests take longer");
     }
 
-    /// A bucket that holds one request was taken for a cap, and slots came back by one in 3 s for minutes.
+    /// Regression: a bucket of one request was mistaken for a cap, and slots grew by one in 3 s for minutes.
     #[test]
     fn slots_that_meet_no_rejection_depart() {
         let mut cap = Cap::starting_at(32);

@@ -1,7 +1,7 @@
 //! Quota headers of one dimension: the pace is proportional to what is left.
 //!
-//! Clients that read the same number get the same pace, so they share without meeting a rejection. What is left is what the
-//! upstream reported, less the units sent since.
+//! Clients that read the same number get the same pace, so they share without meeting a rejection. What is
+//! left is what the upstream reported, less the units sent since.
 
 use super::units;
 use crate::feedback::headers::Reset;
@@ -22,11 +22,12 @@ const RESET_MIN: f64 = 0.25;
 /// The last headers of one dimension.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeaderLaw {
-    /// When the request was sent whose answer brought them.
+    /// When the request was sent whose response carried them.
     at: f64,
     left: f64,
     limit: f64,
-    /// Units per second (time to full), or the length of the window in seconds: as reported, or the longest reset seen.
+    /// Units per second (time to full), or the length of the window in seconds: as reported, or the longest
+    /// reset seen.
     fill: f64,
     /// The end of the window.
     reset_at: f64,
@@ -70,7 +71,7 @@ impl HeaderLaw {
         })
     }
 
-    /// Takes the headers of the answer to a request sent at `sent_at`; `since` units were sent after it.
+    /// Applies the headers of the response to a request sent at `sent_at`; `since` units were sent after it.
     pub(super) fn update(&mut self, level: QuotaLevel, sent_at: f64, since: f64, now: f64) {
         if sent_at < self.at || level.remaining > level.limit || level.limit == 0 {
             return;
@@ -132,8 +133,8 @@ mod tests {
     }
 
     #[test]
-    fn pace_is_proportional_to_what_is_left() {
-        // 3,000 per minute, answers in 0.2 s: the gain is bounded at 10.
+    fn pace_is_proportional_to_the_remaining_units() {
+        // 3,000 per minute, responses in 0.2 s: the gain is bounded at 10.
         for (remaining, pace) in [(3_000, None), (2_700, Some(450.0)), (300, Some(50.0)), (0, Some(0.5))] {
             let mut law = HeaderLaw::default();
             law.update(to_full(3_000, remaining, units(3_000 - remaining) / 50.0), 1.0, 0.0, 1.0);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn window_spreads_what_is_left_until_its_end() {
+    fn window_spreads_remaining_units_until_its_end() {
         let mut law = HeaderLaw::default();
         law.update(window(100, 60, 30.0), 10.0, 0.0, 10.0);
         near(law.pace(10.0, 0.2), 2.0);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn own_requests_since_are_taken_off() {
+    fn own_requests_since_are_subtracted() {
         let mut law = HeaderLaw::default();
         law.update(to_full(100, 50, 50.0), 1.0, 10.0, 3.0);
         // One unit per second came back in the two seconds since.
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn lying_headers_lose_trust() {
+    fn wrong_headers_lose_trust() {
         let mut law = HeaderLaw::default();
         law.update(to_full(3_000, 2_700, 6.0), 1.0, 0.0, 1.0);
         let pace = law.pace(1.0, 0.2).unwrap();

@@ -1,12 +1,11 @@
 //! `Auto`: rate and slots together, learned from what the upstream accepts.
 //!
-//! Per dimension (requests, tokens) a [`Quota`] estimates what the upstream grants and a pace swings around the estimate; a
-//! [`HeaderLaw`] takes its place while quota headers are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist once: what to do
-//! while everything is rejected, whether the number in flight is capped, and whether latency says that there are too many.
+//! Per dimension (requests, tokens) a [`Quota`] estimates what the upstream grants, and a pace swings around
+//! it; a [`HeaderLaw`] replaces it while quota headers are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist
+//! once: they detect an outage, a cap on requests in flight, and rising latency.
 //!
-//! Nothing is kept per request: what must be known later about one travels in its permit as [`Sent`]. Every event costs a few
-//! operations per dimension and allocates nothing, but for a dimension or a header that is seen for the first time. Times are
-//! seconds since the clock's origin, rates units per second.
+//! Nothing is stored per request: its permit carries a [`Dispatch`]. Only the first request of a dimension
+//! and its first header allocate. Times are seconds since the clock's origin, rates units per second.
 
 mod baseline;
 mod cap;
@@ -27,9 +26,9 @@ use self::cap::Cap;
 use self::header_law::HeaderLaw;
 use self::outage::Outage;
 use self::quota::{ESTIMATE_MIN, Quota, Wave};
-use self::report::Reported;
+use self::report::LastReport;
 use crate::control::Reason;
-use crate::cost::{Cost, DIMENSIONS, Sent};
+use crate::cost::{Cost, DIMENSIONS, Dispatch};
 use crate::event::Why;
 use crate::feedback::headers::Dimension as Metered;
 use crate::outcome::{Kind, Outcome};
@@ -41,17 +40,16 @@ use crate::verdict::Gate;
 
 /// The pace's bucket holds this many seconds of its rate, and at least one mean request.
 const DEPTH: f64 = 0.02;
-/// A request that costs more than there is leaves a debt of at most this many seconds of the pace, so that one wrong cost
-/// cannot stop all others for longer than the slowest pace does.
+/// The largest debt of the pace's bucket in seconds, so that one wrong cost cannot stop all other requests.
 const DEBT_MAX: f64 = 1.0 / ESTIMATE_MIN;
 /// Requests after which a first measure of the quota counts.
 const KNOWN: f64 = 5.0;
 /// A pace rises by at most this many seconds at a time.
 const RISE_MAX: f64 = 10.0;
-/// The head of the queue asks at least this often while a pace holds it back, because the pace rises while it waits.
+/// How often the head of the queue is evaluated while a pace delays it: the pace rises while it waits.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// What is learned of one upstream.
+/// What `Auto` has learned about one upstream.
 #[derive(Debug, Clone)]
 pub(crate) struct AutoState {
     /// Requests first, then tokens once a request costs any.
@@ -61,12 +59,12 @@ pub(crate) struct AutoState {
     baseline: Baseline,
     /// When the paces were last refilled.
     at: f64,
-    /// When the last wave was answered by a cut.
+    /// When the last wave caused a cut.
     cut_at: f64,
-    reported: Reported,
+    reported: LastReport,
 }
 
-/// One dimension: what is known of its quota, and the bucket that paces it.
+/// One dimension: its quota estimate and the bucket that paces it.
 #[derive(Debug, Clone)]
 struct Dimension {
     quota: Quota,
@@ -76,12 +74,12 @@ struct Dimension {
     law: Option<Box<HeaderLaw>>,
 }
 
-/// The answer to a request, as far as it matters here.
+/// The response to a request, as input to the controller.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Answer<'a> {
+pub(crate) struct Reply<'a> {
     /// When the work started.
     pub(crate) sent_at: Instant,
-    pub(crate) sent: Sent,
+    pub(crate) sent: Dispatch,
     /// Units per dimension that were counted as sent with it; none for a request without a permit.
     pub(crate) units: [u64; DIMENSIONS],
     pub(crate) outcome: &'a Outcome,
@@ -91,10 +89,10 @@ pub(crate) struct Answer<'a> {
     pub(crate) now: Instant,
 }
 
-/// What Auto wants done after an outcome.
+/// The advice of `Auto` after an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Advice {
-    /// Whether a wave was answered by a cut of rate or slots.
+    /// Whether a wave caused a cut of rate or slots.
     pub(crate) is_cut: bool,
     why: Why,
     /// Whether the outcome's hint stops all requests.
@@ -116,7 +114,7 @@ impl AutoState {
             baseline: Baseline::default(),
             at: 0.0,
             cut_at: f64::NEG_INFINITY,
-            reported: Reported {
+            reported: LastReport {
                 reason: Reason::Probing,
                 at: f32::NEG_INFINITY,
                 rate: narrow(limits.rate_start),
@@ -142,7 +140,7 @@ impl AutoState {
         per_second(self.pace(limits, 0, secs(now)))
     }
 
-    /// Time passes: paces that hold callers back rise and their buckets refill.
+    /// Advances time: paces that delay callers rise, and their buckets refill.
     pub(crate) fn advance(&mut self, limits: &AutoLimits, is_paused: bool, now: Instant) {
         let now = secs(now);
         let elapsed = now - self.at;
@@ -158,7 +156,7 @@ impl AutoState {
             let quota = &mut dimension.quota;
             let is_held = now - quota.held_at <= (3.0 * unit / quota.rate).max(0.1);
             if by_law.is_none() && !rests && !self.outage.is_dark() && is_held {
-                // In steps, because the way up depends on where it is.
+                // In steps, because the increase depends on the current pace.
                 let mut left = elapsed.min(RISE_MAX);
                 while left > 0.0 {
                     quota.rise(left.min(1.0), latency, unit, window);
@@ -184,8 +182,8 @@ impl AutoState {
         }
     }
 
-    /// When a request may go at the earliest with `ahead` others before it, and which gate decides. Only the first of them is
-    /// held to the pace of the moment: the pace may rise while others wait.
+    /// The earliest time for a request behind `ahead` others, and the gate that decides. Only the head of the
+    /// queue is bound by the current pace, which may rise while others wait.
     pub(crate) fn ready_at(
         &self,
         limits: &AutoLimits,
@@ -207,18 +205,18 @@ impl AutoState {
         (latest.0, now + nanos)
     }
 
-    /// Seconds until a dimension has enough for a request.
+    /// Seconds until a dimension has enough units for a request.
     fn lack(&self, limits: &AutoLimits, index: usize, cost: Cost, now: f64) -> f64 {
         let unit = self.unit(index);
         let pace = self.pace(limits, index, now);
         let level = self.dimensions[index].refilled(pace, unit, (now - self.at).max(0.0));
-        // A request dearer than the mean takes what it lacks as debt: those after it wait.
+        // A request above the mean cost takes the missing units as debt, so that later requests wait.
         let lack = units(cost.units()[index]).min(unit) - level;
-        // Below a nanosecond's worth it is rounding.
+        // Less than a nanosecond's worth is a rounding error.
         if lack * 1e9 > pace { lack / pace } else { 0.0 }
     }
 
-    /// A request is held back.
+    /// Records that a gate delays a request.
     pub(crate) fn hold(&mut self, limits: &AutoLimits, by: Gate, cost: Cost, now: Instant) {
         let at = secs(now);
         match by {
@@ -234,8 +232,8 @@ impl AutoState {
         }
     }
 
-    /// A request goes as the `in_flight`th; answers what its permit carries.
-    pub(crate) fn take(&mut self, limits: &AutoLimits, cost: Cost, in_flight: u32, now: Instant) -> Sent {
+    /// Sends a request as the `in_flight`th; returns the record that its permit carries.
+    pub(crate) fn take(&mut self, limits: &AutoLimits, cost: Cost, in_flight: u32, now: Instant) -> Dispatch {
         let at = secs(now);
         let requests = self.dimensions[0].quota.sent;
         if requests == 0 {
@@ -247,7 +245,7 @@ impl AutoState {
             self.dimensions.push(Dimension::new(limits.rate_start * first, first, requests));
         }
         let in_flight = u16::try_from(in_flight).unwrap_or(u16::MAX);
-        let mut sent = Sent { in_flight, cohort: self.baseline.join(at), ..Sent::default() };
+        let mut sent = Dispatch { in_flight, cohort: self.baseline.join(at), ..Dispatch::default() };
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
             let cost = cost.units()[index];
             sent.before[index] = low_bits(dimension.quota.sent);
@@ -261,7 +259,7 @@ impl AutoState {
         sent
     }
 
-    /// A request never went out: what it took returns.
+    /// Undoes a request that was never sent.
     pub(crate) fn undo(&mut self, sent_at: Instant, cost: Cost) {
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
             let cost = cost.units()[index];
@@ -273,8 +271,8 @@ impl AutoState {
         }
     }
 
-    /// A request ended of which nothing is learned. A probe without an answer proves nothing.
-    pub(crate) fn leave(&mut self, limits: &AutoLimits, sent: &Sent, in_flight: u32, now: Instant) {
+    /// A request ended without an outcome to learn from. A probe without a response proves nothing.
+    pub(crate) fn leave(&mut self, limits: &AutoLimits, sent: &Dispatch, in_flight: u32, now: Instant) {
         if self.baseline.is_current(sent.cohort) {
             self.baseline.leave();
         }
@@ -283,31 +281,31 @@ impl AutoState {
         self.cap.slots = limits.clamp_slots(self.cap.slots);
     }
 
-    /// Learns from the answer to a request.
-    pub(crate) fn learn(&mut self, limits: &AutoLimits, answer: &Answer<'_>, random: &mut Random) -> Advice {
-        let now = secs(answer.now);
-        self.update_laws(answer, now);
-        let is_member = self.baseline.is_current(answer.sent.cohort);
+    /// Learns from the response to a request.
+    pub(crate) fn learn(&mut self, limits: &AutoLimits, reply: &Reply<'_>, random: &mut Random) -> Advice {
+        let now = secs(reply.now);
+        self.update_laws(reply, now);
+        let is_member = self.baseline.is_current(reply.sent.cohort);
         let mut advice = Advice::default();
-        match answer.outcome.kind {
-            Kind::Success => self.succeed(limits, answer, is_member, now),
+        match reply.outcome.kind {
+            Kind::Success => self.succeed(limits, reply, is_member, now),
             Kind::Overload => {
                 if is_member {
                     self.baseline.leave();
                 }
-                advice = self.reject(limits, answer, now, random);
+                advice = self.reject(limits, reply, now, random);
             }
             Kind::Failure | Kind::Ignored if is_member => self.baseline.leave(),
             Kind::Failure | Kind::Ignored => {}
         }
-        if let Some(why) = self.read_cohort(limits, answer.in_flight, now) {
+        if let Some(why) = self.read_cohort(limits, reply.in_flight, now) {
             advice = Advice { is_cut: true, why, ..advice };
         }
         self.cap.slots = limits.clamp_slots(self.cap.slots);
         advice
     }
 
-    /// Whether it knows anything that a new one would not.
+    /// Whether the state differs from that of a new controller.
     pub(crate) fn has_learned(&self, limits: &AutoLimits) -> bool {
         let Dimension { quota, law, .. } = &self.dimensions[0];
         let is_moved = |one: f64, other: f64| (one - other).abs() > f64::EPSILON * other;
@@ -318,12 +316,12 @@ impl AutoState {
             || self.slots(limits) != limits.slots_start
     }
 
-    /// Whether a caller would be held back at `now` by earlier requests.
+    /// Whether earlier requests would delay a caller at `now`.
     pub(crate) fn is_busy(&self, limits: &AutoLimits, now: Instant) -> bool {
         self.ready_at(limits, Cost::request(), 0, now).1 > now
     }
 
-    /// Goes on within other limits. One that has learned nothing starts where the new limits start.
+    /// Applies new limits. A controller that has learned nothing restarts at the new start.
     pub(crate) fn tune(&mut self, old: Option<&AutoLimits>, new: &AutoLimits) {
         if old.is_some_and(|old| !self.has_learned(old)) {
             self.dimensions[0].quota.rate = new.rate_start;
@@ -334,7 +332,7 @@ impl AutoState {
         self.cap.slots = new.clamp_slots(self.cap.slots);
     }
 
-    /// Units per second of a dimension, from headers or the estimate. Neither goes beyond the configured limits.
+    /// Units per second of a dimension, from headers or the estimate, within the configured limits.
     fn pace(&self, limits: &AutoLimits, index: usize, now: f64) -> f64 {
         let dimension = &self.dimensions[index];
         let pace = dimension.law_pace(now, self.baseline.latency()).unwrap_or(dimension.quota.rate);
@@ -360,20 +358,20 @@ impl AutoState {
         }
     }
 
-    /// Quota headers of the answer.
-    fn update_laws(&mut self, answer: &Answer<'_>, now: f64) {
-        for (index, level) in answer.outcome.quotas.iter().enumerate() {
+    /// Applies the quota headers of a response.
+    fn update_laws(&mut self, reply: &Reply<'_>, now: f64) {
+        for (index, level) in reply.outcome.quotas.iter().enumerate() {
             let (Some(level), Some(dimension)) = (level, self.dimensions.get_mut(index)) else { continue };
-            let before = dimension.quota.sent_before(answer.sent.before[index], answer.units[index]);
-            let since = dimension.quota.sent.saturating_sub(before.saturating_add(answer.units[index]));
+            let before = dimension.quota.sent_before(reply.sent.before[index], reply.units[index]);
+            let since = dimension.quota.sent.saturating_sub(before.saturating_add(reply.units[index]));
             let law = dimension.law.get_or_insert_default();
-            law.update(*level, secs(answer.sent_at), units(since), now);
+            law.update(*level, secs(reply.sent_at), units(since), now);
         }
     }
 
-    fn succeed(&mut self, limits: &AutoLimits, answer: &Answer<'_>, is_member: bool, now: f64) {
-        self.cap.accept(answer.sent.in_flight);
-        match answer.latency.map(|latency| latency.as_secs_f64()) {
+    fn succeed(&mut self, limits: &AutoLimits, reply: &Reply<'_>, is_member: bool, now: f64) {
+        self.cap.accept(reply.sent.in_flight);
+        match reply.latency.map(|latency| latency.as_secs_f64()) {
             Some(latency) => {
                 self.baseline.first(latency);
                 if is_member {
@@ -387,18 +385,18 @@ impl AutoState {
         if self.baseline.is_starting && is_held {
             self.cap.slots += 1.0;
         }
-        if self.outage.is_probing() && secs(answer.sent_at) > self.cut_at {
+        if self.outage.is_probing() && secs(reply.sent_at) > self.cut_at {
             self.recover(limits, now);
         }
     }
 
-    fn reject(&mut self, limits: &AutoLimits, answer: &Answer<'_>, now: f64, random: &mut Random) -> Advice {
-        let Answer { sent, units: cost, outcome, .. } = *answer;
-        let sent_at = secs(answer.sent_at);
+    fn reject(&mut self, limits: &AutoLimits, reply: &Reply<'_>, now: f64, random: &mut Random) -> Advice {
+        let Reply { sent, units: cost, outcome, .. } = *reply;
+        let sent_at = secs(reply.sent_at);
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
             dimension.quota.reject(cost[index], sent_at);
         }
-        // One cut per wave: requests sent before the last cut say nothing new.
+        // One cut per wave: rejections of requests sent before the last cut do not count.
         if sent_at <= self.cut_at {
             return Advice::default();
         }
@@ -461,13 +459,12 @@ impl AutoState {
         quota.accepted_before(quota.sent_before(low_bits, cost), cost)
     }
 
-    /// The dimension that a rejection is for: the one it names; else, of requests and those that were ever named, the one that
-    /// held a caller back last.
+    /// The dimension that a rejection is for: the one it names, or else the one that last delayed a caller.
     fn blame(&self, named: Option<Metered>, now: f64) -> usize {
         let last = self.dimensions.len() - 1;
         match named {
             Some(Metered::Requests) => return 0,
-            // Tokens of input and output are one dimension.
+            // Input and output tokens are one dimension.
             Some(Metered::Tokens | Metered::InputTokens | Metered::OutputTokens) => return last.min(1),
             Some(Metered::Other) | None => {}
         }
@@ -489,7 +486,7 @@ impl AutoState {
         let quota = &mut self.dimensions[index].quota;
         let (dark, accepted) = (quota.dark_for(now), quota.accepted());
         let (since, elapsed) = self.outage.since_back(accepted, index, now);
-        // The first return after next to nothing was accepted measures nothing: it was down from the start.
+        // If almost nothing was accepted before the first return, the upstream was down from the start.
         let is_known = quota.calm > 0.0 || self.outage.has_returned();
         let since = since.filter(|since| is_known || *since >= KNOWN * unit);
         let is_window = quota.recover(since, elapsed.max(1e-6), unit, limits.rate_start);
@@ -499,7 +496,7 @@ impl AutoState {
         self.outage.end((accepted, index), is_window, dark, now);
     }
 
-    /// Reads the cohort if it is complete; answers why slots were cut, if they were.
+    /// Reads the cohort if it is complete; returns why slots were cut, if they were.
     fn read_cohort(&mut self, limits: &AutoLimits, in_flight: u32, now: f64) -> Option<Why> {
         let recent = self.baseline.latency().max(0.1);
         let holds = |dimension: &Dimension| {
@@ -536,7 +533,7 @@ impl AutoState {
 }
 
 impl Dimension {
-    /// A dimension at this rate, whose requests cost `unit` as far as is known.
+    /// A dimension at `rate`, whose requests cost `unit` on average.
     fn new(rate: f64, unit: f64, since: u64) -> Self {
         Self {
             quota: Quota::starting_at(rate, u32::try_from(since).unwrap_or(u32::MAX)),
@@ -545,7 +542,7 @@ impl Dimension {
         }
     }
 
-    /// The bucket's level after `elapsed` seconds. Refill and wait both ask here, so they agree on the bucket's size.
+    /// The bucket's level after `elapsed` seconds; shared by refill and wait, so that they agree.
     fn refilled(&self, pace: f64, unit: f64, elapsed: f64) -> f64 {
         (self.level.max(-DEBT_MAX * pace) + pace * elapsed).min(depth(pace, unit))
     }
@@ -559,7 +556,7 @@ impl Dimension {
     }
 }
 
-/// Where a dimension is in the list; `None` if nothing is counted in it.
+/// The index of a dimension in the list; `None` if it is not counted.
 pub(crate) const fn index_of(dimension: Metered) -> Option<usize> {
     match dimension {
         Metered::Requests => Some(0),
@@ -568,12 +565,12 @@ pub(crate) const fn index_of(dimension: Metered) -> Option<usize> {
     }
 }
 
-/// What a pace's bucket holds.
+/// The capacity of a pace's bucket.
 fn depth(pace: f64, unit: f64) -> f64 {
     (pace * DEPTH).max(unit)
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the rest is known from what was sent since")]
+#[expect(clippy::cast_possible_truncation, reason = "the high bits follow from the units sent since")]
 const fn low_bits(count: u64) -> u32 {
     count as u32
 }
@@ -588,7 +585,7 @@ fn secs(at: Instant) -> f64 {
     at.as_nanos() as f64 / 1e9
 }
 
-/// For what needs no more than seven digits.
+/// Narrows a number that needs at most seven digits.
 #[expect(clippy::cast_possible_truncation, reason = "rounded")]
 const fn narrow(number: f64) -> f32 {
     number as f32

@@ -1,8 +1,8 @@
 //! Outages and windows: what to do while the upstream rejects everything.
 //!
-//! After two waves in which nothing was accepted all requests rest, twice as long each time and at most 5 s. Then one request
-//! goes as a probe. When the upstream accepts again, the units accepted since the last such return tell an outage from a quota
-//! that is granted in windows.
+//! After two waves in which nothing was accepted all requests rest, twice as long each time and at most 5 s.
+//! Then one request goes as a probe. When the upstream accepts again, the units accepted since the last such
+//! return distinguish an outage from a quota that is granted in windows.
 
 use super::narrow;
 use crate::random::Random;
@@ -38,7 +38,7 @@ pub(super) struct Outage {
     /// When the upstream last accepted again, and the units accepted by then.
     back_at: f64,
     back_accepted: f64,
-    /// Seconds of the last rest that a hint may have asked for in excess.
+    /// Seconds by which the last hint may have exceeded the actual wait.
     excess: f32,
     /// The length of the quota's window in seconds; 0 if it has none.
     window: f32,
@@ -59,8 +59,8 @@ impl Outage {
         self.waves == 0
     }
 
-    /// A wave begins with a rejected request before which `accepted` requests were accepted. Answers whether that is more than
-    /// before the last wave.
+    /// A wave begins with a rejected request before which `accepted` requests were accepted. Returns whether
+    /// that is more than before the last wave.
     pub(super) fn wave(&mut self, accepted: f64) -> bool {
         let has_some = accepted - self.last_accepted >= 0.5;
         if has_some && !self.is_dark() {
@@ -70,7 +70,8 @@ impl Outage {
         has_some
     }
 
-    /// The wave's cut is made; `is_empty` if nothing was accepted since the last. Answers whether a hint stops all requests.
+    /// The wave's cut is made; `is_empty` if nothing was accepted since the last. Returns whether a hint
+    /// stops all requests.
     pub(super) fn count(&mut self, is_empty: bool, hint: Option<f64>, now: f64, random: &mut Random) -> bool {
         self.waves = if is_empty { self.waves.saturating_add(1) } else { 0 };
         if self.is_dark() {
@@ -90,7 +91,7 @@ impl Outage {
         self.is_probing = false;
     }
 
-    /// A request was sent. In the dark it is a probe, and others wait for its answer.
+    /// A request was sent. In the dark it is a probe, and others wait for its response.
     pub(super) fn sent(&mut self, now: f64, latency: f64) {
         if self.is_dark() {
             self.is_probing = true;
@@ -116,8 +117,8 @@ impl Outage {
         self.back_at = now;
     }
 
-    /// Units accepted and seconds passed since the last return, if the upstream accepts again at `now`. The units are unknown if
-    /// they were counted in another dimension then.
+    /// Units accepted and seconds passed since the last return, if the upstream accepts again at `now`. The
+    /// units are unknown if they were counted in another dimension then.
     pub(super) fn since_back(&self, accepted: f64, index: usize, now: f64) -> (Option<f64>, f64) {
         let is_same = usize::from(self.back_index) == index || !self.has_returned;
         let elapsed = now - self.back_at;
@@ -125,7 +126,7 @@ impl Outage {
         (is_same.then_some(accepted - self.back_accepted), elapsed)
     }
 
-    /// The probe ended without an answer: the next request is one.
+    /// The probe ended without a response: the next request is a probe.
     pub(super) const fn stop_probing(&mut self, now: f64) {
         if self.is_probing {
             self.is_probing = false;
@@ -202,7 +203,7 @@ mod tests {
         assert!(!outage.is_dark() && !outage.has_passed(10.5));
     }
 
-    /// With windows of 1 s and hints of 1 s a third of the time went by in rests that counted as time without quota.
+    /// Regression: with windows of 1 s and hints of 1 s, a third of the time counted as time without quota.
     #[test]
     fn hint_counts_without_its_rounding() {
         for (hint, elapsed) in [(0.3, 9.7), (1.0, 9.0), (8.0, 9.0)] {

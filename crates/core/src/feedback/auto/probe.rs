@@ -1,12 +1,13 @@
 //! The probe schedule: how far and how slowly the pace swings around its estimate to test it.
 //!
-//! Alone, a client meets one rejection per swing, so swings are small and rejections rare. Clients that share a quota meet
-//! rejections of each other's making: they swing further, and all with the same period, which is what makes their shares
-//! converge.
+//! Alone, a client meets one rejection per swing, so swings are small and rejections rare. Clients that share
+//! a quota meet rejections of each other's making: they swing further, and all with the same period, which is
+//! what makes their shares converge.
 
 use super::narrow;
 
-/// How far the pace swings around the estimate once settled: the smallest that still uses a bucket without depth to 97 %.
+/// How far the pace swings around the estimate once settled: the smallest that still uses a bucket without
+/// depth to 97 %.
 const SWING: f64 = 0.03;
 /// How far it swings while little is known or others compete: the largest that costs no shared use.
 const SWING_NEW: f64 = 0.2;
@@ -44,11 +45,11 @@ impl Probe {
         between(SWING_NEW, SWING, self.settled())
     }
 
-    /// How long one swing takes at an estimate of `requests` per second, in seconds, if quota comes in windows of `window`
-    /// seconds (0 if it does not).
+    /// How long one swing takes at an estimate of `requests` per second, in seconds, if quota comes in
+    /// windows of `window` seconds (0 if it does not).
     pub(super) fn period(self, requests: f64, window: f64) -> f64 {
-        let patient = PERIOD_NEW * (1.0 + self.confidence()).powi(2);
-        let alone = PERIOD_MIN.max((REQUESTS / requests).min(patient));
+        let longest = PERIOD_NEW * (1.0 + self.confidence()).powi(2);
+        let alone = PERIOD_MIN.max((REQUESTS / requests).min(longest));
         between(PERIOD_NEW, alone, self.settled()).max(window)
     }
 
@@ -59,7 +60,7 @@ impl Probe {
     }
 
     /// The limit is elsewhere.
-    pub(super) const fn doubt(&mut self) {
+    pub(super) const fn lower_confidence(&mut self) {
         self.confidence = self.confidence.min(1.0);
     }
 
@@ -68,7 +69,8 @@ impl Probe {
         self.confidence *= 0.5;
     }
 
-    /// `requests` were accepted between two returns from darkness: that measures a window as swings measure a bucket.
+    /// `requests` were accepted between two returns from darkness: that measures a window as swings measure a
+    /// bucket.
     pub(super) fn trust(&mut self, requests: f64) {
         self.confidence = narrow(self.confidence().max((requests / COUNTS_IN_FULL / 2.0).min(SETTLED)));
     }
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn period_is_common_while_unsettled_and_own_when_settled() {
+    fn unsettled_clients_share_one_period() {
         // Confidence, requests per second, window, seconds.
         let table = [
             (0.0, 0.2, 0.0, 6.0),
@@ -126,7 +128,7 @@ mod tests {
         assert!(near(probe.confidence(), 12.0));
         probe.press();
         assert!(near(probe.confidence(), 6.0));
-        probe.doubt();
+        probe.lower_confidence();
         assert!(near(probe.confidence(), 1.0));
         probe.trust(100.0);
         assert!(near(probe.confidence(), 2.0));

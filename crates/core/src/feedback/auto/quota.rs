@@ -1,8 +1,9 @@
 //! The quota estimate of one dimension: how many units per second the upstream accepts.
 //!
-//! A rejection means that the upstream's bucket or window is empty. Between two such moments it accepted exactly what it
-//! grants, whatever its depth, so units accepted over the time between them are the quota, exact to one request. The measure
-//! is too low only if quota went unused in between: it is the lower bound, and the pace at the rejection is the upper one.
+//! A rejection means that the upstream's bucket or window is empty. Between two such moments it accepted
+//! exactly what it grants, whatever its depth, so units accepted over the time between them are the quota,
+//! exact to one request. The measure is too low only if quota went unused in between: it is the lower bound,
+//! and the pace at the rejection is the upper one.
 
 use super::probe::{Probe, REQUESTS};
 use super::units;
@@ -11,10 +12,11 @@ use super::units;
 const DEPART: f64 = 2.0;
 /// The same at slow rates, times the requests per second: feedback is a few requests away.
 const DEPART_SLOW: f64 = 0.15;
-/// How fast the pace returns to what is known to be granted, as a share of it per second: faster overshoots if rejected
-/// requests use up quota.
+/// How fast the pace returns to what is known to be granted, as a share of it per second: faster overshoots
+/// if rejected requests use up quota.
 const RETURN: f64 = 0.3;
-/// One step up if a rejection came above the swing though no more was accepted than before; larger than the error of the measure.
+/// One step up if a rejection came above the swing though no more was accepted than before; larger than the
+/// error of the measure.
 const STEP: f64 = 1.1;
 /// What the first cut leaves of a pace that was doubling.
 const FIRST_CUT: f64 = 0.7;
@@ -23,7 +25,7 @@ pub(super) const ESTIMATE_MIN: f64 = 1e-3;
 /// An anchor this many seconds old that saw enough requests is replaced during a wave too.
 const ANCHOR_AGE: f64 = 2.0;
 
-/// What is known of one dimension.
+/// The quota estimate of one dimension.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Quota {
     /// The pace now, in units per second.
@@ -62,14 +64,16 @@ impl Quota {
         Self { rate, held_at: f64::NEG_INFINITY, since, ..Self::default() }
     }
 
-    /// The first request is sent: nothing was asked for before.
+    /// Starts the measurement with the first request.
     pub(super) const fn start(&mut self, now: f64) {
         self.anchor_at = now;
     }
 
-    /// Raises the pace while it holds callers back: back to what is known, slowly through the swing, then away.
+    /// Raises the pace while it holds callers back: back to what is known, slowly through the swing, then
+    /// away.
     ///
-    /// `latency` is 0 while unknown, `unit` the mean cost of a request, `window` 0 if quota does not come in windows.
+    /// `latency` is 0 while unknown, `unit` the mean cost of a request, `window` 0 if quota does not come in
+    /// windows.
     pub(super) fn rise(&mut self, dt: f64, latency: f64, unit: f64, window: f64) {
         let (estimate, swing) = (self.estimate, self.probe.swing());
         if estimate == 0.0 {
@@ -98,7 +102,7 @@ impl Quota {
         self.probe.period(self.estimate / unit, window)
     }
 
-    /// Units accepted so far, as far as is known.
+    /// Units accepted so far; requests in flight count as accepted.
     pub(super) fn accepted(&self) -> f64 {
         units(self.sent) - units(self.rejected)
     }
@@ -153,7 +157,7 @@ impl Quota {
             self.estimate = measured.clamp(rate * (1.0 - swing / 2.0), rate);
             self.calm = self.estimate;
         } else if has_moved {
-            self.probe.doubt();
+            self.probe.lower_confidence();
             self.estimate = (measured * rate).sqrt().clamp(rate / 2.0, rate);
             self.calm = measured;
         } else {
@@ -173,11 +177,12 @@ impl Quota {
         self.estimate = lower.max(ESTIMATE_MIN * unit);
     }
 
-    /// The upstream accepts again after it rejected everything, and accepted `accepted` units in the `elapsed` seconds since the
-    /// last time it did. Answers whether that is how the quota is granted (a window), and not an outage.
+    /// The upstream accepts again after it rejected everything, and accepted `accepted` units in the
+    /// `elapsed` seconds since the last time it did. Returns whether that is how the quota is granted (a
+    /// window), and not an outage.
     pub(super) fn recover(&mut self, accepted: Option<f64>, elapsed: f64, unit: f64, start: f64) -> bool {
         let Some(accepted) = accepted else {
-            // Nothing is known of the quota: begin anew, or go on as before.
+            // Nothing is known about the quota: restart, or continue as before.
             self.estimate = self.calm;
             self.rate = if self.calm > 0.0 { self.calm * (1.0 - self.probe.swing()) } else { start * unit };
             return false;

@@ -1,4 +1,4 @@
-//! What `Auto` reports: its estimates, the reason for its limits, and events when they change.
+//! Reports of `Auto`: its estimates, the reason for its limits, and events when they change.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::time::Instant;
 /// A change of the reason is reported at most once in this many seconds.
 const REPORT_EVERY: f32 = 1.0;
 
-/// The last report, in events.
+/// The last reported values.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reported {
+pub(super) struct LastReport {
     pub(super) reason: Reason,
     pub(super) at: f32,
     pub(super) rate: f32,
@@ -56,7 +56,8 @@ impl AutoState {
         }
     }
 
-    /// Reports a change of the reason, at most once a second, and of the limits once they have moved by a third.
+    /// Reports a change of the reason, at most once a second, and of the limits once they have moved by a
+    /// third.
     pub(crate) fn report(
         &mut self,
         limits: &AutoLimits,
@@ -79,7 +80,7 @@ impl AutoState {
         {
             return;
         }
-        self.reported = Reported { rate, slots, ..last };
+        self.reported = LastReport { rate, slots, ..last };
         let interval = Change { from: Duration::ZERO, to: Duration::ZERO };
         let change = Change { from: per_second(f64::from(last.rate)), to: per_second(f64::from(rate)) };
         let slots = Change { from: last.slots, to: slots };

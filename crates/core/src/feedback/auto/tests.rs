@@ -1,4 +1,4 @@
-//! What the parts do together: pins of single decisions. How well they do is measured in the lab.
+//! Tests of single decisions of the whole controller. The lab measures how well they work.
 
 use std::mem::size_of;
 
@@ -39,7 +39,7 @@ impl Rig {
         self.gates.admit(&self.plan, cost, 0, self.now, &mut self.events)
     }
 
-    /// Waits as long as it must, and goes.
+    /// Waits until the request is admitted.
     fn go(&mut self, cost: Cost) -> Charge {
         loop {
             match self.ask(cost) {
@@ -64,7 +64,8 @@ impl Rig {
     }
 }
 
-/// The wait was computed for a bucket of one unit and the refill filled one of 20 ms: at high rates callers waited too long.
+/// Regression: the wait assumed a bucket of one unit and the refill one of 20 ms, so at high rates callers
+/// waited too long.
 #[test]
 fn wait_ends_when_the_refill_has_a_unit() {
     for rate in [0.5, 10.0, 1_000.0, 50_000.0] {
@@ -85,7 +86,7 @@ fn wait_ends_when_the_refill_has_a_unit() {
     }
 }
 
-/// One request of more tokens than all others together left a debt for 3,000 s: three mean requests at the slowest pace.
+/// Regression: one huge request left a debt of 3,000 s: three mean requests at the slowest pace.
 #[test]
 fn debt_of_one_request_is_bounded() {
     let mut rig = Rig::new();
@@ -95,9 +96,10 @@ fn debt_of_one_request_is_bounded() {
     assert!(rig.later(Duration::from_secs(1_001)).ask(Cost::request()).is_ok());
 }
 
-/// An upstream that answers in 20 s and rejects at once: rejections come long before the first success.
+/// An upstream that takes 20 s to respond but rejects immediately: rejections come long before the first
+/// success.
 #[test]
-fn rejections_before_the_first_success_do_not_starve_it() {
+fn early_rejections_do_not_starve_the_rate() {
     let mut rig = Rig::new();
     let mut slow: Vec<(Instant, Charge)> = Vec::new();
     let (mut rejected, mut answered) = (0, 0);
@@ -179,7 +181,7 @@ fn undone_request_leaves_no_trace() {
 }
 
 #[test]
-fn cancelled_and_panicked_requests_teach_nothing() {
+fn cancelled_and_panicked_requests_change_nothing() {
     let mut rig = Rig::new();
     for _ in 0..100 {
         let charge = rig.later(Duration::from_secs(1)).go(Cost::request());
@@ -221,7 +223,7 @@ fn absurd_costs_and_headers_do_not_panic() {
     assert!(rig.pace().is_finite());
 }
 
-/// Everything that is kept for an idle key under `Auto`.
+/// The memory of an idle key under `Auto`.
 #[test]
 fn idle_key_stays_within_its_memory() {
     assert_eq!(size_of::<Option<Charge>>(), 48, "a permit is no larger than it must be");
@@ -245,7 +247,7 @@ fn headers_do_not_exceed_the_ceiling() {
     assert!(rig.pace() <= 5.0, "{}", rig.pace());
 }
 
-/// The last of a cohort were cancelled, and no later request was measured again.
+/// Regression: when the last requests of a cohort were cancelled, no later request was measured again.
 #[test]
 fn cancelled_stragglers_do_not_end_latency_control() {
     let mut rig = Rig::new();
@@ -258,7 +260,7 @@ fn cancelled_stragglers_do_not_end_latency_control() {
     assert_ne!(charge.sent.cohort, 0, "it belongs to a cohort");
 }
 
-/// A probe that was dropped before its answer counted as accepted.
+/// Regression: a probe that was dropped before its response counted as accepted.
 #[test]
 fn dropped_probe_does_not_end_an_outage() {
     for is_undone in [false, true] {
@@ -280,7 +282,7 @@ fn dropped_probe_does_not_end_an_outage() {
     }
 }
 
-/// Permits of another controller were taken out of what `Auto` had sent.
+/// Regression: permits of another controller were subtracted from the units that `Auto` had sent.
 #[test]
 fn permits_of_another_controller_are_not_counted() {
     let mut rig = Rig::new();
@@ -303,7 +305,7 @@ fn endless_latency_does_not_panic() {
     let mut rig = Rig::new();
     for latency in [millis(50), Duration::MAX] {
         for _ in 0..10 {
-            // As many as slots allow: they are cut on the way.
+            // As many as the slots allow, which are cut on the way.
             let charges: Vec<_> =
                 (0..20).filter_map(|_| rig.later(millis(100)).ask(Cost::request()).ok()).collect();
             rig.later(Duration::from_secs(4));

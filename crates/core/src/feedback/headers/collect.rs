@@ -1,5 +1,5 @@
-//! From headers, one by one, to signals: reads each value, keeps the more careful, and at the end drops what
-//! cannot be true.
+//! Collects signals from headers, one at a time: parses each value, keeps the more careful one of duplicates,
+//! and finally drops implausible numbers.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::date::{http_date, rfc3339};
 use super::names::{self, Field, Part, field};
-use super::number::{Decimal, Signed, go_duration, span};
+use super::number::{Decimal, SignedDuration, go_duration, span};
 use super::structured::{self, Bare, Item};
 use super::{
     Dimension, Hint, HintSource, LIMIT_MAX, Profile, QUOTAS_MAX, Quota, RESET_MAX, Reset, Signals, VALUE_MAX,
@@ -15,22 +15,22 @@ use super::{
 use crate::bucket::PERIOD_MAX;
 use crate::time::Stamp;
 
-/// A number of seconds from here on is a date: it is in 2001, as a span it would be 31 years.
+/// Numbers from here on are dates in seconds: 2001 as a date, 31 years as a duration.
 const EPOCH_SECONDS: u64 = 1_000_000_000;
-/// From here on it is a date in milliseconds, of the same year.
+/// Numbers from here on are dates in milliseconds, of the same year.
 const EPOCH_MILLIS: u64 = EPOCH_SECONDS * 1_000;
-/// Beyond, nobody knows.
+/// Numbers from here on have no known meaning.
 const EPOCH_END: u64 = EPOCH_MILLIS * 100;
-/// A label longer than this is cut.
+/// The longest label; longer ones are cut.
 const LABEL_MAX: usize = 64;
 
-/// A value that was not taken.
-enum Bad {
+/// Why a value was rejected.
+enum ValueError {
     Malformed,
     Ignored,
 }
 
-/// What is known so far.
+/// The state of the collection.
 pub(super) struct Collector {
     now: Stamp,
     is_azure: bool,
@@ -44,7 +44,7 @@ impl Collector {
         Self { now, is_azure: false, retry_after: None, retry_after_ms: None, signals: Signals::default() }
     }
 
-    /// Reads one header, if it is one of ours.
+    /// Reads one header, if it is known.
     pub(super) fn header(&mut self, name: &[u8], value: &[u8]) {
         let Some(field) = field(name) else { return };
         if field == Field::Azure {
@@ -52,20 +52,21 @@ impl Collector {
             return;
         }
         let text = std::str::from_utf8(value).ok().filter(|text| text.len() <= VALUE_MAX);
-        let read =
-            text.ok_or(Bad::Malformed).and_then(|text| self.value(field, text.trim_matches([' ', '\t'])));
+        let read = text
+            .ok_or(ValueError::Malformed)
+            .and_then(|text| self.value(field, text.trim_matches([' ', '\t'])));
         self.count(&read);
     }
 
-    fn count(&mut self, read: &Result<(), Bad>) {
+    fn count(&mut self, read: &Result<(), ValueError>) {
         match read {
             Ok(()) => {}
-            Err(Bad::Malformed) => self.signals.malformed = self.signals.malformed.saturating_add(1),
-            Err(Bad::Ignored) => self.ignored(),
+            Err(ValueError::Malformed) => self.signals.malformed = self.signals.malformed.saturating_add(1),
+            Err(ValueError::Ignored) => self.ignored(),
         }
     }
 
-    fn value(&mut self, field: Field, text: &str) -> Result<(), Bad> {
+    fn value(&mut self, field: Field, text: &str) -> Result<(), ValueError> {
         let now = self.now;
         match field {
             Field::RetryAfter => later(&mut self.retry_after, retry_after(text, now)),
@@ -83,15 +84,15 @@ impl Collector {
         }
     }
 
-    /// The quota that these headers are about, made if there is none yet.
+    /// The quota of these headers, created if necessary.
     fn quota(
         &mut self,
         profile: Profile,
         dimension: Dimension,
         label: Option<String>,
-    ) -> Result<&mut Quota, Bad> {
+    ) -> Result<&mut Quota, ValueError> {
         let quotas = &mut self.signals.quotas;
-        // A policy's name is unique; its unit may be told by another header than its level.
+        // A policy's name is unique; its unit and its level may come from different headers.
         let is_same = |quota: &Quota| {
             quota.profile == profile
                 && quota.label == label
@@ -104,14 +105,14 @@ impl Collector {
                 quotas.push(Quota { profile, dimension, label, limit, remaining, reset, window });
                 quotas.len() - 1
             }
-            None => return Err(Bad::Ignored),
+            None => return Err(ValueError::Ignored),
         };
         Ok(&mut quotas[at])
     }
 
-    /// `"policy";r=50;t=30, …`, or `limit=100, remaining=50, reset=30` of an older draft.
-    fn rate_limit(&mut self, text: &str) -> Result<(), Bad> {
-        for item in structured::list(text).ok_or(Bad::Malformed)? {
+    /// `"policy";r=50;t=30, …`, or `limit=100, remaining=50, reset=30` in an older draft.
+    fn rate_limit(&mut self, text: &str) -> Result<(), ValueError> {
+        for item in structured::list(text).ok_or(ValueError::Malformed)? {
             let read = match label_of(&item.value) {
                 Some(label) => self.level(&item, label),
                 None => self.older(&item),
@@ -122,8 +123,8 @@ impl Collector {
     }
 
     /// One of `"policy";r=50;t=30`.
-    fn level(&mut self, item: &Item, label: String) -> Result<(), Bad> {
-        let remaining = amount(item, "r")?.ok_or(Bad::Malformed)?;
+    fn level(&mut self, item: &Item, label: String) -> Result<(), ValueError> {
+        let remaining = amount(item, "r")?.ok_or(ValueError::Malformed)?;
         let after = amount(item, "t")?.map(Duration::from_secs);
         let quota = self.quota(Profile::Ietf, Dimension::Requests, Some(label))?;
         lower(&mut quota.remaining, remaining);
@@ -134,11 +135,11 @@ impl Collector {
     }
 
     /// One of `limit=100`, `remaining=50` and `reset=30`.
-    fn older(&mut self, item: &Item) -> Result<(), Bad> {
+    fn older(&mut self, item: &Item) -> Result<(), ValueError> {
         let (limit, remaining) = (amount(item, "limit")?, amount(item, "remaining")?);
         let reset = amount(item, "reset")?;
         if limit.or(remaining).or(reset).is_none() {
-            return Err(Bad::Malformed);
+            return Err(ValueError::Malformed);
         }
         let quota = self.quota(Profile::Ietf, Dimension::Requests, None)?;
         if let Some(limit) = limit {
@@ -153,28 +154,29 @@ impl Collector {
         Ok(())
     }
 
-    /// `"policy";q=100;w=60, …`, or `100;w=60` of an older draft.
-    fn rate_limit_policy(&mut self, text: &str) -> Result<(), Bad> {
-        for item in structured::list(text).ok_or(Bad::Malformed)? {
+    /// `"policy";q=100;w=60, …`, or `100;w=60` in an older draft.
+    fn rate_limit_policy(&mut self, text: &str) -> Result<(), ValueError> {
+        for item in structured::list(text).ok_or(ValueError::Malformed)? {
             let read = self.policy(&item);
             self.count(&read);
         }
         Ok(())
     }
 
-    fn policy(&mut self, item: &Item) -> Result<(), Bad> {
+    fn policy(&mut self, item: &Item) -> Result<(), ValueError> {
         let limit = match item.value {
-            Bare::Integer(limit) => u64::try_from(limit).map_err(|_| Bad::Ignored)?,
-            _ => amount(item, "q")?.ok_or(Bad::Malformed)?,
+            Bare::Integer(limit) => u64::try_from(limit).map_err(|_| ValueError::Ignored)?,
+            _ => amount(item, "q")?.ok_or(ValueError::Malformed)?,
         };
         let window = amount(item, "w")?.map(Duration::from_secs);
         let dimension = match item.get("qu") {
             None => Dimension::Requests,
             Some(Bare::Text(unit)) => names::dimension(unit).unwrap_or(Dimension::Other),
-            Some(_) => return Err(Bad::Malformed),
+            Some(_) => return Err(ValueError::Malformed),
         };
         let quota = self.quota(Profile::Ietf, dimension, label_of(&item.value))?;
-        // Of several policies with one name, or none, limit and window stay together: the first counts.
+        // Limit and window belong together: of several policies with the same name, or none, the first
+        // counts.
         if quota.window.is_none() {
             quota.dimension = dimension;
             lower(&mut quota.limit, limit);
@@ -183,7 +185,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Drops what cannot be true, and says when to come back.
+    /// Drops implausible numbers and computes the hints.
     pub(super) fn finish(mut self, wait_max: Duration) -> Signals {
         let mut quotas: SmallVec<[Quota; 4]> = std::mem::take(&mut self.signals.quotas);
         for quota in &mut quotas {
@@ -200,25 +202,25 @@ impl Collector {
         self.signals.retry_after = millis.or_else(seconds);
         let empty = quotas.iter().filter_map(|quota| Some((empty_for(quota)?, quota)));
         let longest = empty.max_by_key(|(wait, _)| *wait);
-        self.signals.drained =
+        self.signals.empty_quota =
             longest.map(|(wait, quota)| hint(wait, HintSource::Quota(quota.profile, quota.dimension)));
         self.signals.quotas = quotas;
         self.signals
     }
 
-    /// Drops the numbers of a quota that cannot be true.
+    /// Drops the implausible numbers of a quota.
     fn check(&mut self, quota: &mut Quota) {
         if quota.limit.is_some_and(|limit| limit == 0 || limit > LIMIT_MAX) {
             quota.limit = None;
             self.ignored();
         }
         let is_open_ai = quota.profile == Profile::OpenAi;
-        let is_untrue = quota.remaining.is_some_and(|remaining| match quota.limit {
+        let is_implausible = quota.remaining.is_some_and(|remaining| match quota.limit {
             Some(limit) => remaining > limit,
-            // Azure says 0 where it does not say how much there is.
+            // Azure sends 0 when it does not report the limit.
             None => remaining > LIMIT_MAX || (is_open_ai && remaining == 0),
         });
-        if is_untrue {
+        if is_implausible {
             quota.remaining = None;
             self.ignored();
         }
@@ -233,7 +235,7 @@ impl Collector {
     }
 }
 
-/// One number of a dimension, read.
+/// One parsed number of a dimension.
 enum Number {
     Limit(u64),
     Remaining(u64),
@@ -241,20 +243,24 @@ enum Number {
 }
 
 impl Number {
-    fn parse(part: Part, text: &str, now: Stamp) -> Result<Self, Bad> {
+    fn parse(part: Part, text: &str, now: Stamp) -> Result<Self, ValueError> {
         match part {
             // Policies may follow the number: `100, 100;w=60`.
             Part::Limit => lowest(text, |text| units(text.split(';').next()?)).map(Self::Limit),
             Part::Remaining => lowest(text, units).map(Self::Remaining),
             Part::Reset => reset(text, now).map(Self::Reset),
             Part::ResetAfter => {
-                let number = Decimal::parse(text).ok_or(Bad::Malformed)?;
-                if number.is_negative { Err(Bad::Ignored) } else { Ok(Self::Reset(span(number.nanos()))) }
+                let number = Decimal::parse(text).ok_or(ValueError::Malformed)?;
+                if number.is_negative {
+                    Err(ValueError::Ignored)
+                } else {
+                    Ok(Self::Reset(span(number.nanos())))
+                }
             }
         }
     }
 
-    /// Keeps it, if nothing more careful is known.
+    /// Stores the number, unless a more careful one is known.
     fn keep(self, quota: &mut Quota) {
         match self {
             Self::Limit(limit) => lower(&mut quota.limit, limit),
@@ -267,91 +273,91 @@ impl Number {
     }
 }
 
-/// How long an empty quota stays so; `None` where it is not empty, or nobody says how long.
+/// How long an empty quota stays empty; `None` if it is not empty, or the time is unknown.
 fn empty_for(quota: &Quota) -> Option<Duration> {
-    // What is neither requests nor tokens, images say, may be of no concern to the next request.
+    // Other dimensions, such as images, may not concern the next request.
     if quota.remaining != Some(0) || quota.dimension == Dimension::Other {
         return None;
     }
     let after = match quota.profile {
-        // Time to full is far too long to wait for one request.
+        // The time to full would be far too long a wait for one request.
         Profile::OpenAi | Profile::Azure => quota.time_to(1)?,
         _ => quota.reset?.after(),
     };
     (!after.is_zero()).then_some(after)
 }
 
-/// What one `Retry-After` says, already trimmed. Of several in one line, the longest.
+/// Parses one trimmed `Retry-After` value; the longest of several in one line.
 pub(super) fn retry_after(text: &str, now: Stamp) -> Option<Duration> {
     http_date(text, now).map(|date| date.since(now)).or_else(|| longest(text, whole_seconds))
 }
 
-/// When a quota changes, in any form: a Go duration, seconds, a date as a number or in words.
-fn reset(text: &str, now: Stamp) -> Result<Duration, Bad> {
+/// Parses a reset in any format: a Go duration, seconds, or a date as a number or text.
+fn reset(text: &str, now: Stamp) -> Result<Duration, ValueError> {
     if let Some(number) = Decimal::parse(text) {
         let point = |per_second: u128| span(number.nanos().div_ceil(per_second));
         let since_now = |since_1970: Duration| (Stamp::ZERO + since_1970).since(now);
         return match number.whole {
-            _ if number.is_negative => Err(Bad::Ignored),
+            _ if number.is_negative => Err(ValueError::Ignored),
             ..EPOCH_SECONDS => Ok(point(1)),
             EPOCH_SECONDS..EPOCH_MILLIS => Ok(since_now(point(1))),
             EPOCH_MILLIS..EPOCH_END => Ok(since_now(point(1_000))),
-            _ => Err(Bad::Ignored),
+            _ => Err(ValueError::Ignored),
         };
     }
     match go_duration(text) {
-        Some(Signed { is_negative: false, size }) => Ok(size),
-        Some(_) => Err(Bad::Ignored),
+        Some(SignedDuration { is_negative: false, size }) => Ok(size),
+        Some(_) => Err(ValueError::Ignored),
         None => {
-            let date = rfc3339(text).or_else(|| http_date(text, now)).ok_or(Bad::Malformed)?;
+            let date = rfc3339(text).or_else(|| http_date(text, now)).ok_or(ValueError::Malformed)?;
             Ok(date.since(now))
         }
     }
 }
 
-/// Seconds, a started one counted as a whole; below zero is zero.
+/// Seconds, rounded up; a negative number is zero.
 fn whole_seconds(text: &str) -> Option<Duration> {
     let number = Decimal::parse(text)?;
     Some(if number.is_negative { Duration::ZERO } else { Duration::from_secs(number.whole_up()) })
 }
 
-/// Milliseconds, likewise.
+/// Milliseconds, rounded up; a negative number is zero.
 fn whole_millis(text: &str) -> Option<Duration> {
     let number = Decimal::parse(text)?;
     Some(if number.is_negative { Duration::ZERO } else { Duration::from_millis(number.whole_up()) })
 }
 
-/// So many units, a started one not counted: `Err` where it is below zero.
-fn units(text: &str) -> Option<Result<u64, Bad>> {
+/// Units, rounded down; `Err` if negative.
+fn units(text: &str) -> Option<Result<u64, ValueError>> {
     let number = Decimal::parse(text.trim_matches([' ', '\t']))?;
-    Some(if number.is_negative { Err(Bad::Ignored) } else { Ok(number.whole) })
+    Some(if number.is_negative { Err(ValueError::Ignored) } else { Ok(number.whole) })
 }
 
-/// The lowest of the numbers in one line: a header that is there twice may come joined by a comma.
-fn lowest(text: &str, read: impl Fn(&str) -> Option<Result<u64, Bad>>) -> Result<u64, Bad> {
+/// The lowest of the numbers in one line, because duplicate headers may be joined by a comma.
+fn lowest(text: &str, read: impl Fn(&str) -> Option<Result<u64, ValueError>>) -> Result<u64, ValueError> {
     let mut lowest = u64::MAX;
     for part in text.split(',') {
-        lowest = lowest.min(read(part).ok_or(Bad::Malformed)??);
+        lowest = lowest.min(read(part).ok_or(ValueError::Malformed)??);
     }
     Ok(lowest)
 }
 
-/// The longest of the waits in one line, if each of them is one.
+/// The longest of the waits in one line, if all are valid.
 fn longest(text: &str, read: impl Fn(&str) -> Option<Duration>) -> Option<Duration> {
     let waits = text.split(',').map(|part| read(part.trim_matches([' ', '\t'])));
     waits.collect::<Option<SmallVec<[Duration; 2]>>>()?.into_iter().max()
 }
 
-/// A parameter that is a whole number, not below zero.
-fn amount(item: &Item, key: &str) -> Result<Option<u64>, Bad> {
+/// A parameter that is a non-negative integer.
+fn amount(item: &Item, key: &str) -> Result<Option<u64>, ValueError> {
     match item.get(key) {
         None => Ok(None),
-        Some(Bare::Integer(number)) => u64::try_from(*number).map(Some).map_err(|_| Bad::Ignored),
-        Some(_) => Err(Bad::Malformed),
+        Some(Bare::Integer(number)) => u64::try_from(*number).map(Some).map_err(|_| ValueError::Ignored),
+        Some(_) => Err(ValueError::Malformed),
     }
 }
 
-/// The name of a policy, not longer than is kept.
+/// The name of a policy, cut to the longest label.
 fn label_of(value: &Bare) -> Option<String> {
     match value {
         Bare::Text(text) => Some(text.chars().take(LABEL_MAX).collect()),
@@ -359,8 +365,8 @@ fn label_of(value: &Bare) -> Option<String> {
     }
 }
 
-fn later(slot: &mut Option<Duration>, read: Option<Duration>) -> Result<(), Bad> {
-    let read = read.ok_or(Bad::Malformed)?;
+fn later(slot: &mut Option<Duration>, read: Option<Duration>) -> Result<(), ValueError> {
+    let read = read.ok_or(ValueError::Malformed)?;
     *slot = Some(slot.map_or(read, |known| known.max(read)));
     Ok(())
 }

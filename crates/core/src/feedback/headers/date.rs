@@ -1,6 +1,7 @@
-//! Dates as headers write them: the three forms of HTTP (RFC 9110 §5.6.7) and RFC 3339.
+//! Parses dates in headers: the three HTTP formats (RFC 9110 §5.6.7) and RFC 3339.
 //!
-//! What is before 1970 is 1970: a past is a past. The day of the week must be one, but need not fit the date.
+//! Dates before 1970 become 1970, since any past date means the same. The day of the week must be valid, but
+//! need not match the date.
 
 use crate::calendar::{self, Date};
 use crate::time::Stamp;
@@ -9,7 +10,7 @@ const MONTHS: [&str; 12] =
     ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
 const DAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
 
-/// A date in one of HTTP's three forms; `now` says which century two digits of a year mean.
+/// Parses a date in one of HTTP's three formats; `now` determines the century of two-digit years.
 ///
 /// ```
 /// use tidegate_core::feedback::headers::http_date;
@@ -26,7 +27,7 @@ pub fn http_date(text: &str, now: Stamp) -> Option<Stamp> {
     text.split_once(',').map_or_else(|| asctime(text), |(day, rest)| with_zone(day, rest, now))
 }
 
-/// ` 06 Nov 1994 08:49:37 GMT` or ` 06-Nov-94 08:49:37 GMT`, behind the day of the week.
+/// ` 06 Nov 1994 08:49:37 GMT` or ` 06-Nov-94 08:49:37 GMT`, after the day of the week.
 fn with_zone(day: &str, rest: &str, now: Stamp) -> Option<Stamp> {
     let (rest, zone) = rest.strip_prefix(' ')?.rsplit_once(' ')?;
     if !is_day(day) || !(zone.eq_ignore_ascii_case("GMT") || zone.eq_ignore_ascii_case("UTC")) {
@@ -45,7 +46,7 @@ fn with_zone(day: &str, rest: &str, now: Stamp) -> Option<Stamp> {
 fn asctime(text: &str) -> Option<Stamp> {
     let (day, rest) = text.split_once(' ')?;
     let (month, rest) = rest.split_once(' ')?;
-    // A day of one digit has a second blank before it.
+    // A one-digit day is preceded by a second blank.
     let (date, rest) = rest.strip_prefix(' ').unwrap_or(rest).split_once(' ')?;
     let (time, year) = rest.split_once(' ')?;
     let date = digits(date, date.len().clamp(1, 2))?;
@@ -53,8 +54,8 @@ fn asctime(text: &str) -> Option<Stamp> {
     stamp(date, clock(time)?).filter(|_| is_day(day))
 }
 
-/// A point in time as RFC 3339 writes it, with any offset; a fraction is rounded up to the microsecond. Seconds may be
-/// missing, as ISO 8601 has it: Jira writes so.
+/// Parses an RFC 3339 time with any offset; a fraction is rounded up to the microsecond. Seconds are
+/// optional, as in ISO 8601, because Jira omits them.
 pub(crate) fn rfc3339(text: &str) -> Option<Stamp> {
     let (date, rest) = text.split_at_checked(10)?;
     let mut parts = date.split('-');
@@ -89,7 +90,7 @@ pub(crate) fn rfc3339(text: &str) -> Option<Stamp> {
     Some(Stamp::from_micros(point))
 }
 
-/// Microseconds of the digits behind a point, rounded up.
+/// Microseconds from the digits after the point, rounded up.
 fn fraction(text: &str) -> Option<u64> {
     let first = text.bytes().chain(std::iter::repeat(b'0')).take(6);
     let micros = first.fold(0, |sum, byte| sum * 10 + u64::from(byte - b'0'));
@@ -97,11 +98,11 @@ fn fraction(text: &str) -> Option<u64> {
     (!text.is_empty()).then(|| micros + u64::from(rest))
 }
 
-/// The year that ends in `two` digits: not more than 50 years ahead, else the latest that has passed.
+/// The year that ends in the digits `two`: at most 50 years ahead, otherwise the latest past one.
 fn century(two: u64, now: Stamp) -> u64 {
     let this = calendar::date(now.as_micros() / 86_400_000_000).year.min(9_949);
     let year = this - this % 100 + two;
-    // The nearest such year that is not above the bound.
+    // The latest such year that is at most 50 years ahead.
     if year > this + 50 {
         year - 100
     } else if year + 100 <= this + 50 {
@@ -111,14 +112,14 @@ fn century(two: u64, now: Stamp) -> u64 {
     }
 }
 
-/// The seconds since midnight that `08:49:37` says. A leap second is the next minute's first.
+/// Seconds since midnight from `08:49:37`. A leap second is the first second of the next minute.
 fn clock(text: &str) -> Option<u64> {
     let (time, second) = text.rsplit_once(':')?;
     let second = digits(second, 2).filter(|second| *second <= 60)?;
     Some(minutes(time)? + second)
 }
 
-/// The seconds since midnight that `08:49` says.
+/// Seconds since midnight from `08:49`.
 fn minutes(text: &str) -> Option<u64> {
     let (hour, minute) = text.split_once(':')?;
     let (hour, minute) = (digits(hour, 2)?, digits(minute, 2)?);
@@ -134,7 +135,7 @@ fn stamp(date: Date, seconds: u64) -> Option<Stamp> {
     Some(Stamp::from_secs(calendar::days(date)? * 86_400 + seconds))
 }
 
-/// A number of exactly so many digits.
+/// A number of exactly `count` digits.
 fn digits(text: &str, count: usize) -> Option<u64> {
     let fits = text.len() == count && text.bytes().all(|byte| byte.is_ascii_digit());
     if fits { text.parse().ok() } else { None }
@@ -159,7 +160,7 @@ mod tests {
     const NOW: Stamp = Stamp::from_secs(1_769_851_800);
 
     #[test]
-    fn the_three_forms_of_http_are_one_date() {
+    fn http_date_formats_are_equivalent() {
         let table = [
             ("Sat, 31 Jan 2026 09:30:05 GMT", "2026-01-31T09:30:05Z"),
             ("sat, 31 jan 2026 09:30:05 gmt", "2026-01-31T09:30:05Z"),
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_date_of_http_is_none() {
+    fn malformed_http_dates_are_refused() {
         let table = [
             "",
             ",",
@@ -260,13 +261,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_stamp_is_read_back_as_written(micros in 0_u64..253_402_300_800_000_000) {
+        fn stamps_round_trip_through_rfc_3339(micros in 0_u64..253_402_300_800_000_000) {
             let date = Stamp::from_micros(micros);
             prop_assert_eq!(rfc3339(&date.to_string()), Some(date));
         }
 
         #[test]
-        fn no_text_makes_a_date_panic(
+        fn arbitrary_dates_do_not_panic(
             text in any::<String>(),
             near in "(Sun|Sunday)?[, ]{0,2}[0-9]{0,2}[ -]Nov[ -][0-9]{0,5} [0-9:]{0,9} (GMT)?",
             now in any::<u64>(),

@@ -1,23 +1,23 @@
-//! What a response's headers say of limits: when to come back, how much is left, when there is more.
+//! Reads rate-limit headers: when to retry, how much remains, and when it resets.
 //!
-//! Every provider has headers of its own, and the same word means different things. [`read`] knows the forms
-//! and answers with [`Signals`] in one meaning:
+//! Every provider has its own headers, and the same word means different things. [`read`] knows the formats
+//! and returns uniform [`Signals`]:
 //!
-//! | profile | headers | what bites |
+//! | profile | headers | pitfalls |
 //! |---|---|---|
-//! | all | `retry-after`, `retry-after-ms` | seconds or one of three dates; the one in milliseconds is finer and counts |
+//! | all | `retry-after`, `retry-after-ms` | seconds or one of three date formats; the one in milliseconds is finer and takes precedence |
 //! | OpenAI | `x-ratelimit-{limit,remaining,reset}-{requests,tokens}` | a reset is a Go duration, and the time to *full* |
-//! | Azure | the same | `-1` and `0` stand for nothing; a reset may be bare seconds |
+//! | Azure | the same | `-1` and `0` mean unknown; a reset may be plain seconds |
 //! | Anthropic | `anthropic-ratelimit-…-{limit,remaining,reset}` | a reset is a date, which may have passed |
-//! | AWS | `x-amz-retry-after` | milliseconds, good within 5 s of the caller's own back-off: [`amz_wait`] |
-//! | IETF | `RateLimit`, `RateLimit-Policy`; of older drafts `RateLimit-{Limit,Remaining,Reset}` | structured fields; the time to *more* |
+//! | AWS | `x-amz-retry-after` | milliseconds, applied within 5 s of the caller's own backoff: [`amz_wait`] |
+//! | IETF | `RateLimit`, `RateLimit-Policy`; in older drafts `RateLimit-{Limit,Remaining,Reset}` | structured fields; the time to *more* |
 //! | others | `X-RateLimit-…`, `X-Rate-Limit-…` | a reset is seconds, seconds or milliseconds since 1970, or a date |
 //!
-//! Headers come from outside. What cannot be read is counted as malformed, what can be read and cannot be true
-//! (below zero, more left than there is, a reset more than a day away) as ignored, and nothing panics. Where a
-//! header is there twice, the more careful of the two counts: the longer wait, the lower number.
+//! Headers are untrusted input. Values that cannot be parsed are counted as malformed; values that are
+//! implausible (negative, more remaining than the limit, a reset more than a day away) as ignored; nothing
+//! panics. If a header occurs twice, the more careful value counts: the longer wait, the lower number.
 //!
-//! What is learned here is a hint and never a right: no header raises a limit above what is configured.
+//! Headers are only hints: none raises a limit above its configured value.
 
 mod collect;
 pub(crate) mod date;
@@ -38,53 +38,53 @@ use collect::Collector;
 
 pub use date::http_date;
 
-/// [`read`] lets no hint say more than this: one day.
+/// The longest wait of a hint from [`read`]: one day.
 pub const WAIT_MAX: Duration = Duration::from_secs(86_400);
-/// A reset further away than this is not believed: one day.
+/// The furthest plausible reset: one day.
 pub const RESET_MAX: Duration = Duration::from_secs(86_400);
-/// A limit above this is none, and is not believed.
+/// The highest plausible limit.
 pub const LIMIT_MAX: u64 = AMOUNT_MAX;
-/// Of one response at most so many quotas are kept; further ones count as ignored.
+/// The most quotas kept per response; further ones count as ignored.
 pub const QUOTAS_MAX: usize = 16;
-/// A value of more bytes is malformed.
+/// The longest header value in bytes; longer ones are malformed.
 pub const VALUE_MAX: usize = 4_096;
-/// A far side's clock that is further off than this is not believed: one day.
+/// The largest plausible skew of an upstream's clock: one day.
 pub const SKEW_MAX: Duration = Duration::from_secs(86_400);
-/// How far beyond the caller's own back-off `x-amz-retry-after` is followed.
+/// How far `x-amz-retry-after` may exceed the caller's own backoff.
 pub const AMZ_BEYOND: Duration = Duration::from_secs(5);
 
-/// What the headers of one response say.
+/// The rate-limit information in the headers of one response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Signals {
-    /// When to come back, where a header says it in so many words.
+    /// The explicit retry delay, if a header sets one.
     pub retry_after: Option<Hint>,
-    /// The longest time until there is more of a quota with nothing left. Only requests and tokens count: that
-    /// there are no images left, say, holds up nobody else.
-    pub drained: Option<Hint>,
-    /// What `x-amz-retry-after` says; see [`amz_wait`].
+    /// The longest time until an empty quota has units again. Only requests and tokens count, because an
+    /// empty quota of images, for example, does not concern other requests.
+    pub empty_quota: Option<Hint>,
+    /// The value of `x-amz-retry-after`; see [`amz_wait`].
     pub amz_retry_after: Option<Duration>,
-    /// What is known of each quota, in the order of the headers.
+    /// The quotas, in the order of the headers.
     pub quotas: SmallVec<[Quota; 4]>,
-    /// Values of known headers that could not be read.
+    /// Values of known headers that could not be parsed.
     pub malformed: u32,
-    /// Values that were read and cannot be true, or mean nothing.
+    /// Values that were parsed, but are implausible or meaningless.
     pub ignored: u32,
 }
 
-/// When to come back.
+/// When to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hint {
-    /// How long from now. Zero is an answer.
+    /// The wait from now; zero is a valid hint.
     pub wait: Duration,
-    /// Who says so.
+    /// The source of the hint.
     pub source: HintSource,
-    /// Whether more was said, and cut to the longest wait there is.
+    /// Whether the wait was cut to the longest allowed one.
     pub is_capped: bool,
 }
 
-/// Where a hint is from.
+/// The source of a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HintSource {
@@ -92,15 +92,15 @@ pub enum HintSource {
     RetryAfter,
     /// `retry-after-ms`.
     RetryAfterMs,
-    /// A quota with nothing left.
+    /// An empty quota.
     Quota(Profile, Dimension),
 }
 
-/// Whose headers they are.
+/// The provider or standard that defines the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Profile {
-    /// OpenAI, and the many that do as it does.
+    /// OpenAI and compatible providers.
     OpenAi,
     /// The same headers, from Azure.
     Azure,
@@ -110,69 +110,69 @@ pub enum Profile {
     Ietf,
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of older drafts.
     IetfNumbers,
-    /// `X-RateLimit-…` and `X-Rate-Limit-…` of everybody else.
+    /// `X-RateLimit-…` and `X-Rate-Limit-…` of other providers.
     Common,
 }
 
-/// What a quota counts.
+/// The unit that a quota counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Dimension {
-    /// Requests; also where nothing is named.
+    /// Requests; also if no unit is named.
     Requests,
-    /// Tokens of input and output together.
+    /// Input and output tokens together.
     Tokens,
-    /// Tokens of the input.
+    /// Input tokens.
     InputTokens,
-    /// Tokens of the output.
+    /// Output tokens.
     OutputTokens,
-    /// Something else; the quota's label says what.
+    /// Something else, named by the quota's label.
     Other,
 }
 
-/// When a quota changes.
+/// When a quota resets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reset {
-    /// After this all of it is there again.
+    /// The time until the quota is full.
     Full(Duration),
-    /// After this there is more of it.
+    /// The time until the quota has more units.
     More(Duration),
 }
 
-/// What is known of one quota.
+/// One quota, as reported by headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quota {
-    /// Whose header it is.
+    /// The profile of its headers.
     pub profile: Profile,
-    /// What it counts.
+    /// The unit it counts.
     pub dimension: Dimension,
-    /// The name of the policy, or of a dimension that is none of ours.
+    /// The name of the policy, or of a dimension without its own variant.
     pub label: Option<String>,
-    /// How much there is when it is full; never zero.
+    /// Units of the full quota; never zero.
     pub limit: Option<u64>,
-    /// How much is left; never more than the limit.
+    /// Units left; never more than the limit.
     pub remaining: Option<u64>,
-    /// When it changes. What has passed is zero.
+    /// When it resets; zero if that time has passed.
     pub reset: Option<Reset>,
-    /// The time the limit is for, where it is said.
+    /// The window of the limit, if reported.
     pub window: Option<Duration>,
 }
 
-/// How fast a quota comes back: `amount` units in `period`, neither of them zero.
+/// How fast a quota refills: `amount` units per `period`, both non-zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refill {
     /// Units.
     pub amount: u64,
-    /// The time in which they come back.
+    /// The time in which they refill.
     pub period: Duration,
 }
 
-/// Reads the headers of a response that came at `now`, by the wall's time.
+/// Reads the headers of a response received at `now`, in wall time.
 ///
-/// Names may have any case, and names and values any bytes. No hint is longer than [`WAIT_MAX`].
+/// Names are case-insensitive; names and values may contain any bytes. Hints are capped at [`WAIT_MAX`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -189,7 +189,7 @@ pub struct Refill {
 ///     Stamp::from_secs(1_800_000_000),
 /// );
 /// assert_eq!(signals.wait(Duration::ZERO), Duration::from_secs(2));
-/// let requests = signals.quota(Dimension::Requests).expect("said");
+/// let requests = signals.quota(Dimension::Requests).expect("reported");
 /// assert_eq!(requests.reset, Some(Reset::Full(Duration::from_secs(60))));
 /// assert_eq!(requests.refill().expect("known").interval(), Duration::from_secs(2));
 /// ```
@@ -201,7 +201,7 @@ where
     read_within(headers, now, WAIT_MAX)
 }
 
-/// As [`read`], with a longest wait of one's own.
+/// Like [`read`], with hints capped at `wait_max`.
 pub fn read_within<N, V>(headers: impl IntoIterator<Item = (N, V)>, now: Stamp, wait_max: Duration) -> Signals
 where
     N: AsRef<[u8]>,
@@ -214,12 +214,13 @@ where
     collector.finish(wait_max)
 }
 
-/// When the far side sent this response by its own clock: its `Date`, and the `Age` that a cache added.
+/// Returns when the upstream sent this response by its own clock: its `Date` plus the `Age` that a cache
+/// added.
 ///
-/// Dates in headers are the far side's. Where the two clocks differ, a reset of its future may be in our past;
-/// given to [`read`] in place of the local time, this makes it a wait again. `now`, the local time, is the answer
-/// where there is no such header, where it cannot be read, and where it is more than a day off. A `Date` has whole
-/// seconds, so waits may be up to one second longer.
+/// Dates in headers refer to the upstream's clock. If the clocks differ, a future reset may be in the local
+/// past; pass this time to [`read`] instead of the local time to correct for that. Returns the local time
+/// `now` if the header is missing or malformed, or differs by more than a day. A `Date` has whole seconds, so
+/// waits may be up to one second longer.
 ///
 /// ```
 /// use tidegate_core::feedback::headers::{read, sent_at};
@@ -250,10 +251,10 @@ where
     if is_near { sent } else { now }
 }
 
-/// The value of one `Retry-After` header: seconds, or a date in any of HTTP's three forms.
+/// Parses the value of one `Retry-After` header: seconds, or a date in any of HTTP's three formats.
 ///
-/// A started second counts as a whole one, and what is below zero or has passed is zero. `None` where it is
-/// neither: then the caller's own back-off decides. There is no cap.
+/// Rounds up to whole seconds; a negative number or a past date is zero. Returns `None` if it is neither:
+/// then the caller's own backoff applies. The wait is not capped.
 ///
 /// ```
 /// use std::time::Duration;
@@ -269,8 +270,8 @@ pub fn retry_after(value: &str, now: Stamp) -> Option<Duration> {
     collect::retry_after(value.trim_matches([' ', '\t']), now)
 }
 
-/// How long to wait where AWS `said` so long and the caller's own back-off is `own`: not less than `own`, and at
-/// most [`AMZ_BEYOND`] longer.
+/// Returns the wait for an `x-amz-retry-after` of `requested` and the caller's own backoff `own`: at least
+/// `own`, and at most [`AMZ_BEYOND`] longer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -281,25 +282,25 @@ pub fn retry_after(value: &str, now: Stamp) -> Option<Duration> {
 /// assert_eq!(amz_wait(Duration::from_secs(3), own), Duration::from_secs(3));
 /// assert_eq!(amz_wait(Duration::from_secs(60), own), Duration::from_secs(7));
 /// ```
-pub fn amz_wait(said: Duration, own: Duration) -> Duration {
-    said.clamp(own, own.saturating_add(AMZ_BEYOND))
+pub fn amz_wait(requested: Duration, own: Duration) -> Duration {
+    requested.clamp(own, own.saturating_add(AMZ_BEYOND))
 }
 
 impl Signals {
-    /// When to come back: what is said in so many words, or else the time until no quota is empty.
+    /// When to retry: the explicit delay, or else the time until no quota is empty.
     pub fn hint(&self) -> Option<Hint> {
-        self.retry_after.or(self.drained)
+        self.retry_after.or(self.empty_quota)
     }
 
-    /// How long to wait before another attempt, where the caller's own back-off is `own`: the hint if there is
-    /// one, or what AWS says, within its bounds, or else `own`.
+    /// How long to wait before another attempt, given the caller's own backoff: the hint, if any, or the AWS
+    /// delay within its bounds, or else `own`.
     pub fn wait(&self, own: Duration) -> Duration {
-        let amz = || self.amz_retry_after.map_or(own, |said| amz_wait(said, own));
+        let amz = || self.amz_retry_after.map_or(own, |requested| amz_wait(requested, own));
         self.hint().map_or_else(amz, |hint| hint.wait)
     }
 
-    /// How long until one unit of every quota is there, where a quota of requests or tokens is surely empty: nothing
-    /// is left, and both the limit and the time to more are known.
+    /// How long until every quota has one unit, if a quota of requests or tokens is certainly empty: nothing
+    /// is left, and both the limit and the reset are known.
     pub fn until_more(&self) -> Option<Duration> {
         let is_empty = |quota: &&Quota| {
             quota.remaining == Some(0) && quota.limit.is_some() && quota.dimension != Dimension::Other
@@ -308,26 +309,26 @@ impl Signals {
         waits.filter(|wait| !wait.is_zero()).max()
     }
 
-    /// The dimension of the quotas with nothing left, if they are of one dimension.
+    /// The dimension of the empty quotas, if they all have the same one.
     pub fn exceeded(&self) -> Option<Dimension> {
         let mut empty = self.quotas.iter().filter(|quota| quota.remaining == Some(0));
         let first = empty.next()?.dimension;
         empty.all(|quota| quota.dimension == first).then_some(first)
     }
 
-    /// The first quota that counts this.
+    /// The first quota of a dimension.
     pub fn quota(&self, dimension: Dimension) -> Option<&Quota> {
         self.quotas.iter().find(|quota| quota.dimension == dimension)
     }
 
-    /// Whether nothing was said of limits, well or badly.
+    /// Whether the headers contain nothing about limits, valid or not.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl Reset {
-    /// The time until it, whatever comes then.
+    /// The time until the reset.
     pub const fn after(self) -> Duration {
         match self {
             Self::Full(after) | Self::More(after) => after,
@@ -336,14 +337,14 @@ impl Reset {
 }
 
 impl Quota {
-    /// The numbers of it that a controller paces by, where all are known.
+    /// The numbers that a controller needs, if all are known.
     pub fn level(&self) -> Option<QuotaLevel> {
         let Self { limit, remaining, reset, window, .. } = *self;
         Some(QuotaLevel { limit: limit?, remaining: remaining?, reset: reset?, window })
     }
 
-    /// How fast it comes back. Where the reset is the time to full, (limit − remaining) in that time; where a
-    /// window is said, the limit in the window. `None` where neither is known, or nothing is missing.
+    /// How fast the quota refills: (limit − remaining) in the time to full, or the limit per window. `None`
+    /// if neither is known, or nothing is missing.
     pub fn refill(&self) -> Option<Refill> {
         let limit = self.limit?;
         let (amount, period) = match (self.reset, self.window) {
@@ -354,8 +355,8 @@ impl Quota {
         (amount > 0 && !period.is_zero()).then_some(Refill { amount, period })
     }
 
-    /// The time until `units` are there, as far as is known: zero if they are left, else what the refill says, or
-    /// the reset. `None` where nothing tells, and for more units than the limit.
+    /// The time until `units` are available: zero if they are left, otherwise from the refill or the reset.
+    /// `None` if unknown, or for more units than the limit.
     pub fn time_to(&self, units: u64) -> Option<Duration> {
         let remaining = self.remaining?;
         if units <= remaining {
@@ -374,12 +375,12 @@ impl Quota {
 }
 
 impl Refill {
-    /// The time in which one unit comes back, rounded up.
+    /// The time in which one unit refills, rounded up.
     pub fn interval(&self) -> Duration {
         self.time_for(1)
     }
 
-    /// The time in which so many units come back, rounded up.
+    /// The time in which `units` refill, rounded up.
     pub fn time_for(&self, units: u64) -> Duration {
         let parts = u128::from(nanos(self.period)) * u128::from(units);
         number::span(parts.div_ceil(u128::from(self.amount.max(1))))

@@ -1,11 +1,11 @@
-//! Which header says what: from a name to a profile, a dimension and a part of it.
+//! Maps header names to a profile, a dimension and a part.
 
 use super::{Dimension, Profile};
 
-/// The longest name that is looked at; a label is a part of it.
+/// The longest known name; a label is a part of it.
 const NAME_MAX: usize = 96;
 
-/// What a header is about.
+/// The meaning of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Field {
     RetryAfter,
@@ -22,11 +22,11 @@ pub(super) enum Field {
     RateLimit,
     /// `RateLimit-Policy`.
     RateLimitPolicy,
-    /// Only Azure sends it.
+    /// A header that only Azure sends.
     Azure,
 }
 
-/// The three numbers of a dimension. `ResetAfter` is a reset that is always a span.
+/// The numbers of a dimension. `ResetAfter` is a reset that is always a duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Limit,
@@ -35,9 +35,9 @@ pub(super) enum Part {
     ResetAfter,
 }
 
-/// What the header of this name is about; `None` for one that is none of ours.
+/// The meaning of the header `name`; `None` if it is unknown.
 pub(super) fn field(name: &[u8]) -> Option<Field> {
-    // On the stack: every header of every response comes by here.
+    // On the stack, because this runs for every header of every response.
     let mut lower = [0; NAME_MAX];
     let name = name.trim_ascii();
     let lower = lower.get_mut(..name.len())?;
@@ -56,7 +56,7 @@ pub(super) fn field(name: &[u8]) -> Option<Field> {
     Some(field)
 }
 
-/// A header for one number.
+/// The meaning of a header with one number.
 fn numbered(name: &str) -> Option<Field> {
     if let Some(rest) = name.strip_prefix("anthropic-ratelimit-") {
         let (which, part) = rest.rsplit_once('-')?;
@@ -89,7 +89,7 @@ fn part_of(profile: Profile, which: &str, part: &str) -> Option<Field> {
     Some(Field::Part { profile, dimension, label, part })
 }
 
-/// The dimension of this name; where none is named, requests are meant.
+/// The dimension with this name; an empty name means requests.
 pub(super) fn dimension(name: &str) -> Option<Dimension> {
     match name {
         "" | "requests" => Some(Dimension::Requests),
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_name_has_its_field_whatever_its_case() {
+    fn names_map_to_fields_in_any_case() {
         use Dimension::{InputTokens, Other, OutputTokens, Requests, Tokens};
         use Profile::{Anthropic, Common, IetfNumbers, OpenAi};
         let table = [
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn other_headers_are_none_of_ours() {
+    fn unknown_headers_have_no_field() {
         let long = [b'x'; 200];
         let table: [&[u8]; 10] = [
             b"",

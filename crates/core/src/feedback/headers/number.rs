@@ -1,12 +1,12 @@
-//! Numbers and spans as headers write them: decimals, whole units, Go durations.
+//! Parses numbers and durations in headers: decimals, integers, Go durations.
 //!
-//! Nothing is ever a float: a fraction is rounded by the rule of its place, and no number of digits overflows.
+//! No floats: fractions are rounded as their context requires, and no number of digits overflows.
 
 use std::time::Duration;
 
 const SECOND: u128 = 1_000_000_000;
 
-/// Units of a Go duration in nanoseconds; of two that begin alike the longer is first.
+/// Units of a Go duration in nanoseconds; a unit comes before its own prefixes.
 const UNITS: [(&str, u128); 8] = [
     ("ms", 1_000_000),
     ("us", 1_000),
@@ -18,14 +18,14 @@ const UNITS: [(&str, u128); 8] = [
     ("s", SECOND),
 ];
 
-/// A decimal number: digits with at most one point among them, and perhaps a minus.
+/// A decimal number: digits with at most one point and an optional minus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Decimal {
-    /// Below zero; a minus before nothing but zeros does not count.
+    /// Whether the number is below zero; a negative zero is not.
     pub(super) is_negative: bool,
-    /// The whole part, as far as it fits.
+    /// The integer part, saturating.
     pub(super) whole: u64,
-    /// The first nine digits of the fraction, one more where others follow: rounded up.
+    /// The fraction in billionths, rounded up.
     billionths: u64,
 }
 
@@ -47,29 +47,29 @@ impl Decimal {
         Some(Self { is_negative: has_minus && (whole > 0 || billionths > 0), whole, billionths })
     }
 
-    /// Billionths of the number, rounded up: its size in nanoseconds where it counts seconds.
+    /// The number in billionths, rounded up: nanoseconds, if the number is in seconds.
     pub(super) fn nanos(self) -> u128 {
         u128::from(self.whole) * SECOND + u128::from(self.billionths)
     }
 
-    /// So many units, a started one counted as a whole.
+    /// The number rounded up to an integer.
     pub(super) fn whole_up(self) -> u64 {
         self.whole.saturating_add(u64::from(self.billionths > 0))
     }
 }
 
-/// A span that may be below zero.
+/// A duration that may be negative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Signed {
+pub(super) struct SignedDuration {
     pub(super) is_negative: bool,
     pub(super) size: Duration,
 }
 
-/// A span in the notation of Go: `1h2m3.5s`, `6m0s`, `12ms`, `0`.
-pub(super) fn go_duration(text: &str) -> Option<Signed> {
+/// Parses a duration in Go notation: `1h2m3.5s`, `6m0s`, `12ms`, `0`.
+pub(super) fn go_duration(text: &str) -> Option<SignedDuration> {
     let (has_minus, mut rest) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
     if rest == "0" {
-        return Some(Signed { is_negative: false, size: Duration::ZERO });
+        return Some(SignedDuration { is_negative: false, size: Duration::ZERO });
     }
     let mut nanos = 0_u128;
     if rest.is_empty() {
@@ -83,10 +83,10 @@ pub(super) fn go_duration(text: &str) -> Option<Signed> {
         nanos = nanos.saturating_add(number.nanos().saturating_mul(*size).div_ceil(SECOND));
         rest = &after[unit.len()..];
     }
-    Some(Signed { is_negative: has_minus && nanos > 0, size: span(nanos) })
+    Some(SignedDuration { is_negative: has_minus && nanos > 0, size: span(nanos) })
 }
 
-/// So many nanoseconds; what does not fit in 584 years becomes 584 years.
+/// A duration of `nanos`, saturating at 584 years.
 pub(super) fn span(nanos: u128) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
@@ -138,10 +138,10 @@ mod tests {
             ("99999999999999999999h", u64::MAX),
         ];
         for (text, nanos) in table {
-            let expected = Some(Signed { is_negative: false, size: Duration::from_nanos(nanos) });
+            let expected = Some(SignedDuration { is_negative: false, size: Duration::from_nanos(nanos) });
             assert_eq!(go_duration(text), expected, "{text}");
         }
-        let below = Some(Signed { is_negative: true, size: Duration::from_secs(1) });
+        let below = Some(SignedDuration { is_negative: true, size: Duration::from_secs(1) });
         assert_eq!(go_duration("-1s"), below);
         for text in ["", "-", "12", "s", "1 s", "1s ", "1d", "1s2", "1..2s", "1S", "NaNs", "1e3s", "+1s"] {
             assert_eq!(go_duration(text), None, "{text}");

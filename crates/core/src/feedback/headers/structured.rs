@@ -1,8 +1,8 @@
 //! Structured fields (RFC 9651), as far as `RateLimit` and `RateLimit-Policy` need them: lists of items with
 //! parameters.
 //!
-//! As the standard wants it, one mistake makes the whole field nothing. Types that these headers have no use for
-//! are read past.
+//! As the standard requires, one error invalidates the whole field. Types that these headers do not use are
+//! parsed and skipped.
 
 use smallvec::SmallVec;
 
@@ -25,14 +25,14 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// A parameter; of several with one name the last counts.
+    /// A parameter; the last of several with the same name.
     pub(super) fn get(&self, key: &str) -> Option<&Bare> {
         self.parameters.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 }
 
-/// All members of a list, or of a dictionary whose members are `key=value`; these have their key as a parameter
-/// of an item without a value.
+/// Parses the members of a list, or of a dictionary of `key=value` members; a dictionary member becomes an
+/// item without a value, with the key as a parameter.
 pub(super) fn list(text: &str) -> Option<Vec<Item>> {
     let mut cursor = Cursor { rest: text };
     let mut items = Vec::new();
@@ -62,7 +62,7 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// What is there as long as `fits`.
+    /// The longest prefix whose characters satisfy `fits`.
     fn run(&mut self, fits: impl Fn(char) -> bool) -> &'a str {
         let end = self.rest.find(|letter| !fits(letter)).unwrap_or(self.rest.len());
         let (run, rest) = self.rest.split_at(end);
@@ -73,7 +73,8 @@ impl<'a> Cursor<'a> {
     fn member(&mut self) -> Option<Item> {
         let before = self.rest;
         let mut item = Item { value: Bare::Other, parameters: SmallVec::new() };
-        // A dictionary's member begins with a key and `=`; a token that looks like one is followed by no `=`.
+        // A dictionary member begins with a key and `=`; a token that looks like a key is not followed by
+        // `=`.
         match self.key().map(str::to_owned) {
             Some(key) if self.eat('=').is_some() => item.parameters.push((key, self.bare()?)),
             _ => {
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn one_mistake_makes_the_whole_field_nothing() {
+    fn one_error_invalidates_the_whole_field() {
         let table = [
             "",
             ",",
@@ -222,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_a_list_panic(
+        fn arbitrary_lists_do_not_panic(
             text in any::<String>(),
             near in r#"("[a\\"é]{0,4}"|[a-z*]{0,3}|[0-9.-]{0,18})(;[a-z]?=?[-0-9.?@:]{0,20}){0,3}[, ]{0,2}"[a-z]{0,4}"?"#,
         ) {

@@ -1,4 +1,4 @@
-//! Every row of the table of providers with what bites in it, and bytes that no provider would send.
+//! Every row of the provider table with its pitfalls, and arbitrary bytes.
 
 use proptest::prelude::*;
 
@@ -77,14 +77,14 @@ fn retry_after_is_read_in_every_form() {
 }
 
 #[test]
-fn a_date_is_not_undercut_within_its_second() {
+fn date_wait_is_not_shortened_within_its_second() {
     let now = Stamp::from_micros(NOW.as_micros() + 250_000);
     let wait = retry_after("Sat, 31 Jan 2026 09:30:20 GMT", now).unwrap();
     assert_eq!(now + wait, Stamp::from_secs(NOW.as_micros() / 1_000_000 + 20));
 }
 
 #[test]
-fn milliseconds_beat_seconds_and_nonsense_beats_nothing() {
+fn retry_after_ms_takes_precedence_if_valid() {
     let hint = |headers: &[(&str, &str)]| say(headers).retry_after.map(|hint| (hint.wait, hint.source));
     let table: [(&[(&str, &str)], _); 7] = [
         (&[("retry-after-ms", "250"), ("retry-after", "1")], Some((millis(250), HintSource::RetryAfterMs))),
@@ -104,7 +104,7 @@ fn milliseconds_beat_seconds_and_nonsense_beats_nothing() {
 }
 
 #[test]
-fn of_a_header_that_is_there_twice_the_longer_wait_and_the_lower_number_count() {
+fn duplicate_headers_use_the_more_careful_value() {
     let signals = say(&[
         ("Retry-After", "3"),
         ("retry-after", "Sat, 31 Jan 2026 09:30:08 GMT"),
@@ -120,7 +120,7 @@ fn of_a_header_that_is_there_twice_the_longer_wait_and_the_lower_number_count() 
 }
 
 #[test]
-fn a_single_wait_is_capped_and_says_so() {
+fn long_wait_is_capped_and_marked() {
     for value in ["86401", "99999999999999999999999", "Fri, 31 Dec 9999 23:59:59 GMT"] {
         let hint = say(&[("retry-after", value)]).retry_after.unwrap();
         assert_eq!((hint.wait, hint.is_capped), (WAIT_MAX, true), "{value}");
@@ -133,7 +133,7 @@ fn a_single_wait_is_capped_and_says_so() {
 }
 
 #[test]
-fn openai_says_the_time_to_full() {
+fn openai_reset_is_the_time_to_full() {
     let signals = say(&[
         ("x-ratelimit-limit-requests", "5000"),
         ("x-ratelimit-remaining-requests", "4999"),
@@ -160,7 +160,7 @@ fn openai_says_the_time_to_full() {
 }
 
 #[test]
-fn an_empty_quota_of_openai_is_waited_for_until_one_unit_is_there_not_until_it_is_full() {
+fn empty_openai_quota_waits_for_one_unit() {
     let signals = say(&[
         ("x-ratelimit-limit-requests", "60"),
         ("x-ratelimit-remaining-requests", "0"),
@@ -171,7 +171,7 @@ fn an_empty_quota_of_openai_is_waited_for_until_one_unit_is_there_not_until_it_i
 }
 
 #[test]
-fn azure_says_minus_one_and_zero_for_nothing() {
+fn azure_minus_one_and_zero_mean_unknown() {
     let signals = say(&[
         ("apim-request-id", "3f"),
         ("x-ratelimit-limit-requests", "-1"),
@@ -190,7 +190,7 @@ fn azure_says_minus_one_and_zero_for_nothing() {
 }
 
 #[test]
-fn anthropic_without_a_hint_means_the_latest_reset_of_what_is_empty() {
+fn empty_anthropic_quotas_wait_for_the_latest_reset() {
     let quotas = [
         ("anthropic-ratelimit-requests-limit", "50"),
         ("anthropic-ratelimit-requests-remaining", "0"),
@@ -212,13 +212,13 @@ fn anthropic_without_a_hint_means_the_latest_reset_of_what_is_empty() {
     assert_eq!((hint.wait, hint.source, hint.is_capped), (millis(9_500), source, false));
     let tokens = signals.quota(Dimension::Tokens).unwrap();
     assert_eq!(numbers(tokens), (Some(48_000), Some(1), Some(Reset::Full(secs(0)))));
-    let said = say(&[&quotas[..], &[("retry-after", "2")]].concat());
-    assert_eq!(said.hint().unwrap().wait, secs(2));
-    assert_eq!(said.wait(secs(60)), secs(2));
+    let explicit = say(&[&quotas[..], &[("retry-after", "2")]].concat());
+    assert_eq!(explicit.hint().unwrap().wait, secs(2));
+    assert_eq!(explicit.wait(secs(60)), secs(2));
 }
 
 #[test]
-fn an_empty_quota_whose_reset_has_passed_is_no_hint() {
+fn empty_quota_with_past_reset_is_no_hint() {
     let signals = say(&[
         ("anthropic-ratelimit-requests-remaining", "0"),
         ("anthropic-ratelimit-requests-reset", "2026-01-31T09:29:59Z"),
@@ -229,14 +229,14 @@ fn an_empty_quota_whose_reset_has_passed_is_no_hint() {
 }
 
 #[test]
-fn an_empty_quota_of_something_else_holds_up_nobody() {
+fn empty_quota_of_another_dimension_is_no_hint() {
     let signals = say(&[("x-ratelimit-remaining-images", "0"), ("x-ratelimit-reset-images", "30")]);
     assert_eq!(only(&signals).label.as_deref(), Some("images"));
     assert_eq!(signals.hint(), None);
 }
 
 #[test]
-fn aws_is_followed_within_five_seconds_of_the_own_back_off() {
+fn aws_delay_is_bounded_by_own_backoff() {
     let wait = |value| say(&[("x-amz-retry-after", value)]).wait(secs(2));
     let table =
         [("0", 2_000), ("1500", 2_000), ("4500", 4_500), ("60000", 7_000), ("-1", 2_000), ("x", 2_000)];
@@ -249,7 +249,7 @@ fn aws_is_followed_within_five_seconds_of_the_own_back_off() {
 }
 
 #[test]
-fn the_structured_fields_of_the_ietf_are_joined_by_the_name_of_the_policy() {
+fn ietf_fields_are_joined_by_policy_name() {
     let signals = say(&[
         ("RateLimit-Policy", r#""burst";q=100;w=60, "bytes";q=5000;w=3600;qu="content-bytes""#),
         ("RateLimit", r#""burst";r=50;t=30"#),
@@ -285,7 +285,7 @@ fn older_drafts_of_the_ietf_are_read_too() {
 }
 
 #[test]
-fn malformed_structured_fields_are_ignored_and_counted() {
+fn malformed_structured_fields_are_counted() {
     let table = [
         ("RateLimit", "\"p\";r=50;t=", (1, 0)),
         ("RateLimit", "\"p\";r=50, \"q", (1, 0)),
@@ -310,7 +310,7 @@ fn malformed_structured_fields_are_ignored_and_counted() {
 }
 
 #[test]
-fn the_reset_of_everybody_else_is_told_apart_by_its_size() {
+fn common_reset_format_depends_on_its_size() {
     let table = [
         ("0", Some(millis(0))),
         ("60", Some(secs(60))),
@@ -349,7 +349,7 @@ fn the_reset_of_everybody_else_is_told_apart_by_its_size() {
 }
 
 #[test]
-fn numbers_that_cannot_be_true_are_ignored_and_counted() {
+fn implausible_numbers_are_ignored_and_counted() {
     let table = [
         ("10", "11", (Some(10), None), (0, 1)),
         ("10", "10", (Some(10), Some(10)), (0, 0)),
@@ -370,7 +370,7 @@ fn numbers_that_cannot_be_true_are_ignored_and_counted() {
 }
 
 #[test]
-fn a_full_quota_tells_no_refill_and_a_reset_at_once_neither() {
+fn full_quota_or_immediate_reset_has_no_refill() {
     let refill = |remaining, reset| {
         let signals = say(&[
             ("x-ratelimit-limit-tokens", "100"),
@@ -387,7 +387,7 @@ fn a_full_quota_tells_no_refill_and_a_reset_at_once_neither() {
 }
 
 #[test]
-fn no_more_quotas_are_kept_than_the_bound() {
+fn number_of_quotas_is_bounded() {
     let names: Vec<_> = (0..QUOTAS_MAX + 3).map(|number| format!("x-ratelimit-limit-kind{number}")).collect();
     let signals = read(names.iter().map(|name| (name, "5")), NOW);
     assert_eq!((signals.quotas.len(), signals.ignored), (QUOTAS_MAX, 3));
@@ -396,7 +396,7 @@ fn no_more_quotas_are_kept_than_the_bound() {
 }
 
 #[test]
-fn a_far_sides_clock_is_believed_within_a_day() {
+fn upstream_clock_is_trusted_within_a_day() {
     let at = |seconds: u64| Stamp::from_secs(NOW.as_micros() / 1_000_000 + seconds);
     let table: [(&[(&str, &str)], Stamp); 9] = [
         (&[], NOW),
@@ -417,7 +417,7 @@ fn a_far_sides_clock_is_believed_within_a_day() {
 }
 
 #[test]
-fn other_headers_and_other_bytes_say_nothing() {
+fn unknown_headers_and_bytes_are_ignored() {
     let signals = say(&[("date", "Sat, 31 Jan 2026 09:31:00 GMT"), ("x-ratelimit-used", "5"), ("", "")]);
     assert!(signals.is_empty());
     let signals = read([(b"retry-after".as_slice(), b"\xff\xfe".as_slice())], NOW);
@@ -461,13 +461,13 @@ fn any_value() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn whatever_is_sent_nothing_panics_and_every_bound_holds(
+    fn any_header_values_respect_all_bounds(
         headers in prop::collection::vec((prop::sample::select(&NAMES[..]), any_value()), 0..40),
         now in prop_oneof![Just(NOW.as_micros()), any::<u64>()],
         own in any::<u32>(),
     ) {
         let signals = read(headers.iter().map(|(name, value)| (*name, value)), Stamp::from_micros(now));
-        for hint in [signals.retry_after, signals.drained].into_iter().flatten() {
+        for hint in [signals.retry_after, signals.empty_quota].into_iter().flatten() {
             prop_assert!(hint.wait <= WAIT_MAX);
             prop_assert!(!hint.is_capped || hint.wait == WAIT_MAX);
         }
@@ -485,7 +485,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_no_header_or_one(
+    fn arbitrary_bytes_do_not_panic(
         headers in prop::collection::vec((any::<Vec<u8>>(), any::<Vec<u8>>()), 0..8),
         now in any::<u64>(),
     ) {
@@ -500,8 +500,8 @@ proptest! {
         let sorted = |headers: &[(&str, Vec<u8>)]| {
             let mut signals = read(headers.iter().map(|(name, value)| (*name, value)), NOW);
             signals.quotas.sort_by_key(|quota| format!("{quota:?}"));
-            // Of two that are empty for as long, either may be named.
-            let waits = (signals.wait(secs(1)), signals.retry_after, signals.drained.map(|hint| hint.wait));
+            // Of two quotas that are empty for equally long, either may be the source.
+            let waits = (signals.wait(secs(1)), signals.retry_after, signals.empty_quota.map(|hint| hint.wait));
             (waits, signals.amz_retry_after, signals.quotas, signals.malformed, signals.ignored)
         };
         let before = sorted(&headers);
@@ -510,7 +510,7 @@ proptest! {
     }
 
     #[test]
-    fn whole_seconds_are_what_they_say(seconds in 0_u64..=86_400) {
+    fn whole_seconds_are_exact(seconds in 0_u64..=86_400) {
         let hint = say(&[("retry-after", &seconds.to_string())]).retry_after.expect("a number");
         prop_assert_eq!(hint.wait, secs(seconds));
         let millis = (seconds * 1_000).to_string();
@@ -518,7 +518,7 @@ proptest! {
     }
 
     #[test]
-    fn a_refill_gives_back_what_is_missing_in_the_time_to_full(
+    fn refill_restores_missing_units_in_time_to_full(
         limit in 1_u64..1_000_000, left in any::<prop::sample::Index>(), millis in 1_u64..86_400_000,
     ) {
         let remaining = u64::try_from(left.index(usize::try_from(limit).expect("small"))).expect("small");

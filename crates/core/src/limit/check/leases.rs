@@ -1,4 +1,5 @@
-//! Leases one by one: each step counts once, nobody gives back more than it holds, nothing moves after the end.
+//! Checks each lease: a step applies once, a lease returns no more than it holds, and nothing moves after its
+//! end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +7,7 @@ use super::{BucketId, Kind, Move, Violation};
 use crate::limit::lease::LeaseId;
 use crate::time::Stamp;
 
-/// What is known of every lease of a log.
+/// The state of every lease of a log.
 #[derive(Debug, Default)]
 pub(super) struct Leases<'a> {
     leases: BTreeMap<LeaseId, Lease<'a>>,
@@ -15,9 +16,9 @@ pub(super) struct Leases<'a> {
 #[derive(Debug, Default)]
 struct Lease<'a> {
     held: BTreeMap<&'a BucketId, i128>,
-    /// Steps that took, with the bucket.
+    /// Steps that took units, with the bucket.
     charged: BTreeSet<(u32, &'a BucketId)>,
-    /// Steps that are to be all or nothing: when, and how many buckets each named.
+    /// The time and the number of named buckets of each all-or-nothing step.
     named: BTreeMap<u32, (Stamp, u32)>,
     end: Option<End<'a>>,
     has_drawn: bool,
@@ -27,13 +28,13 @@ struct Lease<'a> {
 struct End<'a> {
     at: Stamp,
     step: u32,
-    /// What has been said of each bucket: one step may give back and then say what the lease ended at.
-    said: BTreeSet<(Kind, &'a BucketId)>,
+    /// The kinds seen for each bucket: one step may log a return and a settlement.
+    seen: BTreeSet<(Kind, &'a BucketId)>,
 }
 
 impl<'a> Leases<'a> {
-    /// Follows a movement, in the order of time and, for each lease, of steps. Answers by how much it changes what
-    /// is taken from the bucket.
+    /// Applies a movement, in order of time and, for each lease, of steps. Returns the change of the units
+    /// taken from the bucket.
     pub(super) fn follow(
         &mut self,
         at: Stamp,
@@ -67,7 +68,8 @@ impl<'a> Leases<'a> {
         delta
     }
 
-    /// What shows only when all is known: steps that were not all or nothing. Answers the leases that are open.
+    /// Checks what needs the whole log: steps that were not all or nothing, and units kept after the end.
+    /// Returns the open leases.
     pub(super) fn finish(&self, violations: &mut Vec<Violation>) -> Vec<LeaseId> {
         for (id, lease) in &self.leases {
             for (step, (at, named)) in &lease.named {
@@ -84,7 +86,7 @@ impl<'a> Leases<'a> {
             let kept = lease
                 .held
                 .iter()
-                .filter(|(bucket, held)| **held > 0 && !end.said.contains(&(Kind::Settle, **bucket)));
+                .filter(|(bucket, held)| **held > 0 && !end.seen.contains(&(Kind::Settle, **bucket)));
             violations.extend(kept.map(|(bucket, held)| {
                 let bucket = (*bucket).clone();
                 Violation::Kept { bucket, at: end.at, lease: *id, held: *held }
@@ -95,7 +97,7 @@ impl<'a> Leases<'a> {
 }
 
 impl<'a> Lease<'a> {
-    /// A step that takes, or an adjustment: it counts once, and not after the end.
+    /// Checks that a step that takes, or an adjustment, applies once and not after the end.
     fn charge(&mut self, at: Stamp, bucket: &'a BucketId, movement: &Move) -> Option<Violation> {
         let Move { lease, step, units, kind, buckets } = *movement;
         if kind != Kind::Adjust && buckets > 0 {
@@ -108,11 +110,11 @@ impl<'a> Lease<'a> {
         Some(Violation::AfterEnd { bucket: bucket.clone(), at, lease, step, kind, units, ended })
     }
 
-    /// A step that ends the lease: it is the only one, and says each thing once of each bucket.
+    /// Checks that only one step ends the lease, with each kind once for each bucket.
     fn end(&mut self, at: Stamp, bucket: &'a BucketId, movement: &Move) -> Option<Violation> {
         let Move { lease, step, units, kind, .. } = *movement;
-        let end = self.end.get_or_insert_with(|| End { at, step, said: BTreeSet::new() });
-        let is_first = end.said.insert((kind, bucket));
+        let end = self.end.get_or_insert_with(|| End { at, step, seen: BTreeSet::new() });
+        let is_first = end.seen.insert((kind, bucket));
         if is_first && (end.at, end.step) == (at, step) {
             return None;
         }

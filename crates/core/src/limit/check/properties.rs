@@ -1,5 +1,5 @@
-//! The checker against core's own meter, which it must never doubt, against all windows one by one, which it must
-//! agree with, and against buckets that leak.
+//! Property tests of the checker: no false positive for core's own meter, agreement with a check of all
+//! windows one by one, and detection of buckets that leak.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,47 +37,47 @@ fn any_rule() -> impl Strategy<Value = Arc<Rule>> {
     (1_u64..200, period, 1_u64..100).prop_map(|(amount, period, burst)| rule(amount, period, burst))
 }
 
-/// One thing a simulated store is asked to do, after a gap.
+/// An operation of a simulated store.
 #[derive(Debug, Clone)]
-enum Ask {
+enum Operation {
     Draw(u64),
     Extend(usize, u64),
     Adjust(usize, i64),
     Cancel(usize),
     Settle(usize, u64),
     Reshape(Arc<Rule>),
-    /// Forgets the bucket if it is full.
-    Forget,
+    /// Evicts the bucket if it is full.
+    Evict,
 }
 
-fn any_ask() -> impl Strategy<Value = (u64, Ask)> {
+fn any_operation() -> impl Strategy<Value = (u64, Operation)> {
     let gap = prop_oneof![4 => Just(0), 2 => 1_u64..3, 2 => 0_u64..20_000, 1 => 0_u64..20_000_000];
     let which = 0_usize..64;
-    let ask = prop_oneof![
-        8 => (0_u64..60).prop_map(Ask::Draw),
-        3 => (which.clone(), 0_u64..40).prop_map(|(which, units)| Ask::Extend(which, units)),
-        2 => (which.clone(), -50_i64..50).prop_map(|(which, units)| Ask::Adjust(which, units)),
-        3 => which.clone().prop_map(Ask::Cancel),
-        3 => (which, 0_u64..80).prop_map(|(which, units)| Ask::Settle(which, units)),
-        2 => any_rule().prop_map(Ask::Reshape),
-        1 => Just(Ask::Forget),
+    let operation = prop_oneof![
+        8 => (0_u64..60).prop_map(Operation::Draw),
+        3 => (which.clone(), 0_u64..40).prop_map(|(which, units)| Operation::Extend(which, units)),
+        2 => (which.clone(), -50_i64..50).prop_map(|(which, units)| Operation::Adjust(which, units)),
+        3 => which.clone().prop_map(Operation::Cancel),
+        3 => (which, 0_u64..80).prop_map(|(which, units)| Operation::Settle(which, units)),
+        2 => any_rule().prop_map(Operation::Reshape),
+        1 => Just(Operation::Evict),
     ];
-    (gap, ask)
+    (gap, operation)
 }
 
-/// A store of one bucket that does as it should, and writes down what it does.
-struct Exact {
+/// A correct store of one bucket, with a log of its movements.
+struct ExactStore {
     meter: Option<Meter>,
     rule: Arc<Rule>,
     version: Version,
     now: Stamp,
-    /// Open leases: id, last step, what it holds.
+    /// Open leases: id, last step, units held.
     leases: Vec<(LeaseId, u32, u64)>,
     begun: u128,
     log: Vec<Entry>,
 }
 
-impl Exact {
+impl ExactStore {
     fn new(rule: Arc<Rule>) -> Self {
         let now = Stamp::from_micros(START);
         Self { meter: None, rule, version: Version::ZERO, now, leases: Vec::new(), begun: 0, log: Vec::new() }
@@ -95,15 +95,15 @@ impl Exact {
         self.log.push(Entry::moved(self.now, id(), Move::new(kind, lease, step, units)));
     }
 
-    /// Takes `units` if they are there.
+    /// Takes `units` if they are available.
     fn take(&mut self, units: u64) -> bool {
         let now = self.now;
         let meter = self.meter();
-        let is_there = meter.ready_at(units, now) <= now;
-        if is_there {
+        let is_available = meter.ready_at(units, now) <= now;
+        if is_available {
             meter.take(units, now);
         }
-        is_there
+        is_available
     }
 
     fn change(&mut self, delta: i64) {
@@ -115,10 +115,10 @@ impl Exact {
         (!self.leases.is_empty()).then(|| which % self.leases.len())
     }
 
-    fn run(&mut self, gap: u64, ask: &Ask) {
+    fn run(&mut self, gap: u64, operation: &Operation) {
         self.now = Stamp::from_micros(self.now.as_micros() + gap);
-        match ask {
-            Ask::Draw(units) => {
+        match operation {
+            Operation::Draw(units) => {
                 if self.take(*units) {
                     self.begun += 1;
                     let lease = LeaseId::from_number(self.begun);
@@ -126,21 +126,21 @@ impl Exact {
                     self.write(Kind::Draw, lease, 0, signed(*units));
                 }
             }
-            Ask::Extend(which, units) => self.extend(*which, *units),
-            Ask::Adjust(which, delta) => self.adjust(*which, *delta),
-            Ask::Cancel(which) => {
+            Operation::Extend(which, units) => self.extend(*which, *units),
+            Operation::Adjust(which, delta) => self.adjust(*which, *delta),
+            Operation::Cancel(which) => {
                 if let Some(place) = self.pick(*which) {
                     let (lease, step, held) = self.leases.swap_remove(place);
                     self.change(-signed(held));
                     self.write(Kind::Return, lease, step + 1, -signed(held));
                 }
             }
-            Ask::Settle(which, actual) => self.settle(*which, *actual),
-            Ask::Reshape(rule) => {
+            Operation::Settle(which, actual) => self.settle(*which, *actual),
+            Operation::Reshape(rule) => {
                 self.rule = Arc::clone(rule);
                 self.version = self.version.next();
             }
-            Ask::Forget => {
+            Operation::Evict => {
                 let now = self.now;
                 self.meter = self.meter.take().filter(|meter| !meter.is_full(now));
             }
@@ -183,7 +183,8 @@ fn signed(units: u64) -> i64 {
     i64::try_from(units).expect("few")
 }
 
-/// The same entries in another order; those of one lease and step keep theirs, as the sort by step cannot restore it.
+/// The entries in random order, except within one lease and step, where the sort by step cannot restore the
+/// order.
 fn shuffled(log: &[Entry], seed: u64) -> Vec<Entry> {
     let mut random = Random::seeded(seed);
     let is_settled = |entry: &Entry| matches!(entry.what, What::Moved(moved) if moved.kind == Kind::Settle);
@@ -196,7 +197,7 @@ fn shuffled(log: &[Entry], seed: u64) -> Vec<Entry> {
     first
 }
 
-/// Whether every window that ends with a draw is within burst + rate·W: all of them, one by one.
+/// Whether every window that ends with a draw is within burst + rate·W, checked one by one.
 fn all_windows_hold(shape: &Shape<Stamp>, moves: &[(u64, Kind, i64)]) -> bool {
     let (amount, period) =
         (i128::from(shape.amount()), i128::try_from(shape.period().as_micros()).expect("short"));
@@ -213,17 +214,17 @@ fn all_windows_hold(shape: &Shape<Stamp>, moves: &[(u64, Kind, i64)]) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Draws, extensions, adjustments, endings, new rules and forgotten buckets, many at the same time, told in any
-    /// order: an exact store is never doubted.
+    /// Draws, extensions, adjustments, endings, new rules and evicted buckets, many at the same time and
+    /// logged in any order: no violation is reported for an exact store.
     #[test]
-    fn an_exact_store_is_never_doubted(
+    fn exact_store_has_no_violations(
         first in any_rule(),
-        asks in prop::collection::vec(any_ask(), 1..120),
+        operations in prop::collection::vec(any_operation(), 1..120),
         seed in any::<u64>(),
     ) {
-        let mut store = Exact::new(first);
-        for (gap, ask) in &asks {
-            store.run(*gap, ask);
+        let mut store = ExactStore::new(first);
+        for (gap, operation) in &operations {
+            store.run(*gap, operation);
         }
         let report = check(&store.log);
         prop_assert!(report.is_exact(), "{report}\n{:#?}", store.log);
@@ -232,7 +233,7 @@ proptest! {
         prop_assert_eq!(report.open.len(), store.leases.len());
     }
 
-    /// Whatever moved, one at a time: the one pass finds an excess exactly where some window has one.
+    /// For moves one at a time, the single pass finds an excess exactly if some window has one.
     #[test]
     fn one_pass_agrees_with_all_windows(
         rule in any_rule(),
@@ -241,7 +242,7 @@ proptest! {
         let mut now = START;
         let moves: Vec<(u64, Kind, i64)> = moves.into_iter().map(|(gap, kind, units)| {
             now += gap;
-            // What goes back is drawn by nobody here: only the level is looked at.
+            // Only the level is checked: returns here belong to no draw.
             let (kind, sign) = [(Kind::Draw, 1), (Kind::Adjust, 1), (Kind::Adjust, -1)][kind];
             (now, kind, units * sign)
         }).collect();
@@ -256,7 +257,7 @@ proptest! {
     }
 }
 
-/// A bucket that counts whole units and when it last refilled, as most do, with a leak to choose.
+/// A bucket that counts whole units and its last refill, as most implementations do, with a selectable leak.
 struct Leaky {
     leak: Leak,
     level: i64,
@@ -266,15 +267,15 @@ struct Leaky {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leak {
     None,
-    /// Credits the time that made no whole unit, and counts it again, as a "drift compensation" does.
+    /// Credits the time that refilled no whole unit twice, as a "drift compensation" does.
     Drift,
-    /// A level never falls below nothing.
+    /// The level never falls below zero.
     ForgetsDebt,
-    /// What comes back may fill it beyond the burst.
+    /// Returns may fill it beyond the burst.
     Overfills,
 }
 
-/// 1,000 in 3 s, and as much at once.
+/// 1,000 per 3 s, with the same burst.
 const AMOUNT: u64 = 1_000;
 const PERIOD: u64 = 3_000_000;
 const FULL: i64 = 1_000;
@@ -291,8 +292,8 @@ impl Leaky {
     }
 }
 
-/// What the checker says of a bucket that is polled every millisecond of 10 s by people who take, use more than they
-/// said, and give back.
+/// The checker's report on a bucket that is polled every millisecond for 10 s by callers that take, exceed
+/// their estimate, and return.
 fn polled(leak: Leak) -> Report {
     let mut bucket = Leaky { leak, level: FULL, refilled: START };
     let rule = rule(AMOUNT, PERIOD, AMOUNT);
@@ -331,7 +332,7 @@ fn polled(leak: Leak) -> Report {
 }
 
 #[test]
-fn buckets_that_leak_are_found() {
+fn leaking_buckets_are_found() {
     let sound = polled(Leak::None);
     assert!(sound.is_exact(), "{sound}");
     for leak in [Leak::Drift, Leak::ForgetsDebt] {
@@ -341,8 +342,8 @@ fn buckets_that_leak_are_found() {
 }
 
 #[test]
-fn a_bucket_that_what_returns_overfills_is_found() {
-    // Drawn at once, refilled while it is held, and given back on top of that: 2,000 for a burst of 1,000.
+fn bucket_overfilled_by_returns_is_found() {
+    // Drawn at once, refilled while held, and then returned: 2,000 for a burst of 1,000.
     for (leak, is_exact) in [(Leak::None, true), (Leak::Overfills, false)] {
         let mut bucket = Leaky { leak, level: FULL, refilled: START };
         let rule = rule(AMOUNT, PERIOD, AMOUNT);

@@ -1,4 +1,4 @@
-//! What a log shows: what moved, what is open, and everything that is not exact, each as one sentence.
+//! The report of the checker: totals, open leases, and one sentence for each violation.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,28 +10,28 @@ use crate::limit::lease::LeaseId;
 use crate::limit::name::Subject;
 use crate::time::Stamp;
 
-/// What a log shows.
+/// The result of checking a log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What was not exact, lease by lease in the order of time, then bucket by bucket.
+    /// Violations of leases in order of time, then of buckets.
     pub violations: Vec<Violation>,
-    /// What was granted while the store was away.
+    /// Grants while the store was unavailable.
     pub degraded: Vec<(BucketId, Move)>,
-    /// What moved, for each bucket.
+    /// Units moved, by bucket.
     pub totals: BTreeMap<BucketId, Totals>,
     /// Leases that drew and have not ended.
     pub open: Vec<LeaseId>,
 }
 
 impl Report {
-    /// Whether nothing is wrong. Leases that are open are not wrong, nor are degraded ones.
+    /// Whether there is no violation. Open leases and degraded grants are not violations.
     pub const fn is_exact(&self) -> bool {
         self.violations.is_empty()
     }
 }
 
 impl fmt::Display for Report {
-    /// One violation on each line, or that there are none.
+    /// A summary, and each violation on its own line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (buckets, open, degraded) = (self.totals.len(), self.open.len(), self.degraded.len());
         write!(f, "{buckets} buckets, {open} leases open, {degraded} grants degraded: ")?;
@@ -43,23 +43,23 @@ impl fmt::Display for Report {
     }
 }
 
-/// What moved in or out of one bucket.
+/// The units moved in and out of one bucket.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Taken by draws and extensions.
     pub drawn: i128,
-    /// Taken, there or not, by adjustments and by settling above what was held.
+    /// Taken, available or not, by adjustments and by settling above the units held.
     pub declared: i128,
-    /// Given back by whatever.
+    /// Returned by any kind of step.
     pub returned: i128,
-    /// What leases ended at.
+    /// The sum that leases were settled at.
     pub settled: i128,
-    /// Leases that ended at something, be it nothing.
+    /// Settled leases, including those settled at zero.
     pub leases: u64,
 }
 
 impl Totals {
-    /// Counts a movement that changed the bucket by `delta`.
+    /// Adds a movement that changed the bucket by `delta`.
     pub(super) fn add(&mut self, movement: &Move, delta: i128) {
         match movement.kind {
             Kind::Draw | Kind::Extend => self.drawn += delta,
@@ -73,100 +73,100 @@ impl Totals {
     }
 }
 
-/// What is not exact.
+/// A violation of exactness.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A draw was admitted that was not there.
+    /// A draw was admitted although its units were not available.
     #[error(
         "{bucket}: {taken} taken from {since} to {at}, {} more than the {allowed} that burst and rate allow",
         taken - allowed
     )]
     Excess {
-        /// From which bucket.
+        /// The bucket.
         bucket: BucketId,
-        /// When.
+        /// The time.
         at: Stamp,
         /// When the bucket was last full.
         since: Stamp,
-        /// What was taken since then, less what was given back.
+        /// Units taken since then, minus units returned.
         taken: i128,
-        /// What burst and rate allow.
+        /// The units that burst and rate allow.
         allowed: i128,
     },
-    /// Units moved in a bucket whose shape nobody has told.
-    #[error("{bucket}: {units} units moved at {at}, and no shape was known")]
+    /// Units moved in a bucket before its shape was logged.
+    #[error("{bucket}: {units} units moved at {at} before its shape was known")]
     NoShape {
-        /// In which bucket.
+        /// The bucket.
         bucket: BucketId,
-        /// When.
+        /// The time.
         at: Stamp,
-        /// How many.
+        /// The units.
         units: i64,
     },
-    /// A step of a lease took twice.
-    #[error("{bucket}: step {step} of the lease {lease} counted again at {at}, for {units} units")]
+    /// A step of a lease was applied twice.
+    #[error("{bucket}: step {step} of the lease {lease} was applied again at {at}, for {units} units")]
     ChargedTwice {
-        /// From which bucket.
+        /// The bucket.
         bucket: BucketId,
-        /// When it counted again.
+        /// When it was applied again.
         at: Stamp,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// Which step.
+        /// The step.
         step: u32,
-        /// For how many units.
+        /// The units.
         units: i64,
     },
-    /// A lease gave back what it did not hold.
+    /// A lease returned more than it held.
     #[error(
-        "{bucket}: the lease {lease} gave back {returned} at {at}, {} more than the {held} it held",
+        "{bucket}: the lease {lease} returned {returned} at {at}, {} more than the {held} it held",
         returned - held
     )]
     ReturnedTooMuch {
-        /// To which bucket.
+        /// The bucket.
         bucket: BucketId,
-        /// When.
+        /// The time.
         at: Stamp,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// What it held there.
+        /// The units it held.
         held: i128,
-        /// What it gave back.
+        /// The units it returned.
         returned: i128,
     },
-    /// Something moved for a lease that had ended.
+    /// Units moved for a lease that had ended.
     #[error(
         "{bucket}: {kind} of {units} units at {at} as step {step} of the lease {lease}, which ended at {ended}"
     )]
     AfterEnd {
-        /// In which bucket.
+        /// The bucket.
         bucket: BucketId,
-        /// When.
+        /// The time.
         at: Stamp,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// Which step.
+        /// The step.
         step: u32,
-        /// How.
+        /// The kind of step.
         kind: Kind,
-        /// How many units.
+        /// The units.
         units: i64,
         /// When it had ended.
         ended: Stamp,
     },
-    /// A lease ended again.
+    /// A lease ended twice.
     #[error("{bucket}: {kind} of {units} units at {at} ends the lease {lease} again, which ended at {ended}")]
     EndedTwice {
-        /// In which bucket.
+        /// The bucket.
         bucket: BucketId,
-        /// When.
+        /// The time.
         at: Stamp,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// How.
+        /// The kind of step.
         kind: Kind,
-        /// How many units.
+        /// The units.
         units: i64,
         /// When it had ended.
         ended: Stamp,
@@ -174,55 +174,55 @@ pub enum Violation {
     /// A draw or an extension was not all or nothing.
     #[error("step {step} of the lease {lease} took from {found} of the {named} buckets it named, at {at}")]
     Partial {
-        /// When.
+        /// The time.
         at: Stamp,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// Which step.
+        /// The step.
         step: u32,
         /// Buckets it took from.
         found: u32,
         /// Buckets it named.
         named: u32,
     },
-    /// A lease ended and kept what it held.
+    /// A lease ended, and units it held were neither returned nor settled.
     #[error(
-        "{bucket}: the lease {lease} ended at {at}, and {held} units it held there neither returned nor were settled"
+        "{bucket}: the lease {lease} ended at {at} and neither returned nor settled {held} of the units it held"
     )]
     Kept {
-        /// Of which bucket.
+        /// The bucket.
         bucket: BucketId,
         /// When it ended.
         at: Stamp,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// What it held.
+        /// The units it held.
         held: i128,
     },
-    /// Something moved for a lease that never drew.
+    /// Units moved for a lease that never drew.
     #[error("{bucket}: {kind} of {units} units at {at} for the lease {lease}, which never drew")]
     NoDraw {
-        /// In which bucket.
+        /// The bucket.
         bucket: BucketId,
-        /// When.
+        /// The time.
         at: Stamp,
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
-        /// How.
+        /// The kind of step.
         kind: Kind,
-        /// How many units.
+        /// The units.
         units: i64,
     },
-    /// The ledger does not say what was settled.
+    /// The ledger differs from the settled units.
     #[error("{limit} of {subject}: the ledger has {ledger} units, and leases were settled at {settled}")]
     Ledger {
-        /// Whose usage.
+        /// The subject.
         subject: Subject,
-        /// Of which limit.
+        /// The limit.
         limit: String,
-        /// What the ledger says.
+        /// The units in the ledger.
         ledger: i128,
-        /// What leases were settled at.
+        /// The units that leases were settled at.
         settled: i128,
     },
 }

@@ -1,9 +1,9 @@
-//! Limits as text: `tpm:100k/min:150k` is 100,000 a minute of `tpm`, and 150,000 at once.
+//! Limits as text: `tpm:100k/min:150k` is 100,000 `tpm` per minute with a burst of 150,000.
 //!
-//! A limit is `name:amount/period[:burst]`. Amount and burst are whole numbers, in decimal thousands where `k`, `M`
-//! or `G` is behind them: `1.5k` is 1,500. A period is a unit (`s`, `m`, `h`, `d`, or in longer words `sec`,
-//! `second`, `min`, `minute`, `hour`, `day`), or a whole number and one of these (`30s`, `2h`) or of the
-//! smaller `ms`, `us` and `ns`.
+//! The format is `name:amount/period[:burst]`. Amount and burst are whole numbers with an optional decimal
+//! suffix `k`, `M` or `G`: `1.5k` is 1,500. A period is a unit (`s`, `m`, `h`, `d`, or the longer `sec`,
+//! `second`, `min`, `minute`, `hour`, `day`), or a whole number with one of these units (`30s`, `2h`) or with
+//! `ms`, `us` or `ns`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use super::{InvalidLimit, Limit, Rule};
 /// Suffixes of numbers, the largest first.
 const SUFFIXES: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)];
 
-/// Units of periods in nanoseconds, the longest first; of several words for one, that which is written.
+/// Units of periods in nanoseconds, the longest first. Of several words for one unit, the first is displayed.
 const UNITS: [(&str, u64); 15] = [
     ("day", 86_400_000_000_000),
     ("d", 86_400_000_000_000),
@@ -33,13 +33,13 @@ const UNITS: [(&str, u64); 15] = [
     ("ns", 1),
 ];
 
-/// Units that need a number: nobody means a limit per bare millisecond, and `m` is a minute.
-const COUNTED: u64 = 1_000_000;
+/// Units up to this need a number: a bare `ms` is probably a mistake for `m`, a minute.
+const NEEDS_NUMBER: u64 = 1_000_000;
 
 impl FromStr for Limit {
     type Err = InvalidLimit;
 
-    /// Reads `name:amount/period[:burst]`.
+    /// Parses `name:amount/period[:burst]`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -56,7 +56,7 @@ impl FromStr for Limit {
 }
 
 impl fmt::Display for Limit {
-    /// Writes what is read back as the same limit, if it is one that can be.
+    /// Writes text that parses as the same limit, if the limit is valid.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}/{}", self.name, Number(self.amount), Period(self.period))?;
         match self.burst {
@@ -67,7 +67,7 @@ impl fmt::Display for Limit {
 }
 
 impl fmt::Display for Rule {
-    /// As the limit it was made of is written; a burst that is the amount is left out.
+    /// Writes the rule as its limit, without a burst that equals the amount.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (amount, burst) = (self.shape.amount(), self.shape.burst());
         let burst = Some(burst).filter(|burst| *burst != amount);
@@ -76,7 +76,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The limit that `text` says, or why it says none.
+/// The limit, or why `text` is not one.
 fn parse(text: &str) -> Result<Limit, String> {
     let mut parts = text.split(':');
     let name = parts.next().unwrap_or_default();
@@ -95,7 +95,7 @@ fn parse(text: &str) -> Result<Limit, String> {
     Ok(Limit { name: name.to_owned(), amount, period, burst })
 }
 
-/// A whole number with or without a suffix.
+/// A whole number with an optional suffix.
 fn number(what: &str, text: &str) -> Result<u64, String> {
     let (digits, factor) = SUFFIXES
         .iter()
@@ -104,27 +104,29 @@ fn number(what: &str, text: &str) -> Result<u64, String> {
     let (whole, part) = digits.split_once('.').unwrap_or((digits, "0"));
     if !is_digits(whole) || !is_digits(part) {
         let shown = shown(text);
-        return Err(format!("{what} `{shown}` is no number of digits, with k, M or G behind them or not"));
+        return Err(format!(
+            "{what} `{shown}` is not a number: expected digits, optionally followed by k, M or G"
+        ));
     }
-    // A suffix moves the point by at most nine digits: what is behind those is a fraction, or nothing.
+    // A suffix moves the point by at most nine digits: further digits are a fraction, or zeros.
     let part = part.trim_end_matches('0');
     let scale = u32::try_from(part.len()).ok().and_then(|digits| 10_u64.checked_pow(digits));
     let fraction = match scale {
         Some(scale) if factor.is_multiple_of(scale) => part.parse().unwrap_or(0) * (factor / scale),
-        _ => return Err(format!("{what} `{}` is no whole number", shown(text))),
+        _ => return Err(format!("{what} `{}` is not a whole number", shown(text))),
     };
     let value = whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(factor)?.checked_add(fraction));
     value.ok_or_else(|| format!("{what} `{}` is more than {}", shown(text), u64::MAX))
 }
 
-/// A unit, or a whole number of one.
+/// A unit, optionally preceded by a whole number.
 fn duration(text: &str) -> Result<Duration, String> {
     let start = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (count, unit) = text.split_at(start);
     let Some((_, nanos)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-        return Err(format!("the period `{}` has no unit that is one of s, m, h, d, ms, us", shown(text)));
+        return Err(format!("the period `{}` has no unit: expected s, m, h, d, ms or us", shown(text)));
     };
-    if count.is_empty() && *nanos <= COUNTED {
+    if count.is_empty() && *nanos <= NEEDS_NUMBER {
         return Err(format!("the period `{}` has no number; write 1{unit}", shown(text)));
     }
     let count = if count.is_empty() { Some(1) } else { count.parse().ok() };
@@ -138,7 +140,7 @@ fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|letter| letter.is_ascii_digit())
 }
 
-/// Text from outside as it may stand in a message: without control characters, and not long.
+/// External text for a message: control characters are escaped, and it is truncated.
 fn shown(text: &str) -> String {
     const LETTERS_MAX: usize = 80;
     let mut letters = text.chars();
@@ -168,12 +170,12 @@ impl fmt::Display for Period {
         let nanos = self.0.as_nanos();
         let fits = |per_unit: u64| nanos > 0 && nanos.is_multiple_of(per_unit.into());
         match UNITS.iter().find(|(_, per_unit)| fits(*per_unit)) {
-            Some((unit, per_unit)) if nanos == u128::from(*per_unit) && *per_unit > COUNTED => {
+            Some((unit, per_unit)) if nanos == u128::from(*per_unit) && *per_unit > NEEDS_NUMBER => {
                 f.write_str(unit)
             }
             Some((unit, per_unit)) => {
-                // A number goes with the one letter there is for a minute and a day.
-                let short = if *per_unit > COUNTED { &unit[..1] } else { unit };
+                // A number is followed by the short unit of a minute or a day.
+                let short = if *per_unit > NEEDS_NUMBER { &unit[..1] } else { unit };
                 write!(f, "{}{short}", nanos / u128::from(*per_unit))
             }
             None => f.write_str("0s"),
@@ -189,7 +191,7 @@ mod tests {
     use crate::bucket::{AMOUNT_MAX, PERIOD_MAX};
 
     #[test]
-    fn a_limit_is_read_and_written() {
+    fn limit_text_is_parsed_and_displayed() {
         let seconds = |seconds| Duration::from_secs(seconds);
         let table = [
             ("tpm:100k/min:150k", Limit::per_minute("tpm", 100_000).burst(150_000), "tpm:100k/min:150k"),
@@ -218,41 +220,44 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_limit_is_refused_with_the_part_and_the_bound() {
+    fn invalid_text_error_has_part_and_bound() {
         let table = [
             ("", "there is no `:` between the name and the amount"),
             ("tpm", "there is no `:`"),
             ("tpm:5", "there is no `/` between the amount and the period"),
             (":5/m", "the name is empty"),
-            ("tpm:/m", "the amount `` is no number"),
-            ("tpm:-5/m", "the amount `-5` is no number"),
-            ("tpm:+5/m", "the amount `+5` is no number"),
-            ("tpm:NaN/m", "the amount `NaN` is no number"),
-            ("tpm:1e3/m", "the amount `1e3` is no number"),
-            ("tpm:.5k/m", "the amount `.5k` is no number"),
-            ("tpm:5K/m", "the amount `5K` is no number of digits, with k, M or G behind them or not"),
-            ("tpm:٣/m", "the amount `٣` is no number"),
-            ("tpm:5.5/m", "the amount `5.5` is no whole number"),
-            ("tpm:1.0005k/m", "the amount `1.0005k` is no whole number"),
-            ("tpm:1.00000000000000000000000000000001G/m", "is no whole number"),
+            ("tpm:/m", "the amount `` is not a number"),
+            ("tpm:-5/m", "the amount `-5` is not a number"),
+            ("tpm:+5/m", "the amount `+5` is not a number"),
+            ("tpm:NaN/m", "the amount `NaN` is not a number"),
+            ("tpm:1e3/m", "the amount `1e3` is not a number"),
+            ("tpm:.5k/m", "the amount `.5k` is not a number"),
+            (
+                "tpm:5K/m",
+                "the amount `5K` is not a number: expected digits, optionally followed by k, M or G",
+            ),
+            ("tpm:٣/m", "the amount `٣` is not a number"),
+            ("tpm:5.5/m", "the amount `5.5` is not a whole number"),
+            ("tpm:1.0005k/m", "the amount `1.0005k` is not a whole number"),
+            ("tpm:1.00000000000000000000000000000001G/m", "is not a whole number"),
             ("tpm:20000000000G/m", "the amount `20000000000G` is more than 18446744073709551615"),
             ("tpm:99999999999999999999999/m", "is more than 18446744073709551615"),
             ("tpm:0/m", "the limit `tpm`: 0 units per period, outside 1..=1099511627776"),
             ("tpm:2000G/m", "2000000000000 units per period, outside 1..=1099511627776"),
-            ("tpm:5/", "the period `` has no unit that is one of s, m, h, d, ms, us"),
+            ("tpm:5/", "the period `` has no unit: expected s, m, h, d, ms or us"),
             ("tpm:5/30", "the period `30` has no unit"),
             ("tpm:5/week", "the period `week` has no unit"),
             ("tpm:5/-1s", "the period `-1s` has no unit"),
             ("tpm:5/1.5s", "the period `1.5s` has no unit"),
             ("tpm:5/ms", "the period `ms` has no number; write 1ms"),
-            ("tpm:5/0s", "the limit `tpm`: a period of 0ns, no multiple of 1µs"),
-            ("tpm:5/500ns", "the limit `tpm`: a period of 500ns, no multiple of 1µs"),
+            ("tpm:5/0s", "the limit `tpm`: a period of 0ns, not a multiple of 1µs"),
+            ("tpm:5/500ns", "the limit `tpm`: a period of 500ns, not a multiple of 1µs"),
             ("tpm:5/400d", "the limit `tpm`: a period of 34560000s"),
             ("tpm:5/999999999d", "the period `999999999d` is more than 18446744073.709551615s"),
-            ("tpm:5/m:", "the burst `` is no number"),
+            ("tpm:5/m:", "the burst `` is not a number"),
             ("tpm:5/m:0", "the limit `tpm`: a burst of 0 units"),
             ("tpm:5/m:6:7", "`:7` is one part too many"),
-            ("t pm:5/m", "the limit `t pm` holds ' ' at byte 1"),
+            ("t pm:5/m", "the limit `t pm` has ' ' at byte 1"),
             ("tpm:5/m/s", "the period `m/s` has no unit"),
             ("tpm:5/m\n", "the period `m\\n` has no unit"),
         ];
@@ -266,7 +271,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_limit_is_written_and_read_back(
+        fn every_limit_roundtrips_as_text(
             name in "[a-zA-Z0-9_.-]{1,64}",
             amount in prop_oneof![1..=AMOUNT_MAX, (1_u64..1_000).prop_map(|thousands| thousands * 1_000)],
             micros in prop_oneof![1..=3_600_000_000_u64, (1_u64..366).prop_map(|days| days * 86_400_000_000)],
@@ -284,7 +289,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in any::<String>(), parts in "[a-z]:[0-9.kMG]{0,30}/[0-9]{0,30}[a-zµ]{0,3}(:[0-9k]{0,5})?") {
+        fn arbitrary_text_does_not_panic(text in any::<String>(), parts in "[a-z]:[0-9.kMG]{0,30}/[0-9]{0,30}[a-zµ]{0,3}(:[0-9k]{0,5})?") {
             let _ = text.parse::<Limit>();
             if let Ok(limit) = parts.parse::<Limit>() {
                 prop_assert_eq!(limit.to_string().parse(), Ok(limit));

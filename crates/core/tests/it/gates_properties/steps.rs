@@ -1,4 +1,4 @@
-//! Random plans, and random things that happen under them.
+//! Random plans, and random steps under them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tidegate_core::plan::{
     Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule, Slots,
 };
 
-/// The numbers of a plan that the model compares with.
+/// The numbers of a plan that the model checks.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) draft: Draft,
@@ -39,7 +39,7 @@ const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Something that is there more often than not.
+/// `Some` more often than not.
 fn some<S: Strategy>(strategy: S) -> impl Strategy<Value = Option<S::Value>>
 where
     S::Value: Clone,
@@ -47,7 +47,7 @@ where
     prop::option::weighted(0.6, strategy)
 }
 
-/// Plans of gates that time opens again: nobody waits for a return.
+/// Plans of timed gates only, so that no request waits for a completion.
 pub(crate) fn timed_limits() -> impl Strategy<Value = Limits> {
     let pace = (0_u64..400, 0_u64..2_000, prop_oneof![Just(0.0), 0.0..=1.0])
         .prop_map(|(min, more, jitter)| Pace::every(millis(min)).slowest(millis(min + more)).jitter(jitter));
@@ -96,7 +96,7 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
     let brake = (1_u32..4, 1_u64..3_000).prop_map(|(failures, span)| {
         Controller::Brake(Brake::default().at(failures, millis(span)).cooling(millis(span)))
     });
-    // Within what the rates here are, whether one is there or not.
+    // Bounds that contain all rates generated here.
     let aimd = (0.05..0.14, 40.0..80.0, 0.1..9.0, any::<bool>()).prop_map(|(min, max, increase, is_slow)| {
         let aimd = Aimd::default().within(min..=max).increase(increase).latency_target(millis(400));
         Controller::Aimd(if is_slow { aimd.slow_start() } else { aimd })
@@ -121,7 +121,7 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
         })
 }
 
-/// Without a rate there is none to move.
+/// `Aimd` needs a rate.
 fn fits(controller: &Controller, limits: &Limits) -> bool {
     !matches!(controller, Controller::Aimd(_)) || limits.draft.rate.is_some()
 }
@@ -165,7 +165,7 @@ fn any_step(limits: impl Strategy<Value = Limits> + 'static) -> impl Strategy<Va
     ]
 }
 
-/// Plans of slots and a rate alone; where that rate moves they look plain and are not.
+/// Plans of slots and a rate only; with an adaptive rate they are not plain.
 pub(crate) fn plain_limits() -> impl Strategy<Value = Limits> {
     any_limits().prop_map(|Limits { draft, burst, .. }| Limits {
         draft: Draft {
@@ -185,7 +185,7 @@ pub(crate) fn plain_limits() -> impl Strategy<Value = Limits> {
     })
 }
 
-/// Steps of which at most one closes, late.
+/// Random steps with at most one `Close`, in the second half.
 pub(crate) fn any_steps(limits: impl Strategy<Value = Limits> + 'static) -> impl Strategy<Value = Vec<Step>> {
     (prop::collection::vec(any_step(limits), 1..150), prop::option::weighted(0.3, any::<Index>())).prop_map(
         |(mut steps, close)| {

@@ -1,17 +1,17 @@
-//! A fuzzer without a tool: seeds, changed a little or a lot, the same ones in every run.
+//! A small deterministic fuzzer that mutates seeds.
 //!
-//! What it makes now and then becomes a seed itself, so that changes pile up. How many inputs it tries is the
-//! caller's; with `TIDEGATE_DEEP` set it is a thousand times as many.
+//! Some of its inputs become seeds themselves, so that mutations accumulate. The caller sets the number of
+//! inputs; with `TIDEGATE_DEEP` set it is multiplied by a thousand.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tidegate_core::random::Random;
 
-/// Seeds that came from other inputs; the oldest make room.
+/// The most seeds taken from inputs; new ones replace random old ones.
 const POOL_MAX: usize = 512;
-/// Longer inputs are tried, and become no seeds: they would slow down all that come of them.
+/// Longer inputs are tried but do not become seeds, because they would slow down all their descendants.
 const SEED_MAX: usize = 1_500;
-/// No input is longer.
+/// The longest input.
 const LENGTH_MAX: usize = 9_000;
 
 /// Makes inputs from seeds.
@@ -28,7 +28,8 @@ impl Mutator {
         Self { random: Random::seeded(seed), seeds, pool: Vec::new(), tokens }
     }
 
-    /// Tries `check` on so many inputs, a thousand times as many if deep, and shows the one that fails.
+    /// Runs `check` on `inputs` inputs (a thousand times as many with `TIDEGATE_DEEP`), and shows a failing
+    /// one.
     pub(crate) fn run(mut self, inputs: u64, check: impl Fn(&[u8], u64)) {
         let deep = if std::env::var_os("TIDEGATE_DEEP").is_some() { 1_000 } else { 1 };
         for number in 0..inputs * deep {
@@ -52,7 +53,7 @@ impl Mutator {
         input
     }
 
-    /// A seed, or what became one.
+    /// A seed, or an input that became one.
     fn pick(&mut self) -> Vec<u8> {
         let from = if self.pool.is_empty() || self.below(2) == 0 { &self.seeds } else { &self.pool };
         let at = usize::try_from(self.random.below(from.len() as u64)).expect("an index");
@@ -90,7 +91,7 @@ impl Mutator {
         }
     }
 
-    /// A part, mostly a short one.
+    /// A range within the input, mostly a short one.
     fn range(&mut self, length: usize) -> (usize, usize) {
         let from = self.below(length + 1);
         let most = if self.below(4) == 0 { length } else { 8 };
@@ -104,6 +105,6 @@ impl Mutator {
     }
 
     fn below(&mut self, span: usize) -> usize {
-        usize::try_from(self.random.below(span as u64)).expect("below what was a usize")
+        usize::try_from(self.random.below(span as u64)).expect("below a usize")
     }
 }

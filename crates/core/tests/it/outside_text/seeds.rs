@@ -1,6 +1,6 @@
-//! What the fuzzer begins with: headers and URLs as they are really sent, and words that are hard to read.
+//! Seeds of the fuzzer: real headers and URLs, and words that are hard to parse.
 
-/// Headers of one response each, a line for each header.
+/// The headers of one response each, one per line.
 pub(crate) const HEADERS: &[&str] = &[
     "retry-after: 9\nx-ratelimit-limit: 10\nx-ratelimit-remaining: 0\nx-ratelimit-reset: 4\nx-amz-retry-after: 800",
     "retry-after: 120",
@@ -26,7 +26,7 @@ pub(crate) const HEADERS: &[&str] = &[
     "x-ratelimit-limit-minute: 60\nx-ratelimit-remaining-minute: 0\nx-ratelimit-reset: Sat, 31 Jan 2026 09:31:00 GMT",
 ];
 
-/// Words from which readers of headers have been made to stumble.
+/// Words that tend to break header parsers.
 pub(crate) const HEADER_WORDS: &[&str] = &[
     "-1",
     "0",

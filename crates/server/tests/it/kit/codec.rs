@@ -1,4 +1,4 @@
-//! JSON for tests: only files of this name may use the crate that reads and writes it.
+//! JSON for tests: only files with this name may use `serde_json`.
 
 #![allow(unused_imports, reason = "each test program uses a part of it")]
 

@@ -1,4 +1,4 @@
-//! Time that stands still until a test moves it, while sockets work as usual.
+//! Paused time that only tests advance, while sockets work as usual.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -15,8 +15,8 @@ const HANG: Duration = Duration::new(120, 0);
 /// Timers of the runtime fire up to this much late.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
-/// While it exists, the clock of the runtime moves only by [`advance`]. A paused clock alone would run ahead whenever
-/// every task waits for a socket.
+/// While it exists, the clock of the runtime moves only by [`advance`]. A paused clock alone would run ahead
+/// whenever every task waits for a socket.
 pub(crate) struct Frozen(
     #[expect(dead_code, reason = "dropping it ends the blocking task")] mpsc::Sender<()>,
 );
@@ -25,14 +25,14 @@ impl Frozen {
     pub(crate) fn new() -> Self {
         tokio::time::pause();
         let (sender, receiver) = mpsc::channel::<()>();
-        // The clock does not advance by itself while a blocking task runs. When this one gives up, the clock runs ahead to
-        // the next timeout, and the test that hangs fails.
+        // The clock does not advance by itself while a blocking task runs. When this one gives up, the clock
+        // runs ahead to the next timeout, and the test that hangs fails.
         tokio::task::spawn_blocking(move || receiver.recv_timeout(HANG));
         Self(sender)
     }
 }
 
-/// Waits for a condition that other tasks bring about, without the clock of the runtime.
+/// Waits for a condition that other tasks bring about, without the runtime's clock.
 pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -41,7 +41,7 @@ pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Lets every task do what it can do at this time.
+/// Lets every task make progress without advancing the clock.
 pub(crate) async fn settle_down() {
     for _ in 0..500 {
         yield_now().await;

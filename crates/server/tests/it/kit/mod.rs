@@ -1,4 +1,4 @@
-//! What the tests share: a server on a port of its own, clients for it, certificates, and time that stands still.
+//! Shared test helpers: a server on its own port, clients, certificates and paused time.
 
 pub(crate) mod codec;
 pub(crate) mod frozen;

@@ -1,4 +1,4 @@
-//! Certificates for tests, in files.
+//! Test certificates.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
@@ -65,7 +65,7 @@ impl Authority {
         self.sign(&client(uri, common, until))
     }
 
-    /// The same with a serial number longer than the 20 bytes it may have, which not every library reads.
+    /// Like `client`, with a serial number above the maximum of 20 bytes, which not every library accepts.
     pub(crate) fn overlong(&self, uri: &str) -> Pair {
         let mut params = client(uri, "x", 2090);
         params.serial_number = Some(SerialNumber::from_slice(&[1; 30]));
@@ -99,8 +99,8 @@ fn client(uri: &str, common: &str, until: i32) -> CertificateParams {
 }
 
 impl Pair {
-    /// Writes the two files of this name in a folder, one after the other. Each replaces an older one at once: no reader
-    /// sees a part of it.
+    /// Writes the two files of this name in a folder, one after the other. Each replaces an older one at
+    /// once: no reader sees a part of it.
     pub(crate) fn write(&self, folder: &Path, name: &str) -> (PathBuf, PathBuf) {
         let files = (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")));
         for (file, text) in [(&files.0, &self.cert), (&files.1, &self.key)] {

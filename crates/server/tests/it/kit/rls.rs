@@ -16,19 +16,19 @@ use tonic::{Request, Status};
 use crate::kit::codec::Value;
 use crate::kit::{Kit, NOW, any_port, make_token};
 
-/// A server, and a connection to it.
+/// A server and a connection to it.
 pub(crate) struct Rls {
     pub(crate) kit: Kit,
     pub(crate) channel: Channel,
 }
 
-/// Rules of these values.
+/// Parses rules.
 pub(crate) fn rules(config: Value) -> EnvoyRules {
-    EnvoyConfig::read(config).expect("it is well-formed").rules().expect("they can be")
+    EnvoyConfig::read(config).expect("it is well-formed").rules().expect("valid rules")
 }
 
 impl Rls {
-    /// A server over a store in memory, with 5 requests and 100 tokens a minute for each entity.
+    /// Starts a server over an in-memory store, with 5 requests and 100 tokens a minute for each entity.
     pub(crate) async fn new(config: Value) -> Self {
         let clock = ManualWall::new(NOW);
         let limiter = Limiter::new(Memory::with_clock(clock.clone()));
@@ -50,7 +50,7 @@ impl Rls {
         Self { kit, channel }
     }
 
-    /// The answer to a call.
+    /// Makes a call.
     pub(crate) async fn call(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
         self.call_as(&format!("Bearer {}", self.kit.token), request).await
     }
@@ -69,18 +69,23 @@ impl Rls {
         client.should_rate_limit(request).await.map(tonic::Response::into_inner)
     }
 
-    /// The codes that answer one hit: the overall one, and one for each descriptor.
+    /// Makes a call with one hit, and returns the overall code and one for each descriptor.
     pub(crate) async fn codes(&self, descriptors: &[&[(&str, &str)]]) -> (Code, Vec<Code>) {
         codes(&self.call(request(descriptors)).await.expect("an answer"))
     }
 
-    /// What is left of a limit of this entity on `shop`.
+    /// Returns the available units of an entity on `shop`.
     pub(crate) async fn left(&self, entity: &str, limit: &str) -> i64 {
         let lines = self.kit.limiter.balances((entity, "shop")).await.expect("an answer");
-        lines.iter().find(|line| line.balance.limit.as_str() == limit).expect("it is there").balance.available
+        lines
+            .iter()
+            .find(|line| line.balance.limit.as_str() == limit)
+            .expect("the limit exists")
+            .balance
+            .available
     }
 
-    /// The value of a counter.
+    /// Returns the value of a counter.
     pub(crate) async fn counted(&self, name: &str) -> u64 {
         let text = self.kit.get("/metrics").await.text;
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -114,7 +119,7 @@ pub(crate) fn descriptor(entries: &[(&str, &str)], hits: Option<u64>) -> RateLim
     }
 }
 
-/// The value of a header that is to be added.
+/// Returns the value of a response header.
 pub(crate) fn header<'a>(answer: &'a RateLimitResponse, name: &str) -> Option<&'a str> {
     let found = answer.response_headers_to_add.iter().find(|header| header.key == name);
     found.map(|header| header.value.as_str())

@@ -1,4 +1,4 @@
-//! A server on a port of its own, and a client for it.
+//! A server on its own port, and a client for it.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -12,15 +12,15 @@ use tidegate::{Limit, Limiter, Memory, Policy, Scope, Stamp, Store};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, TokenId, TokenScope, TokenScopes};
 use tidegate_server::{
-    Bounds, LeaseKey, Secret, Server, ServerOptions, Shutdown, State, StateOptions, Stopped, Stopper,
-    StoreKeyring,
+    Bounds, LeaseKey, Secret, Server, ServerOptions, Shutdown, ShutdownOutcome, State, StateOptions, Stopper,
+    StoreTokenCache,
 };
 use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 
 use super::codec::{self, Value};
 
-/// The time of the store and of the tokens when a test begins. It stands still until the test moves it.
+/// The time of the store and the tokens when a test begins. Only the test advances it.
 pub(crate) const NOW: Stamp = Stamp::from_secs(1_800_000_000);
 
 pub(crate) struct Kit {
@@ -31,15 +31,15 @@ pub(crate) struct Kit {
     pub(crate) envoy: Option<SocketAddr>,
     pub(crate) stopper: Stopper,
     pub(crate) clock: ManualWall,
-    /// Two tokens with every scope, so that one can ask for what belongs to the other.
+    /// Two tokens with every scope, to test access to each other's leases.
     pub(crate) token: String,
     pub(crate) other: String,
     client: Client,
-    running: JoinHandle<Stopped>,
+    running: JoinHandle<ShutdownOutcome>,
 }
 
-/// An answer: its status, its headers and its body.
-pub(crate) struct Answer {
+/// A response of the API.
+pub(crate) struct ApiResponse {
     pub(crate) status: u16,
     pub(crate) headers: reqwest::header::HeaderMap,
     pub(crate) text: String,
@@ -47,7 +47,7 @@ pub(crate) struct Answer {
 }
 
 impl Kit {
-    /// A server over a store in memory, with 10 requests and 1,000 tokens a minute for each entity.
+    /// Starts a server over an in-memory store, with 10 requests and 1,000 tokens a minute for each entity.
     pub(crate) async fn new() -> Self {
         Self::with(Bounds::default()).await
     }
@@ -57,7 +57,7 @@ impl Kit {
         Self::over(Limiter::new(Memory::with_clock(clock.clone())), clock, bounds).await
     }
 
-    /// The same at this address.
+    /// Like `new`, at this address.
     pub(crate) async fn at(addr: SocketAddr) -> Self {
         let clock = ManualWall::new(NOW);
         let limiter = Limiter::new(Memory::with_clock(clock.clone()));
@@ -66,14 +66,14 @@ impl Kit {
         Self::serving_at(&ServerOptions::new(addr), state, tokens).await.with_clock(clock)
     }
 
-    /// The same over another limiter, whose tokens expire by this clock.
+    /// Like `new`, over another limiter, whose tokens expire by this clock.
     pub(crate) async fn over(limiter: Limiter, clock: ManualWall, bounds: Bounds) -> Self {
         let tokens = prepare(&limiter).await;
         Self::start(limiter, clock, bounds, tokens).await
     }
 
-    /// Another server over the store of another limiter, with the tokens of this one.
-    pub(crate) async fn again(&self, limiter: Limiter) -> Self {
+    /// Starts another server, with the tokens of this one.
+    pub(crate) async fn second_server(&self, limiter: Limiter) -> Self {
         Self::start(
             limiter,
             self.clock.clone(),
@@ -91,8 +91,8 @@ impl Kit {
     pub(crate) async fn state(limiter: Limiter, clock: &ManualWall, bounds: Bounds) -> State {
         let namespace = Namespace::new("default").expect("a name");
         let options = StateOptions {
-            // Tokens are read once: the store answers only what a test asks.
-            keyring: Arc::new(StoreKeyring::with(limiter.clone(), Duration::new(3_600, 0), 8_192)),
+            // Tokens are cached for the whole test, so that only the test's requests reach the store.
+            token_cache: Arc::new(StoreTokenCache::with(limiter.clone(), Duration::new(3_600, 0), 8_192)),
             lease_key: LeaseKey::of_store(limiter.store(), &namespace).await.expect("a key"),
             namespace,
             bounds,
@@ -101,7 +101,7 @@ impl Kit {
         State::with(limiter, options)
     }
 
-    /// A server of this state.
+    /// Starts a server with this state.
     pub(crate) async fn serving(state: State, tokens: (String, String)) -> Self {
         Self::serving_at(&ServerOptions::new(any_port()), state, tokens).await
     }
@@ -122,7 +122,7 @@ impl Kit {
         Self { state, limiter, addr, envoy, stopper, clock, token, other, client, running }
     }
 
-    /// The same with another clock.
+    /// Replaces the clock.
     pub(crate) fn with_clock(self, clock: ManualWall) -> Self {
         Self { clock, ..self }
     }
@@ -132,12 +132,18 @@ impl Kit {
         self.client.request(method, format!("http://{}{path}", self.addr))
     }
 
-    /// Asks with the token that may do everything.
-    pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+    /// Makes a request with the token that has every scope.
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> ApiResponse {
         self.ask_as(&self.token, method, path, body).await
     }
 
-    pub(crate) async fn ask_as(&self, token: &str, method: &str, path: &str, body: Option<Value>) -> Answer {
+    pub(crate) async fn ask_as(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> ApiResponse {
         let request = self.request(method, path).bearer_auth(token);
         send(match body {
             Some(body) => request.header("content-type", "application/json").body(body.to_string()),
@@ -146,23 +152,23 @@ impl Kit {
         .await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> ApiResponse {
         self.ask("POST", path, Some(body)).await
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> ApiResponse {
         self.ask("GET", path, None).await
     }
 
     /// Waits until the server has stopped.
-    pub(crate) async fn stopped(self) -> Stopped {
-        // Its connections are closed with it.
+    pub(crate) async fn stopped(self) -> ShutdownOutcome {
+        // Closes the client's connections.
         drop(self.client);
         self.running.await.expect("the server does not panic")
     }
 }
 
-/// Writes the limits, and makes two tokens.
+/// Writes the limits and creates two tokens.
 async fn prepare(limiter: &Limiter) -> (String, String) {
     let limits = [Limit::per_minute("rpm", 10), Limit::per_minute("tpm", 1_000)];
     let policy = Policy::new(limits).expect("a policy");
@@ -183,27 +189,27 @@ pub(crate) fn any_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-/// A port that belongs to the test while the socket exists. Servers may listen on it, one after the other.
+/// Reserves a port while the socket exists. Servers may listen on it, one after the other.
 pub(crate) fn reserved_port() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().expect("a socket");
-    // A listener may share the port as long as this socket does not listen.
+    // A listener may share the port while this socket does not listen.
     socket.set_reuseaddr(true).expect("it is set");
     socket.bind(any_port()).expect("it is bound");
     let addr = socket.local_addr().expect("an address");
     (socket, addr)
 }
 
-pub(crate) async fn send(request: RequestBuilder) -> Answer {
+pub(crate) async fn send(request: RequestBuilder) -> ApiResponse {
     let response = request.send().await.expect("an answer");
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    // A stream of events has no end.
+    // An event stream has no end.
     let is_stream = headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
     let text = if is_stream { String::new() } else { response.text().await.expect("a body") };
     let body = codec::from_str(&text).unwrap_or(Value::Null);
-    Answer { status, headers, text, body }
+    ApiResponse { status, headers, text, body }
 }
 
-/// Makes a token that is good until the year 2096.
+/// Creates a token that is valid until the year 2096.
 pub(crate) async fn make_token(store: &dyn Store, id: &str, scopes: TokenScopes, namespace: &str) -> String {
     let id = TokenId::new(id).expect("an id");
     let secret = Secret::generate(&id);
@@ -218,8 +224,8 @@ pub(crate) async fn make_token(store: &dyn Store, id: &str, scopes: TokenScopes,
     secret.reveal().to_owned()
 }
 
-impl Answer {
-    /// The kind of problem that it is.
+impl ApiResponse {
+    /// Returns the kind of the problem.
     pub(crate) fn kind(&self) -> &str {
         self.body["type"].as_str().and_then(|kind| kind.strip_prefix("/problems/")).unwrap_or("none")
     }
@@ -228,7 +234,7 @@ impl Answer {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// A problem with this status, of this kind, about this field.
+    /// Asserts that it is a problem with this status, kind and field.
     pub(crate) fn is_problem(&self, status: u16, kind: &str, field: &str) {
         assert_eq!((self.status, self.kind()), (status, kind), "{}", self.text);
         assert_eq!(self.header("content-type"), "application/problem+json", "{}", self.text);
@@ -238,7 +244,7 @@ impl Answer {
     }
 }
 
-/// The result of `work`, or a failure that names what does not end.
+/// Returns the result of `work`, or panics after a minute.
 pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::new(60, 0), work).await.unwrap_or_else(|_| panic!("{what} does not end"))
 }

@@ -1,4 +1,4 @@
-//! A server with TLS, and clients that choose what they offer.
+//! A server with TLS, and clients that choose versions and protocols.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use tempfile::TempDir;
-use tidegate_server::{Bounds, Server, ServerOptions, Shutdown, Stopped, Stopper, Tls, TlsOptions};
+use tidegate_server::{Bounds, Server, ServerOptions, Shutdown, ShutdownOutcome, Stopper, Tls, TlsOptions};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -22,11 +22,11 @@ use tokio_rustls::client::TlsStream;
 use super::pki::{Authority, Pair};
 use super::server::{Kit, any_port};
 
-/// What a server speaks. A client that has only one of them speaks that one.
+/// The supported TLS versions. A client with only one of them negotiates that one.
 pub(crate) const VERSIONS: [&SupportedProtocolVersion; 2] =
     [&rustls::version::TLS13, &rustls::version::TLS12];
 
-/// A server with TLS beside one without, over the same state.
+/// A server with TLS next to one without, over the same state.
 pub(crate) struct Secure {
     pub(crate) kit: Kit,
     pub(crate) folder: TempDir,
@@ -35,7 +35,7 @@ pub(crate) struct Secure {
     pub(crate) tls: Tls,
     pub(crate) addr: SocketAddr,
     pub(crate) stopper: Stopper,
-    pub(crate) running: JoinHandle<Stopped>,
+    pub(crate) running: JoinHandle<ShutdownOutcome>,
 }
 
 impl Secure {
@@ -52,7 +52,7 @@ impl Secure {
         let pair = authority.server();
         let (cert, key) = pair.write(folder.path(), "server");
         let clock = Arc::new(kit.clock.clone());
-        let options = TlsOptions::new(cert, key).look_every(Duration::from_hours(1)).clock(clock);
+        let options = TlsOptions::new(cert, key).check_every(Duration::from_hours(1)).clock(clock);
         let tls = change(&folder, options).load().expect("it can be used");
         let server =
             Server::bind(&ServerOptions::new(any_port()).tls(tls.clone())).await.expect("it listens");
@@ -62,7 +62,7 @@ impl Secure {
         Self { kit, folder, authority, pair, tls, addr, stopper, running }
     }
 
-    /// A client that trusts the authority, and may have a certificate.
+    /// A client that trusts the CA, with an optional certificate.
     pub(crate) fn client(&self, identity: Option<&Pair>) -> Client {
         let roots = Certificate::from_pem_bundle(self.authority.pem().as_bytes()).expect("PEM");
         let client = Client::builder().no_proxy().tls_certs_only(roots);
@@ -77,13 +77,13 @@ impl Secure {
         format!("https://{}{path}", self.addr)
     }
 
-    /// The status of an answer, and its body.
+    /// Makes a request and returns the status and the body.
     pub(crate) async fn get(&self, client: &Client, path: &str) -> Result<(u16, String), reqwest::Error> {
         let response = client.get(self.url(path)).send().await?;
         Ok((response.status().as_u16(), response.text().await?))
     }
 
-    /// A connection of a client that trusts the authority.
+    /// Connects as a client that trusts the CA.
     pub(crate) async fn connect(&self) -> TlsStream<TcpStream> {
         let config = config(&self.authority, None, &VERSIONS);
         connect(self.addr, &Arc::new(config)).await.expect("it is trusted")
@@ -96,7 +96,7 @@ impl Secure {
     }
 }
 
-/// A client's protocol versions, the authority it trusts and its certificate. It remembers its sessions.
+/// A client configuration: versions, trusted CA and certificate. It keeps its sessions.
 pub(crate) fn config(
     trusted: &Authority,
     pair: Option<&Pair>,
@@ -112,14 +112,14 @@ pub(crate) fn config(
     config.with_client_auth_cert(vec![pair.der.clone().into()], key).expect("a pair")
 }
 
-/// The same with an offer of these protocols (ALPN).
+/// Like `config`, offering these protocols (ALPN).
 pub(crate) fn offering(config: &ClientConfig, protocols: &[&str]) -> Arc<ClientConfig> {
     let mut config = config.clone();
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
     Arc::new(config)
 }
 
-/// A connection over which more than one request is sent.
+/// Opens a connection for more than one request.
 pub(crate) async fn connect(
     addr: SocketAddr,
     config: &Arc<ClientConfig>,
@@ -129,17 +129,17 @@ pub(crate) async fn connect(
     TlsConnector::from(Arc::clone(config)).connect(name, stream).await
 }
 
-/// The certificate that the server has shown.
+/// Returns the certificate that the server presented.
 pub(crate) fn shown(stream: &TlsStream<TcpStream>) -> Vec<u8> {
     stream.get_ref().1.peer_certificates().expect("one")[0].to_vec()
 }
 
-/// The protocol that both sides agreed on (ALPN).
-pub(crate) fn spoken(stream: &TlsStream<TcpStream>) -> Option<&str> {
+/// Returns the negotiated protocol (ALPN).
+pub(crate) fn negotiated(stream: &TlsStream<TcpStream>) -> Option<&str> {
     stream.get_ref().1.alpn_protocol().map(|protocol| str::from_utf8(protocol).expect("a name"))
 }
 
-/// Whether a request on this connection is answered.
+/// Whether the server responds on this connection.
 pub(crate) async fn is_served(stream: &mut TlsStream<TcpStream>) -> bool {
     let ask = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let mut answer = [0; 512];
@@ -147,7 +147,7 @@ pub(crate) async fn is_served(stream: &mut TlsStream<TcpStream>) -> bool {
         && stream.read(&mut answer).await.is_ok_and(|read| answer[..read].starts_with(b"HTTP/1.1 204"))
 }
 
-/// The whole answer to the last request on a connection, which has no token.
+/// Makes the last request on a connection, without a token, and returns the whole response.
 pub(crate) async fn last<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut TlsStream<S>,
     path: &str,

@@ -1,11 +1,11 @@
--- What the server's clock reads, or the `wall` that a caller's clock does, in microseconds.
+-- The reading of the server's clock in microseconds, or the `wall` of a caller's clock.
 CREATE OR REPLACE FUNCTION @.wall(wall bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(wall, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
 
--- The latest time and the offset after the clock has read `reading`, as core's `Anchor` has them. After a step back of more
--- than a second time runs on from `latest`; less than that is waited out. A forward gap of more than a second is absorbed by
--- the offset.
+-- The latest time and the offset after the clock has read `reading`, as core's `Anchor` computes them. After
+-- a step back of more than a second, time continues from `latest`; a smaller one is waited out. A forward gap
+-- of more than a second reduces the offset.
 CREATE OR REPLACE FUNCTION @.anchored(reading bigint, INOUT latest bigint, INOUT ahead bigint)
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -17,7 +17,7 @@ BEGIN
 END
 $$;
 
--- The time for a call that only reads, and how far it is ahead of the clock.
+-- The time for a call that only reads, and its offset from the clock.
 CREATE OR REPLACE FUNCTION @.look(wall bigint, OUT now bigint, OUT ahead bigint) LANGUAGE sql VOLATILE AS $$
     SELECT anchored.* FROM @.clock, LATERAL @.anchored(@.wall(wall), clock.latest, clock.ahead) AS anchored WHERE id = 1
 $$;
@@ -26,7 +26,7 @@ CREATE OR REPLACE FUNCTION @.now(wall bigint) RETURNS bigint LANGUAGE sql VOLATI
     SELECT now FROM @.look(wall)
 $$;
 
--- The same for a call that changes limits that were last changed at `seen`: never before it.
+-- The time for a call that changes limits, never before `seen`, the time of their last change.
 CREATE OR REPLACE FUNCTION @.tick(p_wall bigint, seen bigint, OUT o_now bigint, OUT o_ahead bigint)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -37,23 +37,23 @@ BEGIN
     SELECT * INTO o_now, o_ahead FROM @.anchored(reading, greatest(seen, told.latest), told.ahead);
     IF o_ahead <> told.ahead THEN
         SELECT * INTO STRICT told FROM @.clock WHERE id = 1 FOR UPDATE;
-        -- Another transaction may have been first.
+        -- Another transaction may have changed it.
         SELECT * INTO o_now, o_ahead FROM @.anchored(reading, greatest(seen, told.latest), told.ahead);
         UPDATE @.clock SET latest = o_now, ahead = o_ahead WHERE id = 1;
     ELSIF o_now > told.latest + 250000 THEN
-        -- Written now and then, by one call at a time.
+        -- Written at intervals, by one call at a time.
         UPDATE @.clock SET latest = o_now
         WHERE id = (SELECT id FROM @.clock WHERE id = 1 AND latest < o_now FOR UPDATE SKIP LOCKED);
     END IF;
 END
 $$;
 
--- Steps of many leases, each decided by itself, one after the other, in one transaction.
+-- Decides steps of many leases, each on its own and in turn, in one transaction.
 --
--- `m_` are the limits that they concern, each once, in the order of their keys: they are locked in that order, so that nobody
--- waits in a circle, and whoever holds them holds the leases that drew from them. `c_` are the calls, `l_` their lines (which
--- limit, and the caller's rule for it), `n_` their units by name. A full time is reckoned in parts, microseconds times the
--- amount, so that nothing is ever divided before it is written.
+-- `m_` are the distinct limits by key. They are locked in that order, which prevents deadlocks; the locks
+-- also cover the leases that drew from them. `c_` are the calls, `l_` their lines (a limit, and the caller's
+-- rule for it), `n_` their units by name. The time at which a limit is full is computed in microseconds times
+-- the amount, so that nothing is divided before it is written.
 CREATE OR REPLACE FUNCTION @.steps(
     p_namespace bigint, p_wall bigint, rows_max int,
     m_entity text[], m_resource text[], m_line text[], m_limit text[], m_new int[],
@@ -67,7 +67,8 @@ CREATE OR REPLACE FUNCTION @.steps(
     OUT o_levels text[], OUT o_moved bigint[], OUT o_amount bigint[], OUT o_period bigint[], OUT o_burst bigint[],
     OUT o_full bigint[], OUT o_part bigint[], OUT o_version bigint[], OUT o_consumed bigint[]
 ) LANGUAGE plpgsql VOLATILE
--- Rows are found by their keys, however few there are when it is planned; and nothing here is worth compiling.
+-- Forces lookups by key: plans must not depend on how few rows there were when they were made. JIT would not
+-- pay.
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET enable_material = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
@@ -102,7 +103,7 @@ BEGIN
         crowded := @.crowded(p_namespace, rows_max, p_wall, m_entity, m_resource, m_line, made);
     END IF;
 
-    -- They come in the order of their keys, one by one.
+    -- Locks the limits by key, one by one.
     SELECT array_agg(locked.parts), array_agg(locked.amount), array_agg(locked.period), array_agg(locked.burst),
         array_agg(locked.version), array_agg(locked.consumed), array_agg(locked.kept_until), count(*),
         coalesce(max(locked.at), 0)
@@ -111,18 +112,19 @@ BEGIN
         SELECT m.full_at::numeric * m.amount + m.part AS parts, m.amount, m.period, m.burst, m.version,
             m.consumed::numeric, m.kept_until, m.at
         FROM unnest(m_entity, m_resource, m_line) AS key (entity, resource, line)
-        -- One after the other, each by its key: no plan can have it otherwise.
+        -- A lateral lookup per key: no other plan is possible.
         CROSS JOIN LATERAL (
             SELECT * FROM @.meters WHERE namespace = p_namespace AND entity = key.entity AND resource = key.resource
                 AND line = key.line FOR NO KEY UPDATE
         ) AS m
     ) AS locked;
     IF counted < limits THEN
-        -- One that was there has gone: the caller says it is new.
+        -- A limit was evicted: the caller retries and creates it.
         o_missing := true;
         RETURN;
     END IF;
-    -- Read under the locks, so that no time of a limit runs against the order of its changes. Usage is booked at the wall clock.
+    -- Read under the locks, so that the times of a limit follow the order of its changes. Usage is booked by
+    -- the wall clock.
     SELECT o_now, o_now - o_ahead INTO now, wall FROM @.tick(p_wall, seen);
 
     o_status := array_fill(NULL::smallint, ARRAY[calls]);
@@ -141,7 +143,7 @@ BEGIN
         FROM unnest(c_kind, c_lease, c_step, c_line, c_lines, c_name, c_names, c_version, c_span, c_expiry, c_watched,
             c_digest, c_key) WITH ORDINALITY AS call (kind, id, step, line, lines, name, names, version, span, expiry,
             watched, digest, key, number)
-        -- By their ids, each by itself, however few there were when it was planned.
+        -- Looked up by id, one by one, regardless of statistics.
         LEFT JOIN LATERAL (
             SELECT * FROM @.leases WHERE namespace = p_namespace AND leases.id = call.id OFFSET 0
         ) AS lease ON true
@@ -149,9 +151,9 @@ BEGIN
     LOOP
         status := 0; is_repeat := false; answered := now; extra := NULL; is_read := c.watched;
         is_open := c.is_known AND c.how IS NULL;
-        -- What each name is moved by; without one it takes no part. A call that takes asks first.
+        -- The change of each name; NULL takes no part. A step that takes checks all limits first.
         moved := NULL; does_take := false; how_ended := NULL; used := NULL; v_held := c.drawn_held;
-        -- What the limit of each line did not take of it, because its debt is bounded.
+        -- What each line's limit did not take because its debt is bounded.
         v_shorts := c.shorts;
 
         IF c.kind IN (0, 1) AND NOT c.is_known THEN                                 -- draw, spend
@@ -183,7 +185,7 @@ BEGIN
             ELSIF c.is_known THEN
                 status := 2; extra := c.how;
             ELSIF c.kind = 6 THEN
-                -- Its draw is still on its way: a mark is left, and it will be refused.
+                -- Its draw may still arrive: an ended lease is stored, which refuses it.
                 is_read := false;
                 t_lease := array_append(t_lease, c.id); t_step := array_append(t_step, c.step);
                 t_how := array_append(t_how, 1::smallint); t_digest := array_append(t_digest, 0::bigint);
@@ -234,7 +236,7 @@ BEGIN
             how_ended := 1;
         END IF;
 
-        -- What returns of a lease that was cancelled, or expired and is to be returned.
+        -- The units returned by a lease that was cancelled, or that expired and returns.
         IF how_ended = 1 OR how_ended = 2 AND c.on_expiry = 1 THEN
             moved := array_fill(NULL::bigint, ARRAY[c.names]);
             FOR j IN 1..c.names LOOP
@@ -253,11 +255,12 @@ BEGIN
                     status := 6;
                     EXIT;
                 END IF;
-                -- The newest rule that a caller has brought holds; of those too that come after one that is short.
+                -- The newest rule that any caller brought applies, also to limits after one that is short.
                 IF c.version >= v_version[k] THEN
                     IF l_amount[c.line + j] <> v_amount[k] OR l_period[c.line + j] <> v_period[k]
                         OR l_burst[c.line + j] <> v_burst[k] THEN
-                        -- The level stays, capped to the new burst; rounded up, so never a gift.
+                        -- Keeps the level, capped to the new burst. Rounded up: a change of rules never adds
+                        -- units.
                         missing := greatest(v_parts[k] - now::numeric * v_amount[k], 0)
                             + (l_burst[c.line + j] - v_burst[k])::numeric * v_period[k];
                         v_parts[k] := now::numeric * l_amount[c.line + j] + CASE WHEN missing > 0 THEN
@@ -315,7 +318,7 @@ BEGIN
                 CONTINUE WHEN units IS NULL;
                 k := l_meter[c.line + j];
                 IF units > 0 AND l_debt[c.line + j] IS NOT NULL THEN
-                    -- No further into debt than it may be.
+                    -- Bounded by the maximum debt.
                     room := greatest(div((v_burst[k]::numeric + l_debt[c.line + j]) * v_period[k]
                         - greatest(v_parts[k] - now::numeric * v_amount[k], 0), v_period[k]), 0);
                     IF room < units THEN
@@ -324,7 +327,7 @@ BEGIN
                         units := room;
                     END IF;
                 ELSIF units < 0 AND v_shorts[j] > 0 THEN
-                    -- No more goes back than it took.
+                    -- Returns at most the units that were taken.
                     used := least(v_shorts[j], -units);
                     v_shorts[j] := v_shorts[j] - used;
                     units := units + used;
@@ -351,7 +354,7 @@ BEGIN
             WHERE l.namespace = p_namespace AND l.id = c.id AND l.how IS NULL;
         END IF;
 
-        -- The ledger has what a lease was settled at, or held when it expired, at the time of its draw.
+        -- The ledger counts what a lease was settled at, or held when it expired, at the time of its draw.
         IF how_ended = 0 OR how_ended = 2 AND c.on_expiry = 0 THEN
             FOR j IN 1..c.lines LOOP
                 units := v_held[l_name[c.line + j]];
@@ -389,7 +392,7 @@ BEGIN
         o_status[c.place] := status; o_at[c.place] := answered; o_repeat[c.place] := is_repeat; o_extra[c.place] := extra;
     END LOOP;
 
-    -- Row by row: a join may be planned while there are few rows, and be remembered when there are many.
+    -- Row by row: a join planned for few rows may be cached and used for many.
     FOR k IN 1..limits LOOP
         IF v_dirty[k] THEN
             UPDATE @.meters SET amount = v_amount[k], period = v_period[k], burst = v_burst[k], version = v_version[k],
@@ -399,7 +402,7 @@ BEGIN
                 kept_until = v_kept[k]
             WHERE namespace = p_namespace AND entity = m_entity[k] AND resource = m_resource[k] AND line = m_line[k];
         ELSIF k = ANY (made) THEN
-            -- What was made for somebody who was refused is the same as what is not there.
+            -- A limit created for a refused draw equals a missing one.
             DELETE FROM @.meters
             WHERE namespace = p_namespace AND entity = m_entity[k] AND resource = m_resource[k] AND line = m_line[k];
         END IF;
@@ -441,8 +444,8 @@ BEGIN
 END
 $$;
 
--- Those of the limits that were just `made` whose subjects have too many, after those that were given with calls and are full
--- have been forgotten: they are the same as new ones. What others hold is left to them.
+-- Returns the limits in `made` whose subjects have too many. First deletes full limits that callers supplied,
+-- which equal new ones; locked ones are skipped.
 CREATE OR REPLACE FUNCTION @.crowded(
     p_namespace bigint, rows_max int, p_wall bigint, m_entity text[], m_resource text[], m_line text[], made int[]
 ) RETURNS int[] LANGUAGE plpgsql VOLATILE AS $$

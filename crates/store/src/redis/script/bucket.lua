@@ -1,10 +1,11 @@
--- A bucket is the time at which it is full: seconds, microseconds, and a part of one more over the amount of its rule.
--- Numbers are doubles, whole up to 2^53. What stays below is added with carry and compared; a product that does not is
--- worked out in limbs of 24 bits, which is rare: a span of centuries, and a rule that changes.
+-- GCRA: a bucket is the time at which it is full, in seconds, microseconds, and a fraction of a microsecond
+-- over the amount of its rule. Numbers are doubles, which are exact integers up to 2^53. Smaller ones are
+-- added with carry and compared; products beyond that use limbs of 24 bits, which is rare: spans of
+-- centuries, and changed rules.
 local fmod = math.fmod
 local MAX_S, MAX_U = 18446744073709, 551615
 
--- Calls `work` with what numbers beyond 2^53 take. All of it is made only when it is needed.
+-- Calls `work` with arithmetic for numbers beyond 2^53. The functions are created only when needed.
 local function wide(work)
   local LIMB = 16777216
   local function big(x)
@@ -25,7 +26,7 @@ local function wide(work)
     end
     return r
   end
-  -- a - b, or nothing where that is below zero.
+  -- a - b, or nil if that is negative.
   local function sub(a, b)
     local r, borrow = {}, 0
     for i = 1, math.max(#a, #b) do
@@ -50,7 +51,7 @@ local function wide(work)
     end
     return r
   end
-  -- The quotient and the rest, bit by bit; `d` is below 2^52.
+  -- Quotient and remainder by long division in bits; `d` is below 2^52.
   local function div(a, d)
     local q, r = {}, 0
     for i = #a, 1, -1 do
@@ -65,7 +66,7 @@ local function wide(work)
     end
     return q, r
   end
-  -- Parts over an amount as a span, which ends where time does.
+  -- Parts over an amount as a span, saturating at the largest time.
   local function span(parts, amount)
     local micros, p = div(parts, amount)
     local seconds, u = div(micros, 1000000)
@@ -105,7 +106,7 @@ local function minus(s, u, p, ds, du, dp, amount)
   return s, u, p
 end
 
--- A row is { full at: seconds, microseconds, part; version; consumed; amount, period, burst; its name }.
+-- A row is { full at: seconds, microseconds, fraction; version; consumed; amount, period, burst; its name }.
 
 -- When a row would be full after taking `units` now.
 local function after(r, units, ns, nu)
@@ -115,7 +116,7 @@ local function after(r, units, ns, nu)
   return plus(s, u, p, ds, du, dp, r[6])
 end
 
--- Whether a row that is to be full at this time has at least nothing in it now, or no more debt than it may have.
+-- Whether a row that is full at this time holds at least zero units now, or is at most `debt` in debt.
 local function is_there(r, s, u, p, ns, nu, debt)
   local cs, cu, cp = span(r[8] + (debt or 0), r[6], r[7])
   cs, cu = cs + ns, cu + nu
@@ -123,7 +124,7 @@ local function is_there(r, s, u, p, ns, nu, debt)
   return s < cs or (s == cs and (u < cu or (u == cu and p <= cp)))
 end
 
--- Units that a row lacks now, times its period, in limbs.
+-- The units missing from a row now, times its period, in limbs.
 local function lacks(r, ns, nu, big, add, mul)
   local ds, du = r[1] - ns, r[2] - nu
   if du < 0 then ds, du = ds - 1, du + 1000000 end
@@ -131,7 +132,7 @@ local function lacks(r, ns, nu, big, add, mul)
   return add(mul(add(mul(big(ds), big(1000000)), big(du)), big(r[6])), big(r[3]))
 end
 
--- How many of `units` a row takes before its debt is above `debt`.
+-- How many of `units` can be taken before the debt exceeds `debt`.
 local function within(r, units, debt, ns, nu)
   local s, u, p = after(r, units, ns, nu)
   if is_there(r, s, u, p, ns, nu, debt) then return units end
@@ -144,14 +145,14 @@ local function within(r, units, debt, ns, nu)
   end)
 end
 
--- Keeps the level, capped to the new burst, under another rule.
+-- Changes the rule of a row. Keeps its level, capped to the new burst.
 local function reshape(r, amount, period, burst, ns, nu)
   r[1], r[2], r[3] = wide(function(big, add, sub, mul, div, span)
     local missing = lacks(r, ns, nu, big, add, mul)
     local grown = mul(big(math.abs(burst - r[8])), big(r[7]))
     if burst >= r[8] then missing = add(missing, grown) else missing = sub(missing, grown) end
     if not missing then return ns, nu, 0 end
-    -- Rounded up, so never a gift.
+    -- Rounded up: a change of rules never adds units.
     local units, rest = div(missing, r[7])
     local whole, left = div(mul(big(rest), big(period)), r[7])
     if left > 0 then whole = add(whole, { 1 }) end
@@ -161,7 +162,7 @@ local function reshape(r, amount, period, burst, ns, nu)
   r[6], r[7], r[8] = amount, period, burst
 end
 
--- Takes what is above zero, there or not, and gives back what is below.
+-- Takes a positive delta, available or not, and returns a negative one.
 local function adjust(r, delta, ns, nu)
   if delta >= 0 then
     r[1], r[2], r[3] = after(r, delta, ns, nu)

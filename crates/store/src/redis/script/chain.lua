@@ -1,5 +1,6 @@
--- An entity and its ancestors. A record is its version, its parent, whether it cascades, and its body, parted by zeros.
--- KEYS: entities. ARGV: the first, how many at most.
+-- Returns an entity and its ancestors. A record is its version, its parent, whether it cascades, and its
+-- body, separated by zero bytes.
+-- KEYS: entities. ARGV: the first entity, the most to return.
 local id, chain = ARGV[1], {}
 while id ~= '' and #chain < tonumber(ARGV[2]) do
   local record = redis.call('HGET', KEYS[1], id)

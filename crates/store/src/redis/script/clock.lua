@@ -1,8 +1,10 @@
--- Time by the server that never runs back, as core's `Anchor` has it: after a step back of more than a second it runs on, at an
--- offset to the server's clock; less than that is waited out. A forward gap of more than a second is absorbed by the offset.
--- What is kept is the latest time that anything was decided at, and the offset, each in seconds and microseconds.
+-- The server's time, made monotonic like core's `Anchor`: after a step back of more than a second it
+-- continues at an offset to the server's clock; a smaller step back is waited out. A forward gap of more than
+-- a second reduces the offset. Stored are the latest time of any decision and the offset, each in seconds and
+-- microseconds.
 
--- What time it is, the offset in microseconds, and what is to be kept, if anything is. Microseconds since 1970 are below 2^53.
+-- Returns the time, the offset in microseconds, and the value to store, if it changes. Microseconds since
+-- 1970 are below 2^53.
 local function tell(kept, t)
   t = t or redis.call('TIME')
   local s, u = tonumber(t[1]), tonumber(t[2])
@@ -19,7 +21,7 @@ local function tell(kept, t)
   if gap < 0 then gap = 0 end
   u = lu + gap
   s, u = ls + (u - u % 1000000) / 1000000, u % 1000000
-  -- Every second, and always while there is an offset: a gap is measured from what is kept.
+  -- Stored every second, and always while there is an offset, because gaps are measured from the stored time.
   if s > ls or ahead ~= before or (ahead > 0 and gap > 0) then
     local rest = ahead % 1000000
     return s, u, ahead, struct.pack('<dddd', s, u, (ahead - rest) / 1000000, rest)

@@ -1,9 +1,9 @@
--- Changes that an administrator made, if nobody has made another since he looked.
--- KEYS: what is kept of the namespace; policies, entities, tokens, hashes of tokens, the audit; the index.
--- ARGV: who commits, the version that was seen, the one to be, the number of the next entry, where to announce it; then for
--- each record its key's number, field and value. Without a value it goes. The last key is the index.
+-- Commits changes of records unless the version has changed since it was read (optimistic locking).
+-- KEYS: metadata of the namespace; policies, entities, tokens, hashes of tokens, the audit; the index (last).
+-- ARGV: id of the commit, version read, new version, number of the next audit entry, channel; then for each
+-- record the number of its key, its field and value. An empty value deletes it.
 local last, version = unpack(redis.call('HMGET', KEYS[1], 'last', 'version'))
--- Its answer was lost.
+-- A retry of a commit whose reply was lost.
 if last == ARGV[1] then return 1 end
 if (version or '0') ~= ARGV[2] then return 0 end
 for i = 6, #ARGV, 3 do

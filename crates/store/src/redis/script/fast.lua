@@ -1,26 +1,29 @@
--- Steps of many callers, one after the other, all at one time. This is the way that most take: a draw or a spend, or a
--- settle at what is held, of limits that are all there by the rules the caller brought. Numbers and places are compared as
--- they are kept. What several take from is read once, goes from one to the next as it is to be, and is written once.
--- Draws of several leases that are the same in all else take together what they take one by one, if all of it is there.
--- Whatever is not so is left to the rest, which knows every case; nothing of it has been written then.
--- A lease that is open has a key of its own. One that has ended is among those of its moment, or still at its own key if
--- its id tells none.
+-- Fast path for a batch of steps, all at one time: draws and spends, and settles at what is held, where all
+-- units are available and all rules are those of the caller. Rows are compared and patched in their stored
+-- form. Keys that several steps share are read once, updated in turn, and written once. Draws that are equal
+-- except for their leases are made in one step if all of their units are available together.
+-- Every other step is left to the slow path (`lease.lua`), which covers all cases; nothing of such a step is
+-- written here.
+-- An open lease has a key of its own. An ended one is a field of the hash of its moment, or a key if its id
+-- has no moment.
 -- KEYS: the clock; leases, and buckets of draws; the open leases; other buckets, usage, and moments.
--- ARGV: how many steps are different, and how many leases and buckets of draws there are, then for each step how many leases
--- make it, and which, with their moments; the steps; limits of levels, and levels as text.
--- Answers which steps were left to the rest, then the answers to all others, each behind how many it is for, then to those.
+-- ARGV[1]: the number of distinct steps, the number of leases and buckets of draws, then for each step the
+-- number of its leases, and each lease with its moment.
+-- ARGV, then: the steps; the limits of levels, and levels as text.
+-- Returns the steps that were left, then the replies to all others and then to those, each after the number
+-- of steps it is for.
 local call, pack, unpack_of, sub, fmod = redis.call, struct.pack, struct.unpack, string.sub, math.fmod
 local NONE, LARGEST = 9007199254740992, 9007199254740991
--- Stands for a lease that the rest decides on: it is neither none nor open.
+-- Marks a lease that the slow path decides on: neither absent nor open.
 local LEFT = 'left'
 local steps, last = unpack_of('<HH', ARGV[1])
 last = 1 + last
 local open = 1 + last
--- How many leases make a step, and which, with their moments, for all of them.
+-- For each step the number of its leases, then each lease with its moment.
 local made_by = { unpack_of('<' .. string.rep('H', #ARGV[1] / 2 - 2), ARGV[1], 5) }
 local got = call('MGET', unpack(KEYS, 1, last))
 local kept, time = got[1], call('TIME')
--- Those that are left: their number, their step, and where their lease is among those that make steps.
+-- Steps that are left: number, step, and position of the lease in `made_by`.
 local answers, left, left_steps, left_leases = { '' }, {}, {}, {}
 
 local function fast()
@@ -29,17 +32,17 @@ local function fast()
   if as ~= 0 or au ~= 0 then return end
   local ns, nu = time[1] + 0, time[2] + 0
   local behind = (ls - ns) * 1000000 + lu - nu
-  -- Whatever is not a number is not less than anything.
+  -- Negated, so that NaN fails too.
   if not (behind <= 1000000) then return end
   if behind > 0 then ns, nu = ls, lu end
   local this_hour = ns - fmod(ns, 3600)
   local this_field = string.format('%.0f', this_hour)
   local at_once = pack('<dd', ns, nu)
-  -- Rules by their place; usage by its place, and its hour if that is not this one.
+  -- Rules by index; usage by index, and its hour if that is not the current one.
   local rules_at, counted, hours = {}, {}, {}
-  -- What is to be written: places of buckets and of usage, leases that begin and that end, and the open leases.
+  -- Pending writes: indices of buckets and of usage, leases that begin and that end, and the open leases.
   local expires, changed, used, is_used, begun, ended, closed, due, gone = {}, {}, {}, {}, {}, {}, {}, {}, {}
-  -- The moments there are, the ids of each, and what is to be written there.
+  -- The moments of the batch, the ids of each, and the pending writes of each.
   local moments, ids_at, places_at, ended_at, id_of = {}, {}, {}, {}, {}
   local at, all = 1, #made_by
   while at < all do
@@ -64,7 +67,8 @@ local function fast()
     local found = redis.pcall('HMGET', KEYS[open + moment], unpack(ids, 1, ids.n))
     for j = 1, ids.n do
       if found[j] and not got[places[j]] then got[places[j]] = found[j] end
-      -- What keeps no leases is for the rest to tell, of those that are open too: they would be written there.
+      -- A moment's key of another type is left to the slow path to report, for open leases too: they would be
+      -- written there.
       if found.err then got[places[j]] = LEFT end
     end
   end
@@ -74,7 +78,7 @@ local function fast()
     while at <= #blob do
       local key, name, amount, period, burst, cs, cu, cp, limit, _
       key, name, amount, period, burst, cs, cu, cp, _, limit, at = unpack_of('<Hc0BdddddddHc0', blob, at)
-      -- When a bucket is full at the latest, if there is to be nothing in it now.
+      -- The latest time at which a bucket may be full while it is not in debt now.
       cs, cu = cs + ns, cu + nu
       if cu >= 1000000 then cs, cu = cs + 1, cu - 1000000 end
       n, size = n + 1, size + #key + 32
@@ -86,7 +90,7 @@ local function fast()
     return rules
   end
 
-  -- How the usage of these of the limits is kept.
+  -- The stored form of the usage of the limits in `mask`.
   local function read_lines(rules, amounts, from, mask)
     local lines, format, size = {}, { '<' }, 0
     for i = 1, rules.n do
@@ -102,11 +106,11 @@ local function fast()
     return lines
   end
 
-  -- What a step changes if it can have all of it: places of buckets, what they are to be and how long they are kept if
-  -- that changes; places of usage, and what it is to be.
+  -- What a step changes if it succeeds: indices and values of buckets, and their new expiry if it changes;
+  -- indices and values of usage.
   local places, values, keeps, usages, tallies, before, a, is_list = {}, {}, {}, {}, {}, {}, 1, nil
 
-  -- Makes a step for the leases from one place on to another, or none of it.
+  -- Runs a step for the leases from one position to another; all or nothing.
   local function try(asked, leases, from_lease, to_lease)
     local times = 1 + (to_lease - from_lease) / 2
     local op, watched, levels, step, digest = unpack_of('<BBBI4c8', asked)
@@ -117,7 +121,7 @@ local function fast()
       return
     end
     if op ~= 1 then
-      -- What is written last is looked at before anything is.
+      -- The type of the last key written is checked before any write.
       if is_list == nil then is_list = type(redis.pcall('ZCARD', KEYS[open])) == 'number' end
       if not is_list then return end
     end
@@ -175,7 +179,7 @@ local function fast()
             if units > rule[5] or x >= NONE then return end
             local s, u, p = numbers[place], numbers[place + 1], numbers[place + 2]
             if s < ns or (s == ns and u < nu) then s, u, p = ns, nu, 0 end
-            -- Exact, since nothing here is as large as 2^53.
+            -- Exact: all numbers are below 2^53.
             local dp = x % amount
             local w = (x - dp) / amount
             local du = w % 1000000
@@ -193,7 +197,8 @@ local function fast()
         end
         keeps[level] = false
         if keep_s > numbers[1] then
-          -- Longer than it need be, so that most draws leave it as it is. What outlives everybody never goes.
+          -- With a margin, so that most draws leave the expiry alone. A bucket with a far expiry never
+          -- expires: slow path.
           if keep_s - ns > 3999990000 then return end
           numbers[1] = keep_s + 3600
           keeps[level] = numbers[1]
@@ -231,7 +236,7 @@ local function fast()
       end
     end
 
-    -- The buckets as they were begin with all that each can tell from what it took.
+    -- The reply has the buckets before the draw; each caller computes its own result from what it drew.
     answers[a + 1] = pack('<HI4B', times, size, watched ~= 0 and 10 or 0)
     answers[a + 2] = at_once
     a = a + 2
@@ -307,7 +312,7 @@ local function fast()
         if not try(asked, made_by, i, i) then
           local n = #left + 1
           left[n], left_steps[n], left_leases[n] = number + (1 + i - at) / 2, step, i
-          -- Steps of one lease stay in their order.
+          -- Later steps of the lease must be left too, to keep their order.
           got[made_by[i]] = LEFT
         end
       end
@@ -324,7 +329,7 @@ local function fast()
     local place = changed[i]
     local until_s = expires[place]
     if until_s == NONE then
-      -- In its place, which leaves it its time.
+      -- SETRANGE keeps the key's TTL.
       call('SETRANGE', KEYS[place], '0', got[place])
     else
       call('SET', KEYS[place], got[place], 'PXAT', string.format('%.0f', until_s * 1000))

@@ -1,5 +1,5 @@
--- Forgets entries of the audit, and answers how many were there.
--- KEYS: the audit, the index. ARGV: for each its number and what it is found by.
+-- Deletes audit entries, and returns how many existed.
+-- KEYS: the audit, the index. ARGV: for each entry its number and its two members of the index.
 local count = 0
 for i = 1, #ARGV, 3 do
   count = count + redis.call('HDEL', KEYS[1], ARGV[i])

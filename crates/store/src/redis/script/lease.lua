@@ -1,15 +1,16 @@
--- One step of a lease, whatever it is: all limits of all levels, its record and its usage, decided at one time.
--- Everything is read and worked out before anything is written: an error leaves all as it was, and is of this step alone.
+-- Slow path: any step of a lease. All limits of all levels, the lease and its usage are decided at one time.
+-- Everything is read and computed before the first write, so that an error changes nothing and affects this
+-- step only.
 local DRAW, SPEND, EXTEND, ADJUST, SETTLE, CANCEL, RENEW, EXPIRE = 0, 1, 2, 3, 4, 5, 6, 7
 local GRANTED, REFUSED, REPEATED, ENDED, LATE, UNKNOWN, ELSEWHERE, FULL, EARLY, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 local SETTLED, CANCELLED, EXPIRED = 1, 2, 3
 local ROWS_MAX, REMEMBERED = 64, 600
 local ns, nu, ahead, clock = tell(kept, time)
--- The server's clock, which usage is booked at.
+-- The server's clock, by which usage is booked.
 local wu = (nu - ahead) % 1000000
 local ws = ns + (nu - ahead - wu) / 1000000
 
--- Answers, and what is to be written.
+-- Returns the reply and the writes of a step.
 local function make(which)
   local ask, at, writes = ARGV[1 + left_steps[which]], nil, {}
   local op, watched, levels, step, digest, identity, names
@@ -29,7 +30,7 @@ local function make(which)
   local lease = call('GET', lease_key)
   if not lease and moment_key then lease = call('HGET', moment_key, lease_id) end
 
-  -- The buckets, and the limits of each level that take part.
+  -- Buckets by level; buckets that levels share are loaded once.
   local buckets = {}
   local function load_buckets()
     local by_key = {}
@@ -85,7 +86,7 @@ local function make(which)
     r[5] = c
   end
 
-  -- A bucket is kept until it has been full for a while, and until the leases that drew from it have ended.
+  -- A bucket is kept until a while after it is full and after the leases that drew from it have ended.
   local function write_buckets()
     for level = 1, levels do
       local b = buckets[level]
@@ -97,12 +98,12 @@ local function make(which)
           if r[1] + REMEMBERED > until_s then until_s = r[1] + REMEMBERED end
           parts[i + 1] = pack('<Hc0dddddddd', #r[9], r[9], r[6], r[7], r[8], r[4], r[1], r[2], r[3], r[5])
         end
-        -- Longer than it need be, so that most draws leave it as it is.
+        -- With a margin, so that most draws leave the expiry alone.
         if until_s > b.expires then b.expires = until_s + 3600 end
         parts[1] = pack('<d', b.expires)
         local write = { 'SET', b.key, table.concat(parts) }
         if b.expires - ns < 4000000000 then
-          -- By the server's clock, which is never ahead of the time: no bucket goes too early.
+          -- By the server's clock, which is never ahead of this time: no bucket expires too early.
           write[4], write[5] = 'PXAT', string.format('%.0f', b.expires * 1000)
         end
         writes[#writes + 1] = write
@@ -126,7 +127,7 @@ local function make(which)
     return reply(REPEATED, s, u)
   end
 
-  -- Limits that were given with calls and are full are the same as new ones.
+  -- Drops full limits that callers supplied: they equal new ones.
   local function make_room(b)
     local n = 0
     for i = 1, b.n do
@@ -142,7 +143,7 @@ local function make(which)
     b.changed, b.n = b.changed or n < b.n, n
   end
 
-  -- Takes what is asked of every limit, or nothing. Rules are followed either way.
+  -- Takes units of every limit, or none. Changed rules are applied either way.
   local function take(keep_s, is_read)
     load_buckets()
     local parts, has_all, is_full, fresh = {}, true, false, {}
@@ -182,10 +183,10 @@ local function make(which)
     return has_all and GRANTED or REFUSED
   end
 
-  -- What buckets did not take of what the lease holds, because their debt is bounded, by level and name.
+  -- Units that the lease holds but buckets did not take because their debt is bounded, by level and name.
   local shorts = {}
 
-  -- Moves each limit by its delta: no further into debt than it may be, and back by no more than it took.
+  -- Moves each limit by its delta, at most to the bound of its debt, and returns at most what it took.
   local function shift(deltas, is_read)
     load_buckets()
     each_limit(deltas, function(level, b, row, name, delta, amount, period, burst, _, debt)
@@ -214,7 +215,7 @@ local function make(which)
     write_buckets()
   end
 
-  -- Writes what was used to the ledger, in the hour of the draw.
+  -- Adds the used units to the ledger, in the hour of the draw.
   local function count(used, drawn_s)
     local field = string.format('%.0f', drawn_s - fmod(drawn_s, 3600))
     for level = 1, levels do buckets[level] = buckets[level] or {} end
@@ -260,14 +261,14 @@ local function make(which)
     local parts =
       { pack('<BI4ddddddBc16B', 0, o_step, drawn_s, drawn_u, ns, nu, due_s, due_u, o_expiry, identity, names) }
     for i = 1, names do parts[i + 1] = pack('<d', held[i]) end
-    -- Levels are text, and never begin so.
+    -- A shortfall begins with byte 1, which no level's text does.
     for place, units in pairs(shorts) do parts[#parts + 1] = pack('<BHd', 1, place, units) end
     parts[#parts + 1] = text
     writes[#writes + 1] = { 'SET', lease_key, table.concat(parts) }
   end
 
   local function due_at(due_s, due_u)
-    -- What is written last is looked at before anything is.
+    -- The type of the last key written is checked before any write.
     call('ZCARD', KEYS[open])
     writes[#writes + 1] = { 'ZADD', KEYS[open], due_s * 1000000 + due_u, lease_id }
   end
@@ -389,7 +390,7 @@ local function make(which)
     if op == CANCEL then
       deltas[i] = held[i] == NONE and NONE or -held[i]
     elseif asked[i] == NONE then
-      -- A settle leaves what it does not name at what is held.
+      -- A settle leaves limits that it does not name at what is held.
       deltas[i] = (op == SETTLE and held[i] ~= NONE) and 0 or NONE
     elseif op == SETTLE then
       deltas[i], held[i] = asked[i] - has, asked[i]

@@ -1,4 +1,4 @@
--- What time it is, the clock's offset in microseconds, and these buckets as they are. Nothing is written.
+-- Returns the time, the clock's offset in microseconds, and the values of buckets. Writes nothing.
 -- KEYS: the clock, buckets.
 local values = { false, false, false }
 for i = 2, #KEYS do values[i + 2] = redis.call('GET', KEYS[i]) end

@@ -1,5 +1,6 @@
--- The version of the namespace, the count of audit entries, the time, and records as of that moment.
--- KEYS: what is kept of the namespace, its clock, hashes of records. ARGV: for each record its key's number and its field.
+-- Returns the namespace's version, the count of audit entries, the time, and records, at one moment.
+-- KEYS: metadata of the namespace, its clock, hashes of records. ARGV: for each record the number of its key,
+-- and its field.
 local version, audited = unpack(redis.call('HMGET', KEYS[1], 'version', 'audited'))
 local s, u = tell(redis.call('GET', KEYS[2]))
 local answer = { version or '0', audited or '0', string.format('%.0f', s), string.format('%.0f', u) }

@@ -1,6 +1,6 @@
--- Makes subjects known, and says where their buckets are: a tree has one home, and whoever has one keeps it.
--- KEYS: the homes of entities, the index, the homes in use. ARGV: the home of a tree that has none, or '' where all have
--- one; then each level's entity and resource. Answers the home, or two entities that have different ones.
+-- Registers subjects and returns the home of their tree, which never changes once assigned.
+-- KEYS: the homes of entities, the index, the homes in use. ARGV: the home for a new tree, or '' where all
+-- share one; then each level's entity and resource. Returns the home, or two entities with different homes.
 local home = ARGV[1]
 if home ~= '' then
   local found, whose

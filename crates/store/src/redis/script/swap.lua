@@ -1,4 +1,4 @@
--- Writes fields of one hash if they are as they were seen. KEYS: the hash. ARGV: field, seen, to be; '' is not there.
+-- Compare-and-set of fields of one hash. KEYS: the hash. ARGV: field, expected, new; '' means absent.
 for i = 1, #ARGV, 3 do
   if (redis.call('HGET', KEYS[1], ARGV[i]) or '') ~= ARGV[i + 1] then return 0 end
 end

@@ -1,4 +1,4 @@
-//! The log: what moved, from what the store answered, in whatever order the answers came.
+//! The log of movements, derived from replies in any order.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,36 +11,37 @@ use tidegate_core::limit::policy::Version;
 use tidegate_core::time::Stamp;
 
 use crate::engine::Step as Applying;
-use crate::{Applied, Change, Moved, Reading, Taking};
+use crate::{Change, Movement, Reading, StepResult, TakeMode};
 
-/// What moved so far.
+/// The log.
 pub(super) struct Log {
     lines: Vec<Line>,
     max: usize,
     missed: u64,
-    /// The shapes each bucket was seen with, by when it took them. Replies may come in another order than their
-    /// times, and of several at one time nobody knows the last.
+    /// The shapes of each bucket, by time. Replies may arrive out of order, and of several at one time the
+    /// last is unknown.
     shapes: HashMap<BucketId, BTreeMap<Stamp, Vec<Shape<Stamp>>>>,
 }
 
 enum Line {
     Entry(Entry),
-    /// A bucket was seen with this shape, at the newest version that was brought to it.
-    Seen {
+    /// A reading of a bucket's shape and version.
+    Shape {
         at: Stamp,
         bucket: BucketId,
         shape: Shape<Stamp>,
         version: Version,
     },
-    /// A lease was settled. What at is known when all its steps are: their replies may come in any order.
-    Settled {
+    /// A settlement. Its units are known once all steps of the lease are, whose replies may arrive in any
+    /// order.
+    Settlement {
         at: Stamp,
         step: Step,
         moved: Vec<(BucketId, i64)>,
     },
 }
 
-/// Which step of which lease, and how it moved.
+/// A step of a lease.
 #[derive(Clone, Copy)]
 struct Step {
     lease: LeaseId,
@@ -53,7 +54,7 @@ impl Log {
         Self { lines: Vec::new(), max, missed: 0, shapes: HashMap::new() }
     }
 
-    /// What moved, as the checker reads it.
+    /// The entries for the checker.
     pub(super) fn entries(&self) -> Vec<Entry> {
         let newest = self.newest();
         let mut held: HashMap<LeaseId, Vec<(BucketId, i64)>> = HashMap::new();
@@ -62,8 +63,8 @@ impl Log {
                 Line::Entry(Entry { bucket, what: What::Moved(movement), .. }) => {
                     hold(held.entry(movement.lease).or_default(), bucket, movement.units);
                 }
-                Line::Entry(_) | Line::Seen { .. } => {}
-                Line::Settled { step, moved, .. } => {
+                Line::Entry(_) | Line::Shape { .. } => {}
+                Line::Settlement { step, moved, .. } => {
                     let held = held.entry(step.lease).or_default();
                     for (bucket, units) in moved {
                         hold(held, bucket, *units);
@@ -75,13 +76,13 @@ impl Log {
         for line in &self.lines {
             match line {
                 Line::Entry(entry) => entries.push(entry.clone()),
-                Line::Seen { at, bucket, shape, version } => {
+                Line::Shape { at, bucket, shape, version } => {
                     let earlier = newest[bucket].range(..at).next_back();
                     if earlier.is_none_or(|(_, newest)| version >= newest) {
                         entries.push(Entry::shape(*at, bucket.clone(), *shape));
                     }
                 }
-                Line::Settled { at, step, .. } => {
+                Line::Settlement { at, step, .. } => {
                     let ended = held.get(&step.lease).into_iter().flatten();
                     entries.extend(ended.map(|(bucket, units)| step.entry(*at, bucket.clone(), *units, 0)));
                 }
@@ -90,12 +91,12 @@ impl Log {
         entries
     }
 
-    /// The newest version that each bucket was seen at, by when. A version never falls: whoever tells an older one later was
-    /// answered by what somebody remembered, as a refusal may be, and not by what is there.
+    /// The newest version of each bucket by time. Versions never fall: a later reading with an older version
+    /// came from a cache, as a refusal may, and not from the bucket.
     fn newest(&self) -> HashMap<&BucketId, BTreeMap<Stamp, Version>> {
         let mut newest: HashMap<&BucketId, BTreeMap<Stamp, Version>> = HashMap::new();
         for line in &self.lines {
-            if let Line::Seen { at, bucket, version, .. } = line {
+            if let Line::Shape { at, bucket, version, .. } = line {
                 let known = newest.entry(bucket).or_default().entry(*at).or_insert(*version);
                 *known = (*known).max(*version);
             }
@@ -114,40 +115,42 @@ impl Log {
         self.missed
     }
 
-    /// Records a step and its answer.
-    pub(super) fn applied(&mut self, step: &Applying<'_>, answer: &Applied) {
+    /// Records a step and its result.
+    pub(super) fn applied(&mut self, step: &Applying<'_>, answer: &StepResult) {
         let levels = &**step.levels;
         let of = |kind| Step { lease: step.lease, number: step.number, kind };
         match (step.change, answer) {
-            (Change::Renew(_), _) | (_, Applied::Renewed(_)) => {}
-            (_, Applied::Refused(moved)) => self.see(levels, moved),
-            (Change::Take(units, taking), Applied::Granted(moved)) => {
-                let kind = if taking == Taking::Extend { Kind::Extend } else { Kind::Draw };
+            (Change::Renew(_), _) | (_, StepResult::Renewed(_)) => {}
+            (_, StepResult::Refused(moved)) => self.see(levels, moved),
+            (Change::Take(units, taking), StepResult::Granted(moved)) => {
+                let kind = if taking == TakeMode::Extend { Kind::Extend } else { Kind::Draw };
                 self.moved(of(kind), levels, named(levels, units), moved);
-                if taking == Taking::Spend && !moved.is_repeat {
+                if taking == TakeMode::Spend && !moved.is_repeat {
                     let step = Step { number: 1, ..of(Kind::Settle) };
-                    self.push(Line::Settled { at: moved.at, step, moved: Vec::new() });
+                    self.push(Line::Settlement { at: moved.at, step, moved: Vec::new() });
                 }
             }
-            (Change::Shift(_), Applied::Granted(moved)) => self.moved(of(Kind::Adjust), levels, 0, moved),
-            (Change::End(Some(_)), Applied::Granted(moved)) => self.settled(of(Kind::Settle), levels, moved),
-            (Change::End(None), Applied::Granted(moved)) => self.returned(of(Kind::Return), levels, moved),
+            (Change::Shift(_), StepResult::Granted(moved)) => self.moved(of(Kind::Adjust), levels, 0, moved),
+            (Change::End(Some(_)), StepResult::Granted(moved)) => {
+                self.settled(of(Kind::Settle), levels, moved);
+            }
+            (Change::End(None), StepResult::Granted(moved)) => self.returned(of(Kind::Return), levels, moved),
         }
     }
 
-    fn settled(&mut self, step: Step, levels: &Levels, moved: &Moved) {
+    fn settled(&mut self, step: Step, levels: &Levels, moved: &Movement) {
         if moved.is_repeat {
             return;
         }
         self.see(levels, moved);
         let by_bucket = moved.readings.iter().map(|reading| (bucket_of(levels, reading), reading.moved));
-        self.push(Line::Settled { at: moved.at, step, moved: by_bucket.collect() });
+        self.push(Line::Settlement { at: moved.at, step, moved: by_bucket.collect() });
     }
 
-    fn returned(&mut self, step: Step, levels: &Levels, moved: &Moved) {
+    fn returned(&mut self, step: Step, levels: &Levels, moved: &Movement) {
         self.moved(step, levels, 0, moved);
         if !moved.is_repeat && moved.readings.is_empty() {
-            // It had not drawn: that it never may is an ending of its own in each bucket it was to draw from.
+            // A cancel before the draw ends the lease in each bucket that it would have drawn from.
             for level in levels.levels() {
                 for line in &level.limits {
                     let bucket = BucketId::new(&level.subject, &line.rule);
@@ -157,7 +160,7 @@ impl Log {
         }
     }
 
-    fn moved(&mut self, step: Step, levels: &Levels, named: u32, moved: &Moved) {
+    fn moved(&mut self, step: Step, levels: &Levels, named: u32, moved: &Movement) {
         if moved.is_repeat {
             return;
         }
@@ -168,8 +171,8 @@ impl Log {
         }
     }
 
-    /// Writes down the shapes that are new.
-    fn see(&mut self, levels: &Levels, moved: &Moved) {
+    /// Records new shapes.
+    fn see(&mut self, levels: &Levels, moved: &Movement) {
         for reading in &moved.readings {
             let (bucket, shape) = (bucket_of(levels, reading), *reading.meter(levels).rule().shape());
             let version = reading.version();
@@ -179,21 +182,21 @@ impl Log {
                 Some((_, shapes)) => *shapes == [shape],
                 None => false,
             };
-            // A log that is full is not whole, and what it lacks is not looked for.
-            if !is_known && self.push(Line::Seen { at: moved.at, bucket: bucket.clone(), shape, version }) {
+            // A full log is incomplete anyway.
+            if !is_known && self.push(Line::Shape { at: moved.at, bucket: bucket.clone(), shape, version }) {
                 self.shapes.entry(bucket).or_default().entry(moved.at).or_default().push(shape);
             }
         }
     }
 
     fn push(&mut self, line: Line) -> bool {
-        let has_room = self.lines.len() < self.max;
-        if has_room {
+        let has_space = self.lines.len() < self.max;
+        if has_space {
             self.lines.push(line);
         } else {
             self.missed += 1;
         }
-        has_room
+        has_space
     }
 }
 
@@ -214,7 +217,7 @@ fn bucket_of(levels: &Levels, reading: &Reading) -> BucketId {
     BucketId::new(&levels.levels()[reading.level].subject, reading.meter(levels).rule())
 }
 
-/// How many buckets these units name.
+/// The number of buckets that these units name.
 fn named(levels: &Levels, units: &[Option<u64>]) -> u32 {
     let lines = levels.levels().iter().flat_map(|level| &level.limits);
     u32::try_from(lines.filter(|line| units[line.name].is_some()).count()).unwrap_or(u32::MAX)
@@ -241,10 +244,10 @@ mod tests {
     const START: Stamp = Stamp::from_secs(1_800_000_000);
 
     #[test]
-    fn a_rule_that_is_told_of_after_a_newer_one_is_remembered_and_not_there() {
+    fn older_rule_after_a_newer_one_comes_from_a_cache() {
         let subject = Subject::new("acme", "gpt").unwrap();
         let mut log = Log::new(10);
-        // The answer of the second comes first, and the last is a refusal by what was known before.
+        // The second reply arrives first, and the last is a refusal from a cache.
         for (at, version, burst) in [(3, 2, 5), (0, 1, 40), (4, 1, 40), (3, 1, 40)] {
             let policy = Policy::new([Limit::per_second("rpm", 500).burst(burst)]).unwrap();
             let resolved = resolve(&subject, [Some(&policy), None, None, None], &Policy::default());
@@ -254,10 +257,10 @@ mod tests {
             let readings = Readings::from_iter([Reading::new(0, line, 0, &meter)]);
             log.see(
                 &levels,
-                &Moved { at: Stamp::from_micros(START.as_micros() + at), is_repeat: false, readings },
+                &Movement { at: Stamp::from_micros(START.as_micros() + at), is_repeat: false, readings },
             );
         }
-        let mut seen: Vec<(u64, u64)> = log
+        let mut shapes: Vec<(u64, u64)> = log
             .entries()
             .into_iter()
             .filter_map(|entry| match entry.what {
@@ -265,7 +268,7 @@ mod tests {
                 What::Moved(_) => None,
             })
             .collect();
-        seen.sort_unstable();
-        assert_eq!(seen, [(0, 40), (3, 5), (3, 40)], "of two at one time nobody knows the last");
+        shapes.sort_unstable();
+        assert_eq!(shapes, [(0, 40), (3, 5), (3, 40)], "of two at one time the last is unknown");
     }
 }

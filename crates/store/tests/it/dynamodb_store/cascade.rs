@@ -1,4 +1,4 @@
-//! Leases with several levels: one transaction, all or nothing.
+//! Leases on several levels: one transaction, all or nothing.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
-use tidegate_store::{Buckets as _, Draw, Drawn, DynamoDb, Ledger as _, Paging, UsageOf, UsageQuery};
+use tidegate_store::{Buckets as _, Draw, DrawResult, DynamoDb, Ledger as _, Paging, UsageOf, UsageQuery};
 
 use super::ENGINE;
-use crate::kit::dynamodb::{made, options, unswept};
-use crate::kit::dynamodb_items::{Hand, table_of};
+use crate::kit::common::{
+    OPEN, adjust_of, balance, cancel_of, draw_of, granted, is_granted, join_all, levels, next_lease, own,
+    settle_of, slow, until_answered, used,
+};
+use crate::kit::dynamodb::{open_new, options, unswept};
+use crate::kit::dynamodb_items::{RawTable, table_of};
 use crate::kit::dynamodb_proxy::{Fault, Proxy};
 use crate::kit::engine::skip_without;
-use crate::kit::words::{
-    OPEN, adjust_of, cancel_of, draw_of, granted, is_granted, join_all, levels, next_lease, own, settle_of,
-    shows, slow, until_answered, used,
-};
 
 async fn store() -> (Proxy, DynamoDb) {
     let proxy = Proxy::new(ENGINE).await;
-    let store = made(unswept(ENGINE).endpoint(proxy.url())).await;
+    let store = open_new(unswept(ENGINE).endpoint(proxy.url())).await;
     (proxy, store)
 }
 
-async fn marks(hand: &Hand, entity: &str) -> usize {
+async fn mark_count(raw: &RawTable, entity: &str) -> usize {
     let is_mark = |name: &String| ["o:", "e:", "l:", "x:"].iter().any(|kind| name.starts_with(kind));
-    hand.item(entity).await.into_keys().filter(is_mark).count()
+    raw.item(entity).await.into_keys().filter(is_mark).count()
 }
 
-/// The cached items have enough, and the table has not.
+/// The cached items have enough units, the table does not.
 #[tokio::test]
 async fn short_level_takes_nothing_at_the_others() {
     skip_without!(ENGINE);
@@ -40,15 +40,15 @@ async fn short_level_takes_nothing_at_the_others() {
         let burst = |entity| [slow(if entity == short { 3 } else { 100 })];
         let (child, parent) = (burst("child"), burst("parent"));
         let levels = levels(&[("child", &child), ("parent", &parent)]);
-        let others = made_again(&store).await;
+        let others = reopened(&store).await;
         granted(store.draw(&draw_of(&levels, 1)).await);
         granted(others.draw(&draw_of(&own(short, 3), 2)).await);
         let refused = draw_of(&levels, 1);
-        assert!(matches!(store.draw(&refused).await, Ok(Drawn::Refused(_))));
-        assert_eq!(shows(&store, short).await, Some((0, 3)));
-        assert_eq!(shows(&store, other).await, Some((99, 1)), "where {short} is short");
-        assert!(matches!(store.spend(&refused).await, Ok(Drawn::Refused(_))));
-        assert_eq!(shows(&store, other).await, Some((99, 1)), "where {short} is short");
+        assert!(matches!(store.draw(&refused).await, Ok(DrawResult::Refused(_))));
+        assert_eq!(balance(&store, short).await, Some((0, 3)));
+        assert_eq!(balance(&store, other).await, Some((99, 1)), "where {short} is short");
+        assert!(matches!(store.spend(&refused).await, Ok(DrawResult::Refused(_))));
+        assert_eq!(balance(&store, other).await, Some((99, 1)), "where {short} is short");
     }
 }
 
@@ -58,18 +58,18 @@ async fn refused_cascade_writes_nothing() {
     let (proxy, store) = store().await;
     let limits = [slow(3)];
     let levels = levels(&[("child", &limits), ("parent", &limits)]);
-    let others = made_again(&store).await;
+    let others = reopened(&store).await;
     granted(store.draw(&draw_of(&levels, 1)).await);
     for entity in ["child", "parent"] {
         granted(others.draw(&draw_of(&own(entity, 3), 2)).await);
     }
-    let hand = Hand::on(ENGINE, &store);
-    let before = [hand.item("child").await, hand.item("parent").await];
-    proxy.asked();
-    assert!(matches!(store.draw(&draw_of(&levels, 1)).await, Ok(Drawn::Refused(_))));
-    let asked = proxy.asked();
-    assert!(asked.len() <= 3, "{asked:?}");
-    assert_eq!([hand.item("child").await, hand.item("parent").await], before);
+    let raw = RawTable::on(ENGINE, &store);
+    let before = [raw.item("child").await, raw.item("parent").await];
+    proxy.take_requests();
+    assert!(matches!(store.draw(&draw_of(&levels, 1)).await, Ok(DrawResult::Refused(_))));
+    let requests = proxy.take_requests();
+    assert!(requests.len() <= 3, "{requests:?}");
+    assert_eq!([raw.item("child").await, raw.item("parent").await], before);
 }
 
 #[tokio::test]
@@ -78,41 +78,41 @@ async fn only_the_home_has_marks() {
     let (_proxy, store) = store().await;
     let limits = [slow(100)];
     let levels = levels(&[("child", &limits), ("parent", &limits), ("top", &limits)]);
-    let hand = Hand::on(ENGINE, &store);
+    let raw = RawTable::on(ENGINE, &store);
     let draw = draw_of(&levels, 5);
     granted(store.draw(&draw).await);
-    store.adjust(&adjust_of(&draw, 1, 2)).await.expect("it is open");
-    assert_eq!(marks(&hand, "child").await, 2, "the lease and its levels");
-    store.settle(&settle_of(&draw, 3)).await.expect("it is open");
+    store.adjust(&adjust_of(&draw, 1, 2)).await.expect("the lease is open");
+    assert_eq!(mark_count(&raw, "child").await, 2, "the lease and its levels");
+    store.settle(&settle_of(&draw, 3)).await.expect("the lease is open");
     granted(store.spend(&draw_of(&levels, 1)).await);
     let cancelled = draw_of(&levels, 7);
     granted(store.draw(&cancelled).await);
-    store.cancel(&cancel_of(&cancelled)).await.expect("it is open");
+    store.cancel(&cancel_of(&cancelled)).await.expect("the lease is open");
     for entity in ["parent", "top"] {
-        assert_eq!(marks(&hand, entity).await, 0, "{entity}");
-        assert_eq!(shows(&store, entity).await, Some((96, 4)), "{entity}");
+        assert_eq!(mark_count(&raw, entity).await, 0, "{entity}");
+        assert_eq!(balance(&store, entity).await, Some((96, 4)), "{entity}");
     }
 }
 
-/// The marks are in the items of the children.
+/// The usage marks are in the items of the children.
 #[tokio::test]
 async fn usage_of_a_parent_counts_its_children() {
     skip_without!(ENGINE);
     let (_proxy, store) = store().await;
-    let others = made_again(&store).await;
+    let others = reopened(&store).await;
     let limits = [slow(1_000)];
     for (number, child) in ["a", "b, c=1", "c"].into_iter().enumerate() {
         let levels = levels(&[(child, &limits), ("parent", &limits), ("top", &limits)]);
         for _ in 0..40 {
             let draw = draw_of(&levels, 5);
             granted(store.draw(&draw).await);
-            store.settle(&settle_of(&draw, 1 + number as u64)).await.expect("it is open");
+            store.settle(&settle_of(&draw, 1 + number as u64)).await.expect("the lease is open");
         }
     }
     for (entity, units, own) in [("parent", 240, 0), ("top", 240, 0), ("c", 120, 120), ("b, c=1", 80, 80)] {
         let of = UsageOf::Entity(EntityId::new(entity).unwrap());
         let query = UsageQuery { of, window: Window::Month, range: Stamp::ZERO..Stamp::MAX };
-        let lines = others.usage(&query, &Paging::default()).await.expect("usage is answered").items;
+        let lines = others.usage(&query, &Paging::default()).await.expect("usage is returned").items;
         let sum = |of: fn(&tidegate_core::limit::usage::Tally) -> u64| -> u64 {
             lines.iter().map(|line| of(&line.tally)).sum()
         };
@@ -126,15 +126,15 @@ async fn deleted_parent_is_made_anew() {
     let (_proxy, store) = store().await;
     let limits = [slow(100)];
     let levels = levels(&[("child", &limits), ("parent", &limits)]);
-    let hand = Hand::on(ENGINE, &store);
+    let raw = RawTable::on(ENGINE, &store);
     granted(store.draw(&draw_of(&levels, 1)).await);
-    let made = hand.item("parent").await;
-    hand.delete("parent").await;
+    let made = raw.item("parent").await;
+    raw.delete("parent").await;
     granted(store.draw(&draw_of(&levels, 1)).await);
-    let anew = hand.item("parent").await;
+    let anew = raw.item("parent").await;
     assert!(made.keys().all(|name| anew.contains_key(name)), "{anew:?}");
-    assert_eq!(shows(&store, "parent").await, Some((99, 1)));
-    assert_eq!(shows(&store, "child").await, Some((98, 2)));
+    assert_eq!(balance(&store, "parent").await, Some((99, 1)));
+    assert_eq!(balance(&store, "child").await, Some((98, 2)));
 }
 
 #[tokio::test]
@@ -154,28 +154,28 @@ async fn step_at_the_child_hides_no_write_at_the_parent() {
         store.adjust(&adjust_of(&draw, step, 1)).await.unwrap();
     }
     let above = levels(&[("parent", &parent)]);
-    granted(made_again(&store).await.draw(&tokens(&above, 9)).await);
-    assert!(matches!(store.draw(&tokens(&both, 5)).await, Ok(Drawn::Refused(_))));
-    proxy.asked();
-    assert!(matches!(store.draw(&tokens(&both, 5)).await, Ok(Drawn::Refused(_))));
-    assert!(!proxy.asked().contains(&"UpdateItem".to_owned()), "it has seen that nothing is left");
+    granted(reopened(&store).await.draw(&tokens(&above, 9)).await);
+    assert!(matches!(store.draw(&tokens(&both, 5)).await, Ok(DrawResult::Refused(_))));
+    proxy.take_requests();
+    assert!(matches!(store.draw(&tokens(&both, 5)).await, Ok(DrawResult::Refused(_))));
+    assert!(!proxy.take_requests().contains(&"UpdateItem".to_owned()), "the cached item is empty");
 }
 
 #[tokio::test]
 async fn error_at_one_level_takes_nothing() {
     skip_without!(ENGINE);
     let text = |text: &str| AttributeValue::S(text.to_owned());
-    // An item that the engine does not update, and one that has changed and cannot be read.
-    let spoilt = [vec![("c:rpm", text("many"))], vec![("R", text("other")), ("o:nobody", text("?"))]];
-    for (number, spoilt) in spoilt.iter().enumerate() {
+    // An item that the engine fails to update, and one that changed and cannot be decoded.
+    let corrupt = [vec![("c:rpm", text("many"))], vec![("R", text("other")), ("o:unknown", text("?"))]];
+    for (number, corrupt) in corrupt.iter().enumerate() {
         for lost in [0, 2] {
             let (proxy, store) = store().await;
             let limits = [slow(100)];
             let levels = levels(&[("child", &limits), ("parent", &limits)]);
             granted(store.draw(&draw_of(&levels, 1)).await);
-            let hand = Hand::on(ENGINE, &store);
-            for (name, value) in spoilt {
-                hand.set("parent", name, value.clone()).await;
+            let raw = RawTable::on(ENGINE, &store);
+            for (name, value) in corrupt {
+                raw.set("parent", name, value.clone()).await;
             }
             let mut left = lost;
             proxy.plan(move |_| {
@@ -184,8 +184,8 @@ async fn error_at_one_level_takes_nothing() {
             });
             let answer = store.draw(&draw_of(&levels, 5)).await;
             assert!(answer.as_ref().is_err_and(|error| !error.is_transient()), "{number}: {answer:?}");
-            assert_eq!(shows(&store, "child").await, Some((99, 1)), "{number}, {lost} responses lost");
-            assert_eq!(marks(&hand, "child").await, 2, "{number}, {lost} responses lost");
+            assert_eq!(balance(&store, "child").await, Some((99, 1)), "{number}, {lost} responses lost");
+            assert_eq!(mark_count(&raw, "child").await, 2, "{number}, {lost} responses lost");
         }
     }
 }
@@ -200,28 +200,28 @@ async fn cascade_with_a_lost_response_is_drawn_once() {
     for (number, fault) in
         [Fault::Lost, Fault::Broken, Fault::Refused("ThrottlingException")].into_iter().enumerate()
     {
-        proxy.asked();
+        proxy.take_requests();
         let mut is_first = true;
         proxy.plan(move |_| if std::mem::take(&mut is_first) { fault } else { Fault::None });
         let draw = draw_of(&levels, 10);
         let moved = granted(store.draw(&draw).await);
         assert!(!moved.is_repeat && moved.readings.len() == 2, "{fault:?}: {moved:?}");
-        let asked = proxy.asked();
-        assert!(asked.len() <= 3, "{fault:?}: {asked:?}");
-        assert!(granted(store.draw(&draw).await).is_repeat, "another call repeats it");
+        let requests = proxy.take_requests();
+        assert!(requests.len() <= 3, "{fault:?}: {requests:?}");
+        assert!(granted(store.draw(&draw).await).is_repeat, "a further call is a repeat");
         let taken = 30 + 10 * i64::try_from(number).unwrap();
         for entity in ["child", "parent"] {
-            assert_eq!(shows(&store, entity).await, Some((100 - taken, taken)), "{fault:?}: {entity}");
+            assert_eq!(balance(&store, entity).await, Some((100 - taken, taken)), "{fault:?}: {entity}");
         }
     }
 }
 
-/// The draw has taken all there is: a repeat finds the parent empty.
+/// The draw has taken everything: a repeat finds the parent empty.
 #[tokio::test]
 async fn repeated_cascade_is_not_refused() {
     skip_without!(ENGINE);
     let (_proxy, store) = store().await;
-    let others = made_again(&store).await;
+    let others = reopened(&store).await;
     let limits = [slow(10)];
     let levels = levels(&[("child", &limits), ("parent", &limits)]);
     let (drawn, spent) = (draw_of(&levels, 6), draw_of(&levels, 4));
@@ -231,39 +231,39 @@ async fn repeated_cascade_is_not_refused() {
         assert!(granted(store.draw(&drawn).await).is_repeat);
         assert!(granted(store.spend(&spent).await).is_repeat);
     }
-    assert_eq!(used(&others, "parent").await, 4, "which counts it");
+    assert_eq!(used(&others, "parent").await, 4, "reading usage counts the lease");
     assert!(granted(store.spend(&spent).await).is_repeat, "its tombstone is found");
 }
 
-/// The engine reads one item after the other: the home before the draw, and the parent after it.
+/// The engine reads items one after the other: the home before the draw, and the parent after it.
 #[tokio::test]
 async fn cascade_drawn_while_it_is_read_is_not_refused() {
     skip_without!(ENGINE);
     let proxy = Proxy::new(ENGINE).await;
     let options = unswept(ENGINE).endpoint(proxy.url()).rejections(std::time::Duration::ZERO);
-    let store = made(options).await;
+    let store = open_new(options).await;
     let (child, parent) = ([slow(100)], [slow(10)]);
     let levels = levels(&[("child", &child), ("parent", &parent)]);
     let draw = draw_of(&levels, 10);
     granted(store.draw(&draw).await);
     assert!(!is_granted(&store.draw(&draw_of(&levels, 1)).await));
     let mut is_first = true;
-    proxy.plan(move |asked| match asked {
+    proxy.plan(move |operation| match operation {
         "BatchGetItem" if std::mem::take(&mut is_first) => Fault::Without("ENTITY#child"),
         _ => Fault::None,
     });
-    proxy.asked();
+    proxy.take_requests();
     assert!(granted(store.draw(&draw).await).is_repeat);
-    assert_eq!(proxy.asked(), ["BatchGetItem", "BatchGetItem"]);
-    assert_eq!(shows(&store, "parent").await, Some((0, 10)));
+    assert_eq!(proxy.take_requests(), ["BatchGetItem", "BatchGetItem"]);
+    assert_eq!(balance(&store, "parent").await, Some((0, 10)));
 }
 
-/// Transactions of siblings collide at their parent.
+/// Transactions of siblings conflict at their parent.
 #[tokio::test(flavor = "multi_thread")]
 async fn siblings_take_exactly_the_limit_of_their_parent() {
     skip_without!(ENGINE);
     let options = options(ENGINE);
-    let stores = [made(options.clone()).await, options.open().await.expect("the table is there")];
+    let stores = [open_new(options.clone()).await, options.open().await.expect("the table exists")];
     let (child, parent) = ([slow(100)], [slow(20)]);
     let callers = (0..30).map(|number: usize| {
         let levels = levels(&[(&format!("child-{}", number % 3), &child), ("parent", &parent)]);
@@ -275,14 +275,14 @@ async fn siblings_take_exactly_the_limit_of_their_parent() {
         taken += usize::from(is_granted(&caller.await.expect("no caller panics")));
     }
     assert_eq!(taken, 20);
-    assert_eq!(shows(&stores[0], "parent").await, Some((0, 20)));
+    assert_eq!(balance(&stores[0], "parent").await, Some((0, 20)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn racing_first_draws_are_all_counted() {
     skip_without!(ENGINE);
     let (_proxy, store) = store().await;
-    let others = made_again(&store).await;
+    let others = reopened(&store).await;
     for round in 0..5 {
         let entity = format!("acme-{round}");
         let levels = own(&entity, 100);
@@ -290,12 +290,12 @@ async fn racing_first_draws_are_all_counted() {
         let stores = [&store, &others];
         let answers =
             join_all(draws.iter().zip(0..).map(|(draw, number)| stores[number % 2].draw(draw)).collect());
-        assert!(answers.await.iter().all(is_granted), "there is room for all of them");
-        assert_eq!(shows(&store, &entity).await, Some((92, 8)));
+        assert!(answers.await.iter().all(is_granted), "all of them fit");
+        assert_eq!(balance(&store, &entity).await, Some((92, 8)));
     }
 }
 
-/// Another handle of the same table, which has seen nothing.
-async fn made_again(store: &DynamoDb) -> DynamoDb {
-    unswept(ENGINE).of_table(table_of(store)).open().await.expect("the table is there")
+/// A second handle of the same table, with an empty cache.
+async fn reopened(store: &DynamoDb) -> DynamoDb {
+    unswept(ENGINE).of_table(table_of(store)).open().await.expect("the table exists")
 }

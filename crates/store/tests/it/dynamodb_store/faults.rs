@@ -1,4 +1,5 @@
-//! An engine that throttles, breaks, loses answers and is slow: nothing is charged twice, and nothing is invented.
+//! An engine that throttles, fails, loses responses and is slow: no lease is charged twice, and no unit is
+//! invented.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,15 +7,15 @@ use std::time::Duration;
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::random::Random;
-use tidegate_store::{Buckets as _, Drawn, DynamoDb, ManualWall, Standing, Store, StoreError};
+use tidegate_store::{Buckets as _, DrawResult, DynamoDb, LeaseStatus, ManualWall, Store, StoreError};
 
 use super::ENGINE;
-use crate::kit::dynamodb::{START, made, options};
+use crate::kit::common::{
+    balance, cancel_of, draw_of, granted, levels, own, settle_of, slow, until_answered, used,
+};
+use crate::kit::dynamodb::{START, open_new, options};
 use crate::kit::dynamodb_proxy::{Fault, Proxy};
 use crate::kit::engine::skip_without;
-use crate::kit::words::{
-    cancel_of, draw_of, granted, levels, own, settle_of, shows, slow, until_answered, used,
-};
 
 const FAULTS: [Fault; 6] = [
     Fault::Refused("ProvisionedThroughputExceededException"),
@@ -27,12 +28,12 @@ const FAULTS: [Fault; 6] = [
 
 async fn store() -> (Proxy, DynamoDb) {
     let proxy = Proxy::new(ENGINE).await;
-    let store = made(options(ENGINE).endpoint(proxy.url())).await;
+    let store = open_new(options(ENGINE).endpoint(proxy.url())).await;
     (proxy, store)
 }
 
-/// The engine reads the items of one request one after the other. What is moved meanwhile is where it was read too late, and not
-/// where it was read too early.
+/// The engine reads the items of one request one after the other. An item moved during the read is missed at
+/// its new place, never found at both.
 #[tokio::test]
 async fn lease_counted_during_a_step_is_found() {
     skip_without!(ENGINE);
@@ -40,23 +41,23 @@ async fn lease_counted_during_a_step_is_found() {
     let draw = draw_of(&own("acme", 100), 10);
     granted(store.draw(&draw).await);
     let settled = store.settle(&settle_of(&draw, 3)).await.unwrap();
-    // Reading the ledger counts it: it becomes a tombstone.
+    // Reading the ledger counts the lease: it becomes a tombstone.
     assert_eq!(used(&store, "acme").await, 3);
-    let mut times = 0;
-    proxy.plan(move |asked| {
-        times += u32::from(asked == "BatchGetItem");
-        if asked == "BatchGetItem" && times == 1 { Fault::Without("LEASE#") } else { Fault::None }
+    let mut reads = 0;
+    proxy.plan(move |operation| {
+        reads += u32::from(operation == "BatchGetItem");
+        if operation == "BatchGetItem" && reads == 1 { Fault::Without("LEASE#") } else { Fault::None }
     });
-    proxy.asked();
+    proxy.take_requests();
     let again = store.settle(&settle_of(&draw, 3)).await.unwrap();
     assert_eq!((settled.is_repeat, again.is_repeat), (false, true));
-    assert_eq!(proxy.asked(), ["BatchGetItem", "BatchGetItem"]);
+    assert_eq!(proxy.take_requests(), ["BatchGetItem", "BatchGetItem"]);
     let error = store.cancel(&cancel_of(&draw)).await.unwrap_err();
     assert!(matches!(error, StoreError::Ended { .. }), "{error}");
-    assert_eq!(shows(&store, "acme").await, Some((97, 3)));
+    assert_eq!(balance(&store, "acme").await, Some((97, 3)));
 }
 
-/// The same for one that is asked for again and for which there is nothing left: it has it.
+/// The same for a repeated draw after which nothing is left: it must find its lease.
 #[tokio::test]
 async fn repeated_draw_of_all_units_is_not_refused() {
     skip_without!(ENGINE);
@@ -65,37 +66,37 @@ async fn repeated_draw_of_all_units_is_not_refused() {
     granted(store.spend(&spent).await);
     granted(store.draw(&drawn).await);
     assert_eq!((used(&store, "spends").await, used(&store, "draws").await), (10, 0));
-    let unaware = || {
-        let mut times = 0;
-        proxy.plan(move |asked| {
-            times += u32::from(asked == "BatchGetItem");
-            if asked == "BatchGetItem" && times == 1 { Fault::Without("LEASE#") } else { Fault::None }
+    let hide_lease_once = || {
+        let mut reads = 0;
+        proxy.plan(move |operation| {
+            reads += u32::from(operation == "BatchGetItem");
+            if operation == "BatchGetItem" && reads == 1 { Fault::Without("LEASE#") } else { Fault::None }
         });
     };
-    unaware();
+    hide_lease_once();
     assert!(granted(store.spend(&spent).await).is_repeat);
-    unaware();
+    hide_lease_once();
     assert!(granted(store.draw(&drawn).await).is_repeat);
 }
 
-/// Who has only the id looks for it where it was, and then where it has gone.
+/// A search by id looks at the old place first, then at the new one.
 #[tokio::test]
 async fn lease_counted_during_a_search_is_found() {
     skip_without!(ENGINE);
     let (proxy, clock) = (Proxy::new(ENGINE).await, ManualWall::new(START));
     let options = options(ENGINE).clock(clock);
-    let first = made(options.clone()).await;
+    let first = open_new(options.clone()).await;
     let draw = draw_of(&own("acme", 100), 10);
     granted(first.draw(&draw).await);
     first.settle(&settle_of(&draw, 3)).await.unwrap();
     assert_eq!(used(&first, "acme").await, 3);
     let second = options.endpoint(proxy.url()).open().await.unwrap();
-    let mut times = 0;
-    proxy.plan(move |asked| {
-        times += u32::from(asked == "GetItem");
-        if asked == "GetItem" && times == 1 { Fault::Without("LEASE#") } else { Fault::None }
+    let mut reads = 0;
+    proxy.plan(move |operation| {
+        reads += u32::from(operation == "GetItem");
+        if operation == "GetItem" && reads == 1 { Fault::Without("LEASE#") } else { Fault::None }
     });
-    assert!(matches!(second.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
+    assert!(matches!(second.lease(draw.lease).await.unwrap(), LeaseStatus::Ended(_)));
 }
 
 #[tokio::test]
@@ -108,7 +109,7 @@ async fn no_fault_charges_a_lease_twice() {
             (format!("one-{number}"), format!("child-{number}"), format!("parent-{number}"));
         let both = levels(&[(&child, &limits), (&parent, &limits)]);
         for levels in [own(&one, 100), both] {
-            // Seen before, so that a guess is right; and each request of the call fails once.
+            // Used before, so that the cached item is right; each request of the call fails once.
             granted(store.draw(&draw_of(&levels, 10)).await);
             for place in 0..3 {
                 let draw = draw_of(&levels, 5);
@@ -128,13 +129,13 @@ async fn no_fault_charges_a_lease_twice() {
             }
         }
         for entity in [&one, &child, &parent] {
-            assert_eq!(shows(&store, entity).await, Some((78, 22)), "{fault:?} of {entity}");
+            assert_eq!(balance(&store, entity).await, Some((78, 22)), "{fault:?} of {entity}");
             assert_eq!(used(&store, entity).await, 12, "{fault:?} of {entity}");
         }
     }
 }
 
-/// The request of this number fails, counted from 0, and all others go well.
+/// Fails the request with this number, counted from 0; all others succeed.
 fn nth(place: usize, fault: Fault) -> impl FnMut(&str) -> Fault + Send + 'static {
     let mut number = 0;
     move |_| {
@@ -162,7 +163,7 @@ async fn conflicts_are_retried_not_refused() {
         if conflicts >= 0 { Fault::Refused("TransactionInProgressException") } else { Fault::None }
     });
     store.settle(&settle_of(&draw, 5)).await.unwrap();
-    assert_eq!(shows(&store, "parent").await, Some((95, 5)));
+    assert_eq!(balance(&store, "parent").await, Some((95, 5)));
 }
 
 #[tokio::test]
@@ -171,8 +172,8 @@ async fn slow_engine_is_unavailable_within_the_timeout() {
     let proxy = Proxy::new(ENGINE).await;
     let options = options(ENGINE).endpoint(proxy.url());
     options.create().await.unwrap();
-    let hasty = options.timeout(Duration::from_millis(500));
-    let store = until_answered(|| hasty.clone().open()).await.unwrap();
+    let impatient = options.timeout(Duration::from_millis(500));
+    let store = until_answered(|| impatient.clone().open()).await.unwrap();
     for fault in
         [Fault::Refused("ThrottlingException"), Fault::Refused("InternalServerError"), Fault::Late(600_000)]
     {
@@ -180,7 +181,7 @@ async fn slow_engine_is_unavailable_within_the_timeout() {
         let before = tokio::time::Instant::now();
         let answer = store.draw(&draw_of(&own("acme", 10), 1)).await;
         assert!(answer.as_ref().is_err_and(StoreError::is_transient), "{fault:?}: {answer:?}");
-        assert!(before.elapsed() < Duration::from_secs(60), "{fault:?} takes {:?}", before.elapsed());
+        assert!(before.elapsed() < Duration::from_secs(60), "{fault:?} took {:?}", before.elapsed());
     }
     proxy.plan(|_| Fault::None);
 }
@@ -207,46 +208,46 @@ async fn random_callers_stay_exact_under_faults() {
             let (store, levels) = (Arc::clone(&store), Arc::clone(&levels));
             tokio::spawn(async move { act_at_random(&*store, &levels, number).await })
         });
-        let mut kept = 0;
+        let mut used_requests = 0;
         for caller in callers.collect::<Vec<_>>() {
-            kept += caller.await.expect("no caller panics");
+            used_requests += caller.await.expect("no caller panics");
         }
         proxy.plan(|_| Fault::None);
-        assert!(kept <= 40, "{kept} of forty");
+        assert!(used_requests <= 40, "{used_requests} of forty");
         for entity in entities {
-            let taken = i64::try_from(kept).expect("at most forty");
-            assert_eq!(shows(&*store, entity).await, Some((40 - taken, taken)), "{entity} of {entities:?}");
-            assert_eq!(used(&*store, entity).await, kept, "{entity} of {entities:?}");
+            let taken = i64::try_from(used_requests).expect("at most forty");
+            assert_eq!(balance(&*store, entity).await, Some((40 - taken, taken)), "{entity} of {entities:?}");
+            assert_eq!(used(&*store, entity).await, used_requests, "{entity} of {entities:?}");
         }
     }
 }
 
-/// Twelve leases that are settled at one request, spent or cancelled. Returns how many requests were used.
+/// Twelve leases, each settled at one request, spent or cancelled. Returns the number of requests used.
 async fn act_at_random(store: &dyn Store, levels: &Arc<Levels>, seed: u64) -> u64 {
-    let (mut random, mut kept) = (Random::seeded(seed), 0);
+    let (mut random, mut used_requests) = (Random::seeded(seed), 0);
     for _ in 0..12 {
         if random.below(4) == 0 {
             let spent = draw_of(levels, 1);
-            let answer = until_answered(|| store.spend(&spent)).await.expect("it is answered");
-            kept += u64::from(matches!(answer, Drawn::Granted(_)));
+            let answer = until_answered(|| store.spend(&spent)).await.expect("the store responds");
+            used_requests += u64::from(matches!(answer, DrawResult::Granted(_)));
             continue;
         }
         let draw = draw_of(levels, 1 + random.below(4));
         let drawn = store.draw(&draw).await;
-        if matches!(drawn, Ok(Drawn::Refused(_))) {
+        if matches!(drawn, Ok(DrawResult::Refused(_))) {
             continue;
         }
         let is_unavailable = drawn.as_ref().is_err_and(StoreError::is_transient);
         assert!(is_unavailable || drawn.is_ok(), "{drawn:?}");
-        // A draw without an answer may have been made.
+        // A draw without a response may have been applied.
         if is_unavailable || random.below(2) == 0 {
             let cancel = cancel_of(&draw);
             until_answered(|| store.cancel(&cancel)).await.expect("a lease is cancelled");
         } else {
             let settle = settle_of(&draw, 1);
             until_answered(|| store.settle(&settle)).await.expect("an open lease is settled");
-            kept += 1;
+            used_requests += 1;
         }
     }
-    kept
+    used_requests
 }

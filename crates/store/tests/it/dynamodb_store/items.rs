@@ -1,4 +1,4 @@
-//! What is in the table: one item for a subject, and when it may be forgotten.
+//! The items in the table: one per subject, and when each may expire.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use tidegate_core::limit::policy::{Policy, Version};
 use tidegate_core::limit::resolve::resolve;
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{
-    Adjust, Buckets as _, Draw, Drawn, DynamoDb, ManualWall, Settle, Store as _, WallClock as _,
+    Adjust, Buckets as _, Draw, DrawResult, DynamoDb, ManualWall, Settle, Store as _, WallClock as _,
 };
 
 use super::ENGINE;
-use crate::kit::dynamodb::{START, made, unswept};
-use crate::kit::dynamodb_items::Hand;
-use crate::kit::engine::skip_without;
-use crate::kit::words::{
-    adjust_of, cancel_of, draw_of, granted, levels, levels_of_version, own, settle_of, shows, slow, subject,
-    used,
+use crate::kit::common::{
+    adjust_of, balance, cancel_of, draw_of, granted, levels, levels_of_version, own, settle_of, slow,
+    subject, used,
 };
+use crate::kit::dynamodb::{START, open_new, unswept};
+use crate::kit::dynamodb_items::RawTable;
+use crate::kit::engine::skip_without;
 
-/// Limits that are a resource's, and not the entity's own.
+/// Limits of a resource, not of the entity itself.
 fn shared(limit: Limit) -> std::sync::Arc<Levels> {
     all_shared([limit])
 }
@@ -32,7 +32,7 @@ fn all_shared(limits: impl IntoIterator<Item = Limit>) -> std::sync::Arc<Levels>
 
 async fn store() -> (DynamoDb, ManualWall) {
     let clock = ManualWall::new(START);
-    (made(unswept(ENGINE).clock(clock.clone())).await, clock)
+    (open_new(unswept(ENGINE).clock(clock.clone())).await, clock)
 }
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn idle_item_expires_after_seven_refills() {
     skip_without!(ENGINE);
     let (store, clock) = store().await;
     let expires = async || store.expires_at(&subject("acme")).await.unwrap();
-    // A day beyond the deadline of a lease, or seven times what it takes to be full.
+    // A day beyond the deadline of a lease, or seven times the refill time.
     let (fast, slow) = (shared(Limit::per_minute("rpm", 100)), shared(Limit::per_hour("rpm", 10).burst(100)));
     for (levels, lives) in [(fast, 25 * 3_600), (slow, 70 * 3_600)] {
         let begun = 1_800_000_000 + clock.now().since(START).as_secs();
@@ -51,12 +51,12 @@ async fn idle_item_expires_after_seven_refills() {
         clock.advance(Duration::from_secs(7_200));
         store.sweep(100).await.unwrap();
         assert_eq!(expires().await, Some(begun + lives), "no use, no change");
-        let item = Hand::on(ENGINE, &store).item("acme").await;
-        assert!(!item.contains_key("GSI1PK"), "it is not due any more: {item:?}");
+        let item = RawTable::on(ENGINE, &store).item("acme").await;
+        assert!(!item.contains_key("GSI1PK"), "the item is no longer due: {item:?}");
     }
     assert_eq!(used(&store, "acme").await, 2);
     granted(store.draw(&draw_of(&own("acme", 500), 1)).await);
-    assert_eq!(expires().await, None, "limits of its own end it");
+    assert_eq!(expires().await, None, "own limits disable expiry");
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn debts_of_two_limits_extend_their_item() {
     for is_adjusted in [true, false] {
         let units = levels.amounts(&[("rpm", 1), ("tpm", 1)]).unwrap();
         let draw = Draw { units, ..draw_of(&levels, 1) };
-        let before = shows(&store, "acme").await.map_or(0, |(_, consumed)| consumed);
+        let before = balance(&store, "acme").await.map_or(0, |(_, consumed)| consumed);
         if is_adjusted {
             granted(store.draw(&draw).await);
             let deltas = hours(48).map(|(name, units)| (name, i64::try_from(units).unwrap()));
@@ -78,14 +78,14 @@ async fn debts_of_two_limits_extend_their_item() {
             store.adjust(&adjust).await.unwrap();
             assert!(expires().await > 96 * 3_600, "as long as the slower one of them takes");
             store.cancel(&cancel_of(&draw)).await.unwrap();
-            assert_eq!(shows(&store, "acme").await, Some((100, before)));
+            assert_eq!(balance(&store, "acme").await, Some((100, before)));
         } else {
             granted(store.draw(&draw).await);
             let actual = levels.amounts(&hours(200)).unwrap();
             let settle = Settle { actual, ..settle_of(&draw, 1) };
             store.settle(&settle).await.unwrap();
             assert!(expires().await > 400 * 3_600, "as long as the slower one of them takes");
-            assert_eq!(shows(&store, "acme").await.unwrap().1, before + 200 * 6_000);
+            assert_eq!(balance(&store, "acme").await.unwrap().1, before + 200 * 6_000);
         }
     }
 }
@@ -97,9 +97,9 @@ async fn debt_up_to_the_last_second_is_written() {
     let draw = draw_of(&shared(Limit::per_second("rpm", 10)), 1);
     granted(store.draw(&draw).await);
     assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), Some(1_800_000_000 + 25 * 3_600));
-    // An hour before that, and half a second.
+    // Debt up to half a second and an hour before the expiry.
     store.adjust(&adjust_of(&draw, 1, 24 * 36_000 + 4)).await.unwrap();
-    assert_eq!(shows(&store, "acme").await.unwrap().1, 24 * 36_000 + 5);
+    assert_eq!(balance(&store, "acme").await.unwrap().1, 24 * 36_000 + 5);
 }
 
 #[tokio::test]
@@ -111,28 +111,28 @@ async fn return_under_a_slower_rule_fills_the_bucket() {
     granted(store.draw(&large).await);
     let slow = of(2, Limit::per_day("rpm", 1));
     assert!(
-        matches!(store.draw(&draw_of(&slow, 1)).await, Ok(Drawn::Refused(_))),
-        "the slower rule is there"
+        matches!(store.draw(&draw_of(&slow, 1)).await, Ok(DrawResult::Refused(_))),
+        "the slower rule is written"
     );
-    // As much as it takes eighty years to fill.
+    // A return that takes eighty years to refill.
     store.cancel(&cancel_of(&large)).await.unwrap();
-    assert_eq!(shows(&store, "acme").await, Some((1, 0)));
-    let text = Hand::on(ENGINE, &store).item("acme").await["f:rpm"].as_n().cloned().unwrap();
-    assert!(text.starts_with('-'), "or nothing is shown by this: {text}");
-    // A rule that changes is written over exactly what was seen.
+    assert_eq!(balance(&store, "acme").await, Some((1, 0)));
+    let text = RawTable::on(ENGINE, &store).item("acme").await["f:rpm"].as_n().cloned().unwrap();
+    assert!(text.starts_with('-'), "the test needs a negative part: {text}");
+    // A changed rule is written conditionally on the state that was read.
     let other = of(3, Limit::per_day("rpm", 2));
     let draw = draw_of(&other, 1);
     granted(store.draw(&draw).await);
-    assert_eq!(shows(&store, "acme").await.unwrap().1, 1);
+    assert_eq!(balance(&store, "acme").await.unwrap().1, 1);
     store.settle(&settle_of(&draw, 1)).await.unwrap();
 }
 
-/// Each has seen the bucket as it was before the other one settled.
+/// Each process has cached the bucket from before the other one settled.
 #[tokio::test]
 async fn bound_of_debt_holds_for_two_processes() {
     skip_without!(ENGINE);
     let options = unswept(ENGINE);
-    let stores = [made(options.clone()).await, options.open().await.expect("the table is there")];
+    let stores = [open_new(options.clone()).await, options.open().await.expect("the table exists")];
     let limits = [slow(100)];
     let two = levels(&[("child", &limits), ("parent", &limits)]);
     for levels in [own("acme", 100), two] {
@@ -142,11 +142,11 @@ async fn bound_of_debt_holds_for_two_processes() {
             granted(store.draw(draw).await);
         }
         for (store, draw) in stores.iter().zip(&draws) {
-            store.settle(&settle_of(draw, 120)).await.expect("it is open");
+            store.settle(&settle_of(draw, 120)).await.expect("the lease is open");
         }
         for level in levels.levels() {
             let entity = level.subject.entity.as_str();
-            assert_eq!(shows(&stores[0], entity).await, Some((-50, 150)), "{entity}");
+            assert_eq!(balance(&stores[0], entity).await, Some((-50, 150)), "{entity}");
             assert_eq!(used(&stores[0], entity).await, 240, "{entity}");
         }
     }
@@ -159,7 +159,7 @@ async fn item_with_own_limits_does_not_expire() {
     granted(store.draw(&draw_of(&own("acme", 500), 1)).await);
     assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), None);
     granted(store.draw(&draw_of(&shared(Limit::per_minute("rpm", 100)), 1)).await);
-    assert!(store.expires_at(&subject("acme")).await.unwrap().is_some(), "expiry appears");
+    assert!(store.expires_at(&subject("acme")).await.unwrap().is_some(), "expiry is enabled");
     granted(store.draw(&draw_of(&own("acme", 500), 1)).await);
     assert_eq!(store.expires_at(&subject("acme")).await.unwrap(), None);
 }
@@ -173,17 +173,20 @@ async fn hundred_open_leases_are_known_by_their_marks() {
     for draw in &draws {
         granted(store.draw(draw).await);
     }
-    assert_eq!(shows(&store, "acme").await, Some((900, 100)));
+    assert_eq!(balance(&store, "acme").await, Some((900, 100)));
     for draw in &draws {
-        assert!(granted(store.draw(draw).await).is_repeat, "each is known again");
+        assert!(granted(store.draw(draw).await).is_repeat, "a repeated draw is recognized");
         store.settle(&settle_of(draw, 2)).await.unwrap();
-        assert!(store.settle(&settle_of(draw, 2)).await.unwrap().is_repeat, "and so is its end");
+        assert!(
+            store.settle(&settle_of(draw, 2)).await.unwrap().is_repeat,
+            "a repeated settle is recognized"
+        );
     }
-    assert_eq!(shows(&store, "acme").await, Some((800, 200)));
+    assert_eq!(balance(&store, "acme").await, Some((800, 200)));
     assert_eq!(used(&store, "acme").await, 200);
     clock.advance(Duration::from_secs(60));
     for draw in &draws {
         assert!(store.draw(draw).await.is_err(), "a late draw is refused");
     }
-    assert_eq!(shows(&store, "acme").await, Some((800, 200)));
+    assert_eq!(balance(&store, "acme").await, Some((800, 200)));
 }

@@ -1,7 +1,7 @@
-//! Indexes follow the table with a delay: they show what is gone, and do not show yet what is there.
+//! Indexes are eventually consistent: they list deleted items, and do not yet list new ones.
 //!
-//! A listing whose page had one key of something that is gone ended there. An archive that had not been shown an entry wrote
-//! the ones after it, and then pruned all of them.
+//! A listing used to end at a page whose only key was deleted. An archive that missed an entry wrote the ones
+//! after it, and then pruned all of them.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use tidegate_store::{
 };
 
 use super::ENGINE;
-use crate::kit::dynamodb::{START, made, options, unswept};
-use crate::kit::dynamodb_items::Hand;
+use crate::kit::common::{draw_of, granted, own, used};
+use crate::kit::dynamodb::{START, open_new, options, unswept};
+use crate::kit::dynamodb_items::RawTable;
 use crate::kit::engine::skip_without;
-use crate::kit::words::{draw_of, granted, own, used};
 
 const ALWAYS: AuditQuery = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
 
@@ -32,7 +32,7 @@ fn scope(entity: &str) -> Scope {
     Scope::Entity(EntityId::new(entity).expect("a valid name"))
 }
 
-/// Writes a policy of each of these entities, all of one change.
+/// Writes a policy for each of these entities, in one change.
 async fn write(store: &DynamoDb, entities: &[&str]) -> Version {
     let policy = Policy::new([Limit::per_day("rpm", 1)]).expect("a valid policy");
     let change = |entity: &&str| PolicyChange {
@@ -41,7 +41,7 @@ async fn write(store: &DynamoDb, entities: &[&str]) -> Version {
         policy: Some(policy.clone()),
     };
     let changes: Vec<_> = entities.iter().map(change).collect();
-    store.apply(&changes, "tests").await.expect("it is changed")
+    store.apply(&changes, "tests").await.expect("the change is applied")
 }
 
 #[tokio::test]
@@ -49,11 +49,11 @@ async fn retention_bounds_usage_and_audit() {
     skip_without!(ENGINE);
     let (day, clock) = (Duration::from_secs(86_400), ManualWall::new(START));
     let retention = Retention { hours: Some(day), audit: Some(day), ..Retention::default() };
-    let store = made(unswept(ENGINE).clock(clock.clone()).retention(retention)).await;
+    let store = open_new(unswept(ENGINE).clock(clock.clone()).retention(retention)).await;
     write(&store, &["a", "b"]).await;
     granted(store.spend(&draw_of(&own("acme", 10), 1)).await);
     assert_eq!(used(&store, "acme").await, 1);
-    let expires = Hand::on(ENGINE, &store).items("ENTITY#acme").await;
+    let expires = RawTable::on(ENGINE, &store).items("ENTITY#acme").await;
     let mut expires: Vec<u64> = expires
         .iter()
         .filter(|item| item["SK"].as_s().is_ok_and(|sk| sk.starts_with("#USAGE#")))
@@ -61,11 +61,11 @@ async fn retention_bounds_usage_and_audit() {
         .collect();
     expires.sort_unstable();
     let hour = START.as_micros() / 1_000_000 / 3_600 * 3_600;
-    assert_eq!(expires.first(), Some(&(hour + 3_600 + day.as_secs())), "hours; days and months live longer");
+    assert_eq!(expires.first(), Some(&(hour + 3_600 + day.as_secs())), "hours expire first");
     clock.advance(day / 2);
     write(&store, &["c"]).await;
     clock.advance(day / 2 + Duration::from_secs(1));
-    store.sweep(100).await.expect("a sweep is answered");
+    store.sweep(100).await.expect("the sweep succeeds");
     let left = store.audit(&ALWAYS, &Paging::default()).await.expect("the audit is listed").items;
     assert_eq!(left.iter().map(|entry| entry.version).collect::<Vec<_>>(), [Version::new(2)]);
 }
@@ -73,22 +73,22 @@ async fn retention_bounds_usage_and_audit() {
 #[tokio::test]
 async fn page_of_policies_skips_a_deleted_one() {
     skip_without!(ENGINE);
-    let store = made(options(ENGINE)).await;
+    let store = open_new(options(ENGINE)).await;
     write(&store, &["a", "b", "c", "d", "e"]).await;
-    let hand = Hand::on(ENGINE, &store);
-    // What an index shows of a policy that was removed a moment ago.
+    let raw = RawTable::on(ENGINE, &store);
+    // A stale index entry of a policy that was just removed.
     for entity in ["b1", "c1", "c2"] {
         let stale =
             [("PK", entity), ("SK", "x"), ("GSI2PK", "CONFIGS#")].map(|(name, value)| (name, text(value)));
         let mut stale: HashMap<String, AttributeValue> =
             stale.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        let real = hand.items("ENTITY#a").await.remove(0)["GSI2SK"].as_s().expect("a text").clone();
+        let real = raw.items("ENTITY#a").await.remove(0)["GSI2SK"].as_s().expect("a text").clone();
         stale.insert("GSI2SK".to_owned(), text(&real.replace("\u{1}a\u{1}", &format!("\u{1}{entity}\u{1}"))));
-        hand.put(stale).await;
+        raw.put(stale).await;
     }
     let (mut paging, mut found) = (Paging::first(1).expect("a page"), Vec::new());
     loop {
-        let page = store.list(&Listing::All, &paging).await.expect("it is listed");
+        let page = store.list(&Listing::All, &paging).await.expect("policies are listed");
         assert!(page.items.len() <= 1);
         found.extend(page.items.into_iter().map(|(scope, _)| scope));
         let Some(next) = page.next else { break };
@@ -97,40 +97,40 @@ async fn page_of_policies_skips_a_deleted_one() {
     assert_eq!(found, ["a", "b", "c", "d", "e"].map(scope));
 }
 
-/// Takes an entry of the audit out of its index, and gives back what puts it there again.
-async fn hide(hand: &Hand, number: u64) -> HashMap<String, AttributeValue> {
-    let items = hand.items("AUDIT#").await;
+/// Removes an audit entry from its index, and returns the item that restores it.
+async fn hide(raw: &RawTable, number: u64) -> HashMap<String, AttributeValue> {
+    let items = raw.items("AUDIT#").await;
     let shown = items.into_iter().find(|item| item["number"] == AttributeValue::N(number.to_string()));
-    let shown = shown.expect("there is such an entry");
+    let shown = shown.expect("the entry exists");
     let mut hidden = shown.clone();
     hidden.remove("GSI2PK");
-    hand.put(hidden).await;
+    raw.put(hidden).await;
     shown
 }
 
 #[tokio::test]
 async fn unindexed_audit_entry_is_not_skipped_or_pruned() {
     skip_without!(ENGINE);
-    let store = made(options(ENGINE)).await;
+    let store = open_new(options(ENGINE)).await;
     for entity in ["a", "b", "c", "d"] {
         write(&store, &[entity]).await;
     }
-    let hand = Hand::on(ENGINE, &store);
-    let left = async || hand.items("AUDIT#").await.len();
+    let raw = RawTable::on(ENGINE, &store);
+    let left = async || raw.items("AUDIT#").await.len();
     let paging = Paging::default();
-    // In the middle, and at the beginning, before anything was pruned and after.
+    // In the middle and at the beginning, before and after a prune.
     for (hidden, pruned) in [(1, 1), (1, 1), (2, 2)] {
-        let shown = hide(&hand, hidden).await;
+        let shown = hide(&raw, hidden).await;
         let listed = store.audit(&ALWAYS, &paging).await;
         assert!(listed.as_ref().is_err_and(tidegate_store::StoreError::is_transient), "{hidden}: {listed:?}");
         let before = left().await;
         let answer = store.prune(&Prune::Audit { through: Version::new(4) }, 100).await;
         assert!(answer.as_ref().is_err_and(tidegate_store::StoreError::is_transient), "{hidden}: {answer:?}");
         assert_eq!(left().await, before, "{hidden}");
-        hand.put(shown).await;
+        raw.put(shown).await;
         let through = Version::new(pruned);
-        store.prune(&Prune::Audit { through }, 100).await.expect("all of it is shown");
-        let page = store.audit(&ALWAYS, &paging).await.expect("all of it is shown");
+        store.prune(&Prune::Audit { through }, 100).await.expect("the index is complete");
+        let page = store.audit(&ALWAYS, &paging).await.expect("the index is complete");
         let versions: Vec<u64> = page.items.iter().map(|entry| entry.version.number()).collect();
         assert_eq!(versions, (pruned + 1..=4).collect::<Vec<_>>());
     }
@@ -139,19 +139,25 @@ async fn unindexed_audit_entry_is_not_skipped_or_pruned() {
 #[tokio::test]
 async fn partly_indexed_change_is_not_listed_or_pruned() {
     skip_without!(ENGINE);
-    let store = made(options(ENGINE)).await;
+    let store = open_new(options(ENGINE)).await;
     write(&store, &["a"]).await;
     write(&store, &["b", "c", "d"]).await;
-    let hand = Hand::on(ENGINE, &store);
-    let shown = hide(&hand, 3).await;
+    let raw = RawTable::on(ENGINE, &store);
+    let shown = hide(&raw, 3).await;
     let versions = async || {
-        let page = store.audit(&ALWAYS, &Paging::default()).await.expect("what is shown is whole");
+        let page = store.audit(&ALWAYS, &Paging::default()).await.expect("only complete changes are listed");
         page.items.iter().map(|entry| entry.version.number()).collect::<Vec<_>>()
     };
-    assert_eq!(versions().await, [1], "an archive would take the change for all of it");
-    store.prune(&Prune::Audit { through: Version::new(2) }, 100).await.expect("what is shown is whole");
-    assert_eq!(hand.items("AUDIT#").await.len(), 3);
-    hand.put(shown).await;
+    assert_eq!(versions().await, [1], "a partly indexed change is not listed");
+    store
+        .prune(&Prune::Audit { through: Version::new(2) }, 100)
+        .await
+        .expect("only complete changes are listed");
+    assert_eq!(raw.items("AUDIT#").await.len(), 3);
+    raw.put(shown).await;
     assert_eq!(versions().await, [2, 2, 2]);
-    assert_eq!(store.prune(&Prune::Audit { through: Version::new(2) }, 100).await.expect("it is"), 3);
+    assert_eq!(
+        store.prune(&Prune::Audit { through: Version::new(2) }, 100).await.expect("the index is complete"),
+        3
+    );
 }

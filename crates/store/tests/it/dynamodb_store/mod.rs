@@ -1,18 +1,18 @@
-//! What the store in a table of DynamoDB promises beyond the suite: what it asks of the engine, what becomes of faults, of
-//! clocks that are apart and of several processes, and what its items look like.
+//! Tests of the DynamoDB store beyond the suite: its requests, faults, clock skew, several processes, and the
+//! layout of items.
 //!
-//! The module is in the program once for each engine.
+//! The module is compiled once per engine.
 
 mod cascade;
 mod clocks;
-mod crowd;
+mod errors;
 mod faults;
+mod item_bounds;
+mod item_lifetime;
 mod items;
-mod kept;
 mod listings;
-mod older;
+mod old_tables;
 mod processes;
 mod requests;
-mod trouble;
 
 use super::ENGINE;

@@ -1,22 +1,22 @@
-//! What a call asks of the engine.
+//! The number and kind of requests that each call sends to the engine.
 
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets as _, Draw, DynamoDb, Lookup, ManualWall, Standing, StoreError};
+use tidegate_store::{Buckets as _, Draw, DynamoDb, LeaseStatus, Lookup, ManualWall, StoreError};
 
 use super::ENGINE;
-use crate::kit::dynamodb::{START, made, unswept};
-use crate::kit::dynamodb_proxy::Proxy;
-use crate::kit::engine::skip_without;
-use crate::kit::words;
-use crate::kit::words::{
+use crate::kit::common;
+use crate::kit::common::{
     adjust_of, draw_of, eventually, granted, is_granted, levels, own, settle_of, subject,
 };
+use crate::kit::dynamodb::{START, open_new, unswept};
+use crate::kit::dynamodb_proxy::Proxy;
+use crate::kit::engine::skip_without;
 
 async fn watched() -> (Proxy, DynamoDb, ManualWall) {
     let (proxy, clock) = (Proxy::new(ENGINE).await, ManualWall::new(START));
-    let store = made(unswept(ENGINE).endpoint(proxy.url()).clock(clock.clone())).await;
-    proxy.asked();
+    let store = open_new(unswept(ENGINE).endpoint(proxy.url()).clock(clock.clone())).await;
+    proxy.take_requests();
     (proxy, store, clock)
 }
 
@@ -30,17 +30,18 @@ async fn acquire_of_a_cached_item_is_one_request() {
     let units = levels.amounts(&[("rpm", 1), ("tpm", 9), ("rpd", 1), ("tpd", 9), ("usd", 2)]).unwrap();
     let draw = || Draw { units: units.clone(), ..draw_of(&levels, 1) };
     granted(store.draw(&draw()).await);
-    assert_eq!(proxy.asked(), ["UpdateItem"], "the first use of a bucket that is not there is one, too");
+    assert_eq!(proxy.take_requests(), ["UpdateItem"], "the first use of a bucket is one request too");
     for round in 0..20 {
-        // Every other time all of it has refilled: what was full before is set, what fills is added to.
+        // In every other round the bucket has refilled completely: a full bucket is set, a partly full one is
+        // updated by addition.
         if round % 2 == 0 {
             clock.advance(std::time::Duration::from_secs(2));
         }
         let drawn = draw();
         granted(store.draw(&drawn).await);
-        assert_eq!(proxy.asked(), ["UpdateItem"], "round {round}");
+        assert_eq!(proxy.take_requests(), ["UpdateItem"], "round {round}");
         store.settle(&settle_of(&drawn, 1)).await.unwrap();
-        assert_eq!(proxy.asked(), ["UpdateItem"], "its settle in round {round}");
+        assert_eq!(proxy.take_requests(), ["UpdateItem"], "its settle in round {round}");
     }
 }
 
@@ -49,9 +50,9 @@ async fn acquire_of_a_changed_item_is_two_requests() {
     skip_without!(ENGINE);
     let (proxy, clock) = (Proxy::new(ENGINE).await, ManualWall::new(START));
     let options = unswept(ENGINE).clock(clock);
-    let others = made(options.clone()).await;
+    let others = open_new(options.clone()).await;
     let store = options.endpoint(proxy.url()).open().await.unwrap();
-    proxy.asked();
+    proxy.take_requests();
     let levels = own("acme", 10);
     let mut left = 10;
     for round in 0_u64..12 {
@@ -59,12 +60,12 @@ async fn acquire_of_a_changed_item_is_two_requests() {
             let drawn = is_granted(&others.draw(&draw_of(&levels, 1)).await);
             left -= i64::from(drawn);
         }
-        let asked = draw_of(&levels, 1);
-        let is_drawn = is_granted(&store.draw(&asked).await);
+        let request = draw_of(&levels, 1);
+        let is_drawn = is_granted(&store.draw(&request).await);
         assert_eq!(is_drawn, left > 0, "round {round}");
         left -= i64::from(is_drawn);
-        let asked = proxy.asked();
-        assert!(asked.len() <= 2, "round {round}: {asked:?}");
+        let requests = proxy.take_requests();
+        assert!(requests.len() <= 2, "round {round}: {requests:?}");
     }
 }
 
@@ -72,18 +73,18 @@ async fn acquire_of_a_changed_item_is_two_requests() {
 async fn cascade_is_one_transaction_per_step() {
     skip_without!(ENGINE);
     let (proxy, store, _) = watched().await;
-    let (child, parent) = ([words::slow(100)], [words::slow(1_000)]);
+    let (child, parent) = ([common::slow(100)], [common::slow(1_000)]);
     let levels = levels(&[("child", &child), ("parent", &parent)]);
     for _ in 0..5 {
         let draw = draw_of(&levels, 1);
         granted(store.draw(&draw).await);
-        assert_eq!(proxy.asked(), ["TransactWriteItems"]);
+        assert_eq!(proxy.take_requests(), ["TransactWriteItems"]);
         store.adjust(&adjust_of(&draw, 1, 1)).await.unwrap();
-        assert_eq!(proxy.asked(), ["TransactWriteItems"]);
+        assert_eq!(proxy.take_requests(), ["TransactWriteItems"]);
         store.settle(&settle_of(&draw, 1)).await.unwrap();
-        assert_eq!(proxy.asked(), ["TransactWriteItems"]);
+        assert_eq!(proxy.take_requests(), ["TransactWriteItems"]);
         granted(store.spend(&draw_of(&levels, 1)).await);
-        assert_eq!(proxy.asked(), ["TransactWriteItems"]);
+        assert_eq!(proxy.take_requests(), ["TransactWriteItems"]);
     }
 }
 
@@ -92,19 +93,19 @@ async fn chosen_lease_is_read_and_drawn_with_a_check() {
     skip_without!(ENGINE);
     let (proxy, store, _) = watched().await;
     let levels = own("acme", 100);
-    let draw = || Draw { lease: LeaseId::chosen(words::next_lease().number()), ..draw_of(&levels, 1) };
+    let draw = || Draw { lease: LeaseId::chosen(common::next_lease().number()), ..draw_of(&levels, 1) };
     granted(store.draw(&draw()).await);
-    assert_eq!(proxy.asked(), ["UpdateItem"], "nothing was counted yet");
+    assert_eq!(proxy.take_requests(), ["UpdateItem"], "no end was counted yet");
     granted(store.spend(&draw()).await);
-    assert_eq!(words::used(&store, "acme").await, 1, "which counts it");
+    assert_eq!(common::used(&store, "acme").await, 1, "reading usage counts the lease");
     for _ in 0..3 {
         let draw = draw();
-        proxy.asked();
+        proxy.take_requests();
         granted(store.draw(&draw).await);
-        assert_eq!(proxy.asked(), ["BatchGetItem", "TransactWriteItems"]);
+        assert_eq!(proxy.take_requests(), ["BatchGetItem", "TransactWriteItems"]);
         store.settle(&settle_of(&draw, 1)).await.unwrap();
-        assert_eq!(proxy.asked(), ["UpdateItem"]);
-        assert!(store.draw(&draw).await.is_err(), "it has ended");
+        assert_eq!(proxy.take_requests(), ["UpdateItem"]);
+        assert!(store.draw(&draw).await.is_err(), "the lease has ended");
     }
 }
 
@@ -115,17 +116,17 @@ async fn balances_are_one_read() {
     for entity in ["a", "b", "c"] {
         granted(store.draw(&draw_of(&own(entity, 10), 1)).await);
     }
-    proxy.asked();
-    let lookup = Lookup::Subjects(["a", "b", "c", "nobody"].map(subject).into());
+    proxy.take_requests();
+    let lookup = Lookup::Subjects(["a", "b", "c", "unused"].map(subject).into());
     assert_eq!(store.balances(&lookup).await.unwrap().buckets.len(), 3);
-    assert_eq!(proxy.asked(), ["BatchGetItem"]);
+    assert_eq!(proxy.take_requests(), ["BatchGetItem"]);
     let entities = ["a", "b"].map(|name| tidegate_core::limit::name::EntityId::new(name).unwrap());
     store.balances(&Lookup::Entities(entities.into())).await.unwrap();
-    assert_eq!(proxy.asked(), ["Query", "Query"]);
+    assert_eq!(proxy.take_requests(), ["Query", "Query"]);
 }
 
-/// A bucket of three with nothing left, that this process knows of.
-async fn empty(
+/// Drains a bucket of three, so that this process has cached that it is empty.
+async fn drain(
     store: &DynamoDb,
     levels: &std::sync::Arc<tidegate_core::limit::cascade::Levels>,
 ) -> Vec<Draw> {
@@ -133,7 +134,7 @@ async fn empty(
     for draw in &draws {
         granted(store.draw(draw).await);
     }
-    // The first is refused by what was written, once it is read; the others by that.
+    // The first refusal reads the item, later ones use the cached refusal.
     assert!(!is_granted(&store.draw(&draw_of(levels, 1)).await));
     draws
 }
@@ -143,18 +144,18 @@ async fn repeated_refusals_read_once_a_second() {
     skip_without!(ENGINE);
     let (proxy, store, clock) = watched().await;
     let levels = levels(&[("acme", &[Limit::per_second("rpm", 1).burst(3)])]);
-    empty(&store, &levels).await;
-    proxy.asked();
+    drain(&store, &levels).await;
+    proxy.take_requests();
     let before = tokio::time::Instant::now();
     for _ in 0..2_000 {
         assert!(!is_granted(&store.draw(&draw_of(&levels, 1)).await));
     }
-    let asked = proxy.asked();
-    assert!(asked.iter().all(|asked| asked == "BatchGetItem"), "{asked:?}");
+    let requests = proxy.take_requests();
+    assert!(requests.iter().all(|request| request == "BatchGetItem"), "{requests:?}");
     let seconds = usize::try_from(before.elapsed().as_secs()).unwrap() + 1;
-    assert!(asked.len() <= seconds, "{} in {seconds} s", asked.len());
+    assert!(requests.len() <= seconds, "{} in {seconds} s", requests.len());
     assert!(store.rejections() >= 2_000 - seconds as u64);
-    // No longer than the refusal said.
+    // The refusal is cached no longer than its retry time.
     clock.advance(std::time::Duration::from_secs(1));
     granted(store.draw(&draw_of(&levels, 1)).await);
 }
@@ -165,12 +166,12 @@ async fn own_returns_end_cached_refusals() {
     let (_proxy, store, _) = watched().await;
     for (entity, is_settled) in [("one", true), ("two", false)] {
         let levels = own(entity, 3);
-        let draws = empty(&store, &levels).await;
+        let draws = drain(&store, &levels).await;
         assert!(!is_granted(&store.draw(&draw_of(&levels, 1)).await));
         if is_settled {
             store.settle(&settle_of(&draws[0], 0)).await.unwrap();
         } else {
-            store.cancel(&words::cancel_of(&draws[0])).await.unwrap();
+            store.cancel(&common::cancel_of(&draws[0])).await.unwrap();
         }
         granted(store.draw(&draw_of(&levels, 1)).await);
         assert!(!is_granted(&store.draw(&draw_of(&levels, 1)).await));
@@ -178,7 +179,7 @@ async fn own_returns_end_cached_refusals() {
         store.adjust(&lowered).await.unwrap();
         granted(store.draw(&draw_of(&levels, 1)).await);
     }
-    eventually("one is refused without asking", async || {
+    eventually("a draw is refused without a request", async || {
         assert!(!is_granted(&store.draw(&draw_of(&own("two", 3), 1)).await));
         store.rejections() > 0
     })
@@ -190,28 +191,28 @@ async fn newer_rule_ends_cached_refusals() {
     skip_without!(ENGINE);
     let (_proxy, store, _) = watched().await;
     let old = own("acme", 3);
-    empty(&store, &old).await;
+    drain(&store, &old).await;
     assert!(!is_granted(&store.draw(&draw_of(&old, 1)).await));
-    let new = words::levels_of_version(
+    let new = common::levels_of_version(
         7,
         &[("acme", &[Limit::per_day("rpm", 1).burst(3), Limit::per_day("tpm", 5)])],
     );
     let before = store.rejections();
-    assert!(!is_granted(&store.draw(&draw_of(&new, 1)).await), "the level is kept, and was nothing");
-    assert_eq!(store.rejections(), before, "it was asked");
+    assert!(!is_granted(&store.draw(&draw_of(&new, 1)).await), "the level is kept at zero");
+    assert_eq!(store.rejections(), before, "a request was sent");
 }
 
 #[tokio::test]
 async fn refusals_are_not_cached_without_rejections() {
     skip_without!(ENGINE);
     let proxy = Proxy::new(ENGINE).await;
-    let store = made(unswept(ENGINE).endpoint(proxy.url()).rejections(std::time::Duration::ZERO)).await;
+    let store = open_new(unswept(ENGINE).endpoint(proxy.url()).rejections(std::time::Duration::ZERO)).await;
     let levels = own("acme", 3);
-    empty(&store, &levels).await;
-    proxy.asked();
+    drain(&store, &levels).await;
+    proxy.take_requests();
     for _ in 0..3 {
         assert!(!is_granted(&store.draw(&draw_of(&levels, 1)).await));
-        assert_eq!(proxy.asked(), ["BatchGetItem"]);
+        assert_eq!(proxy.take_requests(), ["BatchGetItem"]);
     }
     assert_eq!(store.rejections(), 0);
 }
@@ -221,7 +222,7 @@ async fn lease_of_another_process_is_found_by_the_index() {
     skip_without!(ENGINE);
     let (proxy, clock) = (Proxy::new(ENGINE).await, ManualWall::new(START));
     let options = unswept(ENGINE).clock(clock);
-    let others = made(options.clone()).await;
+    let others = open_new(options.clone()).await;
     let store = options.endpoint(proxy.url()).open().await.unwrap();
     let draws = ["a", "b", "c"].map(|entity| draw_of(&own(entity, 10), 2));
     for draw in &draws {
@@ -230,18 +231,18 @@ async fn lease_of_another_process_is_found_by_the_index() {
     let ended = draw_of(&own("d", 10), 1);
     granted(others.draw(&ended).await);
     others.settle(&settle_of(&ended, 1)).await.unwrap();
-    proxy.asked();
+    proxy.take_requests();
     let standing = store.lease(draws[1].lease).await.unwrap();
     assert!(
-        matches!(&standing, Standing::Open(held) if held.levels.subject() == &subject("b")),
+        matches!(&standing, LeaseStatus::Open(held) if held.levels.subject() == &subject("b")),
         "{standing:?}"
     );
-    assert!(matches!(store.lease(ended.lease).await, Ok(Standing::Ended(_))));
-    assert!(matches!(store.lease(words::next_lease()).await, Err(StoreError::NoLease { .. })));
-    let asked = proxy.asked();
+    assert!(matches!(store.lease(ended.lease).await, Ok(LeaseStatus::Ended(_))));
+    assert!(matches!(store.lease(common::next_lease()).await, Err(StoreError::NoLease { .. })));
+    let requests = proxy.take_requests();
     assert!(
-        asked.iter().all(|asked| ["GetItem", "Query", "BatchGetItem"].contains(&asked.as_str())),
-        "{asked:?}"
+        requests.iter().all(|request| ["GetItem", "Query", "BatchGetItem"].contains(&request.as_str())),
+        "{requests:?}"
     );
     store.settle(&settle_of(&draws[1], 2)).await.unwrap();
 }

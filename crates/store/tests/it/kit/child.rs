@@ -1,6 +1,6 @@
-//! Processes of this program that run one test as a child of it.
+//! Child processes of this test program, each running one test.
 //!
-//! The orders are in an environment variable. Without it, the test is the parent.
+//! The arguments are in an environment variable. Without it, the test is the parent.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -19,33 +19,33 @@ pub(crate) fn without_crate(path: &'static str) -> &'static str {
     path.split_once("::").expect("a test is in a module").1
 }
 
-/// Where a child finds what it is to do.
-const ORDERS: &str = "TIDEGATE_TEST_CHILD";
-/// What begins a line that is meant for the parent.
+/// The variable with the arguments of a child.
+const ARGS: &str = "TIDEGATE_TEST_CHILD";
+/// The prefix of a line for the parent.
 const MARK: &str = "@";
 
-/// What a child is to do.
+/// The arguments of a child.
 #[derive(Debug, Clone)]
-pub(crate) struct Orders {
+pub(crate) struct ChildArgs {
     pub(crate) path: PathBuf,
     pub(crate) number: u64,
     pub(crate) seed: u64,
 }
 
-impl Orders {
-    /// None where this process is no child.
-    pub(crate) fn read() -> Option<Self> {
-        let text = std::env::var(ORDERS).ok()?;
+impl ChildArgs {
+    /// `None` in the parent.
+    pub(crate) fn from_env() -> Option<Self> {
+        let text = std::env::var(ARGS).ok()?;
         let mut parts = text.splitn(3, ' ');
-        let mut next = || parts.next().expect("orders have three parts");
+        let mut next = || parts.next().expect("the arguments have three parts");
         let (number, seed) = (next().parse().expect("a number"), next().parse().expect("a seed"));
         Some(Self { number, seed, path: next().into() })
     }
 
     /// Reports a line to the parent.
-    pub(crate) fn tell(line: &str) {
+    pub(crate) fn report(line: &str) {
         let mut out = std::io::stdout().lock();
-        // Without its parent it has nothing to do.
+        // Without its parent the child exits.
         if writeln!(out, "\n{MARK}{line}").and_then(|()| out.flush()).is_err() {
             std::process::exit(0);
         }
@@ -53,7 +53,7 @@ impl Orders {
 
     /// Returns when the parent calls [`Child::go`].
     pub(crate) fn wait_for_go() {
-        Self::tell("ready");
+        Self::report("ready");
         let mut line = String::new();
         let read = std::io::stdin().read_line(&mut line);
         if read.is_ok_and(|read| read == 0) {
@@ -62,7 +62,7 @@ impl Orders {
     }
 }
 
-/// A process of this program.
+/// A child process.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: Process,
@@ -73,16 +73,16 @@ pub(crate) struct Child {
 impl Child {
     /// Starts a test of this program as a child, by its full name: see [`test_name!`].
     pub(crate) fn start(test: &str, path: &Path, number: u64, seed: u64) -> Self {
-        let program = std::env::current_exe().expect("a program knows where it is");
+        let program = std::env::current_exe().expect("the path of this program");
         let mut process = Command::new(program)
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
-            .env(ORDERS, format!("{number} {seed} {}", path.display()))
+            .env(ARGS, format!("{number} {seed} {}", path.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("a process is started");
-        let input = process.stdin.take().expect("it has an input");
-        let output = BufReader::new(process.stdout.take().expect("it has an output"));
+            .expect("the child starts");
+        let input = process.stdin.take().expect("stdin is piped");
+        let output = BufReader::new(process.stdout.take().expect("stdout is piped"));
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
@@ -96,37 +96,37 @@ impl Child {
         Self { process, input, lines }
     }
 
-    /// Its next line, or `None` once it has ended.
-    pub(crate) fn hears(&self) -> Option<String> {
+    /// The next line from the child, or `None` after it exited.
+    pub(crate) fn next_line(&self) -> Option<String> {
         self.lines.recv().ok()
     }
 
-    /// Waits for it to be ready, and for others with it.
-    pub(crate) fn is_ready(&self) {
-        assert_eq!(self.hears().as_deref(), Some("ready"));
+    /// Waits until the child reports that it is ready.
+    pub(crate) fn wait_ready(&self) {
+        assert_eq!(self.next_line().as_deref(), Some("ready"));
     }
 
-    /// The lines it has reported by now.
-    pub(crate) fn has_told(&self) -> Vec<String> {
+    /// The lines received so far, without waiting.
+    pub(crate) fn lines_so_far(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 
-    /// Tells it to begin, and at the next time to stop.
+    /// Lets the child continue; by convention the first time to begin, the second time to stop.
     pub(crate) fn go(&mut self) {
-        writeln!(self.input, "go").and_then(|()| self.input.flush()).expect("it listens");
+        writeln!(self.input, "go").and_then(|()| self.input.flush()).expect("the child reads stdin");
     }
 
-    /// Waits for its end, which must be a good one.
-    pub(crate) fn ends(mut self) {
+    /// Waits until the child exits successfully.
+    pub(crate) fn wait(mut self) {
         drop(self.input);
-        let status = self.process.wait().expect("it was started");
-        assert!(status.success(), "a child ended with {status}");
+        let status = self.process.wait().expect("the child was started");
+        assert!(status.success(), "a child exited with {status}");
     }
 
-    /// Kills it at any moment of its work, and returns what it had reported by then.
+    /// Kills the child and returns the lines that it had reported.
     pub(crate) fn kill(mut self) -> Vec<String> {
-        self.process.kill().expect("it runs");
-        self.process.wait().expect("it was started");
+        self.process.kill().expect("the child is running");
+        self.process.wait().expect("the child was started");
         self.lines.iter().collect()
     }
 }

@@ -1,4 +1,4 @@
-//! Connections of a test's own to Redis, which wait as long as a machine takes that has much else to do.
+//! Direct connections of a test to Redis, with a timeout for busy machines.
 
 use std::time::Duration;
 
@@ -7,27 +7,27 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::{AsyncConnectionConfig, Client, RedisResult};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection to a server, if it lets us in.
+/// Connects to a server; fails if it refuses the connection.
 pub(crate) async fn try_connect(url: &str) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PATIENCE))
-        .set_response_timeout(Some(PATIENCE));
+        .set_connection_timeout(Some(TIMEOUT))
+        .set_response_timeout(Some(TIMEOUT));
     Client::open(url).expect("an address").get_multiplexed_async_connection_with_config(&config).await
 }
 
-/// A connection to a server.
+/// Connects to a server.
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
-    try_connect(url).await.expect("the server is there")
+    try_connect(url).await.expect("the server responds")
 }
 
-/// A connection to the cluster at an address of the store's.
+/// Connects to the cluster at a store address.
 pub(crate) async fn connect_cluster(url: &str) -> ClusterConnection {
     let nodes = url.trim_start_matches("redis+cluster://").split(',').map(|node| format!("redis://{node}"));
     let client = ClusterClient::builder(nodes.collect::<Vec<_>>())
-        .connection_timeout(PATIENCE)
-        .response_timeout(PATIENCE)
+        .connection_timeout(TIMEOUT)
+        .response_timeout(TIMEOUT)
         .build();
-    client.expect("an address").get_async_connection().await.expect("the cluster is there")
+    client.expect("an address").get_async_connection().await.expect("the cluster responds")
 }

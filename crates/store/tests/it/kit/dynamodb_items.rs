@@ -1,4 +1,4 @@
-//! Items as they are in the table, read and spoilt by hand.
+//! Direct access to the items of a table, bypassing the store.
 
 use std::collections::HashMap;
 
@@ -9,18 +9,18 @@ use tidegate_store::DynamoDb;
 
 use crate::kit::engine;
 
-/// A way to a table past the store.
-pub(crate) struct Hand {
+/// A client for the table of a store.
+pub(crate) struct RawTable {
     client: Client,
     table: String,
 }
 
-/// What a table of the engine is called that a store is open on.
+/// The name of the table of an open store.
 pub(crate) fn table_of(store: &DynamoDb) -> String {
     store.place().trim_start_matches("dynamodb://").split('?').next().expect("a table").to_owned()
 }
 
-impl Hand {
+impl RawTable {
     pub(crate) fn on(variable: &str, store: &DynamoDb) -> Self {
         let config = aws_sdk_dynamodb::Config::builder()
             .behavior_version(BehaviorVersion::latest())
@@ -35,44 +35,44 @@ impl Hand {
     /// The item of an entity's bucket.
     pub(crate) async fn item(&self, entity: &str) -> HashMap<String, AttributeValue> {
         let call = self.client.get_item().table_name(&self.table).set_key(Some(key(entity)));
-        let found = call.consistent_read(true).send().await.expect("the table is there");
+        let found = call.consistent_read(true).send().await.expect("the table exists");
         found.item.unwrap_or_default()
     }
 
-    /// Deletes it, as the engine does with one that has expired.
+    /// Deletes the item, as the engine does when it expires.
     pub(crate) async fn delete(&self, entity: &str) {
         let call = self.client.delete_item().table_name(&self.table).set_key(Some(key(entity)));
-        call.send().await.expect("it is deleted");
+        call.send().await.expect("the item is deleted");
     }
 
-    /// Sets an attribute of it.
+    /// Sets an attribute of the item.
     pub(crate) async fn set(&self, entity: &str, name: &str, value: AttributeValue) {
         let call = self.client.update_item().table_name(&self.table).set_key(Some(key(entity)));
         let call = call.update_expression("SET #0 = :0").expression_attribute_names("#0", name);
-        call.expression_attribute_values(":0", value).send().await.expect("it is set");
+        call.expression_attribute_values(":0", value).send().await.expect("the attribute is set");
     }
 
-    /// Removes an attribute of it.
+    /// Removes an attribute of the item.
     pub(crate) async fn remove(&self, entity: &str, name: &str) {
         let call = self.client.update_item().table_name(&self.table).set_key(Some(key(entity)));
         let call = call.update_expression("REMOVE #0").expression_attribute_names("#0", name);
-        call.send().await.expect("it is removed");
+        call.send().await.expect("the attribute is removed");
     }
 
-    /// All items whose partition key begins so.
-    pub(crate) async fn items(&self, begins: &str) -> Vec<HashMap<String, AttributeValue>> {
+    /// All items whose partition key has this prefix.
+    pub(crate) async fn items(&self, prefix: &str) -> Vec<HashMap<String, AttributeValue>> {
         let scan = self.client.scan().table_name(&self.table).consistent_read(true);
-        let found = scan.send().await.expect("the table is there").items.unwrap_or_default();
-        let is_meant = |item: &HashMap<String, AttributeValue>| {
-            item["PK"].as_s().is_ok_and(|key| key.starts_with(begins))
+        let found = scan.send().await.expect("the table exists").items.unwrap_or_default();
+        let has_prefix = |item: &HashMap<String, AttributeValue>| {
+            item["PK"].as_s().is_ok_and(|key| key.starts_with(prefix))
         };
-        found.into_iter().filter(is_meant).collect()
+        found.into_iter().filter(has_prefix).collect()
     }
 
-    /// Writes an item, in the place of what is there.
+    /// Writes an item and replaces an existing one.
     pub(crate) async fn put(&self, item: HashMap<String, AttributeValue>) {
         let call = self.client.put_item().table_name(&self.table).set_item(Some(item));
-        call.send().await.expect("it is written");
+        call.send().await.expect("the item is written");
     }
 }
 

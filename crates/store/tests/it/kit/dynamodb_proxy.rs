@@ -1,4 +1,4 @@
-//! A way to the engine on which a test can have requests throttled, answers lost, and both come late.
+//! A proxy to the engine that can throttle requests, lose responses, and delay both.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -9,26 +9,27 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::kit::engine;
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It is answered.
+    /// It succeeds.
     None,
-    /// It is not done, and an error with this code says so.
+    /// It is rejected with this error code.
     Refused(&'static str),
-    /// It is done, and an error of the engine's own is answered.
+    /// It is applied, and the response is an internal error.
     Broken,
-    /// It is done, and the connection is cut before the answer.
+    /// It is applied, and the connection is closed before the response.
     Lost,
-    /// It is done, and the answer comes so many milliseconds late.
+    /// It is applied, and the response is delayed by so many milliseconds.
     Late(u64),
-    /// It is done without the items whose keys begin so, as if it had read them before they were written.
+    /// It is applied without the items whose keys have this prefix, as if it had read them before they were
+    /// written.
     Without(&'static str),
 }
 
 type Plan = Box<dyn FnMut(&str) -> Fault + Send>;
 
-/// A way to the engine. It is gone with the runtime.
+/// A proxy to the engine, which stops with the runtime.
 #[derive(Clone)]
 pub(crate) struct Proxy {
     address: SocketAddr,
@@ -38,17 +39,17 @@ pub(crate) struct Proxy {
 struct State {
     target: String,
     plan: Plan,
-    /// What was asked, in order.
-    asked: Vec<String>,
+    /// Operations received, in order.
+    requests: Vec<String>,
 }
 
 impl Proxy {
-    /// A way to the engine whose address is in this variable.
+    /// A proxy to the engine whose address is in this variable.
     pub(crate) async fn new(variable: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
         let target = engine::address(variable).trim_start_matches("http://").to_owned();
-        let state = State { target, plan: Box::new(|_| Fault::None), asked: Vec::new() };
+        let state = State { target, plan: Box::new(|_| Fault::None), requests: Vec::new() };
         let state = Arc::new(Mutex::new(state));
         let serving = Arc::clone(&state);
         tokio::spawn(async move {
@@ -63,27 +64,28 @@ impl Proxy {
         format!("http://{}", self.address)
     }
 
-    /// From now on this is what becomes of requests, by what they ask for.
+    /// Chooses the fault of each request by its operation, from now on.
     pub(crate) fn plan(&self, plan: impl FnMut(&str) -> Fault + Send + 'static) {
-        self.state.lock().expect("no test panics with it").plan = Box::new(plan);
+        self.state.lock().expect("no test panics while holding it").plan = Box::new(plan);
     }
 
-    /// What was asked since this was asked last.
-    pub(crate) fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.state.lock().expect("no test panics with it").asked)
+    /// Takes the operations received since the last call.
+    pub(crate) fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.state.lock().expect("no test panics while holding it").requests)
     }
 }
 
 async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
-    // What is written in pieces would wait for the other side to say that it has the first.
+    // Without TCP_NODELAY a message in pieces would wait for an acknowledgement.
     drop(client.set_nodelay(true));
     let mut server: Option<TcpStream> = None;
     while let Some((head, mut body)) = read_message(&mut client).await {
-        let asked = header(&head, "x-amz-target").and_then(|target| target.split('.').nth(1)).unwrap_or("");
+        let operation =
+            header(&head, "x-amz-target").and_then(|target| target.split('.').nth(1)).unwrap_or("");
         let (fault, target) = {
-            let mut state = state.lock().expect("no test panics with it");
-            state.asked.push(asked.to_owned());
-            ((state.plan)(asked), state.target.clone())
+            let mut state = state.lock().expect("no test panics while holding it");
+            state.requests.push(operation.to_owned());
+            ((state.plan)(operation), state.target.clone())
         };
         if let Fault::Refused(code) = fault {
             let status = if code == "InternalServerError" { 500 } else { 400 };
@@ -98,7 +100,7 @@ async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
         }
         let Some(to) = &mut server else { return };
         if let Fault::Without(key) = fault {
-            // As long as it was, and there is no such item.
+            // The same length, but no such item exists.
             body = String::from_utf8_lossy(&body).replace(key, &"x".repeat(key.len())).into_bytes();
         }
         let is_sent = to.write_all(head.as_bytes()).await.is_ok() && to.write_all(&body).await.is_ok();
@@ -130,7 +132,7 @@ fn error(status: u32, code: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A request or an answer: its head, and as many bytes as that says.
+/// A request or a response: its head, and the body of the announced length.
 async fn read_message(from: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let mut read = Vec::new();
     let mut buffer = vec![0; 1 << 16];

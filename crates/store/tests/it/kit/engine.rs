@@ -1,7 +1,7 @@
-//! Where the engines under test are, and unique names for what tests create on them.
+//! Addresses of the engines under test, and unique names for what tests create on them.
 //!
-//! `cargo xtask test` starts the engines and puts their addresses into the environment. Bare `cargo test` has none: tests of
-//! engines begin with [`skip_without!`] and report one line per engine on stderr.
+//! `cargo xtask test` starts the engines and sets their addresses in the environment. Bare `cargo test` has
+//! none: tests of engines begin with [`skip_without!`], and one line per skipped engine is printed on stderr.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -11,8 +11,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Set by `cargo xtask test`: the variables that a narrowed run leaves unset, separated by commas. A variable that is
-/// neither set nor listed fails the test, so that a full run cannot skip an engine.
+/// Set by `cargo xtask test`: the variables that a narrowed run leaves unset, separated by commas. A variable
+/// that is neither set nor listed fails the test, so that a full run cannot skip an engine.
 const MAY_SKIP: &str = "TIDEGATE_TEST_MAY_SKIP";
 
 pub(crate) const REDIS: &str = "TIDEGATE_TEST_REDIS";
@@ -21,9 +21,9 @@ pub(crate) const CLUSTER: &str = "TIDEGATE_TEST_CLUSTER";
 pub(crate) const POSTGRES: &str = "TIDEGATE_TEST_POSTGRES";
 pub(crate) const DYNAMODB: &str = "TIDEGATE_TEST_DYNAMODB";
 pub(crate) const DYNOXIDE: &str = "TIDEGATE_TEST_DYNOXIDE";
-/// The program of a server, for tests that start their own. Where it is not set, `redis-server` is looked for in `PATH`.
+/// The program of a server, for tests that start their own. Not set, `redis-server` is looked up in `PATH`.
 pub(crate) const REDIS_SERVER: &str = "TIDEGATE_TEST_REDIS_SERVER";
-/// The same for PostgreSQL, beside which is `initdb`.
+/// The same for PostgreSQL; `initdb` is beside it.
 pub(crate) const POSTGRES_SERVER: &str = "TIDEGATE_TEST_POSTGRES_SERVER";
 
 /// The engines whose skip was reported.
@@ -93,7 +93,7 @@ pub(crate) fn address(variable: &str) -> String {
         .unwrap_or_else(|_| panic!("{variable} is not set: begin the test with `skip_without!`"))
 }
 
-/// A name that no other test uses, in this process or another, now or earlier.
+/// A name that no other test uses, in this or another process, now or earlier.
 pub(crate) fn unique(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -103,13 +103,13 @@ pub(crate) fn unique(prefix: &str) -> String {
 
 /// A port for a server that a test starts, kills and starts again.
 ///
-/// It is below the range from which systems assign ports to clients and to listeners on port 0, so that nothing else takes it
-/// while the server is down. No other call in this process returns it.
+/// It is below the range from which systems assign ports to clients and to listeners on port 0, so that the
+/// port stays free while the server is down. No other call in this process returns it.
 pub(crate) fn free_port() -> u16 {
     const PORTS: std::ops::Range<u64> = 10_000..32_000;
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
-        // Processes that run at the same time begin at different places.
+        // Concurrent processes start at different offsets.
         let number = NEXT.fetch_add(1, Ordering::Relaxed) + u64::from(std::process::id()) * 211;
         let port = PORTS.start + number % (PORTS.end - PORTS.start);
         let port = u16::try_from(port).expect("it is below 32,000");

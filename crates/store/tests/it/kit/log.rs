@@ -1,4 +1,4 @@
-//! What a child has observed, as lines that its parent reads.
+//! Logs of child processes, as lines that the parent reads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(crate) fn from_line(line: &str) -> Entry {
     Entry::moved(at, bucket, movement)
 }
 
-/// What the store itself did with leases that were left to their deadlines, which no answer tells.
+/// The ends of leases that were left to their deadlines, which no response reports.
 pub(crate) fn endings(log: &[Entry], left: &HashMap<LeaseId, (Duration, OnExpiry)>) -> Vec<Entry> {
     let mut held: BTreeMap<(LeaseId, BucketId), (Stamp, i64)> = BTreeMap::new();
     for entry in log {
@@ -61,7 +61,7 @@ pub(crate) fn endings(log: &[Entry], left: &HashMap<LeaseId, (Duration, OnExpiry
             OnExpiry::Settle => (Kind::Settle, units),
             OnExpiry::Return => (Kind::Return, -units),
         };
-        // At its deadline, or as late as a call came by: the checker is told the earlier.
+        // The end is at the deadline or at the next call after it; the checker gets the earlier time.
         Entry::moved(drawn_at + deadline, bucket, Move::new(kind, lease, STEP_MAX, units))
     };
     held.into_iter().map(ending).collect()

@@ -1,18 +1,16 @@
-//! What the tests share: where the engines are and ways to them, limits and leases in few words, and processes of this
-//! program.
+//! Shared parts of the tests: engines and connections to them, short constructors for limits and leases, and
+//! child processes.
 
 pub(crate) mod child;
 pub(crate) mod clock;
+pub(crate) mod common;
+pub(crate) mod contents;
 pub(crate) mod engine;
-pub(crate) mod held;
-pub(crate) mod idle;
+pub(crate) mod eviction;
 pub(crate) mod log;
+pub(crate) mod round_robin;
 pub(crate) mod sqlite;
-pub(crate) mod turns;
-pub(crate) mod words;
 
-#[cfg(feature = "redis")]
-pub(crate) mod account;
 #[cfg(feature = "redis")]
 pub(crate) mod connect_redis;
 #[cfg(feature = "dynamodb")]
@@ -21,6 +19,8 @@ pub(crate) mod dynamodb;
 pub(crate) mod dynamodb_items;
 #[cfg(feature = "dynamodb")]
 pub(crate) mod dynamodb_proxy;
+#[cfg(feature = "redis")]
+pub(crate) mod loss;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "postgres")]

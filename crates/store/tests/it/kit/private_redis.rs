@@ -1,4 +1,4 @@
-//! Redis servers of a test's own, which it may kill: one, and what watches several.
+//! Redis servers of the test's own, which it can kill: a server, and a sentinel.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
@@ -12,11 +12,11 @@ use crate::kit::engine::{REDIS_SERVER, free_port};
 
 /// Another process may take a port before the server does.
 const TRIES: usize = 50;
-/// How often it is tried to start a server again on its port, with a pause after each: for a minute.
+/// Attempts to restart a server on its port, with a pause after each: about a minute.
 const RESTARTS: usize = 3_000;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A server and its data, which are gone with it.
+/// A server and its data, removed on drop.
 pub(crate) struct Server {
     pub(crate) port: u16,
     child: Child,
@@ -25,12 +25,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts one with these settings that writes every change to disk before it answers, so that it survives a kill.
+    /// Starts a server that syncs every write to disk before it responds, so that it survives a kill.
     pub(crate) async fn start(args: &[&str]) -> Self {
         Self::start_with(&[&["--appendonly", "yes", "--appendfsync", "always"], args].concat()).await
     }
 
-    /// Starts one with these settings, which keeps nothing unless they say so.
+    /// Starts a server without persistence, unless the settings enable it.
     pub(crate) async fn start_with(args: &[&str]) -> Self {
         Self::start_as(|port, _| {
             let mut all = vec!["--port".to_owned(), port.to_string()];
@@ -41,7 +41,7 @@ impl Server {
         .await
     }
 
-    /// Starts one that watches a primary, and replaces it a second after it was last heard of.
+    /// Starts a sentinel that replaces a primary one second after its last response.
     pub(crate) async fn watch(primary: u16, name: &str) -> Self {
         Self::start_as(|port, folder| {
             let (file, host) = (folder.join("sentinel.conf"), Ipv4Addr::LOCALHOST);
@@ -49,13 +49,13 @@ impl Server {
                 "port {port}\nbind {host}\nsentinel monitor {name} {host} {primary} 1\n\
                  sentinel down-after-milliseconds {name} 1000\nsentinel failover-timeout {name} 10000\n"
             );
-            std::fs::write(&file, text).expect("the folder is there");
+            std::fs::write(&file, text).expect("the folder exists");
             vec![file.display().to_string(), "--sentinel".to_owned()]
         })
         .await
     }
 
-    /// Starts one with the settings for a port and a folder, on a free port.
+    /// Starts a server on a free port, with settings for that port and a folder.
     pub(crate) async fn start_as(settings: impl Fn(u16, &Path) -> Vec<String>) -> Self {
         let folder = tempfile::tempdir().expect("a folder for a test");
         for _ in 0..TRIES {
@@ -73,13 +73,13 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Kills it, with nothing left to say.
+    /// Kills it with SIGKILL.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("it has ended");
+        self.child.kill().expect("the server is running");
+        self.child.wait().expect("the server was started");
     }
 
-    /// Starts it again, with what it had written.
+    /// Restarts it with the data on disk.
     pub(crate) async fn restart(&mut self) {
         for _ in 0..RESTARTS {
             if let Some(child) = run(self.folder.path(), &self.args) {
@@ -88,26 +88,26 @@ impl Server {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        panic!("the server on port {} does not come up", self.port);
+        panic!("the server on port {} does not restart", self.port);
     }
 }
 
-/// Starts a server and returns it when it serves, or nothing if it ends before.
+/// Starts a server and returns it when it accepts connections, or `None` if it exits before.
 fn run(folder: &Path, args: &[String]) -> Option<Child> {
     let program = std::env::var(REDIS_SERVER).unwrap_or_else(|_| "redis-server".to_owned());
-    // Where its files are.
+    // Its files are in the current folder.
     let mut command = Command::new(program);
     command.args(args).current_dir(folder).stdout(Stdio::piped());
     let mut child = command.spawn().expect("redis-server is installed");
-    let mut lines = BufReader::new(child.stdout.take().expect("it has an output")).lines();
+    let mut lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
     while let Some(Ok(line)) = lines.next() {
-        if ["Ready to accept connections", "+monitor"].iter().any(|said| line.contains(said)) {
-            // Its output has to be read, or it blocks.
+        if ["Ready to accept connections", "+monitor"].iter().any(|mark| line.contains(mark)) {
+            // Its output must be read, or it blocks.
             std::thread::spawn(move || lines.for_each(drop));
             return Some(child);
         }
     }
-    child.wait().expect("it was started");
+    child.wait().expect("the server was started");
     None
 }
 

@@ -1,4 +1,4 @@
-//! A wire between a store and its server that a test can make slow, hold up, cut, turn to another server, or take down.
+//! A TCP proxy between a store and its server that can delay, stall, cut, redirect and refuse connections.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Cut after no number of bytes.
+/// No cut is planned.
 const NEVER: u64 = u64::MAX;
 
-/// A wire to a server. It is gone with its last clone and the runtime.
+/// A proxy to a server. It stops with its last clone and the runtime.
 #[derive(Debug, Clone)]
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -23,26 +23,26 @@ pub(crate) struct Proxy {
 #[derive(Debug)]
 struct Wire {
     target: Mutex<SocketAddr>,
-    /// Replies to be cut in the middle.
+    /// Replies still to be cut in the middle.
     cuts: AtomicU32,
     /// Bytes of replies after which all connections are cut, once.
     cut_after: AtomicU64,
-    /// How late a reply is, in milliseconds.
+    /// The delay of replies, in milliseconds.
     late: AtomicU64,
     is_down: AtomicBool,
-    /// Nothing passes while this is true.
+    /// While true, no bytes pass.
     is_held: watch::Sender<bool>,
-    /// No reply passes while this is true.
+    /// While true, no replies pass.
     is_mute: watch::Sender<bool>,
-    /// Replies that have arrived while none passed.
-    kept_back: AtomicU64,
-    /// Connections of an earlier number are cut.
+    /// Replies that arrived while none passed.
+    held_replies: AtomicU64,
+    /// The generation of connections: older ones are cut.
     number: watch::Sender<u64>,
-    /// Replies that went through.
+    /// Forwarded replies.
     replies: AtomicU64,
     connections: AtomicU64,
-    /// How often something was cut.
-    was_cut: AtomicU64,
+    /// The number of cuts.
+    cut_count: AtomicU64,
 }
 
 /// A server on this machine.
@@ -62,11 +62,11 @@ impl Proxy {
             is_down: AtomicBool::new(false),
             is_held: watch::Sender::new(false),
             is_mute: watch::Sender::new(false),
-            kept_back: AtomicU64::new(0),
+            held_replies: AtomicU64::new(0),
             number: watch::Sender::new(0),
             replies: AtomicU64::new(0),
             connections: AtomicU64::new(0),
-            was_cut: AtomicU64::new(0),
+            cut_count: AtomicU64::new(0),
         });
         let serving = Arc::clone(&wire);
         tokio::spawn(async move {
@@ -78,14 +78,14 @@ impl Proxy {
         Self { address, wire }
     }
 
-    /// The address of a Redis server by this way.
+    /// The address of a Redis server through this proxy.
     pub(crate) fn redis(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    /// From now on connections lead to another server; those that are there are cut.
-    pub(crate) fn turn_to(&self, target: SocketAddr) {
-        *self.wire.target.lock().expect("no test panics with it") = target;
+    /// Connects to another server from now on; existing connections are cut.
+    pub(crate) fn redirect_to(&self, target: SocketAddr) {
+        *self.wire.target.lock().expect("no test panics while holding it") = target;
         self.sever();
     }
 
@@ -99,53 +99,53 @@ impl Proxy {
         self.wire.cuts.store(replies, Ordering::SeqCst);
     }
 
-    /// Replies that are still to be cut.
-    pub(crate) fn to_be_cut(&self) -> u32 {
+    /// The number of replies still to be cut.
+    pub(crate) fn pending_cuts(&self) -> u32 {
         self.wire.cuts.load(Ordering::SeqCst)
     }
 
-    /// Cuts all connections in the middle of a reply, so many bytes into what comes from now on.
+    /// Cuts all connections in the middle of a reply, after so many more bytes.
     pub(crate) fn cut_after(&self, bytes: u64) {
         self.wire.cut_after.store(bytes, Ordering::SeqCst);
     }
 
-    /// How often something was cut.
+    /// The number of cuts so far.
     pub(crate) fn cuts(&self) -> u64 {
-        self.wire.was_cut.load(Ordering::SeqCst)
+        self.wire.cut_count.load(Ordering::SeqCst)
     }
 
-    /// Lets every reply come so late.
+    /// Delays every reply.
     pub(crate) fn delay(&self, by: Duration) {
         self.wire.late.store(u64::try_from(by.as_millis()).expect("a short time"), Ordering::SeqCst);
     }
 
-    /// Lets nothing through, and ends nothing: a black hole.
+    /// Stalls all traffic without closing connections: a black hole.
     pub(crate) fn hold(&self, is_held: bool) {
         self.wire.is_held.send_replace(is_held);
     }
 
-    /// Lets requests through and keeps their replies back, until it is called with `false`.
+    /// Forwards requests and holds replies back, until it is called with `false`.
     pub(crate) fn hold_replies(&self, is_mute: bool) {
         self.wire.is_mute.send_replace(is_mute);
     }
 
-    /// Replies that were kept back so far, those included that went through later.
-    pub(crate) fn kept_back(&self) -> u64 {
-        self.wire.kept_back.load(Ordering::SeqCst)
+    /// Replies held back so far, including those forwarded later.
+    pub(crate) fn held_replies(&self) -> u64 {
+        self.wire.held_replies.load(Ordering::SeqCst)
     }
 
-    /// Takes the wire down, with all its connections, or brings it up again.
+    /// Refuses and cuts all connections, or accepts them again.
     pub(crate) fn take_down(&self, is_down: bool) {
         self.wire.is_down.store(is_down, Ordering::SeqCst);
         self.sever();
     }
 
-    /// Replies that went through so far.
+    /// Replies forwarded so far.
     pub(crate) fn replies(&self) -> u64 {
         self.wire.replies.load(Ordering::SeqCst)
     }
 
-    /// How many connections were made or tried.
+    /// Connections accepted so far, including refused ones.
     pub(crate) fn connections(&self) -> u64 {
         self.wire.connections.load(Ordering::SeqCst)
     }
@@ -153,7 +153,7 @@ impl Proxy {
 
 impl Wire {
     fn sever(&self) {
-        self.was_cut.fetch_add(1, Ordering::SeqCst);
+        self.cut_count.fetch_add(1, Ordering::SeqCst);
         self.number.send_modify(|number| *number += 1);
     }
 }
@@ -164,11 +164,11 @@ async fn serve(wire: Arc<Wire>, client: TcpStream) {
     if wire.is_down.load(Ordering::SeqCst) {
         return;
     }
-    let target = *wire.target.lock().expect("no test panics with it");
+    let target = *wire.target.lock().expect("no test panics while holding it");
     let Ok(server) = TcpStream::connect(target).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    // Whichever ends first takes the other with it.
+    // Whichever side closes first closes the other.
     tokio::select! {
         _ = number.changed() => {}
         () = requests(&wire, from_client, to_server) => {}
@@ -193,7 +193,7 @@ async fn replies(wire: &Wire, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
             tokio::time::sleep(Duration::from_millis(late)).await;
         }
         if *mute.borrow() {
-            wire.kept_back.fetch_add(1, Ordering::SeqCst);
+            wire.held_replies.fetch_add(1, Ordering::SeqCst);
         }
         if mute.wait_for(|is_mute| !is_mute).await.is_err()
             || held.wait_for(|is_held| !is_held).await.is_err()
@@ -202,14 +202,14 @@ async fn replies(wire: &Wire, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
         }
         let cut = wire.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts| cuts.checked_sub(1));
         if cut.is_ok() {
-            // The server has done it, and half of its answer arrives.
+            // The server has applied the request, and half of the reply arrives.
             drop(to.write_all(&buffer[..count / 2]).await);
-            wire.was_cut.fetch_add(1, Ordering::SeqCst);
+            wire.cut_count.fetch_add(1, Ordering::SeqCst);
             return;
         }
         let (left, bytes) = (wire.cut_after.load(Ordering::SeqCst), count as u64);
         if left < bytes {
-            // What was cut off is never heard.
+            // The rest of the reply is lost.
             wire.cut_after.store(NEVER, Ordering::SeqCst);
             let kept = usize::try_from(left).unwrap_or(0);
             drop(to.write_all(&buffer[..kept]).await);

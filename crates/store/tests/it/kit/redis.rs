@@ -1,4 +1,4 @@
-//! Namespaces on a Redis server, and calls in few words.
+//! Namespaces on a Redis server, and short constructors for calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_store::conformance::{Fixture, RealTime};
 use tidegate_store::{Draw, RedisOptions, Settle};
 
+use crate::kit::common::OPEN;
 use crate::kit::engine::{address, is_available, unique};
-use crate::kit::words::OPEN;
 
+pub(crate) use crate::kit::common::{granted, levels_of_version as levels, next_lease, subject};
 pub(crate) use crate::kit::connect_redis::connect;
 pub(crate) use crate::kit::engine::REDIS;
-pub(crate) use crate::kit::words::{granted, levels_of_version as levels, next_lease, subject};
 
-/// For tests that count requests: no draw looks for leases that are past their deadline.
+/// For tests that count requests: draws do not sweep.
 pub(crate) const NEVER_SWEPT: Duration = Duration::from_secs(86_400);
 
-/// A store whose server hangs if it takes longer to answer.
-pub(crate) fn patient(url: &str) -> RedisOptions {
+/// Options with a timeout that only a hang exceeds.
+pub(crate) fn options_at(url: &str) -> RedisOptions {
     RedisOptions::new(url).timeout(Duration::from_secs(60))
 }
 
@@ -30,12 +30,12 @@ pub(crate) async fn open(variable: &str, name: &str) -> Option<Fixture> {
     if !is_available(variable) {
         return None;
     }
-    let opened = patient(&address(variable)).namespace(unique(name)).open().await;
+    let opened = options_at(&address(variable)).namespace(unique(name)).open().await;
     let store = Arc::new(opened.unwrap_or_else(|error| panic!("{variable}: {error}")));
     Some(Fixture::new(store.clone(), Arc::new(RealTime(store))))
 }
 
-/// A limit that gains one a day.
+/// A limit that refills one unit a day.
 pub(crate) fn slow(name: &str, burst: u64) -> Limit {
     Limit::per_day(name, 1).burst(burst)
 }
@@ -63,7 +63,11 @@ pub(crate) async fn ask<T: FromRedisValue>(connection: &mut MultiplexedConnectio
     command.query_async(connection).await.unwrap_or_else(|error| panic!("{call:?}: {error}"))
 }
 
-/// The keys of a namespace with this in them.
-pub(crate) async fn keys(connection: &mut MultiplexedConnection, namespace: &str, with: &str) -> Vec<String> {
-    ask(connection, &["KEYS", &format!("tidegate:{{{namespace}}}:{with}*")]).await
+/// The keys of a namespace with this prefix.
+pub(crate) async fn keys(
+    connection: &mut MultiplexedConnection,
+    namespace: &str,
+    prefix: &str,
+) -> Vec<String> {
+    ask(connection, &["KEYS", &format!("tidegate:{{{namespace}}}:{prefix}*")]).await
 }

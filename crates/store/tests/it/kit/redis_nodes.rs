@@ -1,4 +1,4 @@
-//! A cluster of a test's own, whose nodes it may kill.
+//! A Redis Cluster of the test's own, whose nodes it can kill.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
 
+use crate::kit::common::eventually;
 use crate::kit::connect_redis::connect;
 use crate::kit::engine::free_port;
 use crate::kit::private_redis::Server;
-use crate::kit::words::eventually;
 
-/// A node, and a way to ask it.
+/// A node, and a connection to it.
 pub(crate) struct Node {
     pub(crate) server: Server,
     bus: u16,
@@ -45,13 +45,13 @@ impl Node {
         command.query_async(&mut self.connection).await.unwrap_or_else(|error| panic!("{call}: {error}"))
     }
 
-    pub(crate) async fn says(&mut self, call: &str, what: &str) {
+    pub(crate) async fn wait_for(&mut self, call: &str, what: &str) {
         eventually(what, async || self.ask::<String>(call).await.contains(what)).await;
     }
 }
 
-/// Three that have all slots between them, the first one half of them, and a replica of the first. One that is not heard of for
-/// `lost_after` is lost.
+/// Three primaries, the first with half of the slots, and a replica of the first. A node without a response
+/// for `lost_after` is considered lost.
 pub(crate) async fn form(lost_after: Duration) -> Vec<Node> {
     let mut nodes = Vec::new();
     for slots in ["0 8191", "8192 12287", "12288 16383", ""] {
@@ -66,24 +66,24 @@ pub(crate) async fn form(lost_after: Duration) -> Vec<Node> {
         node.ask::<String>(&format!("CLUSTER MEET {first}")).await;
     }
     for node in &mut nodes {
-        node.says("CLUSTER INFO", "cluster_known_nodes:4").await;
-        node.says("CLUSTER INFO", "cluster_state:ok").await;
+        node.wait_for("CLUSTER INFO", "cluster_known_nodes:4").await;
+        node.wait_for("CLUSTER INFO", "cluster_state:ok").await;
     }
     let id: String = nodes[0].ask("CLUSTER MYID").await;
     nodes[3].ask::<String>(&format!("CLUSTER REPLICATE {id}")).await;
-    nodes[3].says("INFO replication", "master_link_status:up").await;
-    // A replica that was just synced gets nothing until it has reported that, once a second.
+    nodes[3].wait_for("INFO replication", "master_link_status:up").await;
+    // A replica that has just synced receives nothing until it has acknowledged that, once a second.
     let mut connection = nodes[0].connection.clone();
     for number in 0..1_000 {
         let mark = redis::cmd("SET").arg(format!("mark-{number}")).arg(1).exec_async(&mut connection).await;
-        // Half of them are at this node.
+        // Half of the keys belong to this node.
         if mark.is_ok() {
             break;
         }
     }
-    assert_eq!(nodes[0].ask::<u64>("WAIT 1 60000").await, 1, "the replica hears");
+    assert_eq!(nodes[0].ask::<u64>("WAIT 1 60000").await, 1, "the replica acknowledges the write");
     for node in &mut nodes {
-        node.says("CLUSTER NODES", &format!("slave {id}")).await;
+        node.wait_for("CLUSTER NODES", &format!("slave {id}")).await;
     }
     nodes
 }

@@ -1,5 +1,5 @@
-//! An S3 server with what an archive needs: conditional puts, reads and listings in pages. Requests can fail, lose their
-//! response, or never be answered.
+//! A fake S3 server with what an archive needs: conditional puts, reads and paged listings. Requests can
+//! fail, lose their response, or hang.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,31 +10,31 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Keys that a page of a listing has.
+/// Keys per page of a listing.
 const PAGE: usize = 3;
-/// Times for [`Double::write_times`]: a lock that has expired, and one that has not.
+/// Times for [`FakeS3::write_times`]: an expired lock, and a valid one.
 pub(crate) const PAST: &str = "Fri, 15 Jan 2021 08:00:00 GMT";
 pub(crate) const FUTURE: &str = "Thu, 15 Jan 2099 08:00:00 GMT";
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// It is not done, and an error of the engine's own says so.
+    /// It is rejected with an internal error.
     Refused,
-    /// It is done, and the connection is cut before the answer.
+    /// It is applied, and the connection is closed before the response.
     Lost,
-    /// It is not done, and never answered.
+    /// It is not applied, and hangs.
     Stuck,
-    /// It is done, and never answered.
+    /// It is applied, and hangs.
     StuckAfter,
 }
 
 type Plan = Box<dyn FnMut(&str) -> Fault + Send>;
 
-/// A server of one bucket, `archive`. It is gone with the runtime.
+/// A server with one bucket, `archive`, which stops with the runtime.
 #[derive(Clone)]
-pub(crate) struct Double {
+pub(crate) struct FakeS3 {
     pub(crate) address: SocketAddr,
     state: Arc<Mutex<State>>,
 }
@@ -43,7 +43,7 @@ struct State {
     objects: BTreeMap<String, (Vec<u8>, u64)>,
     writes: u64,
     plan: Plan,
-    asked: Vec<String>,
+    requests: Vec<String>,
     stuck: UnboundedSender<()>,
     time: &'static str,
 }
@@ -56,23 +56,24 @@ struct Request {
     body: Vec<u8>,
 }
 
-impl Double {
-    /// One that answers, and a channel that gets a message for every request that is stuck.
+impl FakeS3 {
+    /// Starts a server, and a channel with a message for every hanging request.
     pub(crate) async fn start() -> (Self, UnboundedReceiver<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
         let (stuck, is_stuck) = unbounded_channel();
         let plan: Plan = Box::new(|_| Fault::None);
-        let state = State { objects: BTreeMap::new(), writes: 0, plan, asked: Vec::new(), stuck, time: PAST };
-        let double = Self { address, state: Arc::new(Mutex::new(state)) };
-        let serving = double.clone();
+        let state =
+            State { objects: BTreeMap::new(), writes: 0, plan, requests: Vec::new(), stuck, time: PAST };
+        let s3 = Self { address, state: Arc::new(Mutex::new(state)) };
+        let serving = s3.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let double = serving.clone();
-                tokio::spawn(async move { double.serve(client).await });
+                let s3 = serving.clone();
+                tokio::spawn(async move { s3.serve(client).await });
             }
         });
-        (double, is_stuck)
+        (s3, is_stuck)
     }
 
     pub(crate) fn url(&self, prefix: &str) -> String {
@@ -83,9 +84,9 @@ impl Double {
         self.state().plan = Box::new(plan);
     }
 
-    /// What was asked so far: method and key.
-    pub(crate) fn asked(&self) -> Vec<String> {
-        self.state().asked.clone()
+    /// The requests so far: method and key.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.state().requests.clone()
     }
 
     pub(crate) fn keys(&self) -> Vec<String> {
@@ -99,13 +100,13 @@ impl Double {
         state.objects.insert(key.to_owned(), (bytes.to_vec(), number));
     }
 
-    /// Reports this time of writing for every object, from now on.
+    /// Reports this modification time for every object, from now on.
     pub(crate) fn write_times(&self, time: &'static str) {
         self.state().time = time;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no test panics with it")
+        self.state.lock().expect("no test panics while holding it")
     }
 
     async fn serve(self, mut client: TcpStream) {
@@ -113,9 +114,9 @@ impl Double {
         while let Some(request) = read(&mut client).await {
             let fault = {
                 let mut state = self.state();
-                let asked = format!("{} {}", request.method, request.path);
-                state.asked.push(asked.clone());
-                (state.plan)(&asked)
+                let request_line = format!("{} {}", request.method, request.path);
+                state.requests.push(request_line.clone());
+                (state.plan)(&request_line)
             };
             let answer = match fault {
                 Fault::Refused => error(500, "InternalError"),
@@ -154,14 +155,14 @@ impl Double {
                 }
             },
             "PUT" => {
-                let there = state.objects.get(&key).map(|(_, number)| format!("\"{number}\""));
-                let is_unmet =
+                let current = state.objects.get(&key).map(|(_, number)| format!("\"{number}\""));
+                let is_precondition_failed =
                     match (header(&request.head, "if-none-match"), header(&request.head, "if-match")) {
-                        (Some(_), _) => there.is_some(),
-                        (_, Some(etag)) => there.as_deref() != Some(etag),
+                        (Some(_), _) => current.is_some(),
+                        (_, Some(etag)) => current.as_deref() != Some(etag),
                         _ => false,
                     };
-                if is_unmet {
+                if is_precondition_failed {
                     return error(412, "PreconditionFailed");
                 }
                 state.writes += 1;

@@ -1,8 +1,9 @@
-//! Four processes that draw, extend, settle and cancel, each over a wire that is cut every so many leases: the checker finds
-//! nothing in what they have seen together, the ledger has what was settled, and the buckets have consumed that.
+//! Four processes draw, extend, settle and cancel over connections that are cut every few leases: the checker
+//! finds no mismatch in their combined logs, the ledger has exactly the settled units, and the buckets have
+//! consumed them.
 //!
-//! How much they do is fixed, and how often they are cut goes by what they have done: nothing depends on how fast it goes.
-//! `TIDEGATE_DEEP` makes it longer.
+//! The work is fixed and the cuts follow its progress, so nothing depends on speed. `TIDEGATE_DEEP` makes it
+//! longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -18,20 +19,20 @@ use tidegate_core::limit::usage::Window;
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    Cancel, Draw, Drawn, Extend, Lookup, Paging, Reply, Settle, Store, StoreError, UsageOf, UsageQuery,
+    Cancel, Draw, DrawResult, Extend, Lookup, Paging, Reply, Settle, Store, StoreError, UsageOf, UsageQuery,
 };
 
-use crate::kit::child::{Child, Orders};
+use crate::kit::child::{Child, ChildArgs};
+use crate::kit::common::{OPEN, levels, next_lease, subject, until_answered};
 use crate::kit::log::{from_line, to_line};
-use crate::kit::words::{OPEN, levels, next_lease, subject, until_answered};
 
 const PROCESSES: u64 = 4;
-/// In each process.
+/// Callers per process.
 const CALLERS: u64 = 4;
-/// Something is cut each time a process has done so many leases.
+/// Leases of a process between two cuts.
 const CUT_EVERY: u64 = 8;
 
-/// Leases of each caller.
+/// Leases per caller.
 fn leases() -> u64 {
     if std::env::var_os("TIDEGATE_DEEP").is_some() { 1_000 } else { 25 }
 }
@@ -40,10 +41,10 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Where a soak is: a folder for logs, whose name is that of the namespace, and the address of the server.
-pub(crate) fn place(url: &str) -> tempfile::TempDir {
+/// A folder for logs, whose name is also the namespace, with the address of the server.
+pub(crate) fn soak_folder(url: &str) -> tempfile::TempDir {
     let folder = tempfile::Builder::new().prefix("soak_").tempdir().expect("a folder for a test");
-    std::fs::write(folder.path().join("url"), url).expect("the folder is there");
+    std::fs::write(folder.path().join("url"), url).expect("the folder exists");
     folder
 }
 
@@ -56,33 +57,33 @@ pub(crate) fn url(folder: &Path) -> String {
     std::fs::read_to_string(folder.join("url")).expect("the parent wrote it")
 }
 
-/// Starts `test` of this program four times, lets them go at once, and waits until they are done. Says in a line each how it
-/// went.
-pub(crate) fn at_once(test: &str, folder: &Path) -> Vec<String> {
+/// Runs `test` in four child processes and waits until they exit. Returns a report line of each.
+pub(crate) fn run_children(test: &str, folder: &Path) -> Vec<String> {
     let start = |number| Child::start(test, folder, number, 20_270_115 + number);
     let mut children: Vec<_> = (0..PROCESSES).map(start).collect();
-    children.iter().for_each(Child::is_ready);
+    children.iter().for_each(Child::wait_ready);
     children.iter_mut().for_each(Child::go);
-    let told = children.iter().map(|child| child.hears().expect("a child reports how it went")).collect();
-    children.into_iter().for_each(Child::ends);
-    told
+    let reports =
+        children.iter().map(|child| child.next_line().expect("a child reports its result")).collect();
+    children.into_iter().for_each(Child::wait);
+    reports
 }
 
-/// Does what a child does, while `cut` is called for every few leases that were done.
-pub(crate) async fn be_a_child<S: Store + Clone>(orders: &Orders, store: S, mut cut: impl AsyncFnMut(u64)) {
-    Orders::wait_for_go();
+/// The body of a child; `cut` is called after every few leases.
+pub(crate) async fn run_child<S: Store + Clone>(args: &ChildArgs, store: S, mut cut: impl AsyncFnMut(u64)) {
+    ChildArgs::wait_for_go();
     let (done, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let callers: Vec<_> = (0..CALLERS)
         .map(|number| {
             let (store, done) = (store.clone(), Arc::clone(&done));
-            let random = Random::seeded(orders.seed * 1_000 + number);
-            let mut caller = Caller { store, random, seen: BTreeSet::new(), log: Vec::new(), asked_again: 0 };
+            let random = Random::seeded(args.seed * 1_000 + number);
+            let mut caller = Caller { store, random, seen: BTreeSet::new(), log: Vec::new(), retries: 0 };
             tokio::spawn(async move {
                 for _ in 0..leases() {
                     caller.lease().await;
                     done.fetch_add(1, Ordering::SeqCst);
                 }
-                (caller.log, caller.asked_again)
+                (caller.log, caller.retries)
             })
         })
         .collect();
@@ -98,26 +99,22 @@ pub(crate) async fn be_a_child<S: Store + Clone>(orders: &Orders, store: S, mut 
         }
     };
     let working = async {
-        let (mut log, mut asked_again) = (Vec::new(), 0);
+        let (mut log, mut retries) = (Vec::new(), 0);
         for caller in callers {
-            let (seen, again) = caller.await.expect("a caller is answered as the contract says");
+            let (seen, again) = caller.await.expect("a caller gets contractual answers");
             log.extend(seen);
-            asked_again += again;
+            retries += again;
         }
         is_over.store(true, Ordering::SeqCst);
-        (log, asked_again)
+        (log, retries)
     };
-    let ((log, asked_again), ()) = tokio::join!(working, cutting);
+    let ((log, retries), ()) = tokio::join!(working, cutting);
     let mut text = String::new();
     for entry in &log {
         writeln!(text, "{}", to_line(entry)).expect("a text");
     }
-    std::fs::write(orders.path.join(format!("log-{}", orders.number)), text).expect("a log");
-    Orders::tell(&format!(
-        "process {}: {} entries, asked again {asked_again} times",
-        orders.number,
-        log.len()
-    ));
+    std::fs::write(args.path.join(format!("log-{}", args.number)), text).expect("a log");
+    ChildArgs::report(&format!("process {}: {} entries, {retries} retries", args.number, log.len()));
 }
 
 struct Caller<S> {
@@ -125,7 +122,7 @@ struct Caller<S> {
     random: Random,
     seen: BTreeSet<BucketId>,
     log: Vec<Entry>,
-    asked_again: u64,
+    retries: u64,
 }
 
 impl<S: Store> Caller<S> {
@@ -136,7 +133,7 @@ impl<S: Store> Caller<S> {
         levels(&[(&child, &own), ("parent", &shared)])
     }
 
-    /// Notes what a step did to every bucket it named.
+    /// Logs the effect of a step on every bucket that it names.
     fn note(&mut self, at: Stamp, kind: Kind, draw: &Draw, step: u32, units: &Units) {
         let lines = || draw.levels.levels().iter().flat_map(|level| &level.limits);
         let buckets = lines().filter(|line| units[line.name].is_some()).count();
@@ -173,14 +170,14 @@ impl<S: Store> Caller<S> {
             is_watched: true,
         };
         let lease = draw.lease;
-        let before = self.asked_again;
-        match answered(&mut self.asked_again, || self.store.draw(&draw)).await {
-            Drawn::Granted(moved) => self.note(moved.at, Kind::Draw, &draw, 0, &held),
-            Drawn::Refused(_) => {
-                if self.asked_again > before {
-                    // An earlier try may still be on its way, and find more there than this one.
+        let before = self.retries;
+        match answered(&mut self.retries, || self.store.draw(&draw)).await {
+            DrawResult::Granted(moved) => self.note(moved.at, Kind::Draw, &draw, 0, &held),
+            DrawResult::Refused(_) => {
+                if self.retries > before {
+                    // An earlier attempt may still be under way, and find more units than this one.
                     let cancel = Cancel { lease, step: 1, levels, is_watched: true };
-                    answered(&mut self.asked_again, || self.store.cancel(&cancel)).await;
+                    answered(&mut self.retries, || self.store.cancel(&cancel)).await;
                 }
                 return tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -189,8 +186,8 @@ impl<S: Store> Caller<S> {
         if self.random.below(2) == 0 {
             let units = levels.amounts(&[("tpm", self.random.below(60))]).expect("a cost");
             let extend = Extend { lease, step, levels: Arc::clone(&levels), units: units.clone() };
-            if let Drawn::Granted(moved) =
-                answered(&mut self.asked_again, || self.store.extend(&extend)).await
+            if let DrawResult::Granted(moved) =
+                answered(&mut self.retries, || self.store.extend(&extend)).await
             {
                 self.note(moved.at, Kind::Extend, &draw, step, &units);
                 for (held, more) in held.iter_mut().zip(&units) {
@@ -201,31 +198,31 @@ impl<S: Store> Caller<S> {
         }
         if self.random.below(3) == 0 {
             let cancel = Cancel { lease, step, levels, is_watched: true };
-            let moved = answered(&mut self.asked_again, || self.store.cancel(&cancel)).await;
+            let moved = answered(&mut self.retries, || self.store.cancel(&cancel)).await;
             self.note(moved.at, Kind::Return, &draw, step, &held);
         } else {
             let actual = levels.amounts(&[("rpm", 1), ("tpm", self.random.below(120))]).expect("amounts");
             let settle = Settle { lease, step, levels, actual: actual.clone(), is_watched: true };
-            let moved = answered(&mut self.asked_again, || self.store.settle(&settle)).await;
+            let moved = answered(&mut self.retries, || self.store.settle(&settle)).await;
             self.note(moved.at, Kind::Settle, &draw, step, &actual);
         }
     }
 }
 
-/// Asks until there is an answer, and counts how often it is asked again.
-async fn answered<'a, T: Unpin>(asked_again: &mut u64, ask: impl Fn() -> Reply<'a, T>) -> T {
-    let mut asked = 0;
+/// Retries until there is an answer, and counts the retries.
+async fn answered<'a, T: Unpin>(retries: &mut u64, ask: impl Fn() -> Reply<'a, T>) -> T {
+    let mut attempts = 0;
     let answer = until_answered(|| {
-        asked += 1;
+        attempts += 1;
         ask()
     });
     let answer = answer.await.unwrap_or_else(|error| panic!("a fault is not transient: {error:?}"));
-    *asked_again += asked - 1;
+    *retries += attempts - 1;
     answer
 }
 
-/// Judges what all of them have seen, and says so in a line.
-pub(crate) async fn judge(folder: &Path, store: &dyn Store) -> Result<String, StoreError> {
+/// Checks the logs of all processes against the store, and returns a summary line.
+pub(crate) async fn check_logs(folder: &Path, store: &dyn Store) -> Result<String, StoreError> {
     let mut log = Vec::new();
     for number in 0..PROCESSES {
         let text = std::fs::read_to_string(folder.join(format!("log-{number}"))).expect("a child's log");
@@ -237,7 +234,7 @@ pub(crate) async fn judge(folder: &Path, store: &dyn Store) -> Result<String, St
     let of = UsageOf::Resource(subject("any").resource);
     let query = UsageQuery { of, window: Window::Month, range: Stamp::ZERO..Stamp::MAX };
     let page = store.usage(&query, &Paging::default()).await?;
-    assert!(page.next.is_none(), "there are few");
+    assert!(page.next.is_none(), "one page has all usage");
     let mut used = BTreeMap::new();
     for line in page.items {
         *used.entry((line.subject, line.limit)).or_default() += line.tally.units;

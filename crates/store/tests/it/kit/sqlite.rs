@@ -1,4 +1,4 @@
-//! A file for a test of the store in a file.
+//! A store file for a test.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use tidegate_store::{ManualWall, Sqlite, SqliteOptions};
 
 /// A process that waits longer for the file hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A folder that is removed with it, and the file in it.
+/// A temporary folder with the path of the file, removed on drop.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TempFile {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) path: PathBuf,
 }
 
-impl Place {
+impl TempFile {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder for a test");
         let path = folder.path().join("limits.db");
@@ -30,12 +30,12 @@ impl Place {
         self.options(clock).open().await.expect("the file is opened")
     }
 
-    /// Looks into the file from outside, as another program could.
+    /// A direct connection to the file, as another program would have.
     pub(crate) fn outside(&self) -> rusqlite::Connection {
-        rusqlite::Connection::open(&self.path).expect("the file is there")
+        rusqlite::Connection::open(&self.path).expect("the file exists")
     }
 
-    /// Brings the file back to an older version of its schema, with what that version could hold.
+    /// Downgrades the file to an older version of its schema, with the data that the version could hold.
     pub(crate) fn downgrade(&self, version: usize) {
         let undo = [
             "DROP INDEX usage_by_age; DROP INDEX audit_by_age",
@@ -66,7 +66,7 @@ impl Place {
         ];
         let outside = self.outside();
         for undo in undo[version - 1..].iter().rev() {
-            outside.execute_batch(undo).expect("the file has the version before");
+            outside.execute_batch(undo).expect("the previous version's schema");
         }
         outside.pragma_update(None, "user_version", version.to_string()).expect("the file is ours");
     }

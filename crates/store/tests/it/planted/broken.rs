@@ -1,4 +1,4 @@
-//! A store that breaks a promise, wrapped around one that keeps it.
+//! A correct store with one planted defect.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,84 +9,84 @@ use tidegate_core::limit::cascade::{Level, Levels, Line, Units};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{OnExpiry, Version};
-use tidegate_core::limit::resolve::{Held, Resolved};
+use tidegate_core::limit::resolve::{EffectiveLimit, EffectiveLimits};
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 use tidegate_store::record::{Key, Of, Record, RecordWrite, Records, Scan};
 use tidegate_store::{
-    Applied, Bucket, Capabilities, Change, Engine, Lookup, Memory, Moved, Prune, Readings, Reply, Seen,
-    Standing, Step, StoreError, Swept, Taking, Terms, UsagePlace, UsageQuery,
+    Bucket, BucketSnapshot, Capabilities, Change, Engine, LeaseStatus, Lookup, Memory, Movement, Prune,
+    Readings, Reply, Step, StepResult, StoreError, SweepReport, TakeMode, Terms, UsagePlace, UsageQuery,
 };
 
-/// Which promise is broken.
+/// The planted defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Defect {
-    /// None: what is wrapped around it changes nothing.
+    /// None: every call is passed through.
     Nothing,
-    /// A draw that comes again takes again.
+    /// A repeated draw takes again.
     ChargesRepeats,
-    /// A draw that is refused takes what there is.
+    /// A refused draw takes the available units.
     TakesPartially,
-    /// A draw that is refused is granted.
-    GrantsWhatIsNotThere,
+    /// A draw beyond the limit is granted.
+    GrantsBeyondLimit,
     /// Only the first level is drawn.
     ForgetsParents,
-    /// A caller that is behind flips the rule.
+    /// A caller with older rules flips the bucket's rule.
     FollowsStaleRules,
-    /// A refusal says nothing of the limits.
-    SaysNothing,
-    /// A repeat tells the time of the repeat.
-    TellsAnotherTime,
-    /// A cancel leaves everything spent.
-    KeepsWhatIsCancelled,
-    /// A cancel that comes first is forgotten.
-    ForgetsMarks,
-    /// A lease that has ended is settled once more.
+    /// A refusal has no readings.
+    OmitsReadings,
+    /// A repeat returns the time of the repeat.
+    ChangesTimeOfRepeat,
+    /// A cancel returns no units.
+    KeepsCancelled,
+    /// A cancel before its draw is forgotten.
+    ForgetsCancels,
+    /// An ended lease is settled once more.
     SettlesTwice,
-    /// An adjustment gives back what was never held.
+    /// An adjustment returns more than is held.
     ReturnsTooMuch,
     /// Leases expire at once.
     ExpiresEarly,
     /// Leases never expire.
     NeverExpires,
-    /// Leases are settled where they should return, and return where they should be settled.
+    /// Leases are settled where they should be returned, and the reverse.
     MixesUpExpiry,
-    /// A renewal sets the deadline, back as well.
+    /// A renewal sets the deadline, even to an earlier time.
     RenewsBack,
-    /// A renewal is answered, and the deadline stays.
+    /// A renewal is answered, but the deadline stays.
     RenewsNothing,
-    /// Of a change of several records only the last is made.
+    /// Only the last record of a change is written.
     WritesOne,
-    /// A change is made though the namespace has changed since it was read.
+    /// A change is written although the namespace has changed since it was read.
     IgnoresVersion,
     /// Records are not found by their link.
     ForgetsLinks,
     /// A chain ends with the first ancestor.
     ForgetsAncestors,
-    /// A scan begins with the record after the next.
+    /// A scan skips the first record of a page.
     SkipsAtPageEdges,
-    /// A record that is written again stays as it was.
+    /// A rewritten record keeps its old value.
     KeepsOldRecords,
     /// Usage is counted twice.
     CountsUsageTwice,
-    /// A spend is not in the ledger.
+    /// A spend is missing in the ledger.
     SpendsUnseen,
-    /// What is not old is pruned too.
-    PrunesWhatIsNew,
-    /// More is pruned at a time than asked for.
+    /// Recent entries are pruned too.
+    PrunesRecent,
+    /// More entries are pruned than requested.
     PrunesTooMuch,
 }
 
 /// A store that breaks one promise and keeps all others.
 #[derive(Debug)]
-pub(crate) struct Broken {
+pub(crate) struct BrokenStore {
     engine: Memory,
     defect: Defect,
     seen: Mutex<BTreeSet<LeaseId>>,
     fresh: AtomicU64,
 }
 
-impl Broken {
+impl BrokenStore {
     pub(crate) fn new(engine: Memory, defect: Defect) -> Self {
         Self { engine, defect, seen: Mutex::default(), fresh: AtomicU64::new(1) }
     }
@@ -95,7 +95,7 @@ impl Broken {
         self.defect == defect
     }
 
-    /// A lease id, or a version, that nobody else uses.
+    /// A unique lease id or version.
     fn fresh(&self) -> u64 {
         self.fresh.fetch_add(1, Ordering::Relaxed)
     }
@@ -104,21 +104,21 @@ impl Broken {
         !self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(lease)
     }
 
-    async fn take(&self, step: Step<'_>, units: &Units, taking: Taking) -> Result<Applied, StoreError> {
-        let is_again = taking != Taking::Extend && self.see(step.lease);
+    async fn take(&self, step: Step<'_>, units: &Units, taking: TakeMode) -> Result<StepResult, StoreError> {
+        let is_again = taking != TakeMode::Extend && self.see(step.lease);
         let (mut lease, mut levels, mut units, mut taking) =
             (step.lease, Arc::clone(step.levels), units.clone(), taking);
         match (self.defect, &mut taking) {
-            (Defect::SpendsUnseen, Taking::Spend) => {
+            (Defect::SpendsUnseen, TakeMode::Spend) => {
                 let terms = Terms { deadline: Duration::from_secs(600), on_expiry: OnExpiry::Settle };
-                taking = Taking::Open(terms);
+                taking = TakeMode::Open(terms);
             }
-            (Defect::ChargesRepeats, Taking::Open(_)) if is_again => lease = self.fresh_lease(),
-            (Defect::ForgetsParents, Taking::Open(_)) => (levels, units) = own_level(&levels, &units),
-            (Defect::FollowsStaleRules, Taking::Open(_)) => levels = at_version(&levels, self.fresh()),
-            (Defect::ExpiresEarly, Taking::Open(terms)) => terms.deadline = Duration::ZERO,
-            (Defect::NeverExpires, Taking::Open(terms)) => terms.deadline = Duration::from_secs(35_996_400),
-            (Defect::MixesUpExpiry, Taking::Open(terms)) => {
+            (Defect::ChargesRepeats, TakeMode::Open(_)) if is_again => lease = self.fresh_lease(),
+            (Defect::ForgetsParents, TakeMode::Open(_)) => (levels, units) = own_level(&levels, &units),
+            (Defect::FollowsStaleRules, TakeMode::Open(_)) => levels = at_version(&levels, self.fresh()),
+            (Defect::ExpiresEarly, TakeMode::Open(terms)) => terms.deadline = Duration::ZERO,
+            (Defect::NeverExpires, TakeMode::Open(terms)) => terms.deadline = Duration::from_secs(35_996_400),
+            (Defect::MixesUpExpiry, TakeMode::Open(terms)) => {
                 terms.on_expiry = match terms.on_expiry {
                     OnExpiry::Settle => OnExpiry::Return,
                     OnExpiry::Return => OnExpiry::Settle,
@@ -129,39 +129,44 @@ impl Broken {
         let change = Change::Take(&units, taking);
         let answer = self.engine.apply_step(Step { lease, levels: &levels, change, ..step }).await?;
         match answer {
-            Applied::Refused(moved) if matches!(taking, Taking::Open(_)) => {
+            StepResult::Refused(moved) if matches!(taking, TakeMode::Open(_)) => {
                 self.refuse(Step { lease, levels: &levels, change, ..step }, &units, moved).await
             }
-            Applied::Granted(mut moved) => {
-                if self.is(Defect::TellsAnotherTime) && moved.is_repeat {
+            StepResult::Granted(mut moved) => {
+                if self.is(Defect::ChangesTimeOfRepeat) && moved.is_repeat {
                     moved.at = moved.at + Duration::from_micros(1);
                 }
-                Ok(Applied::Granted(moved))
+                Ok(StepResult::Granted(moved))
             }
             answer => Ok(answer),
         }
     }
 
-    async fn refuse(&self, step: Step<'_>, units: &Units, mut moved: Moved) -> Result<Applied, StoreError> {
+    async fn refuse(
+        &self,
+        step: Step<'_>,
+        units: &Units,
+        mut moved: Movement,
+    ) -> Result<StepResult, StoreError> {
         match self.defect {
             Defect::TakesPartially => {
                 for name in 0..units.len() {
                     let mut one = vec![None; units.len()];
                     one[name] = units[name];
                     let (lease, one) = (self.fresh_lease(), one.into());
-                    let change = Change::Take(&one, Taking::Spend);
+                    let change = Change::Take(&one, TakeMode::Spend);
                     self.engine.apply_step(Step { lease, change, ..step }).await?;
                 }
             }
-            Defect::SaysNothing => moved.readings.clear(),
-            Defect::GrantsWhatIsNotThere => return Ok(Applied::Granted(moved)),
+            Defect::OmitsReadings => moved.readings.clear(),
+            Defect::GrantsBeyondLimit => return Ok(StepResult::Granted(moved)),
             _ => {}
         }
-        Ok(Applied::Refused(moved))
+        Ok(StepResult::Refused(moved))
     }
 
-    async fn end(&self, step: Step<'_>, actual: Option<&Units>) -> Result<Applied, StoreError> {
-        let nothing = |at| Applied::Granted(Moved { at, is_repeat: false, readings: Readings::new() });
+    async fn end(&self, step: Step<'_>, actual: Option<&Units>) -> Result<StepResult, StoreError> {
+        let nothing = |at| StepResult::Granted(Movement { at, is_repeat: false, readings: Readings::new() });
         if actual.is_some() {
             return match self.engine.apply_step(step).await {
                 Err(StoreError::Ended { .. }) if self.is(Defect::SettlesTwice) => {
@@ -172,11 +177,11 @@ impl Broken {
         }
         let is_known = self.see(step.lease);
         match self.defect {
-            Defect::KeepsWhatIsCancelled => {
+            Defect::KeepsCancelled => {
                 let held = vec![None; step.levels.names().len()].into();
                 self.engine.apply_step(Step { change: Change::End(Some(&held)), ..step }).await
             }
-            Defect::ForgetsMarks if !is_known => {
+            Defect::ForgetsCancels if !is_known => {
                 self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&step.lease);
                 Ok(nothing(self.now().await?))
             }
@@ -184,13 +189,13 @@ impl Broken {
         }
     }
 
-    async fn apply_or_break(&self, step: Step<'_>) -> Result<Applied, StoreError> {
+    async fn apply_or_break(&self, step: Step<'_>) -> Result<StepResult, StoreError> {
         match step.change {
             Change::Take(units, taking) => self.take(step, units, taking).await,
             Change::End(actual) => self.end(step, actual).await,
             Change::Shift(deltas) => {
                 let mut answer = self.engine.apply_step(step).await?;
-                if let Applied::Granted(moved) = &mut answer
+                if let StepResult::Granted(moved) = &mut answer
                     && self.is(Defect::ReturnsTooMuch)
                 {
                     for reading in &mut moved.readings {
@@ -202,7 +207,7 @@ impl Broken {
             Change::Renew(span) => {
                 let made = if self.is(Defect::RenewsNothing) { Duration::ZERO } else { span };
                 let mut answer = self.engine.apply_step(Step { change: Change::Renew(made), ..step }).await?;
-                if let Applied::Renewed(renewed) = &mut answer
+                if let StepResult::Renewed(renewed) = &mut answer
                     && (self.is(Defect::RenewsBack) || self.is(Defect::RenewsNothing))
                 {
                     renewed.deadline = renewed.at + span;
@@ -236,7 +241,7 @@ impl Broken {
     }
 
     async fn prune_or_break(&self, mut prune: Prune, mut max: usize) -> Result<u64, StoreError> {
-        if self.is(Defect::PrunesWhatIsNew) {
+        if self.is(Defect::PrunesRecent) {
             match &mut prune {
                 Prune::Usage { before, .. } => *before = Stamp::MAX,
                 Prune::Audit { through } => *through = Version::new(u64::MAX),
@@ -266,7 +271,7 @@ impl Broken {
             Defect::WritesOne => drop(write.changes.drain(..write.changes.len() - 1)),
             Defect::KeepsOldRecords => write.changes.retain(|change| change.before.is_none()),
             Defect::IgnoresVersion => {
-                // Other writers read meanwhile.
+                // Lets other writers read at the same time.
                 tokio::task::yield_now().await;
                 write.seen = self.engine.newest_version().await?;
             }
@@ -276,7 +281,7 @@ impl Broken {
     }
 }
 
-/// The draw's own level by itself. Its names come first.
+/// The draw's own level alone. Its names come first.
 fn own_level(levels: &Levels, units: &Units) -> (Arc<Levels>, Units) {
     let levels = rebuilt(levels, levels.version(), 1);
     let units = units[..levels.names().len()].into();
@@ -288,9 +293,9 @@ fn at_version(levels: &Levels, version: u64) -> Arc<Levels> {
 }
 
 fn rebuilt(levels: &Levels, version: Version, count: usize) -> Arc<Levels> {
-    let level = |level: &Level| -> (Subject, Resolved) {
-        let held = |line: &Line| Held { rule: Arc::clone(&line.rule), source: line.source.clone() };
-        let resolved = Resolved {
+    let level = |level: &Level| -> (Subject, EffectiveLimits) {
+        let held = |line: &Line| EffectiveLimit { rule: Arc::clone(&line.rule), source: line.source.clone() };
+        let resolved = EffectiveLimits {
             limits: level.limits.iter().map(held).collect(),
             on_unavailable: levels.on_unavailable().clone(),
             on_expiry: levels.on_expiry().clone(),
@@ -300,20 +305,20 @@ fn rebuilt(levels: &Levels, version: Version, count: usize) -> Arc<Levels> {
     Arc::new(Levels::new(version, levels.levels()[..count].iter().map(level).collect()))
 }
 
-impl Engine for Broken {
+impl Engine for BrokenStore {
     fn about(&self) -> Capabilities {
         Capabilities { is_immediate: false, ..self.engine.about() }
     }
 
-    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, Applied> {
+    fn apply_step<'a>(&'a self, step: Step<'a>) -> Reply<'a, StepResult> {
         Reply::later(self.apply_or_break(step))
     }
 
-    fn find_lease(&self, lease: LeaseId) -> Reply<'_, Standing> {
+    fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         self.engine.find_lease(lease)
     }
 
-    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, Seen> {
+    fn look<'a>(&'a self, lookup: &'a Lookup) -> Reply<'a, BucketSnapshot> {
         self.engine.look(lookup)
     }
 
@@ -339,7 +344,7 @@ impl Engine for Broken {
         Reply::later(self.prune_or_break(*prune, max))
     }
 
-    fn sweep_leases(&self, max: usize) -> Reply<'_, Swept> {
+    fn sweep_leases(&self, max: usize) -> Reply<'_, SweepReport> {
         self.engine.sweep_leases(max)
     }
 

@@ -1,4 +1,4 @@
-//! What is bounded, and what reaching a bound says.
+//! Bounds, and the errors when one is reached.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{Buckets, Draw, ManualWall, PostgresOptions, Retention, Store, StoreError};
 
-use crate::kit::engine::{POSTGRES, POSTGRES_SERVER, skip_without, unique};
-use crate::kit::postgres::{open, options, outside, patient, url};
-use crate::kit::private_postgres::PrivatePostgres;
-use crate::kit::words::{
-    OPEN, START, draw_of, eventually, granted, is_granted, join_all, next_lease, own, shows, until_answered,
+use crate::kit::common::{
+    OPEN, START, balance, draw_of, eventually, granted, is_granted, join_all, next_lease, own, until_answered,
 };
+use crate::kit::engine::{POSTGRES, POSTGRES_SERVER, skip_without, unique};
+use crate::kit::postgres::{open, options, options_at, outside, url};
+use crate::kit::private_postgres::PrivatePostgres;
 
 #[tokio::test]
-async fn a_subject_has_a_bound_of_limits_and_full_ones_of_calls_make_room() {
+async fn full_call_limits_free_space_in_a_subject() {
     skip_without!(POSTGRES);
     let clock = ManualWall::new(START);
     let store = open(options().clock(clock.clone())).await;
@@ -35,7 +35,8 @@ async fn a_subject_has_a_bound_of_limits_and_full_ones_of_calls_make_room() {
     granted(store.draw(&draw(65)).await);
 }
 
-/// One sweep used to delete at most 1,000 ended leases, and 500 lines of usage of each window: beyond that rate the tables grew.
+/// A sweep used to delete at most 1,000 ended leases, and 500 lines of usage per window: beyond that rate the
+/// tables grew.
 #[tokio::test]
 async fn sweep_deletes_all_that_is_too_old() {
     skip_without!(POSTGRES);
@@ -43,7 +44,7 @@ async fn sweep_deletes_all_that_is_too_old() {
     let hour = Duration::from_secs(3_600);
     let kept = Retention { hours: Some(hour), audit: Some(hour), ..Retention::default() };
     let store =
-        open(patient(url()).schema(&schema).connections(4).clock(clock.clone()).retention(kept)).await;
+        open(options_at(url()).schema(&schema).connections(4).clock(clock.clone()).retention(kept)).await;
     granted(store.draw(&draw_of(&own("acme", 10), 1)).await);
     let outside = outside(&url()).await;
     let at = START.as_micros();
@@ -66,19 +67,18 @@ async fn sweep_deletes_all_that_is_too_old() {
     assert_eq!(left().await, 3 * rows, "nothing is too old yet");
     clock.advance(3 * hour);
     assert_eq!(store.sweep(100).await.unwrap().forgotten, rows.unsigned_abs());
-    // The open lease has expired. It is remembered, and so is its usage by the day and by the month.
+    // The open lease has expired. It is remembered, and so is its daily and monthly usage.
     assert_eq!(left().await, 3);
 }
 
 #[tokio::test]
-async fn connections_that_are_all_in_use_are_away_and_draws_have_their_own() {
+async fn exhausted_read_connections_do_not_block_draws() {
     skip_without!(POSTGRES);
     let schema = unique("t");
-    // Nobody waits long for a connection, and whoever has one is stuck for as long as it takes to see that.
-    let options =
-        PostgresOptions::new(url()).patience(Duration::from_secs(60)).schema(&schema).connections(2);
+    // The timeout for a free connection is short, the one for a stuck connection long.
+    let options = PostgresOptions::new(url()).timeout(Duration::from_secs(60)).schema(&schema).connections(2);
     let store = until_answered(|| options.clone().open()).await.unwrap();
-    // Somebody holds what every reader wants, and the one connection for readers is stuck behind it.
+    // A lock that every reader waits for blocks the only connection for readers.
     let outside = outside(&url()).await;
     outside
         .batch_execute(&format!("BEGIN; LOCK TABLE \"{schema}\".policies IN ACCESS EXCLUSIVE MODE"))
@@ -91,18 +91,18 @@ async fn connections_that_are_all_in_use_are_away_and_draws_have_their_own() {
     while !is_waiting(&schema).await {
         tokio::task::yield_now().await;
     }
-    let error = shows_error(&store).await;
+    let error = version_error(&store).await;
     assert!(error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("all connections"), "{error}");
     let draw = draw_of(&own("acme", 5), 1);
     granted(until_answered(|| store.draw(&draw)).await);
     outside.batch_execute("COMMIT").await.unwrap();
     stuck.await.unwrap().unwrap();
-    assert_eq!(shows(&store, "acme").await, Some((4, 1)));
+    assert_eq!(balance(&store, "acme").await, Some((4, 1)));
 }
 
 #[tokio::test]
-async fn the_only_connection_for_draws_that_is_stuck_is_away_and_wedges_nobody() {
+async fn stuck_draw_connection_fails_calls_and_recovers() {
     skip_without!(POSTGRES);
     let schema = unique("stuck");
     let options = PostgresOptions::new(url()).schema(&schema).connections(2);
@@ -112,26 +112,27 @@ async fn the_only_connection_for_draws_that_is_stuck_is_away_and_wedges_nobody()
     let outside = outside(&url()).await;
     let held = format!("BEGIN; LOCK TABLE \"{schema}\".meters IN ACCESS EXCLUSIVE MODE");
     outside.batch_execute(&held).await.unwrap();
-    // All of them wait for one connection, of one subject and of others; each is told in the end.
+    // All draws, of the locked subject and of another, wait for the same connection. Each gets an answer in
+    // the end.
     let other = own("globex", 100);
     let draws: Vec<_> =
         (0..40).map(|number| draw_of(if number % 2 == 0 { &levels } else { &other }, 1)).collect();
     let first = join_all(draws[..20].iter().map(|draw| store.draw(draw)).collect()).await;
     for answer in first {
-        let error = answer.expect_err("nobody gets at it");
+        let error = answer.expect_err("the table is locked");
         assert!(error.is_transient(), "{error:?}");
     }
     outside.batch_execute("COMMIT").await.unwrap();
-    // Asked again, each is charged once, whatever became of it the first time.
+    // Retried, each draw is charged once, whether or not its first attempt was applied.
     for draw in &draws {
         granted(until_answered(|| store.draw(draw)).await);
     }
-    assert_eq!(shows(&store, "acme").await, Some((79, 21)));
-    assert_eq!(shows(&store, "globex").await, Some((80, 20)));
+    assert_eq!(balance(&store, "acme").await, Some((79, 21)));
+    assert_eq!(balance(&store, "globex").await, Some((80, 20)));
 }
 
 #[test]
-fn a_store_whose_runtime_has_ended_says_so() {
+fn store_whose_runtime_has_ended_reports_it() {
     skip_without!(POSTGRES);
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let first = runtime();
@@ -139,35 +140,35 @@ fn a_store_whose_runtime_has_ended_says_so() {
     drop(first);
     for _ in 0..3 {
         let error = runtime().block_on(store.draw(&draw_of(&own("acme", 5), 1))).unwrap_err();
-        assert!(error.to_string().contains("has ended"), "{error}");
+        assert!(error.to_string().contains("has shut down"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_limit_that_cannot_be_worked_with_is_the_trouble_of_those_who_draw_from_it() {
+async fn corrupt_limit_fails_only_its_own_draws() {
     skip_without!(POSTGRES);
-    let schema = unique("spoilt");
-    let store = open(patient(url()).schema(&schema).connections(4)).await;
-    let (spoilt, sound) = (own("spoilt", 100), own("sound", 100));
-    for levels in [&spoilt, &sound] {
+    let schema = unique("corrupt");
+    let store = open(options_at(url()).schema(&schema).connections(4)).await;
+    let (corrupt, intact) = (own("corrupt", 100), own("intact", 100));
+    for levels in [&corrupt, &intact] {
         granted(store.draw(&draw_of(levels, 1)).await);
     }
     let outside = outside(&url()).await;
     outside
-        .batch_execute(&format!("UPDATE \"{schema}\".meters SET period = 0 WHERE entity = 'spoilt'"))
+        .batch_execute(&format!("UPDATE \"{schema}\".meters SET period = 0 WHERE entity = 'corrupt'"))
         .await
         .unwrap();
     let draws: Vec<_> =
-        (0..20).map(|number| draw_of(if number == 7 { &spoilt } else { &sound }, 1)).collect();
+        (0..20).map(|number| draw_of(if number == 7 { &corrupt } else { &intact }, 1)).collect();
     let answers = join_all(draws.iter().map(|draw| store.draw(draw)).collect()).await;
     for (number, answer) in answers.into_iter().enumerate() {
         assert_eq!(is_granted(&answer), number != 7, "{answer:?}");
     }
-    assert_eq!(shows(&store, "sound").await, Some((80, 20)));
+    assert_eq!(balance(&store, "intact").await, Some((80, 20)));
 }
 
 #[tokio::test]
-async fn a_server_with_as_many_connections_as_it_may_have_is_away_until_some_leave() {
+async fn server_without_free_connections_is_unavailable() {
     skip_without!(POSTGRES_SERVER);
     let settings = "max_connections = 5\nsuperuser_reserved_connections = 0\nmax_wal_senders = 0\n\
                     autovacuum = off\n";
@@ -181,17 +182,17 @@ async fn a_server_with_as_many_connections_as_it_may_have_is_away_until_some_lea
         others.push(client);
     }
     assert_eq!(others.len(), 5);
-    let error = patient(server.url()).connections(2).open().await.unwrap_err();
+    let error = options_at(server.url()).connections(2).open().await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("too many clients"), "{error}");
-    // One leaves: there is room to open, and none for all that a store may want.
+    // One client leaves: enough to open a store, but fewer connections than it may use.
     others.pop();
-    let opened = |url: String| patient(url).connections(2).open();
-    eventually("there is room", async || opened(server.url()).await.is_ok()).await;
+    let opened = |url: String| options_at(url).connections(2).open();
+    eventually("a connection is free", async || opened(server.url()).await.is_ok()).await;
     others.clear();
-    // Those who leave take a moment to be gone.
+    // Closed connections take a moment to disappear from the server.
     let mut store = None;
-    eventually("there is room for all", async || {
+    eventually("all connections are free", async || {
         store = opened(server.url()).await.ok();
         store.is_some()
     })
@@ -202,9 +203,9 @@ async fn a_server_with_as_many_connections_as_it_may_have_is_away_until_some_lea
 
 async fn is_waiting(schema: &str) -> bool {
     let sql = "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0)";
-    outside(&url()).await.query_one(sql, &[&schema]).await.expect("the server answers").get(0)
+    outside(&url()).await.query_one(sql, &[&schema]).await.expect("the server responds").get(0)
 }
 
-async fn shows_error(store: &tidegate_store::Postgres) -> StoreError {
-    tidegate_store::Policies::version(store).await.expect_err("there is no connection")
+async fn version_error(store: &tidegate_store::Postgres) -> StoreError {
+    tidegate_store::Policies::version(store).await.expect_err("no connection is free")
 }

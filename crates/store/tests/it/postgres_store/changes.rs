@@ -1,13 +1,13 @@
-//! Changes are announced to whoever has the namespace open, in whatever process.
+//! Changes are announced to every handle of the namespace, in any process.
 
 use tidegate_core::limit::policy::{Expect, Policy, Scope};
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::{Policies, PolicyChange, Store};
 
+use crate::kit::common::eventually;
 use crate::kit::engine::{POSTGRES, skip_without, unique};
-use crate::kit::postgres::{by_way_of, listens_at, open, options, patient, url};
+use crate::kit::postgres::{open, options, options_at, socket_addr, url, url_via};
 use crate::kit::proxy::Proxy;
-use crate::kit::words::eventually;
 
 fn change() -> [PolicyChange; 1] {
     let policy = Policy::new([Limit::per_minute("rpm", 7)]).expect("a valid policy");
@@ -15,32 +15,32 @@ fn change() -> [PolicyChange; 1] {
 }
 
 #[tokio::test]
-async fn a_change_is_heard_of_by_other_handles_and_not_by_other_namespaces() {
+async fn change_is_announced_to_handles_of_its_namespace() {
     skip_without!(POSTGRES);
     let options = options();
     let (one, two) = (open(options.clone()).await, open(options).await);
     let other = two.namespace("other").await.unwrap();
-    let (heard, silent) = (two.changes().unwrap(), other.changes().unwrap());
-    // The listener may still be connecting: the first change may be told by what it reads then.
+    let (reported, silent) = (two.changes().unwrap(), other.changes().unwrap());
+    // The listener may still be connecting: then the first change is reported by its initial read.
     let version = one.apply(&change(), "ops").await.unwrap();
-    eventually("it is heard of", async || heard.newest() == version).await;
+    eventually("the change is reported", async || reported.newest() == version).await;
     let version = one.apply(&change(), "ops").await.unwrap();
-    eventually("the next is heard of too", async || heard.newest() == version).await;
+    eventually("the next change is reported", async || reported.newest() == version).await;
     assert_eq!(silent.newest().number(), 0);
 }
 
 #[tokio::test]
-async fn what_was_announced_while_nobody_listened_is_read_later() {
+async fn missed_announcements_are_read_later() {
     skip_without!(POSTGRES);
     let schema = unique("t");
-    let wire = Proxy::to(listens_at(&url())).await;
-    let near = open(patient(url()).schema(&schema)).await;
-    let far = open(patient(by_way_of(&url(), wire.address)).schema(&schema)).await;
-    let heard = far.changes().unwrap();
-    let version = near.apply(&change(), "ops").await.unwrap();
-    eventually("it listens", async || heard.newest() == version).await;
+    let wire = Proxy::to(socket_addr(&url())).await;
+    let direct = open(options_at(url()).schema(&schema)).await;
+    let proxied = open(options_at(url_via(&url(), wire.address)).schema(&schema)).await;
+    let reported = proxied.changes().unwrap();
+    let version = direct.apply(&change(), "ops").await.unwrap();
+    eventually("the listener is connected", async || reported.newest() == version).await;
     wire.take_down(true);
-    let version = near.apply(&change(), "ops").await.unwrap();
+    let version = direct.apply(&change(), "ops").await.unwrap();
     wire.take_down(false);
-    eventually("it has read what it missed", async || heard.newest() == version).await;
+    eventually("the missed change is read", async || reported.newest() == version).await;
 }

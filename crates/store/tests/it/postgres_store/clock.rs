@@ -1,4 +1,4 @@
-//! A clock that is set back gives no credit and stops nothing: as in a file.
+//! A clock that steps back gives no credit and blocks no call, as in the SQLite store.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::{Buckets, ManualWall};
 
-use crate::kit::clock::{books_at_the_wall_clock, follows_the_vectors, granted_over_ten_flaps, pass};
+use crate::kit::clock::{assert_books_at_wall_clock, assert_follows_vectors, grants_over_ten_flaps, pass};
+use crate::kit::common::{START, balance, draw_of, granted, is_granted, levels};
 use crate::kit::engine::{POSTGRES, skip_without};
 use crate::kit::postgres::{open, options, outside, url};
-use crate::kit::words::{START, draw_of, granted, is_granted, levels, shows};
 
 fn before(span: Duration) -> Stamp {
     Stamp::from_micros(START.as_micros() - u64::try_from(span.as_micros()).expect("a short time"))
 }
 
 #[tokio::test]
-async fn a_step_back_over_a_second_re_anchors_without_credit() {
+async fn large_step_back_re_anchors_without_credit() {
     skip_without!(POSTGRES);
     let clock = ManualWall::new(START);
     let options = options().clock(clock.clone());
@@ -25,17 +25,17 @@ async fn a_step_back_over_a_second_re_anchors_without_credit() {
     let first = granted(store.draw(&draw_of(&acme, 10)).await).at;
     assert_eq!(first, START);
     clock.set(before(Duration::from_secs(3_600)));
-    assert!(!is_granted(&store.draw(&draw_of(&acme, 1)).await), "an hour less on the clock is no credit");
+    assert!(!is_granted(&store.draw(&draw_of(&acme, 1)).await), "a step back gives no credit");
     pass(&store, &clock, 3).await;
-    // Another process goes by the same.
+    // Another process uses the same time.
     let other = open(options).await;
     let later = granted(other.draw(&draw_of(&acme, 3)).await).at;
     assert_eq!(later, START + Duration::from_secs(3));
-    assert_eq!(shows(&store, "acme").await, Some((0, 13)));
+    assert_eq!(balance(&store, "acme").await, Some((0, 13)));
 }
 
 #[tokio::test]
-async fn a_small_step_back_is_waited_out() {
+async fn small_step_back_is_waited_out() {
     skip_without!(POSTGRES);
     let clock = ManualWall::new(START);
     let store = open(options().clock(clock.clone())).await;
@@ -49,7 +49,7 @@ async fn a_small_step_back_is_waited_out() {
 }
 
 #[tokio::test]
-async fn the_servers_clock_decides_and_not_the_callers() {
+async fn server_clock_decides() {
     skip_without!(POSTGRES);
     let store = open(options()).await;
     let acme = levels(&[("acme", &[Limit::per_second("rpm", 10).burst(10)])]);
@@ -64,7 +64,7 @@ async fn the_servers_clock_decides_and_not_the_callers() {
 #[tokio::test]
 async fn clock_follows_the_vectors() {
     skip_without!(POSTGRES);
-    follows_the_vectors(async |clock| open(options().clock(clock.clone())).await).await;
+    assert_follows_vectors(async |clock| open(options().clock(clock.clone())).await).await;
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn flapping_clock_credits_elapsed_time_only() {
     skip_without!(POSTGRES);
     let clock = ManualWall::new(START);
     let store = open(options().clock(clock.clone())).await;
-    assert_eq!(granted_over_ten_flaps(&store, &clock).await, 30);
+    assert_eq!(grants_over_ten_flaps(&store, &clock).await, 30);
 }
 
 #[tokio::test]
@@ -80,5 +80,5 @@ async fn usage_is_booked_at_the_wall_clock() {
     skip_without!(POSTGRES);
     let clock = ManualWall::new(START);
     let store = open(options().clock(clock.clone())).await;
-    books_at_the_wall_clock(&store, &clock).await;
+    assert_books_at_wall_clock(&store, &clock).await;
 }

@@ -1,14 +1,14 @@
-//! The store in a PostgreSQL server: how it is opened, how little it asks of the server, and what becomes of it when the server, the wire,
-//! the clock or other processes misbehave.
+//! Tests of the PostgreSQL store beyond the suite: opening, round trips, and failures of the server, the
+//! connection, the clock or other processes.
 
 mod bounds;
 mod changes;
 mod clock;
-mod evicts;
+mod eviction;
 mod faults;
 mod lifecycle;
 mod opening;
 mod processes;
 mod records;
+mod round_trips;
 mod soak;
-mod trips;

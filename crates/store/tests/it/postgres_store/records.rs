@@ -1,4 +1,4 @@
-//! Records are rows of the same form in every version of the schema.
+//! Records have the same row format in every version of the schema.
 
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::EntityId;
@@ -7,9 +7,9 @@ use tidegate_core::limit::token::{TokenHash, TokenId};
 use tidegate_core::time::Stamp;
 use tidegate_store::{AuditQuery, Entities, Ledger, ManualWall, Paging, Policies, Tokens};
 
+use crate::kit::common::START;
 use crate::kit::engine::{POSTGRES, skip_without, unique};
-use crate::kit::postgres::{open, options, outside, patient, url};
-use crate::kit::words::START;
+use crate::kit::postgres::{open, options, options_at, outside, url};
 
 fn entity(id: &str) -> EntityId {
     EntityId::new(id).expect("a valid name")
@@ -19,7 +19,7 @@ fn entity(id: &str) -> EntityId {
 async fn rows_of_earlier_programs_are_read_and_added_to() {
     skip_without!(POSTGRES);
     let (schema, outside) = (unique("t"), outside(&url()).await);
-    let store = open(patient(url()).schema(&schema).connections(4).clock(ManualWall::new(START))).await;
+    let store = open(options_at(url()).schema(&schema).connections(4).clock(ManualWall::new(START))).await;
     let token =
         r#"{"id":"ci","name":"b","namespace":"prod","scopes":["read"],"created_at":7,"created_by":"ops"}"#;
     let rows = format!(
@@ -39,8 +39,8 @@ async fn rows_of_earlier_programs_are_read_and_added_to() {
     assert_eq!(store.put(&child, Expect::Absent, "ops").await.unwrap(), Version::new(3));
     let everything = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
     let entries = store.audit(&everything, &Paging::default()).await.unwrap().items;
-    let told: Vec<_> = entries.iter().map(|entry| (entry.version.number(), entry.filed.as_str())).collect();
-    assert_eq!(told, [(1, "acme"), (2, "$TOKEN:ci"), (3, "child")]);
+    let listed: Vec<_> = entries.iter().map(|entry| (entry.version.number(), entry.filed.as_str())).collect();
+    assert_eq!(listed, [(1, "acme"), (2, "$TOKEN:ci"), (3, "child")]);
 
     let written = outside
         .query_one(
@@ -60,7 +60,7 @@ async fn rows_of_earlier_programs_are_read_and_added_to() {
     assert_eq!((written.get(5), written.get(6), written.get(7)), ("ops", "child", change.as_str()));
 }
 
-/// They were ordered by the text of their numbers.
+/// Entries used to be ordered by the text of their numbers.
 #[tokio::test]
 async fn audit_entries_are_in_the_order_of_changes() {
     skip_without!(POSTGRES);

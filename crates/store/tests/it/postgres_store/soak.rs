@@ -1,30 +1,30 @@
-//! Four processes on one server, each over wires that are cut again and again.
+//! Four processes on one server, each over a connection that is cut repeatedly.
 
-use crate::kit::child::{Orders, test_name};
+use crate::kit::child::{ChildArgs, test_name};
 use crate::kit::engine::{POSTGRES, skip_without};
-use crate::kit::postgres::{by_way_of, listens_at, open, patient, url as server};
+use crate::kit::postgres::{open, options_at, socket_addr, url as server, url_via};
 use crate::kit::proxy::Proxy;
-use crate::kit::soak::{at_once, be_a_child, judge, name, place, runtime, url};
+use crate::kit::soak::{check_logs, name, run_child, run_children, runtime, soak_folder, url};
 
 #[test]
-fn four_processes_whose_wires_are_cut_conserve_every_unit() {
+fn four_processes_over_cut_wires_conserve_units() {
     skip_without!(POSTGRES);
-    if let Some(orders) = Orders::read() {
+    if let Some(args) = ChildArgs::from_env() {
         return runtime().block_on(async {
-            let url = url(&orders.path);
-            let wire = Proxy::to(listens_at(&url)).await;
-            let options = patient(by_way_of(&url, wire.address)).schema(name(&orders.path));
+            let url = url(&args.path);
+            let wire = Proxy::to(socket_addr(&url)).await;
+            let options = options_at(url_via(&url, wire.address)).schema(name(&args.path));
             let store = open(options.connections(4)).await;
-            be_a_child(&orders, store, async |number| wire.cut(1 + u32::from(number % 3 == 0))).await;
+            run_child(&args, store, async |number| wire.cut(1 + u32::from(number % 3 == 0))).await;
             assert!(wire.cuts() > 0);
         });
     }
-    let folder = place(&server());
-    let test = test_name!(four_processes_whose_wires_are_cut_conserve_every_unit);
-    let told = at_once(test, folder.path());
+    let folder = soak_folder(&server());
+    let test = test_name!(four_processes_over_cut_wires_conserve_units);
+    let reports = run_children(test, folder.path());
     runtime().block_on(async {
-        let store = open(patient(server()).schema(name(folder.path()))).await;
-        let judged = judge(folder.path(), &store).await.unwrap();
-        println!("{}\n{judged}", told.join("\n"));
+        let store = open(options_at(server()).schema(name(folder.path()))).await;
+        let summary = check_logs(folder.path(), &store).await.unwrap();
+        println!("{}\n{summary}", reports.join("\n"));
     });
 }

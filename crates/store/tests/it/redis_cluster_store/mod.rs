@@ -1,6 +1,5 @@
-//! What the suite cannot see of the store on a cluster: nodes that are lost, connections that they end, and an index that has lost
-//! something.
+//! Tests of the store on a cluster beyond the suite: lost nodes, closed connections, and a damaged index.
 
 mod failover;
+mod housekeeping;
 mod soak;
-mod tended;

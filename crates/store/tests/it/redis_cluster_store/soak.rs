@@ -1,14 +1,14 @@
-//! Four processes on one cluster, whose nodes end connections again and again.
+//! Four processes on one cluster, whose nodes close connections repeatedly.
 
 use std::time::Duration;
 
-use crate::kit::child::{Orders, test_name};
+use crate::kit::child::{ChildArgs, test_name};
 use crate::kit::engine::{REDIS_SERVER, skip_without};
-use crate::kit::redis::patient;
+use crate::kit::redis::options_at;
 use crate::kit::redis_nodes::{form, url_of};
-use crate::kit::soak::{at_once, be_a_child, judge, name, place, runtime, url};
+use crate::kit::soak::{check_logs, name, run_child, run_children, runtime, soak_folder, url};
 
-/// Ends all connections to a node but the one that asks for it, unless another process ends that one first.
+/// Closes all other connections of a node, unless another process closes this one first.
 async fn cut(nodes: &[&str], number: u64) {
     let node = nodes[usize::try_from(number).expect("it is small") % nodes.len()];
     let client = redis::Client::open(format!("redis://{node}")).expect("an address");
@@ -19,26 +19,26 @@ async fn cut(nodes: &[&str], number: u64) {
 }
 
 #[test]
-fn four_processes_whose_connections_are_ended_conserve_every_unit() {
+fn four_processes_with_killed_clients_conserve_units() {
     skip_without!(REDIS_SERVER);
-    if let Some(orders) = Orders::read() {
+    if let Some(args) = ChildArgs::from_env() {
         return runtime().block_on(async {
-            let url = url(&orders.path);
-            let store = patient(&url).namespace(name(&orders.path)).open().await;
+            let url = url(&args.path);
+            let store = options_at(&url).namespace(name(&args.path)).open().await;
             let nodes: Vec<&str> = url["redis+cluster://".len()..].split(',').collect();
-            let store = store.expect("the cluster is there");
-            be_a_child(&orders, store, async |number| cut(&nodes, number).await).await;
+            let store = store.expect("the cluster responds");
+            run_child(&args, store, async |number| cut(&nodes, number).await).await;
         });
     }
     let runtime = runtime();
-    // None is lost, however long it takes to answer.
+    // No node is considered lost, however slow it is.
     let nodes = runtime.block_on(form(Duration::from_secs(60)));
-    let folder = place(&url_of(&nodes));
-    let test = test_name!(four_processes_whose_connections_are_ended_conserve_every_unit);
-    let told = at_once(test, folder.path());
+    let folder = soak_folder(&url_of(&nodes));
+    let test = test_name!(four_processes_with_killed_clients_conserve_units);
+    let reports = run_children(test, folder.path());
     runtime.block_on(async {
-        let store = patient(&url_of(&nodes)).namespace(name(folder.path())).open().await.unwrap();
-        let judged = judge(folder.path(), &store).await.unwrap();
-        println!("{}\n{judged}", told.join("\n"));
+        let store = options_at(&url_of(&nodes)).namespace(name(folder.path())).open().await.unwrap();
+        let summary = check_logs(folder.path(), &store).await.unwrap();
+        println!("{}\n{summary}", reports.join("\n"));
     });
 }

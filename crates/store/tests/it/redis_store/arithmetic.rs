@@ -1,4 +1,5 @@
-//! The script's arithmetic, replayed against core: the golden vectors, and numbers that no double holds.
+//! The script's arithmetic, replayed against core: the test vectors, and numbers beyond the precision of a
+//! double.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,33 +9,33 @@ use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 
 use crate::kit::clock::cases;
+use crate::kit::common::START;
 use crate::kit::engine::{address, skip_without};
 use crate::kit::redis::{REDIS, connect};
-use crate::kit::words::START;
 
 const VECTORS: &str = include_str!("../../../../core/vectors/buckets.txt");
 const CLOCK: &str = include_str!("../../../src/redis/script/clock.lua");
 const BUCKET: &str = include_str!("../../../src/redis/script/bucket.lua");
-/// Does what it is told, one line after the other, and answers each with the bucket as it is then.
+/// Runs one operation per line, and returns the state of the bucket after each.
 const REPLAY: &str = "
 local r, answers = nil, {}
 for i = 1, #ARGV do
   local words = {}
   for word in string.gmatch(ARGV[i], '%S+') do words[#words + 1] = tonumber(word) or word end
   local what, a, b, c, d, e = unpack(words)
-  local told = 'done'
+  local outcome = 'done'
   if what == 'bucket' then
     r = { 0, 0, 0, 0, 0, a, b, c }
   elseif what == 'shape' then
     if r[6] ~= c or r[7] ~= d or r[8] ~= e then reshape(r, c, d, e, a, b) end
   elseif what == 'take' then
     local s, u, p = after(r, c, a, b)
-    told = c <= r[8] and is_there(r, s, u, p, a, b) and 'ok' or 'no'
-    if told == 'ok' then r[1], r[2], r[3] = s, u, p end
+    outcome = c <= r[8] and is_there(r, s, u, p, a, b) and 'ok' or 'no'
+    if outcome == 'ok' then r[1], r[2], r[3] = s, u, p end
   elseif c ~= 0 then
     adjust(r, what == 'debit' and c or -c, a, b)
   end
-  answers[i] = string.format('%s %.0f %.0f %.0f', told, r[1], r[2], r[3])
+  answers[i] = string.format('%s %.0f %.0f %.0f', outcome, r[1], r[2], r[3])
 end
 return answers";
 
@@ -49,12 +50,12 @@ fn time(micros: u64) -> String {
     format!("{} {}", micros / 1_000_000, micros % 1_000_000)
 }
 
-fn state(told: &str, full_at: Span) -> String {
-    format!("{told} {} {}", time(full_at.whole), full_at.part)
+fn state(outcome: &str, full_at: Span) -> String {
+    format!("{outcome} {} {}", time(full_at.whole), full_at.part)
 }
 
 #[tokio::test]
-async fn every_line_of_the_vectors_is_decided_as_core_decides_it() {
+async fn script_matches_core_on_every_vector() {
     skip_without!(REDIS);
     let (mut lines, mut expected) = (Vec::new(), Vec::new());
     for line in VECTORS.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -66,20 +67,20 @@ async fn every_line_of_the_vectors_is_decided_as_core_decides_it() {
             continue;
         }
         let arrow = words.iter().position(|word| *word == "->").expect("an answer");
-        let told = match words[arrow + 1] {
+        let outcome = match words[arrow + 1] {
             "wait" | "never" => "no",
-            told => told,
+            outcome => outcome,
         };
         let now = time(number(1));
         lines.push(match words[0] {
             "shape" => format!("shape {now} {} {} {}", words[2], words[3], words[4]),
             what => format!("{what} {now} {}", words[2]),
         });
-        expected.push(state(told, Span { whole: number(arrow + 2), part: number(arrow + 3) }));
+        expected.push(state(outcome, Span { whole: number(arrow + 2), part: number(arrow + 3) }));
     }
     assert!(lines.len() > 400, "{} lines", lines.len());
     for ((line, answer), expected) in lines.iter().zip(replay(&lines).await).zip(expected) {
-        // A debit of nothing is not made: it would only move a full bucket to now.
+        // The store does not send an empty debit: it would only move a full bucket to now.
         if line.starts_with("debit") && line.ends_with(" 0") {
             continue;
         }
@@ -88,7 +89,7 @@ async fn every_line_of_the_vectors_is_decided_as_core_decides_it() {
 }
 
 #[tokio::test]
-async fn spans_of_centuries_and_rules_that_change_are_exact_beyond_what_a_double_holds() {
+async fn script_is_exact_beyond_doubles() {
     skip_without!(REDIS);
     let mut random = Random::seeded(0x5EED);
     let period_max = u64::try_from(PERIOD_MAX.as_micros()).unwrap();
@@ -118,11 +119,11 @@ async fn spans_of_centuries_and_rules_that_change_are_exact_beyond_what_a_double
             now += random.below(rule.span(rule.burst()).whole.min(1 << 50) + 2);
             let at = Stamp::from_micros(now);
             let units = log(&mut random, AMOUNT_MAX).min(rule.burst() + 1);
-            let mut told = "done";
+            let mut outcome = "done";
             wide += u32::from(u128::from(units) * rule.period().as_micros() >= 1 << 53);
             match random.below(5) {
                 0 | 1 => {
-                    told = if bucket.take(&rule, units, at).is_ok() { "ok" } else { "no" };
+                    outcome = if bucket.take(&rule, units, at).is_ok() { "ok" } else { "no" };
                     lines.push(format!("take {} {units}", time(now)));
                 }
                 2 => {
@@ -142,17 +143,17 @@ async fn spans_of_centuries_and_rules_that_change_are_exact_beyond_what_a_double
                     lines.push(format!("shape {} {}", time(now), text(&rule)));
                 }
             }
-            expected.push(state(told, bucket.full_at()));
+            expected.push(state(outcome, bucket.full_at()));
         }
     }
-    assert!(wide > 300, "{wide} products are beyond a double");
+    assert!(wide > 300, "{wide} products exceed a double");
     for (number, (answer, expected)) in replay(&lines).await.into_iter().zip(expected).enumerate() {
-        let story = lines[..=number].iter().rev().take_while(|line| !line.starts_with("bucket"));
-        assert_eq!(answer, expected, "{:?}", story.collect::<Vec<_>>());
+        let history = lines[..=number].iter().rev().take_while(|line| !line.starts_with("bucket"));
+        assert_eq!(answer, expected, "{:?}", history.collect::<Vec<_>>());
     }
 }
 
-/// Returns the time and the offset at each reading of the clock.
+/// Returns the time and the offset for each reading of the clock.
 const TELL: &str = "
 local kept, answers = nil, {}
 for i = 1, #ARGV do
@@ -175,8 +176,8 @@ async fn clock_follows_the_vectors() {
         }
         let answers: Vec<(u64, u64)> = call.query_async(&mut connection).await.expect("the script runs");
         for (line, (time, offset)) in case.iter().zip(answers) {
-            let told = (Stamp::from_micros(time), Duration::from_micros(offset));
-            assert_eq!(told, (START + line.time, line.offset), "{}", line.text);
+            let read = (Stamp::from_micros(time), Duration::from_micros(offset));
+            assert_eq!(read, (START + line.time, line.offset), "{}", line.text);
         }
     }
 }

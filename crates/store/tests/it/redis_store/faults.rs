@@ -1,4 +1,4 @@
-//! Connections that are cut, servers that die, and answers that come late: with the checker watching.
+//! Cut connections, killed servers and late replies, verified by the checker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,63 +7,63 @@ use std::time::Duration;
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
-use tidegate_store::conformance::wander::{Wander, wander};
+use tidegate_store::conformance::random_calls::{RandomCalls, run_random_calls};
 use tidegate_store::conformance::{Fixture, RealTime};
 use tidegate_store::{
     Buckets as _, Ledger as _, Lookup, Paging, RedisOptions, Store, StoreError, UsageOf, UsageQuery,
 };
 
+use crate::kit::common::{eventually, until_answered};
 use crate::kit::engine::{REDIS_SERVER, address, skip_without, unique};
 use crate::kit::private_redis::Server;
 use crate::kit::proxy::{Proxy, local};
-use crate::kit::redis::{REDIS, draw, granted, levels, patient, settle, slow, subject};
-use crate::kit::words::{eventually, until_answered};
+use crate::kit::redis::{REDIS, draw, granted, levels, options_at, settle, slow, subject};
 
 fn port_of(url: &str) -> u16 {
     url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("an address with a port")
 }
 
-/// What an entity's limit has consumed.
+/// The consumed units of an entity.
 async fn consumed(store: &impl Store, entity: &str) -> i64 {
-    let seen = store.balances(&Lookup::Subjects(vec![subject(entity)])).await.expect("balances are answered");
+    let seen = store.balances(&Lookup::Subjects(vec![subject(entity)])).await.expect("balances are returned");
     seen.buckets.iter().flat_map(|bucket| &bucket.meters).map(Meter::consumed).sum()
 }
 
 #[tokio::test]
-async fn a_draw_whose_answer_is_cut_off_is_charged_once_however_often_it_is_sent() {
+async fn retried_draw_with_a_cut_reply_is_charged_once() {
     skip_without!(REDIS);
     let proxy = Proxy::to(local(port_of(&address(REDIS)))).await;
-    let store = patient(&proxy.redis()).namespace(unique("cut")).open().await.unwrap();
+    let store = options_at(&proxy.redis()).namespace(unique("cut")).open().await.unwrap();
     let levels = levels(1, &[("acme", &[slow("rpm", 1_000)])]);
     granted(store.draw(&draw(&levels, &[("rpm", 1)])).await);
-    let (mut away, before) = (0, proxy.cuts());
+    let (mut errors, before) = (0, proxy.cuts());
     for number in 0..40_u64 {
-        let asked = draw(&levels, &[("rpm", 1)]);
-        // Somewhere in the answer: at its first byte, within it, and behind it.
+        let step = draw(&levels, &[("rpm", 1)]);
+        // At different places of the reply: before its first byte, within it, and after it.
         proxy.cut_after(number % 20 * 6);
-        let mut answer = store.draw(&asked).await;
+        let mut answer = store.draw(&step).await;
         while let Err(error) = &answer {
             assert!(error.is_transient(), "{error}");
-            away += 1;
-            answer = store.draw(&asked).await;
+            errors += 1;
+            answer = store.draw(&step).await;
         }
         granted(answer);
         proxy.cut_after(u64::MAX);
     }
-    assert!(away > 0 && proxy.cuts() > before, "answers were cut off");
+    assert!(errors > 0 && proxy.cuts() > before, "replies were cut");
     assert_eq!(consumed(&store, "acme").await, 41);
 }
 
-/// What was done and never heard of is in no log of a caller: that nothing was lost and nothing done twice shows in that each
-/// bucket has consumed what its ledger says, when all leases have ended.
+/// A step whose reply was lost is in no caller's log. So the test checks that each bucket has consumed
+/// exactly what its ledger says when all leases have ended.
 #[tokio::test]
-async fn callers_whose_connections_are_cut_all_the_time_lose_and_invent_nothing() {
+async fn callers_over_cut_connections_conserve_units() {
     skip_without!(REDIS);
     let proxy = Arc::new(Proxy::to(local(port_of(&address(REDIS)))).await);
     let namespace = unique("cuts");
-    let away = Arc::new(patient(&proxy.redis()).namespace(&namespace).open().await.unwrap());
-    let near = Arc::new(patient(&address(REDIS)).namespace(&namespace).open().await.unwrap());
-    let fixture = Fixture::new(away, Arc::new(RealTime(near.clone())));
+    let proxied = Arc::new(options_at(&proxy.redis()).namespace(&namespace).open().await.unwrap());
+    let direct = Arc::new(options_at(&address(REDIS)).namespace(&namespace).open().await.unwrap());
+    let fixture = Fixture::new(proxied, Arc::new(RealTime(direct.clone())));
     let cutting = tokio::spawn({
         let proxy = Arc::clone(&proxy);
         async move {
@@ -76,7 +76,7 @@ async fn callers_whose_connections_are_cut_all_the_time_lose_and_invent_nothing(
             }
         }
     });
-    wander(&fixture, Wander { callers: 6, leases: 25, seed: 0xC07 }).await;
+    run_random_calls(&fixture, RandomCalls { callers: 6, leases: 25, seed: 0xC07 }).await;
     cutting.abort();
     assert!(proxy.cuts() > 0);
     let query = UsageQuery {
@@ -85,12 +85,12 @@ async fn callers_whose_connections_are_cut_all_the_time_lose_and_invent_nothing(
         range: Stamp::ZERO..Stamp::MAX,
     };
     let mut used: BTreeMap<_, i64> = BTreeMap::new();
-    for line in near.usage(&query, &Paging::default()).await.unwrap().items {
+    for line in direct.usage(&query, &Paging::default()).await.unwrap().items {
         *used.entry((line.subject, line.limit)).or_default() += i64::try_from(line.tally.units).unwrap();
     }
     assert!(!used.is_empty());
     let subjects = used.keys().map(|(subject, _)| subject.clone()).collect();
-    for bucket in near.balances(&Lookup::Subjects(subjects)).await.unwrap().buckets {
+    for bucket in direct.balances(&Lookup::Subjects(subjects)).await.unwrap().buckets {
         for meter in bucket.meters {
             let key = (bucket.subject.clone(), meter.rule().name().clone());
             assert_eq!(meter.consumed(), used.get(&key).copied().unwrap_or_default(), "{key:?}");
@@ -99,10 +99,10 @@ async fn callers_whose_connections_are_cut_all_the_time_lose_and_invent_nothing(
 }
 
 #[tokio::test]
-async fn a_server_that_is_killed_and_started_again_goes_on_where_it_was() {
+async fn restarted_server_continues_from_its_log() {
     skip_without!(REDIS_SERVER);
     let mut server = Server::start(&[]).await;
-    let store = patient(&server.url()).open().await.unwrap();
+    let store = options_at(&server.url()).open().await.unwrap();
     let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
     let lease = draw(&levels, &[("rpm", 4)]);
     granted(store.draw(&lease).await);
@@ -110,7 +110,7 @@ async fn a_server_that_is_killed_and_started_again_goes_on_where_it_was() {
     let error = store.draw(&draw(&levels, &[("rpm", 1)])).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
     server.restart().await;
-    // It has lost its scripts and kept everything else.
+    // The server lost its scripts and kept all data.
     let settle = settle(&lease, &[("rpm", 3)]);
     until_answered(|| store.settle(&settle)).await.unwrap();
     assert_eq!(consumed(&store, "acme").await, 3);
@@ -121,38 +121,40 @@ async fn late_answer_is_awaited_until_the_timeout() {
     skip_without!(REDIS);
     let proxy = Proxy::to(local(port_of(&address(REDIS)))).await;
     let namespace = unique("late");
-    let store = patient(&proxy.redis()).namespace(&namespace).open().await.unwrap();
-    let hasty = RedisOptions::new(proxy.redis()).namespace(&namespace).timeout(Duration::from_millis(300));
-    let hasty = until_answered(|| hasty.clone().open()).await.unwrap();
+    let store = options_at(&proxy.redis()).namespace(&namespace).open().await.unwrap();
+    let impatient =
+        RedisOptions::new(proxy.redis()).namespace(&namespace).timeout(Duration::from_millis(300));
+    let impatient = until_answered(|| impatient.clone().open()).await.unwrap();
     let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
     granted(store.draw(&draw(&levels, &[("rpm", 1)])).await);
     let first = draw(&levels, &[("rpm", 1)]);
-    granted(until_answered(|| hasty.draw(&first)).await);
-    // The server does what it is asked, and its answers come after one store has given up and before the other does.
+    granted(until_answered(|| impatient.draw(&first)).await);
+    // The server applies the draws, and the replies arrive after one store has timed out and before the other
+    // does.
     proxy.hold_replies(true);
-    let waits = tokio::spawn({
-        let (store, asked) = (store.clone(), draw(&levels, &[("rpm", 1)]));
-        async move { store.draw(&asked).await }
+    let waiting = tokio::spawn({
+        let (store, step) = (store.clone(), draw(&levels, &[("rpm", 1)]));
+        async move { store.draw(&step).await }
     });
-    let asked = draw(&levels, &[("rpm", 1)]);
-    match hasty.draw(&asked).await {
+    let step = draw(&levels, &[("rpm", 1)]);
+    match impatient.draw(&step).await {
         Err(StoreError::TimedOut { millis }) => assert_eq!(millis, 300),
-        other => panic!("a call without an answer returns {other:?}"),
+        other => panic!("a call without a reply returned {other:?}"),
     }
-    let near = patient(&address(REDIS)).namespace(&namespace).open().await.unwrap();
-    eventually("the server has done both", async || consumed(&near, "acme").await == 4).await;
+    let direct = options_at(&address(REDIS)).namespace(&namespace).open().await.unwrap();
+    eventually("the server has applied both", async || consumed(&direct, "acme").await == 4).await;
     proxy.hold_replies(false);
-    granted(waits.await.unwrap());
-    // It was done, and once.
-    granted(until_answered(|| hasty.draw(&asked)).await);
+    granted(waiting.await.unwrap());
+    // The draw was applied once.
+    granted(until_answered(|| impatient.draw(&step)).await);
     assert_eq!(consumed(&store, "acme").await, 4);
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_is_not_met_by_everybody_at_once() {
+async fn returning_server_gets_few_connections() {
     skip_without!(REDIS_SERVER);
     let mut server = Server::start(&[]).await;
-    let store = Arc::new(patient(&server.url()).open().await.unwrap());
+    let store = Arc::new(options_at(&server.url()).open().await.unwrap());
     let levels = levels(1, &[("acme", &[slow("rpm", 1_000)])]);
     granted(store.draw(&draw(&levels, &[("rpm", 1)])).await);
     server.kill();
@@ -160,8 +162,8 @@ async fn a_server_that_comes_back_is_not_met_by_everybody_at_once() {
         .map(|_| {
             let (store, levels) = (Arc::clone(&store), levels.clone());
             tokio::spawn(async move {
-                let asked = draw(&levels, &[("rpm", 1)]);
-                while store.draw(&asked).await.is_err() {
+                let step = draw(&levels, &[("rpm", 1)]);
+                while store.draw(&step).await.is_err() {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             })
@@ -176,6 +178,6 @@ async fn a_server_that_comes_back_is_not_met_by_everybody_at_once() {
     let stats: String = crate::kit::redis::ask(&mut connection, &["INFO", "stats"]).await;
     let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
     let connections: u64 = line.and_then(|line| line.trim().parse().ok()).unwrap();
-    // The test's own two, one to listen, and few tries.
+    // The test's own two connections, a listener, and a few attempts.
     assert!(connections <= 16, "{connections} connections for 64 callers");
 }

@@ -1,16 +1,15 @@
-//! What the suite cannot see of the store on Redis: its arithmetic line by line, what a call costs, what is kept how long,
-//! which answers are errors and which mean that the server is unavailable, and what becomes of it when connections are cut and
-//! servers die.
+//! Tests of the Redis store beyond the suite: the script's arithmetic, the cost of calls, expiry of keys,
+//! errors, and failures of connections and servers.
 
 mod arithmetic;
+mod batching;
+mod errors;
+mod expiry;
 mod failover;
-mod fast;
+mod fast_path;
 mod faults;
-mod keeping;
-mod lost;
+mod housekeeping;
 mod processes;
+mod promotion;
 mod requests;
 pub(crate) mod soak;
-mod tended;
-mod together;
-mod trouble;

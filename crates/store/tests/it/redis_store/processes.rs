@@ -3,24 +3,24 @@
 use std::process::Stdio;
 use std::sync::Arc;
 
-use tidegate_store::{Buckets as _, Drawn, Lookup};
+use tidegate_store::{Buckets as _, DrawResult, Lookup};
 
 use crate::kit::child::test_name;
 use crate::kit::engine::{address, skip_without, unique};
-use crate::kit::redis::{REDIS, draw, levels, patient, slow, subject};
+use crate::kit::redis::{REDIS, draw, levels, options_at, slow, subject};
 
-/// Names the namespace for a process that is started to draw.
+/// The namespace, for a child process.
 const NAMESPACE: &str = "TIDEGATE_TEST_NAMESPACE";
 
-/// How many of sixty callers at once get one of the fifty there are.
+/// The number of grants for sixty concurrent callers of a limit of fifty.
 async fn sixty_at_once(namespace: &str) -> usize {
     let store =
-        Arc::new(patient(&address(REDIS)).namespace(namespace).open().await.expect("the server is there"));
+        Arc::new(options_at(&address(REDIS)).namespace(namespace).open().await.expect("the server responds"));
     let levels = levels(1, &[("acme", &[slow("rpm", 50)])]);
     let callers: Vec<_> = (0..60)
         .map(|_| {
-            let (store, asked) = (Arc::clone(&store), draw(&levels, &[("rpm", 1)]));
-            tokio::spawn(async move { matches!(store.draw(&asked).await, Ok(Drawn::Granted(_))) })
+            let (store, step) = (Arc::clone(&store), draw(&levels, &[("rpm", 1)]));
+            tokio::spawn(async move { matches!(store.draw(&step).await, Ok(DrawResult::Granted(_))) })
         })
         .collect();
     let mut granted = 0;
@@ -30,9 +30,9 @@ async fn sixty_at_once(namespace: &str) -> usize {
     granted
 }
 
-/// What the other process runs; by itself it has nothing to do.
+/// The body of the child process; does nothing in the parent.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_draws() {
+async fn child_process_draws() {
     if let Ok(namespace) = std::env::var(NAMESPACE) {
         std::fs::write(
             std::env::var("TIDEGATE_TEST_ANSWER").unwrap(),
@@ -43,14 +43,14 @@ async fn a_process_that_draws() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_and_twenty_of_two_processes_take_exactly_the_fifty_there_are() {
+async fn two_processes_take_exactly_the_limit() {
     skip_without!(REDIS);
     let (namespace, folder) = (unique("processes"), tempfile::tempdir().unwrap());
     let children: Vec<_> = (0..2)
         .map(|number| {
             let answer = folder.path().join(number.to_string());
             let child = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", test_name!(a_process_that_draws)])
+                .args(["--exact", test_name!(child_process_draws)])
                 .env(NAMESPACE, &namespace)
                 .env("TIDEGATE_TEST_ANSWER", &answer)
                 .stdout(Stdio::null())
@@ -65,7 +65,7 @@ async fn a_hundred_and_twenty_of_two_processes_take_exactly_the_fifty_there_are(
         granted += std::fs::read_to_string(answer).unwrap().parse::<u64>().unwrap();
     }
     assert_eq!(granted, 50);
-    let store = patient(&address(REDIS)).namespace(&namespace).open().await.unwrap();
+    let store = options_at(&address(REDIS)).namespace(&namespace).open().await.unwrap();
     let seen = store.balances(&Lookup::Subjects(vec![subject("acme")])).await.unwrap();
     assert_eq!(seen.buckets[0].meters[0].consumed(), 50);
 }

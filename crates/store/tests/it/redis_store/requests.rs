@@ -1,15 +1,15 @@
-//! What a call costs, as the server counts it.
+//! The cost of calls, by the server's statistics.
 
 use tidegate_store::Buckets as _;
 
 use crate::kit::engine::{REDIS_SERVER, skip_without};
 use crate::kit::private_redis::Server;
-use crate::kit::redis::{NEVER_SWEPT, ask, connect, draw, granted, levels, patient, settle, slow};
+use crate::kit::redis::{NEVER_SWEPT, ask, connect, draw, granted, levels, options_at, settle, slow};
 
-/// Leases of a test.
+/// Leases per test.
 const COUNT: u64 = 200;
 
-/// Calls of each command that the server has counted.
+/// The number of calls of a command, by the server's statistics.
 async fn calls(connection: &mut redis::aio::MultiplexedConnection, command: &str) -> u64 {
     let stats: String = ask(connection, &["INFO", "commandstats"]).await;
     let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
@@ -18,14 +18,14 @@ async fn calls(connection: &mut redis::aio::MultiplexedConnection, command: &str
 }
 
 #[tokio::test]
-async fn an_acquire_is_one_call_and_a_settle_is_one_call() {
+async fn acquire_and_settle_are_one_call_each() {
     skip_without!(REDIS_SERVER);
     let server = Server::start(&[]).await;
-    let store = patient(&server.url()).swept_every(NEVER_SWEPT).open().await.unwrap();
+    let store = options_at(&server.url()).swept_every(NEVER_SWEPT).open().await.unwrap();
     let mut connection = connect(&server.url()).await;
     let limits = [slow("rpm", 10_000), slow("tpm", 20_000)];
     let levels = levels(1, &[("user", &limits), ("team", &limits), ("org", &limits)]);
-    // The first of a process makes its subjects known and brings the script.
+    // The first draw of a process registers its subjects and loads the script.
     let first = draw(&levels, &[("rpm", 1), ("tpm", 10)]);
     granted(store.draw(&first).await);
     store.settle(&settle(&first, &[])).await.unwrap();
@@ -51,15 +51,15 @@ async fn an_acquire_is_one_call_and_a_settle_is_one_call() {
     }
     assert_eq!(calls(&mut connection, "evalsha").await, 3 * COUNT);
     for other in ["eval", "script|load", "multi"] {
-        assert_eq!(calls(&mut connection, other).await, 0, "{other}: nothing else is asked");
+        assert_eq!(calls(&mut connection, other).await, 0, "{other}: no other command is sent");
     }
 }
 
 #[tokio::test]
-async fn a_server_that_has_lost_its_scripts_is_sent_them_again() {
+async fn lost_scripts_are_loaded_again() {
     skip_without!(REDIS_SERVER);
     let server = Server::start(&[]).await;
-    let store = patient(&server.url()).open().await.unwrap();
+    let store = options_at(&server.url()).open().await.unwrap();
     let mut connection = connect(&server.url()).await;
     let levels = levels(1, &[("acme", &[slow("rpm", 10)])]);
     for left in [9, 8, 7] {

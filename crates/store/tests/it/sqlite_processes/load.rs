@@ -1,5 +1,6 @@
-//! Four processes that draw, extend, adjust, settle, cancel, spend and leave leases to their deadlines, on one file: the
-//! checker finds nothing in what they have seen, the ledger has what was settled, and each gets its share.
+//! Four processes draw, extend, adjust, settle, cancel, spend and abandon leases on one file: the checker
+//! finds no mismatch in their logs, the ledger has exactly the settled units, and each process gets its
+//! share.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -17,50 +18,50 @@ use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 use tidegate_store::wrap::Observed;
 use tidegate_store::{
-    Adjust, Buckets, Cancel, Draw, Drawn, Extend, Ledger, Lookup, Paging, Settle, Sqlite, SqliteOptions,
+    Adjust, Buckets, Cancel, Draw, DrawResult, Extend, Ledger, Lookup, Paging, Settle, Sqlite, SqliteOptions,
     UsageOf, UsageQuery,
 };
 
-use crate::kit::child::{Child, Orders, test_name};
+use crate::kit::child::{Child, ChildArgs, test_name};
+use crate::kit::common::{OPEN, levels, subject};
 use crate::kit::log::{endings, from_line, to_line};
-use crate::kit::sqlite::{PATIENCE, Place};
-use crate::kit::words::{OPEN, levels, subject};
+use crate::kit::sqlite::{TIMEOUT, TempFile};
 
 const PROCESSES: u64 = 4;
-/// In each process.
+/// Callers per process.
 const CALLERS: u64 = 6;
-/// Each process tells when it has done so many leases, and has its share when it has told so often.
+/// Leases per progress report of a process, and the reports that make a fair share.
 const LEASES: u64 = 60;
 const SHARE: usize = 5;
-/// Nobody does more than so many times what another does.
+/// The bound of the ratio between the shares of two processes.
 const MORE_MAX: usize = 20;
 const SHORT: Duration = Duration::from_millis(40);
 
 #[test]
-fn four_processes_on_one_file_are_exact_and_each_gets_its_share() {
-    if let Some(orders) = Orders::read() {
-        return runtime().block_on(be_a_child(&orders));
+fn four_processes_on_one_file_are_exact_and_fair() {
+    if let Some(args) = ChildArgs::from_env() {
+        return runtime().block_on(run_child(&args));
     }
-    let place = Place::new();
-    let name = test_name!(four_processes_on_one_file_are_exact_and_each_gets_its_share);
+    let place = TempFile::new();
+    let name = test_name!(four_processes_on_one_file_are_exact_and_fair);
     let mut children: Vec<_> =
         (0..PROCESSES).map(|number| Child::start(name, &place.path, number, 20_270_115 + number)).collect();
-    children.iter().for_each(Child::is_ready);
+    children.iter().for_each(Child::wait_ready);
     let began = Instant::now();
     children.iter_mut().for_each(Child::go);
-    // They go on until each has its share.
+    // Runs until each process has its share.
     for child in &children {
-        (0..SHARE).for_each(|_| assert_eq!(child.hears().as_deref(), Some("did")));
+        (0..SHARE).for_each(|_| assert_eq!(child.next_line().as_deref(), Some("did")));
     }
-    let shares: Vec<_> = children.iter().map(|child| SHARE + child.has_told().len()).collect();
-    println!("{LEASES} leases each time, so often: {shares:?}, in {:?}", began.elapsed());
+    let shares: Vec<_> = children.iter().map(|child| SHARE + child.lines_so_far().len()).collect();
+    println!("{LEASES} leases per report, reports {shares:?}, in {:?}", began.elapsed());
     children.iter_mut().for_each(Child::go);
     for child in &children {
-        let told = std::iter::from_fn(|| child.hears()).find(|told| told != "did");
-        println!("{}", told.expect("a child tells how it went"));
+        let report = std::iter::from_fn(|| child.next_line()).find(|line| line != "did");
+        println!("{}", report.expect("a child reports its result"));
     }
-    children.into_iter().for_each(Child::ends);
-    println!("{}", runtime().block_on(judge(&place)));
+    children.into_iter().for_each(Child::wait);
+    println!("{}", runtime().block_on(check_logs(&place)));
     assert!(
         shares.iter().all(|share| *share * MORE_MAX >= SHARE.max(shares.iter().copied().max().unwrap_or(0)))
     );
@@ -70,27 +71,27 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-async fn be_a_child(orders: &Orders) {
-    let opened = SqliteOptions::file(&orders.path).deadline(PATIENCE).open().await;
+async fn run_child(args: &ChildArgs) {
+    let opened = SqliteOptions::file(&args.path).deadline(TIMEOUT).open().await;
     let store = opened.expect("the file is opened");
     let observed = Arc::new(Observed::new(store.clone()));
-    Orders::wait_for_go();
+    ChildArgs::wait_for_go();
     let began = Instant::now();
     let (done, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let callers: Vec<_> = (0..CALLERS)
         .map(|caller| {
-            let random = Random::seeded(orders.seed * 1_000 + caller);
-            let number = u128::from(orders.number * CALLERS + caller) << 40;
-            let mut caller = Caller { store: Arc::clone(&observed), random, number, left: Vec::new() };
+            let random = Random::seeded(args.seed * 1_000 + caller);
+            let number = u128::from(args.number * CALLERS + caller) << 40;
+            let mut caller = Caller { store: Arc::clone(&observed), random, number, abandoned: Vec::new() };
             let (done, is_over) = (Arc::clone(&done), Arc::clone(&is_over));
             tokio::spawn(async move {
                 while !is_over.load(Ordering::Relaxed) {
                     caller.lease().await;
                     if (done.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(LEASES) {
-                        Orders::tell("did");
+                        ChildArgs::report("did");
                     }
                 }
-                caller.left
+                caller.abandoned
             })
         })
         .collect();
@@ -99,8 +100,9 @@ async fn be_a_child(orders: &Orders) {
     is_over.store(true, Ordering::Relaxed);
     let mut text = String::new();
     for caller in callers {
-        for (lease, on_expiry) in caller.await.expect("a caller is answered as the contract says") {
-            writeln!(text, "left\t{lease}\t{}", u8::from(on_expiry == OnExpiry::Return)).expect("a text");
+        for (lease, on_expiry) in caller.await.expect("a caller gets contractual answers") {
+            writeln!(text, "abandoned\t{lease}\t{}", u8::from(on_expiry == OnExpiry::Return))
+                .expect("a text");
         }
     }
     let took = began.elapsed();
@@ -108,9 +110,9 @@ async fn be_a_child(orders: &Orders) {
     for entry in observed.log() {
         writeln!(text, "{}", to_line(&entry)).expect("a text");
     }
-    std::fs::write(orders.path.with_extension(format!("log-{}", orders.number)), text).expect("a log");
-    let (number, stats, done) = (orders.number, store.stats(), done.load(Ordering::Relaxed));
-    Orders::tell(&format!("process {number}: {done} leases in {took:?}, {stats:?}"));
+    std::fs::write(args.path.with_extension(format!("log-{}", args.number)), text).expect("a log");
+    let (number, stats, done) = (args.number, store.stats(), done.load(Ordering::Relaxed));
+    ChildArgs::report(&format!("process {number}: {done} leases in {took:?}, {stats:?}"));
     store.close().await;
 }
 
@@ -118,7 +120,7 @@ struct Caller {
     store: Arc<Observed<Sqlite>>,
     random: Random,
     number: u128,
-    left: Vec<(LeaseId, OnExpiry)>,
+    abandoned: Vec<(LeaseId, OnExpiry)>,
 }
 
 impl Caller {
@@ -131,44 +133,44 @@ impl Caller {
         levels(&[(&child, &own), (&parent, &shared), ("root", &root)])
     }
 
-    /// One lease from its draw to its end, whatever that is. Every answer must be one: nobody is told to come back.
+    /// One lease from its draw to its end. Every call must succeed: none may be unavailable.
     async fn lease(&mut self) {
         let levels = self.levels();
         self.number += 1;
         let units = levels.amounts(&[("rpm", 1), ("tpm", self.random.below(80))]).expect("a cost");
         let lease = LeaseId::new(1_800_000_000_000, self.number);
         let mut draw = Draw { lease, levels, units, terms: OPEN, is_watched: true };
-        let way = self.random.below(10);
-        if way == 0 {
+        let choice = self.random.below(10);
+        if choice == 0 {
             self.store.spend(&draw).await.expect("a spend is answered");
             return;
         }
-        if way <= 2 {
+        if choice <= 2 {
             draw.terms.deadline = SHORT;
-            draw.terms.on_expiry = if way == 1 { OnExpiry::Settle } else { OnExpiry::Return };
+            draw.terms.on_expiry = if choice == 1 { OnExpiry::Settle } else { OnExpiry::Return };
         }
-        if let Drawn::Refused(_) = self.store.draw(&draw).await.expect("a draw is answered") {
+        if let DrawResult::Refused(_) = self.store.draw(&draw).await.expect("the store responds") {
             return;
         }
-        if way <= 2 {
-            self.left.push((lease, draw.terms.on_expiry));
+        if choice <= 2 {
+            self.abandoned.push((lease, draw.terms.on_expiry));
             return;
         }
         let step = self.steps(&draw).await;
         let levels = Arc::clone(&draw.levels);
-        if way <= 5 {
+        if choice <= 5 {
             let cancel = Cancel { lease, step, levels, is_watched: true };
-            self.store.cancel(&cancel).await.expect("a cancel is answered");
+            self.store.cancel(&cancel).await.expect("the store responds");
         } else {
             let used = [("rpm", 1), ("tpm", self.random.below(120))];
             let named = usize::try_from(self.random.below(3)).expect("it is small");
             let actual = levels.amounts(&used[..named]).expect("an amount");
             let settle = Settle { lease, step, levels, actual, is_watched: true };
-            self.store.settle(&settle).await.expect("a settle is answered");
+            self.store.settle(&settle).await.expect("the store responds");
         }
     }
 
-    /// Some steps between the draw and the end, whose number is answered.
+    /// Takes up to two steps between the draw and the end. Returns the number of the next step.
     async fn steps(&mut self, draw: &Draw) -> u32 {
         let count = u32::try_from(self.random.below(3)).expect("it is small");
         for step in 1..=count {
@@ -176,30 +178,30 @@ impl Caller {
             if self.random.below(2) == 0 {
                 let units = levels.amounts(&[("tpm", self.random.below(60))]).expect("a cost");
                 let extend = Extend { lease, step, levels, units };
-                self.store.extend(&extend).await.expect("an extension is answered");
+                self.store.extend(&extend).await.expect("the store responds");
             } else {
                 let more = i64::try_from(self.random.below(80)).expect("it is small") - 40;
                 let deltas = levels.deltas(&[("tpm", more)]).expect("a change");
                 let adjust = Adjust { lease, step, levels, deltas };
-                self.store.adjust(&adjust).await.expect("an adjustment is answered");
+                self.store.adjust(&adjust).await.expect("the store responds");
             }
         }
         count + 1
     }
 }
 
-/// Says in a line how it went.
-async fn judge(place: &Place) -> String {
-    let mut left = HashMap::new();
+/// Checks all logs against the store, and returns a summary line.
+async fn check_logs(place: &TempFile) -> String {
+    let mut abandoned = HashMap::new();
     let mut logs: Vec<Vec<Entry>> = Vec::new();
     for number in 0..PROCESSES {
         let text = std::fs::read_to_string(place.path.with_extension(format!("log-{number}")));
         let mut log = Vec::new();
-        for line in text.expect("a child has written its log").lines() {
-            if let Some(line) = line.strip_prefix("left\t") {
-                let (lease, returns) = line.split_once('\t').expect("a lease and its way");
+        for line in text.expect("a child wrote its log").lines() {
+            if let Some(line) = line.strip_prefix("abandoned\t") {
+                let (lease, returns) = line.split_once('\t').expect("a lease and its expiry");
                 let on_expiry = if returns == "1" { OnExpiry::Return } else { OnExpiry::Settle };
-                left.insert(lease.parse().expect("a lease"), (SHORT, on_expiry));
+                abandoned.insert(lease.parse().expect("a lease"), (SHORT, on_expiry));
             } else {
                 log.push(from_line(line));
             }
@@ -207,9 +209,9 @@ async fn judge(place: &Place) -> String {
         logs.push(log);
     }
     let mut log = logs.concat();
-    log.extend(endings(&log, &left));
+    log.extend(endings(&log, &abandoned));
     let store = Sqlite::open(&place.path).await.expect("the file is opened");
-    all_have_ended(place, &store).await;
+    wait_until_all_ended(place, &store).await;
     let report = check(&log);
     assert!(report.is_exact(), "{report}");
     assert!(report.open.is_empty(), "{:?}", report.open);
@@ -217,7 +219,7 @@ async fn judge(place: &Place) -> String {
     let wrong = check_ledger(&log, &used);
     assert!(wrong.is_empty(), "{wrong:?}");
     let subjects = used.keys().map(|(subject, _)| subject.clone()).collect();
-    let seen = store.balances(&Lookup::Subjects(subjects)).await.expect("balances are answered");
+    let seen = store.balances(&Lookup::Subjects(subjects)).await.expect("balances are returned");
     for bucket in seen.buckets {
         for meter in bucket.meters {
             let key = (bucket.subject.clone(), meter.rule().name().clone());
@@ -225,31 +227,31 @@ async fn judge(place: &Place) -> String {
             assert_eq!(meter.consumed(), i64::try_from(settled).expect("it is small"), "{key:?}");
         }
     }
-    let (entries, left) = (log.len(), left.len());
-    format!("{report}; {entries} entries, {left} leases left to their deadlines")
+    let (entries, abandoned) = (log.len(), abandoned.len());
+    format!("{report}; {entries} entries, {abandoned} leases abandoned to their deadlines")
 }
 
-/// Waits for the deadlines of those that were left, by the store's own clock.
-async fn all_have_ended(place: &Place, store: &Sqlite) {
+/// Waits for the deadlines of abandoned leases, by the store's own clock.
+async fn wait_until_all_ended(place: &TempFile, store: &Sqlite) {
     let open = "SELECT COUNT(*) FROM leases WHERE how IS NULL";
     for _ in 0..12_000 {
         if place.outside().query_row(open, [], |row| row.get::<_, i64>(0)).expect("a count") == 0 {
             return;
         }
-        store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are answered");
+        store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are returned");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("leases are open a minute after their deadlines");
 }
 
-/// What the ledger has, by subject and limit.
+/// The units in the ledger, by subject and limit.
 pub(crate) async fn usage(
     store: &Sqlite,
 ) -> BTreeMap<(tidegate_core::limit::name::Subject, tidegate_core::limit::name::LimitName), u64> {
     let of = UsageOf::Resource(subject("any").resource);
     let query = UsageQuery { of, window: Window::Month, range: Stamp::ZERO..Stamp::MAX };
-    let page = store.usage(&query, &Paging::default()).await.expect("usage is answered");
-    assert!(page.next.is_none(), "there are few");
+    let page = store.usage(&query, &Paging::default()).await.expect("usage is returned");
+    assert!(page.next.is_none(), "one page has all usage");
     let mut used = BTreeMap::new();
     for line in page.items {
         *used.entry((line.subject, line.limit)).or_default() += line.tally.units;

@@ -1,5 +1,6 @@
-//! Several processes on one file: exact under load, fair to each other, and whole after any of them is killed.
+//! Several processes on one file: exact under load, fair to each other, and consistent after any of them is
+//! killed.
 
-mod beside;
 mod kill;
 mod load;
+mod suite_under_load;

@@ -1,4 +1,4 @@
-//! Bounds, and names and numbers at the edge of what may be.
+//! Bounds, and names and numbers at their limits.
 
 use std::time::Duration;
 
@@ -6,28 +6,28 @@ use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::{Expect, OnExpiry};
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets, Drawn, Entities, Lookup, ManualWall, Paging, Store, StoreError, Terms};
+use tidegate_store::{Buckets, DrawResult, Entities, Lookup, ManualWall, Paging, Store, StoreError, Terms};
 
-use super::gone::{Gate, begin};
-use crate::kit::sqlite::Place;
-use crate::kit::words::{
-    START, adjust_of, draw_of, draw_on, eventually, granted, is_granted, join_all, levels, own, said,
-    settle_of, shows, used,
+use super::dropped_calls::{Gate, poll_once};
+use crate::kit::common::{
+    START, adjust_of, balance, draw_of, draw_on, error_text, eventually, granted, is_granted, join_all,
+    levels, own, settle_of, used,
 };
+use crate::kit::sqlite::TempFile;
 
 #[tokio::test]
-async fn a_queue_that_is_full_refuses_and_is_emptied() {
-    let (place, gate) = (Place::new(), Gate::default());
+async fn full_queue_refuses_and_drains() {
+    let (place, gate) = (TempFile::new(), Gate::default());
     let store = tidegate_store::SqliteOptions::file(&place.path).clock(gate.clone()).open().await.unwrap();
     let draw = draw_of(&own("acme", 10), 1);
     gate.close();
     let mut first = store.spend(&draw);
-    assert!(!begin(&mut first));
-    gate.holds_somebody();
+    assert!(!poll_once(&mut first));
+    gate.wait_until_blocked();
     let waiting: Vec<_> = (0..1 << 16)
         .map(|_| {
             let mut reply = store.draw(&draw);
-            assert!(!begin(&mut reply));
+            assert!(!poll_once(&mut reply));
             reply
         })
         .collect();
@@ -37,15 +37,15 @@ async fn a_queue_that_is_full_refuses_and_is_emptied() {
     drop(waiting);
     gate.open();
     granted(first.await);
-    // Those who have gone leave with the writer's next turns, which may be a moment after the first was answered.
+    // Dropped calls leave the queue with the writer's next turns, possibly a moment after the first answer.
     let next = draw_of(&own("acme", 10), 1);
-    eventually("there is room again", async || is_granted(&store.draw(&next).await)).await;
-    assert_eq!(shows(&store, "acme").await, Some((8, 2)));
+    eventually("the queue has space", async || is_granted(&store.draw(&next).await)).await;
+    assert_eq!(balance(&store, "acme").await, Some((8, 2)));
 }
 
 #[tokio::test]
-async fn names_are_never_taken_for_anything_else() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn names_are_never_interpreted_as_sql() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let names = [
         "o'brien",
@@ -67,7 +67,7 @@ async fn names_are_never_taken_for_anything_else() {
     }
     for (number, name) in names.iter().enumerate() {
         let taken = i64::try_from(number).unwrap() + 1;
-        assert_eq!(shows(&store, name).await, Some((100 - taken, taken)), "{name}");
+        assert_eq!(balance(&store, name).await, Some((100 - taken, taken)), "{name}");
         assert_eq!(used(&store, name).await, number as u64 + 1, "{name}");
         let lookup = Lookup::Entities(vec![EntityId::new(name).unwrap()]);
         assert_eq!(store.balances(&lookup).await.unwrap().buckets.len(), 1, "{name}");
@@ -77,13 +77,13 @@ async fn names_are_never_taken_for_anything_else() {
     sorted.sort();
     assert_eq!(listed.iter().map(|entity| entity.value.id().to_string()).collect::<Vec<_>>(), sorted);
     let other = store.namespace("it's 100%_").await.unwrap();
-    assert_eq!(shows(&other, "a_b").await, None);
+    assert_eq!(balance(&other, "a_b").await, None);
 }
 
-/// What is taken and given back is the same however large, before a restart and after.
+/// Large amounts that are taken and returned are exact, before and after a restart.
 #[tokio::test]
-async fn the_largest_numbers_come_back_as_they_were() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn largest_numbers_round_trip() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let limits = [Limit::per_second("rpm", 1 << 40).burst(1 << 40)];
     let levels = levels(&[("acme", &limits)]);
     let mut store = place.open(&clock).await;
@@ -94,40 +94,44 @@ async fn the_largest_numbers_come_back_as_they_were() {
         store.close().await;
         store = place.open(&clock).await;
         let taken = (i64::from(step) + 1) << 40;
-        assert_eq!(shows(&store, "acme").await, Some(((1 << 40) - taken, taken)));
+        assert_eq!(balance(&store, "acme").await, Some(((1 << 40) - taken, taken)));
     }
     for step in 40..79 {
         store.adjust(&adjust_of(&draw, step, -(1 << 40))).await.unwrap();
     }
-    assert_eq!(shows(&store, "acme").await, Some((0, 1 << 40)));
-    // Whatever numbers come, nothing overflows, and others are not touched.
+    assert_eq!(balance(&store, "acme").await, Some((0, 1 << 40)));
+    // Whatever the numbers, nothing overflows, and other subjects are not affected.
     let mut most = settle_of(&draw, 0);
     (most.step, most.actual[0]) = (100, Some(u64::MAX));
     store.settle(&most).await.unwrap();
     store.close().await;
     let store = place.open(&clock).await;
-    let (left, consumed) = shows(&store, "acme").await.unwrap();
+    let (left, consumed) = balance(&store, "acme").await.unwrap();
     assert!(left < -(1 << 60) && consumed == i64::MAX, "{left} left, {consumed} consumed");
     for _ in 0..3 {
         let mut spend = draw_of(&own("other", 10), 1);
         granted(store.spend(&spend).await);
-        spend.lease = crate::kit::words::next_lease();
+        spend.lease = crate::kit::common::next_lease();
         spend.units[0] = Some(u64::MAX);
-        assert!(matches!(store.spend(&spend).await, Ok(Drawn::Refused(_))));
+        assert!(matches!(store.spend(&spend).await, Ok(DrawResult::Refused(_))));
     }
-    assert_eq!(shows(&store, "other").await, Some((7, 3)));
-    assert_eq!(used(&store, "acme").await, i64::MAX.unsigned_abs(), "a sum stops at what a column holds");
+    assert_eq!(balance(&store, "other").await, Some((7, 3)));
+    assert_eq!(
+        used(&store, "acme").await,
+        i64::MAX.unsigned_abs(),
+        "a sum saturates at the maximum of a column"
+    );
 }
 
 #[tokio::test]
 async fn ten_thousand_leases_expire_at_once() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let levels = own("acme", 30_000);
-    let ways = [OnExpiry::Settle, OnExpiry::Return];
+    let expiries = [OnExpiry::Settle, OnExpiry::Return];
     let draws: Vec<_> = (0..10_000)
         .map(|number| {
-            let terms = Terms { deadline: Duration::from_secs(1), on_expiry: ways[number % 2] };
+            let terms = Terms { deadline: Duration::from_secs(1), on_expiry: expiries[number % 2] };
             draw_on(terms, &levels, 3)
         })
         .collect();
@@ -136,14 +140,14 @@ async fn ten_thousand_leases_expire_at_once() {
             granted(answer);
         }
     }
-    assert!(matches!(store.draw(&draw_of(&levels, 1)).await, Ok(Drawn::Refused(_))));
+    assert!(matches!(store.draw(&draw_of(&levels, 1)).await, Ok(DrawResult::Refused(_))));
     clock.advance(Duration::from_secs(2));
-    // A few go with every call, the rest before anything is read.
+    // Every call ends a few leases, and the rest end before the next read.
     assert!(store.draw(&draw_of(&levels, 1)).await.is_ok());
-    let (left, consumed) = shows(&store, "acme").await.unwrap();
+    let (left, consumed) = balance(&store, "acme").await.unwrap();
     assert_eq!((left + consumed, used(&store, "acme").await), (30_000, 15_000));
     assert!((15_000..=15_001).contains(&consumed), "{consumed}");
-    let error = said(store.settle(&settle_of(&draws[9_999], 1)).await);
+    let error = error_text(store.settle(&settle_of(&draws[9_999], 1)).await);
     assert!(error.contains("it was expired"), "{error}");
     clock.advance(Duration::from_secs(660));
     while store.sweep(2_000).await.unwrap().forgotten > 0 {}
@@ -151,10 +155,10 @@ async fn ten_thousand_leases_expire_at_once() {
     assert_eq!(place.outside().query_row(open, [], |row| row.get::<_, i64>(0)), Ok(0));
 }
 
-/// What is kept in memory of a file has a bound over all namespaces: all of it is written, and is loaded again.
+/// The cache has a bound over all namespaces: evicted state is written and loaded again.
 #[tokio::test]
-async fn many_namespaces_are_used_one_after_the_other() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn many_namespaces_are_evicted_from_the_cache() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let mut spaces = Vec::new();
     for number in 0..150 {
@@ -164,15 +168,15 @@ async fn many_namespaces_are_used_one_after_the_other() {
         for (number, space) in spaces.iter().enumerate() {
             granted(space.spend(&draw_of(&own("acme", 100), number as u64 % 7)).await);
             let taken = round * (i64::try_from(number).unwrap() % 7);
-            assert_eq!(shows(space, "acme").await, Some((100 - taken, taken)));
+            assert_eq!(balance(space, "acme").await, Some((100 - taken, taken)));
         }
     }
 }
 
-/// A transaction let fewer leases expire than it drew: under load those that nobody ended were ever more.
+/// A transaction used to expire fewer leases than it drew: under load abandoned leases accumulated.
 #[tokio::test]
-async fn leases_past_their_deadline_do_not_pile_up_under_load() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn due_leases_do_not_pile_up_under_load() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let levels = own("acme", 30_000);
     let terms = Terms { deadline: Duration::from_secs(1), on_expiry: OnExpiry::Return };

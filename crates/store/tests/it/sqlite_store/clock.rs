@@ -1,26 +1,27 @@
-//! A clock that is set back: nothing refills for it, nothing stands still for long, and the file remembers.
+//! A clock that steps back: nothing refills for it, nothing stands still for long, and the file remembers the
+//! offset.
 
 use std::time::Duration;
 
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
-use tidegate_store::{Buckets, Durable, Lookup, ManualWall, Renew, Sqlite, Standing, Store};
+use tidegate_store::{Buckets, Durability, LeaseStatus, Lookup, ManualWall, Renew, Sqlite, Store};
 
-use crate::kit::clock::{books_at_the_wall_clock, follows_the_vectors, granted_over_ten_flaps, pass};
-use crate::kit::sqlite::Place;
-use crate::kit::words::{START, draw_of, granted, is_granted, levels, shows};
+use crate::kit::clock::{assert_books_at_wall_clock, assert_follows_vectors, grants_over_ten_flaps, pass};
+use crate::kit::common::{START, balance, draw_of, granted, is_granted, levels};
+use crate::kit::sqlite::TempFile;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// One request a second, ten at once.
+/// One request a second, with a burst of ten.
 fn steady() -> Limit {
     Limit::per_second("rpm", 1).burst(10)
 }
 
 async fn drains(store: &Sqlite) {
     granted(store.spend(&draw_of(&levels(&[("acme", &[steady()])]), 10)).await);
-    assert_eq!(shows(store, "acme").await, Some((0, 10)));
+    assert_eq!(balance(store, "acme").await, Some((0, 10)));
 }
 
 async fn takes(store: &Sqlite, requests: u64) -> bool {
@@ -28,7 +29,7 @@ async fn takes(store: &Sqlite, requests: u64) -> bool {
 }
 
 async fn reads(store: &Sqlite) -> Stamp {
-    store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are answered").at
+    store.balances(&Lookup::Subjects(Vec::new())).await.expect("balances are returned").at
 }
 
 fn set_back(clock: &ManualWall, span: Duration) {
@@ -38,21 +39,21 @@ fn set_back(clock: &ManualWall, span: Duration) {
 }
 
 #[tokio::test]
-async fn an_hour_back_refills_nothing_and_time_goes_on() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn hour_back_refills_nothing_and_time_continues() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     drains(&store).await;
     set_back(&clock, HOUR);
     assert!(!takes(&store, 1).await);
     pass(&store, &clock, 3).await;
-    assert!(takes(&store, 3).await, "three seconds have passed");
+    assert!(takes(&store, 3).await, "three seconds refill three");
     assert!(!takes(&store, 1).await, "and no more");
     assert_eq!(reads(&store).await, START + 3 * SECOND);
 }
 
 #[tokio::test]
-async fn an_hour_back_across_a_restart_refills_nothing() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn hour_back_across_a_restart_refills_nothing() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     drains(&store).await;
     store.close().await;
@@ -71,15 +72,15 @@ async fn an_hour_back_across_a_restart_refills_nothing() {
 }
 
 #[tokio::test]
-async fn two_handles_that_see_it_set_back_agree() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn handles_agree_after_the_clock_steps_back() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let stores = [place.open(&clock).await, place.open(&clock).await];
     drains(&stores[0]).await;
     assert!(!takes(&stores[1], 1).await);
     set_back(&clock, HOUR);
     let mut taken = 0;
     for second in 0..20 {
-        // Whoever sees it first tells the other; neither counts the hour.
+        // The first handle to see the step stores it; neither credits the hour.
         for store in [&stores[second % 2], &stores[(second + 1) % 2]] {
             while takes(store, 1).await {
                 taken += 1;
@@ -90,38 +91,38 @@ async fn two_handles_that_see_it_set_back_agree() {
     }
 }
 
-/// The step was written with the next grant only: those who read stood still until then, and leases that were due with
-/// them.
+/// The step used to be written with the next grant only: readers stood still until then, and so did due
+/// leases.
 #[tokio::test]
-async fn an_hour_back_is_told_to_those_who_only_read() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
-    // What is on the disk already is not written once more with the refusal.
+async fn hour_back_reaches_read_only_callers() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
+    // With durable=commit a refusal does not write again what is already on disk.
     let (store, other) = (
-        place.options(&clock).durable(Durable::Commit).open().await.unwrap(),
-        place.options(&clock).durable(Durable::Commit).open().await.unwrap(),
+        place.options(&clock).durable(Durability::Commit).open().await.unwrap(),
+        place.options(&clock).durable(Durability::Commit).open().await.unwrap(),
     );
     drains(&store).await;
     set_back(&clock, HOUR);
-    assert!(!takes(&store, 10).await, "nothing but a refusal");
+    assert!(!takes(&store, 10).await, "a refusal");
     for second in 1..5 {
         pass(&store, &clock, 1).await;
         for store in [&store, &other] {
             assert_eq!(reads(store).await, START + second * SECOND);
         }
-        let there = Some((i64::from(second), 10));
-        assert_eq!((shows(&store, "acme").await, shows(&other, "acme").await), (there, there));
+        let expected = Some((i64::from(second), 10));
+        assert_eq!((balance(&store, "acme").await, balance(&other, "acme").await), (expected, expected));
     }
 }
 
 #[tokio::test]
-async fn a_small_step_back_stands_still_until_it_is_caught_up_with() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn small_step_back_stands_still_until_caught_up() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     drains(&store).await;
     set_back(&clock, Duration::from_millis(900));
     assert_eq!(reads(&store).await, START);
     clock.advance(SECOND);
-    assert!(!takes(&store, 1).await, "a tenth of a second has passed");
+    assert!(!takes(&store, 1).await, "a tenth of a second refills nothing");
     assert_eq!(reads(&store).await, START + SECOND / 10);
     clock.advance(SECOND * 9 / 10);
     assert!(takes(&store, 1).await);
@@ -129,8 +130,8 @@ async fn a_small_step_back_stands_still_until_it_is_caught_up_with() {
 }
 
 #[tokio::test]
-async fn a_lease_has_all_of_its_time_though_the_clock_is_set_back() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn lease_keeps_its_duration_when_clock_steps_back() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let draw = draw_of(&levels(&[("acme", &[steady()])]), 10);
     granted(store.draw(&draw).await);
@@ -144,8 +145,8 @@ async fn a_lease_has_all_of_its_time_though_the_clock_is_set_back() {
 }
 
 #[tokio::test]
-async fn a_lease_renewed_after_the_clock_was_set_back_keeps_its_deadline_across_a_restart() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn renewed_deadline_survives_step_back_and_restart() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let draw = draw_of(&levels(&[("acme", &[steady()])]), 4);
     granted(store.draw(&draw).await);
@@ -159,16 +160,16 @@ async fn a_lease_renewed_after_the_clock_was_set_back_keeps_its_deadline_across_
     let again = store.renew(&renew(2)).await.unwrap();
     assert_eq!((again.at, again.deadline), (first.at, first.deadline));
     pass(&store, &clock, 3_599).await;
-    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Open(_)));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), LeaseStatus::Open(_)));
     pass(&store, &clock, 1).await;
-    assert!(matches!(store.lease(draw.lease).await.unwrap(), Standing::Ended(_)));
+    assert!(matches!(store.lease(draw.lease).await.unwrap(), LeaseStatus::Ended(_)));
 }
 
 #[tokio::test]
 async fn clock_follows_the_vectors() {
     let places = std::cell::RefCell::new(Vec::new());
-    follows_the_vectors(async |clock| {
-        let place = Place::new();
+    assert_follows_vectors(async |clock| {
+        let place = TempFile::new();
         let store = place.open(clock).await;
         places.borrow_mut().push(place);
         store
@@ -178,14 +179,14 @@ async fn clock_follows_the_vectors() {
 
 #[tokio::test]
 async fn flapping_clock_credits_elapsed_time_only() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
-    assert_eq!(granted_over_ten_flaps(&store, &clock).await, 30);
+    assert_eq!(grants_over_ten_flaps(&store, &clock).await, 30);
 }
 
 #[tokio::test]
 async fn usage_is_booked_at_the_wall_clock() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
-    books_at_the_wall_clock(&store, &clock).await;
+    assert_books_at_wall_clock(&store, &clock).await;
 }

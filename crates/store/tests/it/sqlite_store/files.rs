@@ -1,4 +1,4 @@
-//! Files that are not as they should be: each is answered with what is wrong, and nothing is lost or half done.
+//! Invalid and changing files: each error names the file and the reason, and nothing is lost or half done.
 
 use std::fs;
 use std::time::Duration;
@@ -12,40 +12,40 @@ use tidegate_store::{
     AuditQuery, Buckets, Entities, Ledger, ManualWall, Paging, Sqlite, SqliteOptions, Store, StoreError,
 };
 
-use super::gone::begin;
-use crate::kit::held::{all_records, fill_records};
-use crate::kit::sqlite::{PATIENCE, Place};
-use crate::kit::words::{
-    START, cancel_of, draw_of, granted, is_granted, levels, own, said, settle_of, shows, slow, used,
+use super::dropped_calls::poll_once;
+use crate::kit::common::{
+    START, balance, cancel_of, draw_of, error_text, granted, is_granted, levels, own, settle_of, slow, used,
 };
+use crate::kit::contents::{all_records, fill_records};
+use crate::kit::sqlite::{TIMEOUT, TempFile};
 
 #[tokio::test]
-async fn a_folder_that_is_not_there_is_named() {
-    let place = Place::new();
+async fn missing_folder_is_named() {
+    let place = TempFile::new();
     let path = place.folder.path().join("nowhere/limits.db");
     let error = Sqlite::open(&path).await.unwrap_err();
     assert!(matches!(&error, StoreError::Denied { what } if what.contains("nowhere")), "{error}");
     assert!(!path.exists());
     let error = Sqlite::open(place.folder.path()).await.unwrap_err();
-    assert!(matches!(error, StoreError::Denied { .. }), "a folder is no file: {error}");
+    assert!(matches!(error, StoreError::Denied { .. }), "a folder is not a file: {error}");
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_database_is_refused_and_left_as_it_is() {
-    let place = Place::new();
+async fn file_that_is_no_database_is_refused_unchanged() {
+    let place = TempFile::new();
     let text = "limits are kept elsewhere\n".repeat(400);
     fs::write(&place.path, &text).unwrap();
     let error = Sqlite::open(&place.path).await.unwrap_err();
     assert!(matches!(&error, StoreError::Corrupt { what } if what.contains("limits.db")), "{error}");
     assert_eq!(fs::read_to_string(&place.path).unwrap(), text);
-    assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "no other file is created");
 }
 
-/// It was turned to another kind of journal before anybody had looked whose it was.
+/// The journal mode used to be changed before the owner was checked.
 #[tokio::test]
-async fn a_database_of_another_program_is_refused_and_left_as_it_is() {
+async fn foreign_database_is_refused_unchanged() {
     for application in [0, 77] {
-        let place = Place::new();
+        let place = TempFile::new();
         let theirs = place.outside();
         theirs.execute_batch("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1);").unwrap();
         theirs.pragma_update(None, "application_id", application).unwrap();
@@ -55,29 +55,29 @@ async fn a_database_of_another_program_is_refused_and_left_as_it_is() {
         let wanted = format!("is a database of another program: its application id is {application}");
         assert!(matches!(&error, StoreError::Invalid { what } if what.ends_with(&wanted)), "{error}");
         assert!(fs::read(&place.path).unwrap() == before, "no byte has changed");
-        assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "no other file is created");
     }
 }
 
 #[tokio::test]
-async fn a_newer_file_is_refused_and_left_as_it_is() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn newer_file_is_refused_unchanged() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
     store.close().await;
     place.outside().pragma_update(None, "user_version", 99).unwrap();
     let before = fs::read(&place.path).unwrap();
-    let error = said(place.options(&clock).open().await);
+    let error = error_text(place.options(&clock).open().await);
     assert!(error.contains("has schema version 99, newer than"), "{error}");
     assert!(fs::read(&place.path).unwrap() == before, "no byte has changed");
     place.outside().pragma_update(None, "user_version", 5).unwrap();
-    assert_eq!(shows(&place.open(&clock).await, "acme").await, Some((7, 3)));
+    assert_eq!(balance(&place.open(&clock).await, "acme").await, Some((7, 3)));
 }
 
 #[tokio::test]
 async fn older_files_keep_their_records() {
     for version in 1..=4 {
-        let (place, clock) = (Place::new(), ManualWall::new(START));
+        let (place, clock) = (TempFile::new(), ManualWall::new(START));
         let store = place.open(&clock).await;
         fill_records(&store).await;
         let mut before = all_records(&store).await;
@@ -89,7 +89,7 @@ async fn older_files_keep_their_records() {
         }
         assert_eq!(all_records(&store).await, before, "version {version}");
         let entity = Entity::new(EntityId::new("late").unwrap());
-        store.put(&entity, Expect::Absent, "ops").await.expect("changes go on");
+        store.put(&entity, Expect::Absent, "ops").await.expect("the upgraded file accepts changes");
         assert_eq!(
             store
                 .audit(&AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX }, &Paging::default())
@@ -103,8 +103,8 @@ async fn older_files_keep_their_records() {
 }
 
 #[tokio::test]
-async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn open_upgrades_an_older_file_with_its_data() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let (open, ended) = (draw_of(&own("acme", 10), 3), draw_of(&own("acme", 10), 2));
     granted(store.draw(&open).await);
@@ -113,7 +113,7 @@ async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
     store.close().await;
     place.downgrade(1);
     let store = place.open(&clock).await;
-    assert_eq!(shows(&store, "acme").await, Some((6, 4)));
+    assert_eq!(balance(&store, "acme").await, Some((6, 4)));
     assert_eq!(used(&store, "acme").await, 1);
     store.settle(&settle_of(&open, 3)).await.unwrap();
     assert_eq!(used(&store, "acme").await, 4);
@@ -125,10 +125,10 @@ async fn an_older_file_is_brought_up_to_date_with_what_it_holds() {
     assert_eq!(outside.query_row(count, [], |row| row.get::<_, i64>(0)), Ok(2));
 }
 
-/// Whatever pages are damaged, it says so or goes on; what it answers is never made up.
+/// Whichever page is damaged, the store reports it or continues; it never returns invented data.
 #[tokio::test]
-async fn a_damaged_file_says_so() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn damaged_file_is_reported() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     for number in 0..200 {
         granted(store.spend(&draw_of(&own(&format!("entity-{number}"), 10), 3)).await);
@@ -157,15 +157,15 @@ async fn a_damaged_file_says_so() {
         }
         store.close().await;
     }
-    assert!(corrupt > 0, "pages that hold limits were damaged");
+    assert!(corrupt > 0, "at least one damaged page was detected");
     fs::write(&place.path, &whole).unwrap();
-    assert_eq!(shows(&place.open(&clock).await, "entity-7").await, Some((7, 3)));
+    assert_eq!(balance(&place.open(&clock).await, "entity-7").await, Some((7, 3)));
 }
 
-/// Who may do everything may write here too; anybody else is told.
+/// A privileged user may write here too; any other is denied.
 #[tokio::test]
-async fn a_file_that_may_only_be_read_is_denied() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn read_only_file_is_denied() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     place.open(&clock).await.close().await;
     let mut permissions = fs::metadata(&place.path).unwrap().permissions();
     permissions.set_readonly(true);
@@ -184,35 +184,35 @@ async fn a_file_that_may_only_be_read_is_denied() {
 }
 
 #[tokio::test]
-async fn a_file_that_has_vanished_takes_no_more_and_is_found_again() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn vanished_file_takes_no_writes_until_it_returns() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let (levels, elsewhere) = (own("acme", 10), place.folder.path().join("elsewhere.db"));
     let kept = draw_of(&levels, 3);
     granted(store.draw(&kept).await);
     fs::rename(&place.path, &elsewhere).unwrap();
     let lost = draw_of(&levels, 1);
-    for error in [said(store.draw(&lost).await), said(store.version_read().await)] {
+    for error in [error_text(store.draw(&lost).await), error_text(store.version_read().await)] {
         assert!(error.contains("limits.db` has vanished while it was open"), "{error}");
     }
-    // In its place another: it is not written to either.
+    // Another file in its place is not written to either.
     fs::write(&place.path, "another file").unwrap();
-    for error in [said(store.draw(&lost).await), said(store.version_read().await)] {
-        assert!(error.contains("was replaced by another file while it was open: open it anew"), "{error}");
+    for error in [error_text(store.draw(&lost).await), error_text(store.version_read().await)] {
+        assert!(error.contains("was replaced by another file while it was open: reopen it"), "{error}");
     }
     assert_eq!(fs::read_to_string(&place.path).unwrap(), "another file");
     fs::rename(&elsewhere, &place.path).unwrap();
-    assert_eq!(shows(&store, "acme").await, Some((7, 3)), "it is back, and nothing is lost");
+    assert_eq!(balance(&store, "acme").await, Some((7, 3)), "the file is back, and nothing is lost");
     granted(store.draw(&lost).await);
     store.settle(&settle_of(&kept, 2)).await.unwrap();
-    assert_eq!(shows(&store, "acme").await, Some((7, 3)));
+    assert_eq!(balance(&store, "acme").await, Some((7, 3)));
 }
 
-/// Whoever opened a new file in the place of one that was moved away removed the log of the old one, with what had been
-/// answered.
+/// A process that created a new file in the place of a moved one used to remove the old log, with answered
+/// steps in it.
 #[tokio::test]
-async fn a_new_file_is_not_made_over_the_log_of_another() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn new_file_is_not_created_over_a_foreign_log() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
     let elsewhere = place.folder.path().join("elsewhere.db");
@@ -221,10 +221,10 @@ async fn a_new_file_is_not_made_over_the_log_of_another() {
     assert!(matches!(&error, StoreError::Denied { what } if what.contains("limits.db-wal")), "{error}");
     fs::rename(&elsewhere, &place.path).unwrap();
     drop(store);
-    assert_eq!(shows(&place.open(&clock).await, "acme").await, Some((7, 3)));
+    assert_eq!(balance(&place.open(&clock).await, "acme").await, Some((7, 3)));
 }
 
-/// A look that only reads.
+/// A call that only reads.
 trait Look {
     async fn version_read(&self) -> Result<(), StoreError>;
 }
@@ -236,24 +236,24 @@ impl Look for Sqlite {
 }
 
 #[tokio::test]
-async fn a_file_that_was_removed_is_not_written_to() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn removed_file_is_not_written_to() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
     fs::remove_file(&place.path).unwrap();
     let error = store.draw(&draw_of(&own("acme", 10), 3)).await.unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("has vanished"), "{error}");
     store.close().await;
-    assert!(!place.path.exists(), "closing makes no new one");
+    assert!(!place.path.exists(), "closing creates no new file");
 }
 
-/// Nothing of what did not fit is there, all of what was answered is, and what has ended makes room again.
+/// Refused draws leave nothing behind, answered steps are kept, and ended leases free space.
 ///
-/// For most sizes of the file it did not: an ending takes a page before it gives one back, and there was none.
+/// For most file sizes they did not: ending a lease needs a page before it frees one, and no page was left.
 #[tokio::test]
-async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
+async fn full_disk_refuses_until_space_is_free() {
     for pages in [0, 2] {
-        let (place, clock) = (Place::new(), ManualWall::new(START));
+        let (place, clock) = (TempFile::new(), ManualWall::new(START));
         let size_max = (1 << 20) + pages * 4_096;
         let store = place.options(&clock).size_max(size_max).open().await.unwrap();
         let levels = levels(&[("acme", &[Limit::per_hour("rpm", 1).burst(100_000)])]);
@@ -264,11 +264,11 @@ async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
                 Ok(_) => drawn.push(draw),
                 Err(error) => break error,
             }
-            assert!(drawn.len() < 100_000, "a mebibyte is full some time");
+            assert!(drawn.len() < 100_000, "a mebibyte fills up");
         };
-        assert!(error.is_transient() && error.to_string().contains("no room for"), "{error}");
+        assert!(error.is_transient() && error.to_string().contains("no space for"), "{error}");
         let count = i64::try_from(drawn.len()).unwrap();
-        assert_eq!(shows(&store, "acme").await, Some((100_000 - count, count)));
+        assert_eq!(balance(&store, "acme").await, Some((100_000 - count, count)));
         let (settled, cancelled) = drawn.split_at(drawn.len() / 2);
         for draw in settled {
             store.settle(&settle_of(draw, 1)).await.unwrap();
@@ -277,7 +277,7 @@ async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
             store.cancel(&cancel_of(draw)).await.unwrap();
         }
         let count = i64::try_from(settled.len()).unwrap();
-        assert_eq!(shows(&store, "acme").await, Some((100_000 - count, count)));
+        assert_eq!(balance(&store, "acme").await, Some((100_000 - count, count)));
         clock.advance(Duration::from_secs(660));
         while store.sweep(10_000).await.unwrap().forgotten > 0 {}
         for _ in 0..50 {
@@ -287,41 +287,41 @@ async fn a_full_disk_refuses_and_goes_on_when_there_is_room() {
         let length = fs::metadata(&place.path).unwrap().len();
         assert!(length <= size_max, "{length} bytes");
     }
-    let (place, clock) = (Place::new(), ManualWall::new(START));
-    let error = said(place.options(&clock).size_max(1_000).open().await);
-    assert_eq!(error, "a size_max of 1000 bytes, less than 1048576");
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
+    let error = error_text(place.options(&clock).size_max(1_000).open().await);
+    assert_eq!(error, "`size_max` is 1000 bytes, and must be at least 1048576");
 }
 
-/// It is asked for again until a second has passed; those who read do not wait at all.
+/// The writer retries for a second; readers do not wait at all.
 #[tokio::test]
-async fn a_file_that_somebody_holds_is_waited_for_and_then_told_of() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn locked_file_is_retried_then_reported() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
-    let patient = place.options(&clock).deadline(PATIENCE).open().await.unwrap();
+    let long_timeout = place.options(&clock).deadline(TIMEOUT).open().await.unwrap();
     granted(store.draw(&draw_of(&own("acme", 10), 3)).await);
     let outside = place.outside();
     outside.execute_batch("BEGIN IMMEDIATE").unwrap();
     let (lost, served) = (draw_of(&own("acme", 10), 1), draw_of(&own("acme", 10), 2));
     let error = store.draw(&lost).await.unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("is held by another process"), "{error}");
-    assert_eq!(shows(&store, "acme").await, Some((7, 3)));
-    let mut waiting = patient.draw(&served);
-    assert!(!begin(&mut waiting));
+    assert_eq!(balance(&store, "acme").await, Some((7, 3)));
+    let mut waiting = long_timeout.draw(&served);
+    assert!(!poll_once(&mut waiting));
     outside.execute_batch("COMMIT").unwrap();
     granted(waiting.await);
-    assert_eq!(shows(&store, "acme").await, Some((5, 5)));
+    assert_eq!(balance(&store, "acme").await, Some((5, 5)));
 }
 
-/// One of several who made a new file, or a new namespace, at the same time was told that the file was held, or that it
-/// contradicted itself.
+/// Of several processes that created a new file or namespace at the same time, one used to get an error: the
+/// file was locked, or corrupt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
-async fn many_may_open_a_new_file_and_namespace_at_once() {
+async fn racing_opens_of_a_new_file_succeed() {
     for round in 0..10 {
-        let place = Place::new();
+        let place = TempFile::new();
         let opening: Vec<_> = (0..8)
             .map(|number| {
                 let options = SqliteOptions::file(&place.path).clock(ManualWall::new(START));
-                let options = options.deadline(PATIENCE);
+                let options = options.deadline(TIMEOUT);
                 tokio::spawn(async move {
                     let store = options.namespace("shared").open().await?;
                     let other = store.namespace(&format!("namespace-{}", number % 2)).await?;
@@ -336,43 +336,43 @@ async fn many_may_open_a_new_file_and_namespace_at_once() {
             last = Some(opened.await.unwrap().unwrap_or_else(|error| panic!("round {round}: {error}")));
         }
         let store = last.unwrap();
-        assert_eq!(shows(&store, "acme").await, Some((92, 8)));
+        assert_eq!(balance(&store, "acme").await, Some((92, 8)));
         let other = store.namespace("namespace-1").await.unwrap();
-        assert_eq!(shows(&other, "acme").await, Some((96, 4)));
+        assert_eq!(balance(&other, "acme").await, Some((96, 4)));
     }
 }
 
-/// Those who read closed the file after `close` had come back: what was copied then lacked what was in the log.
+/// Readers used to close the file after `close` had returned: a copy then lacked the contents of the log.
 #[tokio::test]
-async fn a_file_that_was_closed_is_whole_by_itself() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn closed_file_is_complete_without_its_log() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     granted(store.spend(&draw_of(&levels(&[("acme", &[slow(10)])]), 4)).await);
-    assert_eq!(shows(&store, "acme").await, Some((6, 4)));
+    assert_eq!(balance(&store, "acme").await, Some((6, 4)));
     store.close().await;
     assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "the log is gone");
-    // Threads that close their connections at once left the log to each other.
+    // Threads that closed their connections at the same time used to leave the log to each other.
     for round in 0..40 {
         let store = place.open(&clock).await;
         granted(store.spend(&draw_of(&levels(&[("busy", &[slow(100)])]), 1)).await);
-        tokio::join!(shows(&store, "acme"), shows(&store, "acme"), shows(&store, "busy"));
+        tokio::join!(balance(&store, "acme"), balance(&store, "acme"), balance(&store, "busy"));
         store.close().await;
         assert_eq!(fs::read_dir(&place.folder).unwrap().count(), 1, "the log is gone in round {round}");
     }
-    let copy = Place::new();
+    let copy = TempFile::new();
     fs::copy(&place.path, &copy.path).unwrap();
-    assert_eq!(shows(&copy.open(&clock).await, "acme").await, Some((6, 4)));
+    assert_eq!(balance(&copy.open(&clock).await, "acme").await, Some((6, 4)));
 }
 
-/// A newer program has brought the file up to date while an older one has it open.
+/// A newer program upgrades the file while an older one has it open.
 #[tokio::test]
-async fn a_file_that_becomes_newer_while_it_is_open_takes_no_more_writes() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn open_file_that_becomes_newer_takes_no_writes() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     granted(store.draw(&draw_of(&own("acme", 10), 1)).await);
     place.outside().pragma_update(None, "user_version", 99).unwrap();
     for _ in 0..3 {
-        let sentence = said(store.draw(&draw_of(&own("acme", 10), 1)).await);
+        let sentence = error_text(store.draw(&draw_of(&own("acme", 10), 1)).await);
         assert!(
             sentence.ends_with("has schema version 99, newer than 5: use a newer tidegate"),
             "{sentence}"

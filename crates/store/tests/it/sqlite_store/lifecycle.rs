@@ -1,20 +1,20 @@
-//! A file's life beside its use: made, looked at without a trace, brought up to date with all it holds.
+//! The lifecycle of a file: created, checked without side effects, upgraded with its data.
 
 use std::fs;
 
 use tidegate_store::lifecycle::{self, Lifecycle, Readiness};
 use tidegate_store::{ManualWall, Sqlite, Tokens};
 
-use crate::kit::held::{fill, is_held};
-use crate::kit::sqlite::Place;
-use crate::kit::words::{START, said, shows};
+use crate::kit::common::{START, balance, error_text};
+use crate::kit::contents::{assert_intact, fill};
+use crate::kit::sqlite::TempFile;
 
-fn life(place: &Place, options: &str) -> Box<dyn Lifecycle> {
+fn life(place: &TempFile, options: &str) -> Box<dyn Lifecycle> {
     lifecycle::at(&format!("sqlite:{}{options}", place.path.display())).expect("an address")
 }
 
-/// All files of the folder, byte by byte.
-fn bytes(place: &Place) -> Vec<(String, Vec<u8>)> {
+/// All files of the folder with their bytes.
+fn bytes(place: &TempFile) -> Vec<(String, Vec<u8>)> {
     let read = |entry: fs::DirEntry| {
         (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).expect("a file"))
     };
@@ -24,16 +24,16 @@ fn bytes(place: &Place) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// A file with something of everything in it, which is closed.
-async fn filled(place: &Place) {
+/// A closed file with data of every kind.
+async fn filled(place: &TempFile) {
     let store = place.open(&ManualWall::new(START)).await;
     fill(&store).await;
     store.close().await;
 }
 
 #[tokio::test]
-async fn a_file_is_made_once_and_then_was_there() {
-    let place = Place::new();
+async fn file_is_created_once() {
+    let place = TempFile::new();
     for is_new in [true, false] {
         let made = life(&place, "?namespace=prod").init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.kind, made.is_new)).collect();
@@ -44,24 +44,24 @@ async fn a_file_is_made_once_and_then_was_there() {
 }
 
 #[tokio::test]
-async fn a_look_at_what_is_not_there_makes_nothing() {
-    let place = Place::new();
+async fn check_and_list_create_nothing() {
+    let place = TempFile::new();
     let checked = life(&place, "").check().await.unwrap();
     assert_eq!((checked.readiness(), checked.schema), (Readiness::Missing, None));
     let what: Vec<_> = checked.missing.iter().map(|part| part.kind).collect();
     assert_eq!(what, ["file", "namespace"]);
-    let wanted = format!("the file `{}` is not there: run `tidegate store init`", place.path.display());
-    assert_eq!(said(life(&place, "").list().await), wanted);
-    assert_eq!(said(life(&place, "").upgrade().await), wanted);
+    let wanted = format!("the file `{}` does not exist: run `tidegate store init`", place.path.display());
+    assert_eq!(error_text(life(&place, "").list().await), wanted);
+    assert_eq!(error_text(life(&place, "").upgrade().await), wanted);
     assert_eq!(bytes(&place), []);
 }
 
 #[tokio::test]
-async fn a_look_leaves_no_trace_whether_the_file_is_in_use_or_not() {
-    let place = Place::new();
+async fn check_and_list_leave_no_trace() {
+    let place = TempFile::new();
     filled(&place).await;
     let before = bytes(&place);
-    assert_eq!(before.len(), 1, "it is closed");
+    assert_eq!(before.len(), 1, "the log is removed");
     assert_eq!(life(&place, "").check().await.unwrap().readiness(), Readiness::Ready);
     assert_eq!(life(&place, "?namespace=none").check().await.unwrap().readiness(), Readiness::Missing);
     let listed = life(&place, "").list().await.unwrap();
@@ -72,25 +72,25 @@ async fn a_look_leaves_no_trace_whether_the_file_is_in_use_or_not() {
     );
     assert!(bytes(&place) == before, "no byte has changed");
 
-    // In use, what is in the log is seen too.
+    // While the file is in use, its log is read too.
     let store = place.open(&ManualWall::new(START)).await;
     store.namespace("late").await.unwrap();
     assert_eq!(life(&place, "?namespace=late").check().await.unwrap().readiness(), Readiness::Ready);
     assert_eq!(life(&place, "").list().await.unwrap().spaces.len(), 2);
     store.close().await;
-    assert_eq!(bytes(&place).len(), 1, "nothing is left beside it");
+    assert_eq!(bytes(&place).len(), 1, "no other file is left");
 }
 
 #[tokio::test]
-async fn an_older_file_is_upgraded_with_what_it_holds() {
-    let place = Place::new();
+async fn upgraded_file_keeps_its_data() {
+    let place = TempFile::new();
     filled(&place).await;
     place.downgrade(1);
     let before = bytes(&place);
     let checked = life(&place, "").check().await.unwrap();
     assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 5));
     assert_eq!(life(&place, "").list().await.unwrap().spaces[0].schema, Some(1));
-    let refused = said(life(&place, "").init().await);
+    let refused = error_text(life(&place, "").init().await);
     assert!(
         refused.ends_with("has schema version 1, older than 5: run `tidegate store upgrade`"),
         "{refused}"
@@ -103,13 +103,13 @@ async fn an_older_file_is_upgraded_with_what_it_holds() {
     assert_eq!((again.parts[0].from, again.schema), (5, 5));
 
     let store = place.open(&ManualWall::new(START)).await;
-    is_held(&store).await;
+    assert_intact(&store).await;
     assert!(store.tokens(&tidegate_store::Paging::default()).await.unwrap().items.is_empty());
 }
 
 #[tokio::test]
-async fn of_many_who_upgrade_at_once_one_does() {
-    let place = Place::new();
+async fn one_of_many_concurrent_upgrades_runs() {
+    let place = TempFile::new();
     filled(&place).await;
     place.downgrade(1);
     let url = format!("sqlite:{}", place.path.display());
@@ -125,21 +125,24 @@ async fn of_many_who_upgrade_at_once_one_does() {
     }
     from.sort_unstable();
     assert_eq!(from, [1, 5, 5, 5, 5, 5, 5, 5]);
-    assert_eq!(shows(&Sqlite::open(&place.path).await.unwrap(), "acme").await.map(|(_, used)| used), Some(2));
+    assert_eq!(
+        balance(&Sqlite::open(&place.path).await.unwrap(), "acme").await.map(|(_, used)| used),
+        Some(2)
+    );
 }
 
 #[tokio::test]
-async fn a_newer_file_is_refused_by_all_with_both_versions_and_left_as_it_is() {
-    let place = Place::new();
+async fn newer_file_is_refused_by_every_verb_unchanged() {
+    let place = TempFile::new();
     filled(&place).await;
     place.outside().pragma_update(None, "user_version", 99).unwrap();
     let before = bytes(&place);
     let life = life(&place, "");
     let refusals = [
-        said(life.init().await),
-        said(life.check().await),
-        said(life.upgrade().await),
-        said(life.list().await),
+        error_text(life.init().await),
+        error_text(life.check().await),
+        error_text(life.upgrade().await),
+        error_text(life.list().await),
     ];
     for refused in refusals {
         assert!(refused.ends_with("has schema version 99, newer than 5: use a newer tidegate"), "{refused}");
@@ -148,14 +151,14 @@ async fn a_newer_file_is_refused_by_all_with_both_versions_and_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_check_says_what_the_options_of_a_file_are_worth() {
-    let place = Place::new();
+async fn check_reports_durability_of_options() {
+    let place = TempFile::new();
     filled(&place).await;
     let second = life(&place, "").check().await.unwrap();
     assert!(second.durability.contains("at most the last second is lost"), "{}", second.durability);
     assert_eq!((second.clock, second.dangers().count()), (None, 0));
     let commit = life(&place, "?durable=commit&size_max=1048576").check().await.unwrap();
-    assert_eq!(commit.durability, "what was answered is on the disk");
+    assert_eq!(commit.durability, "acknowledged writes are on the disk");
     let settings: Vec<_> = commit.settings.iter().map(|setting| setting.name).collect();
     assert_eq!(settings, ["durable", "size", "size_max"]);
 }

@@ -1,5 +1,5 @@
-//! Whatever is asked in whatever order, the store in a file answers as the one in memory does: with one handle, with two
-//! that take turns, and after being opened anew.
+//! Differential test: any sequence of calls gives the same answers on the SQLite store as on the in-memory
+//! store, with one handle, with two alternating handles, and after reopening.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,49 +15,49 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
-    Adjust, Cancel, Draw, Drawn, Extend, Held, Lookup, ManualWall, Memory, Moved, Paging, Renew, Settle,
-    Sqlite, Standing, Store, StoreError, Terms, UsageOf, UsageQuery,
+    Adjust, Cancel, Draw, DrawResult, Extend, LeaseSnapshot, LeaseStatus, Lookup, ManualWall, Memory,
+    Movement, Paging, Renew, Settle, Sqlite, Store, StoreError, Terms, UsageOf, UsageQuery,
 };
 
-use crate::kit::sqlite::Place;
-use crate::kit::words::{START, subject};
+use crate::kit::common::{START, subject};
+use crate::kit::sqlite::TempFile;
 
-/// Something to ask of a store.
+/// A call to a store.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Draw {
         lease: u8,
-        whose: u8,
+        holder: u8,
         units: [Option<u64>; 2],
         seconds: u8,
         returns: bool,
     },
     Spend {
         lease: u8,
-        whose: u8,
+        holder: u8,
         units: [Option<u64>; 2],
     },
     Extend {
         lease: u8,
-        whose: u8,
+        holder: u8,
         step: u8,
         units: [Option<u64>; 2],
     },
     Adjust {
         lease: u8,
-        whose: u8,
+        holder: u8,
         step: u8,
         deltas: [Option<i64>; 2],
     },
     Settle {
         lease: u8,
-        whose: u8,
+        holder: u8,
         step: u8,
         actual: [Option<u64>; 2],
     },
     Renew {
         lease: u8,
-        whose: u8,
+        holder: u8,
         step: u8,
         seconds: u32,
     },
@@ -66,10 +66,10 @@ pub(crate) enum Step {
     },
     Cancel {
         lease: u8,
-        whose: u8,
+        holder: u8,
         step: u8,
     },
-    /// All of them together are less than ten minutes: when what has ended is forgotten is a store's own affair.
+    /// Less than ten minutes in total, because stores evict ended leases at different times.
     Pass {
         millis: u64,
     },
@@ -78,19 +78,19 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// The same, except that a lease draws of every limit, and changes nothing by more than can be counted.
+    /// The same, except that a lease draws from every limit, and deltas do not overflow.
     pub(crate) fn drawing_all(mut self) -> Self {
         if let Self::Draw { units, .. } | Self::Spend { units, .. } = &mut self {
             *units = units.map(|units| units.or(Some(0)));
         }
-        // What is more than can be counted leaves a full bucket that has consumed something: only a report tells.
+        // A saturated delta leaves a full bucket with consumption, which only a report shows.
         if let Self::Adjust { deltas, .. } = &mut self {
             *deltas = deltas.map(|delta| delta.map(|delta| delta.clamp(-60, 60)));
         }
         self
     }
 
-    /// The lease that it is about.
+    /// The lease of the step.
     pub(crate) const fn lease(&self) -> Option<u8> {
         match *self {
             Self::Draw { lease, .. }
@@ -117,38 +117,38 @@ fn deltas() -> impl Strategy<Value = [Option<i64>; 2]> {
 }
 
 pub(crate) fn step() -> impl Strategy<Value = Step> {
-    let (lease, whose, number) = (0..6_u8, 0..6_u8, 0..5_u8);
+    let (lease, holder, number) = (0..6_u8, 0..6_u8, 0..5_u8);
     prop_oneof![
-        6 => (lease.clone(), whose.clone(), units(), 1..30_u8, any::<bool>()).prop_map(
-            |(lease, whose, units, seconds, returns)| Step::Draw { lease, whose, units, seconds, returns }
+        6 => (lease.clone(), holder.clone(), units(), 1..30_u8, any::<bool>()).prop_map(
+            |(lease, holder, units, seconds, returns)| Step::Draw { lease, holder, units, seconds, returns }
         ),
-        2 => (lease.clone(), whose.clone(), units())
-            .prop_map(|(lease, whose, units)| Step::Spend { lease, whose, units }),
-        3 => (lease.clone(), whose.clone(), number.clone(), units())
-            .prop_map(|(lease, whose, step, units)| Step::Extend { lease, whose, step, units }),
-        3 => (lease.clone(), whose.clone(), number.clone(), deltas())
-            .prop_map(|(lease, whose, step, deltas)| Step::Adjust { lease, whose, step, deltas }),
-        3 => (lease.clone(), whose.clone(), number.clone(), units())
-            .prop_map(|(lease, whose, step, actual)| Step::Settle { lease, whose, step, actual }),
-        2 => (lease.clone(), whose.clone(), number.clone(), prop_oneof![0..30_u32, Just(20_000), Just(100_000)])
-            .prop_map(|(lease, whose, step, seconds)| Step::Renew { lease, whose, step, seconds }),
+        2 => (lease.clone(), holder.clone(), units())
+            .prop_map(|(lease, holder, units)| Step::Spend { lease, holder, units }),
+        3 => (lease.clone(), holder.clone(), number.clone(), units())
+            .prop_map(|(lease, holder, step, units)| Step::Extend { lease, holder, step, units }),
+        3 => (lease.clone(), holder.clone(), number.clone(), deltas())
+            .prop_map(|(lease, holder, step, deltas)| Step::Adjust { lease, holder, step, deltas }),
+        3 => (lease.clone(), holder.clone(), number.clone(), units())
+            .prop_map(|(lease, holder, step, actual)| Step::Settle { lease, holder, step, actual }),
+        2 => (lease.clone(), holder.clone(), number.clone(), prop_oneof![0..30_u32, Just(20_000), Just(100_000)])
+            .prop_map(|(lease, holder, step, seconds)| Step::Renew { lease, holder, step, seconds }),
         2 => lease.clone().prop_map(|lease| Step::Find { lease }),
-        2 => (lease, whose, number).prop_map(|(lease, whose, step)| Step::Cancel { lease, whose, step }),
+        2 => (lease, holder, number).prop_map(|(lease, holder, step)| Step::Cancel { lease, holder, step }),
         3 => (0..9_000_u64).prop_map(|millis| Step::Pass { millis }),
         1 => Just(Step::Look),
         1 => Just(Step::Reopen),
     ]
 }
 
-/// Three entities, two of them under the third; each in two versions of its rules. A lease is always the same one's: a
-/// store in memory looks for it where its holder's buckets are.
-fn lease_and_levels(lease: u8, whose: u8) -> (LeaseId, Arc<Levels>) {
-    // Versions that no administrator has made: a store that forgets full buckets keeps those that follow them.
-    let version = 1 + u64::from(whose / 3);
+/// Three entities, two of them children of the third, each with two versions of its rules. A lease always has
+/// the same holder: the in-memory store looks it up at its holder's buckets.
+fn lease_and_levels(lease: u8, holder: u8) -> (LeaseId, Arc<Levels>) {
+    // Versions that no administrative change has made: an evicting store keeps buckets with newer versions.
+    let version = 1 + u64::from(holder / 3);
     (LeaseId::new(1_800_000_000_000, u128::from(lease)), levels(lease, version, 20 + 40 * version))
 }
 
-/// The levels of a lease by the rules of a version.
+/// The levels of a lease under a version of the rules.
 pub(crate) fn levels(lease: u8, version: u64, burst: u64) -> Arc<Levels> {
     let limits = [Limit::per_minute("rpm", 7 + version).burst(burst), Limit::per_second("tpm", 3).burst(90)];
     let entities: &[&str] = match lease % 3 {
@@ -164,8 +164,8 @@ pub(crate) fn levels(lease: u8, version: u64, burst: u64) -> Arc<Levels> {
     Arc::new(Levels::new(Version::new(version), entities.iter().map(row).collect()))
 }
 
-/// An answer in words, so that two can be compared.
-fn told(levels: &Levels, answer: Result<(&str, Moved), StoreError>) -> String {
+/// An answer as text, for comparison.
+fn describe(levels: &Levels, answer: Result<(&str, Movement), StoreError>) -> String {
     let (what, moved) = match answer {
         Ok(answer) => answer,
         Err(error) => return error.to_string(),
@@ -180,97 +180,97 @@ fn told(levels: &Levels, answer: Result<(&str, Moved), StoreError>) -> String {
     text
 }
 
-/// What can be seen of a limit: of one that is full, not since when it is.
+/// The visible state of a limit; when a full one became full is not visible.
 fn seen(meter: &Meter, at: Stamp) -> String {
     let full_at = meter.bucket().full_at();
     let full_at = if meter.is_full(at) { None } else { Some((full_at.whole, full_at.part)) };
     format!("{} {:?} {} full at {full_at:?}", meter.rule(), meter.version(), meter.consumed())
 }
 
-fn told_draw(levels: &Levels, answer: Result<Drawn, StoreError>) -> String {
+fn describe_draw(levels: &Levels, answer: Result<DrawResult, StoreError>) -> String {
     let answer = answer.map(|drawn| match drawn {
-        Drawn::Granted(moved) => ("granted", moved),
-        Drawn::Refused(moved) => ("refused", moved),
+        DrawResult::Granted(moved) => ("granted", moved),
+        DrawResult::Refused(moved) => ("refused", moved),
     });
-    told(levels, answer)
+    describe(levels, answer)
 }
 
-fn told_move(levels: &Levels, answer: Result<Moved, StoreError>) -> String {
-    told(levels, answer.map(|moved| ("moved", moved)))
+fn describe_move(levels: &Levels, answer: Result<Movement, StoreError>) -> String {
+    describe(levels, answer.map(|moved| ("moved", moved)))
 }
 
-/// Asks, with the lease and the levels that `of` finds for a step's numbers.
-pub(crate) async fn ask(
+/// Runs a step, with the lease and the levels that `of` returns for its numbers.
+pub(crate) async fn run_step(
     store: &dyn Store,
     step: &Step,
     of: &dyn Fn(u8, u8) -> (LeaseId, Arc<Levels>),
 ) -> String {
     match *step {
-        Step::Draw { lease, whose, units, seconds, returns } => {
+        Step::Draw { lease, holder, units, seconds, returns } => {
             let on_expiry = if returns { OnExpiry::Return } else { OnExpiry::Settle };
             let terms = Terms { deadline: Duration::from_secs(seconds.into()), on_expiry };
-            let (lease, levels) = of(lease, whose);
+            let (lease, levels) = of(lease, holder);
             let units = Units::from_slice(&units);
             let draw = Draw { lease, levels: levels.clone(), units, terms, is_watched: true };
-            told_draw(&levels, store.draw(&draw).await)
+            describe_draw(&levels, store.draw(&draw).await)
         }
-        Step::Spend { lease, whose, units } => {
+        Step::Spend { lease, holder, units } => {
             let terms = Terms { deadline: Duration::from_secs(9), on_expiry: OnExpiry::Settle };
-            let (lease, levels) = of(lease, whose);
+            let (lease, levels) = of(lease, holder);
             let units = Units::from_slice(&units);
             let draw = Draw { lease, levels: levels.clone(), units, terms, is_watched: true };
-            told_draw(&levels, store.spend(&draw).await)
+            describe_draw(&levels, store.spend(&draw).await)
         }
-        Step::Extend { lease, whose, step, units } => {
-            let ((lease, levels), step) = (of(lease, whose), step.into());
+        Step::Extend { lease, holder, step, units } => {
+            let ((lease, levels), step) = (of(lease, holder), step.into());
             let units = Units::from_slice(&units);
             let extend = Extend { lease, step, levels: levels.clone(), units };
-            told_draw(&levels, store.extend(&extend).await)
+            describe_draw(&levels, store.extend(&extend).await)
         }
-        Step::Adjust { lease, whose, step, deltas } => {
-            let ((lease, levels), step) = (of(lease, whose), step.into());
+        Step::Adjust { lease, holder, step, deltas } => {
+            let ((lease, levels), step) = (of(lease, holder), step.into());
             let deltas = Deltas::from_slice(&deltas);
             let adjust = Adjust { lease, step, levels: levels.clone(), deltas };
-            told_move(&levels, store.adjust(&adjust).await)
+            describe_move(&levels, store.adjust(&adjust).await)
         }
-        Step::Settle { lease, whose, step, actual } => {
-            let ((lease, levels), step) = (of(lease, whose), step.into());
+        Step::Settle { lease, holder, step, actual } => {
+            let ((lease, levels), step) = (of(lease, holder), step.into());
             let actual = Units::from_slice(&actual);
             let settle = Settle { lease, step, levels: levels.clone(), actual, is_watched: true };
-            told_move(&levels, store.settle(&settle).await)
+            describe_move(&levels, store.settle(&settle).await)
         }
-        Step::Renew { lease, whose, step, seconds } => {
-            let ((lease, levels), step) = (of(lease, whose), step.into());
+        Step::Renew { lease, holder, step, seconds } => {
+            let ((lease, levels), step) = (of(lease, holder), step.into());
             let renew = Renew { lease, step, levels, span: Duration::from_secs(seconds.into()) };
             format!("{:?}", store.renew(&renew).await.map_err(|error| error.to_string()))
         }
         Step::Find { lease } => match store.lease(of(lease, 0).0).await {
-            Ok(Standing::Open(Held { at, levels, record })) => {
+            Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record })) => {
                 format!("{at:?} {:?} {:?} {record:?}", levels.version(), levels.names())
             }
-            Ok(Standing::Ended(ended)) => format!("{ended:?}"),
+            Ok(LeaseStatus::Ended(ended)) => format!("{ended:?}"),
             Err(error) => error.to_string(),
         },
-        Step::Cancel { lease, whose, step } => {
-            let ((lease, levels), step) = (of(lease, whose), step.into());
+        Step::Cancel { lease, holder, step } => {
+            let ((lease, levels), step) = (of(lease, holder), step.into());
             let cancel = Cancel { lease, step, levels: levels.clone(), is_watched: true };
-            told_move(&levels, store.cancel(&cancel).await)
+            describe_move(&levels, store.cancel(&cancel).await)
         }
         Step::Pass { .. } => {
-            // When a store ends leases by itself, and tells of it, is its own affair: both are told to.
+            // Stores report expired leases at different times: both are swept.
             store.sweep(1_000).await.map_or_else(|error| error.to_string(), |_| String::new())
         }
-        Step::Look | Step::Reopen => look(store).await,
+        Step::Look | Step::Reopen => visible_state(store).await,
     }
 }
 
-/// All there is to be seen.
-pub(crate) async fn look(store: &dyn Store) -> String {
+/// All visible state.
+pub(crate) async fn visible_state(store: &dyn Store) -> String {
     let subjects = ["child-0", "child-1", "parent"].map(subject);
-    let seen = store.balances(&Lookup::Subjects(subjects.to_vec())).await.expect("balances are answered");
+    let seen = store.balances(&Lookup::Subjects(subjects.to_vec())).await.expect("balances are returned");
     let (mut text, at) = (String::new(), seen.at);
     for mut bucket in seen.buckets {
-        // A limit that is full and has consumed nothing is the same as one that is not there.
+        // A full limit without consumption is equivalent to none.
         bucket.meters.retain(|meter| !meter.is_full(at) || meter.consumed() != 0);
         if bucket.meters.is_empty() {
             continue;
@@ -282,8 +282,8 @@ pub(crate) async fn look(store: &dyn Store) -> String {
     let of = UsageOf::Resource(subjects[0].resource.clone());
     for window in Window::ALL {
         let query = UsageQuery { of: of.clone(), window, range: Stamp::ZERO..Stamp::MAX };
-        for line in store.usage(&query, &Paging::default()).await.expect("usage is answered").items {
-            // A file counts as far as a column does.
+        for line in store.usage(&query, &Paging::default()).await.expect("usage is returned").items {
+            // A file saturates at the maximum of a column.
             let units = [line.tally.units, line.tally.own].map(|units| units.min(i64::MAX.unsigned_abs()));
             let (start, leases) = (line.start, line.tally.leases);
             writeln!(text, "{} {} {window:?} {start:?} {units:?} {leases}", line.subject, line.limit)
@@ -293,10 +293,10 @@ pub(crate) async fn look(store: &dyn Store) -> String {
     text
 }
 
-async fn is_alike(steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn check_equivalence(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let memory = Memory::with_clock(clock.clone());
-    let alone = Sqlite::in_memory_with(&clock).await;
+    let in_memory = Sqlite::in_memory_with(&clock).await;
     let mut pair = [place.open(&clock).await, place.open(&clock).await];
     for (number, step) in steps.iter().enumerate() {
         if let Step::Pass { millis } = step {
@@ -306,24 +306,24 @@ async fn is_alike(steps: Vec<Step>) -> Result<(), TestCaseError> {
             pair[number % 2].close().await;
             pair[number % 2] = place.open(&clock).await;
         }
-        let wanted = ask(&memory, step, &lease_and_levels).await;
+        let wanted = run_step(&memory, step, &lease_and_levels).await;
         prop_assert_eq!(
-            &ask(&alone, step, &lease_and_levels).await,
+            &run_step(&in_memory, step, &lease_and_levels).await,
             &wanted,
             "step {} is {:?}",
             number,
             step
         );
         prop_assert_eq!(
-            &ask(&pair[number % 2], step, &lease_and_levels).await,
+            &run_step(&pair[number % 2], step, &lease_and_levels).await,
             &wanted,
             "step {} is {:?}",
             number,
             step
         );
     }
-    prop_assert_eq!(look(&pair[0]).await, look(&memory).await);
-    prop_assert_eq!(look(&pair[1]).await, look(&memory).await);
+    prop_assert_eq!(visible_state(&pair[0]).await, visible_state(&memory).await);
+    prop_assert_eq!(visible_state(&pair[1]).await, visible_state(&memory).await);
     Ok(())
 }
 
@@ -333,7 +333,7 @@ pub(crate) trait OnClock {
 
 impl OnClock for Sqlite {
     async fn in_memory_with(clock: &ManualWall) -> Sqlite {
-        tidegate_store::SqliteOptions::memory().clock(clock.clone()).open().await.expect("it is opened")
+        tidegate_store::SqliteOptions::memory().clock(clock.clone()).open().await.expect("the store opens")
     }
 }
 
@@ -343,8 +343,8 @@ proptest! {
     ))]
 
     #[test]
-    fn any_sequence_of_calls_is_answered_as_in_memory(steps in prop::collection::vec(step(), 1..60)) {
+    fn any_call_sequence_matches_memory(steps in prop::collection::vec(step(), 1..60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(is_alike(steps))?;
+        runtime.block_on(check_equivalence(steps))?;
     }
 }

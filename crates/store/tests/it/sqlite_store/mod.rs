@@ -1,16 +1,16 @@
-//! The store in a file, in the hands of one process: what becomes of it when the file, the clock, or its callers misbehave.
+//! Tests of the SQLite store within one process: failures of the file, the clock, or the callers.
 
+mod batching;
 mod bounds;
 mod clock;
-mod durable;
-mod evicts;
+mod dropped_calls;
+mod durability;
+mod eviction;
+mod eviction_like_memory;
 mod files;
-mod forgets;
-mod gone;
 mod lifecycle;
 mod like_memory;
 mod panics;
 mod retention;
 mod tampered;
-mod together;
 mod tokens;

@@ -1,4 +1,4 @@
-//! A clock that panics, and wakers that do: all are answered, nothing is half done, and the store goes on.
+//! Panicking clocks and wakers: every call is answered, nothing is half done, and the store continues.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,23 +9,23 @@ use std::task::{Context, Wake, Waker};
 use tidegate_core::time::Stamp;
 use tidegate_store::{Buckets, Policies, SqliteOptions, WallClock};
 
-use super::gone::{Gate, begin};
-use crate::kit::sqlite::Place;
-use crate::kit::words::{START, draw_of, granted, own, said, shows};
+use super::dropped_calls::{Gate, poll_once};
+use crate::kit::common::{START, balance, draw_of, error_text, granted, own};
+use crate::kit::sqlite::TempFile;
 
 #[derive(Debug, Clone, Default)]
-struct Broken(Arc<AtomicBool>);
+struct PanickingClock(Arc<AtomicBool>);
 
-impl WallClock for Broken {
+impl WallClock for PanickingClock {
     fn now(&self) -> Stamp {
-        assert!(!self.0.load(Ordering::SeqCst), "a clock that is broken, on purpose");
+        assert!(!self.0.load(Ordering::SeqCst), "an intentional panic of the clock");
         START
     }
 }
 
 #[tokio::test]
-async fn a_clock_that_panics_fails_the_call_and_nothing_else() {
-    let (place, clock) = (Place::new(), Broken::default());
+async fn panicking_clock_fails_only_its_call() {
+    let (place, clock) = (TempFile::new(), PanickingClock::default());
     for store in [
         SqliteOptions::file(&place.path).clock(clock.clone()).open().await.unwrap(),
         SqliteOptions::memory().clock(clock.clone()).open().await.unwrap(),
@@ -38,34 +38,34 @@ async fn a_clock_that_panics_fails_the_call_and_nothing_else() {
             let error = store.draw(&lost).await.unwrap_err();
             assert!(error.is_transient(), "{error}");
             assert!(error.to_string().ends_with("the store's thread panicked: nothing was done"), "{error}");
-            let error = said(store.version().await);
+            let error = error_text(store.version().await);
             assert!(error.contains("panicked"), "{error}");
             clock.0.store(false, Ordering::SeqCst);
-            assert_eq!(shows(&store, "acme").await, Some((9, 1)));
+            assert_eq!(balance(&store, "acme").await, Some((9, 1)));
         }
         granted(store.draw(&draw_of(&levels, 9)).await);
-        assert_eq!(shows(&store, "acme").await, Some((0, 10)));
+        assert_eq!(balance(&store, "acme").await, Some((0, 10)));
         store.close().await;
     }
 }
 
-/// Wakes by panicking.
-struct Startled;
+/// A waker that panics.
+struct PanickingWaker;
 
-impl Wake for Startled {
+impl Wake for PanickingWaker {
     fn wake(self: Arc<Self>) {
-        panic!("a waker that panics, on purpose");
+        panic!("an intentional panic of the waker");
     }
 }
 
-/// It ended the thread that writes, and everybody after waited for ever.
+/// A panicking waker used to end the writer thread, and all later calls waited for ever.
 #[tokio::test]
-async fn a_waker_that_panics_keeps_nobody_else_waiting() {
-    let place = Place::new();
+async fn panicking_waker_does_not_block_others() {
+    let place = TempFile::new();
     let gate = Gate::default();
     let store = SqliteOptions::file(&place.path).clock(gate.clone()).open().await.unwrap();
     let draws: Vec<_> = (0..4).map(|_| draw_of(&own("acme", 10), 1)).collect();
-    let waker = Waker::from(Arc::new(Startled));
+    let waker = Waker::from(Arc::new(PanickingWaker));
     for draw in &draws {
         gate.close();
         let mut reply = store.spend(draw);
@@ -74,8 +74,8 @@ async fn a_waker_that_panics_keeps_nobody_else_waiting() {
         assert!(Pin::new(&mut read).poll(&mut Context::from_waker(&waker)).is_pending());
         gate.open();
         granted(store.spend(&draw_of(&own("acme", 10), 1)).await);
-        assert!(begin(&mut reply), "it was answered all the same");
+        assert!(poll_once(&mut reply), "the call was answered");
         store.version().await.unwrap();
     }
-    assert_eq!(shows(&store, "acme").await, Some((2, 8)));
+    assert_eq!(balance(&store, "acme").await, Some((2, 8)));
 }

@@ -1,4 +1,4 @@
-//! What is too old is forgotten, little by little, and nothing else is.
+//! Old entries are deleted in small batches, and no others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use tidegate_store::{
     AuditQuery, Buckets, Entities, Ledger, ManualWall, Paging, Retention, Sqlite, Store, UsageOf, UsageQuery,
 };
 
-use crate::kit::sqlite::Place;
-use crate::kit::words::{START, draw_of, granted, own};
+use crate::kit::common::{START, draw_of, granted, own};
+use crate::kit::sqlite::TempFile;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const ALWAYS: std::ops::Range<Stamp> = Stamp::ZERO..Stamp::MAX;
@@ -36,8 +36,8 @@ async fn audited(store: &Sqlite) -> usize {
 }
 
 #[tokio::test]
-async fn each_kind_of_line_is_kept_for_its_own_time() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn each_window_has_its_own_retention() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let kept =
         Retention { hours: Some(2 * HOUR), days: Some(36 * HOUR), months: None, audit: Some(3 * HOUR) };
     let store = place.options(&clock).retention(kept).open().await.unwrap();
@@ -48,7 +48,7 @@ async fn each_kind_of_line_is_kept_for_its_own_time() {
         store.put(&entity, Expect::Any, "tests").await.unwrap();
         clock.advance(HOUR);
     }
-    // 14:00: what ended by 12:00 is too old by the hour, what was changed before 11:00 by the audit.
+    // At 14:00 the hourly limit deletes usage until 12:00, and the audit limit entries before 11:00.
     store.sweep(100).await.unwrap();
     assert_eq!(lines(&store, "acme", Window::Hour).await, [5, 6]);
     assert_eq!(lines(&store, "acme", Window::Day).await, [21]);
@@ -61,12 +61,12 @@ async fn each_kind_of_line_is_kept_for_its_own_time() {
     store.sweep(100).await.unwrap();
     assert!(lines(&store, "acme", Window::Day).await.is_empty());
     assert_eq!((lines(&store, "acme", Window::Month).await, audited(&store).await), (vec![21], 0));
-    assert!(store.get(&EntityId::new("at-0").unwrap()).await.unwrap().is_some(), "what was written stays");
+    assert!(store.get(&EntityId::new("at-0").unwrap()).await.unwrap().is_some(), "records stay");
 }
 
 #[tokio::test]
-async fn much_that_is_old_goes_in_small_parts() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn old_lines_are_pruned_in_small_batches() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let kept = Retention { hours: Some(HOUR), ..Retention::default() };
     let store = place.options(&clock).retention(kept).open().await.unwrap();
     for number in 0..1_200 {
@@ -82,16 +82,16 @@ async fn much_that_is_old_goes_in_small_parts() {
     while before > 0 {
         store.sweep(1).await.unwrap();
         let left = count();
-        // The writer may look by itself between two sweeps.
+        // The writer may also prune by itself between two sweeps.
         assert!(left < before && before - left <= 1_000, "{before} lines became {left}");
         before = left;
     }
 }
 
-/// Lines were forgotten 500 at a time, once a second: with more new subjects than that the file grew.
+/// Lines used to be deleted 500 at a time, once a second: with more new subjects than that the file grew.
 #[tokio::test]
 async fn every_call_prunes_while_lines_are_too_old() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let kept = Retention { hours: Some(HOUR), ..Retention::default() };
     let store = place.options(&clock).retention(kept).open().await.unwrap();
     spend(&store, &own("acme", 100), 1).await;
@@ -107,13 +107,13 @@ async fn every_call_prunes_while_lines_are_too_old() {
     }
     let sql = "SELECT COUNT(*) FROM usage WHERE span = 0";
     let left = place.outside().query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
-    assert_eq!(left, 1, "what is used now is not too old");
+    assert_eq!(left, 1, "current usage is kept");
 }
 
-/// A transaction forgets more ended leases than it can add, so that they do not pile up.
+/// A transaction evicts more ended leases than it can add, so that they do not pile up.
 #[tokio::test]
 async fn every_call_forgets_leases_that_ended_long_ago() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let levels = own("acme", 10_000);
     for _ in 0..1_500 {
@@ -129,11 +129,11 @@ async fn every_call_forgets_leases_that_ended_long_ago() {
 }
 
 #[tokio::test]
-async fn what_is_usual_keeps_hours_for_two_months_and_months_for_ever() {
-    let usual = Retention::default();
-    assert_eq!((usual.hours, usual.days), (Some(62 * 24 * HOUR), Some(800 * 24 * HOUR)));
-    assert_eq!((usual.months, usual.audit), (None, None));
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn default_retention_keeps_months_for_ever() {
+    let default = Retention::default();
+    assert_eq!((default.hours, default.days), (Some(62 * 24 * HOUR), Some(800 * 24 * HOUR)));
+    assert_eq!((default.months, default.audit), (None, None));
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     spend(&store, &own("acme", 10), 4).await;
     clock.advance(61 * 24 * HOUR);

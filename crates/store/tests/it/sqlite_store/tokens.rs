@@ -1,4 +1,4 @@
-//! Tokens in a file: there after a restart, in files of the version before, and never in the clear.
+//! Tokens in a file: they survive a restart and an upgrade, and secrets are never stored in the clear.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use tidegate_core::limit::policy::Expect;
 use tidegate_core::limit::token::{NewToken, TokenHash, TokenId, TokenScope, TokenScopes, TokenState};
 use tidegate_store::{ManualWall, Policies, StoreError, Tokens};
 
-use crate::kit::sqlite::Place;
-use crate::kit::words::{START, draw_of, granted, own, shows};
+use crate::kit::common::{START, balance, draw_of, granted, own};
+use crate::kit::sqlite::TempFile;
 
 fn token(id: &str) -> NewToken {
     NewToken {
@@ -25,8 +25,8 @@ fn hash(number: u8) -> TokenHash {
 }
 
 #[tokio::test]
-async fn a_restart_finds_tokens_as_they_were() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn tokens_survive_a_restart() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let good = store.create_token(&token("good"), &hash(1), "ops").await.unwrap();
     store.create_token(&token("bad"), &hash(2), "ops").await.unwrap();
@@ -36,21 +36,21 @@ async fn a_restart_finds_tokens_as_they_were() {
     assert_eq!(store.find_token(&hash(1)).await.unwrap(), Some(good));
     let bad = store.find_token(&hash(2)).await.unwrap().unwrap();
     assert_eq!((bad.value.state(START), bad.value.revoked_at), (TokenState::Revoked, Some(START)));
-    // Each namespace has its own.
+    // Each namespace has its own tokens.
     let other = store.namespace("other").await.unwrap();
     assert_eq!(other.find_token(&hash(1)).await.unwrap(), None);
     other.create_token(&token("good"), &hash(1), "ops").await.unwrap();
 }
 
 #[tokio::test]
-async fn a_file_of_the_version_before_has_room_for_tokens() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn upgraded_file_accepts_tokens() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     granted(tidegate_store::Buckets::spend(&store, &draw_of(&own("acme", 10), 3)).await);
     store.close().await;
     place.downgrade(2);
     let store = place.open(&clock).await;
-    assert_eq!(shows(&store, "acme").await, Some((7, 3)));
+    assert_eq!(balance(&store, "acme").await, Some((7, 3)));
     store.create_token(&token("ci"), &hash(1), "ops").await.unwrap();
     assert!(store.find_token(&hash(1)).await.unwrap().is_some());
     store.close().await;
@@ -59,8 +59,8 @@ async fn a_file_of_the_version_before_has_room_for_tokens() {
 }
 
 #[tokio::test]
-async fn a_spoiled_token_is_named_and_others_go_on() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn corrupt_token_is_named_and_others_continue() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     store.create_token(&token("ci"), &hash(1), "ops").await.unwrap();
     store.create_token(&token("short"), &hash(2), "ops").await.unwrap();
@@ -81,8 +81,8 @@ async fn a_spoiled_token_is_named_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn the_hash_of_a_secret_is_in_its_column_and_nowhere_else() {
-    let (place, clock) = (Place::new(), ManualWall::new(START));
+async fn secret_hash_is_only_in_its_column() {
+    let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let store = place.open(&clock).await;
     let hash = TokenHash::new(std::array::from_fn(|byte| b'A' + u8::try_from(byte % 26).unwrap()));
     store.create_token(&token("ci"), &hash, "ops").await.unwrap();
@@ -90,7 +90,7 @@ async fn the_hash_of_a_secret_is_in_its_column_and_nowhere_else() {
     store.close().await;
     // The column and its index.
     let hash = hash.as_bytes().map(|byte| format!("{byte:02x}")).concat();
-    // Without what a row leaves behind when it moves within its page.
+    // VACUUM removes copies that a row leaves behind when it moves within its page.
     place.outside().execute_batch("VACUUM").unwrap();
     let bytes = fs::read(&place.path).unwrap();
     let found = bytes.windows(hash.len()).filter(|window| *window == hash.as_bytes()).count();

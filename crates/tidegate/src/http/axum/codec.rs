@@ -1,13 +1,13 @@
-//! A problem on its way out: the body, the status, and the fields.
+//! Serializes a problem into a response: body, status and header fields.
 
 use ::http::{HeaderValue, Response, StatusCode, header};
 use tidegate_client::Problem;
 
 use crate::http::{LimitField, rate_limit_fields, retry_after_field};
 
-/// The response that says a problem.
-pub(super) fn answer<B: From<String>>(problem: &Problem, limits: &[LimitField<'_>]) -> Response<B> {
-    // A problem has names, texts and numbers, all of which can be written.
+/// The response for a problem.
+pub(super) fn response_of<B: From<String>>(problem: &Problem, limits: &[LimitField<'_>]) -> Response<B> {
+    // A problem consists of names, texts and numbers, which always serialize.
     let text = serde_json::to_string(problem).unwrap_or_default();
     let mut response = Response::new(B::from(text));
     *response.status_mut() =

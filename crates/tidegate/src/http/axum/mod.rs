@@ -1,6 +1,7 @@
-//! A layer for HTTP servers: each request draws from a [`Limiter`](crate::Limiter), and 429 is answered where a limit is used up.
+//! A layer for HTTP servers: each request draws from a [`Limiter`](crate::Limiter), and gets a 429 if a limit
+//! is exceeded.
 //!
-//! For axum, and for whatever else serves HTTP as a tower service: axum itself is not needed.
+//! For axum and any other HTTP server built on tower services: axum itself is not required.
 //!
 //! ```
 //! use axum::Router;
@@ -16,21 +17,24 @@
 //! # }
 //! ```
 //!
-//! - **Who.** By a [header](LimitLayer::by_header), by a [token](LimitLayer::by_token), or by a [function](LimitLayer::by_key).
-//!   A request of which nobody can tell whose it is is refused, or draws for [somebody else](LimitLayer::otherwise).
-//! - **How much.** One unit of `rpm`, or what a function [says](LimitLayer::cost).
-//! - **Refused.** 429 with `Retry-After`, a [`Problem`] of RFC 9457 as `application/problem+json`, and the fields `RateLimit` and
-//!   `RateLimit-Policy`. Other errors have the status that [`problem`] gives them. [`Tell`] says how much strangers learn.
-//! - **Served.** The answer has the fields too. What was drawn is spent; or the answer [says](LimitLayer::settle) what was used.
+//! - **Key.** By a [header](LimitLayer::by_header), by a [token](LimitLayer::by_token), or by a
+//!   [function](LimitLayer::by_key). A request without a key is rejected, or draws for a [fallback
+//!   entity](LimitLayer::fallback).
+//! - **Cost.** One unit of `rpm`, or the result of a [function](LimitLayer::cost).
+//! - **Rejected.** 429 with `Retry-After`, a [`Problem`] of RFC 9457 as `application/problem+json`, and the
+//!   fields `RateLimit` and `RateLimit-Policy`. Other errors get the status that [`problem`] assigns.
+//!   [`ErrorDetail`] controls the level of detail.
+//! - **Served.** The response has the fields too. The units drawn are spent, or [settled](LimitLayer::settle)
+//!   by the response.
 //!
-//! The limiter's own rules hold: limits are those of its policies, and where its store is away, they say what to do.
+//! The limiter's policies apply, including those for an unavailable store.
 
 mod codec;
+mod key;
 mod layer;
 mod problem;
-mod who;
 
-pub use layer::{LimitLayer, Limits, Serving, Tell, Used};
+pub use key::{ByHeader, ByKey, ByToken, Key, KeyExtractor, OneRequest, Price, Units};
+pub use layer::{ErrorDetail, LimitLayer, LimitService, ServeFuture, UnitsUsed};
 pub use problem::{problem, store_problem};
 pub use tidegate_client::{LimitState, Problem};
-pub use who::{ByHeader, ByKey, ByToken, Key, OneRequest, Price, Units, Who};

@@ -1,4 +1,4 @@
-//! What a limiter refuses, as a problem of RFC 9457: said the same by our server and by the layer in anybody's.
+//! Maps a limiter's errors to problems of RFC 9457, for our server and for the layer.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ const UNPROCESSABLE: u16 = 422;
 const UNAVAILABLE: u16 = 503;
 const CONFLICT: u16 = 409;
 const NOT_FOUND: u16 = 404;
-/// When to come back where nobody knows.
+/// The retry time if none is known.
 const SOON: Duration = Duration::from_secs(1);
 
-/// What a limiter's error is to whoever asked, with every limit that was asked.
+/// The problem for a limiter's error, with every limit drawn from.
 ///
-/// What a store says of itself stays here: a sentence of its own may hold the path of a file. Where it refused for want of
-/// anything but units, the problem says of what kind it is, and no more.
+/// Internal errors of a store are not exposed: their messages may contain file paths. If a store refused for
+/// a reason other than units, the problem names the kind and nothing else.
 ///
 /// ```
 /// use tidegate::axum::problem;
@@ -43,7 +43,7 @@ pub fn problem(error: &LimitError) -> Problem {
         }
         LimitError::TooLarge(limited) => about(unprocessable("too-large", detail), &limited.lines),
         LimitError::Waiting { retry_after, .. } => {
-            let problem = Problem::new(TOO_MANY_REQUESTS, "waiting", "Others are waiting", detail);
+            let problem = Problem::new(TOO_MANY_REQUESTS, "waiting", "Other callers are waiting", detail);
             after(problem, retry_after.unwrap_or(SOON))
         }
         LimitError::Busy { retry_after, .. } => {
@@ -62,20 +62,20 @@ pub fn problem(error: &LimitError) -> Problem {
         LimitError::Cost(_) => invalid("cost", detail),
         LimitError::Policy(_) => invalid("limits", detail),
         LimitError::Deadline { .. } => invalid("deadline", detail),
-        // A name, an entity that is too deep, and whatever else cannot be asked for.
+        // A name, an entity that is too deep, and other invalid requests.
         _ => unprocessable("invalid", detail),
     }
 }
 
-/// What a store's error is to whoever asked. What is wrong in here is told as no more than that.
+/// The problem for a store's error. Internal errors are not exposed.
 pub fn store_problem(error: &StoreError) -> Problem {
     let detail = error.to_string();
     let conflict = |kind, detail| Problem::new(CONFLICT, kind, "Not as expected", detail);
     let not_found = |kind, detail| Problem::new(NOT_FOUND, kind, "Not found", detail);
     match error {
         StoreError::Unavailable { .. } | StoreError::TimedOut { .. } => {
-            let detail = "the store is away, or did not answer in time";
-            after(Problem::new(UNAVAILABLE, "store-away", "The store is away", detail), SOON)
+            let detail = "the store is unavailable or did not respond in time";
+            after(Problem::new(UNAVAILABLE, "store-away", "The store is unavailable", detail), SOON)
         }
         StoreError::Busy { retry_after, .. } => {
             let detail = "too many calls wait for the store";
@@ -85,7 +85,7 @@ pub fn store_problem(error: &StoreError) -> Problem {
             let version = current.map(tidegate_core::limit::policy::Version::number);
             Problem { version, ..conflict("stale", detail) }
         }
-        // The ids in these sentences are no secrets without their proofs.
+        // The ids in these messages are not secret without their proofs.
         StoreError::Ended { .. } => Problem::new(410, "lease-ended", "The lease has ended", detail),
         StoreError::Late { done, .. } => Problem { step: Some(*done), ..conflict("late-step", detail) },
         StoreError::NoLease { .. } => not_found("no-lease", detail),
@@ -98,9 +98,9 @@ pub fn store_problem(error: &StoreError) -> Problem {
     }
 }
 
-/// Something went wrong in here.
+/// An internal error.
 pub(super) fn internal() -> Problem {
-    let detail = "the server could not do this; its log says why";
+    let detail = "internal error; see the server's log";
     Problem::new(500, "internal", "Internal error", detail)
 }
 
@@ -108,7 +108,7 @@ fn unprocessable(kind: &str, detail: String) -> Problem {
     Problem::new(UNPROCESSABLE, kind, "Invalid request", detail)
 }
 
-/// A field of the request is wrong.
+/// A field of the request is invalid.
 fn invalid(field: &str, detail: String) -> Problem {
     let field = Some(field.to_owned()).filter(|field| !field.is_empty());
     Problem { field, ..unprocessable("invalid", detail) }

@@ -1,23 +1,24 @@
-//! What the middleware itself has to say against a request.
+//! Errors of the middleware itself.
 
 use thiserror::Error;
 use tidegate_core::authority::InvalidAuthority;
 use tidegate_core::refused::Refused;
 
-/// Why a request was not sent, or not any further.
+/// Why a request, or a redirect of it, was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ThrottleError {
-    /// It was not admitted, and never sent: the circuit is open, the line is full, the throttle is closed.
+    /// It was not admitted, and never sent: the circuit is open, the queue is full, or the throttle is
+    /// closed.
     #[error(transparent)]
     Refused(Refused),
-    /// It goes to no host that can be told.
-    #[error("the request goes to no host that can be told: {0}")]
+    /// Its host cannot be determined.
+    #[error("cannot determine the request's host: {0}")]
     NoHost(InvalidAuthority),
     /// It was redirected too often.
     #[error("redirected more than {redirects_max} times")]
     TooManyRedirects {
-        /// The bound.
+        /// The maximum number of redirects.
         redirects_max: u32,
     },
     /// It was redirected to an address that is neither `http` nor `https`.
@@ -26,7 +27,7 @@ pub enum ThrottleError {
 }
 
 impl ThrottleError {
-    /// What we said, where it was us.
+    /// The middleware's error, if it is one.
     ///
     /// ```
     /// use tidegate::reqwest::ThrottleError;

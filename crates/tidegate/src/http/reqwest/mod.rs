@@ -1,6 +1,6 @@
-//! A middleware for reqwest: each host at the rate it bears, tried again where that may help, and never before it said so.
+//! A middleware for reqwest: throttles each host to the rate it accepts, and retries where that is safe.
 //!
-//! It is put under a client by three lines, two of which make the limits:
+//! Adding it to a client takes three lines, two of which create the limits:
 //!
 //! ```
 //! use tidegate::Keyed;
@@ -17,18 +17,20 @@
 //! # }
 //! ```
 //!
-//! Every attempt is admitted anew by its host's throttle, and holds its slot until the body of its answer ends. Responses are
-//! read by status and headers, as [`Classes`] has it: what says when to come back pauses the host for everybody.
+//! Every attempt is admitted by its host's throttle, and holds its slot until the response's body ends.
+//! Responses are classified by status and headers according to [`Classes`]: a retry time pauses the host for
+//! all requests.
 //!
-//! - **Trying again.** As the [`Retry`] of the throttle's limits says, or that of [`Throttling::retry`], with its
-//!   budget. Only requests whose body can be sent twice are: not those with a stream. And [`Replay`] says which methods: a `POST`
-//!   is sent again where it surely was not carried out. When all attempts are spent, the last answer is the answer, whatever
-//!   its status.
-//! - **Redirects.** [`Throttling::client`] follows them itself, up to ten, so that each hop is the request of the host it goes to,
-//!   admitted and learned from there. Credentials do not go along to another origin. In a client that was built otherwise, and
-//!   follows redirects by itself, the hops are not admitted by anybody: there an answer that comes from another origin counts as
-//!   a success of the host that was asked, whatever it says, and what it says counts for the host it comes from.
-//! - **Errors.** What the client says comes back as it is. What we say is a [`ThrottleError`]: [`ThrottleError::of`] finds it.
+//! - **Retries.** According to the [`Retry`] of the throttle's limits, or that of [`Throttling::retry`], with
+//!   its budget. Only requests whose body can be cloned are retried, not those with a stream. [`Replay`]
+//!   selects the methods: a `POST` is retried only if it was certainly not carried out. When all attempts are
+//!   used, the last response is the result, whatever its status.
+//! - **Redirects.** [`Throttling::client`] follows up to ten redirects itself, so that each hop is admitted
+//!   by, and counts for, the host it goes to. Credentials are not sent to another origin. If the client
+//!   follows redirects by itself instead, the hops are not admitted; a response from another origin then
+//!   counts as a success of the requested host, and its status and headers count for the host it comes from.
+//! - **Errors.** The client's errors are returned unchanged. The middleware's own errors are a
+//!   [`ThrottleError`]: [`ThrottleError::of`] finds it.
 
 mod error;
 mod redirect;
@@ -52,21 +54,21 @@ use tidegate_core::retry::Retry;
 pub use error::ThrottleError;
 pub use send::Tries;
 
-pub use crate::held::Hold;
 use crate::http::HttpClasses;
 use crate::keyed::Keyed;
+pub use crate::permit_body::Hold;
 use crate::throttle::Throttle;
 
-/// Redirects that [`Throttling::client`] follows, as reqwest does by itself.
+/// Redirects that [`Throttling::client`] follows, like reqwest's default.
 const REDIRECTS: u32 = 10;
 
-/// Which requests may be sent twice, where their body can be.
+/// Which requests may be retried, if their body can be cloned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Replay {
-    /// Those with a method that means the same once or twice, as HTTP has it, or with an `Idempotency-Key`. Any other, such as a
-    /// `POST`, only where it surely was not carried out: there was no connection, or the far side said that it is too much. A 503 says so
-    /// where it says when to come back.
+    /// Those with an idempotent method, as defined by HTTP, or with an `Idempotency-Key`. Any other, such as
+    /// a `POST`, only if it was certainly not carried out: there was no connection, or the upstream reported
+    /// an overload. A 503 counts as one if it has a retry time.
     #[default]
     Careful,
     /// All of them.
@@ -82,13 +84,13 @@ pub struct Throttling {
     retry: Option<Retry>,
     replay: Replay,
     hold: Hold,
-    /// `None` leaves redirects to whoever sent the request.
+    /// `None` leaves redirects to the client.
     redirects: Option<u32>,
 }
 
 type Weigh = Arc<dyn Fn(&Request) -> Cost + Send + Sync>;
 
-/// Which throttle a request goes under.
+/// Selects the throttle of a request.
 #[derive(Clone)]
 enum Pick {
     Host(Keyed<Authority>),
@@ -101,7 +103,7 @@ impl Throttling {
         Self::new(Pick::Host(hosts))
     }
 
-    /// A throttle for each key that `key` finds in a request: an account, a model, a part of the path.
+    /// A throttle for each key that `key` extracts from a request: an account, a model, a part of the path.
     pub fn by_key<K>(keyed: Keyed<K>, key: impl Fn(&Request) -> K + Send + Sync + 'static) -> Self
     where
         K: Hash + Eq + Clone + Send + Sync + 'static,
@@ -126,52 +128,53 @@ impl Throttling {
         }
     }
 
-    /// The same for requests that cost what `weigh` says.
+    /// Sets the cost of requests.
     #[must_use]
     pub fn cost(mut self, weigh: impl Fn(&Request) -> Cost + Send + Sync + 'static) -> Self {
         self.weigh = Some(Arc::new(weigh));
         self
     }
 
-    /// The same with another table of what statuses mean.
+    /// Replaces the table of classes.
     #[must_use]
     pub fn classes(mut self, classes: Classes) -> Self {
         self.classes = Arc::new(HttpClasses::new(classes));
         self
     }
 
-    /// The same with another rule for trying again than that of the throttles' limits.
+    /// Replaces the retry rule of the throttles' limits.
     #[must_use]
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = Some(retry);
         self
     }
 
-    /// The same with another choice of requests that may be sent twice.
+    /// Sets which requests may be retried.
     #[must_use]
     pub const fn replay(mut self, replay: Replay) -> Self {
         self.replay = replay;
         self
     }
 
-    /// The same with another end of the slot.
+    /// Sets how long a request holds its slot.
     #[must_use]
     pub const fn hold(mut self, hold: Hold) -> Self {
         self.hold = hold;
         self
     }
 
-    /// The same following up to `redirects_max` redirects, each hop under the throttle of where it goes.
+    /// Follows up to `redirects_max` redirects, each hop under the throttle of its host.
     ///
-    /// For a client that does not follow them by itself: `redirect(Policy::none())`. [`client`](Self::client) sees to both.
+    /// The client must not follow redirects itself: `redirect(Policy::none())`. [`client`](Self::client)
+    /// configures both.
     #[must_use]
     pub const fn redirects(mut self, redirects_max: u32) -> Self {
         self.redirects = Some(redirects_max);
         self
     }
 
-    /// A client with this under it, which leaves redirects and trying again to this: ten redirects, unless
-    /// [`redirects`](Self::redirects) says otherwise.
+    /// A client with this middleware, which handles redirects and retries: ten redirects, unless
+    /// [`redirects`](Self::redirects) is set.
     ///
     /// # Errors
     /// As [`ClientBuilder::build`].
@@ -181,7 +184,7 @@ impl Throttling {
         Ok(reqwest_middleware::ClientBuilder::new(client).with(throttling).build())
     }
 
-    /// The throttle that a request goes under.
+    /// The throttle of a request.
     fn throttle(&self, request: &Request) -> Result<Throttle, InvalidAuthority> {
         match &self.pick {
             Pick::Host(hosts) => Ok(hosts.throttle(&authority(request.url())?)),
@@ -189,7 +192,8 @@ impl Throttling {
         }
     }
 
-    /// What an answer says that came from another origin than was asked: it counts where it comes from, if that has a throttle.
+    /// Records a response from another origin than the requested one for the host it comes from, if that has
+    /// a throttle.
     fn record(&self, url: &Url, outcome: Outcome) {
         if let (Pick::Host(hosts), Ok(other)) = (&self.pick, authority(url)) {
             hosts.record(&other, outcome);
@@ -228,7 +232,7 @@ impl fmt::Debug for Throttling {
     }
 }
 
-/// The far side at an address.
+/// The authority of an address.
 fn authority(url: &Url) -> Result<Authority, InvalidAuthority> {
     match url.scheme() {
         "http" | "https" => Authority::new(&url.origin().ascii_serialization()),

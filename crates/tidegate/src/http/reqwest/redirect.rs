@@ -1,8 +1,9 @@
-//! Redirects: each hop is a request of its own, under the throttle of where it goes.
+//! Redirects: each hop is a separate request, under the throttle of its host.
 //!
-//! As the Fetch standard and RFC 9110 §15.4 have it: a `POST` that is answered 301 or 302, and whatever is answered 303, goes
-//! on as a `GET` without a body; 307 and 308 send the same again, if the body can be sent twice. Credentials stay with the
-//! origin that they were meant for, and those in the new address are left out. No `Referer` is made up.
+//! According to the Fetch standard and RFC 9110 §15.4, a `POST` with a 301 or 302 response, and any request
+//! with a 303, continues as a `GET` without a body; 307 and 308 repeat the request, if its body can be
+//! cloned. Credentials stay with their origin, and those in the new address are dropped. No `Referer` is
+//! added.
 
 use ::http::header::{
     AUTHORIZATION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_TYPE,
@@ -16,7 +17,7 @@ use super::error::ThrottleError;
 use super::{Throttling, Tries};
 
 impl Throttling {
-    /// Sends a request and follows where it is sent.
+    /// Sends a request and follows its redirects.
     pub(super) async fn follow(
         &self,
         request: Request,
@@ -27,13 +28,13 @@ impl Throttling {
         let mut request = request;
         let mut redirects = 0;
         loop {
-            let again = Again::of(&request);
+            let source = RedirectSource::of(&request);
             let mut response = self.send(request, extensions, &next).await?;
             if let Some(tries) = response.extensions_mut().get_mut::<Tries>() {
                 tries.redirects = redirects;
             }
             let Some(target) = target(&response)? else { return Ok(response) };
-            let Some(hop) = again.hop(response.status(), target) else { return Ok(response) };
+            let Some(hop) = source.hop(response.status(), target) else { return Ok(response) };
             if redirects == redirects_max {
                 return Err(ThrottleError::TooManyRedirects { redirects_max }.into());
             }
@@ -43,7 +44,7 @@ impl Throttling {
     }
 }
 
-/// Where a response sends its caller; `None` where it does not, or to an address that is none.
+/// The redirect's target; `None` without a redirect or with an invalid address.
 fn target(response: &Response) -> Result<Option<Url>, ThrottleError> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -56,21 +57,21 @@ fn target(response: &Response) -> Result<Option<Url>, ThrottleError> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(ThrottleError::RedirectScheme);
     }
-    // Whoever redirects does not choose with whose name we go there. It cannot fail where there is a host.
+    // The redirecting server must not choose the credentials. This cannot fail for an address with a host.
     let _ = url.set_username("");
     let _ = url.set_password(None);
     Ok(Some(url))
 }
 
-/// What is needed to go on from a request.
-struct Again {
-    /// Without its body.
+/// The parts of a request that the next hop needs.
+struct RedirectSource {
+    /// The request without its body.
     bare: Request,
-    /// With it, where it can be sent twice.
+    /// The request with its body, if that can be cloned.
     whole: Option<Request>,
 }
 
-impl Again {
+impl RedirectSource {
     fn of(request: &Request) -> Self {
         let mut bare = Request::new(request.method().clone(), request.url().clone());
         *bare.headers_mut() = request.headers().clone();
@@ -79,7 +80,7 @@ impl Again {
         Self { bare, whole: request.try_clone() }
     }
 
-    /// The next request; `None` where it cannot be made, and the redirect is the answer.
+    /// The next request; `None` if it cannot be built, and the redirect is the result.
     fn hop(self, status: StatusCode, target: Url) -> Option<Request> {
         let method = self.bare.method();
         let becomes_get = match status.as_u16() {
@@ -101,19 +102,19 @@ impl Again {
             content.into_iter().chain([TRANSFER_ENCODING]).for_each(|name| drop(headers.remove(name)));
         }
         if request.url().origin() != target.origin() {
-            forget_credentials(request.headers_mut());
+            remove_credentials(request.headers_mut());
         }
         *request.url_mut() = target;
         Some(request)
     }
 }
 
-/// Leaves out what was meant for another origin.
-fn forget_credentials(headers: &mut HeaderMap) {
+/// Removes headers that were meant for another origin.
+fn remove_credentials(headers: &mut HeaderMap) {
     for name in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE] {
         headers.remove(name);
     }
     headers.remove("cookie2");
-    // It names the host that was asked before.
+    // It names the previous host.
     headers.remove(::http::header::HOST);
 }

@@ -1,29 +1,30 @@
-//! Why a call through a throttle failed: it was not admitted, or it was and failed.
+//! Errors of a call through a throttle: refused, or failed.
 
 use thiserror::Error;
 use tidegate_core::authority::InvalidAuthority;
 use tidegate_core::refused::Refused;
 
-/// An error of any type, as tower's layers hand it on.
+/// A boxed error, as tower's layers use it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a call failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// It was not admitted: the circuit is open, the line is full, the throttle is closed. Nothing was sent.
+    /// It was not admitted: the circuit is open, the queue is full, or the throttle is closed. Nothing was
+    /// sent.
     #[error(transparent)]
     Refused(#[from] Refused),
     /// The request names no host, so there is no throttle for it. Nothing was sent.
-    #[error("the request goes to no host that can be told: {0}")]
+    #[error("cannot determine the request's host: {0}")]
     NoHost(#[from] InvalidAuthority),
-    /// The service behind the throttle failed. Its own error.
+    /// The inner service failed.
     #[error(transparent)]
     Inner(BoxError),
 }
 
 impl CallError {
-    /// Why it was not admitted, where that is why it failed.
+    /// The refusal, if the call was not admitted.
     pub const fn refused(&self) -> Option<&Refused> {
         match self {
             Self::Refused(refused) => Some(refused),
@@ -31,7 +32,7 @@ impl CallError {
         }
     }
 
-    /// The inner service's own error, where it is of this type.
+    /// The inner service's error, if it has this type.
     pub fn inner<E: std::error::Error + 'static>(&self) -> Option<&E> {
         match self {
             Self::Inner(error) => error.downcast_ref(),

@@ -1,4 +1,4 @@
-//! The layer for one throttle and requests of one unit each: a ready service has its permit already.
+//! The layer for one throttle and requests of one unit each: a ready service holds its charge already.
 
 use std::fmt;
 use std::future::Future;
@@ -13,22 +13,23 @@ use tidegate_core::refused::Refused;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::answer::{Answering, Gone, Reads, Shared};
 use super::error::{BoxError, CallError};
-use super::reserved::undo;
+use super::future::{InFlightCharge, ResponseConfig, ResponseFuture, Shared};
+use super::reservation::undo;
 use super::wait::WaitLayer;
-use crate::held::{HeldBody, Hold};
-use crate::http::{HttpClasses, Lost, ReadError};
+use crate::acquire_future::AcquireFuture;
+use crate::http::{HttpClasses, LostConnection, ReadError};
+use crate::permit_body::{Hold, PermitBody};
 use crate::state::Entry;
 use crate::throttle::{Inner, Throttle};
-use crate::waiting::Waiting;
 
 const UNIT: Cost = Cost::request();
 
 /// Puts one throttle in front of a service, for requests of one unit each.
 ///
-/// The permit is reserved in `poll_ready`: whoever is ready may call at once, and nobody is ready before its turn. So it works
-/// with what chooses among ready services, and pushes back on what stands before it. See [the module](super).
+/// The charge is reserved in `poll_ready`: a ready service may call at once, and it is not ready before its
+/// turn. So it works with load balancers that choose among ready services, and applies backpressure. See [the
+/// module](super).
 ///
 /// ```
 /// use http::{Request, Response};
@@ -52,42 +53,48 @@ const UNIT: Cost = Cost::request();
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct ThrottleLayer<F = Lost> {
+pub struct ThrottleLayer<F = LostConnection> {
     shared: Arc<Shared<F>>,
 }
 
 impl ThrottleLayer {
-    /// A layer that reads responses by the usual [`Classes`](crate::Classes), every error as a lost connection, and holds a
-    /// slot until the body ends.
+    /// A layer that classifies responses by the default [`Classes`](crate::Classes), every error as a lost
+    /// connection, and holds a slot until the body ends.
     pub fn new(throttle: Throttle) -> Self {
-        Self::of(throttle, Reads::default())
+        Self::of(throttle, ResponseConfig::default())
     }
 }
 
 impl<F> ThrottleLayer<F> {
-    fn of(throttle: Throttle, reads: Reads<F>) -> Self {
-        Self { shared: Arc::new(Shared { throttle, reads: Arc::new(reads) }) }
+    fn of(throttle: Throttle, config: ResponseConfig<F>) -> Self {
+        Self { shared: Arc::new(Shared { throttle, config: Arc::new(config) }) }
     }
 
-    /// The same with another reading of responses and errors.
+    /// Replaces the classification of responses and errors.
     pub fn classes<G>(self, classes: HttpClasses<G>) -> ThrottleLayer<G> {
-        ThrottleLayer::of(self.shared.throttle.clone(), Reads { classes, hold: self.shared.reads.hold })
+        ThrottleLayer::of(
+            self.shared.throttle.clone(),
+            ResponseConfig { classes, hold: self.shared.config.hold },
+        )
     }
 
-    /// The same with another end of the slot.
+    /// Sets how long a request holds its slot.
     #[must_use]
     pub fn hold(self, hold: Hold) -> Self
     where
         F: Clone,
     {
-        Self::of(self.shared.throttle.clone(), Reads { classes: self.shared.reads.classes.clone(), hold })
+        Self::of(
+            self.shared.throttle.clone(),
+            ResponseConfig { classes: self.shared.config.classes.clone(), hold },
+        )
     }
 
-    /// The same for requests that cost what `weigh` says: a service that is always ready and waits inside the call.
+    /// Sets the cost of requests: the service is then always ready, and waits inside the call.
     ///
     /// `weigh` is a `Fn(&Request<B>) -> Cost`.
     pub fn cost<W>(self, weigh: W) -> WaitLayer<Throttle, W, F> {
-        WaitLayer::of(self.shared.throttle.clone(), weigh, Arc::clone(&self.shared.reads))
+        WaitLayer::of(self.shared.throttle.clone(), weigh, Arc::clone(&self.shared.config))
     }
 }
 
@@ -98,164 +105,167 @@ impl<F> Clone for ThrottleLayer<F> {
 }
 
 impl<S, F> Layer<S> for ThrottleLayer<F> {
-    type Service = Throttled<S, F>;
+    type Service = ThrottleService<S, F>;
 
-    fn layer(&self, inner: S) -> Throttled<S, F> {
-        Throttled { inner, shared: Arc::clone(&self.shared), turn: Turn::default() }
+    fn layer(&self, inner: S) -> ThrottleService<S, F> {
+        ThrottleService { inner, shared: Arc::clone(&self.shared), readiness: Readiness::default() }
     }
 }
 
-/// A service behind a throttle; made by [`ThrottleLayer`].
+/// A service behind a throttle. Created by [`ThrottleLayer`].
 ///
-/// Clones share the throttle and not the turn: each becomes ready for itself. Dropped while it is ready, it gives back what it
-/// reserved, whole; dropped while it waits, it leaves the line.
+/// Clones share the throttle but not readiness: each becomes ready for itself. Dropped while it is ready, it
+/// refunds its reservation in full; dropped while it waits, it leaves the queue.
 ///
-/// Refusals come out of `call`, and never out of `poll_ready`, where an error means that the service is of no more use.
-pub struct Throttled<S, F = Lost> {
+/// `call` returns refusals, `poll_ready` never does: there an error means that the service is unusable.
+pub struct ThrottleService<S, F = LostConnection> {
     inner: S,
     shared: Arc<Shared<F>>,
-    turn: Turn,
+    readiness: Readiness,
 }
 
-impl<S, F> Throttled<S, F> {
-    /// The service behind it.
+impl<S, F> ThrottleService<S, F> {
+    /// The inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The throttle in front of it.
+    /// The throttle.
     pub fn throttle(&self) -> &Throttle {
         &self.shared.throttle
     }
 }
 
-impl<S, F, B, R> Service<Request<B>> for Throttled<S, F>
+impl<S, F, B, R> Service<Request<B>> for ThrottleService<S, F>
 where
     S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError>>,
     F: ReadError<S::Error> + Send + Sync + 'static,
     R: Body,
 {
-    type Response = Response<HeldBody<R>>;
+    type Response = Response<PermitBody<R>>;
     type Error = CallError;
-    type Future = Answering<S::Future, F>;
+    type Future = ResponseFuture<S::Future, F>;
 
     #[inline]
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        // Our turn first, as tower's own limits have it: what is behind us is not kept from others while we wait.
-        match ready!(self.turn.poll(&self.shared.throttle.inner, context)) {
+        // Our turn first, like tower's own limits: the inner service is not blocked for others while we wait.
+        match ready!(self.readiness.poll(&self.shared.throttle.inner, context)) {
             Ok(()) => self.inner.poll_ready(context).map_err(CallError::of),
-            // Told when it is called. Asked again before that, the throttle is too.
+            // Returned by the call. If polled again before that, the throttle is tried again.
             Err(()) => Poll::Ready(Ok(())),
         }
     }
 
     #[inline]
-    fn call(&mut self, request: Request<B>) -> Answering<S::Future, F> {
+    fn call(&mut self, request: Request<B>) -> ResponseFuture<S::Future, F> {
         let throttle = &self.shared.throttle.inner;
-        if throttle.has_begun() || self.turn.come.is_none() {
-            self.turn.ask_again(throttle);
+        if throttle.has_begun() || self.readiness.charge.is_none() {
+            self.readiness.retry(throttle);
         }
-        let Some(charge) = self.turn.come.take() else { return Answering::refused(self.turn.refused()) };
-        // Before the call: should that panic, what it holds returns.
-        let gone = Gone::new(&self.shared, charge);
-        Answering::running(self.inner.call(request), gone)
+        let Some(charge) = self.readiness.charge.take() else {
+            return ResponseFuture::refused(self.readiness.refused());
+        };
+        // Before the call, so that the charge returns if it panics.
+        let charge_in_flight = InFlightCharge::new(&self.shared, charge);
+        ResponseFuture::running(self.inner.call(request), charge_in_flight)
     }
 }
 
-impl<S: Clone, F> Clone for Throttled<S, F> {
+impl<S: Clone, F> Clone for ThrottleService<S, F> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared), turn: Turn::default() }
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared), readiness: Readiness::default() }
     }
 }
 
-impl<S, F> Drop for Throttled<S, F> {
+impl<S, F> Drop for ThrottleService<S, F> {
     fn drop(&mut self) {
-        if let Some(charge) = self.turn.come.take() {
+        if let Some(charge) = self.readiness.charge.take() {
             undo(&self.shared.throttle.inner, charge);
         }
     }
 }
 
-impl<S: fmt::Debug, F> fmt::Debug for Throttled<S, F> {
+impl<S: fmt::Debug, F> fmt::Debug for ThrottleService<S, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Throttled")
+        f.debug_struct("ThrottleService")
             .field("inner", &self.inner)
             .field("throttle", &self.shared.throttle)
             .finish_non_exhaustive()
     }
 }
 
-type InLine = Pin<Box<dyn Future<Output = Result<Charge, Refused>> + Send>>;
+type WaitFuture = Pin<Box<dyn Future<Output = Result<Charge, Refused>> + Send>>;
 
-/// A service's turn.
-// What is reserved stands apart from the rest: as one of several variants it would be moved byte by byte on the hottest path.
+/// A service's readiness.
+// The reservation is a separate field: in an enum variant it would be moved byte by byte on the hottest path.
 #[derive(Default)]
-struct Turn {
-    /// Reserved, and nothing has gone out.
-    come: Option<Charge>,
-    asked: Asked,
+struct Readiness {
+    /// Reserved; nothing was sent.
+    charge: Option<Charge>,
+    wait: WaitState,
 }
 
 #[derive(Default)]
-enum Asked {
+enum WaitState {
     #[default]
-    Not,
-    /// The lock is never taken: it is there because a service may be shared, and this future may not.
-    InLine(Mutex<InLine>),
+    Idle,
+    /// Never locked: the mutex makes the service `Sync`, which the future is not.
+    Queued(Mutex<WaitFuture>),
     Refused(Refused),
 }
 
-impl Turn {
-    /// Whether its turn has come, or will not.
+impl Readiness {
+    /// Completes when it is admitted or refused.
     #[inline]
     fn poll(&mut self, throttle: &Arc<Inner>, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        if self.come.is_none() && matches!(self.asked, Asked::Not) {
-            // Most requests find room, where slots and a rate are all there is.
-            self.come = throttle.enter_plain(UNIT, throttle.reading());
+        if self.charge.is_none() && matches!(self.wait, WaitState::Idle) {
+            // The fast path: slots and a rate are the only gates, and have capacity.
+            self.charge = throttle.enter_plain(UNIT, throttle.reading());
         }
-        if self.come.is_some() { Poll::Ready(Ok(())) } else { self.poll_slowly(throttle, context) }
+        if self.charge.is_some() { Poll::Ready(Ok(())) } else { self.poll_slowly(throttle, context) }
     }
 
     #[cold]
     fn poll_slowly(&mut self, throttle: &Arc<Inner>, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        if !matches!(self.asked, Asked::InLine(_)) {
+        if !matches!(self.wait, WaitState::Queued(_)) {
             match throttle.enter(UNIT, throttle.reading()) {
                 Entry::Admitted(charge) => return self.known(Ok(charge)),
                 Entry::Refused(refused) => return self.known(Err(refused)),
                 Entry::Wait(_) => {
                     let throttle = Arc::clone(throttle);
-                    let in_line: InLine = Box::pin(async move { Waiting::new(&throttle, UNIT, None).await });
-                    self.asked = Asked::InLine(Mutex::new(in_line));
+                    let future: WaitFuture =
+                        Box::pin(async move { AcquireFuture::new(&throttle, UNIT, None).await });
+                    self.wait = WaitState::Queued(Mutex::new(future));
                 }
             }
         }
-        let Asked::InLine(in_line) = &mut self.asked else { unreachable!("it was put in line above") };
-        let in_line = in_line.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let answer = ready!(in_line.as_mut().poll(context));
+        let WaitState::Queued(future) = &mut self.wait else { unreachable!("it was queued above") };
+        let future = future.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let answer = ready!(future.as_mut().poll(context));
         self.known(answer)
     }
 
     fn known(&mut self, answer: Result<Charge, Refused>) -> Poll<Result<(), ()>> {
         match answer {
             Ok(charge) => {
-                (self.come, self.asked) = (Some(charge), Asked::Not);
+                (self.charge, self.wait) = (Some(charge), WaitState::Idle);
                 Poll::Ready(Ok(()))
             }
             Err(refused) => {
-                self.asked = Asked::Refused(refused);
+                self.wait = WaitState::Refused(refused);
                 Poll::Ready(Err(()))
             }
         }
     }
 
-    /// It is called, and is not ready, or something has begun that may keep it: it goes now, or not at all. Whoever was not
-    /// ready, or was and must not go any more, may still find room.
+    /// The service is called without being ready, or the reservation may be held back: sends now or fails. A
+    /// caller that was not ready, or whose reservation is no longer valid, may still be admitted.
     #[cold]
-    fn ask_again(&mut self, throttle: &Arc<Inner>) {
-        let confirmed = match (self.come.take(), std::mem::take(&mut self.asked)) {
+    fn retry(&mut self, throttle: &Arc<Inner>) {
+        let confirmed = match (self.charge.take(), std::mem::take(&mut self.wait)) {
             (Some(charge), _) => throttle.confirmed(charge),
-            (None, Asked::Refused(refused)) => Err(Some(refused)),
-            (None, Asked::Not | Asked::InLine(_)) => Err(None),
+            (None, WaitState::Refused(refused)) => Err(Some(refused)),
+            (None, WaitState::Idle | WaitState::Queued(_)) => Err(None),
         };
         let answer = confirmed.or_else(|refused| match refused {
             Some(refused) => Err(refused),
@@ -264,12 +274,12 @@ impl Turn {
         let _known = self.known(answer);
     }
 
-    /// Why it was not let go.
+    /// Why it was not admitted.
     #[cold]
     fn refused(&mut self) -> Refused {
-        match std::mem::take(&mut self.asked) {
-            Asked::Refused(refused) => refused,
-            Asked::Not | Asked::InLine(_) => unreachable!("whoever is called and may not go was refused"),
+        match std::mem::take(&mut self.wait) {
+            WaitState::Refused(refused) => refused,
+            WaitState::Idle | WaitState::Queued(_) => unreachable!("a call without a charge was refused"),
         }
     }
 }

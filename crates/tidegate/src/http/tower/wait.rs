@@ -1,7 +1,8 @@
-//! The layer for throttles by key and for requests of different costs: always ready, and waiting inside the call.
+//! The layer for throttles by key and for requests of different costs: always ready, and waits inside the
+//! call.
 //!
-//! Which throttle a request needs, and how much of it, is not known before there is a request, so `poll_ready` has nothing to
-//! reserve. A host that has to wait keeps nobody else from being called.
+//! The throttle and the cost of a request are unknown before there is a request, so `poll_ready` cannot
+//! reserve. A call that waits for one host does not block calls to others.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -17,32 +18,32 @@ use tidegate_core::cost::Cost;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::answer::{Reads, settle};
 use super::error::{BoxError, CallError};
-use super::reserved::Reserved;
-use crate::held::{HeldBody, Hold, Taken};
-use crate::http::{HttpClasses, Lost, ReadError};
+use super::future::{ResponseConfig, settle};
+use super::reservation::Reservation;
+use crate::http::{HttpClasses, LostConnection, ReadError};
 use crate::keyed::Keyed;
 use crate::permit::Permit;
+use crate::permit_body::{Hold, OwnedCharge, PermitBody};
 use crate::throttle::Throttle;
 
-/// Chooses the throttle of a request.
+/// Selects the throttle of a request.
 pub trait Choose<B> {
     /// The throttle.
     ///
     /// # Errors
-    /// Where the request goes to no host that can be told.
+    /// If the request's host cannot be determined.
     fn choose(&self, request: &Request<B>) -> Result<Throttle, InvalidAuthority>;
 }
 
-/// One throttle for all.
+/// One throttle for all requests.
 impl<B> Choose<B> for Throttle {
     fn choose(&self, _: &Request<B>) -> Result<Throttle, InvalidAuthority> {
         Ok(self.clone())
     }
 }
 
-/// A throttle for each host that requests go to, by the authority of their URI, or by their `Host` where it has none.
+/// A throttle for each host, by the authority of the request's URI, or by its `Host` header without one.
 #[derive(Debug, Clone)]
 pub struct ByHost {
     hosts: Keyed<Authority>,
@@ -54,7 +55,7 @@ impl<B> Choose<B> for ByHost {
     }
 }
 
-/// A throttle for each key that a function finds in a request.
+/// A throttle for each key that a function extracts from a request.
 #[derive(Debug, Clone)]
 pub struct ByKey<K, G> {
     keyed: Keyed<K>,
@@ -71,7 +72,7 @@ where
     }
 }
 
-/// Says what a request costs. Any `Fn(&Request<B>) -> Cost` does; [`Unit`] is the default.
+/// The cost of a request. Implemented by any `Fn(&Request<B>) -> Cost`; [`Unit`] is the default.
 pub trait Weigh<B> {
     /// The cost.
     fn weigh(&self, request: &Request<B>) -> Cost;
@@ -95,7 +96,7 @@ impl<B, F: Fn(&Request<B>) -> Cost> Weigh<B> for F {
 
 /// Puts a throttle for each key, or one for requests of different costs, in front of a service.
 ///
-/// Its services are always ready and wait inside the call; the service behind them must be `Clone`, as clients are.
+/// The service is always ready and waits inside the call; the inner service must be `Clone`, as clients are.
 ///
 /// ```
 /// use http::{Request, Response};
@@ -110,7 +111,7 @@ impl<B, F: Fn(&Request<B>) -> Cost> Weigh<B> for F {
 /// let client = tower::service_fn(|_: Request<Body>| async {
 ///     Ok::<_, std::io::Error>(Response::new(Body::new()))
 /// });
-/// // A rate that follows what each host bears, and a circuit for each.
+/// A rate that follows each host's capacity, and a circuit for each.
 /// let client = WaitLayer::by_host(Keyed::hosts().build()?).layer(client);
 ///
 /// let response = client.oneshot(Request::get("https://example.com/").body(Body::new())?).await?;
@@ -119,12 +120,12 @@ impl<B, F: Fn(&Request<B>) -> Cost> Weigh<B> for F {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct WaitLayer<T, W = Unit, F = Lost> {
+pub struct WaitLayer<T, W = Unit, F = LostConnection> {
     terms: Arc<Terms<T, W>>,
-    reads: Arc<Reads<F>>,
+    config: Arc<ResponseConfig<F>>,
 }
 
-/// Which throttle, and how much of it.
+/// The throttle and the cost of a request.
 #[derive(Debug)]
 struct Terms<T, W> {
     choose: T,
@@ -139,74 +140,74 @@ impl WaitLayer<ByHost> {
 }
 
 impl<K, G> WaitLayer<ByKey<K, G>> {
-    /// A throttle for each key, which is what `key` answers: a `Fn(&Request<B>) -> K`.
+    /// A throttle for each key that `key` returns: a `Fn(&Request<B>) -> K`.
     pub fn by_key(keyed: Keyed<K>, key: G) -> Self {
         Self::of(ByKey { keyed, key }, Unit, Arc::default())
     }
 }
 
 impl<T, W, F> WaitLayer<T, W, F> {
-    pub(super) fn of(choose: T, weigh: W, reads: Arc<Reads<F>>) -> Self {
-        Self { terms: Arc::new(Terms { choose, weigh }), reads }
+    pub(super) fn of(choose: T, weigh: W, config: Arc<ResponseConfig<F>>) -> Self {
+        Self { terms: Arc::new(Terms { choose, weigh }), config }
     }
 
-    /// The same for requests that cost what `weigh` says: a `Fn(&Request<B>) -> Cost`.
+    /// Sets the cost of requests: `weigh` is a `Fn(&Request<B>) -> Cost`.
     pub fn cost<V>(self, weigh: V) -> WaitLayer<T, V, F>
     where
         T: Clone,
     {
-        WaitLayer::of(self.terms.choose.clone(), weigh, self.reads)
+        WaitLayer::of(self.terms.choose.clone(), weigh, self.config)
     }
 
-    /// The same with another reading of responses and errors.
+    /// Replaces the classification of responses and errors.
     pub fn classes<G>(self, classes: HttpClasses<G>) -> WaitLayer<T, W, G> {
-        WaitLayer { terms: self.terms, reads: Arc::new(Reads { classes, hold: self.reads.hold }) }
+        WaitLayer { terms: self.terms, config: Arc::new(ResponseConfig { classes, hold: self.config.hold }) }
     }
 
-    /// The same with another end of the slot.
+    /// Sets how long a request holds its slot.
     #[must_use]
     pub fn hold(self, hold: Hold) -> Self
     where
         F: Clone,
     {
-        Self { reads: Arc::new(Reads { classes: self.reads.classes.clone(), hold }), ..self }
+        Self { config: Arc::new(ResponseConfig { classes: self.config.classes.clone(), hold }), ..self }
     }
 }
 
 impl<T, W, F> Clone for WaitLayer<T, W, F> {
     fn clone(&self) -> Self {
-        Self { terms: Arc::clone(&self.terms), reads: Arc::clone(&self.reads) }
+        Self { terms: Arc::clone(&self.terms), config: Arc::clone(&self.config) }
     }
 }
 
 impl<S, T, W, F> Layer<S> for WaitLayer<T, W, F> {
-    type Service = Waits<S, T, W, F>;
+    type Service = WaitService<S, T, W, F>;
 
-    fn layer(&self, inner: S) -> Waits<S, T, W, F> {
-        Waits { inner, terms: Arc::clone(&self.terms), reads: Arc::clone(&self.reads) }
+    fn layer(&self, inner: S) -> WaitService<S, T, W, F> {
+        WaitService { inner, terms: Arc::clone(&self.terms), config: Arc::clone(&self.config) }
     }
 }
 
-/// A service that waits inside the call; made by [`WaitLayer`]. Clones share the throttles.
+/// A service that waits inside the call. Created by [`WaitLayer`]. Clones share the throttles.
 ///
-/// A call that is dropped while it waits leaves the line; dropped while it runs, it gives back what it holds.
-pub struct Waits<S, T, W = Unit, F = Lost> {
+/// Dropping a call while it waits leaves the queue; dropping it in flight returns what it holds.
+pub struct WaitService<S, T, W = Unit, F = LostConnection> {
     inner: S,
     terms: Arc<Terms<T, W>>,
-    reads: Arc<Reads<F>>,
+    config: Arc<ResponseConfig<F>>,
 }
 
-impl<S, T, W, F> Waits<S, T, W, F> {
-    /// The service behind it.
+impl<S, T, W, F> WaitService<S, T, W, F> {
+    /// The inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }
 }
 
-/// A call that waits, and then runs.
-pub type Calling<B> = Pin<Box<dyn Future<Output = Result<Response<HeldBody<B>>, CallError>> + Send>>;
+/// The future of a call that waits, and then runs.
+pub type CallFuture<B> = Pin<Box<dyn Future<Output = Result<Response<PermitBody<B>>, CallError>> + Send>>;
 
-impl<S, T, W, F, B, R> Service<Request<B>> for Waits<S, T, W, F>
+impl<S, T, W, F, B, R> Service<Request<B>> for WaitService<S, T, W, F>
 where
     S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError> + Send, Future: Send>,
     S: Clone + Send + 'static,
@@ -216,40 +217,40 @@ where
     B: Send + 'static,
     R: Body + Send,
 {
-    type Response = Response<HeldBody<R>>;
+    type Response = Response<PermitBody<R>>;
     type Error = CallError;
-    type Future = Calling<R>;
+    type Future = CallFuture<R>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Calling<R> {
+    fn call(&mut self, request: Request<B>) -> CallFuture<R> {
         let throttle = self.terms.choose.choose(&request);
         let cost = self.terms.weigh.weigh(&request);
-        // Of a service only a clone is ready when it has been asked; this one never was.
+        // Only a polled instance of the inner service may be ready; `self.inner` never is.
         let mut inner = self.inner.clone();
-        let reads = Arc::clone(&self.reads);
+        let config = Arc::clone(&self.config);
         Box::pin(async move {
             let throttle = throttle?;
             let permit = enter(&throttle, cost, &mut inner).await?;
             let result = inner.call(request).await;
-            let outcome = reads.outcome(&result, &throttle.inner);
-            settle(|| Taken::of(permit), outcome, reads.hold, result)
+            let outcome = config.outcome(&result, &throttle.inner);
+            settle(|| OwnedCharge::of(permit), outcome, config.hold, result)
         })
     }
 }
 
-/// Waits for the turn of a request, and then for the service behind to be ready.
+/// Waits for admission, then for the inner service to be ready.
 ///
-/// In this order: whoever waits for its turn for minutes keeps nothing from others.
+/// In this order, so that a long wait for admission does not block the inner service for others.
 async fn enter<S, B>(throttle: &Throttle, cost: Cost, inner: &mut S) -> Result<Permit<'static>, CallError>
 where
     S: Service<Request<B>, Error: Into<BoxError>>,
 {
     loop {
         let permit = throttle.acquire(cost).await?;
-        let reserved = Reserved::of(permit.into_owned());
+        let reserved = Reservation::of(permit.into_owned());
         let mut is_late = false;
         let ready = poll_fn(|context| {
             let ready = inner.poll_ready(context);
@@ -263,36 +264,36 @@ where
         match reserved.confirmed() {
             Ok(mut permit) => {
                 let charge = permit.charge.take();
-                permit.charge = charge.map(|charge| throttle.inner.goes_out(charge));
+                permit.charge = charge.map(|charge| throttle.inner.mark_sent(charge));
                 return Ok(permit);
             }
             Err(Some(refused)) => return Err(refused.into()),
-            // A pause has begun while the service behind was not ready.
+            // A pause has begun while the inner service was not ready.
             Err(None) => {}
         }
     }
 }
 
-impl<S: Clone, T, W, F> Clone for Waits<S, T, W, F> {
+impl<S: Clone, T, W, F> Clone for WaitService<S, T, W, F> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), terms: Arc::clone(&self.terms), reads: Arc::clone(&self.reads) }
+        Self { inner: self.inner.clone(), terms: Arc::clone(&self.terms), config: Arc::clone(&self.config) }
     }
 }
 
-impl<S: fmt::Debug, T, W, F> fmt::Debug for Waits<S, T, W, F> {
+impl<S: fmt::Debug, T, W, F> fmt::Debug for WaitService<S, T, W, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waits").field("inner", &self.inner).finish_non_exhaustive()
+        f.debug_struct("WaitService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
-/// The far side of a request.
+/// The authority of a request.
 fn authority<B>(request: &Request<B>) -> Result<Authority, InvalidAuthority> {
     let uri = request.uri();
     let Some(authority) = uri.authority() else {
         let host = request.headers().get(::http::header::HOST).and_then(|host| host.to_str().ok());
         return Authority::new(host.unwrap_or_default());
     };
-    // With its scheme: which port is the usual one depends on it.
+    // With the scheme, which determines the default port.
     match uri.scheme_str() {
         Some(scheme) => Authority::new(&format!("{scheme}://{authority}")),
         None => Authority::new(authority.as_str()),

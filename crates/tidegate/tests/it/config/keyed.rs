@@ -1,4 +1,4 @@
-//! The keys of many throttles together, and the fields of a per-domain limiter under the names they have here.
+//! Configuration keys of keyed throttles, and the mapping of per-domain limiter fields to them.
 
 use tidegate::config::{Fault, fields};
 use tidegate::{Auto, Circuit, Config, Controller, Draft, KeyedOptions, Throttle};
@@ -14,15 +14,16 @@ fn complaint(text: &str) -> String {
 }
 
 #[test]
-fn an_empty_config_is_hosts_with_the_usual_options() {
+fn empty_config_is_host_preset_with_defaults() {
     assert_eq!(keyed(""), (Draft::host(), KeyedOptions::default()));
     assert_eq!(keyed("[keyed]"), (Draft::host(), KeyedOptions::default()));
     assert_eq!(keyed("preset = 'gentle'"), (Draft::gentle(), KeyedOptions::default()));
     assert_eq!(keyed("preset = 'empty'"), (Draft::default(), KeyedOptions::default()));
 }
 
+/// Throttle keys in a keyed configuration set the limits of every key.
 #[test]
-fn every_option_has_its_key_and_a_key_of_a_throttle_changes_what_each_key_gets() {
+fn keyed_options_and_throttle_keys_are_read() {
     let text = "
         auto.rate_max = 9
         [circuit]
@@ -40,13 +41,13 @@ fn every_option_has_its_key_and_a_key_of_a_throttle_changes_what_each_key_gets()
     let controller = Controller::Auto(Auto::default().rate_max(9.0));
     let wanted = Draft { controller, circuit: Some(circuit.probes(1)), ..Draft::host() };
     assert_eq!(draft, wanted);
-    let said = variables(&[("TIDEGATE_KEYED_ENABLED", "false"), ("TIDEGATE_KEYED_SHARDS", "2")]).unwrap();
-    let (_, options) = said.to_keyed().unwrap();
+    let config = variables(&[("TIDEGATE_KEYED_ENABLED", "false"), ("TIDEGATE_KEYED_SHARDS", "2")]).unwrap();
+    let (_, options) = config.to_keyed().unwrap();
     assert_eq!((options.enabled, options.shards), (false, 2));
 }
 
 #[test]
-fn one_key_of_the_hosts_circuit_leaves_the_rest_of_it() {
+fn single_circuit_key_keeps_other_host_defaults() {
     let host =
         Circuit::at_error_rate(0.4, 10, 30 * SECOND).or_after_failures(5).open_for(15 * SECOND).probes(3);
     let with = |circuit| Draft { circuit: Some(circuit), ..Draft::host() };
@@ -57,7 +58,7 @@ fn one_key_of_the_hosts_circuit_leaves_the_rest_of_it() {
 }
 
 #[test]
-fn a_single_throttle_refuses_what_is_for_many() {
+fn single_throttle_rejects_keyed_options() {
     let config = toml("slots.max = 3\n[keyed]\nshards = 32\nenabled = true");
     let error = Throttle::from_config(&config).unwrap_err();
     assert_eq!(
@@ -70,7 +71,7 @@ fn a_single_throttle_refuses_what_is_for_many() {
 }
 
 #[test]
-fn options_that_cannot_be_are_refused_with_key_value_and_bound() {
+fn invalid_options_name_key_value_and_bound() {
     let table = [
         ("keyed.shards = 12", "`keyed.shards` is 12 in TOML, and must be a power of two from 1 to 1024"),
         ("keyed.shards = 0", "`keyed.shards` is 0 in TOML, and must be a power of two from 1 to 1024"),
@@ -111,7 +112,7 @@ fn options_that_cannot_be_are_refused_with_key_value_and_bound() {
 }
 
 #[test]
-fn both_ends_of_every_bound_of_an_option_may_be() {
+fn bounds_of_options_are_inclusive() {
     let ends = [
         ("keyed.keys_max", ["1", "1073741824"]),
         ("keyed.idle_ttl", ["180s", "366d"]),
@@ -129,7 +130,7 @@ fn both_ends_of_every_bound_of_an_option_may_be() {
     }
 }
 
-/// The fields of a per-domain limiter in the order of the documentation, the key of each, and its default.
+/// The fields of a per-domain limiter in documentation order, each with its key and default.
 const PER_DOMAIN: [(&str, &str, &str); 21] = [
     ("Enabled", "keyed.enabled", "true"),
     ("InitialRPS", "rate.amount", "2"),
@@ -158,21 +159,21 @@ const PER_DOMAIN: [(&str, &str, &str); 21] = [
 fn every_per_domain_field_has_a_key_and_default() {
     let adaptive = || toml("controller = 'aimd'\nrate.amount = 2\nrate.period = 1\nrate.burst = 4");
     let (draft, options) = adaptive().to_keyed().expect("a controller and its rate");
-    let said = Config::from_draft(&draft).with_keyed(&options).to_map();
+    let map = Config::from_draft(&draft).with_keyed(&options).to_map();
     for (field, key, default) in PER_DOMAIN {
-        assert_eq!(said[key], default, "{field}");
+        assert_eq!(map[key], default, "{field}");
         let given = adaptive().overlaid_by(Config::from_map([(key, default)]).expect(key)).to_keyed();
         assert_eq!(given.expect(key), (draft.clone(), KeyedOptions::default()), "{key} = {default}");
     }
-    assert_eq!((said["rate.period"].as_str(), said["retry.jitter"].as_str()), ("1s", "full"));
-    assert_eq!((said["keyed.keys_max"].as_str(), said["keyed.throttled_after"].as_str()), ("100000", "10ms"));
+    assert_eq!((map["rate.period"].as_str(), map["retry.jitter"].as_str()), ("1s", "full"));
+    assert_eq!((map["keyed.keys_max"].as_str(), map["keyed.throttled_after"].as_str()), ("100000", "10ms"));
     assert_eq!(KeyedOptions::default().idle_ttl, 180 * SECOND);
 }
 
 #[test]
 fn documentation_lists_every_per_domain_field() {
-    let page = include_str!("../../../../../docs/configuration.md");
-    let (_, section) = page.split_once("\n## From the per-domain limiter").expect("its section");
+    let page = include_str!("../../../../../docs/moving/per-domain-limiter.md");
+    let (_, section) = page.split_once("\n## Options").expect("its section");
     let section = section.split("\n## ").next().expect("its end");
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let rows: Vec<Vec<&str>> =

@@ -1,4 +1,4 @@
-//! Whatever the draft, it comes back as it was; whatever the text, nothing panics.
+//! Properties: every valid draft round-trips through every source, and no input makes parsing panic.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const COUNT_MAX: u32 = 1 << 30;
 const UNITS_MAX: u64 = 1 << 53;
 const AGES: Duration = Duration::from_secs(366 * 24 * 3_600);
 
-/// Any number within the bounds, the bounds themselves more often than chance would have it.
+/// Any number within the bounds, with extra weight on the bounds themselves.
 fn count() -> impl Strategy<Value = u32> {
     prop_oneof![Just(1), Just(COUNT_MAX), 1..=COUNT_MAX, 1_u32..100]
 }
@@ -88,7 +88,7 @@ fn any_pause() -> impl Strategy<Value = Pause> {
     })
 }
 
-/// A rate and who moves it.
+/// A rate and its controller.
 fn any_adaptive_rate() -> impl Strategy<Value = (Rate, Controller)> {
     let rates = (1e-6..=10.0, 10.0..=1e6);
     let steps = (1e-6..=1e6, 1e-6..=0.999_999, span(), 1.0..=1e3, 1e-6..=1.0);
@@ -133,7 +133,7 @@ fn any_retry() -> impl Strategy<Value = Retry> {
 fn any_draft() -> impl Strategy<Value = Draft> {
     let bytes =
         (units(), 1_u16..).prop_map(|(capacity, price)| Bytes::in_flight(capacity).recovering_price(price));
-    // Boxed: by value, all of these together do not fit the stack of a test.
+    // Boxed, because together these strategies overflow the stack of a test thread.
     let held = (option::of(any_slots()).boxed(), option::of(count()), option::of(bytes));
     let spent = (option::of(any_pace()).boxed(), option::of(any_rate()), option::of(any_budget()).boxed());
     let learnt =
@@ -175,13 +175,13 @@ fn any_options() -> impl Strategy<Value = KeyedOptions> {
     )
 }
 
-/// A key, or nearly one, and sometimes anything.
+/// A valid key, a near miss, or arbitrary text.
 fn any_key() -> impl Strategy<Value = String> {
     let key = (0..fields().len()).prop_map(|index| fields()[index].key().to_owned());
     prop_oneof![6 => key.clone(), 1 => key.prop_map(|key| key + "x"), 1 => any::<String>(), 1 => "[a-z.]{0,12}"]
 }
 
-/// A value such as somebody might write.
+/// A value that a user might write.
 fn any_value() -> impl Strategy<Value = String> {
     const ODD: &[&str] = &[
         "",
@@ -211,7 +211,7 @@ fn any_value() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn a_valid_draft_comes_back_from_toml_a_map_and_the_environment_as_it_was(draft in any_draft()) {
+    fn valid_draft_round_trips_through_every_source(draft in any_draft()) {
         prop_assert!(draft.clone().check().is_ok(), "{:?}", draft.check());
         let config = Config::from_draft(&draft);
         prop_assert_eq!(config.to_draft(), Ok(draft));
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn valid_options_of_keyed_throttles_come_back_as_they_were(options in any_options(), draft in any_draft()) {
+    fn valid_keyed_options_round_trip(options in any_options(), draft in any_draft()) {
         prop_assert_eq!(options.check(), Ok(options));
         let config = Config::from_draft(&draft).with_keyed(&options);
         prop_assert_eq!(config.to_keyed(), Ok((draft, options)));
@@ -241,13 +241,13 @@ proptest! {
         ] {
             prop_assert_eq!(back, Ok(config.clone()));
         }
-        // A single throttle has no use for any of the five.
+        // A single throttle accepts none of the five.
         let refused = config.to_draft().map_err(|error| error.problems().len());
         prop_assert_eq!(refused.map(drop), Err(5));
     }
 
     #[test]
-    fn what_is_laid_over_wins_and_the_rest_stays(under in any_draft(), over in any_draft()) {
+    fn overlaid_keys_win_and_others_stay(under in any_draft(), over in any_draft()) {
         let (under, over) = (Config::from_draft(&under), Config::from_draft(&over));
         let mut wanted = under.to_map();
         wanted.extend(over.to_map());
@@ -255,7 +255,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_reading_panic(text in any::<String>(), bytes in any::<Vec<u8>>()) {
+    fn arbitrary_text_never_panics(text in any::<String>(), bytes in any::<Vec<u8>>()) {
         for text in [text.as_str(), &String::from_utf8_lossy(&bytes)] {
             let _ = Config::from_toml(text);
             let _ = Config::from_json(text);
@@ -266,7 +266,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_looks_like_a_config_makes_reading_or_assembling_panic(
+    fn config_like_text_never_panics(
         pairs in proptest::collection::vec((any_key(), any_value()), 0..12),
     ) {
         let lines = |mark: &str| pairs.iter().map(|(key, value)| format!("{key} {mark} {value}")).collect::<Vec<_>>();
@@ -278,7 +278,7 @@ proptest! {
             Config::from_map(pairs.clone()),
             Config::from_variables("T", variables),
         ];
-        // Most texts of several lines are wrong somewhere; one line alone is more often right.
+        // Most texts of several lines contain an error; single lines reach more of the valid paths.
         results.extend(lines("=").iter().map(|line| Config::from_toml(line)));
         results.extend(pairs.iter().map(|pair| Config::from_map([pair.clone()])));
         let mut all = Config::default();

@@ -1,4 +1,4 @@
-//! What is refused: keys that are none, values that cannot be, in every source and several at once.
+//! Rejected configurations: unknown keys and invalid values, in every source and several at once.
 
 use std::ffi::OsString;
 
@@ -19,7 +19,7 @@ fn in_every_source(key: &str, literal: &str, text: &str) -> [Result<Config, Conf
 }
 
 #[test]
-fn an_unknown_key_is_refused_with_the_one_it_may_have_been() {
+fn unknown_key_error_suggests_nearest_key() {
     let table = [
         ("slots.maks = 3", "`slots.maks` in TOML is not a key, did you mean `slots.max`?"),
         ("slots = 3", "`slots` in TOML is not a key, did you mean `slots.min`?"),
@@ -41,10 +41,10 @@ fn an_unknown_key_is_refused_with_the_one_it_may_have_been() {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_refused_in_every_source() {
+fn out_of_bounds_numbers_fail_in_every_source() {
     let span = "from 0ns to 31622400s";
     let table = [
-        // The key, as TOML and JSON write it, as a map and a variable do, and how each says what it must be.
+        // The key, its value in TOML and JSON, its value in a map or variable, and the expected bound.
         ("slots.max", "0", "0", "from 1 to 1073741824"),
         ("slots.max", "-3", "-3", "from 1 to 1073741824"),
         ("slots.max", "1073741825", "1073741825", "from 1 to 1073741824"),
@@ -83,7 +83,7 @@ fn numbers_that_cannot_be_are_refused_in_every_source() {
 }
 
 #[test]
-fn what_is_no_number_at_all_is_refused_in_every_source() {
+fn non_numbers_are_rejected_in_every_source() {
     let of_toml = ["nan", "-inf", "inf", "1e999", "'NaN'", "[1]", "1979-05-27", "{}", "9e99", "'1 s'", "''"];
     let of_json = ["null", "[1]", "{}", "1e99", "\"NaN\"", "\"\"", "{\"a\": 1}", "false", "-1"];
     let of_text =
@@ -109,7 +109,7 @@ fn what_is_no_number_at_all_is_refused_in_every_source() {
 }
 
 #[test]
-fn text_is_no_number_where_numbers_can_be_written() {
+fn quoted_number_is_rejected_in_typed_formats() {
     assert_eq!(
         complaint("slots.max = '8'"),
         "`slots.max` is \"8\" in TOML, and must be a whole number from 1 to 1073741824"
@@ -118,8 +118,9 @@ fn text_is_no_number_where_numbers_can_be_written() {
     assert_eq!(error.to_string(), "`pace.jitter` is \"0.5\" in JSON, and must be a number from 0 to 1");
 }
 
+/// Each problem names its source, field, value and bound.
 #[test]
-fn several_problems_are_told_together_each_with_source_field_value_and_bound() {
+fn all_problems_are_reported_together() {
     let text = "
         brake.failures = 'many'
         [slots]
@@ -140,7 +141,7 @@ fn several_problems_are_told_together_each_with_source_field_value_and_bound() {
 }
 
 #[test]
-fn what_keys_must_be_to_each_other_is_judged_when_all_are_there() {
+fn cross_key_rules_are_checked_after_merging() {
     let environment =
         variables(&[("TIDEGATE_SLOTS_MIN", "9"), ("TIDEGATE_PACE_INTERVAL_MIN", "1m")]).unwrap();
     let config =
@@ -161,7 +162,7 @@ fn what_keys_must_be_to_each_other_is_judged_when_all_are_there() {
 }
 
 #[test]
-fn the_problems_of_a_draft_are_those_core_finds() {
+fn draft_problems_match_core_checks() {
     let draft = Draft { slots: Some(Slots::adaptive(2..=4).start(9)), waiters_max: 0, ..Draft::default() };
     let invalid = draft.clone().check().expect_err("two problems");
     let error = Config::from_draft(&draft).to_draft().unwrap_err();
@@ -173,11 +174,11 @@ fn the_problems_of_a_draft_are_those_core_finds() {
     assert_eq!(error.problems().len(), 2);
 }
 
-/// If a bound of the schema were wider than core's, core would refuse what the schema lets through; if it were
-/// narrower, the round trip of drafts at their bounds would break.
+/// If a schema bound were wider than core's, core would refuse what the schema accepts; if it were narrower,
+/// the round trip of drafts at their bounds would break.
 #[test]
-fn no_bound_of_the_schema_is_wider_than_cores() {
-    // Companions with which any value of a key can stand.
+fn schema_bounds_are_not_wider_than_core() {
+    // Other keys, set so that every value of the tested key is valid.
     const AROUND: &str = "preset = 'empty'\nslots.min = 1\nslots.max = 1073741824\nbytes.capacity = 1\n\
         pace.interval_min = 0\npace.interval_max = '366d'\nrate.amount = 1099511627776\nrate.period = 1\n\
         budget.tokens = 1\nbudget.window = 1\ncircuit.error_rate = 1\ncircuit.samples_min = 1\n\
@@ -198,14 +199,14 @@ fn no_bound_of_the_schema_is_wider_than_cores() {
             }
             let key = Config::from_map([(field.key(), end)]).unwrap_or_else(|error| panic!("{error}"));
             let result = toml(AROUND).overlaid_by(key).to_draft();
-            // How much burst there may be depends on the rate.
+            // The bound of the burst depends on the rate.
             let is_apart = field.key() == "rate.burst";
             assert!(result.is_ok() || is_apart, "{} = {end}: {result:?}", field.key());
         }
     }
 }
 
-/// A key of the adaptive rate may be what its bounds say; its rates, where all three are the same.
+/// A key of the adaptive rate accepts its bounds; its rates do where all three are equal.
 fn check_adaptive(key: &str, end: &str) {
     let around = match (key, end) {
         ("aimd.rate_min" | "aimd.rate_max", "0.000001") => {
@@ -223,7 +224,7 @@ fn check_adaptive(key: &str, end: &str) {
 }
 
 #[test]
-fn a_text_that_is_no_toml_or_json_is_refused_with_line_and_column() {
+fn syntax_error_reports_line_and_column() {
     let table = [
         (Config::from_toml("slots.max = 3\nslots.min 4"), Origin::Toml, "line 2 column 11"),
         (Config::from_toml("total = 1\ntotal = 2"), Origin::Toml, "line 2 column 1"),
@@ -236,14 +237,14 @@ fn a_text_that_is_no_toml_or_json_is_refused_with_line_and_column() {
         let [problem] = error.problems() else { panic!("{error}") };
         assert_eq!((&problem.origin, problem.field.as_str()), (&origin, ""));
         let sentence = error.to_string();
-        assert!(sentence.starts_with(&format!("what is {origin} cannot be read: ")), "{sentence}");
+        assert!(sentence.starts_with(&format!("cannot parse the input {origin}: ")), "{sentence}");
         assert!(sentence.ends_with(wanted), "{sentence}");
         assert!(!sentence.contains('\n'), "{sentence}");
     }
 }
 
 #[test]
-fn no_depth_exhausts_the_stack() {
+fn nesting_depth_is_bounded() {
     let dots = "a.".repeat(70);
     let texts = [
         format!("a = {}1{}", format!("{{{dots}a = ").repeat(79), "}".repeat(79)),
@@ -261,12 +262,12 @@ fn no_depth_exhausts_the_stack() {
     let inside = "{ a = ".repeat(9);
     assert_eq!(
         complaint(&format!("\na = {inside}")),
-        "what is in TOML cannot be read: more than 8 tables inside each other at line 2 column 53"
+        "cannot parse the input in TOML: more than 8 nested tables at line 2 column 53"
     );
 }
 
 #[test]
-fn a_key_given_twice_is_refused() {
+fn duplicate_key_is_rejected() {
     let twice = Config::from_map([("total", "1"), ("total", "1")]).unwrap_err();
     assert_eq!(twice.to_string(), "`total` is given twice in the map");
     let dotted = Config::from_json(r#"{ "slots": { "max": 1 }, "slots.max": 2 }"#).unwrap_err();
@@ -276,7 +277,7 @@ fn a_key_given_twice_is_refused() {
 }
 
 #[test]
-fn variables_belong_to_a_prefix_and_are_matched_by_the_list_of_keys() {
+fn variables_match_prefix_and_known_keys() {
     let all =
         fields().iter().filter(|field| field.kind() == "a time").map(|field| (field.variable("A_B"), "200s"));
     let config =
@@ -284,13 +285,13 @@ fn variables_belong_to_a_prefix_and_are_matched_by_the_list_of_keys() {
     assert!(config.unwrap().to_map().values().all(|value| value == "200s"));
     let error = Config::from_variables("", [("TOTAL", "1")]).unwrap_err();
     let wanted =
-        "what is in the environment cannot be read: the prefix is empty, and would claim every variable";
+        "cannot parse the input in the environment: the prefix is empty, which would match every variable";
     assert_eq!(error.to_string(), wanted);
 }
 
 #[cfg(unix)]
 #[test]
-fn a_variable_that_is_not_utf_8_is_refused_by_name() {
+fn non_utf8_variable_error_names_the_variable() {
     use std::os::unix::ffi::OsStringExt as _;
 
     let broken = || OsString::from_vec(b"4\xff".to_vec());
@@ -305,7 +306,7 @@ fn a_variable_that_is_not_utf_8_is_refused_by_name() {
 }
 
 #[test]
-fn the_environment_of_the_process_is_read() {
-    // Nothing is set there by us: a test must not change what others read at the same time.
+fn process_environment_is_read() {
+    // The test sets no variables, because other tests read the environment concurrently.
     assert_eq!(Config::from_env("TIDEGATE_TEST_OF_CONFIG_ONLY"), Ok(Config::default()));
 }

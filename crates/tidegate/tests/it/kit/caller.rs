@@ -1,4 +1,4 @@
-//! Futures polled by hand, and short names.
+//! Futures polled by hand, and shorthands for costs and durations.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,13 +19,13 @@ pub(crate) const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A throttle of nothing but slots, and no chance.
+/// A throttle with slots alone, and without randomness.
 pub(crate) fn slots(slots: u32) -> Throttle {
     let builder = Throttle::builder().slots(Slots::fixed(slots)).random(Random::fixed(0.0));
     builder.build().expect("within the bounds")
 }
 
-/// A future of `acquire`, polled only when the test says so, and a count of how often it was woken.
+/// A future of `acquire` that the test polls by hand, with a count of its wake-ups.
 pub(crate) struct Caller<'a> {
     future: Pin<Box<dyn Future<Output = Result<Permit<'a>, Refused>> + 'a>>,
     wakes: Arc<Wakes>,
@@ -45,10 +45,10 @@ impl<'a> Caller<'a> {
         Self { future: Box::pin(future), wakes: Arc::default() }
     }
 
-    /// A caller that asks `throttle` for `cost` and has been polled once.
-    pub(crate) fn asks(throttle: &'a Throttle, cost: Cost) -> Self {
+    /// A caller that has been polled once and is queued.
+    pub(crate) fn queued(throttle: &'a Throttle, cost: Cost) -> Self {
         let mut caller = Self::new(throttle.acquire(cost));
-        assert!(caller.poll().is_pending(), "the caller was to wait");
+        assert!(caller.poll().is_pending(), "the caller must wait");
         caller
     }
 
@@ -61,7 +61,7 @@ impl<'a> Caller<'a> {
         self.wakes.0.load(Ordering::SeqCst)
     }
 
-    /// The permit, if its turn has come.
+    /// The permit, if it has been granted.
     pub(crate) fn permit(&mut self) -> Option<Permit<'a>> {
         match self.poll() {
             Poll::Ready(Ok(permit)) => Some(permit),
@@ -80,7 +80,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Lets every task that can run do so, without letting time pass.
+/// Runs every task that can make progress, without advancing the clock.
 pub(crate) async fn settle_tasks() {
     for _ in 0..50 {
         tokio::task::yield_now().await;

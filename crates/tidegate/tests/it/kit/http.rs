@@ -1,7 +1,7 @@
-//! A far side on a real socket that answers by a script, and a time that passes only while nothing is in the air.
+//! A scripted HTTP server on a real socket, and a clock that advances only while no request is in flight.
 //!
-//! Throttles and scripts have a clock that is moved by hand, and it is moved only when everybody waits: so what is asserted
-//! does not depend on how fast the machine is, though every request goes through the operating system.
+//! Throttles and scripts share a manual clock that advances only when every task waits. So assertions do not
+//! depend on the speed of the machine, although every request goes through the operating system.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,26 +16,26 @@ use tidegate::{Authority, Clock as _, Instant, Keyed, KeyedBuilder, ManualClock,
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How far the time moves at once.
+/// How far the clock advances at a time.
 const STEP: Duration = Duration::from_millis(10);
-/// So often everybody else is let run before it is believed that nobody wants to.
+/// Yields to the other tasks before all of them are assumed to be waiting.
 const YIELDS: usize = 40;
 
-/// One request as the far side saw it.
+/// One request as the server received it.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct RecordedRequest {
     pub(crate) at: Instant,
     pub(crate) number: usize,
     pub(crate) method: String,
     pub(crate) path: String,
-    /// By lower-case names.
+    /// Keyed by lower-case names.
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: String,
-    /// The status of the answer; 0 where there was none.
-    pub(crate) said: u16,
+    /// The status of the response; 0 without one.
+    pub(crate) status: u16,
 }
 
-/// What a far side says.
+/// A scripted response.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
     status: u16,
@@ -44,13 +44,13 @@ pub(crate) struct Reply {
     end: End,
 }
 
-/// How an answer ends.
+/// How a response ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Whole,
-    /// Before its body is whole.
+    /// The connection closes in the middle of the body.
     Cut,
-    /// Before it has begun.
+    /// The connection closes before the response.
     Silent,
 }
 
@@ -64,42 +64,42 @@ impl Reply {
         self
     }
 
-    /// Ends in the middle of its body.
+    /// Closes the connection in the middle of the body.
     pub(crate) fn cut(mut self) -> Self {
         self.end = End::Cut;
         self
     }
 
-    /// Says nothing, and hangs up.
-    pub(crate) fn hangs_up() -> Self {
+    /// Closes the connection without a response.
+    pub(crate) fn hang_up() -> Self {
         Self { end: End::Silent, ..Self::status(200) }
     }
 }
 
-/// A far side.
+/// A scripted HTTP server.
 #[derive(Debug, Clone)]
-pub(crate) struct Far {
+pub(crate) struct TestServer {
     address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    requests: Arc<Mutex<Vec<RecordedRequest>>>,
 }
 
-impl Far {
-    /// A far side that answers as `script` says.
+impl TestServer {
+    /// Starts a server that responds as `script` decides.
     pub(crate) async fn start(
         clock: &ManualClock,
-        script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+        script: impl Fn(&RecordedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let far = Self { address, seen: Arc::default() };
-        let (seen, clock, script) = (Arc::clone(&far.seen), clock.clone(), Arc::new(script));
+        let server = Self { address, requests: Arc::default() };
+        let (requests, clock, script) = (Arc::clone(&server.requests), clock.clone(), Arc::new(script));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (seen, clock, script) = (Arc::clone(&seen), clock.clone(), Arc::clone(&script));
-                tokio::spawn(async move { serve(stream, &seen, &clock, &*script).await });
+                let (requests, clock, script) = (Arc::clone(&requests), clock.clone(), Arc::clone(&script));
+                tokio::spawn(async move { serve(stream, &requests, &clock, &*script).await });
             }
         });
-        far
+        server
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -110,21 +110,21 @@ impl Far {
         Authority::new(&self.address.to_string()).expect("an address")
     }
 
-    pub(crate) fn seen(&self) -> Vec<Seen> {
-        hold(&self.seen).clone()
+    pub(crate) fn requests(&self) -> Vec<RecordedRequest> {
+        lock(&self.requests).clone()
     }
 
     pub(crate) fn count(&self) -> usize {
-        hold(&self.seen).len()
+        lock(&self.requests).len()
     }
 }
 
-/// One request, one answer.
+/// Serves one request.
 async fn serve(
     mut stream: TcpStream,
-    all: &Mutex<Vec<Seen>>,
+    requests: &Mutex<Vec<RecordedRequest>>,
     clock: &ManualClock,
-    script: &(dyn Fn(&Seen) -> Reply + Send + Sync),
+    script: &(dyn Fn(&RecordedRequest) -> Reply + Send + Sync),
 ) -> Option<()> {
     let mut text = Vec::new();
     let head = loop {
@@ -153,11 +153,19 @@ async fn serve(
     }
     let body = String::from_utf8_lossy(&text[head..]).into_owned();
     let reply = {
-        let mut all = hold(all);
-        let mut seen = Seen { at: clock.now(), number: all.len(), method, path, headers, body, said: 0 };
-        let reply = script(&seen);
-        seen.said = if reply.end == End::Silent { 0 } else { reply.status };
-        all.push(seen);
+        let mut requests = lock(requests);
+        let mut request = RecordedRequest {
+            at: clock.now(),
+            number: requests.len(),
+            method,
+            path,
+            headers,
+            body,
+            status: 0,
+        };
+        let reply = script(&request);
+        request.status = if reply.end == End::Silent { 0 } else { reply.status };
+        requests.push(request);
         reply
     };
     if reply.end == End::Silent {
@@ -168,19 +176,19 @@ async fn serve(
     let missing = if reply.end == End::Cut { 10 } else { 0 };
     let length = reply.body.len() + missing;
     let text = format!(
-        "HTTP/1.1 {} Said\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{}",
+        "HTTP/1.1 {} Scripted\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{}",
         reply.status, reply.body
     );
     stream.write_all(text.as_bytes()).await.ok()?;
     stream.shutdown().await.ok()
 }
 
-/// Throttles by host on this clock, where nothing is left to chance.
-pub(crate) fn on(clock: &ManualClock, builder: KeyedBuilder<Authority>) -> Keyed<Authority> {
+/// Throttles by host on this clock, without randomness.
+pub(crate) fn keyed_on(clock: &ManualClock, builder: KeyedBuilder<Authority>) -> Keyed<Authority> {
     builder.clock(clock.clone()).random(Random::fixed(0.0)).build().expect("within the bounds")
 }
 
-/// Does `work`, and lets the time pass whenever nothing is in the air at any of the hosts and somebody sleeps.
+/// Runs `work`, and advances the clock whenever no request is in flight and a task sleeps.
 pub(crate) async fn pass_time<T>(
     clock: &ManualClock,
     hosts: &Keyed<Authority>,
@@ -198,18 +206,18 @@ pub(crate) async fn pass_time<T>(
             }
             tokio::task::yield_now().await;
         }
-        let is_in_the_air = hosts.snapshot(0).in_flight > 0;
-        if !is_in_the_air && clock.sleeping() > 0 {
+        let is_in_flight = hosts.snapshot(0).in_flight > 0;
+        if !is_in_flight && clock.sleeping() > 0 {
             clock.advance(STEP);
         }
     }
 }
 
-/// Seconds of a moment, since the beginning.
+/// Seconds since the clock's origin.
 pub(crate) fn seconds(at: Instant) -> f64 {
     at.since(Instant::ZERO).as_secs_f64()
 }
 
-pub(crate) fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nobody panics while holding it")
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("the lock is not poisoned")
 }

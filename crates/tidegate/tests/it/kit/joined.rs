@@ -1,4 +1,5 @@
-//! What the tests of joined throttles share: throttles with slots, limiters with one limit, and who got in when.
+//! Shared by the tests of joined throttles: throttles with slots, limiters with one limit, and a log of
+//! admissions.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,26 +18,26 @@ pub(crate) fn slots(slots: u32) -> Throttle {
     Throttle::builder().slots(Slots::fixed(slots)).build().expect("within the bounds")
 }
 
-/// A limiter in memory with `rpm` and nothing else.
+/// A limiter on the memory store with this limit alone.
 pub(crate) fn limiter(limit: Limit) -> Limiter {
     Limiter::builder(Memory::new()).defaults([limit]).build().expect("within the bounds")
 }
 
-/// One unit a second, and one at once.
+/// One unit per second, with a burst of one.
 pub(crate) fn rps() -> Limit {
     Limit::per_second("rpm", 1)
 }
 
 pub(crate) async fn spend(limiter: &Limiter, subject: (&str, &str), units: u64) {
-    limiter.spend(subject, [("rpm", units)]).await.expect("there is enough");
+    limiter.spend(subject, [("rpm", units)]).await.expect("enough units");
 }
 
-/// Who got in, and when.
+/// Admitted callers, with the time of each admission.
 #[derive(Clone, Default)]
-pub(crate) struct Entered(Arc<Mutex<Vec<(String, Duration)>>>);
+pub(crate) struct EntryLog(Arc<Mutex<Vec<(String, Duration)>>>);
 
-impl Entered {
-    pub(crate) fn note(&self, name: &str, start: Instant) {
+impl EntryLog {
+    pub(crate) fn record(&self, name: &str, start: Instant) {
         self.0.lock().expect("no panic").push((name.to_owned(), start.elapsed()));
     }
 
@@ -49,17 +50,17 @@ impl Entered {
     }
 }
 
-/// One who waits in a task of its own, notes when it gets in, and is done at once.
+/// Spawns a caller that waits, records its admission, and settles at once.
 pub(crate) fn wait(
     joined: &Joined,
     subject: (&'static str, &'static str),
     name: &str,
-    entered: &Entered,
+    entries: &EntryLog,
 ) -> JoinHandle<()> {
-    let (joined, name, entered, start) = (joined.clone(), name.to_owned(), entered.clone(), Instant::now());
+    let (joined, name, entries, start) = (joined.clone(), name.to_owned(), entries.clone(), Instant::now());
     tokio::spawn(async move {
-        let permit = joined.acquire(subject, one()).await.expect("it is served");
-        entered.note(&name, start);
-        permit.settle(Outcome::success()).await.expect("it is told");
+        let permit = joined.acquire(subject, one()).await.expect("the caller is admitted");
+        entries.record(&name, start);
+        permit.settle(Outcome::success()).await.expect("the settle succeeds");
     })
 }

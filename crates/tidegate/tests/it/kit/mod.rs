@@ -1,4 +1,4 @@
-//! What the tests share: futures polled by hand, short names, and one module for each subject.
+//! Test helpers: futures polled by hand, shorthands, and one module per subject.
 
 mod caller;
 pub(crate) mod codec;
@@ -10,7 +10,7 @@ pub(crate) mod tower;
 pub(crate) mod upstream;
 
 #[allow(dead_code, reason = "its tests are behind features")]
-pub(crate) mod engine_away;
+pub(crate) mod engine_unavailable;
 
 // Shared with other crates, whose tests use the rest of them.
 #[path = "../../../../store/tests/it/kit/engine.rs"]

@@ -1,4 +1,4 @@
-//! What the tests of the layers need: bodies that come piece by piece, and a probe that stands for the client behind.
+//! Helpers for layer tests: bodies that arrive in pieces, and a mock of the inner service.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tidegate::tower::{BoxError, ThrottleLayer, Throttled};
+use tidegate::tower::{BoxError, ThrottleLayer, ThrottleService};
 use tower_test::mock::{self, Handle, Mock, SendResponse, Spawn};
 
-/// A body of pieces, the last of which may be that it breaks.
+/// A body of pieces that may end with an error.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(VecDeque<Result<&'static [u8], io::Error>>);
 
@@ -19,7 +19,7 @@ impl Pieces {
         Self((0..pieces).map(|_| Ok(&b"piece"[..])).collect())
     }
 
-    /// Breaks after so many pieces.
+    /// A body that fails after this many pieces.
     pub(crate) fn broken_after(pieces: usize) -> Self {
         let mut body = Self::of(pieces);
         body.0.push_back(Err(io::ErrorKind::ConnectionReset.into()));
@@ -43,39 +43,39 @@ impl Body for Pieces {
     }
 }
 
-pub(crate) type Asked = Request<()>;
-pub(crate) type Answer = Response<Pieces>;
-pub(crate) type Probe = Mock<Asked, Answer>;
-pub(crate) type Far = Handle<Asked, Answer>;
+pub(crate) type MockRequest = Request<()>;
+pub(crate) type MockResponse = Response<Pieces>;
+pub(crate) type MockService = Mock<MockRequest, MockResponse>;
+pub(crate) type MockHandle = Handle<MockRequest, MockResponse>;
 
-/// A probe behind `layer`, and the far side of it.
-pub(crate) fn spawn(layer: ThrottleLayer) -> (Spawn<Throttled<Probe>>, Far) {
+/// A mock service behind `layer`, and its handle.
+pub(crate) fn spawn(layer: ThrottleLayer) -> (Spawn<ThrottleService<MockService>>, MockHandle) {
     mock::spawn_layer(layer)
 }
 
-pub(crate) fn request(address: &str) -> Asked {
+pub(crate) fn request(address: &str) -> MockRequest {
     Request::get(address).body(()).expect("an address")
 }
 
-/// A request to somewhere.
-pub(crate) fn get() -> Asked {
+/// A request to an arbitrary host.
+pub(crate) fn get() -> MockRequest {
     request("https://far.example/")
 }
 
-pub(crate) fn answer(status: u16, pieces: usize) -> Answer {
+pub(crate) fn mock_response(status: u16, pieces: usize) -> MockResponse {
     Response::builder().status(status).body(Pieces::of(pieces)).expect("a status")
 }
 
-/// What has reached the far side and waits for an answer.
-pub(crate) fn next(far: &mut Far) -> SendResponse<Answer> {
-    match far.poll_request() {
-        Poll::Ready(Some((_, answer))) => answer,
-        _ => panic!("nothing has reached the far side"),
+/// The next request that has reached the mock service and awaits a response.
+pub(crate) fn next(handle: &mut MockHandle) -> SendResponse<MockResponse> {
+    match handle.poll_request() {
+        Poll::Ready(Some((_, response))) => response,
+        _ => panic!("no request has reached the mock service"),
     }
 }
 
-pub(crate) fn is_quiet(far: &mut Far) -> bool {
-    far.poll_request().is_pending()
+pub(crate) fn is_idle(handle: &mut MockHandle) -> bool {
+    handle.poll_request().is_pending()
 }
 
 pub(crate) fn broken() -> BoxError {

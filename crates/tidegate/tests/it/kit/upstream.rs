@@ -1,25 +1,24 @@
-//! Far sides that are not there: each with a capacity nobody is told, a latency, and a script of moods; and the callers
-//! that learn of all that through a throttle of its own for each. Time is virtual, chance is seeded: a run is the same
-//! every time.
+//! Simulated upstreams, each with a hidden capacity, a latency and a script of outages, and callers that send
+//! through one throttle per upstream. Time is virtual and randomness seeded, so every run is reproducible.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tidegate::{
-    Aimd, Authority, CircuitState, Class, Classes, Controller, Cost, Ended, Keyed, Limits, Random, Refused,
-    RunError, Stopped, Throttle,
+    Aimd, Authority, CircuitState, Class, Classes, Completion, Controller, Cost, Keyed, Limits, Random,
+    Refused, RunError, StopReason, Throttle,
 };
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::kit::millis;
 
-/// What each answer means.
+/// How responses are classified.
 static CLASSES: Classes = Classes::new();
-/// A caller gives up on an answer after this.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How often the circuit is looked at.
-const LOOK: Duration = Duration::from_millis(20);
-/// One request of so many asks for what is not there.
+/// The callers' timeout for a response.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the state of the circuit is sampled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// One request in this many gets a 404.
 const MISSING_ONE_IN: u64 = 50;
 
 /// Limits of a host with an adaptive rate (AIMD) instead of `Auto`.
@@ -28,81 +27,81 @@ pub(crate) fn aimd_host() -> Limits {
     builder.limits().expect("within the bounds")
 }
 
-/// Runs `future` in a virtual time of its own.
+/// Runs `future` on a runtime with paused time.
 pub(crate) fn in_virtual_time<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime without I/O").block_on(future)
 }
 
-/// How a far side feels.
+/// The condition of an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mood {
-    /// Answers what it has room for, and says 429 to the rest.
+pub(crate) enum Health {
+    /// Serves requests up to its capacity, and returns 429 for the rest.
     Healthy,
-    /// Says 429 to everything, with or without a time to come back.
+    /// Returns 429 for everything, with or without a `Retry-After`.
     TooMany(Option<Duration>),
-    /// Says 503 to everything.
+    /// Returns 503 for everything.
     Unavailable,
-    /// Never answers.
+    /// Never responds.
     Silent,
 }
 
-/// What a caller gets instead of an answer.
+/// The failures that a caller sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum UpstreamError {
     TooMany(Option<Duration>),
     Unavailable,
     TimedOut,
     Missing,
 }
 
-/// How much a far side bears: by the second with a burst, or in windows of time.
+/// The capacity of an upstream: a token bucket, or a fixed window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Capacity {
     Bucket { per_second: f64, burst: f64 },
     Window { requests: u32, span: Duration },
 }
 
-/// What a far side has left.
+/// The remaining capacity of an upstream.
 #[derive(Debug)]
-struct Room {
+struct Allowance {
     left: f64,
     since: Duration,
     random: Random,
 }
 
-/// One request as the far side saw it.
+/// One request as the upstream received it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     pub(crate) at: Duration,
-    /// When the caller had the answer, or had given up; none while it is out.
-    pub(crate) ended: Option<(Duration, Result<(), Trouble>)>,
+    /// When the caller got a response or timed out; `None` while the request is in flight.
+    pub(crate) result: Option<(Duration, Result<(), UpstreamError>)>,
 }
 
-/// A far side, and all it has seen.
+/// An upstream and everything it recorded.
 #[derive(Debug)]
-pub(crate) struct FarSide {
+pub(crate) struct Upstream {
     pub(crate) host: Authority,
     capacity: Capacity,
     latency: Duration,
-    /// From when on it feels how.
-    script: Vec<(Duration, Mood)>,
-    born: Instant,
-    room: Mutex<Room>,
+    /// When each condition begins.
+    script: Vec<(Duration, Health)>,
+    started: Instant,
+    allowance: Mutex<Allowance>,
     arrivals: Mutex<Vec<Arrival>>,
     calls: Mutex<Vec<Call>>,
     circuit: Mutex<Vec<(Duration, CircuitState)>>,
 }
 
-/// One piece of work as its caller saw it.
+/// One call of `run`, with all its attempts.
 #[derive(Debug, Clone, Copy)]
 struct Call {
     attempts: u32,
-    /// Whether an attempt met a failure that may pass.
-    is_hurt: bool,
+    /// Whether an attempt failed with a transient error.
+    saw_failure: bool,
 }
 
-impl FarSide {
+impl Upstream {
     pub(crate) fn new(host: &str, capacity: Capacity, latency: Duration, seed: u64) -> Self {
         let left = match capacity {
             Capacity::Bucket { burst, .. } => burst,
@@ -112,57 +111,57 @@ impl FarSide {
             host: Authority::new(host).expect("a host"),
             capacity,
             latency,
-            script: vec![(Duration::ZERO, Mood::Healthy)],
-            born: Instant::now(),
-            room: Mutex::new(Room { left, since: Duration::ZERO, random: Random::seeded(seed) }),
+            script: vec![(Duration::ZERO, Health::Healthy)],
+            started: Instant::now(),
+            allowance: Mutex::new(Allowance { left, since: Duration::ZERO, random: Random::seeded(seed) }),
             arrivals: Mutex::default(),
             calls: Mutex::default(),
             circuit: Mutex::default(),
         }
     }
 
-    /// From `at` on it feels like this.
-    pub(crate) fn turns(mut self, at: Duration, mood: Mood) -> Self {
-        self.script.push((at, mood));
+    /// Changes the condition from `at` on.
+    pub(crate) fn becomes(mut self, at: Duration, health: Health) -> Self {
+        self.script.push((at, health));
         self
     }
 
     pub(crate) fn now(&self) -> Duration {
-        self.born.elapsed()
+        self.started.elapsed()
     }
 
-    /// One request, as its caller sees it: answered in time, or given up.
-    async fn call(&self) -> Result<(), Trouble> {
+    /// Sends one request with the callers' timeout.
+    async fn call(&self) -> Result<(), UpstreamError> {
         let index = {
-            let mut arrivals = hold(&self.arrivals);
-            arrivals.push(Arrival { at: self.now(), ended: None });
+            let mut arrivals = lock(&self.arrivals);
+            arrivals.push(Arrival { at: self.now(), result: None });
             arrivals.len() - 1
         };
-        let result = timeout(PATIENCE, self.answer()).await.unwrap_or(Err(Trouble::TimedOut));
-        hold(&self.arrivals)[index].ended = Some((self.now(), result));
+        let result = timeout(CLIENT_TIMEOUT, self.answer()).await.unwrap_or(Err(UpstreamError::TimedOut));
+        lock(&self.arrivals)[index].result = Some((self.now(), result));
         result
     }
 
-    /// Decides when the request arrives, answers a latency later.
-    async fn answer(&self) -> Result<(), Trouble> {
+    /// Decides on arrival, and responds one latency later.
+    async fn answer(&self) -> Result<(), UpstreamError> {
         let now = self.now();
-        let (_, mood) =
+        let (_, health) =
             self.script.iter().rfind(|(from, _)| *from <= now).expect("the script begins at zero");
         let (answer, latency) = {
-            let mut room = hold(&self.room);
-            let answer = match *mood {
-                Mood::Healthy if !room.take(self.capacity, now) => Err(Trouble::TooMany(None)),
-                Mood::Healthy if room.random.below(MISSING_ONE_IN) == 0 => Err(Trouble::Missing),
-                Mood::Healthy => Ok(()),
-                Mood::TooMany(hint) => Err(Trouble::TooMany(hint)),
-                Mood::Unavailable => Err(Trouble::Unavailable),
-                Mood::Silent => Err(Trouble::TimedOut),
+            let mut allowance = lock(&self.allowance);
+            let answer = match *health {
+                Health::Healthy if !allowance.take(self.capacity, now) => Err(UpstreamError::TooMany(None)),
+                Health::Healthy if allowance.random.below(MISSING_ONE_IN) == 0 => Err(UpstreamError::Missing),
+                Health::Healthy => Ok(()),
+                Health::TooMany(hint) => Err(UpstreamError::TooMany(hint)),
+                Health::Unavailable => Err(UpstreamError::Unavailable),
+                Health::Silent => Err(UpstreamError::TimedOut),
             };
-            // Half to one and a half of what is usual.
-            let latency = self.latency / 2 + millis(room.random.below(millis_of(self.latency)));
+            // Between half and one and a half times the configured latency.
+            let latency = self.latency / 2 + millis(allowance.random.below(millis_of(self.latency)));
             (answer, latency)
         };
-        if answer == Err(Trouble::TimedOut) {
+        if answer == Err(UpstreamError::TimedOut) {
             std::future::pending::<()>().await;
         }
         sleep(latency).await;
@@ -170,40 +169,40 @@ impl FarSide {
     }
 
     pub(crate) fn arrivals(&self) -> Vec<Arrival> {
-        hold(&self.arrivals).clone()
+        lock(&self.arrivals).clone()
     }
 
-    /// Requests that arrived from `from` until `until`, and of these the ones that were served: well, or with the true
-    /// answer that there is no such thing.
+    /// The requests that arrived from `from` until `until`, and how many of them were served with a 200 or
+    /// 404.
     pub(crate) fn served(&self, from: Duration, until: Duration) -> Share {
-        let arrivals = hold(&self.arrivals);
+        let arrivals = lock(&self.arrivals);
         let during = arrivals.iter().filter(|arrival| (from..until).contains(&arrival.at));
         let is_served =
-            |arrival: &&Arrival| matches!(arrival.ended, Some((_, Ok(()) | Err(Trouble::Missing))));
+            |arrival: &&Arrival| matches!(arrival.result, Some((_, Ok(()) | Err(UpstreamError::Missing))));
         Share { of: during.clone().count(), part: during.filter(is_served).count() }
     }
 
-    /// Every change of the circuit, and when.
+    /// Every state change of the circuit, with its time.
     pub(crate) fn circuit(&self) -> Vec<(Duration, CircuitState)> {
-        hold(&self.circuit).clone()
+        lock(&self.circuit).clone()
     }
 
-    /// How long after `from` the circuit was first seen in this state.
+    /// How long after `from` the circuit was first in this state.
     pub(crate) fn seen_after(&self, from: Duration, state: CircuitState) -> Option<Duration> {
         let circuit = self.circuit();
         let seen = circuit.iter().find(|(at, seen)| *at >= from && *seen == state);
         seen.map(|(at, _)| at.saturating_sub(from))
     }
 
-    /// Work that met a failure which may pass, and the attempts that were made for it.
-    pub(crate) fn attempts_when_hurt(&self) -> (u32, u32) {
-        let calls = hold(&self.calls);
-        let hurt = calls.iter().filter(|call| call.is_hurt);
-        hurt.fold((0, 0), |(works, attempts), call| (works + 1, attempts + call.attempts))
+    /// The calls that met a transient failure, and the total of their attempts.
+    pub(crate) fn attempts_of_failing_calls(&self) -> (u32, u32) {
+        let calls = lock(&self.calls);
+        let failing = calls.iter().filter(|call| call.saw_failure);
+        failing.fold((0, 0), |(calls, attempts), call| (calls + 1, attempts + call.attempts))
     }
 }
 
-/// So many of so many.
+/// A part of a total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) part: usize,
@@ -211,18 +210,18 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Whether it is more than so many percent.
+    /// Whether the part exceeds this percentage.
     pub(crate) const fn is_above(self, percent: usize) -> bool {
         self.part * 100 > self.of * percent
     }
 }
 
-impl Room {
+impl Allowance {
     fn take(&mut self, capacity: Capacity, now: Duration) -> bool {
         match capacity {
             Capacity::Bucket { per_second, burst } => {
-                let gone = now.saturating_sub(self.since).as_secs_f64();
-                self.left = burst.min(gone.mul_add(per_second, self.left));
+                let elapsed = now.saturating_sub(self.since).as_secs_f64();
+                self.left = burst.min(elapsed.mul_add(per_second, self.left));
                 self.since = now;
             }
             Capacity::Window { requests, span } => {
@@ -232,32 +231,32 @@ impl Room {
                 }
             }
         }
-        let is_there = self.left >= 1.0;
-        self.left -= f64::from(u8::from(is_there));
-        is_there
+        let is_available = self.left >= 1.0;
+        self.left -= f64::from(u8::from(is_available));
+        is_available
     }
 }
 
-/// How callers come.
+/// How callers arrive.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Load {
-    /// So many, each of which asks again as soon as it is answered.
+    /// A closed loop: this many callers, each with one request at a time.
     Closed(u32),
-    /// One every so often, give or take half of that, whatever became of the others.
+    /// An open loop: one request per interval, give or take half of it, regardless of the others.
     Open(Duration),
 }
 
-/// Sets callers loose on `far_side`, and looks at its circuit, until the runtime ends.
-pub(crate) fn drive(hosts: &Keyed<Authority>, far_side: &Arc<FarSide>, load: Load, seed: u64) {
-    let (hosts, far_side) = (hosts.clone(), Arc::clone(far_side));
-    tokio::spawn(look(hosts.clone(), Arc::clone(&far_side)));
+/// Spawns callers of `upstream` and a sampler of its circuit, which run until the runtime ends.
+pub(crate) fn drive(hosts: &Keyed<Authority>, upstream: &Arc<Upstream>, load: Load, seed: u64) {
+    let (hosts, upstream) = (hosts.clone(), Arc::clone(upstream));
+    tokio::spawn(record_circuit(hosts.clone(), Arc::clone(&upstream)));
     match load {
         Load::Closed(callers) => {
             for _ in 0..callers {
-                let (hosts, far_side) = (hosts.clone(), Arc::clone(&far_side));
+                let (hosts, upstream) = (hosts.clone(), Arc::clone(&upstream));
                 tokio::spawn(async move {
                     loop {
-                        if let Some(wait) = work(&hosts, &far_side).await {
+                        if let Some(wait) = work(&hosts, &upstream).await {
                             sleep(wait).await;
                         }
                     }
@@ -269,32 +268,32 @@ pub(crate) fn drive(hosts: &Keyed<Authority>, far_side: &Arc<FarSide>, load: Loa
             tokio::spawn(async move {
                 loop {
                     sleep(every / 2 + millis(random.below(millis_of(every)))).await;
-                    let (hosts, far_side) = (hosts.clone(), Arc::clone(&far_side));
-                    tokio::spawn(async move { work(&hosts, &far_side).await });
+                    let (hosts, upstream) = (hosts.clone(), Arc::clone(&upstream));
+                    tokio::spawn(async move { work(&hosts, &upstream).await });
                 }
             });
         }
     }
 }
 
-/// One piece of work, with what `run` makes of it; answers how long to stay away where it was refused.
-async fn work(hosts: &Keyed<Authority>, far_side: &FarSide) -> Option<Duration> {
-    let call = Mutex::new(Call { attempts: 0, is_hurt: false });
+/// Makes one call through `run`. Returns how long to back off if it was refused.
+async fn work(hosts: &Keyed<Authority>, upstream: &Upstream) -> Option<Duration> {
+    let call = Mutex::new(Call { attempts: 0, saw_failure: false });
     let result = hosts
-        .throttle(&far_side.host)
+        .throttle(&upstream.host)
         .runner()
         .classify(class)
         .run(Cost::request(), |_| async {
-            let result = far_side.call().await;
-            let mut call = hold(&call);
+            let result = upstream.call().await;
+            let mut call = lock(&call);
             call.attempts += 1;
-            call.is_hurt |= !matches!(result, Ok(()) | Err(Trouble::Missing));
+            call.saw_failure |= !matches!(result, Ok(()) | Err(UpstreamError::Missing));
             result
         })
         .await;
-    hold(&far_side.calls).push(*hold(&call));
+    lock(&upstream.calls).push(*lock(&call));
     match result {
-        Err(RunError::Refused(refused) | RunError::Failed { why: Stopped::Refused(refused), .. }) => {
+        Err(RunError::Refused(refused) | RunError::Failed { why: StopReason::Refused(refused), .. }) => {
             assert!(matches!(refused, Refused::CircuitOpen { .. }), "{refused}");
             refused.retry_after()
         }
@@ -302,43 +301,43 @@ async fn work(hosts: &Keyed<Authority>, far_side: &FarSide) -> Option<Duration> 
     }
 }
 
-/// 429 and 503 are overloads, silence is a failure of the network, and 404 is nobody's.
-pub(crate) fn class(result: &Result<(), Trouble>) -> Class {
-    let (ended, hint) = match *result {
-        Ok(()) => (Ended::Status(200), None),
-        Err(Trouble::TooMany(hint)) => (Ended::Status(429), hint),
-        Err(Trouble::Unavailable) => (Ended::Status(503), None),
-        Err(Trouble::TimedOut) => (Ended::Timeout, None),
-        Err(Trouble::Missing) => (Ended::Status(404), None),
+/// 429 and 503 are overloads, a timeout is a network failure, and 404 counts as neither.
+pub(crate) fn class(result: &Result<(), UpstreamError>) -> Class {
+    let (result, hint) = match *result {
+        Ok(()) => (Completion::Status(200), None),
+        Err(UpstreamError::TooMany(hint)) => (Completion::Status(429), hint),
+        Err(UpstreamError::Unavailable) => (Completion::Status(503), None),
+        Err(UpstreamError::TimedOut) => (Completion::Timeout, None),
+        Err(UpstreamError::Missing) => (Completion::Status(404), None),
     };
-    let outcome = CLASSES.outcome(ended);
-    Class::sorted(CLASSES.sort(ended), hint.map_or(outcome, |hint| outcome.retry_after(hint)))
+    let outcome = CLASSES.outcome(result);
+    Class::new(CLASSES.classify(result), hint.map_or(outcome, |hint| outcome.retry_after(hint)))
 }
 
-/// Writes down every change of the circuit. Looking neither makes a key nor keeps it.
-async fn look(hosts: Keyed<Authority>, far_side: Arc<FarSide>) {
+/// Records every state change of the circuit. `get` neither creates a key nor keeps it alive.
+async fn record_circuit(hosts: Keyed<Authority>, upstream: Arc<Upstream>) {
     let mut last = CircuitState::Closed;
-    let mut next = far_side.born;
+    let mut next = upstream.started;
     loop {
-        next += LOOK;
+        next += POLL_INTERVAL;
         sleep_until(next).await;
-        let Some(throttle) = hosts.get(&far_side.host) else { continue };
+        let Some(throttle) = hosts.get(&upstream.host) else { continue };
         let state = throttle.snapshot().circuit.expect("a circuit").state;
         if state != last {
             last = state;
-            hold(&far_side.circuit).push((far_side.now(), state));
+            lock(&upstream.circuit).push((upstream.now(), state));
         }
     }
 }
 
-/// Says what was measured, for those who run the test to read.
+/// Prints a measurement.
 #[expect(clippy::print_stdout, reason = "shown with --nocapture, and where the test fails")]
 pub(crate) fn report(line: std::fmt::Arguments<'_>) {
     println!("{line}");
 }
 
-fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nobody panics while holding it")
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("the lock is not poisoned")
 }
 
 fn millis_of(span: Duration) -> u64 {

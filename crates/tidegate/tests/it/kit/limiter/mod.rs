@@ -1,14 +1,15 @@
-//! What the limiter's tests share: stores with a network, ears, and the truth as the store has it.
+//! Shared by the limiter's tests: stores behind simulated networks, recorded events, and direct reads of the
+//! store.
 
-mod hooked;
+mod hook_store;
 
 use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-pub(crate) use hooked::{Act, Hooked, Moment};
-use tidegate::store::wrap::{Faulty, Observed, Plan, Verb};
+pub(crate) use hook_store::{Act, HookStore, Moment};
+use tidegate::store::wrap::{FaultPlan, Faulty, Observed, Verb};
 use tidegate::store::{Buckets, Ledger, Lookup, Store};
 use tidegate::{
     Entity, EntityId, Expect, Lease, Limit, LimitError, LimitEvent, Limiter, LimiterBuilder, Memory, Paging,
@@ -18,12 +19,12 @@ use tokio::task::JoinHandle;
 
 use crate::kit::{millis, secs};
 
-/// Who asks, in most tests.
+/// The subject of most tests.
 pub(crate) const ACME: (&str, &str) = ("acme", "gpt");
-/// How long the stores with a network may take.
+/// The deadline of stores behind a network.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(50);
 
-/// A memory store that is watched, behind a network.
+/// An observed memory store behind a simulated network.
 pub(crate) type Network = Arc<Faulty<Observed<Memory>>>;
 
 pub(crate) fn id(name: &str) -> EntityId {
@@ -34,13 +35,13 @@ pub(crate) fn policy(limits: impl IntoIterator<Item = Limit>) -> Policy {
     Policy::new(limits).expect("valid limits")
 }
 
-pub(crate) fn network(plan: Plan) -> Network {
+pub(crate) fn network(plan: FaultPlan) -> Network {
     Arc::new(Faulty::new(Observed::new(Memory::new()), plan).expect("no more faults than calls"))
 }
 
-/// A network that is as good as new: nothing goes wrong unless it is told to.
+/// A network without faults, unless a test injects some.
 pub(crate) fn calm() -> Network {
-    network(Plan::seeded(1))
+    network(FaultPlan::seeded(1))
 }
 
 pub(crate) fn memory(network: &Network) -> &Memory {
@@ -51,17 +52,17 @@ pub(crate) fn calls(network: &Network, verb: Verb) -> u64 {
     network.inner().calls().of(verb)
 }
 
-/// A limiter over a store that the test keeps too.
+/// A limiter over a store that the test shares.
 pub(crate) fn over<S: Store>(store: &Arc<S>) -> LimiterBuilder {
     Limiter::over(Arc::clone(store) as Arc<dyn Store>)
 }
 
-/// A limiter over a store whose disk may be busy: it is not away because of it.
-pub(crate) fn patient(store: impl Store) -> LimiterBuilder {
+/// A limiter with a long deadline, so that a busy disk does not count as unavailable.
+pub(crate) fn with_long_deadline(store: impl Store) -> LimiterBuilder {
     Limiter::builder(store).store_deadline(secs(60))
 }
 
-/// Puts `child` below `parent`, which it draws from too.
+/// Makes `parent` the parent of `child`, so that draws charge both.
 pub(crate) async fn child(limiter: &Limiter, child: &str, parent: &str) {
     let admin = limiter.admin("tests");
     admin.put_entity(&Entity::new(id(parent)), Expect::Any).await.expect("the parent is written");
@@ -69,17 +70,16 @@ pub(crate) async fn child(limiter: &Limiter, child: &str, parent: &str) {
     admin.put_entity(&entity, Expect::Any).await.expect("the child is written");
 }
 
-/// What the store itself has of a limit: whole units there, and consumed so far. A bucket that nobody has drawn
-/// from is not there.
+/// Available and consumed units of a limit in the store; `None` before the first draw.
 pub(crate) async fn level(store: &Memory, subject: (&str, &str), limit: &str) -> Option<(i64, i64)> {
     let subject = Subject::new(subject.0, subject.1).expect("valid names");
-    let seen = store.balances(&Lookup::Subjects(vec![subject])).await.expect("memory is there");
+    let seen = store.balances(&Lookup::Subjects(vec![subject])).await.expect("memory is available");
     let meters = seen.buckets.iter().flat_map(|bucket| &bucket.meters);
     let meter = meters.into_iter().find(|meter| meter.rule().row() == limit)?;
     Some((meter.available(seen.at), meter.consumed()))
 }
 
-/// Units of a limit that the ledger has for a subject's own and its children's leases, and how many leases.
+/// Settled units and leases of a limit in the ledger, for a subject and its children.
 pub(crate) async fn settled(store: &Memory, subject: (&str, &str), limit: &str) -> (u64, u64) {
     let query = UsageQuery {
         of: UsageOf::Entity(id(subject.0)),
@@ -87,7 +87,7 @@ pub(crate) async fn settled(store: &Memory, subject: (&str, &str), limit: &str) 
         range: Stamp::ZERO..Stamp::MAX,
     };
     let paging = Paging::first(1_000).expect("a page of a thousand");
-    let page = store.usage(&query, &paging).await.expect("memory is there");
+    let page = store.usage(&query, &paging).await.expect("memory is available");
     let lines = page
         .items
         .iter()
@@ -95,23 +95,23 @@ pub(crate) async fn settled(store: &Memory, subject: (&str, &str), limit: &str) 
     lines.fold((0, 0), |(units, leases), line| (units + line.tally.units, leases + line.tally.leases))
 }
 
-/// What a limiter told.
+/// Recorded events of a limiter.
 #[derive(Clone, Default)]
-pub(crate) struct Heard(Arc<Mutex<Vec<LimitEvent>>>);
+pub(crate) struct EventLog(Arc<Mutex<Vec<LimitEvent>>>);
 
-impl Heard {
-    pub(crate) fn ear(&self) -> impl Fn(&LimitEvent) + Send + Sync + 'static {
-        let heard = Arc::clone(&self.0);
-        move |event| heard.lock().unwrap_or_else(PoisonError::into_inner).push(event.clone())
+impl EventLog {
+    pub(crate) fn listener(&self) -> impl Fn(&LimitEvent) + Send + Sync + 'static {
+        let events = Arc::clone(&self.0);
+        move |event| events.lock().unwrap_or_else(PoisonError::into_inner).push(event.clone())
     }
 
-    pub(crate) fn count(&self, is_it: impl Fn(&LimitEvent) -> bool) -> usize {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.iter().filter(|event| is_it(event)).count()
+    pub(crate) fn count(&self, matches: impl Fn(&LimitEvent) -> bool) -> usize {
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        events.iter().filter(|event| matches(event)).count()
     }
 }
 
-/// Polls a future at most so often, then drops it; its answer, if it had one by then.
+/// Polls a future at most `polls` times, then drops it. Returns its output if it completed.
 pub(crate) async fn poll_and_drop<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut left = polls;
@@ -129,7 +129,7 @@ pub(crate) async fn poll_and_drop<F: Future>(future: F, polls: usize) -> Option<
     .await
 }
 
-/// One who waits in a task of its own.
+/// Spawns a task that waits for a lease.
 pub(crate) fn wait(
     limiter: &Limiter,
     subject: (&'static str, &'static str),

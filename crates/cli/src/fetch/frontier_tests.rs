@@ -1,0 +1,335 @@
+//! The scheduler under paused time.
+
+use reqwest::StatusCode;
+use reqwest::header::HeaderMap;
+use tempfile::TempDir;
+use tidegate::{HttpClasses, Kind, Outcome, Random};
+use tokio::time::advance;
+
+use super::*;
+use crate::fetch::crawl::backoff;
+use crate::fetch::robots::RobotsResponse;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A scheduler and the folder that it writes to.
+fn frontier(rate: f64, patience: Duration) -> (Frontier, TempDir) {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Arc::new(Folder::open(root.path()).expect("a locked folder"));
+    let options = HostOptions { ignores_robots: true, patience, tries_max: 3, user_agent: "bot".to_owned() };
+    (Frontier::new(Gates::new(rate, Some(rate), 4).expect("within the bounds"), folder, options), root)
+}
+
+fn add(frontier: &mut Frontier, host: &str, count: usize) {
+    for page in 0..count {
+        frontier
+            .add(Address::parse(&format!("https://{host}/{page}.html")).expect("an address"))
+            .expect("it is queued");
+    }
+}
+
+/// The next request and its host.
+fn start(frontier: &mut Frontier) -> Option<(String, Start)> {
+    let start = frontier.next(Instant::now()).expect("a disk")?;
+    Some((start.job.at.host.to_string(), start))
+}
+
+/// Ends a request with this outcome.
+fn over(frontier: &mut Frontier, start: Start, outcome: Outcome) {
+    start.entry.settle(outcome);
+    let host = frontier.host(start.host);
+    host.in_flight -= 1;
+    host.failing = (outcome.kind() == Kind::Failure).then(|| host.failing.unwrap_or(Instant::now()));
+    frontier.on_request_end(start.host);
+    frontier.end(
+        start.job,
+        PageOutcome::Failed(PageFailure { why: String::new(), status: None, is_final: true }),
+    );
+}
+
+fn keep(frontier: &mut Frontier) -> Vec<PageResult> {
+    let ended = std::mem::take(&mut frontier.finished);
+    for ended in &ended {
+        frontier.on_written(ended);
+    }
+    ended
+}
+
+#[tokio::test(start_paused = true)]
+async fn hosts_take_turns() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    add(&mut frontier, "a", 50);
+    add(&mut frontier, "b", 2);
+    add(&mut frontier, "c", 3);
+    let mut order = String::new();
+    for _ in 0..9 {
+        let (host, start) = start(&mut frontier).expect("a host is ready");
+        order.push_str(&host);
+        over(&mut frontier, start, Outcome::success());
+    }
+    assert_eq!(order, "abcabcaca");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_host_leaves_the_queue_and_has_one_timer() {
+    let (mut frontier, _root) = frontier(1.0, SECOND);
+    add(&mut frontier, "a", 10);
+    let (_, first) = start(&mut frontier).expect("the first goes at once");
+    over(&mut frontier, first, Outcome::success());
+    assert!(start(&mut frontier).is_none());
+    add(&mut frontier, "a", 5_000);
+    assert!(start(&mut frontier).is_none());
+    assert_eq!((frontier.ready.len(), frontier.due.len()), (0, 1));
+    assert!(frontier.in_memory <= spill_queue::MEMORY, "the rest is in a file");
+    let due = frontier.next_due().expect("it waits for its rate");
+    assert!(due <= Instant::now() + SECOND + Duration::from_millis(1), "{:?}", due - Instant::now());
+    advance(SECOND).await;
+    frontier.fire_timers(Instant::now());
+    assert!(start(&mut frontier).is_some() && start(&mut frontier).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_circuit_sends_nothing_until_a_probe_succeeds() {
+    let (mut frontier, _root) = frontier(1e6, 1_000 * SECOND);
+    add(&mut frontier, "a", 200);
+    let began = Instant::now();
+    let (mut sent, mut open) = (Vec::new(), Vec::new());
+    // The host is down for 40 s: its circuit opens, and opens again when a probe fails.
+    while began.elapsed() < 120 * SECOND {
+        frontier.fire_timers(Instant::now());
+        while let Some((_, start)) = start(&mut frontier) {
+            let is_down = began.elapsed() < 40 * SECOND;
+            sent.push((Instant::now(), is_down));
+            over(&mut frontier, start, if is_down { Outcome::failure() } else { Outcome::success() });
+            keep(&mut frontier);
+        }
+        let Some(due) = frontier.next_due() else { break };
+        open.push((Instant::now(), due));
+        advance(due - Instant::now()).await;
+    }
+    let long: Vec<_> =
+        open.iter().filter(|(from, until)| until.duration_since(*from) >= 15 * SECOND).collect();
+    assert!(long.len() >= 2, "{open:?}");
+    for (from, until) in long {
+        let early = sent.iter().filter(|(at, _)| at > from && at < until).count();
+        assert_eq!(early, 0, "open from {from:?} to {until:?}");
+    }
+    let wasted = sent.iter().filter(|(_, is_down)| *is_down).count();
+    assert!(wasted <= 5 + 2 * 3, "{wasted} requests to a host that is down");
+    assert_eq!(sent.len(), 200, "all pages are fetched in the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn host_that_fails_beyond_patience_is_given_up() {
+    let (mut frontier, _root) = frontier(1e6, 5 * SECOND);
+    add(&mut frontier, "a", 1_500);
+    add(&mut frontier, "b", 1);
+    let mut sent = 0;
+    let mut ended = Vec::new();
+    for _ in 0..100 {
+        while let Some((host, start)) = start(&mut frontier) {
+            sent += usize::from(host == "a");
+            over(&mut frontier, start, if host == "a" { Outcome::failure() } else { Outcome::success() });
+        }
+        ended.extend(keep(&mut frontier));
+    }
+    assert_eq!((sent, ended.len(), frontier.is_empty()), (5, 1_501, true));
+    let is_expected = |ended: &&PageResult| matches!(&ended.outcome, PageOutcome::Failed(failed) if !failed.is_final && failed.why.contains("has been failing"));
+    assert_eq!(ended.iter().filter(is_expected).count(), 1_495);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_wait_for_one_robots_txt_request() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    frontier.options.ignores_robots = false;
+    add(&mut frontier, "a", 3);
+    let (_, rules) = start(&mut frontier).expect("the rules");
+    assert_eq!(rules.job.at.url.path(), "/robots.txt");
+    assert!(start(&mut frontier).is_none(), "every page waits");
+    let id = rules.host;
+    rules.entry.settle(Outcome::success());
+    frontier.host(id).in_flight -= 1;
+    let response = RobotsResponse::File(b"User-agent: *\nDisallow: /1".to_vec());
+    *frontier.host(id).rules_of(true) = RobotsRules::read(response, "bot", Instant::now());
+    frontier.on_request_end(id);
+    let paths: Vec<String> = std::iter::from_fn(|| start(&mut frontier))
+        .map(|(_, start)| start.job.at.url.path().to_owned())
+        .collect();
+    assert_eq!(paths, ["/0.html", "/2.html"]);
+    let ended = keep(&mut frontier);
+    assert!(
+        matches!(ended[..], [PageResult { outcome: PageOutcome::Skipped(SkipReason::Robots), .. }]),
+        "{ended:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_hosts_are_bounded_and_keep_their_counts() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    let hosts = HOSTS_MAX + 500;
+    for number in 0..hosts {
+        add(&mut frontier, &format!("h{number}.example"), 1);
+        let (_, start) = start(&mut frontier).expect("it is new");
+        over(&mut frontier, start, Outcome::success());
+        keep(&mut frontier);
+    }
+    assert_eq!(
+        (frontier.by_name.len(), frontier.evicted.1, frontier.evicted.0.failed),
+        (HOSTS_MAX, 500, 500)
+    );
+    assert!(frontier.hosts.len() <= HOSTS_MAX + 1 && frontier.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hosts_reached_by_redirects_are_evicted_too() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    for number in 0..HOSTS_MAX + 500 {
+        add(&mut frontier, "short.example", 1);
+        let (_, Start { host, job, entry }) = start(&mut frontier).expect("its page is new");
+        entry.settle(Outcome::success());
+        frontier.host(host).in_flight -= 1;
+        frontier.mark_idle(host);
+        let at = Address::parse(&format!("https://h{number}.example/")).expect("an address");
+        frontier.enqueue(Job { at, hops: 1, ..job });
+        let (_, target) = start(&mut frontier).expect("where it led");
+        let id = target.host;
+        over(&mut frontier, target, Outcome::success());
+        frontier.mark_idle(id);
+        keep(&mut frontier);
+    }
+    assert!(frontier.by_name.len() <= HOSTS_MAX && frontier.is_empty(), "{} hosts", frontier.by_name.len());
+    assert_eq!(
+        frontier.host(0).tally.failed,
+        (HOSTS_MAX + 500) as u64,
+        "every page belongs to the first host"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn redirects_to_a_slow_host_stay_within_memory() {
+    let (mut frontier, _root) = frontier(1e6, 1_000 * SECOND);
+    let slow = Address::parse("https://slow.example/0.html").expect("an address");
+    frontier.gates.try_enter(&slow.host).unwrap().settle(Outcome::overload().retry_after(60 * SECOND));
+    let pages = IN_PROGRESS_MAX + 5_000;
+    add(&mut frontier, "fast.example", pages);
+    let (mut redirected, mut ended) = (0, 0);
+    for _ in 0..4 * pages {
+        frontier.fire_timers(Instant::now());
+        let Some((host, Start { host: id, job, entry })) = start(&mut frontier) else {
+            ended += keep(&mut frontier).len();
+            if frontier.is_empty() {
+                break;
+            }
+            advance(CROWDED_DELAY).await;
+            continue;
+        };
+        entry.settle(Outcome::success());
+        frontier.host(id).in_flight -= 1;
+        frontier.on_request_end(id);
+        if host == "fast.example" {
+            redirected += 1;
+            frontier.enqueue(Job { at: slow.clone(), hops: 1, ..job });
+        } else {
+            frontier.end(
+                job,
+                PageOutcome::Failed(PageFailure { why: String::new(), status: None, is_final: true }),
+            );
+        }
+        assert!(frontier.in_progress.len() <= IN_PROGRESS_MAX, "after {redirected} redirects");
+    }
+    assert_eq!(
+        (redirected, ended, frontier.is_empty()),
+        (pages, pages, true),
+        "all pages are fetched in the end"
+    );
+}
+
+/// A host that accepts a fixed number of requests per window, answers 429 to the rest, and fails one request
+/// in fifty.
+#[derive(Default)]
+struct Limited {
+    taken: Vec<Instant>,
+    /// Every request: its page, and the status of its answer.
+    responses: Vec<(Key, StatusCode)>,
+}
+
+impl Limited {
+    const TAKES: usize = 20;
+    const WINDOW: Duration = Duration::from_millis(500);
+
+    fn respond(&mut self, key: Key) -> StatusCode {
+        let now = Instant::now();
+        self.taken.retain(|at| now - *at < Self::WINDOW);
+        let status = if self.taken.len() >= Self::TAKES {
+            StatusCode::TOO_MANY_REQUESTS
+        } else if self.responses.len() % 50 == 49 {
+            StatusCode::BAD_GATEWAY
+        } else {
+            StatusCode::OK
+        };
+        self.taken.push(now);
+        self.responses.push((key, status));
+        status
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn most_requests_succeed_once_the_rate_is_found() {
+    const PAGES: usize = 400;
+    let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+    frontier.gates = Gates::new(10.0, Some(100.0), 8).expect("within the bounds");
+    frontier.options.tries_max = 6;
+    add(&mut frontier, "a", PAGES);
+    let (mut limited, mut random, mut done) = (Limited::default(), Random::seeded(1), 0);
+    let took = Duration::from_millis(5);
+    while !frontier.is_empty() {
+        frontier.fire_timers(Instant::now());
+        let mut responses = Vec::new();
+        while let Some((_, start)) = start(&mut frontier) {
+            let JobKind::Page(page) = &start.job.kind else { unreachable!("rules are ignored") };
+            let status = limited.respond(page.key);
+            responses.push((start, status));
+        }
+        if responses.is_empty() {
+            let due = frontier.next_due().expect("something is left to do");
+            advance(due.saturating_duration_since(Instant::now())).await;
+            continue;
+        }
+        advance(took).await;
+        for (Start { host, mut job, entry }, status) in responses {
+            let class = HttpClasses::default().read(status, &HeaderMap::new());
+            let outcome = class.outcome().took(took);
+            entry.settle(outcome);
+            job.tries += 1;
+            let now = Instant::now();
+            let upstream = frontier.host(host);
+            upstream.in_flight -= 1;
+            upstream.failing = match outcome.kind() {
+                Kind::Failure | Kind::Overload => upstream.failing.or(Some(now)),
+                _ => None,
+            };
+            frontier.on_request_end(host);
+            if class.is_retryable() && job.tries < frontier.options.tries_max {
+                let delay = backoff().delay(job.tries - 1, &mut random);
+                frontier.enqueue_later(host, job, now + delay);
+                continue;
+            }
+            done += usize::from(status == StatusCode::OK);
+            frontier.end(
+                job,
+                PageOutcome::Failed(PageFailure { why: String::new(), status: None, is_final: true }),
+            );
+        }
+        keep(&mut frontier);
+    }
+    assert_eq!(done, PAGES);
+    let settled = &limited.responses[limited.responses.len() / 3..];
+    let good = settled.iter().filter(|(_, status)| *status == StatusCode::OK).count();
+    assert!(good * 10 > settled.len() * 9, "{good} of {} succeed", settled.len());
+    let mut attempts: HashMap<Key, usize> = HashMap::new();
+    for (key, _) in &limited.responses {
+        *attempts.entry(*key).or_default() += 1;
+    }
+    let failed: Vec<usize> = attempts.into_values().filter(|attempts| *attempts > 1).collect();
+    assert!(failed.iter().sum::<usize>() < 3 * failed.len(), "attempts at pages that failed: {failed:?}");
+}

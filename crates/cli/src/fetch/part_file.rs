@@ -1,0 +1,100 @@
+//! A page in progress: buffered in memory while it is small, then in a part file that is removed unless it
+//! becomes complete.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use tokio::task::spawn_blocking;
+
+/// Bytes that are buffered before a write: most pages are smaller.
+pub(crate) const BUFFER: usize = 256 << 10;
+
+/// The body of a complete page.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Not written yet.
+    Memory(Vec<u8>),
+    /// In its part file, with this many bytes.
+    PartFile(u64),
+}
+
+impl Body {
+    pub(crate) const fn bytes(&self) -> u64 {
+        match self {
+            Self::Memory(body) => body.len() as u64,
+            Self::PartFile(bytes) => *bytes,
+        }
+    }
+
+    /// Its bytes in memory.
+    pub(crate) const fn bytes_in_memory(&self) -> usize {
+        match self {
+            Self::Memory(body) => body.len(),
+            Self::PartFile(_) => 0,
+        }
+    }
+}
+
+/// A page that is being received.
+#[derive(Debug)]
+pub(crate) struct PartFile {
+    path: PathBuf,
+    file: Option<File>,
+    buffer: Vec<u8>,
+    bytes: u64,
+    is_whole: bool,
+}
+
+impl PartFile {
+    /// An empty part. Its file is created on the first write.
+    pub(crate) const fn new(path: PathBuf) -> Self {
+        Self { path, file: None, buffer: Vec::new(), bytes: 0, is_whole: false }
+    }
+
+    /// Bytes received so far.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Appends a chunk.
+    pub(crate) async fn push(&mut self, chunk: &[u8]) -> io::Result<()> {
+        self.buffer.extend_from_slice(chunk);
+        self.bytes += chunk.len() as u64;
+        if self.buffer.len() >= BUFFER { self.write().await } else { Ok(()) }
+    }
+
+    /// Completes the page. A body that is still in memory is returned for the writer thread to write.
+    pub(crate) async fn end(mut self) -> io::Result<Body> {
+        if self.file.is_none() {
+            self.is_whole = true;
+            return Ok(Body::Memory(std::mem::take(&mut self.buffer)));
+        }
+        self.write().await?;
+        self.is_whole = true;
+        Ok(Body::PartFile(self.bytes))
+    }
+
+    /// Writes the buffer on a blocking thread, since a disk may be slow.
+    async fn write(&mut self) -> io::Result<()> {
+        let (buffer, file, path) = (std::mem::take(&mut self.buffer), self.file.take(), self.path.clone());
+        let write = move || -> io::Result<_> {
+            let mut file = file.map_or_else(|| File::create(path), Ok)?;
+            file.write_all(&buffer)?;
+            Ok((file, buffer))
+        };
+        let (file, mut buffer) = spawn_blocking(write).await.map_err(io::Error::other)??;
+        buffer.clear();
+        (self.file, self.buffer) = (Some(file), buffer);
+        Ok(())
+    }
+}
+
+impl Drop for PartFile {
+    fn drop(&mut self) {
+        if !self.is_whole && self.bytes >= BUFFER as u64 {
+            // A part that remains is removed when the folder is next opened.
+            drop(fs::remove_file(&self.path));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Formats values for people: the counterpart of [`parse`](crate::parse).
+
+use std::time::Duration;
+
+use tidegate::{OnExpiry, OnUnavailable, Policy, Scope};
+use tidegate_core::duration::Rounded;
+
+/// A scope in command-line form.
+pub(crate) fn scope(scope: &Scope) -> String {
+    match scope {
+        Scope::Subject(subject) => format!("entity {} resource {}", subject.entity, subject.resource),
+        other => other.to_string(),
+    }
+}
+
+/// A policy on one line.
+pub(crate) fn policy(policy: &Policy) -> String {
+    let mut words: Vec<String> = policy.rules().iter().map(ToString::to_string).collect();
+    words.extend(policy.is_only().then(|| "only".to_owned()));
+    words.extend(policy.unavailable().map(|behaviour| format!("on-unavailable={}", unavailable(behaviour))));
+    words.extend(policy.expiry().map(|behaviour| format!("on-expiry={}", expiry(behaviour))));
+    if words.is_empty() { "no limits".to_owned() } else { words.join(" ") }
+}
+
+/// The behaviour while the store is unavailable, in command-line form.
+pub(crate) fn unavailable(behaviour: OnUnavailable) -> String {
+    match behaviour {
+        OnUnavailable::Block => "block".to_owned(),
+        OnUnavailable::Allow => "allow".to_owned(),
+        OnUnavailable::LocalShare(share) => format!("share:{}", share.fraction()),
+    }
+}
+
+/// The behaviour for expired leases, in command-line form.
+pub(crate) const fn expiry(behaviour: OnExpiry) -> &'static str {
+    match behaviour {
+        OnExpiry::Settle => "settle",
+        OnExpiry::Return => "return",
+    }
+}
+
+/// A duration for people, rounded up: to the millisecond, and from a minute on to the second, such as
+/// `1h40m`.
+pub(crate) fn duration(duration: Duration) -> String {
+    Rounded(duration).to_string()
+}
+
+/// Rewrites the wait at the end of a refusal from the library or a server in the form of [`duration`].
+pub(crate) fn rewrite_wait(sentence: &str, retry_after: Option<Duration>) -> String {
+    const WAIT: &str = "; retry after ";
+    match (sentence.rsplit_once(WAIT), retry_after) {
+        (Some((before, _)), Some(span)) => format!("{before}{WAIT}{}", duration(span)),
+        _ => sentence.to_owned(),
+    }
+}
+
+/// A number in at most six characters.
+pub(crate) fn number(number: u64) -> String {
+    match number {
+        0..1_000 => return number.to_string(),
+        1_000..100_000 => return format!("{},{:03}", number / 1_000, number % 1_000),
+        _ => {}
+    }
+    #[expect(clippy::cast_precision_loss, reason = "three digits of it are shown")]
+    let mut parts = number as f64 / 1e3;
+    let mut letters = "kMGTPE".chars();
+    let mut letter = letters.next().unwrap_or_default();
+    // Decided by the rounded value: 999,999 rounds to a million.
+    while parts >= 999.95
+        && let Some(next) = letters.next()
+    {
+        (parts, letter) = (parts / 1e3, next);
+    }
+    if parts < 9.995 { format!("{parts:.2}{letter}") } else { format!("{parts:.1}{letter}") }
+}
+
+/// Invisible characters that change how others are displayed: bidirectional controls, line separators,
+/// zero-width characters.
+const fn is_hidden(letter: char) -> bool {
+    matches!(letter, '\u{61c}' | '\u{200b}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+}
+
+/// Escapes untrusted text for a terminal: one line, without control or bidirectional characters.
+pub(crate) fn escape(text: &str) -> String {
+    let escaped = |letter: char| {
+        let code = (letter.is_control() || is_hidden(letter)).then(|| letter.escape_default());
+        let plain = code.is_none().then_some(letter);
+        code.into_iter().flatten().chain(plain)
+    };
+    text.chars().flat_map(escaped).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_picks_its_unit_after_rounding() {
+        let table = [
+            (99_999, "99,999"),
+            (100_000, "100.0k"),
+            (999_949, "999.9k"),
+            (999_999, "1.00M"),
+            (9_994_999, "9.99M"),
+            (9_999_999, "10.0M"),
+            (999_999_999, "1.00G"),
+            (999_999_999_999, "1.00T"),
+            (999_900_000_000_000, "999.9T"),
+            (1_000_000_000_000_000, "1.00P"),
+            (u64::MAX, "18.4E"),
+        ];
+        for (count, text) in table {
+            assert_eq!(number(count), text);
+            assert!(text.len() <= 6, "{text}");
+        }
+    }
+
+    #[test]
+    fn duration_is_rounded_up() {
+        assert_eq!(duration(Duration::from_micros(2_999_999)), "3s");
+        assert_eq!(duration(Duration::from_micros(1)), "1ms");
+        assert_eq!(duration(Duration::from_secs(61)), "1m1s");
+        assert_eq!(duration(Duration::from_millis(6_047_870)), "1h40m48s");
+        assert_eq!(
+            rewrite_wait("short; retry after 6047.87s", Some(Duration::from_millis(6_047_870))),
+            "short; retry after 1h40m48s"
+        );
+        assert_eq!(rewrite_wait("short", None), "short");
+    }
+}

@@ -1,0 +1,87 @@
+//! Kills `tidegate fetch` at random moments and runs it again until it is done: every file is complete at any
+//! time, and no existing file is fetched again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Child;
+
+use rustix::process::Signal;
+use tidegate_core::random::Random;
+
+use crate::kit::codec;
+use crate::kit::fetch::{FetchDir, Log, Reply, Upstream, hold, pages, read_line};
+use crate::kit::{finish, send, wait_until};
+
+const SEEDS: u64 = 3;
+const KILLS: u64 = 8;
+const PAGES: usize = 60;
+
+/// The body of a page, from empty to some hundred thousand bytes.
+fn body(path: &str) -> Vec<u8> {
+    let number = path.bytes().fold(7_u32, |sum, letter| sum.wrapping_mul(31).wrapping_add(letter.into()));
+    let bytes = [0, 10, 5_000, 70_000, 400_000][number as usize % 5] + number as usize % 97;
+    path.bytes().cycle().take(bytes).collect()
+}
+
+fn kill_now(child: Child) {
+    send(&child, Signal::KILL);
+    // It may have written more than its pipes hold.
+    child.wait_with_output().expect("it ends");
+}
+
+#[test]
+fn killed_fetch_leaves_whole_files_and_resumes() {
+    for seed in 0..SEEDS {
+        let (dir, log) = (FetchDir::new(), Log::default());
+        let upstreams = [0, 1, 2].map(|_| Upstream::start(&log, |seen| Reply::page(body(&seen.path))));
+        let urls: Vec<String> =
+            upstreams.iter().flat_map(|upstream| pages(upstream, PAGES / upstreams.len())).collect();
+        let path_of =
+            |file: &str| file.split_once('/').map(|(folder, name)| (folder.to_owned(), format!("/{name}")));
+        let mut random = Random::seeded(seed);
+        for kill in 0..=KILLS {
+            let there: BTreeSet<_> = dir.files().iter().filter_map(|file| path_of(file)).collect();
+            let begun = hold(&log).len();
+            let mut child = dir.begin(&["--json"], &urls);
+            if kill == KILLS {
+                let run = finish(child);
+                assert_eq!(run.code, 0, "seed {seed}: {run:?}");
+            } else if there.len() == PAGES {
+                finish(child);
+            } else if random.below(2) == 0 {
+                // In the middle of requests.
+                let requests = usize::try_from(1 + random.below(20)).unwrap();
+                let left = PAGES - there.len();
+                wait_until("so many requests", || hold(&log).len() >= begun + requests.min(left));
+                kill_now(child);
+            } else {
+                // While parts are renamed.
+                let lines = 1 + random.below(6);
+                (0..lines).for_each(|_| drop(read_line(child.stdout.as_mut().expect("a pipe"))));
+                kill_now(child);
+            }
+            for file in dir.files() {
+                let (_, path) = path_of(&file).expect("a file of a host");
+                assert!(
+                    fs::read(dir.out().join(&file)).unwrap() == body(&path),
+                    "seed {seed}: {file} is not whole"
+                );
+            }
+            for seen in &hold(&log)[begun..] {
+                let upstream =
+                    upstreams.iter().find(|upstream| upstream.port() == seen.port).expect("one of them");
+                let page = (upstream.folder(), seen.path.clone());
+                assert!(!there.contains(&page), "seed {seed}: {page:?} existed, and is fetched again");
+            }
+        }
+        assert_eq!((dir.files().len(), dir.parts()), (PAGES, 0), "seed {seed}");
+        // The journal has each of them once.
+        let journal = fs::read_to_string(dir.out().join(".tidegate/journal.jsonl")).unwrap();
+        let mut done = BTreeMap::new();
+        for line in codec::lines(&journal).iter().filter(|line| line["outcome"] == "done") {
+            *done.entry(line["file"].as_str().expect("a file").to_owned()).or_insert(0) += 1;
+        }
+        assert_eq!(done.keys().cloned().collect::<Vec<_>>(), dir.files(), "seed {seed}");
+        assert!(done.values().all(|lines| *lines == 1), "seed {seed}: {done:?}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Handlers of the read-only limit routes: balances, capacity and explain.
+
+use axum::extract::State as With;
+use tidegate::{LimitLine, LimitName, Would as CoreForecast};
+use tidegate_client::{
+    Ask, BalanceQuery, Balances, Capacities, Capacity, CapacityQuery, Explanation, Forecast, LimitState,
+};
+
+use crate::codec::{JsonBody, OkJson, QueryParams};
+use crate::refusal::Refusal;
+use crate::state::State;
+
+/// Returns the limits of a subject and of the levels above it that it draws from.
+///
+/// Without a resource: all limits that the entity and its ancestors have used.
+#[utoipa::path(get, path = "/v1/balances", params(BalanceQuery), responses(
+    (status = 200, description = "The limits.", body = Balances),
+))]
+pub(super) async fn balances(
+    With(state): With<State>,
+    QueryParams(query): QueryParams<BalanceQuery>,
+) -> Result<OkJson<Balances>, Refusal> {
+    let Some(entity) = query.entity else {
+        return Err(Refusal::invalid("entity", "missing: specify `?entity=NAME`"));
+    };
+    let limits = if let Some(resource) = query.resource {
+        let subject = (entity.0.as_str(), resource.0.as_str());
+        lines(&state.within(state.limiter().balances(subject)).await??)
+    } else {
+        let balances = state.within(state.limiter().balances_of_entity(entity.0.as_str())).await??;
+        balances.iter().map(|balance| LimitState::new(balance, None)).collect()
+    };
+    Ok(OkJson(Balances { limits }))
+}
+
+/// Returns the utilization of a resource's limits, over all buckets. It reads every bucket of the resource.
+#[utoipa::path(get, path = "/v1/capacity", params(CapacityQuery), responses(
+    (status = 200, description = "The limits, by name.", body = Capacities),
+))]
+pub(super) async fn capacity(
+    With(state): With<State>,
+    QueryParams(query): QueryParams<CapacityQuery>,
+) -> Result<OkJson<Capacities>, Refusal> {
+    let Some(resource) = query.resource else {
+        return Err(Refusal::invalid("resource", "missing: specify `?resource=NAME`"));
+    };
+    let sums = state.within(state.limiter().capacity(resource.0.as_str())).await??;
+    let limit = |(limit, sum): (LimitName, tidegate::Capacity)| Capacity {
+        limit: limit.to_string(),
+        buckets: sum.buckets,
+        burst: sum.burst,
+        available: sum.available,
+        consumed: sum.consumed,
+    };
+    Ok(OkJson(Capacities { limits: sums.into_iter().map(limit).collect() }))
+}
+
+/// Explains what would happen to an acquire, without drawing.
+#[utoipa::path(post, path = "/v1/explain", request_body = Ask, responses(
+    (status = 200, description = "The predicted outcome.", body = Explanation),
+))]
+pub(super) async fn explain(
+    With(state): With<State>,
+    JsonBody(body): JsonBody<Ask>,
+) -> Result<OkJson<Explanation>, Refusal> {
+    let cost = body.cost.pairs();
+    let limits = body.limits.into_iter().map(|limit| limit.0);
+    let subject = (body.entity.0.as_str(), body.resource.0.as_str());
+    let request = state.limiter().request(subject, &cost).limits(limits);
+    let explained = state.within(request.explain()).await??;
+    let (would, retry_after) = match explained.would {
+        CoreForecast::Grant => (Forecast::Grant, None),
+        CoreForecast::Wait(span) => (Forecast::Wait, Some(span.into())),
+        _ => (Forecast::Never, None),
+    };
+    Ok(OkJson(Explanation {
+        would,
+        retry_after,
+        limits: lines(&explained.lines),
+        on_unavailable: explained.on_unavailable.0.into(),
+        on_unavailable_source: explained.on_unavailable.1.to_string(),
+        on_expiry: explained.on_expiry.0.into(),
+        on_expiry_source: explained.on_expiry.1.to_string(),
+        version: explained.version.number(),
+    }))
+}
+
+fn lines(lines: &[LimitLine]) -> Vec<LimitState> {
+    lines.iter().map(|line| LimitState::new(&line.balance, Some(&line.source))).collect()
+}

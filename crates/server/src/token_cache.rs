@@ -1,0 +1,250 @@
+//! Looks up tokens by id in the store.
+//!
+//! A two-generation cache bounds memory and spares a remote store one query per request. Unknown ids are
+//! cached too, so that guesses do not reach the store. While the store is unavailable, a cached token stays
+//! valid for a minute, and the policy decides what happens to its limits. After that the token may have been
+//! revoked, and requests fail until the store responds.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use subtle::ConstantTimeEq;
+use tidegate::store::Reply;
+use tidegate::{Limiter, StoreError, Version};
+use tidegate_core::limit::token::{Token, TokenHash, TokenId};
+use tokio::time::{Instant, timeout};
+
+use crate::token::Secret;
+
+/// How long a cached token stays valid while the store is unavailable.
+const STALE_MAX: Duration = Duration::from_mins(1);
+
+/// A stored token and the hash of its secret.
+#[derive(Debug, Clone)]
+pub struct StoredToken {
+    /// The token.
+    pub token: Token,
+    /// The hash of its secret, as [`Secret::hash`] makes it.
+    pub hash: TokenHash,
+}
+
+impl StoredToken {
+    /// Whether the secret matches, compared in constant time.
+    pub fn matches(&self, secret: &Secret) -> bool {
+        self.hash.as_bytes().ct_eq(secret.hash().as_bytes()).into()
+    }
+}
+
+/// A source of tokens, queried with every request. [`StoreTokenCache`] is the default implementation.
+pub trait TokenCache: fmt::Debug + Send + Sync + 'static {
+    /// Returns the token with this id, valid or not, or `None` if there is none.
+    fn get<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<Arc<StoredToken>>>;
+}
+
+/// Looks up tokens in a limiter's store.
+pub struct StoreTokenCache {
+    limiter: Limiter,
+    ttl: Duration,
+    generation_max: usize,
+    cached: Mutex<Generations>,
+}
+
+#[derive(Default)]
+struct Generations {
+    young: HashMap<TokenId, Entry>,
+    old: HashMap<TokenId, Entry>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    stored: Option<Arc<StoredToken>>,
+    /// A remote store is queried again after the TTL.
+    queried_at: Instant,
+    /// An in-process store is queried again when its version changes.
+    version: Option<Version>,
+}
+
+impl StoreTokenCache {
+    /// Creates a cache that keeps tokens for two seconds: a revoked token may stay valid that long. An
+    /// in-process store is queried whenever its version has changed. While the store is unavailable, a cached
+    /// token stays valid for a minute after it was read; then the lookup returns the store's error.
+    pub fn new(limiter: Limiter) -> Self {
+        Self::with(limiter, Duration::from_secs(2), 8_192)
+    }
+
+    /// Creates a cache of at most `tokens_max` tokens, each for `ttl`.
+    pub fn with(limiter: Limiter, ttl: Duration, tokens_max: usize) -> Self {
+        Self { limiter, ttl, generation_max: (tokens_max / 2).max(1), cached: Mutex::default() }
+    }
+
+    async fn query(&self, id: &TokenId) -> Result<Option<Arc<StoredToken>>, StoreError> {
+        let cached = self.lock().find(id, self.generation_max);
+        if let Some(entry) = &cached
+            && entry.queried_at.elapsed() < self.ttl
+        {
+            return Ok(entry.stored.clone());
+        }
+        // The age of an entry counts from the request: the token may change before the response arrives.
+        let queried_at = Instant::now();
+        let deadline = self.limiter.store_deadline();
+        let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        let answer = timeout(deadline, self.limiter.store().token(id)).await;
+        match answer.unwrap_or(Err(StoreError::TimedOut { millis })) {
+            Ok(found) => {
+                let stored = found.map(|(hash, token)| Arc::new(StoredToken { token: token.value, hash }));
+                let entry = Entry { stored: stored.clone(), queried_at, version: None };
+                self.lock().put(id.clone(), entry, self.generation_max);
+                Ok(stored)
+            }
+            Err(error) if error.is_transient() => match cached {
+                Some(Entry { stored: Some(stored), queried_at, .. }) if queried_at.elapsed() < STALE_MAX => {
+                    Ok(Some(stored))
+                }
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Answers synchronously from an in-process store, which is queried only if its version has changed.
+    fn query_now(&self, id: &TokenId) -> Option<Result<Option<Arc<StoredToken>>, StoreError>> {
+        let store = self.limiter.store();
+        if !store.capabilities().is_immediate {
+            return None;
+        }
+        // Read before the token: if the token changes in between, the next lookup queries again.
+        let version = store.version().now()?.ok();
+        if let Some(entry) = self.lock().find(id, self.generation_max)
+            && entry.version.is_some()
+            && entry.version == version
+        {
+            return Some(Ok(entry.stored));
+        }
+        let found = match store.token(id).now()? {
+            Ok(found) => found,
+            Err(error) => return Some(Err(error)),
+        };
+        let stored = found.map(|(hash, token)| Arc::new(StoredToken { token: token.value, hash }));
+        let entry = Entry { stored: stored.clone(), queried_at: Instant::now(), version };
+        self.lock().put(id.clone(), entry, self.generation_max);
+        Some(Ok(stored))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Generations> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Generations {
+    fn find(&mut self, id: &TokenId, generation_max: usize) -> Option<Entry> {
+        if let Some(entry) = self.young.get(id) {
+            return Some(entry.clone());
+        }
+        let (id, entry) = self.old.remove_entry(id)?;
+        self.put(id, entry.clone(), generation_max);
+        Some(entry)
+    }
+
+    fn put(&mut self, id: TokenId, entry: Entry, generation_max: usize) {
+        if self.young.len() >= generation_max {
+            self.old = mem::take(&mut self.young);
+        }
+        self.young.insert(id, entry);
+    }
+}
+
+impl TokenCache for StoreTokenCache {
+    fn get<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<Arc<StoredToken>>> {
+        match self.query_now(id) {
+            Some(answer) => Reply::ready(answer),
+            None => Reply::later(self.query(id)),
+        }
+    }
+}
+
+impl fmt::Debug for StoreTokenCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreTokenCache").field("ttl", &self.ttl).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::store::Tokens;
+    use tidegate::store::wrap::{FaultPlan, Faulty};
+    use tidegate::{Expect, Memory};
+    use tidegate_core::limit::name::Namespace;
+    use tidegate_core::limit::token::{NewToken, TokenScope, TokenScopes};
+
+    use super::*;
+
+    fn id(name: &str) -> TokenId {
+        TokenId::new(name).expect("valid")
+    }
+
+    async fn create(store: &impl Tokens, name: &str) -> Secret {
+        let secret = Secret::generate(&id(name));
+        let token = NewToken {
+            id: id(name),
+            name: name.to_owned(),
+            namespace: Namespace::new("default").expect("valid"),
+            scopes: TokenScopes::new([TokenScope::Read]),
+            expires_at: None,
+        };
+        store.create_token(&token, secret.hash(), "test").await.expect("made");
+        secret
+    }
+
+    /// A cache of eight tokens for two seconds, over a store that can become unavailable.
+    async fn token_cache() -> (Arc<Faulty<Memory>>, StoreTokenCache, Secret) {
+        let store = Arc::new(Faulty::new(Memory::new(), FaultPlan::seeded(1)).expect("a plan"));
+        let secret = create(&*store, "ci").await;
+        let shared: Arc<dyn tidegate::Store> = store.clone();
+        let limiter = Limiter::over(shared).build().expect("a limiter");
+        (store, StoreTokenCache::with(limiter, Duration::from_secs(2), 8), secret)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn token_changes_are_visible_after_ttl() {
+        let (store, token_cache, secret) = token_cache().await;
+        let ci = async || token_cache.get(&id("ci")).await.unwrap().unwrap();
+        let has_new = async || token_cache.get(&id("new")).await.unwrap().is_some();
+        assert!(ci().await.matches(&secret) && !ci().await.matches(&Secret::generate(&id("ci"))));
+        assert!(!has_new().await);
+        store.revoke_token(&id("ci"), Expect::Any, "test").await.unwrap();
+        create(&*store, "new").await;
+        assert!(ci().await.token.revoked_at.is_none() && !has_new().await);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(ci().await.token.revoked_at.is_some() && has_new().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn cached_token_survives_store_outage_for_a_minute() {
+        let (store, token_cache, secret) = token_cache().await;
+        for silence in [Faulty::go_away, Faulty::hang] {
+            store.come_back();
+            assert!(token_cache.get(&id("ci")).await.unwrap().is_some());
+            silence(&store);
+            for _ in 0..2 {
+                tokio::time::advance(Duration::from_secs(20)).await;
+                assert!(token_cache.get(&id("ci")).await.unwrap().unwrap().matches(&secret));
+                assert!(token_cache.get(&id("unknown")).await.unwrap_err().is_transient());
+            }
+            tokio::time::advance(Duration::from_secs(20)).await;
+            assert!(token_cache.get(&id("ci")).await.unwrap_err().is_transient(), "it may have been revoked");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unknown_tokens_do_not_grow_cache() {
+        let (_, token_cache, _) = token_cache().await;
+        for number in 0..100 {
+            assert!(token_cache.get(&id(&format!("guess-{number}"))).await.unwrap().is_none());
+            let cached = token_cache.lock();
+            assert!(cached.young.len() + cached.old.len() <= 8);
+        }
+    }
+}

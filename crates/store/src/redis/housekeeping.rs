@@ -1,0 +1,148 @@
+//! Background housekeeping in small steps: deletes usage and audit entries past their retention, and repairs
+//! the index.
+//!
+//! It cycles through all names of the index and all keys. The position is stored in Redis, so that processes
+//! share a cycle and short-lived ones contribute. A step is small, and a claim with a TTL lets one process
+//! run at a time in the background. The number of steps grows with the subjects that this process has added,
+//! so that cleaning keeps up with them.
+
+use std::time::Duration;
+
+use ::redis::Value;
+use tidegate_core::time::Stamp;
+
+use super::Redis;
+use super::index::Prefix;
+use super::keyspace::Keyspace;
+use super::repair::ScanPosition;
+use super::usage::is_old;
+use crate::error::StoreError;
+use crate::store::SweepReport;
+use crate::tables::subject;
+
+/// Subjects that are cleaned in one step.
+const SUBJECTS_PER_STEP: usize = 50;
+/// The longest time that a process may claim the housekeeping.
+const CLAIM_MAX: Duration = Duration::from_secs(86_400);
+/// Lines of usage, and audit entries, that are deleted in one step.
+const LINES_MAX: usize = 500;
+
+/// The position in both cycles.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The last name that was cleaned.
+    name: Option<String>,
+    keys: ScanPosition,
+}
+
+impl Redis {
+    /// Ends up to `max` leases that are past their deadline, then does some housekeeping unless another
+    /// process has claimed it.
+    pub(super) async fn sweep_in_background(&self, max: usize) -> Result<(), StoreError> {
+        self.sweep_up_to(max).await?;
+        let mut claim = ::redis::cmd("SET");
+        claim.arg(self.inner.keyspace.admin("tending")).arg(1).arg("NX");
+        claim.arg("PX").arg(self.inner.swept_every.as_millis().clamp(1, CLAIM_MAX.as_millis()).to_string());
+        match self.inner.connection.query(&claim).await? {
+            Value::Okay => self.clean_up().await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends up to `max` leases that are past their deadline, then does some housekeeping.
+    pub(super) async fn sweep_and_clean_up(&self, max: usize) -> Result<SweepReport, StoreError> {
+        let swept = self.sweep_up_to(max).await?;
+        self.clean_up().await?;
+        Ok(swept)
+    }
+
+    /// Cleans some subjects, deletes old audit entries and indexes some keys.
+    async fn clean_up(&self) -> Result<(), StoreError> {
+        let mut progress = self.load_progress().await?;
+        let looked = self.read_values(Keyspace::admin_home(), &[]).await?;
+        let wall = looked.at - looked.clock_offset;
+        // More subjects than were added since, so that the cycle ends.
+        for _ in 0..=(2 * self.inner.keyspace.take_registered()).div_ceil(SUBJECTS_PER_STEP) {
+            progress.name = self.clean_subjects(progress.name.as_deref(), wall).await?;
+            // Saved at once, so that a later failure does not repeat it.
+            self.save_progress(&progress).await?;
+            if progress.name.is_none() {
+                break;
+            }
+        }
+        let forgotten = match self.inner.retention.audit_before(looked.at) {
+            Some(before) => self.prune_audit(|entry| entry.at < before, LINES_MAX).await.map(drop),
+            None => Ok(()),
+        };
+        let (_, keys) = self.index_some_keys(&progress.keys).await?;
+        progress.keys = keys.unwrap_or_default();
+        self.save_progress(&progress).await?;
+        forgotten
+    }
+
+    /// Cleans some subjects after `after` and returns the last; `None` at the end of the cycle.
+    async fn clean_subjects(&self, after: Option<&str>, now: Stamp) -> Result<Option<String>, StoreError> {
+        let names = self.range(&Prefix::of(&["s"]), after, SUBJECTS_PER_STEP).await?;
+        let (mut left, mut last) = (LINES_MAX, after.map(str::to_owned));
+        for name in &names {
+            match self.clean_subject(name, now, left).await {
+                // This subject may have more lines.
+                Ok(0) => return Ok(last),
+                Ok(lines) => left = lines,
+                Err(error) if error.is_transient() => return Err(error),
+                // It cannot be decoded, which reading it reports. It must not block the others.
+                Err(_) => {}
+            }
+            last = Some(name.clone());
+        }
+        Ok(last.filter(|_| names.len() == SUBJECTS_PER_STEP))
+    }
+
+    /// Deletes a subject's usage past its retention, at most `left` lines, or removes the subject if it has
+    /// none. Returns how many lines are left to delete.
+    async fn clean_subject(&self, name: &str, now: Stamp, mut left: usize) -> Result<usize, StoreError> {
+        let (entity, resource) = name.split_once('\0').unwrap_or((name, ""));
+        let subject = &subject(entity, resource)?;
+        let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
+        let fields: Vec<Vec<u8>> = match keyspace.home_of(connection, &subject.entity).await? {
+            Some(home) => {
+                let mut read = ::redis::cmd("HKEYS");
+                let answer = connection.query(read.arg(keyspace.usage(home, subject))).await?;
+                ::redis::from_redis_value(answer)
+                    .map_err(|error| connection.context().store_error(error.into()))?
+            }
+            None => Vec::new(),
+        };
+        if fields.is_empty() {
+            self.remove_if_unused(subject).await?;
+            return Ok(left);
+        }
+        for (window, before) in self.inner.retention.usage_before(now) {
+            // Usually nothing is old, which the field names show.
+            if left > 0 && fields.iter().any(|field| is_old(field, window, before)) {
+                left -= self.prune_subject(subject, window, before, left).await?;
+            }
+        }
+        Ok(left)
+    }
+
+    async fn load_progress(&self) -> Result<Progress, StoreError> {
+        let mut read = ::redis::cmd("HMGET");
+        read.arg(self.inner.keyspace.admin("tended")).arg("name").arg("server").arg("cursor");
+        let mut found = self.values(self.inner.connection.query(&read).await?)?.into_iter();
+        let mut text = || {
+            let part = found.next().flatten().unwrap_or_default();
+            String::from_utf8(part).unwrap_or_default()
+        };
+        let (name, server, cursor) = (text(), text(), text());
+        let keys = ScanPosition { server, cursor: cursor.parse().unwrap_or(0) };
+        Ok(Progress { name: Some(name).filter(|name| !name.is_empty()), keys })
+    }
+
+    async fn save_progress(&self, progress: &Progress) -> Result<(), StoreError> {
+        let mut keep = ::redis::cmd("HSET");
+        keep.arg(self.inner.keyspace.admin("tended")).arg("name").arg(progress.name.as_deref().unwrap_or(""));
+        keep.arg("server").arg(&progress.keys.server).arg("cursor").arg(progress.keys.cursor);
+        self.inner.connection.query(&keep).await.map(drop)
+    }
+}

@@ -1,0 +1,194 @@
+//! The stored form of usage: totals per hour, and corrections for days and months.
+//!
+//! A settle adds to the hour of its draw only; days and months are computed from their hours. When hours are
+//! pruned, they are added to the corrections of their day and month. When a day or month is pruned, its
+//! correction subtracts its remaining hours, so that only later usage counts.
+
+use std::collections::BTreeMap;
+
+use tidegate_core::limit::usage::{Tally, Window};
+use tidegate_core::time::Stamp;
+
+use super::lua_codec::{Packer, Unpacker, to_signed_double};
+use crate::error::StoreError;
+
+/// Units, own units and leases. A correction may be negative.
+type Sums = [i64; 3];
+
+/// The usage of one subject.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct UsageTallies {
+    /// By window, start and limit. Days and months are corrections of the sum of their hours.
+    stored: BTreeMap<(Window, Stamp, String), Sums>,
+}
+
+impl UsageTallies {
+    /// Decodes the fields of a hash.
+    pub(super) fn read<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<Self, StoreError> {
+        let mut stored = BTreeMap::new();
+        for (field, value) in fields {
+            let (window, start) = read_field(field)?;
+            let mut read = Unpacker::new(value, "a line of usage");
+            while !read.is_empty() {
+                let limit = read.text()?.to_owned();
+                stored.insert((window, start, limit), [read.signed()?, read.signed()?, read.signed()?]);
+            }
+        }
+        Ok(Self { stored })
+    }
+
+    /// The lines of a window, by limit and start.
+    pub(super) fn lines(&self, window: Window) -> BTreeMap<(&str, Stamp), Tally> {
+        let mut sums: BTreeMap<(&str, Stamp), Sums> = BTreeMap::new();
+        for ((of, start, limit), stored) in &self.stored {
+            let start = match of {
+                Window::Hour => window.around(*start).start,
+                of if *of == window => *start,
+                Window::Day | Window::Month => continue,
+            };
+            let sum = sums.entry((limit, start)).or_default();
+            add(sum, *stored);
+        }
+        let tally = |[units, own, leases]: Sums| {
+            let count = |sum: i64| u64::try_from(sum).unwrap_or(0);
+            Tally { units: count(units), own: count(own), leases: count(leases) }
+        };
+        // A line without leases is empty.
+        sums.into_iter().filter(|(_, sums)| sums[2] > 0).map(|(line, sums)| (line, tally(sums))).collect()
+    }
+
+    /// Deletes up to `max` lines of a window that ended at `before` or earlier, and returns how many.
+    pub(super) fn prune(&mut self, window: Window, before: Stamp, max: usize) -> usize {
+        let old = |(limit, start): &(&str, Stamp)| {
+            (window.around(*start).end <= before).then(|| (*start, (*limit).to_owned()))
+        };
+        let mut old: Vec<(Stamp, String)> = self.lines(window).keys().filter_map(old).collect();
+        old.sort();
+        old.truncate(max);
+        for (start, limit) in &old {
+            if window == Window::Hour {
+                let gone = self.stored.remove(&(window, *start, limit.clone())).unwrap_or_default();
+                for longer in [Window::Day, Window::Month] {
+                    let key = (longer, longer.around(*start).start, limit.clone());
+                    add(self.stored.entry(key).or_default(), gone);
+                }
+            } else {
+                let mut hours = Sums::default();
+                for ((of, at, name), stored) in &self.stored {
+                    if *of == Window::Hour && name == limit && window.around(*at).start == *start {
+                        add(&mut hours, *stored);
+                    }
+                }
+                self.stored.insert((window, *start, limit.clone()), hours.map(|sum| -sum));
+            }
+        }
+        self.stored.retain(|_, sums| *sums != Sums::default());
+        old.len()
+    }
+
+    /// Encodes the fields of the hash.
+    pub(super) fn fields(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut fields: BTreeMap<String, Packer> = BTreeMap::new();
+        for ((window, start, limit), sums) in &self.stored {
+            let packed = fields.entry(field(*window, *start)).or_default().text(limit);
+            for sum in sums {
+                packed.double(to_signed_double(*sum));
+            }
+        }
+        fields.into_iter().map(|(field, packed)| (field, packed.0.into_vec())).collect()
+    }
+}
+
+/// Whether a field has lines of a window that ended at `before` or earlier. One that cannot be read has none:
+/// reading it reports the error.
+pub(super) fn is_old(field: &[u8], window: Window, before: Stamp) -> bool {
+    let is_old = |(of, start): (Window, Stamp)| {
+        (of == window || of == Window::Hour) && window.around(start).end <= before
+    };
+    read_field(field).is_ok_and(is_old)
+}
+
+fn add(sums: &mut Sums, more: Sums) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum = sum.saturating_add(more);
+    }
+}
+
+/// The name of a field: the start in seconds, after a letter for days and months.
+fn field(window: Window, start: Stamp) -> String {
+    let letter = match window {
+        Window::Hour => "",
+        Window::Day => "d",
+        Window::Month => "m",
+    };
+    format!("{letter}{}", start.as_micros() / 1_000_000)
+}
+
+fn read_field(field: &[u8]) -> Result<(Window, Stamp), StoreError> {
+    let (window, seconds) = match field {
+        [b'd', rest @ ..] => (Window::Day, rest),
+        [b'm', rest @ ..] => (Window::Month, rest),
+        rest => (Window::Hour, rest),
+    };
+    let seconds = std::str::from_utf8(seconds).ok().and_then(|text| text.parse().ok());
+    let corrupt = || StoreError::Corrupt { what: format!("usage of the window `{}`", field.escape_ascii()) };
+    Ok((window, Stamp::from_secs(seconds.ok_or_else(corrupt)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2027-01-15T08:00:00Z.
+    const HOUR: u64 = 1_800_000_000;
+
+    fn tallies() -> UsageTallies {
+        let line = |limit: &str, units: f64| {
+            let mut packed = Packer::default();
+            packed.text(limit).double(units).double(units).double(1.0);
+            packed.0
+        };
+        let fields = [
+            ((HOUR).to_string(), [line("rpm", 1.0), line("tpm", 10.0)].concat()),
+            ((HOUR + 3_600).to_string(), line("tpm", 5.0).into_vec()),
+            ((HOUR + 86_400).to_string(), line("tpm", 7.0).into_vec()),
+        ];
+        UsageTallies::read(fields.iter().map(|(field, value)| (field.as_bytes(), &value[..]))).unwrap()
+    }
+
+    fn units(tallies: &UsageTallies, window: Window) -> Vec<(String, u64)> {
+        tallies.lines(window).iter().map(|((limit, _), tally)| ((*limit).to_owned(), tally.units)).collect()
+    }
+
+    fn named(units: &[(&str, u64)]) -> Vec<(String, u64)> {
+        units.iter().map(|(limit, units)| ((*limit).to_owned(), *units)).collect()
+    }
+
+    #[test]
+    fn days_and_months_are_the_sums_of_their_hours() {
+        let tallies = tallies();
+        assert_eq!(units(&tallies, Window::Hour), named(&[("rpm", 1), ("tpm", 10), ("tpm", 5), ("tpm", 7)]));
+        assert_eq!(units(&tallies, Window::Day), named(&[("rpm", 1), ("tpm", 15), ("tpm", 7)]));
+        assert_eq!(units(&tallies, Window::Month), named(&[("rpm", 1), ("tpm", 22)]));
+        let fields = tallies.fields();
+        let read = UsageTallies::read(fields.iter().map(|(field, value)| (field.as_bytes(), &value[..])));
+        assert_eq!(read.unwrap(), tallies);
+    }
+
+    #[test]
+    fn pruned_window_keeps_the_other_windows() {
+        let mut hours = tallies();
+        assert_eq!(hours.prune(Window::Hour, Stamp::from_secs(HOUR + 3_600), 9), 2);
+        assert_eq!(units(&hours, Window::Hour), named(&[("tpm", 5), ("tpm", 7)]));
+        assert_eq!(units(&hours, Window::Month), named(&[("rpm", 1), ("tpm", 22)]));
+        let mut days = tallies();
+        let end = Window::Day.around(Stamp::from_secs(HOUR)).end;
+        assert_eq!((days.prune(Window::Day, end, 1), days.prune(Window::Day, end, 9)), (1, 1));
+        assert_eq!(units(&days, Window::Day), named(&[("tpm", 7)]));
+        assert_eq!(units(&days, Window::Hour).len(), 4);
+        assert_eq!(units(&days, Window::Month), named(&[("rpm", 1), ("tpm", 22)]));
+        // Hours that are pruned after their day do not restore it.
+        days.prune(Window::Hour, Stamp::MAX, 99);
+        assert_eq!(units(&days, Window::Day), named(&[("tpm", 7)]));
+    }
+}

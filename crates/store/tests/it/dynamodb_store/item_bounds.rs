@@ -1,0 +1,101 @@
+//! Many processes on one bucket: the bounds of its item hold for all of them together.
+
+use std::time::Duration;
+
+use tidegate_store::{Buckets as _, DynamoDb};
+
+use super::ENGINE;
+use crate::kit::common::{
+    balance, draw_of, eventually, granted, is_granted, join_all, own, settle_of, until_answered, used,
+};
+use crate::kit::dynamodb::{open_new, options};
+use crate::kit::dynamodb_items::RawTable;
+use crate::kit::dynamodb_proxy::{Fault, Proxy};
+use crate::kit::engine::skip_without;
+
+async fn handles(count: usize) -> Vec<DynamoDb> {
+    let options = options(ENGINE);
+    let mut handles = vec![open_new(options.clone()).await];
+    while handles.len() < count {
+        handles.push(options.clone().open().await.expect("the table exists"));
+    }
+    handles
+}
+
+async fn mark_count(raw: &RawTable, kind: &str) -> usize {
+    raw.item("acme").await.into_keys().filter(|name| name.starts_with(kind)).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn item_is_full_with_a_thousand_open_leases() {
+    skip_without!(ENGINE);
+    let handles = handles(4).await;
+    let (raw, levels) = (RawTable::on(ENGINE, &handles[0]), own("acme", 2_000));
+    let draws: Vec<_> = (0..1_010).map(|_| draw_of(&levels, 1)).collect();
+    let (mut taken, mut full) = (Vec::new(), 0);
+    for draws in draws.chunks(8) {
+        let replies = draws.iter().zip(0..).map(|(draw, number)| handles[number % 4].draw(draw)).collect();
+        for (draw, answer) in draws.iter().zip(join_all(replies).await) {
+            match answer {
+                Err(error) => {
+                    let expected = "the store is full: 1000 open leases";
+                    assert!(error.to_string().starts_with(expected), "{error}");
+                    full += 1;
+                }
+                granted if is_granted(&granted) => taken.push(draw),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!((taken.len(), full, mark_count(&raw, "o:").await), (1_000, 10, 1_000));
+    assert_eq!(balance(&handles[0], "acme").await, Some((1_000, 1_000)), "a refused draw takes nothing");
+    let bytes: usize = raw
+        .item("acme")
+        .await
+        .iter()
+        .map(|(name, value)| name.len() + value.as_s().map_or(20, String::len))
+        .sum();
+    assert!(bytes < 200_000, "{bytes} of the 400 KB that an item may have");
+    // Settled by another process than the one that drew it.
+    handles[1].settle(&settle_of(taken[0], 1)).await.expect("the lease is open");
+    granted(handles[2].draw(&draw_of(&levels, 1)).await);
+    assert_eq!(used(&handles[0], "acme").await, 1);
+}
+
+#[tokio::test]
+async fn ends_by_all_processes_are_counted_in_time() {
+    skip_without!(ENGINE);
+    let handles = handles(4).await;
+    let (raw, levels) = (RawTable::on(ENGINE, &handles[0]), own("acme", 1_000));
+    for number in 0..60 {
+        let draw = draw_of(&levels, 1);
+        granted(handles[number % 4].draw(&draw).await);
+        handles[number % 4].settle(&settle_of(&draw, 1)).await.expect("the lease is open");
+    }
+    eventually("most ends are counted", async || mark_count(&raw, "e:").await < 48).await;
+    assert_eq!(used(&handles[0], "acme").await, 60);
+}
+
+#[tokio::test]
+async fn item_holds_256_ends_that_cannot_be_counted() {
+    skip_without!(ENGINE);
+    let proxy = Proxy::new(ENGINE).await;
+    let options = options(ENGINE).endpoint(proxy.url());
+    let store = open_new(options.clone()).await;
+    let impatient = options.timeout(Duration::from_secs(5));
+    let impatient = until_answered(|| impatient.clone().open()).await.expect("the table exists");
+    let (raw, levels) = (RawTable::on(ENGINE, &store), own("acme", 1_000));
+    proxy.plan(|operation| match operation {
+        "TransactWriteItems" => Fault::Refused("ThrottlingException"),
+        _ => Fault::None,
+    });
+    let mut spent = 0_u64;
+    while is_granted(&impatient.spend(&draw_of(&levels, 1)).await) {
+        spent += 1;
+        assert!(spent <= 256, "marks are not bounded");
+    }
+    assert!(mark_count(&raw, "e:").await <= 256);
+    proxy.plan(|_| Fault::None);
+    granted(store.spend(&draw_of(&levels, 1)).await);
+    assert!(used(&store, "acme").await > spent);
+}
