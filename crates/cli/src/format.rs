@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tidegate::{OnExpiry, OnUnavailable, Policy, Scope};
 use tidegate_core::duration::Rounded;
+use tidegate_core::excerpt::one_line;
 
 /// A scope in command-line form.
 pub(crate) fn scope(scope: &Scope) -> String {
@@ -74,20 +75,9 @@ pub(crate) fn number(number: u64) -> String {
     if parts < 9.995 { format!("{parts:.2}{letter}") } else { format!("{parts:.1}{letter}") }
 }
 
-/// Invisible characters that change how others are displayed: bidirectional controls, line separators,
-/// zero-width characters.
-const fn is_hidden(letter: char) -> bool {
-    matches!(letter, '\u{61c}' | '\u{200b}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-}
-
 /// Escapes untrusted text for a terminal: one line, without control or bidirectional characters.
 pub(crate) fn escape(text: &str) -> String {
-    let escaped = |letter: char| {
-        let code = (letter.is_control() || is_hidden(letter)).then(|| letter.escape_default());
-        let plain = code.is_none().then_some(letter);
-        code.into_iter().flatten().chain(plain)
-    };
-    text.chars().flat_map(escaped).collect()
+    one_line(text)
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ pub(crate) fn note(text: &str) -> Result<(String, String), String> {
 
 /// Parses a duration: `5s`, `1m 30s`, `250ms`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
+    tidegate_core::duration::parse(text)
         .map_err(|_| "expected a number and a unit, such as 250ms, 5s, 2m or 1h".to_owned())
 }
 
@@ -164,7 +164,7 @@ pub(crate) fn time(text: &str) -> Result<Stamp, String> {
     let at = SystemTime::now();
     let read = humantime::parse_rfc3339(text).ok();
     let read = read.or_else(|| humantime::parse_rfc3339(&format!("{text}T00:00:00Z")).ok());
-    let read = read.or_else(|| at.checked_sub(humantime::parse_duration(text).ok()?));
+    let read = read.or_else(|| at.checked_sub(tidegate_core::duration::parse(text).ok()?));
     let since = read.and_then(|read| read.duration_since(UNIX_EPOCH).ok());
     let micros = since.and_then(|since| u64::try_from(since.as_micros()).ok());
     let forms =
@@ -174,7 +174,7 @@ pub(crate) fn time(text: &str) -> Result<Stamp, String> {
 
 /// Parses a future time: a date, RFC 3339, or a duration from now.
 pub(crate) fn future_time(text: &str) -> Result<Stamp, String> {
-    match humantime::parse_duration(text) {
+    match tidegate_core::duration::parse(text) {
         Ok(span) => time("0s").map(|now| now + span),
         Err(_) => time(text).map_err(|_| {
             "expected a time such as 2030-01-31, 2030-01-31T09:30:00Z or 90d (90 days from now)".to_owned()

@@ -15,8 +15,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::calendar;
+use crate::excerpt::excerpt;
 use crate::feedback::headers::date::rfc3339;
-use crate::limit::name::shown;
 
 /// A timeline for buckets: points are whole ticks since its origin.
 pub trait Timeline: Copy + Ord + fmt::Debug {
@@ -136,7 +136,7 @@ impl FromStr for Stamp {
     /// Parses RFC 3339 with any offset. A fraction is rounded up to the microsecond; a time before 1970
     /// becomes 1970.
     fn from_str(text: &str) -> Result<Self, InvalidStamp> {
-        rfc3339(text).ok_or_else(|| InvalidStamp { text: shown(text) })
+        rfc3339(text).ok_or_else(|| InvalidStamp { text: excerpt(text) })
     }
 }
 

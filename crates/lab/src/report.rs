@@ -1,5 +1,7 @@
 //! Scores as a text table that fits 100 columns.
 
+use tidegate_core::excerpt::excerpt_of;
+
 use std::fmt::Write as _;
 
 use crate::score::Score;
@@ -12,7 +14,7 @@ const CHANGES_MAX: usize = 3;
 /// A header and a line for each score: goodput, 429s, Jain's index, p99 latency, and the seconds until 90 %
 /// of the capacity was used, from the start and from each change of the limit.
 pub fn table(scores: &[Score]) -> String {
-    let names: Vec<String> = scores.iter().map(|score| shown(&score.scenario)).collect();
+    let names: Vec<String> = scores.iter().map(|score| excerpt_of(&score.scenario, NAME_MAX - 1)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("SCENARIO".len());
     let mut text = format!(
         "{:<width$}  {:<12}  {:>9}  {:>6}  {:>5}  {:>7}  {}\n",
@@ -41,15 +43,6 @@ pub(crate) fn settled(score: &Score) -> String {
     let shown = all.iter().take(CHANGES_MAX).map(|seconds| format!("{seconds:.1}"));
     let more = (all.len() > CHANGES_MAX).then(|| "…".to_owned());
     shown.chain(more).collect::<Vec<_>>().join(" ")
-}
-
-/// A name from a file, on one line and without control characters.
-fn shown(name: &str) -> String {
-    let name: String = name.escape_debug().collect();
-    if name.chars().count() <= NAME_MAX {
-        return name;
-    }
-    name.chars().take(NAME_MAX - 1).chain(['…']).collect()
 }
 
 #[cfg(test)]

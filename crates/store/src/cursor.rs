@@ -3,6 +3,7 @@
 //! `#` separates the parts of a position, because names do not contain it. Cursors come from clients, so
 //! parsing validates them.
 
+use tidegate_core::excerpt::excerpt;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::Scope;
 use tidegate_core::limit::token::TokenId;
@@ -109,8 +110,7 @@ pub(crate) fn parse_number(cursor: &Cursor) -> Result<u64, StoreError> {
 
 /// The error for an invalid cursor.
 pub(crate) fn bad_cursor(text: &str) -> StoreError {
-    let text: String = text.chars().take(80).collect();
-    StoreError::Invalid { what: format!("the cursor {text:?} is not valid for this listing") }
+    StoreError::Invalid { what: format!("the cursor \"{}\" is not valid for this listing", excerpt(text)) }
 }
 
 #[cfg(test)]

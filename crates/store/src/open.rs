@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use tidegate_core::excerpt::excerpt;
+
 use crate::error::StoreError;
 use crate::lifecycle::Lifecycle;
 use crate::memory::{Memory, MemoryOptions};
@@ -88,7 +90,7 @@ pub fn lifecycle_at(url: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
         Some(("memory", "") | ("sqlite", ":memory:")) => {
             let what = format!(
                 "`{}` exists only in its process: there is nothing to init, check or upgrade",
-                shown(url)
+                excerpt(url)
             );
             Err(StoreError::Invalid { what })
         }
@@ -111,7 +113,7 @@ fn memory(url: &str, options: &str) -> Result<Memory, StoreError> {
             "subjects_max" => {
                 memory = memory.subjects_max(value.parse().map_err(|_| {
                     let what =
-                        format!("subjects_max is `{}`, which is not a number of subjects", shown(value));
+                        format!("subjects_max is `{}`, which is not a number of subjects", excerpt(value));
                     StoreError::Invalid { what }
                 })?);
             }
@@ -138,13 +140,13 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
     // Like a file URL: an empty host, then a path that begins with `/`.
     let path = place.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(place);
     if path.starts_with("//") {
-        let what = format!("`{}` names no file: write sqlite:PATH or sqlite:///PATH", shown(url));
+        let what = format!("`{}` names no file: write sqlite:PATH or sqlite:///PATH", excerpt(url));
         return Err(StoreError::Invalid { what });
     }
     let mut sqlite = match path {
         ":memory:" => SqliteOptions::memory(),
         "" => {
-            let what = format!("`{}` names no file: write sqlite:PATH or sqlite::memory:", shown(url));
+            let what = format!("`{}` names no file: write sqlite:PATH or sqlite::memory:", excerpt(url));
             return Err(StoreError::Invalid { what });
         }
         path => SqliteOptions::file(path),
@@ -162,12 +164,12 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
             ("durable", "commit") => sqlite.durable(Durability::Commit),
             ("durable", "second") => sqlite.durable(Durability::EverySecond),
             ("durable", other) => {
-                let what = format!("durable is `{}`, expected commit or second", shown(other));
+                let what = format!("durable is `{}`, expected commit or second", excerpt(other));
                 return Err(StoreError::Invalid { what });
             }
             ("deadline_ms", value) => sqlite.deadline(deadline(value)?),
             ("size_max", bytes) => sqlite.size_max(bytes.parse().map_err(|_| {
-                let what = format!("size_max is `{}`, which is not a number of bytes", shown(bytes));
+                let what = format!("size_max is `{}`, which is not a number of bytes", excerpt(bytes));
                 StoreError::Invalid { what }
             })?),
             (other, _) => {
@@ -184,14 +186,14 @@ fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite
 fn deadline(value: &str) -> Result<std::time::Duration, StoreError> {
     let millis = value.parse().ok().filter(|millis| (1..=DEADLINE_MAX).contains(millis));
     millis.map(std::time::Duration::from_millis).ok_or_else(|| StoreError::Invalid {
-        what: format!("deadline_ms is `{}`, outside 1..={DEADLINE_MAX} milliseconds", shown(value)),
+        what: format!("deadline_ms is `{}`, outside 1..={DEADLINE_MAX} milliseconds", excerpt(value)),
     })
 }
 
 #[cfg(any(feature = "redis", feature = "dynamodb"))]
 fn millis(key: &str, value: &str) -> Result<std::time::Duration, StoreError> {
     let bad = |_| StoreError::Invalid {
-        what: format!("{key} is `{}`, which is not a number of milliseconds", shown(value)),
+        what: format!("{key} is `{}`, which is not a number of milliseconds", excerpt(value)),
     };
     value.parse().map(std::time::Duration::from_millis).map_err(bad)
 }
@@ -248,7 +250,7 @@ fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
             "schema" => postgres.schema(value),
             "deadline_ms" => postgres.deadline(deadline(value)?),
             _ => postgres.connections(value.parse().map_err(|_| {
-                let what = format!("connections is `{}`, which is not a number", shown(value));
+                let what = format!("connections is `{}`, which is not a number", excerpt(value));
                 StoreError::Invalid { what }
             })?),
         };
@@ -258,7 +260,7 @@ fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
     }
     let roots = match roots {
         Some(path) => std::fs::read(path).map_err(|error| StoreError::Invalid {
-            what: format!("sslrootcert is `{}`, which cannot be read: {error}", shown(path)),
+            what: format!("sslrootcert is `{}`, which cannot be read: {error}", excerpt(path)),
         })?,
         None => Vec::new(),
     };
@@ -372,7 +374,7 @@ fn dynamodb_options(
 ) -> Result<crate::dynamodb::DynamoDbOptions, StoreError> {
     let Some(table) = place.strip_prefix("//").filter(|table| !table.is_empty() && !table.contains('/'))
     else {
-        let what = format!("`{}` names no table: write dynamodb://TABLE", shown(url));
+        let what = format!("`{}` names no table: write dynamodb://TABLE", excerpt(url));
         return Err(StoreError::Invalid { what });
     };
     let mut dynamodb = crate::dynamodb::DynamoDbOptions::new(table);
@@ -431,7 +433,7 @@ type Opening = std::future::Ready<Result<Arc<dyn Store>, StoreError>>;
     not(feature = "dynamodb")
 ))]
 fn lacks(what: &str, feature: &str) -> StoreError {
-    let what = shown(what);
+    let what = excerpt(what);
     let what = format!("`{what}` needs the feature `{feature}`, which this program was built without");
     StoreError::Invalid { what }
 }
@@ -480,7 +482,7 @@ fn without_login(place: &str) -> String {
 fn no_address(url: &str) -> StoreError {
     let what = format!(
         "`{}` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
-        shown(&without_login(url))
+        excerpt(&without_login(url))
     );
     StoreError::Invalid { what }
 }
@@ -492,11 +494,11 @@ fn pairs<'a>(options: &'a str, url: &str) -> Result<Vec<(&'a str, &'a str)>, Sto
         let Some((key, value)) = option.split_once('=') else {
             // It may be the rest of a password.
             let option = if option.contains('@') { "…" } else { option };
-            let what = format!("the option `{}` of `{}` has no value", shown(option), shown(url));
+            let what = format!("the option `{}` of `{}` has no value", excerpt(option), excerpt(url));
             return Err(StoreError::Invalid { what });
         };
         if pairs.iter().any(|(other, _)| *other == key) {
-            let what = format!("the option `{}` of `{}` is given twice", shown(key), shown(url));
+            let what = format!("the option `{}` of `{}` is given twice", excerpt(key), excerpt(url));
             return Err(StoreError::Invalid { what });
         }
         pairs.push((key, value));
@@ -505,13 +507,8 @@ fn pairs<'a>(options: &'a str, url: &str) -> Result<Vec<(&'a str, &'a str)>, Sto
 }
 
 fn unknown(url: &str, key: &str, known: &str) -> StoreError {
-    let what = format!("`{}` has no option `{}`; expected {known}", shown(url), shown(key));
+    let what = format!("`{}` has no option `{}`; expected {known}", excerpt(url), excerpt(key));
     StoreError::Invalid { what }
-}
-
-/// External text for a message: escaped and truncated.
-fn shown(text: &str) -> String {
-    text.chars().take(200).flat_map(char::escape_debug).collect()
 }
 
 #[cfg(all(test, feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]

@@ -1,6 +1,7 @@
 //! The retention of the ledger.
 
 use std::time::Duration;
+use tidegate_core::excerpt::excerpt;
 
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
@@ -50,7 +51,7 @@ impl Retention {
             _ if value == "forever" => None,
             Ok(days @ 1..=DAYS_MAX) => Some(Duration::from_secs(days * DAY.as_secs())),
             _ => {
-                let shown: String = value.chars().take(80).flat_map(char::escape_debug).collect();
+                let shown = excerpt(value);
                 let what = format!("{option} is `{shown}`, expected 1..={DAYS_MAX} or forever");
                 return Err(StoreError::Invalid { what });
             }

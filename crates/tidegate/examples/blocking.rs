@@ -1,7 +1,7 @@
-//! Threads without any runtime: they wait in one line, try again, give up in time, and are drained.
+//! Threads without an async runtime: they wait in one queue, retry, time out, and drain.
 //!
 //! `cargo run --example blocking`
-#![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use tidegate::{Backoff, Cost, Outcome, Pace, Refused, Retry, Slots, Throttle};
 
-/// A far side that takes its time.
+/// A slow call to an upstream.
 fn call() {
     thread::sleep(Duration::from_millis(120));
 }
 
-/// A far side that resets every third connection.
+/// An upstream that resets every third connection.
 fn flaky() -> Result<&'static str, &'static str> {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     call();
@@ -33,15 +33,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         .retry(Retry::attempts(3).backoff(Backoff::fixed(Duration::from_millis(50))))
         .build()?;
     let start = Instant::now();
-    let say = |line: &str| println!("{:>5} ms  {line}", start.elapsed().as_millis());
+    let log = |line: &str| println!("{:>5} ms  {line}", start.elapsed().as_millis());
 
-    say("five threads, two slots: acquire_blocking");
+    log("five threads, two slots: acquire_blocking");
     thread::scope(|scope| {
         for name in ["anna", "ben", "cleo", "dora", "emil"] {
-            let (throttle, say) = (&throttle, &say);
+            let (throttle, log) = (&throttle, &log);
             scope.spawn(move || -> Result<(), Refused> {
                 let permit = throttle.acquire_blocking(Cost::request())?;
-                say(&format!("  {name} enters, {} in flight", throttle.snapshot().in_flight));
+                log(&format!("  {name} is admitted, {} in flight", throttle.snapshot().in_flight));
                 call();
                 permit.settle(Outcome::success());
                 Ok(())
@@ -49,33 +49,33 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     });
 
-    say("a far side that fails now and then: run_blocking");
+    log("a flaky upstream: run_blocking");
     thread::scope(|scope| {
         for name in ["anna", "ben", "cleo"] {
-            let (throttle, say) = (&throttle, &say);
+            let (throttle, log) = (&throttle, &log);
             scope.spawn(move || {
                 let reply = throttle.run_blocking(Cost::request(), |attempt| {
                     let reply = flaky();
-                    say(&format!("  {name}, attempt {}: {reply:?}", attempt.number + 1));
+                    log(&format!("  {name}, attempt {}: {reply:?}", attempt.number + 1));
                     reply
                 });
                 if let Err(error) = reply {
-                    say(&format!("  {name} gives up: {error}"));
+                    log(&format!("  {name} failed: {error}"));
                 }
             });
         }
     });
 
-    say("no slot is free, and time is short: acquire_blocking_within");
+    log("no free slot, and a timeout of 100 ms: acquire_blocking_within");
     let held = [throttle.acquire_blocking(Cost::request())?, throttle.acquire_blocking(Cost::request())?];
     if let Err(refused) = throttle.acquire_blocking_within(Cost::request(), Duration::from_millis(100)) {
-        say(&format!("  refused: {refused}"));
+        log(&format!("  refused: {refused}"));
     }
     drop(held);
 
     throttle.drain_blocking();
-    say(&format!(
-        "drained: {} admitted in all, {:?}",
+    log(&format!(
+        "drained: {} admitted in total, state {:?}",
         throttle.snapshot().admitted,
         throttle.snapshot().state
     ));

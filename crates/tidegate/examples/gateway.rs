@@ -1,11 +1,11 @@
-//! A gateway: several tenants, one upstream that pushes back, and a file that remembers.
+//! A gateway: several tenants, one upstream that rejects overload, and a file with limits and usage.
 //!
 //! `cargo run --example gateway [FILE] [SECONDS]`
 //!
-//! Each tenant has limits of its own, the house has some for all of them, and the upstream takes no more than it likes:
-//! above that it answers "busy" with a time to come back. One permit stands for all three. Kill it while it runs
-//! (`kill -9`, Ctrl-C) and start it again: usage and limits go on where they were.
-#![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
+//! Each tenant has its own limits, the house limits all tenants together, and the upstream rejects calls
+//! above its capacity as busy, with a retry delay. One permit covers all three. Kill the process while it
+//! runs (`kill -9`, Ctrl-C) and start it again: usage and limits continue from the file.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::sync::Arc;
@@ -25,16 +25,17 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const MODEL: &str = "large-model";
 const HOUSE: &str = "house";
-/// Tenants, and what each may use: tokens a minute, and at once.
+/// Tenants with their tokens per minute and their burst.
 const TENANTS: [(&str, u64, u64); 3] =
     [("acme", 120_000, 6_000), ("birch", 60_000, 3_000), ("cedar", 12_000, 1_200)];
-/// Callers of each tenant at a time.
+/// Concurrent callers per tenant.
 const CALLERS: usize = 6;
-/// What a call is expected to use, and what it uses.
+/// The estimated tokens of a call.
 const ESTIMATE: u64 = 400;
+/// The tokens that a call actually uses.
 const USED: u64 = 300;
-/// Told after every so many calls.
-const TOLD: u64 = 10;
+/// The number of calls between two progress lines.
+const PROGRESS_EVERY: u64 = 10;
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -46,17 +47,13 @@ async fn main() -> Result<()> {
 
     let store = tidegate::store::open(&format!("sqlite:{file}")).await?;
     let limiter = Limiter::over(store)
-        // What a killed process held is settled at what it drew after half a minute.
+        // Leases of a killed process expire after this time; the charged estimate stays.
         .lease_deadline(Duration::from_secs(30))
-        // A disk that is busy for long is waited for: this has nothing else to go by.
+        // Tolerate a slow disk: without its store this example cannot continue.
         .store_deadline(Duration::from_secs(30))
         .build()?;
-    let is_new = agree(&limiter).await?;
-    println!(
-        "{} {file} (process {})",
-        if is_new { "a new file:" } else { "it goes on:" },
-        std::process::id()
-    );
+    let is_new = write_policies(&limiter).await?;
+    println!("{} {file} (process {})", if is_new { "created" } else { "continuing" }, std::process::id());
     report(&limiter).await?;
 
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -64,7 +61,7 @@ async fn main() -> Result<()> {
     tokio::spawn(serve(listener));
     let throttle = Throttle::builder().slots(Slots::adaptive(1..=16)).build()?;
     let joined = throttle.limited_by(&limiter);
-    println!("\nserving {} tenants for {seconds} s; kill it and start it again", TENANTS.len());
+    println!("\nserving {} tenants for {seconds} s; kill the process and start it again", TENANTS.len());
     let until = Instant::now() + Duration::from_secs(seconds);
     let callers = TENANTS.iter().flat_map(|(tenant, ..)| (0..CALLERS).map(move |_| *tenant));
     let done = Arc::new(AtomicU64::new(0));
@@ -79,16 +76,16 @@ async fn main() -> Result<()> {
         busy += caller.await??;
     }
 
-    let seen = throttle.snapshot();
-    let slots = seen.slots.unwrap_or_default();
-    println!("the upstream said busy {busy} times in {} calls; {slots} slots at the end\n", seen.admitted);
-    // Every lease has ended when this comes back: the sums below are whole.
+    let snapshot = throttle.snapshot();
+    let slots = snapshot.slots.unwrap_or_default();
+    println!("the upstream rejected {busy} of {} calls; {slots} slots at the end\n", snapshot.admitted);
+    // Waits until every lease is settled, so that the report includes all usage.
     limiter.drain().await;
     report(&limiter).await
 }
 
-/// Writes what is agreed, unless the file knows it. Answers whether it was new.
-async fn agree(limiter: &Limiter) -> Result<bool> {
+/// Writes the policies unless the file already has them. Returns whether it wrote them.
+async fn write_policies(limiter: &Limiter) -> Result<bool> {
     let admin = limiter.admin("gateway.rs");
     let (requests, per_minute) = (Limit::per_minute("rpm", 6_000), Limit::per_minute);
     let mut declared = vec![
@@ -109,7 +106,7 @@ async fn agree(limiter: &Limiter) -> Result<bool> {
         let house = EntityId::new(HOUSE)?;
         admin.put_entity(&Entity::new(house.clone()), Expect::Any).await?;
         for (tenant, ..) in TENANTS {
-            // What it draws is drawn from the house too, all or nothing.
+            // Each charge is also charged to the house, all or nothing.
             let entity = Entity::new(EntityId::new(tenant)?).parent(house.clone()).cascade();
             admin.put_entity(&entity, Expect::Any).await?;
         }
@@ -123,85 +120,85 @@ struct Caller {
     joined: Joined,
     tenant: &'static str,
     port: u16,
-    /// Calls that all of them have done.
+    /// Completed calls of all callers.
     done: Arc<AtomicU64>,
 }
 
 impl Caller {
-    /// One call after the other. Answers how often the upstream was busy.
+    /// Makes one call after another until the deadline. Returns how many the upstream rejected.
     async fn call_until(self, until: Instant) -> Result<u64> {
         let mut busy = 0;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            let remaining = until.saturating_duration_since(Instant::now());
             let cost = Cost::request().tokens(ESTIMATE);
-            let permit = match self.joined.acquire_within((self.tenant, MODEL), cost, left).await {
+            let permit = match self.joined.acquire_within((self.tenant, MODEL), cost, remaining).await {
                 Ok(permit) => permit,
-                // Its limit, or the queue, will not do in the time that is left: for this caller that is the end.
+                // Neither limit nor queue allows another call before the deadline: stop.
                 Err(error) if error.retry_after().is_some() || !error.is_final() => return Ok(busy),
                 Err(error) => return Err(error.into()),
             };
-            let outcome = match ask(self.port, ESTIMATE).await? {
-                Answer::Done { used } => Outcome::success().spent(cost.tokens(used)),
-                Answer::Busy { retry_after } => {
+            let outcome = match call(self.port, ESTIMATE).await? {
+                Response::Done { used } => Outcome::success().spent(cost.tokens(used)),
+                Response::Busy { retry_after } => {
                     busy += 1;
-                    // The throttle pauses and has fewer slots; the tenant gets its tokens back.
+                    // The throttle pauses and cuts its slots; the tenant gets a refund of its tokens.
                     Outcome::overload().retry_after(retry_after)
                 }
             };
             permit.settle(outcome).await?;
             let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
-            if done.is_multiple_of(TOLD) {
+            if done.is_multiple_of(PROGRESS_EVERY) {
                 println!("{done} calls");
             }
         }
     }
 }
 
-/// What the upstream says.
-enum Answer {
+/// A response of the upstream.
+enum Response {
     Done { used: u64 },
     Busy { retry_after: Duration },
 }
 
-/// A call: one line there, one line back.
-async fn ask(port: u16, tokens: u64) -> Result<Answer> {
+/// Makes a call: one line out, one line back.
+async fn call(port: u16, tokens: u64) -> Result<Response> {
     let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
-    stream.write_all(format!("ask {tokens}\n").as_bytes()).await?;
+    stream.write_all(format!("call {tokens}\n").as_bytes()).await?;
     let mut line = String::new();
     stream.read_line(&mut line).await?;
     match line.trim().split_once(' ') {
-        Some(("done", used)) => Ok(Answer::Done { used: used.parse()? }),
-        Some(("busy", millis)) => Ok(Answer::Busy { retry_after: Duration::from_millis(millis.parse()?) }),
-        _ => Err(format!("the upstream said {line:?}").into()),
+        Some(("done", used)) => Ok(Response::Done { used: used.parse()? }),
+        Some(("busy", millis)) => Ok(Response::Busy { retry_after: Duration::from_millis(millis.parse()?) }),
+        _ => Err(format!("unexpected response from the upstream: {line:?}").into()),
     }
 }
 
-/// The upstream: eight calls at a time, and whoever comes on top is told to come back.
+/// The upstream: serves eight calls at a time and rejects the rest with a retry delay.
 async fn serve(listener: TcpListener) -> Result<()> {
-    let places = Arc::new(Semaphore::new(8));
+    let workers = Arc::new(Semaphore::new(8));
     loop {
         let (stream, _) = listener.accept().await?;
-        let places = Arc::clone(&places);
+        let workers = Arc::clone(&workers);
         tokio::spawn(async move {
             let mut stream = BufReader::new(stream);
             let mut line = String::new();
             stream.read_line(&mut line).await?;
-            let answer = match places.try_acquire() {
-                Ok(_place) => {
+            let response = match workers.try_acquire() {
+                Ok(_worker) => {
                     sleep(Duration::from_millis(40)).await;
                     format!("done {USED}\n")
                 }
                 Err(_) => "busy 100\n".to_owned(),
             };
-            stream.write_all(answer.as_bytes()).await
+            stream.write_all(response.as_bytes()).await
         });
     }
 }
 
-/// Who used what so far, and what is there now.
+/// Prints the usage so far and the available tokens.
 async fn report(limiter: &Limiter) -> Result<()> {
-    println!("{:<8}{:>8}{:>12}{:>16}", "who", "calls", "tokens", "tokens there");
-    // In one go, so that the sums are of one moment.
+    println!("{:<8}{:>8}{:>12}{:>16}", "who", "calls", "tokens", "available");
+    // One query, so that all sums are of the same moment.
     let always = Stamp::ZERO..Stamp::MAX;
     let lines = limiter.usage_of_resource(MODEL, Window::Month, always, &Paging::first(1_000)?).await?.items;
     let used = |who: &str| {
@@ -219,8 +216,8 @@ async fn report(limiter: &Limiter) -> Result<()> {
     for who in TENANTS.iter().map(|(tenant, ..)| *tenant).chain([HOUSE]) {
         let balances = limiter.balances((who, MODEL)).await?;
         let own = balances.iter().find(|line| line.balance.limit.as_str() == "tpm");
-        let there = own.map(|line| line.balance.available).unwrap_or_default();
-        println!("{who:<8}{:>8}{:>12}{there:>16}", used(who).leases, used(who).units);
+        let available = own.map(|line| line.balance.available).unwrap_or_default();
+        println!("{who:<8}{:>8}{:>12}{available:>16}", used(who).leases, used(who).units);
     }
     Ok(())
 }

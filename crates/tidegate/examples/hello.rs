@@ -1,8 +1,8 @@
-//! The shortest complete use: an upstream with a limit of 200 requests per second that it reports nowhere, and a throttle that
-//! finds it.
+//! The shortest complete use: an upstream with an undocumented limit of 200 requests per second, and a
+//! throttle that finds it.
 //!
 //! `cargo run --example hello`
-#![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tidegate::{Cost, Outcome, Throttle};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-/// A service with a hidden token bucket: what is left in it, and since when.
+/// An upstream with a hidden token bucket: its tokens, and when they were last refilled.
 struct Upstream(Mutex<(f64, Instant)>);
 
 impl Upstream {
@@ -20,10 +20,10 @@ impl Upstream {
     async fn call(&self) -> Result<(), u16> {
         sleep(Duration::from_millis(50)).await;
         let Ok(mut bucket) = self.0.lock() else { return Err(500) };
-        let (left, since) = *bucket;
-        let left = (left + Self::PER_SECOND * since.elapsed().as_secs_f64()).min(20.0);
-        let is_accepted = left >= 1.0;
-        *bucket = (if is_accepted { left - 1.0 } else { left }, Instant::now());
+        let (tokens, refilled) = *bucket;
+        let tokens = (tokens + Self::PER_SECOND * refilled.elapsed().as_secs_f64()).min(20.0);
+        let is_accepted = tokens >= 1.0;
+        *bucket = (if is_accepted { tokens - 1.0 } else { tokens }, Instant::now());
         if is_accepted { Ok(()) } else { Err(429) }
     }
 }
@@ -48,16 +48,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut before = throttle.snapshot().outcomes;
     for second in 1..=5 {
         sleep(Duration::from_secs(1)).await;
-        let seen = throttle.snapshot();
-        let (good, rejected) =
-            (seen.outcomes.successes - before.successes, seen.outcomes.throttled - before.throttled);
-        let reason = seen.control.map(|control| control.reason.to_string()).unwrap_or_default();
-        println!("second {second}: {good:>3} succeeded, {rejected:>2} rejected, {reason}");
-        before = seen.outcomes;
+        let snapshot = throttle.snapshot();
+        let (succeeded, rejected) =
+            (snapshot.outcomes.successes - before.successes, snapshot.outcomes.throttled - before.throttled);
+        let reason = snapshot.control.map(|control| control.reason.to_string()).unwrap_or_default();
+        println!("second {second}: {succeeded:>3} succeeded, {rejected:>2} rejected, {reason}");
+        before = snapshot.outcomes;
     }
     throttle.drain().await;
     workers.join_all().await;
-    let found = throttle.snapshot().control.and_then(|control| control.requests.quota);
-    println!("estimate: {}", found.map_or("none".to_owned(), |quota| format!("{:.0}/s", quota.as_f64())));
+    let quota = throttle.snapshot().control.and_then(|control| control.requests.quota);
+    println!("estimate: {}", quota.map_or("none".to_owned(), |quota| format!("{:.0}/s", quota.as_f64())));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Layered dispatch, scaled down to a few seconds: small and large requests, and one 429 in the middle.
 //!
 //! `cargo run --example layered`
-#![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,40 +15,40 @@ use tokio::task::JoinSet;
 
 const REQUESTS: u64 = 400;
 const KIB: u64 = 1 << 10;
-/// Requests with images have more than this; the 429 is met by one of them.
+/// Requests with images are larger than this; one of them gets the 429.
 const LARGE: u64 = 32 * KIB;
 
 /// "429 Too Many Requests", without a `Retry-After`.
 #[derive(Debug)]
-struct TooMany;
+struct TooManyRequests;
 
-/// A far side that is slower the more it is sent, and says once that it is too much.
+/// An upstream whose latency grows with the size of the request, and that rejects one large request.
 #[derive(Default)]
-struct FarSide {
+struct Upstream {
     calls: AtomicU64,
-    said: AtomicU64,
+    rejected: AtomicU64,
 }
 
-impl FarSide {
-    async fn call(&self, bytes: u64) -> Result<(), TooMany> {
+impl Upstream {
+    async fn call(&self, bytes: u64) -> Result<(), TooManyRequests> {
         tokio::time::sleep(Duration::from_millis(60) + Duration::from_micros(bytes / 2)).await;
-        let late = self.calls.fetch_add(1, Ordering::Relaxed) >= REQUESTS / 3;
-        if late && bytes > LARGE && self.said.fetch_add(1, Ordering::Relaxed) == 0 {
-            return Err(TooMany);
+        let is_due = self.calls.fetch_add(1, Ordering::Relaxed) >= REQUESTS / 3;
+        if is_due && bytes > LARGE && self.rejected.fetch_add(1, Ordering::Relaxed) == 0 {
+            return Err(TooManyRequests);
         }
         Ok(())
     }
 }
 
-/// What went on in one phase.
+/// Counters of one phase.
 #[derive(Debug, Clone, Copy, Default)]
-struct Tally {
-    entered: u32,
-    most_in_flight: u32,
-    most_bytes: u64,
+struct PhaseStats {
+    admitted: u32,
+    max_in_flight: u32,
+    max_bytes: u64,
 }
 
-/// Text in most requests, and an image in every eighth.
+/// A prompt with text, and with an image in every eighth request.
 fn prompt(number: u64, random: &mut Random) -> Vec<Part<'static>> {
     let mut parts = vec![Part::Text { tokens: 20 + random.below(400) }];
     if number.is_multiple_of(8) {
@@ -57,7 +57,7 @@ fn prompt(number: u64, random: &mut Random) -> Vec<Part<'static>> {
     parts
 }
 
-/// [`Throttle::layered`], a tenth as large and several times as fast.
+/// [`Throttle::layered`] with a tenth of its capacity and with shorter times.
 fn throttle(start: Instant) -> Result<Throttle, Box<dyn Error>> {
     let sizes = SizeRule::new(LARGE, Duration::from_millis(300), Duration::from_millis(900));
     let throttle = Throttle::layered()
@@ -68,42 +68,42 @@ fn throttle(start: Instant) -> Result<Throttle, Box<dyn Error>> {
         .retry(Retry::attempts(3))
         .on_state_change(move |notice| {
             if let Event::Paused { span, .. } = notice.event {
-                say(start, &format!("paused for {span:?}: nobody enters"));
+                log(start, &format!("paused for {span:?}: no request is admitted"));
             }
         })
         .build()?;
     Ok(throttle)
 }
 
-fn say(start: Instant, line: &str) {
+fn log(start: Instant, line: &str) {
     println!("{:>5.2} s  {line}", start.elapsed().as_secs_f64());
 }
 
-fn classify(reply: &Result<(), TooMany>) -> Class {
+fn classify(reply: &Result<(), TooManyRequests>) -> Class {
     match reply {
         Ok(()) => Class::end(Outcome::success()),
-        Err(TooMany) => Class::again(Outcome::overload()),
+        Err(TooManyRequests) => Class::again(Outcome::overload()),
     }
 }
 
-/// Says when the phase changes. A pause and its tail end by time alone, so somebody has to look.
+/// Prints each change of phase. It polls, because a pause and its tail end by time alone, without an event.
 async fn watch(throttle: Throttle, start: Instant) {
     let mut last = Phase::Normal;
     loop {
-        let seen = throttle.snapshot();
-        if seen.phase != last {
-            match seen.phase {
+        let snapshot = throttle.snapshot();
+        if snapshot.phase != last {
+            match snapshot.phase {
                 Phase::Recovering => {
-                    let waiting = seen.waiting;
-                    say(
+                    let waiting = snapshot.waiting;
+                    log(
                         start,
-                        &format!("recovering: 4 at a time, bytes at 20 times the price; {waiting} wait"),
+                        &format!("recovering: 4 at a time, bytes at 20 times the price; {waiting} waiting"),
                     );
                 }
-                Phase::Normal => say(start, &format!("back to full speed: {} wait", seen.waiting)),
+                Phase::Normal => log(start, &format!("back to full speed: {} waiting", snapshot.waiting)),
                 _ => {}
             }
-            last = seen.phase;
+            last = snapshot.phase;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -113,22 +113,22 @@ async fn watch(throttle: Throttle, start: Instant) {
 async fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let throttle = throttle(start)?;
-    let far_side = Arc::new(FarSide::default());
-    let tallies = Arc::new(Mutex::new([Tally::default(); 2]));
+    let upstream = Arc::new(Upstream::default());
+    let stats = Arc::new(Mutex::new([PhaseStats::default(); 2]));
     let mut random = Random::seeded(7);
     let watcher = tokio::spawn(watch(throttle.clone(), start));
 
-    say(start, &format!("{REQUESTS} requests, 40 slots, 512 KiB in flight; every eighth has an image"));
+    log(start, &format!("{REQUESTS} requests, 40 slots, 512 KiB in flight; every eighth has an image"));
     let mut tasks = JoinSet::new();
     for number in 0..REQUESTS {
         let cost = prompt(number, &mut random).to_cost();
-        let (throttle, far_side, tallies) = (throttle.clone(), Arc::clone(&far_side), Arc::clone(&tallies));
+        let (throttle, upstream, stats) = (throttle.clone(), Arc::clone(&upstream), Arc::clone(&stats));
         tasks.spawn(async move {
             let work = async |_| {
-                enter(&throttle, &tallies);
-                let reply = far_side.call(cost.bytes).await;
+                record_admission(&throttle, &stats);
+                let reply = upstream.call(cost.bytes).await;
                 if reply.is_err() {
-                    say(start, &format!("429 for a request of {} KiB", cost.bytes / KIB));
+                    log(start, &format!("429 for a request of {} KiB", cost.bytes / KIB));
                 }
                 reply
             };
@@ -140,34 +140,31 @@ async fn main() -> Result<(), Box<dyn Error>> {
         done += u32::from(ok?);
     }
     watcher.abort();
-    say(
+    log(
         start,
-        &format!(
-            "{done} of {REQUESTS} done; {} were admitted, retries included",
-            throttle.snapshot().admitted
-        ),
+        &format!("{done} of {REQUESTS} done; {} admitted, including retries", throttle.snapshot().admitted),
     );
-    summary(*tallies.lock().unwrap_or_else(PoisonError::into_inner));
+    summary(*stats.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(())
 }
 
-/// Counts an entry in the phase it belongs to.
-fn enter(throttle: &Throttle, tallies: &Mutex<[Tally; 2]>) {
-    let seen = throttle.snapshot();
-    let is_recovering = seen.phase == Phase::Recovering;
-    let in_flight = if is_recovering { seen.recovering_in_flight } else { seen.in_flight };
-    let tally = &mut tallies.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(is_recovering)];
-    tally.entered += 1;
-    tally.most_in_flight = tally.most_in_flight.max(in_flight);
-    tally.most_bytes = tally.most_bytes.max(seen.bytes_in_flight);
+/// Counts an admission in the current phase.
+fn record_admission(throttle: &Throttle, stats: &Mutex<[PhaseStats; 2]>) {
+    let snapshot = throttle.snapshot();
+    let is_recovering = snapshot.phase == Phase::Recovering;
+    let in_flight = if is_recovering { snapshot.recovering_in_flight } else { snapshot.in_flight };
+    let phase = &mut stats.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(is_recovering)];
+    phase.admitted += 1;
+    phase.max_in_flight = phase.max_in_flight.max(in_flight);
+    phase.max_bytes = phase.max_bytes.max(snapshot.bytes_in_flight);
 }
 
-fn summary(tallies: [Tally; 2]) {
-    for (phase, tally) in ["normally", "while recovering"].into_iter().zip(tallies) {
-        let Tally { entered, most_in_flight, most_bytes } = tally;
+fn summary(stats: [PhaseStats; 2]) {
+    for (name, phase) in ["normal", "recovering"].into_iter().zip(stats) {
+        let PhaseStats { admitted, max_in_flight, max_bytes } = phase;
         println!(
-            "{phase}: {entered} entered, at most {most_in_flight} at a time, {} KiB as priced",
-            most_bytes / KIB
+            "{name}: {admitted} admitted, at most {max_in_flight} in flight and {} KiB as priced",
+            max_bytes / KIB
         );
     }
 }

@@ -1,9 +1,9 @@
-//! An axum server with limits by tenant: 429 with problem details, `Retry-After` and `RateLimit` fields.
+//! An axum server with limits per tenant: 429 with problem details, `Retry-After` and `RateLimit` fields.
 //!
-//! `cargo run --example limited_server` asks itself and shows what it says; with an address, as in
-//! `cargo run --example limited_server 127.0.0.1:3000`, it serves until Ctrl-C:
+//! `cargo run --example limited_server` sends requests to itself and prints the responses; with an address,
+//! as in `cargo run --example limited_server 127.0.0.1:3000`, it serves until Ctrl-C:
 //! `curl -i -H 'x-tenant: acme' http://127.0.0.1:3000/complete`.
-#![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 
@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Any store will do: `sqlite:`, `redis:` and `postgres:` ones share the limits with other processes.
+    // Any store works: `sqlite:`, `redis:` and `postgres:` share the limits with other processes.
     let limits = [Limit::per_minute("rpm", 60).burst(4), Limit::per_minute("tpm", 1_000)];
     let limiter = Limiter::builder(Memory::new()).defaults(limits).build()?;
     let layer = LimitLayer::by_header(limiter, ResourceName::new("completions")?, "x-tenant".parse()?)
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             "/complete" => vec![("rpm", 1), ("tpm", 300)],
             _ => vec![("rpm", 1)],
         })
-        // What we could not do costs nobody anything.
+        // Server errors are not charged to the tenant.
         .settle(|status, _| if status.is_server_error() { UnitsUsed::Nothing } else { UnitsUsed::All });
     let app = Router::new()
         .route("/complete", get(|| async { "a long text\n" }))

@@ -1,10 +1,11 @@
-//! An ordinary reqwest program, made polite by three lines.
+//! A reqwest program, throttled by three lines.
 //!
 //! `cargo run --example polite_client`
 //!
-//! Two far sides: one takes twenty requests a second and says 429 with `Retry-After` to the rest, the other fails one time in
-//! ten. Everything is fetched all the same, each at its own pace, and neither is asked before it said so.
-#![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
+//! Two upstreams: one accepts twenty requests per second and returns 429 with a retry delay to the rest, the
+//! other fails one request in ten. All pages are fetched, each host at its own pace, and no retry comes
+//! early.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +16,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::get;
-// The first line.
+// The first of the three lines.
 use tidegate::{Keyed, reqwest::Throttling};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -26,7 +27,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 async fn main() -> Result<()> {
     let (strict, flaky) = (strict().await?, flaky().await?);
 
-    // The second and the third; before, it was `reqwest::Client::builder().build()?`.
+    // The second and the third line, instead of `reqwest::Client::builder().build()?`.
     let hosts = Keyed::hosts().build()?;
     let client = Throttling::by_host(hosts.clone()).client(reqwest::Client::builder())?;
 
@@ -46,39 +47,39 @@ async fn main() -> Result<()> {
     for host in hosts.snapshot(10).top {
         let outcomes = host.throttle.outcomes;
         println!(
-            "{}: {} attempts, {} good, {} too many, {} failed",
+            "{}: {} attempts, {} succeeded, {} throttled, {} failed",
             host.key, host.throttle.admitted, outcomes.successes, outcomes.throttled, outcomes.server
         );
     }
     Ok(())
 }
 
-/// Three at once and twenty a second, and when to come back for the rest.
+/// Accepts three requests per 150 ms; the rest get 429 with a retry delay.
 async fn strict() -> Result<String> {
-    let taken: Arc<Mutex<Vec<Instant>>> = Arc::default();
-    let answer = move || async move {
-        let mut taken = taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        taken.retain(|at| at.elapsed() < Duration::from_millis(150));
-        if taken.len() >= 3 {
+    let accepted: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let handler = move || async move {
+        let mut accepted = accepted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        accepted.retain(|at| at.elapsed() < Duration::from_millis(150));
+        if accepted.len() >= 3 {
             return (StatusCode::TOO_MANY_REQUESTS, [("retry-after-ms", "150")], "slow down").into_response();
         }
-        taken.push(Instant::now());
+        accepted.push(Instant::now());
         "hello".into_response()
     };
-    serve(Router::new().route("/", get(answer))).await
+    serve(Router::new().route("/", get(handler))).await
 }
 
-/// Fails one time in ten.
+/// Fails one request in ten.
 async fn flaky() -> Result<String> {
     let calls = Arc::new(AtomicU32::new(0));
-    let answer = move || async move {
+    let handler = move || async move {
         if calls.fetch_add(1, Ordering::Relaxed) % 10 == 4 {
             Err(StatusCode::BAD_GATEWAY)
         } else {
             Ok("hello")
         }
     };
-    serve(Router::new().route("/", get(answer))).await
+    serve(Router::new().route("/", get(handler))).await
 }
 
 async fn serve(app: Router) -> Result<String> {

@@ -1,10 +1,10 @@
-//! A tower client behind a throttle: one for a single far side, and one with a throttle for each host.
+//! A throttled tower client: one throttle for a single upstream, and one throttle per host.
 //!
 //! `cargo run --example tower_client`
 //!
-//! The far side takes no more than four requests at a time; whoever comes on top is told 503. The throttle finds that out by
-//! the answers, and holds each slot until the body has been read.
-#![allow(clippy::print_stdout, reason = "an example talks on its terminal")]
+//! The upstream serves at most four concurrent requests and rejects the rest with 503. The throttle learns
+//! this from the responses, and holds each slot until the body has been read.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,35 +26,38 @@ use tower::{BoxError, Layer as _, Service as _, ServiceExt as _};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
-    let far = far_side().await?;
+    let url = start_upstream().await?;
     let client = Client::builder(TokioExecutor::new()).build_http::<String>();
 
-    // One throttle: up to sixteen at a time, fewer when the far side says that it is too much.
+    // One throttle: up to sixteen in flight, fewer while the upstream rejects requests.
     let throttle = Throttle::builder().slots(Slots::adaptive(1..=16).start(16)).build()?;
     let service = ThrottleLayer::new(throttle.clone()).layer(client.clone());
     let mut calls = JoinSet::new();
     for _ in 0..120 {
-        let (mut service, request) = (service.clone(), Request::get(&far).body(String::new())?);
+        let (mut service, request) = (service.clone(), Request::get(&url).body(String::new())?);
         calls.spawn(async move {
-            // Ready when it is its turn: the permit is there, and nothing is queued behind it.
+            // `ready` waits for the permit, so `call` sends at once.
             let response = service.ready().await?.call(request).await?;
             let status = response.status();
             response.into_body().collect().await?;
             Ok::<_, BoxError>(status)
         });
     }
-    let (mut good, mut busy) = (0, 0);
+    let (mut succeeded, mut rejected) = (0, 0);
     while let Some(status) = calls.join_next().await {
-        if status?? == StatusCode::OK { good += 1 } else { busy += 1 }
+        if status?? == StatusCode::OK { succeeded += 1 } else { rejected += 1 }
     }
-    let seen = throttle.snapshot();
-    println!("one throttle: {good} good, {busy} busy, {} of 16 slots at the end", seen.slots.unwrap_or(0));
+    let snapshot = throttle.snapshot();
+    println!(
+        "one throttle: {succeeded} succeeded, {rejected} rejected, {} of 16 slots at the end",
+        snapshot.slots.unwrap_or(0)
+    );
 
-    // A throttle for each host: always ready, and waiting inside the call.
+    // One throttle per host: the service is always ready, and `call` waits.
     let hosts = Keyed::hosts().build()?;
     let service = WaitLayer::by_host(hosts.clone()).layer(client);
     for _ in 0..6 {
-        let response = service.clone().oneshot(Request::get(&far).body(String::new())?).await?;
+        let response = service.clone().oneshot(Request::get(&url).body(String::new())?).await?;
         println!("{} {:?}", response.status(), response.into_body().collect().await?.to_bytes());
     }
     for host in hosts.snapshot(10).top {
@@ -64,15 +67,15 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Serves four at a time, and says 503 to the rest.
-async fn far_side() -> Result<String, BoxError> {
-    let places = Arc::new(Semaphore::new(4));
-    let answer = async |State(places): State<Arc<Semaphore>>| {
-        let Ok(_place) = places.try_acquire() else { return (StatusCode::SERVICE_UNAVAILABLE, "busy") };
+/// Starts a server that serves four requests at a time and rejects the rest with 503.
+async fn start_upstream() -> Result<String, BoxError> {
+    let workers = Arc::new(Semaphore::new(4));
+    let handler = async |State(workers): State<Arc<Semaphore>>| {
+        let Ok(_worker) = workers.try_acquire() else { return (StatusCode::SERVICE_UNAVAILABLE, "busy") };
         tokio::time::sleep(Duration::from_millis(5)).await;
         (StatusCode::OK, "hello")
     };
-    let app = Router::new().route("/", get(answer)).with_state(places);
+    let app = Router::new().route("/", get(handler)).with_state(workers);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = format!("http://{}/", listener.local_addr()?);
     tokio::spawn(async move { axum::serve(listener, app).await });

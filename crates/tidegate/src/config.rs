@@ -25,7 +25,6 @@
 
 mod assemble;
 mod codec;
-mod duration;
 mod environment;
 mod error;
 mod manifest;
@@ -38,6 +37,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::hash::Hash;
 
+use tidegate_core::excerpt::excerpt;
 use tidegate_core::plan::{Draft, FieldValue};
 
 pub use error::{ConfigError, ConfigProblem, Fault, Origin};
@@ -47,7 +47,6 @@ pub use schema::{Field, fields};
 use crate::builder::Builder;
 use crate::keyed::{Keyed, KeyedBuilder, KeyedOptions, Limits};
 use crate::throttle::Throttle;
-use error::shown;
 use scalar::Scalar;
 
 /// Values for some of the keys of a throttle, or of a keyed registry.
@@ -291,7 +290,7 @@ impl Config {
                 config.put(field, origin.clone(), &scalar, &mut problems);
             } else if scalar != Scalar::Empty || !schema::is_group(&key) {
                 let fault = Fault::Unknown { closest: schema::closest_key(&key) };
-                problems.push(ConfigProblem::new(origin.clone(), shown(&key), fault));
+                problems.push(ConfigProblem::new(origin.clone(), excerpt(&key), fault));
             }
         }
         ConfigError::unless_any(problems, config)

@@ -1,6 +1,7 @@
 //! `tidegate balance`, `tidegate capacity` and `tidegate explain`: inspect limits without drawing from them.
 
 use std::time::Duration;
+use tidegate_core::duration::Period;
 
 use clap::Args;
 use tidegate::{Balance, EntityId, LimitLine, ResourceName, Source, Subject, Would};
@@ -174,7 +175,7 @@ fn cells(balance: &Balance) -> [String; 6] {
         balance.limit.to_string(),
         balance.available.to_string(),
         balance.burst.to_string(),
-        format!("{}/{}", balance.amount, humantime::format_duration(balance.period)),
+        format!("{}/{}", balance.amount, Period(balance.period)),
     ]
 }
 

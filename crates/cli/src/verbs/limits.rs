@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tidegate_core::duration::Period;
 
 use clap::{Args, Subcommand};
 use tidegate::store::{Listing, PolicyChange};
@@ -184,7 +185,7 @@ async fn show(backend: &impl Backend, scope: Scope) -> Result<Output, Failure> {
     let mut table = Table::new(["LIMIT", ">AMOUNT", "PERIOD", ">BURST"]);
     for rule in found.value.rules() {
         let shape = rule.shape();
-        let period = humantime::format_duration(shape.period()).to_string();
+        let period = Period(shape.period()).to_string();
         table.row([rule.name().to_string(), shape.amount().to_string(), period, shape.burst().to_string()]);
     }
     let written: StoredPolicy = (scope, found);

@@ -21,6 +21,7 @@ mod view_tests;
 
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
+use tidegate_core::duration::Period;
 
 use clap::Args;
 use tidegate::{EntityId, Subject};
@@ -248,7 +249,7 @@ fn table(subjects: &[(Subject, Vec<Level>)]) -> Table {
                 level.limit.clone(),
                 level.available.to_string(),
                 level.burst.to_string(),
-                format!("{}/{}", level.amount, humantime::format_duration(level.period)),
+                format!("{}/{}", level.amount, Period(level.period)),
                 level.consumed.to_string(),
             ];
             table.tinted(if level.available > 0 { Tint::Plain } else { Tint::Bad }, cells);

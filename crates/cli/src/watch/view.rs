@@ -1,6 +1,7 @@
 //! Draws the model. At any size, the header and the footer are visible; parts without space are omitted.
 
 use std::time::Duration;
+use tidegate_core::duration::Period;
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -299,7 +300,7 @@ fn draw_levels(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, kind: Kind,
 
 /// `rpm  ██████░░░░  42 of 60  60/1m`
 fn level_line(level: &Level, name: usize, width: u16, theme: Theme) -> Line<'static> {
-    let rate = format!("{}/{}", format::number(level.amount), humantime::format_duration(level.period));
+    let rate = format!("{}/{}", format::number(level.amount), Period(level.period));
     let amounts = format!("{} of {}", signed(level.available), format::number(level.burst));
     let words = if width >= WIDE { format!(" {amounts:>17}  {rate:>10}") } else { format!(" {amounts}") };
     let bar = usize::from(width).saturating_sub(name + 1 + words.chars().count());

@@ -37,8 +37,8 @@ fn limits_are_set_shown_listed_and_deleted() {
             fixture.ok("limits show system"),
             "system at version 3: rpm:60/min tpm:100k/min:150k\n\
          LIMIT  AMOUNT  PERIOD   BURST\n\
-         rpm        60  1m          60\n\
-         tpm    100000  1m      150000\n"
+         rpm        60  min         60\n\
+         tpm    100000  min     150000\n"
         );
         assert_eq!(
             fixture.ok("limits set system rpm:30/min"),

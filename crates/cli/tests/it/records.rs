@@ -103,24 +103,24 @@ fn balances_and_explanations_name_owner_and_policy() {
         fixture.ok("entity create acme --parent org --cascade");
         assert_eq!(
             fixture.ok("balance acme gpt"),
-            "ENTITY  RESOURCE  LIMIT  AVAILABLE  BURST  RATE      BY\n\
-                     acme    gpt       rpd            5      5  5/1day    system\n\
-                     org     gpt       rpd          100    100  100/1day  entity org\n"
+            "ENTITY  RESOURCE  LIMIT  AVAILABLE  BURST  RATE     BY\n\
+                     acme    gpt       rpd            5      5  5/day    system\n\
+                     org     gpt       rpd          100    100  100/day  entity org\n"
         );
         assert_eq!(fixture.ok("balance acme"), "no units were ever drawn for acme\n");
         fixture.ok("acquire acme gpt rpd=4");
         assert_eq!(
             fixture.ok("balance acme"),
             "ENTITY  RESOURCE  LIMIT  AVAILABLE  BURST  RATE\n\
-                     acme    gpt       rpd            1      5  5/1day\n\
-                     org     gpt       rpd           96    100  100/1day\n"
+                     acme    gpt       rpd            1      5  5/day\n\
+                     org     gpt       rpd           96    100  100/day\n"
         );
         assert_eq!(
             fixture.ok("explain acme gpt rpd=1"),
             "acme on gpt would be granted\n    \
-                     ENTITY  RESOURCE  LIMIT  AVAILABLE  BURST  RATE      REQUESTED  RETRY AFTER  BY\n\
-                     ok  acme    gpt       rpd            1      5  5/1day            1  now          system\n\
-                     ok  org     gpt       rpd           96    100  100/1day          1  now          entity org\n\
+                     ENTITY  RESOURCE  LIMIT  AVAILABLE  BURST  RATE     REQUESTED  RETRY AFTER  BY\n\
+                     ok  acme    gpt       rpd            1      5  5/day            1  now          system\n\
+                     ok  org     gpt       rpd           96    100  100/day          1  now          entity org\n\
                      store unavailable: block (by defaults)\n\
                      lease expired: settle (by defaults)\n"
         );

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_core::excerpt::excerpt;
 
 use reqwest::Url;
 use reqwest::header::HeaderValue;
@@ -196,7 +197,7 @@ impl ClientBuilder {
         let token = self.token.transpose().map_err(|InvalidToken| InvalidClient::Token)?;
         let name = self.user_agent.as_deref().unwrap_or(USER_AGENT);
         let agent =
-            HeaderValue::from_str(name).map_err(|_| InvalidClient::UserAgent { name: truncated(name) })?;
+            HeaderValue::from_str(name).map_err(|_| InvalidClient::UserAgent { name: excerpt(name) })?;
         let Settings { connect, request, total, .. } = self.settings;
         for (field, span) in
             [("connect timeout", connect), ("request timeout", request), ("total timeout", total)]
@@ -227,7 +228,7 @@ impl ClientBuilder {
 
 /// Parses a server URL: `http://` or `https://`, a host and a path, without query and fragment.
 fn base(text: &str) -> Result<Url, InvalidClient> {
-    let no = |url: &str, why: &str| Err(InvalidClient::Url { url: truncated(url), why: why.to_owned() });
+    let no = |url: &str, why: &str| Err(InvalidClient::Url { url: excerpt(url), why: why.to_owned() });
     let url = match Url::parse(text.trim()) {
         Ok(url) => url,
         // The part before an `@` may be a password.
@@ -252,11 +253,6 @@ fn base(text: &str) -> Result<Url, InvalidClient> {
         return no(text, "it has a fragment");
     }
     Ok(url)
-}
-
-/// Escapes and truncates a text to 80 characters.
-fn truncated(text: &str) -> String {
-    text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
 #[cfg(test)]

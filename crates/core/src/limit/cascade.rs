@@ -10,9 +10,10 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 use thiserror::Error;
 
+use crate::excerpt::excerpt;
 use crate::limit::audit::About;
 use crate::limit::lease::{digest_by_key, name_key};
-use crate::limit::name::{LimitName, Subject, shown};
+use crate::limit::name::{LimitName, Subject};
 use crate::limit::policy::{OnExpiry, OnUnavailable, Scope, Version};
 use crate::limit::resolve::{EffectiveLimit, EffectiveLimits, Source};
 use crate::limit::rule::Rule;
@@ -73,7 +74,7 @@ pub struct Line {
 #[non_exhaustive]
 pub enum InvalidCost {
     /// No level has such a limit.
-    #[error("`{subject}` has no limit `{}`; it has {}", shown(name), listed(known))]
+    #[error("`{subject}` has no limit `{}`; it has {}", excerpt(name), listed(known))]
     Unknown {
         /// The subject.
         subject: Subject,
@@ -94,7 +95,7 @@ pub enum InvalidCost {
         known: Vec<LimitName>,
     },
     /// A limit is named twice.
-    #[error("the limit `{}` is requested twice", shown(name))]
+    #[error("the limit `{}` is requested twice", excerpt(name))]
     Twice {
         /// The limit.
         name: String,

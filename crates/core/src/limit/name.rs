@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::excerpt::excerpt;
+
 /// The maximum length of an entity id or resource name, in bytes.
 pub const NAME_MAX: usize = 256;
 /// The maximum length of a limit name, in bytes.
@@ -19,7 +21,7 @@ pub const DEFAULT: &str = "_default_";
 
 /// The error for an invalid name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{kind} `{}` {why}", shown(name))]
+#[error("{kind} `{}` {why}", excerpt(name))]
 pub struct InvalidName {
     /// The kind of name.
     pub kind: &'static str,
@@ -55,14 +57,6 @@ pub enum NameProblem {
     /// It is reserved.
     #[error("is reserved: a leading `$` and `{DEFAULT}` belong to the system")]
     Reserved,
-}
-
-pub(crate) fn shown(name: &str) -> String {
-    let mut short: String = name.chars().take(80).flat_map(char::escape_debug).collect();
-    if name.chars().nth(80).is_some() {
-        short.push('…');
-    }
-    short
 }
 
 fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {

@@ -8,7 +8,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::limit::name::{LIMIT_NAME_MAX, LimitName, Namespace, shown};
+use crate::excerpt::excerpt;
+use crate::limit::name::{LIMIT_NAME_MAX, LimitName, Namespace};
 use crate::time::Stamp;
 
 /// The maximum length of a token's display name, in bytes.
@@ -26,7 +27,7 @@ impl TokenId {
     pub fn new(id: &str) -> Result<Self, InvalidToken> {
         match LimitName::new(id) {
             Ok(name) => Ok(Self(name)),
-            Err(invalid) => Err(InvalidToken::Id { id: shown(id), why: invalid.why.to_string() }),
+            Err(invalid) => Err(InvalidToken::Id { id: excerpt(id), why: invalid.why.to_string() }),
         }
     }
 
@@ -119,7 +120,7 @@ impl FromStr for TokenScope {
 
     fn from_str(text: &str) -> Result<Self, InvalidToken> {
         let found = Self::ALL.into_iter().find(|scope| scope.as_str() == text);
-        found.ok_or_else(|| InvalidToken::Scope { text: shown(text) })
+        found.ok_or_else(|| InvalidToken::Scope { text: excerpt(text) })
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use tidegate_core::excerpt::excerpt;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -270,16 +271,7 @@ struct FieldError {
 }
 
 fn field_error(field: impl Into<String>, value: &str, why: impl Into<String>) -> FieldError {
-    FieldError { field: field.into(), value: truncated(value), why: why.into() }
-}
-
-/// Escapes and truncates a text for messages.
-fn truncated(text: &str) -> String {
-    let mut short: String = text.chars().take(80).flat_map(char::escape_debug).collect();
-    if text.chars().nth(80).is_some() {
-        short.push('…');
-    }
-    short
+    FieldError { field: field.into(), value: excerpt(value), why: why.into() }
 }
 
 fn parse_rule(rule: &RuleConfig, number: usize) -> Result<Rule, FieldError> {
@@ -355,7 +347,7 @@ fn draw_rule(rule: &RuleConfig, number: usize) -> Result<DrawRule, FieldError> {
     }
     let mut cost = Vec::with_capacity(rule.cost.len().max(1));
     for (limit, units) in &rule.cost {
-        let field = format!("cost.{}", truncated(limit));
+        let field = format!("cost.{}", excerpt(limit));
         let name = LimitName::new(limit).map_err(|error| field_error(&*field, limit, error.to_string()))?;
         if !(1..=UNITS_MAX).contains(units) {
             return Err(field_error(field, &units.to_string(), format!("a hit costs 1 to {UNITS_MAX}")));
@@ -404,14 +396,10 @@ fn template(field: &str, text: &str, rule: &RuleConfig) -> Result<Template, Fiel
         };
         let mut places = rule.entries.iter().enumerate().filter(|(_, entry)| entry.key == key);
         let Some((place, entry)) = places.next() else {
-            return Err(field_error(field, text, format!("`match` has no entry `{}`", truncated(key))));
+            return Err(field_error(field, text, format!("`match` has no entry `{}`", excerpt(key))));
         };
         if places.next().is_some() {
-            return Err(field_error(
-                field,
-                text,
-                format!("`match` has the entry `{}` twice", truncated(key)),
-            ));
+            return Err(field_error(field, text, format!("`match` has the entry `{}` twice", excerpt(key))));
         }
         fixed.push_str(&rest[..begin]);
         rest = behind;

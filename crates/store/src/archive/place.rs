@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tidegate_core::excerpt::excerpt;
 
 use object_store::ObjectStore;
 use url::Url;
@@ -42,8 +43,7 @@ impl ArchivePlace {
         if !address.contains("://") {
             return Ok(Self::folder(address));
         }
-        let shown = || address.chars().take(200).flat_map(char::escape_debug).collect::<String>();
-        let invalid = |what: String| StoreError::Invalid { what: format!("`{}`: {what}", shown()) };
+        let invalid = |what: String| StoreError::Invalid { what: format!("`{}`: {what}", excerpt(address)) };
         let url = Url::parse(address).map_err(|error| invalid(error.to_string()))?;
         if url.scheme() == "file" {
             let path =

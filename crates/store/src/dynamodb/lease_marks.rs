@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use tidegate_core::excerpt::excerpt;
 
 use tidegate_core::limit::cascade::Level;
 use tidegate_core::limit::lease::{EndRecord, LeaseId, Record};
@@ -177,8 +178,7 @@ fn time(text: &str) -> Result<Stamp, StoreError> {
 }
 
 fn invalid_mark(text: &str) -> StoreError {
-    let shown: String = text.chars().take(80).collect();
-    StoreError::Corrupt { what: format!("the mark {shown:?}") }
+    StoreError::Corrupt { what: format!("the mark `{}`", excerpt(text)) }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tidegate_core::excerpt::excerpt;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
 use tokio::runtime::Handle;
@@ -184,7 +185,7 @@ impl PostgresOptions {
         retention.check()?;
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
         if schema.is_empty() || schema.len() > SCHEMA_MAX || !schema.chars().all(is_name) {
-            let shown: String = schema.chars().take(80).flat_map(char::escape_debug).collect();
+            let shown = excerpt(schema);
             let what = format!("the schema `{shown}`: it has 1..={SCHEMA_MAX} letters, digits, `_` and `-`");
             return Err(StoreError::Invalid { what });
         }

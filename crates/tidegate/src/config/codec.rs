@@ -1,10 +1,10 @@
 //! Flattens TOML and JSON texts into lists of keys and values, and formats values as text.
 
 use serde_json::Value as Json;
+use tidegate_core::duration::Exact;
 use tidegate_core::plan::FieldValue;
 use toml::de::{DeTable, DeValue, Error as TomlError};
 
-use super::duration;
 use super::error::{ConfigProblem, Fault, Origin};
 use super::scalar::Scalar;
 
@@ -75,7 +75,7 @@ pub(super) fn from_json(text: &str) -> Result<Pairs, ConfigProblem> {
 pub(super) fn to_text(value: &FieldValue) -> String {
     match value {
         FieldValue::Count(count) => count.to_string(),
-        FieldValue::Span(span) => duration::text(*span),
+        FieldValue::Span(span) => Exact(*span).to_string(),
         FieldValue::Fraction(number) | FieldValue::Number(number) => format!("{number:?}"),
         FieldValue::Word(word) => (*word).to_owned(),
         FieldValue::Flag(flag) => flag.to_string(),

@@ -5,7 +5,9 @@
 
 use std::ffi::OsString;
 
-use super::error::{ConfigProblem, Fault, Origin, shown};
+use tidegate_core::excerpt::excerpt;
+
+use super::error::{ConfigProblem, Fault, Origin};
 use super::scalar::Scalar;
 use super::schema::{self, Field, fields};
 
@@ -37,14 +39,14 @@ where
         let Some(field) = fields().iter().find(|field| field.variable(prefix) == name) else {
             let closest = schema::closest(&name, fields().iter().map(|field| field.variable(prefix)));
             let fault = Fault::Unknown { closest };
-            problems.push(ConfigProblem::new(Origin::Environment, shown(&name), fault));
+            problems.push(ConfigProblem::new(Origin::Environment, excerpt(&name), fault));
             continue;
         };
         let origin = Origin::Variable(name.into_owned());
         match value.into().into_string() {
             Ok(text) => values.push((field, origin, Scalar::Untyped(text))),
             Err(bytes) => {
-                let value = format!("\"{}\"", shown(&bytes.to_string_lossy()));
+                let value = format!("\"{}\"", excerpt(&bytes.to_string_lossy()));
                 let fault = Fault::OutOfBounds { value, bound: "valid UTF-8".to_owned() };
                 problems.push(ConfigProblem::new(origin, field.key(), fault));
             }

@@ -153,17 +153,6 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Untrusted text for use in a message: control characters escaped, and shortened.
-pub(super) fn shown(text: &str) -> String {
-    const LETTERS_MAX: usize = 60;
-    let mut letters = text.chars();
-    let mut shown: String = letters.by_ref().take(LETTERS_MAX).flat_map(char::escape_debug).collect();
-    if letters.next().is_some() {
-        shown.push('…');
-    }
-    shown
-}
-
 fn sentences(problems: &[ConfigProblem]) -> String {
     problems.iter().map(ConfigProblem::to_string).collect::<Vec<_>>().join("; ")
 }

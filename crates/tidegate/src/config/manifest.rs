@@ -12,7 +12,9 @@ use tidegate_core::plan::FieldValue;
 use toml::de::{DeTable, DeValue};
 
 use super::codec::{toml_scalar, toml_table};
-use super::error::{ConfigProblem, Fault, Origin, shown};
+use tidegate_core::excerpt::excerpt;
+
+use super::error::{ConfigProblem, Fault, Origin};
 use super::scalar::Scalar;
 use super::schema::{Kind, closest};
 
@@ -323,9 +325,9 @@ impl Path {
     fn join(&self, key: &str) -> Self {
         let is_bare = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
         let key = if !key.is_empty() && key.chars().all(is_bare) {
-            shown(key)
+            excerpt(key)
         } else {
-            format!("\"{}\"", shown(key))
+            format!("\"{}\"", excerpt(key))
         };
         Self(if self.0.is_empty() { key } else { format!("{}.{key}", self.0) })
     }

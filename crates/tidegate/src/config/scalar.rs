@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use tidegate_core::duration;
+use tidegate_core::excerpt::excerpt;
 use tidegate_core::plan::FieldValue;
 
-use super::duration;
-use super::error::shown;
 use super::schema::Kind;
 
 /// One value of a document, a map or a variable.
@@ -75,7 +75,7 @@ impl Scalar {
     /// The value as written: text without quotes.
     pub(super) fn bare(&self) -> String {
         match self {
-            Self::Text(text) | Self::Untyped(text) => shown(text),
+            Self::Text(text) | Self::Untyped(text) => excerpt(text),
             _ => self.to_string(),
         }
     }
@@ -97,7 +97,7 @@ impl Scalar {
             Self::Integer(seconds) => Some(u64::try_from(*seconds).map(Duration::from_secs).map_err(drop)),
             Self::Float(seconds) => Some(Duration::try_from_secs_f64(*seconds).map_err(drop)),
             Self::Huge(_) => Some(Err(())),
-            Self::Text(text) | Self::Untyped(text) => duration::parse(text).map(Ok),
+            Self::Text(text) | Self::Untyped(text) => seconds_or_duration(text).map(Ok),
             Self::Bool(_) | Self::Empty | Self::Other(_) => None,
         }
     }
@@ -114,11 +114,19 @@ impl Scalar {
     }
 }
 
+/// A number is in seconds.
+fn seconds_or_duration(text: &str) -> Option<Duration> {
+    match duration::parse(text) {
+        Ok(span) => Some(span),
+        Err(_) => duration::parse(&format!("{text}s")).ok(),
+    }
+}
+
 impl fmt::Display for Scalar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text(text) | Self::Untyped(text) => write!(f, "\"{}\"", shown(text)),
-            Self::Huge(number) => f.write_str(&shown(number)),
+            Self::Text(text) | Self::Untyped(text) => write!(f, "\"{}\"", excerpt(text)),
+            Self::Huge(number) => f.write_str(&excerpt(number)),
             Self::Integer(integer) => integer.fmt(f),
             Self::Float(float) => write!(f, "{float:?}"),
             Self::Bool(bool) => bool.fmt(f),

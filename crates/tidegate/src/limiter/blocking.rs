@@ -10,7 +10,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = blocking::open("memory:")?;
 //! let limiter = Limiter::over(store).defaults([Limit::per_minute("tpm", 1_000)]).build()?.blocking();
-//! let mut lease = limiter.acquire(("acme", "gpt-4"), [("tpm", 800)])?;
+//! let mut lease = limiter.try_acquire(("acme", "gpt-4"), [("tpm", 800)])?;
 //! assert_eq!(lease.settle([("tpm", 640)])?, SettleStatus::Now);
 //! # Ok(())
 //! # }

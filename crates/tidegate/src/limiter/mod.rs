@@ -66,10 +66,10 @@ use crate::joined::Queues;
 /// let policy = Policy::new([Limit::per_minute("rpm", 60), Limit::per_minute("tpm", 10_000)])?;
 /// limiter.admin("ops").set_policy(Scope::System, policy).await?;
 ///
-/// let mut lease = limiter.acquire(("acme", "gpt-4"), [("rpm", 1), ("tpm", 800)]).await?;
+/// let mut lease = limiter.try_acquire(("acme", "gpt-4"), [("rpm", 1), ("tpm", 800)]).await?;
 /// lease.settle([("tpm", 640)]).await?;
 ///
-/// let refused = limiter.acquire(("acme", "gpt-4"), [("tpm", 9_500)]).await.unwrap_err();
+/// let refused = limiter.try_acquire(("acme", "gpt-4"), [("tpm", 9_500)]).await.unwrap_err();
 /// assert!(refused.retry_after().is_some());
 /// # Ok(())
 /// # }

@@ -29,12 +29,12 @@ use super::waiters::{Head, ReturnWatch, Ticket, TurnError};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_minute("rpm", 60)]).build()?;
-/// This caller has its own limit for today's import, instead of the stored one.
+/// // This caller has its own limit for today's import, instead of the stored one.
 /// let mut lease = limiter
 ///     .request(("acme", "import"), &[("rpm", 1)])
 ///     .limits([Limit::per_minute("rpm", 600)])
 ///     .deadline(Duration::from_secs(30))
-///     .acquire()
+///     .try_acquire()
 ///     .await?;
 /// lease.settle_full().await?;
 /// # Ok(())

@@ -18,6 +18,7 @@ mod layered;
 mod listeners;
 mod properties;
 mod queue;
+mod readme;
 mod run;
 mod throttle;
 mod timer;

@@ -1,40 +1,16 @@
 //! Limits as text: `tpm:100k/min:150k` is 100,000 `tpm` per minute with a burst of 150,000.
 //!
 //! The format is `name:amount/period[:burst]`. Amount and burst are whole numbers with an optional decimal
-//! suffix `k`, `M` or `G`: `1.5k` is 1,500. A period is a unit (`s`, `m`, `h`, `d`, or the longer `sec`,
-//! `second`, `min`, `minute`, `hour`, `day`), or a whole number with one of these units (`30s`, `2h`) or with
-//! `ms`, `us` or `ns`.
-
-use std::fmt;
-use std::str::FromStr;
-use std::time::Duration;
+//! suffix `k`, `M` or `G`: `1.5k` is 1,500. A period is a [`Period`]: `min`, `day`, `30s`.
 
 use super::{InvalidLimit, Limit, Rule};
+use crate::duration::Period;
+use crate::excerpt::excerpt;
+use std::fmt;
+use std::str::FromStr;
 
 /// Suffixes of numbers, the largest first.
 const SUFFIXES: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)];
-
-/// Units of periods in nanoseconds, the longest first. Of several words for one unit, the first is displayed.
-const UNITS: [(&str, u64); 15] = [
-    ("day", 86_400_000_000_000),
-    ("d", 86_400_000_000_000),
-    ("h", 3_600_000_000_000),
-    ("hour", 3_600_000_000_000),
-    ("min", 60_000_000_000),
-    ("minute", 60_000_000_000),
-    ("m", 60_000_000_000),
-    ("s", 1_000_000_000),
-    ("sec", 1_000_000_000),
-    ("second", 1_000_000_000),
-    ("ms", 1_000_000),
-    ("us", 1_000),
-    ("µs", 1_000),
-    ("μs", 1_000),
-    ("ns", 1),
-];
-
-/// Units up to this need a number: a bare `ms` is probably a mistake for `m`, a minute.
-const NEEDS_NUMBER: u64 = 1_000_000;
 
 impl FromStr for Limit {
     type Err = InvalidLimit;
@@ -49,7 +25,7 @@ impl FromStr for Limit {
     /// assert_eq!("jobs:1.5k/30s:2k".parse(), Ok(Limit::per("jobs", 1_500, Duration::from_secs(30)).burst(2_000)));
     /// ```
     fn from_str(text: &str) -> Result<Self, InvalidLimit> {
-        let limit = parse(text).map_err(|why| InvalidLimit::Text { text: shown(text), why })?;
+        let limit = parse(text).map_err(|why| InvalidLimit::Text { text: excerpt(text), why })?;
         limit.check()?;
         Ok(limit)
     }
@@ -83,14 +59,14 @@ fn parse(text: &str) -> Result<Limit, String> {
     let rate = parts.next().ok_or("there is no `:` between the name and the amount")?;
     let burst = parts.next();
     if let Some(extra) = parts.next() {
-        return Err(format!("`:{}` is one part too many", shown(extra)));
+        return Err(format!("`:{}` is one part too many", excerpt(extra)));
     }
     let (amount, period) = rate.split_once('/').ok_or("there is no `/` between the amount and the period")?;
     if name.is_empty() {
         return Err("the name is empty".to_owned());
     }
     let amount = number("the amount", amount)?;
-    let period = duration(period)?;
+    let period = Period::parse(period).map_err(|error| format!("the period {error}"))?;
     let burst = burst.map(|burst| number("the burst", burst)).transpose()?;
     Ok(Limit { name: name.to_owned(), amount, period, burst })
 }
@@ -103,7 +79,7 @@ fn number(what: &str, text: &str) -> Result<u64, String> {
         .unwrap_or((text, 1));
     let (whole, part) = digits.split_once('.').unwrap_or((digits, "0"));
     if !is_digits(whole) || !is_digits(part) {
-        let shown = shown(text);
+        let shown = excerpt(text);
         return Err(format!(
             "{what} `{shown}` is not a number: expected digits, optionally followed by k, M or G"
         ));
@@ -113,42 +89,14 @@ fn number(what: &str, text: &str) -> Result<u64, String> {
     let scale = u32::try_from(part.len()).ok().and_then(|digits| 10_u64.checked_pow(digits));
     let fraction = match scale {
         Some(scale) if factor.is_multiple_of(scale) => part.parse().unwrap_or(0) * (factor / scale),
-        _ => return Err(format!("{what} `{}` is not a whole number", shown(text))),
+        _ => return Err(format!("{what} `{}` is not a whole number", excerpt(text))),
     };
     let value = whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(factor)?.checked_add(fraction));
-    value.ok_or_else(|| format!("{what} `{}` is more than {}", shown(text), u64::MAX))
-}
-
-/// A unit, optionally preceded by a whole number.
-fn duration(text: &str) -> Result<Duration, String> {
-    let start = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-    let (count, unit) = text.split_at(start);
-    let Some((_, nanos)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-        return Err(format!("the period `{}` has no unit: expected s, m, h, d, ms or us", shown(text)));
-    };
-    if count.is_empty() && *nanos <= NEEDS_NUMBER {
-        return Err(format!("the period `{}` has no number; write 1{unit}", shown(text)));
-    }
-    let count = if count.is_empty() { Some(1) } else { count.parse().ok() };
-    let nanos = count.and_then(|count: u64| count.checked_mul(*nanos));
-    nanos.map(Duration::from_nanos).ok_or_else(|| {
-        format!("the period `{}` is more than {:?}", shown(text), Duration::from_nanos(u64::MAX))
-    })
+    value.ok_or_else(|| format!("{what} `{}` is more than {}", excerpt(text), u64::MAX))
 }
 
 fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|letter| letter.is_ascii_digit())
-}
-
-/// External text for a message: control characters are escaped, and it is truncated.
-fn shown(text: &str) -> String {
-    const LETTERS_MAX: usize = 80;
-    let mut letters = text.chars();
-    let mut shown: String = letters.by_ref().take(LETTERS_MAX).flat_map(char::escape_debug).collect();
-    if letters.next().is_some() {
-        shown.push('…');
-    }
-    shown
 }
 
 struct Number(u64);
@@ -163,28 +111,10 @@ impl fmt::Display for Number {
     }
 }
 
-struct Period(Duration);
-
-impl fmt::Display for Period {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nanos = self.0.as_nanos();
-        let fits = |per_unit: u64| nanos > 0 && nanos.is_multiple_of(per_unit.into());
-        match UNITS.iter().find(|(_, per_unit)| fits(*per_unit)) {
-            Some((unit, per_unit)) if nanos == u128::from(*per_unit) && *per_unit > NEEDS_NUMBER => {
-                f.write_str(unit)
-            }
-            Some((unit, per_unit)) => {
-                // A number is followed by the short unit of a minute or a day.
-                let short = if *per_unit > NEEDS_NUMBER { &unit[..1] } else { unit };
-                write!(f, "{}{short}", nanos / u128::from(*per_unit))
-            }
-            None => f.write_str("0s"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -244,22 +174,22 @@ mod tests {
             ("tpm:99999999999999999999999/m", "is more than 18446744073709551615"),
             ("tpm:0/m", "the limit `tpm`: 0 units per period, outside 1..=1099511627776"),
             ("tpm:2000G/m", "2000000000000 units per period, outside 1..=1099511627776"),
-            ("tpm:5/", "the period `` has no unit: expected s, m, h, d, ms or us"),
-            ("tpm:5/30", "the period `30` has no unit"),
-            ("tpm:5/week", "the period `week` has no unit"),
-            ("tpm:5/-1s", "the period `-1s` has no unit"),
-            ("tpm:5/1.5s", "the period `1.5s` has no unit"),
-            ("tpm:5/ms", "the period `ms` has no number; write 1ms"),
+            ("tpm:5/", "the period `` is not a duration: it has no unit"),
+            ("tpm:5/30", "the period `30` is not a duration: it has no unit"),
+            ("tpm:5/weak", "the period `weak` is not a duration: its unit is not one of"),
+            ("tpm:5/-1s", "the period `-1s` is not a duration"),
+            ("tpm:5/1.5", "the period `1.5` is not a duration: it has no unit"),
+            ("tpm:5/ms", "the period `ms` is not a duration: it has no number before its unit"),
             ("tpm:5/0s", "the limit `tpm`: a period of 0ns, not a multiple of 1µs"),
             ("tpm:5/500ns", "the limit `tpm`: a period of 500ns, not a multiple of 1µs"),
             ("tpm:5/400d", "the limit `tpm`: a period of 34560000s"),
-            ("tpm:5/999999999d", "the period `999999999d` is more than 18446744073.709551615s"),
+            ("tpm:5/999999999d", "the limit `tpm`: a period of 86399999913600s"),
             ("tpm:5/m:", "the burst `` is not a number"),
             ("tpm:5/m:0", "the limit `tpm`: a burst of 0 units"),
             ("tpm:5/m:6:7", "`:7` is one part too many"),
             ("t pm:5/m", "the limit `t pm` has ' ' at byte 1"),
-            ("tpm:5/m/s", "the period `m/s` has no unit"),
-            ("tpm:5/m\n", "the period `m\\n` has no unit"),
+            ("tpm:5/m/s", "the period `m/s` is not a duration"),
+            ("tpm:5/m\n", "the period `m\\n` is not a duration"),
         ];
         for (text, sentence) in table {
             let error = text.parse::<Limit>().unwrap_err().to_string();

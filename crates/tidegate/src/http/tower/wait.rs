@@ -111,7 +111,7 @@ impl<B, F: Fn(&Request<B>) -> Cost> Weigh<B> for F {
 /// let client = tower::service_fn(|_: Request<Body>| async {
 ///     Ok::<_, std::io::Error>(Response::new(Body::new()))
 /// });
-/// A rate that follows each host's capacity, and a circuit for each.
+/// // A rate that follows each host's capacity, and a circuit for each.
 /// let client = WaitLayer::by_host(Keyed::hosts().build()?).layer(client);
 ///
 /// let response = client.oneshot(Request::get("https://example.com/").body(Body::new())?).await?;
