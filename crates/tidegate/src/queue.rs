@@ -2,8 +2,8 @@
 //! its own.
 //!
 //! First come, first served: the head is never overtaken, so a costly request cannot starve. Every change
-//! pumps the queue: as long as the head is admitted it gets its charge, which is stored here until its owner
-//! collects it. The owner need not be polled for that, so a task that is busy elsewhere blocks only its own
+//! pumps the queue: [`State::pump`](crate::state::State::pump) asks the gates for the head and stores its
+//! charge here until its owner collects it. The owner need not be polled for that, so a task that is busy elsewhere blocks only its own
 //! grant.
 //!
 //! Waiters live in a slab, linked by index, so leaving from the middle is as cheap as from the front. Wakers

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
-use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, check, check_ledger};
+use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, check, check_ledger};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{LimitName, Subject};
 use tidegate_core::limit::rule::Limit;

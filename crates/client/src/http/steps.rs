@@ -1,7 +1,7 @@
 //! Step numbers of a lease, and what its holder knows about its state.
 //!
-//! The server executes each number once. A call whose response was lost keeps its number, so that a
-//! idempotent is idempotent. Every other call gets a new number, so that it never receives the response of
+//! The server executes each number once. A call whose response was lost keeps its number, so that
+//! repeating it is idempotent. Every other call gets a new number, so that it never receives the response of
 //! another call.
 
 use super::ClientError;

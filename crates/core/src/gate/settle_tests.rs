@@ -3,7 +3,7 @@
 use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
 use crate::cost::Cost;
-use crate::event::Why;
+use crate::event::{Change, Why};
 use crate::plan::{Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, SizeRule, Slots};
 use crate::snapshot::CircuitState::{self, Closed, HalfOpen, Open};
 use crate::snapshot::Snapshot;

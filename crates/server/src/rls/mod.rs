@@ -5,17 +5,17 @@
 //! the verdicts for Envoy, and `background` runs work that no response waits for. Health and reflection need
 //! no token.
 
-mod auth;
 mod background;
 mod config;
 mod decide;
 mod describe;
+mod grpc_frame;
 mod log_throttle;
-mod message;
 mod meters;
 mod refusal;
 mod response;
 mod rules;
+mod service;
 
 use std::sync::Arc;
 
@@ -44,11 +44,11 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use config::{EntryConfig, EnvoyConfig, RuleConfig, Unknown};
 pub use rules::{EnvoyRules, InvalidRules};
 
-use self::auth::{AuthenticatedService, GrpcResponse};
 use self::background::BackgroundTasks;
 use self::decide::Decider;
 use self::log_throttle::LogThrottle;
 use self::meters::RlsMeters;
+use self::service::{AuthenticatedService, GrpcResponse};
 use crate::server::Shutdown;
 use crate::state::State;
 
@@ -164,7 +164,7 @@ pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (
     let unauthenticated = reflection
         .route_service(&health_path, health)
         .layer(from_fn_with_state(slots, limit_unauthenticated))
-        .layer(CatchPanicLayer::custom(move |_| auth::panicked(&state)));
+        .layer(CatchPanicLayer::custom(move |_| service::panicked(&state)));
     (
         Services(Arc::new(Inner {
             authenticated: AuthenticatedService { decider, service },

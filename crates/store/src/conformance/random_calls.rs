@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::check::{check, check_ledger};
+use tidegate_core::limit::exactness::{check, check_ledger};
 use tidegate_core::limit::lease::Ending;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;

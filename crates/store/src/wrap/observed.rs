@@ -7,7 +7,7 @@ mod log;
 
 use std::sync::{Mutex, MutexGuard};
 
-use tidegate_core::limit::check;
+use tidegate_core::limit::exactness;
 
 use super::verb::{Calls, Counter, Verb};
 use super::wrapper::Wrapper;
@@ -44,7 +44,7 @@ impl<E: Engine> Observed<E> {
     }
 
     /// The movements so far and the shapes of their buckets, in the order of replies.
-    pub fn log(&self) -> Vec<check::Entry> {
+    pub fn log(&self) -> Vec<exactness::Entry> {
         self.lock().entries()
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::check::check;
+use tidegate_core::limit::exactness::check;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::{OnExpiry, Policy, Version};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::check::{Kind, What, check};
+use tidegate_core::limit::exactness::{Kind, What, check};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::{OnExpiry, Policy, Version};

@@ -11,7 +11,7 @@ use tidegate::{
     Budget, Controller, Cost, Joined, JoinedError, Kind, Limit, Limiter, Memory, Outcome, Pace, Random, Rate,
     Scope, Slots, Throttle,
 };
-use tidegate_core::limit::check::check;
+use tidegate_core::limit::exactness::check;
 use tokio::task::JoinSet;
 
 use crate::kit::limiter::{child, id, level, memory, network, over, policy, settled};

@@ -9,7 +9,7 @@ use tidegate::{
     Lease, Limit, LimitError, LimitName, Limiter, Memory, OnUnavailable, Random, Scope, SettleStatus,
     StoreError, Subject,
 };
-use tidegate_core::limit::check::{Entry, check, check_ledger};
+use tidegate_core::limit::exactness::{Entry, check, check_ledger};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 

@@ -11,7 +11,7 @@ use tidegate::{
     Cost, Entity, Expect, JoinedError, Limit, LimitError, Limiter, Outcome, Scope, SettleStatus, Slots,
     Sqlite, SqliteOptions, Stamp, Subject, Throttle, UsageOf, UsageQuery, Window,
 };
-use tidegate_core::limit::check::check;
+use tidegate_core::limit::exactness::check;
 
 use crate::kit::limiter::{ACME, child, flushed, id, policy, poll_and_drop, with_long_deadline};
 use crate::kit::secs;

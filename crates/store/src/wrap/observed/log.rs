@@ -5,7 +5,7 @@ use std::fmt;
 
 use tidegate_core::bucket::Shape;
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, What};
+use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, What};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::time::Stamp;

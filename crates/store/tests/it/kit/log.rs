@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use tidegate_core::bucket::Shape;
-use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, STEP_MAX, What};
+use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, STEP_MAX, What};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::OnExpiry;

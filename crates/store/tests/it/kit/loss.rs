@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, check};
+use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, check};
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::time::Stamp;
 use tidegate_store::{DrawResult, LeaseStatus, Store, StoreError};

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Levels, Units};
-use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, check, check_ledger};
+use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, check, check_ledger};
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::random::Random;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::check::{BucketId, Entry, Kind, Move, check, check_ledger};
+use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, check, check_ledger};
 use tidegate_core::limit::name::LimitName;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::check::{Entry, check, check_ledger};
+use tidegate_core::limit::exactness::{Entry, check, check_ledger};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::limit::rule::Limit;

@@ -22,7 +22,7 @@
 //! only if some order of the moment allows it.
 
 use crate::bucket::Shape;
-use crate::limit::check::{BucketId, Violation};
+use crate::limit::exactness::{BucketId, Violation};
 use crate::limit::lease::LeaseId;
 use crate::time::{Stamp, Timeline};
 

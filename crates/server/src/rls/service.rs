@@ -17,7 +17,7 @@ use tonic::codegen::Service as _;
 
 use super::Service;
 use super::decide::Decider;
-use super::message::{MessageBody, encode_response, read_message};
+use super::grpc_frame::{MessageBody, encode_response, read_message};
 use super::refusal::status;
 use crate::auth::Caller;
 use crate::io_timeout::within;

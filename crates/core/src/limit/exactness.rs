@@ -228,5 +228,5 @@ fn step(entry: &Entry) -> Option<u32> {
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
-#[path = "check_tests.rs"]
+#[path = "exactness_tests.rs"]
 mod tests;
