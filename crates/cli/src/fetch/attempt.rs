@@ -28,6 +28,8 @@ const BODY_SPAN: Duration = Duration::from_mins(1);
 pub(crate) struct PageRequest {
     pub(crate) url: Url,
     pub(crate) sink: Sink,
+    /// Whether a failure of this page has counted against its host.
+    pub(crate) has_failed: bool,
 }
 
 /// What to do with the response.
@@ -43,7 +45,7 @@ pub(crate) enum Sink {
 #[derive(Debug)]
 pub(crate) struct AttemptResult {
     pub(crate) reply: Reply,
-    /// The outcome for the host.
+    /// What the response head says about the host.
     pub(crate) kind: Kind,
     /// Whether a retry may succeed.
     pub(crate) is_retryable: bool,
@@ -84,7 +86,10 @@ pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Ent
             // A URL that cannot be requested is not the host's failure.
             let ended = if error.is_builder() { Completion::Unsent } else { ended };
             let class = Class::of(classes.classes(), ended);
-            return settle(entry, class, Reply::Broken(why(&error)), start.elapsed());
+            let outcome = class.outcome().took(start.elapsed());
+            entry.settle(host_outcome(outcome, request.has_failed));
+            let (kind, is_retryable) = (outcome.kind(), class.is_retryable());
+            return AttemptResult { reply: Reply::Broken(why(&error)), kind, is_retryable, hint: None };
         }
     };
     let latency = start.elapsed();
@@ -94,7 +99,7 @@ pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Ent
     // only after its body has arrived.
     let is_recorded = outcome.kind() != Kind::Success || outcome.has_hint();
     if is_recorded {
-        entry.learn(outcome);
+        entry.learn(host_outcome(outcome, request.has_failed));
     }
     let reply = match request.sink {
         Sink::Robots => robots(response).await,
@@ -104,17 +109,16 @@ pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Ent
         }
         Sink::Page { .. } => status(response).await,
     };
-    if matches!(reply, Reply::Broken(_)) {
-        return settle(entry, Class::of(classes.classes(), Completion::Connection), reply, latency);
-    }
-    entry.settle(if is_recorded { Outcome::ignored() } else { outcome });
-    AttemptResult { reply, kind: outcome.kind(), is_retryable: class.is_retryable(), hint: outcome.hint() }
+    // A body that breaks off is the page's failure: the host has responded.
+    let is_broken = matches!(reply, Reply::Broken(_));
+    entry.settle(if is_recorded || is_broken { Outcome::ignored() } else { outcome });
+    let is_retryable = is_broken || class.is_retryable();
+    AttemptResult { reply, kind: outcome.kind(), is_retryable, hint: outcome.hint() }
 }
 
-fn settle(entry: Entry, class: Class, reply: Reply, latency: Duration) -> AttemptResult {
-    let outcome: Outcome = class.outcome().took(latency);
-    entry.settle(outcome);
-    AttemptResult { reply, kind: outcome.kind(), is_retryable: class.is_retryable(), hint: None }
+/// The outcome of a request for its host. A page that fails again says nothing new about the host.
+pub(crate) fn host_outcome(outcome: Outcome, has_failed: bool) -> Outcome {
+    if has_failed && outcome.kind() == Kind::Failure { Outcome::ignored() } else { outcome }
 }
 
 async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Reply {

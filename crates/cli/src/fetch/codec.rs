@@ -7,12 +7,24 @@ use serde_json::{Map, Value, json};
 use super::result::{PageOutcome, PageResult, SkipReason};
 use super::tally::{Summary, Tally};
 
-/// The part and the file name in a journal line, if it is of a fetched page.
-pub(crate) fn done(line: &[u8]) -> Option<(String, String)> {
+/// A line of the journal of an earlier run, as far as the next run needs it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum JournalLine {
+    /// A fetched page.
+    Done { part: String, file: String },
+    /// A page that was requested and failed.
+    Failed { url: String },
+}
+
+/// Reads a journal line; `None` if it is another one.
+pub(crate) fn journaled(line: &[u8]) -> Option<JournalLine> {
     let line: Value = serde_json::from_slice(line).ok()?;
-    let text = |name: &str| line[name].as_str();
-    (text("outcome") == Some("done")).then_some(())?;
-    Some((text("part")?.to_owned(), text("file")?.to_owned()))
+    let text = |name: &str| line[name].as_str().map(str::to_owned);
+    match line["outcome"].as_str()? {
+        "done" => Some(JournalLine::Done { part: text("part")?, file: text("file")? }),
+        "failed" if line["attempts"] != 0 => Some(JournalLine::Failed { url: text("url")? }),
+        _ => None,
+    }
 }
 
 /// Writes a journal line.

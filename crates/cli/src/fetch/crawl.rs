@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use reqwest::{Client, Url};
 use signal_hook::consts::{SIGHUP, SIGQUIT};
-use tidegate::{Backoff, Jitter, Kind, Random};
+use tidegate::{Kind, Random};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -171,7 +171,7 @@ impl Crawl {
             }
             JobKind::Robots { .. } => Sink::Robots,
         };
-        let request = PageRequest { url: start.job.at.url.clone(), sink };
+        let request = PageRequest { url: start.job.at.url.clone(), sink, has_failed: start.job.has_failed };
         let task = in_flight.tasks.spawn(attempt(self.client.clone(), request, start.entry));
         in_flight.jobs.insert(task.id(), ActiveRequest { host: start.host, job: start.job, part });
     }
@@ -251,33 +251,16 @@ impl Crawl {
                 (error.id(), result)
             }
         };
-        let Some(ActiveRequest { host, mut job, part }) = in_flight.jobs.remove(&id) else {
+        let Some(ActiveRequest { host, job, part }) = in_flight.jobs.remove(&id) else {
             unreachable!("every task has a job")
         };
-        let now = Instant::now();
-        job.tries += 1;
-        job.attempts += 1;
         self.counts.total.attempts += 1;
-        let upstream = self.frontier.host(host);
-        upstream.in_flight -= 1;
-        upstream.tally.attempts += 1;
-        upstream.failing = match result.kind {
-            Kind::Failure | Kind::Overload => upstream.failing.or(Some(now)),
-            _ => None,
-        };
-        self.frontier.on_request_end(host);
         if let Reply::Disk(error) = result.reply {
             return Err(self.write_failure(&error));
         }
-        if result.is_retryable && job.tries < self.frontier.options.tries_max {
-            // A rejected page always waits for its own hint; the throttle decides whether its host pauses
-            // too.
-            let delay = backoff().delay(job.tries - 1, &mut self.random).max(result.hint.unwrap_or_default());
-            if delay <= self.frontier.options.patience {
-                self.frontier.enqueue_later(host, job, now + delay);
-                return Ok(());
-            }
-        }
+        let Some(job) = self.frontier.on_attempt_end(host, job, &result, &mut self.random) else {
+            return Ok(());
+        };
         match job.kind {
             JobKind::Page(_) => self.on_page(host, job, part, result),
             JobKind::Robots { of, is_https } => self.on_robots(of, is_https, job, result),
@@ -355,8 +338,7 @@ impl Crawl {
         }
         match Address::of(url) {
             Ok(at) => {
-                let (hops, tries) = (job.hops + 1, 0);
-                self.frontier.enqueue(Job { at, hops, tries, ..job });
+                self.frontier.enqueue(job.redirected(at));
                 Ok(())
             }
             Err(why) => Err((Box::new(job), format!("redirected to an invalid address: {why}"))),
@@ -419,11 +401,6 @@ struct ActiveRequest {
 /// Whether a signal stops the fetch. A hangup of the terminal does, too.
 const fn is_stop(signal: SignalEvent) -> bool {
     signal.is_stop() || matches!(signal.number, SIGHUP | SIGQUIT)
-}
-
-/// Delay between attempts at one page, unless the host asks for longer: exponential backoff with jitter.
-pub(crate) fn backoff() -> Backoff {
-    Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5)).jitter(Jitter::Full)
 }
 
 /// Adds the host to a reason, if it is not the one in the page's address.

@@ -21,8 +21,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use reqwest::Url;
+
 use super::address::Key;
-use super::codec;
+use super::codec::{self, JournalLine};
 use crate::failure::Failure;
 
 /// The folder with the state of a fetch. No host name begins with a dot.
@@ -30,12 +32,16 @@ pub(crate) const STATE: &str = ".tidegate";
 pub(crate) const JOURNAL: &str = "journal.jsonl";
 /// Upper bound of a journal line, since addresses are bounded.
 const LINE_MAX: u64 = 64 << 10;
+/// Failed pages that are remembered: 16 MB.
+const FAILED_MAX: usize = 1_000_000;
 
 /// A folder that this process has locked.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
     journal: Option<File>,
+    /// Pages that an earlier run requested and that failed.
+    failed: HashSet<Key>,
     /// Start time of this run, which makes part names unique across runs.
     run: u128,
     parts: AtomicU64,
@@ -63,8 +69,14 @@ impl Folder {
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let run = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let mut folder =
-            Self { root: root.to_owned(), journal: None, run, parts: AtomicU64::new(0), _lock: lock };
+        let mut folder = Self {
+            root: root.to_owned(),
+            journal: None,
+            failed: HashSet::new(),
+            run,
+            parts: AtomicU64::new(0),
+            _lock: lock,
+        };
         folder.recover().map_err(failed)?;
         Ok(folder)
     }
@@ -107,7 +119,13 @@ impl Folder {
         fs::symlink_metadata(self.root.join(file)).is_ok()
     }
 
-    /// Recovers from an interruption: renames the parts that the journal lists and removes the others.
+    /// Whether an earlier run requested a page and it failed.
+    pub(crate) fn has_failed(&self, key: Key) -> bool {
+        self.failed.contains(&key)
+    }
+
+    /// Recovers from an interruption: renames the parts that the journal lists and removes the others. Also
+    /// reads which pages have failed.
     fn recover(&mut self) -> io::Result<()> {
         for left in fs::read_dir(self.spill_folder())? {
             fs::remove_file(left?.path())?;
@@ -117,14 +135,16 @@ impl Folder {
         for left in fs::read_dir(self.parts())? {
             parts.insert(left?.file_name());
         }
-        if !parts.is_empty() {
-            journal.seek(SeekFrom::Start(0))?;
-            for line in BufReader::new(&journal).split(b'\n') {
-                if let Some((part, file)) = codec::done(&line?)
-                    && parts.remove(OsStr::new(&part))
-                {
+        journal.seek(SeekFrom::Start(0))?;
+        for line in BufReader::new(&journal).split(b'\n') {
+            match codec::journaled(&line?) {
+                Some(JournalLine::Done { part, file }) if parts.remove(OsStr::new(&part)) => {
                     rename_part(&self.root, &self.part(&part), &file)?;
                 }
+                Some(JournalLine::Failed { url }) if self.failed.len() < FAILED_MAX => {
+                    self.failed.extend(Url::parse(&url).ok().map(|url| Key::of(&url)));
+                }
+                _ => {}
             }
         }
         for part in parts {
@@ -190,7 +210,7 @@ mod tests {
     fn recovery_renames_journaled_parts_and_drops_others() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path()).unwrap();
-        let key = Key::of(&reqwest::Url::parse("https://h/1.html").unwrap());
+        let key = Key::of(&Url::parse("https://h/1.html").unwrap());
         let new = |text: &str| {
             let part = folder.new_part(key);
             fs::write(folder.part(&part), text).unwrap();

@@ -10,10 +10,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::Authority;
+use tidegate::{Authority, Backoff, Jitter, Kind, Random};
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
+use super::attempt::AttemptResult;
 use super::file_name::file_name;
 use super::folder::Folder;
 use super::gates::{Entry, Gates, Wait};
@@ -140,15 +141,18 @@ impl Frontier {
             && self.in_memory == 0
     }
 
-    /// Adds a page to fetch.
+    /// Adds a page to fetch. One that failed in an earlier run goes after those that did not.
     pub(crate) fn add(&mut self, address: Address) -> io::Result<()> {
         self.known += 1;
         let id = self.host_id(&address.host);
-        let (number, folder) = (self.number(), self.folder.spill_folder());
+        let (number, folder) = (self.number(), Arc::clone(&self.folder));
         let host = self.host(id);
-        let in_memory = host.queue.in_memory();
-        host.queue.push(String::from(address.url).into(), || spill_queue::spill_path(&folder, number))?;
-        let more = host.queue.in_memory() - in_memory;
+        let in_memory = host.in_memory();
+        let has_failed = folder.has_failed(Key::of(&address.url));
+        let queue = if has_failed { &mut host.failed_before } else { &mut host.queue };
+        let path = || spill_queue::spill_path(&folder.spill_folder(), number);
+        queue.push(String::from(address.url).into(), path)?;
+        let more = host.in_memory() - in_memory;
         self.in_memory += more;
         self.wake_idle(id);
         Ok(())
@@ -202,14 +206,17 @@ impl Frontier {
     fn pick(&mut self, id: HostId, now: Instant) -> io::Result<Pick> {
         let is_crowded = self.in_progress.len() >= IN_PROGRESS_MAX;
         let host = self.host(id);
-        let is_new = host.urgent.is_empty() && host.started.is_empty();
-        if is_new && is_crowded && !host.queue.is_empty() {
-            // Bounds the pages in progress if fast hosts redirect to a slow one: pages must end before new
-            // ones start.
-            return Ok(Pick::Wait(Some(now + CROWDED_DELAY)));
-        }
-        if is_new && !self.start_next(id)? {
-            return Ok(if self.host(id).has_work() { Pick::Retry } else { Pick::Nothing });
+        if host.urgent.is_empty() && host.started.is_empty() {
+            let may_start = host.has_new() && !is_crowded;
+            if !may_start && let Some(job) = host.retries.pop_front() {
+                host.started.push_back(job);
+            } else if host.has_new() && is_crowded {
+                // Bounds the pages in progress if fast hosts redirect to a slow one: pages must end before
+                // new ones start.
+                return Ok(Pick::Wait(Some(now + CROWDED_DELAY)));
+            } else if !self.start_next(id)? {
+                return Ok(if self.host(id).has_work() { Pick::Retry } else { Pick::Nothing });
+            }
         }
         let (ignores_robots, patience) = (self.options.ignores_robots, self.options.patience);
         let host = self.host(id);
@@ -254,9 +261,10 @@ impl Frontier {
     /// Starts the next new page, unless it is skipped. Returns whether one was started.
     fn start_next(&mut self, id: HostId) -> io::Result<bool> {
         let host = self.host(id);
-        let in_memory = host.queue.in_memory();
-        let url = host.queue.pop()?;
-        let after = host.queue.in_memory();
+        let in_memory = host.in_memory();
+        let queue = if host.queue.is_empty() { &mut host.failed_before } else { &mut host.queue };
+        let url = queue.pop()?;
+        let after = host.in_memory();
         self.in_memory = self.in_memory + after - in_memory;
         let Some(url) = url else { return Ok(false) };
         let Ok(at) = Address::parse(&url) else { unreachable!("it was parsed when it was added") };
@@ -275,7 +283,7 @@ impl Frontier {
         }
         self.in_progress.insert(key);
         let kind = JobKind::Page(Page { url, key, file, host: id });
-        self.host(id).started.push_back(Job { kind, at, hops: 0, tries: 0, attempts: 0 });
+        self.host(id).started.push_back(Job::new(kind, at));
         Ok(true)
     }
 
@@ -290,7 +298,7 @@ impl Frontier {
             RobotsRules::Unknown => {
                 *rules = RobotsRules::Pending;
                 let kind = JobKind::Robots { of: id, is_https };
-                host.urgent.push_back(Job { kind, at, hops: 0, tries: 0, attempts: 0 });
+                host.urgent.push_back(Job::new(kind, at));
                 Some(Pick::Retry)
             }
             RobotsRules::Pending => Some(Pick::Wait(None)),
@@ -331,6 +339,41 @@ impl Frontier {
         }
     }
 
+    /// Counts the end of a request, and queues its job for a retry if that may succeed; else returns it.
+    ///
+    /// A host's series of failures ends with any response that is not a failure. Each page counts once.
+    pub(crate) fn on_attempt_end(
+        &mut self,
+        id: HostId,
+        mut job: Job,
+        result: &AttemptResult,
+        random: &mut Random,
+    ) -> Option<Job> {
+        let now = Instant::now();
+        job.tries += 1;
+        job.attempts += 1;
+        let host = self.host(id);
+        host.in_flight -= 1;
+        host.tally.attempts += 1;
+        host.failing = match result.kind {
+            Kind::Failure if job.has_failed => host.failing,
+            Kind::Failure | Kind::Overload => host.failing.or(Some(now)),
+            _ => None,
+        };
+        job.has_failed |= result.kind == Kind::Failure;
+        self.on_request_end(id);
+        if !result.is_retryable || job.tries >= self.options.tries_max {
+            return Some(job);
+        }
+        // A rejected page always waits for its own hint; the throttle decides whether its host pauses too.
+        let delay = backoff().delay(job.tries - 1, random).max(result.hint.unwrap_or_default());
+        if delay > self.options.patience {
+            return Some(job);
+        }
+        self.enqueue_later(id, job, now + delay);
+        None
+    }
+
     /// Hands a finished page over to be written.
     pub(crate) fn end(&mut self, job: Job, outcome: PageOutcome) {
         let JobKind::Page(page) = job.kind else { unreachable!("a robots.txt job has no page") };
@@ -361,13 +404,14 @@ impl Frontier {
                 // The host may be waiting for its own rules, which these jobs do not need.
                 self.on_request_end(id);
             }
+            JobKind::Page(_) if job.tries > 0 => host.retries.push_back(job),
             JobKind::Page(_) => host.started.push_back(job),
         }
         self.wake_idle(id);
     }
 
     /// Queues a job at a later time.
-    pub(crate) fn enqueue_later(&mut self, id: HostId, job: Job, at: Instant) {
+    fn enqueue_later(&mut self, id: HostId, job: Job, at: Instant) {
         self.host(id).delayed += 1;
         let number = self.number();
         self.due.insert((at, number), Due::Requeue(id, job));
@@ -466,6 +510,11 @@ impl Frontier {
         self.numbers += 1;
         self.numbers
     }
+}
+
+/// Delay between attempts at one page, unless the host asks for longer: exponential backoff with jitter.
+fn backoff() -> Backoff {
+    Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5)).jitter(Jitter::Full)
 }
 
 #[cfg(test)]

@@ -24,6 +24,19 @@ pub(crate) struct Job {
     pub(crate) tries: u32,
     /// Attempts in all.
     pub(crate) attempts: u32,
+    /// Whether a failure of it has counted against the current host.
+    pub(crate) has_failed: bool,
+}
+
+impl Job {
+    pub(crate) const fn new(kind: JobKind, at: Address) -> Self {
+        Self { kind, at, hops: 0, tries: 0, attempts: 0, has_failed: false }
+    }
+
+    /// The job after a redirect, with no attempts at the new address.
+    pub(crate) fn redirected(self, at: Address) -> Self {
+        Self { at, hops: self.hops + 1, tries: 0, has_failed: false, ..self }
+    }
 }
 
 /// What a job fetches.
@@ -69,10 +82,15 @@ pub(crate) struct Host {
     pub(crate) throttle: Option<tidegate::Throttle>,
     /// Requests for robots.txt, which go first.
     pub(crate) urgent: VecDeque<Job>,
-    /// Started pages: redirected here, or due for a retry. They go next.
+    /// Pages redirected here, and the next page while it waits for the throttle. They go next.
     pub(crate) started: VecDeque<Job>,
-    /// Pages that have not been started. They go last.
+    /// Pages that have not been started, before all pages that have failed.
     pub(crate) queue: SpillQueue,
+    /// Pages that failed in an earlier run.
+    pub(crate) failed_before: SpillQueue,
+    /// Pages due for a retry. They go last: the retries of a few broken pages must not delay the others, nor
+    /// be all that a half-open circuit is probed with.
+    pub(crate) retries: VecDeque<Job>,
     pub(crate) in_flight: u32,
     /// Jobs that wait for a retry.
     pub(crate) delayed: u32,
@@ -103,6 +121,8 @@ impl Host {
             urgent: VecDeque::new(),
             started: VecDeque::new(),
             queue: SpillQueue::default(),
+            failed_before: SpillQueue::default(),
+            retries: VecDeque::new(),
             in_flight: 0,
             delayed: 0,
             unfinished: 0,
@@ -118,7 +138,17 @@ impl Host {
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        !(self.urgent.is_empty() && self.started.is_empty() && self.queue.is_empty())
+        !(self.urgent.is_empty() && self.started.is_empty() && self.retries.is_empty()) || self.has_new()
+    }
+
+    /// Whether a page is left that was not started in this run.
+    pub(crate) fn has_new(&self) -> bool {
+        !(self.queue.is_empty() && self.failed_before.is_empty())
+    }
+
+    /// Pages that were not started in this run and are in memory.
+    pub(crate) fn in_memory(&self) -> usize {
+        self.queue.in_memory() + self.failed_before.in_memory()
     }
 
     /// Whether evicting it would lose nothing but its rules and counts.
@@ -133,7 +163,7 @@ impl Host {
 
     /// Pages that have not ended.
     pub(crate) fn remaining(&self) -> u64 {
-        self.queue.len() + self.unfinished
+        self.queue.len() + self.failed_before.len() + self.unfinished
     }
 
     /// The duration of the current series of failures.

@@ -177,3 +177,27 @@ fn only_temporary_failures_are_retried() {
     assert_eq!((asked("/gone.html"), asked("/busy.html")), (1, 3));
     assert!(run.stdout.contains("/busy.html: status 503 Service Unavailable"), "{}", run.stdout);
 }
+
+#[test]
+fn broken_pages_do_not_stop_a_healthy_host() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream = Upstream::start(&log, |seen| match page_number(&seen.path) {
+        40..44 => Reply::page(vec![1; 1_000]).cut(),
+        44..46 => Reply::status(500),
+        _ => Reply::status(200),
+    });
+    // A host that was given up would stay so: its circuit is open for longer than that.
+    let run = dir.fast(&["--per-host", "1", "--patience", "10s"], &pages(&upstream, 100));
+    assert_eq!((run.code, dir.files().len(), dir.parts()), (4, 94, 0), "{run:?}");
+    // A page that was never requested goes before those that failed.
+    let before = upstream.seen().len();
+    let urls = [pages(&upstream, 100), vec![upstream.url("/new.html")]].concat();
+    assert_eq!(dir.fast(&["--per-host", "1", "--tries", "1"], &urls).code, 4);
+    let paths: Vec<String> = upstream.seen().split_off(before).into_iter().map(|seen| seen.path).collect();
+    assert_eq!((paths[0].as_str(), paths.len()), ("/new.html", 7), "{paths:?}");
+}
+
+fn page_number(path: &str) -> usize {
+    let name = path.trim_start_matches("/p/").trim_end_matches(".html");
+    name.parse().unwrap_or(usize::MAX)
+}
