@@ -5,11 +5,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use reqwest::header::LOCATION;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION};
 use reqwest::{Client, Response, StatusCode, Url};
 use tidegate::{Class, Completion, HttpClasses, Kind, Outcome};
 use tokio::time::{Instant, timeout};
 
+use super::file_name::extension;
 use super::gates::Entry;
 use super::part_file::{Body, PartFile};
 use super::robots::{BYTES_MAX, RobotsResponse};
@@ -30,6 +31,8 @@ pub(crate) struct PageRequest {
     pub(crate) sink: Sink,
     /// Whether a failure of this page has counted against its host.
     pub(crate) has_failed: bool,
+    /// Headers of the user.
+    pub(crate) headers: HeaderMap,
 }
 
 /// What to do with the response.
@@ -60,6 +63,8 @@ pub(crate) enum Reply {
     Page {
         status: u16,
         body: Body,
+        /// The extension for its content type.
+        extension: Option<&'static str>,
     },
     Robots(RobotsResponse),
     /// A redirect.
@@ -79,7 +84,7 @@ pub(crate) enum Reply {
 pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Entry) -> AttemptResult {
     let classes = HttpClasses::default();
     let start = Instant::now();
-    let response = match client.get(request.url).send().await {
+    let response = match client.get(request.url).headers(request.headers).send().await {
         Ok(response) => response,
         Err(error) => {
             let ended = if error.is_timeout() { Completion::Timeout } else { Completion::Connection };
@@ -126,6 +131,8 @@ async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Reply {
         return Reply::TooLarge;
     }
     let status = response.status().as_u16();
+    let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let extension = content_type.and_then(extension);
     let mut part = PartFile::new(part);
     let mut flow = BodyRate::new();
     loop {
@@ -142,7 +149,7 @@ async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Reply {
         }
     }
     match part.end().await {
-        Ok(body) => Reply::Page { status, body },
+        Ok(body) => Reply::Page { status, body, extension },
         Err(error) => Reply::Disk(error),
     }
 }

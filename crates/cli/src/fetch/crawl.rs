@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::header::HeaderMap;
 use reqwest::{Client, Url};
 use signal_hook::consts::{SIGHUP, SIGQUIT};
 use tidegate::{Kind, Random};
@@ -17,6 +18,7 @@ use super::address::Address;
 use super::attempt::{AttemptResult, PageRequest, Reply, Sink, attempt, status_text};
 use super::folder::{Folder, write_failure};
 use super::frontier::{Frontier, HostId, Start};
+use super::header;
 use super::host::{Job, JobKind};
 use super::input::Line;
 use super::progress::Progress;
@@ -39,6 +41,8 @@ const UNWRITTEN_BYTES_MAX: usize = 64 << 20;
 pub(crate) struct Crawl {
     pub(crate) frontier: Frontier,
     pub(crate) client: Client,
+    /// Headers of the user.
+    pub(crate) headers: HeaderMap,
     pub(crate) folder: Arc<Folder>,
     pub(crate) writer: Writer,
     pub(crate) progress: Progress,
@@ -163,15 +167,17 @@ impl Crawl {
     }
 
     fn send(&self, in_flight: &mut InFlight, start: Start) {
-        let mut part = String::new();
+        let (mut part, mut headers) = (String::new(), HeaderMap::new());
         let sink = match &start.job.kind {
             JobKind::Page(page) => {
                 part = self.folder.new_part(page.key);
+                headers = header::allowed(&self.headers, &page.address, &start.job.at);
                 Sink::Page { part: self.folder.part(&part), bytes_max: self.bytes_max }
             }
             JobKind::Robots { .. } => Sink::Robots,
         };
-        let request = PageRequest { url: start.job.at.url.clone(), sink, has_failed: start.job.has_failed };
+        let request =
+            PageRequest { url: start.job.at.url.clone(), sink, has_failed: start.job.has_failed, headers };
         let task = in_flight.tasks.spawn(attempt(self.client.clone(), request, start.entry));
         in_flight.jobs.insert(task.id(), ActiveRequest { host: start.host, job: start.job, part });
     }
@@ -275,12 +281,12 @@ impl Crawl {
         let failed = |why: String, status| PageOutcome::Failed(PageFailure { why, status, is_final });
         let JobKind::Page(page) = &job.kind else { unreachable!("it is a page") };
         let outcome = match result.reply {
-            Reply::Page { status, body } => {
+            Reply::Page { status, body, extension } => {
                 let moved_to = (job.hops > 0).then(|| job.at.url.to_string());
                 let bytes_in_memory = body.bytes_in_memory();
                 PageOutcome::Done(Download {
                     part,
-                    file: page.file.clone(),
+                    file: page.file.with(extension),
                     body,
                     bytes_in_memory,
                     status,

@@ -25,6 +25,7 @@ use reqwest::Url;
 
 use super::address::Key;
 use super::codec::{self, JournalLine};
+use super::file_name::FileName;
 use crate::failure::Failure;
 
 /// The folder with the state of a fetch. No host name begins with a dot.
@@ -114,9 +115,9 @@ impl Folder {
         self.journal.take().map_or_else(|| self.open_journal(), Ok)
     }
 
-    /// Whether a page exists under its final name, and so is complete.
-    pub(crate) fn has(&self, file: &str) -> bool {
-        fs::symlink_metadata(self.root.join(file)).is_ok()
+    /// Whether a page exists under one of its final names, and so is complete.
+    pub(crate) fn has(&self, file: &FileName) -> bool {
+        file.all().any(|name| fs::symlink_metadata(self.root.join(name)).is_ok())
     }
 
     /// Whether an earlier run requested a page and it failed.
@@ -226,7 +227,9 @@ mod tests {
         drop(folder);
         let mut folder = Folder::open(root.path()).unwrap();
         assert_eq!(fs::read_to_string(root.path().join("h/a/1.html")).unwrap(), "whole");
-        assert!(!folder.has("h/3.html") && !folder.has("h/9.html"));
+        for lost in ["h/3.html", "h/9.html"] {
+            assert!(!folder.has(&FileName::Whole(lost.to_owned())), "{lost}");
+        }
         assert_eq!(fs::read_dir(folder.parts()).unwrap().count(), 0);
         let journal = fs::read_to_string(folder.journal_path()).unwrap();
         assert!(journal.ends_with("}\n") && journal.lines().count() == 2, "{journal}");

@@ -282,7 +282,7 @@ impl Frontier {
             return Ok(false);
         }
         self.in_progress.insert(key);
-        let kind = JobKind::Page(Page { url, key, file, host: id });
+        let kind = JobKind::Page(Page { address: at.clone(), key, file, host: id });
         self.host(id).started.push_back(Job::new(kind, at));
         Ok(true)
     }
@@ -377,7 +377,7 @@ impl Frontier {
     /// Hands a finished page over to be written.
     pub(crate) fn end(&mut self, job: Job, outcome: PageOutcome) {
         let JobKind::Page(page) = job.kind else { unreachable!("a robots.txt job has no page") };
-        let (url, host, key) = (page.url, Some(page.host), Some(page.key));
+        let (url, host, key) = (String::from(page.address.url).into(), Some(page.host), Some(page.key));
         self.finished.push(PageResult { url, host, key, attempts: job.attempts, outcome });
     }
 

@@ -7,6 +7,7 @@ use tidegate::Authority;
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
+use super::file_name::FileName;
 use super::frontier::HostId;
 use super::robots::RobotsRules;
 use super::spill_queue::SpillQueue;
@@ -54,9 +55,9 @@ pub(crate) enum JobKind {
 #[derive(Debug)]
 pub(crate) struct Page {
     /// The address as requested.
-    pub(crate) url: Box<str>,
+    pub(crate) address: Address,
     pub(crate) key: Key,
-    pub(crate) file: String,
+    pub(crate) file: FileName,
     /// The host of the requested address, whose counts include the page.
     pub(crate) host: HostId,
 }

@@ -13,6 +13,7 @@ mod file_name;
 mod folder;
 mod frontier;
 mod gates;
+mod header;
 mod host;
 mod input;
 mod part_file;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 use clap::Args;
 use reqwest::Client;
+use reqwest::header::{HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate::Random;
@@ -54,6 +56,8 @@ use writer::Writer;
 const USER_AGENT: &str = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
 /// The default timeout for a response, and for each further chunk of its body.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Requests per second and host at the start.
+const RATE_START: f64 = 10.0;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle connections are closed after this time, since there may be many hosts.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,8 +74,9 @@ first Ctrl-C waits for requests in flight, the second stops at once.
 A host that sends nothing for --timeout (30s by default) counts as unavailable.
 
 Files are named after their addresses: https://example.com/docs/page.html is
-DIR/example.com/docs/page.html. DIR/.tidegate holds the state of the fetch:
-its journal has one line per page.
+DIR/example.com/docs/page.html. An address without an extension gets that of
+its content type. DIR/.tidegate holds the state of the fetch: its journal has
+one line per page.
 
 Exit codes:
   0    every page is fetched, or disallowed by robots.txt
@@ -80,7 +85,7 @@ Exit codes:
   130  interrupted (128 plus the number of the signal)
 
 Examples:
-  tidegate fetch https://example.com/a.html https://example.com/b.html --out d
+  tidegate fetch https://example.com/a.html https://example.com/b.html
   tidegate fetch -i urls.txt --out pages --rate-max 2
   zcat urls.gz | tidegate fetch - --out pages --json > log.jsonl";
 
@@ -95,7 +100,7 @@ pub(crate) struct FetchArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "urls")]
     input: Option<PathBuf>,
     /// Write the files to this folder, which is created if it does not exist
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
     /// Limit concurrent requests to all hosts, from 1 to 10000
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -103,9 +108,9 @@ pub(crate) struct FetchArgs {
     /// Limit concurrent requests per host, from 1 to 10000; fewer while the host fails
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     per_host: u32,
-    /// Start with this many requests per second and host
-    #[arg(long, value_name = "RATE", default_value_t = 10.0, value_parser = rate)]
-    rate: f64,
+    /// Start with this many requests per second and host, at most --rate-max [default: 10]
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    rate: Option<f64>,
     /// Limit requests per second and host, from 0.01 to 1000000 [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate_max: Option<f64>,
@@ -118,6 +123,9 @@ pub(crate) struct FetchArgs {
     /// Limit the size of a file, such as 500k, 20M or 1G
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = bytes)]
     max_bytes: u64,
+    /// Send a header such as 'Authorization: Bearer TOKEN' with each page; not after a redirect to another host
+    #[arg(long, value_name = "HEADER", value_parser = header::parse)]
+    header: Vec<(HeaderName, HeaderValue)>,
     /// Send this user agent; robots.txt rules are looked up by its first word
     #[arg(long, value_name = "TEXT", default_value = USER_AGENT)]
     user_agent: String,
@@ -157,6 +165,16 @@ impl FetchArgs {
             }
         }
     }
+
+    fn start_rate(&self) -> Result<f64, Failure> {
+        match (self.rate, self.rate_max) {
+            (Some(rate), Some(rate_max)) if rate > rate_max => {
+                Err(Failure::usage(format!("--rate {rate} is above --rate-max {rate_max}")))
+            }
+            (Some(rate), _) => Ok(rate),
+            (None, rate_max) => Ok(rate_max.unwrap_or(RATE_START).min(RATE_START)),
+        }
+    }
 }
 
 /// Fetches until all pages have ended, or a signal stops it.
@@ -176,8 +194,7 @@ pub(crate) async fn run(
         .pool_idle_timeout(IDLE_TIMEOUT)
         .build()
         .map_err(|error| Failure::usage(format!("invalid request options: {error}")))?;
-    let rate = args.rate_max.map_or(args.rate, |rate_max| args.rate.min(rate_max));
-    let gates = Gates::new(rate, args.rate_max, args.per_host)?;
+    let gates = Gates::new(args.start_rate()?, args.rate_max, args.per_host)?;
     let signals = Signals::install()?;
     raise_file_limit();
     let mut folder = Folder::open(&args.out)?;
@@ -193,6 +210,7 @@ pub(crate) async fn run(
     let crawl = Crawl {
         frontier: Frontier::new(gates, Arc::clone(&folder), options),
         client,
+        headers: args.header.into_iter().collect(),
         writer: Writer::start(&folder, journal, format == Format::Json)?,
         folder: Arc::clone(&folder),
         progress: Progress::new(),

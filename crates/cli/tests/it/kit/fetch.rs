@@ -23,6 +23,8 @@ pub(crate) struct Seen {
     pub(crate) number: usize,
     pub(crate) path: String,
     pub(crate) agent: String,
+    /// The head as received, in lower case.
+    pub(crate) head: String,
 }
 
 /// A response of an upstream.
@@ -164,7 +166,8 @@ fn serve(stream: &TcpStream, port: u16, log: &Log, script: &dyn Fn(&Seen) -> Rep
         let seen = {
             let mut log = hold(log);
             let number = log.iter().filter(|seen| seen.port == port).count();
-            let seen = Seen { at: Instant::now(), port, number, path, agent };
+            let head = head.to_ascii_lowercase();
+            let seen = Seen { at: Instant::now(), port, number, path, agent, head };
             log.push(seen.clone());
             seen
         };
