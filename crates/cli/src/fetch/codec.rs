@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde_json::{Map, Value, json};
+use tidegate::CircuitState;
 
 use super::result::{PageOutcome, PageResult, SkipReason};
 use super::tally::{Summary, Tally};
@@ -84,6 +85,14 @@ const fn skip_word(skip: SkipReason) -> &'static str {
     }
 }
 
+const fn circuit_word(circuit: CircuitState) -> &'static str {
+    match circuit {
+        CircuitState::Closed => "closed",
+        CircuitState::Open => "open",
+        CircuitState::HalfOpen => "half_open",
+    }
+}
+
 /// The summary of a fetch, in one line.
 pub(crate) fn summary(summary: &Summary) -> String {
     let tally = |tally: &Tally| {
@@ -103,6 +112,10 @@ pub(crate) fn summary(summary: &Summary) -> String {
         host["host"] = json!(line.host);
         host["per_second"] = json!(line.per_second);
         host["limit_per_second"] = json!(line.limit);
+        host["limited_by_rate_max"] = json!(line.is_at_rate_max);
+        host["circuit"] = json!(line.circuit.map(circuit_word));
+        host["latency_p95_ms"] = json!(line.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
+        host["error_rate"] = json!(line.error_rate());
         host["gave_up"] = json!(line.gave_up);
         host
     };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use reqwest::header::HeaderMap;
 use reqwest::{Client, Url};
 use signal_hook::consts::{SIGHUP, SIGQUIT};
-use tidegate::{Kind, Random};
+use tidegate::{Kind, PerSecond, Random};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -359,21 +359,23 @@ impl Crawl {
             let per_second =
                 span.filter(|span| *span > 0.0).map(|span| per(host.tally.attempts.saturating_sub(1), span));
             let view = self.frontier.gates.view(&host.authority);
-            let limit = view.and_then(|view| view.rate).map(tidegate::PerSecond::as_f64);
-            let gave_up = host.gave_up.clone();
+            let view = view.as_ref();
             hosts.push(HostLine {
                 host: host.authority.to_string(),
                 tally: host.tally,
                 per_second,
-                limit,
-                gave_up,
+                limit: view.and_then(|view| view.rate).map(PerSecond::as_f64),
+                is_at_rate_max: host.is_at_rate_max,
+                circuit: view.and_then(|view| view.circuit).map(|circuit| circuit.state),
+                latency_p95: view.and_then(|view| view.latency_p95),
+                gave_up: host.gave_up.clone(),
             });
         }
         hosts.sort_by_key(|line| std::cmp::Reverse(line.tally.ended()));
         let (tally, count) = self.frontier.evicted;
         if count > 0 {
             let host = format!("({count} evicted)");
-            hosts.push(HostLine { host, tally, per_second: None, limit: None, gave_up: None });
+            hosts.push(HostLine { host, tally, ..HostLine::default() });
         }
         Summary {
             hosts,

@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{Authority, Backoff, Jitter, Kind, Random};
+use tidegate::{Authority, Kind, Random, Retry};
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
@@ -46,7 +46,7 @@ pub(crate) struct HostOptions {
     pub(crate) ignores_robots: bool,
     /// A host that pauses or fails for longer is given up.
     pub(crate) patience: Duration,
-    pub(crate) tries_max: u32,
+    pub(crate) retry: Retry,
     pub(crate) user_agent: String,
 }
 
@@ -233,8 +233,8 @@ impl Frontier {
         {
             return Ok(pick);
         }
-        let host = self.host(id).authority.clone();
-        let entry = self.gates.try_enter(&host);
+        let authority = self.host(id).authority.clone();
+        let entry = self.gates.try_enter(&authority);
         let host = self.host(id);
         Ok(match entry {
             Ok(entry) => match host.urgent.pop_front().or_else(|| host.started.pop_front()) {
@@ -254,7 +254,12 @@ impl Frontier {
                 });
                 Pick::Retry
             }
-            Err(Wait::Rate(span) | Wait::Pause(span) | Wait::Circuit(span)) => Pick::Wait(Some(now + span)),
+            Err(Wait::Rate(span)) => {
+                let is_at_rate_max = self.gates.is_at_rate_max(&authority);
+                self.host(id).is_at_rate_max = is_at_rate_max;
+                Pick::Wait(Some(now + span))
+            }
+            Err(Wait::Pause(span) | Wait::Circuit(span)) => Pick::Wait(Some(now + span)),
         })
     }
 
@@ -355,6 +360,8 @@ impl Frontier {
         let host = self.host(id);
         host.in_flight -= 1;
         host.tally.attempts += 1;
+        let is_error = matches!(result.kind, Kind::Failure | Kind::Overload) || result.is_retryable;
+        host.tally.errors += u64::from(is_error);
         host.failing = match result.kind {
             Kind::Failure if job.has_failed => host.failing,
             Kind::Failure | Kind::Overload => host.failing.or(Some(now)),
@@ -362,11 +369,12 @@ impl Frontier {
         };
         job.has_failed |= result.kind == Kind::Failure;
         self.on_request_end(id);
-        if !result.is_retryable || job.tries >= self.options.tries_max {
+        if !result.is_retryable || job.tries >= self.options.retry.attempts_max() {
             return Some(job);
         }
         // A rejected page always waits for its own hint; the throttle decides whether its host pauses too.
-        let delay = backoff().delay(job.tries - 1, random).max(result.hint.unwrap_or_default());
+        let delay =
+            self.options.retry.delays().delay(job.tries - 1, random).max(result.hint.unwrap_or_default());
         if delay > self.options.patience {
             return Some(job);
         }
@@ -510,11 +518,6 @@ impl Frontier {
         self.numbers += 1;
         self.numbers
     }
-}
-
-/// Delay between attempts at one page, unless the host asks for longer: exponential backoff with jitter.
-fn backoff() -> Backoff {
-    Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5)).jitter(Jitter::Full)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
 use tempfile::TempDir;
-use tidegate::{HttpClasses, Outcome, Random};
+use tidegate::{HttpClasses, Outcome, Random, Retry};
 use tokio::time::advance;
 
 use super::*;
@@ -16,8 +16,9 @@ const SECOND: Duration = Duration::from_secs(1);
 fn frontier(rate: f64, patience: Duration) -> (Frontier, TempDir) {
     let root = tempfile::tempdir().expect("a folder");
     let folder = Arc::new(Folder::open(root.path()).expect("a locked folder"));
-    let options = HostOptions { ignores_robots: true, patience, tries_max: 3, user_agent: "bot".to_owned() };
-    (Frontier::new(Gates::new(rate, Some(rate), 4).expect("within the bounds"), folder, options), root)
+    let retry = Retry::attempts(3);
+    let options = HostOptions { ignores_robots: true, patience, retry, user_agent: "bot".to_owned() };
+    (Frontier::new(Gates::starting_at(rate, Some(rate), 4), folder, options), root)
 }
 
 fn add(frontier: &mut Frontier, host: &str, count: usize) {
@@ -339,8 +340,8 @@ fn is_good(ended: &&PageResult) -> bool {
 async fn most_requests_succeed_once_the_rate_is_found() {
     const PAGES: usize = 400;
     let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
-    frontier.gates = Gates::new(10.0, Some(100.0), 8).expect("within the bounds");
-    frontier.options.tries_max = 6;
+    frontier.gates = Gates::starting_at(10.0, Some(100.0), 8);
+    frontier.options.retry = Retry::attempts(6);
     add(&mut frontier, "a", PAGES);
     let mut limited = Limited::default();
     let ended = fetch(&mut frontier, Duration::from_millis(5), |job| {
@@ -374,8 +375,8 @@ async fn six_broken_pages_do_not_stop_the_others() {
     for at_once in [1, 8] {
         for cut in [0, 3, 6] {
             let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
-            frontier.gates = Gates::new(10.0, None, at_once).expect("within the bounds");
-            frontier.options.tries_max = 4;
+            frontier.gates = Gates::starting_at(10.0, None, at_once);
+            frontier.options.retry = Retry::attempts(4);
             add(&mut frontier, "a", 100);
             let began = Instant::now();
             let ended = fetch(&mut frontier, Duration::from_millis(50), |job| match number(job) {
@@ -396,7 +397,7 @@ async fn six_broken_pages_do_not_stop_the_others() {
 #[tokio::test(start_paused = true)]
 async fn untried_pages_go_before_retries() {
     let (mut frontier, _root) = frontier(1e6, 600 * SECOND);
-    frontier.gates = Gates::new(10.0, None, 1).expect("within the bounds");
+    frontier.gates = Gates::starting_at(10.0, None, 1);
     add(&mut frontier, "a", 20);
     let mut order = Vec::new();
     fetch(&mut frontier, SECOND, |job| {
@@ -419,7 +420,7 @@ async fn pages_that_failed_before_go_last() {
     // The last one was never requested: its host was given up.
     std::fs::write(journal, line(0, 4) + &line(2, 1) + &line(3, 0)).expect("it is written");
     let folder = Arc::new(Folder::open(root.path()).expect("a locked folder"));
-    let gates = Gates::new(1e6, Some(1e6), 1).expect("within the bounds");
+    let gates = Gates::starting_at(1e6, Some(1e6), 1);
     let mut frontier = Frontier::new(gates, folder, first.options);
     add(&mut frontier, "a", 5);
     let mut order = Vec::new();

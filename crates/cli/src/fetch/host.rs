@@ -107,6 +107,8 @@ pub(crate) struct Host {
     pub(crate) failing: Option<Instant>,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
+    /// Whether its last wait for the rate was due to `--rate-max`.
+    pub(crate) is_at_rate_max: bool,
     /// Recent pages per second, a moving average.
     pub(crate) speed: f64,
     /// Pages that had ended at the last update of the speed.
@@ -133,6 +135,7 @@ impl Host {
             requested: None,
             failing: None,
             gave_up: None,
+            is_at_rate_max: false,
             speed: 0.0,
             ended_before: 0,
         }

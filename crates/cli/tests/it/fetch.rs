@@ -76,7 +76,10 @@ fn json_lines_report_each_page_and_a_summary() {
     let counts = ["done", "skipped", "failed", "bad_urls", "unfinished"].map(|name| summary[name].as_u64());
     assert_eq!(counts, [Some(1), Some(1), Some(2), Some(1), Some(0)], "{summary}");
     assert_eq!(summary["hosts"][0]["host"], upstream.host());
-    assert_eq!(summary["hosts"][0]["attempts"], 4, "robots.txt, and a redirect");
+    let host = &summary["hosts"][0];
+    assert_eq!(host["attempts"], 4, "robots.txt, and a redirect");
+    assert_eq!((&host["circuit"], &host["error_rate"]), (&"closed".into(), &Json::from(0.0)));
+    assert!(host["latency_p95_ms"].as_f64().is_some_and(|latency| latency > 0.0), "{host}");
     assert_eq!(lines.len(), 5);
 }
 
@@ -273,6 +276,7 @@ fn invalid_arguments_are_rejected() {
         (vec!["https://h/", "--rate", "5", "--rate-max", "2"], "--rate 5 is above --rate-max 2"),
         (vec!["https://h/", "--header", "Host: other"], "`host` is set by the connection"),
         (vec!["https://h/", "--header", "Content-Length: 1"], "`content-length` is set by the connection"),
+        (vec!["https://h/", "--config", "not/there"], "--config not/there: "),
         (vec!["https://h/", "--header", "X"], "must be `Name: value`"),
         (vec!["https://h/", "--server", "http://h"], "does not apply to this command"),
         (vec!["https://h/", "--user-agent", "a\nb"], "invalid request options"),
@@ -352,4 +356,33 @@ fn compressed_bodies_are_saved_decoded() {
     let head = &upstream.seen()[0].head;
     assert!(["gzip", "br", "zstd"].iter().all(|coding| head.contains(coding)), "{head}");
     assert!(run.stdout.contains("(15 B)"), "decoded bytes are counted: {}", run.stdout);
+}
+
+#[test]
+fn limits_of_hosts_are_read_from_a_file() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream = Upstream::start(&log, |_| Reply::status(500));
+    let file = dir.path("limits.toml").display().to_string();
+    fs::write(&file, "[retry]\nattempts = 2\nbackoff_base = 0.001\n").unwrap();
+    let urls = pages(&upstream, 1);
+    assert_eq!(dir.fetch(&["--config", &file], &urls).code, 4);
+    assert_eq!(upstream.seen().len(), 2, "as many attempts as in the file");
+    assert_eq!(dir.fetch(&["--config", &file, "--tries", "1"], &urls).code, 4);
+    assert_eq!(upstream.seen().len(), 3, "an option overrides the file");
+    fs::write(&file, "slots.maxx = 3").unwrap();
+    let run = dir.fetch(&["--config", &file], &urls);
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("slots.maxx") && run.stderr.contains("slots.max"), "{}", run.stderr);
+}
+
+#[test]
+fn ceiling_that_limited_a_fetch_is_reported() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream = echo(&log);
+    let run = dir.fetch(&["--rate-max", "20"], &pages(&upstream, 30));
+    assert_eq!((run.code, dir.files().len()), (0, 30), "{run:?}");
+    let line = format!("limited by --rate-max 20: {}", upstream.host());
+    assert!(run.stdout.contains(&line), "{}", run.stdout);
+    let run = FetchDir::new().fetch(&["--rate-max", "1000"], &pages(&upstream, 3));
+    assert!(!run.stdout.contains("limited by"), "{}", run.stdout);
 }
