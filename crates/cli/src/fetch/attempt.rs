@@ -1,6 +1,7 @@
 //! One request: sends it, reads the response and writes its page to a part. It records the outcome for the
 //! host; the caller decides what follows.
 
+use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio::time::{Instant, timeout};
 use super::file_name::extension;
 use super::gates::Entry;
 use super::part_file::{Body, PartFile};
+use super::partial::{Partial, validator};
 use super::robots::{BYTES_MAX, RobotsResponse};
 
 /// Bytes of an unneeded body that are read, so that the connection can be reused.
@@ -38,10 +40,29 @@ pub(crate) struct PageRequest {
 /// What to do with the response.
 #[derive(Debug)]
 pub(crate) enum Sink {
-    /// Write it to this path, if it has at most `bytes_max` bytes.
-    Page { part: PathBuf, bytes_max: u64 },
+    /// Write it to a part.
+    Page(PageSink),
     /// Read it as the robots.txt of a site.
     Robots,
+}
+
+/// Where a page is written.
+#[derive(Debug)]
+pub(crate) struct PageSink {
+    /// The folder of parts.
+    pub(crate) parts: PathBuf,
+    /// The name of a new part.
+    pub(crate) part: String,
+    pub(crate) bytes_max: u64,
+    /// What arrived of the page before.
+    pub(crate) partial: Option<Partial>,
+}
+
+impl PageSink {
+    fn remove(&self, partial: &Partial) {
+        // A part that remains is removed when the folder is next opened.
+        drop(fs::remove_file(self.parts.join(&partial.part)));
+    }
 }
 
 /// The result of a request.
@@ -54,6 +75,8 @@ pub(crate) struct AttemptResult {
     pub(crate) is_retryable: bool,
     /// The host's `Retry-After`.
     pub(crate) hint: Option<Duration>,
+    /// What has arrived of the page, if the rest can be requested.
+    pub(crate) partial: Option<Partial>,
 }
 
 /// The response.
@@ -65,6 +88,8 @@ pub(crate) enum Reply {
         body: Body,
         /// The extension for its content type.
         extension: Option<&'static str>,
+        /// The name of its part.
+        part: String,
     },
     Robots(RobotsResponse),
     /// A redirect.
@@ -81,10 +106,15 @@ pub(crate) enum Reply {
 }
 
 /// Sends a request and settles its entry.
-pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Entry) -> AttemptResult {
+pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry: Entry) -> AttemptResult {
     let classes = HttpClasses::default();
     let start = Instant::now();
-    let response = match client.get(request.url).headers(request.headers).send().await {
+    let mut partial = match &mut request.sink {
+        Sink::Page(sink) => sink.partial.take().filter(|partial| partial.url == request.url),
+        Sink::Robots => None,
+    };
+    let range = partial.as_ref().and_then(Partial::headers).unwrap_or_default();
+    let mut response = match client.get(request.url).headers(request.headers).headers(range).send().await {
         Ok(response) => response,
         Err(error) => {
             let ended = if error.is_timeout() { Completion::Timeout } else { Completion::Connection };
@@ -94,7 +124,8 @@ pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Ent
             let outcome = class.outcome().took(start.elapsed());
             entry.settle(host_outcome(outcome, request.has_failed));
             let (kind, is_retryable) = (outcome.kind(), class.is_retryable());
-            return AttemptResult { reply: Reply::Broken(why(&error)), kind, is_retryable, hint: None };
+            let reply = Reply::Broken(why(&error));
+            return AttemptResult { reply, kind, is_retryable, hint: None, partial };
         }
     };
     let latency = start.elapsed();
@@ -108,17 +139,34 @@ pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Ent
     }
     let reply = match request.sink {
         Sink::Robots => robots(response).await,
-        Sink::Page { .. } if is_redirect(response.status()) => redirected(response).await,
-        Sink::Page { part, bytes_max } if is_whole(response.status()) => {
-            page(response, part, bytes_max).await
+        Sink::Page(_) if is_redirect(response.status()) => redirected(response).await,
+        Sink::Page(sink) => {
+            let is_rest = partial.as_ref().is_some_and(|partial| partial.is_continued_by(&response));
+            let is_whole = is_whole(response.status());
+            // The page has changed, or the server does not support ranges: it starts from the beginning.
+            let is_ranged = [StatusCode::PARTIAL_CONTENT, StatusCode::RANGE_NOT_SATISFIABLE];
+            let is_unfit = is_whole || !is_rest && is_ranged.contains(&response.status());
+            let old = if is_unfit { partial.take() } else { None };
+            if let Some(old) = &old {
+                sink.remove(old);
+            }
+            if is_rest || is_whole {
+                let received = page(response, &sink, partial.take()).await;
+                partial = received.1;
+                received.0
+            } else if old.is_some() {
+                drain(&mut response).await;
+                Reply::Broken("the rest of it is no longer available".to_owned())
+            } else {
+                status(response).await
+            }
         }
-        Sink::Page { .. } => status(response).await,
     };
     // A body that breaks off is the page's failure: the host has responded.
     let is_broken = matches!(reply, Reply::Broken(_));
     entry.settle(if is_recorded || is_broken { Outcome::ignored() } else { outcome });
     let is_retryable = is_broken || class.is_retryable();
-    AttemptResult { reply, kind: outcome.kind(), is_retryable, hint: outcome.hint() }
+    AttemptResult { reply, kind: outcome.kind(), is_retryable, hint: outcome.hint(), partial }
 }
 
 /// The outcome of a request for its host. A page that fails again says nothing new about the host.
@@ -126,31 +174,54 @@ pub(crate) fn host_outcome(outcome: Outcome, has_failed: bool) -> Outcome {
     if has_failed && outcome.kind() == Kind::Failure { Outcome::ignored() } else { outcome }
 }
 
-async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Reply {
-    if response.content_length().is_some_and(|bytes| bytes > bytes_max) {
-        return Reply::TooLarge;
-    }
+/// Receives a page; returns what arrived of it if it breaks off.
+async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>) -> (Reply, Option<Partial>) {
     let status = response.status().as_u16();
     let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let extension = content_type.and_then(extension);
-    let mut part = PartFile::new(part);
+    let validator = validator(response.headers());
+    let (name, opened) = match &resumed {
+        Some(partial) => {
+            (partial.part.clone(), PartFile::resume(sink.parts.join(&partial.part), partial.bytes).await)
+        }
+        None => (sink.part.clone(), Ok(Some(PartFile::new(sink.parts.join(&sink.part))))),
+    };
+    let mut part = match opened {
+        Ok(Some(part)) => part,
+        Ok(None) => return (Reply::Broken("its first bytes are lost".to_owned()), None),
+        Err(error) => return (Reply::Disk(error), None),
+    };
+    if response.content_length().is_some_and(|bytes| part.bytes().saturating_add(bytes) > sink.bytes_max) {
+        return (Reply::TooLarge, None);
+    }
     let mut flow = BodyRate::new();
-    loop {
+    let why = loop {
         match response.chunk().await {
-            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => return Reply::Broken(TOO_SLOW.to_owned()),
-            Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > bytes_max => return Reply::TooLarge,
+            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break TOO_SLOW.to_owned(),
+            Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > sink.bytes_max => {
+                return (Reply::TooLarge, None);
+            }
             Ok(Some(chunk)) => {
                 if let Err(error) = part.push(&chunk).await {
-                    return Reply::Disk(error);
+                    return (Reply::Disk(error), None);
                 }
             }
-            Ok(None) => break,
-            Err(error) => return Reply::Broken(why(&error)),
+            Ok(None) => {
+                return match part.end().await {
+                    Ok(body) => (Reply::Page { status, body, extension, part: name }, None),
+                    Err(error) => (Reply::Disk(error), None),
+                };
+            }
+            Err(error) => break why(&error),
         }
-    }
-    match part.end().await {
-        Ok(body) => Reply::Page { status, body, extension },
-        Err(error) => Reply::Disk(error),
+    };
+    let validator = resumed.map(|partial| partial.validator).or(validator);
+    let Some(validator) = validator else { return (Reply::Broken(why), None) };
+    let (bytes, url) = (part.bytes(), response.url().clone());
+    match part.keep().await {
+        Ok(true) => (Reply::Broken(why), Some(Partial { part: name, bytes, url, validator })),
+        Ok(false) => (Reply::Broken(why), None),
+        Err(error) => (Reply::Disk(error), None),
     }
 }
 
@@ -247,7 +318,7 @@ async fn drain(response: &mut Response) {
     drop(timeout(DRAIN_TIMEOUT, read).await);
 }
 
-/// Whether the response contains the whole page. Requests have no range, so a 206 is not the page.
+/// Whether the response contains the whole page.
 fn is_whole(status: StatusCode) -> bool {
     status.is_success() && status != StatusCode::PARTIAL_CONTENT
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 use tidegate::CircuitState;
 
+use super::partial::Partial;
 use super::result::{PageOutcome, PageResult, SkipReason};
 use super::tally::{Summary, Tally};
 
@@ -14,7 +15,7 @@ pub(crate) enum JournalLine {
     /// A fetched page.
     Done { part: String, file: String },
     /// A page that was requested and failed.
-    Failed { url: String },
+    Failed { url: String, partial: Option<Partial> },
 }
 
 /// Reads a journal line; `None` if it is another one.
@@ -23,9 +24,20 @@ pub(crate) fn journaled(line: &[u8]) -> Option<JournalLine> {
     let text = |name: &str| line[name].as_str().map(str::to_owned);
     match line["outcome"].as_str()? {
         "done" => Some(JournalLine::Done { part: text("part")?, file: text("file")? }),
-        "failed" if line["attempts"] != 0 => Some(JournalLine::Failed { url: text("url")? }),
+        "failed" if line["attempts"] != 0 => {
+            Some(JournalLine::Failed { url: text("url")?, partial: partial(&line["partial"]) })
+        }
         _ => None,
     }
+}
+
+fn partial(value: &Value) -> Option<Partial> {
+    Some(Partial {
+        part: value["part"].as_str()?.to_owned(),
+        bytes: value["bytes"].as_u64()?,
+        url: value["url"].as_str()?.parse().ok()?,
+        validator: value["validator"].as_str()?.to_owned(),
+    })
 }
 
 /// Writes a journal line.
@@ -34,6 +46,11 @@ pub(crate) fn write_journal(to: &mut impl Write, result: &PageResult) -> io::Res
     if let PageOutcome::Done(page) = &result.outcome {
         // Recovery finds the part by this name.
         line.insert("part".to_owned(), json!(page.part));
+    }
+    if let Some(partial) = &result.partial {
+        let Partial { part, bytes, url, validator } = &**partial;
+        let partial = json!({ "part": part, "bytes": bytes, "url": url.as_str(), "validator": validator });
+        line.insert("partial".to_owned(), partial);
     }
     write(to, &line)
 }

@@ -15,7 +15,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::address::Address;
-use super::attempt::{AttemptResult, PageRequest, Reply, Sink, attempt, status_text};
+use super::attempt::{AttemptResult, PageRequest, PageSink, Reply, Sink, attempt, status_text};
 use super::folder::{Folder, write_failure};
 use super::frontier::{Frontier, HostId, Start};
 use super::header;
@@ -167,19 +167,23 @@ impl Crawl {
     }
 
     fn send(&self, in_flight: &mut InFlight, start: Start) {
-        let (mut part, mut headers) = (String::new(), HeaderMap::new());
-        let sink = match &start.job.kind {
+        let Start { host, mut job, entry } = start;
+        let mut headers = HeaderMap::new();
+        let sink = match &job.kind {
             JobKind::Page(page) => {
-                part = self.folder.new_part(page.key);
-                headers = header::allowed(&self.headers, &page.address, &start.job.at);
-                Sink::Page { part: self.folder.part(&part), bytes_max: self.bytes_max }
+                headers = header::allowed(&self.headers, &page.address, &job.at);
+                Sink::Page(PageSink {
+                    parts: self.folder.parts(),
+                    part: self.folder.new_part(page.key),
+                    bytes_max: self.bytes_max,
+                    partial: job.partial.take(),
+                })
             }
             JobKind::Robots { .. } => Sink::Robots,
         };
-        let request =
-            PageRequest { url: start.job.at.url.clone(), sink, has_failed: start.job.has_failed, headers };
-        let task = in_flight.tasks.spawn(attempt(self.client.clone(), request, start.entry));
-        in_flight.jobs.insert(task.id(), ActiveRequest { host: start.host, job: start.job, part });
+        let request = PageRequest { url: job.at.url.clone(), sink, has_failed: job.has_failed, headers };
+        let task = in_flight.tasks.spawn(attempt(self.client.clone(), request, entry));
+        in_flight.jobs.insert(task.id(), ActiveRequest { host, job });
     }
 
     fn read(&mut self, batch: Vec<Line>) -> Result<(), Failure> {
@@ -202,6 +206,7 @@ impl Crawl {
                         host: None,
                         key: None,
                         attempts: 0,
+                        partial: None,
                         outcome,
                     });
                 }
@@ -244,7 +249,7 @@ impl Crawl {
         in_flight: &mut InFlight,
         result: Result<(Id, AttemptResult), JoinError>,
     ) -> Result<(), Failure> {
-        let (id, result) = match result {
+        let (id, mut result) = match result {
             Ok(done) => done,
             Err(error) => {
                 let why = format!("internal error: {error}");
@@ -253,14 +258,16 @@ impl Crawl {
                     kind: Kind::Ignored,
                     is_retryable: false,
                     hint: None,
+                    partial: None,
                 };
                 (error.id(), result)
             }
         };
-        let Some(ActiveRequest { host, job, part }) = in_flight.jobs.remove(&id) else {
+        let Some(ActiveRequest { host, mut job }) = in_flight.jobs.remove(&id) else {
             unreachable!("every task has a job")
         };
         self.counts.total.attempts += 1;
+        job.partial = result.partial.take();
         if let Reply::Disk(error) = result.reply {
             return Err(self.write_failure(&error));
         }
@@ -268,7 +275,7 @@ impl Crawl {
             return Ok(());
         };
         match job.kind {
-            JobKind::Page(_) => self.on_page(host, job, part, result),
+            JobKind::Page(_) => self.on_page(host, job, result),
             JobKind::Robots { of, is_https } => self.on_robots(of, is_https, job, result),
         }
         // The target host of a redirect may have no pages of its own that would end.
@@ -276,12 +283,12 @@ impl Crawl {
         Ok(())
     }
 
-    fn on_page(&mut self, host: HostId, job: Job, part: String, result: AttemptResult) {
+    fn on_page(&mut self, host: HostId, job: Job, result: AttemptResult) {
         let is_final = !result.is_retryable;
         let failed = |why: String, status| PageOutcome::Failed(PageFailure { why, status, is_final });
         let JobKind::Page(page) = &job.kind else { unreachable!("it is a page") };
         let outcome = match result.reply {
-            Reply::Page { status, body, extension } => {
+            Reply::Page { status, body, extension, part } => {
                 let moved_to = (job.hops > 0).then(|| job.at.url.to_string());
                 let bytes_in_memory = body.bytes_in_memory();
                 PageOutcome::Done(Download {
@@ -402,8 +409,6 @@ struct ActiveRequest {
     /// The host it was sent to.
     host: HostId,
     job: Job,
-    /// The name of its part.
-    part: String,
 }
 
 /// Whether a signal stops the fetch. A hangup of the terminal does, too.

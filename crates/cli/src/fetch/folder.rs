@@ -4,7 +4,7 @@
 //! DIR/example.com/docs/page.html    a complete page
 //! DIR/.tidegate/lock                locked while a fetch runs
 //! DIR/.tidegate/journal.jsonl       one line per finished page, done, skipped or failed
-//! DIR/.tidegate/parts/KEY-RUN-N     pages in progress
+//! DIR/.tidegate/parts/KEY-RUN-N     pages in progress, and the first bytes of those that broke off
 //! DIR/.tidegate/ahead/N.urls        queued pages
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! after a power failure, and recovery only renames the parts that the journal lists. Part names are unique
 //! across runs, so a line never refers to a different, incomplete part.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
@@ -26,6 +26,7 @@ use reqwest::Url;
 use super::address::Key;
 use super::codec::{self, JournalLine};
 use super::file_name::FileName;
+use super::partial::Partial;
 use crate::failure::Failure;
 
 /// The folder with the state of a fetch. No host name begins with a dot.
@@ -43,6 +44,8 @@ pub(crate) struct Folder {
     journal: Option<File>,
     /// Pages that an earlier run requested and that failed.
     failed: HashSet<Key>,
+    /// What arrived of pages that failed.
+    partials: HashMap<Key, Partial>,
     /// Start time of this run, which makes part names unique across runs.
     run: u128,
     parts: AtomicU64,
@@ -74,6 +77,7 @@ impl Folder {
             root: root.to_owned(),
             journal: None,
             failed: HashSet::new(),
+            partials: HashMap::new(),
             run,
             parts: AtomicU64::new(0),
             _lock: lock,
@@ -125,6 +129,11 @@ impl Folder {
         self.failed.contains(&key)
     }
 
+    /// What arrived of a page in an earlier run.
+    pub(crate) fn partial(&self, key: Key) -> Option<&Partial> {
+        self.partials.get(&key)
+    }
+
     /// Recovers from an interruption: renames the parts that the journal lists and removes the others. Also
     /// reads which pages have failed.
     fn recover(&mut self) -> io::Result<()> {
@@ -142,12 +151,18 @@ impl Folder {
                 Some(JournalLine::Done { part, file }) if parts.remove(OsStr::new(&part)) => {
                     rename_part(&self.root, &self.part(&part), &file)?;
                 }
-                Some(JournalLine::Failed { url }) if self.failed.len() < FAILED_MAX => {
-                    self.failed.extend(Url::parse(&url).ok().map(|url| Key::of(&url)));
+                Some(JournalLine::Failed { url, partial }) if self.failed.len() < FAILED_MAX => {
+                    let Ok(url) = Url::parse(&url) else { continue };
+                    let key = Key::of(&url);
+                    self.failed.insert(key);
+                    // The last line of a page counts.
+                    self.partials.remove(&key);
+                    self.partials.extend(partial.map(|partial| (key, partial)));
                 }
                 _ => {}
             }
         }
+        self.partials.retain(|_, partial| parts.remove(OsStr::new(&partial.part)));
         for part in parts {
             fs::remove_file(self.parts().join(part))?;
         }

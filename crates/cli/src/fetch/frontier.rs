@@ -80,7 +80,7 @@ pub(crate) struct Frontier {
 enum Due {
     /// Wakes a host, if its ticket is still current.
     Wake(HostId, u64),
-    Requeue(HostId, Job),
+    Requeue(HostId, Box<Job>),
 }
 
 /// A request that may be sent now.
@@ -165,7 +165,14 @@ impl Frontier {
         let url = String::from(address.url).into();
         self.host(host).unfinished += 1;
         let outcome = PageOutcome::Skipped(SkipReason::Exists);
-        self.finished.push(PageResult { url, host: Some(host), key: None, attempts: 0, outcome });
+        self.finished.push(PageResult {
+            url,
+            host: Some(host),
+            key: None,
+            attempts: 0,
+            partial: None,
+            outcome,
+        });
     }
 
     /// The next request and its host; `None` if all hosts wait.
@@ -283,12 +290,20 @@ impl Frontier {
         };
         if let Some(skip) = skip {
             let outcome = PageOutcome::Skipped(skip);
-            self.finished.push(PageResult { url, host: Some(id), key: None, attempts: 0, outcome });
+            self.finished.push(PageResult {
+                url,
+                host: Some(id),
+                key: None,
+                attempts: 0,
+                partial: None,
+                outcome,
+            });
             return Ok(false);
         }
         self.in_progress.insert(key);
         let kind = JobKind::Page(Page { address: at.clone(), key, file, host: id });
-        self.host(id).started.push_back(Job::new(kind, at));
+        let partial = self.folder.partial(key).cloned();
+        self.host(id).started.push_back(Job { partial, ..Job::new(kind, at) });
         Ok(true)
     }
 
@@ -386,7 +401,8 @@ impl Frontier {
     pub(crate) fn end(&mut self, job: Job, outcome: PageOutcome) {
         let JobKind::Page(page) = job.kind else { unreachable!("a robots.txt job has no page") };
         let (url, host, key) = (String::from(page.address.url).into(), Some(page.host), Some(page.key));
-        self.finished.push(PageResult { url, host, key, attempts: job.attempts, outcome });
+        let (attempts, partial) = (job.attempts, job.partial.map(Box::new));
+        self.finished.push(PageResult { url, host, key, attempts, partial, outcome });
     }
 
     /// The page is written, and no longer in progress.
@@ -422,7 +438,7 @@ impl Frontier {
     fn enqueue_later(&mut self, id: HostId, job: Job, at: Instant) {
         self.host(id).delayed += 1;
         let number = self.number();
-        self.due.insert((at, number), Due::Requeue(id, job));
+        self.due.insert((at, number), Due::Requeue(id, Box::new(job)));
     }
 
     /// When the next timer is due.
@@ -444,7 +460,7 @@ impl Frontier {
                 }
                 Due::Requeue(id, job) => {
                     self.host(id).delayed -= 1;
-                    self.enqueue(job);
+                    self.enqueue(*job);
                 }
             }
         }

@@ -315,6 +315,7 @@ async fn fetch(
                 kind: outcome.kind(),
                 is_retryable: is_cut || class.is_retryable(),
                 hint: None,
+                partial: None,
             };
             let Some(job) = frontier.on_attempt_end(host, job, &result, &mut random) else { continue };
             let status = (!is_cut).then_some(status.as_u16());
@@ -332,7 +333,7 @@ async fn fetch(
     ended
 }
 
-fn is_good(ended: &&PageResult) -> bool {
+fn is_good(ended: &PageResult) -> bool {
     matches!(&ended.outcome, PageOutcome::Failed(failed) if failed.status == Some(200))
 }
 
@@ -349,7 +350,7 @@ async fn most_requests_succeed_once_the_rate_is_found() {
         Response::Status(limited.respond(page.key))
     })
     .await;
-    assert_eq!(ended.iter().filter(is_good).count(), PAGES);
+    assert_eq!(ended.iter().filter(|ended| is_good(ended)).count(), PAGES);
     let settled = &limited.responses[limited.responses.len() / 3..];
     let good = settled.iter().filter(|(_, status)| *status == StatusCode::OK).count();
     assert!(good * 10 > settled.len() * 9, "{good} of {} succeed", settled.len());
@@ -386,7 +387,11 @@ async fn six_broken_pages_do_not_stop_the_others() {
             })
             .await;
             let case = format!("{cut} cut, {at_once} at once");
-            assert_eq!((ended.iter().filter(is_good).count(), ended.len()), (94, 100), "{case}");
+            assert_eq!(
+                (ended.iter().filter(|ended| is_good(ended)).count(), ended.len()),
+                (94, 100),
+                "{case}"
+            );
             assert!(began.elapsed() <= 60 * SECOND, "{case}: {:?}", began.elapsed());
             assert_eq!(frontier.host(0).gave_up, None, "{case}");
             assert_eq!(frontier.host(0).tally.attempts, 94 + 6 * 4, "{case}");

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::address::{Address, Key};
 use super::file_name::FileName;
 use super::frontier::HostId;
+use super::partial::Partial;
 use super::robots::RobotsRules;
 use super::spill_queue::SpillQueue;
 use super::tally::Tally;
@@ -27,11 +28,13 @@ pub(crate) struct Job {
     pub(crate) attempts: u32,
     /// Whether a failure of it has counted against the current host.
     pub(crate) has_failed: bool,
+    /// What has arrived of the page.
+    pub(crate) partial: Option<Partial>,
 }
 
 impl Job {
     pub(crate) const fn new(kind: JobKind, at: Address) -> Self {
-        Self { kind, at, hops: 0, tries: 0, attempts: 0, has_failed: false }
+        Self { kind, at, hops: 0, tries: 0, attempts: 0, has_failed: false, partial: None }
     }
 
     /// The job after a redirect, with no attempts at the new address.

@@ -17,6 +17,7 @@ mod header;
 mod host;
 mod input;
 mod part_file;
+mod partial;
 mod progress;
 mod result;
 mod robots;

@@ -68,6 +68,10 @@ impl Reply {
         self
     }
 
+    pub(crate) fn with_status(self, status: u16) -> Self {
+        Self { status, ..self }
+    }
+
     pub(crate) fn cut(self) -> Self {
         Self { end: End::Cut, ..self }
     }
