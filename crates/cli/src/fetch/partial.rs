@@ -1,6 +1,6 @@
 //! A body that broke off after its first bytes were written: how to request the rest of it.
 //!
-//! The rest is requested with `Range` and `If-Range`, so a page that changed meanwhile comes as a whole.
+//! The rest is requested with `Range` and `If-Range`: if the page has changed, the server sends all of it.
 
 use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_RANGE, DATE, ETAG, HeaderMap, HeaderValue, IF_RANGE, LAST_MODIFIED, RANGE,
