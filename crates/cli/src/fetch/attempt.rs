@@ -1,17 +1,20 @@
 //! One request: sends it, reads the response and writes its page to a part. It records the outcome for the
 //! host; the caller decides what follows.
 
+use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use reqwest::header::LOCATION;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION};
 use reqwest::{Client, Response, StatusCode, Url};
 use tidegate::{Class, Completion, HttpClasses, Kind, Outcome};
 use tokio::time::{Instant, timeout};
 
+use super::file_name::extension;
 use super::gates::Entry;
 use super::part_file::{Body, PartFile};
+use super::partial::{Partial, validator};
 use super::robots::{BYTES_MAX, RobotsResponse};
 
 /// Bytes of an unneeded body that are read, so that the connection can be reused.
@@ -28,27 +31,52 @@ const BODY_SPAN: Duration = Duration::from_mins(1);
 pub(crate) struct PageRequest {
     pub(crate) url: Url,
     pub(crate) sink: Sink,
+    /// Whether a failure of this page has counted against its host.
+    pub(crate) has_failed: bool,
+    /// Headers of the user.
+    pub(crate) headers: HeaderMap,
 }
 
 /// What to do with the response.
 #[derive(Debug)]
 pub(crate) enum Sink {
-    /// Write it to this path, if it has at most `bytes_max` bytes.
-    Page { part: PathBuf, bytes_max: u64 },
+    /// Write it to a part.
+    Page(PageSink),
     /// Read it as the robots.txt of a site.
     Robots,
+}
+
+/// Where a page is written.
+#[derive(Debug)]
+pub(crate) struct PageSink {
+    /// The folder of parts.
+    pub(crate) parts: PathBuf,
+    /// The name of a new part.
+    pub(crate) part: String,
+    pub(crate) bytes_max: u64,
+    /// What arrived of the page before.
+    pub(crate) partial: Option<Partial>,
+}
+
+impl PageSink {
+    fn remove(&self, partial: &Partial) {
+        // A part that remains is removed when the folder is next opened.
+        drop(fs::remove_file(self.parts.join(&partial.part)));
+    }
 }
 
 /// The result of a request.
 #[derive(Debug)]
 pub(crate) struct AttemptResult {
     pub(crate) reply: Reply,
-    /// The outcome for the host.
+    /// What the response head says about the host.
     pub(crate) kind: Kind,
     /// Whether a retry may succeed.
     pub(crate) is_retryable: bool,
     /// The host's `Retry-After`.
     pub(crate) hint: Option<Duration>,
+    /// What has arrived of the page, if the rest can be requested.
+    pub(crate) partial: Option<Partial>,
 }
 
 /// The response.
@@ -58,6 +86,10 @@ pub(crate) enum Reply {
     Page {
         status: u16,
         body: Body,
+        /// The extension for its content type.
+        extension: Option<&'static str>,
+        /// The name of its part.
+        part: String,
     },
     Robots(RobotsResponse),
     /// A redirect.
@@ -74,17 +106,26 @@ pub(crate) enum Reply {
 }
 
 /// Sends a request and settles its entry.
-pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Entry) -> AttemptResult {
+pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry: Entry) -> AttemptResult {
     let classes = HttpClasses::default();
     let start = Instant::now();
-    let response = match client.get(request.url).send().await {
+    let mut partial = match &mut request.sink {
+        Sink::Page(sink) => sink.partial.take().filter(|partial| partial.url == request.url),
+        Sink::Robots => None,
+    };
+    let range = partial.as_ref().and_then(Partial::headers).unwrap_or_default();
+    let mut response = match client.get(request.url).headers(request.headers).headers(range).send().await {
         Ok(response) => response,
         Err(error) => {
             let ended = if error.is_timeout() { Completion::Timeout } else { Completion::Connection };
             // A URL that cannot be requested is not the host's failure.
             let ended = if error.is_builder() { Completion::Unsent } else { ended };
             let class = Class::of(classes.classes(), ended);
-            return settle(entry, class, Reply::Broken(why(&error)), start.elapsed());
+            let outcome = class.outcome().took(start.elapsed());
+            entry.settle(host_outcome(outcome, request.has_failed));
+            let (kind, is_retryable) = (outcome.kind(), class.is_retryable());
+            let reply = Reply::Broken(why(&error));
+            return AttemptResult { reply, kind, is_retryable, hint: None, partial };
         }
     };
     let latency = start.elapsed();
@@ -94,52 +135,93 @@ pub(crate) async fn attempt(client: Client, request: PageRequest, mut entry: Ent
     // only after its body has arrived.
     let is_recorded = outcome.kind() != Kind::Success || outcome.has_hint();
     if is_recorded {
-        entry.learn(outcome);
+        entry.learn(host_outcome(outcome, request.has_failed));
     }
     let reply = match request.sink {
         Sink::Robots => robots(response).await,
-        Sink::Page { .. } if is_redirect(response.status()) => redirected(response).await,
-        Sink::Page { part, bytes_max } if is_whole(response.status()) => {
-            page(response, part, bytes_max).await
+        Sink::Page(_) if is_redirect(response.status()) => redirected(response).await,
+        Sink::Page(sink) => {
+            let is_rest = partial.as_ref().is_some_and(|partial| partial.is_continued_by(&response));
+            let is_whole = is_whole(response.status());
+            // The page has changed, or the server does not support ranges: it starts from the beginning.
+            let is_ranged = [StatusCode::PARTIAL_CONTENT, StatusCode::RANGE_NOT_SATISFIABLE];
+            let is_unfit = is_whole || !is_rest && is_ranged.contains(&response.status());
+            let old = if is_unfit { partial.take() } else { None };
+            if let Some(old) = &old {
+                sink.remove(old);
+            }
+            if is_rest || is_whole {
+                let received = page(response, &sink, partial.take()).await;
+                partial = received.1;
+                received.0
+            } else if old.is_some() {
+                drain(&mut response).await;
+                Reply::Broken("the rest of it is no longer available".to_owned())
+            } else {
+                status(response).await
+            }
         }
-        Sink::Page { .. } => status(response).await,
     };
-    if matches!(reply, Reply::Broken(_)) {
-        return settle(entry, Class::of(classes.classes(), Completion::Connection), reply, latency);
-    }
-    entry.settle(if is_recorded { Outcome::ignored() } else { outcome });
-    AttemptResult { reply, kind: outcome.kind(), is_retryable: class.is_retryable(), hint: outcome.hint() }
+    // A body that breaks off is the page's failure: the host has responded.
+    let is_broken = matches!(reply, Reply::Broken(_));
+    entry.settle(if is_recorded || is_broken { Outcome::ignored() } else { outcome });
+    let is_retryable = is_broken || class.is_retryable();
+    AttemptResult { reply, kind: outcome.kind(), is_retryable, hint: outcome.hint(), partial }
 }
 
-fn settle(entry: Entry, class: Class, reply: Reply, latency: Duration) -> AttemptResult {
-    let outcome: Outcome = class.outcome().took(latency);
-    entry.settle(outcome);
-    AttemptResult { reply, kind: outcome.kind(), is_retryable: class.is_retryable(), hint: None }
+/// The outcome of a request for its host. A page that fails again says nothing new about the host.
+pub(crate) fn host_outcome(outcome: Outcome, has_failed: bool) -> Outcome {
+    if has_failed && outcome.kind() == Kind::Failure { Outcome::ignored() } else { outcome }
 }
 
-async fn page(mut response: Response, part: PathBuf, bytes_max: u64) -> Reply {
-    if response.content_length().is_some_and(|bytes| bytes > bytes_max) {
-        return Reply::TooLarge;
-    }
+/// Receives a page; returns what arrived of it if it breaks off.
+async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>) -> (Reply, Option<Partial>) {
     let status = response.status().as_u16();
-    let mut part = PartFile::new(part);
+    let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let extension = content_type.and_then(extension);
+    let validator = validator(response.headers());
+    let (name, opened) = match &resumed {
+        Some(partial) => {
+            (partial.part.clone(), PartFile::resume(sink.parts.join(&partial.part), partial.bytes).await)
+        }
+        None => (sink.part.clone(), Ok(Some(PartFile::new(sink.parts.join(&sink.part))))),
+    };
+    let mut part = match opened {
+        Ok(Some(part)) => part,
+        Ok(None) => return (Reply::Broken("its first bytes are lost".to_owned()), None),
+        Err(error) => return (Reply::Disk(error), None),
+    };
+    if response.content_length().is_some_and(|bytes| part.bytes().saturating_add(bytes) > sink.bytes_max) {
+        return (Reply::TooLarge, None);
+    }
     let mut flow = BodyRate::new();
-    loop {
+    let why = loop {
         match response.chunk().await {
-            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => return Reply::Broken(TOO_SLOW.to_owned()),
-            Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > bytes_max => return Reply::TooLarge,
+            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break TOO_SLOW.to_owned(),
+            Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > sink.bytes_max => {
+                return (Reply::TooLarge, None);
+            }
             Ok(Some(chunk)) => {
                 if let Err(error) = part.push(&chunk).await {
-                    return Reply::Disk(error);
+                    return (Reply::Disk(error), None);
                 }
             }
-            Ok(None) => break,
-            Err(error) => return Reply::Broken(why(&error)),
+            Ok(None) => {
+                return match part.end().await {
+                    Ok(body) => (Reply::Page { status, body, extension, part: name }, None),
+                    Err(error) => (Reply::Disk(error), None),
+                };
+            }
+            Err(error) => break why(&error),
         }
-    }
-    match part.end().await {
-        Ok(body) => Reply::Page { status, body },
-        Err(error) => Reply::Disk(error),
+    };
+    let validator = resumed.map(|partial| partial.validator).or(validator);
+    let Some(validator) = validator else { return (Reply::Broken(why), None) };
+    let (bytes, url) = (part.bytes(), response.url().clone());
+    match part.keep().await {
+        Ok(true) => (Reply::Broken(why), Some(Partial { part: name, bytes, url, validator })),
+        Ok(false) => (Reply::Broken(why), None),
+        Err(error) => (Reply::Disk(error), None),
     }
 }
 
@@ -236,7 +318,7 @@ async fn drain(response: &mut Response) {
     drop(timeout(DRAIN_TIMEOUT, read).await);
 }
 
-/// Whether the response contains the whole page. Requests have no range, so a 206 is not the page.
+/// Whether the response contains the whole page.
 fn is_whole(status: StatusCode) -> bool {
     status.is_success() && status != StatusCode::PARTIAL_CONTENT
 }

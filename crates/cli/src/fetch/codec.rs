@@ -3,16 +3,41 @@
 use std::io::{self, Write};
 
 use serde_json::{Map, Value, json};
+use tidegate::CircuitState;
 
+use super::partial::Partial;
 use super::result::{PageOutcome, PageResult, SkipReason};
 use super::tally::{Summary, Tally};
 
-/// The part and the file name in a journal line, if it is of a fetched page.
-pub(crate) fn done(line: &[u8]) -> Option<(String, String)> {
+/// A line of the journal of an earlier run, as far as the next run needs it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum JournalLine {
+    /// A fetched page.
+    Done { part: String, file: String },
+    /// A page that was requested and failed.
+    Failed { url: String, partial: Option<Partial> },
+}
+
+/// Reads a journal line; `None` if it is another one.
+pub(crate) fn journaled(line: &[u8]) -> Option<JournalLine> {
     let line: Value = serde_json::from_slice(line).ok()?;
-    let text = |name: &str| line[name].as_str();
-    (text("outcome") == Some("done")).then_some(())?;
-    Some((text("part")?.to_owned(), text("file")?.to_owned()))
+    let text = |name: &str| line[name].as_str().map(str::to_owned);
+    match line["outcome"].as_str()? {
+        "done" => Some(JournalLine::Done { part: text("part")?, file: text("file")? }),
+        "failed" if line["attempts"] != 0 => {
+            Some(JournalLine::Failed { url: text("url")?, partial: partial(&line["partial"]) })
+        }
+        _ => None,
+    }
+}
+
+fn partial(value: &Value) -> Option<Partial> {
+    Some(Partial {
+        part: value["part"].as_str()?.to_owned(),
+        bytes: value["bytes"].as_u64()?,
+        url: value["url"].as_str()?.parse().ok()?,
+        validator: value["validator"].as_str()?.to_owned(),
+    })
 }
 
 /// Writes a journal line.
@@ -21,6 +46,11 @@ pub(crate) fn write_journal(to: &mut impl Write, result: &PageResult) -> io::Res
     if let PageOutcome::Done(page) = &result.outcome {
         // Recovery finds the part by this name.
         line.insert("part".to_owned(), json!(page.part));
+    }
+    if let Some(partial) = &result.partial {
+        let Partial { part, bytes, url, validator } = &**partial;
+        let partial = json!({ "part": part, "bytes": bytes, "url": url.as_str(), "validator": validator });
+        line.insert("partial".to_owned(), partial);
     }
     write(to, &line)
 }
@@ -72,6 +102,14 @@ const fn skip_word(skip: SkipReason) -> &'static str {
     }
 }
 
+const fn circuit_word(circuit: CircuitState) -> &'static str {
+    match circuit {
+        CircuitState::Closed => "closed",
+        CircuitState::Open => "open",
+        CircuitState::HalfOpen => "half_open",
+    }
+}
+
 /// The summary of a fetch, in one line.
 pub(crate) fn summary(summary: &Summary) -> String {
     let tally = |tally: &Tally| {
@@ -91,6 +129,10 @@ pub(crate) fn summary(summary: &Summary) -> String {
         host["host"] = json!(line.host);
         host["per_second"] = json!(line.per_second);
         host["limit_per_second"] = json!(line.limit);
+        host["limited_by_rate_max"] = json!(line.is_at_rate_max);
+        host["circuit"] = json!(line.circuit.map(circuit_word));
+        host["latency_p95_ms"] = json!(line.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
+        host["error_rate"] = json!(line.error_rate());
         host["gave_up"] = json!(line.gave_up);
         host
     };

@@ -6,17 +6,19 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::header::HeaderMap;
 use reqwest::{Client, Url};
 use signal_hook::consts::{SIGHUP, SIGQUIT};
-use tidegate::{Backoff, Jitter, Kind, Random};
+use tidegate::{Kind, PerSecond, Random};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::address::Address;
-use super::attempt::{AttemptResult, PageRequest, Reply, Sink, attempt, status_text};
+use super::attempt::{AttemptResult, PageRequest, PageSink, Reply, Sink, attempt, status_text};
 use super::folder::{Folder, write_failure};
 use super::frontier::{Frontier, HostId, Start};
+use super::header;
 use super::host::{Job, JobKind};
 use super::input::Line;
 use super::progress::Progress;
@@ -39,6 +41,8 @@ const UNWRITTEN_BYTES_MAX: usize = 64 << 20;
 pub(crate) struct Crawl {
     pub(crate) frontier: Frontier,
     pub(crate) client: Client,
+    /// Headers of the user.
+    pub(crate) headers: HeaderMap,
     pub(crate) folder: Arc<Folder>,
     pub(crate) writer: Writer,
     pub(crate) progress: Progress,
@@ -163,17 +167,23 @@ impl Crawl {
     }
 
     fn send(&self, in_flight: &mut InFlight, start: Start) {
-        let mut part = String::new();
-        let sink = match &start.job.kind {
+        let Start { host, mut job, entry } = start;
+        let mut headers = HeaderMap::new();
+        let sink = match &job.kind {
             JobKind::Page(page) => {
-                part = self.folder.new_part(page.key);
-                Sink::Page { part: self.folder.part(&part), bytes_max: self.bytes_max }
+                headers = header::allowed(&self.headers, &page.address, &job.at);
+                Sink::Page(PageSink {
+                    parts: self.folder.parts(),
+                    part: self.folder.new_part(page.key),
+                    bytes_max: self.bytes_max,
+                    partial: job.partial.take(),
+                })
             }
             JobKind::Robots { .. } => Sink::Robots,
         };
-        let request = PageRequest { url: start.job.at.url.clone(), sink };
-        let task = in_flight.tasks.spawn(attempt(self.client.clone(), request, start.entry));
-        in_flight.jobs.insert(task.id(), ActiveRequest { host: start.host, job: start.job, part });
+        let request = PageRequest { url: job.at.url.clone(), sink, has_failed: job.has_failed, headers };
+        let task = in_flight.tasks.spawn(attempt(self.client.clone(), request, entry));
+        in_flight.jobs.insert(task.id(), ActiveRequest { host, job });
     }
 
     fn read(&mut self, batch: Vec<Line>) -> Result<(), Failure> {
@@ -196,6 +206,7 @@ impl Crawl {
                         host: None,
                         key: None,
                         attempts: 0,
+                        partial: None,
                         outcome,
                     });
                 }
@@ -238,7 +249,7 @@ impl Crawl {
         in_flight: &mut InFlight,
         result: Result<(Id, AttemptResult), JoinError>,
     ) -> Result<(), Failure> {
-        let (id, result) = match result {
+        let (id, mut result) = match result {
             Ok(done) => done,
             Err(error) => {
                 let why = format!("internal error: {error}");
@@ -247,39 +258,24 @@ impl Crawl {
                     kind: Kind::Ignored,
                     is_retryable: false,
                     hint: None,
+                    partial: None,
                 };
                 (error.id(), result)
             }
         };
-        let Some(ActiveRequest { host, mut job, part }) = in_flight.jobs.remove(&id) else {
+        let Some(ActiveRequest { host, mut job }) = in_flight.jobs.remove(&id) else {
             unreachable!("every task has a job")
         };
-        let now = Instant::now();
-        job.tries += 1;
-        job.attempts += 1;
         self.counts.total.attempts += 1;
-        let upstream = self.frontier.host(host);
-        upstream.in_flight -= 1;
-        upstream.tally.attempts += 1;
-        upstream.failing = match result.kind {
-            Kind::Failure | Kind::Overload => upstream.failing.or(Some(now)),
-            _ => None,
-        };
-        self.frontier.on_request_end(host);
+        job.partial = result.partial.take();
         if let Reply::Disk(error) = result.reply {
             return Err(self.write_failure(&error));
         }
-        if result.is_retryable && job.tries < self.frontier.options.tries_max {
-            // A rejected page always waits for its own hint; the throttle decides whether its host pauses
-            // too.
-            let delay = backoff().delay(job.tries - 1, &mut self.random).max(result.hint.unwrap_or_default());
-            if delay <= self.frontier.options.patience {
-                self.frontier.enqueue_later(host, job, now + delay);
-                return Ok(());
-            }
-        }
+        let Some(job) = self.frontier.on_attempt_end(host, job, &result, &mut self.random) else {
+            return Ok(());
+        };
         match job.kind {
-            JobKind::Page(_) => self.on_page(host, job, part, result),
+            JobKind::Page(_) => self.on_page(host, job, result),
             JobKind::Robots { of, is_https } => self.on_robots(of, is_https, job, result),
         }
         // The target host of a redirect may have no pages of its own that would end.
@@ -287,17 +283,17 @@ impl Crawl {
         Ok(())
     }
 
-    fn on_page(&mut self, host: HostId, job: Job, part: String, result: AttemptResult) {
+    fn on_page(&mut self, host: HostId, job: Job, result: AttemptResult) {
         let is_final = !result.is_retryable;
         let failed = |why: String, status| PageOutcome::Failed(PageFailure { why, status, is_final });
         let JobKind::Page(page) = &job.kind else { unreachable!("it is a page") };
         let outcome = match result.reply {
-            Reply::Page { status, body } => {
+            Reply::Page { status, body, extension, part } => {
                 let moved_to = (job.hops > 0).then(|| job.at.url.to_string());
                 let bytes_in_memory = body.bytes_in_memory();
                 PageOutcome::Done(Download {
                     part,
-                    file: page.file.clone(),
+                    file: page.file.with(extension),
                     body,
                     bytes_in_memory,
                     status,
@@ -355,8 +351,7 @@ impl Crawl {
         }
         match Address::of(url) {
             Ok(at) => {
-                let (hops, tries) = (job.hops + 1, 0);
-                self.frontier.enqueue(Job { at, hops, tries, ..job });
+                self.frontier.enqueue(job.redirected(at));
                 Ok(())
             }
             Err(why) => Err((Box::new(job), format!("redirected to an invalid address: {why}"))),
@@ -371,21 +366,23 @@ impl Crawl {
             let per_second =
                 span.filter(|span| *span > 0.0).map(|span| per(host.tally.attempts.saturating_sub(1), span));
             let view = self.frontier.gates.view(&host.authority);
-            let limit = view.and_then(|view| view.rate).map(tidegate::PerSecond::as_f64);
-            let gave_up = host.gave_up.clone();
+            let view = view.as_ref();
             hosts.push(HostLine {
                 host: host.authority.to_string(),
                 tally: host.tally,
                 per_second,
-                limit,
-                gave_up,
+                limit: view.and_then(|view| view.rate).map(PerSecond::as_f64),
+                is_at_rate_max: host.is_at_rate_max,
+                circuit: view.and_then(|view| view.circuit).map(|circuit| circuit.state),
+                latency_p95: view.and_then(|view| view.latency_p95),
+                gave_up: host.gave_up.clone(),
             });
         }
         hosts.sort_by_key(|line| std::cmp::Reverse(line.tally.ended()));
         let (tally, count) = self.frontier.evicted;
         if count > 0 {
             let host = format!("({count} evicted)");
-            hosts.push(HostLine { host, tally, per_second: None, limit: None, gave_up: None });
+            hosts.push(HostLine { host, tally, ..HostLine::default() });
         }
         Summary {
             hosts,
@@ -412,18 +409,11 @@ struct ActiveRequest {
     /// The host it was sent to.
     host: HostId,
     job: Job,
-    /// The name of its part.
-    part: String,
 }
 
 /// Whether a signal stops the fetch. A hangup of the terminal does, too.
 const fn is_stop(signal: SignalEvent) -> bool {
     signal.is_stop() || matches!(signal.number, SIGHUP | SIGQUIT)
-}
-
-/// Delay between attempts at one page, unless the host asks for longer: exponential backoff with jitter.
-pub(crate) fn backoff() -> Backoff {
-    Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5)).jitter(Jitter::Full)
 }
 
 /// Adds the host to a reason, if it is not the one in the page's address.

@@ -5,6 +5,11 @@
 //! other characters, names that a system reserves, too long) is sanitized and made unique by a `~`, which no
 //! plain name contains, and 128 bits of the address. Capitals are not plain because some file systems ignore
 //! case.
+//!
+//! An address without an extension gets that of the content type, or else `.data`. A plain name then ends in
+//! `~`, so that `/about` and `/about.html` can coexist.
+
+use std::iter;
 
 use super::address::{Address, Key};
 
@@ -20,11 +25,73 @@ const STEM_CUT: usize = 64;
 const ENDING_MAX: usize = 8;
 /// The extension of a page that has none.
 const BARE: &str = ".data";
-/// The name of a page whose address ends in a slash.
-const INDEX: &str = "_index.data";
+/// The name of a page whose address ends in a slash, without its extension.
+const INDEX: &str = "_index";
+/// Content types and their extensions.
+const EXTENSIONS: [(&str, &str); 22] = [
+    ("application/gzip", "gz"),
+    ("application/javascript", "js"),
+    ("application/json", "json"),
+    ("application/pdf", "pdf"),
+    ("application/xhtml+xml", "xhtml"),
+    ("application/xml", "xml"),
+    ("application/zip", "zip"),
+    ("audio/mpeg", "mp3"),
+    ("image/avif", "avif"),
+    ("image/gif", "gif"),
+    ("image/jpeg", "jpg"),
+    ("image/png", "png"),
+    ("image/svg+xml", "svg"),
+    ("image/webp", "webp"),
+    ("text/css", "css"),
+    ("text/csv", "csv"),
+    ("text/html", "html"),
+    ("text/javascript", "js"),
+    ("text/markdown", "md"),
+    ("text/plain", "txt"),
+    ("text/xml", "xml"),
+    ("video/mp4", "mp4"),
+];
 
-/// The path of the page's file, relative to the folder of the fetch, separated by `/`.
-pub(crate) fn file_name(address: &Address, key: Key) -> String {
+/// The path of a page's file, relative to the folder of the fetch, separated by `/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FileName {
+    /// With the extension of the address.
+    Whole(String),
+    /// Without an extension, which depends on the content type; `mark` goes before it.
+    Bare { stem: String, mark: &'static str },
+}
+
+impl FileName {
+    /// The name for a content type with this extension.
+    pub(crate) fn with(&self, extension: Option<&str>) -> String {
+        match (self, extension) {
+            (Self::Whole(name), _) => name.clone(),
+            (Self::Bare { stem, .. }, None) => format!("{stem}{BARE}"),
+            (Self::Bare { stem, mark }, Some(extension)) => format!("{stem}{mark}.{extension}"),
+        }
+    }
+
+    /// All names that the page may have.
+    pub(crate) fn all(&self) -> impl Iterator<Item = String> + '_ {
+        let extensions: &[(&str, &str)] = match self {
+            Self::Whole(_) => &[],
+            Self::Bare { .. } => &EXTENSIONS,
+        };
+        iter::once(None)
+            .chain(extensions.iter().map(|(_, extension)| Some(*extension)))
+            .map(|it| self.with(it))
+    }
+}
+
+/// The extension for a `Content-Type`, if it is a common one.
+pub(crate) fn extension(content_type: &str) -> Option<&'static str> {
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    EXTENSIONS.iter().find(|(name, _)| essence.eq_ignore_ascii_case(name)).map(|(_, extension)| *extension)
+}
+
+/// The name of a page's file.
+pub(crate) fn file_name(address: &Address, key: Key) -> FileName {
     let host = host_folder(address);
     let path = address.url.path().trim_start_matches('/');
     let (folders, name) = path.rsplit_once('/').map_or((None, path), |(folders, name)| (Some(folders), name));
@@ -34,15 +101,14 @@ pub(crate) fn file_name(address: &Address, key: Key) -> String {
         && path.len() <= PLAIN_MAX
         && folders().count() <= FOLDERS_MAX
         && folders().all(|folder| is_plain_word(folder) && !folder.contains('.'));
-    let plain = match name {
-        "" => Some(INDEX.to_owned()),
-        _ if !is_plain_word(name) || name.ends_with(BARE) => None,
-        _ if name.contains('.') => Some(name.to_owned()),
-        _ => Some(format!("{name}{BARE}")),
-    };
-    if let (true, Some(name)) = (is_plain, plain) {
+    if is_plain && (name.is_empty() || is_plain_word(name) && !name.ends_with(BARE)) {
         let folders: String = folders().flat_map(|folder| [folder, "/"]).collect();
-        return format!("{host}/{folders}{name}");
+        let path = |name: &str| format!("{host}/{folders}{name}");
+        return match name {
+            "" => FileName::Bare { stem: path(INDEX), mark: "" },
+            _ if name.contains('.') => FileName::Whole(path(name)),
+            _ => FileName::Bare { stem: path(name), mark: "~" },
+        };
     }
     let folders = folders().filter(|folder| !folder.is_empty()).take(FOLDERS_MAX);
     let folders: String = folders.map(|folder| safe(folder, FOLDER_CUT) + "~/").collect();
@@ -50,9 +116,11 @@ pub(crate) fn file_name(address: &Address, key: Key) -> String {
     let is_ending = !stem.is_empty()
         && (1..=ENDING_MAX).contains(&ending.len())
         && ending.bytes().all(|letter| letter.is_ascii_alphanumeric());
-    let (stem, ending) =
-        if is_ending { (stem, format!(".{}", ending.to_ascii_lowercase())) } else { (name, BARE.to_owned()) };
-    format!("{host}/{folders}{}~{key}{ending}", safe(stem, STEM_CUT))
+    let path = |stem: &str| format!("{host}/{folders}{}~{key}", safe(stem, STEM_CUT));
+    if is_ending {
+        return FileName::Whole(format!("{}.{}", path(stem), ending.to_ascii_lowercase()));
+    }
+    FileName::Bare { stem: path(name), mark: "" }
 }
 
 /// One folder per origin. `+`, which no host name contains, precedes the scheme and the port.
@@ -114,7 +182,26 @@ mod tests {
 
     fn name(url: &str) -> String {
         let address = Address::parse(url).expect("an address");
-        file_name(&address, Key::of(&address.url))
+        file_name(&address, Key::of(&address.url)).with(None)
+    }
+
+    #[test]
+    fn content_type_sets_a_missing_extension() {
+        let table = [
+            ("https://h/", Some("text/html; charset=utf-8"), "h/_index.html"),
+            ("https://h/docs/", Some("Text/HTML"), "h/docs/_index.html"),
+            ("https://h/about", Some("text/html"), "h/about~.html"),
+            ("https://h/about", Some("application/x-own"), "h/about.data"),
+            ("https://h/about", None, "h/about.data"),
+            ("https://h/a.bin", Some("text/html"), "h/a.bin"),
+        ];
+        for (url, content_type, file) in table {
+            let address = Address::parse(url).expect("an address");
+            let name = file_name(&address, Key::of(&address.url));
+            let named = name.with(content_type.and_then(extension));
+            assert_eq!(named, file, "{url} {content_type:?}");
+            assert!(name.all().any(|name| name == named), "a later run finds it");
+        }
     }
 
     #[test]
@@ -174,17 +261,20 @@ mod tests {
                 if !urls.insert(address.url.to_string()) {
                     continue;
                 }
-                let name = file_name(&address, Key::of(&address.url));
-                assert!(name.len() <= 700, "{} bytes: {name}", name.len());
-                for word in name.split('/') {
-                    let is_safe = !word.is_empty()
-                        && word.len() <= 255
-                        && !word.starts_with('.')
-                        && !word.ends_with('.');
-                    assert!(is_safe && word.is_ascii() && !is_kept_word(word), "{name}");
+                // Several content types have the same extension.
+                let of_page: HashSet<_> = file_name(&address, Key::of(&address.url)).all().collect();
+                for name in of_page {
+                    assert!(name.len() <= 700, "{} bytes: {name}", name.len());
+                    for word in name.split('/') {
+                        let is_safe = !word.is_empty()
+                            && word.len() <= 255
+                            && !word.starts_with('.')
+                            && !word.ends_with('.');
+                        assert!(is_safe && word.is_ascii() && !is_kept_word(word), "{name}");
+                    }
+                    // Unique even on a case-insensitive file system.
+                    assert!(names.insert(name.to_ascii_lowercase()), "{name} twice, of {}", address.url);
                 }
-                // Unique even on a case-insensitive file system.
-                assert!(names.insert(name.to_ascii_lowercase()), "{name} twice, of {}", address.url);
             }
         }
         // No file has the path of another file's folder.

@@ -4,7 +4,7 @@
 //! DIR/example.com/docs/page.html    a complete page
 //! DIR/.tidegate/lock                locked while a fetch runs
 //! DIR/.tidegate/journal.jsonl       one line per finished page, done, skipped or failed
-//! DIR/.tidegate/parts/KEY-RUN-N     pages in progress
+//! DIR/.tidegate/parts/KEY-RUN-N     pages in progress, and the first bytes of those that broke off
 //! DIR/.tidegate/ahead/N.urls        queued pages
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! after a power failure, and recovery only renames the parts that the journal lists. Part names are unique
 //! across runs, so a line never refers to a different, incomplete part.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
@@ -21,8 +21,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use reqwest::Url;
+
 use super::address::Key;
-use super::codec;
+use super::codec::{self, JournalLine};
+use super::file_name::FileName;
+use super::partial::Partial;
 use crate::failure::Failure;
 
 /// The folder with the state of a fetch. No host name begins with a dot.
@@ -30,12 +34,18 @@ pub(crate) const STATE: &str = ".tidegate";
 pub(crate) const JOURNAL: &str = "journal.jsonl";
 /// Upper bound of a journal line, since addresses are bounded.
 const LINE_MAX: u64 = 64 << 10;
+/// Failed pages that are remembered: 16 MB.
+const FAILED_MAX: usize = 1_000_000;
 
 /// A folder that this process has locked.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
     journal: Option<File>,
+    /// Pages that an earlier run requested and that failed.
+    failed: HashSet<Key>,
+    /// What arrived of pages that failed.
+    partials: HashMap<Key, Partial>,
     /// Start time of this run, which makes part names unique across runs.
     run: u128,
     parts: AtomicU64,
@@ -63,8 +73,15 @@ impl Folder {
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let run = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let mut folder =
-            Self { root: root.to_owned(), journal: None, run, parts: AtomicU64::new(0), _lock: lock };
+        let mut folder = Self {
+            root: root.to_owned(),
+            journal: None,
+            failed: HashSet::new(),
+            partials: HashMap::new(),
+            run,
+            parts: AtomicU64::new(0),
+            _lock: lock,
+        };
         folder.recover().map_err(failed)?;
         Ok(folder)
     }
@@ -102,12 +119,23 @@ impl Folder {
         self.journal.take().map_or_else(|| self.open_journal(), Ok)
     }
 
-    /// Whether a page exists under its final name, and so is complete.
-    pub(crate) fn has(&self, file: &str) -> bool {
-        fs::symlink_metadata(self.root.join(file)).is_ok()
+    /// Whether a page exists under one of its final names, and so is complete.
+    pub(crate) fn has(&self, file: &FileName) -> bool {
+        file.all().any(|name| fs::symlink_metadata(self.root.join(name)).is_ok())
     }
 
-    /// Recovers from an interruption: renames the parts that the journal lists and removes the others.
+    /// Whether an earlier run requested a page and it failed.
+    pub(crate) fn has_failed(&self, key: Key) -> bool {
+        self.failed.contains(&key)
+    }
+
+    /// What arrived of a page in an earlier run.
+    pub(crate) fn partial(&self, key: Key) -> Option<&Partial> {
+        self.partials.get(&key)
+    }
+
+    /// Recovers from an interruption: renames the parts that the journal lists and removes the others. Also
+    /// reads which pages have failed.
     fn recover(&mut self) -> io::Result<()> {
         for left in fs::read_dir(self.spill_folder())? {
             fs::remove_file(left?.path())?;
@@ -117,16 +145,24 @@ impl Folder {
         for left in fs::read_dir(self.parts())? {
             parts.insert(left?.file_name());
         }
-        if !parts.is_empty() {
-            journal.seek(SeekFrom::Start(0))?;
-            for line in BufReader::new(&journal).split(b'\n') {
-                if let Some((part, file)) = codec::done(&line?)
-                    && parts.remove(OsStr::new(&part))
-                {
+        journal.seek(SeekFrom::Start(0))?;
+        for line in BufReader::new(&journal).split(b'\n') {
+            match codec::journaled(&line?) {
+                Some(JournalLine::Done { part, file }) if parts.remove(OsStr::new(&part)) => {
                     rename_part(&self.root, &self.part(&part), &file)?;
                 }
+                Some(JournalLine::Failed { url, partial }) if self.failed.len() < FAILED_MAX => {
+                    let Ok(url) = Url::parse(&url) else { continue };
+                    let key = Key::of(&url);
+                    self.failed.insert(key);
+                    // The last line of a page counts.
+                    self.partials.remove(&key);
+                    self.partials.extend(partial.map(|partial| (key, partial)));
+                }
+                _ => {}
             }
         }
+        self.partials.retain(|_, partial| parts.remove(OsStr::new(&partial.part)));
         for part in parts {
             fs::remove_file(self.parts().join(part))?;
         }
@@ -190,7 +226,7 @@ mod tests {
     fn recovery_renames_journaled_parts_and_drops_others() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path()).unwrap();
-        let key = Key::of(&reqwest::Url::parse("https://h/1.html").unwrap());
+        let key = Key::of(&Url::parse("https://h/1.html").unwrap());
         let new = |text: &str| {
             let part = folder.new_part(key);
             fs::write(folder.part(&part), text).unwrap();
@@ -206,7 +242,9 @@ mod tests {
         drop(folder);
         let mut folder = Folder::open(root.path()).unwrap();
         assert_eq!(fs::read_to_string(root.path().join("h/a/1.html")).unwrap(), "whole");
-        assert!(!folder.has("h/3.html") && !folder.has("h/9.html"));
+        for lost in ["h/3.html", "h/9.html"] {
+            assert!(!folder.has(&FileName::Whole(lost.to_owned())), "{lost}");
+        }
         assert_eq!(fs::read_dir(folder.parts()).unwrap().count(), 0);
         let journal = fs::read_to_string(folder.journal_path()).unwrap();
         assert!(journal.ends_with("}\n") && journal.lines().count() == 2, "{journal}");

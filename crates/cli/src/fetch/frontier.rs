@@ -10,10 +10,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::Authority;
+use tidegate::{Authority, Kind, Random, Retry};
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
+use super::attempt::AttemptResult;
 use super::file_name::file_name;
 use super::folder::Folder;
 use super::gates::{Entry, Gates, Wait};
@@ -45,7 +46,7 @@ pub(crate) struct HostOptions {
     pub(crate) ignores_robots: bool,
     /// A host that pauses or fails for longer is given up.
     pub(crate) patience: Duration,
-    pub(crate) tries_max: u32,
+    pub(crate) retry: Retry,
     pub(crate) user_agent: String,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Frontier {
 enum Due {
     /// Wakes a host, if its ticket is still current.
     Wake(HostId, u64),
-    Requeue(HostId, Job),
+    Requeue(HostId, Box<Job>),
 }
 
 /// A request that may be sent now.
@@ -140,15 +141,18 @@ impl Frontier {
             && self.in_memory == 0
     }
 
-    /// Adds a page to fetch.
+    /// Adds a page to fetch. One that failed in an earlier run goes after those that did not.
     pub(crate) fn add(&mut self, address: Address) -> io::Result<()> {
         self.known += 1;
         let id = self.host_id(&address.host);
-        let (number, folder) = (self.number(), self.folder.spill_folder());
+        let (number, folder) = (self.number(), Arc::clone(&self.folder));
         let host = self.host(id);
-        let in_memory = host.queue.in_memory();
-        host.queue.push(String::from(address.url).into(), || spill_queue::spill_path(&folder, number))?;
-        let more = host.queue.in_memory() - in_memory;
+        let in_memory = host.in_memory();
+        let has_failed = folder.has_failed(Key::of(&address.url));
+        let queue = if has_failed { &mut host.failed_before } else { &mut host.queue };
+        let path = || spill_queue::spill_path(&folder.spill_folder(), number);
+        queue.push(String::from(address.url).into(), path)?;
+        let more = host.in_memory() - in_memory;
         self.in_memory += more;
         self.wake_idle(id);
         Ok(())
@@ -161,7 +165,14 @@ impl Frontier {
         let url = String::from(address.url).into();
         self.host(host).unfinished += 1;
         let outcome = PageOutcome::Skipped(SkipReason::Exists);
-        self.finished.push(PageResult { url, host: Some(host), key: None, attempts: 0, outcome });
+        self.finished.push(PageResult {
+            url,
+            host: Some(host),
+            key: None,
+            attempts: 0,
+            partial: None,
+            outcome,
+        });
     }
 
     /// The next request and its host; `None` if all hosts wait.
@@ -202,14 +213,17 @@ impl Frontier {
     fn pick(&mut self, id: HostId, now: Instant) -> io::Result<Pick> {
         let is_crowded = self.in_progress.len() >= IN_PROGRESS_MAX;
         let host = self.host(id);
-        let is_new = host.urgent.is_empty() && host.started.is_empty();
-        if is_new && is_crowded && !host.queue.is_empty() {
-            // Bounds the pages in progress if fast hosts redirect to a slow one: pages must end before new
-            // ones start.
-            return Ok(Pick::Wait(Some(now + CROWDED_DELAY)));
-        }
-        if is_new && !self.start_next(id)? {
-            return Ok(if self.host(id).has_work() { Pick::Retry } else { Pick::Nothing });
+        if host.urgent.is_empty() && host.started.is_empty() {
+            let may_start = host.has_new() && !is_crowded;
+            if !may_start && let Some(job) = host.retries.pop_front() {
+                host.started.push_back(job);
+            } else if host.has_new() && is_crowded {
+                // Bounds the pages in progress if fast hosts redirect to a slow one: pages must end before
+                // new ones start.
+                return Ok(Pick::Wait(Some(now + CROWDED_DELAY)));
+            } else if !self.start_next(id)? {
+                return Ok(if self.host(id).has_work() { Pick::Retry } else { Pick::Nothing });
+            }
         }
         let (ignores_robots, patience) = (self.options.ignores_robots, self.options.patience);
         let host = self.host(id);
@@ -226,8 +240,8 @@ impl Frontier {
         {
             return Ok(pick);
         }
-        let host = self.host(id).authority.clone();
-        let entry = self.gates.try_enter(&host);
+        let authority = self.host(id).authority.clone();
+        let entry = self.gates.try_enter(&authority);
         let host = self.host(id);
         Ok(match entry {
             Ok(entry) => match host.urgent.pop_front().or_else(|| host.started.pop_front()) {
@@ -247,16 +261,22 @@ impl Frontier {
                 });
                 Pick::Retry
             }
-            Err(Wait::Rate(span) | Wait::Pause(span) | Wait::Circuit(span)) => Pick::Wait(Some(now + span)),
+            Err(Wait::Rate(span)) => {
+                let is_at_rate_max = self.gates.is_at_rate_max(&authority);
+                self.host(id).is_at_rate_max = is_at_rate_max;
+                Pick::Wait(Some(now + span))
+            }
+            Err(Wait::Pause(span) | Wait::Circuit(span)) => Pick::Wait(Some(now + span)),
         })
     }
 
     /// Starts the next new page, unless it is skipped. Returns whether one was started.
     fn start_next(&mut self, id: HostId) -> io::Result<bool> {
         let host = self.host(id);
-        let in_memory = host.queue.in_memory();
-        let url = host.queue.pop()?;
-        let after = host.queue.in_memory();
+        let in_memory = host.in_memory();
+        let queue = if host.queue.is_empty() { &mut host.failed_before } else { &mut host.queue };
+        let url = queue.pop()?;
+        let after = host.in_memory();
         self.in_memory = self.in_memory + after - in_memory;
         let Some(url) = url else { return Ok(false) };
         let Ok(at) = Address::parse(&url) else { unreachable!("it was parsed when it was added") };
@@ -270,12 +290,20 @@ impl Frontier {
         };
         if let Some(skip) = skip {
             let outcome = PageOutcome::Skipped(skip);
-            self.finished.push(PageResult { url, host: Some(id), key: None, attempts: 0, outcome });
+            self.finished.push(PageResult {
+                url,
+                host: Some(id),
+                key: None,
+                attempts: 0,
+                partial: None,
+                outcome,
+            });
             return Ok(false);
         }
         self.in_progress.insert(key);
-        let kind = JobKind::Page(Page { url, key, file, host: id });
-        self.host(id).started.push_back(Job { kind, at, hops: 0, tries: 0, attempts: 0 });
+        let kind = JobKind::Page(Page { address: at.clone(), key, file, host: id });
+        let partial = self.folder.partial(key).cloned();
+        self.host(id).started.push_back(Job { partial, ..Job::new(kind, at) });
         Ok(true)
     }
 
@@ -290,7 +318,7 @@ impl Frontier {
             RobotsRules::Unknown => {
                 *rules = RobotsRules::Pending;
                 let kind = JobKind::Robots { of: id, is_https };
-                host.urgent.push_back(Job { kind, at, hops: 0, tries: 0, attempts: 0 });
+                host.urgent.push_back(Job::new(kind, at));
                 Some(Pick::Retry)
             }
             RobotsRules::Pending => Some(Pick::Wait(None)),
@@ -331,11 +359,50 @@ impl Frontier {
         }
     }
 
+    /// Counts the end of a request, and queues its job for a retry if that may succeed; else returns it.
+    ///
+    /// A host's series of failures ends with any response that is not a failure. Each page counts once.
+    pub(crate) fn on_attempt_end(
+        &mut self,
+        id: HostId,
+        mut job: Job,
+        result: &AttemptResult,
+        random: &mut Random,
+    ) -> Option<Job> {
+        let now = Instant::now();
+        job.tries += 1;
+        job.attempts += 1;
+        let host = self.host(id);
+        host.in_flight -= 1;
+        host.tally.attempts += 1;
+        let is_error = matches!(result.kind, Kind::Failure | Kind::Overload) || result.is_retryable;
+        host.tally.errors += u64::from(is_error);
+        host.failing = match result.kind {
+            Kind::Failure if job.has_failed => host.failing,
+            Kind::Failure | Kind::Overload => host.failing.or(Some(now)),
+            _ => None,
+        };
+        job.has_failed |= result.kind == Kind::Failure;
+        self.on_request_end(id);
+        if !result.is_retryable || job.tries >= self.options.retry.attempts_max() {
+            return Some(job);
+        }
+        // A rejected page always waits for its own hint; the throttle decides whether its host pauses too.
+        let delay =
+            self.options.retry.delays().delay(job.tries - 1, random).max(result.hint.unwrap_or_default());
+        if delay > self.options.patience {
+            return Some(job);
+        }
+        self.enqueue_later(id, job, now + delay);
+        None
+    }
+
     /// Hands a finished page over to be written.
     pub(crate) fn end(&mut self, job: Job, outcome: PageOutcome) {
         let JobKind::Page(page) = job.kind else { unreachable!("a robots.txt job has no page") };
-        let (url, host, key) = (page.url, Some(page.host), Some(page.key));
-        self.finished.push(PageResult { url, host, key, attempts: job.attempts, outcome });
+        let (url, host, key) = (String::from(page.address.url).into(), Some(page.host), Some(page.key));
+        let (attempts, partial) = (job.attempts, job.partial.map(Box::new));
+        self.finished.push(PageResult { url, host, key, attempts, partial, outcome });
     }
 
     /// The page is written, and no longer in progress.
@@ -361,16 +428,17 @@ impl Frontier {
                 // The host may be waiting for its own rules, which these jobs do not need.
                 self.on_request_end(id);
             }
+            JobKind::Page(_) if job.tries > 0 => host.retries.push_back(job),
             JobKind::Page(_) => host.started.push_back(job),
         }
         self.wake_idle(id);
     }
 
     /// Queues a job at a later time.
-    pub(crate) fn enqueue_later(&mut self, id: HostId, job: Job, at: Instant) {
+    fn enqueue_later(&mut self, id: HostId, job: Job, at: Instant) {
         self.host(id).delayed += 1;
         let number = self.number();
-        self.due.insert((at, number), Due::Requeue(id, job));
+        self.due.insert((at, number), Due::Requeue(id, Box::new(job)));
     }
 
     /// When the next timer is due.
@@ -392,7 +460,7 @@ impl Frontier {
                 }
                 Due::Requeue(id, job) => {
                     self.host(id).delayed -= 1;
-                    self.enqueue(job);
+                    self.enqueue(*job);
                 }
             }
         }

@@ -3,11 +3,11 @@
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
 use tempfile::TempDir;
-use tidegate::{HttpClasses, Kind, Outcome, Random};
+use tidegate::{HttpClasses, Outcome, Random, Retry};
 use tokio::time::advance;
 
 use super::*;
-use crate::fetch::crawl::backoff;
+use crate::fetch::attempt::{Reply, host_outcome};
 use crate::fetch::robots::RobotsResponse;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -16,8 +16,9 @@ const SECOND: Duration = Duration::from_secs(1);
 fn frontier(rate: f64, patience: Duration) -> (Frontier, TempDir) {
     let root = tempfile::tempdir().expect("a folder");
     let folder = Arc::new(Folder::open(root.path()).expect("a locked folder"));
-    let options = HostOptions { ignores_robots: true, patience, tries_max: 3, user_agent: "bot".to_owned() };
-    (Frontier::new(Gates::new(rate, Some(rate), 4).expect("within the bounds"), folder, options), root)
+    let retry = Retry::attempts(3);
+    let options = HostOptions { ignores_robots: true, patience, retry, user_agent: "bot".to_owned() };
+    (Frontier::new(Gates::starting_at(rate, Some(rate), 4), folder, options), root)
 }
 
 fn add(frontier: &mut Frontier, host: &str, count: usize) {
@@ -190,7 +191,7 @@ async fn hosts_reached_by_redirects_are_evicted_too() {
         frontier.host(host).in_flight -= 1;
         frontier.mark_idle(host);
         let at = Address::parse(&format!("https://h{number}.example/")).expect("an address");
-        frontier.enqueue(Job { at, hops: 1, ..job });
+        frontier.enqueue(job.redirected(at));
         let (_, target) = start(&mut frontier).expect("where it led");
         let id = target.host;
         over(&mut frontier, target, Outcome::success());
@@ -228,7 +229,7 @@ async fn redirects_to_a_slow_host_stay_within_memory() {
         frontier.on_request_end(id);
         if host == "fast.example" {
             redirected += 1;
-            frontier.enqueue(Job { at: slow.clone(), hops: 1, ..job });
+            frontier.enqueue(job.redirected(slow.clone()));
         } else {
             frontier.end(
                 job,
@@ -273,56 +274,83 @@ impl Limited {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn most_requests_succeed_once_the_rate_is_found() {
-    const PAGES: usize = 400;
-    let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
-    frontier.gates = Gates::new(10.0, Some(100.0), 8).expect("within the bounds");
-    frontier.options.tries_max = 6;
-    add(&mut frontier, "a", PAGES);
-    let (mut limited, mut random, mut done) = (Limited::default(), Random::seeded(1), 0);
-    let took = Duration::from_millis(5);
+/// The response to a request of a simulated fetch.
+enum Response {
+    Status(StatusCode),
+    /// A good head, and a body that breaks off.
+    Cut,
+}
+
+/// Fetches everything, with a response to each request `took` after it; returns the pages that ended.
+async fn fetch(
+    frontier: &mut Frontier,
+    took: Duration,
+    mut respond: impl FnMut(&Job) -> Response,
+) -> Vec<PageResult> {
+    let (mut random, mut ended) = (Random::seeded(1), Vec::new());
     while !frontier.is_empty() {
         frontier.fire_timers(Instant::now());
         let mut responses = Vec::new();
-        while let Some((_, start)) = start(&mut frontier) {
-            let JobKind::Page(page) = &start.job.kind else { unreachable!("rules are ignored") };
-            let status = limited.respond(page.key);
-            responses.push((start, status));
+        while let Some((_, start)) = start(frontier) {
+            let response = respond(&start.job);
+            responses.push((start, response));
         }
+        ended.extend(keep(frontier));
         if responses.is_empty() {
-            let due = frontier.next_due().expect("something is left to do");
+            let Some(due) = frontier.next_due() else { continue };
             advance(due.saturating_duration_since(Instant::now())).await;
             continue;
         }
         advance(took).await;
-        for (Start { host, mut job, entry }, status) in responses {
+        for (Start { host, job, entry }, response) in responses {
+            let (status, is_cut) = match response {
+                Response::Cut => (StatusCode::OK, true),
+                Response::Status(status) => (status, false),
+            };
             let class = HttpClasses::default().read(status, &HeaderMap::new());
             let outcome = class.outcome().took(took);
-            entry.settle(outcome);
-            job.tries += 1;
-            let now = Instant::now();
-            let upstream = frontier.host(host);
-            upstream.in_flight -= 1;
-            upstream.failing = match outcome.kind() {
-                Kind::Failure | Kind::Overload => upstream.failing.or(Some(now)),
-                _ => None,
+            entry.settle(if is_cut { Outcome::ignored() } else { host_outcome(outcome, job.has_failed) });
+            let result = AttemptResult {
+                reply: Reply::Status(status.as_u16()),
+                kind: outcome.kind(),
+                is_retryable: is_cut || class.is_retryable(),
+                hint: None,
+                partial: None,
             };
-            frontier.on_request_end(host);
-            if class.is_retryable() && job.tries < frontier.options.tries_max {
-                let delay = backoff().delay(job.tries - 1, &mut random);
-                frontier.enqueue_later(host, job, now + delay);
-                continue;
-            }
-            done += usize::from(status == StatusCode::OK);
+            let Some(job) = frontier.on_attempt_end(host, job, &result, &mut random) else { continue };
+            let status = (!is_cut).then_some(status.as_u16());
             frontier.end(
                 job,
-                PageOutcome::Failed(PageFailure { why: String::new(), status: None, is_final: true }),
+                PageOutcome::Failed(PageFailure {
+                    why: String::new(),
+                    status,
+                    is_final: !result.is_retryable,
+                }),
             );
         }
-        keep(&mut frontier);
+        ended.extend(keep(frontier));
     }
-    assert_eq!(done, PAGES);
+    ended
+}
+
+fn is_good(ended: &PageResult) -> bool {
+    matches!(&ended.outcome, PageOutcome::Failed(failed) if failed.status == Some(200))
+}
+
+#[tokio::test(start_paused = true)]
+async fn most_requests_succeed_once_the_rate_is_found() {
+    const PAGES: usize = 400;
+    let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+    frontier.gates = Gates::starting_at(10.0, Some(100.0), 8);
+    frontier.options.retry = Retry::attempts(6);
+    add(&mut frontier, "a", PAGES);
+    let mut limited = Limited::default();
+    let ended = fetch(&mut frontier, Duration::from_millis(5), |job| {
+        let JobKind::Page(page) = &job.kind else { unreachable!("rules are ignored") };
+        Response::Status(limited.respond(page.key))
+    })
+    .await;
+    assert_eq!(ended.iter().filter(|ended| is_good(ended)).count(), PAGES);
     let settled = &limited.responses[limited.responses.len() / 3..];
     let good = settled.iter().filter(|(_, status)| *status == StatusCode::OK).count();
     assert!(good * 10 > settled.len() * 9, "{good} of {} succeed", settled.len());
@@ -332,4 +360,90 @@ async fn most_requests_succeed_once_the_rate_is_found() {
     }
     let failed: Vec<usize> = attempts.into_values().filter(|attempts| *attempts > 1).collect();
     assert!(failed.iter().sum::<usize>() < 3 * failed.len(), "attempts at pages that failed: {failed:?}");
+}
+
+/// The number of a page that `add` added.
+fn number(job: &Job) -> usize {
+    let name = job.at.url.path().trim_start_matches('/').trim_end_matches(".html");
+    name.parse().expect("a number")
+}
+
+/// Six broken pages next to each other made the fetch give up a healthy host: each retry counted as a failure
+/// of the host, and retries went before pages that were never requested.
+#[tokio::test(start_paused = true)]
+async fn six_broken_pages_do_not_stop_the_others() {
+    const ERROR: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
+    for at_once in [1, 8] {
+        for cut in [0, 3, 6] {
+            let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+            frontier.gates = Gates::starting_at(10.0, None, at_once);
+            frontier.options.retry = Retry::attempts(4);
+            add(&mut frontier, "a", 100);
+            let began = Instant::now();
+            let ended = fetch(&mut frontier, Duration::from_millis(50), |job| match number(job) {
+                page @ 40..46 if page - 40 < cut => Response::Cut,
+                40..46 => Response::Status(ERROR),
+                _ => Response::Status(StatusCode::OK),
+            })
+            .await;
+            let case = format!("{cut} cut, {at_once} at once");
+            assert_eq!(
+                (ended.iter().filter(|ended| is_good(ended)).count(), ended.len()),
+                (94, 100),
+                "{case}"
+            );
+            assert!(began.elapsed() <= 60 * SECOND, "{case}: {:?}", began.elapsed());
+            assert_eq!(frontier.host(0).gave_up, None, "{case}");
+            assert_eq!(frontier.host(0).tally.attempts, 94 + 6 * 4, "{case}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn untried_pages_go_before_retries() {
+    let (mut frontier, _root) = frontier(1e6, 600 * SECOND);
+    frontier.gates = Gates::starting_at(10.0, None, 1);
+    add(&mut frontier, "a", 20);
+    let mut order = Vec::new();
+    fetch(&mut frontier, SECOND, |job| {
+        order.push(number(job));
+        let is_broken = number(job) == 3 && job.tries == 0;
+        Response::Status(if is_broken { StatusCode::BAD_GATEWAY } else { StatusCode::OK })
+    })
+    .await;
+    assert_eq!(order, (0..20).chain([3]).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_that_failed_before_go_last() {
+    let (mut first, root) = frontier(1e6, SECOND);
+    let journal = first.folder.journal_path();
+    first.folder = Arc::new(Folder::open(tempfile::tempdir().expect("a folder").path()).expect("a folder"));
+    let line = |page: u32, attempts: u32| {
+        format!(r#"{{"url":"https://a/{page}.html","outcome":"failed","attempts":{attempts}}}"#) + "\n"
+    };
+    // The last one was never requested: its host was given up.
+    std::fs::write(journal, line(0, 4) + &line(2, 1) + &line(3, 0)).expect("it is written");
+    let folder = Arc::new(Folder::open(root.path()).expect("a locked folder"));
+    let gates = Gates::starting_at(1e6, Some(1e6), 1);
+    let mut frontier = Frontier::new(gates, folder, first.options);
+    add(&mut frontier, "a", 5);
+    let mut order = Vec::new();
+    fetch(&mut frontier, SECOND, |job| {
+        order.push(number(job));
+        Response::Status(StatusCode::OK)
+    })
+    .await;
+    assert_eq!(order, [1, 3, 4, 0, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_count_once_against_a_host() {
+    // Four pages that always fail: twelve failures, and fewer than five pages.
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    add(&mut frontier, "a", 4);
+    let ended =
+        fetch(&mut frontier, Duration::from_millis(5), |_| Response::Status(StatusCode::BAD_GATEWAY)).await;
+    let host = frontier.host(0);
+    assert_eq!((ended.len(), host.tally.attempts, &host.gave_up), (4, 12, &None));
 }

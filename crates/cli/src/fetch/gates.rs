@@ -5,19 +5,60 @@
 use std::time::Duration;
 
 use tidegate::{
-    Authority, Auto, Cost, Gate, InvalidKeyedOptions, InvalidPlan, Keyed, Outcome, Pace, Pause, Permit,
-    Refused, Slots, Snapshot, Throttle,
+    Authority, Config, ConfigError, Cost, Gate, InvalidKeyedOptions, Keyed, Outcome, Pace, Permit, Refused,
+    Retry, Snapshot, Throttle,
 };
 
 use crate::failure::Failure;
 
 /// Maximum pause. A host that asks for a longer one gets no further request in the same run.
 const PAUSE_MAX: Duration = Duration::from_hours(24);
+/// Where a fetch differs from the preset `host`.
+const DEFAULTS: [(&str, &str); 3] = [("slots.max", "8"), ("pause.max", "24h"), ("retry.attempts", "4")];
+/// Keys for throttles that callers wait at or that know the size of a request; a trailing dot is a group.
+const WITHOUT_EFFECT: [&str; 9] = [
+    "budget.",
+    "bytes.",
+    "keyed.enabled",
+    "milestone_percent",
+    "pause.sizes.",
+    "retry.budget.",
+    "retry.when_refused",
+    "total",
+    "waiters_max",
+];
+/// A rate is at its maximum from this share of it on: it swings a little.
+const AT_MAX: f64 = 0.95;
 
 /// The throttles of all hosts.
 #[derive(Debug)]
 pub(crate) struct Gates {
     hosts: Keyed<Authority>,
+    rate_max: Option<f64>,
+}
+
+/// Limits on the command line.
+#[derive(Debug, Default)]
+pub(crate) struct LimitOptions {
+    /// Requests per second and host at the start.
+    pub(crate) rate: Option<f64>,
+    pub(crate) rate_max: Option<f64>,
+    /// Requests in flight per host.
+    pub(crate) per_host: Option<u32>,
+    pub(crate) tries: Option<u32>,
+}
+
+impl LimitOptions {
+    /// The same as keys of the configuration.
+    fn pairs(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let pairs = [
+            ("auto.rate_start", self.rate.map(|rate| rate.to_string())),
+            ("auto.rate_max", self.rate_max.map(|rate| rate.to_string())),
+            ("slots.max", self.per_host.map(|slots| slots.to_string())),
+            ("retry.attempts", self.tries.map(|tries| tries.to_string())),
+        ];
+        pairs.into_iter().filter_map(|(key, value)| Some((key, value?)))
+    }
 }
 
 /// Permission to send one request to a host.
@@ -40,19 +81,29 @@ pub(crate) enum Wait {
 }
 
 impl Gates {
-    /// Starts at `rate` requests per second and host, up to `rate_max`, with at most `at_once` requests in
-    /// flight.
-    pub(crate) fn new(rate: f64, rate_max: Option<f64>, at_once: u32) -> Result<Self, Failure> {
-        let auto = Auto::default().rate_start(rate);
-        let auto = rate_max.map_or(auto, |rate_max| auto.rate_min(1e-3_f64.min(rate_max)).rate_max(rate_max));
-        let limits = Throttle::host()
-            .slots(Slots::adaptive(1..=at_once))
-            .auto_within(auto)
-            .pause(Pause::default().max(PAUSE_MAX))
-            .limits()
-            .map_err(|error: InvalidPlan| Failure::usage(error.to_string()))?;
-        let unkeyed = |error: InvalidKeyedOptions| Failure::failed(error.to_string());
-        Ok(Self { hosts: Keyed::builder(limits).build().map_err(unkeyed)? })
+    /// The limits of a configuration file, with those of the options in place of its own.
+    ///
+    /// Returns the retry policy, too.
+    pub(crate) fn new(file: Config, options: &LimitOptions) -> Result<(Self, Retry), Failure> {
+        let invalid = |error: ConfigError| Failure::usage(error.to_string());
+        if let Some(key) =
+            file.to_map().keys().find(|key| WITHOUT_EFFECT.iter().any(|no| key.starts_with(no)))
+        {
+            return Err(Failure::usage(format!("`{key}` has no effect on a fetch; remove it from --config")));
+        }
+        let config = Config::from_map(DEFAULTS).map_err(invalid)?.overlaid_by(file);
+        let config = config.overlaid_by(Config::from_map(options.pairs()).map_err(invalid)?);
+        let (draft, _) = config.to_keyed().map_err(invalid)?;
+        let hosts = Keyed::from_config(&config).map_err(invalid)?.build();
+        let hosts = hosts.map_err(|error: InvalidKeyedOptions| Failure::usage(error.to_string()))?;
+        Ok((Self { hosts, rate_max: options.rate_max }, draft.retry))
+    }
+
+    /// Whether a host may get no more requests per second because of `--rate-max`.
+    pub(crate) fn is_at_rate_max(&self, host: &Authority) -> bool {
+        let Some(rate_max) = self.rate_max else { return false };
+        let rate = self.view(host).and_then(|view| view.rate);
+        rate.is_some_and(|rate| rate.as_f64() >= AT_MAX * rate_max)
     }
 
     /// Tries to acquire a permit, without waiting.
@@ -101,8 +152,18 @@ fn wait(refused: Refused) -> Wait {
 }
 
 #[cfg(test)]
+impl Gates {
+    /// Starts at `rate`, with at most `per_host` requests in flight.
+    pub(crate) fn starting_at(rate: f64, rate_max: Option<f64>, per_host: u32) -> Self {
+        let options = LimitOptions { rate: Some(rate), rate_max, per_host: Some(per_host), tries: None };
+        Self::new(Config::default(), &options).expect("within the bounds").0
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Exit;
 
     fn host() -> Authority {
         Authority::new("example.com").expect("a host")
@@ -114,7 +175,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn rate_delays_the_next_request() {
-        let gates = Gates::new(2.0, Some(8.0), 8).unwrap();
+        let gates = Gates::starting_at(2.0, Some(8.0), 8);
         assert_eq!(entries(&gates).len(), 1);
         let half_a_second = Duration::from_millis(501);
         assert!(matches!(gates.try_enter(&host()), Err(Wait::Rate(span)) if span <= half_a_second));
@@ -123,7 +184,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn slots_bound_requests_in_flight() {
-        let gates = Gates::new(1_000.0, None, 3).unwrap();
+        let gates = Gates::starting_at(1_000.0, None, 3);
         let mut held = entries(&gates);
         while held.len() < 3 {
             tokio::time::advance(Duration::from_millis(1)).await;
@@ -137,7 +198,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pauses_of_a_host_differ_from_its_rate() {
-        let gates = Gates::new(100.0, Some(100.0), 8).unwrap();
+        let gates = Gates::starting_at(100.0, Some(100.0), 8);
         let pause = Duration::from_secs(30);
         // A hint on a rejection stops all requests once nothing was accepted since the last.
         for _ in 0..3 {
@@ -163,8 +224,42 @@ mod tests {
     #[test]
     fn extreme_rates_are_valid() {
         for rate in [0.01, 0.25, 1.0, 8.0, 1e6] {
-            assert!(Gates::new(rate, Some(rate), 1).is_ok(), "{rate}");
-            assert!(Gates::new(rate, None, 10_000).is_ok(), "{rate}");
+            drop(Gates::starting_at(rate, Some(rate), 1));
+            drop(Gates::starting_at(rate, None, 10_000));
         }
+    }
+
+    #[test]
+    fn options_override_the_file_and_the_file_the_defaults() {
+        let slots = |file: &str, per_host| {
+            let options = LimitOptions { per_host, ..LimitOptions::default() };
+            let (gates, retry) = Gates::new(Config::from_toml(file).unwrap(), &options).unwrap();
+            let snapshot = gates.hosts.throttle(&host()).snapshot();
+            (snapshot.slots_max, retry.attempts_max())
+        };
+        assert_eq!(slots("", None), (Some(8), 4));
+        assert_eq!(slots("slots.max = 20\nretry.attempts = 2", None), (Some(20), 2));
+        assert_eq!(slots("slots.max = 20", Some(3)), (Some(3), 4));
+    }
+
+    #[test]
+    fn key_without_effect_is_refused() {
+        for (file, why) in [
+            ("waiters_max = 5", "`waiters_max` has no effect on a fetch"),
+            ("auto.rate_min = 5\nauto.rate_max = 2", "auto.rate_min"),
+        ] {
+            let failure = Gates::new(Config::from_toml(file).unwrap(), &LimitOptions::default()).unwrap_err();
+            assert!(failure.exit == Exit::Usage && failure.what.contains(why), "{}", failure.what);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rate_max_is_the_reason_at_the_ceiling_only() {
+        let capped = Gates::starting_at(10.0, Some(10.0), 8);
+        assert_eq!(entries(&capped).len(), 1);
+        assert!(capped.is_at_rate_max(&host()));
+        let free = Gates::starting_at(10.0, Some(100.0), 8);
+        assert_eq!(entries(&free).len(), 1);
+        assert!(!free.is_at_rate_max(&host()));
     }
 }

@@ -7,7 +7,9 @@ use tidegate::Authority;
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
+use super::file_name::FileName;
 use super::frontier::HostId;
+use super::partial::Partial;
 use super::robots::RobotsRules;
 use super::spill_queue::SpillQueue;
 use super::tally::Tally;
@@ -24,6 +26,21 @@ pub(crate) struct Job {
     pub(crate) tries: u32,
     /// Attempts in all.
     pub(crate) attempts: u32,
+    /// Whether a failure of it has counted against the current host.
+    pub(crate) has_failed: bool,
+    /// What has arrived of the page.
+    pub(crate) partial: Option<Partial>,
+}
+
+impl Job {
+    pub(crate) const fn new(kind: JobKind, at: Address) -> Self {
+        Self { kind, at, hops: 0, tries: 0, attempts: 0, has_failed: false, partial: None }
+    }
+
+    /// The job after a redirect, with no attempts at the new address.
+    pub(crate) fn redirected(self, at: Address) -> Self {
+        Self { at, hops: self.hops + 1, tries: 0, has_failed: false, ..self }
+    }
 }
 
 /// What a job fetches.
@@ -41,9 +58,9 @@ pub(crate) enum JobKind {
 #[derive(Debug)]
 pub(crate) struct Page {
     /// The address as requested.
-    pub(crate) url: Box<str>,
+    pub(crate) address: Address,
     pub(crate) key: Key,
-    pub(crate) file: String,
+    pub(crate) file: FileName,
     /// The host of the requested address, whose counts include the page.
     pub(crate) host: HostId,
 }
@@ -69,10 +86,15 @@ pub(crate) struct Host {
     pub(crate) throttle: Option<tidegate::Throttle>,
     /// Requests for robots.txt, which go first.
     pub(crate) urgent: VecDeque<Job>,
-    /// Started pages: redirected here, or due for a retry. They go next.
+    /// Pages redirected here, and the next page while it waits for the throttle. They go next.
     pub(crate) started: VecDeque<Job>,
-    /// Pages that have not been started. They go last.
+    /// Pages that have not been started, before all pages that have failed.
     pub(crate) queue: SpillQueue,
+    /// Pages that failed in an earlier run.
+    pub(crate) failed_before: SpillQueue,
+    /// Pages due for a retry. They go last: the retries of a few broken pages must not delay the others, nor
+    /// be all that a half-open circuit is probed with.
+    pub(crate) retries: VecDeque<Job>,
     pub(crate) in_flight: u32,
     /// Jobs that wait for a retry.
     pub(crate) delayed: u32,
@@ -88,6 +110,8 @@ pub(crate) struct Host {
     pub(crate) failing: Option<Instant>,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
+    /// Whether its last wait for the rate was due to `--rate-max`.
+    pub(crate) is_at_rate_max: bool,
     /// Recent pages per second, a moving average.
     pub(crate) speed: f64,
     /// Pages that had ended at the last update of the speed.
@@ -103,6 +127,8 @@ impl Host {
             urgent: VecDeque::new(),
             started: VecDeque::new(),
             queue: SpillQueue::default(),
+            failed_before: SpillQueue::default(),
+            retries: VecDeque::new(),
             in_flight: 0,
             delayed: 0,
             unfinished: 0,
@@ -112,13 +138,24 @@ impl Host {
             requested: None,
             failing: None,
             gave_up: None,
+            is_at_rate_max: false,
             speed: 0.0,
             ended_before: 0,
         }
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        !(self.urgent.is_empty() && self.started.is_empty() && self.queue.is_empty())
+        !(self.urgent.is_empty() && self.started.is_empty() && self.retries.is_empty()) || self.has_new()
+    }
+
+    /// Whether a page is left that was not started in this run.
+    pub(crate) fn has_new(&self) -> bool {
+        !(self.queue.is_empty() && self.failed_before.is_empty())
+    }
+
+    /// Pages that were not started in this run and are in memory.
+    pub(crate) fn in_memory(&self) -> usize {
+        self.queue.in_memory() + self.failed_before.in_memory()
     }
 
     /// Whether evicting it would lose nothing but its rules and counts.
@@ -133,7 +170,7 @@ impl Host {
 
     /// Pages that have not ended.
     pub(crate) fn remaining(&self) -> u64 {
-        self.queue.len() + self.unfinished
+        self.queue.len() + self.failed_before.len() + self.unfinished
     }
 
     /// The duration of the current series of failures.

@@ -13,9 +13,11 @@ mod file_name;
 mod folder;
 mod frontier;
 mod gates;
+mod header;
 mod host;
 mod input;
 mod part_file;
+mod partial;
 mod progress;
 mod result;
 mod robots;
@@ -24,6 +26,7 @@ mod tally;
 mod writer;
 
 use std::collections::hash_map::RandomState;
+use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,9 +34,10 @@ use std::time::Duration;
 
 use clap::Args;
 use reqwest::Client;
+use reqwest::header::{HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tidegate::Random;
+use tidegate::{Config, Random, Retry};
 
 use crate::child;
 use crate::failure::{Exit, Failure};
@@ -44,7 +48,7 @@ use crate::signals::Signals;
 use crawl::{Counts, Crawl, CrawlResult};
 use folder::Folder;
 use frontier::{Frontier, HostOptions};
-use gates::Gates;
+use gates::{Gates, LimitOptions};
 use input::Input;
 use progress::Progress;
 use tally::Summary;
@@ -70,8 +74,9 @@ first Ctrl-C waits for requests in flight, the second stops at once.
 A host that sends nothing for --timeout (30s by default) counts as unavailable.
 
 Files are named after their addresses: https://example.com/docs/page.html is
-DIR/example.com/docs/page.html. DIR/.tidegate holds the state of the fetch:
-its journal has one line per page.
+DIR/example.com/docs/page.html. An address without an extension gets that of
+its content type. DIR/.tidegate holds the state of the fetch: its journal has
+one line per page.
 
 Exit codes:
   0    every page is fetched, or disallowed by robots.txt
@@ -80,7 +85,7 @@ Exit codes:
   130  interrupted (128 plus the number of the signal)
 
 Examples:
-  tidegate fetch https://example.com/a.html https://example.com/b.html --out d
+  tidegate fetch https://example.com/a.html https://example.com/b.html
   tidegate fetch -i urls.txt --out pages --rate-max 2
   zcat urls.gz | tidegate fetch - --out pages --json > log.jsonl";
 
@@ -95,29 +100,35 @@ pub(crate) struct FetchArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "urls")]
     input: Option<PathBuf>,
     /// Write the files to this folder, which is created if it does not exist
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
     /// Limit concurrent requests to all hosts, from 1 to 10000
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     concurrency: u32,
-    /// Limit concurrent requests per host, from 1 to 10000; fewer while the host fails
-    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    per_host: u32,
-    /// Start with this many requests per second and host
-    #[arg(long, value_name = "RATE", default_value_t = 10.0, value_parser = rate)]
-    rate: f64,
+    /// Limit concurrent requests per host, from 1 to 10000; fewer while the host fails [default: 8]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    per_host: Option<u32>,
+    /// Start with this many requests per second and host, at most --rate-max [default: 10]
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    rate: Option<f64>,
     /// Limit requests per second and host, from 0.01 to 1000000 [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate_max: Option<f64>,
-    /// Try each page at most COUNT times, from 1 to 100
-    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
-    tries: u32,
+    /// Try each page at most COUNT times, from 1 to 100 [default: 4]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    tries: Option<u32>,
+    /// Read limits for each host from a TOML file; options override them
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Give up a host, for this run, that asks for a longer pause or fails for longer
     #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse::duration)]
     patience: Duration,
     /// Limit the size of a file, such as 500k, 20M or 1G
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = bytes)]
     max_bytes: u64,
+    /// Send a header such as 'Authorization: Bearer TOKEN' with each page; not after a redirect to another host
+    #[arg(long, value_name = "HEADER", value_parser = header::parse)]
+    header: Vec<(HeaderName, HeaderValue)>,
     /// Send this user agent; robots.txt rules are looked up by its first word
     #[arg(long, value_name = "TEXT", default_value = USER_AGENT)]
     user_agent: String,
@@ -157,6 +168,25 @@ impl FetchArgs {
             }
         }
     }
+
+    /// The throttles of all hosts, and the retry policy.
+    fn gates(&self) -> Result<(Gates, Retry), Failure> {
+        if let (Some(rate), Some(rate_max)) = (self.rate, self.rate_max)
+            && rate > rate_max
+        {
+            return Err(Failure::usage(format!("--rate {rate} is above --rate-max {rate_max}")));
+        }
+        let file = match &self.config {
+            Some(path) => {
+                let invalid = |why: String| Failure::usage(format!("--config {}: {why}", path.display()));
+                let text = fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
+                Config::from_toml(&text).map_err(|error| invalid(error.to_string()))?
+            }
+            None => Config::default(),
+        };
+        let (rate, rate_max, per_host, tries) = (self.rate, self.rate_max, self.per_host, self.tries);
+        Gates::new(file, &LimitOptions { rate, rate_max, per_host, tries })
+    }
 }
 
 /// Fetches until all pages have ended, or a signal stops it.
@@ -176,8 +206,8 @@ pub(crate) async fn run(
         .pool_idle_timeout(IDLE_TIMEOUT)
         .build()
         .map_err(|error| Failure::usage(format!("invalid request options: {error}")))?;
-    let rate = args.rate_max.map_or(args.rate, |rate_max| args.rate.min(rate_max));
-    let gates = Gates::new(rate, args.rate_max, args.per_host)?;
+    let (gates, retry) = args.gates()?;
+    let rate_max = args.rate_max;
     let signals = Signals::install()?;
     raise_file_limit();
     let mut folder = Folder::open(&args.out)?;
@@ -187,12 +217,13 @@ pub(crate) async fn run(
     let options = HostOptions {
         ignores_robots: args.ignore_robots,
         patience: args.patience,
-        tries_max: args.tries,
+        retry,
         user_agent: args.user_agent,
     };
     let crawl = Crawl {
         frontier: Frontier::new(gates, Arc::clone(&folder), options),
         client,
+        headers: args.header.into_iter().collect(),
         writer: Writer::start(&folder, journal, format == Format::Json)?,
         folder: Arc::clone(&folder),
         progress: Progress::new(),
@@ -202,7 +233,7 @@ pub(crate) async fn run(
         counts: Counts::default(),
     };
     let result = crawl.run(lines, signals).await?;
-    report(result, &folder, format)
+    report(result, &folder, format, rate_max)
 }
 
 /// Raises the soft limit of open files: many hosts need many connections, and the default is low on most
@@ -213,7 +244,12 @@ fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-fn report(result: CrawlResult, folder: &Folder, format: Format) -> Result<Output, Failure> {
+fn report(
+    result: CrawlResult,
+    folder: &Folder,
+    format: Format,
+    rate_max: Option<f64>,
+) -> Result<Output, Failure> {
     let CrawlResult { summary, signal, input_error } = result;
     let exit = match signal {
         Some(signal) => child::exit_by(signal),
@@ -230,11 +266,11 @@ fn report(result: CrawlResult, folder: &Folder, format: Format) -> Result<Output
     if format == Format::Json {
         return Ok(Output::raw(codec::summary(&summary).into_bytes()).exit(exit));
     }
-    Ok(text_report(&summary, folder).exit(exit))
+    Ok(text_report(&summary, folder, rate_max).exit(exit))
 }
 
 /// The final report for people.
-fn text_report(summary: &Summary, folder: &Folder) -> Output {
+fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<f64>) -> Output {
     let mut output = Output::new(crate::codec::Json::Null);
     if !summary.hosts.is_empty() {
         output = output.table(summary.table()).line("");
@@ -243,6 +279,12 @@ fn text_report(summary: &Summary, folder: &Folder) -> Output {
         if let Some(why) = &line.gave_up {
             output = output.line(format!("given up: {}: {why}", line.host));
         }
+    }
+    let at_max: Vec<&str> =
+        summary.hosts.iter().filter(|line| line.is_at_rate_max).map(|line| line.host.as_str()).collect();
+    if let (Some(rate_max), [first, others @ ..]) = (rate_max, &at_max[..]) {
+        let more = if others.is_empty() { String::new() } else { format!(" and {} others", others.len()) };
+        output = output.line(format!("limited by --rate-max {rate_max}: {first}{more}"));
     }
     for (url, why) in &summary.failures {
         output = output.line(format!("failed: {url}: {why}"));

@@ -1,7 +1,7 @@
 //! A page in progress: buffered in memory while it is small, then in a part file that is removed unless it
 //! becomes complete.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
@@ -43,6 +43,7 @@ pub(crate) struct PartFile {
     file: Option<File>,
     buffer: Vec<u8>,
     bytes: u64,
+    /// Whether the file stays: it is complete, or the rest can be requested later.
     is_whole: bool,
 }
 
@@ -50,6 +51,35 @@ impl PartFile {
     /// An empty part. Its file is created on the first write.
     pub(crate) const fn new(path: PathBuf) -> Self {
         Self { path, file: None, buffer: Vec::new(), bytes: 0, is_whole: false }
+    }
+
+    /// The first `bytes` of a part of an earlier request; `None` if it does not have that many.
+    pub(crate) async fn resume(path: PathBuf, bytes: u64) -> io::Result<Option<Self>> {
+        let open = move || -> io::Result<_> {
+            let file = match OpenOptions::new().append(true).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                file => file?,
+            };
+            if file.metadata()?.len() < bytes {
+                return Ok(None);
+            }
+            file.set_len(bytes)?;
+            Ok(Some(Self { path, file: Some(file), buffer: Vec::new(), bytes, is_whole: false }))
+        };
+        spawn_blocking(open).await.map_err(io::Error::other)?
+    }
+
+    /// Keeps what arrived, synced to the disk; returns whether that is worth a later request for the rest.
+    pub(crate) async fn keep(mut self) -> io::Result<bool> {
+        if self.file.is_none() {
+            return Ok(false);
+        }
+        self.write().await?;
+        if let Some(file) = self.file.take() {
+            spawn_blocking(move || file.sync_all()).await.map_err(io::Error::other)??;
+        }
+        self.is_whole = true;
+        Ok(true)
     }
 
     /// Bytes received so far.

@@ -3,6 +3,7 @@
 use super::address::Key;
 use super::frontier::HostId;
 use super::part_file::Body;
+use super::partial::Partial;
 
 /// A finished page and its result.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct PageResult {
     pub(crate) key: Option<Key>,
     /// Requests sent for it.
     pub(crate) attempts: u32,
+    /// What has arrived of a page that failed.
+    pub(crate) partial: Option<Box<Partial>>,
     pub(crate) outcome: PageOutcome,
 }
 

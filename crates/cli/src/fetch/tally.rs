@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tidegate::CircuitState;
+
 use super::result::{PageOutcome, PageResult, SkipReason};
 use crate::output::{Table, Tint};
 
@@ -20,6 +22,8 @@ pub(crate) struct Tally {
     pub(crate) failed: u64,
     pub(crate) bytes: u64,
     pub(crate) attempts: u64,
+    /// Attempts that failed or were rejected.
+    pub(crate) errors: u64,
 }
 
 impl Tally {
@@ -53,11 +57,12 @@ impl Tally {
         self.failed += other.failed;
         self.bytes += other.bytes;
         self.attempts += other.attempts;
+        self.errors += other.errors;
     }
 }
 
-/// A host's counts and speed.
-#[derive(Debug)]
+/// A host's counts, its speed, and the state of its throttle.
+#[derive(Debug, Default)]
 pub(crate) struct HostLine {
     pub(crate) host: String,
     pub(crate) tally: Tally,
@@ -65,6 +70,11 @@ pub(crate) struct HostLine {
     pub(crate) per_second: Option<f64>,
     /// The rate that its throttle has reached.
     pub(crate) limit: Option<f64>,
+    /// Whether `--rate-max` kept it from a higher rate.
+    pub(crate) is_at_rate_max: bool,
+    pub(crate) circuit: Option<CircuitState>,
+    /// The 95th percentile latency of recent responses.
+    pub(crate) latency_p95: Option<Duration>,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
 }
@@ -84,6 +94,15 @@ pub(crate) struct Summary {
     pub(crate) failures: Vec<(Box<str>, String)>,
     /// Failures that a later run would repeat.
     pub(crate) final_failures: u64,
+}
+
+impl HostLine {
+    /// The share of attempts that failed or were rejected.
+    pub(crate) fn error_rate(&self) -> Option<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "a share")]
+        let attempts = self.tally.attempts as f64;
+        (self.tally.attempts > 0).then(|| per(self.tally.errors, attempts))
+    }
 }
 
 impl Summary {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::kit::codec::{self, Json};
 use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Upstream, hold, pages, read_line};
-use crate::kit::{finish, run, send, wait_until};
+use crate::kit::{clear_environment, finish, run, send, wait_until};
 
 fn echo(log: &Log) -> Upstream {
     Upstream::start(log, |seen| Reply::page(format!("this is {}", seen.path)))
@@ -76,7 +76,10 @@ fn json_lines_report_each_page_and_a_summary() {
     let counts = ["done", "skipped", "failed", "bad_urls", "unfinished"].map(|name| summary[name].as_u64());
     assert_eq!(counts, [Some(1), Some(1), Some(2), Some(1), Some(0)], "{summary}");
     assert_eq!(summary["hosts"][0]["host"], upstream.host());
-    assert_eq!(summary["hosts"][0]["attempts"], 4, "robots.txt, and a redirect");
+    let host = &summary["hosts"][0];
+    assert_eq!(host["attempts"], 4, "robots.txt, and a redirect");
+    assert_eq!((&host["circuit"], &host["error_rate"]), (&"closed".into(), &Json::from(0.0)));
+    assert!(host["latency_p95_ms"].as_f64().is_some_and(|latency| latency > 0.0), "{host}");
     assert_eq!(lines.len(), 5);
 }
 
@@ -270,6 +273,11 @@ fn invalid_arguments_are_rejected() {
         (vec!["-i", "x", "https://h/"], "cannot be used with"),
         (vec!["https://h/", "--max-bytes", "0"], "a number of bytes from 1"),
         (vec!["https://h/", "--rate", "0"], "a number from 0.01 to 1000000"),
+        (vec!["https://h/", "--rate", "5", "--rate-max", "2"], "--rate 5 is above --rate-max 2"),
+        (vec!["https://h/", "--header", "Host: other"], "`host` is set by the connection"),
+        (vec!["https://h/", "--header", "Content-Length: 1"], "`content-length` is set by the connection"),
+        (vec!["https://h/", "--config", "not/there"], "--config not/there: "),
+        (vec!["https://h/", "--header", "X"], "must be `Name: value`"),
         (vec!["https://h/", "--server", "http://h"], "does not apply to this command"),
         (vec!["https://h/", "--user-agent", "a\nb"], "invalid request options"),
     ];
@@ -283,4 +291,98 @@ fn invalid_arguments_are_rejected() {
     let run = run(&mut command);
     assert_eq!(run.code, 1);
     assert!(run.stderr.contains("cannot be used: "), "{}", run.stderr);
+}
+
+#[test]
+fn files_go_to_the_current_folder_by_default() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream =
+        Upstream::start(&log, |seen| Reply::page(seen.path.clone()).header("content-type", "text/html"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    clear_environment(&mut command);
+    fs::create_dir(dir.out()).unwrap();
+    command.current_dir(dir.out()).args(["fetch", &upstream.url("/a.txt"), &upstream.url("/about")]);
+    let run = run(&mut command);
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(dir.file(&upstream, "a.txt").as_deref(), Some(&b"/a.txt"[..]));
+    assert_eq!(dir.file(&upstream, "about~.html").as_deref(), Some(&b"/about"[..]));
+    let again = dir.fast(&[], &[upstream.url("/about")]);
+    assert_eq!((again.code, upstream.seen().len()), (0, 2), "its extension does not make it a new page");
+}
+
+#[test]
+fn headers_are_not_sent_to_another_host() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let other = echo(&log);
+    let there = other.url("/there.html");
+    let upstream = Upstream::start(&log, move |seen| match seen.path.as_str() {
+        "/here.html" => Reply::moved("/new.html"),
+        "/away.html" => Reply::moved(&there),
+        path => Reply::page(path),
+    });
+    let urls = ["/here.html", "/away.html"].map(|path| upstream.url(path));
+    let headers = ["--header", "Authorization: Bearer abc", "--header", "X-Two: 1", "--header", "X-Two: 2"];
+    let run = dir.fast(&headers, &urls);
+    assert_eq!((run.code, dir.files().len()), (0, 2), "{run:?}");
+    assert_eq!((upstream.seen().len(), other.seen().len()), (3, 1));
+    for seen in upstream.seen() {
+        for line in ["authorization: bearer abc\r\n", "x-two: 1\r\n", "x-two: 2\r\n"] {
+            assert!(seen.head.contains(line), "{}", seen.head);
+        }
+    }
+    for head in other.all().into_iter().map(|seen| seen.head) {
+        assert!(!head.contains("authorization") && !head.contains("x-two"), "{head}");
+    }
+}
+
+#[test]
+fn compressed_bodies_are_saved_decoded() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream = Upstream::start(&log, |seen| {
+        let body: &[u8] = match seen.path.as_str() {
+            "/gzip.txt" => b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xcb\x48\xcd\xc9\xc9\x07\x00\x86\xa6\x10\x36\x05\x00\x00\x00",
+            "/br.txt" => b"\x0b\x02\x80hello\x03",
+            "/zstd.txt" => b"\x28\xb5\x2f\xfd\x20\x05\x29\x00\x00hello",
+            path => unreachable!("{path}"),
+        };
+        Reply::page(body).header("content-encoding", &seen.path[1..seen.path.len() - 4])
+    });
+    let names = ["gzip.txt", "br.txt", "zstd.txt"];
+    let run = dir.fast(&[], &names.map(|name| upstream.url(&format!("/{name}"))));
+    assert_eq!((run.code, dir.files().len()), (0, 3), "{run:?}");
+    for name in names {
+        assert_eq!(dir.file(&upstream, name).as_deref(), Some(&b"hello"[..]), "{name}");
+    }
+    let head = &upstream.seen()[0].head;
+    assert!(["gzip", "br", "zstd"].iter().all(|coding| head.contains(coding)), "{head}");
+    assert!(run.stdout.contains("(15 B)"), "decoded bytes are counted: {}", run.stdout);
+}
+
+#[test]
+fn limits_of_hosts_are_read_from_a_file() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream = Upstream::start(&log, |_| Reply::status(500));
+    let file = dir.path("limits.toml").display().to_string();
+    fs::write(&file, "[retry]\nattempts = 2\nbackoff_base = 0.001\n").unwrap();
+    let urls = pages(&upstream, 1);
+    assert_eq!(dir.fetch(&["--config", &file], &urls).code, 4);
+    assert_eq!(upstream.seen().len(), 2, "as many attempts as in the file");
+    assert_eq!(dir.fetch(&["--config", &file, "--tries", "1"], &urls).code, 4);
+    assert_eq!(upstream.seen().len(), 3, "an option overrides the file");
+    fs::write(&file, "slots.maxx = 3").unwrap();
+    let run = dir.fetch(&["--config", &file], &urls);
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("slots.maxx") && run.stderr.contains("slots.max"), "{}", run.stderr);
+}
+
+#[test]
+fn ceiling_that_limited_a_fetch_is_reported() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream = echo(&log);
+    let run = dir.fetch(&["--rate-max", "20"], &pages(&upstream, 30));
+    assert_eq!((run.code, dir.files().len()), (0, 30), "{run:?}");
+    let line = format!("limited by --rate-max 20: {}", upstream.host());
+    assert!(run.stdout.contains(&line), "{}", run.stdout);
+    let run = FetchDir::new().fetch(&["--rate-max", "1000"], &pages(&upstream, 3));
+    assert!(!run.stdout.contains("limited by"), "{}", run.stdout);
 }

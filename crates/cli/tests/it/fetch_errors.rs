@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::kit::codec;
-use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Upstream, hold, pages, read_line};
+use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Seen, Upstream, hold, pages, read_line};
 use crate::kit::{finish, run};
 
 #[test]
@@ -176,4 +176,70 @@ fn only_temporary_failures_are_retried() {
     let asked = |path: &str| hold(&log).iter().filter(|seen| seen.path == path).count();
     assert_eq!((asked("/gone.html"), asked("/busy.html")), (1, 3));
     assert!(run.stdout.contains("/busy.html: status 503 Service Unavailable"), "{}", run.stdout);
+}
+
+/// Both in one run and in the next.
+#[test]
+fn rest_of_a_truncated_body_is_requested() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| {
+        let from = range_start(seen);
+        let is_known = seen.head.contains("if-range: \"v1\"\r\n") && seen.path != "/changed.bin";
+        let range = format!("bytes {from}-2999999/3000000");
+        let reply = if from > 0 && is_known {
+            Reply::page(&whole[from..]).with_status(206).header("content-range", range)
+        } else {
+            Reply::page(&whole[..])
+        };
+        let reply = reply.header("etag", "\"v1\"");
+        if seen.number < 5 { reply.cut() } else { reply }
+    });
+    let urls = ["/a.bin", "/changed.bin"].map(|path| upstream.url(path));
+    let one_at_once = ["--per-host", "1", "--ignore-robots"];
+    assert_eq!(dir.fast(&[&one_at_once[..], &["--tries", "2"]].concat(), &urls).code, 4);
+    assert_eq!((dir.files().len(), dir.parts()), (0, 2), "they are kept for the next run");
+    let run = dir.fast(&one_at_once, &urls);
+    assert_eq!((run.code, dir.files().len(), dir.parts()), (0, 2, 0), "{run:?}");
+    for name in ["a.bin", "changed.bin"] {
+        assert!(dir.file(&upstream, name).is_some_and(|file| file == body), "{name}");
+    }
+    let ranges = |path: &str| -> Vec<bool> {
+        upstream.seen().iter().filter(|seen| seen.path == path).map(|seen| range_start(seen) > 0).collect()
+    };
+    let (resumed, restarted) = (ranges("/a.bin"), ranges("/changed.bin"));
+    assert!(!resumed[0] && resumed[1..].iter().all(|is_range| *is_range), "{resumed:?}");
+    assert!(restarted.len() >= 3 && restarted[1], "{restarted:?}");
+    let resumed = upstream.seen().into_iter().find(|seen| range_start(seen) > 0).expect("a range");
+    assert!(resumed.head.contains("accept-encoding: identity\r\n"), "{}", resumed.head);
+}
+
+fn range_start(seen: &Seen) -> usize {
+    let range = seen.head.lines().find_map(|line| line.strip_prefix("range: bytes="));
+    range.map_or(0, |range| range.trim_end_matches('-').parse().expect("a number"))
+}
+
+#[test]
+fn broken_pages_do_not_stop_a_healthy_host() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let upstream = Upstream::start(&log, |seen| match page_number(&seen.path) {
+        40..44 => Reply::page(vec![1; 1_000]).cut(),
+        44..46 => Reply::status(500),
+        _ => Reply::status(200),
+    });
+    // A host that was given up would stay so: its circuit is open for longer than that.
+    let run = dir.fast(&["--per-host", "1", "--patience", "10s"], &pages(&upstream, 100));
+    assert_eq!((run.code, dir.files().len(), dir.parts()), (4, 94, 0), "{run:?}");
+    // A page that was never requested goes before those that failed.
+    let before = upstream.seen().len();
+    let urls = [pages(&upstream, 100), vec![upstream.url("/new.html")]].concat();
+    assert_eq!(dir.fast(&["--per-host", "1", "--tries", "1"], &urls).code, 4);
+    let paths: Vec<String> = upstream.seen().split_off(before).into_iter().map(|seen| seen.path).collect();
+    assert_eq!((paths[0].as_str(), paths.len()), ("/new.html", 7), "{paths:?}");
+}
+
+fn page_number(path: &str) -> usize {
+    let name = path.trim_start_matches("/p/").trim_end_matches(".html");
+    name.parse().unwrap_or(usize::MAX)
 }

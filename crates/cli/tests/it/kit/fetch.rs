@@ -23,6 +23,8 @@ pub(crate) struct Seen {
     pub(crate) number: usize,
     pub(crate) path: String,
     pub(crate) agent: String,
+    /// The head as received, in lower case.
+    pub(crate) head: String,
 }
 
 /// A response of an upstream.
@@ -64,6 +66,10 @@ impl Reply {
     pub(crate) fn header(mut self, name: &str, value: impl fmt::Display) -> Self {
         self.headers.push((name.to_owned(), value.to_string()));
         self
+    }
+
+    pub(crate) fn with_status(self, status: u16) -> Self {
+        Self { status, ..self }
     }
 
     pub(crate) fn cut(self) -> Self {
@@ -164,7 +170,8 @@ fn serve(stream: &TcpStream, port: u16, log: &Log, script: &dyn Fn(&Seen) -> Rep
         let seen = {
             let mut log = hold(log);
             let number = log.iter().filter(|seen| seen.port == port).count();
-            let seen = Seen { at: Instant::now(), port, number, path, agent };
+            let head = head.to_ascii_lowercase();
+            let seen = Seen { at: Instant::now(), port, number, path, agent, head };
             log.push(seen.clone());
             seen
         };
