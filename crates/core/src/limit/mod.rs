@@ -6,7 +6,7 @@
 //! and of its parents into [`Levels`](cascade::Levels), which are drawn from all or nothing. Each limit of a
 //! subject has a [`Meter`](meter::Meter): its bucket, its rule and what it has consumed. A lease's
 //! [`Record`](lease::Record) keeps the units it drew and makes each step idempotent. [`usage`] and [`audit`]
-//! are the ledger; [`policy_changes`] compares declared with stored policies; [`check`] verifies that a log
+//! are the ledger; [`policy_changes`] compares declared with stored policies; [`exactness`] verifies that a log
 //! is exact.
 
 pub mod anchor;

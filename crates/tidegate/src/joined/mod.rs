@@ -117,12 +117,12 @@ impl Joined {
     /// former position in the throttle's queue.
     ///
     /// # Errors
-    /// [`JoinedError::Refused`] as [`Throttle::acquire`]; [`JoinedError::Limit`] as [`Limiter::acquire`], except that
+    /// [`JoinedError::Refused`] as [`Throttle::acquire`]; [`JoinedError::Limit`] as [`Limiter::try_acquire`], except that
     /// it waits for limits that time replenishes, and returns [`LimitError::Busy`](crate::LimitError::Busy) when the
     /// maximum number of waiters is reached. Nothing is held.
     ///
     /// # Panics
-    /// As [`Throttle::acquire`] and [`Limiter::acquire`], when it has to wait for a limit outside a tokio runtime
+    /// As [`Throttle::acquire`] and [`Limiter::try_acquire`], when it has to wait for a limit outside a tokio runtime
     /// with its timer enabled, and if the function passed to [`costs`](Self::costs) panics.
     ///
     /// # Cancel safety
@@ -177,7 +177,7 @@ impl Joined {
     /// [`JoinedError`], with a retry time if time decides. Nothing is held.
     ///
     /// # Panics
-    /// As [`Limiter::acquire`], and if the function passed to [`costs`](Self::costs) panics. It needs no runtime if
+    /// As [`Limiter::try_acquire`], and if the function passed to [`costs`](Self::costs) panics. It needs no runtime if
     /// the store needs none.
     ///
     /// # Cancel safety

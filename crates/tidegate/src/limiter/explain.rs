@@ -54,7 +54,7 @@ impl Request<'_> {
     /// state.
     ///
     /// # Errors
-    /// As [`Limiter::acquire`], for invalid requests and an unavailable store.
+    /// As [`Limiter::try_acquire`], for invalid requests and an unavailable store.
     ///
     /// # Cancel safety
     /// Draws nothing.
@@ -86,7 +86,7 @@ impl Limiter {
     /// The store's response to an acquire, without drawing. Waiters of this process are not considered.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), for invalid requests and an unavailable store.
+    /// As [`try_acquire`](Self::try_acquire), for invalid requests and an unavailable store.
     ///
     /// # Cancel safety
     /// Draws nothing.
@@ -127,7 +127,7 @@ impl Limiter {
     /// The balances of a subject and of the ancestors it draws from, in one round trip.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), for invalid requests and an unavailable store.
+    /// As [`try_acquire`](Self::try_acquire), for invalid requests and an unavailable store.
     ///
     /// # Cancel safety
     /// Draws nothing.
@@ -171,7 +171,7 @@ impl Limiter {
     /// trip.
     ///
     /// # Errors
-    /// [`LimitError::Name`] for an invalid name, and as [`acquire`](Self::acquire) for an unavailable store.
+    /// [`LimitError::Name`] for an invalid name, and as [`try_acquire`](Self::try_acquire) for an unavailable store.
     ///
     /// # Cancel safety
     /// Draws nothing.

@@ -33,7 +33,7 @@ use super::settler::{End, EndingError};
 /// process are cancelled in the background. After a settle or cancel that the store did not carry out, the lease is
 /// no longer open: dropping it repeats that settle or cancel in the background.
 ///
-/// Its calls panic where [`Limiter::acquire`](super::Limiter::acquire) does: within a tokio runtime whose timer is not
+/// Its calls panic where [`Limiter::try_acquire`](super::Limiter::try_acquire) does: within a tokio runtime whose timer is not
 /// enabled, if the store is not in this process.
 #[must_use = "dropping a lease returns what it drew"]
 pub struct Lease {
