@@ -173,7 +173,11 @@ fn text(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Command, CommandFactory as _};
+    use tidegate::Config;
+
     use super::*;
+    use crate::args::Args;
 
     fn none(_: &str) -> Option<String> {
         None
@@ -208,6 +212,30 @@ mod tests {
             assert!(is_within, "{name}");
         }
         assert_eq!(decide(&BoundArgs::default(), none, &Table::new()).unwrap(), Bounds::default());
+    }
+
+    /// Regression: a program that reads its limits with the prefix `TIDEGATE` failed beside `TIDEGATE_SERVER`.
+    #[test]
+    fn variables_of_the_program_are_no_keys_of_a_throttle() {
+        fn add(names: &mut Vec<String>, command: &Command) {
+            let variables = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str());
+            names.extend(variables.map(str::to_owned));
+            command.get_subcommands().for_each(|command| add(names, command));
+        }
+        let mut names: Vec<_> =
+            KEYS.iter().map(|key| format!("TIDEGATE_{}", key.name.to_ascii_uppercase())).collect();
+        names.push("TIDEGATE_TOKEN".to_owned());
+        add(&mut names, &Args::command());
+        names.retain(|name| name.starts_with("TIDEGATE_"));
+        let config = Config::from_variables("TIDEGATE", names.iter().map(|name| (name, "x")));
+        assert_eq!(config, Ok(Config::default()));
+        for typo in ["TIDEGATE_SERVERS", "TIDEGATE_SLOT_MAX"] {
+            assert!(Config::from_variables("TIDEGATE", [(typo, "1")]).is_err(), "{typo}");
+        }
+        assert!(
+            Config::from_variables("APP", [("APP_SERVER", "1")]).is_err(),
+            "another prefix has no program"
+        );
     }
 
     #[test]

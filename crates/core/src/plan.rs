@@ -15,6 +15,7 @@ mod aimd;
 mod auto;
 mod check;
 mod fields;
+mod moved;
 mod presets;
 
 pub use aimd::Aimd;
@@ -43,7 +44,8 @@ impl Slots {
         Self { min: slots, start: slots, max: slots }
     }
 
-    /// As many as the controller chooses within the range, starting at its end.
+    /// As many as the controller chooses within the range, starting at its end. Needs one that moves slots:
+    /// [`Controller::Auto`] or [`Controller::Brake`].
     pub const fn adaptive(range: RangeInclusive<u32>) -> Self {
         Self { min: *range.start(), start: *range.end(), max: *range.end() }
     }
@@ -75,7 +77,7 @@ impl Pace {
         Self { interval_min: interval, interval_max: interval, jitter: 0.0 }
     }
 
-    /// The longest interval that a controller may set.
+    /// The longest interval that a controller may set. Needs one that moves the pace: [`Controller::Brake`].
     #[must_use]
     pub const fn slowest(mut self, interval: Duration) -> Self {
         self.interval_max = interval;
@@ -436,7 +438,7 @@ impl Default for Draft {
 }
 
 impl Draft {
-    /// Checks every number.
+    /// Checks every number, and that a controller moves every limit that has a range.
     ///
     /// # Errors
     /// [`InvalidPlan`] lists every problem with field, value and bound.
@@ -454,6 +456,10 @@ impl Draft {
             (Controller::Aimd(aimd), rate) => problems.aimd(aimd, rate).unzip(),
             (_, rate) => (None, rate.and_then(|rate| problems.shape(rate))),
         };
+        // Only for bounds that hold: their own problems come first.
+        if problems.is_empty() {
+            problems.check_moved(&self);
+        }
         problems.into_result()?;
         let timed =
             self.pace.is_some() || self.rate.is_some() || self.budget.is_some() || self.circuit.is_some();

@@ -15,6 +15,8 @@ pub struct Progress {
     /// In nanoseconds, each small enough that the sum is exact.
     durations: VecDeque<u64>,
     sum: u64,
+    /// Tokens used by all requests that have ended.
+    tokens: u64,
     /// The last reported milestone.
     reported: u32,
 }
@@ -36,6 +38,22 @@ impl Progress {
     /// Counts one completion without a duration.
     pub const fn complete_unmeasured(&mut self) {
         self.completed += 1;
+    }
+
+    /// Adds the tokens that a request has used.
+    pub const fn add_tokens(&mut self, tokens: u64) {
+        self.tokens = self.tokens.saturating_add(tokens);
+    }
+
+    /// The tokens that `requests` will use, at the mean of those completed.
+    pub fn tokens_of(&self, requests: u64) -> u128 {
+        u128::from(self.tokens) * u128::from(requests) / u128::from(self.completed.max(1))
+    }
+
+    /// The mean of the recent durations; `None` before the first.
+    pub fn duration_mean(&self) -> Option<Duration> {
+        let samples = u64::try_from(self.durations.len()).ok()?;
+        self.sum.checked_div(samples).map(Duration::from_nanos)
     }
 
     /// Completions so far.

@@ -55,6 +55,20 @@ impl Refused {
         }
     }
 
+    /// The same, `lag` later.
+    #[must_use]
+    pub(crate) fn later(self, lag: Duration) -> Self {
+        match self {
+            Self::CircuitOpen { retry_after } => {
+                Self::CircuitOpen { retry_after: retry_after.saturating_add(lag) }
+            }
+            Self::Limited { by, retry_after } => {
+                Self::Limited { by, retry_after: retry_after.map(|span| span.saturating_add(lag)) }
+            }
+            refused => refused,
+        }
+    }
+
     /// Whether retrying with the same cost can never succeed.
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Closed | Self::TooLarge { .. })

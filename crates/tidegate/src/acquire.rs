@@ -1,5 +1,6 @@
 //! The acquire variants on one engine: try once, wait, wait with a timeout, block the thread.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::event::Event;
 use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
+use tokio::task::coop;
 
 use crate::acquire_future::AcquireFuture;
 use crate::permit::Permit;
@@ -17,7 +19,9 @@ use crate::throttle::{Inner, Throttle};
 impl Throttle {
     /// Waits until every gate admits `cost`, then takes it. Waiters are served in FIFO order.
     ///
-    /// The place in the queue is taken when the future is first polled.
+    /// The place in the queue is taken when the future is first polled. It consumes one unit of tokio's
+    /// [cooperative budget](tokio::task::coop): with none left, it yields to the runtime first, so a loop of
+    /// acquires that never have to wait does not starve other tasks, timeouts and cancellation.
     ///
     /// # Errors
     /// [`Refused::Closed`], [`Refused::CircuitOpen`] or [`Refused::TooLarge`] when waiting would not help,
@@ -36,6 +40,7 @@ impl Throttle {
     /// a newcomer that has to wait behind it triggers an event.
     #[inline]
     pub async fn acquire(&self, cost: impl Into<Cost>) -> Result<Permit<'_>, Refused> {
+        cooperate().await;
         let cost = cost.into();
         let reading = self.inner.reading();
         if let Some(charge) = self.inner.enter_plain(cost, reading) {
@@ -56,6 +61,7 @@ impl Throttle {
     /// # Cancel safety
     /// As `acquire`.
     pub async fn acquire_within(&self, cost: impl Into<Cost>, span: Duration) -> Result<Permit<'_>, Refused> {
+        cooperate().await;
         self.permit(self.inner.charge(cost.into(), self.inner.reading(), Some(span)).await)
     }
 
@@ -97,6 +103,13 @@ impl Throttle {
     fn permit(&self, charge: Result<Charge, Refused>) -> Result<Permit<'_>, Refused> {
         charge.map(|charge| Permit::new(&self.inner, charge))
     }
+}
+
+/// Consumes a unit of the task's cooperative budget; without one, yields to the runtime. Outside a runtime
+/// there is no budget. Called before anything is taken, so that a yielding caller holds nothing.
+#[inline]
+pub(crate) async fn cooperate() {
+    poll_fn(|context| coop::poll_proceed(context).map(|unit| unit.made_progress())).await;
 }
 
 impl Inner {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidegate_core::event::Notice;
 use tidegate_core::plan::{
-    Auto, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Plan, Rate, Slots,
+    Auto, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Pace, Pause, Rate, Slots,
 };
 use tidegate_core::random::Random;
 use tidegate_core::retry::Retry;
@@ -39,6 +39,9 @@ use crate::throttle::{Setup, Throttle};
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
     draft: Draft,
+    /// Set by hand, over those of the preset in the draft.
+    slots: Option<Slots>,
+    pace: Option<Pace>,
     /// `None` lets the slots decide.
     controller: Option<Controller>,
     clock: Option<Arc<dyn Clock>>,
@@ -53,6 +56,8 @@ impl Builder {
     pub(crate) fn new(draft: Draft) -> Self {
         Self {
             draft,
+            slots: None,
+            pace: None,
             controller: None,
             clock: None,
             random: None,
@@ -65,7 +70,7 @@ impl Builder {
 
     /// The maximum number of requests in flight. Adaptive slots use [`Auto`] unless a controller is set.
     pub fn slots(mut self, slots: Slots) -> Self {
-        self.draft.slots = Some(slots);
+        self.slots = Some(slots);
         self
     }
 
@@ -83,7 +88,7 @@ impl Builder {
 
     /// The minimum gap between admissions.
     pub fn pace(mut self, pace: Pace) -> Self {
-        self.draft.pace = Some(pace);
+        self.pace = Some(pace);
         self
     }
 
@@ -116,7 +121,8 @@ impl Builder {
         self.controller(Controller::Auto(auto))
     }
 
-    /// Sets the controller that learns from outcomes.
+    /// Sets the controller that learns from outcomes. Limits of a preset that it does not move are
+    /// [fixed](Draft::controlled_by).
     pub fn controller(mut self, controller: Controller) -> Self {
         self.controller = Some(controller);
         self
@@ -183,7 +189,7 @@ impl Builder {
     /// # Errors
     /// As [`build`](Self::build).
     pub fn limits(self) -> Result<Limits, InvalidPlan> {
-        checked(self.draft, self.controller).map(Limits::new)
+        self.draft().check().map(Limits::new)
     }
 
     /// The throttle's name in traces and metrics; empty by default.
@@ -197,9 +203,10 @@ impl Builder {
     /// Checks every number and creates the throttle.
     ///
     /// # Errors
-    /// [`InvalidPlan`] lists every number that is out of its bounds, with field, value and bound.
+    /// [`InvalidPlan`] lists every number that is out of its bounds, with field, value and bound, and every range
+    /// that no controller moves.
     pub fn build(self) -> Result<Throttle, InvalidPlan> {
-        let plan = Arc::new(checked(self.draft, self.controller)?);
+        let plan = Arc::new(self.draft().check()?);
         let clock = self.clock.unwrap_or_else(|| Arc::new(TokioClock::new()));
         let setup = Arc::new(Setup {
             clock,
@@ -210,24 +217,26 @@ impl Builder {
         });
         Ok(Throttle::from_parts(plan, setup, self.random.unwrap_or_else(fresh_random)))
     }
-}
 
-/// Checks a draft; adaptive slots use `Auto` if no controller is set.
-fn checked(mut draft: Draft, controller: Option<Controller>) -> Result<Plan, InvalidPlan> {
-    let is_adaptive = draft.slots.is_some_and(|slots| slots.is_adaptive());
-    match controller {
-        Some(controller) => draft.controller = controller,
-        None if is_adaptive && draft.controller == Controller::Fixed => {
+    /// The preset with everything set by hand; adaptive slots use `Auto` if no controller is set.
+    fn draft(&self) -> Draft {
+        let mut draft = self.draft.clone();
+        if let Some(controller) = self.controller {
+            draft = draft.controlled_by(controller);
+        }
+        draft.slots = self.slots.or(draft.slots);
+        draft.pace = self.pace.or(draft.pace);
+        let is_adaptive = draft.slots.is_some_and(|slots| slots.is_adaptive());
+        if self.controller.is_none() && is_adaptive && draft.controller == Controller::Fixed {
             draft.controller = Controller::Auto(Auto::default());
         }
-        None => {}
+        draft
     }
-    draft.check()
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("draft", &self.draft).finish_non_exhaustive()
+        f.debug_struct("Builder").field("draft", &self.draft()).finish_non_exhaustive()
     }
 }
 

@@ -125,7 +125,8 @@ impl Config {
     pub const PREFIX: &'static str = "TIDEGATE";
 
     /// Reads the environment of the process: with the prefix `TIDEGATE`, the variable `TIDEGATE_SLOTS_MAX`
-    /// sets the key `slots.max`.
+    /// sets the key `slots.max`. With this prefix, the variables of the program `tidegate`, such as
+    /// `TIDEGATE_SERVER`, are ignored.
     ///
     /// # Errors
     /// Every variable with the prefix that is an unknown key, not UTF-8, of the wrong type or out of bounds;

@@ -117,15 +117,14 @@ impl State {
         deadline: Option<Instant>,
         now: Instant,
     ) -> Option<Refused> {
-        let now = now.max(self.gates.latest());
-        let (by, at) = self.gates.bound_at(&self.plan, cost, ahead, now)?;
+        let (by, at) = self.gates.bound_at(&self.plan, cost, ahead, now.max(self.gates.latest()))?;
         (at > deadline?).then(|| Refused::Limited { by, retry_after: Some(at.since(now)) })
     }
 
     /// The refusal of a caller that would have to wait. `wait` is the gates' wait if no waiter is ahead.
     pub(crate) fn limited(&self, cost: Cost, wait: Option<Wait>, now: Instant) -> Refused {
-        let now = now.max(self.gates.latest());
-        let bound = self.gates.bound_at(&self.plan, cost, self.waiting(), now);
+        // The wait counts from `now`, even if the clock was set back: it has to catch up first.
+        let bound = self.gates.bound_at(&self.plan, cost, self.waiting(), now.max(self.gates.latest()));
         let by = wait.map_or(Gate::Queue, |wait| wait.by);
         // A head may be tried again before its time: the gates' current wait is the floor.
         let at = wait.and_then(|wait| Some(wait.until?.max(wait.floor))).or(bound.map(|(_, at)| at));
@@ -229,7 +228,7 @@ impl State {
     /// Grants or refuses the head as long as it is due and does not have to wait.
     pub(crate) fn pump(&mut self, now: Instant, refund: Refund, effects: &mut Effects) {
         let Some(queue) = &mut self.queue else { return };
-        let now = now.max(self.gates.latest());
+        let (reading, now) = (now, now.max(self.gates.latest()));
         effects.more = false;
         let mut granted = 0;
         if queue.is_due(now, refund) {
@@ -240,7 +239,8 @@ impl State {
                     break;
                 }
                 let behind = queue.waiting() - 1;
-                let decision = match self.gates.admit(&self.plan, cost, behind, now, &mut effects.events) {
+                let decision = match self.gates.admit(&self.plan, cost, behind, reading, &mut effects.events)
+                {
                     Ok(charge) => Decision::Granted(charge),
                     Err(Verdict::Refuse(refused)) => Decision::Refused(refused),
                     Err(Verdict::Wait(wait)) => {

@@ -17,7 +17,7 @@ fn simulate(per_second: u64, burst: u64) -> (u64, u64) {
     let shape = Shape::new(per_second, secs(1), burst).unwrap();
     let mut upstream = Bucket::full();
     let controller = Controller::Aimd(Aimd::default());
-    let mut rig = Rig::new(Draft { rate: Some(Aimd::RATE), controller, ..Draft::host() });
+    let mut rig = Rig::new(Draft { rate: Some(Aimd::RATE), ..Draft::host() }.controlled_by(controller));
     let (mut served, mut sent) = (0, 0);
     while rig.now < at(1_200) {
         let charge = rig.enter_when_ready();

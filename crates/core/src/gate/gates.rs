@@ -134,9 +134,11 @@ impl Gates {
     /// Evaluates every gate for a request at the head of the queue, without changing any state.
     #[inline]
     pub fn ask(&self, plan: &Plan, cost: Cost, now: Instant) -> Verdict {
+        let reading = now;
         let now = now.max(self.latest);
         if let Some(refused) = self.refuses(plan, cost, now) {
-            return Verdict::Refuse(refused);
+            // A clock that was set back has to catch up first.
+            return Verdict::Refuse(refused.later(now.since(reading)));
         }
         if self.is_bypassed {
             return Verdict::Admit;

@@ -252,7 +252,8 @@ fn no_step_back_refills_or_panics() {
     let seen = rig.snapshot();
     assert_eq!(
         (seen.at, seen.rate_level, seen.tokens_used, seen.eta),
-        (at(101), Some(0), 8, Some(millis(1_600)))
+        (at(101), Some(0), 8, Some(secs(261))),
+        "7 more need 26 tokens more than remain"
     );
     assert_eq!(rig.waits(REQUEST), (Gate::Rate, Some(at(105))), "the pace waits until 102 only");
     assert!(rig.pause(secs(2)));

@@ -270,22 +270,29 @@ fn readded_circuit_is_closed_and_without_history() {
 
 #[test]
 fn new_kind_of_controller_starts_without_history() {
-    let fixed = Draft { slots: Some(Slots::adaptive(1..=8)), ..Draft::default() };
     let mut rig = Rig::new(slots(Slots::adaptive(1..=8)));
     rig.record(Outcome::overload());
     assert_eq!((rig.snapshot().state, rig.snapshot().slots_ceiling), (State::Cooling, Some(8)));
-    rig.retune(fixed.clone());
-    assert_eq!(
-        (rig.snapshot().state, rig.snapshot().slots),
-        (State::Running, Some(4)),
-        "the fixed controller keeps the slots"
-    );
+    rig.retune(slots(Slots::adaptive(1..=8)).controlled_by(Controller::Fixed));
+    assert_eq!((rig.snapshot().state, rig.snapshot().slots), (State::Running, Some(8)));
     rig.record(Outcome::overload());
-    rig.retune(fixed);
-    assert_eq!(rig.snapshot().slots, Some(4));
     rig.retune(slots(Slots::adaptive(1..=8)));
     rig.record(Outcome::failure());
     assert_eq!((rig.snapshot().failures, rig.snapshot().state), (1, State::Running));
+}
+
+/// Regression: after cuts a fixed controller kept 1 of 16 slots, and the slowed pace, for good.
+#[test]
+fn fixed_controller_restores_what_was_cut() {
+    let pace = Some(Pace::every(millis(200)).slowest(secs(30)));
+    let cut = Draft { pace, ..slots(Slots::adaptive(1..=16)) };
+    let mut rig = Rig::new(cut.clone());
+    for _ in 0..4 {
+        rig.record(Outcome::overload());
+    }
+    assert_eq!((rig.snapshot().slots, rig.snapshot().interval), (Some(1), millis(3_200)));
+    rig.retune(cut.controlled_by(Controller::Fixed));
+    assert_eq!((rig.snapshot().slots, rig.snapshot().interval), (Some(16), millis(200)));
 }
 
 #[test]

@@ -240,6 +240,9 @@ impl Gates {
             (Kind::Failure | Kind::Overload, None, None) => 0,
         };
         self.budget.settle(budget, estimate, used, charge.entered, self.latest, events);
+        if let Some(progress) = &mut self.progress {
+            progress.add_tokens(used);
+        }
         used < estimate
     }
 }

@@ -343,7 +343,7 @@ fn the_first_request_may_fail() {
     rig.call(REQUEST, Outcome::failure());
     let seen = rig.snapshot();
     assert_eq!((seen.in_flight, seen.slots, seen.failures, seen.completed), (0, Some(5), 1, 1));
-    assert_eq!((seen.percentage, seen.eta), (Some(25.0), Some(Duration::ZERO)));
+    assert_eq!((seen.percentage, seen.eta), (Some(25.0), Some(millis(600))), "three gaps of 200 ms");
 }
 
 #[test]

@@ -133,7 +133,11 @@ fn a_snapshot_shows_every_gate() {
     assert_eq!((seen.interval, seen.rate_level), (millis(20), Some(3)));
     assert_eq!((seen.tokens_used, seen.tokens_remaining, seen.failures), (25, Some(25), 0));
     assert_eq!((seen.completed, seen.total, seen.percentage), (1, 4, Some(25.0)));
-    assert_eq!(seen.eta, Some(secs(4)), "three of 4 s each, by three slots");
+    assert_eq!(
+        seen.eta,
+        Some(secs(34)),
+        "two need 25 tokens more than remain, so 30 s, and the last takes 4 s"
+    );
     assert_eq!((seen.admitted, seen.evaluations, seen.waiting), (2, 2, 0));
 }
 
@@ -150,6 +154,25 @@ fn eta_without_slots_uses_requests_in_flight() {
         (2, 0),
         "without a controller no failures are counted"
     );
+}
+
+/// Regression: the estimate divided by the slots alone, which showed 6 s where the limits need 75 s.
+#[test]
+fn eta_is_bounded_by_pace_rate_and_budget() {
+    // One of 100 has completed, in 1 s and with 5 tokens; by the slots alone the others need 2 s.
+    let base = Draft { slots: Some(Slots::fixed(50)), total: Some(100), ..Draft::default() };
+    let table = [
+        (Draft { pace: Some(Pace::every(secs(2))), ..base.clone() }, secs(198)),
+        (Draft { rate: Some(Rate::per_second(1).burst(9)), ..base.clone() }, secs(91)),
+        (Draft { budget: Some(Budget::tokens(50, secs(10))), ..base.clone() }, secs(91)),
+        (Draft { slots: Some(Slots::fixed(9)), ..base }, secs(11)),
+    ];
+    for (draft, wanted) in table {
+        let mut rig = Rig::new(draft);
+        let first = rig.enter(tokens(5));
+        rig.later(secs(1)).settle(first, Outcome::success());
+        assert_eq!(rig.snapshot().eta, Some(wanted), "{:?}", rig.plan.draft());
+    }
 }
 
 #[test]

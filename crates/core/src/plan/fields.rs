@@ -112,18 +112,17 @@ impl List {
     }
 
     fn controller(&mut self, controller: &Controller) {
+        self.word("controller", controller.word());
         match controller {
-            Controller::Fixed => self.word("controller", "fixed"),
+            Controller::Fixed => self,
             Controller::Brake(brake) => self
-                .word("controller", "brake")
                 .count("brake.failures", brake.failures)
                 .fraction("brake.share", brake.share)
                 .span("brake.within", brake.within)
                 .span("brake.cooling", brake.cooling)
                 .count("brake.ceiling_periods", brake.ceiling_periods),
-            Controller::Aimd(aimd) => self.word("controller", "aimd").aimd(aimd),
+            Controller::Aimd(aimd) => self.aimd(aimd),
             Controller::Auto(auto) => self
-                .word("controller", "auto")
                 .number("auto.rate_min", auto.rate_min)
                 .number("auto.rate_start", auto.rate_start)
                 .number("auto.rate_max", auto.rate_max),

@@ -135,11 +135,15 @@ impl Assembly {
             self.complete("rate.", &Draft { rate: Some(Aimd::RATE), ..Draft::default() });
         }
         let empty = Draft::default();
+        // A range that only the preset has follows the controller; one that was given is checked.
+        let fixed = Draft { slots, pace: self.pace(), ..Draft::default() }.controlled_by(controller);
+        let slots = if self.is_given("slots.min") { slots } else { fixed.slots };
+        let pace = if self.is_given("pace.interval_max") { self.pace() } else { fixed.pace };
         Draft {
             slots,
             recovery_slots: self.count("recovery_slots"),
             bytes: self.bytes(),
-            pace: self.pace(),
+            pace,
             rate: self.rate(),
             budget: self.budget(),
             circuit: self.circuit(),

@@ -7,9 +7,49 @@ use std::ffi::OsString;
 
 use tidegate_core::excerpt::excerpt;
 
+use super::Config;
 use super::error::{ConfigProblem, Fault, Origin};
 use super::scalar::Scalar;
 use super::schema::{self, Field, fields};
+
+/// Variables of the program `tidegate`, without the prefix. With its prefix they configure the program and
+/// not a throttle; a test of the program checks that none is missing.
+const PROGRAM: [&str; 34] = [
+    "ACTOR",
+    "ALIVE_EVERY",
+    "BODY_MAX",
+    "BODY_TIME",
+    "CA",
+    "CLIENT_CERT",
+    "CLIENT_KEY",
+    "CONFIG",
+    "CONNECTIONS_MAX",
+    "DRAIN_TIME",
+    "ENVOY",
+    "HEADERS_MAX",
+    "HEAD_MAX",
+    "HEAD_TIME",
+    "LEASE_DEADLINE",
+    "LEASE_DEADLINE_MAX",
+    "LISTEN",
+    "LISTENERS_MAX",
+    "LOG",
+    "LOG_LEVEL",
+    "METRICS",
+    "REPORT_TIME",
+    "REQUESTS_MAX",
+    "SERVER",
+    "STORE",
+    "SWEEP_EVERY",
+    "TIMEOUT",
+    "TLS_CERT",
+    "TLS_CLIENT_CA",
+    "TLS_KEY",
+    "TOKEN",
+    "TOKEN_FILE",
+    "WITHIN_MAX",
+    "WITHOUT_TLS",
+];
 
 /// A variable's key, origin and value.
 pub(super) type VariableValue = (&'static Field, Origin, Scalar);
@@ -33,7 +73,8 @@ where
     for (name, value) in variables {
         let name = name.into();
         let name = name.to_string_lossy();
-        if !name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('_')) {
+        let Some(rest) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) else { continue };
+        if prefix == Config::PREFIX && PROGRAM.contains(&rest) {
             continue;
         }
         let Some(field) = fields().iter().find(|field| field.variable(prefix) == name) else {

@@ -307,15 +307,16 @@ impl<'a> SlowAcquire<'a> {
             }
             let end = self.shared_deadline();
             let Some(waiter) = &mut self.waiter else { unreachable!("it has a place until it is granted") };
-            let PlaceStatus::Queued { ahead, head_ready_at } = waiter.place.status() else {
+            let PlaceStatus::Queued { is_head, head_ready_at } = waiter.place.status() else {
                 return Ok(has_waited);
             };
             has_waited = true;
             if end.zip(head_ready_at).is_some_and(|(end, ready_at)| ready_at > end) {
+                let ahead = waiter.place.ahead();
                 return Err(self.waiting_error(WaitersAhead { ahead, ready_at: head_ready_at })?.into());
             }
             // Only the head keeps the timer and watches for returns.
-            let ready_at = head_ready_at.filter(|_| ahead == 0);
+            let ready_at = head_ready_at.filter(|_| is_head);
             if let Some(ready_at) = ready_at {
                 // Published for callers of the bare limiter, which must not overtake.
                 waiter.ticket.publish(Head { ready_at });
@@ -332,6 +333,7 @@ impl<'a> SlowAcquire<'a> {
                 WakeReason::Returned => waiter.place.make_due(),
                 WakeReason::Timeout if ready_at.is_some() => waiter.place.make_due(),
                 WakeReason::Timeout if is_over => {
+                    let ahead = waiter.place.ahead();
                     return Err(self.waiting_error(WaitersAhead { ahead, ready_at: head_ready_at })?.into());
                 }
                 WakeReason::Timeout | WakeReason::Notified => {}

@@ -81,8 +81,7 @@ pub(crate) enum PlaceStatus {
     Released,
     /// Still queued.
     Queued {
-        /// Waiters ahead of it.
-        ahead: usize,
+        is_head: bool,
         /// The earliest time at which the head can be served, if known.
         head_ready_at: Option<Instant>,
     },
@@ -199,8 +198,17 @@ impl Place<'_> {
             self.state = PlaceState::Released;
             return PlaceStatus::Released;
         };
-        let head_ready_at = queue.waiting.first_key_value().and_then(|(_, head)| head.ready_at);
-        PlaceStatus::Queued { ahead: queue.waiting.range(..self.number).count(), head_ready_at }
+        let head = queue.waiting.first_key_value();
+        PlaceStatus::Queued {
+            is_head: head.is_some_and(|(number, _)| *number == self.number),
+            head_ready_at: head.and_then(|(_, head)| head.ready_at),
+        }
+    }
+
+    /// Counts the waiters ahead of it, in linear time: only for a caller that leaves with an error.
+    pub(crate) fn ahead(&self) -> usize {
+        let queues = self.queues.by_key.lock();
+        queues.get(&self.key).map_or(0, |queue| queue.waiting.range(..self.number).count())
     }
 
     /// Completes when this waiter is released, becomes the head, or cannot be served before its deadline.

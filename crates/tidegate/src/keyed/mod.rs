@@ -31,6 +31,7 @@ pub use options::{InvalidKeyedOptions, KeyedOptions};
 pub use rules::TooManyOwnLimits;
 pub use snapshot::{KeyView, KeyedSnapshot, Snapshots};
 
+use crate::acquire::cooperate;
 use crate::permit::Permit;
 use crate::run::{Attempt, RunError};
 use crate::throttle::Throttle;
@@ -82,6 +83,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        cooperate().await;
         let (cost, now) = (cost.into(), self.registry.clock().now());
         let inner = self.registry.find(key, now);
         let charge = match inner.enter_plain(cost, Some(now)) {
@@ -108,6 +110,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        cooperate().await;
         let now = self.registry.clock().now();
         let inner = self.registry.find(key, now);
         let charge = inner.charge(cost.into(), Some(now), Some(span)).await?;

@@ -122,6 +122,18 @@ fn ceiling_is_kept_and_reported() {
     });
 }
 
+/// Regression: slots beside an adaptive rate never moved.
+#[test]
+fn adaptive_slots_of_a_host_move() {
+    in_virtual_time(async {
+        let upstream = Hidden::new(500.0, 500.0, millis(50));
+        let throttle = Throttle::host().slots(Slots::adaptive(1..=8).start(1)).build().unwrap();
+        let _tasks = work(&throttle, &upstream, 16);
+        sleep(secs(60)).await;
+        assert_eq!(throttle.snapshot().slots, Some(8));
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn rejected_request_waits_for_its_hint() {
     let throttle = Throttle::new();

@@ -71,8 +71,10 @@ fn clock_step_back_refills_nothing() {
     clock.set(Instant::ZERO);
     assert!(throttle.try_acquire(REQUEST).is_err(), "the bucket is as empty as before");
     permit.settle(Outcome::failure());
-    assert!(
-        matches!(throttle.try_acquire(REQUEST), Err(Refused::CircuitOpen { retry_after }) if retry_after == secs(5))
+    assert_eq!(
+        throttle.try_acquire(REQUEST).err(),
+        Some(Refused::CircuitOpen { retry_after: secs(105) }),
+        "the clock has to catch up first"
     );
     clock.set(Instant::ZERO + secs(104));
     assert!(throttle.try_acquire(REQUEST).is_err());
@@ -291,4 +293,26 @@ async fn early_returning_sleeps_do_not_spin() {
     time.advance(secs(1));
     settle_tasks().await;
     assert!(waiter.permit().is_some());
+}
+
+/// Regression: the wait was counted from the latest time seen, so a caller was sent away again and again until
+/// the clock had caught up.
+#[test]
+fn retry_after_counts_from_a_clock_that_was_set_back() {
+    let open = Circuit::after_failures(1).open_for(secs(30));
+    let limited = [
+        Throttle::builder().rate(Rate::per_second(1)),
+        Throttle::builder().pace(Pace::every(secs(1))),
+        Throttle::builder().circuit(open),
+    ];
+    for builder in limited {
+        let clock = ManualClock::new();
+        let throttle = builder.clock(clock.clone()).build().unwrap();
+        clock.set(Instant::ZERO + secs(100_000));
+        throttle.try_acquire(REQUEST).unwrap().settle(Outcome::failure());
+        clock.set(Instant::ZERO + secs(10_000));
+        let refused = throttle.try_acquire(REQUEST).unwrap_err();
+        clock.advance(refused.retry_after().unwrap());
+        assert!(throttle.try_acquire(REQUEST).is_ok(), "{refused}");
+    }
 }

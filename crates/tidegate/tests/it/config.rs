@@ -164,7 +164,9 @@ fn controller_retry_and_total_keys_set_the_draft() {
                 ..Draft::auto()
             },
         ),
-        ("controller = 'fixed'", Draft { controller: Controller::Fixed, ..Draft::auto() }),
+        ("controller = 'fixed'", Draft { slots: Some(Slots::fixed(1_024)), ..Draft::default() }),
+        ("controller = 'fixed'\nslots.max = 5", Draft { slots: Some(Slots::fixed(5)), ..Draft::default() }),
+        ("preset = 'gentle'\ncontroller = 'fixed'", Draft::gentle().controlled_by(Controller::Fixed)),
         (
             "preset = 'empty'\nbrake.within = 1",
             Draft { controller: Controller::Brake(Brake::default().at(3, SECOND)), ..Draft::default() },
@@ -352,8 +354,9 @@ fn adaptive_rate_keys_set_the_draft() {
             "controller = 'aimd'\nrate = { amount = 30, period = '1m', burst = 2 }",
             Draft {
                 rate: Some(Rate::per_minute(30).burst(2)),
+                slots: Some(Slots::fixed(1_024)),
                 controller: Controller::Aimd(Aimd::default()),
-                ..Draft::auto()
+                ..Draft::default()
             },
         ),
         (

@@ -186,8 +186,8 @@ fn raised_rate_bound_is_approached_gradually() {
     let keyed: Keyed<u32> = Keyed::builder(limits.clone()).clock(ManualClock::new()).build().unwrap();
     let throttle = keyed.throttle(&1);
     keyed.reconfigure(move |_| {
-        let aimd = Aimd::default().within(0.25..=1_000.0);
-        limits.edited(|draft| draft.controller = Controller::Aimd(aimd)).unwrap()
+        let aimd = Controller::Aimd(Aimd::default().within(0.25..=1_000.0));
+        limits.edited(|draft| *draft = draft.clone().controlled_by(aimd)).unwrap()
     });
     assert_eq!(throttle.snapshot().rate.unwrap().to_string(), "8/s");
 }

@@ -46,8 +46,7 @@ fn plan(number: u8) -> Limits {
         },
         _ => Draft {
             rate: Some(Rate::per_second(4).burst(2)),
-            controller: Controller::Aimd(Aimd::default().within(0.25..=1_000.0)),
-            ..Draft::host()
+            ..Draft::host().controlled_by(Controller::Aimd(Aimd::default().within(0.25..=1_000.0)))
         },
     };
     Limits::try_from(draft).expect("in bounds")

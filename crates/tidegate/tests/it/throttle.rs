@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tidegate::{
-    Brake, Budget, Bytes, Circuit, CircuitState, Controller, Cost, Event, Gate, ManualClock, Outcome, Pace,
-    Pause, Phase, Random, Rate, Reason, Refused, Slots, State, Throttle,
+    Aimd, Brake, Budget, Builder, Bytes, Circuit, CircuitState, Controller, Cost, Event, Gate, ManualClock,
+    Outcome, Pace, Pause, Phase, Random, Rate, Reason, Refused, Slots, State, Throttle,
 };
 use tokio::time::{Instant, advance, sleep};
 
@@ -88,15 +88,45 @@ fn twenty_concurrent_failures_open_the_circuit() {
 
 #[test]
 fn explicit_controller_stays_for_any_slots() {
+    let brake = Controller::Brake(Brake::default());
     let adaptive = Slots::adaptive(1..=8);
-    let first = Throttle::builder().controller(Controller::Fixed).slots(adaptive).build().unwrap();
-    let last = Throttle::builder().slots(adaptive).controller(Controller::Fixed).build().unwrap();
+    let first = Throttle::builder().controller(brake).slots(adaptive).build().unwrap();
+    let last = Throttle::builder().slots(adaptive).controller(brake).build().unwrap();
     let unnamed = Throttle::builder().slots(adaptive).build().unwrap();
     for (throttle, is_auto) in [(first, false), (last, false), (unnamed, true)] {
-        throttle.record(Outcome::overload());
         assert_eq!(throttle.snapshot().slots, Some(8));
         assert_eq!(throttle.snapshot().control.is_some(), is_auto);
     }
+}
+
+/// Regression: limits that silently did nothing.
+#[test]
+fn ranges_that_no_controller_moves_are_refused() {
+    let adaptive = Slots::adaptive(1..=8);
+    let slowing = Pace::every(millis(200)).slowest(secs(30));
+    let refused: [(Builder, &str); 5] = [
+        (Throttle::builder().controller(Controller::Fixed).slots(adaptive), "slots.min"),
+        (Throttle::builder().slots(adaptive).controller(Controller::Fixed), "slots.min"),
+        (Throttle::gentle().controller(Controller::Fixed).slots(adaptive), "slots.min"),
+        (Throttle::builder().slots(Slots::fixed(4)).pace(slowing), "pace.interval_max"),
+        (Throttle::host().pace(slowing), "pace.interval_max"),
+    ];
+    for (builder, field) in refused {
+        let error = builder.build().expect_err("nothing moves it");
+        assert_eq!(error.problems().iter().map(|problem| problem.field).collect::<Vec<_>>(), [field]);
+    }
+    let throttle = slots(8);
+    let error = throttle.retune(|limits| limits.slots = Some(adaptive)).expect_err("nothing moves them");
+    assert!(error.to_string().contains("controller `fixed` does not move slots"), "{error}");
+    assert_eq!(throttle.snapshot().slots_max, Some(8));
+}
+
+#[test]
+fn controller_fixes_the_ranges_of_a_preset() {
+    let seen = Throttle::gentle().controller(Controller::Fixed).build().unwrap().snapshot();
+    assert_eq!((seen.slots, seen.interval), (Some(5), millis(200)));
+    let aimd = Throttle::host().rate(Aimd::RATE).controller(Controller::Aimd(Aimd::default()));
+    assert_eq!(aimd.build().unwrap().snapshot().slots, Some(1_024));
 }
 
 #[tokio::test(start_paused = true)]

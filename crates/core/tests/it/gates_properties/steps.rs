@@ -68,7 +68,8 @@ pub(crate) fn timed_limits() -> impl Strategy<Value = Limits> {
             budget: budget.map(|(budget, _)| budget),
             pause,
             ..Draft::default()
-        },
+        }
+        .controlled_by(Controller::Fixed),
         recovery_slots: None,
         bytes: None,
         burst: rate.map(|(_, burst)| i64::try_from(burst).expect("a small burst")),
@@ -110,10 +111,10 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
                 recovery_slots,
                 bytes: bytes.map(|(bytes, price)| Bytes::in_flight(bytes).recovering_price(price)),
                 circuit: circuit.map(|(circuit, _)| circuit),
-                controller: learns.filter(|learns| fits(learns, &timed)).unwrap_or_default(),
                 total,
-                ..timed.draft
-            },
+                ..timed.draft.clone()
+            }
+            .controlled_by(learns.filter(|learns| fits(learns, &timed)).unwrap_or_default()),
             recovery_slots,
             bytes: bytes.map(|(bytes, _)| bytes),
             probes: circuit.map(|(_, probes)| probes),
@@ -168,15 +169,12 @@ fn any_step(limits: impl Strategy<Value = Limits> + 'static) -> impl Strategy<Va
 /// Plans of slots and a rate only; with an adaptive rate they are not plain.
 pub(crate) fn plain_limits() -> impl Strategy<Value = Limits> {
     any_limits().prop_map(|Limits { draft, burst, .. }| Limits {
-        draft: Draft {
-            slots: draft.slots,
-            rate: draft.rate,
-            controller: match draft.controller {
-                moves @ Controller::Aimd(_) => moves,
-                _ => Controller::Fixed,
-            },
-            ..Draft::default()
-        },
+        draft: Draft { slots: draft.slots, rate: draft.rate, ..Draft::default() }.controlled_by(match draft
+            .controller
+        {
+            moves @ Controller::Aimd(_) => moves,
+            _ => Controller::Fixed,
+        }),
         recovery_slots: None,
         bytes: None,
         burst,

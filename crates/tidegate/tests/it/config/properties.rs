@@ -162,6 +162,7 @@ fn any_draft() -> impl Strategy<Value = Draft> {
             milestone_percent,
             waiters_max,
         }
+        .controlled_by(controller)
     })
 }
 

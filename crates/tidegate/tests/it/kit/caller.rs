@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tidegate::{Cost, Permit, Random, Refused, Slots, Throttle};
+use tokio::task::coop::unconstrained;
 
 pub(crate) const REQUEST: Cost = Cost::request();
 
@@ -41,8 +42,9 @@ impl Wake for Wakes {
 }
 
 impl<'a> Caller<'a> {
+    /// Without a cooperative budget: a test that polls by hand does not return to the runtime, which would renew it.
     pub(crate) fn new(future: impl Future<Output = Result<Permit<'a>, Refused>> + 'a) -> Self {
-        Self { future: Box::pin(future), wakes: Arc::default() }
+        Self { future: Box::pin(unconstrained(future)), wakes: Arc::default() }
     }
 
     /// A caller that has been polled once and is queued.
