@@ -52,7 +52,7 @@ impl Backoff {
 
     /// The same with jitter.
     #[must_use]
-    pub fn jitter(mut self, jitter: Jitter) -> Self {
+    pub const fn jitter(mut self, jitter: Jitter) -> Self {
         self.jitter = jitter;
         self
     }

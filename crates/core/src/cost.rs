@@ -10,11 +10,16 @@ use crate::time::Instant;
 
 /// What one request takes from the gates.
 ///
+/// Calls that take `impl Into<Cost>` also accept `()` for one request, and a number for one request with that many
+/// tokens.
+///
 /// ```
 /// use tidegate_core::cost::Cost;
 ///
 /// let cost = Cost::request().tokens(800).bytes(4_096);
 /// assert_eq!((cost.tokens, cost.bytes), (800, 4_096));
+/// assert_eq!(Cost::from(800), Cost::request().tokens(800));
+/// assert_eq!(Cost::from(()), Cost::request());
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -48,6 +53,21 @@ impl Cost {
     /// Units per dimension that a controller estimates.
     pub(crate) const fn units(self) -> [u64; DIMENSIONS] {
         [1, self.tokens]
+    }
+}
+
+/// One request, with neither tokens nor bytes.
+impl From<()> for Cost {
+    fn from((): ()) -> Self {
+        Self::request()
+    }
+}
+
+/// One request with this many tokens.
+// The only conversion from an integer: with a second one, the type of a literal would be ambiguous.
+impl From<u64> for Cost {
+    fn from(tokens: u64) -> Self {
+        Self::request().tokens(tokens)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, Jitter};
 use crate::time::Instant;
 use crate::window::Tally;
 
@@ -14,7 +14,7 @@ const SLICES: u32 = 10;
 pub struct Retry {
     pub(crate) attempts: u32,
     pub(crate) backoff: Backoff,
-    pub(crate) budget: Option<RetryBudget>,
+    pub(crate) budget: RetryBudget,
     pub(crate) when_refused: WhenRefused,
 }
 
@@ -29,17 +29,24 @@ pub enum WhenRefused {
 }
 
 impl Default for Retry {
-    /// One attempt.
+    /// Three attempts.
     fn default() -> Self {
-        Self::attempts(1)
+        Self::attempts(3)
     }
 }
 
 impl Retry {
-    /// At most `attempts` in total, with exponential backoff from 200 ms up to 5 s.
+    /// At most `attempts` in total, with exponential backoff from 200 ms up to 5 s with full jitter, and the
+    /// [default budget](RetryBudget::default).
     pub const fn attempts(attempts: u32) -> Self {
         let backoff = Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5));
-        Self { attempts, backoff, budget: None, when_refused: WhenRefused::Stop }
+        let budget = RetryBudget::new(0.2, 10, Duration::from_secs(10));
+        Self { attempts, backoff: backoff.jitter(Jitter::Full), budget, when_refused: WhenRefused::Stop }
+    }
+
+    /// One attempt: nothing is retried.
+    pub const fn off() -> Self {
+        Self::attempts(1)
     }
 
     /// Sets the delays between attempts.
@@ -52,7 +59,7 @@ impl Retry {
     /// Bounds the share of the traffic that may be retries.
     #[must_use]
     pub const fn budget(mut self, budget: RetryBudget) -> Self {
-        self.budget = Some(budget);
+        self.budget = budget;
         self
     }
 
@@ -73,9 +80,14 @@ impl Retry {
         &self.backoff
     }
 
-    /// The retry budget, if any.
+    /// The retry budget; `None` if nothing is retried.
     pub const fn retry_budget(&self) -> Option<RetryBudget> {
-        self.budget
+        if self.is_off() { None } else { Some(self.budget) }
+    }
+
+    /// Whether nothing is retried.
+    pub const fn is_off(&self) -> bool {
+        self.attempts_max() == 1
     }
 
     /// What happens when an attempt is refused.
@@ -96,7 +108,7 @@ pub struct RetryBudget {
 impl Default for RetryBudget {
     /// A fifth of the requests started in the last 10 s, and at least ten.
     fn default() -> Self {
-        Self { share: 0.2, at_least: 10, window: Duration::from_secs(10) }
+        Retry::attempts(1).budget
     }
 }
 
@@ -104,6 +116,12 @@ impl RetryBudget {
     /// Allows retries up to `share` of the requests started in `window`, and at least `at_least`.
     pub const fn new(share: f64, at_least: u32, window: Duration) -> Self {
         Self { share, at_least, window }
+    }
+
+    /// Allows every retry.
+    pub const fn unlimited() -> Self {
+        // The highest valid count.
+        Self::new(1.0, 1 << 30, Duration::from_secs(10))
     }
 
     /// The window over which requests and retries are counted.
@@ -184,6 +202,23 @@ mod tests {
     #[test]
     fn no_attempts_count_as_one() {
         assert_eq!(Retry::attempts(0).attempts_max(), 1);
-        assert_eq!(Retry::default().attempts_max(), 1);
+        assert_eq!(Retry::attempts(0).retry_budget(), None);
+        assert_eq!(Retry::attempts(1), Retry::off());
+    }
+
+    #[test]
+    fn default_retry_has_jitter_and_a_budget() {
+        let retry = Retry::default();
+        assert_eq!((retry.attempts_max(), retry.is_off()), (3, false));
+        assert_eq!(retry.delays().span(), (Duration::from_millis(200), Duration::from_secs(5)));
+        assert_eq!(retry.delays().spread(), &Jitter::Full);
+        assert_eq!(retry.retry_budget(), Some(RetryBudget::default()));
+    }
+
+    #[test]
+    fn unlimited_budget_allows_retries_without_requests() {
+        let budget = RetryBudget::unlimited();
+        let mut retries = Retries::new(&budget);
+        assert!((0..10_000).all(|_| retries.take(&budget, at(1))));
     }
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate::{
-    Bytes, Class, EstimateBytes, Event, Outcome, Part, Pause, Phase, Random, Retry, SizeRule, Slots, Throttle,
+    Bytes, Class, EstimateBytes, Event, Outcome, Part, Pause, Phase, Random, Retry, RetryBudget, SizeRule,
+    Slots, Throttle,
 };
 use tokio::task::JoinSet;
 
@@ -65,7 +66,7 @@ fn throttle(start: Instant) -> Result<Throttle, Box<dyn Error>> {
         .recovery_slots(4)
         .bytes(Bytes::in_flight(512 * KIB).recovering_price(20))
         .pause(Pause::default().tail(Duration::from_millis(1_500)).sizes(sizes))
-        .retry(Retry::attempts(3))
+        .retry(Retry::attempts(3).budget(RetryBudget::unlimited()))
         .on_state_change(move |notice| {
             if let Event::Paused { span, .. } = notice.event {
                 log(start, &format!("paused for {span:?}: no request is admitted"));

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tidegate::{
     Backoff, Bar, Brake, Budget, Change, Class, Controller, Cost, Event, Jitter, Notice, Outcome, Pace,
-    Random, Retry, Slots, Snapshot, Throttle, Why,
+    Random, Retry, RetryBudget, Slots, Snapshot, Throttle, Why,
 };
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -32,7 +32,7 @@ fn throttle(console: &Console) -> Result<Throttle, Box<dyn Error>> {
         .pace(Pace::every(SECOND / 50).slowest(SECOND / 4))
         .budget(Budget::tokens(24_000, SECOND)) // the documented quota
         .controller(Controller::Brake(brake))
-        .retry(Retry::attempts(10).backoff(backoff))
+        .retry(Retry::attempts(10).backoff(backoff).budget(RetryBudget::unlimited()))
         .total(PROMPTS)
         .on_state_change(move |notice| events.event(notice))
         .on_progress(move |snapshot| progress.milestone(snapshot))

@@ -142,7 +142,7 @@ pub use manual_clock::ManualClock;
 pub use permit::Permit;
 #[cfg(feature = "registrable")]
 pub use registrable_domain::registrable_domain;
-pub use run::{Attempt, Class, Classify, EveryError, RunError, RunFuture, Runner, StopReason};
+pub use run::{Attempt, BoxedError, Class, Classify, EveryError, RunError, RunFuture, Runner, StopReason};
 pub use throttle::Throttle;
 
 pub use tidegate_core::authority::{Account, Authority, InvalidAccount, InvalidAuthority};

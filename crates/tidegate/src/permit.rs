@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::outcome::Outcome;
 
+use crate::run::Spend;
 use crate::throttle::Inner;
 
 /// Permission to run one request.
@@ -98,6 +99,12 @@ impl<'a> Permit<'a> {
         if let Some(charge) = self.charge.take() {
             self.inner.settle(charge, self.reported, outcome);
         }
+    }
+}
+
+impl Spend for Permit<'_> {
+    fn spend(&mut self, tokens: u64) {
+        self.spend(tokens);
     }
 }
 

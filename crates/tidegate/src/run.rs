@@ -21,17 +21,12 @@ use crate::permit::Permit;
 use crate::state::{Effects, State};
 use crate::throttle::{Inner, Throttle};
 
+mod attempt;
 mod error;
 
-pub use error::{RunError, StopReason};
-
-/// Identifies the running attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Attempt {
-    /// Counted from 0.
-    pub number: u32,
-}
+pub use attempt::Attempt;
+pub(crate) use attempt::Spend;
+pub use error::{BoxedError, RunError, StopReason};
 
 /// How a result is classified: its outcome, and whether to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,16 +118,16 @@ impl<T, E, F: Fn(&Result<T, E>) -> Class> Classify<T, E> for F {
 pub type RunFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, RunError<E>>> + Send>>;
 
 impl Throttle {
-    /// Runs `work` under a permit, with retries according to the throttle's [`Retry`].
+    /// Runs `work` under a permit, with retries according to the throttle's [`Retry`]: three attempts by default.
     ///
     /// ```
-    /// use tidegate::{Cost, Retry, Throttle};
+    /// use tidegate::Throttle;
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let throttle = Throttle::gentle().retry(Retry::attempts(3)).build()?;
+    /// let throttle = Throttle::gentle().build()?; // with three attempts
     /// let reply = throttle
-    ///     .run(Cost::request(), |attempt| async move {
+    ///     .run((), |attempt| async move {
     ///         if attempt.number < 2 { Err("503") } else { Ok("hello") }
     ///     })
     ///     .await;
@@ -169,7 +164,7 @@ impl Throttle {
 
     /// A runner with the throttle's [`Retry`], which can be changed.
     pub fn runner(&self) -> Runner<'_, EveryError> {
-        Runner { throttle: self, retry: self.retry_rule(), classify: EveryError }
+        Runner { source: self, retry: self.retry_rule(), classify: EveryError }
     }
 
     /// The retry rule of the current plan.
@@ -208,7 +203,7 @@ impl Throttle {
     }
 }
 
-/// Runs work under a throttle. Created by [`Throttle::runner`].
+/// Runs work under a throttle. Created by [`Throttle::runner`] and by `Joined::runner`.
 ///
 /// ```
 /// use tidegate::{Class, Cost, Outcome, Retry, Throttle};
@@ -232,13 +227,13 @@ impl Throttle {
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "a runner does nothing until it runs something"]
-pub struct Runner<'a, C> {
-    throttle: &'a Throttle,
-    retry: Retry,
-    classify: C,
+pub struct Runner<'a, C, S = Throttle> {
+    pub(crate) source: &'a S,
+    pub(crate) retry: Retry,
+    pub(crate) classify: C,
 }
 
-impl<'a, C> Runner<'a, C> {
+impl<'a, C, S> Runner<'a, C, S> {
     /// Replaces the retry rule.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
@@ -248,15 +243,17 @@ impl<'a, C> Runner<'a, C> {
     /// Replaces the classification of results.
     ///
     /// An `Ok` may be retried too (a response with status 429); the last one is returned unchanged.
-    pub fn classify<T, E, D: Fn(&Result<T, E>) -> Class>(self, classify: D) -> Runner<'a, D> {
-        Runner { throttle: self.throttle, retry: self.retry, classify }
+    pub fn classify<T, E, D: Fn(&Result<T, E>) -> Class>(self, classify: D) -> Runner<'a, D, S> {
+        Runner { source: self.source, retry: self.retry, classify }
     }
 
     /// Replaces the classification of results by a named type. For closures use [`classify`](Self::classify).
-    pub fn classified_by<D>(self, classify: D) -> Runner<'a, D> {
-        Runner { throttle: self.throttle, retry: self.retry, classify }
+    pub fn classified_by<D>(self, classify: D) -> Runner<'a, D, S> {
+        Runner { source: self.source, retry: self.retry, classify }
     }
+}
 
+impl<C> Runner<'_, C> {
     /// Runs `work`, with retries according to the rule.
     ///
     /// # Errors
@@ -271,20 +268,22 @@ impl<'a, C> Runner<'a, C> {
         W: Future<Output = Result<T, E>>,
     {
         let cost = cost.into();
-        let mut retry_state = RetryState::begin(&self.throttle.inner, &self.retry);
+        let mut retry_state = RetryState::begin(&self.source.inner, &self.retry);
         loop {
-            let step = match self.throttle.acquire(cost).await {
-                Err(refused) => retry_state.refused(refused),
+            let step = match self.source.acquire(cost).await {
+                Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
-                    let result = work(retry_state.admitted()).await;
+                    let attempt = retry_state.admitted();
+                    let running = attempt.under(permit);
+                    let result = work(attempt).await;
                     let class = self.classify.classify(&result);
-                    retry_state.settle_attempt(permit, result, class)
+                    retry_state.settle_attempt(running.into_permit(), result, class)
                 }
             };
             match step {
                 Step::Done(result) => return result,
                 Step::Retry(None) => {}
-                Step::Retry(Some(at)) => self.throttle.inner.clock().sleep_until(at).await,
+                Step::Retry(Some(at)) => self.source.inner.clock().sleep_until(at).await,
             }
         }
     }
@@ -302,21 +301,23 @@ impl<'a, C> Runner<'a, C> {
         C: Classify<T, E>,
     {
         let cost = cost.into();
-        let mut retry_state = RetryState::begin(&self.throttle.inner, &self.retry);
+        let mut retry_state = RetryState::begin(&self.source.inner, &self.retry);
         loop {
-            let step = match self.throttle.acquire_blocking(cost) {
-                Err(refused) => retry_state.refused(refused),
+            let step = match self.source.acquire_blocking(cost) {
+                Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
-                    let result = work(retry_state.admitted());
+                    let attempt = retry_state.admitted();
+                    let running = attempt.under(permit);
+                    let result = work(attempt);
                     let class = self.classify.classify(&result);
-                    retry_state.settle_attempt(permit, result, class)
+                    retry_state.settle_attempt(running.into_permit(), result, class)
                 }
             };
             match step {
                 Step::Done(result) => return result,
                 Step::Retry(None) => {}
                 Step::Retry(Some(at)) => {
-                    let clock = self.throttle.inner.clock();
+                    let clock = self.source.inner.clock();
                     while clock.now() < at {
                         clock.park_until(at);
                     }
@@ -336,9 +337,26 @@ pub(crate) struct RetryState<'a, T, E> {
     last_kind: Kind,
 }
 
+/// How an attempt ended, and why it is the last one, if it is.
+pub(crate) struct AttemptEnding<R = Refused> {
+    class: Class,
+    why: Option<StopReason<R>>,
+}
+
+impl<R> AttemptEnding<R> {
+    pub(crate) const fn is_last(&self) -> bool {
+        self.why.is_some()
+    }
+
+    /// The outcome to settle the attempt with.
+    pub(crate) const fn outcome(&self) -> Outcome {
+        if self.is_last() { self.class.outcome } else { self.class.outcome.retried() }
+    }
+}
+
 /// The next step.
-pub(crate) enum Step<T, E> {
-    Done(Result<T, RunError<E>>),
+pub(crate) enum Step<T, E, R = Refused> {
+    Done(Result<T, RunError<E, R>>),
     /// Acquire again, not before the given time.
     Retry(Option<Instant>),
 }
@@ -360,12 +378,12 @@ impl<'a, T, E> RetryState<'a, T, E> {
         if let (1.., Some(counters)) = (self.attempts, &self.inner.setup().counters) {
             counters.record_retry();
         }
-        Attempt { number: self.attempts }
+        Attempt::new(self.attempts)
     }
 
     /// An attempt was not admitted.
-    pub(crate) fn refused(&mut self, refused: Refused) -> Step<T, E> {
-        if let (WhenRefused::Wait, Some(span)) = (self.retry.refusal(), refused.retry_after()) {
+    pub(crate) fn refused<R>(&mut self, retry_after: Option<Duration>, refused: R) -> Step<T, E, R> {
+        if let (WhenRefused::Wait, Some(span)) = (self.retry.refusal(), retry_after) {
             // Jitter: callers refused at the same time got the same retry time.
             let spread = Backoff::fixed(span / 10).jitter(Jitter::Full);
             let now = self.inner.clock().now();
@@ -382,23 +400,18 @@ impl<'a, T, E> RetryState<'a, T, E> {
 
     /// An attempt completed: settles it, and returns the next step.
     fn settle_attempt(&mut self, permit: Permit<'_>, result: Result<T, E>, class: Class) -> Step<T, E> {
-        self.settle_attempt_with(permit, result, class, |permit, outcome, value| {
-            permit.settle(outcome);
-            value
-        })
+        let ending = self.completed(class);
+        permit.settle(ending.outcome());
+        self.settled(ending, result)
     }
 
-    /// The same when the last attempt's response outlives this call: `settle_response` settles the permit when it ends.
-    pub(crate) fn settle_attempt_with<'b>(
-        &mut self,
-        permit: Permit<'b>,
-        result: Result<T, E>,
-        class: Class,
-        settle_response: impl FnOnce(Permit<'b>, Outcome, T) -> T,
-    ) -> Step<T, E> {
+    /// An attempt completed. Its permit must be settled with the ending's outcome before [`settled`](Self::settled).
+    pub(crate) fn completed<R>(&mut self, class: Class) -> AttemptEnding<R> {
         self.attempts += 1;
         let why = if !class.again {
             Some(StopReason::NotRetryable)
+        } else if self.retry.is_off() {
+            Some(StopReason::Off)
         } else if self.attempts >= self.retry.attempts_max() {
             Some(StopReason::Spent)
         } else if !self.takes_retry() {
@@ -406,23 +419,21 @@ impl<'a, T, E> RetryState<'a, T, E> {
         } else {
             None
         };
-        if let Some(why) = why {
-            let result = match result {
-                Ok(value) => Ok(settle_response(permit, class.outcome, value)),
-                Err(error) => {
-                    permit.settle(class.outcome);
-                    Err(error)
-                }
-            };
-            return Step::Done(self.end(result, why));
-        }
-        permit.settle(class.outcome.retried());
-        self.last = Some(result);
-        self.last_kind = class.outcome.kind();
-        Step::Retry(self.delay(class.outcome.hint()))
+        AttemptEnding { class, why }
     }
 
-    fn end(&self, result: Result<T, E>, why: StopReason) -> Result<T, RunError<E>> {
+    /// The next step, after the attempt's permit was settled.
+    pub(crate) fn settled<R>(&mut self, ending: AttemptEnding<R>, result: Result<T, E>) -> Step<T, E, R> {
+        if let Some(why) = ending.why {
+            return Step::Done(self.end(result, why));
+        }
+        let outcome = ending.class.outcome;
+        self.last = Some(result);
+        self.last_kind = outcome.kind();
+        Step::Retry(self.delay(outcome.hint()))
+    }
+
+    fn end<R>(&self, result: Result<T, E>, why: StopReason<R>) -> Result<T, RunError<E, R>> {
         result.map_err(|error| RunError::Failed { error, attempts: self.attempts, why })
     }
 

@@ -17,7 +17,7 @@ use tidegate::{
     UsageSum, Version, Versioned, Would,
 };
 use tidegate_client as wire;
-use tidegate_client::{Backoff, Client, ClientError, InvalidResponse, Jitter, Retry};
+use tidegate_client::{Backoff, Client, ClientError, InvalidResponse, Jitter, Retry, RetryBudget};
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::policy_changes::plan;
@@ -65,7 +65,7 @@ impl Remote {
             .connect_timeout(timeout.min(CONNECTED_WITHIN))
             .request_timeout(timeout)
             .total_timeout(timeout)
-            .retry(Retry::attempts(4).backoff(backoff));
+            .retry(Retry::attempts(4).backoff(backoff).budget(RetryBudget::unlimited()));
         let client = token.into_iter().fold(client, wire::ClientBuilder::token);
         let client = tls.apply(client);
         Ok(Self { client: client.build()?, timeout })

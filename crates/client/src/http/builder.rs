@@ -8,7 +8,7 @@ use reqwest::Url;
 use reqwest::header::HeaderValue;
 use thiserror::Error;
 use tidegate_core::backoff::{Backoff, Jitter};
-use tidegate_core::retry::{Retry, RetryBudget};
+use tidegate_core::retry::Retry;
 
 use super::certificates::Certificates;
 use super::error::root_cause;
@@ -112,7 +112,7 @@ impl ClientBuilder {
             connect: Duration::from_secs(3),
             request: Duration::from_secs(10),
             total: Duration::from_secs(30),
-            retry: Retry::attempts(4).backoff(backoff.jitter(Jitter::Full)).budget(RetryBudget::default()),
+            retry: Retry::attempts(4).backoff(backoff.jitter(Jitter::Full)),
             endings_max: 1_024,
         };
         Self {

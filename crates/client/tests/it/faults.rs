@@ -156,7 +156,8 @@ async fn attempts_are_bounded_and_reported() {
 #[tokio::test]
 async fn total_timeout_bounds_call() {
     let upstream = Upstream::new(None, [Reply::Silence, Reply::Silence]).await;
-    let client = upstream.builder().retry(Retry::attempts(u32::MAX)).build().unwrap();
+    let retry = Retry::attempts(u32::MAX).budget(RetryBudget::unlimited());
+    let client = upstream.builder().retry(retry).build().unwrap();
     let _frozen = Frozen::new();
     let asking = tokio::spawn(async move { client.live().await });
     let mut passed = Duration::ZERO;

@@ -34,7 +34,9 @@ async fn clients_and_leases_survive_server_restart() {
     // Reserves the port, so that no other test takes it while the server is down.
     let (_reserved, addr) = reserved_port();
     let (stopper, running) = serve(&store, addr).await;
-    let persistent = Retry::attempts(u32::MAX).backoff(Backoff::fixed(Duration::from_millis(1)));
+    let persistent = Retry::attempts(u32::MAX)
+        .backoff(Backoff::fixed(Duration::from_millis(1)))
+        .budget(RetryBudget::unlimited());
     let builder = Client::builder(&format!("http://{addr}")).token(&token);
     let client = builder.clone().retry(persistent).build().unwrap();
     let no_retry = builder.retry(Retry::attempts(1)).build().unwrap();

@@ -127,11 +127,9 @@ impl Problems {
             let (min, max) = (*range.start(), *range.end());
             self.unless((min..=1.0).contains(&max), "retry.jitter_max", &max, || format!("from {min} to 1"));
         }
-        if let Some(budget) = retry.budget {
-            self.fraction("retry.budget.share", budget.share, 0.0);
-            self.count("retry.budget.at_least", budget.at_least, 0, COUNT_MAX);
-            self.span("retry.budget.window", budget.window, Duration::from_nanos(1), SPAN_MAX);
-        }
+        self.fraction("retry.budget.share", retry.budget.share, 0.0);
+        self.count("retry.budget.at_least", retry.budget.at_least, 0, COUNT_MAX);
+        self.span("retry.budget.window", retry.budget.window, Duration::from_nanos(1), SPAN_MAX);
     }
 
     /// Checks a rate and returns its bucket.

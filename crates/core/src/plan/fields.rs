@@ -156,10 +156,9 @@ impl List {
                 .fraction("retry.jitter_min", *range.start())
                 .fraction("retry.jitter_max", *range.end()),
         };
-        if let Some(budget) = retry.budget {
-            self.fraction("retry.budget.share", budget.share);
-            self.count("retry.budget.at_least", budget.at_least).span("retry.budget.window", budget.window);
-        }
+        let budget = retry.budget;
+        self.fraction("retry.budget.share", budget.share);
+        self.count("retry.budget.at_least", budget.at_least).span("retry.budget.window", budget.window);
         let when_refused = match retry.when_refused {
             WhenRefused::Stop => "stop",
             WhenRefused::Wait => "wait",
@@ -263,10 +262,11 @@ mod tests {
     fn unset_fields_are_not_listed() {
         let names: Vec<_> = Draft::default().fields().into_iter().map(|(name, _)| name).collect();
         let retry = ["retry.attempts", "retry.backoff", "retry.backoff_base", "retry.backoff_max"];
+        let budget = ["retry.budget.share", "retry.budget.at_least", "retry.budget.window"];
         let wanted = [&["pause.max", "pause.tail", "controller"][..], &retry, &["retry.jitter"]].concat();
         assert_eq!(
             names,
-            [&wanted[..], &["retry.when_refused", "milestone_percent", "waiters_max"]].concat()
+            [&wanted[..], &budget, &["retry.when_refused", "milestone_percent", "waiters_max"]].concat()
         );
         let full = Draft {
             retry: Retry::default().backoff(Backoff::fixed(SECOND).jitter(Jitter::Full)),

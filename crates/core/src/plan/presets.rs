@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use super::{Auto, Brake, Bytes, Circuit, Controller, Draft, Pace, Pause, SizeRule, Slots};
-use crate::backoff::{Backoff, Jitter};
-use crate::retry::Retry;
 
 impl Draft {
     /// Rate and slots controlled by [`Auto`], limited only to 1,024 slots.
@@ -40,13 +38,11 @@ impl Draft {
 
     /// One of many hosts: rate and slots controlled by [`Auto`]; a circuit that opens for 15 s after five
     /// consecutive failures, or at 40 % failures among at least ten outcomes in 30 s, and closes after three
-    /// probes; three attempts with full jitter up to 200 ms, then 400 ms.
+    /// probes.
     pub fn host() -> Self {
         let circuit = Circuit::at_error_rate(0.4, 10, Duration::from_secs(30)).slices(15);
-        let backoff = Backoff::exponential(Duration::from_millis(200), Duration::from_secs(5));
         Self {
             circuit: Some(circuit.or_after_failures(5).open_for(Duration::from_secs(15)).probes(3)),
-            retry: Retry::attempts(3).backoff(backoff.jitter(Jitter::Full)),
             ..Self::auto()
         }
     }
@@ -80,7 +76,7 @@ mod tests {
     #[test]
     fn the_host_draft_has_these_fields_and_no_others() {
         const SECOND: Duration = Duration::from_secs(1);
-        let wanted: [(&str, FieldValue); 24] = [
+        let wanted: [(&str, FieldValue); 27] = [
             ("slots.min", Count(1)),
             ("slots.start", Count(32)),
             ("slots.max", Count(1_024)),
@@ -103,6 +99,9 @@ mod tests {
             ("retry.backoff_base", Span(Duration::from_millis(200))),
             ("retry.backoff_max", Span(5 * SECOND)),
             ("retry.jitter", Word("full")),
+            ("retry.budget.share", Fraction(0.2)),
+            ("retry.budget.at_least", Count(10)),
+            ("retry.budget.window", Span(10 * SECOND)),
             ("retry.when_refused", Word("stop")),
             ("milestone_percent", Count(10)),
             ("waiters_max", Count(65_536)),

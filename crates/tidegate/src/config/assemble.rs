@@ -327,8 +327,7 @@ impl Assembly {
     }
 
     fn retry(&mut self) -> Retry {
-        let attempts = self.count("retry.attempts").unwrap_or(1);
-        let mut retry = Retry::attempts(attempts);
+        let mut retry = self.count("retry.attempts").map_or_else(Retry::default, Retry::attempts);
         if let Some(backoff) = self.backoff() {
             retry = retry.backoff(backoff);
         }
@@ -364,9 +363,6 @@ impl Assembly {
     }
 
     fn retry_budget(&mut self) -> Option<RetryBudget> {
-        self.any_of("retry.budget.")?;
-        let usual = Retry::default().budget(RetryBudget::default());
-        self.complete("retry.budget.", &Draft { retry: usual, ..Draft::default() });
         let share = self.fraction("retry.budget.share")?;
         Some(RetryBudget::new(share, self.count("retry.budget.at_least")?, self.span("retry.budget.window")?))
     }

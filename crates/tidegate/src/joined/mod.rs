@@ -10,6 +10,7 @@ mod error;
 mod pending_charge;
 mod permit;
 mod queues;
+mod run;
 mod waiter;
 
 use std::borrow::Cow;

@@ -11,6 +11,7 @@ use tidegate_core::outcome::{Kind, Outcome};
 use super::costs::Costs;
 use crate::limiter::{Degraded, Finish, Lease, LimitError, SettleStatus};
 use crate::permit::Permit;
+use crate::run::Spend;
 
 /// Permission to run one request: a throttle's permit and a limiter's lease in one.
 ///
@@ -136,6 +137,12 @@ impl<'a> JoinedPermit<'a> {
     /// The shared half.
     pub const fn lease(&self) -> &Lease {
         &self.shared.lease
+    }
+}
+
+impl Spend for JoinedPermit<'_> {
+    fn spend(&mut self, tokens: u64) {
+        self.spend(tokens);
     }
 }
 

@@ -198,6 +198,23 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         self.throttle(key).run(cost, work).await
     }
 
+    /// [`run`](Self::run) for blocking code, as [`Throttle::run_blocking`].
+    ///
+    /// # Errors
+    /// As [`Throttle::run`].
+    pub fn run_blocking<Q, T, E>(
+        &self,
+        key: &Q,
+        cost: impl Into<Cost>,
+        work: impl FnMut(Attempt) -> Result<T, E>,
+    ) -> Result<T, RunError<E>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.throttle(key).run_blocking(cost, work)
+    }
+
     /// Learns from a request to `key` that had no permit, such as one by another program. As
     /// [`Throttle::record`].
     pub fn record<Q>(&self, key: &Q, outcome: Outcome)

@@ -6,8 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use tidegate::{
-    Account, Authority, Circuit, Clock, Gate, Keyed, Limits, Outcome, Pace, Rate, Refused, Retry, RunError,
-    Slots, State, Throttle,
+    Account, Attempt, Authority, Backoff, Circuit, Clock, Gate, Keyed, Limits, Outcome, Pace, Rate, Refused,
+    Retry, RunError, Slots, State, Throttle,
 };
 use tokio::time::Instant as TokioInstant;
 
@@ -150,7 +150,7 @@ fn blocking_waiter_is_woken_by_released_permit() {
 #[tokio::test(start_paused = true)]
 async fn run_retries_by_the_keys_own_policy() {
     let often = Throttle::builder().retry(Retry::attempts(3)).limits().unwrap();
-    let once = Throttle::builder().limits().unwrap();
+    let once = Throttle::builder().retry(Retry::off()).limits().unwrap();
     let keyed: Keyed<String> = Keyed::builder(once.clone())
         .limits_by(move |key: &String| if key == "ann" { often.clone() } else { once.clone() })
         .build()
@@ -162,6 +162,15 @@ async fn run_retries_by_the_keys_own_policy() {
     assert!(matches!(reply, Err(RunError::Failed { .. })), "{reply:?}");
     let seen = keyed.snapshot(2);
     assert_eq!((seen.retries, seen.admitted, seen.in_flight), (2, 4, 0));
+}
+
+#[test]
+fn blocking_run_retries_by_the_keys_policy() {
+    let retry = Retry::attempts(3).backoff(Backoff::fixed(secs(0)));
+    let keyed = named(Throttle::builder().retry(retry).limits().unwrap());
+    let work = |attempt: Attempt| if attempt.number < 2 { Err(503) } else { Ok(7) };
+    assert_eq!(keyed.run_blocking("ann", (), work), Ok(7));
+    assert_eq!(keyed.snapshot(1).retries, 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::{
-    Brake, Class, Controller, Cost, EstimateBytes, Event, Outcome, Part, Phase, Random, Retry, RunError,
-    Slots, State, Throttle,
+    Brake, Class, Controller, Cost, EstimateBytes, Event, Outcome, Part, Phase, Random, Retry, RetryBudget,
+    RunError, Slots, State, Throttle,
 };
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -56,7 +56,8 @@ struct Log {
 #[tokio::test(start_paused = true)]
 async fn throttle_recovers_from_storm_of_429s() {
     const PAUSE: Duration = Duration::from_secs(5);
-    let throttle = Throttle::layered().retry(Retry::attempts(20)).build().unwrap();
+    let throttle =
+        Throttle::layered().retry(Retry::attempts(20).budget(RetryBudget::unlimited())).build().unwrap();
     let (log, start) = (Arc::new(Mutex::new(Log::default())), Instant::now());
     let mut tasks = JoinSet::new();
     for number in 0..600_u32 {

@@ -81,6 +81,7 @@ mod manifest_apply;
 mod joined;
 mod joined_cancel;
 mod joined_properties;
+mod joined_run;
 mod joined_state_changes;
 mod joined_unavailable;
 mod joined_waiting;

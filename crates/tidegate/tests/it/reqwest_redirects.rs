@@ -4,13 +4,14 @@
 use reqwest::{Client, redirect};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
 use tidegate::reqwest::{ThrottleError, Throttling, Tries};
-use tidegate::{Authority, Circuit, Cost, Keyed, ManualClock, Refused, Slots, Throttle};
+use tidegate::{Authority, Circuit, Cost, Keyed, ManualClock, Refused, Retry, Slots, Throttle};
 
 use crate::kit::http::{Reply, TestServer, keyed_on};
 use crate::kit::secs;
 
 fn hosts(clock: &ManualClock) -> Keyed<Authority> {
-    let builder = Throttle::builder().slots(Slots::fixed(4)).circuit(Circuit::after_failures(3));
+    let circuit = Circuit::after_failures(3);
+    let builder = Throttle::builder().slots(Slots::fixed(4)).circuit(circuit).retry(Retry::off());
     keyed_on(clock, Keyed::builder(builder.limits().expect("within the bounds")))
 }
 

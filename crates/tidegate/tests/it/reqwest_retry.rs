@@ -5,7 +5,7 @@ use reqwest::{Body, Client};
 use reqwest_middleware::ClientWithMiddleware;
 use tidegate::reqwest::{Hold, Replay, ThrottleError, Throttling, Tries};
 use tidegate::{
-    Authority, Circuit, Classes, CompletionClass, Cost, Keyed, ManualClock, Rate, Refused, Retry,
+    Authority, Backoff, Circuit, Classes, CompletionClass, Cost, Keyed, ManualClock, Rate, Refused, Retry,
     RetryBudget, Slots, Throttle,
 };
 
@@ -15,8 +15,8 @@ use crate::kit::{millis, secs};
 /// Hosts with slots, a circuit that hardly ever opens, and this many attempts.
 fn hosts(clock: &ManualClock, attempts: u32) -> Keyed<Authority> {
     let circuit = Circuit::after_failures(1_000);
-    let builder =
-        Throttle::builder().slots(Slots::fixed(4)).circuit(circuit).retry(Retry::attempts(attempts));
+    let retry = Retry::attempts(attempts).backoff(Backoff::exponential(millis(200), secs(5)));
+    let builder = Throttle::builder().slots(Slots::fixed(4)).circuit(circuit).retry(retry);
     keyed_on(clock, Keyed::builder(builder.limits().expect("within the bounds")))
 }
 
@@ -221,7 +221,7 @@ async fn custom_key_cost_and_class_functions_apply() {
     let throttling = Throttling::by_key(keyed.clone(), |request| request.url().path().to_owned())
         .cost(|request| Cost::request().bytes(request.url().path().len() as u64))
         .classes(Classes::new().status(420, CompletionClass::Overload).expect("a status"))
-        .retry(Retry::attempts(2).backoff(tidegate::Backoff::fixed(std::time::Duration::ZERO)));
+        .retry(Retry::attempts(2).backoff(Backoff::fixed(std::time::Duration::ZERO)));
     let response = client(throttling).get(server.url("/account")).send().await.expect("a response");
     assert_eq!((response.status().as_u16(), server.count()), (200, 2));
     let seen = keyed.snapshot(1);

@@ -2,14 +2,15 @@
 //! stopped.
 
 use std::cell::Cell;
+use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate::{
-    Backoff, Brake, Circuit, Class, Controller, Cost, Jitter, ManualClock, Outcome, Random, Refused, Retry,
-    RetryBudget, RunError, Slots, State, StopReason, Throttle, WhenRefused,
+    Backoff, Brake, Budget, Circuit, Class, Controller, Cost, Jitter, ManualClock, Outcome, Random, Refused,
+    Retry, RetryBudget, RunError, Slots, State, StopReason, Throttle, WhenRefused,
 };
 use tokio::time::Instant;
 
@@ -39,7 +40,7 @@ async fn each_attempt_is_admitted_and_last_error_returned() {
     let result: Result<(), _> =
         throttle.run(REQUEST, |attempt| async move { Err(format!("fail-{}", attempt.number + 1)) }).await;
     let error = result.unwrap_err();
-    assert_eq!(error.to_string(), "fail-3 (attempt 3; no attempts are left)");
+    assert_eq!(format!("{error:#}"), "failed after 3 attempts (no attempts are left): fail-3");
     assert_eq!(error, RunError::Failed { error: "fail-3".to_owned(), attempts: 3, why: StopReason::Spent });
     let snapshot = throttle.snapshot();
     assert_eq!((snapshot.admitted, snapshot.failures, snapshot.in_flight), (3, 3, 0));
@@ -130,7 +131,7 @@ async fn permanent_error_is_not_retried() {
         .run(REQUEST, |_| async { Err(404) })
         .await;
     let error = result.unwrap_err();
-    assert_eq!(error.to_string(), "404 (attempt 1; not retryable)");
+    assert_eq!(format!("{error:#}"), "failed after 1 attempt (not retryable): 404");
     assert_eq!(error.into_error(), Some(404));
 }
 
@@ -293,7 +294,7 @@ async fn many_budgets_do_not_unbound_retries() {
 
 #[tokio::test(start_paused = true)]
 async fn refused_work_earns_no_retry_budget() {
-    let throttle = Throttle::builder().budget(tidegate::Budget::tokens(10, secs(60))).build().unwrap();
+    let throttle = Throttle::builder().budget(Budget::tokens(10, secs(60))).build().unwrap();
     let retry = immediate_retries(9).budget(RetryBudget::new(0.2, 0, secs(60)));
     for _ in 0..500 {
         let refused: Result<(), RunError<()>> =
@@ -457,6 +458,129 @@ proptest! {
             assert_eq!((seen.in_flight, seen.waiting), (0, 0));
         });
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unit_and_integer_literals_are_costs() {
+    let throttle = Throttle::builder().budget(Budget::tokens(1_000, secs(60))).build().unwrap();
+    assert_eq!(throttle.acquire(()).await.unwrap().cost(), Cost::request());
+    assert_eq!(throttle.acquire(800).await.unwrap().cost(), Cost::request().tokens(800));
+    assert!(matches!(throttle.try_acquire(1_001), Err(Refused::TooLarge { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_work_is_retried_by_default() {
+    let throttle = Throttle::new();
+    let start = Instant::now();
+    let result: Result<(), _> = throttle.run((), |_| async { Err("down") }).await;
+    assert_eq!(result, Err(RunError::Failed { error: "down", attempts: 3, why: StopReason::Spent }));
+    assert!(start.elapsed() < millis(610), "at most 200 ms, then 400 ms");
+}
+
+#[tokio::test(start_paused = true)]
+async fn default_backoffs_differ_between_tasks() {
+    let throttle = Throttle::builder().random(Random::seeded(7)).build().unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    let start = Instant::now();
+    for _ in 0..5 {
+        let throttle = throttle.clone();
+        tasks.spawn(async move {
+            let _: Result<(), _> = throttle.run((), |_| async { Err("down") }).await;
+            start.elapsed()
+        });
+    }
+    let mut delays = tasks.join_all().await;
+    delays.sort_unstable();
+    delays.dedup();
+    assert!(delays.len() > 1, "all retried after {delays:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn default_budget_bounds_retries() {
+    let throttle = slots(1_000);
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..200 {
+        let throttle = throttle.clone();
+        tasks.spawn(async move {
+            let _: Result<(), _> = throttle.run((), |_| async { Err("down") }).await;
+        });
+    }
+    tasks.join_all().await;
+    assert_eq!(throttle.snapshot().admitted, 240, "a fifth of 200 runs is retried");
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_reports_that_retry_is_off() {
+    let throttle = Throttle::builder().retry(Retry::off()).build().unwrap();
+    let result: Result<(), _> = throttle.run((), |_| async { Err("down") }).await;
+    let error = result.unwrap_err();
+    assert_eq!(format!("{error:#}"), "failed after 1 attempt (retry is off): down");
+    assert_eq!(error, RunError::Failed { error: "down", attempts: 1, why: StopReason::Off });
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_source_is_the_works_own_error() {
+    let throttle = Throttle::builder().retry(Retry::off()).build().unwrap();
+    let reset = || std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    let result: Result<(), _> = throttle.run((), |_| async { Err(reset()) }).await;
+    let error = result.unwrap_err();
+    assert_eq!(error.to_string(), "failed after 1 attempt (retry is off)");
+    let source = error.source().and_then(<dyn Error>::downcast_ref::<std::io::Error>);
+    assert_eq!(source.map(std::io::Error::kind), Some(std::io::ErrorKind::ConnectionReset));
+}
+
+#[tokio::test(start_paused = true)]
+async fn boxed_work_errors_pass_through_question_mark() {
+    type BoxError = Box<dyn Error + Send + Sync>;
+
+    async fn anyhow_run(throttle: &Throttle) -> anyhow::Result<()> {
+        let work = || async { Err(anyhow::anyhow!("reset").context("no page")) };
+        throttle.run((), |_| work()).await.map_err(RunError::boxed)?;
+        Ok(())
+    }
+    async fn boxed_run(throttle: &Throttle) -> Result<(), BoxError> {
+        let work = || async { Err(BoxError::from(std::io::Error::other("reset"))) };
+        throttle.run((), |_| work()).await.map_err(RunError::boxed)?;
+        Ok(())
+    }
+
+    let throttle = Throttle::builder().retry(Retry::off()).build().unwrap();
+    let error = anyhow_run(&throttle).await.unwrap_err();
+    assert_eq!(format!("{error:#}"), "failed after 1 attempt (retry is off): no page: reset");
+    let error = boxed_run(&throttle).await.unwrap_err();
+    let source = error.source().and_then(<dyn Error>::downcast_ref::<std::io::Error>);
+    assert_eq!(source.map(ToString::to_string).as_deref(), Some("reset"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_spent_by_attempts_stay_used() {
+    let throttle = Throttle::builder()
+        .budget(Budget::tokens(10_000, secs(60)))
+        .retry(immediate_retries(3))
+        .build()
+        .unwrap();
+    let result = throttle
+        .run(800, |attempt| async move {
+            attempt.spend(100);
+            if attempt.number < 2 {
+                return Err("lost");
+            }
+            attempt.spend(50);
+            Ok(())
+        })
+        .await;
+    assert_eq!((result, throttle.snapshot().tokens_used), (Ok(()), 350));
+
+    let cancelled: Result<Result<(), RunError<()>>, _> = tokio::time::timeout(
+        secs(1),
+        throttle.run(800, |attempt| async move {
+            attempt.spend(7);
+            std::future::pending().await
+        }),
+    )
+    .await;
+    assert!(cancelled.is_err());
+    assert_eq!(throttle.snapshot().tokens_used, 357, "what a cancelled attempt reported");
 }
 
 /// Decrements the count of running work on drop.

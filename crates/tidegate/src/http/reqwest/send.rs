@@ -41,7 +41,7 @@ impl Throttling {
         let mut retry_state = RetryState::begin(&throttle.inner, &retry);
         let done = loop {
             let step = match throttle.acquire(cost).await {
-                Err(refused) => retry_state.refused(refused),
+                Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
                     let permit = permit.into_owned();
                     let attempts = retry_state.admitted().number + 1;
@@ -50,18 +50,26 @@ impl Throttling {
                     let Some(attempt) = copy.or_else(|| request.take()) else {
                         unreachable!("a request that cannot be cloned is not retried")
                     };
-                    let result = next.clone().run(attempt, extensions).await;
+                    let mut result = next.clone().run(attempt, extensions).await;
+                    if let Ok(response) = &mut result {
+                        response.extensions_mut().insert(Tries { attempts, redirects: 0 });
+                    }
                     let mut class = self.class(&target, &result);
                     if request.is_none() || !self.may_replay(&target, &class, &result) {
                         class = Class::end(class.outcome());
                     }
-                    let result = result.map(|mut response| {
-                        response.extensions_mut().insert(Tries { attempts, redirects: 0 });
-                        response
-                    });
-                    retry_state.settle_attempt_with(permit, result, class, |permit, outcome, response| {
-                        hold_until_body_end(permit, outcome, response, self.hold)
-                    })
+                    let ending = retry_state.completed(class);
+                    let outcome = ending.outcome();
+                    let result = match result {
+                        Ok(response) if ending.is_last() => {
+                            Ok(hold_until_body_end(permit, outcome, response, self.hold))
+                        }
+                        result => {
+                            permit.settle(outcome);
+                            result
+                        }
+                    };
+                    retry_state.settled(ending, result)
                 }
             };
             match step {
