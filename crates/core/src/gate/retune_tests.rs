@@ -283,7 +283,7 @@ fn new_kind_of_controller_starts_without_history() {
 
 /// Regression: after cuts a fixed controller kept 1 of 16 slots, and the slowed pace, for good.
 #[test]
-fn fixed_controller_restores_what_was_cut() {
+fn fixed_controller_restores_cut_slots() {
     let pace = Some(Pace::every(millis(200)).slowest(secs(30)));
     let cut = Draft { pace, ..slots(Slots::adaptive(1..=16)) };
     let mut rig = Rig::new(cut.clone());

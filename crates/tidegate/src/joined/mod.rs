@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use tidegate_core::cost::Cost;
 
+use crate::acquire::cooperate;
 use crate::limiter::{Limiter, SubjectRef};
 use crate::throttle::Throttle;
 
@@ -138,6 +139,7 @@ impl Joined {
         cost: impl Into<Cost>,
     ) -> Result<JoinedPermit<'a>, JoinedError> {
         let (subject, cost) = (subject.into(), cost.into());
+        cooperate().await;
         let units = self.units(cost);
         match self.acquire_fast(subject, cost, &units) {
             Ok(answer) => answer,
@@ -164,6 +166,7 @@ impl Joined {
         span: Duration,
     ) -> Result<JoinedPermit<'a>, JoinedError> {
         let (subject, cost) = (subject.into(), cost.into());
+        cooperate().await;
         let units = self.units(cost);
         match self.acquire_fast(subject, cost, &units) {
             Ok(answer) => answer,
