@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::duration::Rounded;
 use crate::verdict::Gate;
 
 /// Why a request was not admitted. Nothing was taken for it.
@@ -14,7 +15,7 @@ pub enum Refused {
     #[error("the throttle is closed")]
     Closed,
     /// The circuit is open, or half-open with all its probes out.
-    #[error("the circuit is open; retry after {retry_after:?}")]
+    #[error("the circuit is open; retry after {}", Rounded(*retry_after))]
     CircuitOpen {
         /// Time until a retry is worthwhile; never zero.
         retry_after: Duration,
@@ -76,7 +77,7 @@ impl Refused {
 }
 
 fn retry_clause(retry_after: Option<Duration>) -> String {
-    retry_after.map_or_else(String::new, |span| format!("; retry after {span:?}"))
+    retry_after.map_or_else(String::new, |span| format!("; retry after {}", Rounded(span)))
 }
 
 #[cfg(test)]

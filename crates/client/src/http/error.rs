@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
+use tidegate_core::duration::Rounded;
 
 use crate::limit::LimitState;
 use crate::problem::Problem;
@@ -90,7 +91,7 @@ pub enum ClientError {
 
 /// An unavailable server, and the attempts to reach it.
 #[derive(Debug, Error)]
-#[error("server unavailable: {method} {route} failed {} in {took:?} ({why}): {cause}", times(*.attempts))]
+#[error("server unavailable: {method} {route} failed {} in {} ({why}): {cause}", times(*.attempts), Rounded(*.took))]
 #[non_exhaustive]
 pub struct Outage {
     /// The HTTP method.
@@ -143,7 +144,7 @@ pub enum Cause {
     #[error("no connection: {}", root_cause(&**.0))]
     Connect(#[source] Box<dyn Error + Send + Sync>),
     /// The attempt timed out.
-    #[error("no response within {0:?}")]
+    #[error("no response within {}", Rounded(*.0))]
     Timeout(Duration),
     /// The connection was lost before the response was complete.
     #[error("the connection was lost: {}", root_cause(&**.0))]

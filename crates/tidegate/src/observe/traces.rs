@@ -165,6 +165,7 @@ const fn level(event: &Event) -> Level {
     match event {
         Event::CircuitOpened { .. } => Level::WARN,
         Event::Slowed { .. }
+        | Event::SpedUp { .. }
         | Event::Controlled { .. }
         | Event::Recovered { .. }
         | Event::CircuitHalfOpened
@@ -228,7 +229,7 @@ fn emit_controller_event(source: &Source<'_>, event: &Event) {
             why = ?why
         ),
         Event::SpedUp { slots, interval, rate } => emit!(
-            debug,
+            info,
             source,
             "sped up",
             slots_from = slots.from,
