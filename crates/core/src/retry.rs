@@ -172,12 +172,106 @@ impl Retries {
     }
 }
 
+/// The attempts of one piece of work, and whether another one follows: the state machine that `run`, the HTTP middleware and the
+/// client of the server share.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attempts {
+    completed: u32,
+}
+
+/// An attempt that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// Whether another attempt may succeed, and does no harm.
+    pub is_retryable: bool,
+    /// Whether another attempt would start before the deadline of the work.
+    pub is_in_time: bool,
+}
+
+/// Why no attempt follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastAttempt {
+    /// The failure is not retryable.
+    NotRetryable,
+    /// [`Retry::off`] allows one attempt only.
+    Off,
+    /// All attempts were made.
+    Spent,
+    /// The next attempt would start after the deadline.
+    Deadline,
+    /// The retry budget is used up.
+    Budget,
+}
+
+impl Attempts {
+    /// Attempts that completed.
+    pub const fn completed(self) -> u32 {
+        self.completed
+    }
+
+    /// Counts an attempt that completed.
+    pub const fn complete(&mut self) {
+        self.completed += 1;
+    }
+
+    /// Decides whether an attempt follows the failed one. `take_retry` is called last, and only if everything else allows it:
+    /// it takes from the retry budget.
+    ///
+    /// # Errors
+    /// Why none follows.
+    pub fn next(
+        self,
+        retry: &Retry,
+        failure: Failure,
+        take_retry: impl FnOnce() -> bool,
+    ) -> Result<(), LastAttempt> {
+        if !failure.is_retryable {
+            Err(LastAttempt::NotRetryable)
+        } else if retry.is_off() {
+            Err(LastAttempt::Off)
+        } else if self.completed >= retry.attempts_max() {
+            Err(LastAttempt::Spent)
+        } else if !failure.is_in_time {
+            Err(LastAttempt::Deadline)
+        } else if !take_retry() {
+            Err(LastAttempt::Budget)
+        } else {
+            Ok(())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const fn at(secs: u64) -> Instant {
         Instant::from_nanos(secs * 1_000_000_000)
+    }
+
+    #[test]
+    fn first_reason_ends_the_attempts() {
+        let failure = |is_retryable, is_in_time| Failure { is_retryable, is_in_time };
+        let three = Retry::attempts(3);
+        let table = [
+            (Retry::off(), 1, failure(false, false), Err(LastAttempt::NotRetryable)),
+            (Retry::off(), 1, failure(true, false), Err(LastAttempt::Off)),
+            (three.clone(), 3, failure(true, false), Err(LastAttempt::Spent)),
+            (three.clone(), 2, failure(true, false), Err(LastAttempt::Deadline)),
+            (three.clone(), 2, failure(true, true), Ok(())),
+        ];
+        for (retry, completed, failure, wanted) in table {
+            let mut attempts = Attempts::default();
+            (0..completed).for_each(|_| attempts.complete());
+            let mut has_asked = false;
+            let next = attempts.next(&retry, failure, || {
+                has_asked = true;
+                true
+            });
+            assert_eq!((next, has_asked), (wanted, wanted.is_ok()), "{completed} {failure:?}");
+            let wanted = wanted.and(Err(LastAttempt::Budget));
+            assert_eq!(attempts.next(&retry, failure, || false), wanted);
+        }
     }
 
     #[test]

@@ -5,14 +5,14 @@
 //! valid for a minute, and the policy decides what happens to its limits. After that the token may have been
 //! revoked, and requests fail until the store responds.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::mem;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use subtle::ConstantTimeEq;
 use tidegate::store::Reply;
+use tidegate::store::two_generations::{Hashed, TwoGenerations};
 use tidegate::{Limiter, StoreError, Version};
 use tidegate_core::limit::token::{Token, TokenHash, TokenId};
 use tokio::time::{Instant, timeout};
@@ -48,18 +48,14 @@ pub trait TokenCache: fmt::Debug + Send + Sync + 'static {
 pub struct StoreTokenCache {
     limiter: Limiter,
     ttl: Duration,
-    generation_max: usize,
-    cached: Mutex<Generations>,
-}
-
-#[derive(Default)]
-struct Generations {
-    young: HashMap<TokenId, Entry>,
-    old: HashMap<TokenId, Entry>,
+    hasher: RandomState,
+    cached: Mutex<TwoGenerations<Entry>>,
 }
 
 #[derive(Clone)]
 struct Entry {
+    id: TokenId,
+    hash: u64,
     stored: Option<Arc<StoredToken>>,
     /// A remote store is queried again after the TTL.
     queried_at: Instant,
@@ -77,11 +73,12 @@ impl StoreTokenCache {
 
     /// Creates a cache of at most `tokens_max` tokens, each for `ttl`.
     pub fn with(limiter: Limiter, ttl: Duration, tokens_max: usize) -> Self {
-        Self { limiter, ttl, generation_max: (tokens_max / 2).max(1), cached: Mutex::default() }
+        let cached = Mutex::new(TwoGenerations::new(tokens_max));
+        Self { limiter, ttl, hasher: RandomState::new(), cached }
     }
 
     async fn query(&self, id: &TokenId) -> Result<Option<Arc<StoredToken>>, StoreError> {
-        let cached = self.lock().find(id, self.generation_max);
+        let cached = self.find(id);
         if let Some(entry) = &cached
             && entry.queried_at.elapsed() < self.ttl
         {
@@ -95,8 +92,7 @@ impl StoreTokenCache {
         match answer.unwrap_or(Err(StoreError::TimedOut { millis })) {
             Ok(found) => {
                 let stored = found.map(|(hash, token)| Arc::new(StoredToken { token: token.value, hash }));
-                let entry = Entry { stored: stored.clone(), queried_at, version: None };
-                self.lock().put(id.clone(), entry, self.generation_max);
+                self.insert(id, stored.clone(), queried_at, None);
                 Ok(stored)
             }
             Err(error) if error.is_transient() => match cached {
@@ -117,7 +113,7 @@ impl StoreTokenCache {
         }
         // Read before the token: if the token changes in between, the next lookup queries again.
         let version = store.version().now()?.ok();
-        if let Some(entry) = self.lock().find(id, self.generation_max)
+        if let Some(entry) = self.find(id)
             && entry.version.is_some()
             && entry.version == version
         {
@@ -128,31 +124,34 @@ impl StoreTokenCache {
             Err(error) => return Some(Err(error)),
         };
         let stored = found.map(|(hash, token)| Arc::new(StoredToken { token: token.value, hash }));
-        let entry = Entry { stored: stored.clone(), queried_at: Instant::now(), version };
-        self.lock().put(id.clone(), entry, self.generation_max);
+        self.insert(id, stored.clone(), Instant::now(), version);
         Some(Ok(stored))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Generations> {
+    fn find(&self, id: &TokenId) -> Option<Entry> {
+        self.lock().find(self.hasher.hash_one(id), |entry| entry.id == *id).cloned()
+    }
+
+    fn insert(
+        &self,
+        id: &TokenId,
+        stored: Option<Arc<StoredToken>>,
+        queried_at: Instant,
+        version: Option<Version>,
+    ) {
+        let hash = self.hasher.hash_one(id);
+        let entry = Entry { id: id.clone(), hash, stored, queried_at, version };
+        self.lock().insert(entry, |other| other.id == *id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TwoGenerations<Entry>> {
         self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Generations {
-    fn find(&mut self, id: &TokenId, generation_max: usize) -> Option<Entry> {
-        if let Some(entry) = self.young.get(id) {
-            return Some(entry.clone());
-        }
-        let (id, entry) = self.old.remove_entry(id)?;
-        self.put(id, entry.clone(), generation_max);
-        Some(entry)
-    }
-
-    fn put(&mut self, id: TokenId, entry: Entry, generation_max: usize) {
-        if self.young.len() >= generation_max {
-            self.old = mem::take(&mut self.young);
-        }
-        self.young.insert(id, entry);
+impl Hashed for Entry {
+    fn key_hash(&self) -> u64 {
+        self.hash
     }
 }
 
@@ -243,8 +242,7 @@ mod tests {
         let (_, token_cache, _) = token_cache().await;
         for number in 0..100 {
             assert!(token_cache.get(&id(&format!("guess-{number}"))).await.unwrap().is_none());
-            let cached = token_cache.lock();
-            assert!(cached.young.len() + cached.old.len() <= 8);
+            assert!(token_cache.lock().len() <= 8);
         }
     }
 }

@@ -44,6 +44,7 @@ mod sync;
 #[allow(dead_code, unreachable_pub, reason = "which records are stored in tables depends on the features")]
 mod tables;
 mod tokens;
+pub mod two_generations;
 pub mod wrap;
 
 #[cfg(feature = "codec")]

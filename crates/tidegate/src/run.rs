@@ -14,7 +14,7 @@ use tidegate_core::classes::{Classes, Completion, CompletionClass};
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::{Kind, Outcome};
 use tidegate_core::refused::Refused;
-use tidegate_core::retry::{Retry, WhenRefused};
+use tidegate_core::retry::{Attempts, Failure, Retry, WhenRefused};
 use tidegate_core::time::Instant;
 
 use crate::permit::Permit;
@@ -331,7 +331,7 @@ impl<C> Runner<'_, C> {
 pub(crate) struct RetryState<'a, T, E> {
     inner: &'a Arc<Inner>,
     retry: &'a Retry,
-    attempts: u32,
+    attempts: Attempts,
     /// The result of the last attempt, if a retry follows.
     last: Option<Result<T, E>>,
     last_kind: Kind,
@@ -362,23 +362,23 @@ pub(crate) enum Step<T, E, R = Refused> {
 }
 
 impl<'a, T, E> RetryState<'a, T, E> {
-    pub(crate) const fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
-        Self { inner, retry, attempts: 0, last: None, last_kind: Kind::Ignored }
+    pub(crate) fn begin(inner: &'a Arc<Inner>, retry: &'a Retry) -> Self {
+        Self { inner, retry, attempts: Attempts::default(), last: None, last_kind: Kind::Ignored }
     }
 
     /// An attempt was admitted. The first one registers the work: work that is never admitted earns no
     /// retries.
     pub(crate) fn admitted(&self) -> Attempt {
-        if let (0, Some(budget)) = (self.attempts, self.retry.retry_budget()) {
+        if let (0, Some(budget)) = (self.attempts.completed(), self.retry.retry_budget()) {
             let now = self.inner.clock().now();
             let mut state = self.inner.lock();
             let now = now.max(state.gates.latest());
             state.retries(&budget).begin(now);
         }
-        if let (1.., Some(counters)) = (self.attempts, &self.inner.setup().counters) {
+        if let (1.., Some(counters)) = (self.attempts.completed(), &self.inner.setup().counters) {
             counters.record_retry();
         }
-        Attempt::new(self.attempts)
+        Attempt::new(self.attempts.completed())
     }
 
     /// An attempt was not admitted.
@@ -407,18 +407,10 @@ impl<'a, T, E> RetryState<'a, T, E> {
 
     /// An attempt completed. Its permit must be settled with the ending's outcome before [`settled`](Self::settled).
     pub(crate) fn completed<R>(&mut self, class: Class) -> AttemptEnding<R> {
-        self.attempts += 1;
-        let why = if !class.again {
-            Some(StopReason::NotRetryable)
-        } else if self.retry.is_off() {
-            Some(StopReason::Off)
-        } else if self.attempts >= self.retry.attempts_max() {
-            Some(StopReason::Spent)
-        } else if !self.takes_retry() {
-            Some(StopReason::Budget)
-        } else {
-            None
-        };
+        self.attempts.complete();
+        // Work has no deadline of its own: a caller that gives up drops it.
+        let failure = Failure { is_retryable: class.again, is_in_time: true };
+        let why = self.attempts.next(self.retry, failure, || self.takes_retry()).err().map(StopReason::from);
         AttemptEnding { class, why }
     }
 
@@ -434,7 +426,7 @@ impl<'a, T, E> RetryState<'a, T, E> {
     }
 
     fn end<R>(&self, result: Result<T, E>, why: StopReason<R>) -> Result<T, RunError<E, R>> {
-        result.map_err(|error| RunError::Failed { error, attempts: self.attempts, why })
+        result.map_err(|error| RunError::Failed { error, attempts: self.attempts.completed(), why })
     }
 
     fn takes_retry(&self) -> bool {
@@ -455,7 +447,7 @@ impl<'a, T, E> RetryState<'a, T, E> {
         if let Some(until) = gates.paused_until(now) {
             return hinted.filter(|hinted| *hinted > until);
         }
-        let delay = gates.delay(self.retry.delays(), self.attempts - 1);
+        let delay = gates.delay(self.retry.delays(), self.attempts.completed() - 1);
         let at = hinted.map_or(now + delay, |hinted| hinted.max(now + delay));
         (at > now).then_some(at)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_core::backoff::{Backoff, Jitter};
 use tidegate_core::classes::{Classes, Completion};
 use tidegate_core::random::Random;
-use tidegate_core::retry::WhenRefused;
+use tidegate_core::retry::{Attempts, Failure, LastAttempt, WhenRefused};
 use tidegate_core::time::{self, nanos};
 use tokio::time::{Instant, sleep};
 
@@ -35,7 +35,7 @@ struct RetryState<'a> {
     call: &'a Call,
     began: Instant,
     until: Instant,
-    attempts: u32,
+    attempts: Attempts,
     /// Whether an earlier attempt may have been executed.
     may_be_done: bool,
 }
@@ -82,7 +82,7 @@ impl<'a> RetryState<'a> {
         let total = total.unwrap_or(inner.settings.total).saturating_add(call.queue_time);
         // Falls back to the client's timeout if the sum overflows.
         let until = began.checked_add(total).unwrap_or(began + inner.settings.total);
-        Self { inner, call, began, until, attempts: 0, may_be_done: false }
+        Self { inner, call, began, until, attempts: Attempts::default(), may_be_done: false }
     }
 
     /// The timeout of the next attempt.
@@ -92,7 +92,7 @@ impl<'a> RetryState<'a> {
     }
 
     fn next_action(&mut self, outcome: Outcome) -> Action {
-        self.attempts += 1;
+        self.attempts.complete();
         match outcome {
             Outcome::Success(payload) => Action::Done(Ok(payload)),
             Outcome::Fatal(error) => Action::Done(Err(error)),
@@ -126,23 +126,24 @@ impl<'a> RetryState<'a> {
         let may_retry = self.may_retry(&cause);
         self.may_be_done |= !is_not_executed(&cause);
         let retry = &self.inner.settings.retry;
-        let own = retry.delays().delay(self.attempts - 1, &mut Random::seeded(rand::random()));
+        let own = retry.delays().delay(self.attempts.completed() - 1, &mut Random::seeded(rand::random()));
         let delay = match &cause {
             Cause::Status { retry_after: Some(after), .. } => own.max(with_jitter(*after)),
             _ => own,
         };
-        let why = if !may_retry {
-            StopReason::MayBeDone
-        } else if self.attempts >= retry.attempts_max() {
-            StopReason::Attempts
-        } else if !self.is_in_time(delay) {
-            StopReason::Deadline
-        } else if !self.inner.take_retry() {
-            count(&self.inner.counters.out_of_budget);
-            StopReason::Budget
-        } else {
-            count(&self.inner.counters.retries);
-            return Action::Retry(delay);
+        let failure = Failure { is_retryable: may_retry, is_in_time: self.is_in_time(delay) };
+        let why = match self.attempts.next(retry, failure, || self.inner.take_retry()) {
+            Ok(()) => {
+                count(&self.inner.counters.retries);
+                return Action::Retry(delay);
+            }
+            Err(LastAttempt::NotRetryable) => StopReason::MayBeDone,
+            Err(LastAttempt::Off | LastAttempt::Spent) => StopReason::Attempts,
+            Err(LastAttempt::Deadline) => StopReason::Deadline,
+            Err(LastAttempt::Budget) => {
+                count(&self.inner.counters.out_of_budget);
+                StopReason::Budget
+            }
         };
         Action::Done(Err(self.give_up(why, cause)))
     }
@@ -164,7 +165,7 @@ impl<'a> RetryState<'a> {
         ClientError::Unavailable(Box::new(Outage {
             method,
             route: self.call.route,
-            attempts: self.attempts,
+            attempts: self.attempts.completed(),
             took: self.began.elapsed(),
             why,
             cause,

@@ -7,21 +7,19 @@
 //! older entries stale at once. Reads are single-flight: while one caller reads, others wait for it, and if it is
 //! cancelled the next one reads. If the store is unavailable, the last known levels are used.
 //!
-//! A two-generation cache bounds the memory: when the young generation is full it becomes the old one, and a hit in
-//! the old generation moves the entry to the young one.
+//! A two-generation cache bounds the memory.
 
 use std::hash::BuildHasher;
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hashbrown::HashTable;
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::entity::LEVELS_MAX;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::resolve::{resolve, scopes};
+use tidegate_store::two_generations::{Hashed, TwoGenerations};
 use tidegate_store::{Reply, StoreError};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -42,11 +40,9 @@ const READ_AGAIN: u32 = 10;
 
 /// Levels by subject.
 pub(super) struct PolicyCache {
-    shards: Box<[Mutex<Generations>]>,
+    shards: Box<[Mutex<Shard>]>,
     hasher: foldhash::fast::RandomState,
     ttl: Duration,
-    /// Entries per generation and shard.
-    generation_max: usize,
     /// The newest version that decided a draw: older entries are stale.
     seen: AtomicU64,
     /// The number of manual invalidations.
@@ -68,10 +64,8 @@ struct VersionCheck {
     epoch: u64,
 }
 
-#[derive(Default)]
-struct Generations {
-    young: HashTable<Arc<Entry>>,
-    old: HashTable<Arc<Entry>>,
+struct Shard {
+    entries: TwoGenerations<Arc<Entry>>,
     stats: CacheStats,
 }
 
@@ -151,10 +145,9 @@ impl CacheStats {
 impl PolicyCache {
     pub(super) fn new(ttl: Duration, entries_max: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(entries_max / SHARDS))).collect(),
             hasher: foldhash::fast::RandomState::default(),
             ttl,
-            generation_max: (entries_max / SHARDS / 2).max(1),
             seen: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             checked: Mutex::default(),
@@ -172,9 +165,9 @@ impl PolicyCache {
     }
 
     pub(super) fn stats(&self) -> CacheStats {
-        let stats = |shard: &Mutex<Generations>| {
+        let stats = |shard: &Mutex<Shard>| {
             let shard = shard.lock();
-            CacheStats { entries: (shard.young.len() + shard.old.len()) as u64, ..shard.stats }
+            CacheStats { entries: shard.entries.len() as u64, ..shard.stats }
         };
         self.shards.iter().map(stats).fold(CacheStats::default(), CacheStats::add)
     }
@@ -241,7 +234,7 @@ impl PolicyCache {
     #[inline]
     fn fresh(&self, hash: u64, key: SubjectRef<'_>, fresh: Freshness) -> Option<Arc<Levels>> {
         let mut shard = self.shard(hash);
-        let entry = shard.find(hash, key, self.generation_max)?;
+        let entry = shard.find(hash, key)?;
         let loaded = entry.loaded.get().filter(|loaded| self.is_fresh(entry, loaded, fresh))?;
         let levels = Arc::clone(&loaded.levels);
         shard.stats.hits += 1;
@@ -265,7 +258,7 @@ impl PolicyCache {
     fn entry(&self, hash: u64, key: SubjectRef<'_>, fresh: Freshness) -> Result<Arc<Entry>, LimitError> {
         let subject = key.check()?;
         let mut shard = self.shard(hash);
-        let found = shard.find(hash, key, self.generation_max).map(Arc::clone);
+        let found = shard.find(hash, key).map(Arc::clone);
         // Read before calling the store, so that an invalidation during the call is detected.
         let (epoch, seen) = (self.epoch(), self.seen.load(Ordering::SeqCst));
         let before = match found {
@@ -284,7 +277,7 @@ impl PolicyCache {
             None => None,
         };
         let entry = Arc::new(Entry { hash, subject, epoch, seen, loaded: OnceCell::new(), before });
-        shard.put(Arc::clone(&entry), self.generation_max);
+        shard.put(Arc::clone(&entry));
         Ok(entry)
     }
 
@@ -293,48 +286,42 @@ impl PolicyCache {
         let Some(PreviousLevels { levels, read_at, as_of, epoch }) = entry.before.clone() else { return };
         let mut shard = self.shard(entry.hash);
         let key = SubjectRef::from(&entry.subject);
-        let found = shard.find(entry.hash, key, self.generation_max);
+        let found = shard.find(entry.hash, key);
         if found.is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), entry)) {
             let loaded =
                 OnceCell::new_with(Some(CachedLevels { levels, read_at, as_of, until: Instant::now() }));
             let (hash, subject) = (entry.hash, entry.subject.clone());
             let kept = Entry { hash, subject, epoch, seen: entry.seen, loaded, before: None };
-            shard.put(Arc::new(kept), self.generation_max);
+            shard.put(Arc::new(kept));
         }
     }
 
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Generations> {
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         let number = (hash >> 32) as usize % SHARDS;
         self.shards[number].lock()
     }
 }
 
-impl Generations {
-    #[inline]
-    fn find(&mut self, hash: u64, key: SubjectRef<'_>, generation_max: usize) -> Option<&Arc<Entry>> {
-        let is_it = |entry: &Arc<Entry>| key.is(&entry.subject);
-        if let Some(place) = self.young.find_bucket_index(hash, is_it) {
-            return self.young.get_bucket(place);
-        }
-        let (entry, _) = self.old.find_entry(hash, is_it).ok()?.remove();
-        self.put(entry, generation_max);
-        self.young.find(hash, is_it)
+impl Shard {
+    fn new(entries_max: usize) -> Self {
+        Self { entries: TwoGenerations::new(entries_max), stats: CacheStats::default() }
     }
 
-    /// Inserts an entry into the young generation, replacing an older one of the same subject.
-    fn put(&mut self, entry: Arc<Entry>, generation_max: usize) {
-        let is_it = |other: &Arc<Entry>| other.subject == entry.subject;
-        if let Ok(found) = self.young.find_entry(entry.hash, is_it) {
-            *found.into_mut() = entry;
-            return;
-        }
-        if let Ok(found) = self.old.find_entry(entry.hash, is_it) {
-            found.remove();
-        }
-        if self.young.len() >= generation_max {
-            self.old = mem::take(&mut self.young);
-        }
-        self.young.insert_unique(entry.hash, entry, |entry| entry.hash);
+    #[inline]
+    fn find(&mut self, hash: u64, key: SubjectRef<'_>) -> Option<&Arc<Entry>> {
+        self.entries.find(hash, |entry| key.is(&entry.subject))
+    }
+
+    /// Inserts an entry, replacing an older one of the same subject.
+    fn put(&mut self, entry: Arc<Entry>) {
+        let new = Arc::clone(&entry);
+        self.entries.insert(entry, |other| other.subject == new.subject);
+    }
+}
+
+impl Hashed for Entry {
+    fn key_hash(&self) -> u64 {
+        self.hash
     }
 }
 

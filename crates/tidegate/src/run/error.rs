@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use tidegate_core::refused::Refused;
+use tidegate_core::retry::LastAttempt;
 
 /// Why work under a throttle did not succeed.
 ///
@@ -40,6 +41,17 @@ pub enum StopReason<R = Refused> {
     Budget,
     /// The next attempt was refused: the circuit is open or the throttle is closed.
     Refused(R),
+}
+
+impl<R> From<LastAttempt> for StopReason<R> {
+    fn from(last: LastAttempt) -> Self {
+        match last {
+            LastAttempt::NotRetryable => Self::NotRetryable,
+            LastAttempt::Off => Self::Off,
+            LastAttempt::Spent | LastAttempt::Deadline => Self::Spent,
+            LastAttempt::Budget => Self::Budget,
+        }
+    }
 }
 
 /// An error of any type, made by [`RunError::boxed`].
