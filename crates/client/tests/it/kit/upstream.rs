@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::Value;
-use tidegate_client::{Acquire, Backoff, Client, ClientBuilder, Cost, Retry};
+use tidegate_client::{Acquire, Backoff, Client, ClientBuilder, Cost, Retry, RetryBudget};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -85,7 +85,9 @@ impl Upstream {
 
     /// A client builder with three attempts and short delays.
     pub(crate) fn builder(&self) -> ClientBuilder {
-        let quick = Retry::attempts(3).backoff(Backoff::fixed(Duration::from_millis(1)));
+        let quick = Retry::attempts(3)
+            .backoff(Backoff::fixed(Duration::from_millis(1)))
+            .budget(RetryBudget::unlimited());
         Client::builder(&format!("http://{}", self.addr)).token("tg_ci_0123456789").retry(quick)
     }
 
