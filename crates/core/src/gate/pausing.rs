@@ -1,4 +1,4 @@
-//! Pausing all gates, by a hint, by the size rule or by hand, and resuming them by hand.
+//! Pauses and resumes all gates: by an upstream's hint, by the size rule, or by hand.
 //!
 //! `pause.rs` holds the pause itself; this file connects it with the rate, which does not refill during a
 //! pause, and with the events. A rate that a controller moves is also suspended while the circuit is open.

@@ -1,4 +1,5 @@
-//! `Auto`: rate and slots together, learned from what the upstream accepts.
+//! `Auto`, the default controller: turns accepted and rejected requests (429, 503) into a rate and a number of
+//! slots.
 //!
 //! Per dimension (requests, tokens) a [`Quota`] estimates what the upstream grants, and a pace swings around
 //! it; a [`HeaderLaw`] replaces it while quota headers are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist
