@@ -93,7 +93,10 @@ impl Gates {
             std::cmp::Ordering::Less => self.feedback.resume(until, before),
             std::cmp::Ordering::Equal => {}
         }
-        self.has_pause = self.pause.is_set() || self.rate.is_suspended();
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            named.suspend_until(plan, paused, now);
+        }
+        self.has_pause = self.pause.is_set() || self.is_suspended();
     }
 
     /// Until when an open circuit suspends the rate, if it does.
