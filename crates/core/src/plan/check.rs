@@ -8,6 +8,7 @@ use thiserror::Error;
 use super::{Controller, Draft, Rate};
 use crate::backoff::Jitter;
 use crate::bucket::{AMOUNT_MAX, InvalidShape, PERIOD_MAX, REFILL_MAX, Shape};
+use crate::duration::Exact;
 use crate::retry::Retry;
 
 /// The longest span in a draft: 366 days.
@@ -140,10 +141,10 @@ impl Problems {
                 ("rate.amount", amount.to_string(), format!("from 1 to {AMOUNT_MAX}"))
             }
             Err(InvalidShape::Period { period, .. }) => {
-                ("rate.period", format!("{period:?}"), format!("from 1ns to {PERIOD_MAX:?}"))
+                ("rate.period", Exact(period).to_string(), format!("from 1ns to {}", Exact(PERIOD_MAX)))
             }
             Err(InvalidShape::Burst { burst }) => {
-                let bound = format!("at least 1 and refilled within {REFILL_MAX:?}");
+                let bound = format!("at least 1 and refilled within {}", Exact(REFILL_MAX));
                 ("rate.burst", burst.to_string(), bound)
             }
         };
@@ -164,8 +165,8 @@ impl Problems {
     }
 
     pub(super) fn span(&mut self, field: &'static str, value: Duration, min: Duration, max: Duration) {
-        self.unless((min..=max).contains(&value), field, &format_args!("{value:?}"), || {
-            format!("from {min:?} to {max:?}")
+        self.unless((min..=max).contains(&value), field, &Exact(value), || {
+            format!("from {} to {}", Exact(min), Exact(max))
         });
     }
 
