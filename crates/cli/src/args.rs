@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Command, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::fetch::FetchArgs;
@@ -175,23 +175,39 @@ pub(crate) enum Verb {
     },
 }
 
+/// The global options that a verb ignores, by their ids. Its help omits them.
+fn ignored(verb: &str) -> &'static [&'static str] {
+    const IDS: [&str; 9] =
+        ["server", "token_file", "ca", "client_cert", "client_key", "actor", "store", "timeout", "json"];
+    match verb {
+        "serve" => &IDS[..5],
+        "store" => &IDS[..6],
+        "fetch" => &IDS[..7],
+        "lab" => &IDS[..8],
+        "completions" => &IDS,
+        // They change nothing that is audited.
+        "acquire" | "balance" | "capacity" | "explain" | "usage" | "audit" | "status" | "watch" => &IDS[5..6],
+        _ => &[],
+    }
+}
+
 impl Args {
     /// Parses the command line and the environment. A `--store` or `--server` flag overrides the other's
     /// variable.
     pub(crate) fn read() -> Result<Self, clap::Error> {
-        let mut command = Self::command();
+        let mut command = Self::for_people();
         let matches = command.clone().try_get_matches()?;
         let mut args = Self::from_arg_matches(&matches)?;
         let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let verb = matches.subcommand_name().unwrap_or_default();
+        let misplaced = ignored(verb).iter().find(|id| is_typed(id));
+        let misplaced = misplaced.and_then(|id| {
+            command.build();
+            command.get_arguments().find(|arg| arg.get_id() == id).map(ToString::to_string)
+        });
         let mut conflict = |what: &str| Err(command.error(ErrorKind::ArgumentConflict, what));
         let shared = &mut args.shared;
-        let verb = matches.subcommand_name().unwrap_or_default();
         match args.verb {
-            Verb::Serve(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. }
-                if is_typed("server") =>
-            {
-                return conflict("the argument '--server <URL>' does not apply to this command");
-            }
             Verb::Store(_) if is_typed("server") => {
                 return conflict(&format!(
                     "`{verb}` works on the store directly: use --store <URL> instead of '--server <URL>'",
@@ -219,6 +235,9 @@ impl Args {
                 (false, false) => {}
             },
         }
+        if let Some(arg) = misplaced {
+            return conflict(&format!("the argument '{arg}' does not apply to this command"));
+        }
         let of_tls = [("ca", "--ca"), ("client_cert", "--client-cert"), ("client_key", "--client-key")];
         if let Some((_, flag)) = of_tls.iter().find(|(id, _)| is_typed(id))
             && !shared.server.as_ref().is_some_and(|url| url.starts_with("https://"))
@@ -238,6 +257,20 @@ impl Args {
         }
     }
 
+    /// The command line, whose help omits the global options that a verb ignores.
+    pub(crate) fn for_people() -> Command {
+        let mut command = Self::command();
+        let globals: Vec<_> = command.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
+        let verbs: Vec<_> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        for verb in verbs {
+            // clap adds a global option only where there is none of its name.
+            let hidden = globals.iter().filter(|arg| ignored(&verb).contains(&arg.get_id().as_str()));
+            let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
+            command = command.mut_subcommand(verb, |command| command.args(hidden));
+        }
+        command
+    }
+
     /// The output format.
     pub(crate) fn format(&self) -> Format {
         if self.shared.json { Format::Json } else { Format::text() }
@@ -252,9 +285,36 @@ pub(crate) fn print_error(error: &clap::Error) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::Command;
-
     use super::*;
+
+    #[test]
+    fn help_omits_options_that_the_verb_ignores() {
+        let help = |verb: &str| {
+            let mut command = Args::for_people();
+            command.build();
+            let verb = verb
+                .split(' ')
+                .fold(&mut command, |command, name| command.find_subcommand_mut(name).expect("a verb"));
+            verb.render_help().to_string()
+        };
+        let table = [
+            ("fetch", &["--json", "--timeout"][..], &["--server", "--store", "--token-file", "--actor"][..]),
+            ("lab run", &["--json"], &["--server", "--store", "--timeout"]),
+            ("completions", &[], &["--json", "--server", "Global options"]),
+            ("store check", &["--store", "--timeout"], &["--server", "--ca", "--actor"]),
+            ("serve", &["--store", "--actor"], &["--server", "--token-file"]),
+            ("balance", &["--store", "--server"], &["--actor"]),
+            ("limits set", &["--store", "--server", "--actor"], &[]),
+        ];
+        for (verb, shown, hidden) in table {
+            let help = help(verb);
+            let has = |option: &&&str| {
+                help.contains(&format!("{option} ")) || help.contains(&format!("{option}\n"))
+            };
+            assert_eq!(shown.iter().filter(has).count(), shown.len(), "{verb}: {help}");
+            assert_eq!(hidden.iter().filter(has).count(), 0, "{verb}: {help}");
+        }
+    }
 
     #[test]
     fn after_help_fits_80_columns() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{OnExpiry, OnUnavailable, Policy, Scope};
+use tidegate::{OnExpiry, OnUnavailable, Policy, Scope, Stamp};
 use tidegate_core::duration::Rounded;
 use tidegate_core::excerpt::one_line;
 
@@ -38,6 +38,21 @@ pub(crate) const fn expiry(behaviour: OnExpiry) -> &'static str {
         OnExpiry::Settle => "settle",
         OnExpiry::Return => "return",
     }
+}
+
+/// A time for people, to the second.
+pub(crate) fn time(at: Stamp) -> String {
+    let text = at.to_string();
+    text.split_once('.').map_or(text.clone(), |(seconds, _)| format!("{seconds}Z"))
+}
+
+/// A word as a shell takes it: quoted, unless it is plain.
+pub(crate) fn shell_word(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=@%+,".contains(letter);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// A duration for people, rounded up: to the millisecond, and from a minute on to the second, such as
@@ -102,6 +117,28 @@ mod tests {
         for (count, text) in table {
             assert_eq!(number(count), text);
             assert!(text.len() <= 6, "{text}");
+        }
+    }
+
+    #[test]
+    fn time_is_shown_to_the_second() {
+        for (micros, text) in [(0, "1970-01-01T00:00:00Z"), (1_999_999, "1970-01-01T00:00:01Z")] {
+            assert_eq!(time(Stamp::from_micros(micros)), text);
+        }
+    }
+
+    #[test]
+    fn shell_word_is_quoted_unless_plain() {
+        let table = [
+            ("limits.toml", "limits.toml"),
+            ("sqlite:/a/b.db", "sqlite:/a/b.db"),
+            ("", "''"),
+            ("my limits", "'my limits'"),
+            ("a?b=$c", "'a?b=$c'"),
+            ("it's", r"'it'\''s'"),
+        ];
+        for (word, shown) in table {
+            assert_eq!(shell_word(word), shown);
         }
     }
 

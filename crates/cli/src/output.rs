@@ -7,7 +7,7 @@ use std::env;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use comfy_table::{CellAlignment, ContentArrangement, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, TableComponent, Width, presets};
 
 use crate::codec::Json;
 use crate::failure::{Exit, Failure};
@@ -152,7 +152,14 @@ impl Tint {
     }
 }
 
-/// Rows under headings. Rows are never wrapped: a terminal wraps them, and `grep` sees whole rows.
+/// The maximum width of a table, in columns. JSON has no such limit.
+const WIDTH_MAX: u16 = 100;
+/// The space between two columns.
+const SPACE: u16 = 2;
+/// Ends each row while a table is laid out. Cells have no control characters.
+const ROW_END: char = '\u{1e}';
+
+/// Rows under headings, at most 100 columns wide: cells beyond that continue on the next line.
 #[derive(Debug)]
 pub(crate) struct Table {
     headings: Vec<&'static str>,
@@ -175,26 +182,68 @@ impl Table {
         self.rows.push((tint, cells.collect()));
     }
 
+    /// The length of the longest word of each column.
+    fn longest_words(&self) -> Vec<u16> {
+        let headings = self.headings.iter().map(|heading| heading.trim_start_matches('>'));
+        let mut longest: Vec<u16> = headings.map(longest_word).collect();
+        for (_, cells) in &self.rows {
+            for (longest, cell) in longest.iter_mut().zip(cells) {
+                *longest = longest_word(cell).max(*longest);
+            }
+        }
+        longest
+    }
+
     fn text(&self, is_coloured: bool) -> String {
         let mut table = comfy_table::Table::new();
-        table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.load_preset(presets::NOTHING);
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_style(TableComponent::HorizontalLines, ROW_END);
+        table.set_style(TableComponent::HeaderLines, ROW_END);
         table.set_header(self.headings.iter().map(|heading| heading.trim_start_matches('>')));
         for (_, cells) in &self.rows {
             table.add_row(cells);
         }
-        for (column, heading) in table.column_iter_mut().zip(&self.headings) {
+        let widths = shrink(table.column_max_content_widths(), &self.longest_words(), WIDTH_MAX);
+        for ((column, heading), width) in table.column_iter_mut().zip(&self.headings).zip(widths) {
             let align = if heading.starts_with('>') { CellAlignment::Right } else { CellAlignment::Left };
             column.set_cell_alignment(align);
-            column.set_padding((0, 2));
+            column.set_padding((0, SPACE));
+            column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(width + SPACE)));
         }
         let tints = self.rows.iter().map(|(tint, _)| tint.colour());
-        let colours = [Some("1")].into_iter().chain(tints);
-        let painted = |(line, colour): (String, Option<&str>)| {
+        let mut colours = [Some("1")].into_iter().chain(tints);
+        let mut colour = colours.next().flatten();
+        let mut lines = Vec::new();
+        for line in table.lines() {
+            if line.contains(ROW_END) {
+                colour = colours.next().flatten();
+                continue;
+            }
             let line = line.trim_end();
-            colour.map_or_else(|| line.to_owned(), |colour| paint(line, colour, is_coloured))
-        };
-        table.lines().zip(colours).map(painted).collect::<Vec<_>>().join("\n")
+            lines.push(colour.map_or_else(|| line.to_owned(), |colour| paint(line, colour, is_coloured)));
+        }
+        lines.join("\n")
     }
+}
+
+fn longest_word(cell: &str) -> u16 {
+    let longest = cell.split(' ').map(|word| word.chars().count()).max();
+    u16::try_from(longest.unwrap_or(0)).unwrap_or(u16::MAX)
+}
+
+/// The widths of columns that fit into `width_max` with the space between them. The widest ones shrink first,
+/// and words are broken only if whole ones do not fit.
+fn shrink(mut widths: Vec<u16>, words: &[u16], width_max: u16) -> Vec<u16> {
+    for least in [words, &vec![1; widths.len()]] {
+        let total = |widths: &[u16]| widths.iter().map(|width| u32::from(width + SPACE)).sum::<u32>();
+        while total(&widths) > u32::from(width_max + SPACE) {
+            let columns = widths.iter_mut().zip(least).filter(|(width, least)| **width > **least);
+            let Some((widest, _)) = columns.max_by_key(|(width, _)| **width) else { break };
+            *widest -= 1;
+        }
+    }
+    widths
 }
 
 #[cfg(test)]
@@ -202,7 +251,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_has_one_line_per_row_and_optional_colours() {
+    fn widest_columns_shrink_first() {
+        let words = [5, 20, 9];
+        assert_eq!(shrink(vec![5, 20, 30], &words, 100), [5, 20, 30], "it fits");
+        assert_eq!(shrink(vec![5, 20, 71], &words, 100), [5, 20, 71], "it just fits");
+        assert_eq!(shrink(vec![5, 60, 90], &words, 100), [5, 46, 45]);
+        assert_eq!(shrink(vec![5, 20, 30], &words, 40), [5, 20, 11], "words stay whole");
+        assert_eq!(shrink(vec![5, 20, 30], &words, 30), [5, 12, 9], "if they can");
+        assert_eq!(shrink(vec![u16::MAX - SPACE; 60], &[1; 60], 100), [1; 60]);
+    }
+
+    #[test]
+    fn table_fits_100_columns_and_loses_nothing() {
+        let mut table = Table::new(["SCOPE", ">UNITS", "BEFORE", "AFTER"]);
+        let (name, policy) = ("n".repeat(256), "rpm:60/min tpm:100k/min:150k ".repeat(4));
+        table.tinted(Tint::Bad, [name.clone(), "7".to_owned(), policy.clone(), policy.clone()]);
+        table.row(["a", "8", "-", "-"].map(str::to_owned));
+        let text = table.text(false);
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert_eq!(text.matches('n').count(), name.len() + 8 * "min".matches('n').count() * 2, "{text}");
+        assert_eq!(text.matches("tpm:100k/min:150k").count(), 8, "words stay whole: {text}");
+        assert!(text.lines().last().is_some_and(|line| line.starts_with("a ")), "{text}");
+        let coloured = table.text(true);
+        let red = coloured.lines().filter(|line| line.starts_with("\x1b[31m")).count();
+        assert_eq!(red, coloured.lines().count() - 2, "each line of a row has its colour: {coloured}");
+    }
+
+    #[test]
+    fn table_has_optional_colours() {
         let mut table = Table::new(["LIMIT", ">AVAILABLE"]);
         table.row(["rpm".to_owned(), "60".to_owned()]);
         table.tinted(Tint::Bad, ["a long\nname".to_owned(), "5".to_owned()]);

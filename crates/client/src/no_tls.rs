@@ -17,6 +17,11 @@ pub(crate) fn apply(
     Err(InvalidClient::Tls { what, why: "they need the feature `rustls` of tidegate-client".to_owned() })
 }
 
+/// No server is expected to use TLS without it.
+pub(crate) const fn is_plain_http(_: &reqwest::Error) -> bool {
+    false
+}
+
 /// No error is about certificates without TLS.
 pub(crate) const fn certificate_error(_: &reqwest::Error) -> Option<String> {
     None

@@ -5,7 +5,7 @@ use std::io;
 
 use reqwest::{Certificate, ClientBuilder, Identity};
 
-use rustls::AlertDescription;
+use rustls::{AlertDescription, InvalidMessage};
 
 use crate::http::error::root_cause;
 use crate::http::{Certificates, InvalidClient};
@@ -35,16 +35,28 @@ pub(crate) fn apply(
 
 /// Returns why a certificate was rejected, if that is the cause of an error.
 pub(crate) fn certificate_error(error: &reqwest::Error) -> Option<String> {
+    match tls_error(error)? {
+        error @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => {
+            Some(format!("the server's certificate is not trusted: {error}"))
+        }
+        rustls::Error::AlertReceived(alert) if is_certificate_alert(*alert) => {
+            Some(format!("the server rejected the client certificate: {alert:?}"))
+        }
+        _ => None,
+    }
+}
+
+/// Whether the server answered a TLS handshake with something else, as a server without TLS does.
+pub(crate) fn is_plain_http(error: &reqwest::Error) -> bool {
+    matches!(tls_error(error), Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)))
+}
+
+/// The error of TLS among the causes of an error.
+fn tls_error(error: &reqwest::Error) -> Option<&rustls::Error> {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {
-        match error.downcast_ref::<rustls::Error>() {
-            Some(error @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)) => {
-                return Some(format!("the server's certificate is not trusted: {error}"));
-            }
-            Some(rustls::Error::AlertReceived(alert)) if is_certificate_alert(*alert) => {
-                return Some(format!("the server rejected the client certificate: {alert:?}"));
-            }
-            _ => {}
+        if let Some(error) = error.downcast_ref() {
+            return Some(error);
         }
         // `io::Error::source` skips the wrapped error itself.
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::duration::Exact;
 use crate::time::{Instant, Timeline, nanos};
 
 /// The most units per period: 2⁴⁰.
@@ -50,7 +51,7 @@ pub enum InvalidShape {
         amount: u64,
     },
     /// A period of zero, too long to count exactly, or not a whole number of ticks.
-    #[error("a period of {period:?}, not a multiple of {tick:?} within {tick:?}..={PERIOD_MAX:?}")]
+    #[error("a period of {}, not a multiple of {tick} within {tick}..={}", Exact(*.period), Exact(PERIOD_MAX), tick = Exact(*.tick))]
     Period {
         /// The period.
         period: Duration,
@@ -58,7 +59,7 @@ pub enum InvalidShape {
         tick: Duration,
     },
     /// A burst of zero, or one that takes more than a century to refill.
-    #[error("a burst of {burst} units, which must be at least 1 and refill within {REFILL_MAX:?}")]
+    #[error("a burst of {burst} units, which must be at least 1 and refill within {}", Exact(REFILL_MAX))]
     Burst {
         /// Units the bucket holds.
         burst: u64,

@@ -7,14 +7,19 @@
 //! the delivering thread waits for a slow listener.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Waker, ready};
 
+use futures_core::Stream;
 use tidegate_core::event::{Event, Notice};
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::time::Instant;
 use tokio::sync::broadcast::{self, error::RecvError, error::TryRecvError};
+use tokio::task::coop;
 
 use crate::delivery_queue::DeliveryQueue;
 use crate::throttle::Inner;
@@ -202,7 +207,7 @@ impl<N: Clone> Broadcast<N> {
 
     pub(crate) fn subscribe(&self) -> Subscription<N> {
         let sender = self.sender.get_or_init(|| broadcast::Sender::new(STREAM_MAX));
-        Subscription { receiver: sender.subscribe(), missed: 0 }
+        Subscription { receiver: Some(sender.subscribe()), waiting: None, missed: 0 }
     }
 
     pub(crate) fn lost(&self) -> u64 {
@@ -211,31 +216,68 @@ impl<N: Clone> Broadcast<N> {
 }
 
 /// The receiving end of a broadcast.
-#[derive(Debug)]
 pub(crate) struct Subscription<N> {
-    receiver: broadcast::Receiver<N>,
+    /// `None` while `waiting` has it.
+    receiver: Option<broadcast::Receiver<N>>,
+    /// The future of the next notice: a receiver has no poll function.
+    waiting: Option<Waiting<N>>,
     missed: u64,
 }
 
-impl<N: Clone> Subscription<N> {
-    pub(crate) async fn next(&mut self) -> Option<N> {
+type Received<N> = (Result<N, RecvError>, broadcast::Receiver<N>);
+type Waiting<N> = Pin<Box<dyn Future<Output = Received<N>> + Send>>;
+
+impl<N: Clone + Send + 'static> Subscription<N> {
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<N>> {
+        let unit = ready!(coop::poll_proceed(context));
+        let notice = ready!(self.poll_received(context));
+        unit.made_progress();
+        Poll::Ready(notice)
+    }
+
+    fn poll_received(&mut self, context: &mut Context<'_>) -> Poll<Option<N>> {
         loop {
-            match self.receiver.recv().await {
-                Ok(notice) => return Some(notice),
-                Err(RecvError::Lagged(missed)) => self.missed += missed,
-                Err(RecvError::Closed) => return None,
+            if let Some(mut receiver) = self.receiver.take() {
+                let received = receiver.try_recv();
+                match received {
+                    Err(TryRecvError::Empty) => {
+                        let next = async move { (receiver.recv().await, receiver) };
+                        // The callers take part in cooperative scheduling.
+                        self.waiting = Some(Box::pin(coop::unconstrained(next)));
+                        continue;
+                    }
+                    _ => self.receiver = Some(receiver),
+                }
+                match received {
+                    Ok(notice) => return Poll::Ready(Some(notice)),
+                    Err(TryRecvError::Lagged(missed)) => self.missed += missed,
+                    Err(TryRecvError::Closed | TryRecvError::Empty) => return Poll::Ready(None),
+                }
+            }
+            if let Some(waiting) = &mut self.waiting {
+                let (received, receiver) = ready!(waiting.as_mut().poll(context));
+                (self.waiting, self.receiver) = (None, Some(receiver));
+                match received {
+                    Ok(notice) => return Poll::Ready(Some(notice)),
+                    Err(RecvError::Lagged(missed)) => self.missed += missed,
+                    Err(RecvError::Closed) => return Poll::Ready(None),
+                }
             }
         }
     }
 
+    /// A notice that has already happened.
     pub(crate) fn try_next(&mut self) -> Option<N> {
-        loop {
-            match self.receiver.try_recv() {
-                Ok(notice) => return Some(notice),
-                Err(TryRecvError::Lagged(missed)) => self.missed += missed,
-                Err(_) => return None,
-            }
+        match self.poll_received(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(notice) => notice,
+            Poll::Pending => None,
         }
+    }
+}
+
+impl<N> fmt::Debug for Subscription<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription").field("missed", &self.missed).finish_non_exhaustive()
     }
 }
 
@@ -245,7 +287,8 @@ impl<N> Subscription<N> {
     }
 }
 
-/// A stream of a throttle's events, from the moment of subscription on.
+/// A stream of a throttle's events, from the moment of subscription on: a [`Stream`], or [`next`](Self::next)
+/// without one.
 ///
 /// It buffers the last 1,024 events. A slower reader loses the oldest, and [`missed`](Self::missed) counts
 /// them. Throttles of one [`Keyed`](crate::Keyed) share that buffer.
@@ -268,12 +311,7 @@ impl Events {
     /// # Cancel safety
     /// Dropping the future loses no event.
     pub async fn next(&mut self) -> Option<Notice> {
-        loop {
-            let item = self.subscription.next().await?;
-            if self.is_mine(&item) {
-                return Some(item.notice);
-            }
-        }
+        poll_fn(|context| self.poll_notice(context)).await
     }
 
     /// An event that has already happened, if one is left to read.
@@ -286,6 +324,15 @@ impl Events {
         }
     }
 
+    fn poll_notice(&mut self, context: &mut Context<'_>) -> Poll<Option<Notice>> {
+        loop {
+            match ready!(self.subscription.poll_next(context)) {
+                Some(item) if !self.is_mine(&item) => {}
+                item => return Poll::Ready(item.map(|item| item.notice)),
+            }
+        }
+    }
+
     fn is_mine(&self, item: &ThrottleNotice) -> bool {
         Weak::ptr_eq(&item.throttle, &self.throttle)
     }
@@ -293,5 +340,13 @@ impl Events {
     /// Events lost to this reader because it was too slow.
     pub const fn missed(&self) -> u64 {
         self.subscription.missed()
+    }
+}
+
+impl Stream for Events {
+    type Item = Notice;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Notice>> {
+        self.get_mut().poll_notice(context)
     }
 }

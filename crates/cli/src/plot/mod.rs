@@ -6,6 +6,7 @@ mod chart;
 mod svg;
 mod text;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal as _};
@@ -23,6 +24,8 @@ pub(crate) use chart::Series;
 
 /// Maximum records of usage for one chart.
 const LINES_MAX: usize = 200_000;
+/// Maximum names of limits in an error.
+const KNOWN_MAX: usize = 20;
 /// Maximum items per page.
 const PAGE_MAX: u32 = 1_000;
 /// Default width of a text chart, in columns.
@@ -54,7 +57,12 @@ pub(crate) async fn run(
 ) -> Result<Output, Failure> {
     let out = args.out.map(checked).transpose()?;
     let mut lines = read(backend, query).await?;
-    lines.retain(|line| args.limit.as_ref().is_none_or(|limit| line.limit == *limit));
+    if let Some(limit) = &args.limit {
+        lines.retain(|line| line.limit == *limit);
+        if lines.is_empty() {
+            check_limit(backend, limit, &query.of).await?;
+        }
+    }
     let Some(chart) = Chart::new(query, &lines)? else {
         let text = if out.is_some() { "no usage: nothing was written" } else { "no usage" };
         return Ok(Output::new(json(query, None)).line(text));
@@ -70,6 +78,22 @@ pub(crate) async fn run(
     }
     let width = args.width.unwrap_or_else(width);
     Ok(text::draw(&chart, width.into()).into_iter().fold(output, Output::line))
+}
+
+/// Refuses a limit that was never drawn from, unless none was.
+async fn check_limit(backend: &impl Backend, limit: &LimitName, of: &UsageOf) -> Result<(), Failure> {
+    let known: BTreeSet<LimitName> = match of {
+        UsageOf::Entity(entity) => {
+            backend.balances_of_entity(entity).await?.into_iter().map(|balance| balance.limit).collect()
+        }
+        UsageOf::Resource(resource) => backend.capacity(resource).await?.into_keys().collect(),
+    };
+    if known.is_empty() || known.contains(limit) {
+        return Ok(());
+    }
+    let what = format!("{} has no limit `{limit}`", owner(of));
+    let known: Vec<String> = known.iter().take(KNOWN_MAX).map(ToString::to_string).collect();
+    Err(Failure::usage(what).next(format!("choose one of its limits: {}", known.join(", "))))
 }
 
 /// The chart as JSON, with the number of limits and series left out.

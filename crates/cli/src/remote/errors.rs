@@ -40,6 +40,9 @@ impl From<ClientError> for Failure {
             ClientError::Untrusted { .. } => Self::failed(what).next(
                 "set the trusted certificates with --ca FILE, and your own with --client-cert and --client-key",
             ),
+            ClientError::NoTls { .. } => {
+                Self::failed(what).next("write http:// in --server or TIDEGATE_SERVER, if that is the right server")
+            }
             ClientError::Garbled { .. } => Self::failed(what)
                 .next("check that --server is the address of a tidegate server of this version"),
             _ => Self::usage(what),

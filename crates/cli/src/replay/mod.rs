@@ -192,7 +192,7 @@ fn cells(key: &tally::Key, row: &Row) -> Vec<String> {
         row.asked.to_string(),
         row.granted.to_string(),
         row.refused.to_string(),
-        row.first.map(|at| at.to_string()).unwrap_or_default(),
+        row.first.map(format::time).unwrap_or_default(),
         row.longest.words(),
         row.by.clone(),
     ]

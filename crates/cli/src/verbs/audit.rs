@@ -81,7 +81,7 @@ async fn list(backend: &impl Backend, args: ListArgs) -> Result<Output, Failure>
         let [what, before, after] = change_words(&entry.change);
         table.row([
             entry.version.to_string(),
-            entry.at.to_string(),
+            format::time(entry.at),
             entry.actor.clone(),
             what,
             before,

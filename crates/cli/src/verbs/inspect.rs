@@ -127,18 +127,8 @@ pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result
     let subject = Subject { entity, resource };
     let request = AcquireRequest { subject, cost: args.cost, within: None, deadline: Duration::from_mins(1) };
     let explanation = backend.explain(&request).await?;
-    let mut table = Table::new([
-        "",
-        "ENTITY",
-        "RESOURCE",
-        "LIMIT",
-        ">AVAILABLE",
-        ">BURST",
-        "RATE",
-        ">REQUESTED",
-        "RETRY AFTER",
-        "BY",
-    ]);
+    let mut table =
+        Table::new(["", "ENTITY", "LIMIT", ">AVAILABLE", ">BURST", "RATE", ">REQUESTED", "RETRY IN", "BY"]);
     for LimitLine { balance, source } in &explanation.lines {
         let (mark, tint) = if balance.is_short() { ("short", Tint::Bad) } else { ("ok", Tint::Plain) };
         let comes_in = match balance.retry_after {
@@ -147,7 +137,9 @@ pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result
             None => "never".to_owned(),
         };
         let asked = [balance.asked.to_string(), comes_in, source_words(source)];
-        table.tinted(tint, [mark.to_owned()].into_iter().chain(cells(balance)).chain(asked));
+        // Every level is of the same resource, which the line above names.
+        let [entity, _, numbers @ ..] = cells(balance);
+        table.tinted(tint, [mark.to_owned(), entity].into_iter().chain(numbers).chain(asked));
     }
     let subject = &explanation.subject;
     let verdict = match explanation.would {

@@ -1,9 +1,9 @@
 //! `tidegate limits`: writes, shows, compares and removes the limits of scopes.
 
-use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{env, fs};
 use tidegate_core::duration::Period;
 
 use clap::{Args, Subcommand};
@@ -16,6 +16,7 @@ use tidegate::{
 use super::listed;
 use crate::backend::{Backend, StoredPolicy};
 use crate::codec;
+use crate::default_paths::without_password;
 use crate::failure::{Exit, Failure};
 use crate::format;
 use crate::output::{Output, Table, Tint};
@@ -124,12 +125,14 @@ pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Outp
         LimitsVerb::Plan(args) => {
             let plan = plan(backend, &args).await?;
             let exit = if plan.is_empty() { Exit::Done } else { Exit::Changes };
-            Ok(planned(&plan, None).exit(exit))
+            let words = env::args_os().map(|word| word.to_string_lossy().into_owned());
+            let end = format!("to change; apply: {}", apply_command(words));
+            Ok(planned(&plan, None, &end).exit(exit))
         }
         LimitsVerb::Apply(args) => {
             let plan = plan(backend, &args).await?;
             let version = backend.apply(&plan).await?;
-            Ok(planned(&plan, Some(version)))
+            Ok(planned(&plan, Some(version), &format!("changed, at version {version}")))
         }
     }
 }
@@ -243,18 +246,27 @@ fn read(file: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn planned(plan: &PolicyChanges, version: Option<Version>) -> Output {
+/// The command line of a plan as one that applies it, with its options. A password is shown as `***`.
+fn apply_command(words: impl Iterator<Item = String>) -> String {
+    let (mut command, mut verbs) = (vec!["tidegate".to_owned()], ["limits", "plan"].iter().peekable());
+    for word in words.skip(1) {
+        if verbs.next_if(|verb| **verb == word).is_some() {
+            command.push(if word == "plan" { "apply".to_owned() } else { word });
+            continue;
+        }
+        command.push(format::shell_word(&without_password(&word)));
+    }
+    command.join(" ")
+}
+
+fn planned(plan: &PolicyChanges, version: Option<Version>, end: &str) -> Output {
     let output = Output::new(codec::plan(plan, version));
     if plan.is_empty() {
         return output.line("no changes");
     }
     let count = plan.steps().len();
     let scopes = if count == 1 { "1 scope".to_owned() } else { format!("{count} scopes") };
-    let end = match version {
-        Some(version) => format!("{scopes} changed, at version {version}"),
-        None => format!("{scopes} to change: tidegate limits apply"),
-    };
-    output.table(diff(plan.steps())).line(end)
+    output.table(diff(plan.steps())).line(format!("{scopes} {end}"))
 }
 
 /// The changes, one row per scope.
@@ -272,4 +284,25 @@ fn diff(steps: &[Step]) -> Table {
         table.tinted(tint, [sign.to_owned(), format::scope(&step.scope)].into_iter().chain(cells));
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plan_shows_the_command_that_applies_it() {
+        let table = [
+            ("limits plan a.toml", "tidegate limits apply a.toml"),
+            (
+                "--store redis://u:hunter2@h limits plan - --prune",
+                "tidegate --store 'redis://u:***@h' limits apply - --prune",
+            ),
+            ("--actor limits limits plan plan", "tidegate --actor limits limits apply plan"),
+        ];
+        for (given, shown) in table {
+            let words = ["/usr/bin/tidegate"].into_iter().chain(given.split(' ')).map(str::to_owned);
+            assert_eq!(apply_command(words), shown);
+        }
+    }
 }

@@ -241,7 +241,7 @@ async fn first_token(
         let id = TokenId::new(&id).map_err(|error| Failure::failed(error.to_string()))?;
         let secret = Secret::generate(&id);
         let scopes = TokenScopes::new(TokenScope::ALL);
-        let name = "the first, made by serve".to_owned();
+        let name = "made by serve".to_owned();
         let new = NewToken { id, name, namespace: namespace.clone(), scopes, expires_at: None };
         match store.create_token(&new, secret.hash(), actor).await {
             // The id is taken by a revoked or expired token.

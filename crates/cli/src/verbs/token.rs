@@ -9,6 +9,7 @@ use super::listed;
 use crate::backend::{Backend, TokenRequest};
 use crate::codec;
 use crate::failure::Failure;
+use crate::format;
 use crate::output::{Output, Table, Tint};
 use crate::parse::{self, PageArgs};
 
@@ -93,7 +94,7 @@ async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Output, Fail
 }
 
 fn list(page: &Page<Versioned<Token>>, now: Stamp) -> Output {
-    let mut table = Table::new(["ID", "NAME", "NAMESPACE", "SCOPES", "STATE", "EXPIRES", "CREATED", "BY"]);
+    let mut table = Table::new(["ID", "NAME", "SCOPES", "STATE", "EXPIRES", "CREATED"]);
     for Versioned { value: token, .. } in &page.items {
         let (state, tint) = match token.state(now) {
             TokenState::Good => ("good", Tint::Plain),
@@ -103,12 +104,10 @@ fn list(page: &Page<Versioned<Token>>, now: Stamp) -> Output {
         let cells = [
             token.id.to_string(),
             token.name.clone(),
-            token.namespace.to_string(),
             token.scopes.to_string(),
             state.to_owned(),
-            token.expires_at.map_or_else(|| "never".to_owned(), |at| at.to_string()),
-            token.created_at.to_string(),
-            token.created_by.clone(),
+            token.expires_at.map_or_else(|| "never".to_owned(), format::time),
+            format::time(token.created_at),
         ];
         table.tinted(tint, cells);
     }

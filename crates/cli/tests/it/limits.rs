@@ -128,7 +128,8 @@ fn plan_shows_changes_and_exits_with_5() {
                  ~  system                      rpm:10/min  rpm:60/min tpm:100k/min:150k\n\
                  +  entity acme resource gpt-4  -           rpm:5/s only\n";
         assert_eq!((plan.code, plan.stderr.as_str()), (5, ""));
-        assert_eq!(plan.stdout, format!("{table}2 scopes to change: tidegate limits apply\n"));
+        let command = format!("limits apply {file}");
+        assert_eq!(plan.stdout, format!("{table}2 scopes to change; apply: tidegate {command}\n"));
         let json = fixture.run(&format!("--json limits plan {file} --prune"));
         assert_eq!(json.code, 5);
         let json = codec::parse(&json.stdout);
@@ -136,10 +137,7 @@ fn plan_shows_changes_and_exits_with_5() {
         assert_eq!((&json["has_changes"], json["changes"].as_array().unwrap().len()), (&true.into(), 3));
         assert_eq!(codec::fields(&json["changes"][0]), ["after", "before", "before_version", "scope"]);
 
-        assert_eq!(
-            fixture.ok(&format!("limits apply {file}")),
-            format!("{table}2 scopes changed, at version 5\n")
-        );
+        assert_eq!(fixture.ok(&command), format!("{table}2 scopes changed, at version 5\n"));
         assert_eq!(fixture.ok(&format!("limits plan {file}")), "no changes\n");
         assert_eq!(fixture.ok(&format!("limits apply {file}")), "no changes\n");
         assert_eq!(fixture.run(&format!("limits plan {file} --prune")).code, 5);

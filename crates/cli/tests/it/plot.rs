@@ -30,6 +30,13 @@ fn usage_is_plotted_per_limit_and_user() {
         "{of_resource}"
     );
     assert_eq!(fixture.ok("usage plot entity ghost"), "no usage\n");
+    let later = fixture.ok("usage plot entity acme --limit tpm --since 2100-01-01");
+    assert_eq!(later, "no usage\n", "a limit that has none in this time");
+    for scope in ["entity acme", "resource gpt-4"] {
+        let run = fixture.run(&format!("usage plot {scope} --limit tmp"));
+        let error = format!("error: {scope} has no limit `tmp`\n next: choose one of its limits: rpm, tpm\n");
+        assert_eq!((run.code, run.stdout.as_str(), run.stderr), (2, "", error));
+    }
     let file = fixture.path("none.svg");
     let told = fixture.ok(&format!("usage plot entity ghost --out {}", file.display()));
     assert_eq!((told.as_str(), file.exists()), ("no usage: nothing was written\n", false));

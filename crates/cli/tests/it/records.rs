@@ -118,9 +118,9 @@ fn balances_and_explanations_name_owner_and_policy() {
         assert_eq!(
             fixture.ok("explain acme gpt rpd=1"),
             "acme on gpt would be granted\n    \
-                     ENTITY  RESOURCE  LIMIT  AVAILABLE  BURST  RATE     REQUESTED  RETRY AFTER  BY\n\
-                     ok  acme    gpt       rpd            1      5  5/day            1  now          system\n\
-                     ok  org     gpt       rpd           96    100  100/day          1  now          entity org\n\
+                     ENTITY  LIMIT  AVAILABLE  BURST  RATE     REQUESTED  RETRY IN  BY\n\
+                     ok  acme    rpd            1      5  5/day            1  now       system\n\
+                     ok  org     rpd           96    100  100/day          1  now       entity org\n\
                      store unavailable: block (by defaults)\n\
                      lease expired: settle (by defaults)\n"
         );

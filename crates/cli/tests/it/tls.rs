@@ -17,7 +17,26 @@ fn typed(file: &Path) -> String {
 /// Runs a verb at a server, with these arguments before it.
 fn ask(fixture: &Fixture, server: &TestServer, arguments: &[&str], verb: &[&str]) -> Run {
     let url = server.url();
-    kit::run(fixture.command(&[&["--server", &url], arguments, verb].concat()).env_remove("TIDEGATE_STORE"))
+    // An option may be given once.
+    let named = if arguments.contains(&"--server") { &[][..] } else { &["--server", &url][..] };
+    kit::run(fixture.command(&[named, arguments, verb].concat()).env_remove("TIDEGATE_STORE"))
+}
+
+#[test]
+fn server_url_with_a_wrong_scheme_is_named() {
+    let fixture = Fixture::served();
+    let server = fixture.server.as_ref().expect("it serves");
+    let address = server.url().replace("http://", "");
+    let run = ask(&fixture, server, &["--server", &format!("https://{address}")], &["status"]);
+    let error = "error: GET /v1/status was not sent: the server does not use TLS, and its URL begins with https://\n \
+                 next: write http:// in --server or TIDEGATE_SERVER, if that is the right server\n";
+    assert_eq!((run.code, run.stderr.as_str()), (1, error), "it is not unavailable");
+    let run = ask(&fixture, server, &["--server", &address], &["status"]);
+    let error = format!(
+        "error: invalid server URL `{address}`: it begins with neither http:// nor https://\n \
+         next: correct --server or TIDEGATE_SERVER, such as http://127.0.0.1:8707\n"
+    );
+    assert_eq!((run.code, run.stderr), (2, error));
 }
 
 #[test]

@@ -51,14 +51,11 @@ fn tokens_are_listed_with_state_and_stay_revoked() {
     let table = fixture.ok("token list");
     let rows: Vec<_> = table.lines().collect();
     assert!(
-        rows[0].starts_with("ID  NAME       NAMESPACE  SCOPES      STATE    EXPIRES               CREATED"),
+        rows[0].starts_with("ID  NAME       SCOPES      STATE    EXPIRES               CREATED"),
         "{table}"
     );
-    assert!(rows[1].starts_with("a   a          default    acquire     revoked  never "), "{table}");
-    assert!(
-        rows[2].starts_with("b   the build  default    read,admin  good     2999-01-01T00:00:00Z "),
-        "{table}"
-    );
+    assert!(rows[1].starts_with("a   a          acquire     revoked  never "), "{table}");
+    assert!(rows[2].starts_with("b   the build  read,admin  good     2999-01-01T00:00:00Z "), "{table}");
     let json = fixture.json("token list --max 1");
     let fields = [
         "created_at",

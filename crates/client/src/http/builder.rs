@@ -8,6 +8,7 @@ use reqwest::Url;
 use reqwest::header::HeaderValue;
 use thiserror::Error;
 use tidegate_core::backoff::{Backoff, Jitter};
+use tidegate_core::duration::Exact;
 use tidegate_core::retry::Retry;
 
 use super::certificates::Certificates;
@@ -46,7 +47,7 @@ pub enum InvalidClient {
         name: String,
     },
     /// A timeout is out of bounds.
-    #[error("a {field} of {span:?}, outside {:?}..={:?}", TIMEOUTS.0, TIMEOUTS.1)]
+    #[error("a {field} of {}, outside {}..={}", Exact(*.span), Exact(TIMEOUTS.0), Exact(TIMEOUTS.1))]
     Span {
         /// Which option.
         field: &'static str,
@@ -229,10 +230,17 @@ impl ClientBuilder {
 /// Parses a server URL: `http://` or `https://`, a host and a path, without query and fragment.
 fn base(text: &str) -> Result<Url, InvalidClient> {
     let no = |url: &str, why: &str| Err(InvalidClient::Url { url: excerpt(url), why: why.to_owned() });
+    // The part before an `@` may be a password.
+    let shown = text.rsplit('@').next().unwrap_or_default();
+    let has_scheme = |scheme: &str| {
+        text.trim().get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+    };
+    if !has_scheme("http://") && !has_scheme("https://") {
+        return no(shown, "it begins with neither http:// nor https://");
+    }
     let url = match Url::parse(text.trim()) {
         Ok(url) => url,
-        // The part before an `@` may be a password.
-        Err(error) => return no(text.rsplit('@').next().unwrap_or_default(), &error.to_string()),
+        Err(error) => return no(shown, &error.to_string()),
     };
     if !url.username().is_empty() || url.password().is_some() {
         return no(
@@ -240,11 +248,8 @@ fn base(text: &str) -> Result<Url, InvalidClient> {
             "it contains a user or a password: use a token instead",
         );
     }
-    match url.scheme() {
-        "http" => {}
-        "https" if crate::HAS_TLS => {}
-        "https" => return no(text, "https:// needs the feature `rustls` of tidegate-client"),
-        _ => return no(text, "it begins with neither http:// nor https://"),
+    if url.scheme() == "https" && !crate::HAS_TLS {
+        return no(text, "https:// needs the feature `rustls` of tidegate-client");
     }
     if url.query().is_some() {
         return no(text, "it has a query");
@@ -266,9 +271,14 @@ mod tests {
     #[test]
     fn invalid_url_error_hides_password() {
         let table = [
-            ("127.0.0.1:8707", "invalid server URL `127.0.0.1:8707`: "),
-            ("", "invalid server URL ``: relative URL without a base"),
+            (
+                "127.0.0.1:8707",
+                "invalid server URL `127.0.0.1:8707`: it begins with neither http:// nor https://",
+            ),
+            ("", "invalid server URL ``: it begins with neither http:// nor https://"),
             ("localhost:8707", "it begins with neither http:// nor https://"),
+            ("ops:hunter2@localhost:8707", "invalid server URL `localhost:8707`: it begins with neither"),
+            ("http://", "invalid server URL `http://`: empty host"),
             ("http://h/?a=1", "invalid server URL `http://h/?a=1`: it has a query"),
             ("http://h/#a", "it has a fragment"),
             ("http://ops:hunter2@h/", "invalid server URL `h`: it contains a user or a password"),
@@ -293,9 +303,9 @@ mod tests {
         assert!(error(builder().user_agent("a\nb")).starts_with("invalid user agent `a\\nb`"));
         assert_eq!(
             error(builder().request_timeout(Duration::ZERO)),
-            "a request timeout of 0ns, outside 1ms..=86400s"
+            "a request timeout of 0s, outside 1ms..=1d"
         );
         assert!(error(builder().total_timeout(Duration::MAX)).starts_with("a total timeout of "));
-        assert!(error(builder().connect_timeout(Duration::ZERO)).starts_with("a connect timeout of 0ns"));
+        assert!(error(builder().connect_timeout(Duration::ZERO)).starts_with("a connect timeout of 0s"));
     }
 }

@@ -63,6 +63,14 @@ pub enum ClientError {
         /// Which certificate was rejected, and why.
         why: String,
     },
+    /// The URL begins with `https://`, and the server at it does not use TLS. Nothing was sent.
+    #[error("{method} {route} was not sent: the server does not use TLS, and its URL begins with https://")]
+    NoTls {
+        /// The HTTP method.
+        method: String,
+        /// The path template, with placeholders in braces.
+        route: &'static str,
+    },
     /// The response is not valid for this API. Another service may be listening at this URL.
     #[error("{method} {route} returned an invalid response with status {status}: {why}")]
     Garbled {
@@ -202,7 +210,7 @@ impl ClientError {
                 Cause::Status { problem, .. } => problem.as_deref(),
                 _ => None,
             },
-            Self::Garbled { .. } | Self::Invalid { .. } | Self::Untrusted { .. } => None,
+            Self::Garbled { .. } | Self::Invalid { .. } | Self::Untrusted { .. } | Self::NoTls { .. } => None,
         }
     }
 

@@ -152,6 +152,9 @@ pub(super) fn transport_failure(call: &Call, error: reqwest::Error) -> Outcome {
         let method = call.method.to_string();
         return Outcome::Fatal(ClientError::Untrusted { method, route: call.route, why });
     }
+    if tls::is_plain_http(&error) {
+        return Outcome::Fatal(ClientError::NoTls { method: call.method.to_string(), route: call.route });
+    }
     let is_connect = error.is_connect();
     Outcome::Failed(if is_connect { Cause::Connect(error.into()) } else { Cause::Cut(error.into()) })
 }

@@ -240,11 +240,11 @@ mod tests {
             (aimd().decrease(f64::NAN), "`aimd.decrease` is NaN, and must be from 0.000001 to 0.999999"),
             (
                 aimd().latency_target(Duration::ZERO),
-                "`aimd.latency_target` is 0ns, and must be from 1ns to 31622400s",
+                "`aimd.latency_target` is 0s, and must be from 1ns to 366d",
             ),
             (aimd().latency_factor(0.5), "`aimd.latency_factor` is 0.5, and must be from 1 to 1000"),
             (aimd().latency_weight(0.0), "`aimd.latency_weight` is 0, and must be from 0.000001 to 1"),
-            (aimd().memory(Duration::MAX), "from 0ns to 31622400s"),
+            (aimd().memory(Duration::MAX), "from 0s to 366d"),
             (
                 aimd().within(3.0..=8.0),
                 "`rate.amount` is 2 in 1s, and must be from 3/s to 8/s, where `aimd` moves it",

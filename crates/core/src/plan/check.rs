@@ -8,6 +8,7 @@ use thiserror::Error;
 use super::{Controller, Draft, Rate};
 use crate::backoff::Jitter;
 use crate::bucket::{AMOUNT_MAX, InvalidShape, PERIOD_MAX, REFILL_MAX, Shape};
+use crate::duration::Exact;
 use crate::retry::Retry;
 
 /// The longest span in a draft: 366 days.
@@ -160,8 +161,8 @@ impl Problems {
     }
 
     pub(super) fn span(&mut self, field: &'static str, value: Duration, min: Duration, max: Duration) {
-        self.unless((min..=max).contains(&value), field, &format_args!("{value:?}"), || {
-            format!("from {min:?} to {max:?}")
+        self.unless((min..=max).contains(&value), field, &Exact(value), || {
+            format!("from {} to {}", Exact(min), Exact(max))
         });
     }
 
@@ -203,10 +204,10 @@ pub(super) fn out_of_bounds(invalid: InvalidShape) -> (&'static str, String, Str
     match invalid {
         InvalidShape::Amount { amount } => ("amount", amount.to_string(), format!("from 1 to {AMOUNT_MAX}")),
         InvalidShape::Period { period, .. } => {
-            ("period", format!("{period:?}"), format!("from 1ns to {PERIOD_MAX:?}"))
+            ("period", Exact(period).to_string(), format!("from 1ns to {}", Exact(PERIOD_MAX)))
         }
         InvalidShape::Burst { burst } => {
-            ("burst", burst.to_string(), format!("at least 1 and refilled within {REFILL_MAX:?}"))
+            ("burst", burst.to_string(), format!("at least 1 and refilled within {}", Exact(REFILL_MAX)))
         }
     }
 }

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tidegate_core::bucket::{AMOUNT_MAX, PERIOD_MAX};
+use tidegate_core::duration::Exact;
 
 use crate::keyed::options::{IDLE_TTL_MIN, KEYS_MAX, SHARDS_MAX};
 
@@ -108,7 +109,7 @@ impl Kind {
         match self {
             Self::Whole { min, max } => format!("from {min} to {max}"),
             Self::PowerOfTwo { max } => format!("a power of two from 1 to {max}"),
-            Self::Span { min, max } => format!("from {min:?} to {max:?}"),
+            Self::Span { min, max } => format!("from {} to {}", Exact(*min), Exact(*max)),
             Self::Number { min, max } => format!("from {min} to {max}"),
             Self::Fraction { min } if *min > 0.0 => "above 0 and at most 1".to_owned(),
             Self::Fraction { .. } => "from 0 to 1".to_owned(),

@@ -4,10 +4,14 @@
 //! before the event is delivered.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::hash::Hash;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll};
 
+use futures_core::Stream;
 use tidegate_core::event::{Event, Notice};
 use tidegate_core::time::Instant;
 
@@ -216,13 +220,13 @@ impl<K> fmt::Debug for KeyedEvents<K> {
     }
 }
 
-impl<K: Clone> KeyedEvents<K> {
+impl<K: Clone + Send + Sync + 'static> KeyedEvents<K> {
     /// The next event; `None` when the registry is dropped.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
     pub async fn next(&mut self) -> Option<KeyedNotice<K>> {
-        self.subscription.next().await
+        poll_fn(|context| self.subscription.poll_next(context)).await
     }
 
     /// An event that has already happened, if one is left to read.
@@ -233,5 +237,13 @@ impl<K: Clone> KeyedEvents<K> {
     /// Events lost to this reader because it was too slow.
     pub const fn missed(&self) -> u64 {
         self.subscription.missed()
+    }
+}
+
+impl<K: Clone + Send + Sync + 'static> Stream for KeyedEvents<K> {
+    type Item = KeyedNotice<K>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<KeyedNotice<K>>> {
+        self.get_mut().subscription.poll_next(context)
     }
 }

@@ -272,13 +272,21 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     ///
     /// # Errors
     /// [`TooManyOwnLimits`] when `keys_max` keys already have their own limits; nothing was changed.
-    pub fn set_limits(&self, key: &K, limits: Limits) -> Result<(), TooManyOwnLimits> {
+    pub fn set_limits<Q>(&self, key: &Q, limits: Limits) -> Result<(), TooManyOwnLimits>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
         self.registry.set_own_limits(key, Some(limits))
     }
 
     /// Removes the key's own limits, at once: it follows the limits of all keys again.
     #[expect(clippy::missing_panics_doc, reason = "removing limits needs no space")]
-    pub fn clear_limits(&self, key: &K) {
+    pub fn clear_limits<Q>(&self, key: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
         self.registry.set_own_limits(key, None).expect("removing limits needs no space");
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tidegate_core::bucket::PERIOD_MAX;
+use tidegate_core::duration::Exact;
 use tidegate_core::plan::{FieldValue, Problem};
 
 /// Upper bound of `keys_max`.
@@ -126,12 +127,17 @@ impl KeyedOptions {
         let is_fine = (1..=KEYS_MAX).contains(&keys_max);
         unless(is_fine, "keyed.keys_max", keys_max.to_string(), format!("from 1 to {KEYS_MAX}"));
         let is_fine = (IDLE_TTL_MIN..=SPAN_MAX).contains(&idle_ttl);
-        let bound = format!("from {IDLE_TTL_MIN:?} to {SPAN_MAX:?}");
-        unless(is_fine, "keyed.idle_ttl", format!("{idle_ttl:?}"), bound);
+        let bound = format!("from {} to {}", Exact(IDLE_TTL_MIN), Exact(SPAN_MAX));
+        unless(is_fine, "keyed.idle_ttl", Exact(idle_ttl).to_string(), bound);
         let is_fine = shards.is_power_of_two() && shards <= SHARDS_MAX;
         unless(is_fine, "keyed.shards", shards.to_string(), format!("a power of two from 1 to {SHARDS_MAX}"));
-        let bound = format!("from 0ns to {SPAN_MAX:?}");
-        unless(throttled_after <= SPAN_MAX, "keyed.throttled_after", format!("{throttled_after:?}"), bound);
+        let bound = format!("from 0s to {}", Exact(SPAN_MAX));
+        unless(
+            throttled_after <= SPAN_MAX,
+            "keyed.throttled_after",
+            Exact(throttled_after).to_string(),
+            bound,
+        );
         problems
     }
 }
@@ -183,12 +189,12 @@ mod tests {
         let table = [
             (usual.keys_max(0), "`keyed.keys_max` is 0, and must be from 1 to 1073741824"),
             (usual.keys_max(usize::MAX), "and must be from 1 to 1073741824"),
-            (usual.idle_ttl(Duration::from_secs(179)), "and must be from 180s to 31622400s"),
-            (usual.idle_ttl(Duration::MAX), "and must be from 180s to 31622400s"),
+            (usual.idle_ttl(Duration::from_secs(179)), "and must be from 3m to 366d"),
+            (usual.idle_ttl(Duration::MAX), "and must be from 3m to 366d"),
             (usual.shards(0), "`keyed.shards` is 0, and must be a power of two from 1 to 1024"),
             (usual.shards(48), "`keyed.shards` is 48, and must be a power of two from 1 to 1024"),
             (usual.shards(2_048), "`keyed.shards` is 2048, and must be a power of two from 1 to 1024"),
-            (usual.throttled_after(Duration::MAX), "and must be from 0ns to 31622400s"),
+            (usual.throttled_after(Duration::MAX), "and must be from 0s to 366d"),
         ];
         for (options, wanted) in table {
             let invalid = options.check().expect_err(wanted);

@@ -7,6 +7,7 @@
 //! affect others.
 
 use std::any::Any;
+use std::borrow::Borrow;
 use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -74,9 +75,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     ///
     /// # Errors
     /// The maximum number of keys already have their own limits.
-    pub(super) fn set_own_limits(&self, key: &K, limits: Option<Limits>) -> Result<(), TooManyOwnLimits> {
+    pub(super) fn set_own_limits<Q>(&self, key: &Q, limits: Option<Limits>) -> Result<(), TooManyOwnLimits>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
         let keys_max = self.options.keys_max;
-        let kept = key.clone();
+        // Cloned here, because no user code runs under the lock.
+        let kept = key.to_owned();
         let old = self.edit(|rules| {
             if limits.is_some() && rules.own.len() >= keys_max && !rules.own.contains_key(key) {
                 return Err(TooManyOwnLimits { keys_max });
@@ -91,7 +97,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         self.plans.fetch_add(1, Ordering::AcqRel);
         self.version.fetch_add(1, Ordering::AcqRel);
         if let Some(throttle) = self.get(key) {
-            self.refresh(key, &throttle);
+            self.refresh(&key.to_owned(), &throttle);
         }
         // Keys and limits are user types: dropped without a lock.
         drop(old);

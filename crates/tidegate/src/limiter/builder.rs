@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use thiserror::Error;
+use tidegate_core::duration::Exact;
 use tidegate_core::limit::lease::DEADLINE;
 use tidegate_core::limit::policy::{InvalidPolicy, OnExpiry, OnUnavailable, Policy};
 use tidegate_core::limit::rule::Limit;
@@ -57,7 +58,7 @@ pub enum InvalidLimiter {
     #[error("the defaults: {0}")]
     Defaults(#[from] InvalidPolicy),
     /// A duration is out of bounds.
-    #[error("{field} is {value:?}, outside {min:?}..={max:?}")]
+    #[error("{field} is {}, outside {}..={}", Exact(*.value), Exact(*.min), Exact(*.max))]
     Span {
         /// The field.
         field: &'static str,

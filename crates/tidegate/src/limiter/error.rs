@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
-use tidegate_core::duration::Rounded;
+use tidegate_core::duration::{Exact, Rounded};
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::{InvalidCost, Levels};
 use tidegate_core::limit::entity::LEVELS_MAX;
@@ -67,7 +67,7 @@ pub enum LimitError {
     #[error(transparent)]
     Policy(#[from] InvalidPolicy),
     /// The lease's deadline is out of bounds.
-    #[error("lease deadline is {deadline:?}, outside {:?}..={:?}", DEADLINES.0, DEADLINES.1)]
+    #[error("lease deadline is {}, outside {}..={}", Exact(*.deadline), Exact(DEADLINES.0), Exact(DEADLINES.1))]
     Deadline {
         /// The deadline.
         deadline: Duration,

@@ -42,7 +42,7 @@ fn unknown_key_error_suggests_nearest_key() {
 
 #[test]
 fn out_of_bounds_numbers_fail_in_every_source() {
-    let span = "from 0ns to 31622400s";
+    let span = "from 0s to 366d";
     let table = [
         // The key, its value in TOML and JSON, its value in a map or variable, and the expected bound.
         ("slots.max", "0", "0", "from 1 to 1073741824"),
@@ -58,7 +58,7 @@ fn out_of_bounds_numbers_fail_in_every_source() {
         ("circuit.error_rate", "0", "0", "above 0 and at most 1"),
         ("pause.max", "31622401", "31622401", span),
         ("pause.max", "\"367d\"", "367d", span),
-        ("budget.window", "0", "0", "from 1ns to 31622400s"),
+        ("budget.window", "0", "0", "from 1ns to 366d"),
         ("controller", "\"vegas\"", "vegas", "`fixed` or `brake` or `aimd` or `auto`"),
         ("controller", "1", "1", "`fixed` or `brake` or `aimd` or `auto`"),
         ("auto.rate_max", "0", "0", "from 0.000001 to 1000000000"),
@@ -133,7 +133,7 @@ fn all_problems_are_reported_together() {
         complaint(text),
         "`brake.failures` is \"many\" in TOML, and must be a whole number from 1 to 1073741824; \
          `pause.sizes` in TOML is not a key, did you mean `pause.sizes.small_max`?; \
-         `pause.tail` is \"1 minute\" in TOML, and must be a time from 0ns to 31622400s, in seconds or with a \
+         `pause.tail` is \"1 minute\" in TOML, and must be a time from 0s to 366d, in seconds or with a \
          unit, such as `200ms`, `1.5s`, `2m`; \
          `slots.max` is 0 in TOML, and must be from 1 to 1073741824; \
          `slots.maxx` in TOML is not a key, did you mean `slots.max`?"
@@ -151,7 +151,7 @@ fn cross_key_rules_are_checked_after_merging() {
         "`rate.period` is missing, because `rate.amount` is given in TOML; \
          `slots.min` is 9 in the environment variable `TIDEGATE_SLOTS_MIN`, and must be from 1 to 4; \
          `slots.start` is 5 in TOML, and must be from 9 to 4; \
-         `pace.interval_max` is 30s by default, and must be from 60s to 31622400s"
+         `pace.interval_max` is 30s by default, and must be from 1m to 366d"
     );
     assert!(
         config
